@@ -7,6 +7,10 @@ default:
 check:
     .ci/run
 
+# What takes minutes, job by job; `just nightly clients memory` some of it.
+nightly *jobs:
+    .ci/nightly {{jobs}}
+
 # Format, then lint.
 lint:
     cargo fmt

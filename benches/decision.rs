@@ -16,8 +16,8 @@ use tokenway::request::chain::{ChainBuilder, ChainSeed, PrefixChain, Root};
 use tokenway::routing::policies::named;
 use tokenway::routing::prefix_index::Hits;
 use tokenway::routing::{
-    Ask, Dispatcher, EngineLimits, EnginePage, Judged, Lesson, LoadGuard, Placement, Policy, Prompt, SlotSet,
-    Target, Work, rendezvous,
+    Ask, Dispatcher, EngineLimits, EnginePage, Judged, LoadGuard, Placement, Policy, Prompt, SlotSet, Target,
+    TimingSample, Work, rendezvous,
 };
 use tokenway::units::Tokens;
 
@@ -52,7 +52,7 @@ impl Fleet {
                 }
                 busy.push(guard);
                 let taken = Duration::from_millis(30 + 5 * n + slot as u64);
-                let lesson = Lesson { work, busy: taken, was_idle: false, context: 90_000, at: NOW };
+                let lesson = TimingSample { work, busy: taken, was_idle: false, context: 90_000, at: NOW };
                 model.observe(slot, &lesson);
             }
             model.refresh(slot, load, NOW.after(Duration::from_secs(1)));
@@ -101,6 +101,7 @@ impl Fleet {
             conversation: None,
             sampling: tokenway::routing::Sampling::default(),
             has_media: false,
+            lacks_adapter: None,
             tried: &SlotSet::new(),
         };
         let judged = self.dispatcher.judge(policy, &ask, &LIMITS, now, self.targets.iter());
@@ -151,11 +152,7 @@ fn main() -> std::io::Result<()> {
         let fleet = Fleet::new(replicas);
         fleet.fill();
         let blocks: usize = (0..replicas).map(|slot| fleet.dispatcher.index.held(slot)).sum();
-        writeln!(
-            out,
-            "{blocks} blocks, {:.1} bytes each",
-            fleet.dispatcher.index.bytes() as f64 / blocks as f64
-        )?;
+        writeln!(out, "{blocks} blocks")?;
         // Sessions behind one system prompt, which every replica holds: two replicas hold all of a session but its last
         // turn, and one has lost half of it.
         let texts: Vec<Vec<u8>> = (0..256u64).map(|n| session(n, bytes)).collect();

@@ -15,6 +15,7 @@ use tokenway::clock::{Clock, Stamp};
 use tokenway::config::PolicyName;
 use tokenway::config::check::check_str;
 use tokenway::fleet::discovery::{ReplicaAction, ReplicaChange};
+use tokenway::fleet::status::FleetView;
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
@@ -94,7 +95,8 @@ fn start(runtime: &tokio::runtime::Runtime) -> Result<App, Box<dyn std::error::E
     let clock = Clock::start();
     let background = Background { runtime: runtime.handle().clone(), tasks: TaskTracker::new() };
     let build = BuildInfo { version: "bench", revision: "bench", date: "bench" };
-    let around = Surroundings { clock, build, background, instance: "bench".into() };
+    let around =
+        Surroundings { clock, build, background, instance: "bench".into(), fleet: FleetView::default() };
     let _entered = runtime.enter();
     let observer = Arc::new(Observer::start(&config, around)?);
     // Nobody drives this runtime: probes and scrapes stay in its queue.
@@ -144,6 +146,7 @@ fn decisions(app: &App, clock: Clock) -> f64 {
             conversation: None,
             sampling: tokenway::routing::Sampling::default(),
             has_media: false,
+            lacks_adapter: None,
             tried: &tried,
         };
         for pool in pools.iter().take(1) {

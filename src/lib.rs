@@ -26,6 +26,7 @@ pub mod autoscale;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod diagnosis;
 pub mod digits;
 pub mod drift;
 pub(crate) mod error;

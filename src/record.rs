@@ -75,6 +75,8 @@ impl Outcome {
 pub struct SloBounds {
     /// TTFT, the share per prompt token included.
     pub ttft: Option<Duration>,
+    /// TTFT of an empty prompt.
+    pub ttft_base: Option<Duration>,
     /// Percentiles of the stream's own ITL.
     pub itl: ItlBounds,
     /// Mean time per output token.

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tokenway::drift::detectors::{Diagnosis, SignalHistory, Signals, diagnose_against, diagnose_signals};
+use tokenway::diagnosis::{Diagnosis, SignalHistory, Signals, diagnose_against, diagnose_signals};
 use tokenway_sim::engine::{CostModel, Engine, EngineConfig, EngineEvent, Job, JobId};
 use tokenway_sim::time::Stamp;
 
@@ -27,6 +27,14 @@ pub(crate) const FAULTS: [(Fault, Diagnosis); 12] = [
     (Fault::Nothing, Diagnosis::Unknown),
 ];
 
+/// Two faults at once: either is right, anything else is wrong.
+pub(crate) const PAIRS: [([Fault; 2], [Diagnosis; 2]); 4] = [
+    ([Fault::MoreLoad, Fault::Contention], [Diagnosis::Capacity, Diagnosis::Contention]),
+    ([Fault::LongPrompts, Fault::MoreLoad], [Diagnosis::TrafficMix, Diagnosis::Capacity]),
+    ([Fault::Contention, Fault::KvPressure], [Diagnosis::Contention, Diagnosis::KvPressure]),
+    ([Fault::OneSlow, Fault::MoreLoad], [Diagnosis::Replica, Diagnosis::Capacity]),
+];
+
 /// What else is the case while the fault is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Setting {
@@ -36,12 +44,20 @@ pub(crate) enum Setting {
     EightReplicas,
     /// The gateway restarts three minutes into the fault, with its state file.
     Restarted,
+    /// A new revision took over twenty minutes before the fault, as it does every day.
+    Deployed,
     /// And without one.
     Forgetful,
 }
 
-pub(crate) const SETTINGS: [Setting; 5] =
-    [Setting::Ordinary, Setting::TwoReplicas, Setting::EightReplicas, Setting::Restarted, Setting::Forgetful];
+pub(crate) const SETTINGS: [Setting; 6] = [
+    Setting::Ordinary,
+    Setting::TwoReplicas,
+    Setting::EightReplicas,
+    Setting::Restarted,
+    Setting::Deployed,
+    Setting::Forgetful,
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -69,8 +85,8 @@ pub(crate) enum Fault {
     Nothing,
 }
 
-/// The diagnosis, seven minutes after the fault.
-pub(crate) fn diagnose(fault: Fault, setting: Setting, seed: u64) -> Diagnosis {
+/// The diagnosis, seven minutes after the faults.
+pub(crate) fn diagnose(faults: &[Fault], setting: Setting, seed: u64) -> Diagnosis {
     let replicas = match setting {
         Setting::TwoReplicas => 2,
         Setting::EightReplicas => 8,
@@ -82,10 +98,10 @@ pub(crate) fn diagnose(fault: Fault, setting: Setting, seed: u64) -> Diagnosis {
         fleet.minute(minute, &mut history);
     }
     let before = history.before(BEFORE as i64 - 1);
-    fleet.inject(fault);
+    faults.iter().for_each(|fault| fleet.inject(*fault));
     for minute in BEFORE..BEFORE + AFTER {
         // A rolling restart: each minute another engine starts, and compiles while it serves.
-        if fault == Fault::ColdStarts {
+        if faults.contains(&Fault::ColdStarts) {
             let one = (minute - BEFORE) as usize % replicas;
             fleet.engines.iter_mut().for_each(|engine| engine.set_slowdown(1.0));
             fleet.restart(one);
@@ -99,7 +115,8 @@ pub(crate) fn diagnose(fault: Fault, setting: Setting, seed: u64) -> Diagnosis {
     let now = (BEFORE + AFTER - 1) as i64;
     let causes = match setting {
         Setting::Forgetful => diagnose_signals(&history, now),
-        _ => diagnose_against(&history, &before, now),
+        Setting::Deployed => diagnose_against(&history, &before, Some(BEFORE as i64 - 20), now),
+        _ => diagnose_against(&history, &before, None, now),
     };
     causes.diagnosis()
 }

@@ -1,6 +1,6 @@
 //! False alarms, detection delays and diagnoses of the drift detectors, held to what `docs/drift.md` promises.
 //!
-//! `cargo bench --bench drift [-- --only false-alarms|delays|diagnosis]`
+//! `cargo bench --bench drift [-- --only false-alarms|delays|causes|diagnosis]`
 //!
 //! Traffic whose truth is known goes through [`tokenway::drift::detectors`] request by request, in simulated time. Seeds
 //! are fixed: the same code gives the same figures, and a figure that moved was moved by a change. Exits with 1 when a
@@ -14,10 +14,11 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokenway::drift::detectors::{Diagnosis, Finding, Kind};
+use tokenway::diagnosis::Diagnosis;
+use tokenway::drift::detectors::{Finding, Kind};
 
-use faults::{FAULTS, SETTINGS, Setting};
-use traffic::{DAY, Event, Family, HOUR, REPLICAS, Route, Traffic};
+use faults::{FAULTS, PAIRS, SETTINGS, Setting};
+use traffic::{Case, DAY, Event, Family, HOUR, REPLICAS, Route, Traffic};
 
 fn main() -> io::Result<ExitCode> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -41,8 +42,8 @@ fn main() -> io::Result<ExitCode> {
 
 type Section = fn(&mut Report) -> io::Result<()>;
 
-const SECTIONS: [(&str, Section); 3] =
-    [("false-alarms", false_alarms), ("delays", delays), ("diagnosis", diagnosis)];
+const SECTIONS: [(&str, Section); 4] =
+    [("false-alarms", false_alarms), ("delays", delays), ("causes", causes), ("diagnosis", diagnosis)];
 
 /// Prints figures and remembers those beyond their threshold.
 struct Report {
@@ -119,18 +120,38 @@ fn delay_of(case: &DelayCase, seed: u64) -> f64 {
     found.iter().find(|finding| is_it(finding)).map_or(f64::INFINITY, |found| (found.at - start) / unit)
 }
 
+/// A new revision every day at noon: what is found, and whether it is blamed on that.
+fn causes(report: &mut Report) -> io::Result<()> {
+    writeln!(report.out, "with a deploy every day, {CASES} runs each: right / unknown / wrong / missed")?;
+    let (mut wrong, mut missed) = (0, 0);
+    for case in Case::ALL {
+        let said = parallel(CASES, |seed| case.diagnosis(HELD_OUT + seed));
+        let count = |is: &dyn Fn(Option<Diagnosis>) -> bool| said.iter().filter(|one| is(**one)).count();
+        let right = count(&|one| one == case.expected());
+        let none = count(&|one| one.is_none() && case.expected().is_some());
+        let unknown = count(&|one| one == Some(Diagnosis::Unknown) && case.expected() != one);
+        let others = said.len() - right - none - unknown;
+        writeln!(report.out, "{:<24} {right}/{unknown}/{others}/{none}", format!("{case:?}"))?;
+        (wrong, missed) = (wrong + others, missed + none);
+    }
+    let share = |count: usize| 100.0 * count as f64 / (Case::ALL.len() as u64 * CASES) as f64;
+    report.at_most("wrong causes with daily deploys, %", share(wrong), 3.0);
+    report.at_most("missed with daily deploys, %", share(missed), 3.0);
+    Ok(())
+}
+
 /// Faults in simulated engines, and what is said of each.
 fn diagnosis(report: &mut Report) -> io::Result<()> {
     writeln!(
         report.out,
         "diagnosis seven minutes after a fault, {FLEETS} fleets each: right / unknown / wrong"
     )?;
-    let (mut right, mut wrong, mut all) = (0, 0, 0);
+    let (mut right, mut wrong, mut all, mut both) = (0, 0, 0, (0, 0));
     for (fault, expected) in FAULTS {
         write!(report.out, "{:<13}", format!("{fault:?}"))?;
         let mut others: BTreeMap<&str, u64> = BTreeMap::new();
         for setting in SETTINGS {
-            let said = parallel(FLEETS, |seed| faults::diagnose(fault, setting, HELD_OUT + seed));
+            let said = parallel(FLEETS, |seed| faults::diagnose(&[fault], setting, HELD_OUT + seed));
             let count = |is: &dyn Fn(Diagnosis) -> bool| said.iter().filter(|one| is(**one)).count();
             let hits = count(&|one| one == expected);
             let abstained = count(&|one| one == Diagnosis::Unknown && expected != Diagnosis::Unknown);
@@ -148,7 +169,20 @@ fn diagnosis(report: &mut Report) -> io::Result<()> {
         let others: Vec<String> = others.iter().map(|(name, count)| format!("{name} {count}")).collect();
         writeln!(report.out, "  {}", others.join(", "))?;
     }
+    for (pair, causes) in PAIRS {
+        let said = parallel(FLEETS, |seed| faults::diagnose(&pair, Setting::Ordinary, HELD_OUT + seed));
+        let hits = said.iter().filter(|one| causes.contains(one)).count();
+        let abstained = said.iter().filter(|one| **one == Diagnosis::Unknown).count();
+        let misses = said.len() - hits - abstained;
+        writeln!(
+            report.out,
+            "{:<28}  {hits}/{abstained}/{misses}",
+            format!("{:?} + {:?}", pair[0], pair[1])
+        )?;
+        (both.0, both.1) = (both.0 + misses, both.1 + said.len());
+    }
     let share = |count: usize, of: usize| 100.0 * count as f64 / of as f64;
+    report.at_most("wrong diagnoses of two faults at once, %", share(both.0, both.1), 5.0);
     let forgetful = all / (SETTINGS.len() - 1);
     let (right, wrong) = (share(right, all), share(wrong, all + forgetful));
     writeln!(report.out, "right {right:.1} % where before is known, wrong {wrong:.1} % of all")?;
@@ -178,6 +212,7 @@ fn parallel<T: Send>(runs: u64, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
 const BURN_IN: f64 = 36.0;
 const YEARS: u64 = 4;
 const FLEETS: u64 = 20;
+const CASES: u64 = 24;
 /// Seeds from here on played no part in choosing any constant; those from 1,000 did.
 const HELD_OUT: u64 = 50_000;
 const MAX_PER_REPLICA_YEAR: f64 = 0.3;

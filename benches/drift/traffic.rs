@@ -7,6 +7,7 @@
 use std::f64::consts::{LN_2, TAU};
 use std::fmt;
 
+use tokenway::diagnosis::Diagnosis;
 use tokenway::drift::detectors::{Detectors, Finding, Kind, Observation, Settings};
 use tokenway::record::Outcome;
 
@@ -111,7 +112,8 @@ impl Route {
                 itl: Some(0.02 * (0.3 * normal(&mut random)).exp()),
                 prompt: None,
                 predicted: None,
-                ttft_bound: Some(0.5),
+                pace: 1.0,
+                ttft_bound: Some((0.5, 0.5)),
                 outcome: if random.f64() < 0.0005 { Outcome::Failed } else { Outcome::Ok },
             };
             detectors.observe(&observation, &mut new);
@@ -146,6 +148,94 @@ impl Route {
         let shape = (p99 / 0.06_f64).ln() / family.quantile(0.99);
         let over = (1.0 - family.cdf(3.0_f64.ln() / shape)) * noise.exp();
         3.0_f64.ln() / family.quantile(1.0 - over.clamp(1e-5, 0.3))
+    }
+}
+
+/// What happens on a route with a new revision every day at noon, on its fourth day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Case {
+    /// The new revision takes twice as long.
+    AtDeploy,
+    /// 2.2 times the requests three hours after it, and 2.4 times the TTFT from a quarter of an hour later on.
+    LoadAfterDeploy,
+    /// Twice the TTFT three hours after it, with nothing else to see.
+    SlowerAfterDeploy,
+    /// One replica at three times its TTFT, three hours after it.
+    ReplicaAfterDeploy,
+    /// The same work at twice the time on a route of embeddings: no tokens, no bound, no prediction.
+    UnaryAfterDeploy,
+    /// Prompts nine times as long, with TTFT in proportion to a bound that grows with the prompt.
+    LongerPrompts,
+    /// One replica gets prompts of twice the work, and takes twice as long for them.
+    ColderReplica,
+}
+
+impl Case {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::AtDeploy,
+        Self::LoadAfterDeploy,
+        Self::SlowerAfterDeploy,
+        Self::ReplicaAfterDeploy,
+        Self::UnaryAfterDeploy,
+        Self::LongerPrompts,
+        Self::ColderReplica,
+    ];
+
+    /// `None`: nothing is to be found.
+    pub(crate) fn expected(self) -> Option<Diagnosis> {
+        match self {
+            Self::AtDeploy => Some(Diagnosis::Revision),
+            Self::LoadAfterDeploy => Some(Diagnosis::Capacity),
+            Self::SlowerAfterDeploy | Self::UnaryAfterDeploy => Some(Diagnosis::Unknown),
+            Self::ReplicaAfterDeploy => Some(Diagnosis::Replica),
+            Self::LongerPrompts | Self::ColderReplica => None,
+        }
+    }
+
+    /// Of the first finding within four hours.
+    pub(crate) fn diagnosis(self, seed: u64) -> Option<Diagnosis> {
+        let deploy = 3.5 * DAY;
+        let start = if self == Self::AtDeploy { deploy } else { deploy + 3.0 * HOUR };
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut detectors = Detectors::new(Settings::default());
+        let (mut at, mut new) = (0.0, Vec::new());
+        while at < start + 4.0 * HOUR {
+            let is_on = at >= start;
+            let replica = random.usize(..REPLICAS.len());
+            let load = if is_on && self == Self::LoadAfterDeploy { 2.2 } else { 1.0 };
+            let is_one = replica == 2;
+            let (slower, longer) = match self {
+                _ if !is_on => (1.0, 1.0),
+                Self::LoadAfterDeploy if at < start + 900.0 => (1.0, 1.0),
+                Self::LoadAfterDeploy => (2.4, 1.0),
+                Self::ReplicaAfterDeploy => (if is_one { 3.0 } else { 1.0 }, 1.0),
+                Self::LongerPrompts => (1.0, 2.8),
+                Self::ColderReplica => (1.0, if is_one { 2.0 } else { 1.0 }),
+                _ => (2.0, 1.0),
+            };
+            let is_unary = self == Self::UnaryAfterDeploy;
+            let revision = format!("r{}", (at / DAY + 0.5).floor());
+            let observation = Observation {
+                at,
+                route: "chat",
+                revision: &revision,
+                replica: REPLICAS[replica],
+                ttft: Some(0.06 * slower * longer * (0.47 * normal(&mut random)).exp()),
+                itl: (!is_unary).then(|| 0.02 * (0.3 * normal(&mut random)).exp()),
+                prompt: Some(1000.0 * longer),
+                predicted: (self == Self::ColderReplica).then_some(0.06 * longer),
+                pace: 1.0,
+                ttft_bound: (!is_unary)
+                    .then_some((if self == Self::LongerPrompts { 0.5 * longer } else { 0.5 }, 0.5)),
+                outcome: Outcome::Ok,
+            };
+            detectors.observe(&observation, &mut new);
+            if let Some(found) = new.iter().find(|found| found.at >= start) {
+                return Some(found.diagnosis());
+            }
+            at += -(1.0 - random.f64()).ln() * HOUR / (1000.0 * load);
+        }
+        None
     }
 }
 

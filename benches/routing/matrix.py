@@ -140,8 +140,8 @@ def engine_file(engine):
     return FOLDER / f"engines/{engine}.json"
 
 
-def run(cell, seed, binaries):
-    """The runs of all policies in one cell under one seed: {policy: figures}."""
+def run(cell, seed, binaries, tuned=()):
+    """The runs of all policies in one cell under one seed: {policy: figures}; `tuned`: pairs for the environment."""
     replicas, slow = FLEETS[cell.fleet]
     full = rate(cell.kind, cell.engine)
     at = round(cell.load * full * (replicas - sum(1 - 1 / factor for factor in slow.values())) / replicas, 3)
@@ -152,7 +152,7 @@ def run(cell, seed, binaries):
         flags += ["--slow", f"{replica}={factor}"]
     files = ["--engine", str(engine_file(cell.engine)), "--config", str(FOLDER / f"{cell.slo}.toml")]
     keys = {policy: digest(content(binary), traffic.source(cell.kind), cell.kind, at, minutes, seed, *flags,
-                           *(content(file) for file in files[1::2]), policy) for policy, binary in binaries.items()}
+                           *(content(file) for file in files[1::2]), policy, *map(str, tuned)) for policy, binary in binaries.items()}
     missing = [policy for policy in binaries if not (CACHE / f"{keys[policy]}.json").exists()]
     found = {}
     if missing:
@@ -162,16 +162,16 @@ def run(cell, seed, binaries):
             file.flush()
             for binary in sorted(set(binaries[policy] for policy in missing)):
                 policies = [policy for policy in missing if binaries[policy] == binary]
-                found |= replay(binary, file.name, policies, flags + files)
+                found |= replay(binary, file.name, policies, flags + files, tuned)
     return {policy: cached(keys[policy], lambda: found[policy]) for policy in binaries}
 
 
-def replay(binary, trace, policies, flags):
+def replay(binary, trace, policies, flags, tuned=()):
     """The runs of one command: {policy: figures}."""
     # The configuration's own policy, latency, runs whatever else is asked for.
     others = [policy for policy in policies if policy != "latency"]
     command = [binary, "--log-level", "off", "replay", trace, *(["--policies", ",".join(others)] if others else []), *flags]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ | dict(tuned))
     return {line["policy"]: line for line in json.loads(done.stdout)}
 
 

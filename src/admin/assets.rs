@@ -1,4 +1,4 @@
-//! The page: embedded files, served without the token, since they say nothing about this gateway.
+//! The page: embedded files, served without the token, since they hold nothing of this gateway.
 
 use std::sync::Arc;
 

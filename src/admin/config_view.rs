@@ -1,7 +1,7 @@
 //! `/api/config`: the configuration that runs, with secrets masked.
 //!
 //! Declared sections show themselves. The others are written out field by field: names are those of the configuration
-//! file, durations are seconds, and a field that is added there stays hidden until somebody decides that it is no secret.
+//! file, durations are seconds, and a field added there stays hidden until it is listed here as no secret.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Canary, Config, DataParallel, Dcgm, Declared, Degrade, Hedge, HedgeAfter, Keep, Pool, PoolTls,
-    QuantileRatios, Route, Secret, Slo, Telemetry, Tenant, masked_headers,
+    Canary, Config, DataParallel, Dcgm, Declared, Degrade, Hedge, HedgeAfter, Keep, Pool, PoolTls,
+    QuantileRatios, Route, Secret, Telemetry, masked_headers,
 };
 use crate::stage::{Stage, StageBudget};
 
 /// The whole configuration.
 pub(super) fn config(config: &Config) -> Json {
     let slo: Map<String, Json> =
-        config.slo.iter().map(|(name, bounds)| (name.to_string(), slo(bounds))).collect();
+        config.slo.iter().map(|(name, bounds)| (name.to_string(), bounds.view())).collect();
     json!({
         "server": config.server.view(),
         "admin": config.admin.view(),
@@ -27,22 +27,10 @@ pub(super) fn config(config: &Config) -> Json {
         "classes": config.classes.view(),
         "pool": config.pools.iter().map(pool).collect::<Vec<_>>(),
         "route": config.routes.iter().map(|of| route(config, of)).collect::<Vec<_>>(),
-        "tenant": config.tenants.iter().map(tenant).collect::<Vec<_>>(),
+        "tenant": config.tenants.iter().map(Declared::view).collect::<Vec<_>>(),
         "auth": { "jwt": config.jwt.as_ref().map(Declared::view) },
         "telemetry": telemetry(&config.telemetry),
         "drift": config.drift.view(),
-    })
-}
-
-fn slo(slo: &Slo) -> Json {
-    json!({
-        "ttft": slo.ttft.map(|bound| json!({
-            "base": seconds(bound.base),
-            "per_prompt_token": seconds(bound.per_prompt_token),
-        })),
-        "itl": slo.itl.iter().map(|(percent, bound)| (format!("p{percent}"), seconds(bound).into())).collect::<Map<_, _>>(),
-        "tpot": slo.tpot.map(seconds),
-        "e2e": slo.e2e.map(seconds),
     })
 }
 
@@ -170,18 +158,6 @@ fn stage_budget(budget: &StageBudget) -> Json {
         .into()
 }
 
-fn tenant(tenant: &Tenant) -> Json {
-    json!({
-        "name": &*tenant.name,
-        "keys": vec![MASK; tenant.key_digests.len()],
-        "client_names": tenant.client_names.iter().map(|name| &**name).collect::<Vec<_>>(),
-        "routes": tenant.routes.as_ref().map(|routes| routes.iter().map(|name| &**name).collect::<Vec<_>>()),
-        "weight": tenant.weight,
-        "priority": tenant.priority,
-        "limits": tenant.limits.view(),
-    })
-}
-
 fn pool_tls(tls: &PoolTls) -> Json {
     let shown = |path: &PathBuf| path.display().to_string();
     json!({
@@ -193,12 +169,6 @@ fn pool_tls(tls: &PoolTls) -> Json {
 }
 
 fn telemetry(telemetry: &Telemetry) -> Json {
-    let access_log = match &telemetry.access_log {
-        AccessLog::Stdout => "stdout".to_owned(),
-        AccessLog::Stderr => "stderr".to_owned(),
-        AccessLog::Off => "off".to_owned(),
-        AccessLog::File(path) => path.display().to_string(),
-    };
     let otlp = telemetry.otlp.as_ref().map(|otlp| {
         json!({
             "endpoint": without_userinfo(&otlp.traces_endpoint),
@@ -216,7 +186,7 @@ fn telemetry(telemetry: &Telemetry) -> Json {
         })
     });
     json!({
-        "access_log": access_log,
+        "access_log": telemetry.access_log.to_string(),
         "otlp": otlp,
         "otlp_metrics": metrics,
         "engine_spans": telemetry.engine_spans.map(|spans| spans.listen.to_string()),

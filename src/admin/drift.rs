@@ -1,4 +1,4 @@
-//! Findings of drift, and what an operator says of them: known, over, silence.
+//! Findings of drift, and an operator's actions on them: acknowledge, close, mute.
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};

@@ -54,7 +54,7 @@ pub(super) enum AdminError {
     UnknownFinding,
     #[error("{0}")]
     InvalidMute(String),
-    #[error("say which pool: {{\"pool\":\"name\",\"replica\":\"name\"}}")]
+    #[error("name the pool: {{\"pool\":\"name\",\"replica\":\"name\"}}")]
     NoPool,
     #[error("the reload broke off")]
     ReloadFailed,

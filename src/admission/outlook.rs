@@ -25,9 +25,9 @@ pub struct Outlook {
 
 /// Why a called request was not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stay {
+pub enum Deferral {
     /// No replica has room: none of the others can be placed either.
-    NoRoom,
+    NoCapacity,
     /// For a reason of its own.
-    Own,
+    Request,
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::outlook::Outlook;
 use crate::clock::Stamp;
+use crate::routing::tuning::{memories, priors};
 
 /// Work placed over time with a backlog, both forgotten exponentially.
 #[derive(Debug, Default)]
@@ -41,8 +42,8 @@ impl Pace {
 
     /// How long this much work takes. Before anything was seen a replica does a second of it in a second.
     pub(super) fn time_for(&self, work: Duration, outlook: &Outlook) -> Duration {
-        let assumed = PRIOR * outlook.replicas.max(1) as f64;
-        let per_second = (self.work + assumed) / (self.seconds + PRIOR);
+        let assumed = priors::LESSONS * outlook.replicas.max(1) as f64;
+        let per_second = (self.work + assumed) / (self.seconds + priors::LESSONS);
         Duration::try_from_secs_f64(work.as_secs_f64() / per_second)
             .map_or(MAX_WAIT, |time| time.min(MAX_WAIT))
     }
@@ -58,16 +59,12 @@ impl Pace {
     fn advance(&mut self, now: Stamp) {
         let Some(since) = self.since else { return };
         let passed = now.since(since).as_secs_f64();
-        let kept = (-passed / MEMORY).exp();
+        let kept = (-passed / memories::ADMITTED).exp();
         (self.work, self.seconds) = (self.work * kept, self.seconds * kept + passed);
         self.since = Some(since.max(now));
     }
 }
 
-/// Seconds that the pace remembers: some dozens of requests of most fleets.
-const MEMORY: f64 = 3.0;
-/// Seconds of the assumed pace that count beside what was seen.
-const PRIOR: f64 = 0.25;
 /// Upper bound of a predicted wait, above any `max_wait` in use.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 const MIN_RETRY: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::outlook::{Outlook, Stay};
+use super::outlook::{Deferral, Outlook};
 use super::pace::Pace;
 use super::usage::{UsageKey, Usages};
 use super::{MAX_STAYS, Refusal};
@@ -58,7 +58,7 @@ pub struct Waiter {
     pub route: Arc<str>,
     /// Whose it is.
     pub share: Share,
-    /// `[route.queue]`; none refuses nobody.
+    /// `[route.queue]`; without it nothing is refused.
     pub limits: Option<QueueLimits>,
     /// Whether its prompt is of class `long`.
     pub is_long: bool,
@@ -69,6 +69,20 @@ pub struct Waiter {
 }
 
 impl Waiter {
+    /// One that would wait behind all others.
+    #[must_use]
+    pub(crate) fn last(outlook: Outlook) -> Self {
+        Self {
+            reason: WaitReason::Late,
+            route: "".into(),
+            share: Share { tenant: "".into(), weight: 1, priority: i32::MIN },
+            limits: None,
+            is_long: false,
+            bytes: 0,
+            outlook,
+        }
+    }
+
     /// Where it waits.
     #[must_use]
     pub fn lane(&self) -> Lane {
@@ -193,32 +207,6 @@ impl<T: Clone> WaitQueue<T> {
         Ok(Entered { position, evicted })
     }
 
-    /// The predicted wait behind those that are before a request; `None` if none is.
-    #[must_use]
-    pub fn ahead(&self, waiter: &Waiter) -> Option<Duration> {
-        let lane = waiter.lane();
-        let before: Duration = self.flows.iter().filter(|flow| flow.lane < lane).map(|flow| flow.work).sum();
-        let (mut own, mut is_behind) = (Duration::ZERO, false);
-        let others = || self.flows.iter().filter(|flow| flow.lane == lane);
-        let is_own =
-            |flow: &Flow<T>| flow.share.tenant == waiter.share.tenant && flow.is_long == waiter.is_apart();
-        for flow in others().filter(|flow| is_own(flow)) {
-            let earlier = flow.waiting.range(..=(waiter.outlook.latest, u64::MAX));
-            for (_, entry) in earlier.filter(|(_, entry)| entry.reason == WaitReason::Late) {
-                (own, is_behind) = (own + entry.work, true);
-            }
-        }
-        // Until this one's turn another flow is served as much as this one is, by their weights.
-        let until = (own + waiter.outlook.work).as_secs_f64() / f64::from(waiter.share.weight.max(1));
-        let mut beside = Duration::ZERO;
-        for flow in others().filter(|flow| !is_own(flow) && flow.late > 0) {
-            let share = Duration::try_from_secs_f64(until * f64::from(flow.share.weight.max(1)));
-            (beside, is_behind) = (beside + flow.work.min(share.unwrap_or(Duration::MAX)), true);
-        }
-        let is_behind = is_behind || self.flows.iter().any(|flow| flow.lane < lane && flow.late > 0);
-        is_behind.then(|| self.pace.time_for(before + own + beside, &waiter.outlook))
-    }
-
     /// When a request like this one is told to come back: when it would fit, behind those that were told so before.
     pub fn promise(&mut self, outlook: &Outlook, until_it_fits: Duration) -> Duration {
         self.pace.promise(outlook, until_it_fits)
@@ -241,15 +229,8 @@ impl<T: Clone> WaitQueue<T> {
         self.leave(position)
     }
 
-    /// A request went past those that wait, as it was before all of them.
-    pub fn passed(&mut self, waiter: &Waiter, now: Stamp) {
-        if !self.is_empty() {
-            self.charge(&waiter.share, waiter.is_apart(), waiter.outlook.work, now);
-        }
-    }
-
     /// A called request could not be placed: the next is called and returned, unless the round is over.
-    pub fn stays(&mut self, position: Position, stay: Stay) -> Option<T> {
+    pub fn stays(&mut self, position: Position, stay: Deferral) -> Option<T> {
         let (round, rounds) = (self.round, self.len() / MAX_STAYS);
         let is_called = self.called == Some(position);
         let entry = self.entry(position)?;
@@ -258,8 +239,8 @@ impl<T: Clone> WaitQueue<T> {
             return None;
         }
         // So that a round reaches everybody in turn where more wait than it can call.
-        entry.due = round + 1 + if stay == Stay::Own { rounds as u64 } else { 0 };
-        if stay == Stay::NoRoom {
+        entry.due = round + 1 + if stay == Deferral::Request { rounds as u64 } else { 0 };
+        if stay == Deferral::NoCapacity {
             self.left = 0;
         }
         self.call_next()
@@ -274,7 +255,7 @@ impl<T: Clone> WaitQueue<T> {
         self.begin_round()
     }
 
-    /// Time has passed: calls the first in order. Who has not answered its last call is passed over and may still answer.
+    /// Time has passed: calls the first in order. A waiter that did not respond to its last wake-up is skipped this round.
     pub fn tick(&mut self) -> Option<T> {
         if let Some(silent) = self.called.take().and_then(|called| self.entry(called)) {
             silent.is_silent = true;
@@ -457,6 +438,46 @@ impl<T: Clone> WaitQueue<T> {
             self.pace.pause();
         }
         Some(gone)
+    }
+}
+
+/// A pool's queue, live or simulated.
+pub trait Line {
+    /// The predicted wait behind those that are before a request; `None` if none is.
+    fn ahead(&self, waiter: &Waiter) -> Option<Duration>;
+    /// A request went past those that wait, as it was before all of them.
+    fn passed(&mut self, waiter: &Waiter, now: Stamp);
+}
+
+impl<T: Clone> Line for WaitQueue<T> {
+    fn ahead(&self, waiter: &Waiter) -> Option<Duration> {
+        let lane = waiter.lane();
+        let before: Duration = self.flows.iter().filter(|flow| flow.lane < lane).map(|flow| flow.work).sum();
+        let (mut own, mut is_behind) = (Duration::ZERO, false);
+        let others = || self.flows.iter().filter(|flow| flow.lane == lane);
+        let is_own =
+            |flow: &Flow<T>| flow.share.tenant == waiter.share.tenant && flow.is_long == waiter.is_apart();
+        for flow in others().filter(|flow| is_own(flow)) {
+            let earlier = flow.waiting.range(..=(waiter.outlook.latest, u64::MAX));
+            for (_, entry) in earlier.filter(|(_, entry)| entry.reason == WaitReason::Late) {
+                (own, is_behind) = (own + entry.work, true);
+            }
+        }
+        // Until this one's turn another flow is served as much as this one is, by their weights.
+        let until = (own + waiter.outlook.work).as_secs_f64() / f64::from(waiter.share.weight.max(1));
+        let mut beside = Duration::ZERO;
+        for flow in others().filter(|flow| !is_own(flow) && flow.late > 0) {
+            let share = Duration::try_from_secs_f64(until * f64::from(flow.share.weight.max(1)));
+            (beside, is_behind) = (beside + flow.work.min(share.unwrap_or(Duration::MAX)), true);
+        }
+        let is_behind = is_behind || self.flows.iter().any(|flow| flow.lane < lane && flow.late > 0);
+        is_behind.then(|| self.pace.time_for(before + own + beside, &waiter.outlook))
+    }
+
+    fn passed(&mut self, waiter: &Waiter, now: Stamp) {
+        if !self.is_empty() {
+            self.charge(&waiter.share, waiter.is_apart(), waiter.outlook.work, now);
+        }
     }
 }
 

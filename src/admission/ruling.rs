@@ -3,25 +3,30 @@
 //! A request is sent when a replica begins on it at once or nearly so, and otherwise waits in the gateway: there the order is
 //! ours, and what was sent keeps its prediction. Where no route of the pool has a `[route.queue]` only our own prompts are waited
 //! for, and nobody is refused: who cannot meet its bound any more waits as best effort, with the requests that have none. Where one
-//! has, who would miss its bound because of those before it is refused, and who would miss it on an idle replica as well is best effort. Predictions must be falsifiable: a pool without a first token for [`UNPROVED_AFTER`] that has
+//! has, who would miss its bound because of those before it is refused, and who would miss it on an idle replica as well is best effort. Predictions must be falsifiable: a pool without a first token for [`memories::CONFIRMED_WITHIN`] that has
 //! an idle replica gets the request whatever is predicted; otherwise one bad observation would close the route for good.
 
 use std::time::Duration;
 
-use super::outlook::{Outlook, Stay};
+use super::outlook::{Deferral, Outlook};
+use super::queue::{Line, Waiter};
 use crate::clock::Stamp;
 use crate::config::QueueLimits;
+use crate::routing::tuning::{memories, prices, priors};
 use crate::routing::{Decision, Judged, Verdict};
 
 /// Admission rules of a route, as they apply to one request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
-    /// `[route.queue]`; `None` refuses nobody.
+    /// `[route.queue]`; without it nothing is refused.
     pub queue: Option<QueueLimits>,
     /// `[route.degrade]`, where this request may use it.
     pub degrade: Option<DegradeRule>,
     /// TTFT bound of an empty prompt; zero without a bound.
     pub base_ttft: Duration,
+    /// Whether only one replica can answer it: then there is no other order than that of this replica's queue, unless the pool's
+    /// is strict.
+    pub is_pinned: bool,
 }
 
 /// `[route.degrade]`, as it applies to one request.
@@ -39,52 +44,60 @@ pub enum Ruling {
     /// Send it to the replica that routing chose.
     Place,
     /// It has slack, and any placement now would break the ITL of running streams: wait.
-    Hold,
+    Hold(Outlook),
     /// No replica has room for it, or others are before it: wait in the queue, or be refused by its limits.
-    Queue(Outlook, Stay),
+    Queue(Outlook, Deferral),
     /// Hand it to the route of `[route.degrade]`.
     Degrade,
 }
 
-/// Applies the rules to a request that routing has just judged; `is_strict`: a route of the pool has a `[route.queue]`. `ahead` is
-/// the predicted wait behind those that are before it in the queue, `None` if none is: asked once, because it takes a lock.
+/// Applies the rules to a request that routing has just judged; `is_strict`: a route of the pool has a `[route.queue]`. `arriving`
+/// makes a waiter of it, or nothing where the queue itself called it: then it is the first.
 #[must_use]
 pub fn rule(
     rules: &Rules,
     judged: &Judged<'_>,
     is_strict: bool,
-    ahead: impl FnOnce(&Outlook) -> Option<Duration>,
+    line: &mut impl Line,
+    arriving: impl FnOnce(Outlook) -> Option<Waiter>,
 ) -> Ruling {
     let decision = match judged.verdict() {
-        Verdict::Hold => return Ruling::Hold,
+        Verdict::Hold => return Ruling::Hold(held(judged)),
         Verdict::Place(decision) => decision,
     };
     if decision.predicted_ttft.is_none() {
         return Ruling::Place;
     }
-    if judged.was_tried() || (judged.is_let_in() && !is_strict) || is_unproved(judged) {
+    if judged.was_tried() || (judged.bypasses_admission() && !is_strict) || is_unproved(judged) {
         return Ruling::Place;
     }
     let lookahead = lookahead(rules);
     let margin = if is_strict { judged.margin() } else { 1.0 };
     let outlook = outlook(rules, judged, decision, Spare { lookahead, margin });
-    let ahead = ahead(&outlook);
+    let arriving = arriving(outlook);
+    let ahead = arriving.as_ref().and_then(|waiter| line.ahead(waiter));
     let aim = judged.aim();
     let own = seconds(decision.terms.prefill + decision.terms.base);
     let predicted = aim.waited + own + seconds(decision.terms.wait).max(ahead.unwrap_or_default());
     let is_over =
         |degrade: &DegradeRule| aim.slo.ttft.is_some_and(|bound| predicted > bound.mul_f64(degrade.over));
-    if rules.degrade.as_ref().is_some_and(is_over) && !judged.is_let_in() {
+    if rules.degrade.as_ref().is_some_and(is_over) && !judged.bypasses_admission() {
         return Ruling::Degrade;
     }
     let has_room = if is_strict { judged.has_room(lookahead) } else { judged.runs_dry(lookahead) };
-    let is_in_time = aim.slo.ttft.is_none_or(|bound| predicted <= bound.mul_f64(SAFETY));
+    let is_in_time = aim.slo.ttft.is_none_or(|bound| predicted <= bound.mul_f64(IN_TIME));
     // A late answer is better than none, but not where nobody may wait at all; and what nobody measured refuses nobody.
     let may_be_late = outlook.slack.is_none() && rules.queue.is_none_or(|queue| queue.max_requests > 0);
-    if has_room && ahead.is_none() && (!is_strict || is_in_time || may_be_late || judged.is_let_in()) {
+    let is_next = has_room && ahead.is_none();
+    if is_next && (!is_strict || is_in_time || may_be_late || judged.bypasses_admission())
+        || rules.is_pinned && !is_strict
+    {
+        if let Some(waiter) = &arriving {
+            line.passed(waiter, aim.now);
+        }
         return Ruling::Place;
     }
-    Ruling::Queue(outlook, if has_room { Stay::Own } else { Stay::NoRoom })
+    Ruling::Queue(outlook, if has_room { Deferral::Request } else { Deferral::NoCapacity })
 }
 
 /// What is allowed for.
@@ -101,16 +114,18 @@ fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare
     let bound = aim.slo.ttft.unwrap_or_default();
     let (first, whole) = (terms.prefill + terms.base, terms.prefill + terms.base + terms.decode);
     // Without a stream the answer is seen at its end: it is to be there by then where the bound has time for all of it.
-    let is_whole = !judged.shows_first_token() && seconds(whole) <= bound.mul_f64(SAFETY);
+    let is_whole = !judged.shows_first_token() && seconds(whole) <= bound.mul_f64(IN_TIME);
     let own = seconds(if is_whole { whole } else { first });
     // What is sent is begun on within the lookahead, but what predictions err by has to fit in as well.
     let spent = aim.waited + own.mul_f64(spare.margin);
     let left = |share: f64| bound.mul_f64(share).saturating_sub(spent);
     // What an untaught model predicts is no reason to refuse.
     // Where nobody is refused, who has little time left goes behind those that have more: what is begun on at the last moment is late.
-    let can_be_met = own <= bound.mul_f64(SAFETY) && (rules.queue.is_some() || !left(ENTER).is_zero());
-    let knows = !judged.is_let_in();
-    let slack = can_be_met.then(|| if knows { left(ENTER).saturating_sub(lookahead) } else { left(SAFETY) });
+    let can_be_met =
+        own <= bound.mul_f64(IN_TIME) && (rules.queue.is_some() || !left(prices::ENTER).is_zero());
+    let knows = !judged.bypasses_admission();
+    let slack =
+        can_be_met.then(|| if knows { left(prices::ENTER).saturating_sub(lookahead) } else { left(IN_TIME) });
     let read = Stamp::from_nanos(aim.now.as_nanos().saturating_sub(span_nanos(aim.waited)));
     Outlook {
         at: aim.now,
@@ -118,23 +133,30 @@ fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare
         work: seconds(terms.turn),
         replicas: judged.candidates().len(),
         slack,
-        latest: if can_be_met { aim.now.after(left(SAFETY)) } else { read },
+        latest: if can_be_met { aim.now.after(left(IN_TIME)) } else { read },
         bound,
     }
+}
+
+/// Of a request that is held for the sake of running streams.
+fn held(judged: &Judged<'_>) -> Outlook {
+    let aim = judged.aim();
+    let left = aim.slo.ttft.unwrap_or_default().saturating_sub(aim.waited);
+    Outlook { at: aim.now, slack: Some(Duration::ZERO), latest: aim.now.after(left), ..Outlook::default() }
 }
 
 /// How long before it can begin on a request a replica is sent it, so that it never runs dry.
 fn lookahead(rules: &Rules) -> Duration {
     if rules.base_ttft.is_zero() {
-        UNBOUNDED_LOOKAHEAD
+        prices::UNBOUNDED_LOOKAHEAD
     } else {
-        rules.base_ttft.mul_f64(LOOKAHEAD).clamp(MIN_LOOKAHEAD, MAX_LOOKAHEAD)
+        rules.base_ttft.mul_f64(prices::LOOKAHEAD).clamp(MIN_LOOKAHEAD, prices::MAX_LOOKAHEAD)
     }
 }
 
-/// Whether the pool is due for a request that tests its predictions: silent for [`UNPROVED_AFTER`], one replica idle.
+/// Whether the pool is due for a request that tests its predictions: silent for [`memories::CONFIRMED_WITHIN`], one replica idle.
 fn is_unproved(judged: &Judged<'_>) -> bool {
-    judged.silence().is_some_and(|silence| silence >= UNPROVED_AFTER)
+    judged.silence().is_some_and(|silence| silence >= memories::CONFIRMED_WITHIN)
         && judged.candidates().iter().any(|candidate| candidate.requests < 1.0)
 }
 
@@ -146,20 +168,9 @@ fn span_nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Fraction of its bound up to which a request counts as in time; the rest is a margin for prediction error.
-const SAFETY: f64 = 0.9;
-/// Fraction of its bound within which a request must be predicted to be answered to begin to wait, or to go before best effort: what
-/// waits may err.
-const ENTER: f64 = 0.75;
-/// Fraction of the empty-prompt bound that a request waits at a replica at most.
-const LOOKAHEAD: f64 = 0.1;
 /// The pool is looked at every ten milliseconds at the latest.
 const MIN_LOOKAHEAD: Duration = Duration::from_millis(10);
-/// Several steps of an engine that computes prompts: what waits there fills them.
-const MAX_LOOKAHEAD: Duration = Duration::from_millis(200);
-/// The same for requests without a bound: what they take is felt by the next ones with a bound.
-const UNBOUNDED_LOOKAHEAD: Duration = Duration::from_millis(50);
-/// Age of the last first token of a pool above which its predictions count as unproved.
-const UNPROVED_AFTER: Duration = Duration::from_secs(10);
 /// Upper bound of every prediction here, above any `max_wait` in use.
 const MAX_OUTLOOK: Duration = Duration::from_secs(3600);
+/// Fraction of its bound up to which a request counts as in time; the rest is a margin for prediction error.
+const IN_TIME: f64 = 1.0 - priors::ERROR;

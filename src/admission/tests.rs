@@ -119,14 +119,14 @@ fn no_room_ends_a_round_and_reasons_of_its_own_do_not() {
         bench.enter(id, &Waiter { limits: None, ..waiter("a", id) }).unwrap();
     }
     assert_eq!(bench.queue.tick(), Some(0));
-    assert_eq!(bench.queue.stays(bench.positions[&0], Stay::NoRoom), None);
+    assert_eq!(bench.queue.stays(bench.positions[&0], Deferral::NoCapacity), None);
     // Whatever is wrong with the first ones, everybody is asked within a few rounds.
     let mut asked = std::collections::BTreeSet::new();
     for _ in 0..4 {
         let mut next = bench.queue.tick();
         while let Some(id) = next {
             asked.insert(id);
-            next = bench.queue.stays(bench.positions[&id], Stay::Own);
+            next = bench.queue.stays(bench.positions[&id], Deferral::Request);
         }
     }
     assert_eq!(asked.len(), 200);
@@ -139,10 +139,10 @@ fn a_turn_during_a_call_begins_another_round_after_it() {
     bench.enter(2, &waiter("a", 2)).unwrap();
     assert_eq!(bench.queue.turn(), Some(1));
     assert_eq!(bench.queue.turn(), None);
-    assert_eq!(bench.queue.stays(bench.positions[&1], Stay::NoRoom), Some(1));
+    assert_eq!(bench.queue.stays(bench.positions[&1], Deferral::NoCapacity), Some(1));
     assert_eq!(bench.queue.leave(bench.positions[&1]), Some(2), "placed or gone, the next is called");
     assert_eq!(bench.queue.leave(bench.positions[&1]), None, "a position is given back once");
-    assert_eq!(bench.queue.stays(bench.positions[&2], Stay::NoRoom), None);
+    assert_eq!(bench.queue.stays(bench.positions[&2], Deferral::NoCapacity), None);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_silent_waiter_blocks_no_other() {
         bench.enter(id, &waiter("a", id)).unwrap();
     }
     assert_eq!((bench.queue.tick(), bench.queue.tick()), (Some(1), Some(2)));
-    assert_eq!(bench.queue.stays(bench.positions[&1], Stay::Own), None, "it answers at last");
+    assert_eq!(bench.queue.stays(bench.positions[&1], Deferral::Request), None, "it answers at last");
     assert_eq!(bench.queue.tick(), Some(1));
 }
 

@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Refusal;
-use super::outlook::{Outlook, Stay};
-use super::queue::{Entered, Lane, Position, WaitQueue, WaitReason, Waiter};
+use super::outlook::{Deferral, Outlook};
+use super::queue::{Entered, Lane, Line, Position, WaitQueue, WaitReason, Waiter};
 use crate::clock::Stamp;
 
 /// The queue of one pool; it outlives reloads with its pool.
@@ -100,19 +100,6 @@ impl PoolQueue {
         Ok((Ticket { queue: Arc::clone(self), position, reason, lane, call }, is_first))
     }
 
-    /// As [`WaitQueue::ahead`].
-    #[must_use]
-    pub fn ahead(&self, waiter: &Waiter) -> Option<Duration> {
-        if self.is_empty() { None } else { self.state.lock().waiting.ahead(waiter) }
-    }
-
-    /// As [`WaitQueue::passed`].
-    pub fn passed(&self, waiter: &Waiter, now: Stamp) {
-        if !self.is_empty() {
-            self.state.lock().waiting.passed(waiter, now);
-        }
-    }
-
     /// As [`WaitQueue::promise`].
     pub fn promise(&self, outlook: &Outlook, until_it_fits: Duration) -> Duration {
         self.state.lock().waiting.promise(outlook, until_it_fits)
@@ -177,6 +164,18 @@ impl PoolQueue {
     }
 }
 
+impl Line for &PoolQueue {
+    fn ahead(&self, waiter: &Waiter) -> Option<Duration> {
+        if self.is_empty() { None } else { self.state.lock().waiting.ahead(waiter) }
+    }
+
+    fn passed(&mut self, waiter: &Waiter, now: Stamp) {
+        if !self.is_empty() {
+            self.state.lock().waiting.passed(waiter, now);
+        }
+    }
+}
+
 /// Marks the queue as not driven if its task is dropped early.
 struct Driver<'q> {
     queue: &'q PoolQueue,
@@ -220,7 +219,7 @@ impl Ticket {
     }
 
     /// The request could not be placed: calls the next.
-    pub fn stays(&self, stay: Stay) {
+    pub fn stays(&self, stay: Deferral) {
         self.queue.call(|waiting| waiting.stays(self.position, stay));
     }
 

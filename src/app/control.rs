@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::App;
 use super::launch::Launch;
@@ -19,7 +18,8 @@ pub(super) struct Controls {
     app: Arc<App>,
     observers: Observers,
     launch: Arc<Launch>,
-    config: ArcSwap<Config>,
+    /// In force; the control plane follows it.
+    config: watch::Sender<Arc<Config>>,
     reloading: Mutex<()>,
     /// Notified by the admin port's drain request.
     pub(super) drain: Notify,
@@ -30,10 +30,10 @@ impl Controls {
         app: Arc<App>,
         observers: Observers,
         launch: Arc<Launch>,
-        config: Arc<Config>,
+        config: watch::Sender<Arc<Config>>,
     ) -> Arc<Self> {
         let (reloading, drain) = (Mutex::new(()), Notify::new());
-        Arc::new(Self { app, observers, launch, config: ArcSwap::new(config), reloading, drain })
+        Arc::new(Self { app, observers, launch, config, reloading, drain })
     }
 
     /// SIGHUP: reopens the access log and reloads the configuration, and logs the result.
@@ -47,7 +47,7 @@ impl Controls {
 
     fn load_and_apply(&self) -> Result<Vec<String>, String> {
         let _one_at_a_time = self.reloading.lock();
-        let old = self.config.load_full();
+        let old = Arc::clone(&self.config.borrow());
         let new = self.launch.reload(&old).map_err(|error| error.to_string())?;
         for warning in &new.warnings {
             tracing::warn!("{warning}");
@@ -55,9 +55,7 @@ impl Controls {
         let config = Arc::new(new.config);
         self.app.reload(Arc::clone(&config)).map_err(|error| format!("certificates: {error}"))?;
         self.observers.observer.reconfigure(&config);
-        self.observers.rollouts.reconfigure(&config);
-        self.observers.scale.configure(&config);
-        self.config.store(config);
+        self.config.send_replace(config);
         Ok(new.warnings)
     }
 }
@@ -102,7 +100,7 @@ impl Control for Controls {
     }
 
     fn config(&self) -> Arc<Config> {
-        self.config.load_full()
+        Arc::clone(&self.config.borrow())
     }
 
     fn reload(&self) -> Result<Vec<String>, String> {

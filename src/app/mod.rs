@@ -4,6 +4,7 @@
 //! port, reload, signals. Tests, the demo and `serve` all start here, so what is tested is what runs.
 
 mod control;
+pub mod foundation;
 mod launch;
 pub mod logging;
 mod memory_limit;
@@ -26,12 +27,12 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::foundation::Foundation;
 use self::observers::ObserversError;
 use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::registry::Fleet;
-use crate::gateway::shadow::Shadows;
 use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
@@ -41,8 +42,6 @@ use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
 use crate::request::jwt::TokenKeys;
-use crate::routing::CanaryShares;
-use crate::upstream::connect::Connector;
 
 /// The running data path: listener, gateway, fleet.
 #[derive(Debug)]
@@ -97,9 +96,7 @@ pub enum StartError {
 }
 
 impl App {
-    /// Starts on the current runtime, in this order: certificates, data socket, fleet (its probes run from here on),
-    /// gateway, watchdog, accept loop. Probes and scrapes run on `control`, so that they answer while the data path is
-    /// saturated.
+    /// Lays the foundation and starts on it.
     ///
     /// # Errors
     /// [`StartError`] with what to mend; nothing keeps running then.
@@ -109,44 +106,28 @@ impl App {
         clock: Clock,
         control: Handle,
     ) -> Result<Self, StartError> {
-        let tls = config.server.tls.as_ref().map(TlsSlot::load).transpose()?;
+        Ok(Self::on(Foundation::lay(config, clock, control)?, observer))
+    }
+
+    /// Starts gateway, watchdog and accept loop.
+    pub fn on(foundation: Foundation, observer: Arc<Observer>) -> Self {
+        let Foundation { fleet, carried_over, config, clock, control, pools, .. } = foundation;
+        let Foundation { tls, socket, data, connector, tracker, stopped, .. } = foundation;
         note_expiry(&observer, &config, clock);
-        let addr = config.server.listen;
-        let failed = |source| StartError::Listen { addr, source };
-        let socket = listener::bind(addr).map_err(failed)?;
-        let data = socket.local_addr().map_err(failed)?;
-        let tracker = TaskTracker::new();
-        let connector = Connector::new(tracker.clone())?;
-        let tokens = Arc::new(TokenKeys::default());
-        tokens.configure(config.jwt.as_ref());
-        let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector.clone());
-        let stopped = CancellationToken::new();
+        let tokens = Arc::clone(&carried_over.tokens);
+        let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
         tracker.spawn_on(stopped.clone().run_until_cancelled_owned(refreshing), &control);
-        let fleet = Arc::new(Fleet::new(connector, clock, tracker.clone(), control));
-        fleet.secure(&config)?;
-        let pools = fleet.apply(&config);
         let watchdog = Watchdog::new(clock);
-        let canaries = Arc::<CanaryShares>::default();
-        let shadows = Arc::new(Shadows::new(stopped.clone()));
+        let memory = memory_limit::fitting_body_memory(&config);
         let gateway = Arc::new(Gateway {
             clock,
-            memory: BodyMemory::new(
-                memory_limit::fitting_body_memory(&config),
-                config.server.body_limit,
-                clock,
-            ),
+            memory: BodyMemory::new(memory, config.server.body_limit, clock),
             body_work: crate::gateway::body_work::BodyWork::default(),
             explained: crate::stats::PerSecond::default(),
             tenants: TenantLimiter::default(),
-            table: ArcSwap::from_pointee(
-                RoutingTable::new(Arc::clone(&config), pools)
-                    .with_tokens(Arc::clone(&tokens))
-                    .with_canaries(&canaries)
-                    .with_shadows(&shadows),
-            ),
-            shadows,
+            shadows: Arc::clone(&carried_over.shadows),
+            table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(&config), pools, carried_over)),
             table_changed: Notify::new(),
-            canaries,
             observer,
             watchdog: Arc::clone(&watchdog),
             pins: Arc::default(),
@@ -181,7 +162,7 @@ impl App {
         let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
         tracker.spawn(listener::accept_loop(acceptor, serving, service));
-        Ok(Self { gateway, fleet, data, tls, tokens, tracker, draining, closing, stopped, cut_off })
+        Self { gateway, fleet, data, tls, tokens, tracker, draining, closing, stopped, cut_off }
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
@@ -190,18 +171,15 @@ impl App {
     /// # Errors
     /// When its certificates cannot be read: then nothing changes.
     pub fn reload(&self, config: Arc<Config>) -> Result<(), TlsError> {
+        config.server.tls.as_ref().map(TlsSlot::load).transpose()?;
+        self.fleet.secure(&config)?;
         if let (Some(slot), Some(tls)) = (&self.tls, &config.server.tls) {
             slot.reload(tls)?;
         }
         note_expiry(&self.gateway.observer, &config, self.gateway.clock);
-        self.fleet.secure(&config)?;
         self.tokens.configure(config.jwt.as_ref());
         let pools = self.fleet.apply(&config);
-        let table = RoutingTable::new(config, pools)
-            .with_tokens(Arc::clone(&self.tokens))
-            .with_canaries(&self.gateway.canaries)
-            .with_shadows(&self.gateway.shadows)
-            .with_degrading(&self.gateway.table.load());
+        let table = self.gateway.table.load().next(config, pools);
         self.gateway.table.store(Arc::new(table));
         self.gateway.table_changed.notify_one();
         self.fleet.retire_dropped();

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use crate::autoscale::service as autoscale;
 use crate::config::Config;
 use crate::drift::service::{self, DriftError, Feed};
+use crate::gateway::table::CarriedOver;
 use crate::observe::{ObserveError, Observer, Surroundings, Tap};
 use crate::rollout::service as rollouts;
 
@@ -20,6 +23,21 @@ pub struct Observers {
     pub rollouts: Arc<rollouts::Feed>,
     /// Replicas that each pool should have.
     pub scale: Arc<autoscale::Board>,
+}
+
+/// What rollouts and scalers see and set of the data path.
+pub struct DataPath {
+    /// Shares of canaries.
+    pub carried_over: CarriedOver,
+    /// Demand on every pool.
+    pub loads: autoscale::Loads,
+}
+
+impl Default for DataPath {
+    /// Of a gateway without one.
+    fn default() -> Self {
+        Self { carried_over: CarriedOver::default(), loads: Box::new(Vec::new) }
+    }
 }
 
 /// Why an observer cannot start.
@@ -37,23 +55,26 @@ pub enum ObserversError {
 }
 
 impl Observers {
-    /// Starts every reader that the configuration asks for, and `tap`.
+    /// Starts every reader that the running configuration asks for, and `tap`.
     ///
     /// # Errors
     /// [`ObserversError`], naming the section to mend.
     pub fn start(
-        config: &Config,
+        configs: &watch::Receiver<Arc<Config>>,
         surroundings: Surroundings,
+        data_path: DataPath,
         tap: Option<Arc<dyn Tap>>,
     ) -> Result<Self, ObserversError> {
-        let around = surroundings.clone();
-        let mut observer = Observer::start(config, surroundings)?;
+        let (config, around) = (Arc::clone(&configs.borrow()), surroundings.clone());
+        let mut observer = Observer::start(&config, surroundings)?;
         let drift =
             Arc::new(service::start(&config.drift, &around, observer.metrics(), observer.collector())?);
         observer.add_tap(Arc::clone(&drift) as Arc<dyn Tap>);
-        let rollouts = Arc::new(rollouts::start(config, &around, observer.metrics())?);
+        let DataPath { carried_over, loads } = data_path;
+        let rollouts = rollouts::start(configs.clone(), &around, observer.metrics(), carried_over)?;
+        let rollouts = Arc::new(rollouts);
         observer.add_tap(Arc::clone(&rollouts) as Arc<dyn Tap>);
-        let scale = autoscale::start(config, &around, observer.metrics());
+        let scale = autoscale::start(configs.clone(), &around, observer.metrics(), loads);
         if let Some(tap) = tap {
             observer.add_tap(tap);
         }

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::control::Controls;
+use super::foundation::Foundation;
 pub use super::launch::Launch;
 use super::observers::Observers;
 use super::signals::{self, Signal};
@@ -134,8 +135,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts, in this order: observers, admin socket, data path with fleet, admin port. The first failure ends the
-    /// start.
+    /// Starts, in this order: fleet, observers, admin socket, data path, admin port. The first failure ends the start.
     ///
     /// # Errors
     /// [`StartError`], naming the section to mend.
@@ -145,14 +145,26 @@ impl Running {
         runtimes: &Runtimes,
         tap: Option<Arc<dyn Tap>>,
     ) -> Result<Self, StartError> {
-        let (clock, tracker) = (Clock::start(), TaskTracker::new());
+        let foundation = Foundation::lay(config, Clock::start(), runtimes.control.handle().clone())?;
+        let fleet = Arc::clone(&foundation.fleet);
+        Self::start_on(foundation, launch, runtimes, tap).inspect_err(|_| fleet.retire())
+    }
+
+    fn start_on(
+        foundation: Foundation,
+        launch: Launch,
+        runtimes: &Runtimes,
+        tap: Option<Arc<dyn Tap>>,
+    ) -> Result<Self, StartError> {
+        let (clock, tracker) = (foundation.clock, TaskTracker::new());
+        let (configs, config) = watch::channel(Arc::clone(&foundation.config));
+        let addr = config.borrow().admin.listen;
         let background = Background { runtime: runtimes.control.handle().clone(), tasks: tracker.clone() };
-        let instance = instance::name(config.admin.listen);
-        let around = Surroundings { clock, build: BuildInfo::THIS, background, instance };
-        let observers = Observers::start(&config, around, tap)?;
+        let (instance, fleet) = (instance::name(addr), foundation.view());
+        let around = Surroundings { clock, build: BuildInfo::THIS, background, instance, fleet };
+        let observers = Observers::start(&config, around, foundation.data_path(), tap)?;
         observers.observer.metrics().count_log_drops(launch.log.drops());
 
-        let addr = config.admin.listen;
         let failed = |source| StartError::AdminListen { addr, source };
         // A socket belongs to the runtime that is entered when it is made.
         let socket = {
@@ -161,20 +173,9 @@ impl Running {
         };
         let admin = socket.local_addr().map_err(failed)?;
 
-        let (observer, control_runtime) =
-            (Arc::clone(&observers.observer), runtimes.control.handle().clone());
-        let app = Arc::new(App::start(Arc::clone(&config), observer, clock, control_runtime)?);
-        let fleet = Arc::clone(&app.fleet);
-        observers.drift.set_fleet(move || fleet.statuses());
-        let fleet = Arc::clone(&app.fleet);
-        observers.observer.set_fleet(move || fleet.statuses());
-        let fleet = Arc::clone(&app.fleet);
-        let (shares, shadows) = (Arc::clone(&app.gateway.canaries), Arc::clone(&app.gateway.shadows));
-        observers.rollouts.attach(shares, shadows, move || fleet.statuses());
-        let fleet = Arc::clone(&app.fleet);
-        observers.scale.attach(move || fleet.loads(clock.now()));
+        let app = Arc::new(App::on(foundation, Arc::clone(&observers.observer)));
         let launch = Arc::new(launch);
-        let control = Controls::new(Arc::clone(&app), observers.clone(), Arc::clone(&launch), config);
+        let control = Controls::new(Arc::clone(&app), observers.clone(), Arc::clone(&launch), configs);
         let state = AdminState {
             control: Arc::clone(&control) as Arc<dyn Control>,
             observer: Arc::clone(&observers.observer),

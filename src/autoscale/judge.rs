@@ -92,7 +92,7 @@ pub fn needed(load: &Load, most: usize) -> (usize, Limit) {
 /// The limit at which no steady state exists.
 pub fn outcome(load: &Load, n: usize) -> Result<Outcome, Limit> {
     let engines = n.max(1) as f64;
-    let Typical { prefill, step, per_sequence, output, way, .. } = load.typical;
+    let Typical { prefill, step, per_sequence, output, round_trip, .. } = load.typical;
     let rate = load.rate.max(0.0) / engines;
     let utilisation = rate * prefill;
     if utilisation >= MAX_UTILISATION {
@@ -112,7 +112,7 @@ pub fn outcome(load: &Load, n: usize) -> Result<Outcome, Limit> {
         prefill_utilisation: utilisation,
         concurrency: peak,
         step: pace,
-        ttft_p99: way
+        ttft_p99: round_trip
             + prefill
             + pace
             + late_wait(utilisation, prefill + step + per_sequence * mean, engines),
@@ -131,7 +131,7 @@ fn within(load: &Load, outcome: &Outcome) -> Result<(), Limit> {
         return Err(Limit::Tpot);
     }
     // A bound that an idle engine misses is not held by more of them.
-    let idle = load.typical.way + load.typical.prefill + load.typical.step;
+    let idle = load.typical.round_trip + load.typical.prefill + load.typical.step;
     if load.ttft.is_some_and(|bound| outcome.ttft_p99 > bound.max(idle * UNBOUND_SLACK)) {
         return Err(Limit::Ttft);
     }
@@ -174,7 +174,7 @@ pub(super) fn typical() -> Typical {
         prefill: 0.1,
         step: 0.01,
         per_sequence: 0.0005,
-        way: 0.01,
+        round_trip: 0.01,
         service: 3.0,
     }
 }

@@ -1,10 +1,10 @@
 //! What a pool should have, as `/api/v1/pools/{pool}/scale` reports it.
 
 use super::judge::{Load, Outcome};
-use super::scaler::{Terms, Wanted};
+use super::scaler::{Recommendation, Terms};
 use crate::api::scale::{PoolScale, ScaleLoad, ScalePrediction, ScaleTerms};
 
-impl Wanted {
+impl Recommendation {
     /// As the admin API answers for this pool.
     #[must_use]
     pub(crate) fn to_api(&self, pool: &str) -> PoolScale {

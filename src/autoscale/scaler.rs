@@ -28,7 +28,7 @@ pub struct Target {
 
 /// What is asked for, and why.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wanted {
+pub struct Recommendation {
     /// Replicas to ask for.
     pub replicas: usize,
     /// What load alone needs now, before bounds and the stabilisation window.
@@ -96,7 +96,7 @@ pub struct Scaler {
 
 impl Scaler {
     /// Takes a look at `now` seconds, which never fall.
-    pub fn look(&mut self, now: f64, wall: SystemTime, load: &PoolLoad, target: &Target) -> Wanted {
+    pub fn look(&mut self, now: f64, wall: SystemTime, load: &PoolLoad, target: &Target) -> Recommendation {
         let scale = &target.scale;
         let before = self.arrivals.replace(load.arrivals);
         let arrived = before.map_or(0, |before| load.arrivals.saturating_sub(before));
@@ -113,7 +113,7 @@ impl Scaler {
             starting: count(ReplicaState::is_coming).div_ceil(load.engines_per_replica),
             ejected: count(|state| state == ReplicaState::Ejected).div_ceil(load.engines_per_replica),
             rate: self.forecast.expected(now, cold_start.as_secs_f64()),
-            waiting: least_of(&mut self.waiting, now, waiting),
+            waiting: windowed_min(&mut self.waiting, now, waiting),
             waiting_per_replica: waiting / ready.len().max(1) as f64,
             cold_start,
             is_cold_start_measured,
@@ -144,7 +144,7 @@ impl Scaler {
         target: &Target,
         terms: Terms,
         seen: Activity,
-    ) -> Wanted {
+    ) -> Recommendation {
         let (least, most) = terms.bounds;
         // What is sick and still there counts for the orchestrator and not for us; but if all are, more would be as sick.
         let beside = if terms.ready == 0 { 0 } else { terms.ejected };
@@ -171,7 +171,7 @@ impl Scaler {
             () => why,
         };
         let outcome = terms.load.as_ref().and_then(|load| outcome(load, replicas.max(1)).ok());
-        Wanted { replicas, needed, reason, terms: Terms { outcome, ..terms } }
+        Recommendation { replicas, needed, reason, terms: Terms { outcome, ..terms } }
     }
 
     /// Replicas that load needs, and why.
@@ -227,7 +227,7 @@ impl Scaler {
             (Some(bound), Some(predicted)) if bound > 0.0 => predicted.as_secs_f64() / bound,
             _ => 0.0,
         };
-        let pressure = least_of(&mut self.pressure, now, pressure).min(MAX_STEP);
+        let pressure = windowed_min(&mut self.pressure, now, pressure).min(MAX_STEP);
         let by_ttft = if pressure > 1.0 { (serving * pressure).ceil() as usize } else { 0 };
         let engines = by_model.max(by_ttft).min(most);
         let replicas = engines.div_ceil(per_replica);
@@ -288,7 +288,7 @@ struct Activity {
 }
 
 /// Notes a value; the least within [`WINDOW`]: what stands, and not what passes. 0 until the window is full.
-fn least_of(past: &mut VecDeque<(f64, f64)>, now: f64, value: f64) -> f64 {
+fn windowed_min(past: &mut VecDeque<(f64, f64)>, now: f64, value: f64) -> f64 {
     let value = if value.is_finite() { value.max(0.0) } else { 0.0 };
     if past.is_empty() {
         past.push_back((now, 0.0));

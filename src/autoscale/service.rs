@@ -3,15 +3,15 @@
 //! A pool without replicas is looked at four times a second, so that a request that waits for one is seen at once.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::scaler::{Scaler, Target, Wanted};
+use super::scaler::{Recommendation, Scaler, Target};
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
 use crate::fleet::demand::PoolLoad;
@@ -21,45 +21,41 @@ use crate::observe::metrics::Metrics;
 /// What each pool should have.
 #[derive(Default)]
 pub struct Board {
-    pools: Mutex<Vec<(Arc<str>, Wanted)>>,
-    targets: ArcSwap<HashMap<Arc<str>, Target>>,
-    loads: OnceLock<Loads>,
+    pools: Mutex<Vec<(Arc<str>, Recommendation)>>,
     ended: CancellationToken,
 }
 
-type Loads = Box<dyn Fn() -> Vec<PoolLoad> + Send + Sync>;
+/// Reads demand on every pool, and what serves it.
+pub type Loads = Box<dyn Fn() -> Vec<PoolLoad> + Send + Sync>;
 
 impl Board {
     /// What a pool should have; `None` where there is no such pool, or nobody has looked at it yet.
     #[must_use]
-    pub fn of(&self, pool: &str) -> Option<Wanted> {
+    pub fn of(&self, pool: &str) -> Option<Recommendation> {
         let pools = self.pools.lock();
         pools.iter().find(|(name, _)| **name == *pool).map(|(_, wanted)| wanted.clone())
-    }
-
-    /// Connects the scalers with the fleet. Only the first call has effect.
-    pub fn attach(&self, loads: impl Fn() -> Vec<PoolLoad> + Send + Sync + 'static) {
-        // A second caller would be a second fleet, of which there is none.
-        let _ = self.loads.set(Box::new(loads));
     }
 
     /// Ends the task.
     pub fn end(&self) {
         self.ended.cancel();
     }
-
-    /// Takes the pools of another configuration.
-    pub fn configure(&self, config: &Config) {
-        self.targets.store(Arc::new(targets(config)));
-    }
 }
 
-/// Starts the task. Nothing is looked at before [`Board::attach`].
+/// Starts the task.
 #[must_use]
-pub fn start(config: &Config, around: &Surroundings, metrics: &Arc<Metrics>) -> Arc<Board> {
+pub fn start(
+    mut configs: watch::Receiver<Arc<Config>>,
+    around: &Surroundings,
+    metrics: &Arc<Metrics>,
+    loads: Loads,
+) -> Arc<Board> {
     let board = Arc::<Board>::default();
-    board.configure(config);
+    let first = targets(&configs.borrow_and_update());
     let service = ScaleService {
+        targets: first,
+        configs,
+        loads,
         board: Arc::clone(&board),
         metrics: Arc::clone(metrics),
         scalers: HashMap::new(),
@@ -73,6 +69,9 @@ pub fn start(config: &Config, around: &Surroundings, metrics: &Arc<Metrics>) -> 
 
 /// The task that owns the scalers.
 struct ScaleService {
+    configs: watch::Receiver<Arc<Config>>,
+    targets: HashMap<Arc<str>, Target>,
+    loads: Loads,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
     scalers: HashMap<Arc<str>, Scaler>,
@@ -93,26 +92,29 @@ impl ScaleService {
     }
 
     fn look(&mut self) {
-        let board = Arc::clone(&self.board);
+        if self.configs.has_changed().unwrap_or(false) {
+            self.targets = targets(&self.configs.borrow_and_update());
+        }
         let is_due = self.looks.is_multiple_of(u64::from(LOOKS_AT_ZERO));
         self.looks += 1;
-        let has_empty = || board.pools.lock().iter().any(|(_, wanted)| wanted.terms.ready == 0);
-        let Some(loads) = board.loads.get().filter(|_| is_due || has_empty()) else { return };
+        let has_empty = || self.board.pools.lock().iter().any(|(_, wanted)| wanted.terms.ready == 0);
+        if !is_due && !has_empty() {
+            return;
+        }
         let now = self.clock.now();
         let (seconds, wall) = (now.since(self.began).as_secs_f64(), self.clock.wall(now));
-        let targets = board.targets.load();
-        let mut wanted: Vec<(Arc<str>, Wanted)> = Vec::new();
-        for load in loads() {
-            let Some(target) = targets.get(&load.pool) else { continue };
+        let mut wanted: Vec<(Arc<str>, Recommendation)> = Vec::new();
+        for load in (self.loads)() {
+            let Some(target) = self.targets.get(&load.pool) else { continue };
             let scaler = self.scalers.entry(Arc::clone(&load.pool)).or_default();
             wanted.push((Arc::clone(&load.pool), scaler.look(seconds, wall, &load, target)));
         }
         self.scalers.retain(|pool, _| wanted.iter().any(|(name, _)| name == pool));
-        let before = std::mem::replace(&mut *board.pools.lock(), wanted.clone());
+        let before = std::mem::replace(&mut *self.board.pools.lock(), wanted.clone());
         self.publish(&before, &wanted);
     }
 
-    fn publish(&self, before: &[(Arc<str>, Wanted)], wanted: &[(Arc<str>, Wanted)]) {
+    fn publish(&self, before: &[(Arc<str>, Recommendation)], wanted: &[(Arc<str>, Recommendation)]) {
         let families = &self.metrics.families.pools;
         for (pool, wanted) in wanted {
             let known = before.iter().find(|(name, _)| name == pool);

@@ -15,6 +15,7 @@ use crate::config::load::{ConfigError, Source, load};
 use crate::config::{Config, ModelMatch, Overrides, Route};
 use crate::drift::detectors::{Detectors, Finding, NOT_SERVED, Observation, Settings};
 use crate::record::Outcome;
+use crate::units::Tokens;
 
 /// Why a trace was not replayed to its end.
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +102,11 @@ struct TraceLine<'a> {
     predicted: Option<f64>,
     #[serde(default)]
     prompt_tokens: Option<f64>,
+    /// Of an answer that was no stream.
+    #[serde(default)]
+    duration: Option<f64>,
+    #[serde(default)]
+    output_tokens: Option<f64>,
     #[serde(borrow)]
     outcome: Cow<'a, str>,
 }
@@ -128,6 +134,8 @@ fn read(text: &[u8]) -> Result<CheckedLine<'_>, String> {
         ("itl", line.itl),
         ("predicted", line.predicted),
         ("prompt_tokens", line.prompt_tokens),
+        ("duration", line.duration),
+        ("output_tokens", line.output_tokens),
     ] {
         if value.is_some_and(|value| value < 0.0) {
             return Err(format!("{name} must not be negative"));
@@ -146,23 +154,27 @@ fn without_place(error: &serde_json::Error) -> String {
 impl CheckedLine<'_> {
     fn observation<'a>(&'a self, config: &Config) -> Observation<'a> {
         let line = &self.line;
+        let output = line.output_tokens.filter(|tokens| *tokens > 0.0);
+        let whole = line.duration.filter(|_| self.outcome == Outcome::Ok && line.ttft.is_none());
+        let per_token = || whole.zip(output).map(|(whole, tokens)| whole / tokens);
         Observation {
             at: line.t,
             route: &line.route,
             revision: &line.revision,
             replica: &line.replica,
-            ttft: line.ttft,
-            itl: line.itl,
+            ttft: line.ttft.or(whole.filter(|_| output.is_none())),
+            itl: line.itl.or_else(per_token),
             prompt: line.prompt_tokens,
             predicted: line.predicted,
-            ttft_bound: ttft_bound(config, &line.route),
+            pace: 1.0,
+            ttft_bound: ttft_bound(config, &line.route, line.prompt_tokens),
             outcome: self.outcome,
         }
     }
 }
 
-/// The route's bound on TTFT for an empty prompt: a trace does not have the lengths of prompts.
-fn ttft_bound(config: &Config, name: &str) -> Option<f64> {
+/// The route's bound on TTFT for this prompt, and for an empty one.
+fn ttft_bound(config: &Config, name: &str, prompt: Option<f64>) -> Option<(f64, f64)> {
     let named = |route: &&Route| {
         *route.name == *name || matches!(&route.model, ModelMatch::Named(model) if **model == *name)
     };
@@ -170,7 +182,9 @@ fn ttft_bound(config: &Config, name: &str) -> Option<f64> {
     let any = || routes.iter().find(|route| route.model == ModelMatch::Any);
     let only = || routes.first().filter(|_| routes.len() == 1);
     let route = routes.iter().find(named).or_else(any).or_else(only)?;
-    Some(config.slo.get(&route.slo)?.ttft?.base.as_secs_f64())
+    let bound = config.slo.get(&route.slo)?.ttft?;
+    let of_prompt = bound.for_prompt(Tokens(prompt.unwrap_or(0.0) as u64));
+    Some((of_prompt.as_secs_f64(), bound.base.as_secs_f64()))
 }
 
 const OUTCOMES: [Outcome; 5] =

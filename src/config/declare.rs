@@ -30,8 +30,8 @@ use super::check::section::{Checking, Item, Section};
 ///
 /// `as` names the [`Codec`] of the value. Then stands what an absent key means: `default` as the file would write it;
 /// nothing, with an `example` (an `Option`) or as an `empty` list; the defaults of a `section {}` below; or a fault, with
-/// an example of what is `required`: the section's reader reports it with its own words, and goes on. Flags of a
-/// key: `restart` (a reload keeps the old value and warns), `hidden` (from `/api/config`). Behind the header `optional`
+/// an example of what is `required`: the section's reader reports it with its own words, and goes on. `field @ "key"` names a key
+/// that the field is not called after. Flags of a key: `restart` (a reload keeps the old value and warns), `hidden` (from `/api/config`). Behind the header `optional`
 /// says that the section is off unless the file has it. Doc comments are those of the reference, without their backticks.
 macro_rules! section {
     (
@@ -40,7 +40,7 @@ macro_rules! section {
         $visible:vis struct $Section:ident for $header:literal $(, $optional:ident)? {
             $(
                 $(#[doc = $key_doc:literal])*
-                $key:ident: $type:ty as $codec:expr, $state:ident $text:tt $(, $flag:ident)*;
+                $key:ident $(@ $file:literal)?: $type:ty as $codec:expr, $state:ident $text:tt $(, $flag:ident)*;
             )*
         }
     ) => {
@@ -68,7 +68,7 @@ macro_rules! section {
                 doc: &[$($doc),*],
                 is_optional: false $(|| $crate::config::declare::section!(@is optional $optional))?,
                 keys: &[$($crate::config::declare::Key {
-                    name: stringify!($key),
+                    name: $crate::config::declare::section!(@name $key $($file)?),
                     doc: &[$($key_doc),*],
                     value: stringify!($text),
                     state: $crate::config::declare::section!(@state $state),
@@ -79,7 +79,7 @@ macro_rules! section {
             fn read(section: &$crate::config::check::section::Section<'_>, default: &Self) -> Self {
                 Self {
                     $($key: {
-                        let value = section.value(stringify!($key), &$codec);
+                        let value = section.value($crate::config::declare::section!(@name $key $($file)?), &$codec);
                         $crate::config::declare::section!(@or_default $state value, default.$key)
                     },)*
                 }
@@ -90,7 +90,7 @@ macro_rules! section {
                 let mut keys = serde_json::Map::new();
                 $(if !(false $(|| $crate::config::declare::section!(@is hidden $flag))*) {
                     let shown = $crate::config::declare::section!(@view $state $codec, self.$key);
-                    keys.insert(stringify!($key).to_owned(), shown);
+                    keys.insert($crate::config::declare::section!(@name $key $($file)?).to_owned(), shown);
                 })*
                 keys.into()
             }
@@ -114,6 +114,8 @@ macro_rules! section {
     (@default $absent:ident $key:ident $text:tt $codec:expr) => { Default::default() };
     (@or_default example $value:ident, $default:expr) => { $value.or_else(|| $default.clone()) };
     (@or_default $state:ident $value:ident, $default:expr) => { $value.unwrap_or_else(|| $default.clone()) };
+    (@name $key:ident) => { stringify!($key) };
+    (@name $key:ident $file:literal) => { $file };
     (@view example $codec:expr, $value:expr) => {
         $value.as_ref().map_or(serde_json::Value::Null, |value| $codec.show(value))
     };

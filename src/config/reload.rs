@@ -51,3 +51,78 @@ fn keep_fixed(config: &mut Config, old: &Config) -> Vec<String> {
     fixed.keep("[drift]", &mut config.drift, &old.drift);
     fixed.warnings
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_with;
+    use crate::config::declare::{Declaration, State};
+    use crate::config::reference::DECLARED;
+
+    /// Sections of which a reload keeps all.
+    const KEPT: [&str; 3] = ["[drift]", "[telemetry.otlp]", "[telemetry.engine_spans]"];
+    /// Means nothing without `metrics`.
+    const IDLE: &str = "metrics_interval";
+    /// What comes before a section below a pool, a route or tenants.
+    const ABOVE: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
+        [[route]]\nmodel = \"m\"\npools = [\"p\"]\n";
+
+    /// A section with every key as declared, but one.
+    fn config(declaration: &Declaration, changed: Option<(&str, &str)>) -> Result<Config, String> {
+        let value = |name: &str, value: &str| match changed {
+            Some((key, other)) if key == name => other.to_owned(),
+            _ => value.to_owned(),
+        };
+        let is_given = |state, name| state == State::Default || changed.is_some_and(|(key, _)| key == name);
+        let keys = declaration.keys.iter().filter(|key| is_given(key.state, key.name));
+        let lines: Vec<String> =
+            keys.map(|key| format!("{} = {}", key.name, value(key.name, key.value))).collect();
+        let text = format!("{ABOVE}{}\n{}\n", declaration.header, lines.join("\n"));
+        let env = |_: &str| Some("secret".to_owned());
+        let checked = check_with("f.toml", &text, &env, &Overrides::default());
+        checked.map(|checked| checked.config).map_err(|faults| faults.to_string())
+    }
+
+    /// Another value of the same kind; `None` where there is no rule for one.
+    fn other(value: &str) -> Option<String> {
+        match value {
+            "true" => return Some("false".into()),
+            "false" => return Some("true".into()),
+            _ => {}
+        }
+        if value.contains('.')
+            && let Ok(number) = value.parse::<f64>()
+        {
+            return Some(format!("{}", number * 0.75));
+        }
+        let (quote, inner) =
+            if value.starts_with('"') { ("\"", value.trim_matches('"')) } else { ("", value) };
+        let digits = inner.find(|c: char| !c.is_ascii_digit()).unwrap_or(inner.len());
+        let (number, unit) = inner.split_at(digits);
+        let is_unit = unit.chars().all(|c| c.is_ascii_alphabetic());
+        let number: u64 = number.parse().ok().filter(|_| is_unit)?;
+        Some(format!("{quote}{}{unit}{quote}", number + 1))
+    }
+
+    #[test]
+    fn a_reload_changes_every_key_that_is_not_named_as_needing_a_restart() {
+        let mut tried = 0;
+        for declaration in DECLARED.iter().filter(|one| one.header.starts_with('[')) {
+            let Ok(old) = config(declaration, None) else { continue };
+            for key in declaration.keys.iter().filter(|key| key.name != IDLE) {
+                let Some(changed) = other(key.value) else { continue };
+                let Ok(new) = config(declaration, Some((key.name, &changed))) else { continue };
+                let mut reloaded = new.clone();
+                let warnings = keep_fixed(&mut reloaded, &old);
+                let [old, new, reloaded] = [&old, &new, &reloaded].map(|config| format!("{config:?}"));
+                let name = format!("{} {} = {changed}", declaration.header, key.name);
+                assert!(old != new, "{name} changes nothing");
+                let is_kept = key.needs_restart || KEPT.contains(&declaration.header);
+                assert_eq!((reloaded == old, reloaded == new), (is_kept, !is_kept), "{name}");
+                assert_eq!(warnings.len(), usize::from(is_kept), "{name}: {warnings:?}");
+                tried += 1;
+            }
+        }
+        assert!(tried >= 40, "only {tried} keys");
+    }
+}

@@ -92,7 +92,6 @@ impl Writer<'_> {
             }
             Kind::Ratio => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
             Kind::Number => json!({ "type": "number" }),
-            Kind::Unbuilt => json!({ "description": UNBUILT }),
             Kind::List => {
                 json!({ "type": "array", "items": self.value(Place { within: Within::List, ..place }) })
             }
@@ -203,7 +202,6 @@ fn bare(header: &str) -> &str {
     header.trim_matches(['[', ']'])
 }
 
-const UNBUILT: &str = "not supported yet";
 const REFERENCE: &str = include_str!("../../config/reference.toml");
 
 /// Entries of lists and tables that the reference shows empty or in prose.

@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::check::codec::{List, Share, Word};
+use serde_json::json;
+
+use super::check::codec::{Codec, List, Own, Share, Switch, Word};
+use super::check::section::Item;
 use super::check::values::ADDRESS;
 use super::declare::section;
 
@@ -27,6 +30,20 @@ pub struct Telemetry {
     pub ttft_by_tenant: bool,
 }
 
+section! {
+    #[derive(Clone, Debug)]
+    pub(super) struct TelemetryKeys for "[telemetry]" {
+        /// stdout | stderr | off | path of a file, such as "./access.log"
+        access_log: AccessLog as ACCESS_LOG, default "stdout", restart;
+        /// prompt and answer text in spans; true is not supported yet
+        content: bool as CONTENT, default false;
+        /// times by stage are told apart by tenant, else they have the tenant "all"; default: up to 20 tenants
+        stages_by_tenant: Option<bool> as Switch, example true, restart;
+        /// the same for the histogram of TTFT; counters always have their tenant
+        ttft_by_tenant: Option<bool> as Switch, example true, restart;
+    }
+}
+
 /// `telemetry.access_log`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessLog {
@@ -38,6 +55,17 @@ pub enum AccessLog {
     File(PathBuf),
     /// Nowhere.
     Off,
+}
+
+impl std::fmt::Display for AccessLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Stdout => f.write_str("stdout"),
+            Self::Stderr => f.write_str("stderr"),
+            Self::Off => f.write_str("off"),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
 }
 
 /// `[telemetry.otlp]`
@@ -161,6 +189,34 @@ pub enum Keep {
     Canary,
 }
 
+fn access_log(item: &Item<'_>) -> Option<AccessLog> {
+    Some(match item.text()? {
+        "stdout" => AccessLog::Stdout,
+        "stderr" => AccessLog::Stderr,
+        "off" => AccessLog::Off,
+        path if path.contains(['/', '.']) => AccessLog::File(item.checking.directory.join(path)),
+        word => {
+            let hint = "known: stdout, stderr, off, or the path of a file: \"./access.log\"";
+            item.fault_unknown("access log", word, &["stdout", "stderr", "off"], hint);
+            return None;
+        }
+    })
+}
+
+const ACCESS_LOG: Own<AccessLog> = Own { read: access_log, show: |log| json!(log.to_string()) };
+const CONTENT: Own<bool> = Own {
+    read: |item| {
+        let is_asked = Switch.read(item)?;
+        if is_asked {
+            item.fault_at_key(
+                "content is not supported yet",
+                "remove it; spans carry no prompt and no answer text",
+            );
+        }
+        Some(is_asked)
+    },
+    show: |content| json!(content),
+};
 const KEEP: Word<Keep> = Word(
     "reason",
     &[

@@ -1,40 +1,32 @@
-//! `[[tenant]]`: clients, and what they may use.
+//! `[[tenant]]`: clients by the SHA-256 digests of their keys, by names in their certificates, by claims of their tokens.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::declare::section;
+use super::check::admission::route_named;
+use super::check::codec::{List, NAMED, Own};
+use super::check::section::{Item, Section};
+use super::check::values::{DIGEST, NAME};
+use super::declare::{Below, Declared, section};
+use super::{MAX_PRIORITY, Route};
 
-/// `[[tenant]]`
-#[derive(Clone, Debug)]
-pub struct Tenant {
-    /// Unique name.
-    pub name: Arc<str>,
-    /// SHA-256 digests of its keys.
-    pub key_digests: Vec<[u8; 32]>,
-    /// Names in client certificates that are its own (`server.tls.client_ca`).
-    pub client_names: Vec<Arc<str>>,
-    /// Names of the routes that it may use; `None` is all.
-    pub routes: Option<Vec<Arc<str>>>,
-    /// Its part of a pool while others wait as well, at least 1.
-    pub weight: u32,
-    /// Higher ones are placed first.
-    pub priority: i32,
-    /// `tenant.limits`
-    pub limits: TenantLimits,
-}
-
-impl Default for Tenant {
-    /// The tenant of every request where none are configured.
-    fn default() -> Self {
-        Self {
-            name: "default".into(),
-            key_digests: Vec::new(),
-            client_names: Vec::new(),
-            routes: None,
-            weight: 1,
-            priority: 0,
-            limits: TenantLimits::default(),
-        }
+section! {
+    #[derive(Clone, Debug)]
+    pub struct Tenant for "[[tenant]]", optional {
+        /// required, unique
+        name: Arc<str> as NAME, required "acme";
+        /// printf %s "$KEY" | sha256sum
+        key_digests @ "key_sha256": Vec<[u8; 32]> as List(DIGEST), empty ["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"];
+        /// with server.tls.client_ca: DNS name, URI or common name in its client certificate; no key is needed then
+        client_names: Vec<Arc<str>> as List(CLIENT_NAME), empty ["team-a.internal"];
+        /// names or models of routes; default: all
+        routes: Option<Vec<Arc<str>>> as List(NAMED), example ["llama-8b"];
+        /// its part of a pool while others wait too, in predicted seconds of work; with policy latency
+        weight: u32 as 1..=1_000_000, default 1;
+        /// -100 to 100: higher goes first, whatever the weights; with policy latency
+        priority: i32 as PRIORITIES, default 0;
+        /// each optional; 429 beyond. A minute's allowance may be used at once; tokens are those of prompts and answers
+        limits: TenantLimits as Below, empty { requests_per_minute = 600, tokens_per_minute = 100000, concurrency = 64 };
     }
 }
 
@@ -50,3 +42,69 @@ section! {
         concurrency: Option<u32> as 1..=1_000_000, example 64;
     }
 }
+
+/// Reads every `[[tenant]]`.
+pub(super) fn tenants(root: &Section<'_>, routes: &[Route]) -> Vec<Tenant> {
+    let (mut names, mut credentials) = (HashSet::new(), HashSet::new());
+    let has_tokens = root.get("auth").is_some();
+    let mut tenants = Vec::new();
+    for section in root.sections("tenant", Tenant::DECLARATION.header) {
+        let tenant = tenant(&section, routes);
+        expect_own(&section, &mut credentials);
+        let is_reachable =
+            has_tokens || section.get("key_sha256").is_some() || !tenant.client_names.is_empty();
+        if !is_reachable {
+            section.fault("[[tenant]] has no \"key_sha256\"", DIGEST.hint);
+        }
+        section.expect_unique("tenant", &tenant.name, &mut names);
+        tenants.push(tenant);
+    }
+    tenants
+}
+
+fn tenant(section: &Section<'_>, routes: &[Route]) -> Tenant {
+    let mut tenant = Tenant::read(section, &Tenant::default());
+    section.expect("name", NAME.hint);
+    if section.get("name").and_then(|item| item.value.as_str()) != Some(&*tenant.name) {
+        tenant.name = format!("#{}", section.span.start).into();
+    }
+    // What is named by its model is known by its name from here on.
+    let own_name = |item: &Item<'_>| {
+        let route = routes.get(route_named(item, item.value.as_str()?, routes)?)?;
+        Some(Arc::clone(&route.name))
+    };
+    tenant.routes = tenant.routes.map(|_| section.list("routes").iter().filter_map(own_name).collect());
+    tenant
+}
+
+/// Reports keys and names that a tenant has already.
+fn expect_own(section: &Section<'_>, known: &mut HashSet<(&'static str, String)>) {
+    for item in section.list("key_sha256") {
+        let digest = item.value.as_str().unwrap_or_default().to_ascii_lowercase();
+        if !digest.is_empty() && !known.insert(("key_sha256", digest)) {
+            item.fault("this key is listed already", "a key belongs to one tenant, once");
+        }
+    }
+    for item in section.list("client_names") {
+        let name = item.value.as_str().unwrap_or_default();
+        if !name.is_empty() && !known.insert(("client_names", name.to_owned())) {
+            item.fault(
+                format!("\"{name}\" is listed already"),
+                "a client's certificate belongs to one tenant",
+            );
+        }
+    }
+}
+
+fn client_name(item: &Item<'_>) -> Option<Arc<str>> {
+    let name = item.text()?;
+    if name.is_empty() {
+        item.fault("a client name is empty", CLIENT_NAME_HINT);
+    }
+    Some(name.into())
+}
+
+const CLIENT_NAME: Own<Arc<str>> = Own { read: client_name, ..NAMED };
+/// Bound of `priority` in both directions, and of the header `x-priority`.
+const PRIORITIES: std::ops::RangeInclusive<i64> = -(MAX_PRIORITY as i64)..=MAX_PRIORITY as i64;
+const CLIENT_NAME_HINT: &str = "write a DNS name, a URI or the common name of its client certificate: client_names = [\"team-a.internal\"]";

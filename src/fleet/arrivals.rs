@@ -11,7 +11,7 @@ use crate::routing::Work;
 pub struct Arrivals {
     count: AtomicU64,
     placed: AtomicU64,
-    /// Means as bits of floats: tokens and attention of uncached prompts.
+    /// Deps as bits of floats: tokens and attention of uncached prompts.
     tokens: AtomicU64,
     attention: AtomicU64,
 }

@@ -9,12 +9,9 @@ use super::life::ReplicaState;
 use super::pool::PoolState;
 use super::registry::Fleet;
 use super::replica::Replica;
-use crate::admission::{Outlook, Share, WaitReason, Waiter};
+use crate::admission::{Line, Outlook, Waiter};
 use crate::clock::Stamp;
-use crate::routing::{
-    Ask, Dispatcher, EngineLimits, EngineSignals, Prompt, SlotSet, Target, Typical, Verdict, policies,
-};
-use crate::units::Tokens;
+use crate::routing::{EngineLimits, EngineSignals, Expected, Target, Typical};
 
 /// One pool at one moment.
 #[derive(Clone, Debug, Default)]
@@ -112,7 +109,7 @@ impl PoolState {
         let replicas = self.replicas();
         let limits = self.engine_limits();
         let engines: Vec<_> = replicas.iter().map(|replica| engine(replica, now, &limits)).collect();
-        let mut urls: Vec<&str> = replicas.iter().map(|replica| &*replica.url).collect();
+        let mut urls: Vec<&str> = replicas.iter().map(|replica| &*replica.identity.url).collect();
         urls.sort_unstable();
         urls.dedup();
         let ready: Vec<_> = replicas.iter().filter(|replica| replica.is_ready()).collect();
@@ -136,60 +133,25 @@ impl PoolState {
     fn predicted_ttft(&self, typical: &Typical, now: Stamp) -> Option<Duration> {
         let replicas = self.replicas();
         let targets = replicas.iter().filter(|replica| replica.is_ready()).map(|replica| &replica.target);
-        let ahead = |last: &Waiter| self.queue.ahead(last);
-        predicted_ttft(&self.dispatcher, &self.engine_limits(), targets, ahead, typical, now)
+        let expected = Expected::at(&self.dispatcher, &self.engine_limits(), targets, typical, now)?;
+        Some(predicted_ttft(&expected, |last| Line::ahead(&&*self.queue, last), now))
     }
 }
 
-/// What a mean request would meet that arrives now at one of `targets`, behind all that wait: `ahead` says how long they take.
-pub(crate) fn predicted_ttft<'t>(
-    dispatcher: &Arc<Dispatcher>,
-    limits: &EngineLimits,
-    targets: impl Iterator<Item = &'t Target>,
+/// TTFT of a mean request that arrives now, behind all that wait: `ahead` says how long they take.
+pub(crate) fn predicted_ttft(
+    expected: &Expected,
     ahead: impl FnOnce(&Waiter) -> Option<Duration>,
-    typical: &Typical,
     now: Stamp,
-) -> Option<Duration> {
-    let tokens = Tokens(typical.uncached as u64);
-    let tried = SlotSet::new();
-    let ask = Ask {
-        prompt: Prompt { chain: &[], block_end: &|_| 0, bytes: 0, tokens },
-        session: None,
-        slo: crate::record::SloBounds::default(),
-        waited: Duration::ZERO,
-        queues_late: false,
-        shows_first_token: true,
-        conversation: None,
-        sampling: crate::routing::Sampling::default(),
-        has_media: false,
-        tried: &tried,
-    };
-    // Collected, so that they may be lent for as short as the question.
-    let targets: Vec<&Target> = targets.collect();
-    let policy = policies::named(crate::config::PolicyName::Latency);
-    let judged = dispatcher.judge(&*policy, &ask, limits, now, targets.into_iter())?;
-    let Verdict::Place(decision) = judged.verdict() else { return None };
-    let terms = &decision.terms;
-    let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0)).ok();
-    let last = Waiter {
-        reason: WaitReason::Late,
-        route: "".into(),
-        share: Share { tenant: "".into(), weight: 1, priority: i32::MIN },
-        limits: None,
-        is_long: false,
-        bytes: 0,
-        outlook: Outlook {
-            at: now,
-            work: seconds(terms.turn)?,
-            replicas: judged.candidates().len(),
-            ..Outlook::default()
-        },
-    };
-    let ahead = ahead(&last).unwrap_or_default();
-    Some(seconds(terms.prefill + terms.base)? + seconds(terms.wait)?.max(ahead))
+) -> Duration {
+    let Expected { first_token, wait, work, replicas } = *expected;
+    let last = Waiter::last(Outlook { at: now, work, replicas, ..Outlook::default() });
+    first_token + wait.max(ahead(&last).unwrap_or_default())
 }
 
 fn engine(replica: &Replica, now: Stamp, limits: &EngineLimits) -> EngineLoad {
     let signals = replica.target.signals(now, limits);
-    EngineLoad::of(replica.name(), replica.state(), &replica.target, signals, limits, replica.cold_starts())
+    let cold_starts = replica.health.warmth.cold_starts();
+    let cold_starts = (cold_starts.count, cold_starts.latest.into_iter().collect());
+    EngineLoad::of(replica.name(), replica.state(), &replica.target, signals, limits, cold_starts)
 }

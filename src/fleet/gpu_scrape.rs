@@ -36,7 +36,7 @@ impl GpuScraper {
         let mut pause = FIRST_WITHIN.mul_f64(fastrand::f64());
         loop {
             tokio::select! {
-                () = first.removed.cancelled() => return,
+                () = first.removed().cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
             }
             if let Some(problem) = self.look(first).await
@@ -57,7 +57,7 @@ impl GpuScraper {
         let config = self.pool.config();
         let name = first.name();
         let dcgm = config.dcgm.of(&name)?;
-        let endpoint = match dcgm.endpoint(&first.endpoint.host, &name) {
+        let endpoint = match dcgm.endpoint(&first.identity.endpoint.host, &name) {
             Ok(endpoint) => endpoint,
             Err(problem) => return Some(problem),
         };
@@ -73,7 +73,7 @@ impl GpuScraper {
         };
         let reading = Arc::new(GpuReading { at: self.clock.now(), figures });
         for replica in &self.targets {
-            replica.gpu.store(Some(Arc::clone(&reading)));
+            replica.engine.gpu.store(Some(Arc::clone(&reading)));
         }
         None
     }

@@ -12,10 +12,12 @@
 //! `warming`, one that was only away or sick does not.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use crate::clock::Stamp;
 
@@ -159,6 +161,11 @@ pub(super) struct LifeCycle {
     /// Index into [`ReplicaState::ALL`], for the data path.
     at: AtomicU8,
     now: Mutex<Passage>,
+    /// It gets no new requests whatever its probes say; its source or an operator said so.
+    is_held: AtomicBool,
+    held_for: ArcSwapOption<&'static str>,
+    /// Cancelled when the configuration drops it: probes and scrapes end.
+    pub(super) removed: CancellationToken,
 }
 
 /// A state with its history.
@@ -169,6 +176,13 @@ pub(super) struct Passage {
     pub(super) since: Stamp,
     /// How often each of [`ReplicaState::ALL`] was entered.
     pub(super) entered: [u64; ReplicaState::ALL.len()],
+}
+
+impl Passage {
+    /// How often this state was entered.
+    pub(super) fn entered(&self, state: ReplicaState) -> u64 {
+        self.entered.get(state.index()).copied().unwrap_or_default()
+    }
 }
 
 /// A change of state.
@@ -187,7 +201,32 @@ impl LifeCycle {
         entered[0] = 1;
         let passage =
             Passage { state: ReplicaState::Discovered, reason: "not asked yet".into(), since: now, entered };
-        Self { at: AtomicU8::new(0), now: Mutex::new(passage) }
+        Self {
+            at: AtomicU8::new(0),
+            now: Mutex::new(passage),
+            is_held: AtomicBool::new(false),
+            held_for: ArcSwapOption::empty(),
+            removed: CancellationToken::new(),
+        }
+    }
+
+    /// Whether its source or an operator keeps new requests away.
+    pub(super) fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::Relaxed)
+    }
+
+    /// Why, where it is.
+    pub(super) fn held_for(&self) -> Option<&'static str> {
+        self.held_for.load().as_ref().map(|reason| **reason)
+    }
+
+    /// Keeps new requests away for as long as there is a reason; returns whether that is a change.
+    pub(super) fn hold(&self, reason: Option<&'static str>) -> bool {
+        let is_change = self.is_held.swap(reason.is_some(), Ordering::Relaxed) != reason.is_some();
+        if is_change {
+            self.held_for.store(reason.map(Arc::new));
+        }
+        is_change
     }
 
     pub(super) fn state(&self) -> ReplicaState {

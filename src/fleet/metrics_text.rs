@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::replica::Rank;
+use super::identity::Rank;
 use crate::config::{EngineProfile, Figure, FigureSource};
 use crate::routing::CacheFigures;
 

@@ -4,17 +4,17 @@
 //! reads.
 
 pub(crate) mod adapters;
-pub(crate) mod answers;
 pub(crate) mod arrivals;
-mod cold;
 pub mod demand;
 pub mod discovery;
+pub(crate) mod engine;
 pub mod gpu;
 mod gpu_scrape;
+pub(crate) mod health;
+pub(crate) mod identity;
 pub(crate) mod life;
 pub mod metrics_text;
 mod model_list;
-pub(crate) mod outliers;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;
@@ -25,8 +25,6 @@ mod prove;
 pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
-pub(crate) mod slow_start;
 pub mod status;
-pub(crate) mod unasked;
-pub(crate) mod vitals;
+pub(crate) mod stream_defaults;
 mod warmup;

@@ -3,7 +3,7 @@
 //! Clients get these objects from our `/v1/models` as the engine wrote them: what is in them beside the id (`root`,
 //! `permission`, limits) is between client and engine.
 
-use super::replica::EngineModel;
+use super::engine::EngineModel;
 use crate::request::json::{Cursor, JsonError, JsonKind};
 
 /// The models of a `/v1/models` page; none where it is no such page.

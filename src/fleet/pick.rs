@@ -6,6 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
+use super::health::fails_alone;
+use super::health::vitals::BUSY_FOR;
+use super::life::Event;
 use super::pool::PoolState;
 use super::replica::Replica;
 use crate::admission::TurnOnDrop;
@@ -14,6 +19,7 @@ use crate::error::ReplicaFailure;
 use crate::record::{DecisionSummary, TokenCounts};
 use crate::request::prompt_size::PromptSize;
 use crate::routing::Assignment;
+use crate::stats::lower_quantile;
 
 /// The replica that one attempt goes to.
 #[derive(Debug)]
@@ -41,16 +47,79 @@ impl Pick {
         self.pool.queue.turn();
     }
 
-    /// A complete response arrived, which proves as much as a probe.
-    pub fn answered(&self, now: Stamp) {
+    /// A complete response arrived, which proves as much as a probe. `is_first_sign`: no first token came before it.
+    pub fn answered(&self, is_first_sign: bool, now: Stamp) {
         self.pool.dispatcher.answered(now);
-        self.replica.vitals.answered(now);
-        self.pool.succeeded(self.prompt);
+        self.replica.health.vitals.answered(now);
+        self.pool.poison.answered(self.prompt);
+        if is_first_sign {
+            self.replica.succeeded(now);
+        }
     }
 
-    /// Its request failed there.
+    /// Nothing came for too long.
+    pub fn silent(&self, now: Stamp) {
+        self.failed(&ReplicaFailure::Silent { replica: self.replica.name() }, now);
+    }
+
+    /// Its request failed there. From the second prompt on that fails there the replica gets less traffic. It is ejected once it
+    /// fails more than the pool's others, by one failure while on trial, or at once where it refuses connections; but never the
+    /// last ready one, and never more than `pool.ejection.max_share` of the pool. Where an answer says that its engine is down, a
+    /// probe decides. A request that could go nowhere else has no peers to be compared with, and its client chose the replica: it
+    /// only has the replica probed.
     pub fn failed(&self, failure: &ReplicaFailure, now: Stamp) {
-        self.pool.failed(&self.replica, failure, self.prompt, self.is_pinned, now);
+        let (pool, replica, health) = (&self.pool, &self.replica, &self.replica.health);
+        if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) || failure.is_idle_close() {
+            return;
+        }
+        if failure.is_refusal() && now.since(health.vitals.last_sign()) < BUSY_FOR {
+            // While anything moves there it is busy, not down: it gets less for a moment.
+            health.answers.refused(now);
+            return health.vitals.suspect(now);
+        }
+        let broke = failure.may_be_a_crash();
+        // A listener that closed before its streams broke was shut down in order.
+        if broke && health.vitals.refused_since().is_none_or(|from| now.since(from) < SHUTDOWN_LEAD) {
+            pool.poison.suspect(self.prompt, replica.life(), now);
+        }
+        let is_refused = matches!(failure, ReplicaFailure::Refused { .. });
+        if is_refused {
+            health.vitals.refused(now);
+        }
+        let counts = is_refused || !self.is_pinned;
+        let is_sick = counts && (self.count_failure(now) || is_refused);
+        if is_sick && replica.is_ready() && pool.may_eject() {
+            if is_refused {
+                replica.apply(Event::Refused, &failure.to_string());
+            } else {
+                replica.eject(&failure.to_string());
+            }
+            return health.vitals.check_now.notify_one();
+        }
+        match failure {
+            ReplicaFailure::EngineDown { .. } => health.vitals.reported_down(),
+            _ if is_refused || broke => health.vitals.check_now.notify_one(),
+            _ => health.vitals.suspect(now),
+        }
+    }
+
+    /// Counts a failure against the replica; returns whether its failures prove it sick.
+    fn count_failure(&self, now: Stamp) -> bool {
+        let (replica, answers) = (&self.replica, &self.replica.health.answers);
+        let is_on_trial = answers.is_on_trial();
+        answers.failed(self.prompt, now);
+        replica.health.beside(self.peers(|other| other.health.answers.demotion_rate(now)));
+        replica.member().publish(now);
+        let rate = answers.failure_rate(now).unwrap_or_default();
+        is_on_trial || fails_alone(rate, self.peers(|other| other.health.answers.failure_rate(now)))
+    }
+
+    /// What is usual of a figure among the pool's other replicas.
+    fn peers(&self, figure: impl Fn(&Replica) -> Option<f64>) -> f64 {
+        let replicas = self.pool.replicas();
+        let others = replicas.iter().filter(|other| other.slot() != self.replica.slot());
+        let mut figures: SmallVec<[f64; 16]> = others.filter_map(|other| figure(other)).collect();
+        lower_quantile(&mut figures, 0.5).unwrap_or_default()
     }
 
     /// The attempt was given up: sent at `sent`, it has brought nothing, neither a first token nor, if `is_whole`, an answer at once.
@@ -58,15 +127,15 @@ impl Pick {
     /// was clearly longer than is usual in the pool: a client that is merely impatient says nothing.
     pub fn given_up(&self, sent: Stamp, is_whole: bool, now: Stamp) {
         let (replica, waited) = (&self.replica, now.since(sent));
-        if waited < SHORTEST_SILENCE || replica.vitals.last_sign() >= sent {
+        if waited < SHORTEST_SILENCE || replica.health.vitals.last_sign() >= sent {
             return;
         }
         let usual = self.pool.dispatcher.model.usual_wait(&self.assignment.decision.terms, is_whole);
-        let answered =
-            |other: &Arc<Replica>| other.slot() != replica.slot() && other.vitals.last_answer() >= sent;
+        let answered = |other: &Arc<Replica>| {
+            other.slot() != replica.slot() && other.health.vitals.last_answer() >= sent
+        };
         if waited.as_secs_f64() > SILENT_FROM * usual && self.pool.replicas().iter().any(answered) {
-            let silent = ReplicaFailure::Silent { replica: replica.name() };
-            self.failed(&silent, now);
+            self.silent(now);
         }
     }
 
@@ -81,7 +150,9 @@ impl Pick {
     }
 }
 
-/// Times the usual wait from which silence speaks against a replica, ...
+/// A listener that was closed so long before its streams broke was shut down in order.
+const SHUTDOWN_LEAD: Duration = Duration::from_millis(300);
+/// Times the usual wait from which silence speaks against a replica.
 const SILENT_FROM: f64 = 3.0;
-/// ... and no sooner: gateways, networks and engines pause for longer than a first token takes.
+/// Never sooner: gateways, networks and engines pause for longer than a first token takes.
 const SHORTEST_SILENCE: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
-//! One pool in operation: its replicas, its dispatcher, and what failed requests mean for them.
+//! One pool in operation: its replicas, its dispatcher, and what restarts and comparisons mean for them.
 //!
-//! [`super::registry`] opens pools and changes their replicas; probes, scrapes and requests report here. A replica is judged
-//! beside the pool's others ([`super::outliers`]): what all answer alike says nothing about any of them.
+//! [`super::registry`] opens pools and changes their replicas; probes, scrapes and requests report here. What a replica's evidence
+//! is worth beside the others' is [`super::health`].
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -9,24 +9,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use smallvec::SmallVec;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::arrivals::Arrivals;
+use super::health::{COMPARE_EVERY, compare};
 use super::life::{Event, ReplicaState};
-use super::outliers::{LOOK_EVERY, Speeds, Standing, fails_alone, slowness};
 use super::poison::PoisonPrompts;
 use super::promise::{EngineNames, List, Promised, Proofs};
 use super::replica::Replica;
-use super::vitals::BUSY_FOR;
 use crate::admission::PoolQueue;
 use crate::clock::{Clock, Stamp};
 use crate::config::Pool;
-use crate::error::ReplicaFailure;
 use crate::request::ratio::TokenRatio;
 use crate::routing::{Dispatcher, EngineLimits, REFRESH_EVERY};
-use crate::stats::{Peers, lower_quantile};
 use crate::upstream::budget::RetryBudget;
 
 /// One pool in operation.
@@ -55,7 +51,7 @@ pub struct PoolState {
     pub(super) trouble: ArcSwapOption<String>,
     /// Those that left and whose streams have not ended.
     pub(super) draining: ArcSwap<Vec<Arc<Replica>>>,
-    poison: PoisonPrompts,
+    pub(super) poison: PoisonPrompts,
     /// Some engine told which LoRA adapters it holds.
     tells_adapters: AtomicBool,
 }
@@ -101,7 +97,7 @@ impl PoolState {
             let ready = replicas.iter().filter(|replica| replica.is_ready()).map(|replica| &replica.target);
             let now = clock.now();
             self.dispatcher.refresh(targets, ready, &self.engine_limits(), now);
-            if now.since(looked_at) >= LOOK_EVERY {
+            if now.since(looked_at) >= COMPARE_EVERY {
                 looked_at = now;
                 self.compare(&replicas, now);
             }
@@ -174,76 +170,6 @@ impl PoolState {
         reasons.join("; ")
     }
 
-    /// A replica gave the whole answer to this prompt.
-    pub fn succeeded(&self, prompt: u64) {
-        self.poison.answered(prompt);
-    }
-
-    /// A request failed at a replica. From the second prompt on that fails there it gets less traffic. It is ejected once it fails
-    /// more than the pool's others, by one failure while on trial, or at once where it refuses connections; but never the last ready
-    /// one, and never more than `pool.ejection.max_share` of the pool. Where an answer says that its engine is down, a probe decides.
-    /// A request that could go nowhere else (`is_pinned`) has no peers to be compared with, and its client chose the replica: it
-    /// only has the replica probed.
-    pub fn failed(
-        &self,
-        replica: &Replica,
-        failure: &ReplicaFailure,
-        prompt: u64,
-        is_pinned: bool,
-        now: Stamp,
-    ) {
-        if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) || failure.is_idle_close() {
-            return;
-        }
-        if failure.is_refusal() && self.is_busy(replica, now) {
-            return;
-        }
-        let broke = failure.may_be_a_crash();
-        // A listener that closed before its streams broke was shut down in order.
-        if broke && replica.vitals.refused_since().is_none_or(|from| now.since(from) < SHUTDOWN_LEAD) {
-            self.poison.suspect(prompt, replica.life(), now);
-        }
-        let is_refused = matches!(failure, ReplicaFailure::Refused { .. });
-        if is_refused {
-            replica.vitals.refused(now);
-        }
-        let has_it_probed = || match failure {
-            ReplicaFailure::EngineDown { .. } => replica.vitals.reported_down(),
-            _ if is_refused || broke => replica.vitals.check_now.notify_one(),
-            _ => replica.vitals.suspect(now),
-        };
-        if is_pinned && !is_refused {
-            return has_it_probed();
-        }
-        let is_on_trial = replica.answers.is_on_trial();
-        replica.answers.failed(prompt, now);
-        let (price, usual) = self.beside_others(replica, |other| other.answers.price(now));
-        let standing = Standing::of(price, usual);
-        replica.set_standing(standing.success, standing.share, now);
-        let (own, peers) = self.beside_others(replica, |other| other.answers.failure_rate(now));
-        let is_sick = is_refused || is_on_trial || fails_alone(own, peers);
-        if is_sick && replica.is_ready() && self.may_eject() {
-            if is_refused {
-                replica.happened(Event::Refused, &failure.to_string());
-            } else {
-                replica.eject(&failure.to_string());
-            }
-            replica.vitals.check_now.notify_one();
-        } else {
-            has_it_probed();
-        }
-    }
-
-    /// A replica refused a request at once. While anything moves there it is busy, not down: it gets less for a moment.
-    fn is_busy(&self, replica: &Replica, now: Stamp) -> bool {
-        let is_moving = now.since(replica.vitals.last_sign()) < BUSY_FOR;
-        if is_moving {
-            replica.answers.refused(now);
-            replica.vitals.suspect(now);
-        }
-        is_moving
-    }
-
     /// What its engines call the model of a route without `upstream_model`; `None` where they do not tell.
     pub fn engine_name(&self, model: &str) -> Option<Arc<str>> {
         self.engine_names.load().get(model).cloned()
@@ -264,7 +190,7 @@ impl PoolState {
     /// What this replica has to prove beside its pool's others.
     pub(super) fn proofs(&self, replica: &Replica) -> Proofs {
         let (promised, used) = (self.promised.load(), self.engine_names.load());
-        let models = replica.models.load();
+        let models = replica.engine.models.load();
         let proofs = promised.proofs(&models, [&used, &used]);
         if proofs.other.is_none() {
             return proofs;
@@ -282,46 +208,19 @@ impl PoolState {
         replicas.iter().any(|other| other.slot() != replica.slot() && other.is_ready() && other.lists(model))
     }
 
-    /// A figure of a replica, and what is usual among the others.
-    fn beside_others(&self, replica: &Replica, figure: impl Fn(&Replica) -> Option<f64>) -> (f64, f64) {
-        let others = self.replicas.load();
-        let others = others.iter().filter(|other| other.slot() != replica.slot());
-        let mut rates: SmallVec<[f64; 16]> = others.filter_map(|other| figure(other)).collect();
-        (figure(replica).unwrap_or_default(), lower_quantile(&mut rates, 0.5).unwrap_or_default())
-    }
-
-    /// Compares every replica with the others: what its answers are worth, and how fast it is while it is in slow start. After
-    /// that speed is for prediction alone to price.
+    /// Compares every replica with the others; [`super::health`] says what follows.
     fn compare(&self, replicas: &[Arc<Replica>], now: Stamp) {
         self.settle_names();
-        let speeds: Vec<Speeds> = replicas.iter().map(|replica| self.speeds(replica, now)).collect();
-        let prices: Vec<Option<f64>> = replicas.iter().map(|replica| replica.answers.price(now)).collect();
-        let priced = Peers::of(prices.iter().copied().flatten());
-        let ttfts = Peers::of(speeds.iter().filter_map(|speeds| speeds.ttft));
-        let itls = Peers::of(speeds.iter().filter_map(|speeds| speeds.itl));
-        let each = replicas.iter().zip(&speeds).zip(&prices);
-        for ((replica, speeds), price) in each.filter(|((replica, _), _)| replica.is_ready()) {
-            let (own, peers) = (price.unwrap_or_default(), priced.beside(*price).unwrap_or_default());
-            let standing = Standing::of(own, peers);
-            let is_slow_start_over = replica.warmth.looked(slowness(speeds, &ttfts, &itls), now);
-            if replica.warmth.is_retrial_due(now) {
-                self.dispatcher.model.forget(replica.slot());
-            }
-            replica.set_standing(standing.success, standing.share, now);
-            if is_slow_start_over {
+        let members: Vec<_> = replicas.iter().map(|replica| replica.member()).collect();
+        compare(&members, &self.dispatcher.model, now, |place| {
+            if let Some(replica) = replicas.get(place) {
                 tracing::info!(pool = %self.name, replica = %replica.name(), "replica gets its full share");
             }
-        }
+        });
     }
 
-    fn speeds(&self, replica: &Replica, now: Stamp) -> Speeds {
-        if !replica.is_ready() {
-            return Speeds::default();
-        }
-        Speeds::of(&self.dispatcher.model, replica.slot(), now)
-    }
-
-    fn may_eject(&self) -> bool {
+    /// Whether one more may be left: never the last ready one, and at most `pool.ejection.max_share` of the pool.
+    pub(super) fn may_eject(&self) -> bool {
         let replicas = self.replicas.load();
         let ready = replicas.iter().filter(|r| r.is_ready()).count();
         let ejected = replicas.iter().filter(|r| r.state().is_left()).count();
@@ -333,14 +232,14 @@ impl PoolState {
     pub(super) fn died(&self, replica: &Replica, now: Stamp) {
         self.forgets(replica, now);
         // Its successor counts from zero: that is no second restart.
-        replica.scraped.store(None);
-        replica.warmth.lost(replica.vitals.refused_since().unwrap_or(now));
+        replica.engine.scraped.store(None);
+        replica.health.warmth.lost(replica.health.vitals.refused_since().unwrap_or(now));
     }
 
     /// Another process answers at a replica: nothing of the former one's cache is there.
     pub(super) fn forgets(&self, replica: &Replica, now: Stamp) {
         self.dispatcher.forget(replica.slot());
-        replica.adapters.forget();
+        replica.engine.adapters.forget();
         self.poison.confirm(replica.slot(), now);
     }
 
@@ -350,15 +249,16 @@ impl PoolState {
         if !matches!(replica.state(), ReplicaState::Warming | ReplicaState::Ready) {
             return;
         }
-        let cold = replica.warmth.cold();
+        let cold = replica.health.warmth.cold();
         let served_before = |other: &Arc<Replica>| {
-            let before = other.warmth.warm_since().zip(cold).is_some_and(|(warm, cold)| warm <= cold.since);
+            let before =
+                other.health.warmth.warm_since().zip(cold).is_some_and(|(warm, cold)| warm <= cold.since);
             other.slot() != replica.slot() && other.is_ready() && before
         };
         let joins = self.replicas.load().iter().any(served_before);
-        let took = replica.warmth.warmed(now, joins, self.config.load().warmup.slow_start);
-        replica.set_standing(1.0, 1.0, now);
-        replica.happened(Event::Warmed, reason);
+        let took = replica.health.warmth.warmed(now, joins, self.config.load().warmup.slow_start);
+        replica.member().publish(now);
+        replica.apply(Event::Warmed, reason);
         if let Some(took) = took {
             let seconds = took.as_secs_f64();
             tracing::info!(pool = %self.name, replica = %replica.name(), seconds, "cold start");
@@ -390,10 +290,8 @@ impl PoolState {
 }
 
 fn lists<'r>(replicas: impl Iterator<Item = &'r Arc<Replica>>) -> Vec<List> {
-    replicas.map(|replica| replica.models.load_full()).filter(|models| !models.is_empty()).collect()
+    replicas.map(|replica| replica.engine.models.load_full()).filter(|models| !models.is_empty()).collect()
 }
 
 /// Replicas of which an error message says why they take no requests.
 const MAX_REASONS: usize = 3;
-/// A listener that was closed so long before its streams broke was shut down in order.
-const SHUTDOWN_LEAD: Duration = Duration::from_millis(300);

@@ -12,13 +12,15 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::json;
 
+use super::engine::EngineModel;
+use super::health::REFUSED_TWICE;
+use super::health::vitals::BUSY_FOR;
 use super::life::{Event, ReplicaState};
 use super::model_list;
 use super::pool::PoolState;
 use super::probe_answer;
-use super::replica::{EngineModel, Replica};
-use super::unasked::UnaskedStream;
-use super::vitals::{BUSY_FOR, REFUSED_TWICE};
+use super::replica::Replica;
+use super::stream_defaults::StreamDefaults;
 use crate::clock::{Clock, Stamp};
 use crate::config::{Pool, ProbeKind};
 use crate::upstream::call::{Call, CallError};
@@ -67,7 +69,7 @@ impl Prober {
                     }
                 }
             };
-            if self.replica.removed.run_until_cancelled(turn).await.is_none() {
+            if self.replica.removed().run_until_cancelled(turn).await.is_none() {
                 return;
             }
             match self.wait(&mut rhythm).await {
@@ -81,14 +83,14 @@ impl Prober {
     async fn turn(&self, config: &Pool, known: &mut Option<ProbeKind>, misses: &mut u32) {
         let replica = &self.replica;
         let warms_again = self.begin_again();
-        replica.happened(Event::Asked, "asked");
+        replica.apply(Event::Asked, "asked");
         let sent = self.clock.now();
         let mut result = self.probe(config, known).await;
         let mut is_another = false;
         if let ProbeResult::Answered(kind) = result {
             if !replica.is_ready() {
                 if kind == ProbeKind::Completion {
-                    self.learn_unasked(config).await;
+                    self.probe_stream_defaults(config).await;
                 }
                 result = self.prove(config, kind).await;
             } else if kind != ProbeKind::Health
@@ -98,14 +100,14 @@ impl Prober {
             }
         }
         let is_proved = matches!(result, ProbeResult::Answered(_));
-        replica.probe_failures.fetch_add(u64::from(!is_proved), Ordering::Relaxed);
+        replica.own.failed_probes.fetch_add(u64::from(!is_proved), Ordering::Relaxed);
         *misses = match result {
             ProbeResult::Answered(_) => 0,
             ProbeResult::NotSent => *misses,
             _ if is_another => MISSES_TO_EJECT.max(*misses),
             _ => misses.saturating_add(1),
         };
-        replica.misses.store(*misses, Ordering::Relaxed);
+        replica.own.misses.store(*misses, Ordering::Relaxed);
         self.apply(&result, *misses, sent);
         if *misses == MISSES_TO_WARN && replica.state().is_coming() {
             self.warn_of_misses(*misses);
@@ -134,9 +136,9 @@ impl Prober {
             let state = self.replica.state();
             let pause = match state {
                 ReplicaState::Ready if misses == 0 => interval,
-                _ if state.is_left() && misses == 0 => self.replica.hold_off(interval),
+                _ if state.is_left() && misses == 0 => self.replica.health.hold_off(interval),
                 // Requests there wait to learn whether their process is gone.
-                _ if self.replica.vitals.refused_since().is_some()
+                _ if self.replica.health.vitals.refused_since().is_some()
                     && self.replica.target.load.inflight() > 0 =>
                 {
                     FIRST_RETRY * 2
@@ -147,14 +149,14 @@ impl Prober {
             let idle = config.keep_alive.map_or(left, |interval| self.until_idle(interval, rhythm.kept));
             // Each arm is cancel-safe: a notification not taken stays stored.
             let is_forced = tokio::select! {
-                () = self.replica.removed.cancelled() => return None,
-                () = self.replica.vitals.check_now.notified() => true,
+                () = self.replica.removed().cancelled() => return None,
+                () = self.replica.health.vitals.check_now.notified() => true,
                 () = tokio::time::sleep(left.min(idle)) => false,
             };
             if self.replica.state().is_left() && is_forced && misses == 0 {
                 // Just ejected by failed requests: an immediate probe would reinstate it at once.
-                let hold_off = self.replica.hold_off(interval);
-                self.replica.removed.run_until_cancelled(tokio::time::sleep(hold_off)).await?;
+                let hold_off = self.replica.health.hold_off(interval);
+                self.replica.removed().run_until_cancelled(tokio::time::sleep(hold_off)).await?;
             }
             if is_forced {
                 return Some(Due::Probe);
@@ -167,7 +169,7 @@ impl Prober {
                 continue;
             }
             let now = self.clock.now();
-            let is_proved = now.since(self.replica.vitals.last_answer()) < interval;
+            let is_proved = now.since(self.replica.health.vitals.last_answer()) < interval;
             if !self.replica.is_ready() || !is_proved {
                 return Some(Due::Probe);
             }
@@ -177,7 +179,7 @@ impl Prober {
 
     /// How long until nobody has asked it for `interval`, its own keep-alive included.
     fn until_idle(&self, interval: Duration, kept: Stamp) -> Duration {
-        let last = self.replica.vitals.last_answer().max(kept);
+        let last = self.replica.health.vitals.last_answer().max(kept);
         if self.replica.target.load.inflight() > 0 || !self.replica.is_ready() {
             return interval;
         }
@@ -189,47 +191,47 @@ impl Prober {
         let now = self.clock.now();
         match result {
             ProbeResult::Answered(kind) => {
-                replica.vitals.cleared();
+                replica.health.vitals.cleared();
                 let reason = match kind {
                     ProbeKind::Health => "unproven: only /health answered",
-                    _ if replica.is_due_for_trial() => "answered; on trial after failed requests",
+                    _ if replica.health.is_due_for_trial() => "answered; on trial after failed requests",
                     _ => "answered",
                 };
-                let is_cold = replica.warmth.cold().is_some();
-                replica.happened(if is_cold { Event::ProvedCold } else { Event::Proved }, reason);
+                let is_cold = replica.health.warmth.cold().is_some();
+                replica.apply(if is_cold { Event::ProvedCold } else { Event::Proved }, reason);
             }
             ProbeResult::Refused => {
-                replica.vitals.refused(now);
+                replica.health.vitals.refused(now);
                 // A listener that is away for a moment takes no cache with it.
-                if replica.target.load.inflight() == 0 || replica.vitals.is_gone(REFUSED_TWICE) {
+                if replica.target.load.inflight() == 0 || replica.health.vitals.is_gone(REFUSED_TWICE) {
                     self.pool.died(replica, now);
                 }
-                replica.happened(Event::Refused, "connection refused");
+                replica.apply(Event::Refused, "connection refused");
             }
             ProbeResult::TimedOut => {
-                replica.vitals.frozen(sent);
-                let is_still = replica.vitals.frozen_since().is_some();
+                replica.health.vitals.frozen(sent);
+                let is_still = replica.health.vitals.frozen_since().is_some();
                 if replica.state().is_coming() {
-                    replica.happened(Event::Unproved, "probe not answered in time");
+                    replica.apply(Event::Unproved, "probe not answered in time");
                 } else if misses >= MISSES_TO_EJECT && is_still && !self.is_computing(now) {
-                    replica.happened(Event::Unproved, "probe not answered in time, and nothing moves");
+                    replica.apply(Event::Unproved, "probe not answered in time, and nothing moves");
                 } else {
-                    replica.answers.pause(now, self.pool.config().probe.timeout);
+                    replica.health.answers.pause(now, self.pool.config().probe.timeout);
                 }
             }
             ProbeResult::Busy(why) => {
-                let is_moving = now.since(replica.vitals.last_sign()) < BUSY_FOR;
+                let is_moving = now.since(replica.health.vitals.last_sign()) < BUSY_FOR;
                 match replica.state() {
-                    ReplicaState::Ready if is_moving => replica.answers.refused(now),
+                    ReplicaState::Ready if is_moving => replica.health.answers.refused(now),
                     ReplicaState::Ready if misses < MISSES_TO_EJECT => {}
-                    _ => replica.happened(Event::Unproved, why),
+                    _ => replica.apply(Event::Unproved, why),
                 }
             }
             ProbeResult::NotSent => {}
             ProbeResult::NoAnswer(why) | ProbeResult::Failed(why) => {
-                let is_expected = replica.vitals.is_reported_down();
+                let is_expected = replica.health.vitals.is_reported_down();
                 if replica.state().is_coming() || misses >= MISSES_TO_EJECT || is_expected {
-                    replica.happened(Event::Unproved, why);
+                    replica.apply(Event::Unproved, why);
                 }
             }
         }
@@ -275,7 +277,7 @@ impl Prober {
     }
 
     async fn ask(&self, config: &Pool, kind: ProbeKind) -> ProbeResult {
-        let models = self.replica.models.load_full();
+        let models = self.replica.engine.models.load_full();
         self.ask_for(config, kind, models.first().map_or("", |m| &*m.id)).await
     }
 
@@ -313,8 +315,8 @@ impl Prober {
     }
 
     /// Learns what its engine streams unasked, before it takes requests: a restart may have changed its flags.
-    async fn learn_unasked(&self, config: &Pool) {
-        let models = self.replica.models.load_full();
+    async fn probe_stream_defaults(&self, config: &Pool) {
+        let models = self.replica.engine.models.load_full();
         let model = models.first().map_or("", |m| &*m.id);
         let prompt = &config.probe.prompt;
         let messages = json!([{ "role": "user", "content": prompt }]);
@@ -331,20 +333,20 @@ impl Prober {
             if let Ok((StatusCode::OK, stream)) =
                 self.call(config, path, Some(&body)).send(&self.connector).await
             {
-                unasked = UnaskedStream::read(&stream);
+                unasked = StreamDefaults::read(&stream);
             }
             if unasked.is_some() {
                 break;
             }
         }
-        self.replica.unasked.store(unasked.map(Arc::new));
+        self.replica.engine.stream_defaults.store(unasked.map(Arc::new));
     }
 
     fn spoke(&self) {
-        if self.replica.warmth.cold().is_some() {
-            self.replica.happened(Event::Listens, "listens again");
+        if self.replica.health.warmth.cold().is_some() {
+            self.replica.apply(Event::Listens, "listens again");
         }
-        self.replica.happened(Event::Spoke, "answers HTTP");
+        self.replica.apply(Event::Spoke, "answers HTTP");
     }
 
     /// Reads `/v1/models`; an engine without it is probed all the same.
@@ -352,11 +354,11 @@ impl Prober {
         match self.call(config, &config.engine_profile.models_path, None).send(&self.connector).await {
             Ok((StatusCode::OK, body)) => {
                 self.spoke();
-                let before = self.replica.models.swap(Arc::new(model_list::parse(&body)));
+                let before = self.replica.engine.models.swap(Arc::new(model_list::parse(&body)));
                 let ids = |models: &[EngineModel]| {
                     models.iter().map(|model| Arc::clone(&model.id)).collect::<Vec<_>>()
                 };
-                if ids(&before) != ids(&self.replica.models.load()) {
+                if ids(&before) != ids(&self.replica.engine.models.load()) {
                     self.pool.settle_names();
                 }
                 Ok(())
@@ -374,12 +376,12 @@ impl Prober {
 
     pub(super) fn call<'a>(&'a self, config: &'a Pool, path: &'a str, body: Option<&'a str>) -> Call<'a> {
         Call {
-            endpoint: &self.replica.endpoint,
+            endpoint: &self.replica.identity.endpoint,
             key: config.engine_api_key.as_ref(),
             path,
             body,
             timeout: config.probe.timeout,
-            rank: self.replica.rank.map(|rank| rank.index),
+            rank: self.replica.identity.rank.map(|rank| rank.index),
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::replica::EngineModel;
+use super::engine::EngineModel;
 use crate::config::{Classes, Config, ModelMatch, Pool, Secret};
 use crate::request::chain::ChainSeed;
 use crate::units::Tokens;

@@ -93,10 +93,10 @@ impl Prober {
 
     /// Says once what is promised and not there.
     fn note_lacks(&self, lacks: &[Arc<str>]) {
-        if ***self.replica.lacks.load() == *lacks {
+        if **self.replica.engine.lacks.load() == lacks {
             return;
         }
-        self.replica.lacks.store(Arc::new(lacks.into()));
+        self.replica.engine.lacks.store(Arc::new(lacks.into()));
         if !lacks.is_empty() {
             let (pool, replica) = (&self.pool.name, self.replica.name());
             let models = lacks.join(", ");
@@ -106,12 +106,12 @@ impl Prober {
 
     /// Begins another warm-up where one was asked for: outside of the traffic if another replica takes it meanwhile.
     pub(super) fn begin_again(&self) -> bool {
-        if !self.replica.warm_again.swap(false, Ordering::Relaxed) || !self.replica.is_ready() {
+        if !self.replica.own.warm_again.swap(false, Ordering::Relaxed) || !self.replica.is_ready() {
             return false;
         }
         let others = self.pool.replicas();
         if others.iter().any(|other| other.slot() != self.replica.slot() && other.is_ready()) {
-            self.replica.happened(Event::WarmAgain, "to be warmed up again");
+            self.replica.apply(Event::WarmAgain, "to be warmed up again");
         }
         true
     }
@@ -120,7 +120,7 @@ impl Prober {
     pub(super) async fn warm_up(&self, config: &Pool, kind: ProbeKind) -> Result<(), ProbeResult> {
         let requests = {
             let promised = self.pool.promised.load();
-            warmup::requests(&config.warmup, &promised.classes, kind, &self.base_model())
+            warmup::requests(&config.warmup, &promised.classes, kind, &self.replica.engine.base_model())
         };
         let began = self.clock.now();
         let mut report = WarmUpReport::default();
@@ -141,7 +141,7 @@ impl Prober {
             let (pool, replica) = (&self.pool.name, self.replica.name());
             tracing::warn!(%pool, %replica, problems = report.problems.join("; "), "warm-up was not answered as it should be");
         }
-        self.replica.warm_up.store(Some(Arc::new(report)));
+        self.replica.own.warm_up.store(Some(Arc::new(report)));
         self.pool.warmed(&self.replica, &reason, self.clock.now());
         Ok(())
     }
@@ -169,7 +169,7 @@ impl Prober {
 
     /// Sends what keeps an idle replica warm.
     pub(super) async fn keep_warm(&self, config: &Pool, kind: ProbeKind) {
-        for request in warmup::keep_alive(&config.warmup, kind, &self.base_model()) {
+        for request in warmup::keep_alive(&config.warmup, kind, &self.replica.engine.base_model()) {
             // Whether it works is the probe's affair.
             let _ = self.send_own(config, &request, config.probe.timeout).await;
         }
@@ -194,7 +194,7 @@ impl Prober {
     fn note_cached(&self, request: &WarmUpRequest) {
         let Some(dialect) = request.shared_prompt else { return };
         let Ok(fields) = fields::parse(dialect, request.body.as_bytes()) else { return };
-        let model = self.base_model();
+        let model = self.replica.engine.base_model();
         let read = RequestPrompt::read(dialect, &fields, &model, &self.pool.promised.load().seed);
         let chain = &read.chain;
         let block_end = |block| chain.block_end_bytes(block);
@@ -205,12 +205,5 @@ impl Prober {
             tokens: Tokens(chain.bytes() / 4),
         };
         self.pool.dispatcher.index.insert(self.replica.slot(), &prompt);
-    }
-
-    /// The first model that is no adapter, else the first.
-    fn base_model(&self) -> Arc<str> {
-        let models = self.replica.models.load();
-        let base = models.iter().find(|model| model.is_base).or(models.first());
-        base.map_or_else(|| "".into(), |model| Arc::clone(&model.id))
     }
 }

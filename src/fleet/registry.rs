@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 
-use super::discovery::means::Means;
+use super::discovery::deps::Deps;
 use super::discovery::membership::{Membership, SLOTS};
 use super::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use super::pool::PoolState;
@@ -71,7 +71,7 @@ impl Fleet {
         }
         // Connections in use go on; idle ones would keep the old certificate in use.
         let pools = self.pools();
-        let is_tls = |replica: &&Arc<Replica>| replica.endpoint.is_tls;
+        let is_tls = |replica: &&Arc<Replica>| replica.identity.endpoint.is_tls;
         for pool in pools.iter() {
             pool.replicas().iter().filter(is_tls).for_each(|replica| replica.connections.drain());
         }
@@ -131,13 +131,13 @@ impl Fleet {
     fn open(&self, config: &Pool) -> Arc<Membership> {
         let pool = PoolState::new(config, SLOTS);
         self.tracker.spawn_on(Arc::clone(&pool).refresh(self.clock), &self.tasks);
-        let means = Means {
+        let deps = Deps {
             connector: self.connector_of(&pool.name),
             clock: self.clock,
             tracker: self.tracker.clone(),
             tasks: self.tasks.clone(),
         };
-        Membership::new(pool, means)
+        Membership::new(pool, deps)
     }
 
     /// State of every source of replicas.
@@ -239,7 +239,7 @@ mod tests {
         let fleet = fleet();
         let url = "http://127.0.0.9:1";
         let one = apply(&fleet, "p", "", &format!("\"{url}\"")).replicas()[0].clone();
-        one.happened(Event::Adopted, "answered");
+        one.apply(Event::Adopted, "answered");
         let named = format!("{{ url = \"{url}\", name = \"gpu\" }}");
         let pool = apply(&fleet, "p", "revision = \"r2\"\nmax_connections = 7", &named);
         assert!(Arc::ptr_eq(&one, &pool.replicas()[0]));
@@ -258,11 +258,11 @@ mod tests {
         let fleet = fleet();
         let pool = apply(&fleet, "p", "", "\"http://127.0.0.9:1\"");
         let old = pool.replicas()[0].clone();
-        old.happened(Event::Adopted, "answered");
+        old.apply(Event::Adopted, "answered");
         apply(&fleet, "p", "", "\"http://127.0.0.9:2\"");
         assert!(pool.is_ready() && pool.replicas().len() == 2);
         let new = pool.replicas()[0].clone();
-        new.happened(Event::Adopted, "answered");
+        new.apply(Event::Adopted, "answered");
         while pool.replicas().len() == 2 {
             tokio::time::sleep(LOOK_EVERY).await;
         }

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::discovery::means::Means;
-use super::discovery::report::Roll;
+use super::discovery::deps::Deps;
+use super::discovery::report::SourceSink;
+use super::engine::ScrapedCounters;
 use super::life::Event;
 use super::metrics_text;
 use super::pool::PoolState;
-use super::replica::{Replica, ScrapedCounters};
+use super::replica::Replica;
 use super::status::EngineCounters;
 use crate::clock::Clock;
 use crate::config::{DataParallel, Endpoint, EngineKind, EngineProfile, Figure, Pool};
@@ -26,7 +27,7 @@ use crate::upstream::connect::Connector;
 /// Scrapes the page of one URL.
 #[derive(Debug)]
 pub(super) struct Scraper {
-    roll: Arc<dyn Roll>,
+    sink: Arc<dyn SourceSink>,
     pool: Arc<PoolState>,
     /// The first of them, for what is the URL's affair.
     replica: Arc<Replica>,
@@ -39,14 +40,14 @@ pub(super) struct Scraper {
 impl Scraper {
     /// For the targets of one URL; `None` without any.
     pub(super) fn new(
-        roll: Arc<dyn Roll>,
+        sink: Arc<dyn SourceSink>,
         pool: &Arc<PoolState>,
         targets: Vec<Arc<Replica>>,
-        means: &Means,
+        deps: &Deps,
     ) -> Option<Self> {
         let replica = Arc::clone(targets.first()?);
-        let (pool, connector) = (Arc::clone(pool), means.connector.clone());
-        Some(Self { roll, pool, replica, targets, connector, clock: means.clock })
+        let (pool, connector) = (Arc::clone(pool), deps.connector.clone());
+        Some(Self { sink, pool, replica, targets, connector, clock: deps.clock })
     }
 
     /// The scrape loop, until the replica is removed.
@@ -63,7 +64,7 @@ impl Scraper {
             // Spreads the scrapes of replicas that started together.
             let pause = pause.mul_f64(0.9 + 0.2 * fastrand::f64());
             tokio::select! {
-                () = self.replica.removed.cancelled() => return,
+                () = self.replica.removed().cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -80,10 +81,10 @@ impl Scraper {
         let elsewhere = profile.metrics_port.map(|port| Endpoint {
             port,
             base_path: "".into(),
-            ..self.replica.endpoint.clone()
+            ..self.replica.identity.endpoint.clone()
         });
         let call = Call {
-            endpoint: elsewhere.as_ref().unwrap_or(&self.replica.endpoint),
+            endpoint: elsewhere.as_ref().unwrap_or(&self.replica.identity.endpoint),
             key: config.engine_api_key.as_ref(),
             path,
             body: None,
@@ -92,7 +93,7 @@ impl Scraper {
         };
         let answer = call.send_on(&self.connector, kept).await;
         if !matches!(answer, Ok((StatusCode::OK, _))) {
-            self.replica.scrape_failures.fetch_add(1, Ordering::Relaxed);
+            self.replica.own.failed_scrapes.fetch_add(1, Ordering::Relaxed);
         }
         // What another port says is no evidence about the engine's own.
         let is_own_port = elsewhere.is_none();
@@ -117,9 +118,9 @@ impl Scraper {
             }
             Err(CallError::Refused) if is_own_port => {
                 for replica in &self.targets {
-                    replica.vitals.refused(self.clock.now());
+                    replica.health.vitals.refused(self.clock.now());
                     if replica.is_ready() {
-                        replica.vitals.check_now.notify_one();
+                        replica.health.vitals.check_now.notify_one();
                     }
                 }
                 return true;
@@ -131,9 +132,9 @@ impl Scraper {
 
     fn connected(&self, is_own_port: bool) {
         for replica in self.targets.iter().filter(|_| is_own_port) {
-            if replica.vitals.refused_since().is_some() {
-                replica.vitals.connected();
-                replica.vitals.check_now.notify_one();
+            if replica.health.vitals.refused_since().is_some() {
+                replica.health.vitals.connected();
+                replica.health.vitals.check_now.notify_one();
             }
         }
     }
@@ -144,13 +145,13 @@ impl Scraper {
             let ranks = metrics_text::ranks(page);
             // One engine again is what a restarted process shows, too, while its others start.
             if ranks > 1 {
-                Arc::clone(&self.roll).saw_ranks(&self.replica.endpoint, ranks);
+                Arc::clone(&self.sink).saw_ranks(&self.replica.identity.endpoint, ranks);
             }
         }
     }
 
     fn apply(&self, replica: &Arc<Replica>, page: &str, profile: &EngineProfile) {
-        let figures = match replica.rank {
+        let figures = match replica.identity.rank {
             Some(rank) => metrics_text::parse_rank(page, profile, rank),
             None => metrics_text::parse(page, profile),
         };
@@ -163,21 +164,24 @@ impl Scraper {
             ttft: figures.get(Figure::TtftSum).zip(figures.get(Figure::TtftCount)),
         };
         let scraped = ScrapedCounters { counters, process_start: figures.get(Figure::ProcessStart) };
-        let before = replica.scraped.swap(Some(Arc::new(scraped)));
+        let before = replica.engine.scraped.swap(Some(Arc::new(scraped)));
         // A restarted process has an empty cache.
         if before.as_ref().is_some_and(|before| scraped.is_of_another_process(before)) {
             self.pool.forgets(replica, self.clock.now());
             replica.target.restarted();
             if self.is_newest(scraped.process_start) {
-                replica.warmth.lost(replica.vitals.refused_since().unwrap_or_else(|| self.clock.now()));
-                replica.happened(Event::Restarted, "its process is another one");
-                replica.vitals.check_now.notify_one();
+                replica
+                    .health
+                    .warmth
+                    .lost(replica.health.vitals.refused_since().unwrap_or_else(|| self.clock.now()));
+                replica.apply(Event::Restarted, "its process is another one");
+                replica.health.vitals.check_now.notify_one();
             }
         }
         self.note_process(scraped.process_start);
         let done = before.as_ref().and_then(|before| before.counters.generated).zip(counters.generated);
         if done.is_some_and(|(old, new)| old != new) {
-            replica.vitals.engine_moved(self.clock.now());
+            replica.health.vitals.engine_moved(self.clock.now());
         }
         let page = EnginePage {
             running: figures.get(Figure::Running),
@@ -194,8 +198,8 @@ impl Scraper {
     }
 
     fn note_adapters(&self, replica: &Replica, page: &str) {
-        if let Some(told) = metrics_text::lora_requests(page, replica.rank) {
-            replica.adapters.seen(told.adapters(), told.max);
+        if let Some(told) = metrics_text::lora_requests(page, replica.identity.rank) {
+            replica.engine.adapters.seen(told.adapters(), told.max);
             self.pool.note_adapters();
         }
     }
@@ -203,12 +207,12 @@ impl Scraper {
     /// Whether this process started after all that were seen: behind a URL of several processes old and new ones alternate, and
     /// none of them is a restart.
     fn is_newest(&self, start: Option<f64>) -> bool {
-        let newest = f64::from_bits(self.replica.newest_process.load(Ordering::Relaxed));
+        let newest = f64::from_bits(self.replica.engine.newest_process.load(Ordering::Relaxed));
         start.is_some_and(|start| newest > 0.0 && start > newest + START_TOLERANCE)
     }
 
     fn note_process(&self, start: Option<f64>) {
-        let newest = &self.replica.newest_process;
+        let newest = &self.replica.engine.newest_process;
         if let Some(start) = start.filter(|start| *start > f64::from_bits(newest.load(Ordering::Relaxed))) {
             newest.store(start.to_bits(), Ordering::Relaxed);
         }
@@ -217,10 +221,10 @@ impl Scraper {
     /// Says once what the engine does not tell.
     fn note_absent(&self, absent: &[&'static str]) {
         let replica = &self.replica;
-        if ***replica.absent.load() == *absent {
+        if **replica.engine.absent.load() == absent {
             return;
         }
-        replica.absent.store(Arc::new(absent.into()));
+        replica.engine.absent.store(Arc::new(absent.into()));
         let served = replica.served();
         let (pool, name) = (&served.pool, &served.replica);
         if absent.is_empty() {

@@ -7,6 +7,29 @@ pub use super::gpu::{GpuFigures, Throttling};
 pub use super::life::ReplicaState;
 use crate::routing::{Calibration, EngineSignals};
 
+/// Reads the state of every replica; without a fleet there is none.
+#[derive(Clone)]
+pub struct FleetView(Arc<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>);
+
+impl FleetView {
+    /// Reads it by this function.
+    pub fn new(read: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(read))
+    }
+
+    /// The replicas as they are now.
+    #[must_use]
+    pub fn statuses(&self) -> Vec<ReplicaStatus> {
+        (self.0)()
+    }
+}
+
+impl Default for FleetView {
+    fn default() -> Self {
+        Self::new(Vec::new)
+    }
+}
+
 /// State of one replica.
 #[derive(Clone, Debug)]
 pub struct ReplicaStatus {

@@ -254,9 +254,7 @@ impl UpstreamAttempt {
         let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
             // Relayed as it is, like any other 500; of a replica on trial another may do better.
-            HoldOutcome::ErrorEvent(error)
-                if self.replica.answers.is_on_trial() && !error.is_of_request() =>
-            {
+            HoldOutcome::ErrorEvent(error) if self.replica.is_on_trial() && !error.is_of_request() => {
                 Err(failed(ReplicaFailure::ErrorEvent { replica }))
             }
             HoldOutcome::Released | HoldOutcome::ErrorEvent(_) => {

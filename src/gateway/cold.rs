@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::prepare::Prepared;
-use crate::admission::{Stay, WaitReason, Waiter};
+use crate::admission::{Deferral, WaitReason, Waiter};
 use crate::config::{ColdWait, QueueLimits};
 use crate::fleet::pool::PoolState;
 
@@ -40,13 +40,13 @@ impl Prepared {
 
 /// Whether a request waits for its turn after a cold start, and whether others may be called meanwhile; `None` if it need not.
 /// `waits`: it waits for a replica already; the others go behind.
-pub(super) fn turn(request: &Prepared, pool: &Arc<PoolState>, waits: bool) -> Option<Stay> {
+pub(super) fn turn(request: &Prepared, pool: &Arc<PoolState>, waits: bool) -> Option<Deferral> {
     let (first, _) = request.route.pools.first()?;
     let others = first.queue.waiting_for_replica();
     if others == 0 || request.cold_wait().is_none() || (waits && has_room(pool)) {
         return None;
     }
-    Some(if request.route.pools.len() == 1 { Stay::NoRoom } else { Stay::Own })
+    Some(if request.route.pools.len() == 1 { Deferral::NoCapacity } else { Deferral::Request })
 }
 
 /// Whether a ready replica has computed nearly all that it was sent, and has a place in its batch.

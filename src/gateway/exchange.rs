@@ -173,7 +173,7 @@ impl Exchange {
     /// Counts the failure. An error of a replica on trial is more likely the replica's than the request's, so another replica
     /// may show which: the client of a trial is no guinea pig. A model that only this replica lacks has begun no work.
     fn may_retry_answered(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
-        if pick.replica.answers.is_on_trial() || failure.is_missing_model() {
+        if pick.replica.is_on_trial() || failure.is_missing_model() {
             return self.may_retry(failure, pick);
         }
         pick.failed(failure, self.incoming.gateway.clock.now());
@@ -266,8 +266,7 @@ impl Exchange {
         pick.assignment.censored(now);
         let Failure::Timeout { timer: Timer::FirstToken, after } = failure else { return };
         if now.since(pick.assignment.at) >= *after / 2 {
-            let why = ReplicaFailure::Silent { replica: pick.replica.name() };
-            pick.failed(&why, now);
+            pick.silent(now);
         }
     }
 

@@ -4,7 +4,6 @@
 //! then [`prepare`] (read, identify, classify, admit), [`exchange`] (pick, send, retry) and [`reply`] (relay).
 //! The record is filled on the way and published when the response body is dropped.
 
-mod adapters;
 mod answer_buffer;
 pub mod attempt;
 mod blame;
@@ -67,7 +66,6 @@ use crate::relay::watch::Watchdog;
 use crate::request::body;
 use crate::request::body_memory::{BodyBudget, BodyMemory};
 use crate::request::dialect::Dialect;
-use crate::routing::CanaryShares;
 use crate::stats::PerSecond;
 use crate::upstream::headers::{self, X_REQUEST_ID};
 
@@ -98,8 +96,6 @@ pub struct Gateway {
     pub via: HeaderValue,
     /// Phase of the shutdown drain.
     pub drain: DrainFlag,
-    /// Shares of the routes' canaries, set by their rollouts.
-    pub canaries: Arc<CanaryShares>,
     /// Copies of requests for canaries at their shadow step.
     pub shadows: Arc<Shadows>,
     /// Requests whose record is still open.

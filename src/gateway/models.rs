@@ -14,7 +14,7 @@ use super::local::json_response;
 use super::table::{RouteState, RoutingTable};
 use crate::config::ModelMatch;
 use crate::error::Failure;
-use crate::fleet::replica::EngineModel;
+use crate::fleet::engine::EngineModel;
 use crate::request::tenant::TenantRef;
 
 /// The list of models, and one of them.
@@ -105,7 +105,7 @@ fn renamed(model: &EngineModel, name: &str) -> Listed {
 fn served(route: &RouteState, mut each: impl FnMut(&EngineModel)) {
     for (pool, _) in &route.pools {
         for replica in pool.replicas().iter() {
-            replica.models.load().iter().for_each(&mut each);
+            replica.engine.models.load().iter().for_each(&mut each);
         }
     }
 }

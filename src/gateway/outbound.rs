@@ -97,7 +97,7 @@ impl Outbound<'_> {
             first_token_at: self.deadlines.first_token.map(|deadline| deadline.at),
             total_at: self.deadlines.total.at,
         };
-        let vitals = Arc::clone(&pick.replica.vitals);
+        let vitals = Arc::clone(&pick.replica.health.vitals);
         let watch = gateway.watchdog.watch(vitals, self.incoming.kill.clone(), limits, start);
         let attempt = Box::new(UpstreamAttempt {
             replica: Arc::clone(&pick.replica),
@@ -133,7 +133,7 @@ impl Outbound<'_> {
             return None;
         }
         let has_several_choices = self.prepared.has_several_choices;
-        let Some(unasked) = pick.replica.unasked.load_full() else {
+        let Some(unasked) = pick.replica.engine.stream_defaults.load_full() else {
             // What counts in every chunk does so because it was asked to.
             let is_sure = self.prepared.asks_running;
             return Some(AskedUsage { has_several_choices, is_sure, ..AskedUsage::default() });
@@ -158,18 +158,18 @@ impl Outbound<'_> {
         let id = HeaderValue::from_str(own_id.as_deref().unwrap_or(request_id));
         let mut request = Request::new(Full::new(self.body.clone()));
         *request.method_mut() = parts.method.clone();
-        *request.uri_mut() = target(&pick.replica.endpoint.base_path, &parts.uri);
+        *request.uri_mut() = target(&pick.replica.identity.endpoint.base_path, &parts.uri);
         *request.headers_mut() = headers::upstream_request(
             &parts.headers,
             Upstream {
-                host: &pick.replica.host,
+                host: &pick.replica.identity.host,
                 body_len: has_body.then_some(self.body.len()),
                 request_id: &id.unwrap_or_else(|_| HeaderValue::from_static("none")),
                 traceparent: Some(trace_context::traceparent(trace, span)),
                 tracestate: trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
                 via: &self.gateway().via,
-                rank: pick.replica.rank.map(|rank| rank.index),
+                rank: pick.replica.identity.rank.map(|rank| rank.index),
             },
         );
         request

@@ -4,14 +4,12 @@
 //! gateway: which replicas are ready, which were tried, which one a stored response is pinned to.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Gateway;
-use super::adapters::adapter_to_keep_to;
 use super::cold;
 use super::degrade;
 use super::prepare::Prepared;
-use crate::admission::{Outlook, Ruling, Stay, TurnOnDrop, WaitReason, Waiter, rule};
+use crate::admission::{Deferral, Outlook, Rules, Ruling, TurnOnDrop, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
@@ -48,7 +46,7 @@ pub struct QueueWait {
     /// Selects limits and deadline.
     pub reason: WaitReason,
     /// Whether others may be placed.
-    pub stay: Stay,
+    pub stay: Deferral,
     /// Index into the route's pools; `None` if no pool has a ready replica.
     pub pool: Option<usize>,
     /// Prediction at the time of the decision.
@@ -59,7 +57,7 @@ impl QueueWait {
     /// For any ready replica.
     pub(super) fn for_replica(now: Stamp, read: Stamp) -> Self {
         let outlook = Outlook { at: now, latest: read, ..Outlook::default() };
-        Self { reason: WaitReason::NoReplica, stay: Stay::Own, pool: None, outlook }
+        Self { reason: WaitReason::NoReplica, stay: Deferral::Request, pool: None, outlook }
     }
 }
 
@@ -123,7 +121,7 @@ fn tried_in<'t>(tried: &'t Tried, pool: &PoolState) -> Option<&'t SlotSet> {
 fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
     let serves = |replica: &Arc<Replica>| {
         request.model.as_deref().is_none_or(|model| {
-            let models = replica.models.load();
+            let models = replica.engine.models.load();
             models.is_empty() || models.iter().any(|m| &*m.id == model)
         })
     };
@@ -164,6 +162,7 @@ fn choose(
     let is_strict = pool.queue.is_strict();
     let chain = &request.prompt.chain;
     let block_end = |block| chain.block_end_bytes(block);
+    let lacks_adapter = lacks_adapter(pool, request, &replicas);
     let ask = Ask {
         prompt: prompt_of(request, &block_end),
         session: request.session,
@@ -174,36 +173,26 @@ fn choose(
         conversation: request.conversation,
         sampling: request.sampling,
         has_media: request.prompt.size.media > 0,
+        lacks_adapter: lacks_adapter.as_ref(),
         tried: tried_in(context.tried, pool).unwrap_or(&none),
     };
-    let adapter = adapter_to_keep_to(pool, request, &replicas, |r| may_take(r) && is_untried(r));
-    let holds = |r: &&Arc<Replica>| adapter.is_none_or(|adapter| r.adapters.holds(adapter));
-    let targets = replicas.iter().filter(|r| may_take(r) && holds(r)).map(|replica| &replica.target);
+    let targets = replicas.iter().filter(may_take).map(|replica| &replica.target);
     let policy = &*request.route.policy;
     let judged = pool.dispatcher.judge(policy, &ask, &pool.engine_limits(), now, targets)?;
-    let mut seen = None;
-    let ahead = |outlook: &Outlook| {
-        let waiter = Waiter { outlook: *outlook, ..request.waiter(WaitReason::Late) };
-        let ahead = if context.is_late { None } else { pool.queue.ahead(&waiter) };
-        seen = (!context.is_late).then_some(waiter);
-        ahead
-    };
+    let arriving =
+        |outlook| (!context.is_late).then(|| Waiter { outlook, ..request.waiter(WaitReason::Late) });
     let wait =
         |reason, stay, outlook| Some(PickOutcome::Wait(QueueWait { reason, stay, pool: Some(at), outlook }));
-    match rule(&degrade::rules(request, now), &judged, is_strict, ahead) {
-        Ruling::Hold => return wait(WaitReason::Held, Stay::Own, held(request, now)),
-        // Its answer lies at one replica: there is no other order than that of this replica's queue.
-        Ruling::Queue(..) if request.pinned.is_some() && !is_strict => {}
+    let rules = Rules { is_pinned: request.pinned.is_some(), ..degrade::rules(request, now) };
+    match rule(&rules, &judged, is_strict, &mut &*pool.queue, arriving) {
+        Ruling::Hold(outlook) => return wait(WaitReason::Held, Deferral::Request, outlook),
         Ruling::Queue(outlook, stay) => {
             // Others may go where this one may not.
-            let is_free = replicas.iter().any(|r| r.is_open(now) && !(may_take(&r) && holds(&r)));
-            return wait(WaitReason::Late, if is_free { Stay::Own } else { stay }, outlook);
+            let is_free = replicas.iter().any(|r| r.is_open(now) && !may_take(&r));
+            return wait(WaitReason::Late, if is_free { Deferral::Request } else { stay }, outlook);
         }
         Ruling::Degrade => return Some(PickOutcome::Degrade),
         Ruling::Place => {}
-    }
-    if let Some(waiter) = seen {
-        pool.queue.passed(&waiter, now);
     }
     let is_explained = judged.predicts() && gateway.explained.takes(now, MAX_EXPLAINED);
     let weighed = if is_explained { weighed(&judged, &replicas) } else { Box::default() };
@@ -211,7 +200,7 @@ fn choose(
     let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
     let has_adapter = |model: &Arc<str>| has_preferred && lacked_elsewhere(&replicas, model);
     let is_only = assignment.decision.reason == Reason::Only;
-    if adapter.is_some() || is_only && request.model.as_ref().is_some_and(has_adapter) {
+    if is_only && request.model.as_ref().is_some_and(has_adapter) {
         assignment.decision.reason = Reason::Adapter;
     }
     replica.chosen(now);
@@ -228,24 +217,30 @@ fn choose(
     })))
 }
 
-/// Outlook of a request that is held for the sake of running streams.
-fn held(request: &Prepared, now: Stamp) -> Outlook {
-    Outlook { at: now, slack: Some(Duration::ZERO), latest: request.deadline(), ..Outlook::default() }
-}
-
 fn prompt_of<'a>(request: &'a Prepared, block_end: &'a dyn Fn(usize) -> u64) -> routing::Prompt<'a> {
     let chain = &request.prompt.chain;
     routing::Prompt { chain: chain.hashes(), block_end, bytes: chain.bytes(), tokens: request.tokens }
 }
 
+/// Replicas that would have to load the adapter that the request names; `None` where none holds it.
+fn lacks_adapter(pool: &PoolState, request: &Prepared, replicas: &[Arc<Replica>]) -> Option<SlotSet> {
+    let model = request.model.as_deref().filter(|_| pool.tells_adapters())?;
+    let holds = |replica: &&Arc<Replica>| replica.engine.adapters.holds(model);
+    let lacks = |replica: &&Arc<Replica>| !holds(replica);
+    let is_held = replicas.iter().any(|replica| holds(&replica));
+    is_held.then(|| replicas.iter().filter(lacks).map(|replica| replica.slot()).collect())
+}
+
 /// Whether a replica that lists its models does not list this one, while another one of its pool does.
 fn is_missing(pool: &PoolState, replica: &Replica, model: &str) -> bool {
-    !replica.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
+    !replica.engine.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
 }
 
 /// Whether another ready replica lists models, but not this one.
 fn lacked_elsewhere(replicas: &[Arc<Replica>], model: &str) -> bool {
-    replicas.iter().any(|other| other.is_ready() && !other.models.load().is_empty() && !other.lists(model))
+    replicas
+        .iter()
+        .any(|other| other.is_ready() && !other.engine.models.load().is_empty() && !other.lists(model))
 }
 
 /// Cost terms of the cheapest candidates, by replica name.

@@ -534,7 +534,7 @@ fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
     let Some(model) = model else { return "none".into() };
     for (pool, _) in &route.pools {
         for replica in pool.replicas().iter() {
-            if let Some(known) = replica.models.load().iter().find(|m| &*m.id == model) {
+            if let Some(known) = replica.engine.models.load().iter().find(|m| &*m.id == model) {
                 return Arc::clone(&known.id);
             }
         }

@@ -238,10 +238,9 @@ fn whole(
         guard.settle(Outcome::ClientError, Some("engine_rejected"));
     } else {
         guard.settle(Outcome::Ok, None);
-        active.pick.answered(now);
-        if guard.record().dialect.generates() {
-            active.pick.replica.succeeded(now);
-        } else {
+        let generates = guard.record().dialect.generates();
+        active.pick.answered(generates, now);
+        if !generates {
             // Nothing is decoded: the response ends the prefill.
             active.pick.first_token(now);
         }
@@ -251,7 +250,7 @@ fn whole(
     if status.is_success() && record.dialect.generates() {
         let facts = usage::of_unary(record.dialect, &body);
         if let Some(id) = facts.id.as_deref().filter(|_| record.dialect.is_stateful()) {
-            gateway.pins.remember(&record.tenant, id, &active.pick.replica.url);
+            gateway.pins.remember(&record.tenant, id, &active.pick.replica.identity.url);
         }
         active.pick.learn(facts.tokens);
         if let Some(output) = facts.tokens.output {

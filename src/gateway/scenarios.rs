@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::body_work::BodyWork;
 use super::picker::{self, PickOutcome, Tried};
 use super::prepare::{self, Prepared};
-use super::table::RoutingTable;
+use super::table::{CarriedOver, RoutingTable};
 use super::waiting::Waits;
 use super::{DrainFlag, Gateway};
 use crate::admission::TenantLimiter;
@@ -33,6 +33,7 @@ use crate::config::{Config, PolicyName};
 use crate::fleet::life::Event;
 use crate::fleet::pick::Pick;
 use crate::fleet::registry::Fleet;
+use crate::fleet::status::FleetView;
 
 use crate::observe::metrics::BuildInfo;
 use crate::observe::record_guard::RecordGuard;
@@ -150,7 +151,7 @@ impl Live {
         let table = gateway.table.load_full();
         let replicas = table.pools[0].replicas();
         // Their addresses answer nothing: no probe and no scrape but the simulation's.
-        replicas.iter().for_each(|replica| replica.removed.cancel());
+        replicas.iter().for_each(|replica| replica.removed().cancel());
         let zero = Duration::from_secs(10);
         runtime.block_on(async {
             tokio::time::sleep(zero).await;
@@ -162,7 +163,7 @@ impl Live {
                 tokio::task::yield_now().await;
             }
         });
-        replicas.iter().for_each(|replica| replica.happened(Event::Adopted, "simulated"));
+        replicas.iter().for_each(|replica| replica.apply(Event::Adopted, "simulated"));
         Self {
             runtime,
             gateway,
@@ -282,7 +283,7 @@ impl Router for Live {
     fn ended(&mut self, request: RequestId, end: &Ended) {
         let at = self.live(end.at);
         let Some(mut stream) = self.streams.remove(&request) else { return };
-        stream.pick.answered(at);
+        stream.pick.answered(false, at);
         stream.pick.learn(TokenCounts { cached: Some(Tokens(end.cached)), ..TokenCounts::default() });
         if let Some(first) = stream.first_token {
             stream.pick.assignment.served(first, at, Some(Tokens(end.output)), stream.tokens);
@@ -333,15 +334,15 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let (clock, tracker) = (Clock::start(), TaskTracker::new());
     let build = BuildInfo { version: "test", revision: "test", date: "test" };
     let background = Background { runtime: runtime.clone(), tasks: tracker.clone() };
-    let observer =
-        Observer::start(config, Surroundings { clock, build, background, instance: "test".into() }).unwrap();
+    let fleet = FleetView::default();
+    let around = Surroundings { clock, build, background, instance: "test".into(), fleet };
+    let observer = Observer::start(config, around).unwrap();
     let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), clock, tracker.clone(), runtime);
     let pools = fleet.apply(config);
     Gateway {
-        canaries: Arc::default(),
         shadows: Arc::default(),
         clock,
-        table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(config), pools)),
+        table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(config), pools, CarriedOver::default())),
         table_changed: Notify::new(),
         observer: Arc::new(observer),
         watchdog: Watchdog::new(clock),

@@ -41,7 +41,8 @@ pub(super) fn of_path<'t>(
 }
 
 fn ready_replica(route: &RouteState, url: &str) -> Option<Arc<Replica>> {
-    let of_pool =
-        |pool: &crate::fleet::pool::PoolState| pool.replicas().iter().find(|r| *r.url == *url).cloned();
+    let of_pool = |pool: &crate::fleet::pool::PoolState| {
+        pool.replicas().iter().find(|r| *r.identity.url == *url).cloned()
+    };
     route.pools.iter().find_map(|(pool, _)| of_pool(pool)).filter(|replica| replica.is_ready())
 }

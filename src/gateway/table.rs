@@ -5,11 +5,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use super::degrading::Degrading;
 use super::hedge_budget::HedgeBudget;
 use super::shadow::{Shadow, Shadows};
 use crate::clock::Stamp;
-use crate::config::{Config, ModelMatch, Route, Slo};
+use crate::config::{Config, ModelMatch, Route, Slo, WeightedPool};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
 use crate::record::SloBounds;
@@ -35,43 +37,70 @@ pub struct RoutingTable {
     pub seed: ChainSeed,
     by_model: HashMap<Arc<str>, usize>,
     any: Option<usize>,
+    carried_over: CarriedOver,
 }
 
-/// One route in operation.
+/// What all tables of a gateway share, from one reload to the next.
+#[derive(Clone, Debug, Default)]
+pub struct CarriedOver {
+    /// Keys of the token issuer.
+    pub tokens: Arc<TokenKeys>,
+    /// Shares of the routes' canaries, set by their rollouts.
+    pub canaries: Arc<CanaryShares>,
+    /// Shadow steps of canaries, set by their rollouts.
+    pub shadows: Arc<Shadows>,
+}
+
+/// One route in operation. Its parts begin anew with each table, unless they say that they are carried over.
 #[derive(Debug)]
 pub struct RouteState {
     /// `[[route]]` as checked.
     pub config: Route,
-    /// Pools with their weights; at least one weight is above 0.
+    /// Pools with their weights; at least one weight is above 0. The fleet carries over those that keep their name.
     pub pools: Vec<(Arc<PoolState>, u32)>,
     /// Routing policy.
     pub policy: Box<dyn Policy>,
-    /// Weighted choice among the pools.
+    /// Weighted choice among the pools; the canary's share is carried over.
     pub wheel: PoolWheel,
-    /// Hedges that it may still make; a reload begins anew.
+    /// Hedges that it may still make.
     pub hedges: HedgeBudget,
-    /// Whether its requests are degraded.
+    /// Whether its requests are degraded; carried over.
     pub degrading: Arc<Degrading>,
-    /// Copies of its requests for its canary.
+    /// Copies of its requests for its canary; carried over.
     pub shadow: Option<Arc<Shadow>>,
+}
+
+impl CarriedOver {
+    /// Of a gateway that begins with these keys; copies of requests end when `stop` is cancelled.
+    #[must_use]
+    pub fn new(tokens: Arc<TokenKeys>, stop: CancellationToken) -> Self {
+        Self { tokens, canaries: Arc::default(), shadows: Arc::new(Shadows::new(stop)) }
+    }
 }
 
 impl RoutingTable {
     /// Joins a configuration with the pools that the fleet made from it.
     #[must_use]
-    pub fn new(config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>) -> Self {
+    pub fn new(config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>, carried_over: CarriedOver) -> Self {
+        Self::build(config, pools, carried_over, &[])
+    }
+
+    /// The table of the next configuration.
+    #[must_use]
+    pub fn next(&self, config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>) -> Self {
+        Self::build(config, pools, self.carried_over.clone(), &self.routes)
+    }
+
+    fn build(
+        config: Arc<Config>,
+        pools: Arc<Vec<Arc<PoolState>>>,
+        carried_over: CarriedOver,
+        former: &[Arc<RouteState>],
+    ) -> Self {
         let seed = ChainSeed::new(&config.routing.seed);
         let route = |route: &Route| {
-            let weighted = |w: &crate::config::WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
-            Arc::new(RouteState {
-                policy: policies::named(route.policy),
-                wheel: PoolWheel::new(route.pools.iter().map(|w| w.weight)),
-                hedges: HedgeBudget::default(),
-                degrading: Arc::default(),
-                shadow: None,
-                pools: route.pools.iter().filter_map(weighted).collect(),
-                config: route.clone(),
-            })
+            let former = former.iter().find(|known| known.config.name == route.name);
+            Arc::new(RouteState::new(route, &config, &pools, &carried_over, former.map(Arc::as_ref)))
         };
         let routes: Vec<_> = config.routes.iter().map(route).collect();
         let (mut by_model, mut any) = (HashMap::new(), None);
@@ -83,55 +112,8 @@ impl RoutingTable {
                 }
             }
         }
-        let tenants = Tenants::new(&config.tenants);
-        Self { config, pools, routes, tenants, seed, by_model, any }
-    }
-
-    /// The same, with bearer tokens of the issuer whose keys these are.
-    #[must_use]
-    pub fn with_tokens(mut self, tokens: Arc<TokenKeys>) -> Self {
-        self.tenants = self.tenants.with_tokens(tokens);
-        self
-    }
-
-    /// The same; routes that are known go on degrading as they did.
-    #[must_use]
-    pub fn with_degrading(mut self, before: &Self) -> Self {
-        for route in self.routes.iter_mut().filter_map(Arc::get_mut) {
-            let known = before.routes.iter().find(|known| known.config.name == route.config.name);
-            if let Some(known) = known {
-                route.degrading = Arc::clone(&known.degrading);
-            }
-        }
-        self
-    }
-
-    /// The same, with the canaries' shares as they are set from here on.
-    #[must_use]
-    pub fn with_canaries(mut self, shares: &CanaryShares) -> Self {
-        for route in self.routes.iter_mut().filter_map(Arc::get_mut) {
-            let Some(canary) = &route.config.canary else { continue };
-            let place = route.config.pools.iter().position(|weighted| weighted.pool == canary.pool);
-            let pool = self.config.pools.get(canary.pool);
-            if let (Some(place), Some(pool)) = (place, pool) {
-                let weights = PoolWheel::new(route.config.pools.iter().map(|weighted| weighted.weight));
-                route.wheel = weights.with_canary(place, shares.of(&route.config.name, &pool.name));
-            }
-        }
-        self
-    }
-
-    /// The same, with the shadow steps of canaries as they are set from here on.
-    #[must_use]
-    pub fn with_shadows(mut self, shadows: &Shadows) -> Self {
-        for route in self.routes.iter_mut().filter_map(Arc::get_mut) {
-            let Some(canary) = route.config.canary.as_ref().filter(|canary| canary.shadow.is_some()) else {
-                continue;
-            };
-            let pool = self.config.pools.get(canary.pool);
-            route.shadow = pool.map(|pool| shadows.of(&route.config.name, &pool.name));
-        }
-        self
+        let tenants = Tenants::new(&config.tenants).with_tokens(Arc::clone(&carried_over.tokens));
+        Self { config, pools, routes, tenants, seed, by_model, any, carried_over }
     }
 
     /// The route of a model, else the route `*`.
@@ -177,11 +159,46 @@ impl RoutingTable {
     #[must_use]
     pub fn slo(&self, class: &str, prompt: Tokens) -> SloBounds {
         let Slo { ttft, itl, tpot, e2e } = self.config.slo.get(class).copied().unwrap_or_default();
-        SloBounds { ttft: ttft.map(|bound| bound.for_prompt(prompt)), itl, tpot, e2e }
+        SloBounds {
+            ttft: ttft.map(|bound| bound.for_prompt(prompt)),
+            ttft_base: ttft.map(|bound| bound.base),
+            itl,
+            tpot,
+            e2e,
+        }
     }
 }
 
 impl RouteState {
+    fn new(
+        route: &Route,
+        config: &Config,
+        pools: &[Arc<PoolState>],
+        carried_over: &CarriedOver,
+        former: Option<&Self>,
+    ) -> Self {
+        let mut wheel = PoolWheel::new(route.pools.iter().map(|weighted| weighted.weight));
+        let mut shadow = None;
+        if let Some(canary) = &route.canary
+            && let Some(pool) = config.pools.get(canary.pool)
+        {
+            if let Some(place) = route.pools.iter().position(|weighted| weighted.pool == canary.pool) {
+                wheel = wheel.with_canary(place, carried_over.canaries.of(&route.name, &pool.name));
+            }
+            shadow = canary.shadow.as_ref().map(|_| carried_over.shadows.of(&route.name, &pool.name));
+        }
+        let weighted = |w: &WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
+        Self {
+            policy: policies::named(route.policy),
+            wheel,
+            hedges: HedgeBudget::default(),
+            degrading: former.map(|known| Arc::clone(&known.degrading)).unwrap_or_default(),
+            shadow,
+            pools: route.pools.iter().filter_map(weighted).collect(),
+            config: route.clone(),
+        }
+    }
+
     /// Whether a tenant's `routes` name it or its model.
     #[must_use]
     pub fn is_visible_to(&self, tenant: &TenantRef) -> bool {
@@ -224,7 +241,7 @@ impl RouteState {
         let Some(model) = model else { return false };
         self.pools.iter().any(|(pool, _)| {
             let replicas = pool.replicas();
-            replicas.iter().any(|r| r.is_ready() && r.models.load().iter().any(|m| &*m.id == model))
+            replicas.iter().any(|r| r.is_ready() && r.lists(model))
         })
     }
 

@@ -176,7 +176,7 @@ fn watch(gateway: &Gateway, exchange: &Exchange, pick: &Pick) -> Arc<StreamWatch
         total_at: exchange.prepared.read.after(timeouts.total),
     };
     let now = gateway.clock.now();
-    let vitals = Arc::clone(&pick.replica.vitals);
+    let vitals = Arc::clone(&pick.replica.health.vitals);
     let watch = gateway.watchdog.watch(vitals, exchange.incoming.kill.clone(), limits, now);
     watch.waits_for_client(now);
     watch
@@ -323,7 +323,7 @@ impl RealtimeTunnel {
             (Ended::Gateway, Some(Expiry::DrainOver)) => Failure::DrainCut,
             (Ended::Gateway, Some(_)) => Failure::Timeout { timer: Timer::Total, after: self.total },
             (Ended::Client | Ended::Engine, _) if is_closing => {
-                self.pick.answered(now);
+                self.pick.answered(false, now);
                 self.guard.settle(Outcome::Ok, None);
                 return None;
             }

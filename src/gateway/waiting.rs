@@ -11,7 +11,7 @@ use super::Gateway;
 use super::attempt::Deadline;
 use super::picker::{PickContext, QueueWait, Tried};
 use super::prepare::Prepared;
-use crate::admission::{PoolQueue, Refusal, Ticket, WaitReason, Waiter};
+use crate::admission::{EndOfWait, PoolQueue, Ticket, WaitReason, Waiter};
 use crate::clock::Stamp;
 use crate::error::{Failure, Timer};
 use crate::observe::metrics::QueuedGuard;
@@ -146,48 +146,28 @@ impl Waits {
     }
 
     /// When the wait ends at the latest, and why.
-    fn end_of_wait(&self, hold: &QueueWait, prepared: &Prepared) -> (Stamp, EndOfWait) {
+    fn end_of_wait(&self, hold: &QueueWait, prepared: &Prepared) -> (Stamp, GaveUp) {
         let deadlines = prepared.deadlines();
-        let timeout = |timer, Deadline { at, after }| (at, EndOfWait::Timeout(timer, after));
+        let timeout = |timer, Deadline { at, after }| (at, GaveUp::Timeout(timer, after));
         let mut ends = vec![timeout(Timer::Total, deadlines.total)];
         if let Some(cold) = prepared.cold_wait().filter(|_| hold.reason == WaitReason::NoReplica) {
             let since = self.late_since.unwrap_or(prepared.read);
-            ends.push((since.after(cold.max_wait), EndOfWait::MaxWait(cold.max_wait)));
+            ends.push((since.after(cold.max_wait), GaveUp::Queue(EndOfWait::MaxWait(cold.max_wait))));
             return first_of(ends, deadlines.total.at);
         }
         ends.extend(deadlines.first_token.map(|deadline| timeout(Timer::FirstToken, deadline)));
-        if let Some(queue) = prepared.rules.queue.filter(|_| hold.reason != WaitReason::Held) {
-            let since = self.late_since.unwrap_or(prepared.read);
-            ends.push((since.after(queue.max_wait), EndOfWait::MaxWait(queue.max_wait)));
-            if hold.reason == WaitReason::Late && hold.outlook.slack.is_some() {
-                ends.push((hold.outlook.latest, EndOfWait::Late));
-            }
-        }
+        let since = self.late_since.unwrap_or(prepared.read);
+        let of_queue = EndOfWait::of(hold.reason, prepared.rules.queue.as_ref(), since, &hold.outlook);
+        ends.extend(of_queue.map(|(at, end)| (at, GaveUp::Queue(end))));
         first_of(ends, deadlines.total.at)
     }
 
-    fn failure(
-        &self,
-        reason: EndOfWait,
-        hold: &QueueWait,
-        queue: &PoolQueue,
-        prepared: &Prepared,
-    ) -> Failure {
+    fn failure(&self, reason: GaveUp, hold: &QueueWait, queue: &PoolQueue, prepared: &Prepared) -> Failure {
         let outlook = &hold.outlook;
-        let retry_after = || queue.promise(outlook, outlook.drain);
         match reason {
-            EndOfWait::Timeout(timer, after) => Failure::Timeout { timer, after },
-            _ if hold.pool.is_none() => prepared.no_ready_replica(),
-            EndOfWait::MaxWait(max) => {
-                Refusal::Waited { max, wait: outlook.drain, retry_after: retry_after() }.into()
-            }
-            EndOfWait::Late => Refusal::Late {
-                wait: outlook.drain,
-                slack: Duration::ZERO,
-                bound: outlook.bound,
-                retry_after: retry_after(),
-            }
-            .into(),
+            GaveUp::Timeout(timer, after) => Failure::Timeout { timer, after },
+            GaveUp::Queue(_) if hold.pool.is_none() => prepared.no_ready_replica(),
+            GaveUp::Queue(end) => end.refusal(outlook, queue.promise(outlook, outlook.drain)).into(),
         }
     }
 }
@@ -201,17 +181,15 @@ impl std::fmt::Debug for Waits {
 
 /// Why a wait ends without a place.
 #[derive(Clone, Copy, Debug)]
-enum EndOfWait {
+enum GaveUp {
     /// A deadline of `[timeouts]`.
     Timeout(Timer, Duration),
-    /// `route.queue.max_wait`
-    MaxWait(Duration),
-    /// It can no longer meet its bound on TTFT.
-    Late,
+    /// A limit of the queue.
+    Queue(EndOfWait),
 }
 
-fn first_of(ends: Vec<(Stamp, EndOfWait)>, total: Stamp) -> (Stamp, EndOfWait) {
-    ends.into_iter().min_by_key(|(at, _)| *at).unwrap_or((total, EndOfWait::Late))
+fn first_of(ends: Vec<(Stamp, GaveUp)>, total: Stamp) -> (Stamp, GaveUp) {
+    ends.into_iter().min_by_key(|(at, _)| *at).unwrap_or((total, GaveUp::Queue(EndOfWait::Late)))
 }
 
 /// The queue of the pool that it waits for; without a ready pool that of the route's first.

@@ -1,7 +1,7 @@
 //! Accepting connections: how many, and what happens at a limit.
 //!
-//! Past `server.max_connections` clients wait in the socket's backlog, and without file descriptors nobody gets in:
-//! both look like a hang from outside, so both are said, once a minute. A port that must answer closes idle connections
+//! Past `server.max_connections` clients wait in the socket's backlog, and without file descriptors no connection is
+//! accepted: both look like a hang from outside, so both are logged, once a minute. A port that must answer closes idle connections
 //! instead.
 
 use std::io;

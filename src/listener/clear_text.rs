@@ -1,7 +1,7 @@
 //! An answer for a client that speaks clear text on a TLS port.
 //!
 //! rustls ends such a connection by an alert, which an HTTP client shows as garbage or a reset. A TLS record begins
-//! with a byte that no HTTP request begins with, so the mistake can be told, and said in HTTP/1.1.
+//! with a byte that no HTTP request begins with, so the mistake is recognised and answered in HTTP/1.1.
 
 use std::future::poll_fn;
 use std::io;

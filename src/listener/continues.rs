@@ -2,7 +2,7 @@
 //!
 //! Without it a client that sent `Expect` waits out its own timer before it uploads (curl: 1 s). The frame goes into the
 //! connection's output between two frames of hyper's; its field is a literal without indexing, so HPACK's state is not
-//! touched. hyper does not say which stream a request came on: every stream gets it that has sent its head only and has no
+//! touched. hyper does not reveal which stream a request came on: every stream gets it that has sent its head only and has no
 //! response yet. An interim response may come unasked (RFC 9110 §15.2).
 
 use std::io;
@@ -38,7 +38,7 @@ impl ContinueSignal {
     }
 }
 
-/// The streams of one HTTP/2 connection, as far as its frames tell.
+/// The streams of one HTTP/2 connection, as far as its frames show.
 #[derive(Debug)]
 pub(super) struct Continues {
     signal: ContinueSignal,
@@ -46,7 +46,7 @@ pub(super) struct Continues {
     outbound: FrameHeads,
     /// Streams that have sent their head only, and nothing was sent on.
     waiting: Vec<u32>,
-    /// A header block goes on in CONTINUATION frames, which nothing may interrupt.
+    /// A header block continues in CONTINUATION frames, which nothing may interrupt.
     is_in_header_block: bool,
     unwritten: BytesMut,
 }

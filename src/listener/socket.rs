@@ -44,7 +44,7 @@ pub(super) fn configure(socket: &TcpStream, user_timeout: Duration) {
 /// Whether the peer has closed its side, also while bytes of it are still unread.
 pub(super) fn has_left(socket: &TcpStream) -> bool {
     let ready = pin!(socket.ready(Interest::READABLE));
-    // Polled once, for what is known now: nobody waits for it.
+    // Polled once, for what is known now, without waiting.
     match ready.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(ready)) => ready.is_read_closed() || ready.is_error(),
         Poll::Ready(Err(_)) => true,

@@ -206,6 +206,7 @@ fn addend_key(name: &str) -> AttributeKey {
         "wait" => key!("tokenway.decision.cost.wait"),
         "prefill" => key!("tokenway.decision.cost.prefill"),
         "base" => key!("tokenway.decision.cost.base"),
+        "adapter" => key!("tokenway.decision.cost.adapter"),
         "others" => key!("tokenway.decision.cost.others"),
         "decoding" => key!("tokenway.decision.cost.decoding"),
         "harm" => key!("tokenway.decision.cost.harm"),

@@ -83,6 +83,7 @@ pub(crate) fn stream() -> Record {
             reason: "prefix",
             waited: Duration::from_millis(1),
             predicted_ttft: Some(Duration::from_millis(150)),
+            pace: 1.0,
             predicted_hit: Tokens(64),
             candidates: 2,
             is_cold: false,

@@ -9,7 +9,7 @@ mod debug;
 mod decisions;
 mod engine_spans;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 pub mod history;
 pub mod instance;
 pub(crate) mod judgement;
@@ -54,7 +54,7 @@ use self::spans::{Seen, Spans};
 use self::windows::{WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::fleet::status::ReplicaStatus;
+use crate::fleet::status::FleetView;
 use crate::record::{FirstToken, Gaps, Record};
 use crate::request::trace_context::{Trace, trace_of};
 
@@ -112,6 +112,8 @@ pub struct Surroundings {
     pub background: Background,
     /// What this gateway is called among others; see [`instance::name`].
     pub instance: Arc<str>,
+    /// The replicas, for gauges and diagnosis.
+    pub fleet: FleetView,
 }
 
 /// All observers.
@@ -146,7 +148,7 @@ impl Observer {
             .as_ref()
             .map(|otlp| MetricsExport::start(otlp, &around, &metrics))
             .transpose()?;
-        let Surroundings { clock, build, background, instance } = around;
+        let Surroundings { clock, build, background, instance, .. } = around;
         let access_log = AccessLogger::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
         let collector = telemetry
             .otlp
@@ -212,13 +214,6 @@ impl Observer {
     /// The OTLP collector, where one is configured.
     pub fn collector(&self) -> Option<&Collector> {
         self.collector.as_ref()
-    }
-
-    /// Takes the source of replicas for the export of metrics.
-    pub fn set_fleet(&self, fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static) {
-        if let Some(export) = &self.metrics_export {
-            export.set_fleet(fleet);
-        }
     }
 
     /// Latency percentiles of the last minute, five minutes and hour.
@@ -330,7 +325,7 @@ impl Observer {
     /// Applies what a reload may change: SLO targets and sampling rules.
     pub fn reconfigure(&self, config: &Config) {
         self.metrics.set_targets(config);
-        self.metrics.foresee(config);
+        self.metrics.preregister(config);
         if let Some(spans) = &self.spans {
             spans.set_sampling(&config.telemetry.sampling);
         }

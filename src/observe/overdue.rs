@@ -1,7 +1,7 @@
-//! Requests in flight that have missed a bound of their SLO already: their records say so only when they end.
+//! Requests in flight that have already missed a bound of their SLO. Their records count only at the end.
 //!
-//! An engine that hangs answers nobody, and nothing ends for as long as clients wait. Whoever shows the present (page,
-//! `/api/v1/slo`, `tokenway_requests_overdue`) counts these as misses now.
+//! Requests to a hung engine do not end while their clients wait. The page, `/api/v1/slo` and
+//! `tokenway_requests_overdue` count them as misses at once.
 
 use std::array;
 use std::sync::Arc;

@@ -92,7 +92,7 @@ pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> O
             longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route))
         }
         Missed::Error => longest(stages, |stage| stage != Stage::Read),
-        // Our own decision, made between two stamps whose distance says nothing: by its reason, not by time.
+        // Our own decision, made between two stamps whose distance means nothing: by its reason, not by time.
         Missed::Refused if record.error == Some(NO_REPLICA) => Some(Stage::Route),
         Missed::Refused if record.attempts.is_empty() => Some(Stage::Admit),
         Missed::Refused => longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Relay)),

@@ -17,6 +17,8 @@ pub struct DecisionSummary {
     pub waited: Duration,
     /// Predicted TTFT at the chosen replica, `waited` included; `None` where the policy does not predict.
     pub predicted_ttft: Option<Duration>,
+    /// How slow the chosen replica is in that prediction: 1 is the pool's speed.
+    pub pace: f64,
     /// Prompt tokens expected in the chosen replica's cache.
     pub predicted_hit: Tokens,
     /// Number of replicas compared.
@@ -56,6 +58,8 @@ pub struct Addends {
     pub prefill: f64,
     /// The step that it is computed in, and the round trip.
     pub base: f64,
+    /// To load the LoRA adapter that it names, where the engine does not hold it.
+    pub adapter: f64,
     /// Delay of the requests that come next, less what they will reuse.
     pub others: f64,
     /// Price of slower decoding than at the best replica.
@@ -71,12 +75,13 @@ pub struct Addends {
 impl Addends {
     /// Each with its name in JSON, logs and headers.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, f64); 8] {
-        let Self { wait, prefill, base, others, decoding, harm, late, failure } = *self;
+    pub fn named(&self) -> [(&'static str, f64); 9] {
+        let Self { wait, prefill, base, adapter, others, decoding, harm, late, failure } = *self;
         [
             ("wait", wait),
             ("prefill", prefill),
             ("base", base),
+            ("adapter", adapter),
             ("others", others),
             ("decoding", decoding),
             ("harm", harm),
@@ -89,8 +94,8 @@ impl Addends {
     #[inline]
     #[must_use]
     pub fn total(&self) -> f64 {
-        let Self { wait, prefill, base, others, decoding, harm, late, failure } = *self;
-        wait + prefill + base + others + decoding + harm + late + failure
+        let Self { wait, prefill, base, adapter, others, decoding, harm, late, failure } = *self;
+        wait + prefill + base + adapter + others + decoding + harm + late + failure
     }
 }
 
@@ -131,6 +136,7 @@ fn in_words(addend: &str) -> &str {
     match addend {
         "wait" => "waiting",
         "base" => "step and round trip",
+        "adapter" => "loading its adapter",
         "others" => "delay of those who come next",
         "harm" => "harm to running streams",
         "late" => "risk of a late first token",
@@ -178,6 +184,7 @@ mod tests {
             reason,
             waited: Duration::ZERO,
             predicted_ttft: Some(Duration::from_millis(300)),
+            pace: 1.0,
             predicted_hit: Tokens(0),
             candidates: 2,
             is_cold: false,

@@ -104,7 +104,7 @@ impl LargeBody {
             self.guard.settle(Outcome::ClientError, Some("engine_rejected"));
         } else {
             self.guard.settle(Outcome::Ok, None);
-            self.pick.answered(self.guard.clock().now());
+            self.pick.answered(false, self.guard.clock().now());
         }
         if let Some(lease) = self.lease.take() {
             lease.give_back();

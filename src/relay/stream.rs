@@ -241,10 +241,7 @@ impl StreamBody {
         if self.is_cut {
             return;
         }
-        self.pick.answered(now);
-        if !self.has_first_token {
-            self.pick.replica.succeeded(now);
-        }
+        self.pick.answered(!self.has_first_token, now);
         let facts = &self.reader.scanner.state().answer;
         let began = match self.leg_began {
             // Its prompt is not the request's: it says nothing of the size and the cached part of that.
@@ -268,7 +265,7 @@ impl StreamBody {
             return;
         }
         if let Some(id) = self.reader.scanner.state().answer.id.as_deref() {
-            self.pins.remember(&record.tenant, id, &self.pick.replica.url);
+            self.pins.remember(&record.tenant, id, &self.pick.replica.identity.url);
         }
     }
 
@@ -411,11 +408,7 @@ impl StreamBody {
         let now = self.guard.clock().now();
         match failure {
             Failure::Replica(why) => self.pick.failed(why, now),
-            Failure::Timeout { timer: Timer::InterToken, .. } => {
-                let replica = self.pick.replica.name();
-                let why = ReplicaFailure::Silent { replica };
-                self.pick.failed(&why, now);
-            }
+            Failure::Timeout { timer: Timer::InterToken, .. } => self.pick.silent(now),
             _ => {}
         }
     }

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::clock::{Clock, Stamp};
 use crate::error::{Failure, Timer};
-use crate::fleet::vitals::{REFUSED_TWICE, Vitals};
+use crate::fleet::health::{REFUSED_TWICE, Vitals};
 use crate::listener::KillSwitch;
 use crate::record::Outcome;
 

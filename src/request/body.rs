@@ -206,7 +206,7 @@ impl PaidTime {
     }
 }
 
-/// The time for which so many bytes are enough; `None` without a minimum rate.
+/// The time for which `bytes` are enough at `min_rate`; `None` without a minimum rate.
 fn time_for(bytes: u64, min_rate: u64) -> Option<Duration> {
     bytes.saturating_mul(1000).checked_div(min_rate).map(Duration::from_millis)
 }

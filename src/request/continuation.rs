@@ -1,4 +1,4 @@
-//! The request that continues a broken stream elsewhere: the client's body with what it was told so far spliced in.
+//! The request that continues a broken stream elsewhere: the client's body with the text delivered so far spliced in.
 //!
 //! Chat gets the text as a last assistant message, left open (`continue_final_message`); completions get a longer prompt, of
 //! token ids where all of them are known. The limits on the answer's length shrink by what was produced. As everywhere, these
@@ -12,7 +12,7 @@ use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::request::splice::{Edit, apply};
 
-/// What the client of a broken stream has been told.
+/// What the client of a broken stream has received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// All generated text.
@@ -39,7 +39,7 @@ pub struct TokenIds {
 pub struct Continuation {
     /// The body to send.
     pub body: Bytes,
-    /// The end of the text that the engine will say again: chat templates may cut white space off a message's end.
+    /// The end of the text that the engine will repeat: chat templates may cut white space off a message's end.
     pub repeats: String,
     /// Tokens of the answer that this request takes as given.
     pub tokens: u64,
@@ -48,7 +48,7 @@ pub struct Continuation {
 /// Why a stream is not continued elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// Its dialect has no way to say it.
+    /// Its dialect cannot express it.
     Dialect,
     /// A tool call has begun.
     ToolCall,
@@ -251,7 +251,7 @@ impl<'a> Request<'a> {
         Ok((vec![edit], String::new(), progress.all_tokens))
     }
 
-    /// The most tokens that its answer may have, where the request says it.
+    /// The most tokens that its answer may have, where the request sets it.
     fn limit(&self, dialect: Dialect) -> Result<Option<u64>, Obstacle> {
         let own = self.max_completion_tokens.and_then(Raw::non_null);
         match own.or(self.max_tokens.and_then(Raw::non_null)) {

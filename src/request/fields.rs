@@ -115,7 +115,7 @@ pub enum FieldError {
         /// The type that it must have, with its article.
         expected: &'static str,
     },
-    /// A form whose parts cannot be told apart.
+    /// A form whose parts cannot be distinguished.
     #[error("the multipart body {problem}")]
     Form {
         /// Short description, without text of the body.

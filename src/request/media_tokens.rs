@@ -1,6 +1,6 @@
 //! Tokens of media in prompts, learned from what engines count.
 //!
-//! The bytes of an image, a sound or a file say nothing about its tokens, and no field of a request does: `usage` tells
+//! The bytes of an image, a sound or a file do not give its tokens, and no field of a request does: `usage` tells
 //! afterwards. One mean for all kinds: a request may hold several, and the engine counts their sum.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +30,7 @@ impl MediaTokens {
         Tokens((self.each() * f64::from(media)) as u64)
     }
 
-    /// `media` of them took so many tokens. The first answers count as much as all before them; a lost update is one answer.
+    /// `media` of them took `tokens`. The first answers count as much as all before them; a lost update is one answer.
     pub(super) fn observe(&self, media: u32, tokens: Tokens) {
         let seen = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
         let share = (1.0 / seen as f64).max(LEARNED);

@@ -11,7 +11,7 @@ pub struct PromptSize {
     pub bytes: u64,
     /// What they are made of.
     pub makeup: Makeup,
-    /// Images, sounds and files among them: with any, the bytes say nothing about bytes per token.
+    /// Images, sounds and files among them: with any, the bytes do not give bytes per token.
     pub media: u32,
     /// Tokens, where the client sent token ids.
     pub exact_tokens: Option<Tokens>,

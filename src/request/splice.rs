@@ -105,7 +105,7 @@ fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, running: bool)
     match options.kind() {
         JsonKind::Null => by(Edit::replace(options.span(), &format!("{{{whole}}}"))),
         JsonKind::Object => ask_in_options(options, running).unwrap_or_default(),
-        // The engine will say what is wrong with it.
+        // The engine reports what is wrong with it.
         _ => Asked::default(),
     }
 }
@@ -125,7 +125,7 @@ fn ask_in_options(options: Raw<'_>, running: bool) -> Result<Asked, JsonError> {
         Ok::<_, JsonError>(())
     })?;
     let is_off = |value: Raw<'_>| matches!(value.text(), "false" | "null");
-    // The engine will say what is wrong with a value that is neither on nor off.
+    // The engine reports what is wrong with a value that is neither on nor off.
     let is_odd = |value: Raw<'_>| !is_off(value) && value.text() != "true";
     if continuous.is_some_and(|value| !is_off(value)) || include_usage.is_some_and(is_odd) {
         return Ok(Asked::default());

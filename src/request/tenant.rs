@@ -191,7 +191,7 @@ pub fn own_response_id(tenant: &str, id: &str) -> String {
 }
 
 fn default_tenant() -> TenantRef {
-    TenantRef(Arc::default())
+    TenantRef(Arc::new(config::Tenant { name: "default".into(), ..config::Tenant::default() }))
 }
 
 /// The key of a request: the bearer token, else `x-api-key`. A header given twice is refused, as the next hop might

@@ -34,7 +34,7 @@ impl Trace {
 
 /// The trace of a request: the caller's where a valid `traceparent` came, else a new one.
 ///
-/// `routine` is the share of traces that is marked as sampled for the replicas when the caller says nothing;
+/// `routine` is the share of traces that is marked as sampled for the replicas when the caller does not decide;
 /// `None` where no spans are exported.
 #[must_use]
 pub fn trace_of(headers: &HeaderMap, routine: Option<f64>) -> Trace {

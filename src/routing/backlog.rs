@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::float::fast_max;
 use super::{Foreign, LoadView};
 use crate::clock::Stamp;
+use crate::routing::tuning::{memories, prices};
 
 /// Prompts that wait, for each replica but the one with the longest queue, with chance taken out. Noted beside the request
 /// path, read by every decision.
@@ -32,8 +33,7 @@ impl Backlog {
         let passed = now.since(std::mem::replace(&mut self.noted.lock(), now)).as_secs_f64();
         let standing = self.standing();
         // Bunches of arrivals make a queue that is gone a moment later: it would be wrong to pay for it.
-        let settling = if waiting > standing { RISING } else { FALLING };
-        let settled = standing + (1.0 - (-passed / settling).exp()) * (waiting - standing);
+        let settled = standing + (1.0 - (-passed / memories::QUEUE_SETTLING).exp()) * (waiting - standing);
         self.standing.store(settled.to_bits(), Ordering::Relaxed);
     }
 
@@ -48,7 +48,7 @@ impl Backlog {
 /// with the queue.
 #[inline]
 pub(super) fn others_wait(prompts: f64) -> f64 {
-    OTHERS_WAIT + OTHERS_IN_QUEUE * prompts * prompts / (FEW + prompts)
+    1.0 + prices::QUEUE_PRICE * prompts * prompts / (prices::QUEUE_KNEE + prompts)
 }
 
 /// Prompts that wait at one replica: ours and those of others.
@@ -62,19 +62,6 @@ impl Waiting {
         Self(own.awaiting as f64 + foreign.waiting)
     }
 }
-
-/// Seconds in which the queue that decisions know of follows one that grows: prices that change with every bunch change the
-/// mind of every decision, ...
-const RISING: f64 = 10.0;
-/// ... and one that shrinks. As slow as it rises, streams are given away for a queue that has gone.
-const FALLING: f64 = 5.0;
-/// Seconds for each second of prefill: it costs those who come next about as much as it costs us, ...
-const OTHERS_WAIT: f64 = 1.0;
-/// ... and so many more for each prompt that waits at a replica: it delays those in the queue, those who come meanwhile, and
-/// evicts what they would have hit.
-const OTHERS_IN_QUEUE: f64 = 50.0;
-/// Prompts for each replica at which the price begins to go with the queue and no longer with its square.
-const FEW: f64 = 2.0;
 
 #[cfg(test)]
 mod tests {
@@ -92,7 +79,7 @@ mod tests {
     #[test]
     fn nobody_waits_and_nobody_is_there() {
         for nobody in [noted(&[0.0; 3]), noted(&[]), others_wait(Backlog::default().standing())] {
-            assert_eq!(nobody, OTHERS_WAIT);
+            assert_eq!(nobody, 1.0);
         }
     }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::float::sane_total;
+use crate::routing::tuning::memories;
 use crate::units::Tokens;
 
 /// The prefix cache by an engine's page.
@@ -55,7 +56,7 @@ impl CacheCounters {
     /// A new page: compares once there is enough to compare.
     pub(super) fn compare(&self, figures: CacheFigures) -> Option<CacheReport> {
         let requests = self.requests.load(Ordering::Relaxed);
-        if requests < ENOUGH {
+        if requests < u64::from(memories::ENOUGH_ANSWERS) {
             return None;
         }
         let share = match figures {
@@ -86,9 +87,6 @@ impl CacheCounters {
         (looked_up > 0.0 && found >= 0.0).then(|| found / looked_up)
     }
 }
-
-/// Requests in a comparison: those that the engine has not looked up yet are few among them.
-const ENOUGH: u64 = 32;
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::foreign::Foreign;
 use super::load::ReplicaLoad;
 use super::prompt::Prompt;
-use super::target::Told;
+use super::target::EngineSnapshot;
+use crate::routing::tuning::{prices, priors};
 use crate::units::Tokens;
 
 /// A replica that may be chosen: plain values, made for one decision.
@@ -23,6 +24,8 @@ pub struct Candidate<'a> {
     pub foreign: Foreign,
     /// Sequences that the engine runs at once, where known.
     pub batch_limit: Option<u64>,
+    /// Whether it would have to load the LoRA adapter of the request, while another holds it.
+    pub lacks_adapter: bool,
     /// Tokens in one of the engine's KV blocks.
     pub block_tokens: u64,
     /// Probability that it answers, relative to its peers.
@@ -61,6 +64,12 @@ impl<'a> Candidate<'a> {
         self.load.view().decoding() as f64 + self.foreign.running()
     }
 
+    /// Requests there, as policies that predict nothing compare them: those that loading an adapter is worth included.
+    #[must_use]
+    pub fn counted(&self) -> f64 {
+        self.requests + if self.lacks_adapter { prices::ADAPTER_REQUESTS } else { 0.0 }
+    }
+
     /// A candidate of which the engine has told nothing (yet, or any more).
     #[inline]
     #[must_use]
@@ -72,7 +81,8 @@ impl<'a> Candidate<'a> {
             requests: load.inflight() as f64,
             foreign: Foreign::default(),
             batch_limit: load.batch_limit(),
-            block_tokens: DEFAULT_BLOCK_TOKENS,
+            lacks_adapter: false,
+            block_tokens: priors::BLOCK_TOKENS,
             success: 1.0,
             share: 1.0,
             hit: Tokens(0),
@@ -96,12 +106,12 @@ impl<'a> Candidate<'a> {
     /// Adds what the engine told.
     #[inline]
     #[must_use]
-    pub(super) fn with(self, told: &Told) -> Self {
+    pub(super) fn with(self, snapshot: &EngineSnapshot) -> Self {
         Self {
-            foreign: told.foreign,
-            requests: self.requests + told.foreign.requests,
-            batch_limit: self.batch_limit.or(told.batch_limit),
-            block_tokens: told.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
+            foreign: snapshot.foreign,
+            requests: self.requests + snapshot.foreign.requests,
+            batch_limit: self.batch_limit.or(snapshot.batch_limit),
+            block_tokens: snapshot.block_tokens.unwrap_or(priors::BLOCK_TOKENS),
             ..self
         }
     }
@@ -118,5 +128,3 @@ pub(super) fn longest<'p, 'c, 'a: 'c>(
 
 /// Requests for a replica that has answered none yet.
 const UNPROVED_BATCH: u64 = 2;
-/// vLLM's on GPUs.
-const DEFAULT_BLOCK_TOKENS: u64 = 16;

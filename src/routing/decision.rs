@@ -36,6 +36,9 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     if choice.reason == Reason::Prefix && policy.predicts() && !stakes.is_won_by_hit(winner, &eligible) {
         choice.reason = Reason::Load;
     }
+    if !winner.lacks_adapter && eligible.iter().any(|(_, one)| one.lacks_adapter) {
+        choice.reason = Reason::Adapter;
+    }
     // What it will meet is worth knowing however it was chosen.
     let terms = stakes.terms(winner);
     Some(Decision {
@@ -80,6 +83,7 @@ impl Decision {
             reason: self.reason.as_str(),
             waited,
             predicted_ttft: self.predicted_ttft.map(|from_now| waited + from_now),
+            pace: self.terms.pace,
             predicted_hit: self.hit,
             candidates: self.candidates,
             is_cold: false,

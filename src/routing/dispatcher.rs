@@ -17,13 +17,14 @@ use super::float::span;
 use super::prefix_index::{PrefixIndex, capacity_of};
 use super::query::{Aim, Sampling};
 use super::target::{EngineLimits, Target};
-use super::verdict::{PATIENCE, Verdict, judge};
+use super::verdict::{Verdict, judge};
 use super::{
-    Candidate, Decision, Lesson, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, SlotSet,
-    Terms, Waiting, Work, cheapest, longest,
+    Candidate, Decision, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, SlotSet, Terms,
+    TimingSample, Waiting, Work, cheapest, longest,
 };
 use crate::clock::Stamp;
 use crate::record::SloBounds;
+use crate::routing::tuning::prices;
 use crate::units::Tokens;
 
 /// What one pool knows and learns.
@@ -60,6 +61,8 @@ pub struct Ask<'a> {
     pub sampling: Sampling,
     /// Whether it has images, sounds or files, of which the answer tells how many tokens they are.
     pub has_media: bool,
+    /// Replicas that would have to load the LoRA adapter that it names, where others hold it.
+    pub lacks_adapter: Option<&'a SlotSet>,
     /// Replicas that it has tried.
     pub tried: &'a SlotSet,
 }
@@ -68,7 +71,7 @@ pub struct Ask<'a> {
 pub struct Judged<'a> {
     dispatcher: &'a Arc<Dispatcher>,
     query: Query<'a>,
-    is_let_in: bool,
+    bypasses_admission: bool,
     shows_first_token: bool,
     has_media: bool,
     candidates: Vec<Candidate<'a>>,
@@ -97,14 +100,18 @@ impl Dispatcher {
         targets: impl Iterator<Item = &'a Target>,
     ) -> Option<Judged<'a>> {
         let mut candidates = Vec::with_capacity(targets.size_hint().1.unwrap_or_default());
-        candidates.extend(targets.map(|target| candidate(target, limits, now)));
+        let lacks = |target: &Target| ask.lacks_adapter.is_some_and(|slots| slots.contains(target.slot));
+        candidates.extend(
+            targets
+                .map(|target| Candidate { lacks_adapter: lacks(target), ..candidate(target, limits, now) }),
+        );
         let is_open = |one: &Candidate<'_>| !ask.tried.contains(one.slot) && one.may_run_more();
         if ask.queues_late && candidates.iter().any(is_open) {
             candidates.retain(|one| is_open(one));
         }
         // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
-        let is_let_in = !ask.tried.is_empty() || !self.model.is_taught();
-        let patience = if is_let_in { 0.0 } else { PATIENCE };
+        let bypasses_admission = !ask.tried.is_empty() || !self.model.is_taught();
+        let patience = if bypasses_admission { 0.0 } else { prices::PATIENCE };
         let aim =
             Aim { now, waited: ask.waited, slo: ask.slo, patience, has_answers: self.silence(now).is_some() };
         // Prompts that begin alike have nothing to gain from one another.
@@ -124,7 +131,7 @@ impl Dispatcher {
         Some(Judged {
             dispatcher: self,
             query,
-            is_let_in,
+            bypasses_admission,
             shows_first_token: ask.shows_first_token,
             has_media: ask.has_media,
             candidates,
@@ -192,8 +199,8 @@ pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stam
     let own = Candidate { success: target.success(), share: target.share(), ..own };
     // What the configuration tells wins over what streams have shown, and that over what the engine's page has.
     let own = Candidate { batch_limit: limits.batch_limit.or(own.batch_limit), ..own };
-    match target.told(now, limits) {
-        Some(told) => own.with(&told),
+    match target.snapshot(now, limits) {
+        Some(snapshot) => own.with(&snapshot),
         None => own,
     }
 }
@@ -237,8 +244,8 @@ impl<'a> Judged<'a> {
 
     /// Whether the request was tried elsewhere, or nothing is known by which it could be held back.
     #[must_use]
-    pub fn is_let_in(&self) -> bool {
-        self.is_let_in
+    pub fn bypasses_admission(&self) -> bool {
+        self.bypasses_admission
     }
 
     /// Whether a replica has room for a request: it is begun on there within `lookahead`.
@@ -345,8 +352,8 @@ impl Assignment {
 
     /// It waited until now and got no token: a right-censored observation.
     pub fn censored(&self, now: Stamp) {
-        if let Some(lesson) = self.load.overdue(now) {
-            self.dispatcher.model.observe_censored(self.decision.slot, &lesson);
+        if let Some(sample) = self.load.overdue(now) {
+            self.dispatcher.model.observe_censored(self.decision.slot, &sample);
         }
     }
 
@@ -365,7 +372,7 @@ impl Assignment {
         let slower = now.since(self.at).as_secs_f64() / expected;
         let (busy, was_idle) = (span(slower * (prefill + terms.base)), terms.wait <= 0.0);
         let context = self.load.context();
-        model.observe(slot, &Lesson { work: self.computed, busy, was_idle, context, at: now });
+        model.observe(slot, &TimingSample { work: self.computed, busy, was_idle, context, at: now });
         model.observe_pace(slot, now, Pace { per_token: slower * step.as_secs_f64(), context });
         model.observe_service(slot, now, span(slower * decoding), Some(output));
     }

@@ -1,16 +1,13 @@
 //! Work on a replica that is not ours: what the engine reports, less what we had there when it was asked.
 //!
 //! Our own work is known to the microsecond, the engine's figures are as old as the last scrape: so they only
-//! tell of other gateways and direct clients, and they lose weight as they age. A scrape that is dead therefore
-//! fades to "nothing known"; it never marks a replica saturated, and a replica that reports too little cannot
-//! hide the work that we gave it.
-
-use std::time::Duration;
+//! tell of other gateways and direct clients. A dead scrape is nothing known after [`MAX_AGE`](super::target::MAX_AGE);
+//! it never marks a replica saturated, and a replica that reports too little cannot hide the work that we gave it.
 
 use super::float::fast_max;
 use super::load::LoadView;
 
-/// Foreign requests on a replica, weighted by how fresh the news of them is.
+/// Foreign requests on a replica, as of the last scrape.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Foreign {
     /// Running or waiting.
@@ -42,14 +39,6 @@ impl Foreign {
     pub(super) fn running(self) -> f64 {
         fast_max(self.requests - self.waiting, 0.0)
     }
-
-    /// What is left of it by news of this age: half at [`HALF_TRUST`], a tenth at nine times that.
-    #[inline]
-    #[must_use]
-    pub(super) fn aged(self, age: Duration) -> Self {
-        let weight = 1.0 / (1.0 + age.as_secs_f64() * (1.0 / HALF_TRUST));
-        Self { requests: self.requests * weight, waiting: self.waiting * weight }
-    }
 }
 
 /// A number of requests; `None` for what cannot be one.
@@ -57,8 +46,6 @@ pub(super) fn sane(figure: f64) -> Option<f64> {
     (0.0..=MOST_REQUESTS).contains(&figure).then_some(figure)
 }
 
-/// Seconds after which news counts half. A queue's content is replaced within seconds; two of them are two scrapes at the default interval.
-const HALF_TRUST: f64 = 2.0;
 /// What an engine claims beyond this is no figure.
 const MOST_REQUESTS: f64 = 100_000.0;
 
@@ -71,26 +58,19 @@ mod tests {
     }
 
     #[test]
-    fn is_what_the_engine_has_beyond_ours_and_fades() {
+    fn is_what_the_engine_has_beyond_ours() {
         let cases = [
-            ("all ours", 0, Some(3.0), Some(1.0), own(4, 1), (0.0, 0.0)),
-            ("other gateways'", 0, Some(5.0), Some(4.0), own(2, 1), (7.0, 3.0)),
-            ("half as much after two seconds", 2, Some(5.0), Some(4.0), own(2, 1), (3.5, 1.5)),
-            ("ours not yet arrived there", 0, Some(1.0), Some(0.0), own(9, 9), (0.0, 0.0)),
-            ("only running is told", 0, Some(5.0), None, own(3, 1), (3.0, 0.0)),
-            ("only waiting is told", 0, None, Some(4.0), own(3, 1), (3.0, 3.0)),
-            ("nothing is told", 0, None, None, own(3, 1), (0.0, 0.0)),
+            ("all ours", Some(3.0), Some(1.0), own(4, 1), (0.0, 0.0)),
+            ("other gateways'", Some(5.0), Some(4.0), own(2, 1), (7.0, 3.0)),
+            ("ours not yet arrived there", Some(1.0), Some(0.0), own(9, 9), (0.0, 0.0)),
+            ("only running is told", Some(5.0), None, own(3, 1), (3.0, 0.0)),
+            ("only waiting is told", None, Some(4.0), own(3, 1), (3.0, 3.0)),
+            ("nothing is told", None, None, own(3, 1), (0.0, 0.0)),
         ];
-        for (name, age, running, waiting, own, (requests, waits)) in cases {
-            let found = Foreign::beyond(running, waiting, &own).aged(Duration::from_secs(age));
+        for (name, running, waiting, own, (requests, waits)) in cases {
+            let found = Foreign::beyond(running, waiting, &own);
             assert_eq!(found, Foreign { requests, waiting: waits }, "{name}");
         }
-    }
-
-    #[test]
-    fn a_dead_scrape_fades_to_nothing() {
-        let long_ago = Foreign::beyond(Some(64.0), Some(500.0), &own(0, 0)).aged(Duration::from_secs(600));
-        assert!(long_ago.requests < 2.0, "{long_ago:?}");
     }
 
     #[test]

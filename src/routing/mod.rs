@@ -8,16 +8,16 @@
 //! the same code runs in simulated time.
 
 mod backlog;
-mod batch_limit;
-mod bound;
 mod cache_counters;
 mod candidate;
 mod decision;
 mod dispatcher;
+mod expected;
 mod float;
 mod foreign;
 mod hazard;
 mod load;
+mod miss;
 pub mod policies;
 mod pools;
 mod predictor;
@@ -31,6 +31,7 @@ mod score;
 mod signals;
 mod slots;
 pub mod target;
+pub(crate) mod tuning;
 mod verdict;
 mod work;
 
@@ -40,9 +41,12 @@ pub use self::candidate::Candidate;
 use self::candidate::longest;
 pub use self::decision::{Decision, MAX_LOGGED, cheapest, decide};
 pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged};
+pub use self::expected::Expected;
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
-pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
+pub use self::load::{
+    LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad, TimingSample,
+};
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::{CanaryShare, CanaryShares, PoolWheel};
 pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms, Typical};

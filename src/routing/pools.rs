@@ -41,9 +41,10 @@ impl CanaryShares {
         Arc::clone(self.0.lock().entry((Arc::clone(route), Arc::clone(pool))).or_default())
     }
 
-    /// Forgets the others.
+    /// Forgets the others, unless a table still deals by them.
     pub fn retain(&self, is_known: impl Fn(&str, &str) -> bool) {
-        self.0.lock().retain(|(route, pool), _| is_known(route, pool));
+        let is_used = |share: &Arc<_>| Arc::strong_count(share) > 1;
+        self.0.lock().retain(|(route, pool), share| is_known(route, pool) || is_used(share));
     }
 }
 

@@ -7,7 +7,7 @@
 //!       +  10 s · (harm + slowed + late + failure)
 //!                                           streams that its prefill and its decoding push over their bound on TPOT, itself
 //!                                           included, the chance that this first token misses its bound, the more where by
-//!                                           more (`bound`), and the chance that there is no answer
+//!                                           more (`miss`), and the chance that there is no answer
 //! ```
 //!
 //! A hit is worth what it saves, twice, and more where a queue stands (`backlog`). What many prompts share is computed once
@@ -15,12 +15,13 @@
 //! it; absent bounds cost nothing.
 
 use super::backlog::others_wait;
-use super::bound::Bound;
 use super::float::{fast_max, fast_min, float};
 use super::hazard::FRESH_SPARE;
+use super::miss::MissCurve;
 use super::predictor::Queue;
 use super::{Candidate, Eligible, Estimate, LoadView, PoolView, Query, Terms, Work, longest};
 use crate::record::Addends;
+use crate::routing::tuning::{prices, priors};
 use crate::units::Tokens;
 
 /// What is at stake for one request, the same at every candidate.
@@ -34,6 +35,9 @@ pub(super) struct Stakes<'a> {
     /// Seconds that it has waited, and one over its TTFT bound; the bound is infinite where it has none.
     waited: f64,
     per_bound: f64,
+    /// What a late first token costs, and a slow stream.
+    late: MissCurve,
+    slow: MissCurve,
     /// Seconds per token; infinite where unbounded.
     tpot: f64,
     /// The longest hit, and the share of computing what is lacking of it that others will use.
@@ -54,6 +58,8 @@ impl<'a> Stakes<'a> {
             standing: query.model.standing_queue(),
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
+            late: MissCurve::ttft(query.model.error()),
+            slow: MissCurve::tpot(query.model.error()),
             tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
             longest: candidates.iter().map(|candidate| candidate.hit).max().unwrap_or_default(),
             used_by_others: others / (1.0 + others),
@@ -78,7 +84,8 @@ impl<'a> Stakes<'a> {
         // the slower replicas as before.
         let least = if with_room < f64::INFINITY { with_room } else { of_all };
         for candidate in candidates {
-            candidate.decoding = DECODE * fast_max(candidate.decoding - UNNOTICED * least, 0.0);
+            candidate.decoding =
+                prices::DECODE_WEIGHT * fast_max(candidate.decoding - prices::DECODE_TOLERANCE * least, 0.0);
             candidate.cost += candidate.decoding;
         }
     }
@@ -95,9 +102,10 @@ impl<'a> Stakes<'a> {
             head_age: load.head_age(now),
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);
+        terms.adapter = if candidate.lacks_adapter { prices::ADAPTER_LOAD } else { 0.0 };
         let steps = self.steps(candidate, &load, &estimate);
         terms.decode = self.pool.answers.output * (steps.after + candidate.requests * steps.added / 2.0);
-        let slow = Bound::on_tpot().missed(steps.after / self.tpot);
+        let slow = self.slow.missed(steps.after / self.tpot);
         // Itself, and what its sequence adds to each of the streams there.
         let running = float(load.decoding()) + candidate.foreign.running();
         let slower = running * steps.added / self.tpot;
@@ -107,7 +115,7 @@ impl<'a> Stakes<'a> {
         // ... and no wait gives them slack.
         terms.slack = fast_max(1.0 - steps.after / self.tpot, 0.0);
         let used = (self.waited + terms.seconds()) * self.per_bound;
-        let late = Bound::on_ttft().missed(used);
+        let late = self.late.missed(used);
         terms.late = late.chance;
         let copied = self.copied(candidate, &work);
         let copy = terms.prefill * self.used_by_others * copied;
@@ -117,11 +125,12 @@ impl<'a> Stakes<'a> {
             wait: terms.wait,
             prefill: terms.prefill,
             base: terms.base,
+            adapter: terms.adapter,
             others: others_wait(self.standing) * usual - copy,
             decoding: candidate.decoding,
-            harm: MISS * (terms.harm + terms.slowed),
-            late: MISS * late.price(),
-            failure: MISS * (1.0 - candidate.success),
+            harm: prices::MISS_COST * (terms.harm + terms.slowed),
+            late: prices::MISS_COST * late.price(),
+            failure: prices::MISS_COST * (1.0 - candidate.success),
         };
         terms
     }
@@ -131,7 +140,7 @@ impl<'a> Stakes<'a> {
         let others = || others.iter().map(|(_, one)| one).filter(|one| one.slot != winner.slot);
         let hit = others().map(|other| other.hit).min().unwrap_or(winner.hit);
         let without = self.terms(&Candidate { hit, ..*winner });
-        let enough = without.cost.total() + tolerance(without.seconds());
+        let enough = without.cost.total() + tolerance(self.query.model.error(), without.seconds());
         others().any(|other| other.cost <= enough)
     }
 
@@ -171,8 +180,8 @@ impl<'a> Stakes<'a> {
 }
 
 /// By how much two costs may differ and say the same.
-pub(super) fn tolerance(ttft: f64) -> f64 {
-    fast_max(NEAR, ERROR * ttft)
+pub(super) fn tolerance(error: f64, ttft: f64) -> f64 {
+    fast_max(priors::JITTER, fast_min(error, priors::ERROR) * ttft)
 }
 
 /// A decoding step, in seconds.
@@ -182,15 +191,3 @@ struct Steps {
     /// What it adds.
     added: f64,
 }
-
-/// Seconds of waiting for the first token that a second of decoding is worth: an answer is read while it comes.
-const DECODE: f64 = 0.15;
-/// Decoding that takes so many times as long as at the best replica is no reason to wait for another: predictions err by as much, and
-/// chance evens it out.
-const UNNOTICED: f64 = 1.2;
-/// Seconds that a missed bound is worth, and a failed answer: its client waits for all of it again, at the least.
-const MISS: f64 = 10.0;
-/// Seconds below which two costs say the same: a part of a decoding step, ...
-const NEAR: f64 = 0.005;
-/// ... and the share of the predicted TTFT below which they do.
-const ERROR: f64 = 0.03;

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::batch_limit::BatchLimit;
 use super::cache_counters::{CacheFigures, CacheReport};
 use super::foreign::sane;
 use super::{EngineSignals, Foreign, ReplicaLoad};
@@ -64,7 +63,7 @@ pub struct EngineLimits {
 
 /// A target's newest page as a decision needs it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told {
+pub(super) struct EngineSnapshot {
     pub(super) foreign: Foreign,
     pub(super) batch_limit: Option<u64>,
     pub(super) block_tokens: Option<u64>,
@@ -88,7 +87,6 @@ struct Published {
 struct Seen {
     at: Stamp,
     page: Option<EnginePage>,
-    batch_limit: BatchLimit,
 }
 
 impl Target {
@@ -123,14 +121,9 @@ impl Target {
     pub fn scraped(&self, page: EnginePage, now: Stamp) {
         let page = page.sane();
         let mut seen = self.seen.lock();
-        if let (Some(running), Some(waiting), Some(usage)) = (page.running, page.waiting, page.kv_cache_usage)
-        {
-            seen.batch_limit = seen.batch_limit.seeing(running, waiting, usage);
-        }
         (seen.at, seen.page) = (now, Some(page));
         let foreign = Foreign::beyond(page.running, page.waiting, &self.load.view());
-        let limit = page.batch_limit.or(seen.batch_limit.get());
-        self.published.publish(&page, foreign, limit, now);
+        self.published.publish(&page, foreign, now);
     }
 
     /// The engine's process is another one: nothing that was observed of it counts.
@@ -161,7 +154,7 @@ impl Target {
             running: page.running,
             waiting: page.waiting,
             kv_cache_usage: page.kv_cache_usage,
-            batch_limit: limits.batch_limit.or(page.batch_limit).or(seen.batch_limit.get()),
+            batch_limit: limits.batch_limit.or(self.load.batch_limit()).or(page.batch_limit),
             block_tokens: page.block_tokens,
             total_blocks: page.total_blocks,
         })
@@ -169,7 +162,7 @@ impl Target {
 
     /// What a decision needs; absent when too old.
     #[inline]
-    pub(super) fn told(&self, now: Stamp, limits: &EngineLimits) -> Option<Told> {
+    pub(super) fn snapshot(&self, now: Stamp, limits: &EngineLimits) -> Option<EngineSnapshot> {
         let Published { at, foreign, foreign_waiting, .. } = &self.published;
         let age = now.since(Stamp::from_nanos(at.load(Ordering::Acquire).checked_sub(1)?));
         if age > limits.scrape_interval * MAX_AGE {
@@ -178,8 +171,8 @@ impl Target {
         let foreign = Foreign { requests: float(foreign), waiting: float(foreign_waiting) };
         let known = |cell: &AtomicU64| Some(cell.load(Ordering::Relaxed)).filter(|n| *n > 0);
         let block_tokens = self.published.block_tokens.load(Ordering::Relaxed);
-        Some(Told {
-            foreign: foreign.aged(age),
+        Some(EngineSnapshot {
+            foreign,
             batch_limit: limits.batch_limit.or_else(|| known(&self.published.batch_limit)),
             block_tokens: (block_tokens > 0).then_some(u64::from(block_tokens)),
         })
@@ -187,7 +180,7 @@ impl Target {
 
     /// Work of others there, by the newest figures.
     pub(super) fn foreign(&self, now: Stamp, limits: &EngineLimits) -> Foreign {
-        self.told(now, limits).map_or_else(Foreign::default, |told| told.foreign)
+        self.snapshot(now, limits).map_or_else(Foreign::default, |snapshot| snapshot.foreign)
     }
 }
 
@@ -209,13 +202,13 @@ impl EnginePage {
 }
 
 impl Published {
-    fn publish(&self, page: &EnginePage, foreign: Foreign, batch_limit: Option<u64>, now: Stamp) {
+    fn publish(&self, page: &EnginePage, foreign: Foreign, now: Stamp) {
         let store = |cell: &AtomicU32, value: f64| cell.store((value as f32).to_bits(), Ordering::Relaxed);
         store(&self.foreign, foreign.requests);
         store(&self.foreign_waiting, foreign.waiting);
         let block = page.block_tokens.unwrap_or(0);
         self.block_tokens.store(u32::try_from(block).unwrap_or(0), Ordering::Relaxed);
-        self.batch_limit.store(batch_limit.unwrap_or(0), Ordering::Relaxed);
+        self.batch_limit.store(page.batch_limit.unwrap_or(0), Ordering::Relaxed);
         self.at.store(now.as_nanos().saturating_add(1), Ordering::Release);
     }
 }
@@ -244,16 +237,16 @@ mod tests {
     #[test]
     fn a_page_is_told_until_it_is_ten_scrapes_old() {
         let target = Target::new(0, 1);
-        assert!(target.told(at(1), &LIMITS).is_none());
+        assert!(target.snapshot(at(1), &LIMITS).is_none());
         let page = EnginePage { running: Some(3.0), waiting: Some(1.0), ..EnginePage::default() };
         target.scraped(page, at(5));
-        let told = target.told(at(5), &LIMITS).unwrap();
-        assert_eq!((told.foreign.requests, told.foreign.waiting), (4.0, 1.0));
-        assert!(told.batch_limit.is_none() && told.block_tokens.is_none());
-        assert!(target.told(at(15), &LIMITS).is_some() && target.told(at(16), &LIMITS).is_none());
+        let snapshot = target.snapshot(at(5), &LIMITS).unwrap();
+        assert_eq!((snapshot.foreign.requests, snapshot.foreign.waiting), (4.0, 1.0));
+        assert!(snapshot.batch_limit.is_none() && snapshot.block_tokens.is_none());
+        assert!(target.snapshot(at(15), &LIMITS).is_some() && target.snapshot(at(16), &LIMITS).is_none());
         assert!(target.signals(at(15), &LIMITS).is_some() && target.signals(at(16), &LIMITS).is_none());
         target.restarted();
-        assert!(target.told(at(5), &LIMITS).is_none() && target.page().is_none());
+        assert!(target.snapshot(at(5), &LIMITS).is_none() && target.page().is_none());
     }
 
     #[test]
@@ -272,9 +265,9 @@ mod tests {
                 cache: Some(CacheFigures::Share(odd)),
             };
             target.scraped(page, at(1));
-            let told = target.told(at(1), &LIMITS).unwrap();
-            assert_eq!(told.foreign, Foreign::default(), "{odd}");
-            assert!(told.batch_limit.is_none() && told.block_tokens.is_none());
+            let snapshot = target.snapshot(at(1), &LIMITS).unwrap();
+            assert_eq!(snapshot.foreign, Foreign::default(), "{odd}");
+            assert!(snapshot.batch_limit.is_none() && snapshot.block_tokens.is_none());
         }
     }
 }

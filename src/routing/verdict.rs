@@ -7,6 +7,7 @@
 //! affair: nothing in here waits or counts.
 
 use super::{Candidate, Decision, Policy, Query, decide};
+use crate::routing::tuning::prices;
 
 /// What to do with a request now.
 #[derive(Clone, Copy, Debug)]
@@ -36,15 +37,8 @@ pub(super) fn judge(
     let has_time = aim.waited + predicted < bound.mul_f64(aim.patience.clamp(0.0, 1.0));
     // A wait helps only as far as streams gain by it: each token wins them what a step leaves of the bound.
     let saved = decision.terms.harm * decision.terms.slack;
-    if has_time && aim.slo.tpot.is_some() && saved > TOLERATED_HARM {
+    if has_time && aim.slo.tpot.is_some() && saved > prices::PACING_HARM {
         return Some(Verdict::Hold);
     }
     Some(Verdict::Place(decision))
 }
-
-/// How much of its bound on TTFT a request may spend waiting for a moment in which it breaks no stream, the predicted wait
-/// included.
-pub(super) const PATIENCE: f64 = 0.8;
-/// Streams that a wait must be expected to save before it is worth one. Above one stream first tokens come sooner in most traffic,
-/// and twice as many requests miss on conversations and tools near capacity.
-const TOLERATED_HARM: f64 = 0.07;

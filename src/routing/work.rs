@@ -53,9 +53,6 @@ impl Sub for Work {
     }
 }
 
-/// Prompt tokens that an engine is taken to compute in one step: its own limit (vLLM: `--max-num-batched-tokens`) is not among
-/// its metrics.
-pub(super) const STEP_TOKENS: u64 = 4096;
 /// No prompt is longer; keeps the products of thousands of them within 64 bits.
 const MOST_TOKENS: u64 = 1 << 25;
 

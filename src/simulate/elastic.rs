@@ -11,10 +11,11 @@ use tokenway_sim::replay::{Arrival, Ended, Fleet, RequestId, Router};
 use tokenway_sim::time::Stamp as SimStamp;
 
 use super::product_router::{ProductRouter, ReplayedRoute};
+use crate::admission::Line;
 use crate::clock::Stamp;
 use crate::fleet::demand::{EngineLoad, PoolLoad, predicted_ttft};
 use crate::fleet::status::ReplicaState;
-use crate::routing::Target;
+use crate::routing::{Expected, Target};
 
 /// Says how many replicas there should be.
 pub trait Conductor {
@@ -200,8 +201,11 @@ impl<C: Conductor> Elastic<C> {
             .filter(|(_, engine)| engine.is_ready())
             .map(|(slot, engine)| (*slot, engine.context));
         let typical = router.dispatcher.model.typical(&router.arrivals.mean_work(), contexts, now);
-        let ahead = |last: &crate::admission::Waiter| router.queue.ahead(last);
-        let ttft = |typical| predicted_ttft(&router.dispatcher, &router.limits, ready(), ahead, typical, now);
+        let ahead = |last: &crate::admission::Waiter| Line::ahead(&router.queue, last);
+        let ttft = |typical| {
+            let expected = Expected::at(&router.dispatcher, &router.limits, ready(), typical, now)?;
+            Some(predicted_ttft(&expected, ahead, now))
+        };
         PoolLoad {
             pool: "p".into(),
             arrivals: router.arrivals.count(),

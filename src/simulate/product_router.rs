@@ -13,8 +13,8 @@ use tokenway_sim::time::Stamp as SimStamp;
 
 use super::standings::Standings;
 use crate::admission::{
-    Entered, Outlook, Position, ROUND_EVERY, Refusal, Rules, Ruling, Share, Stay, WaitQueue, WaitReason,
-    Waiter, rule,
+    Deferral, EndOfWait, Entered, Outlook, Position, ROUND_EVERY, Refusal, Rules, Ruling, Share, WaitQueue,
+    WaitReason, Waiter, rule,
 };
 use crate::clock::Stamp;
 use crate::config::{PolicyName, QueueLimits, Slo};
@@ -82,8 +82,9 @@ struct Wait {
     position: Position,
     /// When it first waited for room; kept if it is held again.
     late_since: Option<Stamp>,
-    /// When it is refused.
+    /// When it is refused, and why.
     end: Stamp,
+    why: EndOfWait,
 }
 
 impl ProductRouter {
@@ -99,6 +100,7 @@ impl ProductRouter {
                 queue: route.queue,
                 degrade: None,
                 base_ttft: route.slo.ttft.map_or(Duration::ZERO, |bound| bound.base),
+                is_pinned: false,
             },
             medium: route.medium,
             limits: route.limits,
@@ -185,6 +187,7 @@ impl ProductRouter {
             conversation: None,
             sampling: crate::routing::Sampling::default(),
             has_media: false,
+            lacks_adapter: None,
             tried: &self.untried,
         };
         let targets = self.targets.iter().filter(|target| self.standings.is_in(target.slot));
@@ -193,25 +196,15 @@ impl ProductRouter {
         };
         let base_ttft = if slo.ttft.is_some() { self.rules.base_ttft } else { Duration::ZERO };
         let rules = Rules { base_ttft, ..self.rules };
-        let waiter = |reason, outlook| Waiter { reason, outlook, ..self.waiter(request) };
-        let mut seen = None;
-        let ahead = |outlook: &Outlook| {
-            let arrived = waiter(WaitReason::Late, *outlook);
-            let ahead = if is_late { None } else { self.queue.ahead(&arrived) };
-            seen = (!is_late).then_some(arrived);
-            ahead
-        };
-        match rule(&rules, &judged, rules.queue.is_some(), ahead) {
-            Ruling::Hold => {
-                let (slack, latest) = (Some(Duration::ZERO), deadline(request));
-                let outlook = Outlook { at: now, slack, latest, ..Outlook::default() };
-                SimulatedPlacement::Wait(waiter(WaitReason::Held, outlook), Stay::Own)
-            }
-            Ruling::Queue(outlook, stay) => SimulatedPlacement::Wait(waiter(WaitReason::Late, outlook), stay),
+        let waiter = self.waiter(request);
+        let arriving = |outlook| (!is_late).then(|| Waiter { outlook, ..waiter.clone() });
+        match rule(&rules, &judged, rules.queue.is_some(), &mut self.queue, arriving) {
+            Ruling::Hold(outlook) => SimulatedPlacement::Wait(
+                Waiter { reason: WaitReason::Held, outlook, ..waiter },
+                Deferral::Request,
+            ),
+            Ruling::Queue(outlook, stay) => SimulatedPlacement::Wait(Waiter { outlook, ..waiter }, stay),
             Ruling::Place | Ruling::Degrade => {
-                if let Some(waiter) = seen {
-                    self.queue.passed(&waiter, now);
-                }
                 judged.assign().map_or(SimulatedPlacement::Refuse, SimulatedPlacement::Send)
             }
         }
@@ -230,7 +223,7 @@ impl ProductRouter {
     }
 
     /// Queues a request or keeps it queued; drops it (a refusal) if a limit is exceeded.
-    fn wait(&mut self, request: Arrival, before: Option<Wait>, waiter: Waiter, stay: Stay, now: Stamp) {
+    fn wait(&mut self, request: Arrival, before: Option<Wait>, waiter: Waiter, stay: Deferral, now: Stamp) {
         let id = request.id;
         let mut late_since = before.as_ref().and_then(|wait| wait.late_since);
         let suits = |wait: &Wait| (wait.waiter.reason, wait.waiter.lane()) == (waiter.reason, waiter.lane());
@@ -259,7 +252,10 @@ impl ProductRouter {
         if waiter.reason == WaitReason::Late {
             late_since = late_since.or(Some(now));
         }
-        let wait = Wait { end: self.end(&waiter, late_since), request, waiter, position, late_since };
+        let limits = self.rules.queue.as_ref();
+        let end = EndOfWait::of(waiter.reason, limits, late_since.unwrap_or(now), &waiter.outlook);
+        let (end, why) = end.unwrap_or((FAR, EndOfWait::Late));
+        let wait = Wait { end, why, request, waiter, position, late_since };
         if timer(wait.end) <= now {
             return self.give_up(id, &wait, now);
         }
@@ -278,8 +274,7 @@ impl ProductRouter {
     fn give_up(&mut self, id: RequestId, wait: &Wait, now: Stamp) {
         let outlook = wait.waiter.outlook;
         let retry_after = self.queue.promise(&outlook, outlook.drain);
-        let (slack, bound) = (Duration::ZERO, outlook.bound);
-        self.refuse(id, Refusal::Late { wait: outlook.drain, slack, bound, retry_after }, now);
+        self.refuse(id, wait.why.refusal(&outlook, retry_after), now);
         self.leave(id, wait);
     }
 
@@ -297,17 +292,6 @@ impl ProductRouter {
     fn refuse(&mut self, id: RequestId, refusal: Refusal, now: Stamp) {
         #[cfg(test)]
         self.refusals.push((id, now, refusal));
-    }
-
-    /// When a wait ends at the latest.
-    fn end(&self, waiter: &Waiter, late_since: Option<Stamp>) -> Stamp {
-        let (Some(queue), Some(since), WaitReason::Late) = (self.rules.queue, late_since, waiter.reason)
-        else {
-            return FAR;
-        };
-        let outlook = &waiter.outlook;
-        let latest = if outlook.slack.is_some() { outlook.latest } else { FAR };
-        since.after(queue.max_wait).min(latest)
     }
 
     /// Refuses requests whose wait is over.
@@ -358,7 +342,7 @@ impl ProductRouter {
 /// Decision on one request.
 enum SimulatedPlacement {
     Send(Assignment),
-    Wait(Waiter, Stay),
+    Wait(Waiter, Deferral),
     Refuse,
 }
 
@@ -373,7 +357,7 @@ impl Router for ProductRouter {
         let Some(stream) = self.streams.get_mut(&request) else { return };
         stream.assignment.first_token(live(at));
         (stream.first_token, stream.tokens) = (Some(live(at)), 1);
-        self.standings.first_token(stream.assignment.decision.slot);
+        self.standings.first_token(stream.assignment.decision.slot, live(at));
         self.turn();
     }
 
@@ -454,13 +438,9 @@ fn live(at: SimStamp) -> Stamp {
     Stamp::from_nanos(at.as_nanos())
 }
 
-fn deadline(request: &Arrival) -> Stamp {
-    request.ttft_bound.map_or(FAR, |bound| live(request.at).after(bound))
-}
-
 /// Typical of English text; any value works, since trace prompts are given in tokens.
 const BYTES_PER_TOKEN: u64 = 4;
-/// Deadline of requests without a TTFT bound: later than any run.
+/// Later than any run.
 const FAR: Stamp = Stamp::from_nanos(u64::MAX / 2);
 
 #[cfg(test)]

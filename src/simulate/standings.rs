@@ -1,4 +1,4 @@
-//! Which replicas of a simulated fleet are in use, and how much of its share each gets: slow start as in the product's pools.
+//! Which replicas of a simulated fleet are in use, and how much of its share each gets: the health of the product's replicas.
 //!
 //! Replicas that were there from the start have all of their share until another one joins: replays of fleets that do not change
 //! are not touched by any of it.
@@ -6,61 +6,65 @@
 use std::time::Duration;
 
 use crate::clock::Stamp;
-use crate::fleet::outliers::{LOOK_EVERY, Speeds, slowness};
-use crate::fleet::slow_start::SlowStart;
+use crate::fleet::health::{COMPARE_EVERY, Health, Member, compare};
+use crate::fleet::status::ReplicaState;
 use crate::routing::{Dispatcher, Target};
-use crate::stats::Peers;
 
 /// Standing of every replica.
 #[derive(Debug, Default)]
 pub(super) struct Standings {
-    each: Vec<One>,
+    /// `None` where it gets no requests.
+    each: Vec<Option<Health>>,
     /// `None` until a replica joined.
     next_look: Option<Stamp>,
-}
-
-#[derive(Debug)]
-struct One {
-    is_in: bool,
-    slow_start: Option<SlowStart>,
 }
 
 impl Standings {
     /// All are in.
     pub(super) fn new(replicas: usize) -> Self {
-        let one = |_| One { is_in: true, slow_start: None };
-        Self { each: (0..replicas).map(one).collect(), next_look: None }
+        let health = |_| Some(Health::new(Stamp::default()));
+        Self { each: (0..replicas).map(health).collect(), next_look: None }
+    }
+
+    fn health(&self, slot: usize) -> Option<&Health> {
+        self.each.get(slot)?.as_ref()
+    }
+
+    fn member<'r>(&'r self, target: &'r Target) -> Option<Member<'r>> {
+        let health = self.health(target.slot)?;
+        Some(Member { health, target, state: ReplicaState::Ready, is_held: false })
     }
 
     pub(super) fn is_in(&self, slot: usize) -> bool {
-        self.each.get(slot).is_some_and(|one| one.is_in)
+        self.health(slot).is_some()
     }
 
     /// A replica becomes ready beside others, or among nobody where `span` is zero.
     pub(super) fn joins(&mut self, target: &Target, span: Duration, now: Stamp) {
         let Some(one) = self.each.get_mut(target.slot) else { return };
-        *one = One { is_in: true, slow_start: SlowStart::begin(now, span) };
-        target.set_standing(1.0, one.slow_start.map_or(1.0, |slow| slow.share(now)));
+        one.insert(Health::new(now)).warmth.warmed(now, true, span);
         self.next_look.get_or_insert(now);
+        if let Some(member) = self.member(target) {
+            member.publish(now);
+        }
     }
 
     /// A replica gets no more requests.
     pub(super) fn leaves(&mut self, slot: usize) {
         if let Some(one) = self.each.get_mut(slot) {
-            (one.is_in, one.slow_start) = (false, None);
+            *one = None;
         }
     }
 
-    pub(super) fn chosen(&mut self, target: &Target, now: Stamp) {
-        if let Some(slow) = self.each.get_mut(target.slot).and_then(|one| one.slow_start.as_mut()) {
-            slow.chosen(now);
-            target.set_standing(1.0, slow.share(now));
+    pub(super) fn chosen(&self, target: &Target, now: Stamp) {
+        if let Some(member) = self.member(target) {
+            member.chosen(now);
         }
     }
 
-    pub(super) fn first_token(&mut self, slot: usize) {
-        if let Some(slow) = self.each.get_mut(slot).and_then(|one| one.slow_start.as_mut()) {
-            slow.answered();
+    pub(super) fn first_token(&self, slot: usize, now: Stamp) {
+        if let Some(health) = self.health(slot) {
+            health.succeeded(true, now);
         }
     }
 
@@ -73,24 +77,8 @@ impl Standings {
         if self.next_look.is_none_or(|at| at > now) {
             return;
         }
-        self.next_look = Some(now.after(LOOK_EVERY));
-        let speeds = |(slot, one): (usize, &One)| match one.is_in {
-            true => Speeds::of(&dispatcher.model, slot, now),
-            false => Speeds::default(),
-        };
-        let speeds: Vec<Speeds> = self.each.iter().enumerate().map(speeds).collect();
-        let ttfts = Peers::of(speeds.iter().filter_map(|speeds| speeds.ttft));
-        let itls = Peers::of(speeds.iter().filter_map(|speeds| speeds.itl));
-        for ((one, speeds), target) in self.each.iter_mut().zip(&speeds).zip(targets) {
-            if !one.is_in {
-                continue;
-            }
-            let slowness = slowness(speeds, &ttfts, &itls);
-            one.slow_start = one.slow_start.and_then(|slow| slow.looked(slowness, now));
-            if one.slow_start.is_some_and(|slow| slow.is_retrial_due(now)) {
-                dispatcher.model.forget(target.slot);
-            }
-            target.set_standing(1.0, one.slow_start.map_or(1.0, |slow| slow.share(now)));
-        }
+        self.next_look = Some(now.after(COMPARE_EVERY));
+        let members: Vec<Member<'_>> = targets.iter().filter_map(|target| self.member(target)).collect();
+        compare(&members, &dispatcher.model, now, |_| {});
     }
 }

@@ -1,4 +1,4 @@
-//! Opens outbound connections: TCP, TLS where the URL says so, the HTTP/1.1 handshake.
+//! Opens outbound connections: TCP, TLS for https, the HTTP/1.1 handshake.
 //!
 //! HTTP/1.1 because that is what vLLM speaks (uvicorn answers an HTTP/2 preface with 400). The connection's
 //! task is spawned on a tracker; its abort handle lets a vanished client cancel the
@@ -73,7 +73,7 @@ pub fn system_roots() -> RootCertStore {
     roots
 }
 
-/// A socket, with TLS where the URL says so.
+/// A socket, with TLS for https.
 pub type Stream = Either<TcpStream, TlsStream<TcpStream>>;
 
 /// How `https` connections are secured.
@@ -193,7 +193,7 @@ impl Connector {
     /// Connects and shakes hands. The caller bounds the time.
     ///
     /// # Errors
-    /// What the socket, TLS or the handshake said.
+    /// Error of the socket, TLS or the handshake.
     pub async fn connect(&self, endpoint: &Endpoint) -> io::Result<Connection> {
         match self.open(endpoint).await? {
             Either::Left(socket) => self.handshake(TokioIo::new(socket)).await,
@@ -204,7 +204,7 @@ impl Connector {
     /// The same, for a request whose response may switch protocols: what the connection becomes comes with the response.
     ///
     /// # Errors
-    /// What the socket, TLS or the handshake said.
+    /// Error of the socket, TLS or the handshake.
     pub async fn connect_upgradable(&self, endpoint: &Endpoint) -> io::Result<Connection> {
         let io = TokioIo::new(self.open(endpoint).await?);
         let (sender, connection) = http1().handshake(io).await.map_err(io::Error::other)?;
@@ -214,10 +214,10 @@ impl Connector {
         Ok(Connection { sender, task: task.abort_handle() })
     }
 
-    /// Opens a socket and speaks TLS on it where the URL says so. The caller bounds the time.
+    /// Opens a socket and speaks TLS on it for https. The caller bounds the time.
     ///
     /// # Errors
-    /// What the socket or TLS said.
+    /// Error of the socket or TLS.
     pub async fn open(&self, endpoint: &Endpoint) -> io::Result<Stream> {
         let socket = self.dial(endpoint).await.inspect_err(|error| {
             if is_local(error) {
@@ -304,12 +304,12 @@ async fn connect_in_turn(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     Err(last.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
 }
 
-/// Of two failed connects the one that says something about the replica.
+/// Of two failed connects the one whose error is the replica's own.
 fn more_telling(one: io::Error, other: io::Error) -> io::Error {
     if is_local(&one) { other } else { one }
 }
 
-/// Whether the failure is a shortage of this process or host (EMFILE, ENFILE, EADDRNOTAVAIL), which says nothing about a replica.
+/// Whether the failure is a shortage of this process or host (EMFILE, ENFILE, EADDRNOTAVAIL), which is no fault of a replica.
 #[must_use]
 pub fn is_local(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || matches!(error.raw_os_error(), Some(ENFILE | EMFILE))

@@ -129,7 +129,7 @@ pub(crate) fn strip_response(headers: &mut HeaderMap) {
 /// in a coding that was not asked for, has two readings (RFC 9112 §6.3); nothing was asked to switch protocols.
 pub(crate) fn response_fault(head: &http::response::Parts) -> Option<&'static str> {
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
-        return Some("switched protocols, which nobody asked for (101)");
+        return Some("switched protocols without an Upgrade request (101)");
     }
     let mut codings = head.headers.get_all(header::TRANSFER_ENCODING).iter();
     let coding = codings.next()?;

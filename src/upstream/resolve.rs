@@ -1,6 +1,6 @@
 //! Host names to addresses: answers are kept, and one look-up serves scrapes, probes and requests alike.
 //!
-//! `getaddrinfo` tells no TTL and occupies a thread that outlives the caller's timeout. So an answer counts for [`FRESH_FOR`];
+//! `getaddrinfo` returns no TTL and occupies a thread that outlives the caller's timeout. So an answer counts for [`FRESH_FOR`];
 //! after that it is used once more while one look-up runs beside, and it outlasts failed look-ups for [`STALE_FOR`]: a name
 //! server that is away takes no replica with it.
 
@@ -29,7 +29,7 @@ pub(super) struct Resolver {
 struct Host {
     answer: watch::Sender<Option<Answer>>,
     is_asking: AtomicBool,
-    /// A discovery source tells the addresses: the system is not asked.
+    /// A discovery source gives the addresses: the system resolver is not used.
     is_told: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! Own requests whose answer goes on for minutes: read piece by piece, on a connection that ends with them.
+//! Own requests whose answer may take minutes: read piece by piece, on a connection that ends with them.
 
 use std::time::Duration;
 

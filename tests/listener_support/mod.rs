@@ -20,6 +20,7 @@ use std::time::Duration;
 use tokenway::app::App;
 use tokenway::clock::Clock;
 use tokenway::config::Config;
+use tokenway::fleet::status::FleetView;
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
@@ -101,7 +102,8 @@ impl Gateway {
 fn observer(config: &Config, clock: Clock) -> Arc<Observer> {
     let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
     let build = BuildInfo { version: "test", revision: "test", date: "test" };
-    let around = Surroundings { clock, build, background, instance: "test".into() };
+    let around =
+        Surroundings { clock, build, background, instance: "test".into(), fleet: FleetView::default() };
     Arc::new(Observer::start(config, around).unwrap())
 }
 

@@ -18,7 +18,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokenway::drift::detectors::{Causes, Finding, Kind, SeriesName};
+use tokenway::diagnosis::Causes;
+use tokenway::drift::detectors::{Finding, Kind, SeriesName};
 use tokenway::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::{CanaryGauges, DeliveryResult, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome, Record};

@@ -75,9 +75,13 @@ fn month(seed: u64, change: impl Fn(&mut Line, f64, f64)) -> String {
 }
 
 fn replay(trace: &str) -> Result<Vec<Json>, ReplayDriftError> {
+    replay_with(trace, FILE)
+}
+
+fn replay_with(trace: &str, config: &str) -> Result<Vec<Json>, ReplayDriftError> {
     let directory = tempfile::tempdir().unwrap();
     let (file, path) = (directory.path().join("gateway.toml"), directory.path().join("trace.jsonl"));
-    fs::write(&file, FILE).unwrap();
+    fs::write(&file, config).unwrap();
     fs::write(&path, trace).unwrap();
     let mut out = Vec::new();
     replay_drift::run(&path, &file, &mut out)?;
@@ -162,6 +166,40 @@ fn more_load_hours_after_a_deploy_is_not_blamed_on_the_revision() {
     assert!((busy..busy + 0.1).contains(&day), "{day}");
     assert_eq!(finding["diagnosis"], "capacity", "{finding}");
     assert!(found.iter().all(|finding| finding["diagnosis"] != "revision"), "{found:?}");
+}
+
+/// A month of embeddings at 200 requests an hour: no stream, no first token; answers take `slower(day)` times as long.
+fn embeddings(tokens: Option<u32>, slower: impl Fn(f64) -> f64) -> Vec<Json> {
+    let trace = month(9, |line, day, _| line.ttft *= slower(day));
+    let with = tokens.map_or(String::new(), |tokens| format!("\"output_tokens\":{tokens},"));
+    let in_one_piece =
+        trace.replace("\"ttft\":", &format!("{with}\"duration\":")).replace("\"itl\":", "\"gap\":");
+    replay(&in_one_piece).unwrap()
+}
+
+#[test]
+fn embeddings_whose_durations_double_are_found() {
+    let doubled = |day: f64| if day >= 10.5 { 2.2 } else { 1.0 };
+    let found = embeddings(None, doubled);
+    let (_, day) = first(&found, "ttft_doubled").unwrap_or_else(|| panic!("{found:?}"));
+    assert!((day - 10.5) * DAY < 600.0 && day >= 10.5, "{day}");
+    let found = embeddings(Some(8), doubled);
+    let (_, day) = first(&found, "itl_shift").unwrap_or_else(|| panic!("{found:?}"));
+    assert!((day - 10.5) * DAY < 600.0 && day >= 10.5, "{day}");
+    assert_eq!(embeddings(None, |_| 1.0), [Json::Null; 0]);
+}
+
+#[test]
+fn longer_prompts_that_the_slo_allows_for_are_no_drift() {
+    let trace = month(3, |line, day, _| {
+        if day >= 10.5 {
+            (line.prompt, line.ttft) = (9 * line.prompt, 2.9 * line.ttft);
+        }
+    });
+    let bound = "ttft = { base = \"500ms\", per_prompt_token = \"0.2ms\" }";
+    let found = replay_with(&trace, &FILE.replace("ttft = \"500ms\"", bound)).unwrap();
+    assert!(first(&found, "ttft_doubled").is_none() && first(&found, "ttft_shift").is_none(), "{found:?}");
+    assert!(first(&replay(&trace).unwrap(), "ttft_doubled").is_some(), "by a bound that does not grow");
 }
 
 #[test]

@@ -23,14 +23,14 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use parking_lot::Mutex;
 use prost::Message;
 use tokenway::config::{Config, OtlpMetrics, OtlpProtocol, Temporality};
-use tokenway::fleet::status::ReplicaState;
+use tokenway::fleet::status::{FleetView, ReplicaState};
 use tokenway::observe::Observer;
 use tokenway::observe::metrics::StreamKey;
 use tokenway::record::{Gap, Gaps};
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
-use crate::support::{config, first_token, observer, record, status, until, value};
+use crate::support::{config, first_token, observer, observers_of, record, status, until, value};
 
 /// How the collector meets an export; [`Meets::Takes`] when the script has ended.
 enum Meets {
@@ -179,8 +179,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_metrics_are_exported_at_the_end() {
     let receiver = Receiver::start([]).await;
-    let observer = observer(&receiver.exporting(NEVER));
-    observer.set_fleet(|| vec![status(ReplicaState::Ready, true)]);
+    let fleet = FleetView::new(|| vec![status(ReplicaState::Ready, true)]);
+    let observer = observers_of(&receiver.exporting(NEVER), fleet).observer;
     one_stream(&observer);
     observer.shutdown(LIMIT).await;
 

@@ -16,10 +16,11 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use parking_lot::Mutex;
 use prost::Message;
 use tokenway::admin::{Control, Readiness};
-use tokenway::app::observers::Observers;
+use tokenway::app::observers::{DataPath, Observers};
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::*;
 use tokenway::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
+use tokenway::fleet::status::FleetView;
 use tokenway::fleet::status::{LifeStatus, OwnFailures, PoolCalibration, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
@@ -36,6 +37,7 @@ use tokenway::routing::EngineSignals;
 use tokenway::units::Tokens;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 /// One pool, one replica, one route; no access log, no OTLP.
@@ -94,13 +96,20 @@ pub(crate) fn observer(config: &Config) -> Arc<Observer> {
 }
 
 pub(crate) fn observers(config: &Config) -> Observers {
+    observers_of(config, FleetView::default())
+}
+
+/// The same beside these replicas.
+pub(crate) fn observers_of(config: &Config, fleet: FleetView) -> Observers {
     let around = Surroundings {
         instance: "test".into(),
+        fleet,
         clock: Clock::start(),
         build: BuildInfo { version: "0.1.0", revision: "unknown", date: "unknown" },
         background: Background { runtime: tokio::runtime::Handle::current(), tasks: TaskTracker::new() },
     };
-    Observers::start(config, around, None).unwrap()
+    let (_, configs) = watch::channel(Arc::new(config.clone()));
+    Observers::start(&configs, around, DataPath::default(), None).unwrap()
 }
 
 fn served() -> Served {
@@ -167,6 +176,7 @@ pub(crate) fn record() -> Record {
             reason: "prefix",
             waited: Duration::from_millis(1),
             predicted_ttft: Some(Duration::from_millis(150)),
+            pace: 1.0,
             predicted_hit: Tokens(64),
             candidates: 2,
             is_cold: false,

@@ -2,45 +2,17 @@
 //!
 //! A route is bad when more than 1 % of its requests missed their SLO over five minutes, at least five of them, and the
 //! last minute still does: the thresholds of the alert for TTFT p99. Where nothing can be measured it is unknown. The cause
-//! is the stage that most misses are blamed on; [`outliers`] compares those who took part, [`sentence`] words it.
+//! is the stage that most misses are blamed on; [`peers`] compares those who took part, [`sentence`] words it.
 
-mod outliers;
 mod sentence;
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use crate::diagnosis::peers;
+pub(super) use crate::diagnosis::peers::{Cause, Outlier, RouteFigures, WindowFigures};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
-use crate::observe::history::{Dimension, REASONS, Slot};
+use crate::observe::history::{REASONS, Slot};
 use crate::stage::Stage;
-use crate::stats::Counts;
-
-/// Figures of one route.
-#[derive(Default)]
-pub(super) struct RouteFigures {
-    /// Label `route`.
-    pub(super) route: Arc<str>,
-    /// Last minute.
-    pub(super) minute: WindowFigures,
-    /// Last five minutes.
-    pub(super) five: WindowFigures,
-    /// Last hour.
-    pub(super) hour: Slot,
-    /// The nine minutes before the last one, and how many seconds of them had requests.
-    pub(super) before: (Slot, f64),
-    /// How long the gateway has run.
-    pub(super) uptime: Duration,
-    /// Replicas of its pools as they are now.
-    pub(super) replicas: Vec<ReplicaStatus>,
-}
-
-/// Figures of one route in one window.
-#[derive(Clone, Default)]
-pub(super) struct WindowFigures {
-    pub(super) slot: Slot,
-    pub(super) ttft: Counts,
-    pub(super) itl: Counts,
-}
 
 /// Whether a route keeps its SLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,27 +31,6 @@ impl Status {
             Self::Unknown => "unknown",
         }
     }
-}
-
-/// Where the misses come from.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Cause {
-    /// The stage that most misses are blamed on.
-    pub(super) stage: Stage,
-    /// Misses blamed on it.
-    pub(super) misses: u32,
-    /// The most frequent reason of a miss.
-    pub(super) reason: &'static str,
-    /// Blamed by the engines' queues as scraped: the gateway has not learned to split the wait yet.
-    pub(super) is_by_scrape: bool,
-}
-
-/// Somebody who differs from the others, with the numbers that say so.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Outlier {
-    pub(super) dimension: Dimension,
-    pub(super) name: Arc<str>,
-    pub(super) evidence: String,
 }
 
 /// Verdict over one route.
@@ -102,7 +53,7 @@ pub(super) fn judge(figures: &RouteFigures) -> Verdict {
     let cause = cause(slot, &figures.replicas);
     // While the SLO is kept, differences in time are noise or nobody's concern: only who fails, or is out, is named.
     let to_explain = cause.as_ref().filter(|_| status != Status::Ok);
-    let outliers = outliers::find(figures, slot, to_explain);
+    let outliers = peers::find(figures, slot, to_explain);
     let sentence = sentence::of_route(figures, status, of_window, cause.as_ref(), &outliers);
     Verdict { route: Arc::clone(&figures.route), status, sentence, window, cause, outliers }
 }

@@ -1,6 +1,7 @@
 //! The verdict in words: figures first, then stage, then who stands out.
 
 use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, engines_waiting};
+use crate::diagnosis::peers::seconds;
 use crate::fleet::status::ReplicaState;
 use crate::observe::history::{Dimension, Slot};
 use crate::stage::Stage;
@@ -104,18 +105,4 @@ fn who(figures: &RouteFigures, status: Status, outliers: &[Outlier]) -> Vec<Stri
         named.insert(0, alike);
     }
     named
-}
-
-/// Two or three significant digits with their unit.
-pub(super) fn seconds(value: f64) -> String {
-    match value {
-        value if value >= 99.5 => format!("{value:.0} s"),
-        value if value >= 0.9995 => format!("{value:.1} s"),
-        value if value >= 0.00995 => format!("{:.0} ms", value * 1e3),
-        value => format!("{:.1} ms", value * 1e3),
-    }
-}
-
-pub(super) fn share(value: f64) -> String {
-    format!("{:.0} %", value * 100.0)
 }

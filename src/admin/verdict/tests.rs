@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::fleet::status::{LifeStatus, OwnFailures};
-use crate::observe::history::Part;
+use crate::observe::history::{Dimension, Part};
 use crate::routing::EngineSignals;
-use crate::stats::Histogram;
+use crate::stats::{Counts, Histogram};
 
 /// What one replica did in a window.
 struct Did {
@@ -136,6 +136,19 @@ fn a_slow_replica_is_named_with_its_stage() {
         &["chat: TTFT p99 ", "against 2.0 s", "27 of 27 misses in prefill", "replica r2 stands out"],
         &["r1", "r3"],
     );
+}
+
+#[test]
+fn a_replica_with_colder_prompts_is_not_named() {
+    let prefill = |slow| (Stage::Prefill, slow, 0.4);
+    let all =
+        [did("r1", 30, 0, prefill(3.0)), did("r2", 4, 26, prefill(6.0)), did("r3", 28, 1, prefill(2.2))];
+    let mut now = slot(TTFT, &all);
+    for (name, work) in [("r1", 12.0), ("r2", 150.0), ("r3", 14.0)] {
+        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().ttft = (1.1 * work, work);
+    }
+    let figures = figures(now, vec![ready("r1", 0.0), ready("r2", 0.0), ready("r3", 0.0)]);
+    names_only(&figures, &["27 of 27 misses in prefill", "shared by all 3 replicas"], &["stands out"]);
 }
 
 #[test]

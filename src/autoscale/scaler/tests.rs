@@ -32,7 +32,7 @@ impl Pool {
         (0..seconds).map(|_| self.second(rate).replicas).collect()
     }
 
-    fn second(&mut self, rate: u64) -> Wanted {
+    fn second(&mut self, rate: u64) -> Recommendation {
         self.now += 1.0;
         self.load.arrivals += rate;
         self.scaler.look(self.now, SystemTime::UNIX_EPOCH, &self.load, &self.target)

@@ -222,7 +222,8 @@ pub(crate) fn time(seconds: f64) -> String {
 
 const BAR: usize = 40;
 /// Parts of a cost, in seconds.
-const ADDENDS: [&str; 8] = ["wait", "prefill", "base", "others", "decoding", "harm", "late", "failure"];
+const ADDENDS: [&str; 9] =
+    ["wait", "prefill", "base", "adapter", "others", "decoding", "harm", "late", "failure"];
 
 #[cfg(test)]
 mod tests {

@@ -107,7 +107,7 @@ fn target<'a>(section: &Section<'a>, own: usize, routes: &[Route]) -> Option<(us
 }
 
 /// The place of the route that an item names, by its name or else by its model.
-pub(super) fn route_named(item: &Item<'_>, name: &str, routes: &[Route]) -> Option<usize> {
+pub(in crate::config) fn route_named(item: &Item<'_>, name: &str, routes: &[Route]) -> Option<usize> {
     let takes = |route: &Route| matches!(&route.model, ModelMatch::Named(model) if &**model == name);
     let names: Vec<_> = routes.iter().map(|route| &*route.name).collect();
     match routes.iter().position(takes) {

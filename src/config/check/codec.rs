@@ -133,6 +133,10 @@ impl<T> Codec<T> for Own<T> {
 pub(in crate::config) const TEXT: Own<String> =
     Own { read: |item| item.text().map(Into::into), show: |text| json!(text) };
 
+/// Plain text that names something.
+pub(in crate::config) const NAMED: Own<Arc<str>> =
+    Own { read: |item| item.text().map(Into::into), show: |text| json!(**text) };
+
 /// `env:NAME` or `file:PATH`; never shown.
 pub(in crate::config) const SECRET: Own<Secret> = Own { read: secret::read, show: |_| json!(MASK) };
 
@@ -158,6 +162,7 @@ macro_rules! shown {
 
 shown!(i32, u32, u64, usize, NonZeroU64, NonZeroUsize => |number| number);
 shown!(SocketAddr, Endpoint, String, Arc<str>, http::HeaderName => |text| text.to_string());
+shown!([u8; 32] => |_digest| MASK);
 shown!(http::HeaderValue => |text| text.to_str().unwrap_or_default());
 shown!(Duration => |span| span.as_secs_f64());
 shown!(Tokens => |tokens| tokens.0);

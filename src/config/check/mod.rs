@@ -5,7 +5,7 @@
 //! are reported at once. Nothing here reads clocks or opens sockets; files are read
 //! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
 
-mod admission;
+pub(super) mod admission;
 mod canary;
 pub(super) mod codec;
 mod dcgm;
@@ -20,11 +20,8 @@ mod route;
 pub(super) mod secret;
 pub(super) mod section;
 pub(super) mod shape;
-mod slo;
 mod stage_budget;
 mod telemetry;
-mod tenant;
-mod unbuilt;
 pub(super) mod values;
 
 use std::path::Path;
@@ -134,10 +131,10 @@ pub fn parse_model_name(text: &str) -> Result<String, String> {
 
 fn read(root: &Section<'_>) -> Config {
     let timeouts = Timeouts::of(root);
-    let slo = slo::slo(root);
+    let slo = crate::config::slo::slo(root);
     let pools = pool::pools(root);
     let routes = route::routes(root, &route::Referred { pools: &pools, slo: &slo, timeouts });
-    let tenants = tenant::tenants(root, &routes);
+    let tenants = crate::config::tenant::tenants(root, &routes);
     let telemetry = telemetry::telemetry(root, tenants.len());
     Config {
         server: server::server(root, !tenants.is_empty()),

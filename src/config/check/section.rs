@@ -104,11 +104,6 @@ impl<'a> Section<'a> {
         entries(self.checking, self.table, move |key| Place { header, key, within: Within::Itself })
     }
 
-    /// Notes what a key is read as, whether it is there or not.
-    pub(in crate::config) fn record(&self, key: &'static str, kind: Kind) {
-        self.checking.record(Place { header: self.header, key, within: Within::Itself }, kind);
-    }
-
     /// The value of a key.
     pub(in crate::config) fn get(&self, key: &'static str) -> Option<Item<'a>> {
         self.requested.borrow_mut().push(key);

@@ -45,8 +45,6 @@ pub(in crate::config) enum Kind {
     Ratio,
     Number,
     List,
-    /// Known, and refused by this version.
-    Unbuilt,
     /// A table whose keys are free.
     Table,
     /// A table with the keys of a section.

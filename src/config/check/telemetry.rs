@@ -9,40 +9,26 @@ use std::time::Duration;
 use crate::config::otel::metrics::{MetricsExporter, metrics_endpoint};
 use crate::config::otel::{self, Exporter};
 use crate::config::{
-    AccessLog, Declared, EngineSpansConfig, Otlp, OtlpKeys, OtlpMetrics, OtlpProtocol, Sampling, Telemetry,
+    Declared, EngineSpansConfig, Otlp, OtlpKeys, OtlpMetrics, OtlpProtocol, Sampling, Telemetry,
+    TelemetryKeys,
 };
 
-use super::section::{Item, Section};
-use super::unbuilt;
+use super::section::Section;
 
 /// Reads `[telemetry]`.
 pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
-    let section = root.section("telemetry", "[telemetry]");
-    unbuilt::refuse(&section, unbuilt::TELEMETRY);
+    let section = TelemetryKeys::open(root);
+    let keys = TelemetryKeys::read(&section, &TelemetryKeys::default());
     let otlp = Export::read(&section);
     Telemetry {
-        access_log: section.get("access_log").and_then(|item| access_log(&item)).unwrap_or(AccessLog::Stdout),
+        access_log: keys.access_log,
         otlp: otlp.spans(Exporter::from_env(root.checking.env)),
         otlp_metrics: otlp.metrics(MetricsExporter::from_env(root.checking.env)),
         engine_spans: EngineSpansConfig::given(&section),
         sampling: Sampling::of(&section),
-        stages_by_tenant: section.boolean("stages_by_tenant").unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
-        ttft_by_tenant: section.boolean("ttft_by_tenant").unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
+        stages_by_tenant: keys.stages_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
+        ttft_by_tenant: keys.ttft_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
     }
-}
-
-fn access_log(item: &Item<'_>) -> Option<AccessLog> {
-    Some(match item.text()? {
-        "stdout" => AccessLog::Stdout,
-        "stderr" => AccessLog::Stderr,
-        "off" => AccessLog::Off,
-        path if path.contains(['/', '.']) => AccessLog::File(item.checking.directory.join(path)),
-        word => {
-            let hint = "known: stdout, stderr, off, or the path of a file: \"./access.log\"";
-            item.fault_unknown("access log", word, &["stdout", "stderr", "off"], hint);
-            return None;
-        }
-    })
 }
 
 /// `[telemetry.otlp]`, and the flag that goes before its endpoint.

@@ -41,9 +41,9 @@ pub(in crate::config) const OFF_AT_ZERO: Form<Option<Duration>> = Form {
 pub(in crate::config) const SIZE: Form<usize> =
     Form { noun: "a size", hint: "write a number with its unit (B, KiB, MiB, GiB): \"32MiB\"", parse: size };
 
-/// A rate in bytes.
+/// A rate in bytes; zero is none.
 pub(in crate::config) const BYTES_PER_SECOND: Form<u64> =
-    Form { noun: SIZE.noun, hint: SIZE.hint, parse: |text| size(text).map(|bytes| bytes as u64) };
+    Form { noun: SIZE.noun, hint: SIZE.hint, parse: |text| bytes(text).map(|bytes| bytes as u64) };
 
 /// An address to listen on.
 pub(in crate::config) const ADDRESS: Form<SocketAddr> = Form {
@@ -143,6 +143,13 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
 }
 
 fn size(text: &str) -> Result<usize, String> {
+    match bytes(text)? {
+        0 => Err(format!("\"{text}\" must be above zero")),
+        bytes => Ok(bytes),
+    }
+}
+
+fn bytes(text: &str) -> Result<usize, String> {
     let not_one = || format!("\"{text}\" is not a size");
     let (number, unit) = split_unit(text);
     let bytes_per_unit = match unit {
@@ -157,9 +164,6 @@ fn size(text: &str) -> Result<usize, String> {
         _ => return Err(not_one()),
     };
     let bytes = (decimal(number).ok_or_else(not_one)? * bytes_per_unit).round();
-    if bytes < 1.0 {
-        return Err(format!("\"{text}\" must be above zero"));
-    }
     if bytes > MAX_BYTES {
         return Err(format!("\"{text}\" is more than a machine has"));
     }
@@ -258,6 +262,7 @@ mod tests {
         for text in ["", "32", "0B", "1TiBs", "-1B", "99999999999GiB"] {
             assert!(size(text).is_err(), "{text}");
         }
+        assert_eq!((BYTES_PER_SECOND.parse)("0B"), Ok(0), "no minimum");
     }
 
     #[test]

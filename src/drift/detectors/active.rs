@@ -1,9 +1,10 @@
 //! Findings that hold: each is reported once and kept until it has recovered, or was not seen for its kind's hold time.
 
 use super::blocks::BlockHistory;
-use super::finding::{Finding, Kind};
-use super::signals::Snapshot;
+use super::finding::Finding;
+use super::kind::Kind;
 use super::slow::{self, TailBound};
+use crate::diagnosis::{Onset, Snapshot};
 
 /// Findings of one series that hold.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +17,8 @@ pub(super) struct ActiveFinding {
     pub(super) last_seen: f64,
     /// The signals of replicas before it began.
     pub(super) before: Snapshot,
+    /// When it began; `None` in files of older versions.
+    pub(super) onset: Option<Onset>,
     /// Of a drift over days: what its tail is held against, whatever the baseline becomes.
     pub(super) bound: Option<TailBound>,
 }
@@ -64,7 +67,7 @@ impl ActiveFindings {
 
     /// Drops what was not seen for its hold time.
     pub(super) fn expire(&mut self, at: f64) {
-        self.0.retain(|active| at - active.last_seen <= active.finding.kind.hold());
+        self.0.retain(|active| at - active.last_seen <= active.finding.kind.row().hold);
     }
 
     /// Drops the finding with this name; whether it was there.

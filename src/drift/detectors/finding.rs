@@ -9,107 +9,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::cause::{Case, Causes, Diagnosis};
+use super::kind::Kind;
 use crate::api::drift as api;
-
-/// Kind of a finding (label `kind`).
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// The slowest TTFTs grow over days, the median does not.
-    TtftTailDrift,
-    /// TTFT as a whole grows over days.
-    TtftDrift,
-    /// Inter-token latency grows over days, in the tail.
-    ItlDrift,
-    /// TTFT at twice its baseline, for minutes.
-    TtftDoubled,
-    /// TTFT above its baseline for hours.
-    TtftShift,
-    /// Inter-token latency above its baseline for hours.
-    ItlShift,
-    /// Inter-token latency of the slowest streams alone above its baseline, for hours.
-    ItlJitter,
-    /// p99 of TTFT over the SLO for more than a minute.
-    TtftP99OverSlo,
-    /// The error budget burns too fast.
-    AvailabilityBurn,
-    /// One hour of the day fails day after day.
-    AvailabilityHour,
-    /// One replica is slower than its peers.
-    ReplicaSlow,
-}
-
-impl Kind {
-    /// Every kind.
-    pub const ALL: [Self; 11] = [
-        Self::TtftTailDrift,
-        Self::TtftDrift,
-        Self::ItlDrift,
-        Self::TtftDoubled,
-        Self::TtftShift,
-        Self::ItlShift,
-        Self::ItlJitter,
-        Self::TtftP99OverSlo,
-        Self::AvailabilityBurn,
-        Self::AvailabilityHour,
-        Self::ReplicaSlow,
-    ];
-
-    /// The kind of this label.
-    #[must_use]
-    pub fn parse(label: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == label)
-    }
-
-    /// The label's value.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::TtftTailDrift => "ttft_tail_drift",
-            Self::TtftDrift => "ttft_drift",
-            Self::ItlDrift => "itl_drift",
-            Self::TtftDoubled => "ttft_doubled",
-            Self::TtftShift => "ttft_shift",
-            Self::ItlShift => "itl_shift",
-            Self::ItlJitter => "itl_jitter",
-            Self::TtftP99OverSlo => "ttft_p99_over_slo",
-            Self::AvailabilityBurn => "availability_burn",
-            Self::AvailabilityHour => "availability_hour",
-            Self::ReplicaSlow => "replica_slow",
-        }
-    }
-
-    /// Whether it pages somebody.
-    #[must_use]
-    pub fn is_urgent(self) -> bool {
-        matches!(self, Self::TtftDoubled | Self::TtftP99OverSlo | Self::AvailabilityBurn)
-    }
-
-    /// Whether it develops over days.
-    #[must_use]
-    pub fn is_of_days(self) -> bool {
-        self.is_drift() || self == Self::AvailabilityHour
-    }
-
-    /// Whether it is a tail that grows from day to day.
-    pub(super) fn is_drift(self) -> bool {
-        matches!(self, Self::TtftTailDrift | Self::TtftDrift | Self::ItlDrift)
-    }
-
-    /// Seconds for which it stays active after it was last seen. A drift ends by recovery; this long after it can no longer be
-    /// judged, because nothing comes.
-    pub(super) fn hold(self) -> f64 {
-        match self {
-            Self::TtftTailDrift | Self::TtftDrift | Self::ItlDrift => 2.0 * 86_400.0,
-            Self::TtftDoubled | Self::TtftP99OverSlo | Self::AvailabilityBurn => 1800.0,
-            Self::TtftShift | Self::ItlShift | Self::ItlJitter => 6.0 * 3600.0,
-            // Judged once a day.
-            Self::AvailabilityHour => 25.0 * 3600.0,
-            Self::ReplicaSlow => 3600.0,
-        }
-    }
-}
+use crate::diagnosis::{Case, Causes, Diagnosis};
 
 /// A series, or one replica of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -123,14 +25,15 @@ pub struct SeriesName {
 }
 
 /// One piece of evidence.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(untagged)]
 pub enum Fact {
     /// A number; seconds unless its name says otherwise.
     Number(f64),
     /// A word.
-    Word(Arc<str>),
+    Word(String),
     /// Names of replicas.
-    Names(Vec<Arc<str>>),
+    Names(Vec<String>),
 }
 
 impl From<f64> for Fact {
@@ -224,8 +127,8 @@ impl Fact {
     fn to_api(&self) -> api::Fact {
         match self {
             Self::Number(number) => api::Fact::Number(*number),
-            Self::Word(word) => api::Fact::Word(word.to_string()),
-            Self::Names(names) => api::Fact::Names(names.iter().map(|name| name.to_string()).collect()),
+            Self::Word(word) => api::Fact::Word(word.clone()),
+            Self::Names(names) => api::Fact::Names(names.clone()),
         }
     }
 }

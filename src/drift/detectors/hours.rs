@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::stats::{Counts, Histogram, Prior, median, robust};
+use super::table::{BASELINE_MINUTES, BASELINE_REQUESTS, FEW, HOURLY_NOISE};
+use crate::stats::{Counts, Histogram, median, robust};
 
 /// One closed hour; logarithms of seconds.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
@@ -54,7 +55,7 @@ impl HourBaseline {
     /// Whether it can be compared with: a busy minute says nothing of other minutes, and 100 requests put the centre of a
     /// distribution as wide as TTFT's within a tenth.
     pub(super) fn is_sufficient(&self) -> bool {
-        self.minutes >= MIN_MINUTES && self.requests >= MIN_REQUESTS
+        self.minutes >= BASELINE_MINUTES && self.requests >= BASELINE_REQUESTS
     }
 
     /// Requests in a minute that has any.
@@ -141,8 +142,7 @@ impl HourHistory {
     }
 
     fn of_current_hour(&self) -> Option<HourBaseline> {
-        let hour = summary(0, &self.current.counts(), self.minutes)
-            .filter(|hour| hour.count >= MIN_CURRENT_VALUES)?;
+        let hour = summary(0, &self.current.counts(), self.minutes)?;
         let closed = of_hours(&[&hour], false)?;
         Some(HourBaseline {
             median_noise: 2.0 * closed.median_noise,
@@ -187,7 +187,7 @@ fn whole_hour() -> u32 {
 
 fn summary(index: i64, values: &Counts, minutes: u64) -> Option<HourSummary> {
     let count = values.count();
-    if count < MIN_VALUES {
+    if count < FEW as u64 {
         return None;
     }
     Some(HourSummary {
@@ -201,21 +201,12 @@ fn summary(index: i64, values: &Counts, minutes: u64) -> Option<HourSummary> {
     })
 }
 
-/// Noise of an hour's median from hour to hour, as a logarithm; a day shows a series' own.
-pub(super) const HOURLY_NOISE: Prior = Prior { scale: 0.05, weight: 6.0 };
 /// Seconds in an hour.
 pub(super) const HOUR: f64 = 3600.0;
 /// Eight days: the same hour of a week, and the one being judged.
 const MAX_HOURS: i64 = 8 * 24;
 /// Days of the same hour that make a baseline.
 const MIN_SAME_HOURS: usize = 2;
-/// Values of an hour that has a summary.
-const MIN_VALUES: u64 = 8;
-/// Values of an hour in progress that serves as a baseline.
-const MIN_CURRENT_VALUES: u64 = 50;
-/// Minutes with requests, and requests, of a sufficient baseline.
-const MIN_MINUTES: f64 = 30.0;
-const MIN_REQUESTS: f64 = 100.0;
 
 #[cfg(test)]
 mod tests {

@@ -2,12 +2,16 @@
 //! block.
 
 use super::Settings;
-use super::finding::{Finding, Kind};
+use super::finding::Finding;
 use super::hours::hour_index;
+use super::kind::{Kind, Subject};
 use super::replicas::{self, QUARTER};
 use super::series::RouteSeries;
+use super::shift::ShiftedPart;
 use super::slow::{self, MedianMove, SlowDrift};
-use super::thresholds::{ITL_SHIFT, SLOW_SCORE, SLOW_SCORE_ITL, TTFT_SHIFT};
+use super::table::{
+    ITL_HOURS, ITL_MINUTES, LATE_BUDGET, P99, SLOW_SCORE, SLOW_SCORE_ITL, TTFT_HOURS, TTFT_MINUTES, WORKBOOK,
+};
 use super::{report, shift};
 
 /// Lets time pass until `at`, judges what is due and pushes what is new to `out`.
@@ -40,43 +44,45 @@ pub(super) fn tick(series: &mut RouteSeries, at: f64, settings: &Settings, out: 
 
 /// What shows within minutes.
 fn minutes(series: &mut RouteSeries, at: f64, settings: &Settings, out: &mut Vec<Finding>) {
-    let ttft = &mut series.ttft;
-    if series.active.count(Kind::TtftDoubled) == 0 {
-        let doubling = ttft.recent.judge(at, &ttft.hours);
-        let found = doubling.map(|doubling| report::doubling(series, at, &doubling));
-        series.active.raise(found, out);
-    } else if ttft.recent.goes_on(at, &ttft.hours) {
-        series.active.renew(at, Kind::TtftDoubled);
+    for (subject, kind, row) in
+        [(Subject::Ttft, Kind::TtftDoubled, &TTFT_MINUTES), (Subject::Itl, Kind::ItlShift, &ITL_MINUTES)]
+    {
+        let is_known = series.active.count(kind) > 0;
+        let measure = series.measure(subject);
+        if is_known && measure.recent.goes_on(at, &measure.hours, row) {
+            series.active.renew(at, kind);
+        } else if !is_known && let Some(doubling) = measure.recent.judge(at, &measure.hours, row) {
+            let found = report::doubling(series, at, kind, &doubling);
+            series.active.raise([found], out);
+        }
     }
-    let breach = series.slo.judge(at);
-    let found = breach.map(|breach| report::slo_breach(series, at, &breach));
+    let late = series.late.judge(at, &P99, LATE_BUDGET);
+    let found = late.map(|late| report::late(series, at, &late));
     series.active.raise(found, out);
-    let burn = series.burn.judge(at, settings.error_budget);
+    let burn = series.failed.judge(at, &WORKBOOK, settings.error_budget);
     let found = burn.map(|burn| report::budget_burn(series, at, &burn));
     series.active.raise(found, out);
 }
 
 /// Closed hours against other days.
 fn shifts(series: &mut RouteSeries, at: f64, out: &mut Vec<Finding>) {
-    let hour = series.ttft.last_hour();
-    if hour != series.judged.ttft_hour {
-        series.judged.ttft_hour = hour;
-        if shift::goes_on(&series.ttft.hours, &TTFT_SHIFT) {
-            series.active.renew(at, Kind::TtftShift);
+    for (subject, kinds, row) in [
+        (Subject::Ttft, [Kind::TtftShift, Kind::TtftShift], &TTFT_HOURS),
+        (Subject::Itl, [Kind::ItlShift, Kind::ItlJitter], &ITL_HOURS),
+    ] {
+        let measure = series.measure(subject);
+        let hour = measure.last_hour();
+        if std::mem::replace(&mut measure.judged, hour) == hour {
+            continue;
         }
-        let shift = shift::judge(&series.ttft.hours, &TTFT_SHIFT);
-        let found = shift.map(|shift| report::ttft_shift(series, at, &shift));
-        series.active.raise(found, out);
-    }
-    let hour = series.itl.last_hour();
-    if hour != series.judged.itl_hour {
-        series.judged.itl_hour = hour;
-        if shift::goes_on(&series.itl.hours, &ITL_SHIFT) {
-            series.active.renew(at, Kind::ItlShift);
-            series.active.renew(at, Kind::ItlJitter);
+        let shift = shift::judge(&measure.hours, row);
+        if shift::goes_on(&measure.hours, row) {
+            kinds.into_iter().for_each(|kind| series.active.renew(at, kind));
         }
-        let shift = shift::judge(&series.itl.hours, &ITL_SHIFT);
-        let found = shift.map(|shift| report::itl_shift(series, at, &shift));
+        let found = shift.map(|shift| {
+            let kind = if shift.part == ShiftedPart::Median { kinds[0] } else { kinds[1] };
+            report::shift(series, at, kind, &shift)
+        });
         series.active.raise(found, out);
     }
 }

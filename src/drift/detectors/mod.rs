@@ -6,13 +6,12 @@
 //! them to thresholds.
 
 mod active;
-mod availability;
 mod blocks;
-mod cause;
-mod diagnose;
+mod burn;
 mod finding;
 mod hours;
 mod judge;
+mod kind;
 mod mute;
 mod observation;
 mod recent;
@@ -21,26 +20,23 @@ mod report;
 mod saved;
 mod series;
 mod shift;
-mod signals;
-mod slo;
 mod slow;
-mod thresholds;
+mod table;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use self::active::ActiveFindings;
 use self::blocks::BlockHistory;
-pub use self::cause::{Case, Causes, Diagnosis, Grounds};
-pub use self::diagnose::{diagnose_against, diagnose_signals};
-pub use self::finding::{Fact, Finding, Kind, SeriesName};
+pub use self::finding::{Fact, Finding, SeriesName};
+pub use self::kind::Kind;
 pub use self::mute::Mute;
 pub(crate) use self::mute::put as put_mute;
 pub use self::observation::{NOT_SERVED, Observation};
 pub use self::saved::Saved;
 use self::series::RouteSeries;
-pub use self::signals::{SignalHistory, Signals, Snapshot};
 use self::slow::SlowSetup;
+use crate::diagnosis::Signals;
 
 /// Baseline, error budget and bounds of the detectors.
 #[derive(Clone, Copy, Debug, PartialEq)]

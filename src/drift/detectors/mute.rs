@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::finding::{Finding, Kind};
+use super::finding::Finding;
+use super::kind::Kind;
 
 /// Silence about some findings.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

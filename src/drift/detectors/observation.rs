@@ -18,21 +18,33 @@ pub struct Observation<'a> {
     pub revision: &'a str,
     /// Replica that served it, or [`NOT_SERVED`].
     pub replica: &'a str,
-    /// Time to first token.
+    /// Time to first token; of an answer that is no stream and has no tokens (embeddings, scores) to the answer.
     pub ttft: Option<f64>,
-    /// Mean inter-token latency of the stream.
+    /// Mean inter-token latency, of a stream or of an answer in one piece.
     pub itl: Option<f64>,
     /// Tokens of its prompt.
     pub prompt: Option<f64>,
     /// Predicted TTFT.
     pub predicted: Option<f64>,
-    /// The SLO's bound on TTFT for this request.
-    pub ttft_bound: Option<f64>,
+    /// How slow the replica is in that prediction; 1 is the pool's speed.
+    pub pace: f64,
+    /// The SLO's bound on TTFT for this request, and for an empty prompt.
+    pub ttft_bound: Option<(f64, f64)>,
     /// How it ended.
     pub outcome: Outcome,
 }
 
 impl Observation<'_> {
+    /// Factor that takes a TTFT to that of an empty prompt by the SLO: longer prompts, which may take longer, are no drift.
+    pub(super) fn scale(&self) -> f64 {
+        self.ttft_bound.filter(|(bound, _)| *bound > 0.0).map_or(1.0, |(bound, base)| base / bound)
+    }
+
+    /// TTFT over what this work takes at the pool's speed.
+    pub(super) fn residual(&self) -> Option<f64> {
+        Some(self.ttft? * self.pace / self.predicted.filter(|predicted| *predicted > 0.0)?)
+    }
+
     /// Whether it counts against availability; `None` where it does not count.
     pub(super) fn is_bad(&self) -> Option<bool> {
         match self.outcome {

@@ -1,4 +1,4 @@
-//! The last five minutes of a measure, and a doubling of TTFT in them.
+//! The last five minutes of a measure, and a doubling in them.
 //!
 //! The newest values, as many of the window as score highest, against the baseline of this hour of the day. While the
 //! baseline is not of the same hour of other days, a doubling must also be unexplained: by a load that the baseline has
@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::hours::{HOUR, HourBaseline, HourHistory, hour_index};
-use super::thresholds::{MIN_PREDICTED, TTFT_DOUBLED};
+use super::table::{FEW, KNOWN_LOAD, LASTS, PREDICTED, SPREADS, StepRow, WINDOW};
 use crate::stats::{median, trimmed_mean};
 
 /// The last five minutes of one measure.
@@ -28,7 +28,7 @@ struct RecentValue {
     replica: usize,
 }
 
-/// TTFT far above its baseline.
+/// A latency far above its baseline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Doubling {
     /// Seconds.
@@ -80,22 +80,22 @@ impl RecentWindow {
     }
 
     /// Judges the values that end now.
-    pub(super) fn judge(&mut self, at: f64, hours: &HourHistory) -> Option<Doubling> {
-        if self.values.len() < MIN_VALUES {
+    pub(super) fn judge(&mut self, at: f64, hours: &HourHistory, row: &StepRow) -> Option<Doubling> {
+        if self.values.len() < FEW {
             return None;
         }
         let baseline = self.baseline(at, hours).filter(HourBaseline::is_sufficient)?;
-        let doubling = self.strongest(at, &baseline)?;
-        let is_beyond_noise = doubling.z >= TTFT_DOUBLED.min_z;
-        let is_noticeable = doubling.now - doubling.baseline >= TTFT_DOUBLED.min_delta;
-        let is_explained = || !baseline.is_same_hour && self.is_explained(&doubling, &baseline);
+        let doubling = self.strongest(at, &baseline, row)?;
+        let is_beyond_noise = doubling.z >= row.z;
+        let is_noticeable = doubling.now - doubling.baseline >= row.delta;
+        let is_explained = || !baseline.is_same_hour && self.is_explained(&doubling, &baseline, row);
         (is_beyond_noise && is_noticeable && !is_explained()).then_some(doubling)
     }
 
     /// The newest values with the highest z-score: how long a doubling has lasted is not known beforehand.
-    fn strongest(&self, at: f64, baseline: &HourBaseline) -> Option<Doubling> {
-        let min_excess = TTFT_DOUBLED.min_ratio.ln();
-        let max_excess = 2.0_f64.ln() + MAX_SPREADS * baseline.spread;
+    fn strongest(&self, at: f64, baseline: &HourBaseline, row: &StepRow) -> Option<Doubling> {
+        let min_excess = row.ratio.ln();
+        let max_excess = 2.0_f64.ln() + SPREADS * baseline.spread;
         let (mut sum, mut squares) = (0.0, 0.0);
         let mut best: Option<Doubling> = None;
         for (index, value) in self.values.iter().rev().enumerate() {
@@ -105,14 +105,14 @@ impl RecentWindow {
             let requests = index + 1;
             let count = requests as f64;
             let mean = sum / count;
-            let has_lasted = requests >= MIN_VALUES && at - value.at >= MIN_DURATION;
+            let has_lasted = requests >= FEW && at - value.at >= LASTS;
             if !has_lasted || mean < min_excess {
                 continue;
             }
             // The wider of the hours' spread and what is seen, with the hours' as its prior.
             let deviations = (squares - count * mean * mean).max(0.0);
             let usual = baseline.spread.powi(2);
-            let seen = (deviations + SPREAD_PRIOR_WEIGHT * usual) / (SPREAD_PRIOR_WEIGHT + count - 1.0);
+            let seen = (deviations + FEW as f64 * usual) / (FEW as f64 + count - 1.0);
             let z = mean / (seen.max(usual) / count + baseline.median_noise.powi(2)).sqrt();
             if best.is_none_or(|best| z > best.z) {
                 best = Some(Doubling {
@@ -134,15 +134,15 @@ impl RecentWindow {
     fn over_predicted(&self, requests: usize) -> Option<f64> {
         let residuals: Vec<f64> =
             self.values.iter().rev().take(requests).filter_map(|value| value.residual).collect();
-        let is_most = residuals.len() as f64 >= MIN_PREDICTED * requests as f64;
+        let is_most = residuals.len() as f64 >= PREDICTED * requests as f64;
         trimmed_mean(residuals).filter(|_| is_most).map(f64::exp)
     }
 
     /// Whether a load that the baseline has not seen, or the prediction, explains it.
-    fn is_explained(&self, doubling: &Doubling, baseline: &HourBaseline) -> bool {
+    fn is_explained(&self, doubling: &Doubling, baseline: &HourBaseline, row: &StepRow) -> bool {
         let per_minute = self.values.len() as f64 * 60.0 / WINDOW;
-        per_minute > MAX_KNOWN_LOAD * baseline.requests_per_minute()
-            || doubling.over_predicted.is_some_and(|ratio| ratio < MAX_EXPLAINED)
+        per_minute > KNOWN_LOAD * baseline.requests_per_minute()
+            || doubling.over_predicted.is_some_and(|ratio| ratio < row.clear)
     }
 
     /// Centre of the window over its baseline.
@@ -159,27 +159,24 @@ impl RecentWindow {
     }
 
     /// Whether a doubling that was found goes on.
-    pub(super) fn goes_on(&mut self, at: f64, hours: &HourHistory) -> bool {
-        self.ratio(at, hours).is_some_and(|ratio| ratio >= TTFT_DOUBLED.clear_ratio)
+    pub(super) fn goes_on(&mut self, at: f64, hours: &HourHistory, row: &StepRow) -> bool {
+        self.ratio(at, hours).is_some_and(|ratio| ratio >= row.clear)
     }
 
-    /// Centre of the values since `from` without those of one replica, over the baseline.
-    pub(super) fn ratio_without(
-        &mut self,
-        replica: usize,
-        from: f64,
-        at: f64,
-        hours: &HourHistory,
-    ) -> Option<f64> {
-        let others = self.since(from).filter(|value| value.replica != replica);
+    /// Centre of the window without the values of one replica, over the baseline.
+    pub(super) fn ratio_without(&mut self, replica: usize, at: f64, hours: &HourHistory) -> Option<f64> {
+        let others = self.since(at - WINDOW).filter(|value| value.replica != replica);
         let others = trimmed_mean(others.map(|value| value.ln).collect())?;
         Some((others - self.baseline(at, hours)?.center).exp())
     }
 
-    /// Median of one replica's values (logarithm), where there are a few.
-    pub(super) fn median_of_replica(&self, replica: usize) -> Option<f64> {
-        let own: Vec<f64> = self.values.iter().filter(|v| v.replica == replica).map(|v| v.ln).collect();
-        median(&own).filter(|_| own.len() >= MIN_VALUES_OF_REPLICA)
+    /// Medians of one replica's values and of their ratios to the prediction (logarithms), where there are a few.
+    pub(super) fn of_replica(&self, replica: usize) -> Option<(f64, Option<f64>)> {
+        let own = || self.values.iter().filter(|value| value.replica == replica);
+        let values: Vec<f64> = own().map(|value| value.ln).collect();
+        let residuals: Vec<f64> = own().filter_map(|value| value.residual).collect();
+        let is_known = residuals.len() as f64 >= PREDICTED * values.len() as f64;
+        Some((median(&values).filter(|_| 2 * values.len() >= FEW)?, median(&residuals).filter(|_| is_known)))
     }
 
     fn since(&self, from: f64) -> impl Iterator<Item = &RecentValue> {
@@ -201,24 +198,12 @@ impl RecentWindow {
     }
 }
 
-/// Seconds.
-const WINDOW: f64 = 300.0;
+/// Values kept: more than enough for a centre.
 const MAX_VALUES: usize = 2048;
-const MIN_VALUES: usize = 8;
-const MIN_VALUES_OF_REPLICA: usize = 5;
-/// Seconds that a doubling lasts: a burst of a second shows in the percentiles.
-const MIN_DURATION: f64 = 45.0;
-/// A value counts for a doubling and this many spreads: a few very slow requests are a tail, not a doubling.
-const MAX_SPREADS: f64 = 1.1;
-/// Values that the hours' spread counts for beside what is seen.
-const SPREAD_PRIOR_WEIGHT: f64 = 8.0;
-/// Below this ratio to its prediction TTFT is explained by prompts, caches and queues.
-const MAX_EXPLAINED: f64 = 1.3;
-/// Load over that of the baseline, beyond which a young baseline knows nothing.
-const MAX_KNOWN_LOAD: f64 = 2.0;
 
 #[cfg(test)]
 mod tests {
+    use super::super::table::TTFT_MINUTES;
     use super::*;
 
     /// Seconds of TTFT, requests per hour, and prediction over TTFT.
@@ -236,7 +221,7 @@ mod tests {
             recent.add(at, ttft, 0, predicted, &mut hours);
             if at >= tick {
                 tick = at + 5.0;
-                if let Some(doubling) = recent.judge(at, &hours) {
+                if let Some(doubling) = recent.judge(at, &hours, &TTFT_MINUTES) {
                     return Some((at, doubling));
                 }
             }

@@ -1,24 +1,28 @@
-//! One replica against its peers, concurrently.
+//! One replica against its peers, on the same work.
 //!
-//! What moves all replicas (load, prompts, a new revision) cancels in the difference between one replica's median and
-//! the median of the others, so a slow replica is found within an hour without any model of the load. Affinity makes
-//! replicas differ permanently: each is judged against its own usual difference. Needs at least two replicas.
+//! Compared is TTFT over what the prediction expects of this work at the pool's speed: affinity sends one replica the colder
+//! prompts, and that is not its fault. Where nothing is predicted, TTFT itself is compared, and only with the replica's own
+//! usual difference from the others. What moves all (load, a new revision) cancels. Needs two replicas.
 
 use std::collections::VecDeque;
 
 use super::blocks::BlockHistory;
-use super::hours::HOURLY_NOISE;
-use super::thresholds::{NEW_REPLICA_SLOW, REPLICA_SLOW};
+use super::table::{
+    HOURLY_NOISE, NEW_REPLICA, PREDICTED, REPLICA, REPLICA_REQUESTS, SLOW_QUARTERS, USUAL_HOURS,
+};
 use crate::stats::{Counts, Histogram, MEDIAN_ERROR, Ring, median, robust};
 
 /// What is kept of one replica.
 #[derive(Clone, Debug)]
 pub(super) struct ReplicaHistory {
-    /// The quarter of an hour in progress, and those of the last hour.
-    quarter: Histogram,
-    quarters: Ring<Counts>,
+    /// TTFT of the quarter of an hour in progress, and of those of the last hour.
+    ttft: Quarters,
+    /// The same over its prediction.
+    residual: Quarters,
     /// Once an hour: own median and its difference from the others' (logarithms).
     usual: VecDeque<(f64, f64)>,
+    /// Whether those are of TTFT over its prediction.
+    is_usual_by_work: bool,
     /// Quarters in a row in which it was slow.
     slow_quarters: u32,
     /// Whether that is a finding.
@@ -28,6 +32,24 @@ pub(super) struct ReplicaHistory {
     /// Requests of the last hours, halved every hour, and those of them that failed.
     pub(super) recent_requests: f64,
     pub(super) recent_failures: f64,
+}
+
+/// A histogram of the quarter of an hour in progress, and those of the last hour.
+#[derive(Clone, Debug, Default)]
+struct Quarters {
+    current: Histogram,
+    past: Ring<Counts>,
+}
+
+impl Quarters {
+    fn close(&mut self, quarter: i64) {
+        let part = self.current.take();
+        self.past.push(quarter, part, QUARTERS_PER_HOUR);
+    }
+
+    fn hour(&self) -> Counts {
+        Counts::merged(self.past.iter().map(|(_, part)| part))
+    }
 }
 
 /// A replica that is slower than its peers.
@@ -41,13 +63,14 @@ pub(super) struct SlowReplica {
     pub(super) others: f64,
     /// How many times slower than usual, compared with the others.
     pub(super) ratio: f64,
+    /// Whether the same work was compared.
+    pub(super) is_by_work: bool,
 }
 
-/// The median of an hour.
+/// The median of an hour (logarithm).
 #[derive(Clone, Copy)]
-pub(super) struct HourMedian {
-    /// Logarithm of seconds.
-    pub(super) ln: f64,
+struct HourMedian {
+    ln: f64,
     /// Of the estimate.
     variance: f64,
 }
@@ -55,9 +78,10 @@ pub(super) struct HourMedian {
 impl ReplicaHistory {
     pub(super) fn new(blocks: BlockHistory) -> Self {
         Self {
-            quarter: Histogram::default(),
-            quarters: Ring::default(),
+            ttft: Quarters::default(),
+            residual: Quarters::default(),
             usual: VecDeque::new(),
+            is_usual_by_work: false,
             slow_quarters: 0,
             is_slow: false,
             blocks,
@@ -66,21 +90,25 @@ impl ReplicaHistory {
         }
     }
 
-    /// Takes a TTFT.
-    pub(super) fn add(&mut self, at: f64, ttft: f64) {
-        self.quarter.add_seconds(ttft);
+    /// Takes a TTFT, and the ratio to its prediction where that is known.
+    pub(super) fn add(&mut self, at: f64, ttft: f64, residual: Option<f64>) {
+        self.ttft.current.add_seconds(ttft);
         self.blocks.add(at, ttft);
+        if let Some(residual) = residual {
+            self.residual.current.add_seconds(residual);
+        }
     }
 
-    /// Its usual median (logarithm), once it has one.
+    /// Its usual hours, for the baseline file, and whether they are of the same work.
+    pub(super) fn usual(&self) -> (Vec<(f64, f64)>, bool) {
+        (self.usual.iter().copied().collect(), self.is_usual_by_work)
+    }
+
+    /// Median of its last day (logarithm).
     pub(super) fn usual_median(&self) -> Option<f64> {
-        let medians: Vec<f64> = self.usual.iter().map(|(own, _)| *own).collect();
-        median(&medians).filter(|_| medians.len() >= MIN_USUAL_HOURS)
-    }
-
-    /// Its usual hours, for the baseline file.
-    pub(super) fn usual(&self) -> impl Iterator<Item = (f64, f64)> {
-        self.usual.iter().copied()
+        let day: Vec<&Counts> =
+            self.blocks.aged().filter(|(age, _)| *age == 0).map(|(_, part)| part).collect();
+        Counts::merged(day).ln_quantile(0.5)
     }
 
     /// What it is like now is usual.
@@ -90,19 +118,15 @@ impl ReplicaHistory {
     }
 
     /// Takes them from there.
-    pub(super) fn restore_usual(&mut self, usual: &[(f64, f64)]) {
+    pub(super) fn restore_usual(&mut self, usual: &[(f64, f64)], is_by_work: bool) {
+        self.is_usual_by_work = is_by_work;
         self.usual = usual.iter().rev().take(MAX_USUAL_HOURS).rev().copied().collect();
     }
 
-    fn close(&mut self, quarter: i64) {
-        let part = self.quarter.take();
-        self.quarters.push(quarter, part, QUARTERS_PER_HOUR);
-    }
-
-    /// The median of the last hour, where it had enough requests.
-    pub(super) fn last_hour(&self) -> Option<HourMedian> {
-        let hour = Counts::merged(self.quarters.iter().map(|(_, part)| part));
-        if hour.count() < MIN_REQUESTS {
+    /// The last hour, where it had enough requests: of the same work, or of TTFT.
+    fn last_hour(&self, is_by_work: bool) -> Option<HourMedian> {
+        let hour = if is_by_work { self.residual.hour() } else { self.ttft.hour() };
+        if hour.count() < REPLICA_REQUESTS {
             return None;
         }
         let error = MEDIAN_ERROR * hour.ln_spread()?;
@@ -112,48 +136,77 @@ impl ReplicaHistory {
     /// By how much (logarithm) it is slower than usual compared with the others, where that exceeds the threshold.
     fn excess(&self, own: HourMedian, others: f64) -> Option<f64> {
         let differences: Vec<f64> = self.usual.iter().map(|(_, difference)| *difference).collect();
-        let is_known = differences.len() >= MIN_USUAL_HOURS;
+        let is_known = differences.len() >= USUAL_HOURS;
+        if !is_known && !self.is_usual_by_work {
+            return None;
+        }
         let usual = robust(&differences, HOURLY_NOISE);
-        let (center, threshold) =
-            if is_known { (usual.center, &REPLICA_SLOW) } else { (0.0, &NEW_REPLICA_SLOW) };
+        let (center, row) = if is_known { (usual.center, &REPLICA) } else { (0.0, &NEW_REPLICA) };
         let excess = own.ln - others - center;
         if self.is_slow {
-            return (excess >= threshold.clear_ratio.ln()).then_some(excess);
+            return (excess >= row.clear.ln()).then_some(excess);
         }
         // Differences of hours contain the error of their medians; fewer requests than usual add to it, and the others'
         // median is an estimate as well.
         let noise = usual.scale.powi(2).max(2.0 * own.variance).sqrt();
-        let delta = own.ln.exp() - (own.ln - excess).exp();
+        let now = self.ttft.hour().quantile(0.5)?;
         // Peers that got faster do not make this one slow.
-        let own_rise = self.usual_median().filter(|_| is_known).map_or(excess, |before| own.ln - before);
-        (threshold.is_exceeded(excess, noise, delta) && own_rise >= excess / 2.0).then_some(excess)
+        let medians: Vec<f64> = self.usual.iter().map(|(own, _)| *own).collect();
+        let own_rise = median(&medians).filter(|_| is_known).map_or(excess, |before| own.ln - before);
+        let is_slow = row.is_exceeded(excess, noise, now - now / excess.exp()) && own_rise >= excess / 2.0;
+        is_slow.then_some(excess)
+    }
+
+    fn learn(&mut self, own: HourMedian, others: f64) {
+        self.usual.push_back((own.ln, own.ln - others));
+        if self.usual.len() > MAX_USUAL_HOURS {
+            self.usual.pop_front();
+        }
     }
 }
 
 /// Closes a quarter of an hour and judges the hour that ends with it; every replica that is slow now.
 pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowReplica> {
-    replicas.iter_mut().for_each(|replica| replica.close(quarter));
-    let hours: Vec<Option<HourMedian>> = replicas.iter().map(ReplicaHistory::last_hour).collect();
+    for replica in replicas.iter_mut() {
+        replica.ttft.close(quarter);
+        replica.residual.close(quarter);
+    }
+    let count = |of: fn(&ReplicaHistory) -> u64| replicas.iter().map(of).sum::<u64>() as f64;
+    let all = count(|r| r.ttft.hour().count());
+    if all == 0.0 {
+        return Vec::new();
+    }
+    let is_by_work = count(|r| r.residual.hour().count()) >= PREDICTED * all;
+    for replica in replicas.iter_mut().filter(|replica| replica.is_usual_by_work != is_by_work) {
+        replica.reset();
+        replica.is_usual_by_work = is_by_work;
+    }
+    let hours: Vec<Option<HourMedian>> = replicas.iter().map(|r| r.last_hour(is_by_work)).collect();
+    let medians: Vec<Option<f64>> = replicas.iter().map(|r| r.ttft.hour().quantile(0.5)).collect();
+    let beside = |own: usize, of: &dyn Fn(usize) -> Option<f64>| {
+        median(&(0..hours.len()).filter(|other| *other != own).filter_map(of).collect::<Vec<_>>())
+    };
     let mut slow = Vec::new();
     for (index, replica) in replicas.iter_mut().enumerate() {
-        let others = hours.iter().enumerate().filter(|(other, _)| *other != index);
-        let others: Vec<f64> = others.filter_map(|(_, hour)| Some((*hour)?.ln)).collect();
-        let (Some(own), Some(others)) = (hours.get(index).copied().flatten(), median(&others)) else {
+        let others = beside(index, &|other| Some(hours.get(other).copied()??.ln));
+        let (Some(own), Some(others)) = (hours.get(index).copied().flatten(), others) else {
             replica.slow_quarters = 0;
             continue;
         };
         let excess = replica.excess(own, others);
         replica.slow_quarters = if excess.is_some() { replica.slow_quarters + 1 } else { 0 };
         replica.is_slow &= excess.is_some();
-        if let Some(excess) = excess.filter(|_| replica.slow_quarters >= MIN_SLOW_QUARTERS) {
+        if let Some(excess) = excess.filter(|_| replica.slow_quarters >= SLOW_QUARTERS) {
             replica.is_slow = true;
-            let (now, others) = (own.ln.exp(), others.exp());
-            slow.push(SlowReplica { replica: index, now, others, ratio: excess.exp() });
+            slow.push(SlowReplica {
+                replica: index,
+                now: medians.get(index).copied().flatten().unwrap_or_default(),
+                others: beside(index, &|other| medians.get(other).copied().flatten()).unwrap_or_default(),
+                ratio: excess.exp(),
+                is_by_work,
+            });
         } else if replica.slow_quarters == 0 && quarter.rem_euclid(QUARTERS_PER_HOUR) == 0 {
-            replica.usual.push_back((own.ln, own.ln - others));
-            if replica.usual.len() > MAX_USUAL_HOURS {
-                replica.usual.pop_front();
-            }
+            replica.learn(own, others);
         }
     }
     slow
@@ -162,20 +215,16 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
 /// Seconds in a quarter of an hour.
 pub(super) const QUARTER: f64 = 900.0;
 const QUARTERS_PER_HOUR: i64 = 4;
-/// Requests of an hour that is judged: fewer do not place a median.
-const MIN_REQUESTS: u64 = 30;
-/// A finding takes two quarters in a row.
-const MIN_SLOW_QUARTERS: u32 = 2;
-/// A week of usual hours; from six on they are known.
+/// A week.
 const MAX_USUAL_HOURS: usize = 7 * 24;
-const MIN_USUAL_HOURS: usize = 6;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Four replicas for a day, load doubling everyone's TTFT at noon; replica 2 slows by `factor` at 20:00.
-    fn slow(factor: f64) -> Vec<usize> {
+    /// Four replicas for a day, load doubling everyone's TTFT at noon; from 20:00 on replica 2 has TTFT `longer` times as long,
+    /// for work that is `colder` times as much, where anything is predicted.
+    fn slow(longer: f64, colder: Option<f64>) -> Vec<usize> {
         let mut random = fastrand::Rng::with_seed(5);
         let mut replicas = vec![ReplicaHistory::new(BlockHistory::new(86_400.0, 86_400.0)); 4];
         let mut found = Vec::new();
@@ -184,8 +233,11 @@ mod tests {
                 let at = quarter as f64 * QUARTER + f64::from(request) * 11.0;
                 let load = if quarter < 48 { 1.0 } else { 2.0 };
                 for (i, replica) in replicas.iter_mut().enumerate() {
-                    let own = if i == 2 && quarter >= 80 { factor } else { 1.0 + 0.1 * i as f64 };
-                    replica.add(at, load * own * 0.06 * (0.5 * crate::stats::normal(&mut random)).exp());
+                    let is_it = i == 2 && quarter >= 80;
+                    let own = if is_it { longer } else { 1.0 + 0.1 * i as f64 };
+                    let ttft = load * own * 0.06 * (0.5 * crate::stats::normal(&mut random)).exp();
+                    let work = if is_it { colder } else { colder.map(|_| 1.0) };
+                    replica.add(at, ttft, work.map(|work| ttft / (0.06 * load * work)));
                 }
             }
             found.extend(judge(&mut replicas, quarter).iter().map(|slow| slow.replica));
@@ -196,7 +248,37 @@ mod tests {
 
     #[test]
     fn a_slow_replica_is_found_whatever_the_load_does() {
-        assert_eq!(slow(2.0), [2]);
-        assert_eq!(slow(1.2), [0; 0], "its usual difference is none");
+        assert_eq!(slow(2.0, None), [2]);
+        assert_eq!(slow(2.0, Some(1.0)), [2]);
+        assert_eq!(slow(1.2, None), [0; 0], "its usual difference is none");
+    }
+
+    #[test]
+    fn a_replica_with_colder_prompts_is_not_slow() {
+        assert_eq!(slow(2.4, Some(2.2)), [0; 0]);
+    }
+
+    #[test]
+    fn in_its_first_hours_a_replica_is_judged_by_its_work_alone() {
+        let found = |residual: Option<f64>| {
+            let mut replicas = vec![ReplicaHistory::new(BlockHistory::new(86_400.0, 86_400.0)); 3];
+            (0..8).any(|quarter| {
+                for (i, replica) in replicas.iter_mut().enumerate() {
+                    let slow = if i == 1 { 2.5 } else { 1.0 };
+                    (0..60).for_each(|n| {
+                        let wide = 0.9 + 0.2 * f64::from(n % 2);
+                        replica.add(
+                            quarter as f64 * QUARTER,
+                            0.2 * slow * wide,
+                            residual.map(|r| wide * slow.powf(r)),
+                        );
+                    });
+                }
+                !judge(&mut replicas, quarter).is_empty()
+            })
+        };
+        assert!(!found(None), "the colder prompts of the first hour");
+        assert!(!found(Some(0.0)), "as predicted");
+        assert!(found(Some(1.0)), "slower than predicted");
     }
 }

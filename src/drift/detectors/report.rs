@@ -1,4 +1,4 @@
-//! Makes findings of what detectors saw: the replicas affected, the symptoms, the diagnosis, the evidence.
+//! Makes findings of what detectors saw: the replicas affected, when it began, the diagnosis, the evidence.
 //!
 //! One function for each detector. Whether there is a finding is decided before.
 
@@ -6,62 +6,146 @@ use std::sync::Arc;
 
 use super::Settings;
 use super::active::ActiveFinding;
-use super::availability::{BadHour, BudgetBurn};
-use super::diagnose::Symptoms;
-use super::finding::{Evidence, Fact, Finding, Kind, SeriesName};
+use super::burn::{BadHour, Burn};
+use super::finding::{Evidence, Fact, Finding, SeriesName};
+use super::kind::{Horizon, Kind, Subject};
 use super::recent::Doubling;
 use super::replicas::{ReplicaHistory, SlowReplica};
 use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
-use super::slo::{ALLOWED_SHARE, SloBreach};
 use super::slow::{self, MedianMove, SlowDrift};
-use super::thresholds::SLOW_SCORE_AFFECTED;
+use super::table::{LATE_BUDGET, SLOW_SCORE_AFFECTED};
+use crate::diagnosis::table::{BUSIER, DIFFERS, LONGER, UNMOVED};
+use crate::diagnosis::{Case, Causes, Diagnosis, Onset, SignalChange, Signals, Tier, of_changes};
 
-pub(super) fn doubling(series: &mut RouteSeries, at: f64, doubling: &Doubling) -> ActiveFinding {
-    let min_rise = (doubling.now / doubling.baseline).ln() / 2.0;
-    let affected = Affected::now(series, min_rise).confirmed(series, at, doubling.window);
-    let symptoms = symptoms(series, at, Kind::TtftDoubled.onset(at), &affected);
+/// What is known of a finding beside its evidence.
+struct Seen {
+    kind: Kind,
+    affected: Affected,
+    onset: Onset,
+    /// What the shape of the distribution or of the day says.
+    shape: Vec<Case>,
+}
+
+impl Seen {
+    /// Of something that began at `onset` at the earliest, in seconds, and within `minutes` of that.
+    fn new(kind: Kind, affected: Affected, onset: f64, minutes: i64) -> Self {
+        let earliest = minute_of(onset);
+        Self { kind, affected, onset: Onset { earliest, latest: earliest + minutes }, shape: Vec::new() }
+    }
+
+    fn with(mut self, case: Option<Case>) -> Self {
+        self.shape.extend(case);
+        self
+    }
+
+    /// With the tail alone up: something that few requests meet.
+    fn tail_alone(self, is_median_flat: bool) -> Self {
+        let case = Case::new(Diagnosis::InfrastructureVariability, Tier::Shape).with("p50_is_flat", 1.0);
+        self.with(is_median_flat.then_some(case))
+    }
+
+    fn diagnose(&self, series: &mut RouteSeries, at: f64, changes: &[SignalChange]) -> Causes {
+        let row = self.kind.row();
+        let mut cases = self.shape.clone();
+        let (judged, affected) = (self.affected.judged, self.affected.names.len());
+        if self.kind == Kind::ReplicaSlow || (judged >= 2 && affected == 1) {
+            let case = Case::new(Diagnosis::Replica, Tier::Alone).with("replicas_affected", affected as f64);
+            cases.push(case.with("replicas_compared", judged as f64));
+        } else if series.active.count(Kind::ReplicaSlow) == 1 && row.subject == Subject::Ttft {
+            cases.push(Case::new(Diagnosis::Replica, Tier::Change).with("slow_replicas", 1.0));
+        }
+        // Requests alone tell of a change of load, and of slower tokens.
+        let by_requests = [by_requests(series, at)];
+        let changes = match (row.horizon, row.subject) {
+            (Horizon::Days, _) | (_, Subject::Availability) => &[],
+            (_, Subject::Ttft) if changes.is_empty() && self.kind != Kind::ReplicaSlow => &by_requests[..],
+            _ => changes,
+        };
+        let deploy = series.predecessor.is_some().then(|| minute_of(series.first_seen));
+        cases.extend(of_changes(changes, Some(self.onset), deploy, minute_of(at)));
+        Causes::of(cases)
+    }
+
+    fn finding(self, series: &mut RouteSeries, at: f64, evidence: Evidence) -> ActiveFinding {
+        let minute = minute_of(at);
+        let before = series.signals.before(self.onset.earliest.min(minute - GAP));
+        let changes = series.signals.changes_from(&before, minute);
+        let causes = self.diagnose(series, at, &changes);
+        let mut evidence =
+            evidence.with("began_seconds_before", (minute - self.onset.earliest) as f64 * 60.0);
+        if self.affected.judged > 0 {
+            evidence = evidence
+                .with("replicas_judged", self.affected.judged as f64)
+                .with("replicas", Fact::Names(self.affected.names.iter().map(ToString::to_string).collect()));
+        }
+        if let Some(before) = &series.predecessor {
+            evidence = evidence
+                .with("revision_before", &**before)
+                .with("revision_age_seconds", at - series.first_seen);
+        }
+        let name = SeriesName {
+            route: Arc::clone(&series.route),
+            revision: Arc::clone(&series.revision),
+            replica: None,
+        };
+        let finding = Finding {
+            at,
+            kind: self.kind,
+            series: name,
+            causes,
+            evidence: evidence.0,
+            is_acknowledged: false,
+        };
+        ActiveFinding { finding, last_seen: at, before, onset: Some(self.onset), bound: None }
+    }
+}
+
+pub(super) fn doubling(series: &mut RouteSeries, at: f64, kind: Kind, doubling: &Doubling) -> ActiveFinding {
+    let Doubling { now, baseline, .. } = *doubling;
+    let names = match kind.row().subject {
+        Subject::Itl => ["now", "baseline"],
+        _ => ["ttft", "baseline_ttft"],
+    };
     let evidence = Evidence::default()
-        .with("ttft", doubling.now)
-        .with("baseline_ttft", doubling.baseline)
-        .with("ratio", doubling.now / doubling.baseline)
+        .with(names[0], now)
+        .with(names[1], baseline)
+        .with("ratio", now / baseline)
         .with("window_seconds", doubling.window)
         .with("requests", doubling.requests as f64)
         .with("baseline_hours", doubling.baseline_hours as f64)
         .with("baseline_requests", doubling.baseline_requests)
         .maybe("ttft_over_predicted", doubling.over_predicted);
-    finding(series, at, Kind::TtftDoubled, &symptoms, evidence, affected)
+    let affected = Affected::now(series, at, kind, now / baseline);
+    Seen::new(kind, affected, at - doubling.window, 0).finding(series, at, evidence)
 }
 
-pub(super) fn slo_breach(series: &mut RouteSeries, at: f64, breach: &SloBreach) -> ActiveFinding {
-    let affected = Affected::now(series, MIN_RISE.ln()).confirmed(series, at, CONFIRMING_WINDOW);
-    let mut symptoms = symptoms(series, at, Kind::TtftP99OverSlo.onset(at), &affected);
+pub(super) fn late(series: &mut RouteSeries, at: f64, late: &Burn) -> ActiveFinding {
     let ttft = series.ttft.ratio(at);
-    symptoms.is_median_flat = ttft.is_some_and(|ratio| ratio < UNMOVED);
+    let affected = Affected::now(series, at, Kind::TtftP99OverSlo, ttft.unwrap_or(1.0));
     let evidence = Evidence::default()
-        .with("share_over_slo", breach.share)
-        .with("allowed_share", ALLOWED_SHARE)
-        .with("lasted_seconds", breach.lasted)
-        .with("requests", breach.requests)
+        .with("share_over_slo", late.count.share())
+        .with("allowed_share", LATE_BUDGET)
+        .with("lasted_seconds", late.lasted)
+        .with("requests", late.count.all as f64)
         .maybe("ttft_p50_ratio", ttft);
-    finding(series, at, Kind::TtftP99OverSlo, &symptoms, evidence, affected)
+    Seen::new(Kind::TtftP99OverSlo, affected, at - late.lasted, 0)
+        .tail_alone(ttft.is_some_and(|ratio| ratio < UNMOVED))
+        .finding(series, at, evidence)
 }
 
-pub(super) fn ttft_shift(series: &mut RouteSeries, at: f64, shift: &Shift) -> ActiveFinding {
-    let affected = Affected::for_an_hour(series).confirmed(series, at, CONFIRMING_WINDOW);
-    let mut symptoms = symptoms(series, at, Kind::TtftShift.onset(at), &affected);
-    symptoms.is_median_flat = shift.part == ShiftedPart::Tail;
-    finding(series, at, Kind::TtftShift, &symptoms, shift_evidence(shift), affected)
-}
-
-pub(super) fn itl_shift(series: &mut RouteSeries, at: f64, shift: &Shift) -> ActiveFinding {
-    let kind = match shift.part {
-        ShiftedPart::Median => Kind::ItlShift,
-        ShiftedPart::Tail => Kind::ItlJitter,
+pub(super) fn shift(series: &mut RouteSeries, at: f64, kind: Kind, shift: &Shift) -> ActiveFinding {
+    let affected = Affected::now(series, at, kind, shift.now / shift.baseline);
+    let signal = match kind.row().subject {
+        Subject::Itl => |signals: &Signals| signals.itl,
+        _ => |signals: &Signals| signals.ttft,
     };
-    let affected = Affected::default();
-    let symptoms = symptoms(series, at, kind.onset(at), &affected);
-    finding(series, at, kind, &symptoms, shift_evidence(shift), affected)
+    // It began in the first of two hours, or in the one before, as far as requests tell.
+    let began = series.signals.onset(minute_of(at), signal);
+    let (onset, minutes) = began.map_or((at - 3.0 * 3600.0, 60), |minute| (minute as f64 * 60.0, 0));
+    Seen::new(kind, affected, onset, minutes)
+        .tail_alone(shift.part == ShiftedPart::Tail && kind.row().subject == Subject::Ttft)
+        .finding(series, at, shift_evidence(shift))
 }
 
 fn shift_evidence(shift: &Shift) -> Evidence {
@@ -78,16 +162,20 @@ fn shift_evidence(shift: &Shift) -> Evidence {
         .with("baseline_hours", shift.baseline_hours as f64)
 }
 
-pub(super) fn slow_replica(series: &RouteSeries, at: f64, slow: &SlowReplica) -> ActiveFinding {
-    let name = series.replica_names.get(slow.replica);
-    let gpu_throttled = name.and_then(|name| series.signals.gpu_throttled(name, minute_of(at)));
+pub(super) fn slow_replica(series: &mut RouteSeries, at: f64, slow: &SlowReplica) -> ActiveFinding {
+    let name = series.replica_names.get(slow.replica).cloned();
+    let gpu_throttled = name.as_ref().and_then(|name| series.signals.gpu_throttled(name, minute_of(at)));
     let evidence = Evidence::default()
         .with("ttft_p50", slow.now)
         .with("peers_p50", slow.others)
         .with("ratio", slow.ratio)
+        .with("compared", if slow.is_by_work { "ttft_over_predicted" } else { "ttft" })
         .with("window_seconds", 3600.0)
         .maybe("gpu_clocks_throttled", gpu_throttled);
-    of_replica(series, at, Kind::ReplicaSlow, slow.replica, evidence)
+    let affected = Affected { judged: series.replicas.len(), names: name.clone().into_iter().collect() };
+    let mut found = Seen::new(Kind::ReplicaSlow, affected, at - 3600.0, 0).finding(series, at, evidence);
+    found.finding.series.replica = name;
+    found
 }
 
 pub(super) fn slow_drift(
@@ -101,14 +189,22 @@ pub(super) fn slow_drift(
         Kind::ItlDrift => Affected::default(),
         _ => Affected::for_days(series, settings),
     };
-    let onset = at - drift.window as f64 * settings.block;
-    let mut symptoms = symptoms(series, at, onset, &affected);
-    symptoms.is_median_flat = drift.median == MedianMove::Flat;
-    // The load of minutes does not explain a drift of days.
-    symptoms.load = None;
-    symptoms.long_prompts = slow::large_share(&series.prompts, &settings.slow(0.0));
-    symptoms.more_slow = Some((drift.exceedance_ratio - 1.0) * (1.0 - drift.quantile));
-    let found = finding(series, at, kind, &symptoms, drift_evidence(drift), affected);
+    // More long prompts than before, enough of them to account for the slow requests.
+    let more_slow = (drift.exceedance_ratio - 1.0) * (1.0 - drift.quantile);
+    let prompts = slow::large_share(&series.prompts, &settings.slow(0.0))
+        .filter(|(now, before)| *now >= LONGER * before && now - before >= more_slow / 2.0);
+    let mix = prompts.map(|(now, before)| {
+        Case::new(Diagnosis::TrafficMix, Tier::Change)
+            .with("long_prompt_share", now)
+            .with("long_prompt_share_before", before)
+    });
+    // Days are known by their parts.
+    let part = settings.block / super::blocks::PARTS as f64;
+    let onset = at - drift.window as f64 * settings.block - part;
+    let found = Seen::new(kind, affected, onset, (2.0 * part / 60.0) as i64)
+        .with(mix)
+        .tail_alone(drift.median == MedianMove::Flat && kind.row().subject == Subject::Ttft)
+        .finding(series, at, drift_evidence(drift));
     ActiveFinding { bound: Some(drift.bound), ..found }
 }
 
@@ -130,22 +226,20 @@ fn drift_evidence(drift: &SlowDrift) -> Evidence {
         .with("baseline_days", drift.baseline_blocks as f64)
 }
 
-pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &BudgetBurn) -> ActiveFinding {
-    let affected = Affected::failing(series, burn.count.bad as f64 / burn.count.all.max(1) as f64);
-    let symptoms = symptoms(series, at, at - burn.long_window, &affected);
+pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &Burn) -> ActiveFinding {
+    let affected = Affected::failing(series, burn.count.share());
     let evidence = Evidence::default()
         .with("burn_rate", burn.rate)
-        .with("long_window_seconds", burn.long_window)
-        .with("short_window_seconds", burn.short_window)
+        .with("long_window_seconds", burn.long)
+        .with("short_window_seconds", burn.short)
         .with("requests", burn.count.all as f64)
         .with("failed", burn.count.bad as f64);
-    finding(series, at, Kind::AvailabilityBurn, &symptoms, evidence, affected)
+    Seen::new(Kind::AvailabilityBurn, affected, at - burn.lasted, 0).finding(series, at, evidence)
 }
 
 pub(super) fn bad_hour(series: &mut RouteSeries, at: f64, bad: &BadHour) -> ActiveFinding {
-    let affected = Affected::default();
-    let mut symptoms = symptoms(series, at, at - bad.days as f64 * 86_400.0, &affected);
-    symptoms.load = Some(series.hours_of_day.load_ratio(bad.hour));
+    let load = series.hours_of_day.load_ratio(bad.hour);
+    let peak = Case::new(Diagnosis::Capacity, Tier::Shape).with("load_of_this_hour_ratio", load);
     let evidence = Evidence::default()
         .with("hour_of_day_utc", bad.hour as f64)
         .with("availability", bad.availability)
@@ -153,7 +247,39 @@ pub(super) fn bad_hour(series: &mut RouteSeries, at: f64, bad: &BadHour) -> Acti
         .with("days", bad.days as f64)
         .with("requests", bad.count.all as f64)
         .with("failed", bad.count.bad as f64);
-    finding(series, at, Kind::AvailabilityHour, &symptoms, evidence, affected)
+    Seen::new(Kind::AvailabilityHour, Affected::default(), at - bad.days as f64 * 86_400.0, 0)
+        .with((load > UNMOVED).then_some(peak))
+        .finding(series, at, evidence)
+}
+
+/// Diagnoses what lasts anew, by the signals of now against those before it began.
+pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
+    for index in 0..series.active.entries().len() {
+        let Some(active) = series.active.entries().get(index) else { return };
+        let kind = active.finding.kind;
+        let (row, found_at) = (kind.row(), active.finding.at);
+        let is_of_signals = row.horizon != Horizon::Days && row.subject != Subject::Availability;
+        if !is_of_signals || kind == Kind::ReplicaSlow || found_at >= at {
+            continue;
+        }
+        let onset = active.onset.unwrap_or(Onset::at(minute_of(found_at) - GAP));
+        let changes = series.signals.changes_from(&active.before, minute_of(at));
+        let ratio = series.ttft.ratio(at).unwrap_or(1.0);
+        let affected = Affected::now(series, at, kind, ratio);
+        let causes = Seen { kind, affected, onset, shape: Vec::new() }.diagnose(series, at, &changes);
+        if let Some(active) = series.active.entries_mut().get_mut(index) {
+            active.finding.causes.revise(causes);
+        }
+    }
+}
+
+/// The last five minutes against this hour of the day, by the series' own requests.
+fn by_requests(series: &mut RouteSeries, at: f64) -> SignalChange {
+    let load = series.ttft.recent.load_ratio(at, &series.ttft.hours).unwrap_or(1.0);
+    let before = Signals { requests: 1.0, ttft: Some(1.0), itl: Some(1.0), ..Signals::default() };
+    let itl = series.itl.ratio(at).filter(|_| load < BUSIER);
+    let now = Signals { requests: load, ttft: series.ttft.ratio(at), itl, ..Signals::default() };
+    SignalChange { before, now, ..SignalChange::default() }
 }
 
 /// Replicas that could be judged, and those of them that are affected.
@@ -177,21 +303,31 @@ impl Affected {
         affected
     }
 
-    /// By the median of the last five minutes: up by at least `min_rise` (logarithm).
-    fn now(series: &RouteSeries, min_rise: f64) -> Self {
+    /// By the median of the last five minutes: up by half of the series' own ratio, and for its work.
+    fn now(series: &mut RouteSeries, at: f64, kind: Kind, ratio: f64) -> Self {
+        if kind.row().subject != Subject::Ttft {
+            return Self::default();
+        }
+        let min_rise = ratio.max(DIFFERS).ln() / 2.0;
         // A replica without a past of its own (new with its revision) is compared with the series a day ago.
         let of_series = series.ttft.hours.past().rev().nth(24).map(|hour| hour.median);
-        Self::of(series, |index, replica| {
-            let now = series.ttft.recent.median_of_replica(index)?;
-            Some(now - replica.usual_median().or(of_series)? >= min_rise)
-        })
-    }
-
-    /// By the median of the last hour against what is usual for the replica.
-    fn for_an_hour(series: &RouteSeries) -> Self {
-        Self::of(series, |_, replica| {
-            Some(replica.last_hour()?.ln - replica.usual_median()? >= MIN_RISE_FOR_AN_HOUR.ln())
-        })
+        let mut affected = Self::of(series, |index, replica| {
+            let (now, over_work) = series.ttft.recent.of_replica(index)?;
+            let has_risen = now - replica.usual_median().or(of_series)? >= min_rise;
+            Some(has_risen && over_work.is_none_or(|over| over >= UNMOVED.ln()))
+        });
+        // One alone is the cause only where the others are unmoved: chance picks one out of few requests.
+        if let [name] = affected.names.as_slice()
+            && let Some(index) = series.replica_names.iter().position(|other| other == name)
+            && series
+                .ttft
+                .recent
+                .ratio_without(index, at, &series.ttft.hours)
+                .is_none_or(|ratio| ratio >= UNMOVED)
+        {
+            affected.judged = 0;
+        }
+        affected
     }
 
     /// By their own tails over days, less strictly: the series is known to drift.
@@ -209,128 +345,11 @@ impl Affected {
             (all >= 1.0).then_some(bad >= 1.0 && bad >= share * all)
         })
     }
-
-    /// One replica alone is the cause only where the others are unmoved: chance picks one out of few requests.
-    fn confirmed(mut self, series: &mut RouteSeries, at: f64, window: f64) -> Self {
-        let [name] = self.names.as_slice() else { return self };
-        let Some(index) = series.replica_names.iter().position(|other| other == name) else { return self };
-        let others = series.ttft.recent.ratio_without(index, at - window, at, &series.ttft.hours);
-        if others.is_none_or(|ratio| ratio >= UNMOVED) {
-            self.judged = 0;
-        }
-        self
-    }
-}
-
-/// `onset`: when it began, at the earliest.
-fn symptoms(series: &mut RouteSeries, at: f64, onset: f64, affected: &Affected) -> Symptoms {
-    Symptoms {
-        replicas: affected.judged,
-        affected: affected.names.len(),
-        has_slow_replica: series.active.count(Kind::ReplicaSlow) == 1,
-        onset_after_revision: series.predecessor.as_ref().map(|_| onset - series.first_seen),
-        load: series.ttft.recent.load_ratio(at, &series.ttft.hours),
-        itl: series.itl.ratio(at),
-        ..Symptoms::default()
-    }
-}
-
-/// Diagnoses what lasts anew, by the signals of now against those before it began.
-pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
-    let lasting: Vec<(usize, Kind, f64)> = series
-        .active
-        .entries()
-        .iter()
-        .enumerate()
-        .filter(|(_, active)| active.finding.kind.has_signals() && active.finding.at < at)
-        .map(|(index, active)| (index, active.finding.kind, active.finding.at))
-        .collect();
-    for (index, kind, found_at) in lasting {
-        let affected = match kind {
-            Kind::ItlShift | Kind::ItlJitter => Affected::default(),
-            _ => Affected::now(series, MIN_RISE.ln()).confirmed(series, at, CONFIRMING_WINDOW),
-        };
-        let mut symptoms = symptoms(series, at, kind.onset(found_at), &affected);
-        let Some(active) = series.active.entries_mut().get_mut(index) else { continue };
-        symptoms.changes = series.signals.changes_from(&active.before, minute_of(at));
-        active.finding.causes.revise(symptoms.diagnose(kind));
-    }
 }
 
 fn minute_of(at: f64) -> i64 {
     (at / 60.0).floor() as i64
 }
 
-/// A finding about one replica.
-fn of_replica(
-    series: &RouteSeries,
-    at: f64,
-    kind: Kind,
-    replica: usize,
-    evidence: Evidence,
-) -> ActiveFinding {
-    let name = series.replica_names.get(replica).cloned();
-    let affected = Affected { judged: series.replicas.len(), names: name.clone().into_iter().collect() };
-    let symptoms = Symptoms { replicas: affected.judged, affected: 1, ..Symptoms::default() };
-    let mut found = finding(series, at, kind, &symptoms, evidence, affected);
-    found.finding.series.replica = name;
-    found
-}
-
-fn finding(
-    series: &RouteSeries,
-    at: f64,
-    kind: Kind,
-    symptoms: &Symptoms,
-    evidence: Evidence,
-    affected: Affected,
-) -> ActiveFinding {
-    let before = series.signals.before(minute_of(at) - kind.began_before());
-    let changes = series.signals.changes_from(&before, minute_of(at));
-    let mut evidence = evidence;
-    if affected.judged > 0 {
-        evidence = evidence
-            .with("replicas_judged", affected.judged as f64)
-            .with("replicas", Fact::Names(affected.names));
-    }
-    if let Some(before) = &series.predecessor {
-        evidence =
-            evidence.with("revision_before", &**before).with("revision_age_seconds", at - series.first_seen);
-    }
-    let series = SeriesName {
-        route: Arc::clone(&series.route),
-        revision: Arc::clone(&series.revision),
-        replica: None,
-    };
-    let causes = Symptoms { changes, ..symptoms.clone() }.diagnose(kind);
-    let finding = Finding { at, kind, series, causes, evidence: evidence.0, is_acknowledged: false };
-    ActiveFinding { finding, last_seen: at, before, bound: None }
-}
-
-impl Kind {
-    /// Whether the signals of the last hours speak of it.
-    fn has_signals(self) -> bool {
-        !self.is_of_days() && !matches!(self, Self::AvailabilityBurn | Self::ReplicaSlow)
-    }
-
-    /// When what is found at `at` began, at the earliest.
-    fn onset(self, at: f64) -> f64 {
-        at - self.began_before() as f64 * 60.0
-    }
-
-    /// Minutes before it is found, in which it may have begun.
-    fn began_before(self) -> i64 {
-        match self {
-            Self::TtftShift | Self::ItlShift | Self::ItlJitter => 130,
-            _ => 10,
-        }
-    }
-}
-
-/// Ratio of a replica's median to its usual one, within minutes and for an hour.
-const MIN_RISE: f64 = 1.3;
-const MIN_RISE_FOR_AN_HOUR: f64 = 1.2;
-/// A median below this ratio has not moved.
-const UNMOVED: f64 = 1.2;
-/// Seconds over which the other replicas are compared.
-const CONFIRMING_WINDOW: f64 = 300.0;
+/// Minutes before a finding that are not taken for the time before.
+const GAP: i64 = 10;

@@ -6,27 +6,28 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::active::ActiveFinding;
-use super::availability::{BurnWindows, HoursOfDay};
 use super::blocks::{BlockHistory, PARTS};
-use super::cause::{Case, Causes, SavedCause};
-use super::finding::{Fact, Finding, Kind, SeriesName};
+use super::burn::{BadRequests, HoursOfDay};
+use super::finding::{Fact, Finding, SeriesName};
 use super::hours::{HourHistory, HourSummary, hour_index};
+use super::kind::Kind;
 use super::mute::Mute;
 use super::replicas::ReplicaHistory;
 use super::series::RouteSeries;
-use super::signals::Snapshot;
 use super::slow::TailBound;
 use super::{Detectors, Settings};
-use crate::stats::{Counts, Histogram};
+use crate::diagnosis::{Case, Causes, Onset, SavedCause, Snapshot};
+use crate::stats::Counts;
 
 /// Baselines of all series.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Saved {
+    #[serde(deserialize_with = "known_version")]
     version: u32,
     /// Seconds; other blocks are other baselines.
     block: f64,
@@ -52,7 +53,7 @@ struct SavedSeries {
     #[serde(default)]
     predecessor: Option<String>,
     #[serde(default)]
-    burn: BurnWindows,
+    burn: BadRequests<60>,
     #[serde(default)]
     hours_of_day: HoursOfDay,
     #[serde(default)]
@@ -66,9 +67,11 @@ struct SavedFinding {
     kind: Kind,
     replica: Option<String>,
     cause: Option<SavedCause>,
-    evidence: Vec<(String, SavedFact)>,
+    evidence: Vec<(Cow<'static, str>, Fact)>,
     acknowledged: bool,
     before: Snapshot,
+    #[serde(default)]
+    onset: Option<Onset>,
     bound: Option<TailBound>,
 }
 
@@ -77,38 +80,13 @@ struct SavedReplica {
     name: String,
     parts: Vec<SavedPart>,
     usual: Vec<(f64, f64)>,
+    /// Whether those compare the same work.
+    #[serde(default)]
+    usual_by_work: bool,
 }
 
-/// Index of a part, and its buckets: lower edge in microseconds (in version 1 the number of the bin), and count.
+/// Index of a part, and its buckets: lower edge in microseconds and count.
 type SavedPart = (i64, Vec<(u32, u32)>);
-
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(untagged)]
-enum SavedFact {
-    Number(f64),
-    Word(String),
-    Names(Vec<String>),
-}
-
-impl From<&Fact> for SavedFact {
-    fn from(fact: &Fact) -> Self {
-        match fact {
-            Fact::Number(number) => Self::Number(*number),
-            Fact::Word(word) => Self::Word(word.to_string()),
-            Fact::Names(names) => Self::Names(names.iter().map(ToString::to_string).collect()),
-        }
-    }
-}
-
-impl From<&SavedFact> for Fact {
-    fn from(saved: &SavedFact) -> Self {
-        match saved {
-            SavedFact::Number(number) => Self::Number(*number),
-            SavedFact::Word(word) => Self::Word(word.as_str().into()),
-            SavedFact::Names(names) => Self::Names(names.iter().map(|name| name.as_str().into()).collect()),
-        }
-    }
-}
 
 impl Detectors {
     /// What is worth keeping over a restart.
@@ -131,7 +109,7 @@ impl Detectors {
                 .map(|(name, replica)| save_replica(name, replica))
                 .collect(),
             predecessor: series.predecessor.as_deref().map(str::to_owned),
-            burn: series.burn.clone(),
+            burn: series.failed.clone(),
             hours_of_day: series.hours_of_day.clone(),
             findings: series.active.entries().iter().map(save_finding).collect(),
         });
@@ -146,11 +124,11 @@ impl Detectors {
     /// Takes up what was saved, before anything is observed; returns the number of series. `now` bounds what is believed:
     /// a clock that ran ahead must not freeze a series.
     pub fn restore(&mut self, saved: Saved, now: f64) -> usize {
-        let is_ours = (1..=VERSION).contains(&saved.version) && saved.block == self.settings.block;
+        let is_ours = saved.block == self.settings.block;
         if !is_ours || !self.series.is_empty() {
             return 0;
         }
-        let file = File { version: saved.version, now, latest: self.latest_part(now) };
+        let file = File { now, latest: self.latest_part(now) };
         for saved in saved.series.iter().take(self.settings.max_series) {
             let series = file.restore_series(saved, &self.settings);
             self.insert(series);
@@ -159,9 +137,16 @@ impl Detectors {
     }
 }
 
-/// How to read a file, and what to believe of it.
+/// A file of another version is not believed: it is kept aside.
+fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    match u32::deserialize(from)? {
+        VERSION => Ok(VERSION),
+        other => Err(D::Error::custom(format!("version {other} of drift's state, not {VERSION}"))),
+    }
+}
+
+/// What to believe of a file.
 struct File {
-    version: u32,
     now: f64,
     /// Index of the first part that lies in the future.
     latest: i64,
@@ -175,7 +160,7 @@ impl File {
         self.restore_blocks(&mut series.ttft.blocks, &saved.ttft);
         self.restore_blocks(&mut series.prompts, &saved.prompts);
         series.predecessor = saved.predecessor.as_deref().map(Arc::from);
-        series.burn = saved.burn.clone().up_to(now);
+        series.failed = saved.burn.clone().up_to(now);
         series.hours_of_day = saved.hours_of_day.clone().up_to(now);
         let findings = saved.findings.iter().take(MAX_FINDINGS);
         series.active.restore(findings.map(|finding| self.restore_finding(saved, finding)).collect());
@@ -186,15 +171,14 @@ impl File {
             let index = series.replica_index(&saved.name, settings);
             if let Some(replica) = series.replicas.get_mut(index) {
                 self.restore_blocks(&mut replica.blocks, &saved.parts);
-                replica.restore_usual(&saved.usual);
+                replica.restore_usual(&saved.usual, saved.usual_by_work);
             }
         }
         series
     }
 
     fn restore_finding(&self, series: &SavedSeries, saved: &SavedFinding) -> ActiveFinding {
-        let first = saved.cause.map(|known| Case::new(known.cause, known.grounds));
-        let evidence = saved.evidence.iter().map(|(name, fact)| (Cow::Owned(name.clone()), fact.into()));
+        let first = saved.cause.map(|known| Case::new(known.cause, known.tier));
         let finding = Finding {
             at: saved.at.min(self.now),
             kind: saved.kind,
@@ -204,43 +188,26 @@ impl File {
                 replica: saved.replica.as_deref().map(Arc::from),
             },
             causes: Causes { first, runner_up: None },
-            evidence: evidence.collect(),
+            evidence: saved.evidence.clone(),
             is_acknowledged: saved.acknowledged,
         };
-        let bound = saved.bound.map(|bound| match self.version {
-            1 => TailBound { from: (edge_of_bin(f64::from(bound.from)) * 1e6) as u32, ..bound },
-            _ => bound,
-        });
         let last_seen = saved.last_seen.min(self.now);
-        ActiveFinding { finding, last_seen, before: saved.before.clone(), bound }
+        ActiveFinding {
+            finding,
+            last_seen,
+            before: saved.before.clone(),
+            onset: saved.onset,
+            bound: saved.bound,
+        }
     }
 
     fn restore_blocks(&self, blocks: &mut BlockHistory, parts: &[SavedPart]) {
         for (index, buckets) in parts.iter().filter(|(index, _)| (0..self.latest).contains(index)) {
-            let part = if self.version == 1 { of_bins(buckets) } else { Counts::restore(buckets) };
-            if let Some(part) = part {
+            if let Some(part) = Counts::restore(buckets) {
                 blocks.restore(*index, part);
             }
         }
     }
-}
-
-/// Counts of bins as version 1 had them, spread evenly over each; `None` where none is known or they are out of order.
-fn of_bins(bins: &[(u32, u32)]) -> Option<Counts> {
-    let mut histogram = Histogram::default();
-    for (bin, count) in bins.iter().filter(|(bin, _)| *bin < BINS) {
-        for quarter in 0..4_u32 {
-            let middle = edge_of_bin(f64::from(*bin) + (f64::from(quarter) + 0.5) / 4.0);
-            histogram.add(Duration::from_secs_f64(middle), count.saturating_add(quarter) / 4);
-        }
-    }
-    let is_valid = bins.is_sorted_by(|a, b| a.0 < b.0) && histogram.count() > 0;
-    is_valid.then(|| histogram.take().coarse())
-}
-
-/// Lower edge of a bin of version 1, in seconds: 20 to an octave, from 10 microseconds on.
-fn edge_of_bin(bin: f64) -> f64 {
-    1e-5 * (bin / 20.0).exp2()
 }
 
 fn save_finding(active: &ActiveFinding) -> SavedFinding {
@@ -250,14 +217,11 @@ fn save_finding(active: &ActiveFinding) -> SavedFinding {
         last_seen: active.last_seen,
         kind: finding.kind,
         replica: finding.series.replica.as_deref().map(str::to_owned),
-        cause: finding
-            .causes
-            .first
-            .as_ref()
-            .map(|case| SavedCause { cause: case.cause, grounds: case.grounds }),
-        evidence: finding.evidence.iter().map(|(name, fact)| (name.to_string(), fact.into())).collect(),
+        cause: finding.causes.first.as_ref().map(|case| SavedCause { cause: case.cause, tier: case.tier }),
+        evidence: finding.evidence.clone(),
         acknowledged: finding.is_acknowledged,
         before: active.before.clone(),
+        onset: active.onset,
         bound: active.bound,
     }
 }
@@ -273,16 +237,11 @@ fn save_blocks(blocks: &BlockHistory) -> Vec<SavedPart> {
 }
 
 fn save_replica(name: &str, replica: &ReplicaHistory) -> SavedReplica {
-    SavedReplica {
-        name: name.to_owned(),
-        parts: save_blocks(&replica.blocks),
-        usual: replica.usual().collect(),
-    }
+    let (usual, usual_by_work) = replica.usual();
+    SavedReplica { name: name.to_owned(), parts: save_blocks(&replica.blocks), usual, usual_by_work }
 }
 
 const VERSION: u32 = 2;
-/// Bins of version 1.
-const BINS: u32 = 560;
 /// Findings of a series that are believed: one of each kind, and one for each replica.
 const MAX_FINDINGS: usize = 128;
 
@@ -308,6 +267,7 @@ mod tests {
                 itl: Some(0.02),
                 prompt: None,
                 predicted: None,
+                pace: 1.0,
                 ttft_bound: None,
                 outcome: Outcome::Ok,
             };
@@ -355,8 +315,8 @@ mod tests {
             format!("{{\"index\":{index},\"count\":9,\"median\":-3,\"center\":-3,\"p90\":-2,\"spread\":0.4}}")
         };
         let text = format!(
-            "{{\"version\":1,\"block\":86400,\"series\":[{{\"route\":\"chat\",\"revision\":\"r1\",\"first_seen\":1e30,\
-             \"last_seen\":0,\"ttft\":[[1,[[60000,3]]],[2,[[5,1],[4,1]]],[9223372036854775807,[[5,1]]],[-9,[[5,1]]]],\
+            "{{\"version\":2,\"block\":86400,\"series\":[{{\"route\":\"chat\",\"revision\":\"r1\",\"first_seen\":1e30,\
+             \"last_seen\":0,\"ttft\":[[1,[]],[2,[[5,1],[4,1]]],[9223372036854775807,[[5,1]]],[-9,[[5,1]]]],\
              \"ttft_hours\":[{},{}],\"residual\":[],\"itl\":[],\"itl_hours\":[],\"replicas\":[]}}]}}",
             hour(3),
             hour(i64::MAX)
@@ -369,19 +329,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_version_1_keeps_its_distributions() {
-        let mut before = Detectors::new(Settings::default());
-        run(&mut before, 0.0, 2.0 * DAY, 1.0);
-        let mut old = before.save();
-        // Bin 277 begins at 0.148 s.
-        (old.version, old.series[0].ttft) = (1, vec![(3, vec![(240, 30), (277, 7), (300, 3)])]);
-        let mut after = Detectors::new(Settings::default());
-        assert_eq!(after.restore(old, 2.0 * DAY), 1);
-        let parts: Vec<_> = after.series[0].ttft.blocks.parts().collect();
-        let [(3, part)] = parts[..] else { panic!("one part") };
-        assert_eq!((part.count(), part.count_from(130_000)), (40, 10));
-        let in_bin = 1e-5 * (240.5_f64 / 20.0).exp2();
-        assert!((part.ln_quantile(0.4).unwrap().exp() / in_bin - 1.0).abs() < 0.02);
+    fn a_file_of_another_version_is_not_read() {
+        let error = serde_json::from_str::<Saved>(r#"{"version":1,"block":86400,"series":[]}"#).unwrap_err();
+        assert!(error.to_string().contains("version 1 of drift's state, not 2"), "{error}");
     }
 
     #[test]

@@ -7,15 +7,14 @@ use std::sync::Arc;
 
 use super::Settings;
 use super::active::ActiveFindings;
-use super::availability::{BurnWindows, HoursOfDay};
 use super::blocks::BlockHistory;
-use super::finding::Kind;
+use super::burn::{BadRequests, HoursOfDay};
 use super::hours::HourHistory;
+use super::kind::{Kind, Subject};
 use super::observation::Observation;
 use super::recent::RecentWindow;
 use super::replicas::ReplicaHistory;
-use super::signals::SignalHistory;
-use super::slo::SloSlots;
+use crate::diagnosis::SignalHistory;
 
 /// A series and all that is known of it.
 #[derive(Clone, Debug)]
@@ -30,8 +29,10 @@ pub(super) struct RouteSeries {
     /// Lengths of prompts, in thousands of tokens.
     pub(super) prompts: BlockHistory,
     pub(super) itl: Measure,
-    pub(super) slo: SloSlots,
-    pub(super) burn: BurnWindows,
+    /// First tokens, and those over their bound.
+    pub(super) late: BadRequests<10>,
+    /// Requests, and those that failed.
+    pub(super) failed: BadRequests<60>,
     pub(super) hours_of_day: HoursOfDay,
     pub(super) signals: SignalHistory,
     pub(super) replica_names: Vec<Arc<str>>,
@@ -47,11 +48,13 @@ pub(super) struct Measure {
     pub(super) blocks: BlockHistory,
     pub(super) hours: HourHistory,
     pub(super) recent: RecentWindow,
+    /// The last hour whose shift was judged.
+    pub(super) judged: Option<i64>,
 }
 
 impl Measure {
     pub(super) fn new(blocks: BlockHistory) -> Self {
-        Self { blocks, hours: HourHistory::default(), recent: RecentWindow::default() }
+        Self { blocks, hours: HourHistory::default(), recent: RecentWindow::default(), judged: None }
     }
 
     /// Inherits the baselines and not the last minutes.
@@ -81,8 +84,6 @@ pub(super) struct JudgedUntil {
     pub(super) minute: Option<i64>,
     pub(super) quarter: Option<i64>,
     pub(super) hour: Option<i64>,
-    pub(super) ttft_hour: Option<i64>,
-    pub(super) itl_hour: Option<i64>,
     pub(super) part: Option<i64>,
 }
 
@@ -97,8 +98,8 @@ impl RouteSeries {
             ttft: Measure::new(settings.blocks()),
             prompts: settings.blocks(),
             itl: Measure::new(settings.blocks()),
-            slo: SloSlots::default(),
-            burn: BurnWindows::default(),
+            late: BadRequests::default(),
+            failed: BadRequests::default(),
             hours_of_day: HoursOfDay::default(),
             signals: SignalHistory::default(),
             replica_names: Vec::new(),
@@ -120,13 +121,17 @@ impl RouteSeries {
         }
     }
 
+    pub(super) fn measure(&mut self, subject: Subject) -> &mut Measure {
+        if subject == Subject::Itl { &mut self.itl } else { &mut self.ttft }
+    }
+
     /// Takes one request.
     pub(super) fn observe(&mut self, observation: &Observation<'_>, settings: &Settings) {
         let at = observation.at;
         self.last_seen = at;
         let replica = self.replica_index(observation.replica, settings);
         if let Some(is_bad) = observation.is_bad() {
-            self.burn.add(at, is_bad);
+            self.failed.add(at, is_bad);
             self.hours_of_day.add(at, is_bad);
             if let Some(replica) = self.replicas.get_mut(replica) {
                 replica.recent_requests += 1.0;
@@ -140,12 +145,18 @@ impl RouteSeries {
             self.prompts.add(at, prompt / 1000.0);
         }
         let Some(ttft) = observation.ttft else { return };
-        self.ttft.add(at, ttft, replica, observation.predicted);
+        let scale = observation.scale();
+        self.ttft.add(
+            at,
+            scale * ttft,
+            replica,
+            observation.residual().map(|residual| scale * ttft / residual),
+        );
         if let Some(replica) = self.replicas.get_mut(replica) {
-            replica.add(at, ttft);
+            replica.add(at, scale * ttft, observation.residual());
         }
-        if let Some(bound) = observation.ttft_bound {
-            self.slo.add(at, ttft, bound);
+        if let Some((bound, _)) = observation.ttft_bound {
+            self.late.add(at, ttft > bound);
         }
     }
 
@@ -167,16 +178,16 @@ impl RouteSeries {
 
     /// What a finding of this kind compares with is forgotten: what is now becomes usual.
     pub(super) fn forget_baseline(&mut self, kind: Kind, settings: &Settings) {
-        match kind {
-            Kind::TtftTailDrift | Kind::TtftDrift | Kind::TtftDoubled | Kind::TtftShift => {
+        match (kind, kind.row().subject) {
+            (Kind::TtftP99OverSlo, _) => self.late = BadRequests::default(),
+            (Kind::ReplicaSlow, _) => self.replicas.iter_mut().for_each(ReplicaHistory::reset),
+            (Kind::AvailabilityHour, _) => self.hours_of_day = HoursOfDay::default(),
+            (_, Subject::Availability) => self.failed = BadRequests::default(),
+            (_, Subject::Itl) => self.itl = Measure::new(settings.blocks()),
+            (_, Subject::Ttft) => {
                 self.ttft = Measure::new(settings.blocks());
                 self.replicas.iter_mut().for_each(|replica| replica.blocks = settings.blocks());
             }
-            Kind::ItlDrift | Kind::ItlShift | Kind::ItlJitter => self.itl = Measure::new(settings.blocks()),
-            Kind::TtftP99OverSlo => self.slo = SloSlots::default(),
-            Kind::AvailabilityBurn => self.burn = BurnWindows::default(),
-            Kind::AvailabilityHour => self.hours_of_day = HoursOfDay::default(),
-            Kind::ReplicaSlow => self.replicas.iter_mut().for_each(ReplicaHistory::reset),
         }
     }
 

@@ -4,7 +4,8 @@
 //! doubling and too quick for a drift over days.
 
 use super::hours::{HourBaseline, HourHistory, HourSummary};
-use super::thresholds::Threshold;
+use super::table::{BASELINE_GAP, StepRow};
+use crate::diagnosis::table::UNMOVED;
 use crate::stats::{MEDIAN_ERROR, P90_ERROR};
 
 /// Two hours above their baseline.
@@ -29,7 +30,7 @@ pub(super) enum ShiftedPart {
 }
 
 /// Judges the last two closed hours. The baseline needs a day; a new revision inherits one.
-pub(super) fn judge(hours: &HourHistory, threshold: &Threshold) -> Option<Shift> {
+pub(super) fn judge(hours: &HourHistory, row: &StepRow) -> Option<Shift> {
     let mut latest = hours.past().rev();
     let (last, before) = (latest.next()?, latest.next()?);
     if last.index != before.index + 1 || !hours.has_a_day() {
@@ -38,11 +39,11 @@ pub(super) fn judge(hours: &HourHistory, threshold: &Threshold) -> Option<Shift>
     let (last, before) = (Comparison::of(hours, last)?, Comparison::of(hours, before)?);
     let exceeds = |excess: &Excess| {
         let delta = excess.now.exp() - excess.baseline.exp();
-        threshold.is_exceeded(excess.ln_ratio(), excess.error, delta)
+        row.is_exceeded(excess.ln_ratio(), excess.error, delta)
     };
     let (part, excess) = if exceeds(&last.median) && exceeds(&before.median) {
         (ShiftedPart::Median, last.median)
-    } else if exceeds(&last.p90) && exceeds(&before.p90) && last.median.ln_ratio().abs() < MAX_FLAT_MEDIAN {
+    } else if exceeds(&last.p90) && exceeds(&before.p90) && last.median.ln_ratio().abs() < UNMOVED.ln() {
         (ShiftedPart::Tail, last.p90)
     } else {
         return None;
@@ -52,9 +53,9 @@ pub(super) fn judge(hours: &HourHistory, threshold: &Threshold) -> Option<Shift>
 }
 
 /// Whether a shift that was found goes on.
-pub(super) fn goes_on(hours: &HourHistory, threshold: &Threshold) -> bool {
+pub(super) fn goes_on(hours: &HourHistory, row: &StepRow) -> bool {
     let last = hours.last().and_then(|hour| Comparison::of(hours, hour));
-    last.is_some_and(|last| last.median.ln_ratio().max(last.p90.ln_ratio()) >= threshold.clear_ratio.ln())
+    last.is_some_and(|last| last.median.ln_ratio().max(last.p90.ln_ratio()) >= row.clear.ln())
 }
 
 /// An hour against its baseline.
@@ -102,14 +103,9 @@ impl Excess {
     }
 }
 
-/// Hours between the judged hour and its baseline: a shift must not be part of what it is compared with.
-const BASELINE_GAP: i64 = 4;
-/// The median counts as unmoved within this (logarithm).
-const MAX_FLAT_MEDIAN: f64 = 0.15;
-
 #[cfg(test)]
 mod tests {
-    use super::super::thresholds::TTFT_SHIFT;
+    use super::super::table::TTFT_HOURS;
     use super::*;
 
     fn hours(value: impl Fn(u32) -> f64) -> Option<Shift> {
@@ -121,7 +117,7 @@ mod tests {
             });
         }
         hours.advance(3.0 * 86_400.0);
-        judge(&hours, &TTFT_SHIFT)
+        judge(&hours, &TTFT_HOURS)
     }
 
     #[test]

@@ -49,8 +49,7 @@ pub(super) struct SlowDrift {
 /// A tail that was found to grow: what it is held against until it is back.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct TailBound {
-    /// Microseconds from which requests are counted; in files of version 1 the number of a bin.
-    #[serde(alias = "bin")]
+    /// Microseconds from which requests are counted.
     pub(super) from: u32,
     /// Their share in the baseline.
     pub(super) share: f64,
@@ -247,7 +246,7 @@ const MIN_EXPECTED: f64 = 5.0;
 
 #[cfg(test)]
 mod tests {
-    use super::super::thresholds::SLOW_SCORE;
+    use super::super::table::SLOW_SCORE;
     use super::*;
 
     const SETUP: SlowSetup = SlowSetup { from: 35, to: 7, min_score: SLOW_SCORE };

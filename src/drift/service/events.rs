@@ -119,8 +119,8 @@ fn fill(event: &mut SdkLogRecord, finding: &Finding, severity: Severity, at: f64
 fn value(fact: &Fact) -> AnyValue {
     match fact {
         Fact::Number(number) => (*number).into(),
-        Fact::Word(word) => word.to_string().into(),
-        Fact::Names(names) => names.iter().map(|name| AnyValue::from(name.to_string())).collect(),
+        Fact::Word(word) => word.clone().into(),
+        Fact::Names(names) => names.iter().map(|name| AnyValue::from(name.clone())).collect(),
     }
 }
 
@@ -135,7 +135,8 @@ const MAX_QUEUED: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drift::detectors::{Causes, Kind, SeriesName};
+    use crate::diagnosis::Causes;
+    use crate::drift::detectors::{Kind, SeriesName};
 
     #[test]
     fn a_finding_becomes_an_event_with_its_evidence() {

@@ -2,7 +2,8 @@
 //!
 //! Called after the response is out; costs a few reference counts and a `try_send`. What does not fit is dropped and counted.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -10,11 +11,10 @@ use super::board::Board;
 use super::orders::{Busy, Order};
 use crate::clock::{Clock, Stamp};
 use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName};
-use crate::fleet::status::ReplicaStatus;
 use crate::observe::Tap;
 use crate::observe::metrics::Metrics;
 use crate::observe::stages::{Stage, StageTimes, stages};
-use crate::record::{Outcome, Record};
+use crate::record::{Outcome, Record, SloBounds};
 
 /// Hands records over.
 pub struct Feed {
@@ -22,7 +22,6 @@ pub struct Feed {
     board: Arc<Board>,
     clock: Clock,
     metrics: Arc<Metrics>,
-    fleet: Arc<OnceLock<FleetSource>>,
 }
 
 #[expect(
@@ -47,7 +46,8 @@ pub(super) struct EndedRequest {
     pub(super) ttft: Option<f64>,
     pub(super) itl: Option<f64>,
     predicted: Option<f64>,
-    ttft_bound: Option<f64>,
+    pace: f64,
+    ttft_bound: Option<(f64, f64)>,
     /// Seconds by stage before the first token.
     pub(super) stages: [Option<f64>; STAGES.len()],
     /// Prompt tokens, by the engine or estimated.
@@ -58,9 +58,6 @@ pub(super) struct EndedRequest {
     outcome: Outcome,
 }
 
-/// Reads the state of all replicas.
-pub(super) type FleetSource = Box<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>;
-
 impl Feed {
     pub(super) fn new(
         sender: mpsc::Sender<FeedMessage>,
@@ -68,16 +65,7 @@ impl Feed {
         clock: Clock,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { sender, board, clock, metrics, fleet: Arc::default() }
-    }
-
-    /// Sets where the state of replicas is read; without it diagnosis goes by requests alone. Only the first has effect.
-    pub fn set_fleet(&self, fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static) {
-        let _ = self.fleet.set(Box::new(fleet));
-    }
-
-    pub(super) fn fleet(&self) -> Arc<OnceLock<FleetSource>> {
-        Arc::clone(&self.fleet)
+        Self { sender, board, clock, metrics }
     }
 
     /// Findings, for the admin API.
@@ -148,10 +136,15 @@ impl Tap for Feed {
 
 impl EndedRequest {
     fn of(record: &Record, clock: Clock) -> Self {
-        let seconds = |span: std::time::Duration| span.as_secs_f64();
+        let seconds = |span: Duration| span.as_secs_f64();
         // The first answers of a process that has just become warm tell of its start (`cold_starts`), not of its speed.
         let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
-        let is_answered = record.ttft().is_some() && !is_cold;
+        let predicted = record.decision.as_ref().and_then(|d| d.predicted_ttft).map(seconds);
+        let whole = answer_in_one_piece(record).map(seconds);
+        let output = record.tokens.output.map(|tokens| tokens.0 as f64);
+        let has_tokens = output.is_some_and(|tokens| tokens > 0.0);
+        let ttft = record.ttft().map(seconds).or(whole.filter(|_| !has_tokens)).filter(|_| !is_cold);
+        let is_answered = (record.ttft().is_some() || whole.is_some()) && !is_cold;
         let times = if is_answered { stages(record) } else { StageTimes::default() };
         let of = |stage| times.iter().find(|time| time.stage == stage).map(|time| seconds(time.duration));
         let gaps = record.content_events.saturating_sub(1);
@@ -160,17 +153,24 @@ impl EndedRequest {
             let span = record.at.last_token?.since(record.at.first_token?);
             (gaps > 0).then(|| span.as_secs_f64() / gaps as f64)
         };
+        // Of an answer in one piece what is beyond the predicted first token.
+        let per_token = || {
+            let rest = whole? - predicted.unwrap_or(0.0);
+            output.filter(|tokens| *tokens > 0.0 && rest > 0.0).map(|tokens| rest / tokens)
+        };
+        let SloBounds { ttft: bound, ttft_base, .. } = record.slo;
         Self {
             at: self::seconds(clock, record.at.end),
             route: Arc::clone(&record.route),
             served: record.served().map(|s| (Arc::clone(&s.revision), Arc::clone(&s.replica))),
-            ttft: record.ttft().filter(|_| !is_cold).map(seconds),
-            itl: record.tpot().map(seconds).or_else(mean_gap),
-            predicted: record.decision.as_ref().and_then(|d| d.predicted_ttft).map(seconds),
-            ttft_bound: record.slo.ttft.map(seconds),
+            ttft,
+            itl: record.tpot().map(seconds).or_else(mean_gap).or_else(per_token),
+            predicted,
+            pace: record.decision.as_ref().map_or(1.0, |decision| decision.pace),
+            ttft_bound: bound.map(|bound| (seconds(bound), seconds(ttft_base.unwrap_or(bound)))),
             stages: STAGES.map(|stage| if is_answered { Some(of(stage).unwrap_or(0.0)) } else { None }),
             prompt: Some(record.tokens.input.unwrap_or(record.estimated_input).0 as f64).filter(|n| *n > 0.0),
-            output: record.tokens.output.map(|tokens| tokens.0 as f64),
+            output,
             cached: record.tokens.input.zip(record.tokens.cached).map(|(a, b)| (a.0 as f64, b.0 as f64)),
             // Refused by its tenant's own limits, it says as little of the route as a client's error.
             outcome: if record.is_over_own_limit() { Outcome::ClientError } else { record.outcome },
@@ -195,10 +195,17 @@ impl EndedRequest {
             itl: self.itl,
             prompt: self.prompt,
             predicted: self.predicted,
+            pace: self.pace,
             ttft_bound: self.ttft_bound,
             outcome: self.outcome,
         }
     }
+}
+
+/// From the last byte of the request to the end of a good answer that was no stream.
+fn answer_in_one_piece(record: &Record) -> Option<Duration> {
+    let is_whole = record.outcome == Outcome::Ok && record.at.first_token.is_none() && !record.is_stream;
+    Some(record.at.end.since(record.at.read.filter(|_| is_whole)?))
 }
 
 /// Stages before the first token, in the order of `Signals`: in the gateway, on the way, at the engine.
@@ -209,4 +216,30 @@ pub(super) const STAGES: [Stage; 5] =
 pub(super) fn seconds(clock: Clock, stamp: Stamp) -> f64 {
     let since = clock.wall(stamp).duration_since(std::time::UNIX_EPOCH);
     since.map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::fixture;
+    use crate::units::Tokens;
+
+    #[test]
+    fn an_answer_in_one_piece_is_timed_by_its_end_or_by_its_tokens() {
+        let mut whole = fixture::stream();
+        whole.is_stream = false;
+        (whole.at.first_token, whole.at.last_token) = (None, None);
+        let observed = |record: &Record| {
+            let request = EndedRequest::of(record, Clock::start());
+            (request.ttft.map(|s| (s * 1e3).round()), request.itl.map(|s| (s * 1e3).round()))
+        };
+        // 1,290 ms from its last byte, 150 of them predicted for the first of 21 tokens.
+        assert_eq!(observed(&whole), (None, Some(54.0)));
+        whole.tokens.output = None;
+        assert_eq!(observed(&whole), (Some(1290.0), None));
+        whole.tokens.output = Some(Tokens(0));
+        assert_eq!(observed(&whole), (Some(1290.0), None));
+        whole.outcome = Outcome::Failed;
+        assert_eq!(observed(&whole), (None, None));
+    }
 }

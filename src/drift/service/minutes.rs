@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::feed::{EndedRequest, STAGES};
 use crate::config::MAX_REPLICAS;
-use crate::drift::detectors::{SeriesName, Signals};
+use crate::diagnosis::Signals;
+use crate::drift::detectors::SeriesName;
 use crate::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
 use crate::stats::lower_quantile;
 

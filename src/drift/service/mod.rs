@@ -14,7 +14,7 @@ mod told;
 mod webhook;
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use self::board::{Board, Found};
 pub use self::events::FindingEvents;
 pub use self::feed::Feed;
-use self::feed::{EndedRequest, FeedMessage, FleetSource};
+use self::feed::{EndedRequest, FeedMessage};
 use self::minutes::MinuteSignals;
 pub use self::orders::Busy;
 use self::orders::Order;
@@ -31,6 +31,7 @@ use self::webhook::Webhook;
 use super::detectors::{Detectors, Finding, Saved, Settings, put_mute};
 use crate::clock::Clock;
 use crate::config::Drift;
+use crate::fleet::status::FleetView;
 use crate::observe::Surroundings;
 use crate::observe::metrics::Metrics;
 use crate::observe::otlp::{Collector, CollectorError};
@@ -71,7 +72,7 @@ pub fn start(
     let feed = Feed::new(sender, Arc::clone(&board), clock, Arc::clone(metrics));
     let service = DriftService {
         minutes: MinuteSignals::default(),
-        fleet: feed.fleet(),
+        fleet: around.fleet.clone(),
         detectors: Detectors::new(Settings::from(config)),
         board,
         told: Told::new(Arc::clone(metrics), webhook, events),
@@ -89,7 +90,7 @@ pub fn start(
 struct DriftService {
     detectors: Detectors,
     minutes: MinuteSignals,
-    fleet: Arc<OnceLock<FleetSource>>,
+    fleet: FleetView,
     board: Arc<Board>,
     told: Told,
     clock: Clock,
@@ -153,7 +154,7 @@ impl DriftService {
 
     fn advance(&mut self) {
         let now = self.now();
-        let fleet = self.fleet.get().map(|fleet| fleet()).unwrap_or_default();
+        let fleet = self.fleet.statuses();
         for (series, signals) in self.minutes.close(now, &fleet) {
             self.detectors.signals(&series, now, &signals);
         }

@@ -1,13 +1,15 @@
 //! Where the replicas of a pool come from, beside the list in the file: DNS, a file, Kubernetes, the admin port.
 //!
 //! Each source is a task that hands whole answers, or failures, to the pool's `roster`: the one pure place that decides who
-//! belongs to the pool. A source that fails keeps what it said last. `membership` makes the pool match.
+//! belongs to the pool. A source that fails keeps what it said last. `membership` hands them over, and `matching` makes the pool match.
 
+pub(in crate::fleet) mod deps;
 mod dns;
 mod file;
 mod file_sd;
+mod hand_over;
 mod kubernetes;
-pub(in crate::fleet) mod means;
+mod matching;
 pub mod membership;
 pub(in crate::fleet) mod report;
 pub mod roster;

@@ -8,7 +8,7 @@ use crate::config::Endpoint;
 use crate::upstream::connect::Connector;
 
 /// The members of a pool, as those see them that report.
-pub(in crate::fleet) trait Roll: Debug + Send + Sync {
+pub(in crate::fleet) trait SourceSink: Debug + Send + Sync {
     /// A source named its replicas.
     fn answered(self: Arc<Self>, kind: SourceKind, targets: Vec<Found>);
 
@@ -25,7 +25,7 @@ pub(in crate::fleet) trait Roll: Debug + Send + Sync {
 /// What a source's task reports to.
 #[derive(Debug)]
 pub(super) struct Report {
-    pub(super) roll: Arc<dyn Roll>,
+    pub(super) sink: Arc<dyn SourceSink>,
     pub(super) kind: SourceKind,
     /// Opens connections to the source.
     pub(super) connector: Connector,
@@ -34,16 +34,16 @@ pub(super) struct Report {
 impl Report {
     /// The whole list, as of now.
     pub(super) fn answered(&self, targets: Vec<Found>) {
-        Arc::clone(&self.roll).answered(self.kind, targets);
+        Arc::clone(&self.sink).answered(self.kind, targets);
     }
 
     /// It did not answer, or what it said makes no sense: the last list stays.
     pub(super) fn failed(&self, error: &str) {
-        self.roll.failed(self.kind, error);
+        self.sink.failed(self.kind, error);
     }
 
     /// It says that there is nothing of the name, which resolvers say too easily.
     pub(super) fn absent(&self, error: &str) {
-        Arc::clone(&self.roll).absent(self.kind, error);
+        Arc::clone(&self.sink).absent(self.kind, error);
     }
 }

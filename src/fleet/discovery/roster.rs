@@ -95,7 +95,7 @@ pub struct SourceState {
 
 /// What operators made of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Away {
+enum Override {
     Drained,
     Removed,
 }
@@ -104,7 +104,7 @@ enum Away {
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
     sources: HashMap<SourceKind, SourceState>,
-    away: HashMap<Endpoint, Away>,
+    overrides: HashMap<Endpoint, Override>,
     added: Vec<ReplicaSpec>,
     /// Names that were given last.
     given: HashMap<Endpoint, Arc<str>>,
@@ -115,7 +115,7 @@ pub(crate) struct Roster {
 
 /// The pool's replicas by all of its sources.
 #[derive(Debug, Default)]
-pub(crate) struct Lineup {
+pub(crate) struct TargetSet {
     pub(crate) members: Vec<Member>,
     /// Replicas that the pool has no room for.
     pub(crate) left_out: usize,
@@ -188,7 +188,7 @@ impl Roster {
 
     /// An operator adds a replica, or lets one that is drained or removed take part again.
     pub(crate) fn add(&mut self, spec: ReplicaSpec, now: Stamp) {
-        self.away.remove(&spec.endpoint);
+        self.overrides.remove(&spec.endpoint);
         let is_known = self.sources.values().any(|state| names(&state.targets, &spec.endpoint));
         if !is_known {
             self.added.push(spec);
@@ -198,7 +198,7 @@ impl Roster {
 
     /// An operator takes a replica's new requests away; it stays listed.
     pub(crate) fn drain(&mut self, endpoint: &Endpoint) {
-        self.away.insert(endpoint.clone(), Away::Drained);
+        self.overrides.insert(endpoint.clone(), Override::Drained);
     }
 
     /// An operator takes a replica out, also where another source still names it.
@@ -206,9 +206,9 @@ impl Roster {
         self.added.retain(|spec| spec.endpoint != *endpoint);
         self.publish_added(now);
         if self.sources.values().any(|state| names(&state.targets, endpoint)) {
-            self.away.insert(endpoint.clone(), Away::Removed);
+            self.overrides.insert(endpoint.clone(), Override::Removed);
         } else {
-            self.away.remove(endpoint);
+            self.overrides.remove(endpoint);
         }
     }
 
@@ -219,39 +219,39 @@ impl Roster {
     }
 
     /// The replicas of the pool.
-    pub(crate) fn lineup(&mut self) -> Lineup {
+    pub(crate) fn target_set(&mut self) -> TargetSet {
         let mut seen: HashSet<&Endpoint> = HashSet::new();
-        let mut lineup = Lineup::default();
+        let mut target_set = TargetSet::default();
         let mut targets = 0;
         for kind in SourceKind::ALL {
             let Some(state) = self.sources.get(&kind) else { continue };
             // Where nobody serves, by the orchestrator's probes, ours decide: under overload all of its probes fail at once.
             let any_serves = state.targets.iter().any(|found| found.is_serving);
             for found in state.targets.iter() {
-                let away = self.away.get(&found.spec.endpoint);
-                if !seen.insert(&found.spec.endpoint) || away == Some(&Away::Removed) {
+                let order = self.overrides.get(&found.spec.endpoint);
+                if !seen.insert(&found.spec.endpoint) || order == Some(&Override::Removed) {
                     continue;
                 }
                 let ranks = ranks_of(self.data_parallel, &self.seen_ranks, &found.spec.endpoint);
                 targets += ranks as usize;
                 if targets > MAX_REPLICAS {
-                    lineup.left_out += 1;
+                    target_set.left_out += 1;
                     continue;
                 }
-                let held = match away {
+                let held = match order {
                     Some(_) => Some(DRAINED),
                     None if any_serves && !found.is_serving => Some(NOT_SERVING),
                     None => None,
                 };
                 let spec = found.spec.clone();
-                lineup.members.push(Member { spec, instance: found.instance.clone(), held, ranks });
+                target_set.members.push(Member { spec, instance: found.instance.clone(), held, ranks });
             }
         }
-        self.given = uniquely_named(&mut lineup.members, &self.given);
+        self.given = uniquely_named(&mut target_set.members, &self.given);
         let seen: HashSet<Endpoint> = seen.into_iter().cloned().collect();
         self.seen_ranks.retain(|endpoint, _| seen.contains(endpoint));
-        self.away.retain(|endpoint, _| seen.contains(endpoint));
-        lineup
+        self.overrides.retain(|endpoint, _| seen.contains(endpoint));
+        target_set
     }
 }
 
@@ -317,7 +317,7 @@ mod tests {
     fn shown(roster: &mut Roster) -> Vec<String> {
         let member =
             |m: &Member| format!("{}@{}{}", m.spec.name, m.spec.endpoint.host, m.held.map_or("", |_| "!"));
-        roster.lineup().members.iter().map(member).collect()
+        roster.target_set().members.iter().map(member).collect()
     }
 
     #[test]
@@ -397,14 +397,17 @@ mod tests {
         let many: Vec<_> =
             (0..MAX_REPLICAS + 3).map(|at| spec(&format!("r{at}"), &format!("h{at}"))).collect();
         roster.configure(&many, DataParallel::Auto, at(0));
-        let lineup = roster.lineup();
-        assert_eq!((lineup.members.len(), lineup.left_out), (MAX_REPLICAS, 3));
+        let target_set = roster.target_set();
+        assert_eq!((target_set.members.len(), target_set.left_out), (MAX_REPLICAS, 3));
         let first = &many[0].endpoint;
         assert!(roster.saw_ranks(first, 2) && !roster.saw_ranks(first, 2));
-        let lineup = roster.lineup();
-        assert_eq!((lineup.members[0].ranks, lineup.members[1].ranks, lineup.left_out), (2, 1, 4));
+        let target_set = roster.target_set();
+        assert_eq!(
+            (target_set.members[0].ranks, target_set.members[1].ranks, target_set.left_out),
+            (2, 1, 4)
+        );
         roster.configure(&many[..1], DataParallel::Ranks(NonZeroU32::MIN), at(1));
         assert!(!roster.saw_ranks(first, 4));
-        assert_eq!(roster.lineup().members[0].ranks, 1);
+        assert_eq!(roster.target_set().members[0].ranks, 1);
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::means::Means;
-use super::report::{Report, Roll};
+use super::deps::Deps;
+use super::report::{Report, SourceSink};
 use super::roster::SourceKind;
 use super::{dns, file, kubernetes};
 use crate::config::{Discovery, DnsSource, KubernetesSource};
@@ -46,9 +46,9 @@ impl Source {
     }
 
     /// Starts to ask it.
-    pub(super) fn start(self, roll: Arc<dyn Roll>, means: &Means) -> Running {
+    pub(super) fn start(self, sink: Arc<dyn SourceSink>, deps: &Deps) -> Running {
         let stop = CancellationToken::new();
-        let report = Report { roll, kind: self.kind(), connector: means.connector.clone() };
+        let report = Report { sink, kind: self.kind(), connector: deps.connector.clone() };
         let source = self.clone();
         let asking = async move {
             match source {
@@ -57,7 +57,7 @@ impl Source {
                 Self::Kubernetes(source) => kubernetes::run(source, report).await,
             }
         };
-        means.tracker.spawn_on(stop.clone().run_until_cancelled_owned(asking), &means.tasks);
+        deps.tracker.spawn_on(stop.clone().run_until_cancelled_owned(asking), &deps.tasks);
         Running { source: self, _stop: stop.drop_guard() }
     }
 }

@@ -46,9 +46,10 @@ impl Shadows {
         Arc::clone(self.by_canary.lock().entry((Arc::clone(route), Arc::clone(pool))).or_default())
     }
 
-    /// Forgets the others.
+    /// Forgets the others, unless a table still copies by them.
     pub fn retain(&self, is_known: impl Fn(&str, &str) -> bool) {
-        self.by_canary.lock().retain(|(route, pool), _| is_known(route, pool));
+        let is_used = |shadow: &Arc<_>| Arc::strong_count(shadow) > 1;
+        self.by_canary.lock().retain(|(route, pool), shadow| is_known(route, pool) || is_used(shadow));
     }
 }
 

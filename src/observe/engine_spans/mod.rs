@@ -42,7 +42,7 @@ pub enum EngineSpansError {
     Listen {
         /// Where.
         addr: SocketAddr,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// They cannot be passed on.

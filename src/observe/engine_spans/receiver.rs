@@ -34,7 +34,7 @@ use tower::Service;
 use crate::observe::otlp::PROTOBUF;
 use crate::observe::spans::Background;
 
-/// Takes an export: its bytes, and what they say.
+/// Takes an export: its bytes and their decoded form.
 pub(super) type Sink = Arc<dyn Fn(Bytes, &ExportTraceServiceRequest) + Send + Sync>;
 
 /// Runs what HTTP/2 needs beside a connection as tasks of the telemetry runtime.

@@ -56,6 +56,8 @@ pub struct Part {
     pub stage_requests: [u32; STAGES],
     /// Seconds and number of inter-token latencies; of a replica only.
     pub itl: (f64, u64),
+    /// Seconds to first tokens, and what was predicted of the same work at the pool's speed.
+    pub ttft: (f64, f64),
 }
 
 impl Part {
@@ -79,6 +81,12 @@ impl Part {
         (self.itl.1 > 0).then(|| self.itl.0 / self.itl.1 as f64)
     }
 
+    /// TTFT over what the same work takes at the pool's speed.
+    #[must_use]
+    pub fn over_expected(&self) -> Option<f64> {
+        (self.ttft.1 > 0.0).then(|| self.ttft.0 / self.ttft.1)
+    }
+
     /// Adds everything of another part.
     pub fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
@@ -91,6 +99,7 @@ impl Part {
             *sum += more;
         }
         self.itl = (self.itl.0 + other.itl.0, self.itl.1 + other.itl.1);
+        self.ttft = (self.ttft.0 + other.ttft.0, self.ttft.1 + other.ttft.1);
     }
 }
 
@@ -174,12 +183,18 @@ impl Slot {
             (Dimension::Tenant, Some(&record.tenant)),
             (Dimension::Class, Some(&class)),
         ];
+        let expected =
+            record.decision.as_ref().and_then(|d| Some(d.predicted_ttft?.as_secs_f64() / d.pace.max(0.01)));
+        let ttft = record.ttft().map(|ttft| ttft.as_secs_f64()).zip(expected);
         for (dimension, name) in dimensions {
             let Some(name) = name else { continue };
             let part = self.part(dimension, name);
             part.requests += 1;
             part.judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
             part.prompt_tokens += record.tokens.input.unwrap_or(record.estimated_input).0;
+            if let Some((ttft, expected)) = ttft {
+                part.ttft = (part.ttft.0 + ttft, part.ttft.1 + expected);
+            }
             if missed.is_some() {
                 count(&mut part.missed_in, blamed);
             }

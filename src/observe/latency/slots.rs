@@ -52,7 +52,7 @@ pub(in crate::observe) struct LatencySlots {
 }
 
 impl LatencySlots {
-    /// Adds each value as often as its count says. A slightly older stamp of another thread counts into the current slot.
+    /// Adds each value `count` times. A slightly older stamp of another thread counts into the current slot.
     pub(in crate::observe) fn add(&mut self, values: impl Iterator<Item = (Duration, u32)>, now: Stamp) {
         let number = Step::TenSeconds.slot(now);
         if number > self.number {

@@ -54,7 +54,7 @@ impl ExponentialHistogram {
         self.observe_each([(value, 1)]);
     }
 
-    /// Observes each value as often as its count says, under one lock.
+    /// Observes each value `count` times, under one lock.
     pub(super) fn observe_each(&self, values: impl IntoIterator<Item = (Duration, u32)>) {
         let mut latest = self.latest.lock();
         values.into_iter().for_each(|(value, times)| latest.add(value, times));

@@ -66,7 +66,7 @@ pub struct Family<V: Vector, const N: usize> {
 
 /// Existing label sets.
 struct LabelSets<M> {
-    /// By a hash of their values, as the library itself tells them apart.
+    /// By a hash of their values, as in the library itself.
     sets: HashMap<u64, LabelSet<M>>,
     /// For each label: its values besides `other`, with the number of sets that have them.
     uses: Vec<HashMap<Box<str>, usize>>,
@@ -207,7 +207,7 @@ impl<const N: usize> Family<IntCounterVec, N> {
         self.get(values).inc_by(n);
     }
 
-    /// Sets the counter of exactly these values to a total that somebody else counts. One that fell began anew.
+    /// Sets the counter of exactly these values to a total counted elsewhere. One that fell began anew.
     pub(super) fn set_total(&self, values: [&str; N], total: u64) {
         let Some(counter) = self.get_exact(values) else { return };
         if total < counter.get() {

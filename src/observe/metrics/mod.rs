@@ -145,7 +145,7 @@ impl Metrics {
             log_drops: Mutex::default(),
         };
         metrics.set_targets(config);
-        metrics.foresee(config);
+        metrics.preregister(config);
         metrics
     }
 

@@ -86,14 +86,14 @@ impl RequestKey {
     pub(super) const NO_REVISION: &str = "none";
 }
 
-/// Which histograms are told apart by tenant.
+/// Which histograms have the label `tenant`.
 #[derive(Clone, Copy)]
 pub(super) struct SplitByTenant {
     pub(super) stages: bool,
     pub(super) ttft: bool,
 }
 
-/// Label `tenant` of histograms that are not told apart by tenant.
+/// Value of `tenant` in histograms without it.
 pub(super) const ALL_TENANTS: &str = "all";
 
 /// Handles of one [`RequestKey`].
@@ -185,7 +185,7 @@ impl RequestSeries {
         if judgement.verdict == SloVerdict::Met {
             goodput.inc();
         }
-        // Tenants see what their limits refused in their own series; it says nothing of a stage, and so is in no series by stage.
+        // Tenants see what their limits refused in their own series; it belongs to no stage, so it is in no series by stage.
         let of_limit = record.is_over_own_limit().then_some(Missed::Refused);
         if let Some(missed) = judgement.missed().or(of_limit) {
             let labels = [route, model, tenant, revision, class, missed.as_str()];

@@ -16,7 +16,7 @@ use crate::request::class::Class;
 
 impl Metrics {
     /// Creates the series of the routes of `config`.
-    pub fn foresee(&self, config: &Config) {
+    pub fn preregister(&self, config: &Config) {
         let tenants: Vec<&str> = match &config.tenants[..] {
             [] => vec![NOBODY],
             named => named.iter().map(|tenant| &*tenant.name).collect(),
@@ -28,7 +28,8 @@ impl Metrics {
         }
         for (route, model) in routes {
             let Slo { ttft, itl, tpot, e2e } = config.slo.get(&route.slo).copied().unwrap_or_default();
-            let slo = SloBounds { ttft: ttft.map(|bound| bound.base), itl, tpot, e2e };
+            let slo =
+                SloBounds { ttft: ttft.map(|bound| bound.base), itl, tpot, e2e, ..SloBounds::default() };
             let served = route.pools.iter().filter_map(|weighted| config.pools.get(weighted.pool));
             let revisions =
                 served.map(|pool| (&*pool.revision, true)).chain([(RequestKey::NO_REVISION, false)]);

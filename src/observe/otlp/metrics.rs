@@ -6,7 +6,7 @@
 //! that the next export that arrives has everything.
 
 use std::io::Write as _;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,19 +30,15 @@ use tonic::transport::Channel;
 
 use super::{CollectorError, Headers, Health, Http, PROTOBUF, Route, Transport, resource, tls};
 use crate::config::{OtlpMetrics, Temporality};
-use crate::fleet::status::ReplicaStatus;
+use crate::fleet::status::FleetView;
 use crate::observe::Surroundings;
 use crate::observe::metrics::{DeliveryResult, Metrics, since};
 
 /// The running export.
 pub(crate) struct MetricsExport {
-    fleet: Arc<OnceLock<FleetView>>,
     closing: CancellationToken,
     done: CancellationToken,
 }
-
-/// The replicas as they are now.
-type FleetView = Box<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>;
 
 impl MetricsExport {
     /// Starts the task.
@@ -75,14 +71,13 @@ impl MetricsExport {
                 Sender::Grpc(if is_gzip { client.send_compressed(CompressionEncoding::Gzip) } else { client })
             }
         };
-        let this =
-            Self { fleet: Arc::default(), closing: CancellationToken::new(), done: CancellationToken::new() };
+        let this = Self { closing: CancellationToken::new(), done: CancellationToken::new() };
         let task = Task {
             sender,
             health,
             resource: proto::Resource { attributes: resource.attributes.0, ..proto::Resource::default() },
             metrics: Arc::clone(metrics),
-            fleet: Arc::clone(&this.fleet),
+            fleet: around.fleet.clone(),
             temporality: config.temporality,
             delivered: Vec::new(),
             closing: this.closing.clone(),
@@ -94,11 +89,6 @@ impl MetricsExport {
         };
         background.tasks.spawn_on(run, &background.runtime);
         Ok(this)
-    }
-
-    /// Gauges of replicas come from here. Until it is set there are none.
-    pub(crate) fn set_fleet(&self, fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static) {
-        let _ = self.fleet.set(Box::new(fleet));
     }
 
     /// Exports a last time, for at most `limit`.
@@ -115,7 +105,7 @@ struct Task {
     health: Health,
     resource: proto::Resource,
     metrics: Arc<Metrics>,
-    fleet: Arc<OnceLock<FleetView>>,
+    fleet: FleetView,
     temporality: Temporality,
     /// What the last delta that arrived was counted to.
     delivered: Vec<Metric>,
@@ -142,7 +132,7 @@ impl Task {
     }
 
     async fn export(&mut self) {
-        let fleet = self.fleet.get().map(|fleet| fleet()).unwrap_or_default();
+        let fleet = self.fleet.statuses();
         let metrics = Arc::clone(&self.metrics);
         // Of a large page this takes tens of milliseconds, and probes share the runtime's thread.
         let Ok(now) = tokio::task::spawn_blocking(move || metrics.otlp(&fleet)).await else { return };

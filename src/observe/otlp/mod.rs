@@ -211,7 +211,7 @@ pub struct Health {
     timeout: Duration,
     cause: Cause,
     clock: Clock,
-    /// Of the last warning; `None` while exports work and that was said.
+    /// Time of the last warning; `None` once exports work again and that is logged.
     warned: Option<Stamp>,
 }
 
@@ -337,7 +337,7 @@ fn endpoint(url: &str) -> Result<Endpoint, http::uri::InvalidUri> {
     })
 }
 
-/// `service.name` and `service.instance.id` are ours unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` says otherwise.
+/// `service.name` and `service.instance.id` are ours unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` sets them.
 fn resource(build: BuildInfo, instance: &str) -> Resource {
     let version = KeyValue::new("service.version", build.version);
     let detected = Resource::builder().build();

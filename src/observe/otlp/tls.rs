@@ -21,7 +21,7 @@ pub enum CollectorTlsError {
         /// What is wrong with it.
         source: pem::Error,
     },
-    /// What the files say.
+    /// Why the files were rejected.
     #[error(transparent)]
     Tls(#[from] rustls::Error),
 }

@@ -26,7 +26,7 @@ pub(super) struct Task {
 impl Task {
     /// Exports until the queue is closed and empty, or until it is given up.
     pub(super) async fn run(mut self) {
-        // Also when this is dropped with its runtime: nobody waits for a task that is gone.
+        // Fires on drop too, so that a waiter does not outlive a task dropped with its runtime.
         let _done = self.end.done.clone().drop_guard();
         let every = export_every();
         loop {

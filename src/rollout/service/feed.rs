@@ -2,15 +2,13 @@
 //!
 //! Requests of routes without a running canary cost one look at an empty list. What does not fit is dropped and counted.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Attached;
 use super::board::Board;
-use crate::config::Config;
 use crate::observe::judgement::Judgement;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
@@ -28,7 +26,6 @@ pub struct Feed {
     pub(super) watched: Arc<ArcSwap<Vec<Watched>>>,
     pub(super) board: Arc<Board>,
     pub(super) metrics: Arc<Metrics>,
-    pub(super) gateway: Arc<OnceLock<Attached>>,
 }
 
 /// A canary that is being judged.
@@ -94,7 +91,6 @@ pub(super) enum Command {
         action: Action,
         done: oneshot::Sender<Result<(), ActError>>,
     },
-    Configure(Arc<Config>),
     /// Writes the state, confirms it and ends the task.
     End(oneshot::Sender<()>),
     /// Judge before the next tick: what was seen may need no statistics.
@@ -133,15 +129,6 @@ impl Feed {
         match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
             Ok(Ok(result)) => result,
             _ => Err(ActError::NoAnswer),
-        }
-    }
-
-    /// Takes the canaries of another configuration.
-    pub fn reconfigure(&self, config: &Arc<Config>) {
-        if self.commands.try_send(Command::Configure(Arc::clone(config))).is_err() {
-            tracing::warn!(
-                "the rollouts are busy: canaries of the new configuration begin with the next reload"
-            );
         }
     }
 

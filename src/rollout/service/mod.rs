@@ -12,11 +12,11 @@ mod webhook;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 
 pub use self::board::{Board, RolloutView};
@@ -27,18 +27,22 @@ use self::state::Saved;
 use self::webhook::Webhook;
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
-use crate::fleet::status::ReplicaStatus;
-use crate::gateway::shadow::Shadows;
+use crate::fleet::status::FleetView;
+use crate::gateway::table::CarriedOver;
 use crate::observe::Surroundings;
 use crate::observe::metrics::{CanaryGauges, Metrics};
 use crate::rollout::plan::RolloutState;
-use crate::routing::CanaryShares;
 
-/// Starts the rollouts of a configuration. Nothing is shared out before [`Feed::attach`].
+/// Starts the rollouts of the running configuration: from here on canaries get their shares.
 ///
 /// # Errors
 /// When the TLS of webhooks cannot be set up.
-pub fn start(config: &Config, around: &Surroundings, metrics: &Arc<Metrics>) -> Result<Feed, rustls::Error> {
+pub fn start(
+    mut configs: watch::Receiver<Arc<Config>>,
+    around: &Surroundings,
+    metrics: &Arc<Metrics>,
+    data_path: CarriedOver,
+) -> Result<Feed, rustls::Error> {
     let (observations, seen) = mpsc::channel(MAX_QUEUED);
     let (commands, asked) = mpsc::channel(MAX_COMMANDS);
     let feed = Feed {
@@ -47,14 +51,14 @@ pub fn start(config: &Config, around: &Surroundings, metrics: &Arc<Metrics>) -> 
         watched: Arc::default(),
         board: Arc::default(),
         metrics: Arc::clone(metrics),
-        gateway: Arc::default(),
     };
     let clock = around.clock;
     let mut service = RolloutService {
         rollouts: Vec::new(),
         watched: Arc::clone(&feed.watched),
         board: Arc::clone(&feed.board),
-        gateway: Arc::clone(&feed.gateway),
+        data_path,
+        fleet: around.fleet.clone(),
         metrics: Arc::clone(metrics),
         webhook: Webhook::start(around, metrics)?,
         gone: HashMap::new(),
@@ -62,8 +66,8 @@ pub fn start(config: &Config, around: &Surroundings, metrics: &Arc<Metrics>) -> 
         began: clock.now(),
         last: clock.now(),
     };
-    service.take(config);
-    around.background.tasks.spawn_on(service.run(seen, asked), &around.background.runtime);
+    service.take(&Arc::clone(&configs.borrow_and_update()));
+    around.background.tasks.spawn_on(service.run(seen, asked, configs), &around.background.runtime);
     Ok(feed)
 }
 
@@ -76,43 +80,13 @@ pub async fn end(feed: &Feed, limit: Duration) {
     }
 }
 
-/// What rollouts need of the data path.
-pub(super) struct Attached {
-    shares: Arc<CanaryShares>,
-    shadows: Arc<Shadows>,
-    fleet: Box<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>,
-}
-
-impl Feed {
-    /// Connects the rollouts with the data path: from here on canaries get their shares. Only the first has effect.
-    pub fn attach(
-        &self,
-        shares: Arc<CanaryShares>,
-        shadows: Arc<Shadows>,
-        fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static,
-    ) {
-        let attached = Attached { shares, shadows, fleet: Box::new(fleet) };
-        for view in self.board().read() {
-            attached.deal(&view);
-        }
-        let _ = self.gateway.set(attached);
-    }
-}
-
-impl Attached {
-    /// Gives a canary its share of requests, and of copies.
-    fn deal(&self, view: &RolloutView) {
-        self.shares.of(&view.route, &view.pool).set(view.share);
-        self.shadows.of(&view.route, &view.pool).set_share(view.shadow_share);
-    }
-}
-
 /// The task that owns the rollouts.
 struct RolloutService {
     rollouts: Vec<Rollout>,
     watched: Arc<ArcSwap<Vec<Watched>>>,
     board: Arc<Board>,
-    gateway: Arc<OnceLock<Attached>>,
+    data_path: CarriedOver,
+    fleet: FleetView,
     metrics: Arc<Metrics>,
     webhook: Webhook,
     /// Of routes whose section was taken out: a verdict holds when it comes back.
@@ -123,14 +97,24 @@ struct RolloutService {
 }
 
 impl RolloutService {
-    async fn run(mut self, mut seen: mpsc::Receiver<Observation>, mut asked: mpsc::Receiver<Command>) {
+    async fn run(
+        mut self,
+        mut seen: mpsc::Receiver<Observation>,
+        mut asked: mpsc::Receiver<Command>,
+        mut configs: watch::Receiver<Arc<Config>>,
+    ) {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ticks = 0_u32;
         loop {
-            // Both arms are cancel-safe: a command or a tick is taken whole or not at all.
+            // Every arm is cancel-safe: a command, a configuration or a tick is taken whole or not at all.
             let command = tokio::select! {
                 command = asked.recv() => command,
+                // Commands outlive configurations: a gateway that ends changes no more.
+                Ok(()) = configs.changed() => {
+                    self.take(&Arc::clone(&configs.borrow_and_update()));
+                    continue;
+                }
                 _ = tick.tick() => {
                     ticks = ticks.wrapping_add(1);
                     // Observations wait for the tick: a receiver that always waits would be woken by every one, at the
@@ -148,7 +132,6 @@ impl RolloutService {
                     // Nobody may be waiting any more.
                     let _ = done.send(result);
                 }
-                Some(Command::Configure(config)) => self.take(&config),
                 Some(Command::Judge) if self.clock.now().since(self.last) < MIN_TICK => {}
                 Some(Command::Judge) => {
                     self.drain(&mut seen);
@@ -186,13 +169,11 @@ impl RolloutService {
                 self.gone.insert(Arc::clone(&gone.route), gone.save());
             }
         }
-        if let Some(attached) = self.gateway.get() {
-            let is_known = |route: &str, pool: &str| {
-                self.rollouts.iter().any(|rollout| *rollout.route == *route && *rollout.pool == *pool)
-            };
-            attached.shares.retain(is_known);
-            attached.shadows.retain(is_known);
-        }
+        let is_known = |route: &str, pool: &str| {
+            self.rollouts.iter().any(|rollout| *rollout.route == *route && *rollout.pool == *pool)
+        };
+        self.data_path.canaries.retain(is_known);
+        self.data_path.shadows.retain(is_known);
         self.publish();
     }
 
@@ -202,9 +183,7 @@ impl RolloutService {
         let before = rollout.plan.state;
         rollout.act(action).map_err(ActError::State)?;
         if rollout.plan.state != before && !rollout.is_judged() {
-            if let Some(attached) = self.gateway.get() {
-                attached.deal(&rollout.view());
-            }
+            deal(&self.data_path, &rollout.view());
             let report = rollout.write_report(self.clock.wall(self.clock.now()));
             if let Some(endpoint) = &rollout.canary.webhook {
                 self.webhook.send(endpoint, report.to_string());
@@ -229,12 +208,11 @@ impl RolloutService {
         let now = self.clock.now();
         let passed = now.since(self.last).min(MAX_PASSED);
         self.last = now;
-        let Some(attached) = self.gateway.get() else { return };
         if self.rollouts.is_empty() {
             return;
         }
-        let fleet =
-            if self.rollouts.iter().any(Rollout::is_judged) { (attached.fleet)() } else { Vec::new() };
+        let is_any_judged = self.rollouts.iter().any(Rollout::is_judged);
+        let fleet = if is_any_judged { self.fleet.statuses() } else { Vec::new() };
         let seconds = now.since(self.began).as_secs_f64();
         for rollout in &mut self.rollouts {
             let before = rollout.plan.state;
@@ -243,7 +221,7 @@ impl RolloutService {
                 continue;
             }
             // First the traffic, then the talk.
-            attached.deal(&rollout.view());
+            deal(&self.data_path, &rollout.view());
             let report = rollout.write_report(self.clock.wall(now));
             let (route, revision, state) = (&rollout.route, &rollout.revision, rollout.plan.state.as_str());
             if let Some(reason) = &breach {
@@ -265,9 +243,7 @@ impl RolloutService {
     fn publish(&self) {
         let views: Vec<RolloutView> = self.rollouts.iter().map(Rollout::view).collect();
         for view in &views {
-            if let Some(attached) = self.gateway.get() {
-                attached.deal(view);
-            }
+            deal(&self.data_path, view);
             self.metrics.canary(&gauges(view, &evidence(view)), true);
         }
         let watched: Vec<Watched> = self
@@ -293,6 +269,12 @@ impl RolloutService {
             }
         }
     }
+}
+
+/// Gives a canary its share of requests, and of copies.
+fn deal(data_path: &CarriedOver, view: &RolloutView) {
+    data_path.canaries.of(&view.route, &view.pool).set(view.share);
+    data_path.shadows.of(&view.route, &view.pool).set_share(view.shadow_share);
 }
 
 /// Files are small, and a canary's share depends on it: read before the first request.

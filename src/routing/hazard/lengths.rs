@@ -3,6 +3,8 @@
 //! Counted in bins of a quarter of an octave, so that a look-up is a few bits of a float and no search. Before answers are
 //! known a gentle exponential stands in. It does not tell routes apart: one pool, one distribution.
 
+use crate::routing::tuning::{memories, priors};
+
 /// Counts of recent answers by length.
 #[derive(Debug)]
 pub(in crate::routing) struct Lengths {
@@ -33,24 +35,25 @@ impl Lengths {
         self.counts[bin] += 1;
         // There are fewer bins than a byte has values.
         let bin = u8::try_from(bin).unwrap_or(u8::MAX);
-        if self.recent.len() < REMEMBERED {
+        if self.recent.len() < memories::ANSWERS {
             self.recent.push(bin);
             return;
         }
         if let Some(slot) = self.recent.get_mut(self.next) {
             self.counts[usize::from(std::mem::replace(slot, bin))] -= 1;
         }
-        self.next = (self.next + 1) % REMEMBERED;
+        self.next = (self.next + 1) % memories::ANSWERS;
     }
 
     /// What is known now.
     pub(in crate::routing) fn survival(&self) -> Survival {
-        let total = self.recent.len() as f32 + PRIOR_ANSWERS;
+        let total = self.recent.len() as f32 + (priors::ANSWERS as f32);
         let mut reach = [0.0; BINS + 1];
         let mut longer = 0;
         for bin in (0..=BINS).rev() {
             longer += self.counts.get(bin).copied().unwrap_or(0);
-            let prior = PRIOR_ANSWERS * (-(edge(bin) - 1.0) / PRIOR_MEAN).exp();
+            let prior =
+                (priors::ANSWERS as f32) * (-(edge(bin) - 1.0) / (priors::ANSWER_TOKENS as f32)).exp();
             reach[bin] = (longer as f32 + prior) / total;
         }
         // A mean is the area under the survival function; an answer has at least one token.
@@ -99,12 +102,6 @@ const SUB_BITS: usize = 2;
 /// Answers of up to a million tokens.
 const BINS: usize = 21 << SUB_BITS;
 const MOST: u64 = 1 << 20;
-/// Answers that are remembered: some minutes of a busy pool.
-const REMEMBERED: usize = 1024;
-/// The stand-in counts like this many answers: a few of one's own are no distribution, ...
-const PRIOR_ANSWERS: f32 = 8.0;
-/// ... of this mean length in tokens, a chat's.
-const PRIOR_MEAN: f32 = 256.0;
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,9 @@
 //!
 //! While prompts wait without a pause through as many ends as ever ran together, no more than those run: that is the limit,
 //! known within one generation of streams. It is a lower bound on what fits, by Little's law never below what the engine did
-//! at that time, so it is tried again: after [`TRIED_EVERY`] ends one more is let in, and whatever runs beyond the limit raises it.
+//! at that time, so it is tried again: after [`RETRIED_EVERY`] ends one more is let in, and whatever runs beyond the limit raises it.
+
+use crate::routing::tuning::memories;
 
 /// What ends and first tokens of one replica have shown.
 #[derive(Debug, Default)]
@@ -31,11 +33,11 @@ impl Concurrency {
 
     /// One of `running` sequences ended while prompts waited.
     pub(super) fn ended(&mut self, running: u32) {
-        let was_tried = self.untried >= TRIED_EVERY && self.limit.is_some_and(|limit| running >= limit);
+        let was_tried = self.untried >= RETRIED_EVERY && self.limit.is_some_and(|limit| running >= limit);
         self.untried = if was_tried { 0 } else { self.untried + 1 };
         self.top = self.top.max(running);
         self.ends += 1;
-        if self.ends >= self.top.max(ENOUGH) {
+        if self.ends >= self.top.max(memories::ENOUGH_ENDS) {
             if self.limit.replace(self.top) != Some(self.top) {
                 self.untried = 0;
             }
@@ -50,7 +52,7 @@ impl Concurrency {
 
     /// The limit as decisions should take it; zero while it is not known.
     pub(super) fn limit(&self) -> u32 {
-        self.limit.map_or(0, |limit| limit + u32::from(self.untried >= TRIED_EVERY))
+        self.limit.map_or(0, |limit| limit + u32::from(self.untried >= RETRIED_EVERY))
     }
 
     /// Most that ran at once.
@@ -59,10 +61,8 @@ impl Concurrency {
     }
 }
 
-/// Ends in a row with prompts waiting before a limit is believed.
-const ENOUGH: u32 = 12;
-/// One place in so many is risked to find out whether more fit.
-const TRIED_EVERY: u32 = 32;
+/// Ends after which one place more is risked.
+const RETRIED_EVERY: u32 = memories::ENOUGH_ANSWERS;
 
 #[cfg(test)]
 mod tests {

@@ -2,11 +2,11 @@
 //!
 //! A request counts from the moment it was decided, not from when it was sent or when the head came: a burst
 //! would see an idle replica otherwise and herd. Its uncached prompt counts until its first token, the request itself
-//! until the end; every end drops the guard. Decisions read published sums without a lock; the lock of the [`books`] is
+//! until the end; every end drops the guard. Decisions read published sums without a lock; the lock of the [`ledger`] is
 //! taken three times in a request's life and by [`ReplicaLoad::refresh`]. Work of others is [`super::foreign`].
 
-mod books;
 mod concurrency;
+mod inflight;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-pub(super) use self::books::Known;
-use self::books::{Books, Pulse};
-pub use self::books::{Lesson, Pace, Refreshed};
+pub(super) use self::inflight::Known;
+use self::inflight::{InflightLedger, Progress};
+pub use self::inflight::{Pace, Refreshed, TimingSample};
 use super::cache_counters::CacheCounters;
 use super::hazard::{self, POINTS};
 use super::work::Work;
@@ -45,7 +45,7 @@ pub struct ReplicaLoad {
     limit: AtomicU32,
     /// Sequences that ran at once so far.
     peak: AtomicU32,
-    books: Mutex<Books>,
+    ledger: Mutex<InflightLedger>,
     /// Hits that its requests were promised, for the comparison with the engine's counters.
     pub(super) promises: CacheCounters,
 }
@@ -157,9 +157,9 @@ impl ReplicaLoad {
 
     /// The engine is another process: how many it runs at once is not known.
     pub(super) fn restarted(&self) {
-        let mut books = self.books.lock();
-        books.forget_concurrency();
-        self.publish(&books);
+        let mut ledger = self.ledger.lock();
+        ledger.forget_concurrency();
+        self.publish(&ledger);
         self.promises.restarted();
     }
 
@@ -187,9 +187,9 @@ impl ReplicaLoad {
     /// Asks the streams how far they are, publishes the harm that stalls would do, and returns what was learned
     /// meanwhile. Not for the request path.
     pub(super) fn refresh(&self, now: Stamp, known: &Known<'_>) -> Refreshed {
-        let mut books = self.books.lock();
-        let (curve, found) = books.refresh(now, known);
-        self.publish(&books);
+        let mut ledger = self.ledger.lock();
+        let (curve, found) = ledger.refresh(now, known);
+        self.publish(&ledger);
         found.computed.iter().for_each(|placement| self.release(placement));
         for (cell, point) in self.harm.iter().zip(curve.points()) {
             cell.store(point.to_bits(), Ordering::Relaxed);
@@ -208,16 +208,16 @@ impl ReplicaLoad {
         self.attention.fetch_sub(placement.work.attention, Ordering::Relaxed);
     }
 
-    fn publish(&self, books: &Books) {
-        let head = books.head();
+    fn publish(&self, ledger: &InflightLedger) {
+        let head = ledger.head();
         let tokens = u32::try_from(head.work.tokens).unwrap_or(u32::MAX);
         self.head_tokens.store(tokens, Ordering::Relaxed);
         self.head_attention.store(head.work.attention, Ordering::Relaxed);
         self.head_since.store(head.since.as_nanos(), Ordering::Relaxed);
-        self.context.store(books.context(), Ordering::Relaxed);
-        self.fresh.store(books.fresh(), Ordering::Relaxed);
-        self.limit.store(books.concurrency().limit(), Ordering::Relaxed);
-        self.peak.store(books.concurrency().peak(), Ordering::Relaxed);
+        self.context.store(ledger.context(), Ordering::Relaxed);
+        self.fresh.store(ledger.fresh(), Ordering::Relaxed);
+        self.limit.store(ledger.concurrency().limit(), Ordering::Relaxed);
+        self.peak.store(ledger.concurrency().peak(), Ordering::Relaxed);
     }
 }
 
@@ -227,7 +227,7 @@ impl ReplicaLoad {
 pub struct LoadGuard {
     load: Arc<ReplicaLoad>,
     id: u64,
-    pulse: Arc<Pulse>,
+    progress: Arc<Progress>,
     is_awaiting: bool,
 }
 
@@ -240,11 +240,11 @@ impl LoadGuard {
         load.tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
         load.attention.fetch_add(placement.work.attention, Ordering::Relaxed);
         load.promises.sent(placement.prompt, placement.prompt.saturating_sub(Tokens(placement.work.tokens)));
-        let mut books = load.books.lock();
-        let id = books.enter(&placement);
-        load.publish(&books);
-        drop(books);
-        Self { load: Arc::clone(load), id, pulse: Arc::default(), is_awaiting: true }
+        let mut ledger = load.ledger.lock();
+        let id = ledger.enter(&placement);
+        load.publish(&ledger);
+        drop(ledger);
+        Self { load: Arc::clone(load), id, progress: Arc::default(), is_awaiting: true }
     }
 
     /// The first token came: the prompt is computed. Further calls do nothing.
@@ -252,22 +252,22 @@ impl LoadGuard {
         if !std::mem::take(&mut self.is_awaiting) {
             return;
         }
-        let mut books = self.load.books.lock();
-        let computed = books.first_token(self.id, now, &self.pulse);
-        self.load.publish(&books);
-        drop(books);
+        let mut ledger = self.load.ledger.lock();
+        let computed = ledger.first_token(self.id, now, &self.progress);
+        self.load.publish(&ledger);
+        drop(ledger);
         computed.iter().for_each(|placement| self.load.release(placement));
     }
 
     /// The engine told what it computed of the prompt.
     pub(super) fn computed(&self, work: Work) {
-        self.load.books.lock().computed(self.id, work);
+        self.load.ledger.lock().computed(self.id, work);
     }
 
     /// The stream has brought so many content events of each choice by now. Two plain stores: fit for every event.
     #[inline]
     pub fn progress(&self, events: u64, now: Stamp) {
-        self.pulse.beat(events, now);
+        self.progress.update(events, now);
     }
 
     /// Tokens in the context of the replica's running streams.
@@ -277,20 +277,20 @@ impl LoadGuard {
 
     /// It gave up without a token: how long the engine had been at it, if it was its turn.
     #[must_use]
-    pub fn overdue(&self, now: Stamp) -> Option<Lesson> {
-        if self.is_awaiting { self.load.books.lock().overdue(self.id, now) } else { None }
+    pub fn overdue(&self, now: Stamp) -> Option<TimingSample> {
+        if self.is_awaiting { self.load.ledger.lock().overdue(self.id, now) } else { None }
     }
 }
 
 impl Drop for LoadGuard {
     fn drop(&mut self) {
-        let mut books = self.load.books.lock();
-        let waited = if self.is_awaiting { books.leave(self.id) } else { None };
+        let mut ledger = self.load.ledger.lock();
+        let waited = if self.is_awaiting { ledger.leave(self.id) } else { None };
         if !self.is_awaiting {
-            books.end(self.id);
+            ledger.end(self.id);
         }
-        self.load.publish(&books);
-        drop(books);
+        self.load.publish(&ledger);
+        drop(ledger);
         if let Some(placement) = waited {
             self.load.release(&placement);
         }
@@ -391,8 +391,8 @@ mod tests {
     fn the_time_between_two_first_tokens_is_what_the_second_prompt_took() {
         let load = ReplicaLoad::new();
         drop(answered(&load, [(700, 200), (50, 300), (60, 301), (900, 500)]));
-        let lessons = refresh(&load, 600).lessons;
-        let seen: Vec<_> = lessons.iter().map(|l| (l.work.tokens, l.busy.as_millis(), l.was_idle)).collect();
+        let samples = refresh(&load, 600).samples;
+        let seen: Vec<_> = samples.iter().map(|l| (l.work.tokens, l.busy.as_millis(), l.was_idle)).collect();
         assert_eq!(seen, [(700, 100, true), (110, 101, false), (900, 199, false)]);
     }
 
@@ -400,7 +400,7 @@ mod tests {
     fn a_lesson_waits_until_its_answers_have_told_what_was_computed() {
         let load = ReplicaLoad::new();
         let mut guards = answered(&load, [(7000, 200), (500, 201), (9000, 500), (700, 600)]);
-        let learned = |at| refresh(&load, at).lessons.iter().map(|l| l.work.tokens).collect::<Vec<_>>();
+        let learned = |at| refresh(&load, at).samples.iter().map(|l| l.work.tokens).collect::<Vec<_>>();
         assert_eq!(learned(650), [700], "it took longer than expected, and all others go on");
         guards[0].computed(Work::of(Tokens(2000), Tokens(5000)));
         assert!(learned(700).is_empty(), "the other one of its step goes on");
@@ -422,11 +422,11 @@ mod tests {
             guard.first_token(ms(at));
             guard
         });
-        assert!(refresh(&load, 15_100).lessons.is_empty(), "both took far longer than expected");
+        assert!(refresh(&load, 15_100).samples.is_empty(), "both took far longer than expected");
         images[0].computed(Work::of(Tokens(3000), Tokens(0)));
         drop(images);
-        let lessons = refresh(&load, 15_200).lessons;
-        assert_eq!(lessons.iter().map(|lesson| lesson.work.tokens).collect::<Vec<_>>(), [3000]);
+        let samples = refresh(&load, 15_200).samples;
+        assert_eq!(samples.iter().map(|sample| sample.work.tokens).collect::<Vec<_>>(), [3000]);
     }
 
     #[test]

@@ -6,9 +6,10 @@
 //! reason: the replica with fewer requests computes it once and has it from then on. Requests are counted, not work: weighing
 //! both in time is what `latency` is for.
 
-use super::least_loaded::{SAME, fewest_requests};
+use super::least_loaded::fewest_requests;
 use super::{Choice, Eligible, LeastLoaded, Policy, Reason};
 use crate::config::PolicyName;
+use crate::routing::tuning::prices;
 use crate::routing::{Candidate, Query, longest, rendezvous};
 use crate::units::Tokens;
 
@@ -28,8 +29,8 @@ impl Policy for Prefix {
         let rank = |candidate: &Candidate<'_>| rendezvous::rank(root, candidate.identity);
         let fair = fair_share(eligible);
         let longest = longest(&query.prompt, eligible.iter().map(|(_, candidate)| candidate));
-        let is_shared = query.index.sharing(longest, query.aim.now) >= SHARED_FROM;
-        let free = if is_shared { 1.0 } else { FREE };
+        let is_shared = query.index.sharing(longest, query.aim.now) >= prices::SHARED_FROM;
+        let free = if is_shared { 1.0 } else { prices::FREE_REQUESTS };
         let holder = eligible
             .iter()
             .filter(|(_, c)| c.hit > Tokens(0) && c.requests + 1.0 <= bound(c, fair, free))
@@ -41,7 +42,7 @@ impl Policy for Prefix {
             return Some(Choice { at, reason: Reason::Prefix });
         }
         let least = fewest_requests(eligible);
-        let equal = eligible.iter().filter(|(_, candidate)| candidate.requests <= least + SAME);
+        let equal = eligible.iter().filter(|(_, candidate)| candidate.counted() <= least);
         let (at, _) = equal.max_by_key(|(_, candidate)| rank(candidate))?;
         Some(Choice { at, reason: Reason::Load })
     }
@@ -56,13 +57,5 @@ fn fair_share(eligible: &Eligible<'_>) -> f64 {
 /// How many requests a replica may have and still be taken for its cache.
 fn bound(candidate: &Candidate<'_>, fair: f64, free: f64) -> f64 {
     let free = candidate.batch_limit.map_or(free, |limit| free.min(limit as f64));
-    free.max(LOAD_FACTOR * fair)
+    free.max(prices::LOAD_FACTOR * fair)
 }
-
-/// A nearly idle fleet has no mean to speak of: a few requests never send a prompt away from its cache.
-const FREE: f64 = 8.0;
-/// Hits that ended alike, of late, from which on they are on what prompts share: turns too short for a block of their own end
-/// alike, too.
-const SHARED_FROM: f64 = 1.5;
-/// How far above the mean a replica may be loaded for its cache's sake.
-const LOAD_FACTOR: f64 = 1.25;

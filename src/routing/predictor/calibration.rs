@@ -1,10 +1,12 @@
 //! How well predictions fit what came: over the last answers of a replica or of a pool.
 //!
-//! Told as people ask it: how far off is the middle one, how far the worst tenth, does it lean to one side, and does the
+//! EngineSnapshot as people ask it: how far off is the middle one, how far the worst tenth, does it lean to one side, and does the
 //! bound that nine of ten should keep hold for nine of ten. Learning goes by its own sums; nothing is corrected here.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::routing::tuning::memories;
 use crate::stats::{lower_quantile, upper_quantile};
 
 /// How well predictions fit.
@@ -22,26 +24,9 @@ pub struct Calibration {
     pub coverage: f64,
 }
 
-/// The last predictions and what came of them.
-#[derive(Debug)]
-pub(super) struct Ledger {
-    entries: Vec<Entry>,
-    next: usize,
-    /// Logarithm of actual / predicted that one in ten exceeds, tracked.
-    upper: f64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    ratio: f32,
-    is_covered: bool,
-}
-
-impl Default for Ledger {
-    fn default() -> Self {
-        Self { entries: Vec::new(), next: 0, upper: FIRST_UPPER }
-    }
-}
+/// Actual over predicted, of the last answers, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Ledger(VecDeque<f32>);
 
 impl Ledger {
     pub(super) fn note(&mut self, predicted: Duration, actual: Duration) {
@@ -49,52 +34,44 @@ impl Ledger {
         if predicted <= 0.0 || actual <= 0.0 {
             return;
         }
-        let ratio = actual / predicted;
-        let is_covered = ratio.ln() <= self.upper;
-        let entry = Entry { ratio: ratio as f32, is_covered };
-        // One step up for nine down: at rest when one in ten exceeds it.
-        self.upper += STEP * if is_covered { -0.1 } else { 0.9 };
-        match self.entries.get_mut(self.next) {
-            Some(old) => *old = entry,
-            None => self.entries.push(entry),
+        if self.0.len() == REMEMBERED {
+            self.0.pop_front();
         }
-        self.next = (self.next + 1) % REMEMBERED;
+        self.0.push_back((actual / predicted) as f32);
     }
 
     /// The ratio of actual to predicted that this share of answers stays within; `None` where too few have come.
     pub(super) fn ratio_within(&self, share: f64) -> Option<f64> {
-        if self.entries.len() < ENOUGH {
+        if self.0.len() < memories::ENOUGH_ANSWERS as usize {
             return None;
         }
         upper_quantile(&mut self.ratios(), share)
     }
 
     fn ratios(&self) -> Vec<f64> {
-        self.entries.iter().map(|entry| f64::from(entry.ratio)).collect()
+        self.0.iter().map(|ratio| f64::from(*ratio)).collect()
     }
 
     pub(super) fn read(&self) -> Option<Calibration> {
         let mut ratios = self.ratios();
         let mut errors: Vec<f64> = ratios.iter().map(|ratio| (1.0 - 1.0 / ratio).abs()).collect();
-        let covered = self.entries.iter().filter(|entry| entry.is_covered).count();
+        // What the older half of them would have promised, held against the newer half.
+        let half = ratios.len() / 2;
+        let (older, newer) = ratios.split_at_mut(half);
+        let bound = upper_quantile(older, 0.9).unwrap_or(f64::INFINITY);
+        let coverage = newer.iter().filter(|ratio| **ratio <= bound).count() as f64 / newer.len() as f64;
         Some(Calibration {
-            answers: self.entries.len(),
+            answers: ratios.len(),
             median_error: lower_quantile(&mut errors, 0.5)?,
             p90_error: lower_quantile(&mut errors, 0.9)?,
             bias: lower_quantile(&mut ratios, 0.5)?,
-            coverage: covered as f64 / self.entries.len() as f64,
+            coverage,
         })
     }
 }
 
 /// Predictions that are compared: enough for a p90, few enough to follow a change.
 const REMEMBERED: usize = 256;
-/// Answers before the tails of the ratio mean anything.
-const ENOUGH: usize = 32;
-/// Answers up to a third slower than predicted: before anything is known.
-const FIRST_UPPER: f64 = 0.3;
-/// How far the bound moves, in logarithms.
-const STEP: f64 = 0.02;
 
 #[cfg(test)]
 mod tests {

@@ -12,7 +12,8 @@ use crate::routing::float::{fast_max, fast_min, float, span};
 use crate::routing::foreign::Foreign;
 use crate::routing::hazard::Curve;
 use crate::routing::load::LoadView;
-use crate::routing::work::{STEP_TOKENS, Work};
+use crate::routing::tuning::{prices, priors};
+use crate::routing::work::Work;
 use crate::units::Tokens;
 
 /// What the replicas of a pool have in common: read once for a decision.
@@ -40,7 +41,7 @@ pub struct Estimate {
     /// Its time for the pool's second.
     pub(super) slowness: f64,
     /// Seconds that a request takes to an idle replica and back, beyond computing.
-    pub(super) way: f64,
+    pub(super) round_trip: f64,
     /// Seconds that a request holds its place in the batch.
     pub(super) service: f64,
     /// Uncached tokens of a request that we know nothing else of.
@@ -56,6 +57,8 @@ pub struct Terms {
     pub ahead: Tokens,
     /// Own prompt, as far as it is to be computed.
     pub work: Work,
+    /// How slow the replica is, of the pool's speed, overdue answers included.
+    pub pace: f64,
     /// Seconds until the engine gets to it.
     pub wait: f64,
     /// Seconds to compute it.
@@ -66,6 +69,8 @@ pub struct Terms {
     pub own_wait: f64,
     /// Seconds of the way and of the step it comes with.
     pub base: f64,
+    /// Seconds to load its LoRA adapter.
+    pub adapter: f64,
     /// Seconds of the replica that it takes: its prefill, or its share of the places in the batch where those are scarcer.
     pub turn: f64,
     /// Streams that its prefill is expected to push over their bound on the time per token.
@@ -90,7 +95,7 @@ impl Terms {
     }
 
     pub(crate) fn seconds(&self) -> f64 {
-        self.wait + self.prefill + self.base
+        self.wait + self.prefill + self.base + self.adapter
     }
 }
 
@@ -184,10 +189,10 @@ impl Estimate {
         let is_idle = own.awaiting == 0;
         let head = if is_idle { 0.0 } else { step + self.slowness * pool.work(&own.head) };
         // Overdue: it is slower than it was, and how much so shows before it answers. Unless it waits for room.
-        let due = LATE_FROM * head + LATE_AFTER;
+        let due = prices::OVERDUE_FACTOR * head + prices::OVERDUE_GRACE;
         let is_late = !is_idle && queue.head_age > due && !queue.is_full();
         let lag = if is_late { queue.head_age / due } else { 1.0 };
-        let in_a_step = 1.0 + float(others.tokens) * (1.0 / STEP_TOKENS as f64);
+        let in_a_step = 1.0 + float(others.tokens) * (1.0 / priors::STEP_TOKENS as f64);
         let steps = fast_min(float(own.awaiting) + queue.foreign.waiting, in_a_step);
         let ahead = self.slowness * (steps * nominal + pool.work(&others));
         let wait = fast_max(lag * ahead - fast_min(queue.head_age, lag * head), 0.0);
@@ -200,13 +205,14 @@ impl Estimate {
         Terms {
             ahead: Tokens(others.tokens),
             work,
+            pace: lag * self.slowness,
             wait: wait + slot_wait,
             prefill,
             slot_wait,
             own_wait,
             turn: fast_max(prefill, places.map_or(step, |limit| in_place / float(limit))),
             // A request is on its way while others are computed.
-            base: lag * step + fast_max(self.way - wait - slot_wait, 0.0),
+            base: lag * step + fast_max(self.round_trip - wait - slot_wait, 0.0),
             ..Terms::default()
         }
     }
@@ -221,14 +227,14 @@ impl Estimate {
         let Served { lag, head, in_place } = served;
         let places = queue.batch_limit.filter(|limit| *limit > 0 && queue.is_full());
         let per_place = places.map_or(0.0, |limit| in_place / float(limit));
-        let in_a_step = 1.0 + float(own.waiting.tokens) * (1.0 / STEP_TOKENS as f64);
+        let in_a_step = 1.0 + float(own.waiting.tokens) * (1.0 / priors::STEP_TOKENS as f64);
         let steps = fast_min(float(own.awaiting), in_a_step) * pool.step(own.context);
         let begun = fast_min(queue.head_age, lag * head);
         let ahead = lag * self.slowness * (steps + pool.work(&own.waiting)) - begun;
         let ours = fast_max(ahead, float(own.awaiting) * per_place);
         let waiting = queue.foreign.waiting;
         let theirs = fast_max(lag * self.slowness * pool.work(&self.work_of(waiting)), waiting * per_place);
-        if ours * OTHERS_PART > theirs { fast_max(ours, 0.0) } else { 0.0 }
+        if ours * prices::FOREIGN_PART > theirs { fast_max(ours, 0.0) } else { 0.0 }
     }
 
     /// Predicted time between two tokens of a stream, with so many tokens in the context of all of them.
@@ -287,13 +293,6 @@ pub(super) const CAUSES: usize = 4;
 pub(super) const PER_CONTEXT: f64 = 1e5;
 const PER_TOKENS: f64 = 1e3;
 const PER_ATTENTION: f64 = 1e8;
-/// A prompt is overdue when it takes half as long again as predicted, ...
-const LATE_FROM: f64 = 1.5;
-/// ... and these seconds more.
-const LATE_AFTER: f64 = 0.1;
-/// Where others have more than so many times as much waiting as we have, holding back would give them our turn. Up to three more
-/// gateways that do the same each keep to their part.
-const OTHERS_PART: f64 = 3.0;
 
 #[cfg(test)]
 mod tests {
@@ -306,7 +305,7 @@ mod tests {
     }
 
     fn estimate() -> Estimate {
-        Estimate { slowness: 1.0, way: 0.01, service: 4.0, mean_uncached: 100.0, step: [0.02, 0.01] }
+        Estimate { slowness: 1.0, round_trip: 0.01, service: 4.0, mean_uncached: 100.0, step: [0.02, 0.01] }
     }
 
     fn own(inflight: u64, waiting_tokens: u64) -> LoadView {

@@ -7,6 +7,8 @@
 
 use std::array::from_fn;
 
+use crate::routing::tuning::priors;
+
 /// Learns `N` rates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fit<const N: usize> {
@@ -28,8 +30,6 @@ pub(super) struct Fit<const N: usize> {
 pub(super) struct Memory {
     /// What is kept of the past at each observation.
     pub(super) kept: f64,
-    /// How many observations the shape of the prior counts for.
-    pub(super) prior: f64,
 }
 
 impl<const N: usize> Fit<N> {
@@ -42,7 +42,7 @@ impl<const N: usize> Fit<N> {
     pub(super) fn observe(&mut self, causes: &[f64; N], seconds: f64, prior: &[f64; N]) {
         let expected = dot(&self.rates(prior), causes);
         let seconds = self.tame(seconds, expected);
-        let scale = expected.max(seconds) + JITTER;
+        let scale = expected.max(seconds) + priors::JITTER;
         self.add(causes, seconds, 1.0 / (scale * scale));
     }
 
@@ -73,7 +73,7 @@ impl<const N: usize> Fit<N> {
     fn solve(&self, prior: &[f64; N]) -> [f64; N] {
         let factor = self.factor(prior);
         let prior = prior.map(|rate| (rate * factor).max(LEAST));
-        let pull = prior.map(|rate| self.memory.prior / (rate * rate));
+        let pull = prior.map(|rate| priors::LESSONS / (rate * rate));
         let due: [f64; N] = from_fn(|i| self.seconds[i] + pull[i] * prior[i]);
         let step: [f64; N] = from_fn(|i| 1.0 / (self.causes[i][i] + pull[i]));
         let mut rates = prior;
@@ -92,20 +92,22 @@ impl<const N: usize> Fit<N> {
     fn factor(&self, prior: &[f64; N]) -> f64 {
         let expected: f64 = (0..N).map(|i| prior[i] * self.seconds[i]).sum();
         let squared: f64 = (0..N).map(|i| prior[i] * dot(&self.causes[i], prior)).sum();
-        let doubt = SCALE_WEIGHT / self.count;
+        let doubt = priors::LESSONS / self.count;
         let factor = (expected / squared.max(f64::MIN_POSITIVE) + doubt) / (1.0 + doubt);
         if factor.is_finite() { factor.clamp(LEAST_FACTOR, 1.0 / LEAST_FACTOR) } else { 1.0 }
     }
 
+    /// The observation, cut to what is no outlier. The first one is none: the prior may be off by any factor.
     fn tame(&mut self, seconds: f64, expected: f64) -> f64 {
-        let (low, high) = (expected / OUTLIER - JITTER, expected * OUTLIER + JITTER);
-        if self.observed < FREE_OBSERVATIONS || (low..=high).contains(&seconds) {
+        let (low, high) =
+            (expected / priors::OUTLIER - priors::JITTER, expected * priors::OUTLIER + priors::JITTER);
+        if self.observed == 0 || (low..=high).contains(&seconds) {
             self.streak = 0;
             return seconds;
         }
         let side = if seconds > high { 1 } else { -1 };
         self.streak = if self.streak.signum() == side { self.streak + side } else { side };
-        if self.streak.abs() < CHANGE {
+        if self.streak.abs() < priors::CHANGE {
             return seconds.clamp(low.max(0.0), high);
         }
         *self = Self::new(self.memory);
@@ -119,26 +121,16 @@ pub(super) fn dot<const N: usize>(a: &[f64; N], b: &[f64; N]) -> f64 {
 
 /// Enough for rates to settle within a percent or two.
 const ROUNDS: usize = 24;
-/// The prior's speed counts like a quarter of an observation.
-const SCALE_WEIGHT: f64 = 0.25;
 /// Keeps the prior above zero when all answers come at once.
 const LEAST_FACTOR: f64 = 1e-4;
 /// A prior of nothing would forbid to learn anything.
 const LEAST: f64 = 1e-12;
-/// The first observations are never cut: the prior may be off by far more than an outlier.
-const FREE_OBSERVATIONS: u32 = 4;
-/// An observation further off than this factor is cut to it, ...
-const OUTLIER: f64 = 2.0;
-/// ... unless so many come in a row on one side.
-const CHANGE: i32 = 5;
-/// Seconds that say nothing: scheduling, the network. Keeps the weight of tiny answers in bounds.
-const JITTER: f64 = 0.005;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const MEMORY: Memory = Memory { kept: 0.95, prior: 0.1 };
+    const MEMORY: Memory = Memory { kept: 0.95 };
     /// Seconds of base, seconds per thousand tokens.
     const PRIOR: [f64; 2] = [0.05, 0.1];
 

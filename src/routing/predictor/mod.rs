@@ -22,7 +22,7 @@ use self::replica::Cell;
 pub use self::typical::Typical;
 use super::backlog::{Backlog, Waiting};
 use super::float::span;
-use super::load::{Known, Lesson, Pace, ReplicaLoad};
+use super::load::{Known, Pace, ReplicaLoad, TimingSample};
 use super::work::Work;
 use crate::clock::Stamp;
 use crate::record::ExpectedWait;
@@ -72,28 +72,28 @@ impl PoolModel {
     }
 
     /// A prompt, or several together, were computed by the replica in `slot`.
-    pub fn observe(&self, slot: usize, lesson: &Lesson) {
+    pub fn observe(&self, slot: usize, sample: &TimingSample) {
         let Some(replica) = self.replicas.get(slot) else { return };
         let view = self.pool.view();
         let average = self.pool.average();
         if self.pool.is_young() {
-            self.pool.observe(lesson, &average);
+            self.pool.observe(sample, &average);
             return;
         }
         // The replica first: it is judged against a pool that does not know this answer yet.
         let before = replica.slowness();
-        let own = replica.observe(lesson, &view, &average);
+        let own = replica.observe(sample, &view, &average);
         self.pool.slowness_changed(before, Some(own.slowness));
-        self.pool.observe(lesson, &own);
+        self.pool.observe(sample, &own);
     }
 
-    /// A request gave up while the engine was at it: `lesson` is what it has cost so far. What was expected to take
+    /// A request gave up while the engine was at it: `sample` is what it has cost so far. What was expected to take
     /// longer anyway says nothing.
-    pub fn observe_censored(&self, slot: usize, lesson: &Lesson) {
-        let estimate = self.estimate(slot, lesson.at);
-        let expected = estimate.slowness * self.pool.view().seconds(1.0, lesson.context, &lesson.work);
-        if lesson.busy.as_secs_f64() > expected + estimate.way {
-            self.observe(slot, lesson);
+    pub fn observe_censored(&self, slot: usize, sample: &TimingSample) {
+        let estimate = self.estimate(slot, sample.at);
+        let expected = estimate.slowness * self.pool.view().seconds(1.0, sample.context, &sample.work);
+        if sample.busy.as_secs_f64() > expected + estimate.round_trip {
+            self.observe(slot, sample);
         }
     }
 
@@ -140,8 +140,8 @@ impl PoolModel {
                 seconds: &|work| own.slowness * view.seconds(1.0, context, work),
             },
         );
-        for lesson in &found.lessons {
-            self.observe(slot, lesson);
+        for sample in &found.samples {
+            self.observe(slot, sample);
         }
         if !found.paces.is_empty() {
             replica.observe_paces(now, &found.paces, &self.pool.average());
@@ -180,7 +180,7 @@ impl PoolModel {
         let (usual, view) = (self.pool.average(), self.pool.view());
         let ahead = view.work(&Work::of(terms.ahead, Tokens(0)));
         let decoding = if is_whole { usual.service } else { 0.0 };
-        usual.slowness * (ahead + view.seconds(1.0, 0, &terms.work)) + usual.way + decoding
+        usual.slowness * (ahead + view.seconds(1.0, 0, &terms.work)) + usual.round_trip + decoding
     }
 
     /// The replica restarted or the slot has a new owner: back to the pool's average.
@@ -205,7 +205,7 @@ impl PoolModel {
         cell.slowness()?;
         let own = cell.estimate(now, self.pool.usual_slowness())?;
         let mean = Work::of(Tokens(self.pool.average().mean_uncached as u64), Tokens(0));
-        Some(own.slowness * self.pool.view().seconds(1.0, 0, &mean) + own.way)
+        Some(own.slowness * self.pool.view().seconds(1.0, 0, &mean) + own.round_trip)
     }
 
     /// Seconds of a decoding step at the replica in `slot`; `None` until its own answers tell how fast it is.
@@ -214,6 +214,12 @@ impl PoolModel {
         let cell = self.replicas.get(slot)?;
         cell.slowness()?;
         Some(cell.estimate(now, self.pool.usual_slowness())?.step(0))
+    }
+
+    /// Mean error of the latest predictions of first tokens, as the logarithm of actual over predicted.
+    #[inline]
+    pub(super) fn error(&self) -> f64 {
+        self.pool.error()
     }
 
     /// How well predictions fit: of the replica in `slot`, or of the whole pool. `None` before the first.
@@ -240,8 +246,8 @@ mod tests {
         Work::of(Tokens(tokens), Tokens(0))
     }
 
-    fn lesson(tokens: u64, busy: Duration, at: Stamp) -> Lesson {
-        Lesson { work: work(tokens), busy, was_idle: false, context: 0, at }
+    fn sample(tokens: u64, busy: Duration, at: Stamp) -> TimingSample {
+        TimingSample { work: work(tokens), busy, was_idle: false, context: 0, at }
     }
 
     /// `count` answers, one a second, by a replica with 40 ms base and this rate.
@@ -249,7 +255,7 @@ mod tests {
         for second in 0..count {
             let tokens = 100 + 400 * (second % 5);
             let busy = Duration::from_micros(40_000 + per_token_us * tokens);
-            model.observe(slot, &lesson(tokens, busy, at(second)));
+            model.observe(slot, &sample(tokens, busy, at(second)));
         }
     }
 
@@ -287,7 +293,7 @@ mod tests {
         let truth = |tokens: f64| 0.02 + 6e-5 * tokens + 5e-10 * tokens * tokens;
         for round in 0..400 {
             let tokens = [300, 2000, 9000, 40_000, 100_000][round as usize % 5];
-            model.observe(0, &lesson(tokens, Duration::from_secs_f64(truth(tokens as f64)), at(round)));
+            model.observe(0, &sample(tokens, Duration::from_secs_f64(truth(tokens as f64)), at(round)));
         }
         let estimate = model.estimate(0, at(400));
         for tokens in [1000, 20_000, 70_000] {
@@ -313,10 +319,10 @@ mod tests {
         let model = PoolModel::new(1);
         teach(&model, 0, 100, 50);
         let before = predicted_ms(&model, 0, at(50));
-        model.observe_censored(0, &lesson(1000, Duration::from_millis(20), at(50)));
+        model.observe_censored(0, &sample(1000, Duration::from_millis(20), at(50)));
         assert_eq!(predicted_ms(&model, 0, at(50)), before);
         for _ in 0..8 {
-            model.observe_censored(0, &lesson(1000, Duration::from_secs(20), at(50)));
+            model.observe_censored(0, &sample(1000, Duration::from_secs(20), at(50)));
         }
         assert!(predicted_ms(&model, 0, at(50)) > 5 * before);
     }

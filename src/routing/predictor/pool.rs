@@ -11,10 +11,11 @@ use parking_lot::Mutex;
 use super::calibration::{Calibration, Ledger};
 use super::estimate::{Answers, CAUSES, Estimate, PoolView, causes};
 use super::fit::{Fit, Memory};
-use super::replica::{LEARNED, StepFit, load};
+use super::replica::{StepFit, load};
 use crate::routing::hazard::lengths::{Lengths, Survival};
 use crate::routing::hazard::{Curve, FRESH_SPARE, POINTS, Running};
-use crate::routing::load::{Lesson, Pace};
+use crate::routing::load::{Pace, TimingSample};
+use crate::routing::tuning::{memories, priors};
 use crate::units::Tokens;
 
 /// The pool's learner and what it published.
@@ -28,6 +29,8 @@ pub(super) struct PoolCell {
     goes_on: AtomicU64,
     average: [AtomicU64; AVERAGES],
     tokens_per_event: AtomicU64,
+    /// Mean absolute logarithm of actual over predicted.
+    error: AtomicU64,
     has_learned: AtomicBool,
     survival: ArcSwap<Survival>,
     learner: Mutex<Learner>,
@@ -40,12 +43,11 @@ struct Learner {
     lengths: Lengths,
     /// Tokens and content events of streams, older ones for less.
     events: [f64; 2],
-    unpublished: u32,
     /// Answers that taught the shape.
     taught: u32,
     /// Sum of the logarithms of slowness of the replicas that are known, and how many they are.
     slowness: (f64, u32),
-    way: f64,
+    round_trip: f64,
     mean_uncached: f64,
     ledger: Ledger,
 }
@@ -54,24 +56,24 @@ impl Default for PoolCell {
     fn default() -> Self {
         let lengths = Lengths::default();
         let cell = Self {
-            rates: UNSEEN_RATES.map(|rate| AtomicU64::new(rate.to_bits())),
+            rates: priors::RATES.map(|rate| AtomicU64::new(rate.to_bits())),
             fresh: Default::default(),
             output: AtomicU64::new(0),
             goes_on: AtomicU64::new(0),
-            average: UNSEEN_AVERAGE.map(|figure| AtomicU64::new(figure.to_bits())),
+            average: UNSEEN.map(|figure| AtomicU64::new(figure.to_bits())),
             tokens_per_event: AtomicU64::new(1.0f64.to_bits()),
+            error: AtomicU64::new(priors::ERROR.to_bits()),
             has_learned: AtomicBool::new(false),
             survival: ArcSwap::from_pointee(lengths.survival()),
             learner: Mutex::new(Learner {
                 shape: Fit::new(SHAPE),
                 steps: StepFit::default(),
                 lengths,
-                events: [UNSEEN_EVENTS; 2],
-                unpublished: 0,
+                events: [priors::ANSWERS; 2],
                 taught: 0,
                 slowness: (0.0, 0),
-                way: UNSEEN_AVERAGE[0],
-                mean_uncached: UNSEEN_AVERAGE[UNCACHED],
+                round_trip: UNSEEN[0],
+                mean_uncached: UNSEEN[UNCACHED],
                 ledger: Ledger::default(),
             }),
         };
@@ -92,14 +94,19 @@ impl PoolCell {
 
     /// A replica of which nothing is known yet.
     pub(super) fn average(&self) -> Estimate {
-        let [way, step, per_context, slowness, mean_uncached] = self.average.each_ref().map(load);
+        let [round_trip, step, per_context, slowness, mean_uncached] = self.average.each_ref().map(load);
         Estimate {
             slowness,
-            way,
+            round_trip,
             service: load(&self.output) * step,
             mean_uncached,
             step: [step, per_context],
         }
+    }
+
+    #[inline]
+    pub(super) fn error(&self) -> f64 {
+        load(&self.error)
     }
 
     #[inline]
@@ -118,7 +125,7 @@ impl PoolCell {
 
     /// Whether so little is known that replicas are taken to be alike: a measure is needed before things are measured.
     pub(super) fn is_young(&self) -> bool {
-        self.learner.lock().taught < ALIKE_AT_FIRST
+        self.learner.lock().taught < priors::ALIKE_LESSONS
     }
 
     /// A replica's slowness changed; `None` where it is not known (yet, or any more).
@@ -137,29 +144,29 @@ impl PoolCell {
     }
 
     /// Learns the shape from what a replica did, whatever its speed: the measure itself stays as the first answers made it.
-    pub(super) fn observe(&self, lesson: &Lesson, by: &Estimate) {
+    pub(super) fn observe(&self, sample: &TimingSample, by: &Estimate) {
         let mut learner = self.learner.lock();
-        let way = if lesson.was_idle { by.way } else { 0.0 };
-        let seconds = (lesson.busy.as_secs_f64() - way).max(0.0) / by.slowness;
+        let round_trip = if sample.was_idle { by.round_trip } else { 0.0 };
+        let seconds = (sample.busy.as_secs_f64() - round_trip).max(0.0) / by.slowness;
         learner.taught = learner.taught.saturating_add(1);
         self.has_learned.store(true, Ordering::Relaxed);
-        let causes = causes(1.0, lesson.context, &lesson.work);
-        learner.shape.observe(&causes, seconds, &UNSEEN_RATES);
-        learner.way += LEARNED * (by.way - learner.way);
-        let rates = learner.shape.rates(&UNSEEN_RATES);
+        let causes = causes(1.0, sample.context, &sample.work);
+        learner.shape.observe(&causes, seconds, &priors::RATES);
+        learner.round_trip += memories::LEARNED * (by.round_trip - learner.round_trip);
+        let rates = learner.shape.rates(&priors::RATES);
         for (cell, rate) in self.rates.iter().zip(rates) {
             cell.store(rate.to_bits(), Ordering::Relaxed);
         }
         let uncached = &mut learner.mean_uncached;
-        *uncached += LEARNED * (lesson.work.tokens as f64 - *uncached);
+        *uncached += memories::LEARNED * (sample.work.tokens as f64 - *uncached);
         self.average[UNCACHED].store(uncached.to_bits(), Ordering::Relaxed);
-        self.average[0].store(learner.way.to_bits(), Ordering::Relaxed);
+        self.average[0].store(learner.round_trip.to_bits(), Ordering::Relaxed);
     }
 
     pub(super) fn observe_paces(&self, paces: &[Pace]) {
         let mut learner = self.learner.lock();
-        learner.steps.observe(paces, &UNSEEN_STEP);
-        let [step, per_context] = learner.steps.rates(&UNSEEN_STEP);
+        learner.steps.observe(paces, &STEP);
+        let [step, per_context] = learner.steps.rates(&STEP);
         self.average[1].store(step.to_bits(), Ordering::Relaxed);
         self.average[2].store(per_context.to_bits(), Ordering::Relaxed);
     }
@@ -167,7 +174,7 @@ impl PoolCell {
     pub(super) fn observe_events(&self, output: Tokens, events: u64) {
         let mut learner = self.learner.lock();
         for (sum, more) in learner.events.iter_mut().zip([output.0, events]) {
-            *sum = *sum * (1.0 - LEARNED) + more as f64;
+            *sum = *sum * (1.0 - memories::LEARNED) + more as f64;
         }
         let [tokens, events] = learner.events;
         self.tokens_per_event.store((tokens / events).max(1.0).to_bits(), Ordering::Relaxed);
@@ -181,17 +188,20 @@ impl PoolCell {
     pub(super) fn observe_output(&self, output: Tokens) {
         let mut learner = self.learner.lock();
         learner.lengths.observe(output.0);
-        learner.unpublished += 1;
-        if learner.unpublished >= PUBLISH_EVERY {
-            learner.unpublished = 0;
-            self.survival.store(Arc::new(learner.lengths.survival()));
-            drop(learner);
-            self.publish_fresh();
-        }
+        self.survival.store(Arc::new(learner.lengths.survival()));
+        drop(learner);
+        self.publish_fresh();
     }
 
     pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
-        self.learner.lock().ledger.note(predicted, actual);
+        let mut learner = self.learner.lock();
+        learner.ledger.note(predicted, actual);
+        let error = (actual.as_secs_f64() / predicted.as_secs_f64()).ln().abs();
+        if error.is_finite() {
+            let share = 1.0 / f64::from(memories::ENOUGH_ANSWERS);
+            let mean = self.error() + share * (error - self.error());
+            self.error.store(mean.to_bits(), Ordering::Relaxed);
+        }
     }
 
     pub(super) fn calibration(&self) -> Option<Calibration> {
@@ -217,21 +227,11 @@ impl PoolCell {
     }
 }
 
-/// Seconds before any answer at all: a mid-sized model on one data-centre GPU. Only ratios matter then: alike for all.
-/// A step, 100,000 tokens of context, 1,000 tokens, attention of 10,000 tokens to 10,000.
-const UNSEEN_RATES: [f64; CAUSES] = [0.025, 0.004, 0.1, 0.1];
-/// The way, a step of decoding, slowness, tokens of a prompt that are computed.
-const UNSEEN_AVERAGE: [f64; AVERAGES] = [0.01, UNSEEN_STEP[0], UNSEEN_STEP[1], 1.0, 500.0];
+/// A round trip, a step of decoding and its part of the context, slowness, uncached tokens of a prompt.
+const UNSEEN: [f64; AVERAGES] = [priors::ROUND_TRIP, STEP[0], STEP[1], 1.0, 2.0 * priors::ANSWER_TOKENS];
 const AVERAGES: usize = 5;
 const SLOWNESS: usize = 3;
 const UNCACHED: usize = 4;
-/// Seconds of a step of decoding, and more per 100,000 tokens of context.
-const UNSEEN_STEP: [f64; 2] = [0.02, 0.004];
-/// Shapes change when a pool's replicas are replaced: some five hundred answers are remembered.
-const SHAPE: Memory = Memory { kept: 0.998, prior: 0.3 };
-/// Content events of one token that are taken to have been before the first stream.
-const UNSEEN_EVENTS: f64 = 8.0;
-/// Answers of the pool before its replicas are told apart.
-const ALIKE_AT_FIRST: u32 = 16;
-/// Answers between two looks at how long they are: a look walks all bins.
-const PUBLISH_EVERY: u32 = 8;
+const SHAPE: Memory = Memory { kept: memories::SHAPE_KEPT };
+/// A step of decoding, and its part of the context.
+const STEP: [f64; 2] = [priors::RATES[0], priors::RATES[1]];

@@ -10,7 +10,8 @@ use super::calibration::{Calibration, Ledger};
 use super::estimate::{Estimate, PER_CONTEXT, PoolView};
 use super::fit::{Fit, Memory, dot};
 use crate::clock::Stamp;
-use crate::routing::load::{Lesson, Pace};
+use crate::routing::load::{Pace, TimingSample};
+use crate::routing::tuning::{memories, priors};
 
 /// A learner and its last estimate. The numbers are read one by one: a reader may mix two estimates that
 /// follow one another, which differ by one answer.
@@ -18,7 +19,7 @@ use crate::routing::load::{Lesson, Pace};
 #[repr(C, align(64))] // what a decision reads is one cache line, and two replicas never share one
 pub(super) struct Cell {
     published: [AtomicU64; FIGURES],
-    /// Nanoseconds of the last lesson's stamp plus one; zero before the first.
+    /// Nanoseconds of the last sample's stamp plus one; zero before the first.
     learned_at: AtomicU64,
     learner: Mutex<Option<Box<Learner>>>,
 }
@@ -41,7 +42,7 @@ impl Cell {
         let read = |at: usize| self.published.get(at).map_or(0.0, load);
         Some(Estimate {
             slowness: self.believed_slowness(now, usual)?,
-            way: read(1),
+            round_trip: read(1),
             service: read(2),
             mean_uncached: read(3),
             step: [read(4), read(5)],
@@ -54,24 +55,25 @@ impl Cell {
         let at = self.learned_at.load(Ordering::Acquire).checked_sub(1)?;
         let age = now.as_nanos().saturating_sub(at) as f64 * 1e-9;
         // A division for those that are old only: the others lose less than a fiftieth.
-        let trust = if age < 1.0 { 1.0 } else { HALF_TRUST / (HALF_TRUST + age) };
+        let half = memories::STANDING.as_secs_f64();
+        let trust = if age < 1.0 { 1.0 } else { half / (half + age) };
         let own = load(&self.published[0]);
         // Replicas of one kind differ by chance, and each that seems the fastest would get a crowd.
-        let is_usual = (own - usual).abs() <= ALIKE * usual;
+        let is_usual = (own - usual).abs() <= priors::ALIKE * usual;
         Some(if is_usual { usual } else { usual + (own - usual) * trust })
     }
 
-    pub(super) fn observe(&self, lesson: &Lesson, pool: &PoolView, average: &Estimate) -> Estimate {
-        self.learn(lesson.at, average, |learner| {
-            let nominal = pool.seconds(1.0, lesson.context, &lesson.work);
-            let way = if lesson.was_idle { 1.0 } else { 0.0 };
+    pub(super) fn observe(&self, sample: &TimingSample, pool: &PoolView, average: &Estimate) -> Estimate {
+        self.learn(sample.at, average, |learner| {
+            let nominal = pool.seconds(1.0, sample.context, &sample.work);
+            let round_trip = if sample.was_idle { 1.0 } else { 0.0 };
             learner.speed.observe(
-                &[nominal, way],
-                lesson.busy.as_secs_f64(),
-                &[average.slowness, average.way],
+                &[nominal, round_trip],
+                sample.busy.as_secs_f64(),
+                &[average.slowness, average.round_trip],
             );
             learner.has_speed = true;
-            learner.mean_uncached += LEARNED * (lesson.work.tokens as f64 - learner.mean_uncached);
+            learner.mean_uncached += memories::LEARNED * (sample.work.tokens as f64 - learner.mean_uncached);
         })
     }
 
@@ -79,7 +81,7 @@ impl Cell {
         self.learn(now, average, |learner| {
             // The first answers count as much as all before them: what nobody measured is forgotten at once.
             learner.served = learner.served.saturating_add(1);
-            let share = (1.0 / f64::from(learner.served)).max(LEARNED);
+            let share = (1.0 / f64::from(learner.served)).max(memories::LEARNED);
             learner.service += share * (held.as_secs_f64() - learner.service);
         });
     }
@@ -109,16 +111,21 @@ impl Cell {
         self.learned_at.store(0, Ordering::Release);
     }
 
-    fn learn(&self, at: Stamp, average: &Estimate, lesson: impl FnOnce(&mut Learner)) -> Estimate {
+    fn learn(&self, at: Stamp, average: &Estimate, sample: impl FnOnce(&mut Learner)) -> Estimate {
         let mut held = self.learner.lock();
         let learner = held.get_or_insert_with(|| Box::new(Learner::new(average)));
-        lesson(learner);
-        let [slowness, way] = learner.speed.rates(&[average.slowness, average.way]);
+        sample(learner);
+        let [slowness, round_trip] = learner.speed.rates(&[average.slowness, average.round_trip]);
         let step = learner.steps.rates(&average.step);
         let slowness = slowness.max(LEAST_SLOWNESS);
-        let own =
-            Estimate { slowness, way, service: learner.service, mean_uncached: learner.mean_uncached, step };
-        let figures = [slowness, way, own.service, own.mean_uncached, step[0], step[1]];
+        let own = Estimate {
+            slowness,
+            round_trip,
+            service: learner.service,
+            mean_uncached: learner.mean_uncached,
+            step,
+        };
+        let figures = [slowness, round_trip, own.service, own.mean_uncached, step[0], step[1]];
         for (cell, figure) in self.published.iter().zip(figures) {
             cell.store(figure.to_bits(), Ordering::Relaxed);
         }
@@ -175,17 +182,8 @@ pub(super) fn load(cell: &AtomicU64) -> f64 {
     f64::from_bits(cell.load(Ordering::Relaxed))
 }
 
-/// An answer older than some twenty others counts for a third.
-const SPEED: Memory = Memory { kept: 0.95, prior: 0.1 };
-/// Paces come in dozens a second: some hundred are remembered.
-const STEPS: Memory = Memory { kept: 0.99, prior: 0.5 };
-/// Share of each answer in the running means: twenty answers, as for speed.
-pub(super) const LEARNED: f64 = 0.05;
-/// Seconds after which an answer counts half, the pool's the other half: who was slow is tried again within minutes.
-const HALF_TRUST: f64 = 60.0;
-/// Share of the usual slowness within which a replica is as the others: what twenty answers of an engine whose steps vary by
-/// a third tell errs by as much.
-const ALIKE: f64 = 0.15;
+const SPEED: Memory = Memory { kept: 1.0 - memories::LEARNED };
+const STEPS: Memory = Memory { kept: memories::STEPS_KEPT };
 /// No replica is a thousand times faster than its pool.
 const LEAST_SLOWNESS: f64 = 1e-3;
 /// Numbers that an estimate is made of.

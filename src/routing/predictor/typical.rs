@@ -18,7 +18,7 @@ pub struct Typical {
     /// ... and what each running sequence adds to it.
     pub per_sequence: f64,
     /// Seconds to an idle replica and back, beyond computing.
-    pub way: f64,
+    pub round_trip: f64,
     /// Seconds that it held its place in the batch of late.
     pub service: f64,
 }
@@ -44,7 +44,7 @@ impl PoolModel {
             sum.prefill += own.slowness * view.work(mean);
             sum.step += own.step(0);
             sum.per_sequence += own.sequence(&view, context);
-            sum.way += own.way;
+            sum.round_trip += own.round_trip;
             sum.service += own.service;
             count += 1.0;
         }
@@ -55,7 +55,7 @@ impl PoolModel {
             prefill: of(sum.prefill),
             step: of(sum.step),
             per_sequence: of(sum.per_sequence),
-            way: of(sum.way),
+            round_trip: of(sum.round_trip),
             service: of(sum.service),
         };
         let all = [typical.prefill, typical.step, typical.per_sequence, typical.service, typical.output];

@@ -8,6 +8,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::routing::tuning::priors;
 use crate::units::Tokens;
 
 /// A running median of tokens.
@@ -34,7 +35,7 @@ impl Beyond {
 }
 
 /// Half a block of the usual engines: a few dozen reports reach the answer of a chat.
-const STEP: u64 = 8;
+const STEP: u64 = priors::BLOCK_TOKENS / 2;
 /// A long answer.
 const MOST: u64 = 512;
 

@@ -4,9 +4,9 @@
 //! end alike they end on a system prompt, a tool list or a document: who computes that once more needs it again soon.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use crate::clock::Stamp;
+use crate::routing::tuning::memories;
 
 /// Blocks with which hits ended, by hash; in a full bucket the one that was seen last the longest ago goes.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl SharedEnds {
         let Some(end) = ends.find(|end| end.block.load(Ordering::Relaxed) == block) else { return 0.0 };
         let age = now.since(Stamp::from_nanos(end.at.load(Ordering::Relaxed)));
         let hits = f64::from(f32::from_bits(end.hits.load(Ordering::Relaxed)));
-        hits * (-age.as_secs_f64() / MEMORY.as_secs_f64()).exp()
+        hits * (-age.as_secs_f64() / memories::STANDING.as_secs_f64()).exp()
     }
 
     /// A hit ended with this block.
@@ -56,9 +56,6 @@ impl SharedEnds {
 /// 96 KiB a pool.
 const BUCKETS: usize = 1024;
 const WAYS: usize = 4;
-/// For how long a hit says something of the next ones: about as long as a copy is kept and used. With 10 s, one replica of four never gets
-/// the system prompt of short chats, since each copy has to pay for itself before its time.
-const MEMORY: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {

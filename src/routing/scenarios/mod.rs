@@ -122,6 +122,7 @@ impl Fleet {
             conversation: None,
             sampling: Sampling::default(),
             has_media: false,
+            lacks_adapter: None,
             tried: &self.excluded,
         };
         let judged = self.dispatcher.judge(&*self.policy, &ask, &LIMITS, self.now, self.targets.iter());
@@ -141,8 +142,8 @@ impl Fleet {
         let busy = Duration::from_secs_f64(factor * (0.04 + tokens * 1e-4));
         self.now = self.now.after(busy);
         let work = Work::of(Tokens(tokens as u64), Tokens(0));
-        let lesson = Lesson { work, busy, was_idle: true, context: 0, at: self.now };
-        self.dispatcher.model.observe(decision.slot, &lesson);
+        let sample = TimingSample { work, busy, was_idle: true, context: 0, at: self.now };
+        self.dispatcher.model.observe(decision.slot, &sample);
     }
 }
 

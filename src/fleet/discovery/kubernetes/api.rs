@@ -1,7 +1,7 @@
 //! The Kubernetes API as far as it is needed: list and watch the EndpointSlices of one Service.
 //!
 //! In a cluster address, token and CA are those of the pod's service account; the token is read for every request, because the
-//! kubelet replaces it. Nothing here knows what a slice means.
+//! kubelet replaces it. Nothing here knows what a slice deps.
 
 use std::path::PathBuf;
 use std::sync::Arc;

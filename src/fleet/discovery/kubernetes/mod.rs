@@ -119,14 +119,14 @@ mod tests {
 
     use super::*;
     use crate::config::{Endpoint, ServicePort};
-    use crate::fleet::discovery::report::Roll;
+    use crate::fleet::discovery::report::SourceSink;
     use crate::fleet::discovery::roster::{Found, SourceKind};
     use crate::upstream::connect::Connector;
 
     #[derive(Debug)]
     struct Nobody;
 
-    impl Roll for Nobody {
+    impl SourceSink for Nobody {
         fn answered(self: Arc<Self>, _: SourceKind, _: Vec<Found>) {}
         fn failed(&self, _: SourceKind, _: &str) {}
         fn absent(self: Arc<Self>, _: SourceKind, _: &str) {}
@@ -156,7 +156,7 @@ mod tests {
             api: Some(Endpoint { is_tls: false, host, port: address.port(), base_path }),
         };
         let connector = Connector::new(tracker).unwrap();
-        let report = Report { roll: Arc::new(Nobody), kind: SourceKind::Kubernetes, connector };
+        let report = Report { sink: Arc::new(Nobody), kind: SourceKind::Kubernetes, connector };
         let slices = Slices::new(source.clone());
         let version = Some("7".to_owned());
         // Its end is late by the grace at once.

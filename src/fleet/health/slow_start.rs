@@ -256,6 +256,7 @@ mod tests {
                 conversation: None,
                 sampling: crate::routing::Sampling::default(),
                 has_media: false,
+                lacks_adapter: None,
                 tried: &SlotSet::new(),
             };
             let judged = dispatcher.judge(&*policy, &ask, &limits, now, targets.iter()).unwrap();

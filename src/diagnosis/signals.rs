@@ -2,12 +2,13 @@
 //!
 //! [`Signals`] is filled by the service live and by the bench from simulated engines. Now is the last minutes, before is
 //! the median of up to three hours ahead of them; ratios of medians need no thresholds per fleet.
-//! Conclusions are drawn in `diagnose`.
+//! Conclusions are drawn in `changes`.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::table::UNMOVED;
 use crate::stats::{Ring, median};
 
 /// One replica in one minute; `None` is unknown, durations are in seconds.
@@ -66,11 +67,13 @@ pub struct Snapshot(Vec<(String, Signals)>);
 
 /// How one replica's signals changed, by their medians.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SignalChange {
-    pub(super) before: Signals,
-    pub(super) now: Signals,
-    /// Minutes since the last (re)start, if that was in the last [`MAX_STARTED_AGO`].
-    pub(super) started_ago: Option<i64>,
+pub(crate) struct SignalChange {
+    pub(crate) before: Signals,
+    pub(crate) now: Signals,
+    /// Minutes since the last (re)start, if that is remembered.
+    pub(crate) started_ago: Option<i64>,
+    /// And since the first of several.
+    pub(crate) first_started_ago: Option<i64>,
 }
 
 impl SignalChange {
@@ -105,23 +108,51 @@ impl SignalHistory {
     }
 
     /// How each replica's last five minutes, up to `minute`, differ from those before.
-    pub(super) fn changes(&self, minute: i64) -> Vec<SignalChange> {
+    pub(crate) fn changes(&self, minute: i64) -> Vec<SignalChange> {
         self.changes_from(&self.before(minute - NOW - GAP), minute)
     }
 
     /// How they differ from `before`; replicas that are not in it cannot be compared.
-    pub(super) fn changes_from(&self, before: &Snapshot, minute: i64) -> Vec<SignalChange> {
+    pub(crate) fn changes_from(&self, before: &Snapshot, minute: i64) -> Vec<SignalChange> {
         let change = |(name, minutes): &(Arc<str>, Minutes)| {
             let (_, before) = before.0.iter().find(|(known, _)| **known == **name)?;
             let now = between(minutes, minute - NOW, minute);
-            let started_ago = started_ago(minutes, minute);
-            (!now.is_empty()).then(|| SignalChange { before: *before, now: medians(&now), started_ago })
+            let mut starts = starts_ago(minutes, minute);
+            let (first_started_ago, last) = (starts.next(), starts.last());
+            let started_ago = last.or(first_started_ago);
+            let now = (!now.is_empty()).then(|| medians(&now))?;
+            Some(SignalChange { before: *before, now, started_ago, first_started_ago })
         };
         self.replicas.iter().filter_map(change).collect()
     }
 
+    /// Since when a signal has been above the middle of before and now, by the minute; `None` where it has hardly risen.
+    pub(crate) fn onset(&self, minute: i64, signal: fn(&Signals) -> Option<f64>) -> Option<i64> {
+        let of_minute = |at: i64| {
+            let values: Vec<f64> = self
+                .replicas
+                .iter()
+                .filter_map(|(_, minutes)| minutes.range(at, at).next().and_then(|(_, s)| signal(s)))
+                .collect();
+            median(&values)
+        };
+        let all: Vec<(i64, f64)> =
+            (minute - MAX_MINUTES..=minute).filter_map(|at| Some((at, of_minute(at)?))).collect();
+        let middle = |part: &[(i64, f64)]| median(&part.iter().map(|(_, value)| *value).collect::<Vec<_>>());
+        let now = middle(all.get(all.len().saturating_sub(NOW as usize)..)?)?;
+        let before = middle(all.get(..all.len() / 3)?)?;
+        if before <= 0.0 || now < UNMOVED * before {
+            return None;
+        }
+        let between = (now * before).sqrt();
+        // One quiet minute does not end it.
+        let is_up = |pair: &[(i64, f64)]| pair.iter().any(|(_, value)| *value > between);
+        let up = all.windows(2).rev().take_while(|pair| is_up(pair)).last()?;
+        up.iter().find(|(_, value)| *value > between).map(|(at, _)| *at)
+    }
+
     /// Whether clocks of a replica's GPUs are lowered in the minutes up to `minute`.
-    pub(super) fn gpu_throttled(&self, replica: &str, minute: i64) -> Option<f64> {
+    pub(crate) fn gpu_throttled(&self, replica: &str, minute: i64) -> Option<f64> {
         let (_, minutes) = self.replicas.iter().find(|(name, _)| **name == *replica)?;
         medians(&between(minutes, minute - NOW, minute)).gpu_throttled
     }
@@ -141,9 +172,11 @@ fn between(minutes: &Minutes, after: i64, until: i64) -> Vec<&Signals> {
     minutes.range(after.saturating_add(1), until).map(|(_, signals)| signals).collect()
 }
 
-fn started_ago(minutes: &Minutes, minute: i64) -> Option<i64> {
-    let started = minutes.iter().rev().find(|(at, signals)| *at <= minute && signals.has_started);
-    started.map(|(at, _)| minute - at).filter(|ago| *ago < MAX_STARTED_AGO)
+/// Minutes since each remembered start, the first one first.
+fn starts_ago(minutes: &Minutes, minute: i64) -> impl Iterator<Item = i64> {
+    let starts =
+        minutes.range(minute - MAX_STARTED_AGO + 1, minute).filter(|(_, signals)| signals.has_started);
+    starts.map(move |(at, _)| minute - at)
 }
 
 fn medians(minutes: &[&Signals]) -> Signals {
@@ -201,6 +234,23 @@ mod tests {
             (ratio(|s| s.ttft), ratio(|s| Some(s.requests)), ratio(|s| s.hit_rate)),
             (Some(2.0), Some(1.0), None)
         );
+    }
+
+    #[test]
+    fn the_onset_is_the_minute_since_which_a_signal_is_up() {
+        let onset = |up: &dyn Fn(i64) -> bool| {
+            let mut history = SignalHistory::default();
+            for minute in 0..120 {
+                let ttft = if up(minute) { 0.2 } else { 0.1 + 0.01 * (minute % 3) as f64 };
+                for replica in ["a", "b"] {
+                    history.add(minute, replica, &Signals { ttft: Some(ttft), ..Signals::default() }, 2);
+                }
+            }
+            history.onset(119, |signals| signals.ttft)
+        };
+        assert_eq!(onset(&|minute| minute >= 95), Some(95));
+        assert_eq!(onset(&|minute| minute >= 95 && minute != 110), Some(95), "but for a minute");
+        assert_eq!(onset(&|minute| (40..60).contains(&minute)), None, "over");
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! A cause with the numbers that speak for it, and how causes are ranked.
 //!
-//! Every rule that has evidence makes one [`Case`]; the one on the strongest grounds is the diagnosis, the next the runner-up.
-//! No case is no diagnosis: a wrong cause costs an hour of somebody's night.
-
-use std::cmp::Reverse;
+//! Every rule that has evidence makes one [`Case`]: first who differs alone, then what happened just before, then the largest
+//! change upstream of the stage that rose. The next other cause is the runner-up; without a case the cause is unknown.
 
 use serde::{Deserialize, Serialize};
 
@@ -55,35 +53,18 @@ impl Diagnosis {
     }
 }
 
-/// Why a cause is believed, the weakest first. A stronger one brings the symptoms of the weaker with it (a restart empties caches, load
-/// fills queues and caches and slows decoding), never the other way round.
+/// What kind of evidence speaks for a cause, the weakest first.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Grounds {
+pub(crate) enum Tier {
     /// The tail has grown, or the hour is the busiest.
     #[default]
-    TailAlone,
-    /// The same work takes longer.
-    SlowerSteps,
-    /// The time goes between gateway and engine.
-    OnTheWay,
-    /// A part of what the cause would show.
-    Partly,
-    /// Figures of the cache.
-    ShortCache,
-    /// More requests, or others, than before.
-    OtherTraffic,
-    /// Engines have started.
-    Restarted,
-    /// The revision is new.
-    NewRevision,
-    /// A setting of the engines is another.
-    Setting,
-    /// A replica is known to be slow.
-    SlowReplica,
-    /// The signals of one replica stand out.
-    StandsOut,
-    /// One replica alone is affected.
+    Shape,
+    /// A change upstream of the stage that rose.
+    Change,
+    /// Something happened just before.
+    Event,
+    /// One alone differs from its peers.
     Alone,
 }
 
@@ -92,19 +73,26 @@ pub enum Grounds {
 pub struct Case {
     /// The cause.
     pub cause: Diagnosis,
-    /// Why it is believed.
-    pub grounds: Grounds,
+    /// Kind of evidence.
+    pub(crate) tier: Tier,
+    /// Size of the change, in thresholds.
+    pub(crate) strength: f64,
     /// The numbers that speak for it.
     pub facts: Vec<(&'static str, f64)>,
 }
 
 impl Case {
-    pub(super) fn new(cause: Diagnosis, grounds: Grounds) -> Self {
-        Self { cause, grounds, facts: Vec::new() }
+    pub(crate) fn new(cause: Diagnosis, tier: Tier) -> Self {
+        Self { cause, tier, strength: 1.0, facts: Vec::new() }
+    }
+
+    /// A change of so many thresholds.
+    pub(super) fn change(cause: Diagnosis, strength: f64) -> Self {
+        Self { strength, ..Self::new(cause, Tier::Change) }
     }
 
     /// Adds a known number.
-    pub(super) fn with(mut self, name: &'static str, value: impl Into<Option<f64>>) -> Self {
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<Option<f64>>) -> Self {
         self.facts.extend(value.into().map(|value| (name, value)));
         self
     }
@@ -121,9 +109,9 @@ pub struct Causes {
 
 impl Causes {
     /// Ranks the cases that were made, each cause by its strongest.
-    pub(super) fn of(mut cases: Vec<Case>) -> Self {
+    pub(crate) fn of(mut cases: Vec<Case>) -> Self {
         // Stable: of equal ones the first made wins.
-        cases.sort_by_key(|case| Reverse(case.grounds));
+        cases.sort_by(|a, b| b.tier.cmp(&a.tier).then(b.strength.total_cmp(&a.strength)));
         let mut ranked = cases.into_iter();
         let first = ranked.next();
         let runner_up = first.as_ref().and_then(|first| ranked.find(|case| case.cause != first.cause));
@@ -136,13 +124,13 @@ impl Causes {
         self.first.as_ref().map_or(Diagnosis::Unknown, |case| case.cause)
     }
 
-    /// Takes a later look at the same finding: a known cause gives way only to one on grounds as strong, or when
+    /// Takes a later look at the same finding: a known cause gives way only to evidence as strong, or when
     /// nothing speaks for it any more and something speaks for another.
-    pub(super) fn revise(&mut self, later: Self) {
+    pub(crate) fn revise(&mut self, later: Self) {
         let Some(new) = &later.first else { return };
         let still =
             |old: &Case| [&later.first, &later.runner_up].into_iter().flatten().any(|c| c.cause == old.cause);
-        if self.first.as_ref().is_none_or(|old| new.grounds >= old.grounds || !still(old)) {
+        if self.first.as_ref().is_none_or(|old| new.tier >= old.tier || !still(old)) {
             *self = later;
         }
     }
@@ -150,45 +138,42 @@ impl Causes {
 
 /// A diagnosis in the state file; numbers come back with the next look.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-pub(super) struct SavedCause {
-    pub(super) cause: Diagnosis,
+pub(crate) struct SavedCause {
+    pub(crate) cause: Diagnosis,
     #[serde(default)]
-    pub(super) grounds: Grounds,
+    pub(crate) tier: Tier,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn case(cause: Diagnosis, grounds: Grounds) -> Case {
-        Case::new(cause, grounds)
+    fn case(cause: Diagnosis, tier: Tier) -> Case {
+        Case::new(cause, tier)
     }
 
     #[test]
-    fn the_runner_up_is_another_cause() {
+    fn the_runner_up_is_another_cause_and_the_larger_change_comes_first() {
         let causes = Causes::of(vec![
-            case(Diagnosis::Contention, Grounds::SlowerSteps),
-            case(Diagnosis::Replica, Grounds::Alone),
-            case(Diagnosis::Replica, Grounds::SlowReplica),
+            Case::change(Diagnosis::Contention, 1.2),
+            Case::change(Diagnosis::Capacity, 2.0),
+            case(Diagnosis::Replica, Tier::Alone),
+            case(Diagnosis::Replica, Tier::Event),
         ]);
         assert_eq!(causes.diagnosis(), Diagnosis::Replica);
-        assert_eq!(causes.runner_up.unwrap().cause, Diagnosis::Contention);
+        assert_eq!(causes.runner_up.unwrap().cause, Diagnosis::Capacity);
         assert_eq!(Causes::of(Vec::new()).diagnosis(), Diagnosis::Unknown);
     }
 
     #[test]
     fn a_later_look_replaces_a_weaker_cause_or_one_without_evidence() {
-        use Grounds::{Alone, OtherTraffic, Restarted, SlowerSteps};
-        let one = |cause, grounds| Causes::of(vec![case(cause, grounds)]);
+        use Tier::{Alone, Change, Event};
+        let one = |cause, tier| Causes::of(vec![case(cause, tier)]);
         let table = [
-            (one(Diagnosis::Contention, SlowerSteps), one(Diagnosis::Replica, Alone), Diagnosis::Replica),
-            (
-                one(Diagnosis::ColdStarts, Restarted),
-                one(Diagnosis::Contention, SlowerSteps),
-                Diagnosis::Contention,
-            ),
+            (one(Diagnosis::Contention, Change), one(Diagnosis::Replica, Alone), Diagnosis::Replica),
+            (one(Diagnosis::ColdStarts, Event), one(Diagnosis::Contention, Change), Diagnosis::Contention),
             (one(Diagnosis::Replica, Alone), Causes::default(), Diagnosis::Replica),
-            (Causes::default(), one(Diagnosis::Capacity, OtherTraffic), Diagnosis::Capacity),
+            (Causes::default(), one(Diagnosis::Capacity, Change), Diagnosis::Capacity),
         ];
         for (mut causes, later, expected) in table {
             causes.revise(later);
@@ -197,8 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_that_was_saved_with_a_weight_is_read() {
-        let saved: SavedCause = serde_json::from_str(r#"{"cause":"replica","weight":0.91}"#).unwrap();
-        assert_eq!((saved.cause, saved.grounds), (Diagnosis::Replica, Grounds::TailAlone));
+    fn a_cause_of_an_older_file_is_read() {
+        let saved: SavedCause =
+            serde_json::from_str(r#"{"cause":"replica","grounds":"stands_out"}"#).unwrap();
+        assert_eq!((saved.cause, saved.tier), (Diagnosis::Replica, Tier::Shape));
     }
 }

@@ -3,9 +3,9 @@
 //!
 //! The engine computes prompts first come first served, so the time between two first tokens is what the second prompt
 //! took: rates can be learned from that without knowing how long anybody waited. First tokens that come in one step of
-//! the engine come together and are one lesson. How much of a prompt was computed, an answer tells at its end only: after a
+//! the engine come together and are one sample. How much of a prompt was computed, an answer tells at its end only: after a
 //! restart of the gateway, or beside another one, caches hold what nobody here knows of, and an engine that found it there would
-//! seem ten times as fast as it is. So lessons of a fast engine wait for the ends of their answers. Bounded by the requests in flight.
+//! seem ten times as fast as it is. So samples of a fast engine wait for the ends of their answers. Bounded by the requests in flight.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,18 +20,19 @@ use crate::clock::Stamp;
 use crate::routing::float::span;
 use crate::routing::hazard::lengths::Survival;
 use crate::routing::hazard::{Curve, Running};
-use crate::routing::work::{STEP_TOKENS, Work};
+use crate::routing::tuning::{memories, priors};
+use crate::routing::work::Work;
 
 /// How far a stream is, in content events of one of its choices: written by the stream at every event, read when somebody wants to
 /// know.
 #[derive(Debug, Default)]
-pub(super) struct Pulse {
+pub(super) struct Progress {
     events: AtomicU64,
     at: AtomicU64,
 }
 
-impl Pulse {
-    pub(super) fn beat(&self, events: u64, at: Stamp) {
+impl Progress {
+    pub(super) fn update(&self, events: u64, at: Stamp) {
         self.events.store(events, Ordering::Relaxed);
         self.at.store(at.as_nanos(), Ordering::Relaxed);
     }
@@ -39,7 +40,7 @@ impl Pulse {
 
 /// Prompts that an engine computed, and how long it took: what rates are learned from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Lesson {
+pub struct TimingSample {
     /// What was computed.
     pub work: Work,
     /// How long the engine was at it.
@@ -71,7 +72,7 @@ pub(super) struct Head {
 /// Prompts that are computed.
 pub(super) type Computed = SmallVec<[Placement; 2]>;
 
-/// What is known beforehand by whoever asks for a refresh.
+/// Inputs of a refresh.
 pub(in crate::routing) struct Known<'a> {
     /// Seconds that a token takes undisturbed.
     pub(in crate::routing) step: f32,
@@ -90,11 +91,11 @@ pub struct Refreshed {
     /// Paces of streams since they were last asked.
     pub paces: SmallVec<[Pace; 8]>,
     /// What was learned of the engine's speed.
-    pub lessons: SmallVec<[Lesson; 4]>,
+    pub samples: SmallVec<[TimingSample; 4]>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Books {
+pub(super) struct InflightLedger {
     next_id: u64,
     waiting: VecDeque<Waiting>,
     streams: Vec<Stream>,
@@ -106,11 +107,11 @@ pub(super) struct Books {
     /// Together in one step of the engine; may still grow.
     group: Option<Group>,
     /// Of earlier steps: they wait for what their answers tell.
-    untold: Vec<Group>,
+    unconfirmed: Vec<Group>,
     /// Streams with a bound that no curve knows yet.
     fresh: u32,
     /// Answers without a stream that are taken to be computed and have not ended.
-    silent: u32,
+    unary: u32,
     concurrency: Concurrency,
     /// When a place in a full batch last came free.
     last_free: Stamp,
@@ -119,7 +120,7 @@ pub(super) struct Books {
 /// Prompts that were computed in one step of the engine.
 #[derive(Debug)]
 struct Group {
-    lesson: Lesson,
+    sample: TimingSample,
     /// Those whose answers go on.
     open: SmallVec<[Waiting; 2]>,
     /// One of them had media, and ended without telling how many tokens they were.
@@ -135,7 +136,7 @@ struct Waiting {
 #[derive(Debug)]
 struct Stream {
     id: u64,
-    pulse: Arc<Pulse>,
+    progress: Arc<Progress>,
     first: Stamp,
     prompt: u64,
     /// Seconds per token; infinite without a bound.
@@ -150,7 +151,7 @@ struct Stream {
     is_fresh: bool,
 }
 
-impl Books {
+impl InflightLedger {
     pub(super) fn enter(&mut self, placement: &Placement) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -165,7 +166,7 @@ impl Books {
         let mut work = first.placement.work;
         // An engine takes what waits when a step begins into that step, as much as fits.
         for next in self.waiting.iter().skip(1).take_while(|next| next.placement.at <= since) {
-            if work.tokens.saturating_add(next.placement.work.tokens) > STEP_TOKENS {
+            if work.tokens.saturating_add(next.placement.work.tokens) > priors::STEP_TOKENS {
                 break;
             }
             work += next.placement.work;
@@ -175,7 +176,7 @@ impl Books {
 
     /// A prompt has its first token. Returns whose prompts are computed: its own, and those of answers without a stream that
     /// were sent before it.
-    pub(super) fn first_token(&mut self, id: u64, now: Stamp, pulse: &Arc<Pulse>) -> Computed {
+    pub(super) fn first_token(&mut self, id: u64, now: Stamp, progress: &Arc<Progress>) -> Computed {
         let context = self.context;
         let mut computed = Computed::new();
         let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
@@ -192,39 +193,39 @@ impl Books {
             !is_computed
         });
         let Some(placement) = computed.last().copied() else { return computed };
-        self.silent += u32::try_from(computed.len() - 1).unwrap_or(u32::MAX);
+        self.unary += u32::try_from(computed.len() - 1).unwrap_or(u32::MAX);
         // An engine that runs all it can turns to a prompt when another sequence ends.
         let since = placement.at.max(self.last_first_token).max(self.last_free);
         let own = Waiting { id, placement };
         match &mut self.group {
             // The same step: the engine computed them side by side.
-            Some(Group { lesson, open, .. })
-                if now.since(lesson.at) <= reach(lesson) && placement.at <= lesson.at =>
+            Some(Group { sample, open, .. })
+                if now.since(sample.at) <= reach(sample) && placement.at <= sample.at =>
             {
-                lesson.work += placement.work;
-                lesson.busy += now.since(lesson.at);
-                lesson.at = lesson.at.max(now);
+                sample.work += placement.work;
+                sample.busy += now.since(sample.at);
+                sample.at = sample.at.max(now);
                 open.push(own);
             }
             group => {
-                self.untold.extend(group.take());
-                let lesson = Lesson {
+                self.unconfirmed.extend(group.take());
+                let sample = TimingSample {
                     work: placement.work,
                     busy: now.since(since),
                     was_idle: placement.at >= self.last_first_token,
                     context,
                     at: now,
                 };
-                let is_lesson = computed.len() == 1 && !was_disturbed;
-                *group = is_lesson.then(|| Group { lesson, open: smallvec![own], is_unsized: false });
+                let is_sample = computed.len() == 1 && !was_disturbed;
+                *group = is_sample.then(|| Group { sample, open: smallvec![own], is_unsized: false });
             }
         }
         self.last_first_token = self.last_first_token.max(now);
-        pulse.beat(1, now);
+        progress.update(1, now);
         self.fresh += u32::from(placement.tpot.is_some());
         self.streams.push(Stream {
             id,
-            pulse: Arc::clone(pulse),
+            progress: Arc::clone(progress),
             first: now,
             prompt: placement.prompt.0,
             bound: placement.tpot.map_or(f32::INFINITY, |bound| bound.as_secs_f32()),
@@ -241,20 +242,20 @@ impl Books {
 
     /// An answer told what was computed of its prompt.
     pub(super) fn computed(&mut self, id: u64, work: Work) {
-        for Group { lesson, open, .. } in self.untold.iter_mut().chain(&mut self.group) {
+        for Group { sample, open, .. } in self.unconfirmed.iter_mut().chain(&mut self.group) {
             if let Some(at) = open.iter().position(|one| one.id == id) {
                 let placement = open.swap_remove(at).placement;
-                lesson.work = lesson.work - placement.work + work;
+                sample.work = sample.work - placement.work + work;
                 return;
             }
         }
     }
 
-    /// How long a prompt that got no token has kept the engine busy: its lesson, if it is the one being computed.
-    pub(super) fn overdue(&self, id: u64, now: Stamp) -> Option<Lesson> {
+    /// How long a prompt that got no token has kept the engine busy: its sample, if it is the one being computed.
+    pub(super) fn overdue(&self, id: u64, now: Stamp) -> Option<TimingSample> {
         self.waiting.front().filter(|first| first.id == id)?;
         let head = self.head();
-        Some(Lesson {
+        Some(TimingSample {
             work: head.work,
             busy: now.since(head.since),
             was_idle: false,
@@ -266,7 +267,7 @@ impl Books {
     /// A request waits no longer, whatever became of it.
     pub(super) fn leave(&mut self, id: u64) -> Option<Placement> {
         let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
-            self.silent = self.silent.saturating_sub(1);
+            self.unary = self.unary.saturating_sub(1);
             return None;
         };
         // When the engine turned to the next one is not known then.
@@ -279,7 +280,7 @@ impl Books {
     /// A stream ended.
     pub(super) fn end(&mut self, id: u64) {
         let Some(at) = self.streams.iter().position(|stream| stream.id == id) else { return };
-        for group in self.untold.iter_mut().chain(&mut self.group) {
+        for group in self.unconfirmed.iter_mut().chain(&mut self.group) {
             group.is_unsized |= group.open.iter().any(|one| one.id == id && one.placement.has_media);
             group.open.retain(|one| one.id != id);
         }
@@ -287,9 +288,9 @@ impl Books {
         let gone = self.streams.swap_remove(at);
         self.fresh -= u32::from(gone.is_fresh);
         self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
-        let end = Stamp::from_nanos(gone.pulse.at.load(Ordering::Relaxed));
+        let end = Stamp::from_nanos(gone.progress.at.load(Ordering::Relaxed));
         // What ends with its first token was never decoded and held no place.
-        if !self.waiting.is_empty() && end.since(gone.first) > ONE_STEP {
+        if !self.waiting.is_empty() && end.since(gone.first) > memories::ONE_STEP {
             let limit = self.concurrency.limit();
             if limit > 0 && running >= limit {
                 self.last_free = end;
@@ -309,7 +310,7 @@ impl Books {
     }
 
     fn running(&self) -> u32 {
-        u32::try_from(self.streams.len()).unwrap_or(u32::MAX).saturating_add(self.silent)
+        u32::try_from(self.streams.len()).unwrap_or(u32::MAX).saturating_add(self.unary)
     }
 
     fn note_rest(&mut self) {
@@ -331,13 +332,13 @@ impl Books {
     /// Asks every stream how far it is: the harm that stalls would do, and what was learned meanwhile.
     pub(super) fn refresh(&mut self, now: Stamp, known: &Known<'_>) -> (Curve, Refreshed) {
         let mut curve = Curve::default();
-        let mut found = Refreshed { computed: self.take_silent(now, known.seconds), ..Refreshed::default() };
+        let mut found = Refreshed { computed: self.take_unary(now, known.seconds), ..Refreshed::default() };
         let context = self.count_context(known.per_event);
         for stream in &mut self.streams {
-            let at = stream.pulse.at.load(Ordering::Relaxed);
+            let at = stream.progress.at.load(Ordering::Relaxed);
             let (events_before, at_before) = stream.asked;
             stream.is_fresh = false;
-            if stream.events >= events_before + PACE_OVER && at > at_before {
+            if stream.events >= events_before + memories::PACE_EVENTS && at > at_before {
                 let tokens = (stream.events - events_before) as f64 * known.per_event;
                 stream.asked = (stream.events, at);
                 found.paces.push(Pace { per_token: (at - at_before) as f64 * 1e-9 / tokens, context });
@@ -350,32 +351,32 @@ impl Books {
             }
         }
         self.fresh = 0;
-        found.lessons = self.take_lessons(now, known.seconds);
+        found.samples = self.take_samples(now, known.seconds);
         (curve, found)
     }
 
     /// Lessons of which nothing more will be told, or that have waited for it long enough. What took longer than expected is learned at
     /// once: no cache makes an engine slower. Of media nobody knows how much there was to compute until the answer tells.
-    fn take_lessons(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64) -> SmallVec<[Lesson; 4]> {
+    fn take_samples(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64) -> SmallVec<[TimingSample; 4]> {
         let is_idle = self.streams.is_empty() && self.waiting.is_empty();
-        let is_over = |group: &Lesson| is_idle || now.since(group.at) > reach(group);
-        self.untold.extend(self.group.take_if(|group| is_over(&group.lesson)));
+        let is_over = |group: &TimingSample| is_idle || now.since(group.at) > reach(group);
+        self.unconfirmed.extend(self.group.take_if(|group| is_over(&group.sample)));
         let is_unsized =
             |group: &Group| group.is_unsized || group.open.iter().any(|one| one.placement.has_media);
         let is_told = |group: &mut Group| {
-            let is_slow = group.lesson.busy.as_secs_f64() >= seconds(&group.lesson.work);
-            let is_over = group.open.is_empty() || now.since(group.lesson.at) > TOLD_WITHIN;
+            let is_slow = group.sample.busy.as_secs_f64() >= seconds(&group.sample.work);
+            let is_over = group.open.is_empty() || now.since(group.sample.at) > memories::CONFIRMED_WITHIN;
             is_over || is_slow && !is_unsized(group)
         };
-        let told = self.untold.extract_if(.., is_told);
-        told.filter(|group| !is_unsized(group)).map(|group| group.lesson).collect()
+        let snapshot = self.unconfirmed.extract_if(.., is_told);
+        snapshot.filter(|group| !is_unsized(group)).map(|group| group.sample).collect()
     }
 
     /// Tokens in the context of running streams by now.
     fn count_context(&mut self, per_event: f64) -> u64 {
         let mut context: u64 = 0;
         for stream in &mut self.streams {
-            stream.events = stream.pulse.events.load(Ordering::Relaxed);
+            stream.events = stream.progress.events.load(Ordering::Relaxed);
             stream.counted = (stream.events as f64 * per_event) as u64;
             context = context.saturating_add(stream.prompt).saturating_add(stream.counted);
         }
@@ -384,7 +385,7 @@ impl Books {
     }
 
     /// An answer without a stream shows nothing until its end: its prompt is taken to be computed when its time is over.
-    fn take_silent(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64) -> Computed {
+    fn take_unary(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64) -> Computed {
         let mut computed = Computed::new();
         while let Some(head) = self.waiting.front().filter(|head| !head.placement.is_stream) {
             let since = head.placement.at.max(self.last_first_token);
@@ -395,7 +396,7 @@ impl Books {
             self.last_first_token = due;
             self.is_disturbed = true;
             computed.extend(self.waiting.pop_front().map(|head| head.placement));
-            self.silent += 1;
+            self.unary += 1;
         }
         self.note_rest();
         computed
@@ -403,14 +404,6 @@ impl Books {
 }
 
 /// How long after the last of its first tokens another one still belongs to a step: too little to have been computed by itself.
-fn reach(group: &Lesson) -> Duration {
-    ONE_STEP.max(group.busy / 20)
+fn reach(group: &TimingSample) -> Duration {
+    memories::ONE_STEP.max(group.busy / 20)
 }
-
-/// Arrivals of one step's tokens differ by what writing and reading them takes.
-const ONE_STEP: Duration = Duration::from_millis(3);
-/// After which a lesson counts as it was predicted: of the speed of an engine that fell behind, a route with long answers has to know sooner
-/// than these end.
-const TOLD_WITHIN: Duration = Duration::from_secs(10);
-/// Events over which a pace is taken, so that a step more or less does not show.
-const PACE_OVER: u64 = 8;

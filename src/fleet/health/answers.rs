@@ -1,9 +1,8 @@
-//! How one replica has answered of late: failure rate, back-off after refusals, trial after an ejection.
+//! Recent answers of one replica: failure rates, back-off after refusals, trial after an ejection.
 //!
 //! A replica that fails fast looks idle. So failures lower its share of the traffic long before they eject it, and an
 //! ejected replica that passes its probe gets a trial share until live answers prove it. What fails with one prompt alone is
 //! that prompt's doing as likely as the replica's, and counts when another prompt has failed there. Pure: time is an argument.
-//! What the figures mean beside the pool's other replicas is [`super::outliers`]' affair.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use crate::clock::Stamp;
 
 /// Recent answers of one replica.
 #[derive(Debug, Default)]
-pub struct Answers {
+pub(crate) struct Answers {
     recent: Mutex<Recent>,
     paused_until: AtomicU64,
     /// Requests that may be in flight at once; 0 is no limit.
@@ -23,10 +22,10 @@ pub struct Answers {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Recent {
-    /// Failed answers as a fraction of all, newer ones weighing more: what ejects, ...
+    /// Failed answers as a fraction of all, exponentially weighted: what ejects.
     rate: f64,
-    /// ... and the same with a shorter memory: what lowers its share, which keeps it from answers to clear itself with.
-    price: f64,
+    /// The same with τ = 10 s: what lowers its share.
+    demotion_rate: f64,
     at: Stamp,
     is_known: bool,
     failures_in_a_row: u32,
@@ -39,7 +38,7 @@ struct Recent {
 
 impl Answers {
     /// A first token or a whole answer came. Returns whether that ended a trial.
-    pub fn good(&self, now: Stamp) -> bool {
+    pub(crate) fn good(&self, now: Stamp) -> bool {
         {
             let mut recent = self.recent.lock();
             recent.note(now, 0.0);
@@ -56,7 +55,7 @@ impl Answers {
     }
 
     /// A request with this prompt failed there. Returns the failures in a row that count.
-    pub fn failed(&self, prompt: u64, now: Stamp) -> u32 {
+    pub(crate) fn failed(&self, prompt: u64, now: Stamp) -> u32 {
         let in_a_row = {
             let mut recent = self.recent.lock();
             recent.failed(prompt, now);
@@ -69,7 +68,7 @@ impl Answers {
     }
 
     /// It refused a request at once (a full queue), which is no failure while its streams move.
-    pub fn refused(&self, now: Stamp) {
+    pub(crate) fn refused(&self, now: Stamp) {
         let in_a_row = {
             let mut recent = self.recent.lock();
             recent.refusals_in_a_row += 1;
@@ -83,43 +82,48 @@ impl Answers {
     }
 
     /// Takes no requests for this long while other replicas do.
-    pub fn pause(&self, now: Stamp, span: Duration) {
+    pub(crate) fn pause(&self, now: Stamp, span: Duration) {
         self.paused_until.fetch_max(now.after(span).as_nanos(), Ordering::Relaxed);
     }
 
-    /// Whether it takes another request now, beside `inflight` of ours, while other replicas are there.
-    pub fn takes(&self, now: Stamp, inflight: u64) -> bool {
-        let allowed = u64::from(self.trial.load(Ordering::Relaxed));
-        now.as_nanos() >= self.paused_until.load(Ordering::Relaxed) && (allowed == 0 || inflight < allowed)
+    /// End of its back-off: until then it takes no requests while other replicas do.
+    pub(crate) fn paused_until(&self) -> Stamp {
+        Stamp::from_nanos(self.paused_until.load(Ordering::Relaxed))
+    }
+
+    /// Requests that it may have in flight at once; `None` unless it is on trial.
+    pub(crate) fn trial(&self) -> Option<u32> {
+        Some(self.trial.load(Ordering::Relaxed)).filter(|most| *most > 0)
     }
 
     /// Fraction of failed answers, 0 to 1; `None` where it has not answered at all.
-    pub fn failure_rate(&self, now: Stamp) -> Option<f64> {
+    pub(crate) fn failure_rate(&self, now: Stamp) -> Option<f64> {
         let recent = *self.recent.lock();
         recent.is_known.then(|| recent.rate_at(now))
     }
 
-    /// The same with a shorter memory, 0 where failures are rare: what it costs its share of the traffic.
-    pub fn price(&self, now: Stamp) -> Option<f64> {
+    /// The same with a shorter memory, 0 where failures are rare: lowers its share of the traffic. Its memory is short because a low
+    /// share keeps it from answers to clear itself with.
+    pub(crate) fn demotion_rate(&self, now: Stamp) -> Option<f64> {
         let recent = *self.recent.lock();
-        let rare = |price: f64| if price < RARE { 0.0 } else { price };
-        recent.is_known.then(|| rare(recent.price_at(now)))
+        let unless_rare = |rate: f64| if rate < RARE { 0.0 } else { rate };
+        recent.is_known.then(|| unless_rare(recent.demotion_rate_at(now)))
     }
 
     /// A replica that traffic proved sick takes requests again: few at first.
-    pub fn begin_trial(&self) {
+    pub(crate) fn begin_trial(&self) {
         *self.recent.lock() = Recent::default();
         self.resume();
         self.trial.store(1, Ordering::Relaxed);
     }
 
     /// Whether it is on trial.
-    pub fn is_on_trial(&self) -> bool {
-        self.trial.load(Ordering::Relaxed) != 0
+    pub(crate) fn is_on_trial(&self) -> bool {
+        self.trial().is_some()
     }
 
     /// Ends a back-off.
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.paused_until.store(0, Ordering::Relaxed);
     }
 }
@@ -140,9 +144,9 @@ impl Recent {
     }
 
     fn note(&mut self, now: Stamp, failure: f64) {
-        let (rate, price) = (self.rate_at(now), self.price_at(now));
+        let (rate, demotion) = (self.rate_at(now), self.demotion_rate_at(now));
         self.rate = rate + LEARNED * (failure - rate);
-        self.price = price + LEARNED * (failure - price);
+        self.demotion_rate = demotion + LEARNED * (failure - demotion);
         self.at = now;
         self.is_known = true;
     }
@@ -151,8 +155,8 @@ impl Recent {
         faded(self.rate, now.since(self.at), RATE_FADES_IN)
     }
 
-    fn price_at(&self, now: Stamp) -> f64 {
-        faded(self.price, now.since(self.at), PRICE_FADES_IN)
+    fn demotion_rate_at(&self, now: Stamp) -> f64 {
+        faded(self.demotion_rate, now.since(self.at), DEMOTION_FADES_IN)
     }
 }
 
@@ -162,10 +166,10 @@ fn faded(value: f64, age: Duration, fades_in: Duration) -> f64 {
 
 /// Weight of one answer in the rate: three failures in a row of a healthy replica make 27 %.
 const LEARNED: f64 = 0.1;
-/// Times in which rate and price lose two thirds: three failures in a row count together though requests are rare; a replica
+/// Time constants of the two rates: three failures in a row count together though requests are rare; a replica
 /// that is avoided for one failure is tried again after some ten seconds.
 const RATE_FADES_IN: Duration = Duration::from_secs(60);
-const PRICE_FADES_IN: Duration = Duration::from_secs(10);
+const DEMOTION_FADES_IN: Duration = Duration::from_secs(10);
 const RARE: f64 = 0.03;
 /// Doubled for each failure or refusal in a row.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -176,9 +180,19 @@ const TRIAL_ENDS_AT: u32 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::health::Takes;
+    use crate::fleet::health::standing::Gate;
+    use crate::fleet::life::ReplicaState;
 
     fn at(millis: u64) -> Stamp {
         Stamp::from_nanos(millis * 1_000_000)
+    }
+
+    /// Whether it takes another request at this millisecond, beside so many.
+    fn takes(answers: &Answers, millis: u64, inflight: u64) -> bool {
+        let (state, paused_until, trial) = (ReplicaState::Ready, answers.paused_until(), answers.trial());
+        let gate = Gate { state, is_held: false, paused_until, trial, inflight };
+        super::super::takes(&gate, at(millis)) == Takes::Requests
     }
 
     #[test]
@@ -191,8 +205,8 @@ mod tests {
         let after_three = answers.failure_rate(at(0)).unwrap();
         assert!((0.27..0.28).contains(&after_three), "{after_three}");
         assert!(answers.failure_rate(at(120_000)).unwrap() < 0.05);
-        assert!(answers.price(at(0)).unwrap() > 0.27);
-        assert_eq!(answers.price(at(25_000)), Some(0.0));
+        assert!(answers.demotion_rate(at(0)).unwrap() > 0.27);
+        assert_eq!(answers.demotion_rate(at(25_000)), Some(0.0));
         for _ in 0..10 {
             answers.good(at(0));
         }
@@ -207,9 +221,9 @@ mod tests {
         for n in 0..20 {
             assert_eq!(answers.failed(7, at(n)), 0, "one client's request");
         }
-        assert!(answers.price(at(20)) == Some(0.0) && answers.takes(at(20), 0));
+        assert!(answers.demotion_rate(at(20)) == Some(0.0) && takes(&answers, 20, 0));
         assert_eq!(answers.failed(8, at(30)), 2);
-        assert!(answers.price(at(30)).unwrap() > 0.18 && !answers.takes(at(31), 0));
+        assert!(answers.demotion_rate(at(30)).unwrap() > 0.18 && !takes(&answers, 31, 0));
         assert_eq!(answers.failed(9, at(30)), 3);
         let rare = Answers::default();
         for minute in 0..5 {
@@ -221,15 +235,15 @@ mod tests {
     fn a_refusal_pauses_for_longer_each_time_up_to_a_second() {
         let answers = Answers::default();
         answers.refused(at(0));
-        assert!(!answers.takes(at(99), 0) && answers.takes(at(100), 0));
+        assert!(!takes(&answers, 99, 0) && takes(&answers, 100, 0));
         assert_eq!(answers.failure_rate(at(100)), None);
         for _ in 0..9 {
             answers.refused(at(100));
         }
-        assert!(!answers.takes(at(1099), 0) && answers.takes(at(1100), 0));
+        assert!(!takes(&answers, 1099, 0) && takes(&answers, 1100, 0));
         answers.good(at(1100));
         answers.refused(at(1100));
-        assert!(answers.takes(at(1200), 0));
+        assert!(takes(&answers, 1200, 0));
     }
 
     #[test]
@@ -237,11 +251,11 @@ mod tests {
         let answers = Answers::default();
         answers.failed(1, at(0));
         answers.begin_trial();
-        assert!(answers.takes(at(1), 0) && !answers.takes(at(1), 1));
+        assert!(takes(&answers, 1, 0) && !takes(&answers, 1, 1));
         assert!(!answers.good(at(1)));
-        assert!(answers.takes(at(1), 1) && !answers.takes(at(1), 2));
+        assert!(takes(&answers, 1, 1) && !takes(&answers, 1, 2));
         let ended = (0..4).map(|_| answers.good(at(1))).collect::<Vec<_>>();
         assert_eq!(ended, [false, false, false, true]);
-        assert!(answers.takes(at(1), 10_000));
+        assert!(takes(&answers, 1, 10_000));
     }
 }

@@ -6,15 +6,64 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::sentence::{seconds, share};
-use super::{Cause, Outlier, RouteFigures};
+use super::table::{
+    DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, FAILING, FAILURES_OF_ONE, FEW, FLOOD, MIN_DIFFERENCE, NOISE, QUEUE,
+};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, Part, Slot};
 use crate::stage::Stage;
-use crate::stats::upper_quantile;
+use crate::stats::{Counts, upper_quantile};
+
+/// Figures of one route.
+#[derive(Default)]
+pub(crate) struct RouteFigures {
+    /// Label `route`.
+    pub(crate) route: Arc<str>,
+    /// Last minute.
+    pub(crate) minute: WindowFigures,
+    /// Last five minutes.
+    pub(crate) five: WindowFigures,
+    /// Last hour.
+    pub(crate) hour: Slot,
+    /// The nine minutes before the last one, and how many seconds of them had requests.
+    pub(crate) before: (Slot, f64),
+    /// How long the gateway has run.
+    pub(crate) uptime: Duration,
+    /// Replicas of its pools as they are now.
+    pub(crate) replicas: Vec<ReplicaStatus>,
+}
+
+/// Figures of one route in one window.
+#[derive(Clone, Default)]
+pub(crate) struct WindowFigures {
+    pub(crate) slot: Slot,
+    pub(crate) ttft: Counts,
+    pub(crate) itl: Counts,
+}
+
+/// Where the misses come from.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Cause {
+    /// The stage that most misses are blamed on.
+    pub(crate) stage: Stage,
+    /// Misses blamed on it.
+    pub(crate) misses: u32,
+    /// The most frequent reason of a miss.
+    pub(crate) reason: &'static str,
+    /// Blamed by the engines' queues as scraped: the gateway has not learned to split the wait yet.
+    pub(crate) is_by_scrape: bool,
+}
+
+/// Somebody who differs from the others, with the numbers that say so.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Outlier {
+    pub(crate) dimension: Dimension,
+    pub(crate) name: Arc<str>,
+    pub(crate) evidence: String,
+}
 
 /// Outliers, the replicas first.
-pub(super) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -> Vec<Outlier> {
+pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -> Vec<Outlier> {
     let mut found: Vec<Outlier> =
         figures.replicas.iter().filter_map(|status| not_ready(status, figures.uptime)).collect();
     found.extend(figures.replicas.iter().filter_map(|status| silent(status, figures)));
@@ -127,9 +176,10 @@ fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<O
         if others.is_empty() {
             return None;
         }
-        let (strength, evidence) = fails(part, &others)
-            .or_else(|| is_slower(part, &others, stage?))
-            .or_else(|| misses_more(part, &others, stage?))?;
+        let (strength, evidence) = fails(part, &others).or_else(|| {
+            let stage = stage.filter(|stage| !is_explained(part, &others, *stage))?;
+            is_slower(part, &others, stage).or_else(|| misses_more(part, &others, stage))
+        })?;
         Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
     });
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
@@ -137,22 +187,30 @@ fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<O
 
 fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
     let all = others.iter().map(|other| other.failures).sum::<u32>() + part.failures;
-    let is_it = part.failures >= MIN_EVENTS && f64::from(part.failures) >= FAILURES_OF_ONE * f64::from(all);
+    let is_it = part.failures >= FEW && f64::from(part.failures) >= FAILURES_OF_ONE * f64::from(all);
     is_it.then(|| {
         (f64::from(part.failures) * 100.0, format!("{} of {all} failed attempts are its own", part.failures))
     })
 }
 
+/// Whether the wait for first tokens is that of its work: prefix affinity sends one replica the colder prompts.
+fn is_explained(part: &Part, others: &[&Part], stage: Stage) -> bool {
+    let mut rest: Vec<f64> = others.iter().filter_map(|other| other.over_expected()).collect();
+    let pair = part.over_expected().zip(upper_quantile(&mut rest, 0.5));
+    let is_of_prompts = matches!(stage, Stage::EngineQueue | Stage::Prefill);
+    is_of_prompts && pair.is_some_and(|(own, usual)| own < DIFFERS_FROM_USUAL * usual)
+}
+
 fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
     let of = |part: &Part| -> Option<f64> {
-        let enough = part.stage_requests.get(stage as usize).is_some_and(|n| *n >= MIN_EVENTS);
+        let enough = part.stage_requests.get(stage as usize).is_some_and(|n| *n >= FEW);
         let itl = (stage == Stage::Decode).then(|| part.mean_itl()).flatten();
         itl.or_else(|| part.mean(stage).filter(|_| enough))
     };
     let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
     // The upper median: where two of three are slow, neither stands out.
     let usual = upper_quantile(&mut rest, 0.5)?;
-    let is_it = own >= SLOWER * usual && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
+    let is_it = own >= DIFFERS * usual && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
     let (what, in_mean) = match stage {
         Stage::Decode if part.itl.1 > 0 => ("a token", "takes"),
         _ => (stage.as_str(), "needs on average"),
@@ -172,7 +230,7 @@ fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, Stri
     let rate = |missed: u32, judged: u32| f64::from(missed) / f64::from(judged.max(1));
     let own = rate(missed(part), part.judged);
     let rest = rate(others.iter().map(|o| missed(o)).sum(), others.iter().map(|o| o.judged).sum());
-    let is_it = missed(part) >= MIN_EVENTS && own >= 2.0 * rest && own - rest >= 0.1;
+    let is_it = missed(part) >= FEW && own >= 2.0 * rest && own - rest >= 0.1;
     is_it.then(|| {
         (own / rest.max(0.01), format!("misses {} of its requests, the others {}", share(own), share(rest)))
     })
@@ -188,7 +246,7 @@ fn longest_queue(replicas: &[ReplicaStatus], cause: &Cause) -> Option<Outlier> {
         replicas.iter().filter_map(|status| Some((waiting(status)?, status))).collect();
     queues.sort_by(|a, b| b.0.total_cmp(&a.0));
     let [(longest, status), (next, _), ..] = &queues[..] else { return None };
-    let is_it = *longest >= MIN_QUEUE && *longest >= 3.0 * next.max(1.0);
+    let is_it = *longest >= QUEUE && *longest >= 3.0 * next.max(1.0);
     is_it.then(|| replica(status, format!("has {longest:.0} waiting in its engine, the next {next:.0}")))
 }
 
@@ -211,7 +269,7 @@ fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
             let earlier = past.iter().find(|(known, _)| known == name).map_or(0.0, |(_, tokens)| *tokens);
             let (own, was) = (tokens / all_now, earlier / all_past);
             let rate_grew = per_second(*tokens, 60.0) >= 2.0 * per_second(earlier, before_seconds);
-            let is_it = own >= LARGE_SHARE && (own >= 2.0 * was || own - was >= 0.25) && rate_grew;
+            let is_it = own >= FLOOD && (own >= 2.0 * was || own - was >= 0.25) && rate_grew;
             let evidence = || match dimension {
                 Dimension::Class => {
                     format!("prompts are {} of the prompt tokens, {} before", share(own), share(was))
@@ -231,17 +289,19 @@ const FOUND_WITHIN: Duration = Duration::from_secs(20);
 const MAX_OUTLIERS: usize = 6;
 /// Some ejections long.
 const SETTLED: Duration = Duration::from_secs(120);
-/// Share of its ordinary traffic.
-const DEMOTED: f64 = 0.5;
-/// Share of its last answers.
-const FAILING: f64 = 0.05;
-const MIN_EVENTS: u32 = 3;
-const FAILURES_OF_ONE: f64 = 0.6;
-const SLOWER: f64 = 1.6;
-/// Seconds.
-const MIN_DIFFERENCE: f64 = 0.05;
-/// Seconds: below, a difference is nobody's concern.
-const NOISE: f64 = 0.003;
-const MIN_QUEUE: f64 = 4.0;
+/// Requests before the last minute: fewer are no share.
 const MIN_BEFORE: u32 = 10;
-const LARGE_SHARE: f64 = 0.35;
+
+/// Two or three significant digits with their unit.
+pub(crate) fn seconds(value: f64) -> String {
+    match value {
+        value if value >= 99.5 => format!("{value:.0} s"),
+        value if value >= 0.9995 => format!("{value:.1} s"),
+        value if value >= 0.00995 => format!("{:.0} ms", value * 1e3),
+        value => format!("{:.1} ms", value * 1e3),
+    }
+}
+
+fn share(value: f64) -> String {
+    format!("{:.0} %", value * 100.0)
+}

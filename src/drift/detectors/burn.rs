@@ -1,15 +1,18 @@
-//! Availability: how fast the error budget burns, and hours of the day in which it fails.
+//! Bad requests beyond their budget: failures against the availability target, late first tokens against p99.
 //!
-//! Burn rates over pairs of windows (Site Reliability Workbook, chapter 5): the long one shows that it matters, the
-//! short one that it goes on. A peak hour at 99.1 % hides in a day at 99.9 %, so each hour of the day is also summed over a
-//! week. Both need more failures than chance explains.
+//! Burn rates over pairs of windows (Site Reliability Workbook, chapter 5): the long one shows that it matters, the short one
+//! that it goes on. More must be bad than chance explains, over longer than a burst. A peak hour at 99.1 % hides in a day at
+//! 99.9 %, so each hour of the day is also summed over a week.
 
 use serde::{Deserialize, Serialize};
 
 use super::hours::{HOUR, hour_index};
+use super::table::{
+    BurnRow, FAILING_DAYS, FAILING_HOUR, LEAST_BAD, LN_CHANCE, MOST_BAD_SHARE, P99, WEEK, WORKBOOK,
+};
 use crate::stats::{Ring, ln_binomial_tail};
 
-/// Requests and failures.
+/// Requests, and the bad ones among them.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(super) struct Count {
     pub(super) all: u64,
@@ -22,14 +25,14 @@ impl Count {
         self.bad += u64::from(is_bad);
     }
 
-    /// Share that failed.
-    fn share(self) -> f64 {
+    /// Bad share.
+    pub(super) fn share(self) -> f64 {
         self.bad as f64 / self.all.max(1) as f64
     }
 
-    /// Whether more failed than `share`, beyond chance.
+    /// Whether more were bad than `share`, beyond chance.
     fn exceeds(self, share: f64) -> bool {
-        self.share() > share && ln_binomial_tail(self.bad as f64, self.all as f64, share) <= MAX_LN_CHANCE
+        self.share() > share && ln_binomial_tail(self.bad as f64, self.all as f64, share) <= LN_CHANCE
     }
 }
 
@@ -39,70 +42,82 @@ impl std::iter::Sum for Count {
     }
 }
 
-/// Minutes of the last three days.
+/// Counts in slots of `SECONDS`, as far back as the longest window of its rows.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(super) struct BurnWindows {
-    minutes: Ring<Count>,
-    /// Whether anything failed since it was last judged.
+pub(super) struct BadRequests<const SECONDS: i64> {
+    #[serde(rename = "minutes")]
+    slots: Ring<Count>,
+    /// Whether any was bad since it was last judged.
     #[serde(skip)]
     is_due: bool,
 }
 
-/// An error budget that burns too fast.
+/// A budget that burns too fast.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct BudgetBurn {
-    /// Burn rate: 1 uses up the budget in 30 days.
+pub(super) struct Burn {
+    /// Multiple of the rate at which the budget is just used up.
     pub(super) rate: f64,
     /// Seconds.
-    pub(super) long_window: f64,
+    pub(super) long: f64,
     /// Seconds.
-    pub(super) short_window: f64,
+    pub(super) short: f64,
+    /// Seconds between the first and the last bad request of the long window.
+    pub(super) lasted: f64,
     /// Requests of the long window.
     pub(super) count: Count,
 }
 
-impl BurnWindows {
+impl<const SECONDS: i64> BadRequests<SECONDS> {
+    /// As many as the longest window of its rows takes: seconds are of [`P99`], minutes of [`WORKBOOK`].
+    const KEPT: i64 = if SECONDS < 60 { P99[1].long } else { WORKBOOK[2].long } / SECONDS;
+
     /// Without what lies after `now`, in order: it comes from a file.
     pub(super) fn up_to(mut self, now: f64) -> Self {
-        self.minutes = self.minutes.up_to(minute_index(now));
+        self.slots = self.slots.up_to(slot::<SECONDS>(now));
         self
     }
 
     /// Takes one request.
     pub(super) fn add(&mut self, at: f64, is_bad: bool) {
-        self.minutes.at(minute_index(at), MAX_MINUTES).add(is_bad);
+        self.slots.at(slot::<SECONDS>(at), Self::KEPT).add(is_bad);
         self.is_due |= is_bad;
     }
 
-    /// Judges the windows that end now, if anything failed since the last call; `budget` is the share that may fail.
-    pub(super) fn judge(&mut self, at: f64, budget: f64) -> Option<BudgetBurn> {
+    /// Judges the windows of `rows` that end now, if any request was bad since the last call; `budget` is the share that may be.
+    pub(super) fn judge(&mut self, at: f64, rows: &[BurnRow], budget: f64) -> Option<Burn> {
         if !std::mem::take(&mut self.is_due) {
             return None;
         }
-        let now = minute_index(at);
-        let sum = |length: i64| -> Count {
-            let newest = self.minutes.iter().rev().take_while(|(index, _)| now - *index < length);
-            newest.map(|(_, count)| *count).sum()
-        };
-        BURN_ALERTS.into_iter().find_map(|alert| {
+        let now = slot::<SECONDS>(at);
+        let window =
+            |seconds: i64| self.slots.iter().rev().take_while(move |(at, _)| (now - at) * SECONDS < seconds);
+        rows.iter().find_map(|row| {
             // At 14.4 times a budget of over 7 % more would have to fail than came.
-            let share = (alert.rate * budget).min(MAX_BURN_SHARE);
-            let short = sum(alert.short_minutes);
-            if short.share() <= share || short.bad < MIN_RECENT_FAILURES {
+            let share = (row.rate * budget).min(MOST_BAD_SHARE);
+            let short: Count = window(row.short).map(|(_, count)| *count).sum();
+            if short.share() <= share || short.bad < LEAST_BAD {
                 return None;
             }
-            let count = sum(alert.long_minutes);
-            count.exceeds(share).then(|| BudgetBurn {
+            let count: Count = window(row.long).map(|(_, count)| *count).sum();
+            let mut bad = window(row.long).filter(|(_, count)| count.bad > 0).map(|(at, _)| at);
+            let last = bad.next()?;
+            let lasted = (last - bad.last().unwrap_or(last)) * SECONDS;
+            (count.bad >= row.least && lasted >= row.lasts && count.exceeds(share)).then(|| Burn {
                 rate: count.share() / budget,
-                long_window: alert.long_minutes as f64 * 60.0,
-                short_window: alert.short_minutes as f64 * 60.0,
+                long: row.long as f64,
+                short: row.short as f64,
+                lasted: lasted as f64,
                 count,
             })
         })
     }
 }
 
-/// Failures by hour of the day, for each of the last seven days.
+fn slot<const SECONDS: i64>(at: f64) -> i64 {
+    (at / SECONDS as f64).floor() as i64
+}
+
+/// Failures by hour of the day, for each day of a week.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct HoursOfDay {
     /// By hour of the day: day and count, oldest first.
@@ -129,7 +144,7 @@ pub(super) struct BadHour {
 }
 
 impl HoursOfDay {
-    /// As [`BurnWindows::up_to`].
+    /// As [`BadRequests::up_to`].
     pub(super) fn up_to(mut self, now: f64) -> Self {
         let (today, _) = day_and_hour(now);
         self.hours.resize(24, Ring::default());
@@ -141,7 +156,7 @@ impl HoursOfDay {
     pub(super) fn add(&mut self, at: f64, is_bad: bool) {
         let (day, hour) = day_and_hour(at);
         if let Some(days) = self.hours.get_mut(hour) {
-            days.at(day, MAX_DAYS).add(is_bad);
+            days.at(day, WEEK).add(is_bad);
         }
     }
 
@@ -160,12 +175,12 @@ impl HoursOfDay {
     /// Judges the hour of the day that has just ended.
     pub(super) fn judge(&self, at: f64, budget: f64) -> Option<BadHour> {
         let (day, hour) = day_and_hour(at - HOUR);
-        let after = day - MAX_DAYS;
+        let after = day - WEEK;
         let here = self.sum(hour, after);
         let others: Count = (0..24).filter(|other| *other != hour).map(|other| self.sum(other, after)).sum();
         let days = self.hours.get(hour)?.iter().filter(|(then, c)| *then > after && c.bad > 0).count();
-        let allowed = (MIN_FAILURE_RATIO * others.share()).max(budget);
-        (days >= MIN_FAILING_DAYS && others.all > 0 && here.exceeds(allowed)).then(|| BadHour {
+        let allowed = (FAILING_HOUR * others.share()).max(budget);
+        (days >= FAILING_DAYS && others.all > 0 && here.exceeds(allowed)).then(|| BadHour {
             hour,
             availability: 1.0 - here.share(),
             elsewhere: 1.0 - others.share(),
@@ -175,50 +190,21 @@ impl HoursOfDay {
     }
 }
 
-fn minute_index(at: f64) -> i64 {
-    (at / 60.0).floor() as i64
-}
-
 fn day_and_hour(at: f64) -> (i64, usize) {
     let hours = hour_index(at);
     (hours.div_euclid(24), usize::try_from(hours.rem_euclid(24)).unwrap_or(0))
 }
 
-/// A pair of windows and the burn rate that both must exceed.
-struct BurnAlert {
-    long_minutes: i64,
-    short_minutes: i64,
-    rate: f64,
-}
-
-/// The Workbook's pairs.
-const BURN_ALERTS: [BurnAlert; 3] = [
-    BurnAlert { long_minutes: 60, short_minutes: 5, rate: 14.4 },
-    BurnAlert { long_minutes: 360, short_minutes: 30, rate: 6.0 },
-    BurnAlert { long_minutes: MAX_MINUTES, short_minutes: 360, rate: 1.0 },
-];
-/// Three days.
-const MAX_MINUTES: i64 = 3 * 24 * 60;
-const MAX_BURN_SHARE: f64 = 0.9;
-/// One failure in the short window is chance.
-const MIN_RECENT_FAILURES: u64 = 2;
-/// Logarithm of the probability of the failures: a year has some 120 independent 3-day windows.
-const MAX_LN_CHANCE: f64 = -11.0;
-const MAX_DAYS: i64 = 7;
-/// One bad day is not an hour of the day.
-const MIN_FAILING_DAYS: usize = 2;
-/// Failures in an hour of the day over those in the others.
-const MIN_FAILURE_RATIO: f64 = 3.0;
-
 #[cfg(test)]
 mod tests {
+    use super::super::table::LATE_BUDGET;
     use super::*;
 
     const BUDGET: f64 = 0.001;
 
     /// A request every ten seconds for `days`; those for which `fails` says so.
-    fn run(days: u32, fails: impl Fn(u32, f64) -> bool) -> (Option<BudgetBurn>, Option<BadHour>) {
-        let (mut burn, mut hours) = (BurnWindows::default(), HoursOfDay::default());
+    fn run(days: u32, fails: impl Fn(u32, f64) -> bool) -> (Option<Burn>, Option<BadHour>) {
+        let (mut burn, mut hours) = (BadRequests::<60>::default(), HoursOfDay::default());
         let (mut burning, mut bad_hour) = (None, None);
         for request in 0..days * 8640 {
             let at = f64::from(request) * 10.0;
@@ -226,7 +212,7 @@ mod tests {
             burn.add(at, is_bad);
             hours.add(at, is_bad);
             if request % 6 == 0 {
-                burning = burning.or(burn.judge(at, BUDGET));
+                burning = burning.or(burn.judge(at, &WORKBOOK, BUDGET));
             }
             if request % 360 == 0 && request > 0 {
                 bad_hour = bad_hour.or(hours.judge(at, BUDGET));
@@ -241,17 +227,12 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_burns_fast() {
-        let (burning, _) = run(2, |_, at| (90_000.0..90_600.0).contains(&at));
-        let burning = burning.unwrap();
-        assert_eq!((burning.long_window, burning.short_window), (3600.0, 300.0));
-        assert!(burning.rate > 14.4, "{burning:?}");
-    }
-
-    #[test]
-    fn a_trickle_over_the_budget_burns_slowly() {
-        let (burning, _) = run(10, |request, _| request % 300 == 17);
-        assert_eq!(burning.unwrap().long_window, 3.0 * 86_400.0);
+    fn an_outage_burns_fast_and_a_trickle_slowly() {
+        let outage = run(2, |_, at| (90_000.0..90_600.0).contains(&at)).0.unwrap();
+        assert_eq!((outage.long, outage.short), (3600.0, 300.0));
+        assert!(outage.rate > 14.4, "{outage:?}");
+        let trickle = run(10, |request, _| request % 300 == 17).0.unwrap();
+        assert_eq!(trickle.long, 3.0 * 86_400.0);
     }
 
     #[test]
@@ -263,5 +244,31 @@ mod tests {
         assert!(bad_hour.availability < 0.995 && bad_hour.elsewhere > 0.999, "{bad_hour:?}");
         let (_, once) = run(7, |request, at| at < 90_000.0 && in_peak(at) && request % 50 == 0);
         assert_eq!(once, None, "one bad day is not an hour of the day");
+    }
+
+    /// Seconds from the start of trouble to the finding; `slow` of a hundred requests are late for `lasts`.
+    fn late(per_minute: u32, slow: u32, lasts: f64) -> Option<f64> {
+        let mut requests = BadRequests::<10>::default();
+        for request in 0..60 * per_minute {
+            let at = f64::from(request) * 60.0 / f64::from(per_minute);
+            let trouble = at - 1200.0;
+            requests.add(at, (0.0..lasts).contains(&trouble) && request % 100 < slow);
+            if requests.judge(at, &P99, LATE_BUDGET).is_some() {
+                return Some(trouble);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn p99_over_the_slo_is_found_after_a_minute_and_not_for_a_single_slow_request() {
+        for per_minute in [8, 60, 600] {
+            let after = late(per_minute, 100, 600.0).unwrap();
+            assert!((60.0..120.0).contains(&after), "{per_minute}: {after}");
+            assert_eq!(late(per_minute, 100, 7.0), None, "{per_minute}");
+        }
+        assert_eq!(late(1, 100, 200.0), None, "four slow ones on an idle gateway");
+        assert_eq!(late(600, 1, 3000.0), None);
+        assert!(late(600, 10, 3000.0).is_some_and(|after| after < 120.0));
     }
 }

@@ -124,7 +124,7 @@ impl Vitals {
 }
 
 /// Without progress for so long a replica that refuses requests is not busy.
-pub(super) const BUSY_FOR: Duration = Duration::from_secs(5);
+pub(crate) const BUSY_FOR: Duration = Duration::from_secs(5);
 /// Refused connects at least so far apart prove that the process of a silent stream is gone.
 pub(crate) const REFUSED_TWICE: Duration = Duration::from_millis(500);
 /// Every check of every silent stream asks for a probe; one serves them all.

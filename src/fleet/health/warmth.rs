@@ -11,7 +11,7 @@ use crate::clock::Stamp;
 
 /// How warm one replica is.
 #[derive(Debug)]
-pub(super) struct Warmth {
+pub(crate) struct Warmth {
     inner: Mutex<Inner>,
     /// Whether `inner` has a slow start, for the data path.
     is_slow: AtomicBool,
@@ -31,24 +31,24 @@ struct Inner {
 
 /// A process that is not warm.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cold {
+pub(crate) struct Cold {
     /// It was discovered, or connects were refused first.
-    pub(super) since: Stamp,
+    pub(crate) since: Stamp,
     /// It was seen loading or gone: it did not run before we came.
     was_awaited: bool,
 }
 
 /// Cold starts that came to their end.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ColdStarts {
-    pub(super) count: u64,
+pub(crate) struct ColdStarts {
+    pub(crate) count: u64,
     /// The newest last.
-    pub(super) latest: VecDeque<Duration>,
+    pub(crate) latest: VecDeque<Duration>,
 }
 
 impl Warmth {
     /// A replica that is discovered now.
-    pub(super) fn new(now: Stamp) -> Self {
+    pub(crate) fn new(now: Stamp) -> Self {
         let inner = Inner {
             cold: Some(Cold { since: now, was_awaited: false }),
             warm_since: None,
@@ -59,24 +59,24 @@ impl Warmth {
     }
 
     /// Since when it has been cold.
-    pub(super) fn cold(&self) -> Option<Cold> {
+    pub(crate) fn cold(&self) -> Option<Cold> {
         self.inner.lock().cold
     }
 
     /// When its process became warm; `None` while it is not.
-    pub(super) fn warm_since(&self) -> Option<Stamp> {
+    pub(crate) fn warm_since(&self) -> Option<Stamp> {
         self.inner.lock().warm_since
     }
 
     /// An own request found nobody, or no working engine.
-    pub(super) fn not_yet(&self) {
+    pub(crate) fn not_yet(&self) {
         if let Some(cold) = &mut self.inner.lock().cold {
             cold.was_awaited = true;
         }
     }
 
     /// Its process is gone, or another one.
-    pub(super) fn lost(&self, since: Stamp) {
+    pub(crate) fn lost(&self, since: Stamp) {
         let mut inner = self.inner.lock();
         inner.cold.get_or_insert(Cold { since, was_awaited: true });
         (inner.warm_since, inner.slow_start) = (None, None);
@@ -84,14 +84,14 @@ impl Warmth {
     }
 
     /// It is warm already, as another part of the fleet knows.
-    pub(super) fn adopted(&self, now: Stamp) {
+    pub(crate) fn adopted(&self, now: Stamp) {
         let mut inner = self.inner.lock();
         (inner.cold, inner.warm_since) = (None, Some(now));
     }
 
     /// It is warm. `joins`: others served before it, so that its time counts as a cold start in any case, and its share of the
     /// traffic rises over `span`. Returns how long a cold start took.
-    pub(super) fn warmed(&self, now: Stamp, joins: bool, span: Duration) -> Option<Duration> {
+    pub(crate) fn warmed(&self, now: Stamp, joins: bool, span: Duration) -> Option<Duration> {
         let mut inner = self.inner.lock();
         let cold = inner.cold.take();
         inner.warm_since = Some(now);
@@ -107,21 +107,21 @@ impl Warmth {
         Some(took)
     }
 
-    pub(super) fn cold_starts(&self) -> ColdStarts {
+    pub(crate) fn cold_starts(&self) -> ColdStarts {
         self.inner.lock().cold_starts.clone()
     }
 
-    pub(super) fn is_in_slow_start(&self) -> bool {
+    pub(crate) fn is_in_slow_start(&self) -> bool {
         self.is_slow.load(Ordering::Relaxed)
     }
 
     /// In slow start, or no longer than its span after a cold start without one: nobody served before it.
-    pub(super) fn is_cold(&self, now: Stamp) -> bool {
+    pub(crate) fn is_cold(&self, now: Stamp) -> bool {
         self.is_in_slow_start() || now.as_nanos() < self.fresh_until.load(Ordering::Relaxed)
     }
 
     /// Fraction of its ordinary traffic: below 1 in slow start.
-    pub(super) fn share(&self, now: Stamp) -> f64 {
+    pub(crate) fn share(&self, now: Stamp) -> f64 {
         if !self.is_in_slow_start() {
             return 1.0;
         }
@@ -129,24 +129,24 @@ impl Warmth {
     }
 
     /// The same for people: without the trials, which would show as all or nothing.
-    pub(super) fn lasting_share(&self) -> f64 {
+    pub(crate) fn lasting_share(&self) -> f64 {
         self.inner.lock().slow_start.map_or(1.0, |slow| slow.lasting_share())
     }
 
     /// It was chosen for a request.
-    pub(super) fn chosen(&self, now: Stamp) {
+    pub(crate) fn chosen(&self, now: Stamp) {
         if let Some(slow) = &mut self.inner.lock().slow_start {
             slow.chosen(now);
         }
     }
 
     /// Whether what was learned of its speed is to be forgotten, see [`SlowStart::is_retrial_due`].
-    pub(super) fn is_retrial_due(&self, now: Stamp) -> bool {
+    pub(crate) fn is_retrial_due(&self, now: Stamp) -> bool {
         self.is_in_slow_start() && self.inner.lock().slow_start.is_some_and(|slow| slow.is_retrial_due(now))
     }
 
     /// A request was answered.
-    pub(super) fn answered(&self) {
+    pub(crate) fn answered(&self) {
         if self.is_in_slow_start()
             && let Some(slow) = &mut self.inner.lock().slow_start
         {
@@ -155,7 +155,7 @@ impl Warmth {
     }
 
     /// Takes a look at its slowness beside its peers; returns whether that ended its slow start.
-    pub(super) fn looked(&self, slowness: f64, now: Stamp) -> bool {
+    pub(crate) fn looked(&self, slowness: f64, now: Stamp) -> bool {
         if !self.is_in_slow_start() {
             return false;
         }

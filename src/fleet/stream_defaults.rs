@@ -1,4 +1,4 @@
-//! What an engine puts into a stream whose client asks for nothing.
+//! What an engine puts into a stream whose client asks for nothing: the defaults of its flags.
 //!
 //! Learned by one streamed token before a replica takes requests: whether the usage comes unasked
 //! (`--enable-force-include-usage`), and the `system_fingerprint` that vLLM moves when usage is asked for.
@@ -9,14 +9,14 @@ use crate::request::json::{Cursor, JsonKind};
 
 /// Facts of a completions stream without `stream_options`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UnaskedStream {
+pub struct StreamDefaults {
     /// It ends with a usage-only chunk.
     pub sends_usage: bool,
     /// `system_fingerprint` as it stands in the chunk that finishes a choice, quotes included.
     pub fingerprint: Option<Arc<str>>,
 }
 
-impl UnaskedStream {
+impl StreamDefaults {
     /// Reads a whole stream; `None` where it is none of completions.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(body).ok()?;
@@ -48,13 +48,13 @@ mod tests {
         let bare = "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":{\"prompt_tokens\":1}}\r\n\r\n";
         let done = "data: [DONE]\n\n";
         let known = |sends_usage, fingerprint: Option<&str>| {
-            Some(UnaskedStream { sends_usage, fingerprint: fingerprint.map(Arc::from) })
+            Some(StreamDefaults { sends_usage, fingerprint: fingerprint.map(Arc::from) })
         };
-        assert_eq!(UnaskedStream::read([finish, done].concat().as_bytes()), known(false, Some("\"fp\"")));
-        assert_eq!(UnaskedStream::read([bare, usage, done].concat().as_bytes()), known(true, None));
-        assert_eq!(UnaskedStream::read([bare, done].concat().as_bytes()), known(false, None));
+        assert_eq!(StreamDefaults::read([finish, done].concat().as_bytes()), known(false, Some("\"fp\"")));
+        assert_eq!(StreamDefaults::read([bare, usage, done].concat().as_bytes()), known(true, None));
+        assert_eq!(StreamDefaults::read([bare, done].concat().as_bytes()), known(false, None));
         for none in ["", "{}", done, "data: {\"error\":{}}\n\n"] {
-            assert_eq!(UnaskedStream::read(none.as_bytes()), None, "{none}");
+            assert_eq!(StreamDefaults::read(none.as_bytes()), None, "{none}");
         }
     }
 }

@@ -1,0 +1,91 @@
+//! What data path and observers stand on: certificates read, the data socket bound, pools open.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::StartError;
+use super::observers::DataPath;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::fleet::pool::PoolState;
+use crate::fleet::registry::Fleet;
+use crate::fleet::status::FleetView;
+use crate::gateway::table::CarriedOver;
+use crate::listener;
+use crate::listener::tls::TlsSlot;
+use crate::request::jwt::TokenKeys;
+use crate::upstream::connect::Connector;
+
+/// Everything that runs before the first observer.
+pub struct Foundation {
+    /// Pools and replicas; probes and scrapes run.
+    pub fleet: Arc<Fleet>,
+    /// Shares of canaries and keys of tokens, for every routing table.
+    pub carried_over: CarriedOver,
+    pub(super) config: Arc<Config>,
+    pub(super) clock: Clock,
+    pub(super) control: Handle,
+    pub(super) pools: Arc<Vec<Arc<PoolState>>>,
+    pub(super) tls: Option<Arc<TlsSlot>>,
+    pub(super) socket: TcpListener,
+    pub(super) data: SocketAddr,
+    pub(super) connector: Connector,
+    pub(super) tracker: TaskTracker,
+    pub(super) stopped: CancellationToken,
+}
+
+impl Foundation {
+    /// Starts on the current runtime, in this order: certificates, data socket, fleet. Probes and scrapes run on `control`, so that
+    /// they answer while the data path is saturated.
+    ///
+    /// # Errors
+    /// [`StartError`] with what to mend; nothing keeps running then.
+    pub fn lay(config: Arc<Config>, clock: Clock, control: Handle) -> Result<Self, StartError> {
+        let tls = config.server.tls.as_ref().map(TlsSlot::load).transpose()?;
+        let addr = config.server.listen;
+        let failed = |source| StartError::Listen { addr, source };
+        let socket = listener::bind(addr).map_err(failed)?;
+        let data = socket.local_addr().map_err(failed)?;
+        let tracker = TaskTracker::new();
+        let connector = Connector::new(tracker.clone())?;
+        let stopped = CancellationToken::new();
+        let tokens = Arc::new(TokenKeys::default());
+        tokens.configure(config.jwt.as_ref());
+        let carried_over = CarriedOver::new(tokens, stopped.clone());
+        let fleet = Arc::new(Fleet::new(connector.clone(), clock, tracker.clone(), control.clone()));
+        fleet.secure(&config)?;
+        let pools = fleet.apply(&config);
+        Ok(Self {
+            fleet,
+            carried_over,
+            config,
+            clock,
+            control,
+            pools,
+            tls,
+            socket,
+            data,
+            connector,
+            tracker,
+            stopped,
+        })
+    }
+
+    /// Demand and shares, for the control plane.
+    pub(super) fn data_path(&self) -> DataPath {
+        let (fleet, clock) = (Arc::clone(&self.fleet), self.clock);
+        let loads = Box::new(move || fleet.loads(clock.now()));
+        DataPath { carried_over: self.carried_over.clone(), loads }
+    }
+
+    /// The replicas, for observers.
+    pub(super) fn view(&self) -> FleetView {
+        let fleet = Arc::clone(&self.fleet);
+        FleetView::new(move || fleet.statuses())
+    }
+}

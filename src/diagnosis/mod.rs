@@ -1,0 +1,18 @@
+//! Who differs, since when, in which stage, and what changed just before.
+//!
+//! Pure; what drift's findings, the admin page's verdict and alert texts say comes from here, by one [`table`] of thresholds.
+
+mod cause;
+mod changes;
+mod events;
+pub(crate) mod peers;
+mod signals;
+pub(crate) mod table;
+
+pub use self::cause::{Case, Causes, Diagnosis};
+pub(crate) use self::cause::{SavedCause, Tier};
+pub(crate) use self::changes::of_changes;
+pub use self::changes::{diagnose_against, diagnose_signals};
+pub(crate) use self::events::Onset;
+pub(crate) use self::signals::SignalChange;
+pub use self::signals::{SignalHistory, Signals, Snapshot};

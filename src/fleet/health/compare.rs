@@ -1,0 +1,76 @@
+//! Compares the replicas of a pool with one another, and publishes what follows for each.
+//!
+//! Every figure is taken relative to the lower median of the others: with half of a pool sick, the healthy half is still the
+//! measure. Speed counts only for those in slow start.
+
+use std::time::Duration;
+
+use super::evidence::Member;
+use crate::clock::Stamp;
+use crate::fleet::life::ReplicaState;
+use crate::routing::PoolModel;
+use crate::stats::Peers;
+
+/// How slow one replica is, in seconds: a typical first token, and each further one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Speeds {
+    ttft: Option<f64>,
+    itl: Option<f64>,
+}
+
+/// Compares the members, and publishes the standing of those that are ready; `is_warm` is called with the place of each whose slow
+/// start is over.
+pub(crate) fn compare(members: &[Member<'_>], model: &PoolModel, now: Stamp, mut is_warm: impl FnMut(usize)) {
+    let is_any_slow = members.iter().any(|member| member.health.warmth.is_in_slow_start());
+    let compared = if is_any_slow { members } else { &[] };
+    let speeds: Vec<Speeds> = compared.iter().map(|member| Speeds::of(member, model, now)).collect();
+    let failing: Vec<Option<f64>> =
+        members.iter().map(|member| member.health.answers.demotion_rate(now)).collect();
+    let usual = Peers::of(failing.iter().copied().flatten());
+    let ttfts = Peers::of(speeds.iter().filter_map(|speeds| speeds.ttft));
+    let itls = Peers::of(speeds.iter().filter_map(|speeds| speeds.itl));
+    for (place, member) in members.iter().enumerate().filter(|(_, member)| is_ready(member)) {
+        let own = failing.get(place).copied().flatten();
+        member.health.beside(usual.beside(own).unwrap_or_default());
+        let slowness = speeds.get(place).map_or(1.0, |speeds| speeds.beside(&ttfts, &itls));
+        if member.health.warmth.looked(slowness, now) {
+            is_warm(place);
+        }
+        if member.health.warmth.is_retrial_due(now) {
+            model.forget(member.target.slot);
+        }
+        member.publish(now);
+    }
+}
+
+fn is_ready(member: &Member<'_>) -> bool {
+    member.state == ReplicaState::Ready && !member.is_held
+}
+
+impl Speeds {
+    /// As the pool's model knows a ready replica.
+    fn of(member: &Member<'_>, model: &PoolModel, now: Stamp) -> Self {
+        if !is_ready(member) {
+            return Self::default();
+        }
+        let slot = member.target.slot;
+        Self { ttft: model.typical_ttft(slot, now), itl: model.typical_itl(slot, now) }
+    }
+
+    /// Times what is usual among the others, by the worse of the two figures; 1 where there is nothing to compare.
+    fn beside(&self, ttfts: &Peers, itls: &Peers) -> f64 {
+        let times = |own: Option<f64>, peers: &Peers, negligible: f64| {
+            let usual = peers.beside(Some(own?))?;
+            Some((own? + negligible) / (usual + negligible))
+        };
+        let ttft = times(self.ttft, ttfts, NEGLIGIBLE_TTFT).unwrap_or(1.0);
+        let worst = ttft.max(times(self.itl, itls, NEGLIGIBLE_ITL).unwrap_or(1.0));
+        if worst.is_finite() { worst } else { 1.0 }
+    }
+}
+
+/// Between two comparisons of a pool's replicas.
+pub(crate) const COMPARE_EVERY: Duration = Duration::from_millis(200);
+/// Absolute floors in seconds: a multiple of less is no difference.
+const NEGLIGIBLE_TTFT: f64 = 0.02;
+const NEGLIGIBLE_ITL: f64 = 0.002;

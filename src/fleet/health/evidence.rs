@@ -1,0 +1,149 @@
+//! The evidence on one replica in one place, and its publication.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::answers::Answers;
+use super::standing::{Evidence, Gate, Standing, standing};
+use super::vitals::Vitals;
+use super::warmth::Warmth;
+use crate::clock::Stamp;
+use crate::fleet::life::ReplicaState;
+use crate::routing::Target;
+
+/// Evidence on one replica.
+#[derive(Debug)]
+pub struct Health {
+    /// Signs of life, shared with its streams.
+    pub vitals: Arc<Vitals>,
+    /// Recent answers.
+    pub(crate) answers: Answers,
+    /// Cold start and slow start.
+    pub(crate) warmth: Warmth,
+    /// Failure rate of its peers when they were compared last, as bits.
+    peers: AtomicU64,
+    /// Ejections since it was last proved well.
+    ejections: AtomicU32,
+    /// Failed requests ejected it: it comes back on trial.
+    is_due_for_trial: AtomicBool,
+}
+
+/// One replica of a pool, for comparison with its peers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member<'r> {
+    pub(crate) health: &'r Health,
+    pub(crate) target: &'r Target,
+    pub(crate) state: ReplicaState,
+    pub(crate) is_held: bool,
+}
+
+impl Health {
+    /// Of a replica that is discovered now.
+    pub(crate) fn new(now: Stamp) -> Self {
+        Self {
+            vitals: Default::default(),
+            answers: Answers::default(),
+            warmth: Warmth::new(now),
+            peers: AtomicU64::new(0),
+            ejections: AtomicU32::new(0),
+            is_due_for_trial: AtomicBool::new(false),
+        }
+    }
+
+    /// Its peers were compared: their usual demotion rate.
+    pub(crate) fn beside(&self, peers: f64) {
+        self.peers.store(peers.to_bits(), Ordering::Relaxed);
+    }
+
+    fn peers(&self) -> f64 {
+        f64::from_bits(self.peers.load(Ordering::Relaxed))
+    }
+
+    /// Whether failed requests ejected it, so that it comes back on trial.
+    pub(crate) fn is_due_for_trial(&self) -> bool {
+        self.is_due_for_trial.load(Ordering::Relaxed)
+    }
+
+    /// Failed requests prove it sick.
+    pub(crate) fn failed_requests(&self) {
+        self.is_due_for_trial.store(true, Ordering::Relaxed);
+    }
+
+    /// It takes requests from now on: few at first where failed requests had ejected it.
+    pub(crate) fn became_ready(&self) {
+        if self.is_due_for_trial.swap(false, Ordering::Relaxed) {
+            self.answers.begin_trial();
+        } else {
+            self.answers.resume();
+        }
+    }
+
+    /// It was ejected, or nobody listens there any more.
+    pub(crate) fn was_left(&self) {
+        if self.answers.is_on_trial() {
+            self.failed_requests();
+        }
+        self.ejections.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A first token or a whole answer came.
+    pub(crate) fn succeeded(&self, is_ready: bool, now: Stamp) {
+        self.warmth.answered();
+        let is_proved = self.answers.good(now) || !self.answers.is_on_trial();
+        if is_proved && is_ready && self.ejections.load(Ordering::Relaxed) != 0 {
+            self.ejections.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Delay of the first probe after an ejection: 500 ms, doubled for each ejection since it was last proved well, at
+    /// most `interval`. Keeps a replica that passes probes but fails requests from flapping.
+    pub(crate) fn hold_off(&self, interval: Duration) -> Duration {
+        let doublings = self.ejections.load(Ordering::Relaxed).clamp(1, 8) - 1;
+        (FIRST_HOLD_OFF * (1 << doublings)).min(interval)
+    }
+}
+
+impl Member<'_> {
+    /// What decides whether it takes a request.
+    pub(crate) fn gate(&self) -> Gate {
+        Gate {
+            state: self.state,
+            is_held: self.is_held,
+            paused_until: self.health.answers.paused_until(),
+            trial: self.health.answers.trial(),
+            inflight: self.target.load.inflight(),
+        }
+    }
+
+    /// What its evidence is worth now.
+    pub(crate) fn standing(&self, now: Stamp) -> Standing {
+        self.standing_with(self.health.warmth.share(now), now)
+    }
+
+    /// The same for people: without the trials of slow start, which would show as all or nothing.
+    pub(crate) fn lasting_standing(&self, now: Stamp) -> Standing {
+        self.standing_with(self.health.warmth.lasting_share(), now)
+    }
+
+    fn standing_with(&self, warmth: f64, now: Stamp) -> Standing {
+        let failing = self.health.answers.demotion_rate(now);
+        standing(&Evidence { gate: self.gate(), failing, warmth }, self.health.peers(), now)
+    }
+
+    /// Publishes what its evidence is worth, for routing to read.
+    pub(crate) fn publish(&self, now: Stamp) {
+        let standing = self.standing(now);
+        self.target.set_standing(standing.success, standing.share);
+    }
+
+    /// It was chosen for a request: in slow start one trial at a time.
+    pub(crate) fn chosen(&self, now: Stamp) {
+        if self.health.warmth.is_in_slow_start() {
+            self.health.warmth.chosen(now);
+            self.publish(now);
+        }
+    }
+}
+
+const FIRST_HOLD_OFF: Duration = Duration::from_millis(500);
