@@ -70,7 +70,7 @@ pub enum Reason {
     Tie,
     /// There was no other.
     Only,
-    /// It was the only one that has the adapter or model that was asked for.
+    /// It holds the adapter or model that was asked for, and another does not.
     Adapter,
 }
 
