@@ -19,7 +19,6 @@ const ASSETS: &[(&str, &str, &str)] = &[
     ("/page/chart.js", JS, include_str!("page/chart.js")),
     ("/page/dom.js", JS, include_str!("page/dom.js")),
     ("/page/drift.js", JS, include_str!("page/drift.js")),
-    ("/page/place.js", JS, include_str!("page/place.js")),
     ("/page/replicas.js", JS, include_str!("page/replicas.js")),
     ("/page/requests.js", JS, include_str!("page/requests.js")),
     ("/page/routes.js", JS, include_str!("page/routes.js")),

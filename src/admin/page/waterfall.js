@@ -51,7 +51,7 @@ function decision(request) {
   const said = el("p", {}, `${made.policy} chose ${made.replica ?? "–"} of ${made.candidates} for ${words(made.reason)}. ${predicted} was ${seconds(request.ttft)}; expected ${made.predicted_hit_tokens} cached tokens, ${cached}.`);
   if (made.weighed.length === 0) return el("div", {}, said, el("p", { class: "quiet" }, made.predicted_ttft === null
     ? "This policy predicts nothing, so its candidates have no cost." : "Under load only some decisions list their candidates."));
-  const addends = ["wait", "prefill", "base", "others", "decoding", "harm", "late", "failure"];
+  const addends = ["wait", "prefill", "base", "adapter", "others", "decoding", "harm", "late", "failure"];
   const heads = ["candidate", "predicted TTFT", "cached tokens", "streams harmed", "chance to be late", ...addends.map((name) => `${name}, s`), "cost, s"];
   const rows = made.weighed.map((of) => [
     of.chosen ? `${of.replica} (chosen)` : of.replica, seconds(of.predicted_ttft), number(of.predicted_hit_tokens), number(of.harm, 2), number(of.late, 2),

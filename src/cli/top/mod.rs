@@ -91,9 +91,9 @@ async fn ask(client: &AdminClient, wanted: Option<String>) -> Result<Snapshot, A
     let mut explained = None;
     if let Some(id) = wanted {
         let detail = client.get(&format!("/api/v1/requests/{}", segment(&id))).await;
-        let said =
+        let text =
             detail.map_or_else(|e: AskError| e.to_string(), |detail| explanation(&detail, Style::Plain));
-        explained = Some((id, said));
+        explained = Some((id, text));
     }
     Ok(Snapshot {
         slo: client.get(SLO).await?,

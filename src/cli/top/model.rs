@@ -15,7 +15,7 @@ pub(super) struct Snapshot {
     pub(super) fleet: Fleet,
     pub(super) requests: Requests,
     pub(super) drift: Drift,
-    /// The request that was asked for, and what is to be said of it.
+    /// The request that was asked for, and its explanation.
     pub(super) explained: Option<(String, String)>,
 }
 

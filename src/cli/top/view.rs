@@ -23,9 +23,9 @@ pub(super) struct Known {
 /// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, known: &Known, looking: &mut Looking, is_colored: bool) {
     let paint = Painter { is_colored };
-    let (said, width) = (paint.verdict(known), usize::from(frame.area().width).max(2));
+    let (head, width) = (paint.verdict(known), usize::from(frame.area().width).max(2));
     // Words do not fill their lines.
-    let lines: usize = said.iter().map(|line| line.width().div_ceil(width - width / 8).max(1)).sum();
+    let lines: usize = head.iter().map(|line| line.width().div_ceil(width - width / 8).max(1)).sum();
     let areas = Layout::vertical([
         Constraint::Length(u16::try_from(lines.min(MAX_VERDICT_LINES)).unwrap_or(2)),
         Constraint::Length(1),
@@ -33,7 +33,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, known: &Known, looking: &mut Looking, 
         Constraint::Length(1),
     ]);
     let [verdict, tabs, body, keys] = areas.areas(frame.area());
-    frame.render_widget(Paragraph::new(said).wrap(Wrap { trim: true }), verdict);
+    frame.render_widget(Paragraph::new(head).wrap(Wrap { trim: true }), verdict);
     frame.render_widget(Paragraph::new(paint.tabs(known, looking, tabs.width)), tabs);
     match &known.snapshot {
         Some(snapshot) if looking.is_open => {
