@@ -12,7 +12,7 @@ pub(super) fn fitting_connections(config: &Config) -> usize {
     if fitting < wanted {
         let needed = 2 * wanted as u64 + reserved(replicas);
         if config.server.max_connections == Server::default().max_connections {
-            // Nobody asked for so many.
+            // A default, not a wish.
             tracing::info!(
                 "up to {fitting} clients at a time: RLIMIT_NOFILE is {open_files} ({wanted} need {needed})"
             );

@@ -36,7 +36,7 @@ pub struct AdminClient {
     connector: Connector,
 }
 
-/// Why the gateway did not tell.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// The token is named and not there.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::config::PolicyName;
 use crate::config::check::parse_endpoint;
 
-/// What the file will say.
+/// Contents of the file.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     pub(super) listen: Option<String>,

@@ -1,4 +1,4 @@
-//! `tokenway drift URL`: lists findings, and says of them that they are known, over, or not to be told of.
+//! `tokenway drift URL`: lists findings; acknowledges, resets and mutes them.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

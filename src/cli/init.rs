@@ -91,7 +91,7 @@ struct Answers {
 }
 
 impl Answers {
-    /// Asks for what no flag said; `false` where the input ends without a replica.
+    /// Asks for what no flag gave; `false` where the input ends without a replica.
     fn ask(&mut self, input: &mut dyn BufRead, err: &mut dyn Write) -> io::Result<bool> {
         while self.replicas.is_empty() {
             let Some(line) =
@@ -164,10 +164,14 @@ mod tests {
             (code, config.pools[0].replicas.len(), config.routes[0].model.as_str()),
             (0, 2, "llama \"8b\"")
         );
-        let (code, text, said) = init(&["-"], Some("gpu\nhttp://a:1/v1, http://b:2\n\nfast\nbatch\n"));
+        let (code, text, shown) = init(&["-"], Some("gpu\nhttp://a:1/v1, http://b:2\n\nfast\nbatch\n"));
         let config = check_str("gateway.toml", &text, &|_| None).unwrap();
-        assert_eq!((code, config.pools[0].replicas.len(), &*config.routes[0].slo), (0, 2, "batch"), "{said}");
-        assert!(said.contains("  gpu: "), "{said}");
+        assert_eq!(
+            (code, config.pools[0].replicas.len(), &*config.routes[0].slo),
+            (0, 2, "batch"),
+            "{shown}"
+        );
+        assert!(shown.contains("  gpu: "), "{shown}");
         assert_eq!(init(&["-"], None).0, EXIT_USAGE);
         assert_eq!(init(&["-"], Some("")).0, EXIT_USAGE);
     }
@@ -178,11 +182,11 @@ mod tests {
         let file = directory.path().join("gateway.toml");
         let file = file.to_str().unwrap();
         assert_eq!(init(&[file, "--upstream", "http://a:1"], None).0, 0);
-        let (code, _, said) = init(&[file, "--upstream", "http://b:1"], None);
-        assert!(code == EXIT_FAILED && said.contains("hint: --force"), "{said}");
+        let (code, _, shown) = init(&[file, "--upstream", "http://b:1"], None);
+        assert!(code == EXIT_FAILED && shown.contains("hint: --force"), "{shown}");
         assert_eq!(init(&[file, "--upstream", "http://b:1", "--force"], None).0, 0);
         assert!(std::fs::read_to_string(file).unwrap().contains("http://b:1"));
-        let (code, _, said) = init(&["/proc/no/gateway.toml", "--upstream", "http://a:1"], None);
-        assert!(code == EXIT_FAILED && said.contains("cannot write /proc/no/gateway.toml"), "{said}");
+        let (code, _, shown) = init(&["/proc/no/gateway.toml", "--upstream", "http://a:1"], None);
+        assert!(code == EXIT_FAILED && shown.contains("cannot write /proc/no/gateway.toml"), "{shown}");
     }
 }

@@ -84,7 +84,7 @@ pub enum Command {
     Drift(DriftArgs),
     /// Run recorded requests in simulated time
     Replay(ReplayArgs),
-    /// Send requests at a rate or by a trace, open loop, and say what came of them
+    /// Send requests at a rate or by a trace, open loop, and print latencies and goodput
     Bench(BenchArgs),
     /// Show a running gateway in the terminal: routes, replicas, slow requests, findings
     Top(TopArgs),
@@ -196,10 +196,10 @@ mod tests {
             (&["--upstream", "http://a:1", "--otlp-endpoint", "collector"], "--otlp-endpoint"),
             (&["--upstrem", "http://a:1"], "--upstream"),
         ];
-        for (args, said) in cases {
+        for (args, expected) in cases {
             let error = serve(args).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{args:?}");
-            assert!(error.to_string().contains(said), "{args:?}: {error}");
+            assert!(error.to_string().contains(expected), "{args:?}: {error}");
         }
     }
 

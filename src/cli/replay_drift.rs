@@ -216,8 +216,8 @@ mod tests {
             ("{\"t\":1e300,\"route\":\"r\",\"outcome\":\"ok\"}", "t must be a number of seconds"),
         ];
         for (line, expected) in table {
-            let said = fault(line);
-            assert!(said.contains(expected), "{line}: {said}");
+            let shown = fault(line);
+            assert!(shown.contains(expected), "{line}: {shown}");
         }
     }
 

@@ -84,7 +84,7 @@ fn usage(kind: ErrorKind, message: &str) -> clap::Error {
 
 fn policies() -> impl clap::builder::TypedValueParser<Value = PolicyName> {
     let own = PolicyName::ALL.map(|policy| PossibleValue::new(policy.as_str()));
-    // Known, so that the error says what they are called here.
+    // Known, so that the error gives their names here.
     let foreign = FOREIGN_POLICIES.iter().map(|(name, _)| PossibleValue::new(name).hide(true));
     PossibleValuesParser::new(own.into_iter().chain(foreign)).try_map(|name| {
         let policy = PolicyName::from_elsewhere(&name).ok_or("unknown policy".to_owned())?;

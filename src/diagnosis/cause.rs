@@ -86,7 +86,7 @@ impl Case {
         Self { cause, tier, strength: 1.0, facts: Vec::new() }
     }
 
-    /// A change of so many thresholds.
+    /// A change, in thresholds.
     pub(super) fn change(cause: Diagnosis, strength: f64) -> Self {
         Self { strength, ..Self::new(cause, Tier::Change) }
     }

@@ -1,7 +1,7 @@
 //! Where the time went, and the largest change upstream of it.
 //!
 //! Now is compared with before, never with an absolute figure, so that it holds for any fleet. The stage that holds most of
-//! a rise says which changes can be behind it; of those the largest, in units of its threshold, is the cause. What more or
+//! a rise limits which changes can be behind it; of those the largest, in units of its threshold, is the cause. What more or
 //! longer requests explain of fuller caches and slower steps is theirs.
 
 use super::cause::{Case, Causes, Diagnosis, Tier};
@@ -229,7 +229,7 @@ fn pooled_ratio(changes: &[SignalChange], signal: fn(&Signals) -> Option<f64>) -
     (before > 0.0).then(|| now / before)
 }
 
-/// One replica is slower and no other is. A slow replica decodes slowly; TTFT does not tell, because affinity sends the others'
+/// One replica is slower and no other is. A slow replica decodes slowly; TTFT does not show it, because affinity sends the others'
 /// work around it.
 fn of_one(changes: &[SignalChange]) -> Option<Case> {
     if changes.iter().any(|change| change.started_ago.is_some()) {

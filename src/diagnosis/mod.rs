@@ -1,6 +1,6 @@
 //! Who differs, since when, in which stage, and what changed just before.
 //!
-//! Pure; what drift's findings, the admin page's verdict and alert texts say comes from here, by one [`table`] of thresholds.
+//! Pure; what drift's findings, the admin page's verdict and alert texts name comes from here, by one [`table`] of thresholds.
 
 mod cause;
 mod changes;

@@ -54,7 +54,7 @@ pub(crate) struct Cause {
     pub(crate) is_by_scrape: bool,
 }
 
-/// Somebody who differs from the others, with the numbers that say so.
+/// An outlier among its peers, with the evidence.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outlier {
     pub(crate) dimension: Dimension,

@@ -46,7 +46,7 @@ pub struct Signals {
     pub preemptions: Option<f64>,
     /// Most requests that it runs at once.
     pub batch_limit: Option<f64>,
-    /// Whether clocks of its GPUs were lowered, 1 or 0, where a DCGM exporter tells.
+    /// Whether clocks of its GPUs were lowered, 1 or 0, where a DCGM exporter is scraped.
     pub gpu_throttled: Option<f64>,
     /// Whether it (re)started.
     pub has_started: bool,

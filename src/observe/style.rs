@@ -1,4 +1,4 @@
-//! Text for people: how logs are written, and colour on terminals, not where `NO_COLOR` or `TERM=dumb` says otherwise.
+//! Text for people: how logs are written, and colour on terminals, not where `NO_COLOR` or `TERM=dumb` is set otherwise.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;

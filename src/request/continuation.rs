@@ -353,7 +353,7 @@ const COMPLETIONS_MAX_TOKENS: u64 = 16;
 mod tests {
     use super::*;
 
-    fn told(text: &str, tokens: u64) -> Progress {
+    fn progress(text: &str, tokens: u64) -> Progress {
         Progress { text: text.to_owned(), tokens, all_tokens: tokens, ids: None }
     }
 
@@ -384,7 +384,7 @@ mod tests {
             ),
         ] {
             let expected = expected.replace("\\n\"", "\"");
-            let (after, repeats, tokens) = of(Dialect::Chat, body, &told("a \"b\"\n", 3)).unwrap();
+            let (after, repeats, tokens) = of(Dialect::Chat, body, &progress("a \"b\"\n", 3)).unwrap();
             assert_eq!((&*after, &*repeats, tokens), (&*expected, "\n", 3), "{body}");
         }
     }
@@ -393,7 +393,7 @@ mod tests {
     fn what_no_template_can_build_on_begins_anew() {
         let body = r#"{"messages":[{"role":"user","content":"hi"}],"max_tokens":9}"#;
         for text in ["", " \n"] {
-            let (after, repeats, tokens) = of(Dialect::Chat, body, &told(text, 2)).unwrap();
+            let (after, repeats, tokens) = of(Dialect::Chat, body, &progress(text, 2)).unwrap();
             assert_eq!((&*after, &*repeats, tokens), (body, text, 0));
         }
     }
@@ -401,12 +401,12 @@ mod tests {
     #[test]
     fn completions_get_a_longer_prompt() {
         let exact =
-            Progress { ids: Some(TokenIds { prompt: vec![1, 2], output: vec![30, 4] }), ..told("x ", 1) };
+            Progress { ids: Some(TokenIds { prompt: vec![1, 2], output: vec![30, 4] }), ..progress("x ", 1) };
         for (body, progress, expected) in [
-            (r#"{"prompt":"a"}"#, told("x ", 2), r#"{"max_tokens":14,"prompt":"ax "}"#),
+            (r#"{"prompt":"a"}"#, progress("x ", 2), r#"{"max_tokens":14,"prompt":"ax "}"#),
             (
                 r#"{"prompt":["\u0061"],"max_tokens":null}"#,
-                told("é\"", 2),
+                progress("é\"", 2),
                 r#"{"prompt":["\u0061é\""],"max_tokens":null}"#,
             ),
             (r#"{"max_tokens":9,"prompt":"a"}"#, exact.clone(), r#"{"max_tokens":7,"prompt":[1,2,30,4]}"#),
@@ -431,18 +431,18 @@ mod tests {
     fn an_answer_with_all_the_tokens_it_may_have_needs_no_more_of_them() {
         let chat = |limit: &str| format!(r#"{{"messages":[{{"role":"user","content":"hi"}}]{limit}}}"#);
         let completions = |limit: &str| format!(r#"{{"prompt":"a"{limit}}}"#);
-        let space = Progress { tokens: 5, ..told("x ", 6) };
+        let space = Progress { tokens: 5, ..progress("x ", 6) };
         for (dialect, body, progress, is_complete) in [
-            (Dialect::Chat, chat(r#","max_tokens":6"#), told("x", 6), true),
+            (Dialect::Chat, chat(r#","max_tokens":6"#), progress("x", 6), true),
             (Dialect::Chat, chat(r#","max_tokens":6"#), space, true),
-            (Dialect::Chat, chat(r#","max_tokens":6"#), told("x", 5), false),
-            (Dialect::Chat, chat(r#","max_tokens":6,"max_completion_tokens":7"#), told("x", 6), false),
-            (Dialect::Chat, chat(r#","max_tokens":6,"max_completion_tokens":null"#), told("x", 6), true),
-            (Dialect::Chat, chat(""), told("x", 6000), false),
-            (Dialect::Completions, completions(r#","max_tokens":2"#), told("x", 7), true),
-            (Dialect::Completions, completions(""), told("x", 16), true),
-            (Dialect::Completions, completions(""), told("x", 15), false),
-            (Dialect::Completions, completions(r#","max_tokens":null"#), told("x", 16), false),
+            (Dialect::Chat, chat(r#","max_tokens":6"#), progress("x", 5), false),
+            (Dialect::Chat, chat(r#","max_tokens":6,"max_completion_tokens":7"#), progress("x", 6), false),
+            (Dialect::Chat, chat(r#","max_tokens":6,"max_completion_tokens":null"#), progress("x", 6), true),
+            (Dialect::Chat, chat(""), progress("x", 6000), false),
+            (Dialect::Completions, completions(r#","max_tokens":2"#), progress("x", 7), true),
+            (Dialect::Completions, completions(""), progress("x", 16), true),
+            (Dialect::Completions, completions(""), progress("x", 15), false),
+            (Dialect::Completions, completions(r#","max_tokens":null"#), progress("x", 16), false),
         ] {
             let (after, ..) = of(dialect, &body, &progress).unwrap();
             assert_eq!(after == "nothing", is_complete, "{body}: {after}");
@@ -474,14 +474,17 @@ mod tests {
             (r#""include_stop_str_in_output":true"#, None),
             (r#""seed":5,"temperature":0.7,"tools":[]"#, None),
         ] {
-            let result = of(Dialect::Chat, &chat(field), &told("x", 1));
+            let result = of(Dialect::Chat, &chat(field), &progress("x", 1));
             assert_eq!(result.err(), expected, "{field}");
         }
-        let completions = |body: &str| of(Dialect::Completions, body, &told("x", 1)).err();
+        let completions = |body: &str| of(Dialect::Completions, body, &progress("x", 1)).err();
         assert_eq!(completions(r#"{"prompt":["a","b"]}"#), Some(PromptShape));
         assert_eq!(completions(r#"{"prompt":[1,2]}"#), Some(PromptShape), "ids of the answer are not known");
         assert_eq!(completions(r#"{"prompt":"a","logprobs":0}"#), Some(Logprobs));
         assert_eq!(completions(r#"{"prompt":"a","suffix":"b"}"#), Some(PromptShape));
-        assert_eq!(of(Dialect::Messages, r#"{"messages":[]}"#, &told("x", 1)).err(), Some(Obstacle::Dialect));
+        assert_eq!(
+            of(Dialect::Messages, r#"{"messages":[]}"#, &progress("x", 1)).err(),
+            Some(Obstacle::Dialect)
+        );
     }
 }

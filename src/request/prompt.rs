@@ -88,13 +88,13 @@ mod tests {
     #[test]
     fn every_turn_of_a_conversation_has_its_number_and_others_have_not() {
         let chat = |turns: &[Value]| chat(&json!(turns)).conversation;
-        let says = |role: &str, text: &str| json!({ "role": role, "content": text });
-        let opening = [says("system", "be kind"), says("user", "hi")];
-        let grown = [&opening[..], &[says("assistant", "hello"), says("user", "so")]].concat();
+        let message = |role: &str, text: &str| json!({ "role": role, "content": text });
+        let opening = [message("system", "be kind"), message("user", "hi")];
+        let grown = [&opening[..], &[message("assistant", "hello"), message("user", "so")]].concat();
         assert!(chat(&opening).is_some());
         assert_eq!(chat(&opening), chat(&grown));
-        assert_ne!(chat(&opening), chat(&[says("system", "be kind"), says("user", "ho")]));
-        assert_eq!(chat(&[says("assistant", "hello")]), None);
+        assert_ne!(chat(&opening), chat(&[message("system", "be kind"), message("user", "ho")]));
+        assert_eq!(chat(&[message("assistant", "hello")]), None);
         assert_eq!(chat(&[]), None);
     }
 

@@ -6,7 +6,7 @@ use super::foreign::Foreign;
 use super::load::ReplicaLoad;
 use super::prompt::Prompt;
 use super::target::EngineSnapshot;
-use crate::routing::tuning::{prices, priors};
+use crate::routing::tuning::priors;
 use crate::units::Tokens;
 
 /// A replica that may be chosen: plain values, made for one decision.
@@ -62,12 +62,6 @@ impl<'a> Candidate<'a> {
     #[must_use]
     pub fn running(&self) -> f64 {
         self.load.view().decoding() as f64 + self.foreign.running()
-    }
-
-    /// Requests there, as policies that predict nothing compare them: those that loading an adapter is worth included.
-    #[must_use]
-    pub fn counted(&self) -> f64 {
-        self.requests + if self.lacks_adapter { prices::ADAPTER_REQUESTS } else { 0.0 }
     }
 
     /// A candidate of which the engine has told nothing (yet, or any more).

@@ -12,6 +12,7 @@ use super::query::Query;
 use super::rendezvous;
 use super::score::Stakes;
 use super::slots::SlotSet;
+use super::tuning::prices;
 use crate::record::DecisionSummary;
 use crate::units::Tokens;
 
@@ -24,7 +25,8 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     if policy.predicts() {
         stakes.price(candidates);
     }
-    let passed_over = passed_over(query, candidates);
+    let keeps_to_holders = !policy.predicts() && have_holders_room(query, candidates);
+    let passed_over = passed_over(query, candidates, keeps_to_holders);
     let eligible = Eligible::new(candidates, passed_over.as_ref().unwrap_or(query.excluded));
     let mut choice = match eligible.count() {
         0 => return None,
@@ -36,7 +38,7 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     if choice.reason == Reason::Prefix && policy.predicts() && !stakes.is_won_by_hit(winner, &eligible) {
         choice.reason = Reason::Load;
     }
-    if !winner.lacks_adapter && eligible.iter().any(|(_, one)| one.lacks_adapter) {
+    if keeps_to_holders || !winner.lacks_adapter && eligible.iter().any(|(_, one)| one.lacks_adapter) {
         choice.reason = Reason::Adapter;
     }
     // What it will meet is worth knowing however it was chosen.
@@ -138,18 +140,30 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
 /// Those that this request does not go to: tried already, or passed over because their share is below 1. `None` where that is no
 /// more than those tried, which is nearly always. A session, or a conversation, is passed over
 /// always or never, so that it does not wander.
-fn passed_over(query: &Query<'_>, candidates: &[Candidate<'_>]) -> Option<SlotSet> {
-    if candidates.iter().all(|candidate| candidate.share >= 1.0) {
+fn passed_over(query: &Query<'_>, candidates: &[Candidate<'_>], keeps_to_holders: bool) -> Option<SlotSet> {
+    let is_whole = |candidate: &Candidate<'_>| candidate.share >= 1.0;
+    if !keeps_to_holders && candidates.iter().all(is_whole) {
         return None;
     }
     let key = query.session.or(query.conversation).unwrap_or(query.aim.now.as_nanos());
     let mut passed_over = query.excluded.clone();
     for candidate in candidates {
-        if rendezvous::unit(rendezvous::rank(!key, candidate.identity)) > candidate.share {
+        let is_over = || rendezvous::unit(rendezvous::rank(!key, candidate.identity)) > candidate.share;
+        if keeps_to_holders && candidate.lacks_adapter || is_over() {
             passed_over.insert(candidate.slot);
         }
     }
     candidates.iter().any(|candidate| !passed_over.contains(candidate.slot)).then_some(passed_over)
+}
+
+/// For policies without a price of loading an adapter: whether others hold it than all, and one that does has few requests.
+fn have_holders_room(query: &Query<'_>, candidates: &[Candidate<'_>]) -> bool {
+    let least = |lacks: bool| {
+        let those =
+            candidates.iter().filter(|one| one.lacks_adapter == lacks && !query.excluded.contains(one.slot));
+        those.map(|one| one.requests).reduce(f64::min)
+    };
+    matches!((least(false), least(true)), (Some(held), Some(other)) if held <= other + prices::ADAPTER_REQUESTS)
 }
 
 /// Candidates that a decision log shows.

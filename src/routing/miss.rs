@@ -3,14 +3,14 @@
 //! A prediction errs, so a bound is missed more or less likely around it (logistic). What misses it for certain may miss it by
 //! more: were that free, it would be put wherever it can do others no harm, however long it waits there.
 
-use super::tuning::prices;
+use super::tuning::{prices, priors};
 
 /// The price of a prediction, as a multiple of its bound.
 #[derive(Clone, Copy)]
 pub(super) struct MissCurve {
     /// Part of the bound that is missed as often as kept.
     midpoint: f64,
-    /// Parts of it over which a miss becomes e times as likely: what predictions err by.
+    /// Parts of it over which a miss becomes e times as likely.
     width: f64,
     /// Missed bounds that each bound of excess is worth.
     excess: f64,
@@ -26,16 +26,12 @@ pub(super) struct Missed {
 }
 
 impl MissCurve {
-    /// Of the first token, where predictions err by this share.
-    pub(super) fn ttft(error: f64) -> Self {
-        let width = error.clamp(MIN_ERROR, MAX_ERROR);
-        Self { midpoint: 1.0 - width, width, excess: 1.0 }
-    }
+    /// Of the first token: predictions err by a tenth, and more often come too early.
+    pub(super) const TTFT: Self = Self { midpoint: 0.9, width: priors::ERROR, excess: 1.0 };
 
     /// Of the time per token: a mean over many steps, which leans to neither side.
-    pub(super) fn tpot(error: f64) -> Self {
-        Self { midpoint: 1.0, excess: prices::TPOT_EXCESS, ..Self::ttft(error) }
-    }
+    pub(super) const TPOT: Self =
+        Self { midpoint: 1.0, width: prices::TPOT_WIDTH, excess: prices::TPOT_EXCESS };
 
     /// By a prediction of so many times the bound.
     #[inline]
@@ -64,9 +60,6 @@ impl Missed {
 
 /// Widths before the midpoint at which less than one in a thousand misses.
 const SURELY_KEPT: f64 = 7.0;
-/// Bounds of a measured error: no prediction is exact, and none is worth nothing.
-const MIN_ERROR: f64 = 0.01;
-const MAX_ERROR: f64 = 0.5;
 
 #[cfg(test)]
 mod tests {
@@ -77,23 +70,23 @@ mod tests {
         for (used, least, most) in
             [(0.0, 0.0, 0.001), (0.5, 0.0, 0.05), (0.9, 0.49, 0.51), (1.0, 0.7, 0.8), (9.0, 0.999, 1.0)]
         {
-            let chance = MissCurve::ttft(0.1).missed(used).chance;
+            let chance = MissCurve::TTFT.missed(used).chance;
             assert!((least..=most).contains(&chance), "{used} of the bound: {chance}");
         }
-        let tokens = [0.8, 0.95, 1.0, 1.05, 1.3].map(|used| MissCurve::tpot(0.03).missed(used).chance);
+        let tokens = [0.8, 0.95, 1.0, 1.05, 1.3].map(|used| MissCurve::TPOT.missed(used).chance);
         assert!(tokens[0] < 0.01 && tokens[1] < 0.2 && tokens[3] > 0.8 && tokens[4] > 0.99, "{tokens:?}");
     }
 
     #[test]
     fn what_is_missed_by_more_is_dearer_for_ever() {
-        for bound in [MissCurve::ttft(0.1), MissCurve::tpot(0.03)] {
+        for bound in [MissCurve::TTFT, MissCurve::TPOT] {
             let prices = [0.5, 0.9, 1.0, 1.1, 2.0, 10.0, 1000.0].map(|used| bound.missed(used).price());
             assert!(prices.is_sorted_by(|less, more| less < more), "{prices:?}");
             let by_slope = bound.missed(3.0).price() + bound.missed(3.0).slope();
             assert!((bound.missed(4.0).price() - by_slope).abs() < 1e-6);
         }
         assert_eq!(
-            (MissCurve::ttft(0.1).missed(0.0).price(), MissCurve::tpot(0.03).missed(0.0).slope()),
+            (MissCurve::TTFT.missed(0.0).price(), MissCurve::TPOT.missed(0.0).slope()),
             (0.0, 0.0),
             "no bound"
         );

@@ -147,13 +147,13 @@ impl StderrLines {
     /// A line about lines that the rate limit left out before the one that follows.
     fn note_left_out(&self, count: u64, place: &Metadata<'_>, clock: &Clock) {
         let (time, level, target) = (rfc3339::utc(clock.wall(clock.now())), place.level(), place.target());
-        let said = format!("{count} lines like the next one were left out");
+        let message = format!("{count} lines like the next one were left out");
         self.add(
             match self.style {
                 None => format!(
-                    "{{\"timestamp\":\"{time}\",\"level\":\"{level}\",\"message\":\"{said}\",\"target\":\"{target}\"}}\n"
+                    "{{\"timestamp\":\"{time}\",\"level\":\"{level}\",\"message\":\"{message}\",\"target\":\"{target}\"}}\n"
                 ),
-                Some(style) => text::line(style, &time, *level, &said),
+                Some(style) => text::line(style, &time, *level, &message),
             }
             .as_bytes(),
         );
@@ -181,7 +181,7 @@ impl LostLines for Lost {
         self.0.write_failed.fetch_add(lines, Ordering::Relaxed);
     }
 
-    /// Where could it be said?
+    /// There is no place to log it.
     fn failed(&self, _: &io::Error) {}
 }
 

@@ -86,13 +86,13 @@ mod tests {
         let start = Stamp::default();
         let mut lines = Lines::default();
         let taken = (0..60_000).map(|n| lines.take(start.after(Duration::from_micros(n * 50))));
-        let (mut written, mut told) = (0, 0);
+        let (mut written, mut counted) = (0, 0);
         for left_out in taken.flatten() {
             written += 1;
-            told += left_out;
+            counted += left_out;
         }
         assert!((20..=26).contains(&written), "{written}");
         let after = lines.take(start.after(Duration::from_secs(60))).unwrap();
-        assert_eq!(written + told + after, 60_000);
+        assert_eq!(written + counted + after, 60_000);
     }
 }

@@ -30,10 +30,10 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let mut said = Said { style: self.style, ..Said::default() };
-        event.record(&mut said);
+        let mut parts = EventText { style: self.style, ..EventText::default() };
+        event.record(&mut parts);
         let time = rfc3339::utc(self.clock.wall(self.clock.now()));
-        let text = format!("{}{}", said.message, said.fields);
+        let text = format!("{}{}", parts.message, parts.fields);
         out.write_str(&line(self.style, &time, *event.metadata().level(), &text))
     }
 }
@@ -50,15 +50,15 @@ pub(super) fn line(style: Style, time: &str, level: Level, text: &str) -> String
     format!("{time}  {level}{text}\n")
 }
 
-/// What an event says.
+/// Message and fields of an event.
 #[derive(Default)]
-struct Said {
+struct EventText {
     style: Style,
     message: String,
     fields: String,
 }
 
-impl Visit for Said {
+impl Visit for EventText {
     fn record_str(&mut self, field: &Field, value: &str) {
         if field.name() == "message" {
             return push_escaped(&mut self.message, value);

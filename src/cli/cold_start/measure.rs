@@ -88,8 +88,8 @@ async fn shell(command: Option<&str>) -> Result<(), MeasureError> {
     match tokio::task::spawn_blocking(run).await {
         Ok(Ok(output)) if output.status.success() => Ok(()),
         Ok(Ok(output)) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Err(failed(&command, format!("{}: {}", output.status, said.trim())))
+            let shown = String::from_utf8_lossy(&output.stderr);
+            Err(failed(&command, format!("{}: {}", output.status, shown.trim())))
         }
         Ok(Err(error)) => Err(failed(&command, error.to_string())),
         Err(error) => Err(failed(&command, error.to_string())),

@@ -186,16 +186,16 @@ impl Text<'_> {
         for Attempt { cause, replica, start, connected, head, end, status, canceled, error, .. } in
             &self.detail.attempts_made
         {
-            let mut said = vec![format!("from {}", time(*start))];
-            said.extend(connected.map(|at| format!("connected {}", time(at))));
-            said.extend(head.map(|at| format!("response head {}", time(at))));
-            said.extend(end.map(|at| format!("end {}", time(at))));
-            said.extend(status.map(|status| format!("status {status}")));
+            let mut parts = vec![format!("from {}", time(*start))];
+            parts.extend(connected.map(|at| format!("connected {}", time(at))));
+            parts.extend(head.map(|at| format!("response head {}", time(at))));
+            parts.extend(end.map(|at| format!("end {}", time(at))));
+            parts.extend(status.map(|status| format!("status {status}")));
             if *canceled {
-                said.push("given up: another spoke first".to_owned());
+                parts.push("given up: another spoke first".to_owned());
             }
             let error = error.as_ref().map(|error| format!("  {}", self.style.paint(Paint::Error, error)));
-            writeln!(out, "  {cause:<9} {replica:<24} {}{}", said.join(", "), error.unwrap_or_default())?;
+            writeln!(out, "  {cause:<9} {replica:<24} {}{}", parts.join(", "), error.unwrap_or_default())?;
         }
         Ok(())
     }
@@ -210,7 +210,7 @@ fn bar(start: f64, share: f64) -> String {
     format!("{}{}{}", "·".repeat(from), "█".repeat(long), "·".repeat(BAR - from - long))
 }
 
-/// A time as a person says it.
+/// A time for people.
 pub(crate) fn time(seconds: f64) -> String {
     match seconds {
         s if s >= 100.0 => format!("{s:.0} s"),
@@ -244,7 +244,7 @@ mod tests {
             "missed its SLO: ttft, most of it in engine_queue\n",
             "  engine_queue     1.00 s   33 %  █████████████···························  (estimated) over its budget of 150 ms\n",
             "Why replica gpu-2\n  policy latency, reason load, 2 candidates, decided 0.4 ms after arrival\n",
-            "  * gpu-2                       400 ms     128    0.300    0.100    0.000    0.010    0.000    0.000    0.000    0.000    0.410\n",
+            "  * gpu-2                       400 ms     128    0.300    0.100    0.000        -    0.010    0.000    0.000    0.000    0.000    0.410\n",
             "  gpu-2 over gpu-1: 1.0 s less risk of a late first token; the columns before the cost are its parts, in seconds\n",
             "  predicted first token after 400 ms, it came after 1.20 s: 3.0 times as long\n",
             "  first     gpu-1                    from 1.0 ms, end 10 ms  connect_refused\n",

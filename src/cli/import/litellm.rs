@@ -108,7 +108,7 @@ fn engine_key(key: &str, what: &str, notes: &mut Notes) -> Option<String> {
         return None;
     }
     let variable = key.strip_prefix("os.environ/").unwrap_or_else(|| {
-        notes.tell(format!("{what}: put its api_key into the variable ENGINE_API_KEY, or say file:PATH"));
+        notes.add(format!("{what}: put its api_key into the variable ENGINE_API_KEY, or say file:PATH"));
         "ENGINE_API_KEY"
     });
     Some(format!("engine_api_key = {}", quoted(&format!("env:{variable}"))))
@@ -121,7 +121,7 @@ fn setting(draft: &mut Draft, section: &str, key: &str, value: &Json, notes: &mu
             let name = value.as_str().unwrap_or_default();
             match PolicyName::from_elsewhere(name) {
                 Some(policy) => {
-                    notes.tell(format!("{what} {name}: {} here", policy.as_str()));
+                    notes.add(format!("{what} {name}: {} here", policy.as_str()));
                     draft.routes.iter_mut().for_each(|route| route.policy = Some(policy));
                 }
                 None => notes.left(format_args!("{what} {name}"), "no such policy here; latency is used"),

@@ -65,7 +65,7 @@ enum ImportError {
 #[derive(Debug, Default)]
 struct Notes {
     left: Vec<String>,
-    told: Vec<String>,
+    lines: Vec<String>,
 }
 
 impl Notes {
@@ -75,8 +75,8 @@ impl Notes {
     }
 
     /// A setting that is, in another form.
-    fn tell(&mut self, what: impl Into<String>) {
-        self.told.push(what.into());
+    fn add(&mut self, what: impl Into<String>) {
+        self.lines.push(what.into());
     }
 
     /// The URL of a replica, or a note why it is none.
@@ -102,8 +102,8 @@ pub fn run(args: &ImportArgs, (out, err): (&mut dyn Write, &mut dyn Write)) -> i
         let has_replicas = draft.pools.iter().any(|pool| !pool.replicas.is_empty());
         if has_replicas { Ok(draft) } else { Err(ImportError::NoReplicas) }
     });
-    for told in &notes.told {
-        writeln!(err, "note: {told}")?;
+    for line in &notes.lines {
+        writeln!(err, "note: {line}")?;
     }
     for left in &notes.left {
         writeln!(err, "not mapped: {left}")?;

@@ -45,7 +45,7 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
     if let [route] = draft.routes.as_mut_slice() {
         route.model = "*".to_owned();
     } else if draft.routes.len() > 1 {
-        notes.tell("each upstream's name became the model that clients ask for: set model of each [[route]]");
+        notes.add("each upstream's name became the model that clients ask for: set model of each [[route]]");
     }
     Ok(draft)
 }
@@ -71,10 +71,10 @@ fn upstream_directive(draft: &mut Draft, at: usize, words: &[&str], notes: &mut 
     let Some(name) = words.first() else { return };
     match PolicyName::from_elsewhere(name) {
         Some(policy) => {
-            notes.tell(format!("{}: {} here", words.join(" "), policy.as_str()));
+            notes.add(format!("{}: {} here", words.join(" "), policy.as_str()));
             draft.routes[at].policy = Some(policy);
         }
-        None if *name == "keepalive" => notes.tell("keepalive: connections are kept without being told"),
+        None if *name == "keepalive" => notes.add("keepalive: connections are always kept"),
         None => notes.left(words.join(" "), "no counterpart"),
     }
 }

@@ -51,14 +51,14 @@ impl Read {
             }
             "policy" => match PolicyName::from_elsewhere(value) {
                 Some(policy) => {
-                    notes.tell(format!("{shown}: {} here", policy.as_str()));
+                    notes.add(format!("{shown}: {} here", policy.as_str()));
                     self.route.policy = Some(policy);
                 }
                 None => notes.left(shown, "no such policy here; latency is used"),
             },
             "api-key" => {
                 self.pool.keys.push("engine_api_key = \"env:ENGINE_API_KEY\"".to_owned());
-                notes.tell("--api-key: put the key into the variable ENGINE_API_KEY, or say file:PATH");
+                notes.add("--api-key: put the key into the variable ENGINE_API_KEY, or say file:PATH");
             }
             "request-timeout-secs" if flag.is_number() => self.route.total = Some(format!("{value}s")),
             "retry-max-retries" if flag.is_number() => self.draft.attempts = value.parse().ok(),
@@ -101,7 +101,7 @@ impl Read {
 
 fn listen(draft: &mut Draft, host: Option<String>, port: Option<String>, notes: &mut Notes) {
     if host.is_none() && port.is_none() {
-        notes.tell("no --port: the file says our default, 127.0.0.1:8080");
+        notes.add("no --port: the file says our default, 127.0.0.1:8080");
         return;
     }
     let host = host.unwrap_or_else(|| "127.0.0.1".to_owned()).replace("localhost", "127.0.0.1");

@@ -125,8 +125,8 @@ async fn drift(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
                 || after.refused > before.refused,
             format!(
                 "the median first token takes {}, {} before",
-                said(after.ttft(0.5)),
-                said(before.ttft(0.5))
+                ttft_text(after.ttft(0.5)),
+                ttft_text(before.ttft(0.5))
             ),
         ),
         verdict(
@@ -168,7 +168,7 @@ async fn overload(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)>
             p90.is_some_and(|p90| p90 <= TTFT_BOUND),
             format!(
                 "9 of 10 first tokens of the others come within {}; the bound is {TTFT_BOUND:?}",
-                said(p90)
+                ttft_text(p90)
             ),
         ),
     ];
@@ -189,14 +189,17 @@ fn verdict(is_true: bool, text: String) -> Verdict {
 
 fn shorter(what: &str, before: &Figures, after: &Figures) -> Verdict {
     let is_true = after.ttft(0.5).zip(before.ttft(0.5)).is_some_and(|(after, before)| after < before);
-    verdict(is_true, format!("{what} takes {}, {} before", said(after.ttft(0.5)), said(before.ttft(0.5))))
+    verdict(
+        is_true,
+        format!("{what} takes {}, {} before", ttft_text(after.ttft(0.5)), ttft_text(before.ttft(0.5))),
+    )
 }
 
 fn none_failed(after: &Figures) -> Verdict {
     verdict(after.failed == 0, format!("{} of {} requests failed", after.failed, after.all()))
 }
 
-fn said(ttft: Option<Duration>) -> String {
+fn ttft_text(ttft: Option<Duration>) -> String {
     ttft.map_or_else(|| "forever".to_owned(), |ttft| format!("{:.0} ms", ttft.as_secs_f64() * 1e3))
 }
 

@@ -74,11 +74,11 @@ impl Stage {
             }
             out.flush()?;
         }
-        let (paint, said) = match all_true {
+        let (paint, text) = match all_true {
             true => (Paint::Good, "Each act did what it says."),
             false => (Paint::Error, "Not every act did what it says: is this machine busy?"),
         };
-        writeln!(out, "\n{}", self.style.paint(paint, said))?;
+        writeln!(out, "\n{}", self.style.paint(paint, text))?;
         Ok(Some(all_true))
     }
 

@@ -202,8 +202,8 @@ fn share(share: Option<f64>) -> String {
 fn counts(counts: &BTreeMap<String, u32>) -> Option<String> {
     let mut all: Vec<_> = counts.iter().filter(|(_, n)| **n > 0).collect();
     all.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
-    let said: Vec<_> = all.iter().take(3).map(|(name, n)| format!("{name} {n}")).collect();
-    (!said.is_empty()).then(|| said.join(", "))
+    let shown: Vec<_> = all.iter().take(3).map(|(name, n)| format!("{name} {n}")).collect();
+    (!shown.is_empty()).then(|| shown.join(", "))
 }
 
 fn plain(fact: &Fact) -> String {

@@ -42,8 +42,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, known: &Known, looking: &mut Looking, 
         }
         Some(snapshot) => paint.table(frame, body, snapshot, looking),
         None => {
-            let said = known.trouble.as_deref().unwrap_or("asking the gateway …");
-            frame.render_widget(Paragraph::new(said.to_owned()), body);
+            let shown = known.trouble.as_deref().unwrap_or("asking the gateway …");
+            frame.render_widget(Paragraph::new(shown.to_owned()), body);
         }
     }
     frame.render_widget(Paragraph::new(paint.keys(looking)), keys);
@@ -83,9 +83,9 @@ impl Painter {
         let Some(snapshot) = &known.snapshot else { return vec![Line::from(first)] };
         let own = env!("CARGO_PKG_VERSION");
         if snapshot.version() != own {
-            let said =
+            let shown =
                 format!("  gateway is version {}, this is {own}: figures may be missing", snapshot.version());
-            first.push(Span::styled(said, self.of(Health::Doubtful)));
+            first.push(Span::styled(shown, self.of(Health::Doubtful)));
         }
         if let Some(trouble) = &known.trouble {
             let cause = trouble.lines().next().unwrap_or_default();
@@ -124,8 +124,8 @@ impl Painter {
     fn table(&self, frame: &mut Frame<'_>, area: Rect, snapshot: &Snapshot, looking: &mut Looking) {
         let table = looking.table(snapshot);
         if table.rows.is_empty() {
-            let said = if looking.filter.is_empty() { table.empty } else { "nothing matches the filter" };
-            frame.render_widget(Paragraph::new(said), area);
+            let shown = if looking.filter.is_empty() { table.empty } else { "nothing matches the filter" };
+            frame.render_widget(Paragraph::new(shown), area);
             return;
         }
         let sorted = looking.sort;
@@ -154,17 +154,17 @@ impl Painter {
         if looking.is_typing {
             return Line::from(format!("filter: {}▏  enter keeps it, esc clears it", looking.filter));
         }
-        let mut said = String::from(match looking.is_open {
+        let mut shown = String::from(match looking.is_open {
             true => "q quit  esc back  ↑↓ scroll",
             false => "q quit  tab next  ↑↓ row  ⏎ explain  / filter  s sort  r reverse  p pause",
         });
         if !looking.filter.is_empty() {
-            said = format!("{said}   [filter: {}, esc clears it]", looking.filter);
+            shown = format!("{shown}   [filter: {}, esc clears it]", looking.filter);
         }
         if looking.is_paused {
-            said.push_str("   [paused]");
+            shown.push_str("   [paused]");
         }
-        Line::from(Span::styled(said, self.of(Health::Idle)))
+        Line::from(Span::styled(shown, self.of(Health::Idle)))
     }
 }
 

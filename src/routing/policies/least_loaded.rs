@@ -22,7 +22,7 @@ impl Policy for LeastLoaded {
 
     fn choose(&self, _: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
         let least = fewest_requests(eligible);
-        let equal = || eligible.iter().filter(|(_, candidate)| candidate.counted() <= least);
+        let equal = || eligible.iter().filter(|(_, candidate)| candidate.requests <= least);
         let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(equal().count())?;
         let (at, _) = equal().nth(turn)?;
         Some(Choice { at, reason: Reason::Load })
@@ -31,5 +31,5 @@ impl Policy for LeastLoaded {
 
 /// Requests at the least loaded candidate.
 pub(super) fn fewest_requests(eligible: &Eligible<'_>) -> f64 {
-    eligible.iter().map(|(_, candidate)| candidate.counted()).fold(f64::INFINITY, f64::min)
+    eligible.iter().map(|(_, candidate)| candidate.requests).fold(f64::INFINITY, f64::min)
 }

@@ -42,7 +42,7 @@ impl Policy for Prefix {
             return Some(Choice { at, reason: Reason::Prefix });
         }
         let least = fewest_requests(eligible);
-        let equal = eligible.iter().filter(|(_, candidate)| candidate.counted() <= least);
+        let equal = eligible.iter().filter(|(_, candidate)| candidate.requests <= least);
         let (at, _) = equal.max_by_key(|(_, candidate)| rank(candidate))?;
         Some(Choice { at, reason: Reason::Load })
     }

@@ -6,6 +6,8 @@ use std::time::Duration;
 pub(crate) const MISS_COST: f64 = 10.0;
 /// Missed bounds that each bound of excess on TPOT is worth; on TTFT it is one. A reader loses less by what comes slower.
 pub(crate) const TPOT_EXCESS: f64 = 0.3;
+/// Parts of the bound on TPOT over which a miss becomes e times as likely: steps vary less than first tokens.
+pub(crate) const TPOT_WIDTH: f64 = 0.03;
 /// Seconds of waiting for the first token that a second of decoding is worth: an answer is read while it comes.
 pub(crate) const DECODE_WEIGHT: f64 = 0.15;
 /// Multiple of the best replica's decoding that is no reason to wait for another: predictions err by as much, and chance evens it
