@@ -86,7 +86,11 @@ fn figures(
         }
     }
     // What has missed a bound and has not ended is a miss now.
-    for late in admin.observer.overdue().of_route(&route.name, now) {
+    let late = admin.observer.overdue().of_route(&route.name, now);
+    let oldest = late.iter().map(|late| now.since(late.since)).max().unwrap_or_default();
+    figures.overdue = (late.len(), oldest);
+    figures.lateness = admin.observer.lag().of_minute(now);
+    for late in late {
         for window in [&mut figures.minute, &mut figures.five] {
             window.slot.add_late(&late);
         }

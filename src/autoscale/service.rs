@@ -84,6 +84,8 @@ impl ScaleService {
     async fn run(mut self) {
         let mut tick = tokio::time::interval(LOOK_EVERY / LOOKS_AT_ZERO);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // A fleet that was there before this gateway has answered its probes by then.
+        tick.reset_after(LOOK_EVERY);
         let ended = self.board.ended.clone();
         // Cancel-safe: a tick is taken whole or not at all.
         while ended.run_until_cancelled(tick.tick()).await.is_some() {

@@ -11,6 +11,7 @@ use super::table::{
 };
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, Part, Slot};
+use crate::observe::lag::Lateness;
 use crate::stage::Stage;
 use crate::stats::{Counts, upper_quantile};
 
@@ -31,6 +32,10 @@ pub(crate) struct RouteFigures {
     pub(crate) uptime: Duration,
     /// Replicas of its pools as they are now.
     pub(crate) replicas: Vec<ReplicaStatus>,
+    /// Requests that have missed a bound and have not ended, and how long the oldest has waited.
+    pub(crate) overdue: (usize, Duration),
+    /// How late the gateway itself ran in the last minute.
+    pub(crate) lateness: Lateness,
 }
 
 /// Figures of one route in one window.
@@ -130,7 +135,10 @@ fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
     let is_busy = |part: &Part| part.requests > 0 || part.itl.1 > 0;
     let now = part(&figures.minute.slot).is_some_and(|part| is_busy(&part));
     let before = part(&figures.before.0).is_some_and(|part| is_busy(&part));
-    let is_silent = status.state == ReplicaState::Ready && status.inflight >= 2 && !now && before;
+    // What is in flight there may be of other routes.
+    let has_traffic = figures.minute.slot.requests > 0 || figures.overdue.0 > 0;
+    let is_silent =
+        status.state == ReplicaState::Ready && status.inflight >= 2 && has_traffic && !now && before;
     is_silent.then(|| {
         replica(
             status,

@@ -97,7 +97,7 @@ impl<'a> Candidate<'a> {
         self.batch_limit.is_some() || self.load.inflight() < tried
     }
 
-    /// Adds what the engine told.
+    /// Adds the engine's own figures.
     #[inline]
     #[must_use]
     pub(super) fn with(self, snapshot: &EngineSnapshot) -> Self {

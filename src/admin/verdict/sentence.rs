@@ -4,6 +4,7 @@ use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, eng
 use crate::diagnosis::peers::seconds;
 use crate::fleet::status::ReplicaState;
 use crate::observe::history::{Dimension, Slot};
+use crate::observe::lag::Lateness;
 use crate::stage::Stage;
 
 /// What is to be said of a route.
@@ -38,6 +39,22 @@ pub(super) fn of_route(
         if waiting >= 1.0 {
             parts.push(format!("{waiting:.0} requests wait in the engines"));
         }
+    }
+    match figures.overdue {
+        (0, _) => {}
+        (1, oldest) => {
+            parts.push(format!("1 request is late and still waits, for {}", seconds(oldest.as_secs_f64())))
+        }
+        (late, oldest) => parts.push(format!(
+            "{late} requests are late and still wait, the oldest for {}",
+            seconds(oldest.as_secs_f64())
+        )),
+    }
+    if status == Status::Bad && figures.lateness.is_starved() {
+        let Lateness { worst, late } = figures.lateness;
+        let (share, worst) = (late * 100.0, seconds(worst.as_secs_f64()));
+        parts.insert(0, format!("the gateway itself waits for CPU {share:.0} % of the time, up to {worst}"));
+        return format!("{route}: {}", parts.join("; "));
     }
     parts.extend(who(figures, status, outliers));
     format!("{route}: {}", parts.join("; "))

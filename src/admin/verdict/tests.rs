@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::fleet::status::{LifeStatus, OwnFailures};
 use crate::observe::history::{Dimension, Part};
+use crate::observe::lag::Lateness;
 use crate::routing::EngineSignals;
 use crate::stats::{Counts, Histogram};
 
@@ -92,6 +93,7 @@ fn figures(window: WindowFigures, replicas: Vec<ReplicaStatus>) -> RouteFigures 
         before: (Slot::default(), 540.0),
         uptime: Duration::from_secs(86_400),
         replicas,
+        ..RouteFigures::default()
     }
 }
 
@@ -237,6 +239,18 @@ fn a_flood_is_named_with_its_tenant_or_class() {
             "long prompts are 87 %",
         ],
     );
+}
+
+#[test]
+fn who_still_waits_is_counted_and_a_gateway_without_cpu_blames_itself_alone() {
+    let relay = (Stage::Prefill, 5.0, 1.0);
+    let late = slot(TTFT, &[did("r1", 20, 10, relay), did("r2", 20, 0, relay)]);
+    let mut figures = figures(late, vec![ready("r1", 0.0), ready("r2", 0.0)]);
+    figures.overdue = (12, Duration::from_secs(31));
+    names(&figures, &["12 requests are late and still wait, the oldest for 31.0 s"]);
+    figures.lateness = Lateness { worst: Duration::from_millis(1200), late: 0.4 };
+    names(&figures, &["the gateway itself waits for CPU 40 % of the time, up to 1.2 s"]);
+    assert!(!judge(&figures).sentence.contains("stands out"));
 }
 
 #[test]

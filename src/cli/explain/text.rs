@@ -130,7 +130,7 @@ impl Text<'_> {
         if weighed.is_empty() {
             writeln!(out, "  its candidates were not kept: the policy predicts nothing, or load was high")?;
         } else {
-            write!(out, "    {:<24} {:>9} {:>7}", "candidate", "predicted", "cached")?;
+            write!(out, "    {:<18} {:>9} {:>7}", "candidate", "predicted", "cached")?;
             ADDENDS.iter().try_for_each(|name| write!(out, " {name:>8}"))?;
             writeln!(out, " {:>8}", "= cost")?;
         }
@@ -143,7 +143,7 @@ impl Text<'_> {
 
     fn candidate(&self, candidate: &Candidate, out: &mut String) -> std::fmt::Result {
         let mut line = format!(
-            "  {} {:<24} {:>9} {:>7}",
+            "  {} {:<18} {:>9} {:>7}",
             if candidate.chosen { "*" } else { " " },
             candidate.replica,
             time(candidate.predicted_ttft),
@@ -244,7 +244,7 @@ mod tests {
             "missed its SLO: ttft, most of it in engine_queue\n",
             "  engine_queue     1.00 s   33 %  █████████████···························  (estimated) over its budget of 150 ms\n",
             "Why replica gpu-2\n  policy latency, reason load, 2 candidates, decided 0.4 ms after arrival\n",
-            "  * gpu-2                       400 ms     128    0.300    0.100    0.000        -    0.010    0.000    0.000    0.000    0.000    0.410\n",
+            "  * gpu-2                 400 ms     128    0.300    0.100    0.000        -    0.010    0.000    0.000    0.000    0.000    0.410\n",
             "  gpu-2 over gpu-1: 1.0 s less risk of a late first token; the columns before the cost are its parts, in seconds\n",
             "  predicted first token after 400 ms, it came after 1.20 s: 3.0 times as long\n",
             "  first     gpu-1                    from 1.0 ms, end 10 ms  connect_refused\n",

@@ -165,8 +165,8 @@ impl PoolCell {
 
     pub(super) fn observe_paces(&self, paces: &[Pace]) {
         let mut learner = self.learner.lock();
-        learner.steps.observe(paces, &STEP);
-        let [step, per_context] = learner.steps.rates(&STEP);
+        learner.steps.observe(paces, &priors::STEP);
+        let [step, per_context] = learner.steps.rates(&priors::STEP);
         self.average[1].store(step.to_bits(), Ordering::Relaxed);
         self.average[2].store(per_context.to_bits(), Ordering::Relaxed);
     }
@@ -228,10 +228,9 @@ impl PoolCell {
 }
 
 /// A round trip, a step of decoding and its part of the context, slowness, uncached tokens of a prompt.
-const UNSEEN: [f64; AVERAGES] = [priors::ROUND_TRIP, STEP[0], STEP[1], 1.0, 2.0 * priors::ANSWER_TOKENS];
+const UNSEEN: [f64; AVERAGES] =
+    [priors::ROUND_TRIP, priors::STEP[0], priors::STEP[1], 1.0, 2.0 * priors::ANSWER_TOKENS];
 const AVERAGES: usize = 5;
 const SLOWNESS: usize = 3;
 const UNCACHED: usize = 4;
 const SHAPE: Memory = Memory { kept: memories::SHAPE_KEPT };
-/// A step of decoding, and its part of the context.
-const STEP: [f64; 2] = [priors::RATES[0], priors::RATES[1]];

@@ -3,6 +3,8 @@
 /// Seconds of a step, decoding or not, 100,000 tokens of context, 1,000 tokens, attention of 10,000 tokens to 10,000: a mid-sized model on one
 /// data-centre GPU. Only their ratios matter.
 pub(crate) const RATES: [f64; 4] = [0.025, 0.004, 0.1, 0.1];
+/// Seconds of a decoding step, and of 100,000 tokens of its context.
+pub(crate) const STEP: [f64; 2] = [0.02, 0.004];
 /// Seconds of a round trip.
 pub(crate) const ROUND_TRIP: f64 = 0.01;
 /// Tokens that an engine computes in one step: its own limit (vLLM: `--max-num-batched-tokens`) is not among its metrics.
