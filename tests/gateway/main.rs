@@ -1,5 +1,7 @@
 //! The gateway in this process, before scripted replicas: what clients, fleet and configuration see of it.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
 mod admission;
 mod blame;
 mod deadlines;

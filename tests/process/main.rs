@@ -1,5 +1,7 @@
 //! The binary as a child process: commands, signals, files, rollouts.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
 mod autoscale;
 mod replay;
 mod rollouts;

@@ -52,7 +52,7 @@ pub(super) fn judge(figures: &RouteFigures) -> Verdict {
     let slot = &of_window.slot;
     let cause = cause(slot, &figures.replicas);
     // While the SLO is kept, differences in time are noise or nobody's concern: only who fails, or is out, is named.
-    // A gateway without CPU sees everybody late: nobody is compared until it has some.
+    // A gateway without CPU sees everybody late: it compares no one until it has some.
     let to_explain = cause.as_ref().filter(|_| status != Status::Ok && !figures.lateness.is_starved());
     let outliers = peers::find(figures, slot, to_explain);
     let sentence = sentence::of_route(figures, status, of_window, cause.as_ref(), &outliers);

@@ -43,7 +43,7 @@ pub(super) fn of_route(
     match figures.overdue {
         (0, _) => {}
         (1, oldest) => {
-            parts.push(format!("1 request is late and still waits, for {}", seconds(oldest.as_secs_f64())))
+            parts.push(format!("1 request is late and still waits, for {}", seconds(oldest.as_secs_f64())));
         }
         (late, oldest) => parts.push(format!(
             "{late} requests are late and still wait, the oldest for {}",

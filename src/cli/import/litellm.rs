@@ -134,7 +134,7 @@ fn setting(draft: &mut Draft, section: &str, key: &str, value: &Json, notes: &mu
             draft.routes.iter_mut().for_each(|route| route.total = Some(format!("{value}s")));
         }
         ("general_settings", "master_key") => {
-            notes.left(what, "clients' keys are digests: [[tenant]] key_sha256")
+            notes.left(what, "clients' keys are digests: [[tenant]] key_sha256");
         }
         (_, "fallbacks") => notes.left(what, "see [route.degrade], or a pool of small weight"),
         ("general_settings", "database_url") => notes.left(what, "no database is needed"),

@@ -27,7 +27,7 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
             ('}', _, _) => drop(open.pop().ok_or_else(|| format!("line {line}: a }} closes nothing"))?),
             (_, [], _) => {}
             (_, ["server", address, rest @ ..], Some(at)) => {
-                server(&mut draft.pools[at], address, rest, notes)
+                server(&mut draft.pools[at], address, rest, notes);
             }
             (_, words, Some(at)) => upstream_directive(&mut draft, at, words, notes),
             _ => elsewhere += 1,
