@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -89,6 +90,7 @@ fn figures(
     let late = admin.observer.overdue().of_route(&route.name, now);
     let oldest = late.iter().map(|late| now.since(late.since)).max().unwrap_or_default();
     figures.overdue = (late.len(), oldest);
+    figures.stuck = late.iter().filter(|late| late.by >= STUCK_AFTER).count();
     figures.lateness = admin.observer.lag().of_minute(now);
     for late in late {
         for window in [&mut figures.minute, &mut figures.five] {
@@ -239,6 +241,8 @@ fn quantiles(values: &Counts) -> Quantiles {
 }
 
 /// Slots of 10 s before the current one.
+/// Past its bound for this long, a request that still waits is no jitter.
+const STUCK_AFTER: Duration = Duration::from_secs(2);
 const IN_MINUTE: i64 = 6;
 const IN_FIVE: i64 = 30;
 const MAX_NOT_READY: usize = 50;

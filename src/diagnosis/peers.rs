@@ -34,6 +34,8 @@ pub(crate) struct RouteFigures {
     pub(crate) replicas: Vec<ReplicaStatus>,
     /// Requests that have missed a bound and have not ended, and how long the oldest has waited.
     pub(crate) overdue: (usize, Duration),
+    /// Those of them whose bound has passed for seconds.
+    pub(crate) stuck: usize,
     /// How late the gateway itself ran in the last minute.
     pub(crate) lateness: Lateness,
 }

@@ -6,6 +6,7 @@
 use std::array;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -82,6 +83,8 @@ pub struct Late {
     pub missed: Missed,
     /// Since when it waits: its request was read.
     pub since: Stamp,
+    /// For how long the bound has passed.
+    pub by: Duration,
     /// Label `tenant`.
     pub tenant: Arc<str>,
     /// Label `class`.
@@ -149,18 +152,17 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn missed(&self, now: Stamp) -> Option<Missed> {
-        let is_over = |bound: Option<Stamp>| bound.is_some_and(|bound| now > bound);
-        if is_over(self.ttft) {
-            return Some(Missed::Ttft);
-        }
-        is_over(self.e2e).then_some(Missed::E2e)
+    /// The bound that has passed, and for how long.
+    fn missed(&self, now: Stamp) -> Option<(Missed, Duration)> {
+        let by = |bound: Option<Stamp>| bound.filter(|bound| now > *bound).map(|bound| now.since(bound));
+        let ttft = by(self.ttft).map(|by| (Missed::Ttft, by));
+        ttft.or_else(|| by(self.e2e).map(|by| (Missed::E2e, by)))
     }
 
     fn late(&self, now: Stamp) -> Option<Late> {
-        let missed = self.missed(now)?;
+        let (missed, by) = self.missed(now)?;
         let (tenant, asked) = (Arc::clone(&self.tenant), self.asked.clone());
-        Some(Late { missed, since: self.since, tenant, class: self.class, asked })
+        Some(Late { missed, since: self.since, by, tenant, class: self.class, asked })
     }
 }
 
@@ -192,8 +194,6 @@ const SHARDS: usize = 16;
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::observe::fixture;
     use crate::record::SloBounds;
@@ -222,6 +222,7 @@ mod tests {
         guard.asks(&record.attempts[0].served);
         assert_eq!(missed(101), Some((Missed::Ttft, Stage::Prefill)));
         let late = overdue.of_route(&record.route, ms(101)).pop().unwrap();
+        assert_eq!(late.by, Duration::from_millis(1));
         assert_eq!(late.asked.unwrap().0, record.attempts[0].served.replica);
         guard.first_token();
         assert_eq!(missed(999), None);

@@ -85,7 +85,9 @@ fn status(figures: &RouteFigures) -> Status {
     let (minute, five) = (&figures.minute.slot, &figures.five.slot);
     let is_over = |slot: &Slot| missed_share(slot).is_some_and(|share| share > ALLOWED_SHARE);
     let goes_on = minute.judged() < MIN_JUDGED || is_over(minute);
-    if five.all_missed() >= MIN_MISSES && is_over(five) && goes_on {
+    // Few in number, but those who are stuck now are no accident of the last five minutes.
+    let are_enough = five.all_missed() >= MIN_MISSES || figures.stuck >= MIN_STUCK;
+    if are_enough && is_over(five) && goes_on {
         Status::Bad
     } else if five.judged() < MIN_JUDGED {
         Status::Unknown
@@ -157,6 +159,8 @@ pub(super) fn overall(verdicts: &[Verdict]) -> (Status, String) {
 /// A p99 bound allows this share of misses.
 const ALLOWED_SHARE: f64 = 0.01;
 const MIN_MISSES: u32 = 5;
+/// Requests that are stuck at the same time.
+const MIN_STUCK: usize = 2;
 const MIN_JUDGED: u32 = 5;
 /// Waiting requests per replica that make a wait a queue's.
 const QUEUED: f64 = 2.0;

@@ -242,6 +242,16 @@ fn a_flood_is_named_with_its_tenant_or_class() {
 }
 
 #[test]
+fn two_requests_that_are_stuck_make_a_route_bad_and_two_that_were_late_do_not() {
+    let relay = (Stage::Prefill, 5.0, 1.0);
+    let late = slot(TTFT, &[did("r1", 20, 2, relay), did("r2", 20, 0, relay)]);
+    let mut figures = figures(late, vec![ready("r1", 0.0), ready("r2", 0.0)]);
+    assert_eq!(judge(&figures).status, Status::Ok);
+    (figures.overdue, figures.stuck) = ((2, Duration::from_secs(4)), 2);
+    assert_eq!(judge(&figures).status, Status::Bad);
+}
+
+#[test]
 fn who_still_waits_is_counted_and_a_gateway_without_cpu_blames_itself_alone() {
     let relay = (Stage::Prefill, 5.0, 1.0);
     let late = slot(TTFT, &[did("r1", 20, 10, relay), did("r2", 20, 0, relay)]);
