@@ -17,6 +17,7 @@ use crate::config::{Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, REASONS, RouteHistory, Slot};
 use crate::observe::latency::{Measure, SLOTS, Step};
+use crate::observe::overdue::Late;
 use crate::observe::rfc3339;
 use crate::stage::Stage;
 use crate::stats::Counts;
@@ -30,8 +31,16 @@ pub(super) async fn slo(State(admin): State<Arc<AdminState>>) -> Json<Slo> {
 pub(super) fn summary(admin: &AdminState) -> Slo {
     let (clock, config) = (admin.observer.clock(), admin.control.config());
     let (now, fleet) = (clock.now(), admin.control.replicas());
-    let figures: Vec<RouteFigures> =
-        config.routes.iter().map(|route| figures(admin, &config, route, &fleet, now)).collect();
+    let (mut overdue, lateness) =
+        (admin.observer.overdue().by_route(now), admin.observer.lag().of_minute(now));
+    let figures: Vec<RouteFigures> = config
+        .routes
+        .iter()
+        .map(|route| {
+            let late = overdue.remove(&route.name).unwrap_or_default();
+            RouteFigures { lateness, ..figures(admin, &config, route, &fleet, &late, now) }
+        })
+        .collect();
     let verdicts: Vec<Verdict> = figures.iter().map(verdict::judge).collect();
     let (status, sentence) = verdict::overall(&verdicts);
     Slo {
@@ -43,7 +52,7 @@ pub(super) fn summary(admin: &AdminState) -> Slo {
             .zip(&config.routes)
             .map(|((figures, verdict), of)| {
                 let known = route(figures, verdict, now);
-                with_times(known, (admin, &config, of), now)
+                with_times(known, figures.overdue, (admin, &config, of), now)
             })
             .collect(),
         sentence,
@@ -69,6 +78,7 @@ fn figures(
     config: &Config,
     route: &Route,
     fleet: &[ReplicaStatus],
+    late: &[Late],
     now: Stamp,
 ) -> RouteFigures {
     let history = admin.observer.history().route(&route.name);
@@ -87,14 +97,12 @@ fn figures(
         }
     }
     // What has missed a bound and has not ended is a miss now.
-    let late = admin.observer.overdue().of_route(&route.name, now);
     let oldest = late.iter().map(|late| now.since(late.since)).max().unwrap_or_default();
     figures.overdue = (late.len(), oldest);
     figures.stuck = late.iter().filter(|late| late.by >= STUCK_AFTER).count();
-    figures.lateness = admin.observer.lag().of_minute(now);
     for late in late {
         for window in [&mut figures.minute, &mut figures.five] {
-            window.slot.add_late(&late);
+            window.slot.add_late(late);
         }
     }
     for (window, slots) in [(&mut figures.minute, IN_MINUTE), (&mut figures.five, IN_FIVE)] {
@@ -160,6 +168,7 @@ fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> RouteVerdict 
 /// Adds what the verdict does not need: time per output token, and since when it is bad.
 fn with_times(
     known: RouteVerdict,
+    overdue: (usize, Duration),
     (admin, config, route): (&AdminState, &Config, &Route),
     now: Stamp,
 ) -> RouteVerdict {
@@ -169,17 +178,21 @@ fn with_times(
     let bound = config.slo.get(&route.slo).and_then(|slo| slo.tpot);
     RouteVerdict {
         bound: BoundMeans { tpot: bound.map(|bound| bound.as_secs_f64()), ..known.bound },
-        since: (known.status == "bad").then(|| bad_for(admin, &route.name, now)).flatten(),
+        since: (known.status == "bad").then(|| bad_for(admin, &route.name, overdue, now)).flatten(),
         tpot: quantiles(&tpot),
         ..known
     }
 }
 
 /// Seconds since the first miss after the last pause of a minute.
-fn bad_for(admin: &AdminState, route: &Arc<str>, now: Stamp) -> Option<f64> {
+fn bad_for(
+    admin: &AdminState,
+    route: &Arc<str>,
+    (late, oldest_late): (usize, Duration),
+    now: Stamp,
+) -> Option<f64> {
     let history = admin.observer.history().route(route);
-    let late = admin.observer.overdue().of_route(route, now);
-    let waiting = late.iter().map(|late| now.since(late.since).as_secs_f64()).reduce(f64::max);
+    let waiting = (late > 0).then_some(oldest_late.as_secs_f64());
     let (mut oldest, mut is_over) = (None, false);
     for step in [Step::TenSeconds, Step::Minute] {
         if is_over {

@@ -4,6 +4,7 @@
 //! `tokenway_requests_overdue` count them as misses at once.
 
 use std::array;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -52,27 +53,18 @@ impl Overdue {
         Some(BoundGuard { overdue: Arc::clone(self), shard, place })
     }
 
-    /// Those of a route that are past a bound at `now`.
+    /// Those that are past a bound at `now`, by route.
     #[must_use]
-    pub fn of_route(&self, route: &str, now: Stamp) -> Vec<Late> {
-        let mut late = Vec::new();
-        self.each(|waiting| late.extend((&*waiting.route == route).then(|| waiting.late(now)).flatten()));
-        late
-    }
-
-    /// Calls `f` with the route of each request that is past a bound at `now`.
-    pub(super) fn routes(&self, now: Stamp, mut f: impl FnMut(&Arc<str>)) {
-        self.each(|waiting| {
-            if waiting.missed(now).is_some() {
-                f(&waiting.route);
-            }
-        });
-    }
-
-    fn each(&self, mut f: impl FnMut(&Waiting)) {
+    pub fn by_route(&self, now: Stamp) -> HashMap<Arc<str>, Vec<Late>> {
+        let mut routes: HashMap<Arc<str>, Vec<Late>> = HashMap::new();
         for shard in &self.shards {
-            shard.lock().taken.iter().flatten().for_each(&mut f);
+            for waiting in shard.lock().taken.iter().flatten() {
+                if let Some(late) = waiting.late(now) {
+                    routes.entry(Arc::clone(&waiting.route)).or_default().push(late);
+                }
+            }
         }
+        routes
     }
 }
 
@@ -202,6 +194,10 @@ mod tests {
         Stamp::from_nanos(n * 1_000_000)
     }
 
+    fn of_route(overdue: &Overdue, route: &str, now: Stamp) -> Vec<Late> {
+        overdue.by_route(now).remove(route).unwrap_or_default()
+    }
+
     /// Read at 0 ms; first token due within 100 ms, the end within 1 s.
     fn record() -> Record {
         let bound = |n| Some(Duration::from_millis(n));
@@ -216,18 +212,18 @@ mod tests {
         let (overdue, record) = (Arc::new(Overdue::default()), record());
         let guard = overdue.watch(&record).unwrap();
         let missed =
-            |at| overdue.of_route(&record.route, ms(at)).pop().map(|late| (late.missed, late.stage()));
+            |at| of_route(&overdue, &record.route, ms(at)).pop().map(|late| (late.missed, late.stage()));
         assert_eq!(missed(100), None);
         assert_eq!(missed(101), Some((Missed::Ttft, Stage::Admit)));
         guard.asks(&record.attempts[0].served);
         assert_eq!(missed(101), Some((Missed::Ttft, Stage::Prefill)));
-        let late = overdue.of_route(&record.route, ms(101)).pop().unwrap();
+        let late = of_route(&overdue, &record.route, ms(101)).pop().unwrap();
         assert_eq!(late.by, Duration::from_millis(1));
         assert_eq!(late.asked.unwrap().0, record.attempts[0].served.replica);
         guard.first_token();
         assert_eq!(missed(999), None);
         assert_eq!(missed(1001), Some((Missed::E2e, Stage::Decode)));
-        assert!(overdue.of_route("another", ms(1001)).is_empty());
+        assert!(of_route(&overdue, "another", ms(1001)).is_empty());
         drop(guard);
         assert_eq!(missed(1001), None);
     }
@@ -237,8 +233,8 @@ mod tests {
         let overdue = Arc::new(Overdue::default());
         let unary = Record { is_stream: false, ..record() };
         let guard = overdue.watch(&unary).unwrap();
-        assert!(overdue.of_route(&unary.route, ms(999)).is_empty());
-        assert_eq!(overdue.of_route(&unary.route, ms(1001)).len(), 1);
+        assert!(of_route(&overdue, &unary.route, ms(999)).is_empty());
+        assert_eq!(of_route(&overdue, &unary.route, ms(1001)).len(), 1);
         drop(guard);
         let unbound = Record { slo: SloBounds::default(), ..record() };
         assert!(overdue.watch(&unbound).is_none());

@@ -295,7 +295,6 @@ type Received = Arc<Mutex<Vec<(http::HeaderMap, ExportTraceServiceRequest)>>>;
 pub(crate) struct Collector {
     pub(crate) received: Received,
     /// Log records, by export.
-    #[allow(dead_code, reason = "read by the tests of drift alone")]
     pub(crate) logs: Arc<Mutex<Vec<ExportLogsServiceRequest>>>,
     address: SocketAddr,
     _tasks: TaskTracker,

@@ -176,18 +176,10 @@ impl Slot {
             count(&mut self.missed_in, blamed);
         }
         let class: Arc<str> = record.class.as_str().into();
-        let (replica, revision) = served(record).unzip();
-        let dimensions = [
-            (Dimension::Replica, replica),
-            (Dimension::Revision, revision),
-            (Dimension::Tenant, Some(&record.tenant)),
-            (Dimension::Class, Some(&class)),
-        ];
         let expected =
             record.decision.as_ref().and_then(|d| Some(d.predicted_ttft?.as_secs_f64() / d.pace.max(0.01)));
         let ttft = record.ttft().map(|ttft| ttft.as_secs_f64()).zip(expected);
-        for (dimension, name) in dimensions {
-            let Some(name) = name else { continue };
+        for (dimension, name) in took_part(served(record), &record.tenant, &class) {
             let part = self.part(dimension, name);
             part.requests += 1;
             part.judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
@@ -216,15 +208,8 @@ impl Slot {
         count(&mut self.missed, late.missed as usize);
         count(&mut self.missed_in, blamed);
         let class: Arc<str> = late.class.into();
-        let (replica, revision) = late.asked.as_ref().map(|(replica, revision)| (replica, revision)).unzip();
-        let dimensions = [
-            (Dimension::Replica, replica),
-            (Dimension::Revision, revision),
-            (Dimension::Tenant, Some(&late.tenant)),
-            (Dimension::Class, Some(&class)),
-        ];
-        for (dimension, name) in dimensions {
-            let Some(name) = name else { continue };
+        let asked = late.asked.as_ref().map(|(replica, revision)| (replica, revision));
+        for (dimension, name) in took_part(asked, &late.tenant, &class) {
             let part = self.part(dimension, name);
             part.judged += 1;
             count(&mut part.missed_in, blamed);
@@ -237,6 +222,22 @@ impl Slot {
         let is_known = self.parts.len() < MAX_PARTS || self.parts.contains_key(&key);
         self.parts.entry(if is_known { key } else { (dimension, "other".into()) }).or_default()
     }
+}
+
+/// Who took part in a request that went to this replica and revision, if it did.
+fn took_part<'a>(
+    served: Option<(&'a Arc<str>, &'a Arc<str>)>,
+    tenant: &'a Arc<str>,
+    class: &'a Arc<str>,
+) -> impl Iterator<Item = (Dimension, &'a Arc<str>)> {
+    let (replica, revision) = served.unzip();
+    let all = [
+        (Dimension::Replica, replica),
+        (Dimension::Revision, revision),
+        (Dimension::Tenant, Some(tenant)),
+        (Dimension::Class, Some(class)),
+    ];
+    all.into_iter().filter_map(|(dimension, name)| Some((dimension, name?)))
 }
 
 /// Replica and revision that a request's time is charged to: of its longest attempt, which is the last one unless that

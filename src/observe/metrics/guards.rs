@@ -101,16 +101,16 @@ impl Waiting {
 #[derive(Default)]
 pub(super) struct OverdueByRoute {
     pub(super) source: Option<Arc<Overdue>>,
-    counts: HashMap<Arc<str>, u32>,
+    counts: HashMap<Arc<str>, usize>,
 }
 
 impl OverdueByRoute {
     pub(super) fn count(&mut self, families: &Requests, now: Stamp) {
         let Some(overdue) = &self.source else { return };
         self.counts.values_mut().for_each(|count| *count = 0);
-        overdue.routes(now, |route| *self.counts.entry(Arc::clone(route)).or_default() += 1);
+        self.counts.extend(overdue.by_route(now).into_iter().map(|(route, late)| (route, late.len())));
         for (route, count) in &self.counts {
-            families.overdue.set([&**route], Some(f64::from(*count)));
+            families.overdue.set([&**route], Some(*count as f64));
         }
     }
 }
