@@ -20,6 +20,9 @@ pub enum Class {
 }
 
 impl Class {
+    /// In the order of their discriminants.
+    pub const ALL: [Self; 4] = [Self::None, Self::Short, Self::Medium, Self::Long];
+
     /// The label's value.
     #[must_use]
     pub fn as_str(self) -> &'static str {

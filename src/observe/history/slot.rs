@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::observe::judgement::Judgement;
+use crate::observe::label_hasher::LabelHasher;
 use crate::observe::overdue::Late;
 use crate::observe::slo::SloVerdict;
 use crate::record::Record;
@@ -117,7 +118,7 @@ pub struct Slot {
     /// Seconds and number of the bounds on TTFT of the ended requests: they differ where a bound grows with the prompt.
     pub bound: (f64, u32),
     /// Who took part.
-    pub parts: HashMap<(Dimension, Arc<str>), Part>,
+    pub parts: HashMap<(Dimension, Arc<str>), Part, LabelHasher>,
 }
 
 impl Slot {
