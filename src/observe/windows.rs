@@ -118,7 +118,8 @@ impl Windows {
     }
 }
 
-const MAX_SERIES: usize = 64;
+/// Series from which on new labels share one.
+pub(super) const MAX_SERIES: usize = 64;
 
 #[cfg(test)]
 mod tests {

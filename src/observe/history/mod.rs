@@ -8,7 +8,6 @@ mod heat;
 mod slot;
 mod worst;
 
-use std::hash::RandomState;
 use std::sync::Arc;
 
 use dashmap::DashMap;
@@ -19,6 +18,7 @@ pub use self::slot::{Dimension, Part, Slot};
 use self::worst::Worst;
 pub use self::worst::{Kept, Why};
 use super::judgement::Judgement;
+use super::label_hasher::LabelHasher;
 use super::latency::{LatencySlots, SLOTS, Step};
 use crate::clock::Stamp;
 use crate::record::{Gaps, Record};
@@ -27,7 +27,7 @@ use crate::stats::{Counts, Ring};
 
 /// The hour of all routes.
 #[derive(Default)]
-pub struct History(DashMap<Arc<str>, Arc<RouteHistory>, RandomState>);
+pub struct History(DashMap<Arc<str>, Arc<RouteHistory>, LabelHasher>);
 
 impl History {
     /// The history of a route; past [`MAX_ROUTES`] further ones share `other`.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::labels::labels;
 use crate::observe::judgement::Judgement;
+use crate::observe::label_hasher::LabelHasher;
 use crate::observe::overdue::Late;
 use crate::observe::slo::{Missed, SloVerdict};
 use crate::record::Record;
@@ -107,7 +108,7 @@ pub struct Slot {
     /// Seconds and number of the bounds on TTFT of the ended requests: they differ where a bound grows with the prompt.
     pub bound: (f64, u32),
     /// Who took part.
-    pub parts: HashMap<(Dimension, Arc<str>), Part>,
+    pub parts: HashMap<(Dimension, Arc<str>), Part, LabelHasher>,
 }
 
 impl Slot {

@@ -345,7 +345,7 @@ impl Judge {
         let mut compared = Vec::new();
         let arms = self.baseline.iter_mut().zip(&mut self.canary);
         for (measure, (baseline, canary)) in Measure::ALL.into_iter().zip(arms) {
-            let groups = [false, true].into_iter().flat_map(|unary| ALL_CLASSES.map(|class| (class, unary)));
+            let groups = [false, true].into_iter().flat_map(|unary| Class::ALL.map(|class| (class, unary)));
             for ((class, is_unary), (baseline, canary)) in groups.zip(baseline.samples().zip(canary)) {
                 let percentiles = |samples: &mut Samples| {
                     samples.sort();
@@ -405,9 +405,8 @@ fn bounds(canary: &Canary) -> Vec<TailBound> {
         .collect()
 }
 
-const ALL_CLASSES: [Class; CLASSES] = [Class::None, Class::Short, Class::Medium, Class::Long];
 /// Prompt classes, the unknown one included.
-const CLASSES: usize = 4;
+const CLASSES: usize = Class::ALL.len();
 /// Those of streams and those of answers without one.
 const GROUPS: usize = 2 * CLASSES;
 const MEASURES: usize = 4;
