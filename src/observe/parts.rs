@@ -9,33 +9,21 @@ use super::latency::{LatencySeries, Measure, Newest, Percentiles, SeriesMap, Win
 use super::stages::StageTime;
 use super::windows::{MAX_SERIES, WindowKey};
 use crate::clock::Stamp;
+use crate::labels::labels;
 use crate::record::Record;
 use crate::request::class::Class;
 use crate::stage::Stage;
 
-/// What a series is split by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SplitBy {
-    /// Label `tenant`.
-    Tenant,
-    /// Label `class`.
-    Class,
-    /// Label `stage`: only the duration is measured.
-    Stage,
-}
-
-impl SplitBy {
-    /// Every split.
-    pub const ALL: [Self; 3] = [Self::Tenant, Self::Class, Self::Stage];
-
-    /// Name in the admin API.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tenant => "tenant",
-            Self::Class => "class",
-            Self::Stage => "stage",
-        }
+labels! {
+    /// What a series is split by.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum SplitBy {
+        /// Label `tenant`.
+        Tenant = "tenant",
+        /// Label `class`.
+        Class = "class",
+        /// Label `stage`: only the duration is measured.
+        Stage = "stage",
     }
 }
 

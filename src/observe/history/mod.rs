@@ -14,7 +14,7 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 
 pub use self::heat::{heat, heat_edges};
-pub use self::slot::{Dimension, Part, REASONS, Slot};
+pub use self::slot::{Dimension, Part, Slot};
 use self::worst::Worst;
 pub use self::worst::{Kept, Why};
 use super::judgement::Judgement;
@@ -142,12 +142,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::clock::seconds as at;
     use crate::observe::fixture;
     use crate::record::Outcome;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
 
     fn ended(route: &str, seconds: u64) -> Arc<Record> {
         let mut record = fixture::stream();
