@@ -104,7 +104,7 @@ const WORN_CEILING: &[(&str, usize)] = &[
     ("api", 5),
     ("app", 6),
     ("autoscale", 18),
-    ("cli", 140),
+    ("cli", 116),
     ("config", 90),
     ("digits", 1),
     ("drift", 59),
