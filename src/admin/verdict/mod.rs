@@ -45,7 +45,7 @@ pub(super) fn judge(figures: &RouteFigures) -> Verdict {
     let (of_window, window) = window(figures);
     let slot = &of_window.slot;
     let cause = cause(slot, &figures.replicas);
-    // While the SLO is kept, differences in time are noise or nobody's concern: only who fails, or is out, is named.
+    // While the SLO is kept, differences in time are noise: only who fails, or is out, is named.
     // A gateway without CPU sees everybody late: it compares no one until it has some.
     let to_explain = cause.as_ref().filter(|_| status != Status::Ok && !figures.lateness.is_starved());
     let outliers = peers::find(figures, slot, to_explain);
