@@ -9,7 +9,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::stages::{Stage, StageTime};
-use crate::record::{Outcome, Record};
+use crate::record::{EmptyAnswer, Outcome, Record};
 
 /// Why the SLO was missed: the first that applies, in this order (label `reason`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +21,8 @@ pub enum Missed {
     Itl,
     Tpot,
     E2e,
+    /// No content, where the other replicas' answers have some.
+    Empty,
 }
 
 impl Missed {
@@ -33,6 +35,7 @@ impl Missed {
             Self::Itl => "itl",
             Self::Tpot => "tpot",
             Self::E2e => "e2e",
+            Self::Empty => "empty",
         }
     }
 }
@@ -53,6 +56,7 @@ pub(crate) fn verdict(record: &Record) -> SloVerdict {
         Outcome::Refused if record.is_over_own_limit() => SloVerdict::NotCounted,
         Outcome::Refused => SloVerdict::Missed(Missed::Refused),
         Outcome::ClientError => SloVerdict::NotCounted,
+        Outcome::Ok if record.empty == Some(EmptyAnswer::OfReplica) => SloVerdict::Missed(Missed::Empty),
         Outcome::Ok => missed_bound(record).map_or(SloVerdict::Met, SloVerdict::Missed),
         Outcome::Canceled => missed_bound(record).map_or(SloVerdict::NotCounted, SloVerdict::Missed),
     }
@@ -87,6 +91,7 @@ pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> O
     match missed {
         Missed::E2e => longest(stages, |_| true),
         // Refused or failed within a millisecond, reading the request took longest and explains nothing.
+        Missed::Empty => longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route)),
         // The attempt failed, not the decision to make it, however short it was.
         Missed::Error if !record.attempts.is_empty() => {
             longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route))

@@ -141,6 +141,8 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
         error,
         expected: None,
         ahead: 0.0,
+        is_empty: false,
+        engine_error: None,
     }
 }
 
