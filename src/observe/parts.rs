@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 
-use super::latency::{LatencySeries, Measure, Percentiles, SeriesMap, Window};
+use super::latency::{LatencySeries, Measure, Percentiles, SeriesMap, Step, Window};
 use super::stages::StageTime;
 use super::windows::WindowKey;
 use crate::clock::Stamp;
 use crate::record::Record;
 use crate::request::class::Class;
 use crate::stage::Stage;
+use crate::stats::Counts;
 
 /// What a series is split by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -82,7 +83,11 @@ pub struct PartView {
 
 /// The parts of all series.
 #[derive(Default)]
-pub struct Parts(SeriesMap<(WindowKey, Part)>);
+pub struct Parts {
+    split: SeriesMap<(WindowKey, Part)>,
+    /// Over all routes: a series for every route of every replica would be too many.
+    replicas: SeriesMap<Arc<str>>,
+}
 
 impl Parts {
     /// Adds an ended request to its tenant, its class and its stages.
@@ -94,16 +99,49 @@ impl Parts {
             series.observe(Measure::Tpot, record.tpot(), now);
             series.observe(Measure::Duration, [record.duration()], now);
         }
+        if let Some(answered) = record.answered() {
+            let replica = &answered.served.replica;
+            let series = self.replicas.get(replica).unwrap_or_else(|| {
+                let has_room = self.replicas.has_room(MAX_REPLICAS);
+                self.replicas.get_or_insert(if has_room { Arc::clone(replica) } else { "other".into() })
+            });
+            series.observe(Measure::Ttft, record.ttft(), now);
+            series.observe(Measure::Tpot, record.tpot(), now);
+        }
         for time in stages {
             self.series(key, Part::Stage(time.stage)).observe(Measure::Duration, [time.duration], now);
         }
+    }
+
+    /// Values of a replica in the slots from `oldest` to `newest`, both included.
+    #[must_use]
+    pub fn of_replica(&self, replica: &Arc<str>, measure: Measure, step: Step, slots: (i64, i64)) -> Counts {
+        let series = self.replicas.get(replica);
+        series.map_or_else(Counts::default, |series| series.counts(measure, step, slots.0, slots.1))
+    }
+
+    /// The same of a tenant or class of a route, over all its models and revisions.
+    #[must_use]
+    pub fn of_route(
+        &self,
+        (route, by, name): (&str, SplitBy, &str),
+        measure: Measure,
+        step: Step,
+        slots: (i64, i64),
+    ) -> Counts {
+        let own = self
+            .split
+            .collect(|(key, part)| *key.route == *route && part.split() == by && *part.name() == *name);
+        let counts: Vec<_> =
+            own.iter().map(|(_, series)| series.counts(measure, step, slots.0, slots.1)).collect();
+        Counts::merged(&counts)
     }
 
     /// Every part of one kind with values in the window that ends `now`, ordered by series and name.
     #[must_use]
     pub fn read(&self, by: SplitBy, window: Window, now: Stamp) -> Vec<PartView> {
         let mut views: Vec<_> = self
-            .0
+            .split
             .collect(|(_, part)| part.split() == by)
             .into_iter()
             .map(|((key, part), series)| {
@@ -120,25 +158,27 @@ impl Parts {
     /// The series of a part; past [`MAX_TENANTS`] new tenants, and past [`MAX_SERIES`] new series, share one named `other`.
     fn series(&self, key: &WindowKey, part: Part) -> Arc<LatencySeries> {
         let wanted = (key.clone(), part);
-        if let Some(series) = self.0.get(&wanted) {
+        if let Some(series) = self.split.get(&wanted) {
             return series;
         }
         let (key, part) = wanted;
         let other = || Arc::<str>::from("other");
         let is_tenant = matches!(part, Part::Tenant(_));
-        let wanted = if !self.0.has_room(MAX_SERIES) {
+        let wanted = if !self.split.has_room(MAX_SERIES) {
             (WindowKey::other(), if is_tenant { Part::Tenant(other()) } else { part })
-        } else if is_tenant && !self.0.has_room(MAX_TENANTS) {
+        } else if is_tenant && !self.split.has_room(MAX_TENANTS) {
             (key, Part::Tenant(other()))
         } else {
             (key, part)
         };
-        self.0.get_or_insert(wanted)
+        self.split.get_or_insert(wanted)
     }
 }
 
 /// Series from which on new tenants share one.
 const MAX_TENANTS: usize = 192;
+/// Replicas from which on new ones share a series.
+const MAX_REPLICAS: usize = 512;
 /// Series of all parts but those named `other`.
 const MAX_SERIES: usize = 384;
 
@@ -163,6 +203,14 @@ mod tests {
         let prefill = of_stages.iter().find(|view| &*view.name == "prefill").unwrap();
         assert!((prefill.duration.p50 / 0.195 - 1.0).abs() < 0.01, "{prefill:?}");
         assert_eq!(prefill.ttft.count, 0);
+        let slots = (0, Step::Minute.slot(record.at.end));
+        let of_route = |name| {
+            let tenant = (&*record.route, SplitBy::Tenant, name);
+            parts.of_route(tenant, Measure::Ttft, Step::Minute, slots).count()
+        };
+        assert_eq!((of_route("acme"), of_route("none")), (1, 0));
+        let replica = &record.attempts[0].served.replica;
+        assert_eq!(parts.of_replica(replica, Measure::Ttft, Step::Minute, slots).count(), 1);
     }
 
     #[test]
