@@ -133,6 +133,19 @@ pub struct Attempt {
     /// Requests that waited at the replica when it was chosen: ours without a first token, others' by the last scrape, and one
     /// more where the batch was full.
     pub ahead: f32,
+    /// Its answer was whole and had no content.
+    pub is_empty: bool,
+    /// What the engine's error says, without what it quotes.
+    pub engine_error: Option<Box<str>>,
+}
+
+/// How an answer of nothing compares: whole, ended by its model, without content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmptyAnswer {
+    /// Nothing speaks against its replica.
+    Usual,
+    /// Its replica gives more of them than its pool's others.
+    OfReplica,
 }
 
 /// Predicted parts of the wait for the first token.
@@ -259,6 +272,8 @@ pub struct Record {
     pub degraded_from: Option<Arc<str>>,
     /// The client's request that this one is a copy of, for a canary: no client sees its answer.
     pub shadow_of: Option<Box<Original>>,
+    /// The answer had no content, though its model ended it.
+    pub empty: Option<EmptyAnswer>,
     /// Times reported by the engine.
     pub engine: Option<EngineTimes>,
     /// The route's budget by stage.
@@ -392,6 +407,7 @@ impl Record {
             migration_refused: None,
             degraded_from: None,
             shadow_of: None,
+            empty: None,
             engine: None,
             stage_budget: None,
             response_id: None,
@@ -415,6 +431,11 @@ impl Record {
     /// Time to first token: from the last request byte to the first content event; `None` without content.
     pub fn ttft(&self) -> Option<Duration> {
         Some(self.at.first_token?.since(self.at.read?))
+    }
+
+    /// What an engine's error said last.
+    pub fn engine_error(&self) -> Option<&str> {
+        self.attempts.iter().rev().find_map(|attempt| attempt.engine_error.as_deref())
     }
 
     /// From the parsed head to the end.

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::check::codec::{Codec, List, Own, Share, Switch, Word};
 use super::check::section::Item;
-use super::check::values::ADDRESS;
+use super::check::values::{ADDRESS, HTTP_URL};
 use super::declare::section;
 use crate::labels::labels;
 
@@ -29,6 +29,8 @@ pub struct Telemetry {
     pub stages_by_tenant: bool,
     /// Whether the histogram of TTFT is told apart by tenant; the same default.
     pub ttft_by_tenant: bool,
+    /// Where people read docs/runbook.md.
+    pub runbook_url: Option<String>,
 }
 
 section! {
@@ -42,6 +44,8 @@ section! {
         stages_by_tenant: Option<bool> as Switch, example true, restart;
         /// the same for the histogram of TTFT; counters always have their tenant
         ttft_by_tenant: Option<bool> as Switch, example true, restart;
+        /// where people read docs/runbook.md: what the alerts of rules.yml link to
+        runbook_url: Option<String> as HTTP_URL, example "https://wiki.example/tokenway/runbook";
     }
 }
 

@@ -48,6 +48,9 @@ pub enum ReplicaFailure {
     /// The stream was silent, and the replica refused a connect or did not answer a probe.
     #[error("replica {replica} went silent and does not answer any more")]
     Silent { replica: Arc<str> },
+    /// The answer was whole and had no content, where another replica's answer to the same prompt has some.
+    #[error("replica {replica} answered with no text what another answered with some")]
+    EmptyAnswer { replica: Arc<str> },
     /// The response head cannot be relayed: its framing has two readings, or it switches protocols.
     #[error("replica {replica} {what}")]
     InvalidHead { replica: Arc<str>, what: &'static str },
@@ -125,6 +128,7 @@ impl ReplicaFailure {
 
             Self::NotAnAnswer { .. } => "not_an_answer",
             Self::Silent { .. } => "silent",
+            Self::EmptyAnswer { .. } => "empty_answer",
             Self::InvalidHead { .. } => "invalid_head",
             Self::NoFreeConnection { .. } => "no_free_connection",
         }

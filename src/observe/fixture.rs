@@ -41,6 +41,8 @@ fn attempt() -> Attempt {
         error: None,
         expected: None,
         ahead: 0.0,
+        is_empty: false,
+        engine_error: None,
     }
 }
 

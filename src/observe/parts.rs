@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::latency::{LatencySeries, Measure, Newest, Percentiles, SeriesMap, Window};
+use super::latency::{LatencySeries, Measure, Newest, Percentiles, SeriesMap, Step, Window};
 use super::stages::StageTime;
 use super::windows::{MAX_SERIES, WindowKey};
 use crate::clock::Stamp;
@@ -13,6 +13,7 @@ use crate::labels::labels;
 use crate::record::Record;
 use crate::request::class::Class;
 use crate::stage::Stage;
+use crate::stats::Counts;
 
 labels! {
     /// What a series is split by.
@@ -47,6 +48,8 @@ pub struct PartView {
 pub struct Parts {
     tenants: SeriesMap<(WindowKey, Arc<str>)>,
     fixed: SeriesMap<WindowKey, FixedParts>,
+    /// Over all routes: a series for every route of every replica would be too many.
+    replicas: SeriesMap<Arc<str>>,
 }
 
 /// The parts that every series has.
@@ -54,6 +57,17 @@ pub struct Parts {
 struct FixedParts {
     classes: [LatencySeries; Class::ALL.len()],
     stages: [LatencySeries; Stage::ALL.len()],
+}
+
+impl FixedParts {
+    /// The class or stage of this name.
+    fn named(&self, by: SplitBy, name: &str) -> Option<&LatencySeries> {
+        match by {
+            SplitBy::Class => self.classes.get(Class::ALL.iter().position(|class| class.as_str() == name)?),
+            SplitBy::Stage => self.stages.get(Stage::ALL.iter().position(|stage| stage.as_str() == name)?),
+            SplitBy::Tenant => None,
+        }
+    }
 }
 
 impl Newest for FixedParts {
@@ -72,11 +86,47 @@ impl Parts {
             series.observe(Measure::Tpot, record.tpot(), now);
             series.observe(Measure::Duration, [record.duration()], now);
         }
+        if let Some(answered) = record.answered() {
+            let replica = &answered.served.replica;
+            let series = self.replicas.get(replica).unwrap_or_else(|| {
+                let has_room = self.replicas.has_room(MAX_REPLICAS);
+                self.replicas.get_or_insert(if has_room { Arc::clone(replica) } else { "other".into() })
+            });
+            series.observe(Measure::Ttft, record.ttft(), now);
+            series.observe(Measure::Tpot, record.tpot(), now);
+        }
         for time in stages {
             if let Some(series) = fixed.stages.get(time.stage as usize) {
                 series.observe(Measure::Duration, [time.duration], now);
             }
         }
+    }
+
+    /// Values of a replica in the slots from `oldest` to `newest`, both included.
+    #[must_use]
+    pub fn of_replica(&self, replica: &Arc<str>, measure: Measure, step: Step, slots: (i64, i64)) -> Counts {
+        let series = self.replicas.get(replica);
+        series.map_or_else(Counts::default, |series| series.counts(measure, step, slots.0, slots.1))
+    }
+
+    /// The same of a tenant or class of a route, over all its models and revisions.
+    #[must_use]
+    pub fn of_route(
+        &self,
+        (route, by, name): (&str, SplitBy, &str),
+        measure: Measure,
+        step: Step,
+        slots: (i64, i64),
+    ) -> Counts {
+        let counts: Vec<_> = if by == SplitBy::Tenant {
+            let own = self.tenants.collect(|(key, tenant)| *key.route == *route && **tenant == *name);
+            own.iter().map(|(_, series)| series.counts(measure, step, slots.0, slots.1)).collect()
+        } else {
+            let own = self.fixed.collect(|key| *key.route == *route);
+            let named = own.iter().filter_map(|(_, fixed)| fixed.named(by, name));
+            named.map(|series| series.counts(measure, step, slots.0, slots.1)).collect()
+        };
+        Counts::merged(&counts)
     }
 
     /// Every part of one kind with values in the window that ends `now`, ordered by series and name.
@@ -137,6 +187,8 @@ impl Parts {
 
 /// Series of tenants from which on new ones share one.
 const MAX_TENANTS: usize = 192;
+/// Replicas from which on new ones share a series.
+const MAX_REPLICAS: usize = 512;
 
 #[cfg(test)]
 mod tests {
@@ -159,6 +211,14 @@ mod tests {
         let prefill = of_stages.iter().find(|view| &*view.name == "prefill").unwrap();
         assert!((prefill.duration.p50 / 0.195 - 1.0).abs() < 0.01, "{prefill:?}");
         assert_eq!(prefill.ttft.count, 0);
+        let slots = (0, Step::Minute.slot(record.at.end));
+        let of_route = |name| {
+            let tenant = (&*record.route, SplitBy::Tenant, name);
+            parts.of_route(tenant, Measure::Ttft, Step::Minute, slots).count()
+        };
+        assert_eq!((of_route("acme"), of_route("none")), (1, 0));
+        let replica = &record.attempts[0].served.replica;
+        assert_eq!(parts.of_replica(replica, Measure::Ttft, Step::Minute, slots).count(), 1);
     }
 
     #[test]

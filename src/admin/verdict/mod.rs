@@ -8,8 +8,9 @@ mod sentence;
 
 use std::sync::Arc;
 
-use crate::diagnosis::peers;
 pub(super) use crate::diagnosis::peers::{Cause, Outlier, RouteFigures, WindowFigures};
+use crate::diagnosis::table::{EMPTIER, EMPTY};
+use crate::diagnosis::{engines, peers};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::labels::labels;
 use crate::observe::history::Slot;
@@ -81,13 +82,21 @@ fn status(figures: &RouteFigures) -> Status {
     let goes_on = minute.judged() < MIN_JUDGED || is_over(minute);
     // Few in number, but those who are stuck now are no accident of the last five minutes.
     let are_enough = five.all_missed() >= MIN_MISSES || figures.stuck >= MIN_STUCK;
-    if are_enough && is_over(five) && goes_on {
+    if are_enough && is_over(five) && goes_on || emptier(figures).is_some() {
         Status::Bad
     } else if five.judged() < MIN_JUDGED {
         Status::Unknown
     } else {
         Status::Ok
     }
+}
+
+/// Shares of answers without text, now and before, where all of a route's answers may be so and none stands out.
+fn emptier(figures: &RouteFigures) -> Option<(f64, f64)> {
+    let (minute, before) = (&figures.minute.slot, &figures.before.0);
+    let (now, usual) = (minute.empty_share(), before.empty_share());
+    let is_it = minute.empty >= MIN_MISSES && before.requests >= MIN_JUDGED;
+    (is_it && now >= EMPTY && now >= EMPTIER * usual).then_some((now, usual))
 }
 
 fn cause(slot: &Slot, replicas: &[ReplicaStatus]) -> Option<Cause> {
@@ -100,17 +109,14 @@ fn cause(slot: &Slot, replicas: &[ReplicaStatus]) -> Option<Cause> {
     if reason == "refused" && before_routing.contains(&stage) {
         let of_stage = |stage: &Stage| slot.missed_in.get(*stage as usize).copied().unwrap_or(0);
         let misses = before_routing.iter().map(of_stage).sum();
-        return Some(Cause { stage: Stage::Admit, misses, reason, is_by_scrape: false });
+        return Some(Cause { stage: Stage::Admit, misses, reason, is_by_scrape: false, far: Vec::new() });
     }
     // Until a replica's speed is learned, a wait for its first token counts as prefill.
-    let is_by_scrape = stage == Stage::Prefill && engines_waiting(replicas) >= QUEUED * replicas.len() as f64;
+    let is_by_scrape =
+        stage == Stage::Prefill && engines::waiting(replicas) >= QUEUED * replicas.len() as f64;
+    let far = if reason == "ttft" { engines::far(slot, stage, replicas) } else { Vec::new() };
     let stage = if is_by_scrape { Stage::EngineQueue } else { stage };
-    Some(Cause { stage, misses, reason, is_by_scrape })
-}
-
-/// Requests that wait in the engines, as last scraped.
-fn engines_waiting(replicas: &[ReplicaStatus]) -> f64 {
-    replicas.iter().filter_map(|status| status.signals.as_ref()?.waiting).sum()
+    Some(Cause { stage, misses, reason, is_by_scrape, far })
 }
 
 fn largest(counts: &[u32]) -> Option<(usize, u32)> {

@@ -221,6 +221,9 @@ impl Metrics {
             };
             let served = &attempt.served;
             self.replica_series(&served.pool, &served.replica).attempt(replicas, served, outcome);
+            if attempt.is_empty {
+                replicas.empty_answers.inc([&served.pool, &served.replica]);
+            }
             let Some(error) = attempt.error else { continue };
             // A hedge is no retry, and neither is the continuation of a broken stream.
             if record.attempts.get(i + 1).is_some_and(|next| next.cause == AttemptCause::Retry) {
