@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::clock::Stamp;
 use crate::config::ItlBounds;
 use crate::error::Failure;
+use crate::labels::labels;
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
 use crate::request::trace_context::Trace;
@@ -22,25 +23,24 @@ use crate::units::Tokens;
 pub use self::decision::{Addends, DecisionSummary, Weighed};
 pub use self::gaps::{Gap, Gaps};
 
-/// How a request ended (label `outcome`); the five add up to the requests whose head was accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
-    /// Complete response.
-    Ok,
-    /// 4xx caused by the request, from the gateway or the engine.
-    ClientError,
-    /// 429 or 503 of the gateway: limits, queue, SLO, drain, no replica.
-    Refused,
-    /// No response, or a broken stream (its `code` stays 200).
-    Failed,
-    /// The client disconnected; `code` is 499 before the head. Never charged to a replica.
-    Canceled,
+labels! {
+    /// How a request ended (label `outcome`); the five add up to the requests whose head was accepted.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Outcome {
+        /// Complete response.
+        Ok = "ok",
+        /// 4xx caused by the request, from the gateway or the engine.
+        ClientError = "client_error",
+        /// 429 or 503 of the gateway: limits, queue, SLO, drain, no replica.
+        Refused = "refused",
+        /// No response, or a broken stream (its `code` stays 200).
+        Failed = "failed",
+        /// The client disconnected; `code` is 499 before the head. Never charged to a replica.
+        Canceled = "canceled",
+    }
 }
 
 impl Outcome {
-    /// Every outcome.
-    pub const ALL: [Self; 5] = [Self::Ok, Self::ClientError, Self::Refused, Self::Failed, Self::Canceled];
-
     /// Outcome of a request that ended in this failure.
     pub fn of(failure: &Failure) -> Self {
         match failure {
@@ -55,17 +55,6 @@ impl Outcome {
             }
             Failure::ClientLeft => Self::Canceled,
             _ => Self::ClientError,
-        }
-    }
-
-    /// Value of the label `outcome`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::ClientError => "client_error",
-            Self::Refused => "refused",
-            Self::Failed => "failed",
-            Self::Canceled => "canceled",
         }
     }
 }
@@ -144,6 +133,19 @@ pub struct Attempt {
     /// Requests that waited at the replica when it was chosen: ours without a first token, others' by the last scrape, and one
     /// more where the batch was full.
     pub ahead: f32,
+    /// Its answer was whole and had no content.
+    pub is_empty: bool,
+    /// What the engine's error says, without what it quotes.
+    pub engine_error: Option<Box<str>>,
+}
+
+/// How an answer of nothing compares: whole, ended by its model, without content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmptyAnswer {
+    /// Nothing speaks against its replica.
+    Usual,
+    /// Its replica gives more of them than its pool's others.
+    OfReplica,
 }
 
 /// Predicted parts of the wait for the first token.
@@ -270,6 +272,8 @@ pub struct Record {
     pub degraded_from: Option<Arc<str>>,
     /// The client's request that this one is a copy of, for a canary: no client sees its answer.
     pub shadow_of: Option<Box<Original>>,
+    /// The answer had no content, though its model ended it.
+    pub empty: Option<EmptyAnswer>,
     /// Times reported by the engine.
     pub engine: Option<EngineTimes>,
     /// The route's budget by stage.
@@ -403,6 +407,7 @@ impl Record {
             migration_refused: None,
             degraded_from: None,
             shadow_of: None,
+            empty: None,
             engine: None,
             stage_budget: None,
             response_id: None,
@@ -426,6 +431,11 @@ impl Record {
     /// Time to first token: from the last request byte to the first content event; `None` without content.
     pub fn ttft(&self) -> Option<Duration> {
         Some(self.at.first_token?.since(self.at.read?))
+    }
+
+    /// What an engine's error said last.
+    pub fn engine_error(&self) -> Option<&str> {
+        self.attempts.iter().rev().find_map(|attempt| attempt.engine_error.as_deref())
     }
 
     /// From the parsed head to the end.

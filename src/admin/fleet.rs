@@ -14,9 +14,8 @@ use crate::fleet::status::{
     GpuFigures, LifeStatus, PoolCalibration, ReplicaState, ReplicaStatus, Throttling, WarmUpReport,
 };
 use crate::observe::history::{Dimension, Part};
-use crate::observe::latency::Step;
+use crate::observe::latency::{Measure, Step};
 use crate::routing::{self, EngineSignals};
-use crate::stage::Stage;
 
 /// `/api/fleet`
 pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
@@ -33,7 +32,8 @@ pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
     }
     let recent = |status: &ReplicaStatus| {
         let all = of_pool.get(&*status.pool).copied().unwrap_or_default();
-        parts.of.get(&status.replica).map_or_else(Recent::default, |part| recent(part, all, parts.seconds))
+        let Some(part) = parts.of.get(&status.replica) else { return Recent::default() };
+        with_percentiles(recent(part, all, parts.seconds), &admin, &status.replica)
     };
     Json(Fleet {
         pools: calibrations.iter().map(pool).collect(),
@@ -75,15 +75,22 @@ fn recent(part: &Part, of_pool: u32, seconds: f64) -> Recent {
         per_second: f64::from(part.requests) / seconds,
         requests: part.requests,
         share: (of_pool > 0).then(|| f64::from(part.requests) / f64::from(of_pool)),
-        ttft: mean_ttft(part),
+        ..Recent::default()
     }
 }
 
-/// Means of the stages before the first token, added.
-pub(super) fn mean_ttft(part: &Part) -> Option<f64> {
-    part.mean(Stage::Prefill)?;
-    let stages = [Stage::Admit, Stage::Route, Stage::Connect, Stage::EngineQueue, Stage::Prefill];
-    Some(stages.into_iter().chain([Stage::EngineOther]).filter_map(|stage| part.mean(stage)).sum())
+fn with_percentiles(recent: Recent, admin: &AdminState, replica: &Arc<str>) -> Recent {
+    let newest = Step::TenSeconds.slot(admin.observer.clock().now());
+    let of = |measure| {
+        admin.observer.parts().of_replica(replica, measure, Step::TenSeconds, (newest - SLOTS, newest))
+    };
+    let (ttft, tpot) = (of(Measure::Ttft), of(Measure::Tpot));
+    Recent {
+        tpot: tpot.quantile(0.5).zip(tpot.quantile(0.99)).map(|(p50, p99)| [p50, p99]),
+        ttft: ttft.quantile(0.5),
+        ttft_p99: ttft.quantile(0.99),
+        ..recent
+    }
 }
 
 fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Replica {

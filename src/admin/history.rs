@@ -10,12 +10,13 @@ use serde::Deserialize;
 
 use super::AdminState;
 use super::error::AdminError;
-use super::fleet::mean_ttft;
 use crate::api::history::{Heat, History, ItlColumns, PartFigures, RouteColumns, StageColumns, TtftColumns};
 use crate::clock::Stamp;
 use crate::config::Route;
-use crate::observe::history::{Dimension, REASONS, RouteHistory, Slot, heat, heat_edges};
+use crate::observe::history::{Dimension, RouteHistory, Slot, heat, heat_edges};
 use crate::observe::latency::{Measure, SLOTS, Step};
+use crate::observe::parts::SplitBy;
+use crate::observe::slo::Missed;
 use crate::stage::Stage;
 use crate::stats::Counts;
 
@@ -57,12 +58,17 @@ pub(super) async fn history(
             itl: latency(Measure::Itl),
             stages: stages(history, step, &numbers),
         };
-        let of_revision = |revision: &str, measure| {
+        let of_part = |dimension, part: &str, measure| {
             let slots = (newest - SLOTS + 1, newest);
-            let counts = admin.observer.windows().of_revision((name, revision), measure, step, slots);
+            let split = |by| admin.observer.parts().of_route((name, by, part), measure, step, slots);
+            let counts = match dimension {
+                Dimension::Tenant => split(SplitBy::Tenant),
+                Dimension::Class => split(SplitBy::Class),
+                _ => admin.observer.windows().of_revision((name, part), measure, step, slots),
+            };
             counts.quantile(0.5).zip(counts.quantile(0.99)).map(|(p50, p99)| [p50, p99])
         };
-        let parts = parts(&figures.slots, of_revision);
+        let parts = parts(&figures.slots, of_part);
         let columns = figures.columns(name, config.routes.iter().find(|route| route.name == *name));
         RouteColumns { parts, ..columns }
     });
@@ -93,7 +99,7 @@ impl Figures {
     /// One list for each figure, with a value for each slot.
     fn columns(self, name: &str, route: Option<&Route>) -> RouteColumns {
         let slots = &self.slots;
-        let missed = REASONS.iter().enumerate();
+        let missed = Missed::LABELS.iter().enumerate();
         RouteColumns {
             budget: budget(route),
             good: slots.iter().map(|slot| slot.good).collect(),
@@ -132,8 +138,11 @@ fn budget(route: Option<&Route>) -> BTreeMap<String, f64> {
     shares.map(|(stage, share)| (stage.as_str().to_owned(), share.as_secs_f64())).collect()
 }
 
-/// Revisions, tenants and classes, with the quantiles of revisions.
-fn parts(slots: &[Slot], of_revision: impl Fn(&str, Measure) -> Option<[f64; 2]>) -> Vec<PartFigures> {
+/// Revisions, tenants and classes, with their quantiles.
+fn parts(
+    slots: &[Slot],
+    quantiles: impl Fn(Dimension, &str, Measure) -> Option<[f64; 2]>,
+) -> Vec<PartFigures> {
     let mut sum = Slot::default();
     slots.iter().for_each(|slot| sum.merge(slot));
     let mut shown = Vec::new();
@@ -141,18 +150,16 @@ fn parts(slots: &[Slot], of_revision: impl Fn(&str, Measure) -> Option<[f64; 2]>
         let mut own: Vec<_> = sum.parts.iter().filter(|((of, _), _)| *of == dimension).collect();
         own.sort_by(|((_, a), x), ((_, b), y)| y.requests.cmp(&x.requests).then_with(|| a.cmp(b)));
         shown.extend(own.into_iter().take(MAX_PARTS).map(|((_, name), part)| {
-            let quantiles =
-                |measure| (dimension == Dimension::Revision).then(|| of_revision(name, measure)).flatten();
-            let mean = || mean_ttft(part).into_iter().collect();
+            let quantiles = |measure| quantiles(dimension, name, measure);
             PartFigures {
                 dimension: dimension.as_str().to_owned(),
-                itl: quantiles(Measure::Itl),
+                itl: quantiles(Measure::Itl).filter(|_| dimension == Dimension::Revision),
                 judged: part.judged,
                 missed: part.missed(),
                 name: name.to_string(),
                 requests: part.requests,
                 tpot: quantiles(Measure::Tpot),
-                ttft: quantiles(Measure::Ttft).map_or_else(mean, |both| both.to_vec()),
+                ttft: quantiles(Measure::Ttft).map(|both| both.to_vec()).unwrap_or_default(),
             }
         }));
     }

@@ -220,6 +220,8 @@ fn attempt(record: &Record, attempt: &record::Attempt) -> Attempt {
         cause: cause.to_owned(),
         connected: attempt.connected.map(since_head),
         end: Some(since_head(record.end_of(attempt))),
+        empty: attempt.is_empty,
+        engine_error: attempt.engine_error.as_deref().map(str::to_owned),
         error: attempt.error.map(str::to_owned),
         expected_prefill: attempt.expected.map(|expected| expected.prefill.as_secs_f64()),
         expected_queue: attempt.expected.map(|expected| expected.queue.as_secs_f64()),

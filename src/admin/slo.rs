@@ -15,10 +15,11 @@ use crate::api::slo::{
 use crate::clock::Stamp;
 use crate::config::{Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
-use crate::observe::history::{Dimension, REASONS, RouteHistory, Slot};
+use crate::observe::history::{Dimension, RouteHistory, Slot};
 use crate::observe::latency::{Measure, SLOTS, Step};
 use crate::observe::overdue::Late;
 use crate::observe::rfc3339;
+use crate::observe::slo::Missed;
 use crate::stage::Stage;
 use crate::stats::Counts;
 
@@ -95,12 +96,19 @@ fn figures(
         if age <= IN_FIVE {
             figures.five.slot.merge(&slot);
         }
+        if age <= RECENT {
+            figures.recent.merge(&slot);
+        }
     }
     // What has missed a bound and has not ended is a miss now.
     let oldest = late.iter().map(|late| now.since(late.since)).max().unwrap_or_default();
     figures.overdue = (late.len(), oldest);
     figures.stuck = late.iter().filter(|late| late.by >= STUCK_AFTER).count();
     for late in late {
+        if let Some((replica, _)) = late.asked.as_ref().filter(|_| late.by >= STUCK_AFTER) {
+            let waited = figures.stuck_at.entry(Arc::clone(replica)).or_default();
+            *waited = (*waited).max(now.since(late.since));
+        }
         for window in [&mut figures.minute, &mut figures.five] {
             window.slot.add_late(late);
         }
@@ -111,6 +119,10 @@ fn figures(
             windows.of_route(&route.name, measure, Step::TenSeconds, newest - slots, newest)
         };
         (window.ttft, window.itl) = (counts(Measure::Ttft), counts(Measure::Itl));
+    }
+    let (calm, seconds) = history.calm();
+    if seconds >= MIN_CALM {
+        figures.before = (calm, seconds);
     }
     figures.uptime = now.since(Stamp::from_nanos(0));
     figures.hour = merged(&history, Step::Minute, now);
@@ -152,7 +164,7 @@ fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> RouteVerdict 
             share: verdict::missed_share(slot).map(|share| 1.0 - share),
         },
         itl: quantiles(&of_window.itl),
-        missed: named(&REASONS, &slot.missed),
+        missed: named(Missed::LABELS, &slot.missed),
         missed_in: named(&Stage::ALL.map(Stage::as_str), &slot.missed_in),
         route: figures.route.to_string(),
         sentence: verdict.sentence.clone(),
@@ -232,7 +244,7 @@ fn cause(verdict: &Verdict, slot: &Slot) -> Option<MissCause> {
         reason: cause.reason.to_owned(),
         replicas: replicas.map(outlier).collect(),
         share: f64::from(cause.misses) / f64::from(slot.all_missed().max(1)),
-        stage: cause.stage.as_str().to_owned(),
+        stage: cause.place().to_owned(),
     })
 }
 
@@ -253,9 +265,12 @@ fn quantiles(values: &Counts) -> Quantiles {
     }
 }
 
-/// Slots of 10 s before the current one.
+/// Calm seconds that show what is usual; else the last minutes do.
+const MIN_CALM: f64 = 30.0;
 /// Past its bound for this long, a request that still waits is no jitter.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
+/// Slots of 10 s before the current one.
+const RECENT: i64 = 1;
 const IN_MINUTE: i64 = 6;
 const IN_FIVE: i64 = 30;
 const MAX_NOT_READY: usize = 50;

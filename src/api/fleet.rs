@@ -68,7 +68,7 @@ pub(crate) struct Replica {
 pub(crate) struct Recent {
     /// Attempts that failed.
     pub(crate) failed: u32,
-    /// Mean.
+    /// Mean of the gaps.
     pub(crate) itl: Option<f64>,
     /// Requests that missed their SLO.
     pub(crate) missed: u32,
@@ -76,8 +76,11 @@ pub(crate) struct Recent {
     pub(crate) requests: u32,
     /// Of its pool's requests, 0 to 1.
     pub(crate) share: Option<f64>,
-    /// Mean.
+    /// p50 and p99 of time per output token.
+    pub(crate) tpot: Option<[f64; 2]>,
+    /// p50.
     pub(crate) ttft: Option<f64>,
+    pub(crate) ttft_p99: Option<f64>,
 }
 
 /// What a replica went through since it was configured.

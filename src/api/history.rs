@@ -45,14 +45,14 @@ pub(crate) struct RouteColumns {
 pub(crate) struct PartFigures {
     /// `revision`, `tenant` or `class`.
     pub(crate) dimension: String,
-    /// p50 and p99; of a revision only, as `tpot` is.
+    /// p50 and p99; of a revision only.
     pub(crate) itl: Option<[f64; 2]>,
     pub(crate) judged: u32,
     pub(crate) missed: u32,
     pub(crate) name: String,
     pub(crate) requests: u32,
     pub(crate) tpot: Option<[f64; 2]>,
-    /// p50 and p99 of a revision, else the mean.
+    /// p50 and p99.
     pub(crate) ttft: Vec<f64>,
 }
 

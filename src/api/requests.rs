@@ -110,6 +110,10 @@ pub(crate) struct Attempt {
     pub(crate) cause: String,
     pub(crate) connected: Option<f64>,
     pub(crate) end: Option<f64>,
+    /// Its answer was whole and had no text.
+    pub(crate) empty: bool,
+    /// What the engine's error says, without what it quotes.
+    pub(crate) engine_error: Option<String>,
     pub(crate) error: Option<String>,
     /// Predicted, as `expected_queue`.
     pub(crate) expected_prefill: Option<f64>,

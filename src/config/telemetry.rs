@@ -8,8 +8,9 @@ use serde_json::json;
 
 use super::check::codec::{Codec, List, Own, Share, Switch, Word};
 use super::check::section::Item;
-use super::check::values::ADDRESS;
+use super::check::values::{ADDRESS, HTTP_URL};
 use super::declare::section;
+use crate::labels::labels;
 
 /// `[telemetry]`
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub struct Telemetry {
     pub stages_by_tenant: bool,
     /// Whether the histogram of TTFT is told apart by tenant; the same default.
     pub ttft_by_tenant: bool,
+    /// Where people read docs/runbook.md.
+    pub runbook_url: Option<String>,
 }
 
 section! {
@@ -41,6 +44,8 @@ section! {
         stages_by_tenant: Option<bool> as Switch, example true, restart;
         /// the same for the histogram of TTFT; counters always have their tenant
         ttft_by_tenant: Option<bool> as Switch, example true, restart;
+        /// where people read docs/runbook.md: what the alerts of rules.yml link to
+        runbook_url: Option<String> as HTTP_URL, example "https://wiki.example/tokenway/runbook";
     }
 }
 
@@ -102,45 +107,27 @@ pub struct OtlpMetrics {
     pub temporality: Temporality,
 }
 
-/// `OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Temporality {
-    /// Totals since the start of the process.
-    #[default]
-    Cumulative,
-    /// What came since the last export that arrived.
-    Delta,
-}
-
-impl Temporality {
-    /// Its name in OpenTelemetry.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Cumulative => "cumulative",
-            Self::Delta => "delta",
-        }
+labels! {
+    /// `OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE`
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Temporality {
+        /// Totals since the start of the process.
+        #[default]
+        Cumulative = "cumulative",
+        /// What came since the last export that arrived.
+        Delta = "delta",
     }
 }
 
-/// `telemetry.otlp.protocol`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OtlpProtocol {
-    /// Protobuf over HTTP/1.1.
-    #[default]
-    Http,
-    /// Protobuf over gRPC.
-    Grpc,
-}
-
-impl OtlpProtocol {
-    /// Its name in TOML.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Http => "http",
-            Self::Grpc => "grpc",
-        }
+labels! {
+    /// `telemetry.otlp.protocol`
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum OtlpProtocol {
+        /// Protobuf over HTTP/1.1.
+        #[default]
+        Http = "http",
+        /// Protobuf over gRPC.
+        Grpc = "grpc",
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod cause;
 mod changes;
+pub(crate) mod engines;
 mod events;
 pub(crate) mod peers;
 mod signals;

@@ -3,11 +3,14 @@
 //! A replica or revision is compared with the others of the same route, a tenant and a class with their own share before
 //! the last minute. Whoever does not differ is not named: then the cause is shared.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::engines::{self, Far};
 use super::table::{
-    DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, FAILING, FAILURES_OF_ONE, FEW, FLOOD, MIN_DIFFERENCE, NOISE, QUEUE,
+    DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FEW, FLOOD,
+    MIN_DIFFERENCE, MISSES, NOISE, QUEUE,
 };
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, Part, Slot};
@@ -26,7 +29,7 @@ pub(crate) struct RouteFigures {
     pub(crate) five: WindowFigures,
     /// Last hour.
     pub(crate) hour: Slot,
-    /// The nine minutes before the last one, and how many seconds of them had requests.
+    /// The last calm minutes, or else the nine before the last one, and how many seconds they are.
     pub(crate) before: (Slot, f64),
     /// How long the gateway has run.
     pub(crate) uptime: Duration,
@@ -36,6 +39,10 @@ pub(crate) struct RouteFigures {
     pub(crate) overdue: (usize, Duration),
     /// Those of them whose bound has passed for seconds.
     pub(crate) stuck: usize,
+    /// How long the oldest of those has waited, by the replica that it was sent to.
+    pub(crate) stuck_at: HashMap<Arc<str>, Duration>,
+    /// What came in the last seconds.
+    pub(crate) recent: Slot,
     /// How late the gateway itself ran in the last minute.
     pub(crate) lateness: Lateness,
 }
@@ -59,6 +66,15 @@ pub(crate) struct Cause {
     pub(crate) reason: &'static str,
     /// Blamed by the engines' queues as scraped: the gateway has not learned to split the wait yet.
     pub(crate) is_by_scrape: bool,
+    /// The replicas that are to blame by the way to their engines alone: then it is the network, whatever the stage.
+    pub(crate) far: Vec<Far>,
+}
+
+impl Cause {
+    /// The stage, or the network.
+    pub(crate) fn place(&self) -> &'static str {
+        if self.far.is_empty() { self.stage.as_str() } else { "network" }
+    }
 }
 
 /// An outlier among its peers, with the evidence.
@@ -73,15 +89,23 @@ pub(crate) struct Outlier {
 pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -> Vec<Outlier> {
     let mut found: Vec<Outlier> =
         figures.replicas.iter().filter_map(|status| not_ready(status, figures.uptime)).collect();
-    found.extend(figures.replicas.iter().filter_map(|status| silent(status, figures)));
-    add(&mut found, compare(slot, Dimension::Replica, cause));
+    let hangs = |status| silent(status, figures).or_else(|| stuck(status, figures));
+    found.extend(figures.replicas.iter().filter_map(hangs));
+    let far = cause.map_or(&[][..], |cause| &cause.far);
+    for far in far.iter().filter(|_| far.len() < figures.replicas.len()) {
+        let (dimension, name) = (Dimension::Replica, Arc::clone(&far.replica));
+        add(&mut found, Some(Outlier { dimension, name, evidence: far.evidence() }));
+    }
+    // Whose way is long is no slower engine, and neither is it compared with the others.
+    let of_engines = cause.filter(|_| far.is_empty() && !engines::are_all_full(&figures.replicas));
+    add(&mut found, compare(slot, Dimension::Replica, of_engines));
     for status in &figures.replicas {
         add(&mut found, demoted(status));
         add(&mut found, back(status));
     }
-    if let Some(cause) = cause {
+    add(&mut found, compare(slot, Dimension::Revision, of_engines));
+    if let Some(cause) = cause.filter(|_| far.is_empty()) {
         add(&mut found, longest_queue(&figures.replicas, cause));
-        add(&mut found, compare(slot, Dimension::Revision, Some(cause)));
         let is_load =
             [Stage::Admit, Stage::EngineQueue, Stage::Prefill, Stage::Decode].contains(&cause.stage);
         if is_load {
@@ -149,6 +173,22 @@ fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
     })
 }
 
+/// Has a request that is long overdue, and nothing came of it lately while the others answered.
+fn stuck(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
+    let waited = figures.stuck_at.get(&status.replica)?;
+    let came = |name: &Arc<str>| {
+        let part = figures.recent.parts.get(&(Dimension::Replica, Arc::clone(name)));
+        part.is_some_and(|part| part.requests > 0 || part.itl.1 > 0)
+    };
+    let others = figures.replicas.iter().any(|other| other.replica != status.replica && came(&other.replica));
+    let is_stuck =
+        status.state == ReplicaState::Ready && *waited >= STUCK && others && !came(&status.replica);
+    is_stuck.then(|| {
+        let waited = seconds(waited.as_secs_f64());
+        replica(status, format!("a request has waited there for {waited}, and nothing came of it lately"))
+    })
+}
+
 /// Gets little traffic, because it fails more than its pool's others; slow start alone is no fault.
 fn demoted(status: &ReplicaStatus) -> Option<Outlier> {
     let is_failing = status.failure_ratio >= FAILING;
@@ -186,7 +226,8 @@ fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<O
         if others.is_empty() {
             return None;
         }
-        let (strength, evidence) = fails(part, &others).or_else(|| {
+        let named = answers_nothing(part, &others).or_else(|| fails(part, &others));
+        let (strength, evidence) = named.or_else(|| {
             let stage = stage.filter(|stage| !is_explained(part, &others, *stage))?;
             is_slower(part, &others, stage).or_else(|| misses_more(part, &others, stage))
         })?;
@@ -195,11 +236,27 @@ fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<O
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
 }
 
+fn answers_nothing(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
+    let of = |empty: u32, answers: u32| f64::from(empty) / f64::from(answers.max(1));
+    let own = of(part.empty, part.answers);
+    let rest =
+        of(others.iter().map(|other| other.empty).sum(), others.iter().map(|other| other.answers).sum());
+    let is_it = part.empty >= FEW && own >= EMPTY && own >= EMPTIER * rest;
+    is_it.then(|| {
+        let evidence =
+            format!("answers {} of its requests with no text, the others {}", share(own), share(rest));
+        (f64::from(part.empty) * 100.0, evidence)
+    })
+}
+
 fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
     let all = others.iter().map(|other| other.failures).sum::<u32>() + part.failures;
     let is_it = part.failures >= FEW && f64::from(part.failures) >= FAILURES_OF_ONE * f64::from(all);
     is_it.then(|| {
-        (f64::from(part.failures) * 100.0, format!("{} of {all} failed attempts are its own", part.failures))
+        let said =
+            part.engine_error.as_ref().map(|said| format!(" (\u{201c}{said}\u{201d})")).unwrap_or_default();
+        let evidence = format!("{} of {all} failed attempts are its own{said}", part.failures);
+        (f64::from(part.failures) * 100.0, evidence)
     })
 }
 
@@ -220,7 +277,10 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
     // The upper median: where two of three are slow, neither stands out.
     let usual = upper_quantile(&mut rest, 0.5)?;
-    let is_it = own >= DIFFERS * usual && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
+    let missed = part.missed_in.get(stage as usize).copied().unwrap_or(0);
+    let is_it = missed >= MISSES
+        && own >= DIFFERS * usual
+        && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
     let (what, in_mean) = match stage {
         Stage::Decode if part.itl.1 > 0 => ("a token", "takes"),
         _ => (stage.as_str(), "needs on average"),
@@ -240,7 +300,7 @@ fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, Stri
     let rate = |missed: u32, judged: u32| f64::from(missed) / f64::from(judged.max(1));
     let own = rate(missed(part), part.judged);
     let rest = rate(others.iter().map(|o| missed(o)).sum(), others.iter().map(|o| o.judged).sum());
-    let is_it = missed(part) >= FEW && own >= 2.0 * rest && own - rest >= 0.1;
+    let is_it = missed(part) >= MISSES && own >= 2.0 * rest && own - rest >= 0.1;
     is_it.then(|| {
         (own / rest.max(0.01), format!("misses {} of its requests, the others {}", share(own), share(rest)))
     })
@@ -297,6 +357,8 @@ const JOINS_WITHIN: Duration = Duration::from_secs(600);
 /// The same where the gateway has just started: it finds a fleet that serves, and whoever does not is no newcomer.
 const FOUND_WITHIN: Duration = Duration::from_secs(20);
 const MAX_OUTLIERS: usize = 6;
+/// A wait that is no long prompt beside others'.
+const STUCK: Duration = Duration::from_secs(10);
 /// Some ejections long.
 const SETTLED: Duration = Duration::from_secs(120);
 /// Requests before the last minute: fewer are no share.

@@ -31,8 +31,13 @@ pub(super) const PREEMPTIONS: f64 = 0.5;
 
 /// Events of a part in a window: fewer are chance.
 pub(super) const FEW: u32 = 3;
+/// Misses of a part's own from which its times are compared: fewer are one hiccup.
+pub(super) const MISSES: u32 = 5;
 /// Share of all failed attempts that makes them one replica's.
 pub(super) const FAILURES_OF_ONE: f64 = 0.6;
+/// Share of answers without text beside that of peers, or of the route before, and how many times theirs it is.
+pub(crate) const EMPTY: f64 = 0.2;
+pub(crate) const EMPTIER: f64 = 4.0;
 /// Seconds by which means differ noticeably, and below which a difference concerns no user.
 pub(super) const MIN_DIFFERENCE: f64 = 0.05;
 pub(super) const NOISE: f64 = 0.003;

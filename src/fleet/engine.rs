@@ -1,14 +1,18 @@
 //! What one replica's engine says of itself: models, adapters, counters.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
 
 use super::adapters::Adapters;
 use super::gpu::GpuReading;
 use super::status::EngineCounters;
 use super::stream_defaults::StreamDefaults;
+use crate::clock::Stamp;
 
 /// Facts of one engine; written by probes and scrapes.
 #[derive(Debug, Default)]
@@ -23,6 +27,8 @@ pub struct EngineFacts {
     pub stream_defaults: ArcSwapOption<StreamDefaults>,
     /// Counters of the last scrape.
     pub(super) scraped: ArcSwapOption<ScrapedCounters>,
+    /// Counters of the last minute, one every ten seconds, oldest first.
+    recent: Mutex<VecDeque<(Stamp, EngineCounters)>>,
     /// Figures that are expected of it and that its page does not have.
     pub(super) absent: ArcSwap<Vec<&'static str>>,
     /// Figures of its GPUs.
@@ -57,10 +63,64 @@ impl EngineFacts {
         self.models.load().iter().any(|known| &*known.id == model)
     }
 
+    /// Adds what the counters did in the last minute; nothing where they have fallen since, with a restart.
+    pub(super) fn with_recent(&self, now: EngineCounters, at: Stamp) -> EngineCounters {
+        let mut recent = self.recent.lock();
+        let before = recent.front().copied();
+        if recent.back().is_none_or(|(last, _)| at.since(*last) >= RECENT_EVERY) {
+            recent.push_back((at, now));
+            if recent.len() > RECENT_KEPT {
+                recent.pop_front();
+            }
+        }
+        let Some((since, before)) = before else { return now };
+        let means = now.ttft.zip(before.ttft).map(|(now, before)| (now.0 - before.0, now.1 - before.1));
+        let recent_ttft =
+            means.filter(|(sum, count)| *sum >= 0.0 && *count > 0.0).map(|(sum, count)| sum / count);
+        let preempted = now.preemptions.zip(before.preemptions).map(|(now, before)| now - before);
+        let seconds = at.since(since).as_secs_f64();
+        let rate = preempted.filter(|n| *n >= 0.0 && seconds >= 1.0).map(|n| n / seconds);
+        EngineCounters { recent_ttft, recent_preemptions: rate, ..now }
+    }
+
     /// The first model that is no adapter, else the first.
     pub(super) fn base_model(&self) -> Arc<str> {
         let models = self.models.load();
         let base = models.iter().find(|model| model.is_base).or(models.first());
         base.map_or_else(|| "".into(), |model| Arc::clone(&model.id))
+    }
+}
+
+/// Between two counters that are kept, and how many are.
+const RECENT_EVERY: Duration = Duration::from_secs(10);
+const RECENT_KEPT: usize = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_minute_of_an_engine_is_known_by_its_counters() {
+        let facts = EngineFacts::default();
+        let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
+        let scraped = |seconds: u64, sum: f64, count: f64, preemptions: f64| {
+            let counters = EngineCounters {
+                ttft: Some((sum, count)),
+                preemptions: Some(preemptions),
+                ..EngineCounters::default()
+            };
+            let found = facts.with_recent(counters, at(seconds));
+            (found.recent_ttft, found.recent_preemptions)
+        };
+        assert_eq!(scraped(0, 100.0, 100.0, 7.0), (None, None));
+        assert_eq!(scraped(10, 102.0, 110.0, 12.0), (Some(0.2), Some(0.5)));
+        assert_eq!(scraped(12, 102.0, 110.0, 12.0).0, Some(0.2));
+        for seconds in 20..200 {
+            scraped(seconds, 102.0 + 0.1 * seconds as f64, 110.0 + seconds as f64, 12.0);
+        }
+        let (ttft, preemptions) = scraped(200, 122.0, 310.0, 12.0);
+        assert!((ttft.unwrap() - 0.1).abs() < 1e-9, "{ttft:?}");
+        assert_eq!(preemptions, Some(0.0));
+        assert_eq!(scraped(201, 0.1, 1.0, 0.0), (None, None), "restarted");
     }
 }

@@ -57,6 +57,22 @@ impl Pick {
         }
     }
 
+    /// A whole answer without content came. Whether its replica gives more of them than its pool's others, or is on trial.
+    pub fn empty(&self) -> bool {
+        let answers = &self.replica.health.answers;
+        answers.empty(self.prompt);
+        let own = answers.empty_rate().unwrap_or_default();
+        let usual = self.usual_of_peers(|other| other.health.answers.empty_rate());
+        usual.is_some_and(|usual| answers.is_on_trial() || fails_alone(own, usual))
+    }
+
+    /// An answer without content goes to the client: a sign of life, and no proof.
+    pub fn answered_empty(&self, now: Stamp) {
+        self.pool.dispatcher.answered(now);
+        self.replica.health.vitals.answered(now);
+        self.pool.poison.answered(self.prompt);
+    }
+
     /// Nothing came for too long.
     pub fn silent(&self, now: Stamp) {
         self.failed(&ReplicaFailure::Silent { replica: self.replica.name() }, now);
@@ -116,10 +132,14 @@ impl Pick {
 
     /// What is usual of a figure among the pool's other replicas.
     fn peers(&self, figure: impl Fn(&Replica) -> Option<f64>) -> f64 {
+        self.usual_of_peers(figure).unwrap_or_default()
+    }
+
+    fn usual_of_peers(&self, figure: impl Fn(&Replica) -> Option<f64>) -> Option<f64> {
         let replicas = self.pool.replicas();
         let others = replicas.iter().filter(|other| other.slot() != self.replica.slot());
         let mut figures: SmallVec<[f64; 16]> = others.filter_map(|other| figure(other)).collect();
-        lower_quantile(&mut figures, 0.5).unwrap_or_default()
+        lower_quantile(&mut figures, 0.5)
     }
 
     /// The attempt was given up: sent at `sent`, it has brought nothing, neither a first token nor, if `is_whole`, an answer at once.

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +43,8 @@ pub(super) struct OwnRequests {
     pub(super) failed_probes: AtomicU64,
     /// The same, in a row.
     pub(super) misses: AtomicU32,
+    /// When its engine's error was logged last.
+    said_at: AtomicU64,
     /// The last warm-up.
     pub(super) warm_up: ArcSwapOption<WarmUpReport>,
     /// It is to be warmed up again.
@@ -188,6 +191,17 @@ impl Replica {
         self.apply(Event::Sick, reason);
     }
 
+    /// Its engine answered a request with an error of its own: logged, but once in ten seconds.
+    pub fn said(&self, words: &str, now: Stamp) {
+        let before = Stamp::from_nanos(self.own.said_at.load(Ordering::Relaxed));
+        if before != Stamp::default() && now.since(before) < SAYS_EVERY {
+            return;
+        }
+        self.own.said_at.store(now.as_nanos(), Ordering::Relaxed);
+        let served = self.served();
+        tracing::warn!(pool = %served.pool, replica = %served.replica, error = words, "engine answered with an error");
+    }
+
     /// It was chosen for a request.
     pub fn chosen(&self, now: Stamp) {
         self.member().chosen(now);
@@ -261,6 +275,9 @@ impl Replica {
         }
     }
 }
+
+/// Between two lines of the log about errors of one engine.
+const SAYS_EVERY: Duration = Duration::from_secs(10);
 
 impl Drop for Replica {
     fn drop(&mut self) {

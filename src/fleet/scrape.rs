@@ -162,7 +162,9 @@ impl Scraper {
             preemptions: figures.get(Figure::Preemptions),
             generated: figures.get(Figure::GeneratedTokens),
             ttft: figures.get(Figure::TtftSum).zip(figures.get(Figure::TtftCount)),
+            ..EngineCounters::default()
         };
+        let counters = replica.engine.with_recent(counters, self.clock.now());
         let scraped = ScrapedCounters { counters, process_start: figures.get(Figure::ProcessStart) };
         let before = replica.engine.scraped.swap(Some(Arc::new(scraped)));
         // A restarted process has an empty cache.

@@ -104,6 +104,10 @@ pub struct EngineCounters {
     pub generated: Option<f64>,
     /// Sum and count of times to first token.
     pub ttft: Option<(f64, f64)>,
+    /// Mean time to first token of the last minute, in seconds.
+    pub recent_ttft: Option<f64>,
+    /// Preemptions a second in the last minute.
+    pub recent_preemptions: Option<f64>,
 }
 
 /// What a replica went through since it was configured.

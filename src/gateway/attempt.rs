@@ -304,6 +304,20 @@ impl UpstreamAttempt {
 }
 
 impl UpstreamResponse {
+    /// Whether it is whole and has no content, though its model ended it.
+    #[must_use]
+    pub fn is_empty_answer(&self, dialect: Dialect) -> bool {
+        match self {
+            _ if !dialect.generates() || !self.status().is_success() => false,
+            Self::Buffered(answer) if answer.body.len() <= MAX_EMPTY => {
+                let facts = usage::of_unary(dialect, &answer.body);
+                !facts.has_content && facts.has_stopped() && facts.error.is_none()
+            }
+            Self::Stream { reader, .. } => reader.is_empty_answer(),
+            Self::Buffered(_) | Self::Large { .. } => false,
+        }
+    }
+
     /// HTTP status as the engine sent it.
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -389,5 +403,7 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
 
 /// How soon after a request its idle connection ends if the engine had closed it before: a round trip, also a far one.
 const CLOSING: Duration = Duration::from_millis(100);
+/// Bytes of a unary answer that may have no content: ids, usage and names take some.
+const MAX_EMPTY: usize = 4096;
 /// Characters of a foreign content type that an error message shows.
 const MAX_TYPE: usize = 64;

@@ -12,14 +12,18 @@ use super::hedge::{self, Flown, Other};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepared::Prepared;
+use super::second_opinion::Doubted;
 use super::waiting::Waits;
-use super::{Gateway, IncomingRequest, blame, shadow};
+use super::{Gateway, IncomingRequest, blame, engine_error, shadow};
 use crate::admission::WaitReason;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::AttemptCause;
+use crate::record::{self, AttemptCause};
+
+/// A response worth relaying with the attempt that got it.
+pub type Answered = (UpstreamResponse, ActiveAttempt);
 
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
@@ -33,7 +37,7 @@ pub struct Exchange {
     /// What had been tried before a replica closed an idle connection: it takes the request too where no other does.
     untried: Option<picker::Tried>,
     retried_unsent: u32,
-    retried_started: bool,
+    pub(super) retried_started: bool,
     is_counted: bool,
     pub(super) waits: Waits,
 }
@@ -43,8 +47,8 @@ pub struct Exchange {
 pub struct ExchangeResult {
     /// The request's open record.
     pub guard: RecordGuard,
-    /// A response worth relaying with the attempt that got it, or a failure.
-    pub result: Result<(UpstreamResponse, ActiveAttempt), Failure>,
+    /// A response worth relaying, or a failure.
+    pub result: Result<Answered, Failure>,
     /// The request; after a degrade, as prepared for the fallback route.
     pub prepared: Box<Prepared>,
     /// Its head.
@@ -84,8 +88,8 @@ impl Exchange {
         ExchangeResult { guard, result, prepared, incoming }
     }
 
-    async fn answer(&mut self) -> Result<(UpstreamResponse, ActiveAttempt), Failure> {
-        let mut last: Option<Result<(UpstreamResponse, ActiveAttempt), Failure>> = None;
+    async fn answer(&mut self) -> Result<Answered, Failure> {
+        let mut last: Option<Result<Answered, Failure>> = None;
         loop {
             let picked =
                 picker::pick(&self.incoming.gateway, &self.prepared, self.waits.pick_context(&self.tried));
@@ -126,7 +130,10 @@ impl Exchange {
                         answered.1.watch.close();
                         last = Some(Ok(answered));
                     }
-                    _ => return Ok(answered),
+                    _ => match self.doubt(answered) {
+                        Ok(doubted) => return Ok(self.second(doubted).await),
+                        Err(answered) => return Ok(answered),
+                    },
                 },
                 Err((AttemptError::Overdue(failure) | AttemptError::Ours(failure), _)) => {
                     return Err(failure);
@@ -143,6 +150,23 @@ impl Exchange {
                     }
                     last = Some(result);
                 }
+            }
+        }
+    }
+
+    /// Asks another replica for what the first one answered with nothing; who would have to wait for one keeps that.
+    async fn second(&mut self, doubted: Box<Doubted>) -> Answered {
+        let picked =
+            picker::pick(&self.incoming.gateway, &self.prepared, self.waits.pick_context(&self.tried));
+        let Some(PickOutcome::Take(pick)) = picked else { return self.keep(*doubted) };
+        // Boxed: rare, and its state would be part of every request's future.
+        match Box::pin(self.attempt(pick)).await {
+            Ok(second) => self.settle(*doubted, second),
+            Err((error, active)) => {
+                if let AttemptError::Replica(failure, _) = &error {
+                    active.pick.failed(failure, self.incoming.gateway.clock.now());
+                }
+                self.keep(*doubted)
             }
         }
     }
@@ -165,7 +189,7 @@ impl Exchange {
     }
 
     /// What an answer that is good enough to relay says against its replica.
-    fn blamed(&self, (answer, active): &(UpstreamResponse, ActiveAttempt)) -> Option<ReplicaFailure> {
+    fn blamed(&self, (answer, active): &Answered) -> Option<ReplicaFailure> {
         let UpstreamResponse::Buffered(answer) = answer else { return None };
         blame::of_answer(answer, &active.pick, &self.prepared)
     }
@@ -212,10 +236,7 @@ impl Exchange {
         is_first && retry.attempts > 0 && (failure.is_idle_close() || pick.pool.retries.withdraw(retry, now))
     }
 
-    async fn attempt(
-        &mut self,
-        pick: Box<Pick>,
-    ) -> Result<(UpstreamResponse, ActiveAttempt), (AttemptError, ActiveAttempt)> {
+    async fn attempt(&mut self, pick: Box<Pick>) -> Result<Answered, (AttemptError, ActiveAttempt)> {
         let cause = self.cause();
         let identity = Identity::of(self.guard.record());
         let flight = self.outbound(&identity).launch(pick, cause);
@@ -292,10 +313,26 @@ impl Exchange {
 
     fn note_attempt(&mut self, flight: &Flight, result: &Result<UpstreamResponse, AttemptError>) {
         let end = self.incoming.gateway.clock.now();
+        let entry = self.entry(flight, result, end);
         let record = self.guard.record();
         let times = flight.times();
         record.at.connected = times.connected;
         record.at.first_byte = times.head;
-        record.attempts.push(flight.entry(result, end));
+        record.attempts.push(entry);
+    }
+
+    /// The entry of the record for an attempt that came to this, with what its engine said of an error.
+    fn entry(
+        &mut self,
+        flight: &Flight,
+        result: &Result<UpstreamResponse, AttemptError>,
+        end: Stamp,
+    ) -> record::Attempt {
+        let dialect = self.guard.record().dialect;
+        let engine_error = engine_error::of_result(result, dialect, &self.prepared.body);
+        if let (Some(words), Some(pick)) = (&engine_error, flight.pick()) {
+            pick.replica.said(words, end);
+        }
+        record::Attempt { engine_error, ..flight.entry(result, end) }
     }
 }

@@ -13,6 +13,7 @@ mod cold;
 mod cors;
 pub mod degrade;
 pub mod degrading;
+mod engine_error;
 pub mod exchange;
 mod hedge;
 pub mod hedge_budget;
@@ -27,6 +28,7 @@ pub mod prepared;
 pub mod reply;
 #[cfg(test)]
 mod scenarios;
+mod second_opinion;
 pub mod shadow;
 mod stored;
 pub mod table;

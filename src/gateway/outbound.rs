@@ -232,6 +232,8 @@ impl Flight {
             error: None,
             expected: self.pick().and_then(|pick| pick.assignment.expected()),
             ahead: self.pick().map_or(0.0, |pick| pick.assignment.ahead()),
+            is_empty: false,
+            engine_error: None,
         }
     }
 

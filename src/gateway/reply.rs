@@ -240,7 +240,11 @@ fn whole(
     } else {
         guard.settle(Outcome::Ok, None);
         let generates = guard.record().dialect.generates();
-        active.pick.answered(generates, now);
+        if guard.record().empty.is_some() {
+            active.pick.answered_empty(now);
+        } else {
+            active.pick.answered(generates, now);
+        }
         if !generates {
             // Nothing is decoded: the response ends the prefill.
             active.pick.first_token(now);

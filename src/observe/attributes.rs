@@ -104,6 +104,9 @@ fn http<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeVal
     if let Some(error) = record.error {
         emit(key!("error.type"), AttributeValue::Name(error));
     }
+    if let Some(said) = record.engine_error() {
+        emit(key!("tokenway.engine.error"), AttributeValue::Str(said));
+    }
     if let Some(served) = record.served() {
         emit(key!("server.address"), AttributeValue::Str(&served.host));
         emit(key!("server.port"), AttributeValue::Int(i64::from(served.port)));
@@ -146,6 +149,9 @@ fn tokenway<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, Attribut
     }
     if let Some(tpot) = record.tpot() {
         emit(key!("tokenway.tpot"), AttributeValue::Span(tpot));
+    }
+    if record.empty.is_some() {
+        emit(key!("tokenway.empty"), AttributeValue::Bool(true));
     }
     if record.content_events > 1 {
         emit(key!("tokenway.longest_gap"), AttributeValue::Span(record.longest_gap));

@@ -9,31 +9,22 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::stages::{Stage, StageTime};
-use crate::record::{Outcome, Record};
+use crate::labels::labels;
+use crate::record::{EmptyAnswer, Outcome, Record};
 
-/// Why the SLO was missed: the first that applies, in this order (label `reason`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Missed {
-    /// No response, or a broken one.
-    Error,
-    Refused,
-    Ttft,
-    Itl,
-    Tpot,
-    E2e,
-}
-
-impl Missed {
-    /// Value of the label `reason`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Refused => "refused",
-            Self::Ttft => "ttft",
-            Self::Itl => "itl",
-            Self::Tpot => "tpot",
-            Self::E2e => "e2e",
-        }
+labels! {
+    /// Why the SLO was missed: the first that applies, in this order (label `reason`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Missed {
+        /// No response, or a broken one.
+        Error = "error",
+        Refused = "refused",
+        Ttft = "ttft",
+        Itl = "itl",
+        Tpot = "tpot",
+        E2e = "e2e",
+        /// No content, where the other replicas' answers have some.
+        Empty = "empty",
     }
 }
 
@@ -53,6 +44,7 @@ pub(crate) fn verdict(record: &Record) -> SloVerdict {
         Outcome::Refused if record.is_over_own_limit() => SloVerdict::NotCounted,
         Outcome::Refused => SloVerdict::Missed(Missed::Refused),
         Outcome::ClientError => SloVerdict::NotCounted,
+        Outcome::Ok if record.empty == Some(EmptyAnswer::OfReplica) => SloVerdict::Missed(Missed::Empty),
         Outcome::Ok => missed_bound(record).map_or(SloVerdict::Met, SloVerdict::Missed),
         Outcome::Canceled => missed_bound(record).map_or(SloVerdict::NotCounted, SloVerdict::Missed),
     }
@@ -87,6 +79,7 @@ pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> O
     match missed {
         Missed::E2e => longest(stages, |_| true),
         // Refused or failed within a millisecond, reading the request took longest and explains nothing.
+        Missed::Empty => longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route)),
         // The attempt failed, not the decision to make it, however short it was.
         Missed::Error if !record.attempts.is_empty() => {
             longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route))

@@ -154,6 +154,17 @@ impl StreamReader {
         self.timeline.first_token().is_none() && self.scanner.state().gives_no_reason()
     }
 
+    /// Whether all of it was read and it has no content, though its model ended it.
+    #[must_use]
+    pub fn is_empty_answer(&self) -> bool {
+        let state = self.scanner.state();
+        let is_complete = state.is_done() || self.ending == Some(StreamEnd::Complete);
+        self.timeline.first_token().is_none()
+            && is_complete
+            && state.answer.error.is_none()
+            && state.answer.has_stopped()
+    }
+
     /// The next bytes for the client, or the end. The clock is read once: for what was read, or for having found
     /// nothing to read.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {

@@ -198,7 +198,11 @@ impl StreamBody {
         if self.is_cut {
             return;
         }
-        self.pump.pick.answered(!self.pump.has_first_token(), now);
+        if self.client.guard.record().empty.is_some() && !self.pump.has_first_token() {
+            self.pump.pick.answered_empty(now);
+        } else {
+            self.pump.pick.answered(!self.pump.has_first_token(), now);
+        }
         self.pump.learn(now);
         self.remember_response();
     }

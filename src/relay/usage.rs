@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use crate::record::{EngineTimes, TokenCounts};
+use crate::record::{EngineTimes, TokenCounts, cut};
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::units::Tokens;
@@ -27,6 +27,10 @@ pub struct AnswerFacts {
     pub engine: Option<EngineTimes>,
     /// The error that the engine answered with, in an event or as a body.
     pub error: Option<EngineError>,
+    /// What that error says, cut; it may quote the request.
+    pub message: Option<Box<str>>,
+    /// Whether a unary answer holds text, reasoning, a refusal or a call.
+    pub has_content: bool,
 }
 
 /// An error that the engine itself reported.
@@ -78,6 +82,9 @@ impl AnswerFacts {
                 }
             }
             ("stop_reason", Dialect::Messages) => self.note_reason(value.string()),
+            ("content", Dialect::Messages) | ("output", Dialect::Responses) => {
+                self.has_content = value.non_null().is_some_and(|value| value.is_filled());
+            }
             ("status", Dialect::Responses) if self.finish_reasons.is_empty() => {
                 self.note_reason(value.string());
             }
@@ -99,8 +106,14 @@ impl AnswerFacts {
                 return choice.value().map(drop);
             }
             choice.object(|key, value| {
-                if has_reasons && key.escaped() == Some("finish_reason") {
-                    self.note_reason(value.value()?.string());
+                match key.escaped() {
+                    Some("finish_reason") if has_reasons => self.note_reason(value.value()?.string()),
+                    Some("text") => self.has_content |= is_content(value.value()?),
+                    Some("message") => {
+                        let members = value.value()?.members(CONTENT);
+                        self.has_content |= members.into_iter().flatten().any(is_content);
+                    }
+                    _ => {}
                 }
                 Ok(())
             })
@@ -156,6 +169,12 @@ impl AnswerFacts {
         }
     }
 
+    /// Whether the model ended every choice by itself: neither a limit nor a filter did, and it calls no tool.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.finish_reasons.iter().all(|reason| STOPPED.contains(&&**reason))
+    }
+
     /// Whether the engine gave the request up: told by the finish reason of a choice.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
@@ -169,7 +188,11 @@ impl AnswerFacts {
 
     /// Keeps the first error: later ones follow from it.
     pub(super) fn note_error(&mut self, error: Option<Raw<'_>>) -> EngineError {
+        let said = error.and_then(message_of);
         let error = error.map_or(EngineError { kind: EngineErrorKind::Other, code: None }, EngineError::of);
+        if self.error.is_none() && !error.is_of_request() {
+            self.message = said.map(|said| cut(&said, MAX_MESSAGE_LEN).into());
+        }
         *self.error.get_or_insert(error)
     }
 }
@@ -177,11 +200,8 @@ impl AnswerFacts {
 impl EngineError {
     /// Reads an error object, or a bare message.
     fn of(error: Raw<'_>) -> Self {
-        let [message, code, kind] = match error.string() {
-            Some(_) => [Some(error), None, None],
-            None => error.members(["message", "code", "type"]),
-        };
-        let message = message.and_then(|message| message.string()).unwrap_or_default();
+        let [code, kind] = error.members(["code", "type"]);
+        let message = message_of(error).unwrap_or_default();
         let code = code.and_then(|code| code.text().trim_matches('"').parse().ok());
         // Errors of the messages API have no code.
         let kind = kind.and_then(|kind| kind.escaped()).filter(|kind| REJECTIONS.contains(kind));
@@ -267,6 +287,18 @@ impl Usage {
     }
 }
 
+/// The message of an error object, or a bare one.
+fn message_of(error: Raw<'_>) -> Option<Cow<'_, str>> {
+    error.string().or_else(|| {
+        let [message] = error.members(["message"]);
+        message?.string()
+    })
+}
+
+fn is_content(value: Raw<'_>) -> bool {
+    value.non_null().is_some_and(|value| value.is_filled())
+}
+
 fn note_string(slot: &mut Option<Box<str>>, text: Option<Cow<'_, str>>) {
     if slot.is_none() {
         *slot = text.filter(|s| !s.is_empty() && s.len() <= MAX_NAME_LEN).map(Into::into);
@@ -284,6 +316,12 @@ fn millis(value: Raw<'_>) -> Option<Duration> {
     Duration::try_from_secs_f64(ms / 1e3).ok()
 }
 
+/// What of a chat's message is content.
+const CONTENT: [&str; 7] =
+    ["content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call", "audio"];
+/// Finish reasons of an answer that its model ended, in the dialects' words.
+const STOPPED: [&str; 3] = ["stop", "end_turn", "completed"];
+const MAX_MESSAGE_LEN: usize = 512;
 const MAX_NAME_LEN: usize = 256;
 const MAX_REASON_LEN: usize = 64;
 const MAX_REASONS: usize = 8;

@@ -316,7 +316,9 @@ fn every_alert_opens_a_section_of_the_runbook() {
     let links: Vec<&str> = rules.lines().filter_map(|l| l.trim().strip_prefix("runbook_url: ")).collect();
     assert_eq!(links.len(), rules.matches("- alert: ").count(), "an alert without a runbook");
     for link in links {
-        let (_, section) = link.trim_matches('"').split_once("docs/runbook.md#").unwrap();
+        let (absolute, section) = link.split_once("{{ else }}docs/runbook.md#").unwrap();
+        let section = section.strip_suffix("{{ end }}'").unwrap();
+        assert!(absolute.ends_with(&format!(r#"{{{{ . | first | label "url" }}}}#{section}"#)), "{link}");
         assert!(headings.contains(section), "{section} is no section of {headings:?}");
     }
 }

@@ -84,11 +84,12 @@ function parts(route, find) {
     ["requests", String(part.requests), "figure"], ["share", percent(part.requests / all), "figure"],
     ["missed", part.judged > 0 ? percent(part.missed / part.judged, 1) : "–", part.missed > part.judged * BUDGET ? "figure over" : "figure"],
     ["TTFT", part.ttft.length > 0 ? both(part.ttft) : "–", "figure"],
-    ...(part.dimension === "revision" ? [["ITL", both(part.itl), "figure"], ["per token", both(part.tpot), "figure"]] : []),
+    ["per token", both(part.tpot), "figure"],
+    ...(part.dimension === "revision" ? [["ITL", both(part.itl), "figure"]] : []),
   ]));
   return ["revision", "tenant", "class"].map((dimension) => {
     const own = route.parts.filter((part) => part.dimension === dimension);
-    const figures = dimension === "revision" ? ["TTFT p50 · p99", "ITL p50 · p99", "per token p50 · p99"] : ["TTFT mean"];
+    const figures = dimension === "revision" ? ["TTFT p50 · p99", "per token p50 · p99", "ITL p50 · p99"] : ["TTFT p50 · p99", "per token p50 · p99"];
     const heads = [dimension, "requests", "share", "missed", ...figures].map((head) => el("th", { scope: "col" }, head));
     return own.length > 0 && el("table", { class: `dense of-${dimension}`, "data-key": `by ${dimension}` }, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...own.map(one)));
   });

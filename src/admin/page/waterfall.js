@@ -35,12 +35,18 @@ function table(caption, heads, rows) {
   return el("table", { class: "dense" }, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...body));
 }
 
+function outcome(attempt) {
+  if (attempt.canceled && !attempt.empty) return "gave up: the other spoke first";
+  const said = attempt.engine_error ? `: ${attempt.engine_error}` : "";
+  return `${words(attempt.error ?? `${attempt.status ?? "answered"}`)}${attempt.empty ? ", no text" : ""}${said}`;
+}
+
 function attempts(request) {
   const after = (attempt, at) => (attempt[at] === null ? "never" : seconds(attempt[at] - attempt.start));
   const heads = ["replica", "why", "from", "connected after", "head after", "to", "result"];
   return table("Attempts", heads, request.attempts_made.map((attempt) => [
     attempt.replica, attempt.cause, seconds(attempt.start), after(attempt, "connected"), after(attempt, "head"), seconds(attempt.end),
-    attempt.canceled ? "gave up: the other spoke first" : words(attempt.error ?? `${attempt.status ?? "answered"}`)]));
+    outcome(attempt)]));
 }
 
 function decision(request) {

@@ -8,28 +8,23 @@ mod sentence;
 
 use std::sync::Arc;
 
-use crate::diagnosis::peers;
 pub(super) use crate::diagnosis::peers::{Cause, Outlier, RouteFigures, WindowFigures};
+use crate::diagnosis::table::{EMPTIER, EMPTY};
+use crate::diagnosis::{engines, peers};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
-use crate::observe::history::{REASONS, Slot};
+use crate::labels::labels;
+use crate::observe::history::Slot;
+use crate::observe::slo::Missed;
 use crate::stage::Stage;
 
-/// Whether a route keeps its SLO.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Status {
-    Ok,
-    Bad,
-    /// Too few requests.
-    Unknown,
-}
-
-impl Status {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Bad => "bad",
-            Self::Unknown => "unknown",
-        }
+labels! {
+    /// Whether a route keeps its SLO.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Status {
+        Ok = "ok",
+        Bad = "bad",
+        /// Too few requests.
+        Unknown = "unknown",
     }
 }
 
@@ -51,7 +46,7 @@ pub(super) fn judge(figures: &RouteFigures) -> Verdict {
     let (of_window, window) = window(figures);
     let slot = &of_window.slot;
     let cause = cause(slot, &figures.replicas);
-    // While the SLO is kept, differences in time are noise or nobody's concern: only who fails, or is out, is named.
+    // While the SLO is kept, differences in time are noise: only who fails, or is out, is named.
     // A gateway without CPU sees everybody late: it compares no one until it has some.
     let to_explain = cause.as_ref().filter(|_| status != Status::Ok && !figures.lateness.is_starved());
     let outliers = peers::find(figures, slot, to_explain);
@@ -87,7 +82,7 @@ fn status(figures: &RouteFigures) -> Status {
     let goes_on = minute.judged() < MIN_JUDGED || is_over(minute);
     // Few in number, but those who are stuck now are no accident of the last five minutes.
     let are_enough = five.all_missed() >= MIN_MISSES || figures.stuck >= MIN_STUCK;
-    if are_enough && is_over(five) && goes_on {
+    if are_enough && is_over(five) && goes_on || emptier(figures).is_some() {
         Status::Bad
     } else if five.judged() < MIN_JUDGED {
         Status::Unknown
@@ -96,9 +91,17 @@ fn status(figures: &RouteFigures) -> Status {
     }
 }
 
+/// Shares of answers without text, now and before, where all of a route's answers may be so and none stands out.
+fn emptier(figures: &RouteFigures) -> Option<(f64, f64)> {
+    let (minute, before) = (&figures.minute.slot, &figures.before.0);
+    let (now, usual) = (minute.empty_share(), before.empty_share());
+    let is_it = minute.empty >= MIN_MISSES && before.requests >= MIN_JUDGED;
+    (is_it && now >= EMPTY && now >= EMPTIER * usual).then_some((now, usual))
+}
+
 fn cause(slot: &Slot, replicas: &[ReplicaStatus]) -> Option<Cause> {
     let (reason, _) = largest(&slot.missed)?;
-    let reason = *REASONS.get(reason)?;
+    let reason = *Missed::LABELS.get(reason)?;
     let (most, misses) = largest(&slot.missed_in)?;
     let stage = *Stage::ALL.get(most)?;
     // Who is refused at once has spent microseconds in each stage: which was the longest says nothing.
@@ -106,17 +109,14 @@ fn cause(slot: &Slot, replicas: &[ReplicaStatus]) -> Option<Cause> {
     if reason == "refused" && before_routing.contains(&stage) {
         let of_stage = |stage: &Stage| slot.missed_in.get(*stage as usize).copied().unwrap_or(0);
         let misses = before_routing.iter().map(of_stage).sum();
-        return Some(Cause { stage: Stage::Admit, misses, reason, is_by_scrape: false });
+        return Some(Cause { stage: Stage::Admit, misses, reason, is_by_scrape: false, far: Vec::new() });
     }
     // Until a replica's speed is learned, a wait for its first token counts as prefill.
-    let is_by_scrape = stage == Stage::Prefill && engines_waiting(replicas) >= QUEUED * replicas.len() as f64;
+    let is_by_scrape =
+        stage == Stage::Prefill && engines::waiting(replicas) >= QUEUED * replicas.len() as f64;
+    let far = if reason == "ttft" { engines::far(slot, stage, replicas) } else { Vec::new() };
     let stage = if is_by_scrape { Stage::EngineQueue } else { stage };
-    Some(Cause { stage, misses, reason, is_by_scrape })
-}
-
-/// Requests that wait in the engines, as last scraped.
-fn engines_waiting(replicas: &[ReplicaStatus]) -> f64 {
-    replicas.iter().filter_map(|status| status.signals.as_ref()?.waiting).sum()
+    Some(Cause { stage, misses, reason, is_by_scrape, far })
 }
 
 fn largest(counts: &[u32]) -> Option<(usize, u32)> {

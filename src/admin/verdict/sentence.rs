@@ -1,6 +1,7 @@
 //! The verdict in words: figures first, then stage, then who stands out.
 
-use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, engines_waiting};
+use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, emptier};
+use crate::diagnosis::engines;
 use crate::diagnosis::peers::seconds;
 use crate::fleet::status::ReplicaState;
 use crate::observe::history::{Dimension, Slot};
@@ -22,9 +23,11 @@ pub(super) fn of_route(
         (Status::Bad, _) if !is_ready => parts.push("no replica is ready".to_owned()),
         (Status::Bad, Some(cause)) => {
             parts.push(headline(window, cause));
-            parts.push(blame(slot, cause));
+            parts.push(said(slot, cause).unwrap_or_else(|| blame(slot, cause)));
         }
-        (Status::Bad, None) | (Status::Unknown, None) => parts.push(few(figures)),
+        (Status::Bad, None) | (Status::Unknown, None) => {
+            parts.push(nothing(figures).unwrap_or_else(|| few(figures)));
+        }
         (Status::Unknown, Some(_)) => {
             parts.push(format!(
                 "{} of {} requests missed their SLO, too few to judge",
@@ -35,10 +38,17 @@ pub(super) fn of_route(
         (Status::Ok, _) => parts.push(good(figures)),
     }
     if status == Status::Bad && cause.is_some_and(|cause| cause.stage == Stage::EngineQueue) {
-        let waiting = engines_waiting(&figures.replicas);
+        let waiting = engines::waiting(&figures.replicas);
         if waiting >= 1.0 {
-            parts.push(format!("{waiting:.0} requests wait in the engines"));
+            let running = engines::running(&figures.replicas);
+            parts.push(format!("{waiting:.0} requests wait in the engines, {running:.0} run"));
         }
+    }
+    let at_engine = [Stage::EngineQueue, Stage::Prefill, Stage::Decode];
+    if status == Status::Bad
+        && cause.is_some_and(|cause| at_engine.contains(&cause.stage) && cause.far.is_empty())
+    {
+        parts.extend(engines::full_caches(&figures.replicas));
     }
     match figures.overdue {
         (0, _) => {}
@@ -77,13 +87,38 @@ fn headline(window: &WindowFigures, cause: &Cause) -> String {
         },
         "refused" => of("were refused or missed their SLO"),
         "error" => of("failed or missed their SLO"),
+        "empty" => of("got no text or missed their SLO"),
         _ => of("took longer than their SLO allows"),
     }
 }
 
 fn blame(slot: &Slot, cause: &Cause) -> String {
     let by = if cause.is_by_scrape { " (by the engines' own count)" } else { "" };
-    format!("{} of {} misses in {}{by}", cause.misses, slot.all_missed(), cause.stage.as_str())
+    format!("{} of {} misses in {}{by}", cause.misses, slot.all_missed(), cause.place())
+}
+
+/// What says more than a stage: an engine's own words of what failed, and nothing of answers that are empty.
+fn said(slot: &Slot, cause: &Cause) -> Option<String> {
+    match cause.reason {
+        "empty" => Some("the engines end those answers at once".to_owned()),
+        "error" => {
+            let replicas = slot.parts.iter().filter(|((of, _), _)| *of == Dimension::Replica);
+            let failed = replicas.max_by_key(|((_, name), part)| (part.failures, name));
+            let words = failed.and_then(|(_, part)| part.engine_error.as_ref());
+            words.map(|words| format!("the engine says \u{201c}{words}\u{201d}"))
+        }
+        _ => None,
+    }
+}
+
+fn nothing(figures: &RouteFigures) -> Option<String> {
+    let (now, before) = emptier(figures)?;
+    let minute = &figures.minute.slot;
+    let (now, before) = (now * 100.0, before * 100.0);
+    Some(format!(
+        "{} of {} answers have no text ({now:.0} %, {before:.0} % before)",
+        minute.empty, minute.requests
+    ))
 }
 
 fn few(figures: &RouteFigures) -> String {

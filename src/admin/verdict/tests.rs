@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::fleet::status::{LifeStatus, OwnFailures};
+use crate::fleet::status::{EngineCounters, LifeStatus, OwnFailures};
 use crate::observe::history::{Dimension, Part};
 use crate::observe::lag::Lateness;
 use crate::routing::EngineSignals;
@@ -22,7 +22,7 @@ fn did(replica: &'static str, good: u32, missed: u32, stage: (Stage, f64, f64)) 
     Did { replica, good, missed, stage }
 }
 
-/// A window with these replicas; `reason` is an index into `REASONS`.
+/// A window with these replicas; `reason` is an index into `Missed::ALL`.
 fn slot(reason: usize, all: &[Did]) -> WindowFigures {
     let (mut slot, mut ttft) = (Slot::default(), Histogram::default());
     for Did { replica, good, missed, stage: (stage, slow, fast) } in all {
@@ -107,6 +107,7 @@ fn tokens(slot: &mut Slot, dimension: Dimension, shares: &[(&str, u64)]) {
 const TTFT: usize = 2;
 const ITL: usize = 3;
 const ERROR: usize = 0;
+const EMPTY_ANSWERS: usize = 6;
 const REFUSED: usize = 1;
 
 #[track_caller]
@@ -167,6 +168,53 @@ fn a_sick_replica_is_named_by_its_failures() {
 }
 
 #[test]
+fn a_replica_that_answers_nothing_is_named_with_its_share_and_so_are_all_of_them() {
+    let all = [did("r1", 40, 20, (Stage::Decode, 0.1, 0.1)), did("r2", 40, 0, (Stage::Decode, 1.0, 1.0))];
+    let mut hole = slot(EMPTY_ANSWERS, &all);
+    for (name, empty) in [("r1", 51), ("r2", 0)] {
+        let part = hole.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap();
+        (part.answers, part.empty) = (100, empty);
+    }
+    let both = || vec![ready("r1", 0.0), ready("r2", 0.0)];
+    names_only(
+        &figures(hole.clone(), both()),
+        &[
+            "20 of 100 requests got no text",
+            "replica r1 stands out: answers 51 % of its requests with no text, the others 0 %",
+        ],
+        &["r2", "misses in"],
+    );
+    // None stands out, and nothing is judged a miss.
+    let mut alike = slot(EMPTY_ANSWERS, &[did("r1", 30, 0, (Stage::Decode, 1.0, 1.0))]);
+    alike.slot.empty = 30;
+    let mut figures = figures(alike, both());
+    assert_eq!(judge(&figures).status, Status::Ok, "as ever");
+    figures.before.0 = slot(EMPTY_ANSWERS, &[did("r1", 300, 0, (Stage::Decode, 1.0, 1.0))]).slot;
+    assert_eq!(judge(&figures).status, Status::Bad);
+    names(&figures, &["30 of 30 answers have no text (100 %, 0 % before)", "shared by all 2 replicas"]);
+}
+
+#[test]
+fn what_the_engines_say_of_an_error_is_told_in_place_of_a_stage() {
+    let prefill = (Stage::Prefill, 0.01, 0.2);
+    let all = [did("r1", 40, 6, prefill), did("r2", 40, 5, prefill)];
+    let mut sick = slot(ERROR, &all);
+    for (name, failures) in [("r1", 6), ("r2", 5)] {
+        let part = sick.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap();
+        (part.failures, part.engine_error) = (failures, Some("CUDA error".into()));
+    }
+    names_only(
+        &figures(sick, vec![ready("r1", 0.0), ready("r2", 0.0)]),
+        &[
+            "11 of 91 requests failed",
+            "the engine says \u{201c}CUDA error\u{201d}",
+            "shared by all 2 replicas",
+        ],
+        &["misses in", "stands out"],
+    );
+}
+
+#[test]
 fn a_replica_that_routing_avoids_is_named_though_nobody_waits() {
     let all = [did("r1", 60, 0, (Stage::Prefill, 0.4, 0.4)), did("r2", 2, 0, (Stage::Prefill, 0.4, 0.4))];
     let sick = ReplicaStatus { traffic_share: 0.07, failure_ratio: 0.4, ..ready("r2", 0.0) };
@@ -214,6 +262,55 @@ fn a_queue_that_only_one_engine_has_is_named_though_the_gateway_has_learned_noth
     let all = [did("r1", 10, 2, prefill), did("r2", 2, 10, prefill)];
     let figures = figures(slot(TTFT, &all), vec![ready("r1", 1.0), ready("r2", 26.0)]);
     names(&figures, &["misses in engine_queue (by the engines' own count)", "replica r2 stands out"]);
+}
+
+#[test]
+fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
+    let queue = |slow| (Stage::EngineQueue, slow, 0.3);
+    let mut now = slot(TTFT, &[did("r1", 2, 20, queue(2.3)), did("r2", 30, 0, queue(0.3))]);
+    let engine = |replica: &str, ttft| {
+        let part = &now.slot.parts[&(Dimension::Replica, replica.into())];
+        let counters = EngineCounters { recent_ttft: Some(ttft), ..EngineCounters::default() };
+        (
+            part.stage_seconds[Stage::EngineQueue as usize],
+            ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) },
+        )
+    };
+    let ((one, r1), (two, r2)) = (engine("r1", 0.02), engine("r2", 0.25));
+    for (name, seconds, count) in [("r1", one, 22), ("r2", two, 30)] {
+        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().first_tokens = (seconds, count);
+    }
+    let mut figures = figures(now, vec![r1, r2]);
+    names_only(
+        &figures,
+        &[
+            "20 of 20 misses in network",
+            "replica r1 stands out: its first tokens take 2.1 s more than its engine counts (20 ms)",
+        ],
+        &["engine_queue", "r2"],
+    );
+    // Who waits in the engine explains it.
+    figures.replicas[0].signals.as_mut().unwrap().waiting = Some(9.0);
+    names_only(&figures, &["misses in engine_queue", "replica r1 stands out"], &["network"]);
+}
+
+#[test]
+fn full_caches_are_named_with_their_preemptions() {
+    let decode = (Stage::Decode, 9.0, 2.0);
+    let full = |replica: &str| {
+        let counters = EngineCounters { recent_preemptions: Some(0.5), ..EngineCounters::default() };
+        let mut status = ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) };
+        status.signals.as_mut().unwrap().kv_cache_usage = Some(0.99);
+        status
+    };
+    let all = slot(ITL, &[did("r1", 10, 14, decode), did("r2", 10, 14, decode)]);
+    let said = "the KV caches of all replicas are full (99 %), 1.0 preemptions a second";
+    names(
+        &figures(all.clone(), vec![full("r1"), full("r2")]),
+        &["misses in decode", said, "shared by all 2"],
+    );
+    names(&figures(all.clone(), vec![full("r1"), ready("r2", 0.0)]), &["the KV cache of r1 is full (99 %)"]);
+    names_only(&figures(all, vec![ready("r1", 0.0), ready("r2", 0.0)]), &["decode"], &["KV"]);
 }
 
 #[test]
@@ -273,6 +370,22 @@ fn a_frozen_replica_is_named_when_it_is_ejected_and_before() {
     figures.replicas[1] = ready("r2", 0.0);
     figures.before.0 = slot(TTFT, &[did("r1", 40, 0, relay), did("r2", 40, 0, relay)]).slot;
     names(&figures, &["replica r2 stands out: has 3 requests in flight and nothing came of it"]);
+}
+
+#[test]
+fn a_replica_that_holds_one_request_and_answers_nothing_is_named_while_the_others_answer() {
+    let relay = (Stage::Decode, 5.0, 1.0);
+    let good = slot(TTFT, &[did("r1", 40, 0, relay), did("r2", 40, 0, relay)]);
+    let mut figures = figures(good, vec![ready("r1", 0.0), ready("r2", 0.0)]);
+    figures.stuck_at.insert("r2".into(), Duration::from_secs(14));
+    figures.recent = slot(TTFT, &[did("r1", 8, 0, relay)]).slot;
+    names_only(
+        &figures,
+        &["replica r2 stands out: a request has waited there for 14.0 s, and nothing came"],
+        &["r1"],
+    );
+    figures.recent = slot(TTFT, &[did("r1", 8, 0, relay), did("r2", 8, 0, relay)]).slot;
+    names_only(&figures, &["within their SLO"], &["stands out"]);
 }
 
 #[test]

@@ -183,9 +183,9 @@ impl Text<'_> {
             return Ok(());
         }
         writeln!(out, "\n{}", self.style.paint(Paint::Bold, "Attempts"))?;
-        for Attempt { cause, replica, start, connected, head, end, status, canceled, error, .. } in
-            &self.detail.attempts_made
-        {
+        for attempt in &self.detail.attempts_made {
+            let Attempt { cause, replica, start, connected, head, end, status, canceled, error, .. } =
+                attempt;
             let mut parts = vec![format!("from {}", time(*start))];
             parts.extend(connected.map(|at| format!("connected {}", time(at))));
             parts.extend(head.map(|at| format!("response head {}", time(at))));
@@ -194,6 +194,10 @@ impl Text<'_> {
             if *canceled {
                 parts.push("given up: another spoke first".to_owned());
             }
+            if attempt.empty {
+                parts.push("no text".to_owned());
+            }
+            parts.extend(attempt.engine_error.as_ref().map(|said| format!("the engine says: {said}")));
             let error = error.as_ref().map(|error| format!("  {}", self.style.paint(Paint::Error, error)));
             writeln!(out, "  {cause:<9} {replica:<24} {}{}", parts.join(", "), error.unwrap_or_default())?;
         }

@@ -28,6 +28,7 @@ pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
         sampling: Sampling::of(&section),
         stages_by_tenant: keys.stages_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
         ttft_by_tenant: keys.ttft_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
+        runbook_url: keys.runbook_url,
     }
 }
 

@@ -30,6 +30,11 @@ struct Recent {
     is_known: bool,
     failures_in_a_row: u32,
     refusals_in_a_row: u32,
+    /// Answers without content as a fraction of all, exponentially weighted by answer.
+    empty_rate: f64,
+    has_answered: bool,
+    /// The prompt that was answered so last.
+    last_empty: Option<u64>,
     /// The prompt that failed last, and when.
     last_failed: Option<(u64, Stamp)>,
     /// Whether that failure does not count yet.
@@ -42,6 +47,7 @@ impl Answers {
         {
             let mut recent = self.recent.lock();
             recent.note(now, 0.0);
+            recent.note_empty(0.0);
             recent.failures_in_a_row = 0;
             recent.refusals_in_a_row = 0;
         }
@@ -52,6 +58,20 @@ impl Answers {
         let next = if allowed >= TRIAL_ENDS_AT { 0 } else { allowed * 2 };
         self.trial.store(next, Ordering::Relaxed);
         next == 0
+    }
+
+    /// A whole answer without content came to this prompt. One prompt alone says little: it may ask for nothing.
+    pub(crate) fn empty(&self, prompt: u64) {
+        let mut recent = self.recent.lock();
+        if recent.last_empty.replace(prompt) != Some(prompt) {
+            recent.note_empty(1.0);
+        }
+    }
+
+    /// Fraction of answers without content; `None` where it has not answered at all.
+    pub(crate) fn empty_rate(&self) -> Option<f64> {
+        let recent = *self.recent.lock();
+        recent.has_answered.then_some(recent.empty_rate)
     }
 
     /// A request with this prompt failed there. Returns the failures in a row that count.
@@ -151,6 +171,11 @@ impl Recent {
         self.is_known = true;
     }
 
+    fn note_empty(&mut self, empty: f64) {
+        self.empty_rate += LEARNED * (empty - self.empty_rate);
+        self.has_answered = true;
+    }
+
     fn rate_at(&self, now: Stamp) -> f64 {
         faded(self.rate, now.since(self.at), RATE_FADES_IN)
     }
@@ -180,13 +205,10 @@ const TRIAL_ENDS_AT: u32 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::millis as at;
     use crate::fleet::health::Takes;
     use crate::fleet::health::standing::Gate;
     use crate::fleet::life::ReplicaState;
-
-    fn at(millis: u64) -> Stamp {
-        Stamp::from_nanos(millis * 1_000_000)
-    }
 
     /// Whether it takes another request at this millisecond, beside so many.
     fn takes(answers: &Answers, millis: u64, inflight: u64) -> bool {

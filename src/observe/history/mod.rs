@@ -8,17 +8,18 @@ mod heat;
 mod slot;
 mod worst;
 
-use std::hash::RandomState;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
 
 pub use self::heat::{heat, heat_edges};
-pub use self::slot::{Dimension, Part, REASONS, Slot};
+pub use self::slot::{Dimension, Part, Slot};
 use self::worst::Worst;
 pub use self::worst::{Kept, Why};
 use super::judgement::Judgement;
+use super::label_hasher::LabelHasher;
 use super::latency::{LatencySlots, SLOTS, Step};
 use crate::clock::Stamp;
 use crate::record::{Gaps, Record};
@@ -27,7 +28,7 @@ use crate::stats::{Counts, Ring};
 
 /// The hour of all routes.
 #[derive(Default)]
-pub struct History(DashMap<Arc<str>, Arc<RouteHistory>, RandomState>);
+pub struct History(DashMap<Arc<str>, Arc<RouteHistory>, LabelHasher>);
 
 impl History {
     /// The history of a route; past [`MAX_ROUTES`] further ones share `other`.
@@ -105,6 +106,18 @@ impl RouteHistory {
         rings.of(step).range(newest - n, newest).map(|(number, slot)| (number, slot.clone())).collect()
     }
 
+    /// What was usual: the last ten minutes in which the SLO was kept, however long ago, and how many seconds they are. What lasts is
+    /// compared with what was before it, not with itself.
+    #[must_use]
+    pub fn calm(&self) -> (Slot, f64) {
+        let rings = self.rings.lock();
+        let mut sum = Slot::default();
+        for (_, slot) in &rings.calm {
+            sum.merge(slot);
+        }
+        (sum, rings.calm.len() as f64 * Step::TenSeconds.seconds() as f64)
+    }
+
     /// Times in a stage in the slots from `oldest` to `newest`, both included.
     #[must_use]
     pub fn stage(&self, stage: Stage, step: Step, oldest: i64, newest: i64) -> Counts {
@@ -117,6 +130,8 @@ impl RouteHistory {
 struct Rings {
     short: Ring<Slot>,
     long: Ring<Slot>,
+    /// Of ten seconds each, with their numbers, oldest first.
+    calm: VecDeque<(i64, Slot)>,
 }
 
 impl Rings {
@@ -127,13 +142,36 @@ impl Rings {
         }
     }
 
+    /// Keeps a slot once those that follow it are calm as well: what is to be late waits for a while.
+    fn note_calm(&mut self) {
+        let last = self.short.iter().rev().take(CALM_IN_A_ROW);
+        let usual = self.calm.back().map(|(_, slot)| slot);
+        let are_calm =
+            last.clone().count() == CALM_IN_A_ROW && last.clone().all(|(_, slot)| slot.is_calm(usual));
+        let oldest =
+            last.last().filter(|(number, _)| self.calm.back().is_none_or(|(known, _)| known < number));
+        if let Some((number, slot)) = oldest.filter(|_| are_calm) {
+            if self.calm.len() >= CALM_KEPT {
+                self.calm.pop_front();
+            }
+            self.calm.push_back((number, slot.clone()));
+        }
+    }
+
     fn each(&mut self, now: Stamp, mut add: impl FnMut(&mut Slot)) {
+        if self.short.newest().is_some_and(|newest| newest < Step::TenSeconds.slot(now)) {
+            self.note_calm();
+        }
         for (step, ring) in [(Step::TenSeconds, &mut self.short), (Step::Minute, &mut self.long)] {
             add(ring.at(step.slot(now), SLOTS));
         }
     }
 }
 
+/// Calm slots in a row of which the first is kept.
+const CALM_IN_A_ROW: usize = 4;
+/// Ten minutes.
+const CALM_KEPT: usize = 60;
 /// With two rings of parts at their limits some 3 MB each; ordinary ones have some hundred kB.
 const MAX_ROUTES: usize = 32;
 
@@ -142,12 +180,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::clock::seconds as at;
     use crate::observe::fixture;
     use crate::record::Outcome;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
 
     fn ended(route: &str, seconds: u64) -> Arc<Record> {
         let mut record = fixture::stream();
@@ -172,6 +207,26 @@ mod tests {
         assert_eq!(requests(Step::Minute, 60, 3660), [1, 1]);
         assert_eq!(requests(Step::TenSeconds, 6, 3599), [1]);
         assert_eq!(requests(Step::Minute, 60, 100_000), [0u32; 0]);
+    }
+
+    #[test]
+    fn what_was_usual_is_remembered_for_as_long_as_the_misses_last() {
+        let history = History::default();
+        let route = history.route(&"chat".into());
+        let record = |seconds, tenant: &str, bound| {
+            let mut record = fixture::stream();
+            (record.route, record.tenant, record.at.end) = ("chat".into(), tenant.into(), at(seconds));
+            record.slo.ttft = Some(Duration::from_millis(bound));
+            history.record(&Arc::new(record.clone()), &Judgement::of(&record));
+        };
+        (0..300).for_each(|seconds| record(seconds, "acme", 500));
+        (300..9000).for_each(|seconds| record(seconds, "flood", 1));
+        let (calm, seconds) = route.calm();
+        assert!((250.0..=300.0).contains(&seconds) && calm.all_missed() == 0, "{seconds}");
+        assert!(calm.parts.contains_key(&(Dimension::Tenant, "acme".into())));
+        assert!(!calm.parts.contains_key(&(Dimension::Tenant, "flood".into())));
+        (9000..9900).for_each(|seconds| record(seconds, "flood", 500));
+        assert!(!route.calm().0.parts.contains_key(&(Dimension::Tenant, "acme".into())), "over");
     }
 
     #[test]

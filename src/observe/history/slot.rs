@@ -5,35 +5,26 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::labels::labels;
 use crate::observe::judgement::Judgement;
+use crate::observe::label_hasher::LabelHasher;
 use crate::observe::overdue::Late;
-use crate::observe::slo::SloVerdict;
-use crate::record::Record;
+use crate::observe::slo::{Missed, SloVerdict};
+use crate::record::{Record, Served};
 use crate::stage::Stage;
 
-/// What a part is one of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Dimension {
-    /// Label `replica`.
-    Replica,
-    /// Label `revision`.
-    Revision,
-    /// Label `tenant`.
-    Tenant,
-    /// Label `class`.
-    Class,
-}
-
-impl Dimension {
-    /// Name in the admin API.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Replica => "replica",
-            Self::Revision => "revision",
-            Self::Tenant => "tenant",
-            Self::Class => "class",
-        }
+labels! {
+    /// What a part is one of.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Dimension {
+        /// Label `replica`.
+        Replica = "replica",
+        /// Label `revision`.
+        Revision = "revision",
+        /// Label `tenant`.
+        Tenant = "tenant",
+        /// Label `class`.
+        Class = "class",
     }
 }
 
@@ -46,6 +37,12 @@ pub struct Part {
     pub judged: u32,
     /// Attempts that failed, retried ones included; of a replica only.
     pub failures: u32,
+    /// Attempts that were answered with success, and those of them without content; of a replica or revision only.
+    pub answers: u32,
+    /// See `answers`.
+    pub empty: u32,
+    /// What an error of its engine said last; of a replica only.
+    pub engine_error: Option<Arc<str>>,
     /// Prompt tokens.
     pub prompt_tokens: u64,
     /// Misses by the stage that is blamed, in the order of [`Stage::ALL`].
@@ -56,6 +53,8 @@ pub struct Part {
     pub stage_requests: [u32; STAGES],
     /// Seconds and number of inter-token latencies; of a replica only.
     pub itl: (f64, u64),
+    /// Seconds to first tokens, and their number.
+    pub first_tokens: (f64, u32),
     /// Seconds to first tokens, and what was predicted of the same work at the pool's speed.
     pub ttft: (f64, f64),
 }
@@ -92,6 +91,11 @@ impl Part {
         self.requests += other.requests;
         self.judged += other.judged;
         self.failures += other.failures;
+        self.answers += other.answers;
+        self.empty += other.empty;
+        if other.engine_error.is_some() {
+            self.engine_error.clone_from(&other.engine_error);
+        }
         self.prompt_tokens += other.prompt_tokens;
         add_all(&mut self.missed_in, &other.missed_in);
         add_all(&mut self.stage_requests, &other.stage_requests);
@@ -100,6 +104,8 @@ impl Part {
         }
         self.itl = (self.itl.0 + other.itl.0, self.itl.1 + other.itl.1);
         self.ttft = (self.ttft.0 + other.ttft.0, self.ttft.1 + other.ttft.1);
+        let (seconds, count) = other.first_tokens;
+        self.first_tokens = (self.first_tokens.0 + seconds, self.first_tokens.1 + count);
     }
 }
 
@@ -110,14 +116,16 @@ pub struct Slot {
     pub requests: u32,
     /// Requests that met their SLO.
     pub good: u32,
-    /// Misses, in the order of [`REASONS`].
-    pub missed: [u32; REASONS.len()],
+    /// Requests whose answer was whole and had no content.
+    pub empty: u32,
+    /// Misses, in the order of [`Missed::ALL`].
+    pub missed: [u32; Missed::ALL.len()],
     /// Misses by the stage that is blamed, in the order of [`Stage::ALL`].
     pub missed_in: [u32; STAGES],
     /// Seconds and number of the bounds on TTFT of the ended requests: they differ where a bound grows with the prompt.
     pub bound: (f64, u32),
     /// Who took part.
-    pub parts: HashMap<(Dimension, Arc<str>), Part>,
+    pub parts: HashMap<(Dimension, Arc<str>), Part, LabelHasher>,
 }
 
 impl Slot {
@@ -133,6 +141,18 @@ impl Slot {
         self.missed.iter().sum()
     }
 
+    /// Requests without content in their answers, as a fraction of all.
+    #[must_use]
+    pub fn empty_share(&self) -> f64 {
+        f64::from(self.empty) / f64::from(self.requests.max(1))
+    }
+
+    /// Whether its requests kept their SLO and their answers had as much text as is `usual`.
+    pub(super) fn is_calm(&self, usual: Option<&Self>) -> bool {
+        let usual = usual.map_or(1.0, Self::empty_share);
+        self.all_missed() * 100 <= self.judged() && self.empty_share() <= 2.0 * usual + 0.1
+    }
+
     /// Mean bound on TTFT in seconds; `None` without any.
     #[must_use]
     pub fn mean_bound(&self) -> Option<f64> {
@@ -143,6 +163,7 @@ impl Slot {
     pub fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.good += other.good;
+        self.empty += other.empty;
         add_all(&mut self.missed, &other.missed);
         add_all(&mut self.missed_in, &other.missed_in);
         self.bound = (self.bound.0 + other.bound.0, self.bound.1 + other.bound.1);
@@ -159,6 +180,7 @@ impl Slot {
 
     pub(super) fn record(&mut self, record: &Record, judgement: &Judgement) {
         self.requests += 1;
+        self.empty += u32::from(record.empty.is_some());
         if let Some(bound) = record.slo.ttft.filter(|_| record.is_stream) {
             self.bound = (self.bound.0 + bound.as_secs_f64(), self.bound.1 + 1);
         }
@@ -184,6 +206,9 @@ impl Slot {
             part.requests += 1;
             part.judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
             part.prompt_tokens += record.tokens.input.unwrap_or(record.estimated_input).0;
+            if let Some(ttft) = record.ttft() {
+                part.first_tokens = (part.first_tokens.0 + ttft.as_secs_f64(), part.first_tokens.1 + 1);
+            }
             if let Some((ttft, expected)) = ttft {
                 part.ttft = (part.ttft.0 + ttft, part.ttft.1 + expected);
             }
@@ -197,8 +222,22 @@ impl Slot {
                 }
             }
         }
-        for failed in record.attempts.iter().filter(|attempt| attempt.error.is_some()) {
-            self.part(Dimension::Replica, &failed.served.replica).failures += 1;
+        for attempt in &record.attempts {
+            let Served { replica, revision, .. } = &attempt.served;
+            if attempt.status.is_some_and(|status| status < 300) {
+                for (dimension, name) in [(Dimension::Replica, replica), (Dimension::Revision, revision)] {
+                    let part = self.part(dimension, name);
+                    part.answers += 1;
+                    part.empty += u32::from(attempt.is_empty);
+                }
+            }
+            if attempt.error.is_some() || attempt.status.is_some_and(|status| status >= 500) {
+                let part = self.part(Dimension::Replica, replica);
+                part.failures += 1;
+                if let Some(words) = &attempt.engine_error {
+                    part.engine_error = Some((&**words).into());
+                }
+            }
         }
     }
 
@@ -260,8 +299,6 @@ fn add_all(sums: &mut [u32], more: &[u32]) {
 }
 
 const STAGES: usize = Stage::ALL.len();
-/// Reasons of misses, in the order of their counts.
-pub const REASONS: [&str; 6] = ["error", "refused", "ttft", "itl", "tpot", "e2e"];
 const MAX_PARTS: usize = 256;
 
 #[cfg(test)]
@@ -270,16 +307,7 @@ mod tests {
 
     use super::*;
     use crate::observe::fixture;
-    use crate::observe::slo::Missed;
     use crate::record::{Outcome, SloBounds};
-
-    #[test]
-    fn the_reasons_stand_where_their_misses_are_counted() {
-        use Missed::{E2e, Error, Itl, Refused, Tpot, Ttft};
-        for missed in [Error, Refused, Ttft, Itl, Tpot, E2e] {
-            assert_eq!(REASONS[missed as usize], missed.as_str());
-        }
-    }
 
     #[test]
     fn a_miss_is_counted_for_the_route_and_for_everyone_who_took_part() {

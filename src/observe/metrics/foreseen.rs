@@ -40,6 +40,7 @@ pub(super) fn reasons(foreseen: &Foreseen) -> Tails {
         (Missed::Itl, *is_served && !slo.itl.is_empty()),
         (Missed::Tpot, *is_served && slo.tpot.is_some()),
         (Missed::E2e, *is_served && slo.e2e.is_some()),
+        (Missed::Empty, *is_served),
     ];
     reasons.into_iter().filter(|(_, can_be)| *can_be).map(|(missed, _)| vec![missed.as_str()]).collect()
 }

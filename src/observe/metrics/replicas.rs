@@ -103,6 +103,7 @@ fn set(families: &Replicas, (pool, replica): &ReplicaKey, status: Option<&Replic
     if let Some(status) = status {
         // From the start at 0: of a series that begins with its first failure `increase()` does not see that one.
         families.requests.start(&key, &Foreseen::default());
+        families.empty_answers.start(&key, &Foreseen::default());
         families.scrape_failures.set_total(key, status.failures.scrapes);
         families.probe_failures.set_total(key, status.failures.probes);
         if let Some(preemptions) = status.counters.and_then(|counters| counters.preemptions) {

@@ -284,6 +284,7 @@ impl ReplicaSeries {
     pub(super) fn new(families: &Replicas, pool: &str, replica: &str) -> Self {
         // At zero from the start: the first failure of a replica has to show in a rate.
         families.requests.start(&[pool, replica], &Foreseen::default());
+        families.empty_answers.start(&[pool, replica], &Foreseen::default());
         let (ttft, itl) = (families.ttft.get([pool, replica]), families.itl.get([pool, replica]));
         Self { ttft, itl, requests: Memo::default() }
     }

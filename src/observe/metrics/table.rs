@@ -26,7 +26,7 @@ families! {
             counter goodput "tokenway_goodput_requests_total" [] zero served
                 "Requests that met every measurable bound of their SLO.";
             counter slo_missed "tokenway_slo_missed_requests_total" [reason] zero reasons
-                "Requests that missed their SLO, by the first reason of error, refused, ttft, itl, tpot, e2e.";
+                "Requests that missed their SLO, by the first reason of error, refused, empty, ttft, itl, tpot, e2e.";
         }
 
         /// Requests of all tenants.
@@ -99,6 +99,8 @@ families! {
                 "Inter-token latency, by the replica that answered.";
             counter requests "tokenway_replica_requests_total" [outcome = &["ok", "failed"]]
                 "Attempts at the replica, by how they ended; one that was tried again elsewhere has failed.";
+            counter empty_answers "tokenway_replica_empty_answers_total" []
+                "Answers of the replica that were whole and had no text, though the model ended them.";
             gauge inflight "tokenway_replica_inflight" []
                 "Requests of this gateway in flight at the replica.";
             gauge traffic_share "tokenway_replica_traffic_share_ratio" []
@@ -247,6 +249,8 @@ families! {
                 "Version of the running gateway; the value is always 1.";
             gauge config_info "tokenway_config_info" [hash]
                 "The configuration that runs, without secrets, as a hash; the value is always 1.";
+            gauge runbook_info "tokenway_runbook_info" [url]
+                "Where people read the runbook, as telemetry.runbook_url says; the value is always 1.";
             gauge availability_target "tokenway_availability_target_ratio" []
                 "Configured share of requests that should succeed.";
             gauge certificate_expiry "tokenway_certificate_expiry_seconds" [file]

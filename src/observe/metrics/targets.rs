@@ -16,6 +16,10 @@ impl Metrics {
         let hash = format!("{:016x}", xxh3_64(format!("{config:?}").as_bytes()));
         process.config_info.forget(&[]);
         process.config_info.set([&hash], Some(1.0));
+        process.runbook_info.forget(&[]);
+        if let Some(url) = &config.telemetry.runbook_url {
+            process.runbook_info.set([url], Some(1.0));
+        }
         process.availability_target.set(config.drift.availability);
         for pool in &config.pools {
             pools.queue_target.set([&pool.name], pool.queue_target.map(|target| target.get() as f64));

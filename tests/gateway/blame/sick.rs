@@ -66,6 +66,66 @@ async fn a_replica_that_fails_fast_costs_a_handful_of_requests() {
     }
 }
 
+/// Whole answers of a model that ends at once: a stream, and in one piece.
+fn nothing() -> [(Vec<Step>, String, &'static str); 2] {
+    let piece = r#"{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"stop"}],"usage":{"completion_tokens":1}}"#;
+    [
+        (wire::stream([wire::ROLE, wire::FINISH, wire::DONE]), CHAT.to_owned(), "delta\":{\"content\":\"a"),
+        (wire::json(200, piece), CHAT.replace(r#""stream":true,"#, ""), r#""content":"a""#),
+    ]
+}
+
+#[tokio::test]
+async fn a_replica_that_answers_nothing_is_left_and_clients_get_the_text_of_others() {
+    for policy in [PolicyName::RoundRobin, PolicyName::Latency] {
+        for (empty, request, text) in nothing() {
+            let (gateway, replicas) = four(policy).await;
+            let piece = r#"{"choices":[{"index":0,"message":{"content":"a"},"finish_reason":"stop"}]}"#;
+            for replica in &replicas {
+                let good = if request == CHAT { wire::chat_stream(&["a"]) } else { wire::json(200, piece) };
+                replica.always(good);
+            }
+            let lacking = async |requests: std::ops::Range<usize>| {
+                let mut lacking = 0;
+                for n in requests {
+                    let reply = gateway.post(PATH, &request.replace("hi", &format!("request {n}"))).await;
+                    assert_eq!(reply.status(), 200);
+                    lacking += usize::from(!reply.text().contains(text));
+                }
+                lacking
+            };
+            assert_eq!(lacking(0..40).await, 0);
+            replicas[0].always(empty);
+            let before = replicas[0].count();
+            let lacking = lacking(40..200).await;
+            let seen = replicas[0].count() - before;
+            assert!(lacking <= 3 && seen <= 12, "{policy:?}: {lacking} got nothing, {seen} went there");
+            let page = gateway.app.gateway.observer.metrics().render(&gateway.replicas());
+            assert!(page.contains("tokenway_replica_empty_answers_total{"), "{page}");
+            assert!(page.contains(r#"tokenway_retries_total{reason="empty_answer"}"#), "{page}");
+            gateway.idle().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_every_replica_answers_with_nothing_is_asked_once_and_speaks_against_none() {
+    for (empty, request, _) in nothing() {
+        let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+        for replica in &replicas {
+            replica.always(empty.clone());
+        }
+        for n in 0..60 {
+            let reply = gateway.post(PATH, &request.replace("hi", &format!("request {n}"))).await;
+            assert_eq!(reply.status(), 200);
+        }
+        let seen: usize = replicas.iter().map(Replica::count).sum();
+        assert_eq!(seen, 60);
+        assert!(gateway.replicas().iter().all(|r| r.state == ReplicaState::Ready && r.traffic_share == 1.0));
+        gateway.idle().await;
+    }
+}
+
 #[tokio::test]
 async fn a_replica_that_wants_another_key_than_ours_is_left() {
     use sha2::Digest;
