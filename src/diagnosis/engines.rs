@@ -1,4 +1,4 @@
-//! What the engines' own figures say of a wait: who queues, whose cache is full, and what is not theirs; pure.
+//! What the engines' own figures mean for a wait: who queues, whose cache is full, and what is not theirs; pure.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(crate) fn running(replicas: &[ReplicaStatus]) -> f64 {
     replicas.iter().filter_map(|status| status.signals.as_ref()?.running).sum()
 }
 
-/// The replicas to blame for most misses in a stage at the engine, in whose engines nobody waits and first tokens are soon.
+/// The replicas to blame for most misses in a stage at the engine, whose engines have no queue and whose first tokens are soon.
 pub(crate) fn far(slot: &Slot, stage: Stage, replicas: &[ReplicaStatus]) -> Vec<Far> {
     let at = stage as usize;
     if !matches!(stage, Stage::EngineQueue | Stage::Prefill | Stage::EngineOther) {

@@ -253,9 +253,9 @@ fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
     let all = others.iter().map(|other| other.failures).sum::<u32>() + part.failures;
     let is_it = part.failures >= FEW && f64::from(part.failures) >= FAILURES_OF_ONE * f64::from(all);
     is_it.then(|| {
-        let said =
-            part.engine_error.as_ref().map(|said| format!(" (\u{201c}{said}\u{201d})")).unwrap_or_default();
-        let evidence = format!("{} of {all} failed attempts are its own{said}", part.failures);
+        let words =
+            part.engine_error.as_ref().map(|words| format!(" (\u{201c}{words}\u{201d})")).unwrap_or_default();
+        let evidence = format!("{} of {all} failed attempts are its own{words}", part.failures);
         (f64::from(part.failures) * 100.0, evidence)
     })
 }

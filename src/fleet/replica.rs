@@ -192,7 +192,7 @@ impl Replica {
     }
 
     /// Its engine answered a request with an error of its own: logged, but once in ten seconds.
-    pub fn said(&self, words: &str, now: Stamp) {
+    pub fn note_error(&self, words: &str, now: Stamp) {
         let before = Stamp::from_nanos(self.own.said_at.load(Ordering::Relaxed));
         if before != Stamp::default() && now.since(before) < SAYS_EVERY {
             return;

@@ -321,7 +321,7 @@ impl Exchange {
         record.attempts.push(entry);
     }
 
-    /// The entry of the record for an attempt that came to this, with what its engine said of an error.
+    /// The entry of the record for an attempt that came to this, with the words of its engine's error.
     fn entry(
         &mut self,
         flight: &Flight,
@@ -331,7 +331,7 @@ impl Exchange {
         let dialect = self.guard.record().dialect;
         let engine_error = engine_error::of_result(result, dialect, &self.prepared.body);
         if let (Some(words), Some(pick)) = (&engine_error, flight.pick()) {
-            pick.replica.said(words, end);
+            pick.replica.note_error(words, end);
         }
         record::Attempt { engine_error, ..flight.entry(result, end) }
     }
