@@ -59,17 +59,6 @@ struct FixedParts {
     stages: [LatencySeries; Stage::ALL.len()],
 }
 
-impl FixedParts {
-    /// The class or stage of this name.
-    fn named(&self, by: SplitBy, name: &str) -> Option<&LatencySeries> {
-        match by {
-            SplitBy::Class => self.classes.get(Class::ALL.iter().position(|class| class.as_str() == name)?),
-            SplitBy::Stage => self.stages.get(Stage::ALL.iter().position(|stage| stage.as_str() == name)?),
-            SplitBy::Tenant => None,
-        }
-    }
-}
-
 impl Newest for FixedParts {
     fn newest(&self) -> i64 {
         self.classes.iter().map(LatencySeries::newest).max().unwrap_or(0)
@@ -87,11 +76,7 @@ impl Parts {
             series.observe(Measure::Duration, [record.duration()], now);
         }
         if let Some(answered) = record.answered() {
-            let replica = &answered.served.replica;
-            let series = self.replicas.get(replica).unwrap_or_else(|| {
-                let has_room = self.replicas.has_room(MAX_REPLICAS);
-                self.replicas.get_or_insert(if has_room { Arc::clone(replica) } else { "other".into() })
-            });
+            let series = self.replica(&answered.served.replica);
             series.observe(Measure::Ttft, record.ttft(), now);
             series.observe(Measure::Tpot, record.tpot(), now);
         }
@@ -118,13 +103,18 @@ impl Parts {
         step: Step,
         slots: (i64, i64),
     ) -> Counts {
-        let counts: Vec<_> = if by == SplitBy::Tenant {
-            let own = self.tenants.collect(|(key, tenant)| *key.route == *route && **tenant == *name);
-            own.iter().map(|(_, series)| series.counts(measure, step, slots.0, slots.1)).collect()
-        } else {
-            let own = self.fixed.collect(|key| *key.route == *route);
-            let named = own.iter().filter_map(|(_, fixed)| fixed.named(by, name));
-            named.map(|series| series.counts(measure, step, slots.0, slots.1)).collect()
+        let read = |series: &LatencySeries| series.counts(measure, step, slots.0, slots.1);
+        let counts: Vec<Counts> = match by {
+            SplitBy::Tenant => {
+                let own = self.tenants.collect(|(key, tenant)| *key.route == *route && **tenant == *name);
+                own.iter().map(|(_, series)| read(series)).collect()
+            }
+            SplitBy::Class => {
+                let place = Class::ALL.iter().position(|class| class.as_str() == name);
+                let own = self.fixed.collect(|key| *key.route == *route);
+                own.iter().filter_map(|(_, fixed)| fixed.classes.get(place?).map(read)).collect()
+            }
+            SplitBy::Stage => Vec::new(),
         };
         Counts::merged(&counts)
     }
@@ -176,6 +166,14 @@ impl Parts {
         self.tenants.get(&wanted).unwrap_or_else(new)
     }
 
+    fn replica(&self, replica: &Arc<str>) -> Arc<LatencySeries> {
+        let new = || {
+            let has_room = self.replicas.has_room(MAX_REPLICAS);
+            self.replicas.get_or_insert(if has_room { Arc::clone(replica) } else { "other".into() })
+        };
+        self.replicas.get(replica).unwrap_or_else(new)
+    }
+
     fn fixed(&self, key: &WindowKey) -> Arc<FixedParts> {
         let new = || {
             let key = if self.fixed.has_room(MAX_SERIES) { key.clone() } else { WindowKey::other() };
@@ -212,11 +210,10 @@ mod tests {
         assert!((prefill.duration.p50 / 0.195 - 1.0).abs() < 0.01, "{prefill:?}");
         assert_eq!(prefill.ttft.count, 0);
         let slots = (0, Step::Minute.slot(record.at.end));
-        let of_route = |name| {
-            let tenant = (&*record.route, SplitBy::Tenant, name);
-            parts.of_route(tenant, Measure::Ttft, Step::Minute, slots).count()
-        };
-        assert_eq!((of_route("acme"), of_route("none")), (1, 0));
+        let of_route =
+            |by, name| parts.of_route((&record.route, by, name), Measure::Ttft, Step::Minute, slots).count();
+        assert_eq!((of_route(SplitBy::Tenant, "acme"), of_route(SplitBy::Tenant, "none")), (1, 0));
+        assert_eq!((of_route(SplitBy::Class, "short"), of_route(SplitBy::Class, "long")), (1, 0));
         let replica = &record.attempts[0].served.replica;
         assert_eq!(parts.of_replica(replica, Measure::Ttft, Step::Minute, slots).count(), 1);
     }

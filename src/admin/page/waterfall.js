@@ -52,9 +52,10 @@ function attempts(request) {
 function decision(request) {
   const made = request.decision;
   if (!made) return el("p", { class: "quiet" }, "No replica was chosen.");
-  const predicted = made.predicted_ttft === null ? "TTFT" : `Predicted TTFT ${seconds(made.predicted_ttft)}, it`;
+  const came = request.ttft === null ? "no first token came" : `the first token came after ${seconds(request.ttft)}`;
+  const predicted = made.predicted_ttft === null ? "" : `, TTFT ${seconds(made.predicted_ttft)} predicted`;
   const cached = request.cached_tokens === null ? "the engine does not say" : `the engine reports ${request.cached_tokens}`;
-  const said = el("p", {}, `${made.policy} chose ${made.replica ?? "–"} of ${made.candidates} for ${words(made.reason)}. ${predicted} was ${seconds(request.ttft)}; expected ${made.predicted_hit_tokens} cached tokens, ${cached}.`);
+  const said = el("p", {}, `${made.policy} chose ${made.replica ?? "–"} of ${made.candidates} for ${words(made.reason)}${predicted}; ${came}. Expected ${made.predicted_hit_tokens} cached tokens, ${cached}.`);
   if (made.weighed.length === 0) return el("div", {}, said, el("p", { class: "quiet" }, made.predicted_ttft === null
     ? "This policy predicts nothing, so its candidates have no cost." : "Under load only some decisions list their candidates."));
   const addends = ["wait", "prefill", "base", "adapter", "others", "decoding", "harm", "late", "failure"];
