@@ -20,6 +20,8 @@ pub enum Stage {
     EngineQueue,
     /// Computing the prompt, until the first token.
     Prefill,
+    /// Fetching the KV of a prompt that another replica computed.
+    KvTransfer,
     /// From the first token to the response's end, without the time in which the client blocked the stream.
     Decode,
     /// At the replica but in none of its reported times: all of it for a unary response without any.
@@ -30,13 +32,14 @@ pub enum Stage {
 
 impl Stage {
     /// In the order in which a request passes them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Read,
         Self::Admit,
         Self::Route,
         Self::Connect,
         Self::EngineQueue,
         Self::Prefill,
+        Self::KvTransfer,
         Self::Decode,
         Self::EngineOther,
         Self::Relay,
@@ -51,6 +54,7 @@ impl Stage {
             Self::Connect => "connect",
             Self::EngineQueue => "engine_queue",
             Self::Prefill => "prefill",
+            Self::KvTransfer => "kv_transfer",
             Self::Decode => "decode",
             Self::EngineOther => "engine_other",
             Self::Relay => "relay",
@@ -65,6 +69,7 @@ impl Stage {
             | Self::Connect
             | Self::EngineQueue
             | Self::Prefill
+            | Self::KvTransfer
             | Self::EngineOther => true,
             Self::Read | Self::Decode | Self::Relay => false,
         }
@@ -105,7 +110,7 @@ mod tests {
             assert_eq!(budget.share(stage), None, "{stage:?}");
             budget.set(stage, Duration::from_secs(1 << place));
         }
-        assert_eq!(budget.total(|_| true), Duration::from_secs(511));
-        assert_eq!(budget.total(|stage| stage == Stage::Relay), Duration::from_secs(256));
+        assert_eq!(budget.total(|_| true), Duration::from_secs(1023));
+        assert_eq!(budget.total(|stage| stage == Stage::Relay), Duration::from_secs(512));
     }
 }

@@ -83,7 +83,13 @@ fn recent(part: &Part, of_pool: u32, seconds: f64) -> Recent {
 pub(super) fn mean_ttft(part: &Part) -> Option<f64> {
     part.mean(Stage::Prefill)?;
     let stages = [Stage::Admit, Stage::Route, Stage::Connect, Stage::EngineQueue, Stage::Prefill];
-    Some(stages.into_iter().chain([Stage::EngineOther]).filter_map(|stage| part.mean(stage)).sum())
+    Some(
+        stages
+            .into_iter()
+            .chain([Stage::KvTransfer, Stage::EngineOther])
+            .filter_map(|stage| part.mean(stage))
+            .sum(),
+    )
 }
 
 fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Replica {
