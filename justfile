@@ -96,6 +96,14 @@ clients *args:
 real-fleet +urls:
     tests/real_fleet/run.sh {{urls}}
 
+# The book, to target/book/index.html, with its links followed.
+book:
+    .ci/book
+
+# Binary and packages for arm64, on an x86-64 Debian 12.
+arm64:
+    docker/arm64
+
 # Documentation of the library's modules.
 doc:
     cargo doc --locked --no-deps --document-private-items --open

@@ -105,6 +105,18 @@ fn nanos(span: Duration) -> i64 {
 /// Wall time that is ahead runs slower by one part in this many.
 const SLOWEST: i64 = 2;
 
+/// Milliseconds after the anchor.
+#[cfg(test)]
+pub(crate) fn millis(n: u64) -> Stamp {
+    Stamp::from_nanos(n * 1_000_000)
+}
+
+/// Seconds after the anchor.
+#[cfg(test)]
+pub(crate) fn seconds(n: u64) -> Stamp {
+    millis(1000 * n)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

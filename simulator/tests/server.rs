@@ -490,7 +490,7 @@ async fn kv_computed_by_one_replica_is_decoded_by_another() {
     assert_eq!(fetched["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     assert!(fetched["kv_transfer_params"].is_null());
 
-    one.replica.stop().await;
+    one.replica.set_fault(Fault::new(FaultKind::Crash)).await;
     let lost = other.post(CHAT, &body(json!({"kv_transfer_params": params}))).await;
     assert_eq!(
         (lost.status, &*lost.text()),

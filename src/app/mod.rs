@@ -9,7 +9,7 @@ mod launch;
 pub mod logging;
 mod memory_limit;
 pub mod observers;
-mod open_files;
+pub mod open_files;
 pub mod process;
 pub mod signals;
 

@@ -9,6 +9,7 @@ use super::check::codec::{NAMED, Word};
 use super::check::section::Section;
 use super::declare::{Declared, section};
 use super::{PolicyName, Pool, WeightedPool};
+use crate::labels::labels;
 
 section! {
     /// prompts are computed by another pool, and decoded by those of the route
@@ -34,75 +35,47 @@ pub struct Prefill {
     pub keys: PrefillKeys,
 }
 
-/// `pool.role`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Role {
-    /// It computes prompts for others: no route's own pool.
-    Prefill,
-    /// It answers, and computes no prompts for others.
-    Decode,
-    /// Either.
-    #[default]
-    Both,
-}
-
-/// `route.prefill.when`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PrefillWhen {
-    /// Where it costs less.
-    Auto,
-    /// Wherever it is possible.
-    Always,
-    /// Nowhere.
-    Never,
-}
-
-/// `route.prefill.connector`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Connector {
-    /// The prefill answer has an object that the decoding request carries.
-    Nixl,
-    /// Both sides read one store.
-    Shared,
-    /// Both requests at once, with `bootstrap_*`.
-    Sglang,
-}
-
-impl PrefillWhen {
-    /// Its name in TOML.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Always => "always",
-            Self::Never => "never",
-        }
+labels! {
+    /// `pool.role`
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Role {
+        /// It computes prompts for others: no route's own pool.
+        Prefill = "prefill",
+        /// It answers, and computes no prompts for others.
+        Decode = "decode",
+        /// Either.
+        #[default]
+        Both = "both",
     }
 }
 
-impl Connector {
-    /// Its name in TOML.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Nixl => "nixl",
-            Self::Shared => "shared",
-            Self::Sglang => "sglang",
-        }
+labels! {
+    /// `route.prefill.when`
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum PrefillWhen {
+        /// Where it costs less.
+        Auto = "auto",
+        /// Wherever it is possible.
+        Always = "always",
+        /// Nowhere.
+        Never = "never",
+    }
+}
+
+labels! {
+    /// `route.prefill.connector`
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Connector {
+        /// The prefill answer has an object that the decoding request carries.
+        Nixl = "nixl",
+        /// Both sides read one store.
+        Shared = "shared",
+        /// Both requests at once, with `bootstrap_*`.
+        Sglang = "sglang",
     }
 }
 
 impl Role {
-    /// Its name in TOML.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Both => "both",
-        }
-    }
-
     /// Reads `pool.role`.
     pub(super) fn of(pool: &Section<'_>) -> Self {
         pool.value("role", &ROLE).unwrap_or_default()

@@ -2,7 +2,9 @@
 //!
 //! Pure. Only for times after 1970, which a gateway's clock is.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
+
+use chrono::{DateTime, Datelike as _, Timelike as _, Utc};
 
 use crate::digits;
 
@@ -16,38 +18,26 @@ pub fn utc(time: SystemTime) -> String {
 
 /// Appends it.
 pub fn write_utc(out: &mut Vec<u8>, time: SystemTime) {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    let (year, month, day) = date(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    digits::fraction::<4>(out, year);
-    for (before, number) in [(b'-', month), (b'-', day), (b'T', hour), (b':', minute), (b':', second)] {
+    let time = DateTime::<Utc>::from(time);
+    digits::fraction::<4>(out, u64::from(time.year().unsigned_abs()));
+    for (before, number) in [
+        (b'-', time.month()),
+        (b'-', time.day()),
+        (b'T', time.hour()),
+        (b':', time.minute()),
+        (b':', time.second()),
+    ] {
         out.push(before);
-        digits::fraction::<2>(out, number);
+        digits::fraction::<2>(out, u64::from(number));
     }
     out.push(b'.');
-    digits::fraction::<6>(out, u64::from(since.subsec_micros()));
+    digits::fraction::<6>(out, u64::from(time.timestamp_subsec_micros()));
     out.push(b'Z');
-}
-
-/// The Gregorian date of a day since 1970-01-01. Years are taken to begin in March, so that the leap day is the
-/// last of its year and months have a regular length.
-fn date(days: u64) -> (u64, u64, u64) {
-    // 719468 days from 0000-03-01 to 1970-01-01; 146097 days in 400 years.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    (year, month, day)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
 

@@ -23,14 +23,19 @@ pub struct Process {
 impl Process {
     pub fn start(args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tokenway"));
-        // What the developer's shell has set is not what is tested.
+        command.args(args);
+        Self::spawn(command)
+    }
+
+    /// Starts any command, without what the developer's shell has set.
+    pub fn spawn(mut command: Command) -> Self {
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("TOKENWAY_") || name.to_string_lossy().starts_with("OTEL_")
             {
                 command.env_remove(name);
             }
         }
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let out = Pipe::read(child.stdout.take().unwrap());
         let err = Pipe::read(child.stderr.take().unwrap());
