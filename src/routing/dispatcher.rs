@@ -397,7 +397,7 @@ impl Assignment {
         model.observe_service(self.decision.slot, now, held, each);
     }
 
-    /// The engine counted the prompt, and told how much of it it found in its cache, or nothing of that. An engine that
+    /// The engine counted the prompt, and the part of it that was cached where it reports that. An engine that
     /// fetched the KV reports zero cached tokens whatever it holds: no evidence.
     pub fn prompt_reported(&mut self, prompt: Option<Tokens>, cached: Option<Tokens>) {
         if self.is_elsewhere {
