@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::peers::seconds;
+use super::figures::seconds;
 use super::table::{FEW, MAJORITY, MIN_DIFFERENCE};
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::history::{Dimension, Slot};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::engines::{self, Far};
+use super::figures::{seconds, share};
 use super::table::{
     DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FEW, FLOOD,
     MIN_DIFFERENCE, MISSES, NOISE, QUEUE,
@@ -363,17 +364,3 @@ const STUCK: Duration = Duration::from_secs(10);
 const SETTLED: Duration = Duration::from_secs(120);
 /// Requests before the last minute: fewer are no share.
 const MIN_BEFORE: u32 = 10;
-
-/// Two or three significant digits with their unit.
-pub(crate) fn seconds(value: f64) -> String {
-    match value {
-        value if value >= 99.5 => format!("{value:.0} s"),
-        value if value >= 0.9995 => format!("{value:.1} s"),
-        value if value >= 0.00995 => format!("{:.0} ms", value * 1e3),
-        value => format!("{:.1} ms", value * 1e3),
-    }
-}
-
-fn share(value: f64) -> String {
-    format!("{:.0} %", value * 100.0)
-}

@@ -11,19 +11,28 @@ use super::degrade::degrade;
 use super::hedge::{self, Flown, Other};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
+use super::prefill_leg::{self, HeldKv, Leg};
 use super::prepared::Prepared;
-use super::second_opinion::Doubted;
 use super::waiting::Waits;
 use super::{Gateway, IncomingRequest, blame, engine_error, shadow};
 use crate::admission::WaitReason;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
+use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{self, AttemptCause};
+use crate::record::{self, AttemptCause, Ways};
 
 /// A response worth relaying with the attempt that got it.
 pub type Answered = (UpstreamResponse, ActiveAttempt);
+
+/// An empty answer that waits for another replica's.
+#[derive(Debug)]
+pub(super) struct Doubted {
+    pub(super) answered: Answered,
+    /// Place of its attempt in the record.
+    pub(super) attempt: usize,
+}
 
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
@@ -39,6 +48,8 @@ pub struct Exchange {
     retried_unsent: u32,
     pub(super) retried_started: bool,
     is_counted: bool,
+    /// Its prompt is computed, and waits to be decoded.
+    pub(super) held_kv: Option<HeldKv>,
     pub(super) waits: Waits,
 }
 
@@ -68,6 +79,7 @@ impl Exchange {
             retried_unsent: 0,
             retried_started: false,
             is_counted: false,
+            held_kv: None,
             waits: Waits::default(),
         })
     }
@@ -94,7 +106,7 @@ impl Exchange {
             let picked =
                 picker::pick(&self.incoming.gateway, &self.prepared, self.waits.pick_context(&self.tried));
             self.note_arrival(picked.as_ref());
-            let pick = match picked {
+            let mut pick = match picked {
                 Some(PickOutcome::Take(pick)) => pick,
                 Some(PickOutcome::Wait(hold)) => {
                     self.wait(hold).await?;
@@ -124,7 +136,34 @@ impl Exchange {
             self.waits.note_admitted(&self.incoming.gateway);
             self.note_decision(&pick);
             shadow::offer(&self.incoming, &self.prepared, &mut self.guard, &pick);
-            match self.attempt(pick).await {
+            if let Some(prefill) = pick.prefill.take() {
+                // Boxed: only routes with a prefill pool have two legs.
+                match Box::pin(self.two_legs().compute_prompt(prefill, &pick)).await {
+                    Leg::Done(held) => self.held_kv = Some(held),
+                    Leg::Stays(reason) => {
+                        self.prepared.stays = Some(reason);
+                        continue;
+                    }
+                    Leg::Broken(failure, prefill) => {
+                        self.prefill_failed(&failure, &prefill);
+                        continue;
+                    }
+                    Leg::Failed(failure) => return Err(failure),
+                }
+            }
+            let attempted = self.attempt(pick).await;
+            if let Some(held) = self.held_kv.take() {
+                let landed = attempted.as_ref().map_err(|(error, _)| error);
+                if let Some(reason) = held.settle(landed, self.two_legs()) {
+                    self.prepared.stays = Some(reason);
+                    if let Ok(answered) = attempted {
+                        answered.1.watch.close();
+                        last = Some(Ok(answered));
+                    }
+                    continue;
+                }
+            }
+            match attempted {
                 Ok(answered) => match self.blamed(&answered) {
                     Some(failure) if self.may_retry_answered(&failure, &answered.1.pick) => {
                         answered.1.watch.close();
@@ -168,6 +207,20 @@ impl Exchange {
                 }
                 self.keep(*doubted)
             }
+        }
+    }
+
+    fn two_legs(&mut self) -> prefill_leg::Request<'_> {
+        let Self { incoming, prepared, guard, .. } = self;
+        prefill_leg::Request { incoming, prepared, guard }
+    }
+
+    /// Another prefill replica gets the prompt where the retry rule allows one and one is ready; else it is computed where it is
+    /// decoded.
+    fn prefill_failed(&mut self, failure: &ReplicaFailure, pick: &Pick) {
+        let is_other = |replica: &Arc<Replica>| !Arc::ptr_eq(replica, &pick.replica) && replica.is_ready();
+        if !self.may_retry(failure, pick) || !pick.pool.replicas().iter().any(is_other) {
+            self.prepared.stays = Some("prefill_failed");
         }
     }
 
@@ -260,7 +313,9 @@ impl Exchange {
             Ok(answer) => Ok((answer, active)),
             Err(error) => {
                 active.watch.close();
-                if let AttemptError::Overdue(failure) = &error {
+                if let AttemptError::Overdue(failure) = &error
+                    && self.held_kv.is_none()
+                {
                     self.note_overdue(failure, &active.pick, self.incoming.gateway.clock.now());
                 }
                 Err((error, active))
@@ -270,7 +325,8 @@ impl Exchange {
 
     /// Why the next attempt is made.
     pub(super) fn cause(&mut self) -> AttemptCause {
-        if self.guard.record().attempts.is_empty() { AttemptCause::First } else { AttemptCause::Retry }
+        let is_first = self.guard.record().attempts.iter().all(|made| made.cause == AttemptCause::Prefill);
+        if is_first { AttemptCause::First } else { AttemptCause::Retry }
     }
 
     /// One of two attempts of a hedge failed: its replica is charged, and not asked again by this request.
@@ -296,14 +352,23 @@ impl Exchange {
             incoming: &self.incoming,
             prepared: &self.prepared,
             identity,
-            body: &self.prepared.body,
-            deadlines: self.prepared.deadlines(),
+            body: self.held_kv.as_ref().map_or(&self.prepared.body, |held| &held.body),
+            deadlines: match &self.held_kv {
+                Some(held) => held.deadlines(self.prepared.deadlines(), self.incoming.gateway.clock.now()),
+                None => self.prepared.deadlines(),
+            },
+            sent: self.held_kv.as_ref().map(HeldKv::sent),
         }
     }
 
     pub(super) fn note_decision(&mut self, pick: &Pick) {
         let record = self.guard.record();
         record.at.routed.get_or_insert(pick.assignment.at);
+        if let Some(ways) = &pick.ways {
+            let before = record.ways.take().unwrap_or_default();
+            let (together, apart) = (ways.together.or(before.together), ways.apart.or(before.apart));
+            record.ways = Some(Ways { together, apart, ..ways.clone() });
+        }
         if record.decision.is_none() {
             record.decision = Some(pick.decision.clone());
             pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);

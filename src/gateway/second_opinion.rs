@@ -5,19 +5,11 @@
 //! nothing is what the prompt asks for.
 
 use super::attempt::UpstreamResponse;
-use super::exchange::{Answered, Exchange};
+use super::exchange::{Answered, Doubted, Exchange};
 use super::picker;
 use crate::error::ReplicaFailure;
 use crate::fleet::pick::Pick;
 use crate::record::EmptyAnswer;
-
-/// An empty answer that waits for another replica's.
-#[derive(Debug)]
-pub(super) struct Doubted {
-    answered: Answered,
-    /// Place of its attempt in the record.
-    attempt: usize,
-}
 
 impl Exchange {
     /// Holds an answer back if it is empty and another replica should be asked; else returns it.

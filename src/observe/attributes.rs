@@ -229,6 +229,7 @@ fn stage_key(stage: Stage) -> AttributeKey {
         Stage::Connect => key!("tokenway.stage.connect"),
         Stage::EngineQueue => key!("tokenway.stage.engine_queue"),
         Stage::Prefill => key!("tokenway.stage.prefill"),
+        Stage::KvTransfer => key!("tokenway.stage.kv_transfer"),
         Stage::Decode => key!("tokenway.stage.decode"),
         Stage::EngineOther => key!("tokenway.stage.engine_other"),
         Stage::Relay => key!("tokenway.stage.relay"),

@@ -2,7 +2,7 @@
 
 use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, emptier};
 use crate::diagnosis::engines;
-use crate::diagnosis::peers::seconds;
+use crate::diagnosis::figures::seconds;
 use crate::fleet::status::ReplicaState;
 use crate::observe::history::{Dimension, Slot};
 use crate::observe::lag::Lateness;
