@@ -169,9 +169,9 @@ impl Exchange {
                         answered.1.watch.close();
                         last = Some(Ok(answered));
                     }
-                    _ => match self.doubt(answered) {
-                        Ok(doubted) => return Ok(self.second(doubted).await),
-                        Err(answered) => return Ok(answered),
+                    _ => match self.trust(answered) {
+                        Ok(answered) => return Ok(answered),
+                        Err(doubted) => return Ok(self.second(doubted).await),
                     },
                 },
                 Err((AttemptError::Overdue(failure) | AttemptError::Ours(failure), _)) => {

@@ -12,21 +12,21 @@ use crate::fleet::pick::Pick;
 use crate::record::EmptyAnswer;
 
 impl Exchange {
-    /// Holds an answer back if it is empty and another replica should be asked; else returns it.
-    pub(super) fn doubt(&mut self, answered: Answered) -> Result<Box<Doubted>, Answered> {
+    /// Returns the answer, or holds it back if it is empty and another replica should be asked.
+    pub(super) fn trust(&mut self, answered: Answered) -> Result<Answered, Box<Doubted>> {
         let (answer, active) = &answered;
         if !self.note_empty(answer) {
-            return Err(answered);
+            return Ok(answered);
         }
         let is_of_replica = active.pick.empty();
         let empty = if is_of_replica { EmptyAnswer::OfReplica } else { EmptyAnswer::Usual };
         self.guard.record().empty = Some(empty);
         if !is_of_replica || !self.may_ask_again(&active.pick) {
-            return Err(answered);
+            return Ok(answered);
         }
         active.watch.close();
         let attempt = self.guard.record().attempts.len().saturating_sub(1);
-        Ok(Box::new(Doubted { answered, attempt }))
+        Err(Box::new(Doubted { answered, attempt }))
     }
 
     /// Compares it with what another replica answered; returns what the client gets.
