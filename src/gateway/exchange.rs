@@ -138,17 +138,8 @@ impl Exchange {
             shadow::offer(&self.incoming, &self.prepared, &mut self.guard, &pick);
             if let Some(prefill) = pick.prefill.take() {
                 // Boxed: only routes with a prefill pool have two legs.
-                match Box::pin(self.two_legs().compute_prompt(prefill, &pick)).await {
-                    Leg::Done(held) => self.held_kv = Some(held),
-                    Leg::Stays(reason) => {
-                        self.prepared.stays = Some(reason);
-                        continue;
-                    }
-                    Leg::Broken(failure, prefill) => {
-                        self.prefill_failed(&failure, &prefill);
-                        continue;
-                    }
-                    Leg::Failed(failure) => return Err(failure),
+                if !Box::pin(self.is_prefilled(prefill, &pick)).await? {
+                    continue;
                 }
             }
             let attempted = self.attempt(pick).await;
@@ -208,6 +199,20 @@ impl Exchange {
                 self.keep(*doubted)
             }
         }
+    }
+
+    /// Has the prompt computed at `prefill`; `false` where the request is to be placed anew.
+    async fn is_prefilled(&mut self, prefill: Box<Pick>, decode: &Pick) -> Result<bool, Failure> {
+        match self.two_legs().compute_prompt(prefill, decode).await {
+            Leg::Done(held) => {
+                self.held_kv = Some(held);
+                return Ok(true);
+            }
+            Leg::Stays(reason) => self.prepared.stays = Some(reason),
+            Leg::Broken(failure, prefill) => self.prefill_failed(&failure, &prefill),
+            Leg::Failed(failure) => return Err(failure),
+        }
+        Ok(false)
     }
 
     fn two_legs(&mut self) -> prefill_leg::Request<'_> {
