@@ -84,6 +84,14 @@ pub enum StartError {
         /// Error of `bind` or `listen`.
         source: io::Error,
     },
+    /// The port of the metrics cannot be bound.
+    #[error("cannot listen on {addr} (admin.metrics_listen): {source}{}", hint(source))]
+    MetricsListen {
+        /// `admin.metrics_listen`
+        addr: SocketAddr,
+        /// Error of `bind` or `listen`.
+        source: io::Error,
+    },
     /// The certificates of `server.tls` or `pool.tls` cannot be used.
     #[error("certificates: {0}")]
     Tls(#[from] TlsError),

@@ -356,6 +356,12 @@ pub struct Overrides {
     pub listen: Option<SocketAddr>,
     /// `admin.listen`
     pub admin_listen: Option<SocketAddr>,
+    /// `admin.token`: its text, or where it is.
+    pub admin_token: Option<Secret>,
+    /// `admin.read_token`, likewise.
+    pub admin_read_token: Option<Secret>,
+    /// `admin.metrics_listen`
+    pub admin_metrics_listen: Option<SocketAddr>,
     /// `policy` of every route.
     pub policy: Option<PolicyName>,
     /// Model name of the only route in client requests.

@@ -107,7 +107,8 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
         let known = if ways.is_empty() { "by header only".to_owned() } else { ways.join(", ") };
         writeln!(out, "  tenant {}: {known}", tenant.name)?;
     }
-    writeln!(out, "  data on {}, admin on {}", config.server.listen, config.admin.listen)
+    let metrics = config.admin.metrics_listen.map(|addr| format!(", metrics on {addr}")).unwrap_or_default();
+    writeln!(out, "  data on {}, admin on {}{metrics}", config.server.listen, config.admin.listen)
 }
 
 /// What a canary gets, step by step, and what becomes of a breach.

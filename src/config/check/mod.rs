@@ -29,6 +29,7 @@ use std::path::Path;
 use toml::de::DeTable;
 
 pub(super) use self::ports::{PORTS_HINT, is_one_port, one_port};
+pub use self::secret::secret_of;
 use self::section::{Checking, Section};
 use self::shape::Shapes;
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
