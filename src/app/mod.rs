@@ -11,12 +11,13 @@ mod memory_limit;
 pub mod observers;
 mod open_files;
 pub mod process;
+mod salt_key;
 pub mod signals;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
@@ -41,6 +42,7 @@ use crate::listener::{self, Acceptor, ConnectionLimit, ConnectionLimits, Listene
 use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
+use crate::request::cache_salt::SaltKey;
 use crate::request::jwt::TokenKeys;
 
 /// The running data path: listener, gateway, fleet.
@@ -54,6 +56,7 @@ pub struct App {
     pub data: SocketAddr,
     tls: Option<Arc<TlsSlot>>,
     tokens: Arc<TokenKeys>,
+    salt_key: Arc<OnceLock<SaltKey>>,
     tracker: TaskTracker,
     /// HTTP/2 connections get a GOAWAY.
     draining: CancellationToken,
@@ -122,7 +125,7 @@ impl App {
         let Foundation { fleet, carried_over, config, clock, control, pools, .. } = foundation;
         let Foundation { tls, socket, data, connector, tracker, stopped, .. } = foundation;
         note_expiry(&observer, &config, clock);
-        let tokens = Arc::clone(&carried_over.tokens);
+        let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
         let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
         tracker.spawn_on(stopped.clone().run_until_cancelled_owned(refreshing), &control);
         let watchdog = Watchdog::new(clock);
@@ -170,7 +173,7 @@ impl App {
         let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
         tracker.spawn(listener::accept_loop(acceptor, serving, service));
-        Self { gateway, fleet, data, tls, tokens, tracker, draining, closing, stopped, cut_off }
+        Self { gateway, fleet, data, tls, tokens, salt_key, tracker, draining, closing, stopped, cut_off }
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
@@ -186,6 +189,7 @@ impl App {
         }
         note_expiry(&self.gateway.observer, &config, self.gateway.clock);
         self.tokens.configure(config.jwt.as_ref());
+        salt_key::settle_salts(&self.salt_key, &config);
         let pools = self.fleet.apply(&config);
         let table = self.gateway.table.load().next(config, pools);
         self.gateway.table.store(Arc::new(table));

@@ -55,7 +55,7 @@ pub use self::queue::QueueLimits;
 pub use self::scale::{ColdWait, Scale, ScaleWindow};
 pub use self::server::{Admin, Server, Tls};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
-pub use self::state::DriftState;
+pub use self::state::{DriftState, StatePlace};
 use self::telemetry::TelemetryKeys;
 pub use self::telemetry::{
     AccessLog, EngineSpansConfig, Keep, Otlp, OtlpMetrics, OtlpProtocol, Sampling, Telemetry, Temporality,
@@ -91,6 +91,8 @@ pub struct Config {
     pub telemetry: Telemetry,
     /// `[drift]`
     pub drift: Drift,
+    /// Where it keeps what outlives it.
+    pub state: Option<StatePlace>,
 }
 
 impl Config {
@@ -457,7 +459,12 @@ pub struct ClientMay {
     pub slo_class: bool,
     /// `x-priority` is obeyed.
     pub priority: bool,
+    /// The body's `priority` and `x-vllm-priority` go to the engine.
+    pub engine_priority: bool,
 }
+
+/// Priorities of engines, where lower is sooner.
+const ENGINE_PRIORITIES: std::ops::RangeInclusive<i64> = -1_000_000..=1_000_000;
 
 /// Bound of priorities in both directions.
 pub const MAX_PRIORITY: i32 = 100;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::check::admission::route_named;
-use super::check::codec::{List, NAMED, Own};
+use super::check::codec::{List, NAMED, Own, Switch};
 use super::check::section::{Item, Section};
 use super::check::values::{DIGEST, NAME};
 use super::declare::{Below, Declared, section};
@@ -44,12 +44,13 @@ section! {
 }
 
 /// Reads every `[[tenant]]`.
-pub(super) fn tenants(root: &Section<'_>, routes: &[Route]) -> Vec<Tenant> {
+pub(super) fn tenants(root: &Section<'_>, routes: &[Route], cache_isolation: bool) -> Vec<Tenant> {
+    let default = Tenant { cache_isolation, ..Tenant::default() };
     let (mut names, mut credentials) = (HashSet::new(), HashSet::new());
     let has_tokens = root.get("auth").is_some();
     let mut tenants = Vec::new();
     for section in root.sections("tenant", Tenant::DECLARATION.header) {
-        let tenant = tenant(&section, routes);
+        let tenant = tenant(&section, routes, &default);
         expect_own(&section, &mut credentials);
         let is_reachable =
             has_tokens || section.get("key_sha256").is_some() || !tenant.client_names.is_empty();
@@ -62,8 +63,8 @@ pub(super) fn tenants(root: &Section<'_>, routes: &[Route]) -> Vec<Tenant> {
     tenants
 }
 
-fn tenant(section: &Section<'_>, routes: &[Route]) -> Tenant {
-    let mut tenant = Tenant::read(section, &Tenant::default());
+fn tenant(section: &Section<'_>, routes: &[Route], default: &Tenant) -> Tenant {
+    let mut tenant = Tenant::read(section, default);
     section.expect("name", NAME.hint);
     if section.get("name").and_then(|item| item.value.as_str()) != Some(&*tenant.name) {
         tenant.name = format!("#{}", section.span.start).into();

@@ -3,7 +3,7 @@
 //! A request loads it once and sees one consistent configuration for its whole life.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 
@@ -15,6 +15,7 @@ use crate::config::{Config, ModelMatch, Route, Slo, WeightedPool};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
 use crate::record::SloBounds;
+use crate::request::cache_salt::SaltKey;
 use crate::request::chain::ChainSeed;
 use crate::request::dialect::Dialect;
 use crate::request::jwt::TokenKeys;
@@ -49,6 +50,8 @@ pub struct CarriedOver {
     pub canaries: Arc<CanaryShares>,
     /// Shadow steps of canaries, set by their rollouts.
     pub shadows: Arc<Shadows>,
+    /// Key of the tenants' cache salts, set before the first table that has isolated ones.
+    pub salt_key: Arc<OnceLock<SaltKey>>,
 }
 
 /// One route in operation. Its parts begin anew with each table, unless they say that they are carried over.
@@ -74,7 +77,8 @@ impl CarriedOver {
     /// Of a gateway that begins with these keys; copies of requests end when `stop` is cancelled.
     #[must_use]
     pub fn new(tokens: Arc<TokenKeys>, stop: CancellationToken) -> Self {
-        Self { tokens, canaries: Arc::default(), shadows: Arc::new(Shadows::new(stop)) }
+        let (canaries, salt_key) = (Arc::default(), Arc::default());
+        Self { tokens, canaries, shadows: Arc::new(Shadows::new(stop)), salt_key }
     }
 }
 
@@ -112,7 +116,9 @@ impl RoutingTable {
                 }
             }
         }
-        let tenants = Tenants::new(&config.tenants).with_tokens(Arc::clone(&carried_over.tokens));
+        let salt_key = carried_over.salt_key.get();
+        let tenants =
+            Tenants::isolated(&config.tenants, salt_key).with_tokens(Arc::clone(&carried_over.tokens));
         Self { config, pools, routes, tenants, seed, by_model, any, carried_over }
     }
 
@@ -158,7 +164,7 @@ impl RoutingTable {
     /// The bounds of an SLO class for a prompt length; an unknown class has no bounds.
     #[must_use]
     pub fn slo(&self, class: &str, prompt: Tokens) -> SloBounds {
-        let Slo { ttft, itl, tpot, e2e } = self.config.slo.get(class).copied().unwrap_or_default();
+        let Slo { ttft, itl, tpot, e2e, .. } = self.config.slo.get(class).copied().unwrap_or_default();
         SloBounds {
             ttft: ttft.map(|bound| bound.for_prompt(prompt)),
             ttft_base: ttft.map(|bound| bound.base),
@@ -206,6 +212,12 @@ impl RouteState {
         by_model || tenant.may_use(&self.config.name)
     }
 
+    /// Whether an engine of it keeps cached prompts of different salts apart.
+    #[must_use]
+    pub fn takes_cache_salt(&self) -> bool {
+        self.pools.iter().any(|(pool, _)| pool.config().engine.takes_cache_salt())
+    }
+
     /// Whether its requests are degraded now; `None` without a `[route.degrade]`.
     #[must_use]
     pub fn is_degrading(&self, now: Stamp) -> Option<bool> {
@@ -248,7 +260,7 @@ impl RouteState {
     /// Why no replica takes its requests, in a phrase for people.
     #[must_use]
     pub fn why_unready(&self) -> String {
-        let used = self.pools.iter().enumerate().filter(|(place, _)| self.wheel.uses(*place));
+        let used = self.pools.iter().enumerate().filter(|(place, _)| self.serves(*place));
         used.map(|(_, (pool, _))| pool.why_unready()).collect::<Vec<_>>().join("; ")
     }
 }

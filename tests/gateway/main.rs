@@ -15,4 +15,5 @@ mod routing;
 mod slo;
 #[path = "../support/mod.rs"]
 mod support;
+mod tenants;
 mod truth;

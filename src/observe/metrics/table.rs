@@ -3,7 +3,7 @@
 //! A row is a family: kind, handle, name, labels behind those of its group, help text ([`families!`] has the form). Names,
 //! labels and help texts are stable from the first release; `docs/metric-families.md` is written from them.
 
-use prometheus::{Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{CounterVec, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 
 use super::declare::{Group, Handle, Maker, families};
 use super::declared::{Declared, Label};
