@@ -164,6 +164,8 @@ pub struct Pool {
     pub max_connections: NonZeroUsize,
     /// The engine's batch limit; `None` learns it.
     pub max_num_seqs: Option<NonZeroU64>,
+    /// Takes traffic only while no pool before it in its route has a ready replica with room.
+    pub standby: bool,
     /// Waiting requests per replica above which an alert fires.
     pub queue_target: Option<NonZeroU64>,
     /// `[pool.probe]`

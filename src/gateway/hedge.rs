@@ -144,7 +144,11 @@ fn second(
         return None;
     }
     let at = prepared.route.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
-    match picker::pick(gateway, prepared, PickContext { tried, pool: at, is_late: false, is_cold: false })? {
+    match picker::pick(
+        gateway,
+        prepared,
+        PickContext { tried, pool: at, is_late: false, is_cold: false, overflows: false },
+    )? {
         PickOutcome::Take(pick) if Arc::ptr_eq(&pick.pool, pool) => {
             prepared.route.hedges.withdraw().then_some(pick)
         }

@@ -12,7 +12,6 @@ mod classify;
 mod cold;
 mod cors;
 pub mod degrade;
-pub mod degrading;
 pub mod exchange;
 mod hedge;
 pub mod hedge_budget;
@@ -28,6 +27,7 @@ pub mod reply;
 #[cfg(test)]
 mod scenarios;
 pub mod shadow;
+pub mod standby;
 mod stored;
 pub mod table;
 mod tunnel;

@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 
-use super::degrading::Degrading;
 use super::hedge_budget::HedgeBudget;
 use super::shadow::{Shadow, Shadows};
 use crate::clock::Stamp;
@@ -68,7 +67,11 @@ pub struct RouteState {
     /// Hedges that it may still make.
     pub hedges: HedgeBudget,
     /// Whether its requests are degraded; carried over.
-    pub degrading: Arc<Degrading>,
+    pub degrading: Arc<Hysteresis>,
+    /// Places of the pools that take traffic only while the others cannot, in the order of the route.
+    pub standbys: Box<[usize]>,
+    /// Whether they do; carried over.
+    pub standby: Arc<Standby>,
     /// Copies of its requests for its canary; carried over.
     pub shadow: Option<Arc<Shadow>>,
 }
@@ -194,7 +197,13 @@ impl RouteState {
             shadow = canary.shadow.as_ref().map(|_| carried_over.shadows.of(&route.name, &pool.name));
         }
         let weighted = |w: &WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
+        let is_canary = |at: usize| route.canary.as_ref().is_some_and(|canary| canary.pool == at);
+        let is_standby = |w: &WeightedPool| config.pools.get(w.pool).is_some_and(|pool| pool.standby);
+        let standbys = route.pools.iter().enumerate();
+        let standbys = standbys.filter(|(_, w)| w.weight == 0 && is_standby(w) && !is_canary(w.pool));
         Self {
+            standbys: standbys.map(|(at, _)| at).collect(),
+            standby: former.map(|known| Arc::clone(&known.standby)).unwrap_or_default(),
             policy: policies::named(route.policy),
             wheel,
             hedges: HedgeBudget::default(),
@@ -227,7 +236,12 @@ impl RouteState {
     /// Whether a pool that gets requests is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.pools.iter().enumerate().any(|(place, (pool, _))| self.wheel.uses(place) && pool.is_ready())
+        self.pools.iter().enumerate().any(|(place, (pool, _))| self.serves(place) && pool.is_ready())
+    }
+
+    /// Whether a pool gets requests, always or while others cannot.
+    fn serves(&self, place: usize) -> bool {
+        self.wheel.uses(place) || self.standbys.contains(&place)
     }
 
     /// Whether a request is answered now, or after the cold start of a pool that may scale to zero.

@@ -85,7 +85,9 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
             .map(|(pool, weight)| {
                 // Weights need not add up to 100, and what they come to is what matters.
                 let percent = 100.0 * f64::from(weight) / all;
-                if route.pools.len() > 1 {
+                if pool.standby && weight == 0 {
+                    format!("{} (standby)", pool.name)
+                } else if route.pools.len() > 1 {
                     format!("{} ({percent:.1} %)", pool.name)
                 } else {
                     pool.name.to_string()

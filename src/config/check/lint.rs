@@ -83,14 +83,17 @@ impl Lint<'_, '_> {
             }
             for weighted in route.pools.iter().filter(|weighted| weighted.weight == 0) {
                 let is_canary = route.canary.as_ref().is_some_and(|canary| canary.pool == weighted.pool);
-                let Some(pool) = self.config.pools.get(weighted.pool).filter(|_| !is_canary) else {
+                let Some(pool) =
+                    self.config.pools.get(weighted.pool).filter(|pool| !is_canary && !pool.standby)
+                else {
                     continue;
                 };
                 let message = format!(
                     "weight = 0: pool \"{}\" gets no request of route \"{}\", not even when its other pools are down",
                     pool.name, route.name
                 );
-                let hint = "remove the pool, or give it a weight of 1 beside 99: then it serves when the others cannot";
+                let hint =
+                    "remove it, or set standby = true in its [[pool]]: then it serves when the others cannot";
                 self.warn(self.place("route", at, &["pools"]), message, hint);
             }
             if route.client_may.priority && !self.has_order() {

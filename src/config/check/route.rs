@@ -147,7 +147,7 @@ fn pools(route: &Section<'_>, known: &[Pool]) -> Vec<WeightedPool> {
     if pools.len() == items.len() && !pools.is_empty() && pools.iter().all(|pool| pool.weight == 0) {
         list.fault(
             "all weights are zero: no replica would get a request",
-            "give one pool a weight above zero",
+            "give one pool a weight above zero; a standby pool has none",
         );
     }
     pools
@@ -165,7 +165,16 @@ fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
     };
     let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();
     let pool = named.place_of("pool", named.text()?, &names)?;
-    Some(WeightedPool { pool, weight })
+    if let Some(known) = known.get(pool).filter(|pool| pool.standby) {
+        if given.is_some_and(|weight| weight > 0) {
+            item.fault(
+                format!("pool \"{}\" is standby and shares no traffic: it has no weight", known.name),
+                "remove the weight, or standby from the pool",
+            );
+        }
+        return Some(WeightedPool { pool, weight: 0 });
+    }
+    Some(WeightedPool { pool, weight: given.unwrap_or(DEFAULT_WEIGHT) })
 }
 
 fn slo(route: &Section<'_>, known: &BTreeMap<Arc<str>, Slo>) -> Arc<str> {

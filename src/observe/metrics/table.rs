@@ -175,6 +175,8 @@ families! {
                 "Times that a route began (on) or ended (off) to degrade.";
             counter degraded "tokenway_degraded_requests_total" [to]
                 "Requests handed to another route.";
+            counter standby "tokenway_standby_requests_total" [pool, reason]
+                "Requests that a standby pool got, by why: down (no other pool ready, or just back), full (a queue refused them).";
         }
 
         /// Canaries, by what they serve.
