@@ -5,6 +5,7 @@
 
 mod decision;
 mod gaps;
+mod rate_limits;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use crate::units::Tokens;
 
 pub use self::decision::{Addends, DecisionSummary, Weighed};
 pub use self::gaps::{Gap, Gaps};
+pub use self::rate_limits::{RateLimit, RateLimits};
 
 /// How a request ended (label `outcome`); the five add up to the requests whose head was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -268,6 +270,8 @@ pub struct Record {
     pub migration_refused: Option<&'static str>,
     /// The requested route, where the request was degraded to another.
     pub degraded_from: Option<Arc<str>>,
+    /// What its tenant may still use.
+    pub rate_limits: RateLimits,
     /// The client's request that this one is a copy of, for a canary: no client sees its answer.
     pub shadow_of: Option<Box<Original>>,
     /// Times reported by the engine.
@@ -402,6 +406,7 @@ impl Record {
             migrations: 0,
             migration_refused: None,
             degraded_from: None,
+            rate_limits: RateLimits::default(),
             shadow_of: None,
             engine: None,
             stage_budget: None,

@@ -3,6 +3,7 @@
 //! [`App`] is the data path with its fleet, [`process::Running`] that and what stands around it: observers, admin
 //! port, reload, signals. Tests, the demo and `serve` all start here, so what is tested is what runs.
 
+mod budgets;
 mod control;
 pub mod foundation;
 mod launch;
@@ -148,6 +149,9 @@ impl App {
             requests: Arc::default(),
             tasks: tracker.clone(),
         });
+        budgets::restore(&gateway);
+        let watching = stopped.clone().run_until_cancelled_owned(budgets::watch(Arc::clone(&gateway)));
+        tracker.spawn_on(watching, &control);
         let serving = Serving {
             limits: ConnectionLimits::new(&config),
             tls: tls.clone(),
@@ -239,6 +243,7 @@ impl App {
             // Dropping takes no time, but the records of what was cut are to be counted.
             let _ = tokio::time::timeout(DROP_GRACE, self.tracker.wait()).await;
         }
+        budgets::keep(&self.gateway);
     }
 
     async fn requests_ended(&self) {

@@ -5,6 +5,7 @@
 
 mod auth;
 mod bounds;
+mod budget;
 mod canary;
 pub mod check;
 mod dcgm;
@@ -41,6 +42,7 @@ use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
 pub use self::bounds::{Classes, Retry, Routing, Timeouts};
+pub use self::budget::{Budget, Window};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
 pub use self::dcgm::{Dcgm, DcgmSources};
 pub(crate) use self::declare::Declared;

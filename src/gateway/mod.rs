@@ -15,6 +15,7 @@ pub mod degrade;
 pub mod exchange;
 mod hedge;
 pub mod hedge_budget;
+pub mod hysteresis;
 pub mod local;
 pub mod migration;
 mod models;

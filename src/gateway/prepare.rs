@@ -13,8 +13,8 @@ use super::models::unescaped;
 use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable, shortened};
 use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, preflights, stored};
-use crate::admission::{DegradeRule, PromptTokens, Share};
-use crate::config::{Degrade, MAX_PRIORITY};
+use crate::admission::{DegradeRule, Demand, Share};
+use crate::config::{Degrade, MAX_PRIORITY, ModelMatch};
 use crate::error::Failure;
 use crate::listener::ContinueSignal;
 use crate::observe::record_guard::RecordGuard;
@@ -355,10 +355,36 @@ fn admit(
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
     let is_counted = prepared.prompt.size.exact_tokens.is_some();
-    let tokens = PromptTokens { tokens: prepared.tokens, is_counted };
-    guard.permit(gateway.tenants.admit(tenant.config(), tokens, now)?);
+    let demand = Demand {
+        tokens: prepared.tokens,
+        is_counted,
+        output: expected_output(&prepared, guard.record().dialect),
+        model: model_name(&route, guard.record()),
+        wall: gateway.clock.wall(now),
+    };
+    let admission = gateway.tenants.admit(tenant.config(), &demand, now);
+    guard.record().rate_limits = admission.limits;
+    guard.permit(admission.permit?);
     guard.record().at.admitted = Some(now);
     Ok(prepared)
+}
+
+/// What clients ask for, as budgets name it.
+fn model_name<'a>(route: &'a RouteState, record: &'a Record) -> &'a str {
+    match &route.config.model {
+        ModelMatch::Named(model) => model,
+        ModelMatch::Any => &record.model,
+    }
+}
+
+/// Predicted tokens of its answer.
+fn expected_output(prepared: &Prepared, dialect: Dialect) -> Tokens {
+    let Some((pool, _)) = prepared.route.pools.first().filter(|_| dialect.generates()) else {
+        return Tokens(0);
+    };
+    let most = prepared.sampling.max_tokens.map_or(u64::MAX, |most| most.0);
+    let each = pool.dispatcher.expected_output().0.min(most);
+    Tokens(each.saturating_mul(u64::from(prepared.sampling.n.max(1))))
 }
 
 fn share_of(tenant: &TenantRef) -> Share {

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
 
 use super::hedge_budget::HedgeBudget;
+use super::hysteresis::{Hysteresis, Standby};
 use super::shadow::{Shadow, Shadows};
 use crate::clock::Stamp;
 use crate::config::{Config, ModelMatch, Route, Slo, WeightedPool};

@@ -73,8 +73,14 @@ families! {
                 "Bytes of request bodies waiting there.";
             gauge queued_longest "tokenway_queue_oldest_seconds" []
                 "How long the oldest request in the queue has waited.";
-            counter tenant_tokens "tokenway_tenant_tokens_total" [route, tenant, kind]
-                "Tokens in the engine's usage, by tenant and kind: input, output.";
+            counter tenant_tokens "tokenway_tenant_tokens_total" [route, model, tenant, kind]
+                "Tokens in the engine's usage, by tenant and kind: input (all of the prompt), cached (the part of it found in the cache), output.";
+            amount tenant_seconds "tokenway_tenant_engine_seconds_total" [route, model, tenant, stage]
+                "Seconds that requests spent in the engine's prefill and decode; those of one batch share the engine.";
+            gauge budget_used "tokenway_tenant_budget_used" [tenant, window, kind, model]
+                "What a tenant has used of a budget in its window; model is * for all models.";
+            gauge budget_limit "tokenway_tenant_budget_limit" [tenant, window, kind, model]
+                "What the budget allows.";
             counter retries "tokenway_retries_total" [reason]
                 "Requests sent to another replica, by the error of the attempt before.";
             counter migrations "tokenway_migrations_total" []
