@@ -105,20 +105,16 @@ fn nanos(span: Duration) -> i64 {
 /// Wall time that is ahead runs slower by one part in this many.
 const SLOWEST: i64 = 2;
 
-/// The Gregorian date of a day since 1970-01-01. Years are taken to begin in March, so that the leap day is the
-/// last of its year and months have a regular length.
-#[must_use]
-pub fn date(days: u64) -> (u64, u64, u64) {
-    // 719468 days from 0000-03-01 to 1970-01-01; 146097 days in 400 years.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    (year, month, day)
+/// So many milliseconds after the anchor.
+#[cfg(test)]
+pub(crate) fn millis(n: u64) -> Stamp {
+    Stamp::from_nanos(n * 1_000_000)
+}
+
+/// So many seconds after the anchor.
+#[cfg(test)]
+pub(crate) fn seconds(n: u64) -> Stamp {
+    millis(1000 * n)
 }
 
 #[cfg(test)]

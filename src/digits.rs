@@ -8,7 +8,15 @@ use std::time::Duration;
 
 /// Appends an integer in decimal.
 pub fn int(out: &mut Vec<u8>, number: u64) {
-    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    let (mut digits, mut rest, mut used) = ([b'0'; 20], number, 0);
+    for digit in digits.iter_mut().rev() {
+        *digit += (rest % 10) as u8;
+        (rest, used) = (rest / 10, used + 1);
+        if rest == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[digits.len() - used..]);
 }
 
 /// Appends the low `digits` (at most 32) hexadecimal digits of a number, in lower case.

@@ -33,6 +33,7 @@ pub(crate) mod error;
 pub mod fleet;
 pub mod gateway;
 pub mod identity;
+pub(crate) mod labels;
 pub mod listener;
 pub mod observe;
 pub mod record;

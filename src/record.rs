@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::clock::Stamp;
 use crate::config::ItlBounds;
 use crate::error::Failure;
+use crate::labels::labels;
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
 use crate::request::trace_context::Trace;
@@ -24,25 +25,24 @@ pub use self::decision::{Addends, DecisionSummary, Weighed};
 pub use self::gaps::{Gap, Gaps};
 pub use self::rate_limits::{RateLimit, RateLimits};
 
-/// How a request ended (label `outcome`); the five add up to the requests whose head was accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
-    /// Complete response.
-    Ok,
-    /// 4xx caused by the request, from the gateway or the engine.
-    ClientError,
-    /// 429 or 503 of the gateway: limits, queue, SLO, drain, no replica.
-    Refused,
-    /// No response, or a broken stream (its `code` stays 200).
-    Failed,
-    /// The client disconnected; `code` is 499 before the head. Never charged to a replica.
-    Canceled,
+labels! {
+    /// How a request ended (label `outcome`); the five add up to the requests whose head was accepted.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Outcome {
+        /// Complete response.
+        Ok = "ok",
+        /// 4xx caused by the request, from the gateway or the engine.
+        ClientError = "client_error",
+        /// 429 or 503 of the gateway: limits, queue, SLO, drain, no replica.
+        Refused = "refused",
+        /// No response, or a broken stream (its `code` stays 200).
+        Failed = "failed",
+        /// The client disconnected; `code` is 499 before the head. Never charged to a replica.
+        Canceled = "canceled",
+    }
 }
 
 impl Outcome {
-    /// Every outcome.
-    pub const ALL: [Self; 5] = [Self::Ok, Self::ClientError, Self::Refused, Self::Failed, Self::Canceled];
-
     /// Outcome of a request that ended in this failure.
     pub fn of(failure: &Failure) -> Self {
         match failure {
@@ -57,17 +57,6 @@ impl Outcome {
             }
             Failure::ClientLeft => Self::Canceled,
             _ => Self::ClientError,
-        }
-    }
-
-    /// Value of the label `outcome`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::ClientError => "client_error",
-            Self::Refused => "refused",
-            Self::Failed => "failed",
-            Self::Canceled => "canceled",
         }
     }
 }

@@ -5,58 +5,34 @@
 
 use std::time::Duration;
 
-/// A stage of a request (label `stage`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stage {
-    /// Reading the request body.
-    Read,
-    /// Waiting for admission.
-    Admit,
-    /// Choosing a replica.
-    Route,
-    /// Connecting, failed attempts included.
-    Connect,
-    /// In the engine's queue.
-    EngineQueue,
-    /// Computing the prompt, until the first token.
-    Prefill,
-    /// From the first token to the response's end, without the time in which the client blocked the stream.
-    Decode,
-    /// At the replica but in none of its reported times: all of it for a unary response without any.
-    EngineOther,
-    /// The client blocked the stream; for a unary response, from its first to its last byte.
-    Relay,
+use crate::labels::labels;
+
+labels! {
+    /// A stage of a request (label `stage`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Stage {
+        /// Reading the request body.
+        Read = "read",
+        /// Waiting for admission.
+        Admit = "admit",
+        /// Choosing a replica.
+        Route = "route",
+        /// Connecting, failed attempts included.
+        Connect = "connect",
+        /// In the engine's queue.
+        EngineQueue = "engine_queue",
+        /// Computing the prompt, until the first token.
+        Prefill = "prefill",
+        /// From the first token to the response's end, without the time in which the client blocked the stream.
+        Decode = "decode",
+        /// At the replica but in none of its reported times: all of it for a unary response without any.
+        EngineOther = "engine_other",
+        /// The client blocked the stream; for a unary response, from its first to its last byte.
+        Relay = "relay",
+    }
 }
 
 impl Stage {
-    /// In the order in which a request passes them.
-    pub const ALL: [Self; 9] = [
-        Self::Read,
-        Self::Admit,
-        Self::Route,
-        Self::Connect,
-        Self::EngineQueue,
-        Self::Prefill,
-        Self::Decode,
-        Self::EngineOther,
-        Self::Relay,
-    ];
-
-    /// Value of the label `stage`, and key in `stage_budget`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Admit => "admit",
-            Self::Route => "route",
-            Self::Connect => "connect",
-            Self::EngineQueue => "engine_queue",
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::EngineOther => "engine_other",
-            Self::Relay => "relay",
-        }
-    }
-
     /// Whether its time is part of TTFT.
     pub fn is_before_first_token(self) -> bool {
         match self {

@@ -125,13 +125,20 @@ fn causes(report: &mut Report) -> io::Result<()> {
     writeln!(report.out, "with a deploy every day, {CASES} runs each: right / unknown / wrong / missed")?;
     let (mut wrong, mut missed) = (0, 0);
     for case in Case::ALL {
-        let said = parallel(CASES, |seed| case.diagnosis(HELD_OUT + seed));
+        let found = parallel(CASES, |seed| case.finding(HELD_OUT + seed));
+        let said: Vec<_> = found.iter().map(|found| found.as_ref().map(Finding::diagnosis)).collect();
+        let mut instead: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
+        for finding in found.iter().flatten().filter(|found| Some(found.diagnosis()) != case.expected()) {
+            let kinds = instead.entry(finding.diagnosis().as_str()).or_default();
+            *kinds.entry(finding.kind.as_str()).or_default() += 1;
+        }
         let count = |is: &dyn Fn(Option<Diagnosis>) -> bool| said.iter().filter(|one| is(**one)).count();
         let right = count(&|one| one == case.expected());
         let none = count(&|one| one.is_none() && case.expected().is_some());
         let unknown = count(&|one| one == Some(Diagnosis::Unknown) && case.expected() != one);
         let others = said.len() - right - none - unknown;
-        writeln!(report.out, "{:<24} {right}/{unknown}/{others}/{none}", format!("{case:?}"))?;
+        let name = format!("{case:?}");
+        writeln!(report.out, "{name:<24} {right}/{unknown}/{others}/{none}  {instead:?}")?;
         (wrong, missed) = (wrong + others, missed + none);
     }
     let share = |count: usize| 100.0 * count as f64 / (Case::ALL.len() as u64 * CASES) as f64;

@@ -192,8 +192,8 @@ impl Case {
         }
     }
 
-    /// Of the first finding within four hours.
-    pub(crate) fn diagnosis(self, seed: u64) -> Option<Diagnosis> {
+    /// The first within four hours.
+    pub(crate) fn finding(self, seed: u64) -> Option<Finding> {
         let deploy = 3.5 * DAY;
         let start = if self == Self::AtDeploy { deploy } else { deploy + 3.0 * HOUR };
         let mut random = fastrand::Rng::with_seed(seed);
@@ -231,7 +231,7 @@ impl Case {
             };
             detectors.observe(&observation, &mut new);
             if let Some(found) = new.iter().find(|found| found.at >= start) {
-                return Some(found.diagnosis());
+                return Some(found.clone());
             }
             at += -(1.0 - random.f64()).ln() * HOUR / (1000.0 * load);
         }

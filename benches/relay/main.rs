@@ -50,7 +50,7 @@ fn measure(options: &Options) -> Result<(), Failure> {
         _ => Some(options.gateway.clone().map_or_else(proxy::build, Ok)?),
     };
     // 500 streams through one process are 1,000 sockets, and ours holds the engine's side too.
-    rlimit::increase_nofile_limit(u64::MAX)?;
+    tokenway::app::open_files::raise_limit();
     let pinned = proxy::pin_self();
     let clock = Clock::start();
     let engine = Engine::start(clock)?;

@@ -5,11 +5,12 @@ use std::time::Duration;
 use tokenway::config::{PolicyName, Slo};
 use tokenway::fleet::demand::PoolLoad;
 use tokenway::routing::EngineLimits;
-use tokenway::simulate::{Conductor, Elastic, ElasticFleet, ReplayedRoute};
+use tokenway::simulate::ReplayedRoute;
 use tokenway::units::Tokens;
 use tokenway_sim::engine::EngineConfig;
 use tokenway_sim::replay::{Bounds, Demand, Scenario, run};
 
+use super::elastic::{Conductor, Elastic, ElasticFleet};
 use super::traffic::{around, poisson, quantile, requests};
 
 /// One more after a minute.

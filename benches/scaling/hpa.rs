@@ -10,11 +10,12 @@ use tokenway::autoscale::scaler::{Scaler, Target};
 use tokenway::config::{PolicyName, Scale, Slo, TtftBound};
 use tokenway::fleet::demand::PoolLoad;
 use tokenway::routing::EngineLimits;
-use tokenway::simulate::{Conductor, Elastic, ElasticFleet, ReplayedRoute};
+use tokenway::simulate::ReplayedRoute;
 use tokenway::units::Tokens;
 use tokenway_sim::engine::EngineConfig;
 use tokenway_sim::replay::{Bounds, Demand, Scenario, Trace, TraceRequest, qwen_32b_on_two_h100, run};
 
+use super::elastic::{Conductor, Elastic, ElasticFleet};
 use super::traffic::{around, normal, poisson, requests};
 
 /// What the HPA scales by.

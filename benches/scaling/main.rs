@@ -12,6 +12,7 @@
 )]
 
 mod cold;
+mod elastic;
 mod hpa;
 mod traffic;
 

@@ -14,8 +14,9 @@ use super::fleet::mean_ttft;
 use crate::api::history::{Heat, History, ItlColumns, PartFigures, RouteColumns, StageColumns, TtftColumns};
 use crate::clock::Stamp;
 use crate::config::Route;
-use crate::observe::history::{Dimension, REASONS, RouteHistory, Slot, heat, heat_edges};
+use crate::observe::history::{Dimension, RouteHistory, Slot, heat, heat_edges};
 use crate::observe::latency::{Measure, SLOTS, Step};
+use crate::observe::slo::Missed;
 use crate::stage::Stage;
 use crate::stats::Counts;
 
@@ -93,7 +94,7 @@ impl Figures {
     /// One list for each figure, with a value for each slot.
     fn columns(self, name: &str, route: Option<&Route>) -> RouteColumns {
         let slots = &self.slots;
-        let missed = REASONS.iter().enumerate();
+        let missed = Missed::LABELS.iter().enumerate();
         RouteColumns {
             budget: budget(route),
             good: slots.iter().map(|slot| slot.good).collect(),

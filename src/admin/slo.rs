@@ -15,10 +15,11 @@ use crate::api::slo::{
 use crate::clock::Stamp;
 use crate::config::{Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
-use crate::observe::history::{Dimension, REASONS, RouteHistory, Slot};
+use crate::observe::history::{Dimension, RouteHistory, Slot};
 use crate::observe::latency::{Measure, SLOTS, Step};
 use crate::observe::overdue::Late;
 use crate::observe::rfc3339;
+use crate::observe::slo::Missed;
 use crate::stage::Stage;
 use crate::stats::Counts;
 
@@ -152,7 +153,7 @@ fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> RouteVerdict 
             share: verdict::missed_share(slot).map(|share| 1.0 - share),
         },
         itl: quantiles(&of_window.itl),
-        missed: named(&REASONS, &slot.missed),
+        missed: named(Missed::LABELS, &slot.missed),
         missed_in: named(&Stage::ALL.map(Stage::as_str), &slot.missed_in),
         route: figures.route.to_string(),
         sentence: verdict.sentence.clone(),

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::clock::date;
+use chrono::{DateTime, Datelike as _};
+
 use crate::config::Window;
 
 /// A window, in seconds since 1970.
@@ -28,7 +29,7 @@ impl Period {
             Window::Week => regular(7 * DAY, MONDAY * DAY),
             Window::Month => {
                 let of_month =
-                    |day: i64| i64::try_from(date(u64::try_from(day).unwrap_or_default()).2).unwrap_or(1);
+                    |day: i64| DateTime::from_timestamp(day * DAY, 0).map_or(1, |at| i64::from(at.day()));
                 let first = day - (of_month(day) - 1);
                 // No month has 32 days, and none less than 28: this is a day of the next one.
                 let next = first + 32 - (of_month(first + 32) - 1);

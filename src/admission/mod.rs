@@ -16,18 +16,20 @@ mod tenant;
 mod ticket;
 mod usage;
 mod wait;
+mod waiter;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::budget::{Amounts, Kind, Ledger};
 pub use self::outlook::{Deferral, Outlook};
-pub use self::queue::{Entered, Line, Position, Share, WaitQueue, WaitReason, Waiter};
+pub use self::queue::{Entered, Line, Position, WaitQueue};
 pub use self::refusal::Refusal;
 pub use self::ruling::{DegradeRule, Rules, Ruling, rule};
 pub use self::tenant::{Admission, Demand, TenantLimiter, TenantPermit};
 pub use self::ticket::{PoolQueue, ROUND_EVERY, Ticket, TurnOnDrop};
 pub use self::wait::EndOfWait;
+pub use self::waiter::{Share, WaitReason, Waiter};
 
 /// Calls of one round.
 const MAX_STAYS: usize = 64;

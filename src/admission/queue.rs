@@ -6,7 +6,6 @@
 //! at a time is called to retry routing, which keeps the order; a round ends when no replica has room, and who cannot be placed
 //! for reasons of its own is passed over. The caller keeps time and wakes tasks.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,91 +15,10 @@ use smallvec::SmallVec;
 use super::outlook::{Deferral, Outlook};
 use super::pace::Pace;
 use super::usage::{UsageKey, Usages};
+use super::waiter::{Lane, Share, WaitReason, Waiter};
 use super::{MAX_STAYS, Refusal};
 use crate::clock::Stamp;
 use crate::config::QueueLimits;
-
-/// Why a request waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WaitReason {
-    /// It has slack, and any placement now would break the ITL of running streams.
-    Held,
-    /// No replica has room for it, or others are before it.
-    Late,
-    /// No replica is ready.
-    NoReplica,
-}
-
-/// Whose request it is, and what part of the fleet is theirs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// Name of the tenant.
-    pub tenant: Arc<str>,
-    /// Its part of the work while others wait as well.
-    pub weight: u32,
-    /// Higher ones go first, whatever the weights.
-    pub priority: i32,
-}
-
-/// Requests of a lane go before those of the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Lane {
-    is_best_effort: bool,
-    priority: Reverse<i32>,
-}
-
-/// A request to be queued.
-#[derive(Clone, Debug)]
-pub struct Waiter {
-    /// Only `Held` is free of limits.
-    pub reason: WaitReason,
-    /// Name of its route.
-    pub route: Arc<str>,
-    /// Whose it is.
-    pub share: Share,
-    /// `[route.queue]`; without it nothing is refused.
-    pub limits: Option<QueueLimits>,
-    /// Whether its prompt is of class `long`.
-    pub is_long: bool,
-    /// Bytes of its body, counted against `max_bytes`.
-    pub bytes: usize,
-    /// Prediction at this time.
-    pub outlook: Outlook,
-}
-
-impl Waiter {
-    /// One that would wait behind all others.
-    #[must_use]
-    pub(crate) fn last(outlook: Outlook) -> Self {
-        Self {
-            reason: WaitReason::Late,
-            route: "".into(),
-            share: Share { tenant: "".into(), weight: 1, priority: i32::MIN },
-            limits: None,
-            is_long: false,
-            bytes: 0,
-            outlook,
-        }
-    }
-
-    /// Where it waits.
-    #[must_use]
-    pub fn lane(&self) -> Lane {
-        Lane { is_best_effort: self.outlook.slack.is_none(), priority: Reverse(self.share.priority) }
-    }
-
-    fn is_apart(&self) -> bool {
-        self.is_long && self.limits.is_some_and(|limits| limits.isolate_long)
-    }
-
-    fn usage(&self) -> UsageKey {
-        UsageKey {
-            route: Arc::clone(&self.route),
-            is_long: self.is_apart(),
-            tenant: Arc::clone(&self.share.tenant),
-        }
-    }
-}
 
 /// A position in a queue; [`WaitQueue::leave`] frees it, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,8 @@
 use std::time::Duration;
 
 use super::outlook::{Deferral, Outlook};
-use super::queue::{Line, Waiter};
+use super::queue::Line;
+use super::waiter::Waiter;
 use crate::clock::Stamp;
 use crate::config::QueueLimits;
 use crate::routing::tuning::{memories, prices, priors};

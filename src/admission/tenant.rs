@@ -280,14 +280,11 @@ const AGAIN: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::seconds as at;
     use crate::config::{Budget, Window};
     use crate::record::{ClientInfo, Opening};
     use crate::request::dialect::Dialect;
     use crate::request::trace_context::trace_of;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
 
     fn tenant(requests: Option<u64>, tokens: Option<u64>, concurrency: Option<u32>) -> Tenant {
         let limits = TenantLimits { requests_per_minute: requests, tokens_per_minute: tokens, concurrency };

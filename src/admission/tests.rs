@@ -2,12 +2,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::*;
-use crate::clock::Stamp;
+use crate::clock::millis as at;
 use crate::config::QueueLimits;
-
-fn at(ms: u64) -> Stamp {
-    Stamp::from_nanos(ms * 1_000_000)
-}
 
 fn ms(n: u64) -> Duration {
     Duration::from_millis(n)

@@ -14,7 +14,8 @@ use tokio::sync::Notify;
 
 use super::Refusal;
 use super::outlook::{Deferral, Outlook};
-use super::queue::{Entered, Lane, Line, Position, WaitQueue, WaitReason, Waiter};
+use super::queue::{Entered, Line, Position, WaitQueue};
+use super::waiter::{Lane, WaitReason, Waiter};
 use crate::clock::Stamp;
 
 /// The queue of one pool; it outlives reloads with its pool.

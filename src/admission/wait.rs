@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Refusal;
 use super::outlook::Outlook;
-use super::queue::WaitReason;
+use super::waiter::WaitReason;
 use crate::clock::Stamp;
 use crate::config::QueueLimits;
 

@@ -10,7 +10,7 @@ mod launch;
 pub mod logging;
 mod memory_limit;
 pub mod observers;
-mod open_files;
+pub mod open_files;
 pub mod process;
 mod salt_key;
 pub mod signals;

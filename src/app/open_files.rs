@@ -1,12 +1,22 @@
 //! File descriptors: how many connections fit under RLIMIT_NOFILE.
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use crate::config::{Config, Server};
+
+/// Raises the soft limit to the hard one, as far as that is allowed; the limit in force.
+pub fn raise_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit.clone() };
+    let now = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
+    now.unwrap_or(u64::MAX)
+}
 
 /// `server.max_connections`, or what fits: every client may need a connection to a replica as well, and probes, scrapes,
 /// ports and logs need theirs. Says so where it is less.
 pub(super) fn fitting_connections(config: &Config) -> usize {
     let wanted = config.server.max_connections.get();
-    let Ok((open_files, _)) = rlimit::getrlimit(rlimit::Resource::NOFILE) else { return wanted };
+    let open_files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let replicas = config.pools.iter().map(|pool| pool.replicas.len() as u64).sum();
     let fitting = fitting(open_files, replicas);
     if fitting < wanted {

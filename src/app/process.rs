@@ -84,7 +84,11 @@ impl Runtimes {
 pub fn serve(launch: Launch) -> Result<(), RunError> {
     let config = Arc::new(launch.load()?);
     // A stream holds two descriptors; the soft limit of most systems is 1,024.
-    let open_files = rlimit::increase_nofile_limit(u64::MAX).unwrap_or(0);
+    let open_files = super::open_files::raise_limit();
+    // Thousands of small buffers spread over huge pages keep half as much again resident. Where it cannot be set, more memory
+    // is used, nothing else.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
     let runtimes = Runtimes::start()?;
     let result = runtimes.data.block_on(async {
         let running = Running::start(launch, config, &runtimes, None)?;

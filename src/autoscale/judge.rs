@@ -4,6 +4,7 @@
 //! And it decodes: by Little's law `rate × time in the batch` sequences run, whose steps take longer the more of them there are and the
 //! more of each step prompts take. Both answers come in closed form, so every `n` is tried until one holds.
 
+use crate::labels::labels;
 use crate::routing::Typical;
 
 /// A pool's load, and what it is held to. Seconds and requests.
@@ -38,38 +39,24 @@ pub struct Outcome {
     pub ttft_p99: f64,
 }
 
-/// What would break first with one replica less.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// Even one replica has capacity to spare.
-    None,
-    /// Prompts would take all of the engines' time.
-    Prefill,
-    /// Decoding could not keep up.
-    Decode,
-    /// The batch would be full.
-    Batch,
-    /// The KV cache would be full.
-    Cache,
-    /// More than 1 % of first tokens would be late.
-    Ttft,
-    /// Tokens would come too slowly.
-    Tpot,
-}
-
-impl Limit {
-    /// For people.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "one replica has capacity to spare",
-            Self::Prefill => "prompts would keep the engines busy all of the time",
-            Self::Decode => "decoding would not keep up",
-            Self::Batch => "the batches would be full",
-            Self::Cache => "the KV caches would be full",
-            Self::Ttft => "more than 1 % of first tokens would miss the bound on TTFT",
-            Self::Tpot => "tokens would miss the bound on TPOT",
-        }
+labels! {
+    /// What would break first with one replica less.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Limit {
+        /// Even one replica has capacity to spare.
+        None = "one replica has capacity to spare",
+        /// Prompts would take all of the engines' time.
+        Prefill = "prompts would keep the engines busy all of the time",
+        /// Decoding could not keep up.
+        Decode = "decoding would not keep up",
+        /// The batch would be full.
+        Batch = "the batches would be full",
+        /// The KV cache would be full.
+        Cache = "the KV caches would be full",
+        /// More than 1 % of first tokens would be late.
+        Ttft = "more than 1 % of first tokens would miss the bound on TTFT",
+        /// Tokens would come too slowly.
+        Tpot = "tokens would miss the bound on TPOT",
     }
 }
 

@@ -111,21 +111,9 @@ impl AdminClient {
     /// # Errors
     /// When the token is not where it is said to be.
     pub fn new(args: &AdminArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, AskError> {
-        Self::at(&args.url, args.token.as_deref(), env)
-    }
-
-    /// A client of the gateway at `url`.
-    ///
-    /// # Errors
-    /// When the token is not where it is said to be.
-    pub fn at(
-        url: &Endpoint,
-        token: Option<&str>,
-        env: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Self, AskError> {
-        let token = token.map(|token| read_token(token, env)).transpose()?;
+        let token = args.token.as_deref().map(|token| read_token(token, env)).transpose()?;
         let connector = Connector::new(TaskTracker::new())?;
-        Ok(Self { endpoint: url.clone(), token, connector })
+        Ok(Self { endpoint: args.url.clone(), token, connector })
     }
 
     /// The gateway's URL.

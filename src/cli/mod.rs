@@ -7,7 +7,6 @@ pub mod admin_client;
 pub mod bench;
 pub mod canary;
 pub mod check;
-pub mod cold_start;
 pub mod completions;
 pub mod demo;
 mod draft;
@@ -32,7 +31,6 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use self::bench::BenchArgs;
 use self::canary::CanaryArgs;
 use self::check::CheckArgs;
-use self::cold_start::ColdStartArgs;
 use self::completions::CompletionsArgs;
 use self::demo::DemoArgs;
 use self::drift::DriftArgs;
@@ -74,8 +72,6 @@ pub enum Command {
     Check(CheckArgs),
     /// Show the canaries of a gateway; promote, roll back, pause or resume one
     Canary(CanaryArgs),
-    /// Measure what the first request after a scale to zero waits
-    ColdStart(ColdStartArgs),
     /// Simulated fleet, gateway and traffic in one process: no GPU, no configuration
     Demo(DemoArgs),
     /// Simulated vLLM replicas on given ports

@@ -25,8 +25,8 @@ use crate::app::signals;
 use crate::config::check::parse_endpoint;
 use crate::config::load::{Source, load};
 use crate::config::{AccessLog, Config, Overrides};
-use crate::observe::Tap;
 use crate::observe::metrics::StreamKey;
+use crate::observe::{Judgement, Tap};
 use crate::record::{FirstToken, Gaps, Record};
 use crate::simulate::{DemoRow, DemoStats};
 
@@ -212,9 +212,9 @@ impl Tap for Scores {
         self.rows.record_gaps(&stream.replica, gaps);
     }
 
-    fn record(&self, record: &Record) {
+    fn record(&self, record: &Record, judgement: &Judgement) {
         self.rows.record_end(record);
-        self.meter.record(record);
+        self.meter.record(record, judgement);
     }
 }
 

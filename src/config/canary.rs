@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Endpoint;
 use super::check::values::{POSITIVE_DURATION, SIZE};
 use super::declare::section;
+use crate::labels::labels;
 
 /// `[route.canary]`: a revision that takes the route over step by step, as long as it is no worse than the others.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,22 +78,13 @@ pub struct QuantileRatios {
     pub p99: Option<f64>,
 }
 
-/// `route.canary.on_breach`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnBreach {
-    /// Traffic goes back, for good.
-    Rollback,
-    /// Traffic goes back until somebody resumes, promotes or rolls back.
-    Pause,
-}
-
-impl OnBreach {
-    /// Its name in TOML.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Rollback => "rollback",
-            Self::Pause => "pause",
-        }
+labels! {
+    /// `route.canary.on_breach`
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum OnBreach {
+        /// Traffic goes back, for good.
+        Rollback = "rollback",
+        /// Traffic goes back until somebody resumes, promotes or rolls back.
+        Pause = "pause",
     }
 }

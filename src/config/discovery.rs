@@ -20,12 +20,6 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Whether the pool has no source but its list.
-    #[must_use]
-    pub fn is_static(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// The sources for people, such as `dns http://vllm.models.svc:8000`.
     #[must_use]
     pub fn describe(&self) -> Vec<String> {

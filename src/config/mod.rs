@@ -64,6 +64,7 @@ pub use self::telemetry::{
 };
 pub use self::tenant::{Tenant, TenantLimits};
 pub use self::warmup::{Lora, WarmUp, WarmUpFeature, WarmUpLength};
+use crate::labels::labels;
 use crate::stage::StageBudget;
 
 /// The whole configuration of a gateway.
@@ -387,38 +388,24 @@ pub struct WeightedPool {
     pub weight: u32,
 }
 
-/// `route.policy`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PolicyName {
-    /// Least predicted time to first token.
-    Latency,
-    /// Longest cached prefix.
-    Prefix,
-    /// Rendezvous hash of `x-session-id`.
-    Session,
-    /// Fewest requests in flight and waiting.
-    LeastLoaded,
-    /// Replicas in rotation.
-    RoundRobin,
+labels! {
+    /// `route.policy`
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum PolicyName {
+        /// Least predicted time to first token.
+        Latency = "latency",
+        /// Longest cached prefix.
+        Prefix = "prefix",
+        /// Rendezvous hash of `x-session-id`.
+        Session = "session",
+        /// Fewest requests in flight and waiting.
+        LeastLoaded = "least_loaded",
+        /// Replicas in rotation.
+        RoundRobin = "round_robin",
+    }
 }
 
 impl PolicyName {
-    /// Every policy.
-    pub const ALL: [Self; 5] =
-        [Self::Latency, Self::Prefix, Self::Session, Self::LeastLoaded, Self::RoundRobin];
-
-    /// Its name in TOML and labels.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Latency => "latency",
-            Self::Prefix => "prefix",
-            Self::Session => "session",
-            Self::LeastLoaded => "least_loaded",
-            Self::RoundRobin => "round_robin",
-        }
-    }
-
     /// Ours for a name that other gateways have.
     #[must_use]
     pub fn from_elsewhere(name: &str) -> Option<Self> {

@@ -10,6 +10,7 @@ use super::check::codec::{Codec, List, Own, Share, Switch, Word};
 use super::check::section::Item;
 use super::check::values::ADDRESS;
 use super::declare::section;
+use crate::labels::labels;
 
 /// `[telemetry]`
 #[derive(Clone, Debug)]
@@ -102,45 +103,27 @@ pub struct OtlpMetrics {
     pub temporality: Temporality,
 }
 
-/// `OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Temporality {
-    /// Totals since the start of the process.
-    #[default]
-    Cumulative,
-    /// What came since the last export that arrived.
-    Delta,
-}
-
-impl Temporality {
-    /// Its name in OpenTelemetry.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Cumulative => "cumulative",
-            Self::Delta => "delta",
-        }
+labels! {
+    /// `OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE`
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Temporality {
+        /// Totals since the start of the process.
+        #[default]
+        Cumulative = "cumulative",
+        /// What came since the last export that arrived.
+        Delta = "delta",
     }
 }
 
-/// `telemetry.otlp.protocol`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OtlpProtocol {
-    /// Protobuf over HTTP/1.1.
-    #[default]
-    Http,
-    /// Protobuf over gRPC.
-    Grpc,
-}
-
-impl OtlpProtocol {
-    /// Its name in TOML.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Http => "http",
-            Self::Grpc => "grpc",
-        }
+labels! {
+    /// `telemetry.otlp.protocol`
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum OtlpProtocol {
+        /// Protobuf over HTTP/1.1.
+        #[default]
+        Http = "http",
+        /// Protobuf over gRPC.
+        Grpc = "grpc",
     }
 }
 

@@ -3,53 +3,37 @@
 //! Every rule that has evidence makes one [`Case`]: first who differs alone, then what happened just before, then the largest
 //! change upstream of the stage that rose. The next other cause is the runner-up; without a case the cause is unknown.
 
+use crate::labels::labels;
+
 use serde::{Deserialize, Serialize};
 
-/// The most likely cause (label `diagnosis`).
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Diagnosis {
-    /// The tail alone, on all replicas: network, noisy neighbours, garbage collection, name resolution.
-    InfrastructureVariability,
-    /// All engines changed at once without a new revision: one of their settings.
-    Configuration,
-    /// The same work takes longer at stable load: contention, throttling, batching.
-    Contention,
-    /// The KV cache is short: preemption, eviction.
-    KvPressure,
-    /// One replica alone.
-    Replica,
-    /// All at once with a new revision.
-    Revision,
-    /// More work than capacity: queues grow.
-    Capacity,
-    /// Replicas that start cold.
-    ColdStarts,
-    /// Other requests than before: longer, or sharing less.
-    TrafficMix,
-    /// Time spent before the engine: preprocessing, network.
-    PreprocessingOrNetwork,
-    /// Nothing known explains it.
-    Unknown,
-}
-
-impl Diagnosis {
-    /// The label's value.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::InfrastructureVariability => "infrastructure_variability",
-            Self::Configuration => "configuration",
-            Self::Contention => "contention",
-            Self::KvPressure => "kv_pressure",
-            Self::Replica => "replica",
-            Self::Revision => "revision",
-            Self::Capacity => "capacity",
-            Self::ColdStarts => "cold_starts",
-            Self::TrafficMix => "traffic_mix",
-            Self::PreprocessingOrNetwork => "preprocessing_or_network",
-            Self::Unknown => "unknown",
-        }
+labels! {
+    /// The most likely cause (label `diagnosis`).
+    #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Diagnosis {
+        /// The tail alone, on all replicas: network, noisy neighbours, garbage collection, name resolution.
+        InfrastructureVariability = "infrastructure_variability",
+        /// All engines changed at once without a new revision: one of their settings.
+        Configuration = "configuration",
+        /// The same work takes longer at stable load: contention, throttling, batching.
+        Contention = "contention",
+        /// The KV cache is short: preemption, eviction.
+        KvPressure = "kv_pressure",
+        /// One replica alone.
+        Replica = "replica",
+        /// All at once with a new revision.
+        Revision = "revision",
+        /// More work than capacity: queues grow.
+        Capacity = "capacity",
+        /// Replicas that start cold.
+        ColdStarts = "cold_starts",
+        /// Other requests than before: longer, or sharing less.
+        TrafficMix = "traffic_mix",
+        /// Time spent before the engine: preprocessing, network.
+        PreprocessingOrNetwork = "preprocessing_or_network",
+        /// Nothing known explains it.
+        Unknown = "unknown",
     }
 }
 

@@ -32,12 +32,12 @@ impl Arrivals {
     }
 
     /// How many have asked.
-    pub(crate) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
     /// Work of one of them.
-    pub(crate) fn mean_work(&self) -> Work {
+    pub fn mean_work(&self) -> Work {
         let read = |cell: &AtomicU64| f64::from_bits(cell.load(Ordering::Relaxed)) as u64;
         Work { tokens: read(&self.tokens), attention: read(&self.attention) }
     }

@@ -61,7 +61,8 @@ pub struct EngineLoad {
 
 impl EngineLoad {
     /// What is known of a replica's engine; `signals` are those of its last page.
-    pub(crate) fn of(
+    #[must_use]
+    pub fn of(
         replica: Arc<str>,
         state: ReplicaState,
         target: &Target,
@@ -139,7 +140,7 @@ impl PoolState {
 }
 
 /// TTFT of a mean request that arrives now, behind all that wait: `ahead` says how long they take.
-pub(crate) fn predicted_ttft(
+pub fn predicted_ttft(
     expected: &Expected,
     ahead: impl FnOnce(&Waiter) -> Option<Duration>,
     now: Stamp,

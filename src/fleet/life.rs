@@ -20,28 +20,31 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Stamp;
+use crate::labels::labels;
 
-/// The replica's state, as the label `state` names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReplicaState {
-    /// Nothing was asked of it yet.
-    Discovered,
-    /// Nobody listens yet, or the engine still loads.
-    Starting,
-    /// It answers HTTP; no inference request was answered yet.
-    Probing,
-    /// Its engine answers; warm-up requests are sent.
-    Warming,
-    /// Gets new requests.
-    Ready,
-    /// Gets no new requests after failures; reinstated by a probe.
-    Ejected,
-    /// Gets no new requests: nobody listens there any more.
-    Unreachable,
-    /// No longer part of the fleet: its streams run to their end.
-    Draining,
-    /// The last of its streams has ended.
-    Gone,
+labels! {
+    /// The replica's state, as the label `state` names it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum ReplicaState {
+        /// Nothing was asked of it yet.
+        Discovered = "discovered",
+        /// Nobody listens yet, or the engine still loads.
+        Starting = "starting",
+        /// It answers HTTP; no inference request was answered yet.
+        Probing = "probing",
+        /// Its engine answers; warm-up requests are sent.
+        Warming = "warming",
+        /// Gets new requests.
+        Ready = "ready",
+        /// Gets no new requests after failures; reinstated by a probe.
+        Ejected = "ejected",
+        /// Gets no new requests: nobody listens there any more.
+        Unreachable = "unreachable",
+        /// No longer part of the fleet: its streams run to their end.
+        Draining = "draining",
+        /// The last of its streams has ended.
+        Gone = "gone",
+    }
 }
 
 /// What happens to a replica.
@@ -78,35 +81,6 @@ pub enum Event {
 }
 
 impl ReplicaState {
-    /// Every state: `tokenway_replica_state{state}` has a series for each.
-    pub const ALL: [Self; 9] = [
-        Self::Discovered,
-        Self::Starting,
-        Self::Probing,
-        Self::Warming,
-        Self::Ready,
-        Self::Ejected,
-        Self::Unreachable,
-        Self::Draining,
-        Self::Gone,
-    ];
-
-    /// Value of the label `state`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Discovered => "discovered",
-            Self::Starting => "starting",
-            Self::Probing => "probing",
-            Self::Warming => "warming",
-            Self::Ready => "ready",
-            Self::Ejected => "ejected",
-            Self::Unreachable => "unreachable",
-            Self::Draining => "draining",
-            Self::Gone => "gone",
-        }
-    }
-
     /// Whether it has yet to take its first request in this life.
     #[must_use]
     pub fn is_coming(self) -> bool {

@@ -121,10 +121,7 @@ const ANSWERED: usize = 8192;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
+    use crate::clock::seconds as at;
 
     fn die(poison: &PoisonPrompts, slot: usize, prompts: &[u64]) {
         for prompt in prompts {

@@ -92,12 +92,6 @@ impl Prepared {
         }
     }
 
-    /// `read + TTFT bound`, or `+ timeouts.total` without a bound.
-    #[must_use]
-    pub fn deadline(&self) -> Stamp {
-        self.read.after(self.slo.ttft.unwrap_or(self.timeouts.total))
-    }
-
     /// Takes the body as received, whose charge covers a copy; a body that was not spliced is none.
     pub(super) fn hold(&mut self, mut held: HeldBody) {
         // A fallback route may need one.

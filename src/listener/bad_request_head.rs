@@ -19,7 +19,7 @@ pub enum HeadFault {
     Malformed,
     /// Target over hyper's 65,534 bytes: 414.
     UriTooLong,
-    /// Over [`super::MAX_HEADERS`] headers or [`super::BUFFER`] bytes: 431.
+    /// Over 100 headers or [`super::BUFFER`] bytes: 431.
     TooLarge,
     /// Both `Content-Length` and `Transfer-Encoding` (RFC 9112 §6.3): 400. hyper accepts it; the listener does not.
     Ambiguous,

@@ -4,10 +4,9 @@
 
 use std::sync::Arc;
 
-use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
-use webpki::EndEntityCert;
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 /// Names of the client of one connection; an extension of its requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,56 +24,18 @@ impl ClientNames {
     }
 }
 
-fn names(certificate: &CertificateDer<'_>) -> Option<ClientNames> {
-    let certificate = EndEntityCert::try_from(certificate).ok()?;
-    let alternative = certificate.valid_dns_names().chain(certificate.valid_uri_names()).map(Box::from);
-    let all: Arc<[Box<str>]> = alternative.chain(common_names(certificate.subject())).collect();
+fn names(certificate: &[u8]) -> Option<ClientNames> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let alternative = certificate.subject_alternative_name().ok().flatten();
+    let alternative = alternative.iter().flat_map(|names| &names.value.general_names);
+    let alternative = alternative.filter_map(|name| match name {
+        GeneralName::DNSName(name) | GeneralName::URI(name) => Some(*name),
+        _ => None,
+    });
+    let common = certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+    let all: Arc<[Box<str>]> = alternative.chain(common).map(Box::from).collect();
     (!all.is_empty()).then_some(ClientNames(all))
 }
-
-/// The common names in a subject: `SET { SEQUENCE { OBJECT IDENTIFIER, string } … } …` (RFC 5280 §4.1.2.4, DER).
-fn common_names(mut subject: &[u8]) -> Vec<Box<str>> {
-    let mut names = Vec::new();
-    while let Some((SET, mut set, rest)) = element(subject) {
-        subject = rest;
-        while let Some((SEQUENCE, attribute, rest)) = element(set) {
-            set = rest;
-            let Some((OBJECT_ID, COMMON_NAME, value)) = element(attribute) else { continue };
-            if let Some((UTF8_STRING | PRINTABLE_STRING | IA5_STRING, text, _)) = element(value)
-                && let Ok(text) = std::str::from_utf8(text)
-            {
-                names.push(text.into());
-            }
-        }
-    }
-    names
-}
-
-/// Tag, content and what follows of the first DER element.
-fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
-    let (tag, rest) = der.split_first()?;
-    let (first, rest) = rest.split_first()?;
-    let (length, rest) = match *first {
-        short @ 0..=0x7f => (usize::from(short), rest),
-        0x81 => rest.split_first().map(|(length, rest)| (usize::from(*length), rest))?,
-        0x82 => {
-            let (length, rest) = rest.split_first_chunk::<2>()?;
-            (usize::from(u16::from_be_bytes(*length)), rest)
-        }
-        _ => return None,
-    };
-    let (content, rest) = rest.split_at_checked(length)?;
-    Some((*tag, content, rest))
-}
-
-const SEQUENCE: u8 = 0x30;
-const SET: u8 = 0x31;
-const OBJECT_ID: u8 = 0x06;
-const UTF8_STRING: u8 = 0x0c;
-const PRINTABLE_STRING: u8 = 0x13;
-const IA5_STRING: u8 = 0x16;
-/// 2.5.4.3
-const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 
 #[cfg(test)]
 mod tests {
@@ -100,7 +61,7 @@ mod tests {
     #[test]
     fn broken_der_has_no_names() {
         for der in [&b""[..], b"\x31", b"\x31\x05\x30", b"\x31\x80\x00", b"\x31\x02\x30\x00", b"\x30\x00"] {
-            assert!(common_names(der).is_empty(), "{der:?}");
+            assert_eq!(names(der), None, "{der:?}");
         }
     }
 }

@@ -414,7 +414,7 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
         .timer(TokioTimer::new())
         // `ConnectionPhase` counts from the first byte of a head; hyper's timer would also close idle connections.
         .header_read_timeout(None)
-        .max_headers(MAX_HEADERS)
+        // At most 100 headers: hyper's own bound, which costs a table on the heap only where it is stated.
         .max_buf_size(BUFFER);
     builder
         .http2()
@@ -464,7 +464,6 @@ where
 }
 
 const BUFFER: usize = 64 * 1024;
-const MAX_HEADERS: usize = 100;
 const MAX_HEADER_LIST: u32 = 32 * 1024;
 const MAX_STREAMS: u32 = 250;
 /// Bytes of an upload that a client may send ahead, on a stream and on all of a connection.

@@ -20,6 +20,7 @@ use tokio_rustls::server::TlsStream;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::config::Tls;
+use crate::labels::labels;
 
 /// The TLS configuration in force.
 #[derive(Debug)]
@@ -43,25 +44,24 @@ pub enum TlsError {
     Config(#[from] rustls::Error),
 }
 
-/// Why a client's handshake failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HandshakeFault {
-    /// Mutual TLS: it showed no certificate, or one that is not accepted.
-    ClientCertificate,
-    /// It refused ours.
-    Alert,
-    /// It does not speak TLS as we do.
-    Protocol,
-    /// It left.
-    Closed,
-    /// It took too long.
-    Timeout,
+labels! {
+    /// Why a client's handshake failed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum HandshakeFault {
+        /// Mutual TLS: it showed no certificate, or one that is not accepted.
+        ClientCertificate = "client_certificate",
+        /// It refused ours.
+        Alert = "alert",
+        /// It does not speak TLS as we do.
+        Protocol = "protocol",
+        /// It left.
+        Closed = "closed",
+        /// It took too long.
+        Timeout = "timeout",
+    }
 }
 
 impl HandshakeFault {
-    /// Every value of the label `reason`.
-    pub const LABELS: &[&str] = &["client_certificate", "alert", "protocol", "closed", "timeout"];
-
     pub(super) fn of(error: &std::io::Error) -> Self {
         let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
         match inner {
@@ -71,18 +71,6 @@ impl HandshakeFault {
             Some(rustls::Error::AlertReceived(_)) => Self::Alert,
             Some(_) => Self::Protocol,
             None => Self::Closed,
-        }
-    }
-
-    /// The label `reason`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ClientCertificate => "client_certificate",
-            Self::Alert => "alert",
-            Self::Protocol => "protocol",
-            Self::Closed => "closed",
-            Self::Timeout => "timeout",
         }
     }
 }

@@ -47,6 +47,20 @@ mod tests {
     use super::*;
     use crate::clock::Stamp;
     use crate::observe::fixture;
+    use crate::record::{Addends, Weighed};
+    use crate::units::Tokens;
+
+    fn weighed() -> Weighed {
+        Weighed {
+            replica: "a".into(),
+            predicted_ttft: Duration::from_millis(150),
+            predicted_hit: Tokens(64),
+            is_chosen: true,
+            harm: 0.0,
+            late: 0.0,
+            cost: Addends::default(),
+        }
+    }
 
     /// A record whose decision lists its candidates, or not.
     fn record(ended_ms: u64, is_explained: bool) -> Arc<Record> {
@@ -54,7 +68,7 @@ mod tests {
         record.at.end = Stamp::default().after(Duration::from_millis(ended_ms));
         record.bytes_out = ended_ms;
         if let Some(decision) = record.decision.as_mut().filter(|_| is_explained) {
-            decision.weighed = Box::new([fixture::weighed()]);
+            decision.weighed = Box::new([weighed()]);
         }
         Arc::new(record)
     }

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::record::{
-    Addends, Attempt, ClientInfo, DecisionSummary, Moments, Opening, Outcome, Record, Served, TokenCounts,
-    Weighed,
+    Attempt, ClientInfo, DecisionSummary, Moments, Opening, Outcome, Record, Served, TokenCounts,
 };
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
@@ -100,18 +99,5 @@ pub(crate) fn stream() -> Record {
         bytes_in: 500,
         bytes_out: 9000,
         ..Record::open(opening)
-    }
-}
-
-/// A candidate of a decision.
-pub(crate) fn weighed() -> Weighed {
-    Weighed {
-        replica: "a".into(),
-        predicted_ttft: Duration::from_millis(150),
-        predicted_hit: Tokens(64),
-        is_chosen: true,
-        harm: 0.0,
-        late: 0.0,
-        cost: Addends { wait: 0.01, prefill: 0.1, others: 0.19, ..Addends::default() },
     }
 }

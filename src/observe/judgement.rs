@@ -12,7 +12,9 @@ use crate::record::Record;
 /// Stages and SLO verdict of one record.
 #[derive(Clone, Debug)]
 pub struct Judgement {
+    /// Times by stage.
     pub stages: StageTimes,
+    /// Whether the SLO was met.
     pub verdict: SloVerdict,
     /// The stage that a miss is blamed on.
     pub blamed: Option<Stage>,

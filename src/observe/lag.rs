@@ -106,10 +106,7 @@ const IN_MINUTE: i64 = 6;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(ms: u64) -> Stamp {
-        Stamp::from_nanos(ms * 1_000_000)
-    }
+    use crate::clock::millis as at;
 
     #[test]
     fn a_process_that_is_woken_on_time_is_not_starved_and_one_that_waits_a_tenth_of_its_time_is() {

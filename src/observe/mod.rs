@@ -13,6 +13,7 @@ pub(crate) mod fixture;
 pub mod history;
 pub mod instance;
 pub(crate) mod judgement;
+mod label_hasher;
 pub mod lag;
 pub mod latency;
 pub mod line_writer;
@@ -42,7 +43,7 @@ use self::decisions::Decisions;
 pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
 use self::history::{History, RouteHistory};
-use self::judgement::Judgement;
+pub use self::judgement::Judgement;
 use self::lag::Lag;
 use self::latency::{LatencySeries, Measure};
 use self::metrics::{BuildInfo, Metrics, StreamKey};
@@ -66,7 +67,7 @@ pub trait Tap: Send + Sync {
     /// Called with gaps of a stream.
     fn gaps(&self, _stream: &StreamKey, _gaps: &Gaps<'_>) {}
     /// Called at a request's end.
-    fn record(&self, record: &Record);
+    fn record(&self, record: &Record, judgement: &Judgement);
     /// Called with what is seen of a copy that a canary got of a request.
     fn shadow(&self, _seen: &Shadowed<'_>) {}
     /// Whether to keep the trace of an ended request.
@@ -315,7 +316,7 @@ impl Observer {
         }
         self.decisions.record(record);
         for tap in &*self.taps {
-            tap.record(record);
+            tap.record(record, &judgement);
         }
     }
 

@@ -187,12 +187,9 @@ const SHARDS: usize = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::millis as ms;
     use crate::observe::fixture;
     use crate::record::SloBounds;
-
-    fn ms(n: u64) -> Stamp {
-        Stamp::from_nanos(n * 1_000_000)
-    }
 
     fn of_route(overdue: &Overdue, route: &str, now: Stamp) -> Vec<Late> {
         overdue.by_route(now).remove(route).unwrap_or_default()

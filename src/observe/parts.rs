@@ -1,67 +1,29 @@
 //! The same windows split by tenant, by class of prompt and by stage; pure, time is an argument.
 //!
-//! One part at a time: a series for every combination of tenant, class and stage would be tenants × 27 of them. Series are
+//! One split at a time: a series for every combination of tenant, class and stage would be tenants × 27 of them. Series are
 //! limited, so memory is bounded.
 
 use std::sync::Arc;
 
-use super::latency::{LatencySeries, Measure, Percentiles, SeriesMap, Window};
+use super::latency::{LatencySeries, Measure, Newest, Percentiles, SeriesMap, Window};
 use super::stages::StageTime;
-use super::windows::WindowKey;
+use super::windows::{MAX_SERIES, WindowKey};
 use crate::clock::Stamp;
+use crate::labels::labels;
 use crate::record::Record;
 use crate::request::class::Class;
 use crate::stage::Stage;
 
-/// What a series is split by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SplitBy {
-    /// Label `tenant`.
-    Tenant,
-    /// Label `class`.
-    Class,
-    /// Label `stage`: only the duration is measured.
-    Stage,
-}
-
-impl SplitBy {
-    /// Every split.
-    pub const ALL: [Self; 3] = [Self::Tenant, Self::Class, Self::Stage];
-
-    /// Name in the admin API.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tenant => "tenant",
-            Self::Class => "class",
-            Self::Stage => "stage",
-        }
-    }
-}
-
-/// One tenant, class or stage.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Part {
-    Tenant(Arc<str>),
-    Class(Class),
-    Stage(Stage),
-}
-
-impl Part {
-    fn split(&self) -> SplitBy {
-        match self {
-            Self::Tenant(_) => SplitBy::Tenant,
-            Self::Class(_) => SplitBy::Class,
-            Self::Stage(_) => SplitBy::Stage,
-        }
-    }
-
-    fn name(&self) -> Arc<str> {
-        match self {
-            Self::Tenant(name) => Arc::clone(name),
-            Self::Class(class) => class.as_str().into(),
-            Self::Stage(stage) => stage.as_str().into(),
-        }
+labels! {
+    /// What a series is split by.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum SplitBy {
+        /// Label `tenant`.
+        Tenant = "tenant",
+        /// Label `class`.
+        Class = "class",
+        /// Label `stage`: only the duration is measured.
+        Stage = "stage",
     }
 }
 
@@ -82,65 +44,99 @@ pub struct PartView {
 
 /// The parts of all series.
 #[derive(Default)]
-pub struct Parts(SeriesMap<(WindowKey, Part)>);
+pub struct Parts {
+    tenants: SeriesMap<(WindowKey, Arc<str>)>,
+    fixed: SeriesMap<WindowKey, FixedParts>,
+}
+
+/// The parts that every series has.
+#[derive(Default)]
+struct FixedParts {
+    classes: [LatencySeries; Class::ALL.len()],
+    stages: [LatencySeries; Stage::ALL.len()],
+}
+
+impl Newest for FixedParts {
+    fn newest(&self) -> i64 {
+        self.classes.iter().map(LatencySeries::newest).max().unwrap_or(0)
+    }
+}
 
 impl Parts {
     /// Adds an ended request to its tenant, its class and its stages.
     pub fn record(&self, key: &WindowKey, record: &Record, stages: &[StageTime]) {
         let now = record.at.end;
-        for part in [Part::Tenant(Arc::clone(&record.tenant)), Part::Class(record.class)] {
-            let series = self.series(key, part);
+        let (tenant, fixed) = (self.tenant(key, &record.tenant), self.fixed(key));
+        for series in [Some(&*tenant), fixed.classes.get(record.class as usize)].into_iter().flatten() {
             series.observe(Measure::Ttft, record.ttft(), now);
             series.observe(Measure::Tpot, record.tpot(), now);
             series.observe(Measure::Duration, [record.duration()], now);
         }
         for time in stages {
-            self.series(key, Part::Stage(time.stage)).observe(Measure::Duration, [time.duration], now);
+            if let Some(series) = fixed.stages.get(time.stage as usize) {
+                series.observe(Measure::Duration, [time.duration], now);
+            }
         }
     }
 
     /// Every part of one kind with values in the window that ends `now`, ordered by series and name.
     #[must_use]
     pub fn read(&self, by: SplitBy, window: Window, now: Stamp) -> Vec<PartView> {
-        let mut views: Vec<_> = self
-            .0
-            .collect(|(_, part)| part.split() == by)
-            .into_iter()
-            .map(|((key, part), series)| {
-                let read = |measure| series.percentiles(measure, window, now);
-                let (ttft, tpot) = (read(Measure::Ttft), read(Measure::Tpot));
-                PartView { key, name: part.name(), ttft, tpot, duration: read(Measure::Duration) }
-            })
-            .filter(|view| view.duration.count > 0)
-            .collect();
+        let view = |key: &WindowKey, name: Arc<str>, series: &LatencySeries| {
+            let read = |measure| series.percentiles(measure, window, now);
+            let (ttft, tpot, duration) = (read(Measure::Ttft), read(Measure::Tpot), read(Measure::Duration));
+            PartView { key: key.clone(), name, ttft, tpot, duration }
+        };
+        let mut views: Vec<_> = match by {
+            SplitBy::Tenant => {
+                let tenants = self.tenants.collect(|_| true);
+                tenants.into_iter().map(|((key, name), series)| view(&key, name, &series)).collect()
+            }
+            SplitBy::Class => self.each_fixed(|key, fixed| {
+                let classes = Class::ALL.iter().zip(&fixed.classes);
+                classes.map(|(class, series)| view(key, class.as_str().into(), series)).collect()
+            }),
+            SplitBy::Stage => self.each_fixed(|key, fixed| {
+                let stages = Stage::ALL.iter().zip(&fixed.stages);
+                stages.map(|(stage, series)| view(key, stage.as_str().into(), series)).collect()
+            }),
+        };
+        views.retain(|view| view.duration.count > 0);
         views.sort_by(|a, b| (&a.key, &a.name).cmp(&(&b.key, &b.name)));
         views
     }
 
-    /// The series of a part; past [`MAX_TENANTS`] new tenants, and past [`MAX_SERIES`] new series, share one named `other`.
-    fn series(&self, key: &WindowKey, part: Part) -> Arc<LatencySeries> {
-        let wanted = (key.clone(), part);
-        if let Some(series) = self.0.get(&wanted) {
-            return series;
-        }
-        let (key, part) = wanted;
-        let other = || Arc::<str>::from("other");
-        let is_tenant = matches!(part, Part::Tenant(_));
-        let wanted = if !self.0.has_room(MAX_SERIES) {
-            (WindowKey::other(), if is_tenant { Part::Tenant(other()) } else { part })
-        } else if is_tenant && !self.0.has_room(MAX_TENANTS) {
-            (key, Part::Tenant(other()))
-        } else {
-            (key, part)
+    fn each_fixed(&self, views: impl Fn(&WindowKey, &FixedParts) -> Vec<PartView>) -> Vec<PartView> {
+        self.fixed.collect(|_| true).iter().flat_map(|(key, fixed)| views(key, fixed)).collect()
+    }
+
+    /// The series of a tenant; past [`MAX_TENANTS`] new ones share one named `other`.
+    fn tenant(&self, key: &WindowKey, tenant: &Arc<str>) -> Arc<LatencySeries> {
+        let wanted = (key.clone(), Arc::clone(tenant));
+        let new = || {
+            let other = || Arc::<str>::from("other");
+            if self.tenants.has_room(MAX_TENANTS) {
+                self.tenants.get_or_insert(wanted.clone())
+            } else if self.tenants.has_room(MAX_TENANTS + MAX_SERIES) {
+                self.tenants.get_or_insert((key.clone(), other()))
+            } else {
+                self.tenants.get_or_insert((WindowKey::other(), other()))
+            }
         };
-        self.0.get_or_insert(wanted)
+        self.tenants.get(&wanted).unwrap_or_else(new)
+    }
+
+    fn fixed(&self, key: &WindowKey) -> Arc<FixedParts> {
+        let new = || {
+            let key = if self.fixed.has_room(MAX_SERIES) { key.clone() } else { WindowKey::other() };
+            self.fixed.get_or_insert(key)
+        };
+        self.fixed.get(key).unwrap_or_else(new)
     }
 }
 
-/// Series from which on new tenants share one.
+/// Series of tenants from which on new ones share one.
 const MAX_TENANTS: usize = 192;
-/// Series of all parts but those named `other`.
-const MAX_SERIES: usize = 384;
 
 #[cfg(test)]
 mod tests {

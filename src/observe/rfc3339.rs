@@ -2,9 +2,10 @@
 //!
 //! Pure. Only for times after 1970, which a gateway's clock is.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
-use crate::clock::date;
+use chrono::{DateTime, Datelike as _, Timelike as _, Utc};
+
 use crate::digits;
 
 /// `2026-02-28T13:05:09.000123Z`
@@ -17,23 +18,26 @@ pub fn utc(time: SystemTime) -> String {
 
 /// Appends it.
 pub fn write_utc(out: &mut Vec<u8>, time: SystemTime) {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    let (year, month, day) = date(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    digits::fraction::<4>(out, year);
-    for (before, number) in [(b'-', month), (b'-', day), (b'T', hour), (b':', minute), (b':', second)] {
+    let time = DateTime::<Utc>::from(time);
+    digits::fraction::<4>(out, u64::from(time.year().unsigned_abs()));
+    for (before, number) in [
+        (b'-', time.month()),
+        (b'-', time.day()),
+        (b'T', time.hour()),
+        (b':', time.minute()),
+        (b':', time.second()),
+    ] {
         out.push(before);
-        digits::fraction::<2>(out, number);
+        digits::fraction::<2>(out, u64::from(number));
     }
     out.push(b'.');
-    digits::fraction::<6>(out, u64::from(since.subsec_micros()));
+    digits::fraction::<6>(out, u64::from(time.timestamp_subsec_micros()));
     out.push(b'Z');
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
 

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
+use super::Judgement;
 use super::Observer;
-use super::judgement::Judgement;
 use super::metrics::StreamKey;
 use super::spans::Seen;
 use crate::record::{FirstToken, Gaps, Record};
@@ -19,7 +19,7 @@ pub enum Shadowed<'a> {
     /// Gaps of its stream.
     Gaps(&'a StreamKey, &'a Gaps<'a>),
     /// Its end.
-    Ended(&'a Record),
+    Ended(&'a Record, &'a Judgement),
 }
 
 impl Observer {
@@ -42,12 +42,13 @@ impl Observer {
             let labels = [&*record.route, &*served.pool, &*served.revision, record.outcome.as_str()];
             self.metrics.families.canaries.shadow_requests.inc(labels);
         }
+        let judgement = Judgement::of(record);
         let seen = Seen { is_canary: self.taps.iter().any(|tap| tap.is_canary(record)), ..Seen::default() };
         let spans = self.spans.as_ref();
-        if let Some(spans) = spans.filter(|spans| spans.keeps(record, &Judgement::of(record), seen)) {
+        if let Some(spans) = spans.filter(|spans| spans.keeps(record, &judgement, seen)) {
             spans.queue(record);
         }
-        self.tell(&Shadowed::Ended(record));
+        self.tell(&Shadowed::Ended(record, &judgement));
     }
 
     fn tell(&self, seen: &Shadowed<'_>) {

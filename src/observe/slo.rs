@@ -9,31 +9,20 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::stages::{Stage, StageTime};
+use crate::labels::labels;
 use crate::record::{Outcome, Record};
 
-/// Why the SLO was missed: the first that applies, in this order (label `reason`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Missed {
-    /// No response, or a broken one.
-    Error,
-    Refused,
-    Ttft,
-    Itl,
-    Tpot,
-    E2e,
-}
-
-impl Missed {
-    /// Value of the label `reason`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Refused => "refused",
-            Self::Ttft => "ttft",
-            Self::Itl => "itl",
-            Self::Tpot => "tpot",
-            Self::E2e => "e2e",
-        }
+labels! {
+    /// Why the SLO was missed: the first that applies, in this order (label `reason`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Missed {
+        /// No response, or a broken one.
+        Error = "error",
+        Refused = "refused",
+        Ttft = "ttft",
+        Itl = "itl",
+        Tpot = "tpot",
+        E2e = "e2e",
     }
 }
 

@@ -9,24 +9,17 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::clock::Stamp;
+use crate::labels::labels;
 use crate::record::{Attempt, EngineTimes, ExpectedWait, Record};
 pub(crate) use crate::stage::Stage;
 
-/// Whether a duration was measured or inferred (label `source`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StageSource {
-    /// Between two stamps of ours, or reported by the engine.
-    Measured,
-    Estimated,
-}
-
-impl StageSource {
-    /// Value of the label `source`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Measured => "measured",
-            Self::Estimated => "estimated",
-        }
+labels! {
+    /// Whether a duration was measured or inferred (label `source`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum StageSource {
+        /// Between two stamps of ours, or reported by the engine.
+        Measured = "measured",
+        Estimated = "estimated",
     }
 }
 

@@ -118,20 +118,18 @@ impl Windows {
     }
 }
 
-const MAX_SERIES: usize = 64;
+/// Series from which on new labels share one.
+pub(super) const MAX_SERIES: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::clock::seconds as second;
 
     fn key(route: &str) -> WindowKey {
         WindowKey { route: route.into(), model: "m".into(), revision: "v1".into() }
-    }
-
-    fn second(n: u64) -> Stamp {
-        Stamp::from_nanos(n * 1_000_000_000)
     }
 
     fn observe(windows: &Windows, ms: impl Iterator<Item = u64>, now: Stamp) {

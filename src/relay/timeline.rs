@@ -209,12 +209,6 @@ impl Timeline {
         since(self.found_nothing) >= HELD_UP || since(self.resumed) >= BACKLOG
     }
 
-    /// Arrival of the first byte.
-    #[must_use]
-    pub fn first_byte(&self) -> Option<Stamp> {
-        self.first_byte.get()
-    }
-
     /// Arrival of the first content event.
     #[must_use]
     #[inline]

@@ -342,6 +342,7 @@ const SUSPICIOUS: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::seconds as at;
 
     fn watched(inter_token: u64) -> (Arc<Watchdog>, Arc<StreamWatch>, Arc<Vitals>, KillSwitch) {
         let dog = Watchdog::new(Clock::start());
@@ -355,10 +356,6 @@ mod tests {
         };
         let watch = dog.watch(Arc::clone(&vitals), kill.clone(), deadlines, at(1));
         (dog, watch, vitals, kill)
-    }
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
     }
 
     #[test]

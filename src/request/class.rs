@@ -3,32 +3,22 @@
 //! Latency of a 200-token prompt and of a 20,000-token one have nothing in common; series are kept apart by class.
 
 use crate::config::Classes;
+use crate::labels::labels;
 use crate::units::Tokens;
 
-/// Prompt class by estimated input tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Class {
-    /// Not known: no body was classified.
-    #[default]
-    None,
-    /// Up to `classes.short` tokens.
-    Short,
-    /// Up to `classes.medium` tokens.
-    Medium,
-    /// Above.
-    Long,
-}
-
-impl Class {
-    /// The label's value.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Short => "short",
-            Self::Medium => "medium",
-            Self::Long => "long",
-        }
+labels! {
+    /// Prompt class by estimated input tokens.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum Class {
+        /// Not known: no body was classified.
+        #[default]
+        None = "none",
+        /// Up to `classes.short` tokens.
+        Short = "short",
+        /// Up to `classes.medium` tokens.
+        Medium = "medium",
+        /// Above.
+        Long = "long",
     }
 }
 

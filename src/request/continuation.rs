@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
+use crate::labels::labels;
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::request::splice::{Edit, apply};
@@ -45,50 +46,32 @@ pub struct Continuation {
     pub tokens: u64,
 }
 
-/// Why a stream is not continued elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
-    /// Its dialect cannot express it.
-    Dialect,
-    /// A tool call has begun.
-    ToolCall,
-    /// Reasoning was streamed: how it goes back into a prompt is each template's own affair.
-    Reasoning,
-    /// More than one choice, or a beam search.
-    SeveralChoices,
-    /// Log probabilities of tokens that two engines would count from different places.
-    Logprobs,
-    /// The answer follows a grammar, whose state is lost with the engine.
-    StructuredOutput,
-    /// The prompt comes back in the answer.
-    Echo,
-    /// A field that gives the prompt another meaning when it grows.
-    PromptShape,
-    /// Stop strings that are part of the answer: one may lie across the break.
-    StopInOutput,
-    /// The text is longer than what is kept of it.
-    TooLong,
-    /// Part of it could not be read.
-    Unreadable,
-}
-
-impl Obstacle {
-    /// Value of the log field.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Dialect => "dialect",
-            Self::ToolCall => "tool_call",
-            Self::Reasoning => "reasoning",
-            Self::SeveralChoices => "several_choices",
-            Self::Logprobs => "logprobs",
-            Self::StructuredOutput => "structured_output",
-            Self::Echo => "echo",
-            Self::PromptShape => "prompt_shape",
-            Self::StopInOutput => "stop_in_output",
-            Self::TooLong => "too_long",
-            Self::Unreadable => "unreadable",
-        }
+labels! {
+    /// Why a stream is not continued elsewhere.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Obstacle {
+        /// Its dialect cannot express it.
+        Dialect = "dialect",
+        /// A tool call has begun.
+        ToolCall = "tool_call",
+        /// Reasoning was streamed: how it goes back into a prompt is each template's own affair.
+        Reasoning = "reasoning",
+        /// More than one choice, or a beam search.
+        SeveralChoices = "several_choices",
+        /// Log probabilities of tokens that two engines would count from different places.
+        Logprobs = "logprobs",
+        /// The answer follows a grammar, whose state is lost with the engine.
+        StructuredOutput = "structured_output",
+        /// The prompt comes back in the answer.
+        Echo = "echo",
+        /// A field that gives the prompt another meaning when it grows.
+        PromptShape = "prompt_shape",
+        /// Stop strings that are part of the answer: one may lie across the break.
+        StopInOutput = "stop_in_output",
+        /// The text is longer than what is kept of it.
+        TooLong = "too_long",
+        /// Part of it could not be read.
+        Unreadable = "unreadable",
     }
 }
 

@@ -13,35 +13,22 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Canary, OnBreach};
+use crate::labels::labels;
 
-/// State of a rollout.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RolloutState {
-    /// It walks its steps.
-    #[default]
-    Running,
-    /// It keeps its step until somebody acts.
-    Paused,
-    /// It has all traffic.
-    Promoted,
-    /// It has none.
-    RolledBack,
-}
-
-impl RolloutState {
-    /// Every state.
-    pub const ALL: [Self; 4] = [Self::Running, Self::Paused, Self::Promoted, Self::RolledBack];
-
-    /// Its name in the API and as a label.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::Promoted => "promoted",
-            Self::RolledBack => "rolled_back",
-        }
+labels! {
+    /// State of a rollout.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum RolloutState {
+        /// It walks its steps.
+        #[default]
+        Running = "running",
+        /// It keeps its step until somebody acts.
+        Paused = "paused",
+        /// It has all traffic.
+        Promoted = "promoted",
+        /// It has none.
+        RolledBack = "rolled_back",
     }
 }
 

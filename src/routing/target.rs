@@ -227,12 +227,9 @@ const MOST_BLOCKS: u64 = 1 << 40;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::seconds as at;
 
     const LIMITS: EngineLimits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
 
     #[test]
     fn a_page_is_told_until_it_is_ten_scrapes_old() {

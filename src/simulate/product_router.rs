@@ -32,12 +32,16 @@ pub struct ProductRouter {
     rules: Rules,
     /// Longer prompts, in tokens, are of class `long`.
     medium: Tokens,
-    pub(super) limits: EngineLimits,
-    pub(super) dispatcher: Arc<Dispatcher>,
-    pub(super) targets: Vec<Target>,
+    /// Scrape interval and batch limit of its engines.
+    pub limits: EngineLimits,
+    /// Its pool's.
+    pub dispatcher: Arc<Dispatcher>,
+    /// Every replica, by slot.
+    pub targets: Vec<Target>,
     untried: SlotSet,
     streams: HashMap<RequestId, SimulatedStream>,
-    pub(super) queue: WaitQueue<RequestId>,
+    /// Requests that wait.
+    pub queue: WaitQueue<RequestId>,
     waiting: HashMap<RequestId, Wait>,
     /// When each wait ends at the latest.
     ends: BTreeSet<(Stamp, RequestId)>,
@@ -46,11 +50,12 @@ pub struct ProductRouter {
     /// `None` while the queue is not driven: a round that finds it empty ends the series.
     next_round: Option<Stamp>,
     decisions: u64,
-    pub(super) standings: Standings,
-    pub(super) arrivals: Arrivals,
+    /// Which replicas are in use.
+    pub standings: Standings,
+    /// Requests so far, and their mean work.
+    pub arrivals: Arrivals,
     /// Whose each request is.
     share: fn(&Arrival) -> Share,
-    #[cfg(test)]
     refusals: Vec<(RequestId, Stamp, Refusal)>,
 }
 
@@ -112,7 +117,6 @@ impl ProductRouter {
             waiting: HashMap::new(),
             ends: BTreeSet::new(),
             share: |_| Share { tenant: "default".into(), weight: 1, priority: 0 },
-            #[cfg(test)]
             refusals: Vec::new(),
             called: VecDeque::new(),
             next_refresh: Stamp::default(),
@@ -124,19 +128,19 @@ impl ProductRouter {
     }
 
     /// The same with requests of several tenants.
-    #[cfg(test)]
-    pub(super) fn with_shares(self, share: fn(&Arrival) -> Share) -> Self {
+    #[must_use]
+    pub fn with_shares(self, share: fn(&Arrival) -> Share) -> Self {
         Self { share, ..self }
     }
 
     /// Requests that were refused, when and why.
-    #[cfg(test)]
-    pub(super) fn refusals(&self) -> &[(RequestId, Stamp, Refusal)] {
+    pub fn refusals(&self) -> &[(RequestId, Stamp, Refusal)] {
         &self.refusals
     }
 
     /// Where a request is served.
-    pub(super) fn slot_of(&self, request: RequestId) -> Option<usize> {
+    #[must_use]
+    pub fn slot_of(&self, request: RequestId) -> Option<usize> {
         Some(self.streams.get(&request)?.assignment.decision.slot)
     }
 
@@ -285,12 +289,7 @@ impl ProductRouter {
         self.refuse(id, refusal, now);
     }
 
-    #[cfg_attr(
-        not(test),
-        expect(clippy::unused_self, unused_variables, reason = "figures count what is never sent")
-    )]
     fn refuse(&mut self, id: RequestId, refusal: Refusal, now: Stamp) {
-        #[cfg(test)]
         self.refusals.push((id, now, refusal));
     }
 
@@ -444,79 +443,4 @@ const BYTES_PER_TOKEN: u64 = 4;
 const FAR: Stamp = Stamp::from_nanos(u64::MAX / 2);
 
 #[cfg(test)]
-mod tests {
-    use tokenway_sim::engine::{CostModel, EngineConfig};
-    use tokenway_sim::replay::{Bounds, Demand, Figures, Scenario, Trace, qwen_32b_on_two_h100, run};
-
-    use super::*;
-    use crate::config::TtftBound;
-
-    /// Runs a trace at 1 ms per prompt token and 10 ms per step, with bounds TTFT 2 s and TPOT 50 ms.
-    fn ran(trace: &Trace, policy: PolicyName, queue: Option<QueueLimits>, replicas: usize) -> Figures {
-        let engine = EngineConfig {
-            cost: CostModel {
-                step: Duration::from_millis(10),
-                step_per_seq: Duration::ZERO,
-                prefill_tokens_per_second: 1_000.0,
-                attention_seconds: 0.0,
-                context_seconds: 0.0,
-                jitter: 0.0,
-            },
-            ..qwen_32b_on_two_h100()
-        };
-        let (ttft, tpot) = (Duration::from_secs(2), Some(Duration::from_millis(50)));
-        let scenario = Scenario {
-            engine,
-            // At this load a fleet of any size gets the trace at its own pace, once.
-            demand: Demand { replicas, load: 4.0 / replicas as f64, seed: 1, is_whole: false },
-            slow: Vec::new(),
-            scrape_interval: Duration::from_millis(50),
-            bounds: Bounds { ttft: Some(ttft), tpot, ..Bounds::default() },
-        };
-        let bound = TtftBound { base: ttft, per_prompt_token: Duration::ZERO };
-        let slo = Slo { ttft: Some(bound), tpot, ..Slo::default() };
-        let limits = EngineLimits { scrape_interval: scenario.scrape_interval, batch_limit: None };
-        let route = ReplayedRoute { policy, slo, queue, medium: Tokens(8192), limits };
-        run(trace, &scenario, &mut ProductRouter::new(&route, replicas))
-    }
-
-    /// Requests of `prompt` and `output` tokens at `ms`.
-    fn trace(requests: impl Iterator<Item = (u64, u64, u64)>) -> Trace {
-        let line = |(ms, prompt, output)| {
-            format!("{{\"timestamp\": {ms}, \"input_length\": {prompt}, \"output_length\": {output}}}\n")
-        };
-        Trace::read(&requests.map(line).collect::<String>()).unwrap()
-    }
-
-    #[test]
-    fn the_products_policies_serve_a_trace_and_learn_from_it() {
-        let trace = trace((0..60).map(|n| (n * 60_000, 300 + 40 * (n % 7), 5)));
-        for policy in PolicyName::ALL {
-            let figures = ran(&trace, policy, None, 2);
-            assert_eq!((figures.requests, figures.refused), (60, 0.0), "{policy:?}");
-            assert_eq!(figures.prediction.is_some(), policy == PolicyName::Latency, "{policy:?}");
-        }
-    }
-
-    #[test]
-    fn a_queue_refuses_what_is_beyond_the_fleet_and_the_rest_is_in_time() {
-        // 1 s prompts at 2/s on one replica: an offered load of twice its capacity. TTFT bound 2 s.
-        let trace = trace((0..120).map(|n| (n * 500, 1_001, 1)));
-        let queue = |max_requests, max_wait| QueueLimits {
-            max_requests,
-            max_bytes: 1 << 30,
-            max_wait: Duration::from_secs(max_wait),
-            isolate_long: true,
-        };
-        let with = |queue: Option<QueueLimits>| ran(&trace, PolicyName::Latency, queue, 1);
-        // At most half of them can be in time.
-        let open = with(None);
-        assert_eq!(open.refused, 0.0, "without a queue no request is refused");
-        assert!(open.goodput > 0.4, "those that can be in time go first: {open:?}");
-        for queue in [queue(0, 5), queue(100, 1), queue(2, 60)] {
-            let closed = with(Some(queue));
-            assert!(closed.refused > 0.2 && closed.goodput > 0.3, "{queue:?}: {closed:?}");
-            assert_eq!(closed.failed, 0.0);
-        }
-    }
-}
+mod tests;

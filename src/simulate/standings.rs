@@ -12,7 +12,7 @@ use crate::routing::{Dispatcher, Target};
 
 /// Standing of every replica.
 #[derive(Debug, Default)]
-pub(super) struct Standings {
+pub struct Standings {
     /// `None` where it gets no requests.
     each: Vec<Option<Health>>,
     /// `None` until a replica joined.
@@ -40,7 +40,7 @@ impl Standings {
     }
 
     /// A replica becomes ready beside others, or among nobody where `span` is zero.
-    pub(super) fn joins(&mut self, target: &Target, span: Duration, now: Stamp) {
+    pub fn joins(&mut self, target: &Target, span: Duration, now: Stamp) {
         let Some(one) = self.each.get_mut(target.slot) else { return };
         one.insert(Health::new(now)).warmth.warmed(now, true, span);
         self.next_look.get_or_insert(now);
@@ -50,7 +50,7 @@ impl Standings {
     }
 
     /// A replica gets no more requests.
-    pub(super) fn leaves(&mut self, slot: usize) {
+    pub fn leaves(&mut self, slot: usize) {
         if let Some(one) = self.each.get_mut(slot) {
             *one = None;
         }

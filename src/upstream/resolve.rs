@@ -163,10 +163,7 @@ const FAILED_FOR: Duration = Duration::from_millis(500);
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
+    use crate::clock::seconds as at;
 
     #[tokio::test]
     async fn addresses_pass_and_names_are_looked_up_once() {

@@ -12,6 +12,7 @@ mod life;
 mod relay;
 mod relay_stream;
 mod routing;
+mod simulated;
 mod slo;
 mod standby;
 #[path = "../support/mod.rs"]

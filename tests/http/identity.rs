@@ -177,7 +177,7 @@ async fn tokens_name_their_tenant_and_keys_go_on_working_beside_them() {
     assert_eq!(models(&stranger.of("acme")).await.status, 401);
     let seen = gateway.replica.seen();
     assert_eq!(seen.len(), 2);
-    assert!(seen.iter().all(|seen| seen.field("authorization").is_none()), "a credential went upstream");
+    assert!(seen.iter().all(|seen| seen.header("authorization").is_none()), "a credential went upstream");
 }
 
 #[tokio::test]

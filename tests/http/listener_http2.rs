@@ -12,7 +12,7 @@ use crate::listener_support::frames::{
     window_update,
 };
 use crate::listener_support::raw::Client;
-use crate::listener_support::replica::MEDIUM;
+use crate::listener_support::replica::{MEDIUM, fault};
 use crate::listener_support::{CHAT, Gateway, STREAM, until};
 
 const CHAT_PATH: &str = "/v1/chat/completions";
@@ -41,7 +41,7 @@ async fn prior_knowledge_is_served_and_streams_share_a_connection() {
     gateway.replica.let_go(3);
     assert!(body(&mut client, 1).await.ends_with("[DONE]\n\n"));
     for seen in gateway.replica.seen() {
-        assert_eq!(seen.fault, None, "{seen:?}");
+        assert_eq!(fault(&seen), None, "{seen:?}");
     }
 }
 

@@ -8,4 +8,6 @@ mod listener_http2;
 #[path = "../listener_support/mod.rs"]
 mod listener_support;
 mod smuggling;
+#[path = "../support/mod.rs"]
+mod support;
 mod tls;

@@ -13,8 +13,9 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::listener_support::replica::Seen;
+use crate::listener_support::replica::fault;
 use crate::listener_support::{CHAT, Gateway, raw};
+use crate::support::replica::Received;
 
 /// One client connection's bytes.
 struct Vector {
@@ -324,14 +325,14 @@ fn statuses(bytes: &[u8]) -> Vec<u16> {
 }
 
 /// What is wrong with a request that reached the replica; `None` when it is as intended.
-fn wrong(seen: &Seen) -> Option<String> {
-    if let Some(fault) = &seen.fault {
-        return Some(fault.clone());
+fn wrong(seen: &Received) -> Option<String> {
+    if let Some(fault) = fault(seen) {
+        return Some(fault);
     }
     let is_whole = seen.line() == "POST /v1/chat/completions HTTP/1.1"
         && (seen.body.is_empty() || seen.body == CHAT.as_bytes())
-        && seen.field("x-vector").is_some();
-    if !is_whole || seen.field("x-smuggled").is_some() {
+        && seen.header("x-vector").is_some();
+    if !is_whole || !seen.all("x-smuggled").is_empty() {
         return Some(format!("not the intended request: {seen:?}"));
     }
     None
@@ -382,7 +383,7 @@ async fn of_every_ambiguous_request_the_replica_sees_the_intended_one_or_none() 
     let mut numbers = HashSet::new();
     for seen in gateway.replica.seen() {
         assert_eq!(wrong(&seen), None);
-        assert!(numbers.insert(seen.field("x-vector").unwrap().to_owned()), "twice: {seen:?}");
+        assert!(numbers.insert(seen.header("x-vector").unwrap().to_owned()), "twice: {seen:?}");
     }
     assert_eq!(served + refused, total);
     assert_eq!(served, numbers.len(), "an answer for each request that arrived, and for no other");

@@ -23,6 +23,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::task::TaskTracker;
 
 use crate::listener_support::raw::{self, Client, post};
+use crate::listener_support::replica::fault;
 use crate::listener_support::{CHAT, Gateway, STREAM, soon, until};
 
 const CHAT_PATH: &str = "/v1/chat/completions";
@@ -142,7 +143,7 @@ async fn http1_and_http2_are_chosen_by_alpn() {
         let body = soon("its body", response.into_body().collect()).await.unwrap().to_bytes();
         assert!(body.starts_with(b"{"));
     }
-    assert!(gateway.replica.seen().iter().all(|seen| seen.fault.is_none()));
+    assert!(gateway.replica.seen().iter().all(|seen| fault(seen).is_none()));
 }
 
 #[tokio::test]

@@ -7,37 +7,33 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
 pub mod frames;
-#[path = "../support/quiet.rs"]
-mod quiet;
 pub mod raw;
 pub mod replica;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::ops::Deref;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use tokenway::app::App;
-use tokenway::clock::Clock;
 use tokenway::config::Config;
-use tokenway::fleet::status::FleetView;
-use tokenway::fleet::status::ReplicaState;
-use tokenway::observe::metrics::BuildInfo;
-use tokenway::observe::spans::Background;
-use tokenway::observe::{Observer, Surroundings};
-use tokio::runtime::Handle;
-use tokio_util::task::TaskTracker;
 
 use self::replica::Replica;
-
-/// Longer than anything here takes on a busy machine.
-pub const LIMIT: Duration = Duration::from_secs(10);
+use crate::support;
+use crate::support::quiet::{NO_WARMUP, checked};
+pub use crate::support::{soon, until};
 
 /// A gateway in front of one scripted replica.
 pub struct Gateway {
-    pub app: Arc<App>,
+    gateway: support::Gateway,
     pub replica: Replica,
     pub config: Config,
+}
+
+impl Deref for Gateway {
+    type Target = support::Gateway;
+
+    fn deref(&self) -> &Self::Target {
+        &self.gateway
+    }
 }
 
 impl Gateway {
@@ -51,20 +47,7 @@ impl Gateway {
         let replica = Replica::start().await;
         let mut config = config(replica.addr);
         change(&mut config);
-        let shared = Arc::new(config.clone());
-        let clock = Clock::start();
-        let observer = observer(&config, clock);
-        let app = Arc::new(App::start(shared, observer, clock, Handle::current()).unwrap());
-        let gateway = Self { app, replica, config };
-        until("the replica is ready", || {
-            gateway.app.fleet.statuses().iter().all(|r| r.state == ReplicaState::Ready)
-        })
-        .await;
-        gateway
-    }
-
-    pub fn addr(&self) -> SocketAddr {
-        self.app.data
+        Self { gateway: support::Gateway::start(config.clone()).await, replica, config }
     }
 
     /// Requests whose record is still open.
@@ -99,14 +82,6 @@ impl Gateway {
     }
 }
 
-fn observer(config: &Config, clock: Clock) -> Arc<Observer> {
-    let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
-    let build = BuildInfo { version: "test", revision: "test", date: "test" };
-    let around =
-        Surroundings { clock, build, background, instance: "test".into(), fleet: FleetView::default() };
-    Arc::new(Observer::start(config, around).unwrap())
-}
-
 /// A small chat request.
 pub const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
 
@@ -115,7 +90,7 @@ pub const STREAM: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user
 
 /// One replica, one route `*`.
 fn config(replica: SocketAddr) -> Config {
-    quiet::checked(&format!(
+    checked(&format!(
         r#"
 [server]
 listen = "127.0.0.1:0"
@@ -160,24 +135,6 @@ client_may = []
 ask_usage = false
 "#,
         replica.port(),
-        quiet::NO_WARMUP
+        NO_WARMUP
     ))
-}
-
-/// Waits for a condition.
-pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let poll = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    assert!(tokio::time::timeout(LIMIT, poll).await.is_ok(), "still not so after {LIMIT:?}: {what}");
-}
-
-/// Awaits with the limit.
-pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(LIMIT, future).await {
-        Ok(value) => value,
-        Err(_) => panic!("still waiting after {LIMIT:?}: {what}"),
-    }
 }

@@ -1,171 +1,82 @@
-//! A scripted replica: strict about what it is sent, obedient to `x-script` about what it answers.
-//!
-//! It reads requests like the strictest server would (one Content-Length, no transfer coding) and keeps all of
-//! them, so that a test can say what reached an engine. Own requests of the gateway are answered and not kept.
+//! The scripted replica of [`crate::support`], obedient to `x-script` about what it answers and strict about what it is sent:
+//! one Content-Length, no transfer coding, as the strictest server would be.
 
-use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio_util::task::TaskTracker;
 
-/// A request as it reached the replica.
-#[derive(Clone, Debug)]
-pub struct Seen {
-    /// Request line and fields, lower-cased names as they came.
-    pub head: String,
-    pub body: Vec<u8>,
-    /// Why no engine should have been sent this.
-    pub fault: Option<String>,
-}
-
-impl Seen {
-    pub fn line(&self) -> &str {
-        self.head.lines().next().unwrap_or_default()
-    }
-
-    /// All values of a field.
-    pub fn all(&self, name: &str) -> Vec<&str> {
-        self.head
-            .lines()
-            .skip(1)
-            .filter_map(|line| line.split_once(':'))
-            .filter(|(key, _)| key.eq_ignore_ascii_case(name))
-            .map(|(_, value)| value.trim())
-            .collect()
-    }
-
-    pub fn field(&self, name: &str) -> Option<&str> {
-        self.all(name).first().copied()
-    }
-}
+use crate::support::replica::{Received, Step};
+use crate::support::{self, wire};
 
 /// A replica on a port of its own.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Replica {
-    pub addr: SocketAddr,
-    script: Arc<Script>,
+    replica: Arc<support::replica::Replica>,
+    /// Each permit lets one event of a `gated` stream go.
+    events: Arc<Semaphore>,
 }
 
-#[derive(Debug)]
-struct Script {
-    seen: Mutex<Vec<Seen>>,
-    /// Each permit lets one event of a `gated` stream go.
-    events: Semaphore,
-    /// Requests that are being answered now.
-    busy: AtomicUsize,
-    tracker: TaskTracker,
+impl Deref for Replica {
+    type Target = support::replica::Replica;
+
+    fn deref(&self) -> &Self::Target {
+        &self.replica
+    }
 }
 
 impl Replica {
     pub async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        let script = Arc::new(Script {
-            seen: Mutex::default(),
-            events: Semaphore::new(0),
-            busy: AtomicUsize::new(0),
-            tracker: TaskTracker::new(),
+        let events = Arc::new(Semaphore::new(0));
+        let replica = Arc::new(support::replica::Replica::start().await);
+        let permits = Arc::clone(&events);
+        replica.answers(move |request| match fault(request) {
+            Some(_) => vec![Step::Close],
+            None => script(request.header("x-script").unwrap_or("unary"), &permits),
         });
-        let accepting = Arc::clone(&script);
-        script.tracker.spawn(async move {
-            while let Ok((socket, _)) = listener.accept().await {
-                let script = Arc::clone(&accepting);
-                accepting.tracker.spawn(async move { script.serve(socket).await });
-            }
-        });
-        Self { addr, script }
+        Self { replica, events }
     }
 
     /// Everything that was sent to it so far.
-    pub fn seen(&self) -> Vec<Seen> {
-        self.script.seen.lock().clone()
-    }
-
-    /// Requests that it works on.
-    pub fn busy(&self) -> usize {
-        self.script.busy.load(Ordering::SeqCst)
+    pub fn seen(&self) -> Vec<Received> {
+        self.received()
     }
 
     /// Lets `count` further events of gated streams go.
     pub fn let_go(&self, count: usize) {
-        self.script.events.add_permits(count);
+        self.events.add_permits(count);
     }
 }
 
-struct Busy<'a>(&'a AtomicUsize);
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-impl Script {
-    async fn serve(&self, mut socket: TcpStream) -> Option<()> {
-        let mut buffer = Vec::new();
-        loop {
-            let seen = read_request(&mut socket, &mut buffer).await?;
-            let is_own = seen.field("x-tokenway-probe").is_some();
-            let script = seen.field("x-script").unwrap_or("unary").to_owned();
-            let is_broken = seen.fault.is_some();
-            if !is_own {
-                self.seen.lock().push(seen);
-            }
-            if is_broken {
-                return None;
-            }
-            self.busy.fetch_add(1, Ordering::SeqCst);
-            let _busy = Busy(&self.busy);
-            match script.as_str() {
-                "flood" => flood(&mut socket).await?,
-                "gated" => self.gated(&mut socket).await?,
-                "silent" => return wait_for_end(&mut socket).await,
-                "broken" => return broken(&mut socket).await,
-                "medium" => socket.write_all(&large("200 OK", MEDIUM, MEDIUM)).await.ok()?,
-                "large" => socket.write_all(&large("200 OK", LARGE, LARGE)).await.ok()?,
-                "large-error" => socket.write_all(&large("500 Error", LARGE, LARGE)).await.ok()?,
-                "large-cut" => return socket.write_all(&large("200 OK", LARGE, LARGE * 3 / 4)).await.ok(),
-                _ => socket.write_all(unary().as_bytes()).await.ok()?,
-            }
+fn script(name: &str, events: &Arc<Semaphore>) -> Vec<Step> {
+    let begun = |rest: Vec<Step>| {
+        [SSE_HEAD.as_bytes().to_vec(), wire::chunk(event("first").as_bytes())]
+            .map(Step::Raw)
+            .into_iter()
+            .chain(rest)
+            .collect()
+    };
+    match name {
+        "flood" => {
+            let event = event(&"x".repeat(8000)).into_bytes();
+            vec![Step::Raw(SSE_HEAD.into()), Step::Flood(event, usize::MAX)]
         }
-    }
-
-    /// An event for each permit, 3 after the first one, then the end.
-    async fn gated(&self, socket: &mut TcpStream) -> Option<()> {
-        socket.write_all(SSE_HEAD.as_bytes()).await.ok()?;
-        socket.write_all(&chunk(&event("first"))).await.ok()?;
-        for word in ["second", "third", "fourth"] {
-            let mut byte = [0];
-            tokio::select! {
-                permit = self.events.acquire() => permit.ok()?.forget(),
-                _ = socket.read(&mut byte) => return None,
-            }
-            socket.write_all(&chunk(&event(word))).await.ok()?;
+        // An event for each permit, 3 after the first one, then the end.
+        "gated" => {
+            let word = |word| [Step::Permit(Arc::clone(events)), wire::event(event(word))];
+            let end = r#"data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+            let end = [wire::event(format!("{end}\n\ndata: [DONE]\n\n")), Step::End];
+            begun(["second", "third", "fourth"].into_iter().flat_map(word).chain(end).collect())
         }
-        let end = r#"data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
-        socket.write_all(&chunk(&format!("{end}\n\ndata: [DONE]\n\n"))).await.ok()?;
-        socket.write_all(b"0\r\n\r\n").await.ok()
+        "silent" => vec![Step::Hang],
+        // One event, then the end of the connection inside the body.
+        "broken" => begun(vec![Step::Close]),
+        "medium" => vec![large("200 OK", MEDIUM, MEDIUM)],
+        "large" => vec![large("200 OK", LARGE, LARGE)],
+        "large-error" => vec![large("500 Error", LARGE, LARGE)],
+        "large-cut" => vec![large("200 OK", LARGE, LARGE * 3 / 4), Step::Close],
+        _ => wire::json(200, UNARY),
     }
-}
-
-/// Content until the client leaves.
-async fn flood(socket: &mut TcpStream) -> Option<()> {
-    socket.write_all(SSE_HEAD.as_bytes()).await.ok()?;
-    let event = chunk(&event(&"x".repeat(8000)));
-    loop {
-        socket.write_all(&event).await.ok()?;
-    }
-}
-
-/// One event, then the end of the connection inside the body.
-async fn broken(socket: &mut TcpStream) -> Option<()> {
-    socket.write_all(SSE_HEAD.as_bytes()).await.ok()?;
-    socket.write_all(&chunk(&event("first"))).await.ok()
 }
 
 /// Bytes of a `large` answer.
@@ -175,59 +86,18 @@ pub const LARGE: usize = 2 << 20;
 pub const MEDIUM: usize = 900_000;
 
 /// An answer of `length` bytes, of which only some are sent.
-fn large(status: &str, length: usize, sent: usize) -> Vec<u8> {
+fn large(status: &str, length: usize, sent: usize) -> Step {
     let head =
         format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n");
-    [head.as_bytes(), &vec![b' '; sent]].concat()
-}
-
-async fn wait_for_end(socket: &mut TcpStream) -> Option<()> {
-    let mut byte = [0];
-    socket.read(&mut byte).await.ok().map(|_| ())
+    Step::Raw([head.as_bytes(), &vec![b' '; sent]].concat())
 }
 
 fn event(text: &str) -> String {
     format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n")
 }
 
-fn chunk(data: &str) -> Vec<u8> {
-    format!("{:x}\r\n{data}\r\n", data.len()).into_bytes()
-}
-
-fn unary() -> String {
-    let body = r#"{"id":"c1","object":"list","data":[{"id":"m","object":"model"}],"choices":[{"index":0,"message":{"role":"assistant","content":"hello"},"finish_reason":"stop"}]}"#;
-    format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-}
-
-/// One request, or `None` at the end of the connection.
-async fn read_request(socket: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Seen> {
-    let end = loop {
-        if let Some(at) = memchr::memmem::find(buffer, b"\r\n\r\n") {
-            break at + 4;
-        }
-        if socket.read_buf(buffer).await.ok()? == 0 {
-            return None;
-        }
-    };
-    let head = String::from_utf8_lossy(&buffer[..end]).into_owned();
-    buffer.drain(..end);
-    let mut seen = Seen { head, body: Vec::new(), fault: None };
-    seen.fault = fault(&seen);
-    let length = seen.field("content-length").and_then(|n| n.parse().ok()).unwrap_or(0);
-    while buffer.len() < length {
-        if socket.read_buf(buffer).await.ok()? == 0 {
-            return None;
-        }
-    }
-    seen.body = buffer.drain(..length).collect();
-    Some(seen)
-}
-
-/// What the gateway promises never to send.
-fn fault(seen: &Seen) -> Option<String> {
+/// Why no engine should have been sent this: what the gateway promises never to send.
+pub fn fault(seen: &Received) -> Option<String> {
     let line: Vec<&str> = seen.line().split(' ').collect();
     let is_request =
         matches!(line[..], ["GET" | "POST" | "HEAD" | "OPTIONS", path, "HTTP/1.1"] if path.starts_with('/'));
@@ -236,7 +106,7 @@ fn fault(seen: &Seen) -> Option<String> {
     }
     for gone in ["transfer-encoding", "te", "upgrade", "trailer", "keep-alive", "proxy-connection", "expect"]
     {
-        if seen.field(gone).is_some() {
+        if !seen.all(gone).is_empty() {
             return Some(format!("{gone} crossed"));
         }
     }
@@ -255,3 +125,4 @@ fn fault(seen: &Seen) -> Option<String> {
 
 const SSE_HEAD: &str =
     "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
+const UNARY: &str = r#"{"id":"c1","object":"list","data":[{"id":"m","object":"model"}],"choices":[{"index":0,"message":{"role":"assistant","content":"hello"},"finish_reason":"stop"}]}"#;

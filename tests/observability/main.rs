@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+// The fixture of the room is shared with its unit tests, which find these at the root.
+use tokenway::{clock, record, request, units};
+
 mod alerting;
 mod drift;
 mod engine_spans;

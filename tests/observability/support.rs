@@ -1,5 +1,7 @@
 //! Support for the observer tests: a configuration, a record, a collector, a gateway to administer.
 
+#[path = "../../src/observe/fixture.rs"]
+pub(crate) mod fixture;
 #[path = "../support/quiet.rs"]
 mod quiet;
 
@@ -17,7 +19,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use tokenway::admin::{Control, Readiness};
 use tokenway::app::observers::{DataPath, Observers};
-use tokenway::clock::{Clock, Stamp};
+use tokenway::clock::Clock;
 use tokenway::config::*;
 use tokenway::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use tokenway::fleet::status::FleetView;
@@ -25,16 +27,10 @@ use tokenway::fleet::status::{LifeStatus, OwnFailures, PoolCalibration, ReplicaS
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
-use tokenway::record::{
-    Attempt, AttemptCause, ClientInfo, DecisionSummary, FirstToken, Moments, Opening, Outcome, Record,
-    Served, SloBounds, TokenCounts,
-};
+use tokenway::record::{AttemptCause, FirstToken, Record, SloBounds};
 use tokenway::request::class::Class;
-use tokenway::request::dialect::Dialect;
-use tokenway::request::trace_context::Trace;
 use tokenway::routing::Calibration;
 use tokenway::routing::EngineSignals;
-use tokenway::units::Tokens;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -112,102 +108,20 @@ pub(crate) fn observers_of(config: &Config, fleet: FleetView) -> Observers {
     Observers::start(&configs, around, DataPath::default(), None).unwrap()
 }
 
-fn served() -> Served {
-    Served {
-        pool: "llama".into(),
-        revision: "v1".into(),
-        replica: "gpu-a:8000".into(),
-        engine: "vllm".into(),
-        host: "gpu-a".into(),
-        port: 8000,
-    }
-}
-
-fn at(ms: u64) -> Stamp {
-    Stamp::from_nanos(ms * 1_000_000)
-}
-
-fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
-    Attempt {
-        served: served(),
-        span,
-        cause: AttemptCause::Retry,
-        is_canceled: false,
-        start: at(12),
-        connected: Some(at(15)),
-        head: Some(at(20)),
-        end: at(200),
-        status: error.is_none().then_some(200),
-        error,
-        expected: None,
-        ahead: 0.0,
-    }
-}
-
 /// A good stream, retried once: TTFT 200 ms, 1 s of decode, 1.3 s in all.
 pub(crate) fn record() -> Record {
-    let opening = Opening {
-        client: ClientInfo {
-            address: Some("192.0.2.7".parse().unwrap()),
-            user_agent: Some("a-client/1.0".into()),
-            ..ClientInfo::default()
-        },
-        request_id: "req-1".into(),
-        trace: Trace { trace_id: 7, root: 0xb2, parent: None, sampled: None, flags_upstream: 0, state: None },
-        dialect: Dialect::Chat,
-        path: "/v1/chat/completions".into(),
-        head: at(0),
-    };
-    Record {
-        route: "chat".into(),
-        model: "llama".into(),
-        tenant: "acme".into(),
-        slo_class: "interactive".into(),
-        slo: SloBounds { ttft: Some(Duration::from_millis(333)), ..SloBounds::default() },
-        class: Class::Short,
-        is_stream: true,
-        outcome: Outcome::Ok,
-        status: 200,
-        at: moments(),
-        held: Duration::from_millis(1),
-        attempts: vec![attempt(0xa0, Some("connect_refused")), attempt(0xa1, None)],
-        decision: Some(DecisionSummary {
-            policy: "latency",
-            reason: "prefix",
-            waited: Duration::from_millis(1),
-            predicted_ttft: Some(Duration::from_millis(150)),
-            pace: 1.0,
-            predicted_hit: Tokens(64),
-            candidates: 2,
-            is_cold: false,
-            weighed: Box::default(),
-        }),
-        tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },
-        estimated_input: Tokens(96),
-        content_events: 21,
-        longest_gap: Duration::from_millis(80),
-        longest_gap_at: Some(at(500)),
-        response_model: Some("llama".into()),
-        response_id: Some("chatcmpl-1".into()),
-        finish_reasons: vec!["stop".into()],
-        bytes_in: 500,
-        bytes_out: 9000,
-        ..Record::open(opening)
-    }
-}
-
-fn moments() -> Moments {
-    Moments {
-        head: at(0),
-        read: Some(at(10)),
-        admitted: Some(at(11)),
-        routed: Some(at(12)),
-        connected: Some(at(15)),
-        first_byte: Some(at(20)),
-        first_token: Some(at(210)),
-        last_token: Some(at(1210)),
-        end: at(1300),
-    }
+    let good = fixture::stream();
+    let mut refused = good.attempts[0].clone();
+    (refused.span, refused.status, refused.error) = (0xa0, None, Some("connect_refused"));
+    let mut record = Record { attempts: vec![refused, good.attempts[0].clone()], ..good };
+    record.attempts.iter_mut().for_each(|attempt| attempt.cause = AttemptCause::Retry);
+    record.trace.trace_id = 7;
+    record.route = "chat".into();
+    record.slo = SloBounds { ttft: Some(Duration::from_millis(333)), ..SloBounds::default() };
+    record.held = Duration::from_millis(1);
+    record.client.address = Some("192.0.2.7".parse().unwrap());
+    record.client.user_agent = Some("a-client/1.0".into());
+    record
 }
 
 /// The first token of that record.
@@ -218,7 +132,7 @@ pub(crate) fn first_token() -> FirstToken {
         tenant: "acme".into(),
         class: Class::Short,
         operation: "chat",
-        served: served(),
+        served: fixture::served(),
         ttft: Duration::from_millis(200),
         predicted: Some(Duration::from_millis(150)),
         is_cold: false,
@@ -261,7 +175,6 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
     }
 }
 
-/// The value of a series on a page of metrics.
 /// A source of replicas that fails.
 pub(crate) fn source() -> SourceStatus {
     SourceStatus {
@@ -275,6 +188,7 @@ pub(crate) fn source() -> SourceStatus {
     }
 }
 
+/// The value of a series on a page of metrics.
 pub(crate) fn value(page: &str, series: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }

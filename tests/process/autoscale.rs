@@ -14,7 +14,7 @@ use saphyr::{LoadableYamlNode, Yaml};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-use crate::serve_support::{Fleet, Gateway, Process, chat, get, post_chat, replace, until};
+use crate::serve_support::{DeadPort, Fleet, Gateway, Process, chat, get, post_chat, replace, until};
 
 fn scale(gateway: &Gateway, pool: &str) -> (u16, Json) {
     let answer = get(&gateway.admin, &format!("/api/v1/pools/{pool}/scale"));
@@ -140,18 +140,26 @@ fn the_gateway_s_manifest_stays_in_its_service_while_any_model_is_ready_and_make
 }
 
 #[test]
-fn a_deliberate_scale_to_zero_is_measured_on_the_simulation_and_only_where_a_pool_scales_so() {
-    let (code, out, err) =
-        Process::run(&["--log-level", "off", "cold-start", "--sim", "--load", "1s", "--json"]);
-    assert_eq!(code, 0, "{err}");
-    let report: Json = serde_json::from_str(&out).unwrap();
-    let seconds = |key: &str| report[key].as_f64().unwrap();
-    assert!(seconds("first_ttft") >= 1.0 && seconds("first_ttft") > seconds("warm_ttft"), "{report}");
-    assert!(seconds("cold_start") > 0.0 && seconds("added") > 0.0, "{report}");
-
-    let fleet = Fleet::start(&[]);
-    let gateway = Gateway::in_front_of(&fleet, &[]);
-    let (code, _, err) = Process::run(&["cold-start", &format!("http://{}", gateway.admin)]);
-    assert_eq!(code, 1);
-    assert!(err.contains("min_replicas = 0"), "{err}");
+fn bench_measures_what_the_first_request_after_a_scale_to_zero_waits() {
+    let (absent, folder) = (DeadPort::new(), TempDir::new().unwrap());
+    let port = absent.port().to_string();
+    let file = folder.path().join("gateway.toml");
+    let pool = format!("[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:{port}\"]\n");
+    replace(&file, &format!("{pool}[pool.probe]\ninterval = \"1s\"\n[pool.scale]\nmin_replicas = 0\n"));
+    let gateway = Gateway::with_file(&file);
+    let one = ["--model", "sim", "--rate", "0.01", "--duration", "1s", "--json"];
+    let mut bench = Process::start(&[&["bench", &gateway.data], &one[..]].concat());
+    until("the request waits for a replica", || {
+        (get(&gateway.admin, "/metrics").body.contains("tokenway_desired_replicas{pool=\"p\"} 1"))
+            .then_some(())
+    });
+    drop(absent);
+    let _replica = Process::start(&["sim", "--port", &port, "--replicas", "1"]);
+    assert_eq!(bench.exit_code(), 0);
+    let told: Json = serde_json::from_str(&bench.out.rest()).unwrap();
+    let figures = &told[0]["figures"];
+    assert_eq!((&figures["requests"], &figures["failed"]), (&1.into(), &0.0.into()), "{told}");
+    let waited = figures["ttft_p50_s"].as_f64().unwrap();
+    let cold = gateway.metric("tokenway_cold_start_seconds_sum");
+    assert!(gateway.metric("tokenway_cold_start_seconds_count") == 1.0 && waited > 0.0, "{waited} {cold}");
 }

@@ -17,7 +17,7 @@ keep = []
 "#;
 
 /// Replicas take traffic after one answer. The table of `[[pool]]` comes before it.
-pub(super) const NO_WARMUP: &str = r#"
+pub(crate) const NO_WARMUP: &str = r#"
 [pool.warmup]
 requests = 0
 timeout = "1ms"
@@ -26,7 +26,7 @@ lengths = []
 "#;
 
 /// What the file says, without a word in any log.
-pub(super) fn checked(file: &str) -> Config {
+pub(crate) fn checked(file: &str) -> Config {
     let text = format!("{QUIET}{file}");
     check_str("test.toml", &text, &|_| None).unwrap_or_else(|faults| panic!("{faults}"))
 }

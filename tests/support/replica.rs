@@ -34,6 +34,8 @@ pub enum Step {
     Expect(Vec<u8>),
     /// Goes on when the gate is opened.
     Wait(Gate),
+    /// Goes on with a permit, and uses it up.
+    Permit(Arc<Semaphore>),
     /// Goes on when one of the engine's places is free, and has it until the script is over.
     Take(Arc<Semaphore>),
     /// Waits for ten milliseconds: the pace of a stream, never a means to be in time.
@@ -99,9 +101,12 @@ pub struct Replica {
     state: Arc<State>,
 }
 
+/// What a request without an answer of its own gets.
+type Answer = Box<dyn Fn(&Received) -> Vec<Step> + Send>;
+
 struct State {
     scripts: Mutex<VecDeque<Vec<Step>>>,
-    standing: Mutex<Vec<Step>>,
+    standing: Mutex<Answer>,
     received: Mutex<Vec<Received>>,
     probes: Mutex<Probes>,
     models: Mutex<String>,
@@ -113,6 +118,7 @@ struct State {
     closed: AtomicUsize,
     flooded: AtomicUsize,
     connections: AtomicUsize,
+    busy: AtomicUsize,
     probed: AtomicUsize,
     own: Mutex<Vec<Received>>,
 }
@@ -127,7 +133,7 @@ impl Replica {
     pub fn start_on(listener: TcpListener) -> Self {
         let state = Arc::new(State {
             scripts: Mutex::default(),
-            standing: Mutex::new(wire::chat_stream(&["a", "b"])),
+            standing: Mutex::new(Box::new(|_| wire::chat_stream(&["a", "b"]))),
             received: Mutex::default(),
             probes: Mutex::new(Probes::Answered),
             models: Mutex::new(wire::MODELS.to_owned()),
@@ -139,6 +145,7 @@ impl Replica {
             closed: AtomicUsize::new(0),
             flooded: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
             probed: AtomicUsize::new(0),
             own: Mutex::default(),
         });
@@ -155,8 +162,13 @@ impl Replica {
 
     /// Every inference request without an answer of its own gets this one.
     pub fn always(&self, script: Vec<Step>) -> &Self {
-        *self.state.standing.lock() = script;
+        self.answers(move |_| script.clone());
         self
+    }
+
+    /// The same, by the request.
+    pub fn answers(&self, answer: impl Fn(&Received) -> Vec<Step> + Send + 'static) {
+        *self.state.standing.lock() = Box::new(answer);
     }
 
     pub fn probes(&self, probes: Probes) {
@@ -236,6 +248,11 @@ impl Replica {
         self.state.connections.load(Ordering::SeqCst)
     }
 
+    /// Inference requests that it works on.
+    pub fn busy(&self) -> usize {
+        self.state.busy.load(Ordering::SeqCst)
+    }
+
     /// Probe completions that came so far.
     pub fn probed(&self) -> usize {
         self.state.probed.load(Ordering::SeqCst)
@@ -288,9 +305,12 @@ async fn serve(state: Arc<State>, mut socket: TcpStream) {
             state.connections.fetch_add(1, Ordering::SeqCst);
         }
         let script = state.scripts.lock().pop_front();
-        let script = script.unwrap_or_else(|| state.standing.lock().clone());
+        let script = script.unwrap_or_else(|| (state.standing.lock())(&request));
         state.received.lock().push(request);
-        match run(&state, &mut socket, script).await {
+        state.busy.fetch_add(1, Ordering::SeqCst);
+        let after = run(&state, &mut socket, script).await;
+        state.busy.fetch_sub(1, Ordering::SeqCst);
+        match after {
             After::Reusable => {}
             After::Closed => {
                 drop(socket);
@@ -356,6 +376,14 @@ async fn run(state: &State, socket: &mut TcpStream, script: Vec<Step>) -> After 
                 () = gate.cancelled() => Ok(()),
                 () = closed(socket) => return After::Abandoned,
             },
+            // As above; a permit that was not taken is left.
+            Step::Permit(permits) => tokio::select! {
+                permit = permits.acquire() => {
+                    permit.unwrap().forget();
+                    Ok(())
+                }
+                () = closed(socket) => return After::Abandoned,
+            },
             Step::Take(places) => {
                 place = places.acquire_owned().await.ok();
                 Ok(())
@@ -417,7 +445,7 @@ async fn read_request(socket: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Re
         }
     };
     let head = String::from_utf8_lossy(&buffer[..head_end]).into_owned();
-    let length = wire::values(&head, "content-length").first().map_or(0, |n| n.parse().unwrap());
+    let length = wire::values(&head, "content-length").first().and_then(|n| n.parse().ok()).unwrap_or(0);
     while buffer.len() < head_end + length {
         if socket.read_buf(buffer).await.ok()? == 0 {
             return None;

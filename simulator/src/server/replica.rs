@@ -97,11 +97,6 @@ impl SimReplica {
         self.0.driver.stats()
     }
 
-    /// Closes listener and connections, as the end of the process would.
-    pub async fn stop(&self) {
-        self.0.end_process().await;
-    }
-
     /// Ends the process and starts a new one at the same address: no faults, an empty cache.
     ///
     /// # Errors

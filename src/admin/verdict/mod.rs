@@ -11,25 +11,19 @@ use std::sync::Arc;
 use crate::diagnosis::peers;
 pub(super) use crate::diagnosis::peers::{Cause, Outlier, RouteFigures, WindowFigures};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
-use crate::observe::history::{REASONS, Slot};
+use crate::labels::labels;
+use crate::observe::history::Slot;
+use crate::observe::slo::Missed;
 use crate::stage::Stage;
 
-/// Whether a route keeps its SLO.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Status {
-    Ok,
-    Bad,
-    /// Too few requests.
-    Unknown,
-}
-
-impl Status {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Bad => "bad",
-            Self::Unknown => "unknown",
-        }
+labels! {
+    /// Whether a route keeps its SLO.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Status {
+        Ok = "ok",
+        Bad = "bad",
+        /// Too few requests.
+        Unknown = "unknown",
     }
 }
 
@@ -98,7 +92,7 @@ fn status(figures: &RouteFigures) -> Status {
 
 fn cause(slot: &Slot, replicas: &[ReplicaStatus]) -> Option<Cause> {
     let (reason, _) = largest(&slot.missed)?;
-    let reason = *REASONS.get(reason)?;
+    let reason = *Missed::LABELS.get(reason)?;
     let (most, misses) = largest(&slot.missed_in)?;
     let stage = *Stage::ALL.get(most)?;
     // Who is refused at once has spent microseconds in each stage: which was the longest says nothing.

@@ -22,7 +22,7 @@ fn did(replica: &'static str, good: u32, missed: u32, stage: (Stage, f64, f64)) 
     Did { replica, good, missed, stage }
 }
 
-/// A window with these replicas; `reason` is an index into `REASONS`.
+/// A window with these replicas; `reason` is an index into `Missed::ALL`.
 fn slot(reason: usize, all: &[Did]) -> WindowFigures {
     let (mut slot, mut ttft) = (Slot::default(), Histogram::default());
     for Did { replica, good, missed, stage: (stage, slow, fast) } in all {

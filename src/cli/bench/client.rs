@@ -16,7 +16,9 @@ use crate::clock::{Clock, Stamp};
 use crate::config::{Endpoint, Secret};
 use crate::relay::sse::Scanner;
 use crate::relay::stream_state::{Echo, Event, StreamEnd};
+use crate::relay::timeline::Timeline;
 use crate::request::dialect::Dialect;
+use crate::stats::{Counts, Histogram};
 use crate::upstream::call::Call;
 use crate::upstream::connect::Connector;
 use crate::upstream::streamed::open;
@@ -30,6 +32,8 @@ pub(super) struct Client {
     clock: Clock,
     timeout: Duration,
     measured: Mutex<Vec<Measured>>,
+    /// Inter-token latencies, as the gateway counts them.
+    itl: Mutex<Histogram>,
     failures: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -71,8 +75,9 @@ impl Client {
                 first.ok_or_else(|| BenchError::NoModel { url: url.to_string(), status: status.as_u16() })?
             }
         };
-        let (measured, failures) = (Mutex::default(), Mutex::default());
-        Ok(Self { url: url.clone(), model, key, connector, clock, timeout: args.timeout, measured, failures })
+        let (measured, itl, failures) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (url, timeout) = (url.clone(), args.timeout);
+        Ok(Self { url, model, key, connector, clock, timeout, measured, itl, failures })
     }
 
     /// Requests that have ended.
@@ -90,6 +95,11 @@ impl Client {
         let mut measured = self.measured.lock().clone();
         measured.sort_by_key(|request| request.arrived);
         measured
+    }
+
+    /// Inter-token latencies of all answers.
+    pub(super) fn itl(&self) -> Counts {
+        self.itl.lock().counts()
     }
 
     /// Why requests failed, and how many.
@@ -129,18 +139,23 @@ impl Client {
         if !answer.status().is_success() {
             return Err(format!("status {}", answer.status().as_u16()));
         }
-        let mut scanner = Scanner::new(Dialect::Chat, Echo::Off);
+        let (mut scanner, mut timeline) = (Scanner::new(Dialect::Chat, Echo::Off), Timeline::default());
         while let Some(bytes) = answer.chunk().await.map_err(|error| format!("stream broken: {error}"))? {
-            let now = sim(self.clock.now());
+            let now = self.clock.now();
             scanner.feed(&bytes, |event, _| {
-                if let Event::Content { .. } = event {
-                    measured.first_token.get_or_insert(now);
-                    measured.last_token = now;
+                if let Event::Content { choice, tokens } = event {
+                    measured.first_token.get_or_insert(sim(now));
+                    measured.last_token = sim(now);
                     measured.tokens += 1;
+                    timeline.content(now, choice, tokens);
                 }
             });
         }
         let tokens = scanner.state().answer.tokens;
+        timeline.finish(self.clock.now(), tokens.output.map(|output| output.0), |gaps| {
+            let mut itl = self.itl.lock();
+            gaps.itl().for_each(|(gap, tokens)| itl.add(gap, tokens));
+        });
         measured.tokens = tokens.output.map_or(measured.tokens, |output| output.0);
         measured.prompt = tokens.input.map_or(measured.prompt, |input| input.0);
         measured.cached = tokens.cached.map_or(0, |cached| cached.0);

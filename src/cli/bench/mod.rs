@@ -23,6 +23,7 @@ use self::schedule::Schedule;
 use super::admin_client::{AskError, read_token};
 use super::replay::ReplayError;
 use super::{EXIT_FAILED, EXIT_OK};
+use crate::app::open_files::raise_limit;
 use crate::clock::Clock;
 use crate::upstream::call::CallError;
 
@@ -83,7 +84,7 @@ fn measure(
     let schedule = Schedule::read(args)?;
     let key = args.key.as_deref().map(|key| read_token(key, env)).transpose()?;
     // A request holds a connection; the soft limit of most systems is 1,024.
-    let _ = rlimit::increase_nofile_limit(u64::MAX);
+    raise_limit();
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let (clock, tasks) = (Clock::start(), TaskTracker::new());

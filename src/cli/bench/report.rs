@@ -10,6 +10,7 @@ use tokenway_sim::replay::{Bounds, Figures, Measured};
 use super::BenchArgs;
 use super::client::Client;
 use crate::cli::replay::grid;
+use crate::stats::Counts;
 
 /// A run's figures.
 pub(super) struct Report {
@@ -26,6 +27,8 @@ struct Target {
     due: Figures,
     /// From those at which they were sent.
     sent: Figures,
+    /// Inter-token latencies.
+    itl: Counts,
 }
 
 impl Report {
@@ -46,6 +49,7 @@ impl Report {
                 due: Figures::of(measured.clone(), &bounds),
                 sent: Figures::of(sent, &bounds),
                 measured,
+                itl: client.itl(),
             }
         };
         Self { bounds, targets: clients.iter().map(target).collect() }
@@ -59,8 +63,8 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let mut rows = Vec::new();
         for target in &self.targets {
-            rows.push(row(&target.url, &target.due));
-            rows.push(row("  from sending on", &target.sent));
+            rows.push(row(&target.url, &target.due, &target.itl));
+            rows.push(row("  from sending on", &target.sent, &target.itl));
         }
         let seconds = |bound: Option<std::time::Duration>| {
             bound.map_or("-".to_owned(), |bound| format!("{} s", bound.as_secs_f64()))
@@ -87,6 +91,11 @@ impl Report {
                 "model": target.model,
                 "figures": target.due,
                 "from_sending": target.sent,
+                "itl": {
+                    "p50_s": target.itl.quantile(0.5),
+                    "p90_s": target.itl.quantile(0.9),
+                    "p99_s": target.itl.quantile(0.99),
+                },
                 "failures": target.failures,
             })
         };
@@ -114,7 +123,7 @@ impl Report {
     }
 }
 
-fn row(name: &str, figures: &Figures) -> Vec<String> {
+fn row(name: &str, figures: &Figures, itl: &Counts) -> Vec<String> {
     let percent = |share: f64| format!("{:.2}", 100.0 * share);
     let seconds = |seconds: f64| format!("{seconds:.3}");
     vec![
@@ -129,13 +138,15 @@ fn row(name: &str, figures: &Figures) -> Vec<String> {
         seconds(figures.ttft_p99_s),
         format!("{:.4}", figures.tpot_p50_s),
         format!("{:.4}", figures.tpot_p99_s),
+        format!("{:.4}", itl.quantile(0.5).unwrap_or_default()),
+        format!("{:.4}", itl.quantile(0.99).unwrap_or_default()),
         format!("{:.3}", figures.hit_rate),
         percent(figures.failed),
     ]
 }
 
-const HEADINGS: [&str; 13] = [
+const HEADINGS: [&str; 15] = [
     "target", "n", "miss %", "ttft %", "tpot %", "good/s", "ttft p50", "ttft p90", "ttft p99", "tpot p50",
-    "tpot p99", "hit", "failed %",
+    "tpot p99", "itl p50", "itl p99", "hit", "failed %",
 ];
 const TEMPLATE: &str = include_str!("report.html");

@@ -30,8 +30,7 @@ pub(super) struct Figures {
 
 impl Meter {
     /// Counts a request.
-    pub(in crate::cli) fn record(&self, record: &Record) {
-        let judgement = Judgement::of(record);
+    pub(in crate::cli) fn record(&self, record: &Record, judgement: &Judgement) {
         let mut figures = self.0.lock();
         match record.outcome {
             Outcome::Ok => figures.ok += 1,

@@ -7,7 +7,7 @@ use super::hours::hour_index;
 use super::kind::{Kind, Subject};
 use super::replicas::{self, QUARTER};
 use super::series::RouteSeries;
-use super::shift::ShiftedPart;
+use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
 use super::table::{
     ITL_HOURS, ITL_MINUTES, LATE_BUDGET, P99, SLOW_SCORE, SLOW_SCORE_ITL, TTFT_HOURS, TTFT_MINUTES, WORKBOOK,
@@ -76,10 +76,16 @@ fn shifts(series: &mut RouteSeries, at: f64, out: &mut Vec<Finding>) {
             continue;
         }
         let shift = shift::judge(&measure.hours, row);
+        let day_before = measure.hours.past().rev().nth(24).map(|hour| hour.median);
         if shift::goes_on(&measure.hours, row) {
             kinds.into_iter().for_each(|kind| series.active.renew(at, kind));
         }
-        let found = shift.map(|shift| {
+        let is_of_prompts = |shift: &Shift| {
+            let tail = replicas::tail_without_colder(&series.replicas, day_before);
+            let is_ttft_tail = subject == Subject::Ttft && shift.part == ShiftedPart::Tail;
+            is_ttft_tail && tail.is_some_and(|tail| tail < row.clear * shift.baseline)
+        };
+        let found = shift.filter(|shift| !is_of_prompts(shift)).map(|shift| {
             let kind = if shift.part == ShiftedPart::Median { kinds[0] } else { kinds[1] };
             report::shift(series, at, kind, &shift)
         });

@@ -10,6 +10,7 @@ use super::blocks::BlockHistory;
 use super::table::{
     HOURLY_NOISE, NEW_REPLICA, PREDICTED, REPLICA, REPLICA_REQUESTS, SLOW_QUARTERS, USUAL_HOURS,
 };
+use crate::diagnosis::table::{DIFFERS_FROM_USUAL, UNMOVED};
 use crate::stats::{Counts, Histogram, MEDIAN_ERROR, Ring, median, robust};
 
 /// What is kept of one replica.
@@ -212,6 +213,23 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
     slow
 }
 
+/// 90th percentile of the last hour's TTFT, in seconds, without replicas that are slower than usual only because their prompts
+/// take more work; `None` where none is. `usual`: the series' median (logarithm), for replicas without a past of their own.
+pub(super) fn tail_without_colder(replicas: &[ReplicaHistory], usual: Option<f64>) -> Option<f64> {
+    let over_work: Vec<Option<f64>> = replicas.iter().map(|r| Some(r.last_hour(true)?.ln)).collect();
+    let is_colder = |index: usize, replica: &ReplicaHistory| -> Option<bool> {
+        let rest = over_work.iter().enumerate().filter(|(other, _)| *other != index);
+        let others = median(&rest.filter_map(|(_, ln)| *ln).collect::<Vec<_>>())?;
+        let own_rise = replica.last_hour(false)?.ln - replica.usual_median().or(usual)?;
+        let over_others = over_work.get(index).copied().flatten()? - others;
+        Some(own_rise >= DIFFERS_FROM_USUAL.ln() && over_others < UNMOVED.ln())
+    };
+    let (colder, rest): (Vec<_>, Vec<_>) =
+        replicas.iter().enumerate().partition(|(index, replica)| is_colder(*index, replica) == Some(true));
+    let hours: Vec<Counts> = rest.iter().map(|(_, replica)| replica.ttft.hour()).collect();
+    Counts::merged(&hours).quantile(0.9).filter(|_| !colder.is_empty())
+}
+
 /// Seconds in a quarter of an hour.
 pub(super) const QUARTER: f64 = 900.0;
 const QUARTERS_PER_HOUR: i64 = 4;
@@ -256,6 +274,27 @@ mod tests {
     #[test]
     fn a_replica_with_colder_prompts_is_not_slow() {
         assert_eq!(slow(2.4, Some(2.2)), [0; 0]);
+    }
+
+    #[test]
+    fn the_tail_of_colder_prompts_is_gone_without_their_replica() {
+        let tail = |work: f64, slower: f64| {
+            let mut random = fastrand::Rng::with_seed(5);
+            let mut replicas = vec![ReplicaHistory::new(BlockHistory::new(86_400.0, 86_400.0)); 4];
+            for request in 0..300_u32 {
+                for (i, replica) in replicas.iter_mut().enumerate() {
+                    let (work, slower) = if i == 2 { (work, slower) } else { (1.0, 1.0) };
+                    let ttft = 0.06 * work * slower * (0.47 * crate::stats::normal(&mut random)).exp();
+                    replica.add(f64::from(request), ttft, Some(ttft / (0.06 * work)));
+                }
+            }
+            judge(&mut replicas, 0);
+            tail_without_colder(&replicas, Some(0.06_f64.ln()))
+        };
+        let usual = 0.06 * (0.47_f64 * 1.28).exp();
+        assert!(tail(2.0, 1.0).is_some_and(|tail| (tail / usual).ln().abs() < 0.1), "{:?}", tail(2.0, 1.0));
+        assert_eq!(tail(1.0, 2.0), None, "slower than predicted");
+        assert_eq!(tail(1.0, 1.0), None, "nothing to explain");
     }
 
     #[test]

@@ -1,27 +1,26 @@
 //! Findings of drift detection as OTLP log records, which is what OpenTelemetry calls events.
 //!
-//! A bounded queue and one task around the SDK's exporter. A collector that hangs or refuses costs counted events and
+//! A bounded queue and one task. A collector that hangs or refuses costs counted events and
 //! nothing else: the admin API, the metrics and the webhook show what holds. Nothing is sent again.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use opentelemetry::InstrumentationScope;
-use opentelemetry::logs::{AnyValue, LogRecord as _, Logger as _, LoggerProvider as _, Severity};
-use opentelemetry_otlp::LogExporter;
-use opentelemetry_sdk::logs::{LogBatch, LogExporter as _, SdkLogRecord, SdkLogger, SdkLoggerProvider};
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue};
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs, SeverityNumber};
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use tokio::sync::mpsc;
 
 use crate::drift::detectors::{Fact, Finding};
 use crate::observe::metrics::{DeliveryResult, Metrics};
-use crate::observe::otlp::{Collector, CollectorError, Health};
+use crate::observe::otlp::{Collector, CollectorError, Exporter, attribute, nanos, scope, text};
 use crate::observe::spans::Background;
 
 /// Queues events for the collector.
 pub struct FindingEvents {
-    queue: mpsc::Sender<SdkLogRecord>,
-    /// Makes empty records; it has no processor, so nothing goes out through it.
-    logger: SdkLogger,
+    queue: mpsc::Sender<LogRecord>,
     metrics: Arc<Metrics>,
 }
 
@@ -29,98 +28,104 @@ impl FindingEvents {
     /// Starts the task that exports. `None` where only the address for spans is known: events have one of their own.
     ///
     /// # Errors
-    /// The SDK refuses the configuration.
+    /// The endpoint is unusable.
     pub fn start(
         collector: &Collector,
         background: &Background,
         metrics: &Arc<Metrics>,
     ) -> Result<Option<Self>, CollectorError> {
-        let Some((exporter, health)) = collector.logs()? else {
+        let Some(exporter) = collector.logs()? else {
             tracing::warn!(
                 "the OTLP address is one for traces alone: findings of drift are not exported as events"
             );
             return Ok(None);
         };
         let (queue, events) = mpsc::channel(MAX_QUEUED);
-        let export = export(events, exporter, health, Arc::clone(metrics));
+        let export = export(events, exporter, collector.resource(), Arc::clone(metrics));
         background.tasks.spawn_on(export, &background.runtime);
-        Ok(Some(Self { queue, logger: logger(), metrics: Arc::clone(metrics) }))
+        Ok(Some(Self { queue, metrics: Arc::clone(metrics) }))
     }
 
     /// Something was found.
     pub fn found(&self, finding: &Finding) {
-        let severity = if finding.kind.is_urgent() { Severity::Error } else { Severity::Warn };
+        let severity = if finding.kind.is_urgent() { SeverityNumber::Error } else { SeverityNumber::Warn };
         self.send(finding, severity, finding.at);
     }
 
     /// A finding holds no more, as of `at` (seconds since the epoch).
     pub fn ended(&self, finding: &Finding, at: f64) {
-        self.send(finding, Severity::Info, at);
+        self.send(finding, SeverityNumber::Info, at);
     }
 
-    fn send(&self, finding: &Finding, severity: Severity, at: f64) {
-        let mut event = self.logger.create_log_record();
-        fill(&mut event, finding, severity, at);
-        if self.queue.try_send(event).is_err() {
+    fn send(&self, finding: &Finding, severity: SeverityNumber, at: f64) {
+        if self.queue.try_send(event(finding, severity, at)).is_err() {
             self.metrics.families.control.drift_events.inc([DeliveryResult::Dropped.as_str()]);
         }
     }
 }
 
 async fn export(
-    mut events: mpsc::Receiver<SdkLogRecord>,
-    exporter: LogExporter,
-    mut health: Health,
+    mut events: mpsc::Receiver<LogRecord>,
+    mut exporter: Exporter,
+    resource: Resource,
     metrics: Arc<Metrics>,
 ) {
-    let scope = InstrumentationScope::builder("tokenway").with_version(env!("CARGO_PKG_VERSION")).build();
     let mut batch = Vec::new();
     while events.recv_many(&mut batch, MAX_QUEUED).await > 0 {
-        let records: Vec<_> = batch.iter().map(|event| (event, &scope)).collect();
-        let is_sent = health.watch(exporter.export(LogBatch::new(&records))).await;
+        let events = batch.len() as u64;
+        let is_sent = exporter.send(wrapped(std::mem::take(&mut batch), resource.clone())).await;
         let result = if is_sent { DeliveryResult::Sent } else { DeliveryResult::Failed };
-        metrics.families.control.drift_events.inc_by([result.as_str()], batch.len() as u64);
-        batch.clear();
+        metrics.families.control.drift_events.inc_by([result.as_str()], events);
     }
 }
 
-fn logger() -> SdkLogger {
-    SdkLoggerProvider::builder().build().logger("tokenway")
+fn wrapped(log_records: Vec<LogRecord>, resource: Resource) -> ExportLogsServiceRequest {
+    let scope_logs = vec![ScopeLogs { scope: Some(scope()), log_records, ..ScopeLogs::default() }];
+    let logs = ResourceLogs { resource: Some(resource), scope_logs, ..ResourceLogs::default() };
+    ExportLogsServiceRequest { resource_logs: vec![logs] }
 }
 
-fn fill(event: &mut SdkLogRecord, finding: &Finding, severity: Severity, at: f64) {
+fn event(finding: &Finding, severity: SeverityNumber, at: f64) -> LogRecord {
     let series = &finding.series;
-    let state = if severity == Severity::Info { "ended" } else { "found" };
+    let state = if severity == SeverityNumber::Info { "ended" } else { "found" };
     let (kind, diagnosis) = (finding.kind.as_str(), finding.diagnosis().as_str());
-    event.set_event_name("tokenway.drift");
-    event.set_timestamp(time(at));
-    event.set_observed_timestamp(time(at));
-    event.set_severity_number(severity);
-    event.set_severity_text(severity.name());
-    event.add_attribute("tokenway.drift.kind", kind);
-    event.add_attribute("tokenway.drift.diagnosis", diagnosis);
-    event.add_attribute("tokenway.drift.state", state);
-    event.add_attribute("tokenway.route", series.route.to_string());
-    event.add_attribute("tokenway.revision", series.revision.to_string());
-    if let Some(replica) = &series.replica {
-        event.add_attribute("tokenway.replica", replica.to_string());
-    }
-    for (name, fact) in finding.facts() {
-        event.add_attribute(format!("tokenway.drift.evidence.{name}"), value(&fact));
-    }
+    let mut attributes = vec![
+        text("tokenway.drift.kind", kind),
+        text("tokenway.drift.diagnosis", diagnosis),
+        text("tokenway.drift.state", state),
+        text("tokenway.route", &*series.route),
+        text("tokenway.revision", &*series.revision),
+    ];
+    attributes.extend(series.replica.as_deref().map(|replica| text("tokenway.replica", replica)));
+    let facts = finding.facts();
+    attributes
+        .extend(facts.map(|(name, fact)| attribute(format!("tokenway.drift.evidence.{name}"), value(&fact))));
     let replica = series.replica.as_ref().map_or_else(String::new, |replica| format!(", replica {replica}"));
     let body = format!(
         "{kind} {state} on route {}, revision {}{replica}: {diagnosis}",
         series.route, series.revision
     );
-    event.set_body(body.into());
+    let time = nanos(time(at));
+    LogRecord {
+        event_name: "tokenway.drift".to_owned(),
+        time_unix_nano: time,
+        observed_time_unix_nano: time,
+        severity_number: severity.into(),
+        severity_text: severity.as_str_name().trim_start_matches("SEVERITY_NUMBER_").to_owned(),
+        body: Some(AnyValue { value: Some(Value::StringValue(body)) }),
+        attributes,
+        ..LogRecord::default()
+    }
 }
 
-fn value(fact: &Fact) -> AnyValue {
+fn value(fact: &Fact) -> Value {
     match fact {
-        Fact::Number(number) => (*number).into(),
-        Fact::Word(word) => word.clone().into(),
-        Fact::Names(names) => names.iter().map(|name| AnyValue::from(name.clone())).collect(),
+        Fact::Number(number) => Value::DoubleValue(*number),
+        Fact::Word(word) => Value::StringValue(word.clone()),
+        Fact::Names(names) => {
+            let text = |name: &String| AnyValue { value: Some(Value::StringValue(name.clone())) };
+            Value::ArrayValue(ArrayValue { values: names.iter().map(text).collect() })
+        }
     }
 }
 
@@ -148,16 +153,16 @@ mod tests {
             evidence: vec![("ratio".into(), 2.5.into()), ("replicas".into(), Fact::Names(vec!["a".into()]))],
             is_acknowledged: false,
         };
-        let mut event = logger().create_log_record();
-        fill(&mut event, &finding, Severity::Error, finding.at);
-        assert_eq!((event.event_name(), event.severity_text()), (Some("tokenway.drift"), Some("ERROR")));
-        assert_eq!(event.timestamp(), Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)));
-        let of = |name: &str| {
-            event.attributes_iter().find(|(key, _)| key.as_str() == name).map(|(_, value)| value.clone())
-        };
-        assert_eq!(of("tokenway.drift.kind"), Some("ttft_doubled".into()));
-        assert_eq!(of("tokenway.replica"), Some("a".into()));
-        assert_eq!(of("tokenway.drift.evidence.ratio"), Some(2.5.into()));
-        assert_eq!(of("tokenway.drift.evidence.replicas"), Some(["a"].into_iter().collect()));
+        let event = event(&finding, SeverityNumber::Error, finding.at);
+        assert_eq!((&*event.event_name, &*event.severity_text), ("tokenway.drift", "ERROR"));
+        assert_eq!(event.time_unix_nano, 1_700_000_000_500_000_000);
+        let of =
+            |name: &str| event.attributes.iter().find(|pair| pair.key == name)?.value.as_ref()?.value.clone();
+        let string = |text: &str| Value::StringValue(text.to_owned());
+        assert_eq!(of("tokenway.drift.kind"), Some(string("ttft_doubled")));
+        assert_eq!(of("tokenway.replica"), Some(string("a")));
+        assert_eq!(of("tokenway.drift.evidence.ratio"), Some(Value::DoubleValue(2.5)));
+        let names = ArrayValue { values: vec![AnyValue { value: Some(string("a")) }] };
+        assert_eq!(of("tokenway.drift.evidence.replicas"), Some(Value::ArrayValue(names)));
     }
 }

@@ -11,9 +11,9 @@ use super::board::Board;
 use super::orders::{Busy, Order};
 use crate::clock::{Clock, Stamp};
 use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName};
-use crate::observe::Tap;
 use crate::observe::metrics::Metrics;
-use crate::observe::stages::{Stage, StageTimes, stages};
+use crate::observe::stages::Stage;
+use crate::observe::{Judgement, Tap};
 use crate::record::{Outcome, Record, SloBounds};
 
 /// Hands records over.
@@ -121,8 +121,8 @@ impl Feed {
 }
 
 impl Tap for Feed {
-    fn record(&self, record: &Record) {
-        let request = EndedRequest::of(record, self.clock);
+    fn record(&self, record: &Record, judgement: &Judgement) {
+        let request = EndedRequest::of(record, judgement, self.clock);
         if self.sender.try_send(FeedMessage::Ended(request)).is_err() {
             self.metrics.families.control.drift_dropped.inc();
         }
@@ -135,7 +135,7 @@ impl Tap for Feed {
 }
 
 impl EndedRequest {
-    fn of(record: &Record, clock: Clock) -> Self {
+    fn of(record: &Record, judgement: &Judgement, clock: Clock) -> Self {
         let seconds = |span: Duration| span.as_secs_f64();
         // The first answers of a process that has just become warm tell of its start (`cold_starts`), not of its speed.
         let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
@@ -145,8 +145,8 @@ impl EndedRequest {
         let has_tokens = output.is_some_and(|tokens| tokens > 0.0);
         let ttft = record.ttft().map(seconds).or(whole.filter(|_| !has_tokens)).filter(|_| !is_cold);
         let is_answered = (record.ttft().is_some() || whole.is_some()) && !is_cold;
-        let times = if is_answered { stages(record) } else { StageTimes::default() };
-        let of = |stage| times.iter().find(|time| time.stage == stage).map(|time| seconds(time.duration));
+        let time_of = |stage| judgement.stages.iter().find(|time| time.stage == stage);
+        let time = |stage| time_of(stage).map_or(0.0, |time| seconds(time.duration));
         let gaps = record.content_events.saturating_sub(1);
         // Without a token count the mean gap between events stands for it: drift is a comparison with itself.
         let mean_gap = || {
@@ -168,7 +168,7 @@ impl EndedRequest {
             predicted,
             pace: record.decision.as_ref().map_or(1.0, |decision| decision.pace),
             ttft_bound: bound.map(|bound| (seconds(bound), seconds(ttft_base.unwrap_or(bound)))),
-            stages: STAGES.map(|stage| if is_answered { Some(of(stage).unwrap_or(0.0)) } else { None }),
+            stages: STAGES.map(|stage| is_answered.then(|| time(stage))),
             prompt: Some(record.tokens.input.unwrap_or(record.estimated_input).0 as f64).filter(|n| *n > 0.0),
             output,
             cached: record.tokens.input.zip(record.tokens.cached).map(|(a, b)| (a.0 as f64, b.0 as f64)),
@@ -230,7 +230,7 @@ mod tests {
         whole.is_stream = false;
         (whole.at.first_token, whole.at.last_token) = (None, None);
         let observed = |record: &Record| {
-            let request = EndedRequest::of(record, Clock::start());
+            let request = EndedRequest::of(record, &Judgement::of(record), Clock::start());
             (request.ttft.map(|s| (s * 1e3).round()), request.itl.map(|s| (s * 1e3).round()))
         };
         // 1,290 ms from its last byte, 150 of them predicted for the first of 21 tokens.

@@ -12,41 +12,29 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::config::{DataParallel, Endpoint, MAX_REPLICAS, ReplicaSpec};
+use crate::labels::labels;
 
-/// A source of replicas.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SourceKind {
-    /// `pool.replicas`
-    Static,
-    /// `POST /api/replicas`
-    Admin,
-    /// `pool.file`
-    File,
-    /// `pool.dns`
-    Dns,
-    /// `pool.kubernetes`
-    Kubernetes,
+labels! {
+    /// A source of replicas.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum SourceKind {
+        /// `pool.replicas`
+        Static = "static",
+        /// `POST /api/replicas`
+        Admin = "admin",
+        /// `pool.file`
+        File = "file",
+        /// `pool.dns`
+        Dns = "dns",
+        /// `pool.kubernetes`
+        Kubernetes = "kubernetes",
+    }
 }
 
 impl SourceKind {
-    /// Every source; an earlier one describes a replica that several name.
-    pub const ALL: [Self; 5] = [Self::Static, Self::Admin, Self::File, Self::Dns, Self::Kubernetes];
-
     /// Whether it is the gateway's own word, which has no age.
     pub(super) fn is_ours(self) -> bool {
         matches!(self, Self::Static | Self::Admin)
-    }
-
-    /// Value of the label `source`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Static => "static",
-            Self::Admin => "admin",
-            Self::File => "file",
-            Self::Dns => "dns",
-            Self::Kubernetes => "kubernetes",
-        }
     }
 }
 
@@ -294,10 +282,7 @@ const NOT_SERVING: &str = "not serving, says its orchestrator";
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
+    use crate::clock::seconds as at;
 
     fn spec(name: &str, host: &str) -> ReplicaSpec {
         let endpoint = Endpoint { is_tls: false, host: host.into(), port: 8000, base_path: "".into() };

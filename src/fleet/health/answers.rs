@@ -180,13 +180,10 @@ const TRIAL_ENDS_AT: u32 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::millis as at;
     use crate::fleet::health::Takes;
     use crate::fleet::health::standing::Gate;
     use crate::fleet::life::ReplicaState;
-
-    fn at(millis: u64) -> Stamp {
-        Stamp::from_nanos(millis * 1_000_000)
-    }
 
     /// Whether it takes another request at this millisecond, beside so many.
     fn takes(answers: &Answers, millis: u64, inflight: u64) -> bool {

@@ -129,16 +129,13 @@ const EXTENDED: u32 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::millis as at;
     use crate::config::PolicyName;
     use crate::record::SloBounds;
     use crate::routing::{
         Ask, Assignment, Dispatcher, EngineLimits, Prompt, SlotSet, Target, policies, rendezvous,
     };
     use crate::units::Tokens;
-
-    fn at(millis: u64) -> Stamp {
-        Stamp::from_nanos(millis * 1_000_000)
-    }
 
     /// Shares over `seconds`, five looks a second, with so many answers before each.
     fn shares(seconds: u64, answers: u32, slowness: f64) -> Vec<f64> {

@@ -137,10 +137,7 @@ fn nonzero(cell: &AtomicU64) -> Option<Stamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(millis: u64) -> Stamp {
-        Stamp::from_nanos(millis * 1_000_000)
-    }
+    use crate::clock::millis as at;
 
     #[test]
     fn only_connects_refused_again_later_while_nothing_moves_prove_that_a_process_is_gone() {

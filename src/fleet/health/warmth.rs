@@ -173,10 +173,7 @@ const KEPT: usize = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
+    use crate::clock::seconds as at;
 
     #[test]
     fn first_answers_after_a_cold_start_are_cold_even_without_a_slow_start() {

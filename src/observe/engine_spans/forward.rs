@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::observe::metrics::{DropReason, Metrics};
-use crate::observe::otlp::{Collector, CollectorError, Forwarder, Health};
+use crate::observe::otlp::{Collector, CollectorError, Exporter};
 use crate::observe::spans::Background;
 
 /// Queues exports for the collector.
@@ -32,9 +32,9 @@ impl Forward {
         background: &Background,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, CollectorError> {
-        let (forwarder, health) = collector.forwarder()?;
+        let exporter = collector.forwarder()?;
         let (queue, exports) = mpsc::channel(MAX_QUEUED_EXPORTS);
-        let send = send(exports, forwarder, health, Arc::clone(metrics));
+        let send = send(exports, exporter, Arc::clone(metrics));
         background.tasks.spawn_on(send, &background.runtime);
         let free = Arc::new(Semaphore::new(MAX_QUEUED_BYTES));
         Ok(Self { queue, free, metrics: Arc::clone(metrics) })
@@ -53,14 +53,9 @@ impl Forward {
     }
 }
 
-async fn send(
-    mut exports: mpsc::Receiver<Export>,
-    mut forwarder: Forwarder,
-    mut health: Health,
-    metrics: Arc<Metrics>,
-) {
+async fn send(mut exports: mpsc::Receiver<Export>, mut exporter: Exporter, metrics: Arc<Metrics>) {
     while let Some(Export { payload, spans, _free }) = exports.recv().await {
-        if !health.watch(forwarder.send(payload)).await {
+        if !exporter.pass(payload).await {
             metrics.families.process.spans_dropped.inc_by([DropReason::ExportFailed.as_str()], spans);
         }
     }

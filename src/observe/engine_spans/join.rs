@@ -117,11 +117,8 @@ const FIGURES_TIMEOUT: Duration = Duration::from_secs(60);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::seconds as second;
     use crate::observe::fixture;
-
-    fn second(n: u64) -> Stamp {
-        Stamp::from_nanos(n * 1_000_000_000)
-    }
 
     fn record(attempt: u64) -> Arc<Record> {
         let mut record = fixture::stream();

@@ -8,17 +8,17 @@ mod heat;
 mod slot;
 mod worst;
 
-use std::hash::RandomState;
 use std::sync::Arc;
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
 
 pub use self::heat::{heat, heat_edges};
-pub use self::slot::{Dimension, Part, REASONS, Slot};
+pub use self::slot::{Dimension, Part, Slot};
 use self::worst::Worst;
 pub use self::worst::{Kept, Why};
 use super::judgement::Judgement;
+use super::label_hasher::LabelHasher;
 use super::latency::{LatencySlots, SLOTS, Step};
 use crate::clock::Stamp;
 use crate::record::{Gaps, Record};
@@ -27,7 +27,7 @@ use crate::stats::{Counts, Ring};
 
 /// The hour of all routes.
 #[derive(Default)]
-pub struct History(DashMap<Arc<str>, Arc<RouteHistory>, RandomState>);
+pub struct History(DashMap<Arc<str>, Arc<RouteHistory>, LabelHasher>);
 
 impl History {
     /// The history of a route; past [`MAX_ROUTES`] further ones share `other`.
@@ -142,12 +142,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::clock::seconds as at;
     use crate::observe::fixture;
     use crate::record::Outcome;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
 
     fn ended(route: &str, seconds: u64) -> Arc<Record> {
         let mut record = fixture::stream();

@@ -5,35 +5,26 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::labels::labels;
 use crate::observe::judgement::Judgement;
+use crate::observe::label_hasher::LabelHasher;
 use crate::observe::overdue::Late;
-use crate::observe::slo::SloVerdict;
+use crate::observe::slo::{Missed, SloVerdict};
 use crate::record::Record;
 use crate::stage::Stage;
 
-/// What a part is one of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Dimension {
-    /// Label `replica`.
-    Replica,
-    /// Label `revision`.
-    Revision,
-    /// Label `tenant`.
-    Tenant,
-    /// Label `class`.
-    Class,
-}
-
-impl Dimension {
-    /// Name in the admin API.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Replica => "replica",
-            Self::Revision => "revision",
-            Self::Tenant => "tenant",
-            Self::Class => "class",
-        }
+labels! {
+    /// What a part is one of.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Dimension {
+        /// Label `replica`.
+        Replica = "replica",
+        /// Label `revision`.
+        Revision = "revision",
+        /// Label `tenant`.
+        Tenant = "tenant",
+        /// Label `class`.
+        Class = "class",
     }
 }
 
@@ -110,14 +101,14 @@ pub struct Slot {
     pub requests: u32,
     /// Requests that met their SLO.
     pub good: u32,
-    /// Misses, in the order of [`REASONS`].
-    pub missed: [u32; REASONS.len()],
+    /// Misses, in the order of [`Missed::ALL`].
+    pub missed: [u32; Missed::ALL.len()],
     /// Misses by the stage that is blamed, in the order of [`Stage::ALL`].
     pub missed_in: [u32; STAGES],
     /// Seconds and number of the bounds on TTFT of the ended requests: they differ where a bound grows with the prompt.
     pub bound: (f64, u32),
     /// Who took part.
-    pub parts: HashMap<(Dimension, Arc<str>), Part>,
+    pub parts: HashMap<(Dimension, Arc<str>), Part, LabelHasher>,
 }
 
 impl Slot {
@@ -260,8 +251,6 @@ fn add_all(sums: &mut [u32], more: &[u32]) {
 }
 
 const STAGES: usize = Stage::ALL.len();
-/// Reasons of misses, in the order of their counts.
-pub const REASONS: [&str; 6] = ["error", "refused", "ttft", "itl", "tpot", "e2e"];
 const MAX_PARTS: usize = 256;
 
 #[cfg(test)]
@@ -270,16 +259,7 @@ mod tests {
 
     use super::*;
     use crate::observe::fixture;
-    use crate::observe::slo::Missed;
     use crate::record::{Outcome, SloBounds};
-
-    #[test]
-    fn the_reasons_stand_where_their_misses_are_counted() {
-        use Missed::{E2e, Error, Itl, Refused, Tpot, Ttft};
-        for missed in [Error, Refused, Ttft, Itl, Tpot, E2e] {
-            assert_eq!(REASONS[missed as usize], missed.as_str());
-        }
-    }
 
     #[test]
     fn a_miss_is_counted_for_the_route_and_for_everyone_who_took_part() {

@@ -6,30 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Stamp;
+use crate::labels::labels;
 use crate::observe::judgement::Judgement;
 use crate::record::{Outcome, Record};
 use crate::stats::Ring;
 
-/// Why a request is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// Among the slowest.
-    Slow,
-    /// No answer, or a broken one.
-    Failed,
-    /// Refused by the gateway.
-    Refused,
-}
-
-impl Why {
-    /// Name in the admin API.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Slow => "slow",
-            Self::Failed => "failed",
-            Self::Refused => "refused",
-        }
+labels! {
+    /// Why a request is kept.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Why {
+        /// Among the slowest.
+        Slow = "slow",
+        /// No answer, or a broken one.
+        Failed = "failed",
+        /// Refused by the gateway.
+        Refused = "refused",
     }
 }
 

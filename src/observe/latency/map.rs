@@ -1,34 +1,47 @@
 //! Series by their labels, bounded: those without values for an hour make room for new ones, because revisions come and go.
 
-use std::hash::{Hash, RandomState};
+use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
 
 use super::series::LatencySeries;
+use crate::observe::label_hasher::LabelHasher;
+
+/// One or several series under one key.
+pub(in crate::observe) trait Newest: Default {
+    /// Number of the newest slot of 10 s with values.
+    fn newest(&self) -> i64;
+}
+
+impl Newest for LatencySeries {
+    fn newest(&self) -> i64 {
+        LatencySeries::newest(self)
+    }
+}
 
 /// Series by key.
-pub(in crate::observe) struct SeriesMap<K> {
-    all: DashMap<K, Arc<LatencySeries>, RandomState>,
+pub(in crate::observe) struct SeriesMap<K, V = LatencySeries> {
+    all: DashMap<K, Arc<V>, LabelHasher>,
     /// Calls of [`SeriesMap::has_room`] that found the map full.
     full: AtomicU64,
 }
 
-impl<K: Eq + Hash> Default for SeriesMap<K> {
+impl<K: Eq + Hash, V> Default for SeriesMap<K, V> {
     fn default() -> Self {
         Self { all: DashMap::default(), full: AtomicU64::new(0) }
     }
 }
 
-impl<K: Clone + Eq + Hash> SeriesMap<K> {
+impl<K: Clone + Eq + Hash, V: Newest> SeriesMap<K, V> {
     /// The series of a key that is known.
-    pub(in crate::observe) fn get(&self, key: &K) -> Option<Arc<LatencySeries>> {
+    pub(in crate::observe) fn get(&self, key: &K) -> Option<Arc<V>> {
         self.all.get(key).map(|series| Arc::clone(&series))
     }
 
     /// The series of a key, new or known.
-    pub(in crate::observe) fn get_or_insert(&self, key: K) -> Arc<LatencySeries> {
+    pub(in crate::observe) fn get_or_insert(&self, key: K) -> Arc<V> {
         Arc::clone(&self.all.entry(key).or_default())
     }
 
@@ -43,7 +56,7 @@ impl<K: Clone + Eq + Hash> SeriesMap<K> {
     }
 
     /// Series with keys that are `wanted`, collected: merging histograms must not keep a shard of the map locked.
-    pub(in crate::observe) fn collect(&self, wanted: impl Fn(&K) -> bool) -> Vec<(K, Arc<LatencySeries>)> {
+    pub(in crate::observe) fn collect(&self, wanted: impl Fn(&K) -> bool) -> Vec<(K, Arc<V>)> {
         let wanted = self.all.iter().filter(|entry| wanted(entry.key()));
         wanted.map(|entry| (entry.key().clone(), Arc::clone(entry.value()))).collect()
     }
@@ -63,7 +76,7 @@ mod tests {
 
     #[test]
     fn what_is_idle_for_an_hour_makes_room() {
-        let map = SeriesMap::default();
+        let map: SeriesMap<&str> = SeriesMap::default();
         for (key, minute) in [("old", 0), ("young", 50), ("current", 100)] {
             let now = Stamp::from_nanos(minute * 60_000_000_000);
             map.get_or_insert(key).observe(Measure::Ttft, [Duration::from_millis(1)], now);

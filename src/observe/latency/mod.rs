@@ -9,7 +9,7 @@ mod series;
 mod slots;
 mod window;
 
-pub(super) use self::map::SeriesMap;
+pub(super) use self::map::{Newest, SeriesMap};
 pub use self::series::{LatencySeries, Measure};
 pub(super) use self::slots::LatencySlots;
 pub use self::slots::{SLOTS, Step};

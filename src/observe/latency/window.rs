@@ -1,32 +1,26 @@
 //! Look-back windows, and the percentiles that are read from them.
 
 use super::slots::Step;
+use crate::labels::labels;
 use crate::stats::Counts;
 
-/// A look-back window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Window {
-    /// `1m`
-    Minute,
-    /// `5m`
-    FiveMinutes,
-    /// `1h`
-    Hour,
+labels! {
+    /// A look-back window.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Window {
+        /// `1m`
+        Minute = "1m",
+        /// `5m`
+        FiveMinutes = "5m",
+        /// `1h`
+        Hour = "1h",
+    }
 }
 
 impl Window {
     /// The window named `1m`, `5m` or `1h`.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Minute, Self::FiveMinutes, Self::Hour].into_iter().find(|window| window.as_str() == text)
-    }
-
-    /// Name in the admin API.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Minute => "1m",
-            Self::FiveMinutes => "5m",
-            Self::Hour => "1h",
-        }
     }
 
     /// Its slots: their length and number.

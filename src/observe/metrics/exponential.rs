@@ -4,13 +4,13 @@
 //! Prometheus histograms, whose edges are fixed, and only where metrics are exported by OTLP. Label sets are bounded: past the
 //! bound they share one, which carries OpenTelemetry's `otel.metric.overflow`.
 
-use std::hash::RandomState;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
 
+use crate::observe::label_hasher::LabelHasher;
 use crate::record::{FirstToken, Record};
 use crate::request::class::Class;
 use crate::stats::{Counts, Histogram};
@@ -171,7 +171,7 @@ pub(super) struct ExponentialSeries {
 /// All of them.
 #[derive(Default)]
 pub(super) struct Exponentials {
-    by_key: DashMap<ExponentialKey, Arc<ExponentialSeries>, RandomState>,
+    by_key: DashMap<ExponentialKey, Arc<ExponentialSeries>, LabelHasher>,
     overflow: Arc<ExponentialSeries>,
 }
 

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::hash::{BuildHasher as _, RandomState};
+use std::hash::BuildHasher as _;
 
 use parking_lot::RwLock;
 use prometheus::core::{MetricVec, MetricVecBuilder};
@@ -15,6 +15,7 @@ use prometheus::{CounterVec, GaugeVec, IntCounterVec};
 
 use super::declared::Declared;
 use super::foreseen::Foreseen;
+use crate::observe::label_hasher::LabelHasher;
 
 /// Label value that replaces those beyond the bounds.
 pub(super) const OTHER: &str = "other";
@@ -59,7 +60,7 @@ where
 pub struct Family<V: Vector, const N: usize> {
     vec: V,
     declared: &'static Declared,
-    hasher: RandomState,
+    hasher: LabelHasher,
     sets: RwLock<LabelSets<V::Metric>>,
     overflow: IntCounterVec,
 }
@@ -67,7 +68,7 @@ pub struct Family<V: Vector, const N: usize> {
 /// Existing label sets.
 struct LabelSets<M> {
     /// By a hash of their values, as in the library itself.
-    sets: HashMap<u64, LabelSet<M>>,
+    sets: HashMap<u64, LabelSet<M>, LabelHasher>,
     /// For each label: its values besides `other`, with the number of sets that have them.
     uses: Vec<HashMap<Box<str>, usize>>,
 }
@@ -79,8 +80,8 @@ struct LabelSet<M> {
 
 impl<V: Vector, const N: usize> Family<V, N> {
     pub(super) fn new(vec: V, declared: &'static Declared, overflow: IntCounterVec) -> Self {
-        let sets = LabelSets { sets: HashMap::new(), uses: vec![HashMap::new(); N] };
-        Self { vec, declared, hasher: RandomState::new(), sets: RwLock::new(sets), overflow }
+        let sets = LabelSets { sets: HashMap::default(), uses: vec![HashMap::new(); N] };
+        Self { vec, declared, hasher: LabelHasher::default(), sets: RwLock::new(sets), overflow }
     }
 
     /// The metric of these label values, or of the set that replaces them.

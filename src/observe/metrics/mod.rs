@@ -33,7 +33,6 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{Registry, TextEncoder};
-use std::hash::RandomState;
 
 use self::buckets::Edges;
 pub use self::canary::CanaryGauges;
@@ -55,6 +54,7 @@ use crate::config::Config;
 use crate::fleet::discovery::SourceStatus;
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::judgement::Judgement;
+use crate::observe::label_hasher::LabelHasher;
 use crate::observe::lag::{self, Lag};
 use crate::observe::overdue::Overdue;
 use crate::observe::stages::{Stage, StageTime};
@@ -95,9 +95,9 @@ pub struct Metrics {
     registry: Registry,
     clock: Clock,
     split: SplitByTenant,
-    by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
-    by_stream: DashMap<StreamKey, Arc<StreamHistograms>, RandomState>,
-    by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
+    by_request: DashMap<RequestKey, Arc<RequestSeries>, LabelHasher>,
+    by_stream: DashMap<StreamKey, Arc<StreamHistograms>, LabelHasher>,
+    by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, LabelHasher>,
     known_replicas: Mutex<KnownReplicas>,
     waiting: Waiting,
     overdue: Mutex<OverdueByRoute>,

@@ -5,10 +5,10 @@
 //! receives OTLP, so the names of docs/metrics.md come back there. Labels are attributes of the same names.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
+use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::metrics::v1::exponential_histogram_data_point::Buckets;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::{
@@ -21,6 +21,7 @@ use super::exponential::{
     Counted, ExponentialHistogram as Counts, ExponentialKey, ExponentialSeries, ZERO_THRESHOLD,
 };
 use super::table::{EXPONENTIAL, ExponentialMeasure, REPLACED_BY_EXPONENTIAL};
+use crate::observe::otlp::{attribute, nanos, text};
 
 /// Cumulative from `start` to `now`.
 #[derive(Clone, Copy, Debug)]
@@ -164,22 +165,11 @@ fn attributes(key: &ExponentialKey) -> Vec<KeyValue> {
 }
 
 fn overflow() -> Vec<KeyValue> {
-    let value = Some(AnyValue { value: Some(Value::BoolValue(true)) });
-    vec![KeyValue { key: "otel.metric.overflow".to_owned(), value, ..KeyValue::default() }]
+    vec![attribute("otel.metric.overflow", Value::BoolValue(true))]
 }
 
 fn labels(labels: &[LabelPair]) -> Vec<KeyValue> {
     labels.iter().map(|label| text(label.name(), label.value())).collect()
-}
-
-fn text(name: &str, value: &str) -> KeyValue {
-    let value = Some(AnyValue { value: Some(Value::StringValue(value.to_owned())) });
-    KeyValue { key: name.to_owned(), value, ..KeyValue::default() }
-}
-
-fn nanos(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

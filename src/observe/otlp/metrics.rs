@@ -1,34 +1,18 @@
 //! The task that exports metrics at an interval, and once more at the end.
 //!
-//! The page of metrics and the exponential histograms, encoded here and sent over the same transports as spans: the SDK's
-//! reader would want every observation to go through its own instruments, which cost more than the two atomic additions
-//! of ours. A collector that hangs, refuses or is gone costs counted exports and nothing else; totals are cumulative, so
+//! The page of metrics and the exponential histograms. A collector that hangs, refuses or is gone costs counted exports and nothing else; totals are cumulative, so
 //! that the next export that arrives has everything.
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use flate2::Compression;
-use flate2::write::GzEncoder;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use http::{HeaderValue, Request};
-use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::MetricsServiceClient;
-use opentelemetry_proto::tonic::collector::metrics::v1::{
-    ExportMetricsServiceRequest, ExportMetricsServiceResponse,
-};
-use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::metrics::v1::{Metric, ResourceMetrics, ScopeMetrics};
-use opentelemetry_proto::tonic::resource::v1 as proto;
-use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
-use prost::Message as _;
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use tokio_util::sync::CancellationToken;
-use tonic::codec::CompressionEncoding;
-use tonic::service::interceptor::InterceptedService;
-use tonic::transport::Channel;
 
-use super::{CollectorError, Headers, Health, Http, PROTOBUF, Route, Transport, resource, tls};
+use super::exporter::{Exporter, Headers};
+use super::{CollectorError, Route, resource, scope, tls};
 use crate::config::{OtlpMetrics, Temporality};
 use crate::fleet::status::FleetView;
 use crate::observe::Surroundings;
@@ -59,23 +43,11 @@ impl MetricsExport {
             background: background.clone(),
             clock: around.clock,
         };
-        let (transport, health) = route.transport(&config.endpoint, "metrics")?;
-        let resource = ResourceAttributesWithSchema::from(&resource(around.build, &around.instance));
-        let sender = match transport {
-            Transport::Http(http) => {
-                Sender::Http { http, url: config.endpoint.clone(), is_gzip: config.is_gzip }
-            }
-            Transport::Grpc(channel, headers) => {
-                let client = MetricsServiceClient::with_interceptor(channel, headers);
-                let is_gzip = config.is_gzip;
-                Sender::Grpc(if is_gzip { client.send_compressed(CompressionEncoding::Gzip) } else { client })
-            }
-        };
+        let exporter = route.exporter(&config.endpoint, "metrics", config.is_gzip)?;
         let this = Self { closing: CancellationToken::new(), done: CancellationToken::new() };
         let task = Task {
-            sender,
-            health,
-            resource: proto::Resource { attributes: resource.attributes.0, ..proto::Resource::default() },
+            exporter,
+            resource: resource(around.build, &around.instance),
             metrics: Arc::clone(metrics),
             fleet: around.fleet.clone(),
             temporality: config.temporality,
@@ -101,9 +73,8 @@ impl MetricsExport {
 }
 
 struct Task {
-    sender: Sender,
-    health: Health,
-    resource: proto::Resource,
+    exporter: Exporter,
+    resource: Resource,
     metrics: Arc<Metrics>,
     fleet: FleetView,
     temporality: Temporality,
@@ -141,7 +112,7 @@ impl Task {
             Temporality::Delta => (since(&now, &self.delivered), now),
         };
         let request = ExportMetricsServiceRequest { resource_metrics: vec![self.wrapped(export)] };
-        let is_sent = self.health.watch(self.sender.send(request)).await;
+        let is_sent = self.exporter.send(request).await;
         let result = if is_sent { DeliveryResult::Sent } else { DeliveryResult::Failed };
         self.metrics.families.process.otlp_exports.inc([result.as_str()]);
         if is_sent {
@@ -150,79 +121,10 @@ impl Task {
     }
 
     fn wrapped(&self, metrics: Vec<Metric>) -> ResourceMetrics {
-        let scope = InstrumentationScope {
-            name: "tokenway".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            ..InstrumentationScope::default()
-        };
         ResourceMetrics {
             resource: Some(self.resource.clone()),
-            scope_metrics: vec![ScopeMetrics { scope: Some(scope), metrics, ..ScopeMetrics::default() }],
+            scope_metrics: vec![ScopeMetrics { scope: Some(scope()), metrics, ..ScopeMetrics::default() }],
             ..ResourceMetrics::default()
         }
     }
-}
-
-enum Sender {
-    Http { http: Http, url: String, is_gzip: bool },
-    Grpc(MetricsServiceClient<InterceptedService<Channel, Headers>>),
-}
-
-impl Sender {
-    async fn send(&mut self, export: ExportMetricsServiceRequest) -> Result<(), ExportError> {
-        let answer = match self {
-            Self::Http { http, url, is_gzip } => {
-                let mut request = Request::post(&*url).body(encoded(&export, *is_gzip)?)?;
-                request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PROTOBUF));
-                if *is_gzip {
-                    request.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-                }
-                let answer = http.send(request).await?;
-                if !answer.status().is_success() {
-                    return Err(ExportError::Status(answer.status()));
-                }
-                // Some collectors answer with an empty body or with JSON.
-                ExportMetricsServiceResponse::decode(answer.into_body()).unwrap_or_default()
-            }
-            Self::Grpc(client) => client
-                .export(export)
-                .await
-                .map_err(|status| ExportError::Grpc(Box::new(status)))?
-                .into_inner(),
-        };
-        match answer.partial_success {
-            Some(partial) if partial.rejected_data_points > 0 => Err(ExportError::Rejected {
-                points: partial.rejected_data_points,
-                message: partial.error_message,
-            }),
-            _ => Ok(()),
-        }
-    }
-}
-
-fn encoded(export: &ExportMetricsServiceRequest, is_gzip: bool) -> Result<Bytes, ExportError> {
-    let plain = export.encode_to_vec();
-    if !is_gzip {
-        return Ok(plain.into());
-    }
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-    gzip.write_all(&plain)?;
-    Ok(gzip.finish()?.into())
-}
-
-/// Why an export did not arrive.
-#[derive(Debug, thiserror::Error)]
-enum ExportError {
-    #[error("the collector answered {0}")]
-    Status(http::StatusCode),
-    #[error("the collector rejected {points} data points: {message}")]
-    Rejected { points: i64, message: String },
-    #[error("{0}")]
-    Grpc(Box<tonic::Status>),
-    #[error(transparent)]
-    Call(#[from] crate::upstream::call::CallError),
-    #[error(transparent)]
-    Request(#[from] http::Error),
-    #[error("gzip: {0}")]
-    Gzip(#[from] std::io::Error),
 }

@@ -1,51 +1,34 @@
-//! The collector: the SDK's exporters of spans and log records over HTTP or gRPC, and what they share.
+//! The collector, over HTTP or gRPC: one exporter for spans, log records, metrics and what engines send.
 //!
-//! The SDK encodes, compresses and reads those `OTEL_EXPORTER_OTLP_*` that our configuration leaves to it. Its batch
-//! processors are not used: they drop without a count, keep the cause of a failure to themselves, and either need a
-//! thread without a reactor or ignore the limit of a shutdown. Each signal has a task on the telemetry runtime instead,
-//! behind a bounded queue of its own.
+//! Every signal is encoded here and goes through [`Exporter`]. The SDK is not used: its batch processors drop without a
+//! count, its exporters keep the cause of a failure to themselves, and its metrics reader would want every observation. Each
+//! signal has a task on the telemetry runtime, behind a bounded queue of its own.
 
+mod exporter;
 pub(super) mod metrics;
+mod proto;
 mod tls;
 
-use std::fmt;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Request, Response, Uri};
+use http::Uri;
 use hyper_util::rt::TokioIo;
-use opentelemetry::{Key, KeyValue};
-use opentelemetry_http::{HttpClient, HttpError};
-use opentelemetry_otlp::{
-    ExporterBuildError, LogExporter, Protocol, SpanExporter, WithExportConfig, WithHttpConfig,
-    WithTonicConfig,
-};
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
-use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::logs::LogExporter as _;
-use opentelemetry_sdk::trace::SpanExporter as _;
-use parking_lot::Mutex;
-use prost::Message as _;
-use tonic::service::Interceptor;
-use tonic::service::interceptor::InterceptedService;
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use tonic::transport::Channel;
 
+pub(crate) use self::exporter::Exporter;
+use self::exporter::{Headers, Health, Http, Transport};
+pub(crate) use self::proto::{attribute, nanos, scope, text};
 use super::Background;
 use super::metrics::BuildInfo;
-use crate::clock::{Clock, Stamp};
+use crate::clock::Clock;
 use crate::config::{Endpoint, Otlp, OtlpProtocol};
-use crate::upstream::call::{CallError, exchange};
 use crate::upstream::connect::Connector;
 
 /// Why nothing can be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectorError {
-    /// The SDK refused the configuration, or a variable of the environment.
-    #[error("otlp exporter: {0}")]
-    Exporter(#[from] ExporterBuildError),
     /// The collector's address.
     #[error("otlp exporter: endpoint: {0}")]
     Endpoint(#[from] http::uri::InvalidUri),
@@ -57,7 +40,7 @@ pub enum CollectorError {
     Tls(#[from] tls::CollectorTlsError),
 }
 
-/// The configured collector. Makes exporters, each with a connection of its own.
+/// The configured collector of spans and log records. Makes exporters, each with a connection of its own.
 pub struct Collector {
     otlp: Otlp,
     route: Route,
@@ -72,11 +55,6 @@ struct Route {
     connector: Connector,
     background: Background,
     clock: Clock,
-}
-
-enum Transport {
-    Http(Http),
-    Grpc(Channel, Headers),
 }
 
 impl Collector {
@@ -102,89 +80,48 @@ impl Collector {
         Ok(Self { otlp: otlp.clone(), route, resource: resource(build, instance) })
     }
 
+    /// Who exports.
+    pub(crate) fn resource(&self) -> Resource {
+        self.resource.clone()
+    }
+
     /// An exporter of spans.
     ///
     /// # Errors
-    /// The endpoint or a variable of the environment is unusable.
-    pub fn spans(&self) -> Result<(SpanExporter, Health), CollectorError> {
-        let url = &*self.otlp.traces_endpoint;
-        let (transport, health) = self.route.transport(url, "spans")?;
-        let mut exporter = match transport {
-            Transport::Http(http) => SpanExporter::builder()
-                .with_http()
-                .with_http_client(http)
-                .with_protocol(Protocol::HttpBinary)
-                .with_endpoint(url)
-                .with_timeout(self.otlp.timeout)
-                .build()?,
-            Transport::Grpc(channel, headers) => SpanExporter::builder()
-                .with_tonic()
-                .with_channel(channel)
-                .with_interceptor(headers)
-                .with_timeout(self.otlp.timeout)
-                .build()?,
-        };
-        exporter.set_resource(&self.resource);
-        Ok((exporter, health))
+    /// The endpoint is unusable.
+    pub(super) fn spans(&self) -> Result<Exporter, CollectorError> {
+        self.route.exporter(&self.otlp.traces_endpoint, "spans", is_gzip("TRACES_"))
     }
 
     /// An exporter of log records. `None` where the address is one of traces alone.
     ///
     /// # Errors
-    /// The endpoint or a variable of the environment is unusable.
-    pub fn logs(&self) -> Result<Option<(LogExporter, Health)>, CollectorError> {
-        let Some(url) = self.otlp.logs_endpoint.as_deref() else { return Ok(None) };
-        let (transport, health) = self.route.transport(url, "log records")?;
-        let mut exporter = match transport {
-            Transport::Http(http) => LogExporter::builder()
-                .with_http()
-                .with_http_client(http)
-                .with_protocol(Protocol::HttpBinary)
-                .with_endpoint(url)
-                .with_timeout(self.otlp.timeout)
-                .build()?,
-            Transport::Grpc(channel, headers) => LogExporter::builder()
-                .with_tonic()
-                .with_channel(channel)
-                .with_interceptor(headers)
-                .with_timeout(self.otlp.timeout)
-                .build()?,
-        };
-        exporter.set_resource(&self.resource);
-        Ok(Some((exporter, health)))
+    /// The endpoint is unusable.
+    pub(crate) fn logs(&self) -> Result<Option<Exporter>, CollectorError> {
+        let url = self.otlp.logs_endpoint.as_deref();
+        url.map(|url| self.route.exporter(url, "log records", is_gzip("LOGS_"))).transpose()
     }
 
-    /// Forwards exports of spans that others encoded.
+    /// An exporter of spans that engines encoded, and have not compressed.
     ///
     /// # Errors
     /// The endpoint is unusable.
-    pub(super) fn forwarder(&self) -> Result<(Forwarder, Health), CollectorError> {
-        let url = &*self.otlp.traces_endpoint;
-        let (transport, health) = self.route.transport(url, "spans of engines")?;
-        let forwarder = match transport {
-            Transport::Http(http) => Forwarder::Http(http, url.to_owned()),
-            Transport::Grpc(channel, headers) => {
-                Forwarder::Grpc(TraceServiceClient::with_interceptor(channel, headers))
-            }
-        };
-        Ok((forwarder, health))
+    pub(super) fn forwarder(&self) -> Result<Exporter, CollectorError> {
+        self.route.exporter(&self.otlp.traces_endpoint, "spans of engines", false)
     }
 }
 
 impl Route {
-    /// A transport to `url`, which leaves the cause of a failure where the `Health` finds it.
-    fn transport(&self, url: &str, what: &'static str) -> Result<(Transport, Health), CollectorError> {
+    fn exporter(&self, url: &str, what: &'static str, is_gzip: bool) -> Result<Exporter, CollectorError> {
         let (connector, endpoint, timeout) = (self.connector.clone(), endpoint(url)?, self.timeout);
-        let health = Health::new(what, timeout, self.clock);
-        let headers = self.headers.clone();
+        let (url, headers) = (url.to_owned(), self.headers.clone());
         let transport = match self.protocol {
             OtlpProtocol::Http => {
-                let cause = health.cause.clone();
-                Transport::Http(Http { connector, endpoint, headers, timeout, cause })
+                Transport::Http(Http { connector, endpoint, url, headers, timeout, is_gzip })
             }
-            OtlpProtocol::Grpc => Transport::Grpc(self.channel(endpoint)?, headers),
+            OtlpProtocol::Grpc => Transport::Grpc { channel: self.channel(endpoint)?, headers, is_gzip },
         };
-        Ok((transport, health))
+        Ok(Exporter::new(transport, Health::new(what, timeout, self.clock)))
     }
 
     /// A gRPC channel over our outbound connections; connects when it is first used.
@@ -205,126 +142,6 @@ impl Route {
     }
 }
 
-/// Bounds exports in time and logs why they fail: at once, then once a minute, and when they work again.
-pub struct Health {
-    what: &'static str,
-    timeout: Duration,
-    cause: Cause,
-    clock: Clock,
-    /// Time of the last warning; `None` once exports work again and that is logged.
-    warned: Option<Stamp>,
-}
-
-/// Why the last request over HTTP got no answer. The SDK only passes on that there was none.
-type Cause = Arc<Mutex<Option<String>>>;
-
-impl Health {
-    fn new(what: &'static str, timeout: Duration, clock: Clock) -> Self {
-        Self { what, timeout, cause: Cause::default(), clock, warned: None }
-    }
-
-    /// Awaits an export; returns whether it arrived.
-    pub async fn watch<E: fmt::Display>(&mut self, export: impl Future<Output = Result<(), E>>) -> bool {
-        let failure = match tokio::time::timeout(self.timeout, export).await {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(self.cause.lock().take().unwrap_or_else(|| error.to_string())),
-            Err(_) => Some(format!("no answer within {:?}", self.timeout)),
-        };
-        let (what, now) = (self.what, self.clock.now());
-        let is_silent = self.warned.is_none_or(|at| now.since(at) >= REPEAT_WARNING);
-        match &failure {
-            Some(error) if is_silent => {
-                tracing::warn!(error, what, "OTLP export fails; what it loses is counted");
-                self.warned = Some(now);
-            }
-            // A collector that fails now and then is not announced each time.
-            None if self.warned.is_some() && is_silent => {
-                tracing::info!(what, "OTLP export works again");
-                self.warned = None;
-            }
-            _ => {}
-        }
-        failure.is_none()
-    }
-}
-
-/// Sends spans on as they came; over gRPC they are encoded anew.
-pub(super) enum Forwarder {
-    Http(Http, String),
-    Grpc(TraceServiceClient<InterceptedService<Channel, Headers>>),
-}
-
-impl Forwarder {
-    pub(super) async fn send(&mut self, export: Bytes) -> Result<(), String> {
-        match self {
-            Self::Http(http, url) => {
-                let mut request = Request::post(&*url).body(export).map_err(|error| error.to_string())?;
-                request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PROTOBUF));
-                let status = http.send(request).await.map_err(|error| error.to_string())?.status();
-                if status.is_success() { Ok(()) } else { Err(format!("the collector answered {status}")) }
-            }
-            Self::Grpc(client) => {
-                let export = ExportTraceServiceRequest::decode(export).map_err(|error| error.to_string())?;
-                client.export(export).await.map(drop).map_err(|status| status.to_string())
-            }
-        }
-    }
-}
-
-/// The SDK's HTTP client, over our outbound connections. A connection lasts for one export: there is at most one a
-/// second, and none can have died while idle.
-#[derive(Clone)]
-pub(super) struct Http {
-    connector: Connector,
-    endpoint: Endpoint,
-    headers: Headers,
-    timeout: Duration,
-    cause: Cause,
-}
-
-impl Http {
-    async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Bytes>, CallError> {
-        self.headers.set(request.headers_mut());
-        exchange(&self.connector, &self.endpoint, request, self.timeout).await
-    }
-}
-
-impl fmt::Debug for Http {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Headers may be credentials.
-        f.write_str("Http")
-    }
-}
-
-#[tonic::async_trait]
-impl HttpClient for Http {
-    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        self.send(request).await.map_err(|error| {
-            *self.cause.lock() = Some(format!("{}: {error}", self.endpoint));
-            error.into()
-        })
-    }
-}
-
-/// The configured headers. Set over those that the SDK took from the environment: the configuration has precedence.
-#[derive(Clone)]
-pub(super) struct Headers(HeaderMap);
-
-impl Headers {
-    fn set(&self, headers: &mut HeaderMap) {
-        for (name, value) in &self.0 {
-            headers.insert(name, value.clone());
-        }
-    }
-}
-
-impl Interceptor for Headers {
-    fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
-        self.set(request.metadata_mut().as_mut());
-        Ok(request)
-    }
-}
-
 /// Scheme, host and port of a URL. A user and a password in it are left out.
 fn endpoint(url: &str) -> Result<Endpoint, http::uri::InvalidUri> {
     let url: Uri = url.parse()?;
@@ -339,21 +156,29 @@ fn endpoint(url: &str) -> Result<Endpoint, http::uri::InvalidUri> {
 
 /// `service.name` and `service.instance.id` are ours unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` sets them.
 fn resource(build: BuildInfo, instance: &str) -> Resource {
-    let version = KeyValue::new("service.version", build.version);
-    let detected = Resource::builder().build();
-    let is_named = detected
-        .get(&Key::from_static_str("service.name"))
-        .is_some_and(|name| !name.as_str().starts_with("unknown_service"));
-    let mut builder = Resource::builder().with_attribute(version);
-    let id = Key::from_static_str("service.instance.id");
-    if detected.get(&id).is_none() {
-        builder = builder.with_attribute(KeyValue::new(id, instance.to_owned()));
-    }
-    if is_named { builder.build() } else { builder.with_service_name("tokenway").build() }
+    let own = [
+        ("service.name", "tokenway"),
+        ("service.instance.id", instance),
+        ("telemetry.sdk.language", "rust"),
+        ("telemetry.sdk.name", "tokenway"),
+        ("telemetry.sdk.version", build.version),
+    ];
+    let mut attributes = BTreeMap::from(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let listed = set("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+    let pairs = listed.split(',').filter_map(|entry| entry.split_once('='));
+    attributes.extend(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())));
+    attributes.extend(set("OTEL_SERVICE_NAME").map(|name| ("service.name".to_owned(), name)));
+    attributes.insert("service.version".to_owned(), build.version.to_owned());
+    let attributes = attributes.into_iter().map(|(key, value)| text(key, value)).collect();
+    Resource { attributes, ..Resource::default() }
 }
 
-/// Between two warnings about the same exports.
-const REPEAT_WARNING: Duration = Duration::from_secs(60);
+/// `OTEL_EXPORTER_OTLP_…COMPRESSION`; metrics have theirs in the configuration.
+fn is_gzip(signal: &str) -> bool {
+    tls::variable(signal, "COMPRESSION").is_some_and(|name| name == "gzip")
+}
+
 /// Silence on a gRPC connection that waits for an answer, before a ping and then for its answer.
 const PING_AFTER: Duration = Duration::from_secs(5);
 /// Content type of OTLP over HTTP.

@@ -1,6 +1,7 @@
 //! TLS towards the collector, from the files that `OTEL_EXPORTER_OTLP_CERTIFICATE`, `…_CLIENT_CERTIFICATE` and
-//! `…_CLIENT_KEY` name (`…_TRACES_…` or `…_METRICS_…` first). The SDK leaves them to its caller; our configuration has no key for them.
+//! `…_CLIENT_KEY` name (`…_TRACES_…` or `…_METRICS_…` first): our configuration has no key for them.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use rustls::RootCertStore;
@@ -28,7 +29,7 @@ pub enum CollectorTlsError {
 
 /// A connector with these certificates, or with the system's and none of its own.
 pub(super) fn connector(signal: &str, tracker: TaskTracker) -> Result<Connector, CollectorTlsError> {
-    let file = |what| file(signal, what);
+    let file = |what| variable(signal, what).map(PathBuf::from);
     let roots = match file("CERTIFICATE") {
         Some(path) => {
             let mut roots = RootCertStore::empty();
@@ -55,9 +56,9 @@ fn certificates(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, Collector
     read.map_err(|source| CollectorTlsError::File { path, source })
 }
 
-/// `signal`: `TRACES_` or `METRICS_`.
-fn file(signal: &str, what: &str) -> Option<PathBuf> {
+/// `signal`: `TRACES_`, `LOGS_` or `METRICS_`.
+pub(super) fn variable(signal: &str, what: &str) -> Option<OsString> {
     let of =
         |prefix| std::env::var_os(format!("OTEL_EXPORTER_OTLP_{prefix}{what}")).filter(|p| !p.is_empty());
-    of(signal).or_else(|| of("")).map(PathBuf::from)
+    of(signal).or_else(|| of(""))
 }

@@ -4,17 +4,18 @@
 //! so the engine's own spans hang below it. Below the attempt that was answered are INTERNAL spans of the stages there.
 //! Built without a tracer: ids and stamps are the record's.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use opentelemetry::trace::{
-    Event, Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,
-};
-use opentelemetry::{Array, InstrumentationScope, KeyValue, StringValue, Value as OtelValue};
-use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue};
+use opentelemetry_proto::tonic::trace::v1::span::{Event, Link, SpanKind};
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use opentelemetry_proto::tonic::trace::v1::{Span, SpanFlags, Status};
 
 use crate::clock::{Clock, Stamp};
 use crate::observe::attributes::{self, AttributeValue};
 use crate::observe::judgement::Judgement;
+use crate::observe::otlp::{attribute, nanos, text};
 use crate::observe::stages::{Stage, StageTime, stages};
 use crate::record::{Attempt, Original, Outcome, Record};
 use crate::request::trace_context::new_span_id;
@@ -39,8 +40,8 @@ fn stages_at_the_replica(record: &Record) -> impl Iterator<Item = StageTime> {
 }
 
 /// All spans of a request, the root first.
-pub(super) fn spans(record: &Record, clock: &Clock) -> Vec<SpanData> {
-    let build = Build::new(record, clock);
+pub(super) fn spans(record: &Record, clock: &Clock) -> Vec<Span> {
+    let build = Build { record, clock };
     let mut spans = vec![build.root()];
     let at = &record.at;
     if let (Some(read), Some(admitted)) = (at.read, at.admitted) {
@@ -63,99 +64,94 @@ pub(super) fn spans(record: &Record, clock: &Clock) -> Vec<SpanData> {
     spans
 }
 
-/// Of the request that a copy was made of.
-fn original_span(original: &Original) -> SpanContext {
-    let (trace, span) = (TraceId::from(original.trace_id), SpanId::from(original.span));
-    SpanContext::new(trace, span, TraceFlags::default(), false, TraceState::default())
+/// To the request that a copy was made of.
+fn link_to(original: &Original) -> Link {
+    Link {
+        trace_id: original.trace_id.to_be_bytes().to_vec(),
+        span_id: original.span.to_be_bytes().to_vec(),
+        flags: SpanFlags::ContextHasIsRemoteMask as u32,
+        ..Link::default()
+    }
 }
 
 struct Build<'a> {
     record: &'a Record,
     clock: &'a Clock,
-    state: TraceState,
-    scope: InstrumentationScope,
 }
 
-impl<'a> Build<'a> {
-    fn new(record: &'a Record, clock: &'a Clock) -> Self {
-        // A state that does not parse was forwarded as it came; only our spans go without it.
-        let state = record.trace.state.as_deref().and_then(|text| text.parse().ok()).unwrap_or_default();
-        let scope = InstrumentationScope::builder("tokenway").with_version(env!("CARGO_PKG_VERSION")).build();
-        Self { record, clock, state, scope }
-    }
-
-    fn root(&self) -> SpanData {
+impl Build<'_> {
+    fn root(&self) -> Span {
         let record = self.record;
         let requested = record.requested_model.as_deref().unwrap_or(&record.model);
         let name = match requested {
             "none" => record.dialect.operation().to_owned(),
             model => format!("{} {model}", record.dialect.operation()),
         };
-        let parent = record.trace.parent.map_or(SpanId::INVALID, SpanId::from);
-        let mut span = self.span(record.trace.root, parent, record.at.head, record.at.end);
-        span.name = name.into();
-        span.span_kind = SpanKind::Server;
-        span.parent_span_is_remote = record.trace.parent.is_some();
+        let mut span =
+            self.span(name, record.trace.root, record.trace.parent, (record.at.head, record.at.end));
+        span.set_kind(SpanKind::Server);
+        if record.trace.parent.is_some() {
+            span.flags |= SpanFlags::ContextIsRemoteMask as u32;
+        }
         attributes::each(record, &Judgement::of(record), |key, value| {
             span.attributes.push(key_value(key.name, value));
         });
-        span.attributes.push(KeyValue::new("tokenway.request_id", record.request_id.to_string()));
+        span.attributes.push(text("tokenway.request_id", &*record.request_id));
         if let Some(original) = &record.shadow_of {
-            span.span_kind = SpanKind::Internal;
-            span.links.links.push(Link::new(original_span(original), Vec::new(), 0));
-            span.attributes.push(KeyValue::new("tokenway.shadow_of", original.request_id.to_string()));
+            span.set_kind(SpanKind::Internal);
+            span.links.push(link_to(original));
+            span.attributes.push(text("tokenway.shadow_of", &*original.request_id));
         }
-        span.events.events = self.events();
+        span.events = self.events();
         if record.outcome == Outcome::Failed || record.status >= 500 {
-            span.status = Status::error(record.error.unwrap_or("failed"));
+            span.status = Some(failed(record.error.unwrap_or("failed")));
         }
         span
     }
 
-    fn stage(&self, name: &'static str, start: Stamp, end: Stamp) -> SpanData {
-        let mut span = self.span(new_span_id(), self.root_id(), start, end);
-        span.name = name.into();
+    fn stage(&self, name: &'static str, start: Stamp, end: Stamp) -> Span {
+        let mut span = self.span(name.to_owned(), new_span_id(), Some(self.record.trace.root), (start, end));
         if let (Some(decision), "route") = (&self.record.decision, name) {
             span.attributes = vec![
-                KeyValue::new("tokenway.decision.policy", decision.policy),
-                KeyValue::new("tokenway.decision.reason", decision.reason),
-                KeyValue::new("tokenway.decision.candidates", i64::from(decision.candidates)),
+                text("tokenway.decision.policy", decision.policy),
+                text("tokenway.decision.reason", decision.reason),
+                int("tokenway.decision.candidates", decision.candidates),
             ];
         }
         span
     }
 
     /// A stage at the replica, below its attempt.
-    fn replica_stage(&self, attempt: &Attempt, time: &StageTime, (start, end): (Stamp, Stamp)) -> SpanData {
-        let mut span = self.span(new_span_id(), SpanId::from(attempt.span), start, end);
-        span.name = time.stage.as_str().into();
-        span.attributes = vec![KeyValue::new("tokenway.stage.source", time.source.as_str())];
+    fn replica_stage(&self, attempt: &Attempt, time: &StageTime, during: (Stamp, Stamp)) -> Span {
+        let name = time.stage.as_str().to_owned();
+        let mut span = self.span(name, new_span_id(), Some(attempt.span), during);
+        span.attributes = vec![text("tokenway.stage.source", time.source.as_str())];
         span
     }
 
     /// One try; the one that was answered lasts to the last byte of the response.
-    fn attempt(&self, attempt: &Attempt) -> SpanData {
+    fn attempt(&self, attempt: &Attempt) -> Span {
         let served = &attempt.served;
         let is_answered = self.record.answered().is_some_and(|answered| answered.span == attempt.span);
-        let mut span = self.span(attempt.span, self.root_id(), attempt.start, self.record.end_of(attempt));
-        span.name = "attempt".into();
-        span.span_kind = SpanKind::Client;
+        let during = (attempt.start, self.record.end_of(attempt));
+        let mut span = self.span("attempt".to_owned(), attempt.span, Some(self.record.trace.root), during);
+        span.set_kind(SpanKind::Client);
         span.attributes = vec![
-            KeyValue::new("gen_ai.operation.name", self.record.dialect.operation()),
-            KeyValue::new("gen_ai.provider.name", served.engine.to_string()),
-            KeyValue::new("server.address", served.host.to_string()),
-            KeyValue::new("server.port", i64::from(served.port)),
-            KeyValue::new("tokenway.pool", served.pool.to_string()),
-            KeyValue::new("tokenway.replica", served.replica.to_string()),
-            KeyValue::new("tokenway.revision", served.revision.to_string()),
+            text("gen_ai.operation.name", self.record.dialect.operation()),
+            text("gen_ai.provider.name", &*served.engine),
+            text("server.address", &*served.host),
+            int("server.port", served.port),
+            text("tokenway.pool", &*served.pool),
+            text("tokenway.replica", &*served.replica),
+            text("tokenway.revision", &*served.revision),
         ];
         if let Some(status) = attempt.status {
-            span.attributes.push(KeyValue::new("http.response.status_code", i64::from(status)));
+            span.attributes.push(int("http.response.status_code", status));
         }
         let broken = self.record.error.filter(|_| is_answered && self.record.outcome == Outcome::Failed);
         if let Some(error) = attempt.error.or(broken) {
-            span.attributes.push(KeyValue::new("error.type", error));
-            span.status = Status::error(error);
+            span.attributes.push(text("error.type", error));
+            span.status = Some(failed(error));
         }
         span
     }
@@ -163,7 +159,7 @@ impl<'a> Build<'a> {
     fn events(&self) -> Vec<Event> {
         let at = &self.record.at;
         let stalled = self.record.longest_gap_at.filter(|_| self.record.longest_gap >= STALL);
-        let gap = KeyValue::new("tokenway.gap", self.record.longest_gap.as_secs_f64());
+        let gap = attribute("tokenway.gap", Value::DoubleValue(self.record.longest_gap.as_secs_f64()));
         let mut events: Vec<(Stamp, Event)> = [
             (at.first_token, "first_token", vec![]),
             (stalled, "stall", vec![gap]),
@@ -172,61 +168,66 @@ impl<'a> Build<'a> {
         .into_iter()
         .filter_map(|(stamp, name, attributes)| {
             let stamp = stamp?;
-            Some((stamp, Event::new(name, self.wall(stamp), attributes, 0)))
+            let time_unix_nano = self.wall(stamp);
+            let event =
+                Event { time_unix_nano, name: name.to_owned(), attributes, dropped_attributes_count: 0 };
+            Some((stamp, event))
         })
         .collect();
         events.sort_by_key(|(stamp, _)| *stamp);
         events.into_iter().map(|(_, event)| event).collect()
     }
 
-    fn span(&self, id: u64, parent: SpanId, start: Stamp, end: Stamp) -> SpanData {
-        let trace = TraceId::from(self.record.trace.trace_id);
-        // Sampled, whatever went upstream: only spans that are kept are built, and the processor skips others.
-        let context =
-            SpanContext::new(trace, SpanId::from(id), TraceFlags::SAMPLED, false, self.state.clone());
-        SpanData {
-            span_context: context,
-            parent_span_id: parent,
-            parent_span_is_remote: false,
-            span_kind: SpanKind::Internal,
-            name: "".into(),
-            start_time: self.wall(start),
-            end_time: self.wall(end.max(start)),
-            attributes: Vec::new(),
-            dropped_attributes_count: 0,
-            events: SpanEvents::default(),
-            links: SpanLinks::default(),
-            status: Status::Unset,
-            instrumentation_scope: self.scope.clone(),
+    fn span(&self, name: String, id: u64, parent: Option<u64>, (start, end): (Stamp, Stamp)) -> Span {
+        let trace = &self.record.trace;
+        Span {
+            trace_id: trace.trace_id.to_be_bytes().to_vec(),
+            span_id: id.to_be_bytes().to_vec(),
+            trace_state: trace.state.as_deref().unwrap_or_default().to_owned(),
+            parent_span_id: parent.map(|id| id.to_be_bytes().to_vec()).unwrap_or_default(),
+            // Sampled, whatever went upstream: only spans that are kept are built, and receivers skip others.
+            flags: SpanFlags::ContextHasIsRemoteMask as u32 | SAMPLED,
+            kind: SpanKind::Internal.into(),
+            name,
+            start_time_unix_nano: self.wall(start),
+            end_time_unix_nano: self.wall(end.max(start)),
+            ..Span::default()
         }
     }
 
-    fn root_id(&self) -> SpanId {
-        SpanId::from(self.record.trace.root)
+    fn wall(&self, stamp: Stamp) -> u64 {
+        nanos(self.clock.wall(stamp))
     }
+}
 
-    fn wall(&self, stamp: Stamp) -> SystemTime {
-        self.clock.wall(stamp)
-    }
+fn failed(error: &str) -> Status {
+    Status { code: StatusCode::Error.into(), message: error.to_owned() }
+}
+
+fn int(key: &str, value: impl Into<i64>) -> KeyValue {
+    attribute(key, Value::IntValue(value.into()))
 }
 
 fn key_value(name: &'static str, value: AttributeValue<'_>) -> KeyValue {
     let value = match value {
-        AttributeValue::Str(text) => OtelValue::from(text.to_owned()),
-        AttributeValue::Text(text) => OtelValue::from(text),
-        AttributeValue::Number(number) => OtelValue::from(number),
-        AttributeValue::Name(name) => OtelValue::from(name),
-        AttributeValue::Int(number) => OtelValue::from(number),
-        AttributeValue::Span(span) => OtelValue::from(span.as_secs_f64()),
-        AttributeValue::Bool(fact) => OtelValue::from(fact),
-        AttributeValue::Address(address) => OtelValue::from(address.to_string()),
-        AttributeValue::List(texts) => OtelValue::Array(Array::String(
-            texts.into_iter().map(|t| StringValue::from(t.to_owned())).collect(),
-        )),
+        AttributeValue::Str(text) => Value::StringValue(text.to_owned()),
+        AttributeValue::Text(text) => Value::StringValue(text),
+        AttributeValue::Number(number) => Value::DoubleValue(number),
+        AttributeValue::Name(name) => Value::StringValue(name.to_owned()),
+        AttributeValue::Int(number) => Value::IntValue(number),
+        AttributeValue::Span(span) => Value::DoubleValue(span.as_secs_f64()),
+        AttributeValue::Bool(fact) => Value::BoolValue(fact),
+        AttributeValue::Address(address) => Value::StringValue(address.to_string()),
+        AttributeValue::List(texts) => {
+            let text = |text: &str| AnyValue { value: Some(Value::StringValue(text.to_owned())) };
+            Value::ArrayValue(ArrayValue { values: texts.into_iter().map(text).collect() })
+        }
     };
-    KeyValue::new(name, value)
+    attribute(name, value)
 }
 
+/// Of the W3C's trace flags.
+const SAMPLED: u32 = 1;
 /// A gap that a reader notices as a stop.
 const STALL: Duration = Duration::from_secs(1);
 
@@ -242,7 +243,7 @@ mod tests {
         record.longest_gap = Duration::from_secs(2);
         let clock = Clock::start();
         let spans = spans(&record, &clock);
-        let names: Vec<_> = spans.iter().map(|span| (&*span.name, span.span_kind.clone())).collect();
+        let names: Vec<_> = spans.iter().map(|span| (&*span.name, span.kind())).collect();
         assert_eq!(
             names,
             [
@@ -254,20 +255,24 @@ mod tests {
                 ("decode", SpanKind::Internal),
             ]
         );
-        let below = SpanId::from(record.attempts[0].span);
+        let id = |id: u64| id.to_be_bytes().to_vec();
+        let below = id(record.attempts[0].span);
         assert!(spans[4..].iter().all(|span| span.parent_span_id == below));
-        assert_eq!(spans[3].end_time, spans[0].end_time, "the attempt lasts to the last byte");
-        assert_eq!(spans[4].end_time, spans[5].start_time);
-        assert_eq!(spans[5].end_time, spans[0].end_time);
+        assert_eq!(
+            spans[3].end_time_unix_nano, spans[0].end_time_unix_nano,
+            "the attempt lasts to the last byte"
+        );
+        assert_eq!(spans[4].end_time_unix_nano, spans[5].start_time_unix_nano);
+        assert_eq!(spans[5].end_time_unix_nano, spans[0].end_time_unix_nano);
         assert_eq!(spans.len() as u64, span_count(&record));
-        assert_eq!(spans[0].parent_span_id, SpanId::from(0xc3));
-        assert!(spans[0].parent_span_is_remote);
-        assert!(spans[1..4].iter().all(|span| span.parent_span_id == SpanId::from(0xb2)));
-        assert_eq!(spans[3].span_context.span_id(), SpanId::from(0xa1));
+        assert_eq!(spans[0].parent_span_id, id(0xc3));
+        assert_eq!(spans[0].flags, 0x301, "sampled, of a parent elsewhere");
+        assert!(spans[1..4].iter().all(|span| span.parent_span_id == id(0xb2)));
+        assert_eq!(spans[3].span_id, id(0xa1));
         let events: Vec<_> = spans[0].events.iter().map(|event| &*event.name).collect();
         assert_eq!(events, ["first_token", "stall", "last_token"]);
-        assert_eq!(spans[0].start_time, clock.wall(record.at.head));
-        assert_eq!(spans[0].status, Status::Unset);
+        assert_eq!(spans[0].start_time_unix_nano, nanos(clock.wall(record.at.head)));
+        assert_eq!(spans[0].status, None);
     }
 
     #[test]
@@ -281,6 +286,6 @@ mod tests {
         record.at.routed = None;
         let spans = spans(&record, &Clock::start());
         assert_eq!(spans.len(), 1);
-        assert_eq!(spans[0].status, Status::error("no_ready_replica"));
+        assert_eq!(spans[0].status, Some(failed("no_ready_replica")));
     }
 }

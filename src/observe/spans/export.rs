@@ -3,21 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use opentelemetry_otlp::SpanExporter;
-use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use tokio::sync::mpsc;
 use tokio::time::timeout_at;
 
 use super::{End, build};
 use crate::clock::Clock;
 use crate::observe::metrics::{DropReason, Metrics};
-use crate::observe::otlp::Health;
+use crate::observe::otlp::{Exporter, scope};
 use crate::record::Record;
 
 pub(super) struct Task {
     pub(super) records: mpsc::Receiver<Arc<Record>>,
-    pub(super) exporter: SpanExporter,
-    pub(super) health: Health,
+    pub(super) exporter: Exporter,
+    pub(super) resource: Resource,
     pub(super) clock: Clock,
     pub(super) metrics: Arc<Metrics>,
     pub(super) end: End,
@@ -35,7 +36,8 @@ impl Task {
                 return;
             }
             let spans = batch.len() as u64;
-            let export = self.health.watch(self.exporter.export(batch));
+            let export = wrapped(batch, self.resource.clone());
+            let export = self.exporter.send(export);
             match self.end.given_up.run_until_cancelled(export).await {
                 Some(true) => {}
                 Some(false) => self.dropped(DropReason::ExportFailed, spans),
@@ -45,7 +47,7 @@ impl Task {
     }
 
     /// The spans of what is queued within `every`, up to a full batch; none when the queue is closed and empty.
-    async fn gather(&mut self, every: Duration) -> Vec<SpanData> {
+    async fn gather(&mut self, every: Duration) -> Vec<Span> {
         let mut spans = Vec::new();
         let Some(record) = self.next().await else { return spans };
         spans.extend(build::spans(&record, &self.clock));
@@ -78,7 +80,13 @@ impl Task {
     }
 }
 
-/// As for the SDK's batch processor, `OTEL_BSP_SCHEDULE_DELAY` milliseconds.
+fn wrapped(spans: Vec<Span>, resource: Resource) -> ExportTraceServiceRequest {
+    let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, ..ScopeSpans::default() }];
+    let spans = ResourceSpans { resource: Some(resource), scope_spans, ..ResourceSpans::default() };
+    ExportTraceServiceRequest { resource_spans: vec![spans] }
+}
+
+/// As for a batch processor of an SDK, `OTEL_BSP_SCHEDULE_DELAY` milliseconds.
 fn export_every() -> Duration {
     let delay = std::env::var("OTEL_BSP_SCHEDULE_DELAY").ok().and_then(|millis| millis.trim().parse().ok());
     delay.map_or(EXPORT_EVERY, Duration::from_millis)

@@ -1,8 +1,8 @@
 //! OTLP spans: decided at a request's end, built off its path, exported in the background.
 //!
 //! The record is the buffer that a tail decision needs, so no span exists while a request runs. A record that is
-//! kept goes through a bounded queue to one task ([`export`]), which builds its spans and hands them to the SDK's
-//! exporter. What does not fit is dropped and counted; nothing here can make a request wait.
+//! kept goes through a bounded queue to one task ([`export`]), which builds its spans and exports them. What
+//! does not fit is dropped and counted; nothing here can make a request wait.
 
 mod build;
 mod export;
@@ -50,7 +50,7 @@ impl Spans {
     /// Starts the task that exports.
     ///
     /// # Errors
-    /// The SDK refuses the configuration. A collector that does not answer is no error.
+    /// The endpoint is unusable. A collector that does not answer is no error.
     pub fn start(
         collector: &Collector,
         sampling: &Sampling,
@@ -58,10 +58,11 @@ impl Spans {
         background: &Background,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, CollectorError> {
-        let (exporter, health) = collector.spans()?;
+        let (exporter, resource) = (collector.spans()?, collector.resource());
         let (queue, records) = mpsc::channel(MAX_QUEUED_RECORDS);
         let (metrics, end) = (Arc::clone(metrics), End::default());
-        let task = Task { records, exporter, health, clock, metrics: Arc::clone(&metrics), end: end.clone() };
+        let task =
+            Task { records, exporter, resource, clock, metrics: Arc::clone(&metrics), end: end.clone() };
         background.tasks.spawn_on(task.run(), &background.runtime);
         Ok(Self {
             queue,

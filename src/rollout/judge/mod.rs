@@ -20,6 +20,7 @@ use self::rate::{RateTest, RateWealth};
 use self::samples::Samples;
 use self::tail::{Bound, TailTest, TailWealth};
 use crate::config::{Canary, QuantileRatios};
+use crate::labels::labels;
 use crate::request::class::Class;
 
 /// One of the two that are compared.
@@ -31,32 +32,18 @@ pub enum Arm {
     Canary = 1,
 }
 
-/// A latency that is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measure {
-    /// Time to first token; of answers without a stream the whole time, per output token where it generates.
-    Ttft,
-    /// Inter-token latency.
-    Itl,
-    /// Time per output token.
-    Tpot,
-    /// One over the output tokens: long where answers are short.
-    Brevity,
-}
-
-impl Measure {
-    /// Every measure.
-    pub const ALL: [Self; MEASURES] = [Self::Ttft, Self::Itl, Self::Tpot, Self::Brevity];
-
-    /// Its name in reports.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ttft => "ttft",
-            Self::Itl => "itl",
-            Self::Tpot => "tpot",
-            Self::Brevity => "brevity",
-        }
+labels! {
+    /// A latency that is compared.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Measure {
+        /// Time to first token; of answers without a stream the whole time, per output token where it generates.
+        Ttft = "ttft",
+        /// Inter-token latency.
+        Itl = "itl",
+        /// Time per output token.
+        Tpot = "tpot",
+        /// One over the output tokens: long where answers are short.
+        Brevity = "brevity",
     }
 }
 
@@ -358,7 +345,7 @@ impl Judge {
         let mut compared = Vec::new();
         let arms = self.baseline.iter_mut().zip(&mut self.canary);
         for (measure, (baseline, canary)) in Measure::ALL.into_iter().zip(arms) {
-            let groups = [false, true].into_iter().flat_map(|unary| ALL_CLASSES.map(|class| (class, unary)));
+            let groups = [false, true].into_iter().flat_map(|unary| Class::ALL.map(|class| (class, unary)));
             for ((class, is_unary), (baseline, canary)) in groups.zip(baseline.samples().zip(canary)) {
                 let percentiles = |samples: &mut Samples| {
                     samples.sort();
@@ -418,9 +405,8 @@ fn bounds(canary: &Canary) -> Vec<TailBound> {
         .collect()
 }
 
-const ALL_CLASSES: [Class; CLASSES] = [Class::None, Class::Short, Class::Medium, Class::Long];
 /// Prompt classes, the unknown one included.
-const CLASSES: usize = 4;
+const CLASSES: usize = Class::ALL.len();
 /// Those of streams and those of answers without one.
 const GROUPS: usize = 2 * CLASSES;
 const MEASURES: usize = 4;

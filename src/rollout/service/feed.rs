@@ -9,10 +9,9 @@ use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
 use super::board::Board;
-use crate::observe::judgement::Judgement;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
-use crate::observe::{Shadowed, Tap};
+use crate::observe::{Judgement, Shadowed, Tap};
 use crate::record::{FirstToken, Gaps, Outcome, Record};
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
@@ -166,7 +165,7 @@ impl Tap for Feed {
         }
     }
 
-    fn record(&self, record: &Record) {
+    fn record(&self, record: &Record, judgement: &Judgement) {
         let Some(served) = record.served() else { return };
         let Some(arm) = self.arm(&record.route, &served.pool) else { return };
         let arm_of = |pool: &str| self.arm(&record.route, pool).unwrap_or(arm);
@@ -203,7 +202,7 @@ impl Tap for Feed {
             brevity: brevity(record).filter(|_| record.outcome == Outcome::Ok),
             ttft: record.ttft().map(|ttft| ttft.as_secs_f64()),
             tpot: record.tpot().map(|tpot| tpot.as_secs_f64()),
-            is_slo_missed: match Judgement::of(record).verdict {
+            is_slo_missed: match judgement.verdict {
                 SloVerdict::Met => Some(false),
                 SloVerdict::Missed(_) => Some(true),
                 SloVerdict::NotCounted => None,
@@ -225,7 +224,7 @@ impl Tap for Feed {
         match seen {
             Shadowed::FirstToken(first) => self.first_token(first),
             Shadowed::Gaps(stream, gaps) => self.gaps(stream, gaps),
-            Shadowed::Ended(record) => self.record(record),
+            Shadowed::Ended(record, judgement) => self.record(record, judgement),
         }
     }
 

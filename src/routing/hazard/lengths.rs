@@ -3,6 +3,8 @@
 //! Counted in bins of a quarter of an octave, so that a look-up is a few bits of a float and no search. Before answers are
 //! known a gentle exponential stands in. It does not tell routes apart: one pool, one distribution.
 
+use std::array::from_fn;
+
 use crate::routing::tuning::{memories, priors};
 
 /// Counts of recent answers by length.
@@ -11,6 +13,8 @@ pub(in crate::routing) struct Lengths {
     recent: Vec<u8>,
     next: usize,
     counts: [u32; BINS],
+    /// What stands in for answers at each edge: exponentials take longer than everything else that an answer teaches.
+    prior: [f32; BINS + 1],
 }
 
 /// The survival function as it stood when it was taken: plain values.
@@ -24,7 +28,9 @@ pub(in crate::routing) struct Survival {
 
 impl Default for Lengths {
     fn default() -> Self {
-        Self { recent: Vec::new(), next: 0, counts: [0; BINS] }
+        let count = priors::ANSWERS as f32;
+        let prior = from_fn(|bin| count * (-(edge(bin) - 1.0) / (priors::ANSWER_TOKENS as f32)).exp());
+        Self { recent: Vec::new(), next: 0, counts: [0; BINS], prior }
     }
 }
 
@@ -52,9 +58,7 @@ impl Lengths {
         let mut longer = 0;
         for bin in (0..=BINS).rev() {
             longer += self.counts.get(bin).copied().unwrap_or(0);
-            let prior =
-                (priors::ANSWERS as f32) * (-(edge(bin) - 1.0) / (priors::ANSWER_TOKENS as f32)).exp();
-            reach[bin] = (longer as f32 + prior) / total;
+            reach[bin] = (longer as f32 + self.prior[bin]) / total;
         }
         // A mean is the area under the survival function; an answer has at least one token.
         let below_one = 1.0;
@@ -90,11 +94,9 @@ fn place(tokens: f32) -> (usize, f32) {
     (bin.min(BINS - 1), part)
 }
 
-/// Where a bin begins.
+/// Where a bin begins: [`place`] the other way round.
 fn edge(bin: usize) -> f32 {
-    let octave = (bin >> SUB_BITS) as f32;
-    let quarter = (bin & ((1 << SUB_BITS) - 1)) as f32 / (1 << SUB_BITS) as f32;
-    octave.exp2() * (1.0 + quarter)
+    f32::from_bits(((bin + (127 << SUB_BITS)) as u32) << (23 - SUB_BITS))
 }
 
 /// Bins of a quarter of an octave: finer ones would be empty.

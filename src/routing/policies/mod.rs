@@ -19,6 +19,7 @@ pub use self::round_robin::RoundRobin;
 pub use self::session::Session;
 use super::{Candidate, Query, SlotSet};
 use crate::config::PolicyName;
+use crate::labels::labels;
 
 /// A way to choose a replica. One instance serves one route, from many threads.
 pub trait Policy: Send + Sync + Debug {
@@ -55,42 +56,24 @@ pub struct Choice {
     pub reason: Reason,
 }
 
-/// Why a replica won (label `reason`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// It holds the longest prefix of the prompt.
-    Prefix,
-    /// It has the least to do.
-    Load,
-    /// The session belongs to it.
-    Session,
-    /// It was its turn.
-    RoundRobin,
-    /// It was as good as others, and hashing picked it.
-    Tie,
-    /// There was no other.
-    Only,
-    /// It holds the adapter or model that was asked for, and another does not.
-    Adapter,
-}
-
-impl Reason {
-    /// Every reason.
-    pub const ALL: [Self; 7] =
-        [Self::Prefix, Self::Load, Self::Session, Self::RoundRobin, Self::Tie, Self::Only, Self::Adapter];
-
-    /// The label's value.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Prefix => "prefix",
-            Self::Load => "load",
-            Self::Session => "session",
-            Self::RoundRobin => "round_robin",
-            Self::Tie => "tie",
-            Self::Only => "only",
-            Self::Adapter => "adapter",
-        }
+labels! {
+    /// Why a replica won (label `reason`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Reason {
+        /// It holds the longest prefix of the prompt.
+        Prefix = "prefix",
+        /// It has the least to do.
+        Load = "load",
+        /// The session belongs to it.
+        Session = "session",
+        /// It was its turn.
+        RoundRobin = "round_robin",
+        /// It was as good as others, and hashing picked it.
+        Tie = "tie",
+        /// There was no other.
+        Only = "only",
+        /// It holds the adapter or model that was asked for, and another does not.
+        Adapter = "adapter",
     }
 }
 

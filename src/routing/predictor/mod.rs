@@ -235,12 +235,9 @@ impl PoolModel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::seconds as at;
     use crate::routing::foreign::Foreign;
     use crate::routing::load::LoadView;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
 
     fn work(tokens: u64) -> Work {
         Work::of(Tokens(tokens), Tokens(0))

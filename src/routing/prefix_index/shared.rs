@@ -60,10 +60,7 @@ const WAYS: usize = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
+    use crate::clock::seconds as at;
 
     #[test]
     fn hits_count_up_and_fade() {

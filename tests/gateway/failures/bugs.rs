@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokenway::observe::Tap;
 use tokenway::observe::metrics::StreamKey;
+use tokenway::observe::{Judgement, Tap};
 use tokenway::record::{FirstToken, Gaps, Record};
 
 use super::{CHAT, PATH, UNARY};
@@ -27,7 +27,7 @@ impl Tap for Buggy {
         assert!(!self.at_gaps.swap(false, Ordering::Relaxed), "a bug in the stream");
     }
 
-    fn record(&self, _: &Record) {}
+    fn record(&self, _: &Record, _: &Judgement) {}
 }
 
 #[tokio::test]

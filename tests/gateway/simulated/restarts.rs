@@ -9,10 +9,10 @@ use tokenway_sim::replay::{
 };
 use tokenway_sim::time::Stamp;
 
-use super::product_router::{ProductRouter, ReplayedRoute};
-use crate::config::{PolicyName, Slo};
-use crate::routing::EngineLimits;
-use crate::units::Tokens;
+use tokenway::config::{PolicyName, Slo};
+use tokenway::routing::EngineLimits;
+use tokenway::simulate::{ProductRouter, ReplayedRoute};
+use tokenway::units::Tokens;
 
 /// Requests that arrive later go through the second router.
 struct Restarting {

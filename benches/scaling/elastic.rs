@@ -10,41 +10,41 @@ use tokenway_sim::engine::Gauges;
 use tokenway_sim::replay::{Arrival, Ended, Fleet, RequestId, Router};
 use tokenway_sim::time::Stamp as SimStamp;
 
-use super::product_router::{ProductRouter, ReplayedRoute};
-use crate::admission::Line;
-use crate::clock::Stamp;
-use crate::fleet::demand::{EngineLoad, PoolLoad, predicted_ttft};
-use crate::fleet::status::ReplicaState;
-use crate::routing::{Expected, Target};
+use tokenway::admission::Line;
+use tokenway::clock::Stamp;
+use tokenway::fleet::demand::{EngineLoad, PoolLoad, predicted_ttft};
+use tokenway::fleet::status::ReplicaState;
+use tokenway::routing::{Expected, Target};
+use tokenway::simulate::{ProductRouter, ReplayedRoute};
 
 /// Says how many replicas there should be.
-pub trait Conductor {
+pub(crate) trait Conductor {
     /// The number from here on, asked for once a second; `replicas` were asked for before.
     fn wanted(&mut self, seconds: f64, load: &PoolLoad, replicas: usize) -> usize;
 }
 
 /// What every replica of the fleet is like.
 #[derive(Clone, Copy, Debug)]
-pub struct ElasticFleet {
+pub(crate) struct ElasticFleet {
     /// Replicas that are ready from the start.
-    pub ready: usize,
+    pub(crate) ready: usize,
     /// Replicas at most.
-    pub most: usize,
+    pub(crate) most: usize,
     /// From the start of a replica until it is ready; each takes up to a fifth more or less.
-    pub cold_start: Duration,
+    pub(crate) cold_start: Duration,
     /// First answers of a new replica that are slow, ...
-    pub slow_answers: u32,
+    pub(crate) slow_answers: u32,
     /// ... and how many times as long everything takes until then.
-    pub slowness: f64,
+    pub(crate) slowness: f64,
     /// `pool.warmup.slow_start`
-    pub slow_start: Duration,
+    pub(crate) slow_start: Duration,
     /// Of the cold starts.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// State of one replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Life {
+pub(crate) enum Life {
     /// It does not exist.
     Off,
     /// It loads until then.
@@ -57,11 +57,11 @@ pub enum Life {
 
 /// What became of one request.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Judged {
+pub(crate) struct Judged {
     /// When it came.
-    pub arrived: Duration,
+    pub(crate) arrived: Duration,
     /// Replica that answered, and its TTFT; `None` without a first token.
-    pub answered: Option<(usize, Duration)>,
+    pub(crate) answered: Option<(usize, Duration)>,
 }
 
 struct Slot {
@@ -72,7 +72,7 @@ struct Slot {
 }
 
 /// A gateway in front of such a fleet.
-pub struct Elastic<C> {
+pub(crate) struct Elastic<C> {
     router: ProductRouter,
     fleet: ElasticFleet,
     conductor: C,
@@ -89,8 +89,7 @@ pub struct Elastic<C> {
 
 impl<C: Conductor> Elastic<C> {
     /// A fleet before its first request.
-    #[must_use]
-    pub fn new(route: &ReplayedRoute, fleet: ElasticFleet, conductor: C) -> Self {
+    pub(crate) fn new(route: &ReplayedRoute, fleet: ElasticFleet, conductor: C) -> Self {
         let mut router = ProductRouter::new(route, fleet.most);
         let slot = |at: usize| {
             let life = if at < fleet.ready { Life::Ready } else { Life::Off };
@@ -112,19 +111,17 @@ impl<C: Conductor> Elastic<C> {
     }
 
     /// What became of the requests, in no order.
-    pub fn requests(&self) -> impl Iterator<Item = &Judged> {
+    pub(crate) fn requests(&self) -> impl Iterator<Item = &Judged> {
         self.requests.values()
     }
 
     /// Hours of replicas: they cost from their start to their end.
-    #[must_use]
-    pub fn replica_hours(&self) -> f64 {
+    pub(crate) fn replica_hours(&self) -> f64 {
         self.replica_seconds / 3600.0
     }
 
     /// Ready replicas in each second.
-    #[must_use]
-    pub fn ready(&self) -> &[usize] {
+    pub(crate) fn ready(&self) -> &[usize] {
         &self.ready
     }
 
@@ -201,7 +198,7 @@ impl<C: Conductor> Elastic<C> {
             .filter(|(_, engine)| engine.is_ready())
             .map(|(slot, engine)| (*slot, engine.context));
         let typical = router.dispatcher.model.typical(&router.arrivals.mean_work(), contexts, now);
-        let ahead = |last: &crate::admission::Waiter| Line::ahead(&router.queue, last);
+        let ahead = |last: &tokenway::admission::Waiter| Line::ahead(&router.queue, last);
         let ttft = |typical| {
             let expected = Expected::at(&router.dispatcher, &router.limits, ready(), typical, now)?;
             Some(predicted_ttft(&expected, ahead, now))
@@ -298,87 +295,4 @@ impl<C: Conductor> Router for Elastic<C> {
 
 fn live(at: SimStamp) -> Stamp {
     Stamp::from_nanos(at.as_nanos())
-}
-
-#[cfg(test)]
-mod tests {
-    use tokenway_sim::engine::EngineConfig;
-    use tokenway_sim::replay::{Bounds, Demand, Scenario, Trace, TraceRequest, run};
-
-    use super::*;
-    use crate::config::{PolicyName, Slo};
-    use crate::routing::EngineLimits;
-    use crate::units::Tokens;
-
-    struct OneMore(usize);
-
-    impl Conductor for OneMore {
-        fn wanted(&mut self, seconds: f64, _: &PoolLoad, replicas: usize) -> usize {
-            if seconds >= 40.0 { self.0 } else { replicas }
-        }
-    }
-
-    /// Four replicas become `replicas`, and the new one's first answers are slow. TTFTs in seconds of the minute after that, and how
-    /// many requests it got.
-    fn first_minute(
-        replicas: usize,
-        slow_answers: u32,
-        slow_start: Duration,
-        seed: u64,
-    ) -> (Vec<f64>, usize) {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let mut at = 0.0;
-        let next = |_| {
-            at -= (1.0 - random.f64()).ln() / 30.0;
-            let (prompt, output) = (100 + random.u64(..600), 10 + random.u64(..60));
-            TraceRequest { at: Duration::from_secs_f64(at), prompt, output, blocks: Vec::new() }
-        };
-        let requests: Vec<_> = (0..3_300).map(next).collect();
-        let trace = Trace { requests, duration: Duration::from_secs_f64(at + 1.0), grain: Duration::ZERO };
-        let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
-        let (policy, slo) = (PolicyName::Latency, Slo::default());
-        let route = ReplayedRoute { policy, slo, queue: None, medium: Tokens(8192), limits };
-        let cold_start = Duration::from_secs(2);
-        let fleet =
-            ElasticFleet { ready: 4, most: 5, cold_start, slow_answers, slowness: 5.0, slow_start, seed };
-        let mut elastic = Elastic::new(&route, fleet, OneMore(replicas));
-        let scenario = Scenario {
-            engine: EngineConfig::default(),
-            demand: Demand { replicas: 5, load: 1.0, seed, is_whole: true },
-            slow: Vec::new(),
-            scrape_interval: limits.scrape_interval,
-            bounds: Bounds::default(),
-        };
-        let _figures = run(&trace, &scenario, &mut elastic);
-        let joined = elastic.ready().iter().position(|ready| *ready == 5).unwrap_or(43) as f64;
-        let minute = joined..joined + 60.0;
-        let there = elastic.requests().filter(|one| minute.contains(&one.arrived.as_secs_f64()));
-        let answered: Vec<_> = there.map(|one| one.answered.unwrap()).collect();
-        let got = answered.iter().filter(|(slot, _)| *slot == 4).count();
-        (answered.into_iter().map(|(_, ttft)| ttft.as_secs_f64()).collect(), got)
-    }
-
-    /// p99 of three seeds together.
-    fn p99(replicas: usize, slow_answers: u32, slow_start: Duration) -> (f64, usize) {
-        let (mut ttfts, mut got) = (Vec::new(), 0);
-        for seed in 0..3 {
-            let (minute, there) = first_minute(replicas, slow_answers, slow_start, seed);
-            ttfts.extend(minute);
-            got += there;
-        }
-        ttfts.sort_by(f64::total_cmp);
-        (ttfts[ttfts.len() * 99 / 100], got)
-    }
-
-    #[test]
-    fn a_cold_replica_hardly_moves_its_pools_p99_and_gets_its_share_when_its_slow_answers_are_over() {
-        let span = Duration::from_secs(30);
-        let ((without, _), (_, full)) = (p99(4, 0, span), p99(5, 0, span));
-        for slow_answers in [5, 20] {
-            let (cold, got) = p99(5, slow_answers, span);
-            // p99 of three runs alone varies by a twentieth.
-            assert!(cold <= without * 1.1, "{without:.3} s without it, {cold:.3} s with it");
-            assert!(slow_answers > 5 || got > full / 4, "{got} of {full}");
-        }
-    }
 }

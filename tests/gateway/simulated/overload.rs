@@ -10,12 +10,12 @@ use tokenway_sim::replay::{
 };
 use tokenway_sim::time::Stamp as SimStamp;
 
-use super::product_router::{ProductRouter, ReplayedRoute};
-use crate::admission::Share;
-use crate::clock::Stamp;
-use crate::config::{PolicyName, QueueLimits, Slo, TtftBound};
-use crate::routing::EngineLimits;
-use crate::units::Tokens;
+use tokenway::admission::Share;
+use tokenway::clock::Stamp;
+use tokenway::config::{PolicyName, QueueLimits, Slo, TtftBound};
+use tokenway::routing::EngineLimits;
+use tokenway::simulate::{ProductRouter, ReplayedRoute};
+use tokenway::units::Tokens;
 
 /// What became of one request.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,0 +1,34 @@
+//! Closed sets whose members have a name outside: in metrics, logs, the API. A variant and its name are declared once.
+
+/// Declares an enum with the name of each variant behind it: `ALL` and `LABELS` in that order, `as_str`.
+macro_rules! labels {
+    (
+        $(#[$meta:meta])*
+        $visible:vis enum $set:ident {
+            $($(#[$variant_meta:meta])* $variant:ident = $label:literal,)+
+        }
+    ) => {
+        $(#[$meta])*
+        $visible enum $set {
+            $($(#[$variant_meta])* $variant,)+
+        }
+
+        #[allow(dead_code, reason = "not every set is walked")]
+        impl $set {
+            /// Every one.
+            $visible const ALL: [Self; [$($label),+].len()] = [$(Self::$variant),+];
+            /// Their names.
+            $visible const LABELS: &'static [&'static str] = &[$($label),+];
+
+            /// Its name in metrics, logs and the API.
+            #[must_use]
+            $visible const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $label,)+
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use labels;

@@ -1,0 +1,46 @@
+use super::*;
+
+const DEADLINES: PhaseDeadlines =
+    PhaseDeadlines { header: Duration::from_secs(10), idle: Duration::from_secs(75) };
+
+fn begun() -> ConnectionPhase {
+    let clock = Clock::start();
+    ConnectionPhase::new(clock, clock.now(), IntCounter::new("panics", "p").unwrap())
+}
+
+async fn pass(seconds: u64) {
+    tokio::time::advance(Duration::from_secs(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_head_is_due_from_accept() {
+    let phase = begun();
+    pass(9).await;
+    assert!(phase.next_check(&DEADLINES).is_some());
+    pass(1).await;
+    assert!(phase.next_check(&DEADLINES).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_has_longer_than_a_head() {
+    let phase = Arc::new(begun());
+    drop(ConnectionPhase::request(&phase));
+    pass(60).await;
+    assert!(phase.next_check(&DEADLINES).is_some());
+    phase.read(b"POST ");
+    pass(9).await;
+    assert!(phase.next_check(&DEADLINES).is_some());
+    pass(1).await;
+    assert!(phase.next_check(&DEADLINES).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_connection_has_no_deadline_here() {
+    let phase = Arc::new(begun());
+    let busy = ConnectionPhase::request(&phase);
+    pass(3600).await;
+    assert!(phase.next_check(&DEADLINES).is_some());
+    drop(busy);
+    pass(75).await;
+    assert!(phase.next_check(&DEADLINES).is_none());
+}

@@ -1,0 +1,248 @@
+//! Sends exports of any signal, bounded in time; logs failures sparingly.
+
+use std::fmt;
+use std::io::Write as _;
+use std::time::Duration;
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Request};
+use opentelemetry_proto::tonic::collector::logs::v1::logs_service_client::LogsServiceClient;
+use opentelemetry_proto::tonic::collector::logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse};
+use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::MetricsServiceClient;
+use opentelemetry_proto::tonic::collector::metrics::v1::{
+    ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use prost::Message;
+use tonic::codec::CompressionEncoding;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+
+use super::PROTOBUF;
+use crate::clock::{Clock, Stamp};
+use crate::config::Endpoint;
+use crate::upstream::call::{CallError, exchange};
+use crate::upstream::connect::Connector;
+
+/// Exports of one signal.
+pub(crate) struct Exporter {
+    transport: Transport,
+    health: Health,
+}
+
+impl Exporter {
+    pub(super) fn new(transport: Transport, health: Health) -> Self {
+        Self { transport, health }
+    }
+
+    /// Sends an export; returns whether it arrived and was taken.
+    pub(crate) async fn send<S: Signal>(&mut self, export: S) -> bool {
+        self.health.watch(self.transport.send(export)).await
+    }
+
+    /// The same with spans that are encoded; over gRPC they are encoded anew.
+    pub(crate) async fn pass(&mut self, spans: Bytes) -> bool {
+        self.health.watch(self.transport.pass(spans)).await
+    }
+}
+
+/// An export as a collector takes it.
+pub(crate) trait Signal: Message + Sized {
+    /// The collector's answer.
+    type Answer: Message + Default;
+    /// Sends it over gRPC.
+    fn call(
+        self,
+        channel: Grpc,
+        is_gzip: bool,
+    ) -> impl Future<Output = Result<Self::Answer, tonic::Status>> + Send;
+    /// How many data points the collector did not take, and why.
+    fn rejected(_answer: Self::Answer) -> Option<(i64, String)> {
+        None
+    }
+}
+
+type Grpc = InterceptedService<Channel, Headers>;
+
+macro_rules! call {
+    ($answer:ty, $client:ident) => {
+        type Answer = $answer;
+
+        async fn call(self, channel: Grpc, is_gzip: bool) -> Result<$answer, tonic::Status> {
+            let client = $client::new(channel);
+            let mut client = if is_gzip { client.send_compressed(CompressionEncoding::Gzip) } else { client };
+            client.export(self).await.map(tonic::Response::into_inner)
+        }
+    };
+}
+
+impl Signal for ExportTraceServiceRequest {
+    call!(ExportTraceServiceResponse, TraceServiceClient);
+}
+
+impl Signal for ExportLogsServiceRequest {
+    call!(ExportLogsServiceResponse, LogsServiceClient);
+}
+
+impl Signal for ExportMetricsServiceRequest {
+    call!(ExportMetricsServiceResponse, MetricsServiceClient);
+
+    fn rejected(answer: ExportMetricsServiceResponse) -> Option<(i64, String)> {
+        answer.partial_success.map(|partial| (partial.rejected_data_points, partial.error_message))
+    }
+}
+
+pub(super) enum Transport {
+    Http(Http),
+    Grpc { channel: Channel, headers: Headers, is_gzip: bool },
+}
+
+impl Transport {
+    async fn send<S: Signal>(&self, export: S) -> Result<(), ExportError> {
+        let answer = match self {
+            Self::Http(http) => {
+                let answer = http.post(export.encode_to_vec()).await?;
+                // Some collectors answer with an empty body or with JSON.
+                S::Answer::decode(answer).unwrap_or_default()
+            }
+            Self::Grpc { channel, headers, is_gzip } => {
+                let channel = InterceptedService::new(channel.clone(), headers.clone());
+                export.call(channel, *is_gzip).await.map_err(|status| ExportError::Grpc(Box::new(status)))?
+            }
+        };
+        match S::rejected(answer) {
+            Some((points, message)) if points > 0 => Err(ExportError::Rejected { points, message }),
+            _ => Ok(()),
+        }
+    }
+
+    async fn pass(&self, spans: Bytes) -> Result<(), ExportError> {
+        match self {
+            Self::Http(http) => http.post(spans.into()).await.map(drop),
+            Self::Grpc { .. } => self.send(ExportTraceServiceRequest::decode(spans)?).await,
+        }
+    }
+}
+
+/// Over our outbound connections. A connection lasts for one export: there is at most one a second, and none can have died
+/// while idle.
+pub(super) struct Http {
+    pub(super) connector: Connector,
+    pub(super) endpoint: Endpoint,
+    pub(super) url: String,
+    pub(super) headers: Headers,
+    pub(super) timeout: Duration,
+    pub(super) is_gzip: bool,
+}
+
+impl Http {
+    /// Posts an export; the body of a good answer.
+    async fn post(&self, export: Vec<u8>) -> Result<Bytes, ExportError> {
+        let mut request = Request::post(&self.url).header(CONTENT_TYPE, HeaderValue::from_static(PROTOBUF));
+        let body = if self.is_gzip {
+            request = request.header(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+            gzip.write_all(&export)?;
+            gzip.finish()?
+        } else {
+            export
+        };
+        let mut request = request.body(Bytes::from(body))?;
+        self.headers.set(request.headers_mut());
+        let answer = exchange(&self.connector, &self.endpoint, request, self.timeout).await;
+        let unreachable = |error| ExportError::Call(self.endpoint.to_string(), error);
+        let answer = answer.map_err(unreachable)?;
+        if answer.status().is_success() {
+            Ok(answer.into_body())
+        } else {
+            Err(ExportError::Status(answer.status()))
+        }
+    }
+}
+
+/// The configured headers; may be credentials.
+#[derive(Clone)]
+pub(crate) struct Headers(pub(super) HeaderMap);
+
+impl Headers {
+    fn set(&self, headers: &mut HeaderMap) {
+        for (name, value) in &self.0 {
+            headers.insert(name, value.clone());
+        }
+    }
+}
+
+impl Interceptor for Headers {
+    fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
+        self.set(request.metadata_mut().as_mut());
+        Ok(request)
+    }
+}
+
+/// Why an export did not arrive.
+#[derive(Debug, thiserror::Error)]
+enum ExportError {
+    #[error("the collector answered {0}")]
+    Status(http::StatusCode),
+    #[error("the collector rejected {points} data points: {message}")]
+    Rejected { points: i64, message: String },
+    #[error("{0}")]
+    Grpc(Box<tonic::Status>),
+    #[error("{0}: {1}")]
+    Call(String, CallError),
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error("gzip: {0}")]
+    Gzip(#[from] std::io::Error),
+    #[error(transparent)]
+    Decode(#[from] prost::DecodeError),
+}
+
+/// Bounds exports in time and logs why they fail: at once, then once a minute, and when they work again.
+pub(super) struct Health {
+    what: &'static str,
+    timeout: Duration,
+    clock: Clock,
+    /// Time of the last warning; `None` once exports work again and that is logged.
+    warned: Option<Stamp>,
+}
+
+impl Health {
+    pub(super) fn new(what: &'static str, timeout: Duration, clock: Clock) -> Self {
+        Self { what, timeout, clock, warned: None }
+    }
+
+    /// Awaits an export; returns whether it arrived.
+    async fn watch<E: fmt::Display>(&mut self, export: impl Future<Output = Result<(), E>>) -> bool {
+        let failure = match tokio::time::timeout(self.timeout, export).await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(format!("no answer within {:?}", self.timeout)),
+        };
+        let (what, now) = (self.what, self.clock.now());
+        let is_silent = self.warned.is_none_or(|at| now.since(at) >= REPEAT_WARNING);
+        match &failure {
+            Some(error) if is_silent => {
+                tracing::warn!(error, what, "OTLP export fails; what it loses is counted");
+                self.warned = Some(now);
+            }
+            // A collector that fails now and then is not announced each time.
+            None if self.warned.is_some() && is_silent => {
+                tracing::info!(what, "OTLP export works again");
+                self.warned = None;
+            }
+            _ => {}
+        }
+        failure.is_none()
+    }
+}
+
+/// Between two warnings about the same exports.
+const REPEAT_WARNING: Duration = Duration::from_secs(60);

@@ -1,0 +1,241 @@
+use super::*;
+use crate::clock::millis as ms;
+
+fn placed(at_ms: u64, tokens: u64) -> Placement {
+    let at = ms(at_ms);
+    Placement {
+        at,
+        work: Work::of(Tokens(tokens), Tokens(0)),
+        prompt: Tokens(tokens),
+        tpot: None,
+        is_stream: true,
+        has_media: false,
+    }
+}
+
+fn counts(load: &ReplicaLoad) -> (u64, u64, u64) {
+    let view = load.view();
+    (view.inflight, view.awaiting, view.waiting.tokens)
+}
+
+/// 100 µs a token.
+fn refresh(load: &ReplicaLoad, at_ms: u64) -> Refreshed {
+    let survival = hazard::lengths::Lengths::default().survival();
+    let seconds = |work: &Work| work.tokens as f64 * 1e-4;
+    load.refresh(ms(at_ms), &Known { step: 0.02, per_event: 1.0, survival: &survival, seconds: &seconds })
+}
+
+/// Prompts of so many tokens that are sent together at 100 ms, and when each has its first token.
+fn answered<const N: usize>(load: &Arc<ReplicaLoad>, prompts: [(u64, u64); N]) -> Vec<LoadGuard> {
+    let mut guards = prompts.map(|(tokens, _)| LoadGuard::reserve(load, placed(100, tokens)));
+    for (guard, (_, at)) in guards.iter_mut().zip(prompts) {
+        guard.first_token(ms(at));
+    }
+    guards.into()
+}
+
+#[test]
+fn what_a_decision_reads_is_two_cache_lines() {
+    assert_eq!(std::mem::offset_of!(ReplicaLoad, refreshed), 128);
+}
+
+#[test]
+fn counts_from_the_decision_and_gives_back_in_two_steps() {
+    let load = ReplicaLoad::new();
+    let mut first = LoadGuard::reserve(&load, placed(0, 700));
+    let second = LoadGuard::reserve(&load, placed(0, 50));
+    assert_eq!(counts(&load), (2, 2, 750));
+    first.first_token(ms(9));
+    assert_eq!(counts(&load), (2, 1, 50));
+    assert_eq!((load.view().decoding(), load.view().context), (1, 701));
+    first.first_token(ms(10));
+    assert_eq!(counts(&load), (2, 1, 50), "a second first token changes nothing");
+    drop(second);
+    assert_eq!(counts(&load), (1, 0, 0), "a request without any token releases both");
+    drop(first);
+    let LoadView { head_since, .. } = load.view();
+    assert_eq!(load.view(), LoadView { head_since, ..LoadView::default() });
+}
+
+#[test]
+fn the_head_of_the_queue_is_known_and_since_when_it_is_computed() {
+    let load = ReplicaLoad::new();
+    let mut first = LoadGuard::reserve(&load, placed(100, 700));
+    let _second = LoadGuard::reserve(&load, placed(120, 50));
+    assert_eq!((load.view().head.tokens, load.view().head_since), (700, ms(100)));
+    first.first_token(ms(200));
+    assert_eq!((load.view().head.tokens, load.view().head_since), (50, ms(200)));
+}
+
+#[test]
+fn what_waits_when_a_step_begins_is_computed_in_it_as_far_as_it_fits() {
+    let load = ReplicaLoad::new();
+    let mut first = LoadGuard::reserve(&load, placed(100, 700));
+    let _together: Vec<_> =
+        [50, 60, 4000].map(|tokens| LoadGuard::reserve(&load, placed(150, tokens))).into();
+    assert_eq!(load.view().head.tokens, 700, "they came when it was under way");
+    first.first_token(ms(200));
+    let _later = LoadGuard::reserve(&load, placed(220, 70));
+    assert_eq!((load.view().head.tokens, load.view().head_since), (110, ms(200)));
+}
+
+#[test]
+fn the_time_between_two_first_tokens_is_what_the_second_prompt_took() {
+    let load = ReplicaLoad::new();
+    drop(answered(&load, [(700, 200), (50, 300), (60, 301), (900, 500)]));
+    let samples = refresh(&load, 600).samples;
+    let seen: Vec<_> = samples.iter().map(|l| (l.work.tokens, l.busy.as_millis(), l.was_idle)).collect();
+    assert_eq!(seen, [(700, 100, true), (110, 101, false), (900, 199, false)]);
+}
+
+#[test]
+fn a_lesson_waits_until_its_answers_have_told_what_was_computed() {
+    let load = ReplicaLoad::new();
+    let mut guards = answered(&load, [(7000, 200), (500, 201), (9000, 500), (700, 600)]);
+    let learned = |at| refresh(&load, at).samples.iter().map(|l| l.work.tokens).collect::<Vec<_>>();
+    assert_eq!(learned(650), [700], "it took longer than expected, and all others go on");
+    guards[0].computed(Work::of(Tokens(2000), Tokens(5000)));
+    assert!(learned(700).is_empty(), "the other one of its step goes on");
+    drop(guards.remove(1));
+    assert_eq!(learned(800), [2500]);
+    assert!(learned(10_500).is_empty());
+    assert_eq!(learned(10_501), [9000], "a long answer is not waited for");
+    guards[1].computed(Work::default());
+    drop(guards);
+    assert!(learned(11_000).is_empty(), "each is learned once");
+}
+
+#[test]
+fn what_media_took_is_learned_once_their_tokens_were_counted() {
+    let load = ReplicaLoad::new();
+    let images = [9000, 15_000].map(|at| {
+        let mut guard = LoadGuard::reserve(&load, Placement { has_media: true, ..placed(at - 5000, 100) });
+        guard.first_token(ms(at));
+        guard
+    });
+    assert!(refresh(&load, 15_100).samples.is_empty(), "both took far longer than expected");
+    images[0].computed(Work::of(Tokens(3000), Tokens(0)));
+    drop(images);
+    let samples = refresh(&load, 15_200).samples;
+    assert_eq!(samples.iter().map(|sample| sample.work.tokens).collect::<Vec<_>>(), [3000]);
+}
+
+#[test]
+fn an_event_of_several_tokens_is_paced_by_its_tokens() {
+    let load = ReplicaLoad::new();
+    let mut guard = LoadGuard::reserve(&load, placed(0, 100));
+    guard.first_token(ms(100));
+    guard.progress(11, ms(700));
+    let survival = hazard::lengths::Lengths::default().survival();
+    let found =
+        load.refresh(ms(700), &Known { step: 0.02, per_event: 4.0, survival: &survival, seconds: &|_| 0.0 });
+    assert!((found.paces[0].per_token - 0.015).abs() < 1e-9, "{:?}", found.paces);
+    assert_eq!(load.view().context, 144);
+}
+
+#[test]
+fn a_request_that_is_counted_before_the_head_is_known_makes_no_old_head() {
+    let view = LoadView { inflight: 1, awaiting: 1, ..LoadView::default() };
+    assert_eq!(view.head_age(ms(3_600_000)), 0.0);
+    assert!((LoadView { head_since: ms(100), ..view }.head_age(ms(600)) - 0.5).abs() < 1e-9);
+}
+
+#[test]
+fn a_refresh_learns_the_pace_and_what_a_stall_would_do() {
+    let load = ReplicaLoad::new();
+    let tpot = Some(Duration::from_millis(50));
+    let mut guard = LoadGuard::reserve(&load, Placement { tpot, ..placed(0, 100) });
+    guard.first_token(ms(100));
+    guard.progress(11, ms(300));
+    assert!(load.is_stale(ms(300)));
+    let found = refresh(&load, 300);
+    assert!(!load.is_stale(ms(305)) && load.is_stale(ms(310)));
+    assert!((found.paces[0].per_token - 0.02).abs() < 1e-9 && found.paces[0].context == 111);
+    assert!(load.harm(0.0, 5.0) > 0.1);
+    drop(guard);
+    refresh(&load, 320);
+    assert!(load.harm(0.0, 5.0).abs() < 1e-9);
+    assert!(!load.is_stale(ms(900)), "an idle replica is left alone");
+}
+
+#[test]
+fn a_stream_that_has_just_begun_is_never_out_of_sight() {
+    let load = ReplicaLoad::new();
+    let tpot = Some(Duration::from_millis(50));
+    let place = |at| LoadGuard::reserve(&load, Placement { tpot, ..placed(at, 100) });
+    let (mut first, mut second) = (place(0), place(0));
+    assert_eq!(load.view().bounded, 2);
+    first.first_token(ms(100));
+    second.first_token(ms(100));
+    assert_eq!((load.view().awaiting, load.view().bounded), (0, 2), "no curve knows them yet");
+    drop(first);
+    assert_eq!(load.view().bounded, 1, "it ended before any refresh");
+    refresh(&load, 105);
+    assert_eq!(load.view().bounded, 0);
+    assert!(load.harm(0.0, 5.0) > 0.0, "the curve has the other one");
+    drop(second);
+    assert_eq!(load.view().bounded, 0);
+}
+
+#[test]
+fn an_answer_without_a_stream_does_not_hold_up_the_queue_until_its_end() {
+    let load = ReplicaLoad::new();
+    let place = |tokens| LoadGuard::reserve(&load, Placement { is_stream: false, ..placed(0, tokens) });
+    let (_overtaken, mut stream) = (place(1000), LoadGuard::reserve(&load, placed(0, 50)));
+    let _silent = place(2000);
+    stream.first_token(ms(150));
+    assert_eq!(counts(&load), (3, 1, 2000), "the stream's token shows that those before it are computed");
+    refresh(&load, 300);
+    assert_eq!(counts(&load), (3, 1, 2000), "it is not its time yet");
+    refresh(&load, 350);
+    assert_eq!(counts(&load), (3, 0, 0));
+    drop((_overtaken, stream, _silent));
+    assert_eq!(counts(&load), (0, 0, 0));
+}
+
+#[test]
+fn only_whose_turn_it_is_can_be_overdue() {
+    let load = ReplicaLoad::new();
+    let first = LoadGuard::reserve(&load, placed(100, 700));
+    let second = LoadGuard::reserve(&load, placed(120, 50));
+    assert_eq!(first.overdue(ms(900)).map(|l| l.busy.as_millis()), Some(800));
+    assert_eq!(second.overdue(ms(900)), None);
+}
+
+#[test]
+fn a_panic_in_the_stream_releases_its_load() {
+    let load = ReplicaLoad::new();
+    let inside = Arc::clone(&load);
+    let ended = std::thread::spawn(move || {
+        let _guard = LoadGuard::reserve(&inside, placed(0, 9));
+        panic!("a stream's task fell over");
+    });
+    assert!(ended.join().is_err());
+    assert_eq!(counts(&load), (0, 0, 0));
+}
+
+#[test]
+fn many_threads_leave_nothing_behind() {
+    let load = ReplicaLoad::new();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let load = &load;
+            scope.spawn(move || {
+                for i in 0..500 {
+                    let mut guard = LoadGuard::reserve(load, placed(i, i + thread));
+                    if i % 2 == 0 {
+                        guard.first_token(ms(i));
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(counts(&load), (0, 0, 0));
+    assert_eq!(load.view().context, 0);
+}
+
+#[test]
+fn a_guard_may_move_between_threads() {
+    fn is_send<T: Send + 'static>() {}
+    is_send::<LoadGuard>();
+}
