@@ -168,8 +168,14 @@ fn splice_with(data: &[u8], ask_running: bool) {
     let Some((dialect, body)) = dialect_of(data) else { return };
     let body = Bytes::copy_from_slice(body);
     let Ok(fields) = fields::parse(dialect, &body) else { return };
-    let edits =
-        Edits { model: Some("engine/\"model\""), request_id: Some("own"), ask_usage: true, ask_running };
+    let edits = Edits {
+        model: Some("engine/\"model\""),
+        request_id: Some("own"),
+        cache_salt: Some("ours"),
+        priority: Some(1),
+        ask_usage: true,
+        ask_running,
+    };
     let after = spliced(dialect, &body, &fields, edits);
     let (Ok(mut before), Ok(mut result)) =
         (serde_json::from_slice::<Value>(&body), serde_json::from_slice::<Value>(&after.body))

@@ -5,6 +5,7 @@
 
 mod decision;
 mod gaps;
+mod rate_limits;
 mod ways;
 
 use std::net::IpAddr;
@@ -23,6 +24,7 @@ use crate::units::Tokens;
 
 pub use self::decision::{Addends, DecisionSummary, Weighed};
 pub use self::gaps::{Gap, Gaps};
+pub use self::rate_limits::{RateLimit, RateLimits};
 pub use self::ways::{ApartCost, Ways};
 
 labels! {
@@ -276,6 +278,8 @@ pub struct Record {
     pub migration_refused: Option<&'static str>,
     /// The requested route, where the request was degraded to another.
     pub degraded_from: Option<Arc<str>>,
+    /// What its tenant may still use.
+    pub rate_limits: RateLimits,
     /// The client's request that this one is a copy of, for a canary: no client sees its answer.
     pub shadow_of: Option<Box<Original>>,
     /// The answer had no content, though its model ended it.
@@ -421,6 +425,7 @@ impl Record {
             migrations: 0,
             migration_refused: None,
             degraded_from: None,
+            rate_limits: RateLimits::default(),
             shadow_of: None,
             empty: None,
             engine: None,

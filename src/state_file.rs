@@ -3,8 +3,9 @@
 //! A lost or broken file stops nothing: its owner starts empty, and the broken file is kept under another name. A file is
 //! written beside its place and renamed, so that a crash leaves the old one.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -51,7 +52,10 @@ pub fn write<T: Serialize>(path: &Path, state: &T) -> io::Result<()> {
 }
 
 fn write_whole<T: Serialize>(path: &Path, state: &T) -> io::Result<()> {
-    let mut file = BufWriter::new(File::create(path)?);
+    let mut open = OpenOptions::new();
+    // Some hold secrets, and none concerns other users.
+    let file = open.write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    let mut file = BufWriter::new(file);
     serde_json::to_writer(&mut file, state)?;
     file.flush()?;
     file.get_ref().sync_all()

@@ -237,6 +237,10 @@ fn faults_of_ports() {
             "f.toml:5:10: 0.0.0.0:9090 is not loopback and [admin] has no token",
         ),
         ("[admin]\ntoken = \"hunter2\"\n", "f.toml:5:9: a secret does not belong into the file"),
+        (
+            "[admin]\nmetrics_listen = \"127.0.0.1:9090\"\n",
+            "f.toml:5:18: 127.0.0.1:9090 is taken by another port of this configuration",
+        ),
         ("[admin]\ntoken = \"env:NOT_SET\"\n", "f.toml:5:9: environment variable NOT_SET is not set"),
         ("[serer]\n", "f.toml:4:2: unknown key \"serer\" in a configuration; did you mean \"server\"?"),
     ] {

@@ -1,6 +1,7 @@
 //! Who may use the admin port.
 //!
-//! With a token, everything but the health endpoints requires it. Without one the port is on loopback, where the
+//! With a token, everything but the health endpoints requires one: `read_token` is enough to look, only `token` changes
+//! anything. Without any the port is on loopback, where the
 //! remaining enemy is a web page in the operator's own browser: DNS rebinding (a foreign name in `host` that resolves
 //! to this machine) and forged forms (a POST without our header, which no form can set).
 
@@ -17,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::AdminState;
 use super::error::AdminError;
-use crate::config::Secret;
+use crate::config::{Admin, Secret};
 
 /// Middleware: passes on what [`check`] allows.
 pub(super) async fn guard(
@@ -26,7 +27,7 @@ pub(super) async fn guard(
     next: Next,
 ) -> Result<Response, AdminError> {
     // Read each time: a reload may change it.
-    check(admin.control.config().admin.token.as_ref(), request.method(), request.headers())?;
+    check(&admin.control.config().admin, request.method(), request.headers())?;
     Ok(next.run(request).await)
 }
 
@@ -38,11 +39,19 @@ pub(super) async fn one_host(request: Request, next: Next) -> Result<Response, A
     Ok(next.run(request).await)
 }
 
-fn check(token: Option<&Secret>, method: &Method, headers: &HeaderMap) -> Result<(), AdminError> {
-    match token {
-        Some(token) if !has_token(headers, token) => return Err(AdminError::InvalidToken),
-        None if !is_local_host(headers) => return Err(AdminError::ForeignHost),
-        _ => {}
+fn check(admin: &Admin, method: &Method, headers: &HeaderMap) -> Result<(), AdminError> {
+    let has = |token: &Option<Secret>| token.as_ref().is_some_and(|token| has_token(headers, token));
+    if !admin.is_guarded() {
+        if !is_local_host(headers) {
+            return Err(AdminError::ForeignHost);
+        }
+    } else if !has(&admin.token) {
+        if !has(&admin.read_token) {
+            return Err(AdminError::InvalidToken);
+        }
+        if !matches!(*method, Method::GET | Method::HEAD) {
+            return Err(AdminError::ReadOnly);
+        }
     }
     let is_safe = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     let has_header = headers.get("x-tokenway-admin").is_some_and(|value| value == "1");
@@ -87,46 +96,60 @@ mod tests {
 
     #[test]
     fn who_may() {
-        let token = Secret::new("s3cret");
+        let admin = |token: Option<&str>, read_token: Option<&str>| Admin {
+            token: token.map(Secret::new),
+            read_token: read_token.map(Secret::new),
+            ..Admin::default()
+        };
+        let (none, token) = (admin(None, None), admin(Some("s3cret"), Some("look")));
+        let (none, token, read_only) = (&none, &token, &admin(None, Some("look")));
+        let look = ("authorization", "Bearer look");
         let csrf = ("x-tokenway-admin", "1");
         let table = [
-            (None, Method::GET, headers(&[("host", "127.0.0.1:9090")]), Ok(())),
-            (None, Method::GET, headers(&[("host", "[::1]:9090")]), Ok(())),
-            (None, Method::GET, headers(&[("host", "LOCALHOST")]), Ok(())),
-            (None, Method::GET, headers(&[("host", "evil.example:9090")]), Err(AdminError::ForeignHost)),
-            (None, Method::GET, headers(&[("host", "127.0.0.1.evil.example")]), Err(AdminError::ForeignHost)),
-            (None, Method::GET, headers(&[]), Ok(())),
-            (None, Method::POST, headers(&[("host", "localhost")]), Err(AdminError::MissingHeader)),
-            (None, Method::POST, headers(&[("host", "localhost"), csrf]), Ok(())),
-            (Some(&token), Method::GET, headers(&[("host", "localhost")]), Err(AdminError::InvalidToken)),
+            (none, Method::GET, headers(&[("host", "127.0.0.1:9090")]), Ok(())),
+            (none, Method::GET, headers(&[("host", "[::1]:9090")]), Ok(())),
+            (none, Method::GET, headers(&[("host", "LOCALHOST")]), Ok(())),
+            (none, Method::GET, headers(&[("host", "evil.example:9090")]), Err(AdminError::ForeignHost)),
+            (none, Method::GET, headers(&[("host", "127.0.0.1.evil.example")]), Err(AdminError::ForeignHost)),
+            (none, Method::GET, headers(&[]), Ok(())),
+            (none, Method::POST, headers(&[("host", "localhost")]), Err(AdminError::MissingHeader)),
+            (none, Method::POST, headers(&[("host", "localhost"), csrf]), Ok(())),
+            (token, Method::GET, headers(&[("host", "localhost")]), Err(AdminError::InvalidToken)),
             (
-                Some(&token),
+                token,
                 Method::GET,
                 headers(&[("authorization", "Bearer s3cre")]),
                 Err(AdminError::InvalidToken),
             ),
             (
-                Some(&token),
+                token,
                 Method::GET,
                 headers(&[("authorization", "Basic s3cret")]),
                 Err(AdminError::InvalidToken),
             ),
             (
-                Some(&token),
+                token,
                 Method::GET,
                 headers(&[("host", "gw.example"), ("authorization", "bearer s3cret")]),
                 Ok(()),
             ),
             (
-                Some(&token),
+                token,
                 Method::POST,
                 headers(&[("authorization", "Bearer s3cret")]),
                 Err(AdminError::MissingHeader),
             ),
-            (Some(&token), Method::POST, headers(&[("authorization", "Bearer s3cret"), csrf]), Ok(())),
+            (token, Method::POST, headers(&[("authorization", "Bearer s3cret"), csrf]), Ok(())),
+            (token, Method::GET, headers(&[look]), Ok(())),
+            (token, Method::HEAD, headers(&[look]), Ok(())),
+            (token, Method::POST, headers(&[look, csrf]), Err(AdminError::ReadOnly)),
+            (token, Method::DELETE, headers(&[look, csrf]), Err(AdminError::ReadOnly)),
+            (read_only, Method::GET, headers(&[look]), Ok(())),
+            (read_only, Method::GET, headers(&[("host", "localhost")]), Err(AdminError::InvalidToken)),
+            (read_only, Method::POST, headers(&[look, csrf]), Err(AdminError::ReadOnly)),
         ];
-        for (i, (token, method, headers, expected)) in table.iter().enumerate() {
-            assert_eq!(check(*token, method, headers), *expected, "case {i}");
+        for (i, (admin, method, headers, expected)) in table.iter().enumerate() {
+            assert_eq!(check(admin, method, headers), *expected, "case {i}");
         }
     }
 }

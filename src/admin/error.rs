@@ -12,6 +12,8 @@ use crate::api::health::{Failure, FailureError};
 pub(super) enum AdminError {
     #[error("send the admin token as authorization: Bearer")]
     InvalidToken,
+    #[error("this token may only read (GET, HEAD): changes need admin.token")]
+    ReadOnly,
     #[error("without a token the admin port is reached as localhost or by its address only")]
     ForeignHost,
     #[error("more than one host header")]
@@ -70,6 +72,7 @@ impl AdminError {
     fn status_and_code(&self) -> (StatusCode, &'static str) {
         match self {
             Self::InvalidToken => (StatusCode::UNAUTHORIZED, "invalid_token"),
+            Self::ReadOnly => (StatusCode::FORBIDDEN, "read_only"),
             Self::ForeignHost => (StatusCode::FORBIDDEN, "foreign_host"),
             Self::SeveralHosts => (StatusCode::BAD_REQUEST, "invalid_request"),
             Self::MissingHeader => (StatusCode::FORBIDDEN, "missing_header"),

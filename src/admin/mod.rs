@@ -66,13 +66,23 @@ pub struct AdminState {
     pub scale: Arc<crate::autoscale::service::Board>,
 }
 
-/// Serves the admin port until `shutdown`; connections are tasks of `tracker`.
+/// Serves the admin port until `shutdown`; its background work is a task of `tracker`.
 pub async fn serve(
     listener: TcpListener,
     admin: Arc<AdminState>,
     tracker: TaskTracker,
     shutdown: CancellationToken,
 ) {
+    let live = Live::start(Arc::clone(&admin), tracker, shutdown.clone());
+    accept(listener, &admin, shutdown, routes::router(Arc::clone(&admin), live)).await;
+}
+
+/// Serves `admin.metrics_listen` until `shutdown`.
+pub async fn serve_metrics(listener: TcpListener, admin: Arc<AdminState>, shutdown: CancellationToken) {
+    accept(listener, &admin, shutdown, routes::metrics_router(Arc::clone(&admin))).await;
+}
+
+async fn accept(listener: TcpListener, admin: &AdminState, shutdown: CancellationToken, router: Router) {
     let clock = admin.observer.clock();
     let limit = ConnectionLimit {
         connections: MAX_CONNECTIONS,
@@ -94,12 +104,11 @@ pub async fn serve(
         tracker: connections.clone(),
         draining: CancellationToken::new(),
         closing: CancellationToken::new(),
-        stopped: shutdown.clone(),
+        stopped: shutdown,
         cut_off: CancellationToken::new(),
         counters: ListenerCounters { panics: admin.observer.metrics().families.process.panics.clone() },
     };
-    let live = Live::start(Arc::clone(&admin), tracker, shutdown);
-    listener::accept_loop(acceptor, serving.clone(), Service(routes::router(admin, live))).await;
+    listener::accept_loop(acceptor, serving.clone(), Service(router)).await;
     // Idle connections close at once, busy ones after their response.
     serving.closing.cancel();
     connections.close();

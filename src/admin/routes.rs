@@ -39,22 +39,11 @@ use super::{
 
 /// Every path with its handler.
 pub(super) fn router(admin: Arc<AdminState>, live: Arc<Live>) -> Router {
-    let health = Router::new()
-        .route("/healthz", get(views::alive))
-        .route("/health", get(views::alive))
-        .route("/liveness", get(views::alive))
-        .route("/readyz", get(views::ready))
-        .route("/readiness", get(views::ready));
-    // A page of 9 MB becomes 0.6 MB in 15 ms; gzip's default level makes 0.4 MB in 90 ms, on a runtime with
-    // one worker.
-    let compression = CompressionLayer::new()
-        .quality(CompressionLevel::Fastest)
-        .compress_when(DefaultPredicate::new().and(SizeAbove::new(MIN_COMPRESSED)));
     // Versioned, and as it was before the API had a version.
     let under =
         |api: Router<Arc<AdminState>>| Router::new().nest("/api", api.clone()).nest(openapi::BASE, api);
     let plain = Router::new()
-        .route("/metrics", get(views::metrics))
+        .merge(metrics())
         .route("/api/v1/", get(openapi::index))
         .route("/api/", get(openapi::index));
     bounded(plain.merge(under(reads())), MAX_READS, READ_TIMEOUT)
@@ -63,11 +52,42 @@ pub(super) fn router(admin: Arc<AdminState>, live: Arc<Live>) -> Router {
         .fallback(async || AdminError::UnknownPath)
         .layer(from_fn_with_state(Arc::clone(&admin), access::guard))
         .layer(from_fn_with_state(Arc::new(Semaphore::new(MAX_RESPONSES)), under_way))
-        .merge(health)
+        .merge(health())
         .merge(assets::router())
         .layer(from_fn(access::one_host))
-        .layer(ServiceBuilder::new().layer(CatchPanicLayer::custom(panicked)).layer(compression))
+        .layer(ServiceBuilder::new().layer(CatchPanicLayer::custom(panicked)).layer(compression()))
         .with_state(admin)
+}
+
+/// What `admin.metrics_listen` has: nothing that a token guards elsewhere but the metrics.
+pub(super) fn metrics_router(admin: Arc<AdminState>) -> Router {
+    bounded(metrics(), MAX_READS, READ_TIMEOUT)
+        .fallback(async || AdminError::UnknownPath)
+        .layer(from_fn_with_state(Arc::new(Semaphore::new(MAX_RESPONSES)), under_way))
+        .merge(health())
+        .layer(from_fn(access::one_host))
+        .layer(ServiceBuilder::new().layer(CatchPanicLayer::custom(panicked)).layer(compression()))
+        .with_state(admin)
+}
+
+fn metrics() -> Router<Arc<AdminState>> {
+    Router::new().route("/metrics", get(views::metrics))
+}
+
+fn health() -> Router<Arc<AdminState>> {
+    Router::new()
+        .route("/healthz", get(views::alive))
+        .route("/health", get(views::alive))
+        .route("/liveness", get(views::alive))
+        .route("/readyz", get(views::ready))
+        .route("/readiness", get(views::ready))
+}
+
+/// A page of 9 MB becomes 0.6 MB in 15 ms; gzip's default level makes 0.4 MB in 90 ms, on a runtime with one worker.
+fn compression() -> CompressionLayer<impl Predicate> {
+    CompressionLayer::new()
+        .quality(CompressionLevel::Fastest)
+        .compress_when(DefaultPredicate::new().and(SizeAbove::new(MIN_COMPRESSED)))
 }
 
 /// What only reads. Each endpoint has its line in `openapi/table.rs`.

@@ -5,6 +5,8 @@
 //! the same code decides live and in simulated time. [`PoolQueue`] runs one for the live gateway, where tasks sleep until
 //! they are called. Nothing in here chooses a replica.
 
+mod budget;
+mod calendar;
 mod outlook;
 mod pace;
 mod queue;
@@ -19,11 +21,12 @@ mod waiter;
 #[cfg(test)]
 mod tests;
 
+pub use self::budget::{Amounts, Kind, Ledger};
 pub use self::outlook::{Deferral, Outlook};
 pub use self::queue::{Entered, Line, Position, WaitQueue};
 pub use self::refusal::Refusal;
 pub use self::ruling::{DegradeRule, Rules, Ruling, rule};
-pub use self::tenant::{PromptTokens, TenantLimiter, TenantPermit};
+pub use self::tenant::{Admission, Demand, TenantLimiter, TenantPermit};
 pub use self::ticket::{PoolQueue, ROUND_EVERY, Ticket, TurnOnDrop};
 pub use self::wait::EndOfWait;
 pub use self::waiter::{Share, WaitReason, Waiter};

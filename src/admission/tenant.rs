@@ -1,4 +1,4 @@
-//! Limits of tenants: requests and tokens a minute, and requests at once.
+//! Limits of tenants: requests and tokens a minute, requests at once, and budgets ([`super::budget`]).
 //!
 //! Rates are held by a bucket of one minute's allowance that refills steadily, and what was used is held against a limit that a reload
 //! changed. Tokens are charged by the prompt's estimate and corrected by the engine's usage at the end, so that a bucket can be
@@ -7,14 +7,15 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 
+use super::budget::{Amounts, Kind, Ledger, Reservation};
 use crate::clock::Stamp;
 use crate::config::{Tenant, TenantLimits};
 use crate::error::Failure;
-use crate::record::{Outcome, Record};
+use crate::record::{Outcome, RateLimit, RateLimits, Record};
 use crate::stats::{Refill, TokenBucket};
 use crate::units::Tokens;
 
@@ -29,15 +30,31 @@ struct TenantUse {
     requests: TokenBucket,
     tokens: TokenBucket,
     inflight: u32,
+    ledger: Ledger,
 }
 
-/// How long a prompt is, for a limit.
+/// What a request needs, for a limit.
 #[derive(Clone, Copy, Debug)]
-pub struct PromptTokens {
-    /// Counted or estimated.
+pub struct Demand<'a> {
+    /// Prompt tokens, counted or estimated.
     pub tokens: Tokens,
     /// The client sent token ids; else it is an estimate.
     pub is_counted: bool,
+    /// Predicted tokens of the answer.
+    pub output: Tokens,
+    /// As the client asks for it.
+    pub model: &'a str,
+    /// For the calendar of budgets.
+    pub wall: SystemTime,
+}
+
+/// Whether a tenant's request is let in, and what is left of the tenant's limits.
+#[derive(Debug)]
+pub struct Admission {
+    /// `None` for a tenant without limits; an error names the limit that it would exceed.
+    pub permit: Result<Option<TenantPermit>, Failure>,
+    /// For the response's headers.
+    pub limits: RateLimits,
 }
 
 /// A tenant's request that was let in.
@@ -47,36 +64,46 @@ pub struct TenantPermit {
     limits: TenantLimits,
     /// Tokens charged so far.
     charged: u64,
+    reserved: Reservation,
+    /// Since when, by the clock and by the calendar.
+    began: (Stamp, SystemTime),
 }
 
 impl TenantLimiter {
-    /// Lets a request with so many prompt tokens in, counted or estimated; `None` for a tenant without limits. An estimate is never
-    /// reason to refuse for good: one of more than a minute's tokens waits for a minute's, and is charged for all that it used.
-    ///
-    /// # Errors
-    /// The limit that it would exceed. It is charged for nothing then.
-    pub fn admit(
-        &self,
-        tenant: &Tenant,
-        prompt: PromptTokens,
-        now: Stamp,
-    ) -> Result<Option<TenantPermit>, Failure> {
-        let limits = tenant.limits;
-        if limits == TenantLimits::default() {
-            return Ok(None);
+    /// Lets a request in, unless a limit or a hard budget of its tenant has no room for it; then it is charged for nothing. An estimate
+    /// is never reason for a limit to refuse for good: one of more than a minute's tokens waits for a minute's, and is charged for
+    /// all that it used.
+    #[must_use]
+    pub fn admit(&self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> Admission {
+        if tenant.limits == TenantLimits::default() && tenant.budgets.is_empty() {
+            return Admission { permit: Ok(None), limits: RateLimits::default() };
         }
         let state = Arc::clone(self.tenants.lock().entry(Arc::clone(&tenant.name)).or_default());
         let mut used = state.lock();
-        used.check(&limits, prompt, now).map_err(|refusal| refusal.failure(&tenant.name))?;
-        used.inflight += 1;
-        if let Some(per_minute) = limits.requests_per_minute {
-            used.requests.charge(1.0, &allowance(per_minute), now);
-        }
-        if let Some(per_minute) = limits.tokens_per_minute {
-            used.tokens.charge(prompt.tokens.0 as f64, &allowance(per_minute), now);
-        }
+        let admitted = used.admit(tenant, demand, now);
+        let limits = used.left(tenant, demand, now);
         drop(used);
-        Ok(Some(TenantPermit { state, limits, charged: prompt.tokens.0 }))
+        let permit = admitted.map(|reserved| {
+            let (charged, began) = (demand.tokens.0, (now, demand.wall));
+            Some(TenantPermit { state, limits: tenant.limits, charged, reserved, began })
+        });
+        Admission { permit, limits }
+    }
+
+    /// What every tenant has used of its budgets, to be kept over a restart.
+    #[must_use]
+    pub fn ledgers(&self) -> HashMap<Box<str>, Ledger> {
+        let tenants = self.tenants.lock();
+        let used = tenants.iter().map(|(name, state)| (Box::from(&**name), state.lock().ledger.clone()));
+        used.filter(|(_, ledger)| !ledger.is_empty()).collect()
+    }
+
+    /// Continues from an earlier process.
+    pub fn restore(&self, ledgers: HashMap<Box<str>, Ledger>) {
+        let mut tenants = self.tenants.lock();
+        for (name, ledger) in ledgers {
+            tenants.entry(Arc::from(name)).or_default().lock().ledger = ledger;
+        }
     }
 
     /// Requests in flight of a tenant with limits.
@@ -100,6 +127,9 @@ impl TenantPermit {
             used.tokens.charge(more as f64, &allowance(per_minute), record.at.end);
             used.tokens.give_back(less as f64);
         }
+        let (began, wall) = self.began;
+        let amounts = if is_refused { Amounts::default() } else { amounts_of(record) };
+        used.ledger.settle(&self.reserved, amounts, wall + record.at.end.since(began));
     }
 }
 
@@ -116,8 +146,60 @@ fn tokens_of(record: &Record) -> u64 {
     input.saturating_add(record.tokens.output.map_or(record.content_events, |output| output.0))
 }
 
+/// The same by kind; who reached no replica used one request.
+fn amounts_of(record: &Record) -> Amounts {
+    let Some(_) = record.at.routed else { return Amounts { requests: 1, ..Amounts::default() } };
+    Amounts {
+        input: record.tokens.input.unwrap_or(record.estimated_input).0,
+        cached: record.tokens.cached.unwrap_or_default().0,
+        output: record.tokens.output.map_or(record.content_events, |output| output.0),
+        requests: 1,
+    }
+}
+
+impl Demand<'_> {
+    fn amounts(&self) -> Amounts {
+        Amounts { input: self.tokens.0, output: self.output.0, cached: 0, requests: 1 }
+    }
+}
+
 impl TenantUse {
-    fn check(&self, limits: &TenantLimits, prompt: PromptTokens, now: Stamp) -> Result<(), LimitReached> {
+    fn admit(&mut self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> Result<Reservation, Failure> {
+        let Tenant { limits, budgets, name, .. } = tenant;
+        self.check(limits, demand, now).map_err(|refusal| refusal.failure(name))?;
+        let amounts = demand.amounts();
+        let room = self.ledger.check(budgets, demand.model, amounts, demand.wall);
+        room.map_err(|spent| spent.failure(name))?;
+        self.inflight += 1;
+        if let Some(per_minute) = limits.requests_per_minute {
+            self.requests.charge(1.0, &allowance(per_minute), now);
+        }
+        if let Some(per_minute) = limits.tokens_per_minute {
+            self.tokens.charge(demand.tokens.0 as f64, &allowance(per_minute), now);
+        }
+        Ok(self.ledger.reserve(budgets, demand.model, amounts, demand.wall))
+    }
+
+    /// The tightest limits that hold for a request.
+    fn left(&mut self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> RateLimits {
+        let of_bucket = |per_minute: Option<u64>, bucket: &TokenBucket| {
+            let limit = per_minute?;
+            let (left, reset) = bucket.left(&allowance(limit), now);
+            Some(RateLimit { limit, remaining: left as u64, reset })
+        };
+        let requests = of_bucket(tenant.limits.requests_per_minute, &self.requests);
+        let tokens = of_bucket(tenant.limits.tokens_per_minute, &self.tokens);
+        let mut of_budgets = |is_of: fn(Kind) -> bool, other: Option<RateLimit>| {
+            let tightest = self.ledger.tightest(&tenant.budgets, demand.model, is_of, demand.wall);
+            tightest.map(|own| own.tighter(other)).or(other)
+        };
+        RateLimits {
+            requests: of_budgets(|kind| kind == Kind::Requests, requests),
+            tokens: of_budgets(|kind| kind != Kind::Requests, tokens),
+        }
+    }
+
+    fn check(&self, limits: &TenantLimits, demand: &Demand<'_>, now: Stamp) -> Result<(), LimitReached> {
         if let Some(max) = limits.concurrency.filter(|max| self.inflight >= *max) {
             return Err(LimitReached::Concurrency { max });
         }
@@ -126,7 +208,7 @@ impl TenantUse {
             admitted.map_err(|wait| LimitReached::Requests { per_minute, wait })?;
         }
         if let Some(per_minute) = limits.tokens_per_minute {
-            let PromptTokens { tokens: Tokens(prompt), is_counted } = prompt;
+            let Demand { tokens: Tokens(prompt), is_counted, .. } = *demand;
             if is_counted && prompt > per_minute {
                 return Err(LimitReached::TooLarge { prompt, per_minute });
             }
@@ -199,6 +281,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 mod tests {
     use super::*;
     use crate::clock::seconds as at;
+    use crate::config::{Budget, Window};
     use crate::record::{ClientInfo, Opening};
     use crate::request::dialect::Dialect;
     use crate::request::trace_context::trace_of;
@@ -239,7 +322,9 @@ mod tests {
         is_counted: bool,
         now: Stamp,
     ) -> Result<TenantPermit, (String, Option<u64>)> {
-        match limiter.admit(tenant, PromptTokens { tokens: Tokens(prompt), is_counted }, now) {
+        let wall = SystemTime::UNIX_EPOCH + now.since(Stamp::default());
+        let demand = Demand { tokens: Tokens(prompt), is_counted, output: Tokens(0), model: "m", wall };
+        match limiter.admit(tenant, &demand, now).permit {
             Ok(permit) => Ok(permit.unwrap()),
             Err(failure) => {
                 assert!(failure.to_string().contains("acme"), "{failure}");
@@ -303,6 +388,31 @@ mod tests {
         canceled.settle(&record(Outcome::Canceled, 100, 0));
         assert_eq!(admit(&limiter, &tenant, 1, at(0)).unwrap_err().0, "requests_per_minute");
         assert!(admit(&limiter, &tenant, 100, at(60)).is_ok(), "it never reached a replica: no tokens");
+    }
+
+    #[test]
+    fn a_hard_budget_refuses_until_its_window_ends_and_is_kept() {
+        let budget = Budget { window: Window::Minute, requests: Some(2), ..Budget::default() };
+        let tenant = Tenant { name: "acme".into(), budgets: vec![budget], ..Tenant::default() };
+        let limiter = TenantLimiter::default();
+        let first = admit(&limiter, &tenant, 1, at(0)).unwrap();
+        drop(admit(&limiter, &tenant, 1, at(1)).unwrap());
+        first.settle(&record(Outcome::Ok, 1, 1));
+        assert_eq!(admit(&limiter, &tenant, 1, at(20)).unwrap_err(), ("budget".into(), Some(40)));
+        let after = TenantLimiter::default();
+        let kept = serde_json::to_string(&limiter.ledgers()).unwrap();
+        after.restore(serde_json::from_str(&kept).unwrap());
+        let demand = Demand {
+            tokens: Tokens(1),
+            is_counted: false,
+            output: Tokens(0),
+            model: "m",
+            wall: SystemTime::UNIX_EPOCH,
+        };
+        let admission = after.admit(&tenant, &demand, at(20));
+        assert_eq!(admission.limits.requests.map(|it| (it.limit, it.remaining)), Some((2, 0)));
+        assert!(admission.permit.is_ok(), "what was under way at the end of the process is not charged");
+        assert!(admit(&limiter, &tenant, 1, at(60)).is_ok());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 
 use super::StartError;
 use super::observers::DataPath;
+use super::salt_key::settle_salts;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::pool::PoolState;
@@ -57,6 +58,7 @@ impl Foundation {
         let tokens = Arc::new(TokenKeys::default());
         tokens.configure(config.jwt.as_ref());
         let carried_over = CarriedOver::new(tokens, stopped.clone());
+        settle_salts(&carried_over.salt_key, &config);
         let fleet = Arc::new(Fleet::new(connector.clone(), clock, tracker.clone(), control.clone()));
         fleet.secure(&config)?;
         let pools = fleet.apply(&config);

@@ -3,6 +3,7 @@
 //! [`App`] is the data path with its fleet, [`process::Running`] that and what stands around it: observers, admin
 //! port, reload, signals. Tests, the demo and `serve` all start here, so what is tested is what runs.
 
+mod budgets;
 mod control;
 pub mod foundation;
 mod launch;
@@ -11,12 +12,13 @@ mod memory_limit;
 pub mod observers;
 pub mod open_files;
 pub mod process;
+mod salt_key;
 pub mod signals;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
@@ -41,6 +43,7 @@ use crate::listener::{self, Acceptor, ConnectionLimit, ConnectionLimits, Listene
 use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
+use crate::request::cache_salt::SaltKey;
 use crate::request::jwt::TokenKeys;
 
 /// The running data path: listener, gateway, fleet.
@@ -54,6 +57,7 @@ pub struct App {
     pub data: SocketAddr,
     tls: Option<Arc<TlsSlot>>,
     tokens: Arc<TokenKeys>,
+    salt_key: Arc<OnceLock<SaltKey>>,
     tracker: TaskTracker,
     /// HTTP/2 connections get a GOAWAY.
     draining: CancellationToken,
@@ -80,6 +84,14 @@ pub enum StartError {
     #[error("cannot listen on {addr} (admin.listen): {source}{}", hint(source))]
     AdminListen {
         /// `admin.listen`
+        addr: SocketAddr,
+        /// Error of `bind` or `listen`.
+        source: io::Error,
+    },
+    /// The port of the metrics cannot be bound.
+    #[error("cannot listen on {addr} (admin.metrics_listen): {source}{}", hint(source))]
+    MetricsListen {
+        /// `admin.metrics_listen`
         addr: SocketAddr,
         /// Error of `bind` or `listen`.
         source: io::Error,
@@ -114,7 +126,7 @@ impl App {
         let Foundation { fleet, carried_over, config, clock, control, pools, .. } = foundation;
         let Foundation { tls, socket, data, connector, tracker, stopped, .. } = foundation;
         note_expiry(&observer, &config, clock);
-        let tokens = Arc::clone(&carried_over.tokens);
+        let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
         let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
         tracker.spawn_on(stopped.clone().run_until_cancelled_owned(refreshing), &control);
         let watchdog = Watchdog::new(clock);
@@ -137,6 +149,9 @@ impl App {
             requests: Arc::default(),
             tasks: tracker.clone(),
         });
+        budgets::restore(&gateway);
+        let watching = stopped.clone().run_until_cancelled_owned(budgets::watch(Arc::clone(&gateway)));
+        tracker.spawn_on(watching, &control);
         let serving = Serving {
             limits: ConnectionLimits::new(&config),
             tls: tls.clone(),
@@ -162,7 +177,7 @@ impl App {
         let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
         tracker.spawn(listener::accept_loop(acceptor, serving, service));
-        Self { gateway, fleet, data, tls, tokens, tracker, draining, closing, stopped, cut_off }
+        Self { gateway, fleet, data, tls, tokens, salt_key, tracker, draining, closing, stopped, cut_off }
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
@@ -178,6 +193,7 @@ impl App {
         }
         note_expiry(&self.gateway.observer, &config, self.gateway.clock);
         self.tokens.configure(config.jwt.as_ref());
+        salt_key::settle_salts(&self.salt_key, &config);
         let pools = self.fleet.apply(&config);
         let table = self.gateway.table.load().next(config, pools);
         self.gateway.table.store(Arc::new(table));
@@ -227,6 +243,7 @@ impl App {
             // Dropping takes no time, but the records of what was cut are to be counted.
             let _ = tokio::time::timeout(DROP_GRACE, self.tracker.wait()).await;
         }
+        budgets::keep(&self.gateway);
     }
 
     async fn requests_ended(&self) {

@@ -131,6 +131,8 @@ pub struct Running {
     pub observers: Observers,
     /// Bound address of the admin port.
     pub admin: SocketAddr,
+    /// Bound address of `admin.metrics_listen`.
+    pub metrics: Option<SocketAddr>,
     launch: Arc<Launch>,
     control: Arc<Controls>,
     stop_admin: CancellationToken,
@@ -170,13 +172,16 @@ impl Running {
         observers.observer.metrics().count_log_drops(launch.log.drops());
         observers.observer.write_as(launch.log.format());
 
-        let failed = |source| StartError::AdminListen { addr, source };
         // A socket belongs to the runtime that is entered when it is made.
-        let socket = {
+        let bind = |addr| {
             let _entered = runtimes.control.enter();
-            listener::bind(addr).map_err(failed)?
+            let socket = listener::bind(addr)?;
+            Ok((socket.local_addr()?, socket))
         };
-        let admin = socket.local_addr().map_err(failed)?;
+        let (admin, socket) = bind(addr).map_err(|source| StartError::AdminListen { addr, source })?;
+        let failed = |addr| move |source| StartError::MetricsListen { addr, source };
+        let metrics = config.borrow().admin.metrics_listen;
+        let metrics = metrics.map(|addr| bind(addr).map_err(failed(addr))).transpose()?;
 
         let app = Arc::new(App::on(foundation, Arc::clone(&observers.observer)));
         let launch = Arc::new(launch);
@@ -189,7 +194,13 @@ impl Running {
             scale: Arc::clone(&observers.scale),
         };
         let stop_admin = CancellationToken::new();
-        let serving = admin::serve(socket, Arc::new(state), tracker.clone(), stop_admin.clone());
+        let state = Arc::new(state);
+        let metrics = metrics.map(|(metrics, socket)| {
+            let serving = admin::serve_metrics(socket, Arc::clone(&state), stop_admin.clone());
+            tracker.spawn_on(serving, runtimes.control.handle());
+            metrics
+        });
+        let serving = admin::serve(socket, state, tracker.clone(), stop_admin.clone());
         tracker.spawn_on(serving, runtimes.control.handle());
         // On the threads of the data path, whose waits it measures.
         tracker.spawn_on(
@@ -197,7 +208,7 @@ impl Running {
             runtimes.data.handle(),
         );
         tracker.spawn_on(follow_wall(clock, stop_admin.clone()), runtimes.control.handle());
-        Ok(Self { app, observers, admin, launch, control, stop_admin, tracker })
+        Ok(Self { app, observers, admin, metrics, launch, control, stop_admin, tracker })
     }
 
     /// Shuts down, in this order: data path (drained, or stopped at once when `cut` comes first), observers, so that
@@ -283,6 +294,9 @@ impl Running {
             );
             tracing::info!("gateway {scheme}://{data}  (OpenAI API)");
             tracing::info!("page    http://{}/", self.admin);
+            if let Some(metrics) = self.metrics {
+                tracing::info!("metrics http://{metrics}/metrics");
+            }
             return;
         }
         tracing::info!(
@@ -291,6 +305,7 @@ impl Running {
             admin = format!("http://{}", self.admin),
             paths = paths(),
             extra_paths = ?config.server.extra_paths,
+            metrics = self.metrics.map(|metrics| format!("http://{metrics}/metrics")),
             admin_paths = "/metrics /healthz /readyz / /api",
             pools = config.pools.len(), replicas, ?routes, ?policies,
             open_files,

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use tokio_util::task::TaskTracker;
 
 use crate::api::health::{Failure, FailureError};
-use crate::config::check::parse_endpoint;
+use crate::config::check::{parse_endpoint, secret_of};
 use crate::config::{Endpoint, Secret};
 use crate::upstream::call::{CallError, exchange};
 use crate::upstream::connect::Connector;
@@ -23,7 +23,7 @@ pub struct AdminArgs {
     /// URL of the gateway's admin port
     #[arg(value_name = "URL", value_parser = endpoint)]
     pub url: Endpoint,
-    /// Its admin.token: env:NAME, file:PATH or the token itself
+    /// Its admin.token, or admin.read_token to look: env:NAME, file:PATH or the token itself
     #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     pub token: Option<String>,
 }
@@ -61,6 +61,14 @@ pub enum AskError {
         "{url} wants its admin token\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: what admin.token says"
     )]
     Forbidden {
+        /// Where.
+        url: String,
+    },
+    /// The token may only look.
+    #[error(
+        "{url} takes this token for reading only\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: the value of admin.token, not of admin.read_token"
+    )]
+    ReadOnly {
         /// Where.
         url: String,
     },
@@ -166,6 +174,7 @@ impl AdminClient {
         let FailureError { code, message } =
             serde_json::from_slice::<Failure>(&body).unwrap_or_default().error;
         Err(match status {
+            StatusCode::FORBIDDEN if code == "read_only" => AskError::ReadOnly { url },
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AskError::Forbidden { url },
             // Another program, or another version, has no such path; this one says what it lacks.
             StatusCode::NOT_FOUND if !["", "unknown_path"].contains(&code.as_str()) => {
@@ -186,15 +195,7 @@ pub fn segment(name: &str) -> String {
 }
 
 pub(super) fn read_token(token: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, AskError> {
-    let value = if let Some(name) = token.strip_prefix("env:") {
-        env(name).ok_or_else(|| AskError::NoToken(format!("environment variable {name} is not set")))?
-    } else if let Some(path) = token.strip_prefix("file:") {
-        std::fs::read_to_string(path)
-            .map_err(|error| AskError::NoToken(format!("cannot read {path}: {error}")))?
-    } else {
-        token.to_owned()
-    };
-    Ok(Secret::new(value.trim_end_matches(['\r', '\n'])))
+    secret_of(token, env).map_err(AskError::NoToken)
 }
 
 pub(super) fn endpoint(text: &str) -> Result<Endpoint, String> {

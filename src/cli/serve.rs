@@ -10,7 +10,7 @@ use clap::{ArgMatches, Args};
 
 use crate::config::check::{parse_endpoint, parse_http_url, parse_model_name};
 use crate::config::load::Source;
-use crate::config::{Endpoint, FOREIGN_POLICIES, Overrides, PolicyName};
+use crate::config::{Endpoint, FOREIGN_POLICIES, Overrides, PolicyName, Secret};
 
 /// Arguments of `tokenway serve`.
 #[derive(Args, Clone, Debug)]
@@ -27,6 +27,15 @@ pub struct ServeArgs {
     /// Address of the admin port [default: the file's, else 127.0.0.1:9090]
     #[arg(long, env = "TOKENWAY_ADMIN_LISTEN", value_name = "ADDRESS")]
     admin_listen: Option<SocketAddr>,
+    /// admin.token: env:NAME, file:PATH or the token itself [default: the file's]
+    #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN", value_parser = secret)]
+    admin_token: Option<Secret>,
+    /// admin.read_token, which may look and change nothing; given like --admin-token [default: the file's]
+    #[arg(long, env = "TOKENWAY_ADMIN_READ_TOKEN", hide_env_values = true, value_name = "TOKEN", value_parser = secret)]
+    admin_read_token: Option<Secret>,
+    /// Address of a port for /metrics and health alone, without a token [default: the file's, else none]
+    #[arg(long, env = "TOKENWAY_ADMIN_METRICS_LISTEN", value_name = "ADDRESS")]
+    admin_metrics_listen: Option<SocketAddr>,
     /// How every route chooses a replica [default: the file's, else latency]
     #[arg(long, env = "TOKENWAY_POLICY", value_name = "POLICY", value_parser = policies())]
     policy: Option<PolicyName>,
@@ -54,6 +63,9 @@ impl ServeArgs {
         Overrides {
             listen: self.listen,
             admin_listen: self.admin_listen,
+            admin_token: self.admin_token.clone(),
+            admin_read_token: self.admin_read_token.clone(),
+            admin_metrics_listen: self.admin_metrics_listen,
             policy: self.policy,
             served_model_name: self.served_model_name.as_deref().map(Into::into),
             otlp_endpoint: self.otlp_endpoint.clone(),
@@ -76,6 +88,12 @@ impl ServeArgs {
         }
         Ok(())
     }
+}
+
+/// Looked up when the configuration is loaded, so that a reload reads a file of it again.
+#[expect(clippy::unnecessary_wraps, reason = "what clap wants of a parser")]
+fn secret(text: &str) -> Result<Secret, String> {
+    Ok(Secret::new(text))
 }
 
 fn usage(kind: ErrorKind, message: &str) -> clap::Error {

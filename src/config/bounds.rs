@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Secret;
-use super::check::codec::{SEED, Share};
+use super::check::codec::{SEED, Share, Switch};
 use super::check::section::Section;
 use super::check::values::POSITIVE_DURATION;
 use super::declare::{Declared, section};
@@ -42,8 +42,18 @@ section! {
 section! {
     #[derive(Clone, Debug)]
     pub struct Routing for "[routing]" {
-        /// of the hashes of prompts and sessions, the same on all gateways; a secret where there are tenants
+        /// of the hashes of prompts, sessions and cache salts, the same on all gateways; a secret where there are tenants
         seed: Secret as SEED, default "tokenway", restart;
+        /// `cache_isolation` of every tenant without one of its own
+        cache_isolation: bool as Switch, default false;
+    }
+}
+
+impl Routing {
+    /// Whether the seed is not the one that everybody knows.
+    #[must_use]
+    pub fn has_own_seed(&self) -> bool {
+        self.seed != Self::default().seed
     }
 }
 

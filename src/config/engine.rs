@@ -156,6 +156,12 @@ impl EngineKind {
         Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("generic", |(name, _)| name)
     }
 
+    /// Whether it keeps cached prompts of different `cache_salt`s apart.
+    #[must_use]
+    pub fn takes_cache_salt(self) -> bool {
+        matches!(self, Self::Vllm | Self::RayServe | Self::Sglang)
+    }
+
     /// The profile that [`EngineProfile::default`] stands for where nothing is overridden.
     #[must_use]
     pub fn profile(self) -> EngineProfile {

@@ -6,10 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::check::{Checked, PORTS_HINT, check_with, is_one_port, one_port};
+use super::check::{Checked, PORTS_HINT, check_with, is_one_port, one_port, secret_of};
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
-use super::server::ADMIN_TOKEN_HINT;
-use super::{Config, Endpoint, ModelMatch, Overrides};
+use super::server::{ADMIN_TOKEN_HINT, ONE_TOKEN, ONE_TOKEN_HINT};
+use super::state::StatePlace;
+use super::{Admin, Config, Endpoint, ModelMatch, Overrides};
 
 /// Where the configuration is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,13 +76,14 @@ pub fn load_with_warnings(
         }
         Source::Upstreams(endpoints) => check_with("--upstream", &file_of(endpoints)?, env, overrides)?,
     };
-    apply(overrides, &mut checked.config)?;
+    apply(overrides, env, &mut checked.config)?;
     let file = match source {
         Source::File(path) => Some(path.as_path()),
         Source::Upstreams(_) => None,
     };
     let config = &mut checked.config;
     config.drift.state = config.drift.state.clone().settled(config.admin.listen, file, env);
+    config.state = StatePlace::of(config.admin.listen, file, env);
     Ok(checked)
 }
 
@@ -113,29 +115,59 @@ fn file_of(endpoints: &[Endpoint]) -> Result<String, ConfigError> {
     Ok(format!("[[pool]]\nname = \"default\"\nreplicas = [{}]\n", replicas.join(", ")))
 }
 
-fn apply(overrides: &Overrides, config: &mut Config) -> Result<(), ConfigError> {
+fn apply(
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+    config: &mut Config,
+) -> Result<(), ConfigError> {
     if let Some(listen) = overrides.listen {
         config.server.listen = listen;
     }
-    if let Some(listen) = overrides.admin_listen {
-        if !listen.ip().is_loopback() && config.admin.token.is_none() {
-            return Err(ConfigError::Flag {
-                flag: "--admin-listen",
-                message: format!("{listen} is not loopback and there is no admin token"),
-                hint: ADMIN_TOKEN_HINT,
-            });
-        }
-        config.admin.listen = listen;
+    apply_admin(overrides, env, &mut config.admin)?;
+    let (data, admin, metrics) = (config.server.listen, config.admin.listen, config.admin.metrics_listen);
+    let taken = |addr, flag| ConfigError::Flag { flag, message: one_port(addr), hint: PORTS_HINT };
+    if is_one_port(data, admin) {
+        return Err(taken(admin, "--admin-listen"));
     }
-    if is_one_port(config.server.listen, config.admin.listen) {
-        let message = one_port(config.admin.listen);
-        return Err(ConfigError::Flag { flag: "--admin-listen", message, hint: PORTS_HINT });
+    if let Some(metrics) = metrics.filter(|it| is_one_port(*it, data) || is_one_port(*it, admin)) {
+        return Err(taken(metrics, "--admin-metrics-listen"));
     }
     if let Some(policy) = overrides.policy {
         config.routes.iter_mut().for_each(|route| route.policy = policy);
     }
     if let Some(name) = &overrides.served_model_name {
         serve_as(name, config)?;
+    }
+    Ok(())
+}
+
+fn apply_admin(
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+    admin: &mut Admin,
+) -> Result<(), ConfigError> {
+    let tokens = [
+        ("--admin-token", &overrides.admin_token, &mut admin.token),
+        ("--admin-read-token", &overrides.admin_read_token, &mut admin.read_token),
+    ];
+    for (flag, given, token) in tokens {
+        let Some(given) = given else { continue };
+        let failed =
+            |message| ConfigError::Flag { flag, message, hint: "env:NAME, file:PATH or the token itself" };
+        *token = Some(secret_of(given.reveal(), env).map_err(failed)?);
+    }
+    if admin.has_one_token_for_both() {
+        let (flag, message) = ("--admin-read-token", ONE_TOKEN.to_owned());
+        return Err(ConfigError::Flag { flag, message, hint: ONE_TOKEN_HINT });
+    }
+    admin.listen = overrides.admin_listen.unwrap_or(admin.listen);
+    admin.metrics_listen = overrides.admin_metrics_listen.or(admin.metrics_listen);
+    if overrides.admin_listen.is_some() && !admin.listen.ip().is_loopback() && !admin.is_guarded() {
+        return Err(ConfigError::Flag {
+            flag: "--admin-listen",
+            message: format!("{} is not loopback and there is no admin token", admin.listen),
+            hint: ADMIN_TOKEN_HINT,
+        });
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 
 mod auth;
 mod bounds;
+mod budget;
 mod canary;
 pub mod check;
 mod dcgm;
@@ -42,6 +43,7 @@ use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
 pub use self::bounds::{Classes, Retry, Routing, Timeouts};
+pub use self::budget::{Budget, Window};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
 pub use self::dcgm::{Dcgm, DcgmSources};
 pub(crate) use self::declare::Declared;
@@ -57,7 +59,7 @@ pub use self::queue::QueueLimits;
 pub use self::scale::{ColdWait, Scale, ScaleWindow};
 pub use self::server::{Admin, Server, Tls};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
-pub use self::state::DriftState;
+pub use self::state::{DriftState, StatePlace};
 use self::telemetry::TelemetryKeys;
 pub use self::telemetry::{
     AccessLog, EngineSpansConfig, Keep, Otlp, OtlpMetrics, OtlpProtocol, Sampling, Telemetry, Temporality,
@@ -94,6 +96,8 @@ pub struct Config {
     pub telemetry: Telemetry,
     /// `[drift]`
     pub drift: Drift,
+    /// Where it keeps what outlives it.
+    pub state: Option<StatePlace>,
 }
 
 impl Config {
@@ -167,6 +171,8 @@ pub struct Pool {
     pub max_connections: NonZeroUsize,
     /// The engine's batch limit; `None` learns it.
     pub max_num_seqs: Option<NonZeroU64>,
+    /// Takes traffic only while no pool before it in its route has a ready replica with room.
+    pub standby: bool,
     /// Waiting requests per replica above which an alert fires.
     pub queue_target: Option<NonZeroU64>,
     /// `[pool.probe]`
@@ -372,6 +378,12 @@ pub struct Overrides {
     pub listen: Option<SocketAddr>,
     /// `admin.listen`
     pub admin_listen: Option<SocketAddr>,
+    /// `admin.token`: its text, or where it is.
+    pub admin_token: Option<Secret>,
+    /// `admin.read_token`, likewise.
+    pub admin_read_token: Option<Secret>,
+    /// `admin.metrics_listen`
+    pub admin_metrics_listen: Option<SocketAddr>,
     /// `policy` of every route.
     pub policy: Option<PolicyName>,
     /// Model name of the only route in client requests.
@@ -453,7 +465,12 @@ pub struct ClientMay {
     pub slo_class: bool,
     /// `x-priority` is obeyed.
     pub priority: bool,
+    /// The body's `priority` and `x-vllm-priority` go to the engine.
+    pub engine_priority: bool,
 }
+
+/// Priorities of engines, where lower is sooner.
+const ENGINE_PRIORITIES: std::ops::RangeInclusive<i64> = -1_000_000..=1_000_000;
 
 /// Bound of priorities in both directions.
 pub const MAX_PRIORITY: i32 = 100;

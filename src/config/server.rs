@@ -10,6 +10,7 @@ use serde_json::{Value as Json, json};
 use super::Secret;
 use super::check::codec::{List, Own, SECRET, Switch};
 use super::check::pem::{self, holds_certificate, holds_key, pem_file};
+use super::check::secret;
 use super::check::section::{Item, Section};
 use super::check::values::{
     ADDRESS, BYTES_PER_SECOND, DURATION, EXTRA_PATH, HEADER_NAME, OFF_AT_ZERO, ORIGIN, POSITIVE_DURATION,
@@ -64,8 +65,12 @@ section! {
     pub struct Admin for "[admin]" {
         /// metrics, health, API
         listen: SocketAddr as ADDRESS, default "127.0.0.1:9090", restart;
-        /// bearer token; required for any address that is not loopback
+        /// bearer token; required, or read_token, for any address that is not loopback
         token: Option<Secret> as SECRET, example "env:TOKENWAY_ADMIN_TOKEN";
+        /// may GET and HEAD and change nothing: Prometheus, boards, people who look; without token no change is possible
+        read_token: Option<Secret> as SECRET, example "env:TOKENWAY_ADMIN_READ_TOKEN";
+        /// a port of its own for /metrics and health alone, without a token
+        metrics_listen: Option<SocketAddr> as ADDRESS, example "0.0.0.0:9091", restart;
     }
 }
 
@@ -100,12 +105,36 @@ pub(super) fn admin(root: &Section<'_>) -> Admin {
     let section = Admin::open(root);
     let admin = Admin::read(&section, &Admin::default());
     let listen = admin.listen;
-    let is_overridden = section.checking.overrides.admin_listen.is_some();
-    let is_open = !listen.ip().is_loopback() && section.get("token").is_none() && !is_overridden;
+    let overrides = &section.checking.overrides;
+    let is_overridden = overrides.admin_listen.is_some()
+        || overrides.admin_token.is_some()
+        || overrides.admin_read_token.is_some();
+    let has_token = ["token", "read_token"].iter().any(|key| section.get(key).is_some());
+    let is_open = !listen.ip().is_loopback() && !has_token && !is_overridden;
     if let Some(item) = section.get("listen").filter(|_| is_open) {
         item.fault(format!("{listen} is not loopback and [admin] has no token"), ADMIN_TOKEN_HINT);
     }
+    if admin.has_one_token_for_both()
+        && let Some(item) = section.get("read_token")
+    {
+        item.fault(ONE_TOKEN, ONE_TOKEN_HINT);
+    }
     admin
+}
+
+impl Admin {
+    /// Whether it asks for a token.
+    #[must_use]
+    pub fn is_guarded(&self) -> bool {
+        self.token.is_some() || self.read_token.is_some()
+    }
+
+    /// Whether who may read could change everything. Tokens that are not on the machine of a check are not compared.
+    pub(super) fn has_one_token_for_both(&self) -> bool {
+        self.token
+            .as_ref()
+            .is_some_and(|token| !secret::is_stand_in(token) && self.read_token.as_ref() == Some(token))
+    }
 }
 
 impl Server {
@@ -141,6 +170,8 @@ fn show_tls(tls: &Tls) -> Json {
 }
 
 const TLS: Own<Tls> = Own { read: tls, show: show_tls };
+pub(super) const ONE_TOKEN: &str =
+    "token and read_token are the same, so that who may read may change everything";
+pub(super) const ONE_TOKEN_HINT: &str = "make another one for reading: openssl rand -hex 32";
 /// What to do about an admin port that is reachable from elsewhere.
-pub(super) const ADMIN_TOKEN_HINT: &str =
-    "add token = \"env:TOKENWAY_ADMIN_TOKEN\" to [admin], or listen on 127.0.0.1";
+pub(super) const ADMIN_TOKEN_HINT: &str = "add token = \"env:TOKENWAY_ADMIN_TOKEN\" to [admin] (--admin-token), or listen on 127.0.0.1; admin.metrics_listen needs none";

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
+use super::ENGINE_PRIORITIES;
 use super::check::codec::Own;
 use super::check::section::{Item, Section};
 use super::check::shape::Kind;
@@ -30,6 +31,8 @@ section! {
         e2e: Option<Duration> as POSITIVE_DURATION, example "60s";
         /// percentiles of one stream's own gaps, by token
         itl: ItlBounds as ITL, empty { p50 = "30ms", p90 = "60ms", p95 = "80ms", p99 = "100ms" };
+        /// vLLM's priority (--scheduling-policy priority), lower is sooner; a tenant's goes before it
+        engine_priority: Option<i32> as ENGINE_PRIORITIES, example 10;
     }
 }
 

@@ -35,10 +35,30 @@ impl DriftState {
         file: Option<&Path>,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Self {
-        if self != Self::Default || admin.port() == 0 {
+        if self != Self::Default {
             return self;
         }
-        let name = format!("drift-{}.json", admin.port());
+        StatePlace::of(admin, file, env).map_or(Self::Default, |place| Self::At(place.file("drift")))
+    }
+}
+
+/// Where one gateway keeps its files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatePlace {
+    directory: PathBuf,
+    port: u16,
+}
+
+impl StatePlace {
+    /// The place of a gateway; `None` for one on a port that the system picks.
+    pub(super) fn of(
+        admin: SocketAddr,
+        file: Option<&Path>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Option<Self> {
+        if admin.port() == 0 {
+            return None;
+        }
         // systemd gives several directories separated by colons.
         let first = |paths: String| PathBuf::from(paths.split(':').next().unwrap_or_default());
         let set = |name: &str| env(name).filter(|value| !value.is_empty());
@@ -46,11 +66,14 @@ impl DriftState {
             .map(first)
             .or_else(|| Some(PathBuf::from(set("XDG_STATE_HOME")?).join("tokenway")))
             .or_else(|| Some(PathBuf::from(set("HOME")?).join(".local/state/tokenway")));
-        match (directory, file) {
-            (Some(directory), _) => Self::At(directory.join(name)),
-            (None, Some(file)) => Self::At(file.with_file_name(name)),
-            (None, None) => Self::Default,
-        }
+        let beside = || file.map(|file| file.parent().unwrap_or_else(|| Path::new("")).to_owned());
+        Some(Self { directory: directory.or_else(beside)?, port: admin.port() })
+    }
+
+    /// The file of one kind of state.
+    #[must_use]
+    pub fn file(&self, kind: &str) -> PathBuf {
+        self.directory.join(format!("{kind}-{}.json", self.port))
     }
 }
 

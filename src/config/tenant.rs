@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::check::admission::route_named;
-use super::check::codec::{List, NAMED, Own};
+use super::check::codec::{List, NAMED, Own, Switch};
 use super::check::section::{Item, Section};
 use super::check::values::{DIGEST, NAME};
 use super::declare::{Below, Declared, section};
-use super::{MAX_PRIORITY, Route};
+use super::{Budget, ENGINE_PRIORITIES, MAX_PRIORITY, Route};
 
 section! {
     #[derive(Clone, Debug)]
@@ -25,6 +25,14 @@ section! {
         weight: u32 as 1..=1_000_000, default 1;
         /// -100 to 100: higher goes first, whatever the weights; with policy latency
         priority: i32 as PRIORITIES, default 0;
+        /// engines keep its prompts apart from others': the gateway sets `cache_salt`, with the client's own folded in; default: that of `[routing]`
+        cache_isolation: bool as Switch, default false;
+        /// only tenants of one group share cached prompts; with cache_isolation
+        cache_group: Option<Arc<str>> as NAME, example "house-prompts";
+        /// vLLM's priority (--scheduling-policy priority), lower is sooner; a client's own counts only where the route's client_may has "engine_priority"
+        engine_priority: Option<i32> as ENGINE_PRIORITIES, example 0;
+        /// what it may use in windows of the calendar
+        budgets @ "budget": Vec<Budget> as List(Below), section {};
         /// each optional; 429 beyond. A minute's allowance may be used at once; tokens are those of prompts and answers
         limits: TenantLimits as Below, empty { requests_per_minute = 600, tokens_per_minute = 100000, concurrency = 64 };
     }
@@ -44,12 +52,13 @@ section! {
 }
 
 /// Reads every `[[tenant]]`.
-pub(super) fn tenants(root: &Section<'_>, routes: &[Route]) -> Vec<Tenant> {
+pub(super) fn tenants(root: &Section<'_>, routes: &[Route], cache_isolation: bool) -> Vec<Tenant> {
+    let default = Tenant { cache_isolation, ..Tenant::default() };
     let (mut names, mut credentials) = (HashSet::new(), HashSet::new());
     let has_tokens = root.get("auth").is_some();
     let mut tenants = Vec::new();
     for section in root.sections("tenant", Tenant::DECLARATION.header) {
-        let tenant = tenant(&section, routes);
+        let tenant = tenant(&section, routes, &default);
         expect_own(&section, &mut credentials);
         let is_reachable =
             has_tokens || section.get("key_sha256").is_some() || !tenant.client_names.is_empty();
@@ -62,8 +71,8 @@ pub(super) fn tenants(root: &Section<'_>, routes: &[Route]) -> Vec<Tenant> {
     tenants
 }
 
-fn tenant(section: &Section<'_>, routes: &[Route]) -> Tenant {
-    let mut tenant = Tenant::read(section, &Tenant::default());
+fn tenant(section: &Section<'_>, routes: &[Route], default: &Tenant) -> Tenant {
+    let mut tenant = Tenant::read(section, default);
     section.expect("name", NAME.hint);
     if section.get("name").and_then(|item| item.value.as_str()) != Some(&*tenant.name) {
         tenant.name = format!("#{}", section.span.start).into();

@@ -15,12 +15,24 @@ use crate::relay::stream_state::Echo;
 use crate::request::body::HeldBody;
 use crate::request::class::{Class, class_of};
 use crate::request::dialect::Dialect;
+use crate::request::engine_priority::EnginePriority;
 use crate::request::fields::Fields;
 use crate::request::json::{JsonError, JsonKind, Raw};
 use crate::request::prompt::RequestPrompt;
 use crate::request::splice::{Edits, splice};
+use crate::request::tenant::TenantRef;
 use crate::routing::Sampling;
 use crate::units::Tokens;
+
+/// Who sends a request, and how soon it wants an answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Client<'a> {
+    pub(super) tenant: &'a TenantRef,
+    /// `x-slo-class`; it counts where a route lets it.
+    pub(super) slo_class: Option<&'a str>,
+    /// Whether it sends an `x-vllm-priority`.
+    pub(super) has_priority: bool,
+}
 
 /// A request whose body was read, and what its record says about that.
 #[derive(Debug)]
@@ -53,22 +65,31 @@ pub(super) fn classify(
     fields: &Fields<'_>,
     upstream_model: Option<Arc<str>>,
     body: &Bytes,
-    tenant: &str,
+    client: Client<'_>,
 ) -> Classified {
+    let Client { tenant, slo_class, has_priority } = client;
     let client_model = fields.model.as_deref();
     let upstream_model = upstream_model.as_deref();
     let model = upstream_model.or(client_model);
-    let prompt = RequestPrompt::read(dialect, fields, model.unwrap_or_default(), &table.seed);
+    let salt = salt(route, dialect, fields, tenant);
+    let prompt =
+        RequestPrompt::read(dialect, fields, model.unwrap_or_default(), salt.as_deref(), &table.seed);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
     let may_migrate = route.config.migrate && fields.is_stream && fields.previous_response_id.is_none();
     let ask_running = may_migrate && !has_several_choices(fields);
     // An engine says what is wrong with an id that is no string.
     let chosen_id = fields.request_id.and_then(|raw| raw.escaped());
-    let own_id = chosen_id.and_then(|id| table.own_id(dialect, tenant, id));
+    let own_id = chosen_id.and_then(|id| table.own_id(dialect, tenant.name(), id));
+    let has_own = fields.priority.is_some_and(|raw| raw.kind() != JsonKind::Null);
+    let class = slo_class.filter(|_| route.config.client_may.slo_class).unwrap_or(&route.config.slo);
+    let engine_priority =
+        EnginePriority::of(&table.config, &route.config, tenant.config(), class, has_own || has_priority);
     let edits = Edits {
         model: upstream_model,
         request_id: own_id.as_deref(),
+        cache_salt: salt.as_deref(),
+        priority: engine_priority.in_body(has_own),
         ask_usage: route.config.ask_usage,
         ask_running,
     };
@@ -78,6 +99,8 @@ pub(super) fn classify(
     let prepared = Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
+        tenant: tenant.clone(),
+        engine_priority,
         body: spliced.body,
         held: HeldBody::empty(),
         prompt,
@@ -105,6 +128,13 @@ pub(super) fn classify(
         share: Share { tenant: "default".into(), weight: 1, priority: 0 },
     });
     Classified { prepared, model: label(route, model), class }
+}
+
+/// The `cache_salt` of an isolated tenant, the client's own folded in.
+fn salt(route: &RouteState, dialect: Dialect, fields: &Fields<'_>, tenant: &TenantRef) -> Option<Box<str>> {
+    let isolation = tenant.isolation().filter(|_| dialect.takes_cache_salt() && route.takes_cache_salt())?;
+    let own = fields.cache_salt.and_then(|raw| raw.string());
+    Some(isolation.salt(own.as_deref()))
 }
 
 /// Where the prompt is repeated in the output (`echo` of completions).

@@ -1,4 +1,5 @@
-//! `[route.degrade]`: moves a request to another route if its own would miss the TTFT bound by the configured factor.
+//! `[route.degrade]`: moves a request to another route if its own would miss the TTFT bound by the configured factor, or has no
+//! replica left.
 //!
 //! The request is parsed again for the other route: model name, prompt identity, pools, SLO and deadlines are that
 //! route's; the session and the time of arrival stay. It happens at most once per request: the other route's own
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Gateway;
-use super::classify::{Classified, classify};
+use super::classify::{Classified, Client, classify};
 use super::prepare;
 use super::prepared::Prepared;
 use super::table::RouteState;
@@ -19,12 +20,14 @@ use crate::config::ModelMatch;
 use crate::observe::record_guard::RecordGuard;
 use crate::request::body::HeldBody;
 use crate::request::dialect::Dialect;
+use crate::request::engine_priority::EnginePriority;
 
 /// Moves the request to the fallback route. False if the body does not parse for it: the request then stays on its route.
 pub(super) async fn degrade(
     prepared: &mut Box<Prepared>,
     guard: &mut RecordGuard,
     gateway: &Gateway,
+    reason: &'static str,
 ) -> bool {
     let degrade = prepared.rules.degrade.take();
     let to = degrade.and_then(|degrade| prepared.table.routes.get(degrade.to)).cloned();
@@ -33,7 +36,7 @@ pub(super) async fn degrade(
         return false;
     };
     let families = &gateway.observer.metrics().families;
-    families.requests.admissions.inc(["degrade", "predicted_ttft"]);
+    families.requests.admissions.inc(["degrade", reason]);
     prepared.route.degrading.note(gateway.clock.now());
     families.routes.degraded.inc([&prepared.route.config.name, &classified.prepared.route.config.name]);
     let record = guard.record();
@@ -60,7 +63,7 @@ async fn classified_for(
     gateway: &Gateway,
 ) -> Option<Classified> {
     let (table, body) = (Arc::clone(&before.table), before.held.bytes.clone());
-    let tenant = Arc::clone(&before.share.tenant);
+    let (tenant, has_priority) = (before.tenant.clone(), before.engine_priority == EnginePriority::Client);
     let work = move || {
         let fields = prepare::parse(dialect, &body).ok()?;
         let named = match &to.config.model {
@@ -68,7 +71,8 @@ async fn classified_for(
             ModelMatch::Any => None,
         };
         let model = to.engine_model().or(named);
-        Some(classify(&table, &to, dialect, &fields, model, &body, &tenant))
+        let client = Client { tenant: &tenant, slo_class: None, has_priority };
+        Some(classify(&table, &to, dialect, &fields, model, &body, client))
     };
     gateway.body_work.run(before.held.bytes.len(), work).await.ok()?
 }

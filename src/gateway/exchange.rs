@@ -7,14 +7,14 @@
 use std::sync::Arc;
 
 use super::attempt::{AttemptError, UpstreamResponse};
-use super::degrade::degrade;
+use super::degrade::{degrade, rules};
 use super::hedge::{self, Flown, Other};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prefill_leg::{self, HeldKv, Leg};
 use super::prepared::Prepared;
 use super::waiting::Waits;
-use super::{Gateway, IncomingRequest, blame, engine_error, shadow};
+use super::{Gateway, IncomingRequest, blame, engine_error, shadow, standby};
 use crate::admission::WaitReason;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
@@ -109,14 +109,16 @@ impl Exchange {
             let mut pick = match picked {
                 Some(PickOutcome::Take(pick)) => pick,
                 Some(PickOutcome::Wait(hold)) => {
-                    self.wait(hold).await?;
+                    self.wait_or_overflow(hold).await?;
                     continue;
                 }
                 Some(PickOutcome::Degrade) => {
-                    let gateway = &self.incoming.gateway;
-                    // Boxed: rare, and its state would be part of every request's future.
-                    if Box::pin(degrade(&mut self.prepared, &mut self.guard, gateway)).await {
-                        self.waits.reset();
+                    self.degrade("predicted_ttft").await;
+                    continue;
+                }
+                None if self.is_lost(last.as_ref()) => {
+                    if self.degrade("no_ready_replica").await {
+                        last = None;
                     }
                     continue;
                 }
@@ -227,6 +229,48 @@ impl Exchange {
         if !self.may_retry(failure, pick) || !pick.pool.replicas().iter().any(is_other) {
             self.prepared.stays = Some("prefill_failed");
         }
+    }
+
+    /// Waits, unless the request goes to a standby pool at once or after it was refused.
+    async fn wait_or_overflow(&mut self, hold: QueueWait) -> Result<(), Failure> {
+        let now = self.incoming.gateway.clock.now();
+        if !self.waits.overflows() && standby::takes_waiting(&self.prepared, hold.reason, now) {
+            self.waits.overflow();
+            return Ok(());
+        }
+        let waited = self.wait(hold).await;
+        let now = self.incoming.gateway.clock.now();
+        match waited {
+            Err(refusal)
+                if !self.waits.overflows() && standby::takes_refused(&self.prepared, &refusal, now) =>
+            {
+                self.waits.overflow();
+                Ok(())
+            }
+            waited => waited,
+        }
+    }
+
+    async fn degrade(&mut self, reason: &'static str) -> bool {
+        let gateway = &self.incoming.gateway;
+        // Boxed: rare, and its state would be part of every request's future.
+        let is_degraded = Box::pin(degrade(&mut self.prepared, &mut self.guard, gateway, reason)).await;
+        if is_degraded {
+            self.waits.reset();
+        }
+        is_degraded
+    }
+
+    /// Whether no replica of its route can answer it, and the route of `[route.degrade]` may.
+    fn is_lost(&self, last: Option<&Result<Answered, Failure>>) -> bool {
+        let is_unsent = match last {
+            None => self.prepared.cold_wait().is_none(),
+            Some(Err(Failure::Replica(failure))) => failure.is_unsent(),
+            Some(_) => false,
+        };
+        let now = self.incoming.gateway.clock.now();
+        let rule = is_unsent.then(|| rules(&self.prepared, now).degrade).flatten();
+        rule.and_then(|rule| self.prepared.table.routes.get(rule.to)).is_some_and(|to| to.is_ready())
     }
 
     /// Counts the request as demand on a pool, once: on the one that it was given first, or else on the route's first.
@@ -375,6 +419,8 @@ impl Exchange {
             record.ways = Some(Ways { together, apart, ..ways.clone() });
         }
         if record.decision.is_none() {
+            let reason = if self.waits.overflows() { "full" } else { "down" };
+            self.prepared.route.count_standby(&self.incoming.gateway, &pick.pool, reason);
             record.decision = Some(pick.decision.clone());
             pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);
             pick.pool.retries.deposit(&self.prepared.table.config.retry);

@@ -146,7 +146,14 @@ fn second(
         return None;
     }
     let at = prepared.route.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
-    let context = PickContext { tried, pool: at, is_late: false, is_cold: false, may_go_apart: false };
+    let context = PickContext {
+        tried,
+        pool: at,
+        is_late: false,
+        is_cold: false,
+        may_go_apart: false,
+        overflows: false,
+    };
     match picker::pick(gateway, prepared, context)? {
         PickOutcome::Take(pick) if Arc::ptr_eq(&pick.pool, pool) => {
             prepared.route.hedges.withdraw().then_some(pick)

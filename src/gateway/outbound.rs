@@ -174,6 +174,7 @@ impl Outbound<'_> {
                 tracestate: trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
                 via: &self.gateway().via,
+                priority: prepared.engine_priority,
                 rank: pick.replica.identity.rank.map(|rank| rank.index),
             },
         );

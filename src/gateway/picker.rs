@@ -11,6 +11,7 @@ use super::asking::{Asking, Scene, Task};
 use super::cold;
 use super::degrade;
 use super::prepared::Prepared;
+use super::standby::{self, Past};
 use crate::admission::{Deferral, Outlook, Rules, Ruling, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
@@ -77,6 +78,8 @@ pub struct PickContext<'a> {
     pub is_cold: bool,
     /// Whether the prefill pool of its route may compute its prompt.
     pub may_go_apart: bool,
+    /// Whether a queue refused it, so that it goes to a standby pool.
+    pub overflows: bool,
 }
 
 /// Picks among the ready replicas not tried yet; `None` if there is none.
@@ -89,14 +92,17 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
     let pools = &request.route.pools;
     let is_open = |at: usize| pools.get(at).is_some_and(|(pool, _)| has_open(pool, request, tried_of(pool)));
     let holds = |pool: &PoolState, replica| pool.replicas().iter().any(|r| Arc::ptr_eq(r, replica));
+    let past = Past { pool: context.pool, is_untried: tried.is_empty(), overflows: context.overflows };
+    let in_turn = || {
+        let conversation = request.prompt.conversation.filter(|_| request.route.config.canary.is_some());
+        request.route.wheel.choose(request.session.or(conversation), is_open)
+    };
     let at = match (&request.pinned, pools.len()) {
         (Some(pinned), _) => pools.iter().position(|(pool, _)| holds(pool, pinned)),
         (None, 1) => Some(0),
-        (None, _) if context.pool.is_some_and(is_open) => context.pool,
-        (None, _) => {
-            let conversation = request.prompt.conversation.filter(|_| request.route.config.canary.is_some());
-            request.route.wheel.choose(request.session.or(conversation), is_open)
-        }
+        (None, _) => standby::place(request, &past, now, is_open)
+            .or_else(|| context.pool.filter(|at| is_open(*at)))
+            .or_else(in_turn),
     }?;
     let (pool, _) = request.route.pools.get(at)?;
     if context.tried.is_empty()
@@ -111,8 +117,14 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
 /// be sent.
 pub(super) fn pick_for_copy(gateway: &Gateway, request: &Prepared, at: usize) -> Option<Box<Pick>> {
     let tried = Tried::new();
-    let context =
-        PickContext { tried: &tried, pool: Some(at), is_late: false, is_cold: false, may_go_apart: false };
+    let context = PickContext {
+        tried: &tried,
+        pool: Some(at),
+        is_late: false,
+        is_cold: false,
+        may_go_apart: false,
+        overflows: false,
+    };
     match choose(gateway, request, at, context, gateway.clock.now())? {
         PickOutcome::Take(pick) => Some(pick),
         PickOutcome::Wait(_) | PickOutcome::Degrade => None,

@@ -8,23 +8,25 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use hyper::body::Body as _;
 
-use super::classify::{Classified, classify};
+use super::classify::{Classified, Client, classify};
 use super::models::unescaped;
 use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable, shortened};
 use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, preflights, stored};
-use crate::admission::{DegradeRule, PromptTokens, Share};
-use crate::config::{Degrade, MAX_PRIORITY};
+use crate::admission::{DegradeRule, Demand, Share};
+use crate::config::{Degrade, MAX_PRIORITY, ModelMatch};
 use crate::error::Failure;
 use crate::listener::ContinueSignal;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{MAX_MODEL_NAME, Record, cut};
 use crate::request::body::{self, BodyLimits, HeldBody};
+use crate::request::cache_salt::Isolation;
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::fields::{self, FieldError, Fields};
 use crate::request::multipart;
 use crate::request::tenant::{AuthError, TenantRef};
-use crate::upstream::headers::{is_looping, is_websocket};
+use crate::units::Tokens;
+use crate::upstream::headers::{X_VLLM_PRIORITY, is_looping, is_websocket};
 
 /// Reads the body, then identifies, classifies and admits the request.
 ///
@@ -39,7 +41,7 @@ pub async fn prepare(
     let is_preflight = cors::is_preflight(parts);
     check(gateway, parts, guard.record())?;
     let tenant =
-        if is_preflight { TenantRef::nobody() } else { identify(gateway, &table, guard, parts).await? };
+        if is_preflight { TenantRef::anonymous() } else { identify(gateway, &table, guard, parts).await? };
     let server = &table.config.server;
     let limits = BodyLimits {
         size: server.body_limit,
@@ -75,6 +77,8 @@ pub async fn prepare(
         tenant: tenant.clone(),
         dialect,
         uri: parts.uri.clone(),
+        slo_class: text(&parts.headers, "x-slo-class").map(|class| class.into()),
+        has_priority: parts.headers.contains_key(X_VLLM_PRIORITY),
         boundary: boundary.map(str::to_owned),
         is_preflight,
         held,
@@ -111,6 +115,8 @@ struct ReadRequest {
     tenant: TenantRef,
     dialect: Dialect,
     uri: http::Uri,
+    slo_class: Option<Box<str>>,
+    has_priority: bool,
     /// Of a form.
     boundary: Option<String>,
     is_preflight: bool,
@@ -129,7 +135,18 @@ struct Understood {
 impl ReadRequest {
     /// Parses the body, finds its route and makes what is sent upstream. `seen` gets what is known, also of a failure.
     fn understand(self, seen: &mut Understood) -> Result<(), Failure> {
-        let Self { gateway, table, tenant, dialect, uri, boundary, is_preflight, held } = self;
+        let Self {
+            gateway,
+            table,
+            tenant,
+            dialect,
+            uri,
+            slo_class,
+            has_priority,
+            boundary,
+            is_preflight,
+            held,
+        } = self;
         let mut fields = match read_fields(dialect, boundary.as_deref(), &held.bytes) {
             // Where there is one model, the engine may find in a body what it can.
             Err(error)
@@ -159,8 +176,16 @@ impl ReadRequest {
             }
             _ => (find_route(&table, &tenant, &fields)?, None),
         };
+        if dialect == Dialect::Embeddings
+            && uri.path().ends_with(COHERE_EMBED)
+            && tenant.isolation().is_some()
+            && route.takes_cache_salt()
+        {
+            return Err(Failure::bad_request(NO_SALT, None));
+        }
         let model = route.engine_model();
-        let mut classified = classify(&table, route, dialect, &fields, model, &held.bytes, tenant.name());
+        let client = Client { tenant: &tenant, slo_class: slo_class.as_deref(), has_priority };
+        let mut classified = classify(&table, route, dialect, &fields, model, &held.bytes, client);
         let prepared = &mut classified.prepared;
         prepared.pinned = match fields.previous_response_id.as_deref() {
             Some(id) => Some(stored::previous(&gateway, &tenant, route, id)?),
@@ -322,7 +347,8 @@ fn admit(
     record.slo_class = class;
     record.stage_budget.clone_from(&route.config.stage_budget);
     guard.watch_bounds();
-    prepared.session = headers.get(X_SESSION_ID).map(|v| prepared.table.seed.hash(v.as_bytes()));
+    let scope = tenant.isolation().map_or(0, Isolation::scope);
+    prepared.session = headers.get(X_SESSION_ID).map(|v| prepared.table.seed.hash(v.as_bytes()) ^ scope);
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
     let prefill = route.prefill.iter().map(|side| &side.pool);
@@ -331,10 +357,36 @@ fn admit(
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
     let is_counted = prepared.prompt.size.exact_tokens.is_some();
-    let tokens = PromptTokens { tokens: prepared.tokens, is_counted };
-    guard.permit(gateway.tenants.admit(tenant.config(), tokens, now)?);
+    let demand = Demand {
+        tokens: prepared.tokens,
+        is_counted,
+        output: expected_output(&prepared, guard.record().dialect),
+        model: model_name(&route, guard.record()),
+        wall: gateway.clock.wall(now),
+    };
+    let admission = gateway.tenants.admit(tenant.config(), &demand, now);
+    guard.record().rate_limits = admission.limits;
+    guard.permit(admission.permit?);
     guard.record().at.admitted = Some(now);
     Ok(prepared)
+}
+
+/// What clients ask for, as budgets name it.
+fn model_name<'a>(route: &'a RouteState, record: &'a Record) -> &'a str {
+    match &route.config.model {
+        ModelMatch::Named(model) => model,
+        ModelMatch::Any => &record.model,
+    }
+}
+
+/// Predicted tokens of its answer.
+fn expected_output(prepared: &Prepared, dialect: Dialect) -> Tokens {
+    let Some((pool, _)) = prepared.route.pools.first().filter(|_| dialect.generates()) else {
+        return Tokens(0);
+    };
+    let most = prepared.sampling.max_tokens.map_or(u64::MAX, |most| most.0);
+    let each = pool.dispatcher.expected_output().0.min(most);
+    Tokens(each.saturating_mul(u64::from(prepared.sampling.n.max(1))))
 }
 
 fn share_of(tenant: &TenantRef) -> Share {
@@ -370,4 +422,7 @@ fn default_stall(table: &RoutingTable) -> Duration {
     table.config.routes.iter().map(|r| r.timeouts.client_stall).max().unwrap_or(Duration::from_secs(60))
 }
 
+/// Its body has no `cache_salt`, and engines that are asked by it share what they cached.
+const COHERE_EMBED: &str = "/v2/embed";
+const NO_SALT: &str = "cache_isolation: /v2/embed has no cache_salt that would keep this tenant's texts apart; use /v1/embeddings";
 const X_SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");

@@ -15,7 +15,9 @@ use crate::fleet::replica::Replica;
 use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
 use crate::request::body::HeldBody;
+use crate::request::engine_priority::EnginePriority;
 use crate::request::prompt::RequestPrompt;
+use crate::request::tenant::TenantRef;
 use crate::routing::Sampling;
 use crate::units::Tokens;
 
@@ -26,6 +28,10 @@ pub struct Prepared {
     pub table: Arc<RoutingTable>,
     /// The route of its model.
     pub route: Arc<RouteState>,
+    /// Whose it is.
+    pub tenant: TenantRef,
+    /// What becomes of the client's `priority`.
+    pub engine_priority: EnginePriority,
     /// Body as sent upstream: the client's bytes with model and usage option spliced in.
     pub body: Bytes,
     /// Body as received, with its share of the memory budget.
@@ -50,7 +56,7 @@ pub struct Prepared {
     pub model: Option<Arc<str>>,
     /// The route's timeouts, `total` lowered by `x-request-timeout`.
     pub timeouts: Timeouts,
-    /// Hash of `x-session-id` under `routing.seed`.
+    /// Hash of `x-session-id` under `routing.seed`, of its tenant alone where that is isolated.
     pub session: Option<u64>,
     /// What it says of its answer.
     pub sampling: Sampling,
@@ -69,7 +75,7 @@ pub struct Prepared {
     pub is_long: bool,
     /// Admission rules of its route.
     pub rules: Rules,
-    /// Whose it is.
+    /// Its tenant's part of a pool.
     pub share: Share,
 }
 

@@ -1,6 +1,7 @@
 //! From the result of an exchange to the client's response: status, headers, body.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -16,7 +17,7 @@ use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::stages::{StageSource, at_the_engine};
-use crate::record::{DecisionSummary, Outcome, Record, Ways, cut};
+use crate::record::{DecisionSummary, Outcome, RateLimit, RateLimits, Record, Ways, cut};
 use crate::relay::aborting::AbortingBody;
 use crate::relay::body::ReplyBody;
 use crate::relay::error_event;
@@ -272,7 +273,36 @@ pub(super) fn write_own_headers(headers: &mut HeaderMap, record: &Record) {
     if let Ok(timing) = HeaderValue::try_from(server_timing(record)) {
         headers.insert(SERVER_TIMING, timing);
     }
+    let RateLimits { requests, tokens } = record.rate_limits;
+    write_rate_limit(headers, LIMITS_ON_REQUESTS, requests);
+    write_rate_limit(headers, LIMITS_ON_TOKENS, tokens);
 }
+
+/// Limit, what is left of it and until when, as OpenAI's API has them.
+fn write_rate_limit(headers: &mut HeaderMap, names: [&'static str; 3], limit: Option<RateLimit>) {
+    let Some(RateLimit { limit, remaining, reset }) = limit else { return };
+    let [of_limit, of_remaining, of_reset] = names.map(HeaderName::from_static);
+    headers.insert(of_limit, limit.into());
+    headers.insert(of_remaining, remaining.into());
+    if let Ok(reset) = HeaderValue::try_from(span(reset)) {
+        headers.insert(of_reset, reset);
+    }
+}
+
+/// `6m0s`
+fn span(span: Duration) -> String {
+    let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds}s"),
+        (0, minutes, seconds) => format!("{minutes}m{seconds}s"),
+        (hours, minutes, seconds) => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+const LIMITS_ON_REQUESTS: [&str; 3] =
+    ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
+const LIMITS_ON_TOKENS: [&str; 3] =
+    ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"];
 
 fn write_request_id(headers: &mut HeaderMap, id: &str) {
     if let Ok(id) = HeaderValue::from_str(id) {

@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::body_work::BodyWork;
-use super::classify::classify;
+use super::classify::{Client, classify};
 use super::picker::{self, PickOutcome, Tried};
 use super::prepare;
 use super::prepared::Prepared;
@@ -46,6 +46,7 @@ use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
 use crate::request::chain::PrefixChain;
 use crate::request::dialect::Dialect;
+use crate::request::tenant::TenantRef;
 use crate::request::trace_context::trace_of;
 use crate::routing::{EngineLimits, EnginePage, REFRESH_EVERY};
 use crate::simulate::{ProductRouter, ReplayedRoute};
@@ -211,8 +212,10 @@ impl Live {
         let route = Arc::clone(&table.routes[0]);
         let body = bytes::Bytes::from_static(br#"{"model":"m","prompt":"p"}"#);
         let fields = prepare::parse(Dialect::Completions, &body).unwrap();
-        let mut prepared = classify(&table, &route, Dialect::Completions, &fields, None, &body, "default")
-            .note(guard.record());
+        let tenant = TenantRef::anonymous();
+        let client = Client { tenant: &tenant, slo_class: None, has_priority: false };
+        let mut prepared =
+            classify(&table, &route, Dialect::Completions, &fields, None, &body, client).note(guard.record());
         prepared.prompt.chain =
             PrefixChain::of_hashes(arrival.chain.clone(), arrival.prompt * BYTES_PER_TOKEN);
         prepared.tokens = Tokens(arrival.prompt);

@@ -3,12 +3,12 @@
 //! A request loads it once and sees one consistent configuration for its whole life.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 
-use super::degrading::Degrading;
 use super::hedge_budget::HedgeBudget;
+use super::hysteresis::{Hysteresis, Standby};
 use super::prefill_side::PrefillSide;
 use super::shadow::{Shadow, Shadows};
 use crate::clock::Stamp;
@@ -16,6 +16,7 @@ use crate::config::{Config, ModelMatch, Route, Slo, WeightedPool};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
 use crate::record::SloBounds;
+use crate::request::cache_salt::SaltKey;
 use crate::request::chain::ChainSeed;
 use crate::request::dialect::Dialect;
 use crate::request::jwt::TokenKeys;
@@ -50,6 +51,8 @@ pub struct CarriedOver {
     pub canaries: Arc<CanaryShares>,
     /// Shadow steps of canaries, set by their rollouts.
     pub shadows: Arc<Shadows>,
+    /// Key of the tenants' cache salts, set before the first table that has isolated ones.
+    pub salt_key: Arc<OnceLock<SaltKey>>,
 }
 
 /// One route in operation. Its parts begin anew with each table, unless they say that they are carried over.
@@ -66,7 +69,11 @@ pub struct RouteState {
     /// Hedges that it may still make.
     pub hedges: HedgeBudget,
     /// Whether its requests are degraded; carried over.
-    pub degrading: Arc<Degrading>,
+    pub degrading: Arc<Hysteresis>,
+    /// Places of the pools that take traffic only while the others cannot, in the order of the route.
+    pub standbys: Box<[usize]>,
+    /// Whether they do; carried over.
+    pub standby: Arc<Standby>,
     /// Copies of its requests for its canary; carried over.
     pub shadow: Option<Arc<Shadow>>,
     /// Its `[route.prefill]`; what was learned of it is carried over.
@@ -77,7 +84,8 @@ impl CarriedOver {
     /// Of a gateway that begins with these keys; copies of requests end when `stop` is cancelled.
     #[must_use]
     pub fn new(tokens: Arc<TokenKeys>, stop: CancellationToken) -> Self {
-        Self { tokens, canaries: Arc::default(), shadows: Arc::new(Shadows::new(stop)) }
+        let (canaries, salt_key) = (Arc::default(), Arc::default());
+        Self { tokens, canaries, shadows: Arc::new(Shadows::new(stop)), salt_key }
     }
 }
 
@@ -115,7 +123,9 @@ impl RoutingTable {
                 }
             }
         }
-        let tenants = Tenants::new(&config.tenants).with_tokens(Arc::clone(&carried_over.tokens));
+        let salt_key = carried_over.salt_key.get();
+        let tenants =
+            Tenants::isolated(&config.tenants, salt_key).with_tokens(Arc::clone(&carried_over.tokens));
         Self { config, pools, routes, tenants, seed, by_model, any, carried_over }
     }
 
@@ -161,7 +171,7 @@ impl RoutingTable {
     /// The bounds of an SLO class for a prompt length; an unknown class has no bounds.
     #[must_use]
     pub fn slo(&self, class: &str, prompt: Tokens) -> SloBounds {
-        let Slo { ttft, itl, tpot, e2e } = self.config.slo.get(class).copied().unwrap_or_default();
+        let Slo { ttft, itl, tpot, e2e, .. } = self.config.slo.get(class).copied().unwrap_or_default();
         SloBounds {
             ttft: ttft.map(|bound| bound.for_prompt(prompt)),
             ttft_base: ttft.map(|bound| bound.base),
@@ -191,7 +201,13 @@ impl RouteState {
             shadow = canary.shadow.as_ref().map(|_| carried_over.shadows.of(&route.name, &pool.name));
         }
         let weighted = |w: &WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
+        let is_canary = |at: usize| route.canary.as_ref().is_some_and(|canary| canary.pool == at);
+        let is_standby = |w: &WeightedPool| config.pools.get(w.pool).is_some_and(|pool| pool.standby);
+        let standbys = route.pools.iter().enumerate();
+        let standbys = standbys.filter(|(_, w)| w.weight == 0 && is_standby(w) && !is_canary(w.pool));
         Self {
+            standbys: standbys.map(|(at, _)| at).collect(),
+            standby: former.map(|known| Arc::clone(&known.standby)).unwrap_or_default(),
             policy: policies::named(route.policy),
             wheel,
             hedges: HedgeBudget::default(),
@@ -211,6 +227,12 @@ impl RouteState {
         by_model || tenant.may_use(&self.config.name)
     }
 
+    /// Whether an engine of it keeps cached prompts of different salts apart.
+    #[must_use]
+    pub fn takes_cache_salt(&self) -> bool {
+        self.pools.iter().any(|(pool, _)| pool.config().engine.takes_cache_salt())
+    }
+
     /// Whether its requests are degraded now; `None` without a `[route.degrade]`.
     #[must_use]
     pub fn is_degrading(&self, now: Stamp) -> Option<bool> {
@@ -220,7 +242,12 @@ impl RouteState {
     /// Whether a pool that gets requests is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.pools.iter().enumerate().any(|(place, (pool, _))| self.wheel.uses(place) && pool.is_ready())
+        self.pools.iter().enumerate().any(|(place, (pool, _))| self.serves(place) && pool.is_ready())
+    }
+
+    /// Whether a pool gets requests, always or while others cannot.
+    fn serves(&self, place: usize) -> bool {
+        self.wheel.uses(place) || self.standbys.contains(&place)
     }
 
     /// Whether a request is answered now, or after the cold start of a pool that may scale to zero.
@@ -253,7 +280,7 @@ impl RouteState {
     /// Why no replica takes its requests, in a phrase for people.
     #[must_use]
     pub fn why_unready(&self) -> String {
-        let used = self.pools.iter().enumerate().filter(|(place, _)| self.wheel.uses(*place));
+        let used = self.pools.iter().enumerate().filter(|(place, _)| self.serves(*place));
         used.map(|(_, (pool, _))| pool.why_unready()).collect::<Vec<_>>().join("; ")
     }
 }

@@ -25,6 +25,7 @@ pub(super) struct Waits {
     late_since: Option<Stamp>,
     was_held: bool,
     is_counted: bool,
+    overflows: bool,
 }
 
 impl Waits {
@@ -32,12 +33,30 @@ impl Waits {
     pub(super) fn pick_context<'a>(&self, tried: &'a Tried) -> PickContext<'a> {
         let is_late = self.ticket.as_ref().is_some_and(|(ticket, _)| ticket.is_late());
         let is_cold = self.ticket.as_ref().is_some_and(|(ticket, _)| ticket.is_for_replica());
-        PickContext { tried, pool: self.pool, is_late, is_cold, may_go_apart: true }
+        PickContext {
+            tried,
+            pool: self.pool,
+            is_late,
+            is_cold,
+            may_go_apart: true,
+            overflows: self.overflows,
+        }
     }
 
     /// Forgets the waits on the previous route, after a degrade.
     pub(super) fn reset(&mut self) {
         (self.ticket, self.pool, self.late_since) = (None, None, None);
+    }
+
+    /// From here on it goes to a standby pool, or nowhere.
+    pub(super) fn overflow(&mut self) {
+        self.reset();
+        self.overflows = true;
+    }
+
+    /// Whether its pool's queue had no place for it.
+    pub(super) fn overflows(&self) -> bool {
+        self.overflows
     }
 
     /// Waits until the request is to retry routing.

@@ -112,6 +112,22 @@ impl Dialect {
         matches!(self, Self::Responses)
     }
 
+    /// Whether its body may have a `cache_salt`, as vLLM 0.32 has it. Others fill no prefix cache, or leave no way to divide it.
+    #[must_use]
+    pub fn takes_cache_salt(self) -> bool {
+        self.generates()
+            || matches!(
+                self,
+                Self::ChatBatch
+                    | Self::Embeddings
+                    | Self::Rerank
+                    | Self::Score
+                    | Self::GenerativeScoring
+                    | Self::Classify
+                    | Self::Pooling
+            )
+    }
+
     /// Value of `Allow`: methods of this dialect's paths.
     #[must_use]
     pub fn allowed(self, pattern: &str) -> &'static str {

@@ -29,8 +29,10 @@ pub struct Fields<'a> {
     pub max_tokens: Option<u64>,
     /// `echo`: the prompt comes back in front of the completion.
     pub echo: bool,
-    /// `cache_salt`: part of the engine's prefix identity.
-    pub cache_salt: Option<Cow<'a, str>>,
+    /// `cache_salt` as it stands in the body, `null` included: part of the engine's prefix identity.
+    pub cache_salt: Option<Raw<'a>>,
+    /// `priority` as it stands in the body, `null` included: the engine's, where it schedules by it.
+    pub priority: Option<Raw<'a>>,
     /// `previous_response_id`: pins the request to the replica that made it.
     pub previous_response_id: Option<Cow<'a, str>>,
     /// `request_id` as it stands in the body: the client's own, where it sends no header.
@@ -245,7 +247,8 @@ impl<'a> FieldReader<'a> {
                 fields.max_tokens = most.into_iter().chain(fields.max_tokens).min();
             }
             "echo" => fields.echo = value.text() == "true",
-            "cache_salt" => fields.cache_salt = value.string(),
+            "cache_salt" => fields.cache_salt = Some(value),
+            "priority" => fields.priority = Some(value),
             "previous_response_id" => fields.previous_response_id = value.string(),
             "request_id" => fields.request_id = value.non_null(),
             "store" | "background" => fields.is_stored |= truth(&value) == Some(true),
@@ -346,7 +349,7 @@ mod tests {
         assert_eq!(fields.model.as_deref(), Some("m1"));
         assert_eq!(fields.model_at, Some(ModelAt::Json(10..19)));
         assert!(fields.is_stream && !fields.echo);
-        assert_eq!((fields.choices, fields.cache_salt.as_deref()), (2, Some("s")));
+        assert_eq!((fields.choices, fields.cache_salt.map(|raw| raw.text())), (2, Some("\"s\"")));
         assert_eq!(fields.stream_options.map(|raw| raw.text()), Some(r#"{"include_usage":true}"#));
         assert_eq!(fields.prompt.messages.map(|raw| raw.text()), Some("[1]"));
         assert!(fields.prompt.tools.is_none());

@@ -5,11 +5,13 @@
 
 pub mod body;
 pub mod body_memory;
+pub mod cache_salt;
 mod canonical;
 pub mod chain;
 pub mod class;
 pub mod continuation;
 pub mod dialect;
+pub mod engine_priority;
 pub mod fields;
 pub mod handoff;
 pub mod json;

@@ -24,13 +24,21 @@ pub struct RequestPrompt {
 }
 
 impl RequestPrompt {
-    /// Reads the prompt of a request; `model` is the engine's name of the model or LoRA adapter. Dialects whose bodies
+    /// Reads the prompt of a request; `model` is the engine's name of the model or LoRA adapter, `salt` stands for the body's own
+    /// `cache_salt`. Dialects whose bodies
     /// are unknown have an empty one.
     #[must_use]
-    pub fn read(dialect: Dialect, fields: &Fields<'_>, model: &str, seed: &ChainSeed) -> Self {
+    pub fn read(
+        dialect: Dialect,
+        fields: &Fields<'_>,
+        model: &str,
+        salt: Option<&str>,
+        seed: &ChainSeed,
+    ) -> Self {
+        let own = fields.cache_salt.and_then(|raw| raw.string());
         let root = Root {
             model,
-            cache_salt: fields.cache_salt.as_deref().unwrap_or_default(),
+            cache_salt: salt.or(own.as_deref()).unwrap_or_default(),
             template: template(dialect, fields),
         };
         let given = &fields.prompt;
@@ -70,7 +78,7 @@ mod tests {
     fn read_as(model: &str, dialect: Dialect, body: &Value) -> RequestPrompt {
         let body = serde_json::to_vec(body).unwrap();
         let fields = parse(dialect, &body).unwrap();
-        RequestPrompt::read(dialect, &fields, model, &ChainSeed::new(&Secret::new("s")))
+        RequestPrompt::read(dialect, &fields, model, None, &ChainSeed::new(&Secret::new("s")))
     }
 
     fn read(dialect: Dialect, body: &Value) -> RequestPrompt {
@@ -175,7 +183,7 @@ mod tests {
         let system = r#"{"role":"system","content":"s"}"#;
         let text = |dialect, body: String| {
             let fields = parse(dialect, body.as_bytes()).unwrap();
-            RequestPrompt::read(dialect, &fields, "m", &ChainSeed::new(&Secret::new("s"))).chain
+            RequestPrompt::read(dialect, &fields, "m", None, &ChainSeed::new(&Secret::new("s"))).chain
         };
         let chat = text(Dialect::Chat, format!(r#"{{"messages":[{system},{user}]}}"#));
         for (dialect, body) in [
@@ -303,7 +311,7 @@ mod tests {
             let text = tokens.concat();
             let text = if wrap { format!("{{\"messages\":[{{{text}}}],\"prompt\":[{text}]}}") } else { text };
             if let Ok(fields) = parse(dialect, text.as_bytes()) {
-                let _ = RequestPrompt::read(dialect, &fields, "m", &ChainSeed::new(&Secret::new("s")));
+                let _ = RequestPrompt::read(dialect, &fields, "m", None, &ChainSeed::new(&Secret::new("s")));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The edits that a request body may get: the model's name, the id of a response, and, of `stream_options`, `include_usage` and
+//! The edits that a request body may get: the model's name, the id of a response, the tenant's `cache_salt` and `priority`, and, of `stream_options`, `include_usage` and
 //! `continuous_usage_stats`.
 //!
 //! All are splices on the raw bytes at places that the parse has found; every other byte stays the client's, so
@@ -21,6 +21,10 @@ pub struct Edits<'a> {
     pub model: Option<&'a str>,
     /// The engine's id of the response, where the client chose one.
     pub request_id: Option<&'a str>,
+    /// The `cache_salt` in place of the client's own, or beside what it wrote.
+    pub cache_salt: Option<&'a str>,
+    /// The engine's `priority`, likewise.
+    pub priority: Option<i32>,
     /// Ask for usage in streams.
     pub ask_usage: bool,
     /// Ask for it with every chunk as well.
@@ -47,6 +51,10 @@ pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<
     all.extend(edits.model.and_then(|model| rename(fields, model)));
     let chosen = fields.request_id.zip(edits.request_id);
     all.extend(chosen.map(|(raw, id)| Edit::replace(raw.span(), &format!("\"{id}\""))));
+    all.extend(
+        edits.cache_salt.and_then(|salt| put(body, fields.cache_salt, "cache_salt", &format!("\"{salt}\""))),
+    );
+    all.extend(edits.priority.and_then(|it| put(body, fields.priority, "priority", &it.to_string())));
     all.sort_by_key(|edit| edit.at.start);
     let body = if all.is_empty() { body.clone() } else { apply(body, &all) };
     Spliced { body, asks_usage: asked.usage, asks_running: asked.running }
@@ -77,6 +85,18 @@ fn rename(fields: &Fields<'_>, model: &str) -> Option<Edit> {
         ModelAt::Json(at) => Some(Edit { at, text: serde_json::to_string(model).ok()? }),
         ModelAt::Form(at) => Some(Edit { at, text: model.to_owned() }),
     }
+}
+
+/// A member of the body: in place of the one that counts, else the first.
+fn put(body: &Bytes, given: Option<Raw<'_>>, key: &str, value: &str) -> Option<Edit> {
+    if let Some(given) = given {
+        return Some(Edit::replace(given.span(), value));
+    }
+    let after = memchr::memchr(b'{', body)? + 1;
+    // No comma may follow what is alone.
+    let is_alone = body.get(after..)?.trim_ascii_start().starts_with(b"}");
+    let comma = if is_alone { "" } else { "," };
+    Some(Edit::insert(after, &format!("\"{key}\":{value}{comma}")))
 }
 
 /// What is asked for that the client did not ask for.
@@ -173,7 +193,14 @@ mod tests {
     use super::*;
     use crate::request::fields::parse;
 
-    const ASK: Edits<'_> = Edits { model: None, request_id: None, ask_usage: true, ask_running: false };
+    const ASK: Edits<'_> = Edits {
+        model: None,
+        request_id: None,
+        cache_salt: None,
+        priority: None,
+        ask_usage: true,
+        ask_running: false,
+    };
 
     fn spliced(dialect: Dialect, body: &str, edits: Edits<'_>) -> (String, bool) {
         let body = Bytes::copy_from_slice(body.as_bytes());
@@ -215,6 +242,37 @@ mod tests {
                 assert_eq!(spliced(dialect, body, ASK), (expected.to_owned(), true), "{body}");
             }
         }
+    }
+
+    #[test]
+    fn a_salt_stands_in_place_of_the_one_that_the_engine_would_take() {
+        let ask = Edits { cache_salt: Some("ours"), ask_usage: false, ..ASK };
+        for (body, expected) in [
+            (r#" { "model":"m"}"#, r#" {"cache_salt":"ours", "model":"m"}"#),
+            ("{ }", r#"{"cache_salt":"ours" }"#),
+            (r#"{"cache_salt":null,"x":"cache_salt"}"#, r#"{"cache_salt":"ours","x":"cache_salt"}"#),
+            (r#"{"cache_s\u0061lt" : [1] }"#, r#"{"cache_s\u0061lt" : "ours" }"#),
+            (r#"{"cache_salt":"a","cache_salt":"b"}"#, r#"{"cache_salt":"a","cache_salt":"ours"}"#),
+            (
+                r#"{"messages":[{"cache_salt":"in"}]}"#,
+                r#"{"cache_salt":"ours","messages":[{"cache_salt":"in"}]}"#,
+            ),
+        ] {
+            for dialect in [Dialect::Chat, Dialect::Embeddings, Dialect::Messages] {
+                assert_eq!(spliced(dialect, body, ask).0, expected, "{body}");
+            }
+        }
+        let ask = Edits { priority: Some(-3), ask_usage: false, ..ASK };
+        let (body, _) = spliced(Dialect::Chat, r#"{"priority" : 9,"n":1}"#, ask);
+        assert_eq!(body, r#"{"priority" : -3,"n":1}"#);
+        let ask = Edits { priority: Some(-3), ask_usage: false, ..ASK };
+        let (body, _) = spliced(Dialect::Chat, r#"{"priority" : 9,"n":1}"#, ask);
+        assert_eq!(body, r#"{"priority" : -3,"n":1}"#);
+        let all = Edits { cache_salt: Some("ours"), priority: Some(1), ..ASK };
+        let (body, _) = spliced(Dialect::Chat, r#"{"stream":true}"#, all);
+        let body: Value = serde_json::from_str(&body).unwrap();
+        let put = (&body["cache_salt"], &body["priority"], &body["stream_options"]["include_usage"]);
+        assert_eq!(put, (&json!("ours"), &json!(1), &json!(true)));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use sha2::{Digest, Sha256};
 
+use super::cache_salt::{Isolation, SaltKey};
 use super::jwt::{TokenFault, TokenKeys, looks_like_token};
 use crate::config;
 use crate::digits;
@@ -35,31 +36,43 @@ pub struct Tenants {
 
 /// One tenant, as a request carries it.
 #[derive(Clone, Debug)]
-pub struct TenantRef(Arc<config::Tenant>);
+pub struct TenantRef(Arc<Known>);
+
+#[derive(Debug)]
+struct Known {
+    config: config::Tenant,
+    isolation: Option<Isolation>,
+}
 
 impl TenantRef {
     /// Of requests that nobody signs: CORS preflights.
     #[must_use]
-    pub fn nobody() -> Self {
+    pub fn anonymous() -> Self {
         default_tenant()
     }
 
     /// `name` of the tenant: the label `tenant`.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {
-        &self.0.name
+        &self.0.config.name
     }
 
     /// The tenant's section of the configuration.
     #[must_use]
     pub fn config(&self) -> &config::Tenant {
-        &self.0
+        &self.0.config
+    }
+
+    /// Its part of the engines' caches, where it does not share them.
+    #[must_use]
+    pub fn isolation(&self) -> Option<&Isolation> {
+        self.0.isolation.as_ref()
     }
 
     /// Whether it may use the route of that name.
     #[must_use]
     pub fn may_use(&self, route_name: &str) -> bool {
-        self.0.routes.as_ref().is_none_or(|routes| routes.iter().any(|route| **route == *route_name))
+        self.0.config.routes.as_ref().is_none_or(|routes| routes.iter().any(|route| **route == *route_name))
     }
 }
 
@@ -107,10 +120,20 @@ impl AuthError {
 }
 
 impl Tenants {
-    /// The tenants of a configuration.
+    /// The tenants of a configuration, all of which share the engines' caches.
     #[must_use]
     pub fn new(configured: &[config::Tenant]) -> Self {
-        let tenants: Vec<_> = configured.iter().cloned().map(|tenant| TenantRef(Arc::new(tenant))).collect();
+        Self::isolated(configured, None)
+    }
+
+    /// The tenants of a configuration; `key` makes the salts of those that share no cache.
+    #[must_use]
+    pub fn isolated(configured: &[config::Tenant], key: Option<&SaltKey>) -> Self {
+        let known = |tenant: &config::Tenant| Known {
+            isolation: key.and_then(|key| Isolation::of(tenant, key)),
+            config: tenant.clone(),
+        };
+        let tenants: Vec<_> = configured.iter().map(|tenant| TenantRef(Arc::new(known(tenant)))).collect();
         let digests = configured.iter().enumerate();
         let keys =
             digests.flat_map(|(at, tenant)| tenant.key_digests.iter().map(move |digest| (*digest, at)));
@@ -191,7 +214,8 @@ pub fn own_response_id(tenant: &str, id: &str) -> String {
 }
 
 fn default_tenant() -> TenantRef {
-    TenantRef(Arc::new(config::Tenant { name: "default".into(), ..config::Tenant::default() }))
+    let config = config::Tenant { name: "default".into(), ..config::Tenant::default() };
+    TenantRef(Arc::new(Known { config, isolation: None }))
 }
 
 /// The key of a request: the bearer token, else `x-api-key`. A header given twice is refused, as the next hop might

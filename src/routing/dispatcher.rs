@@ -188,6 +188,12 @@ impl Dispatcher {
         self.last_answer.store(now.as_nanos(), Ordering::Relaxed);
     }
 
+    /// Mean tokens of the pool's answers.
+    #[must_use]
+    pub fn expected_output(&self) -> Tokens {
+        Tokens(self.model.view().answers.output as u64)
+    }
+
     /// How long no replica of the pool has answered; `None` where none ever has.
     #[must_use]
     pub fn silence(&self, now: Stamp) -> Option<Duration> {

@@ -51,6 +51,14 @@ impl TokenBucket {
         Err(Duration::try_from_secs_f64(missing / refill.per_second).unwrap_or(Duration::MAX))
     }
 
+    /// Tokens that are there, and how long until it is full.
+    #[must_use]
+    pub fn left(&self, refill: &Refill, now: Stamp) -> (f64, Duration) {
+        let used = self.used_at(refill, now);
+        let full = Duration::try_from_secs_f64(used / refill.per_second).unwrap_or(Duration::MAX);
+        ((refill.burst - used).max(0.0), full)
+    }
+
     /// Takes `amount` tokens whether they are there or not.
     pub fn charge(&mut self, amount: f64, refill: &Refill, now: Stamp) {
         *self = Self { used: self.used_at(refill, now) + amount, at: self.at.max(now) };

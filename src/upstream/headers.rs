@@ -9,6 +9,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
 use crate::config::Secret;
+use crate::request::engine_priority::EnginePriority;
 use crate::request::trace_context::{TRACEPARENT, TRACESTATE};
 
 /// Fields that the gateway sets in an upstream request.
@@ -27,6 +28,8 @@ pub(crate) struct Upstream<'a> {
     pub credential: Credential<'a>,
     /// Entry appended to `Via`.
     pub via: &'a HeaderValue,
+    /// What becomes of the client's `x-vllm-priority`, which goes before the body's `priority`.
+    pub priority: EnginePriority,
     /// Engine behind the URL that the request was routed to; `None` leaves the client's choice, or the engine's.
     pub rank: Option<u32>,
 }
@@ -48,7 +51,9 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
     out.insert(header::HOST, ours.host.clone());
     let nominated = nominated(client);
     for (name, value) in client {
-        if !is_hop_by_hop(name) && !nominated.contains(name) && !is_rewritten(name, ours.credential) {
+        let is_priority = *name == X_VLLM_PRIORITY && ours.priority != EnginePriority::Client;
+        let is_dropped = is_hop_by_hop(name) || nominated.contains(name) || is_priority;
+        if !is_dropped && !is_rewritten(name, ours.credential) {
             out.append(name, value.clone());
         }
     }
@@ -63,6 +68,9 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
     }
     if let Some(value) = ours.tracestate {
         out.insert(TRACESTATE, value);
+    }
+    if let EnginePriority::Ours(priority) = ours.priority {
+        out.insert(X_VLLM_PRIORITY, HeaderValue::from(priority));
     }
     if let Some(rank) = ours.rank {
         out.insert(DATA_PARALLEL_RANK, HeaderValue::from(rank));
@@ -196,6 +204,8 @@ fn nominated(headers: &HeaderMap) -> SmallVec<[HeaderName; 2]> {
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Of vLLM: index of the data-parallel engine that is to answer.
+/// vLLM's, of the request's priority.
+pub(crate) const X_VLLM_PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
 pub(crate) const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 #[cfg(test)]
@@ -219,6 +229,7 @@ mod tests {
                 tracestate: None,
                 credential,
                 via: &via,
+                priority: EnginePriority::None,
                 rank: None,
             },
         )
@@ -236,6 +247,7 @@ mod tests {
             ("accept-encoding", "gzip"),
             ("x-tokenway-probe", "1"),
             ("x-custom", "kept"),
+            ("x-vllm-priority", "-99"),
         ]);
         let out = send(&client, Credential::Forward);
         assert_eq!(out[header::HOST], "replica:8001");
@@ -243,7 +255,16 @@ mod tests {
         assert_eq!(out[header::ACCEPT_ENCODING], "identity");
         assert_eq!(out[X_REQUEST_ID], "r1");
         assert_eq!(out["x-custom"], "kept");
-        for gone in ["connection", "x-hop", "transfer-encoding", "te", "expect", "x-tokenway-probe"] {
+        let dropped = [
+            "connection",
+            "x-hop",
+            "transfer-encoding",
+            "te",
+            "expect",
+            "x-tokenway-probe",
+            "x-vllm-priority",
+        ];
+        for gone in dropped {
             assert!(!out.contains_key(gone), "{gone} crossed");
         }
     }

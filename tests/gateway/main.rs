@@ -13,6 +13,8 @@ mod relay;
 mod relay_stream;
 mod routing;
 mod slo;
+mod standby;
 #[path = "../support/mod.rs"]
 mod support;
+mod tenants;
 mod truth;

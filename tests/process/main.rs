@@ -9,3 +9,4 @@ mod rollouts;
 mod serve;
 #[path = "../serve_support/mod.rs"]
 mod serve_support;
+mod tenants;

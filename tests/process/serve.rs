@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::serve_support::client::{Stream, connect, exchange, request};
 use crate::serve_support::{
-    Answer, DeadPort, Fleet, Gateway, Process, chat, example, get, post_chat, replace, until,
+    Answer, DeadPort, Fleet, Gateway, Process, admin, chat, example, get, post_chat, replace, until,
 };
 
 #[test]
@@ -164,6 +164,63 @@ fn a_port_in_use_ends_it_with_the_address_and_what_to_do() {
         assert_eq!(code, 1, "{err}");
         assert!(err.contains(&format!("cannot listen on {taken} ({key}): ")), "{err}");
         assert!(err.contains("stop it or choose another address"), "{err}");
+    }
+}
+
+#[test]
+fn a_token_that_reads_changes_nothing_and_the_port_of_the_metrics_needs_none() {
+    let flags = ["--upstream", "http://127.0.0.1:1", "--admin-metrics-listen", "127.0.0.1:0"];
+    let tokens = ["--admin-token", "s3cret", "--admin-read-token", "look"];
+    let gateway = Gateway::start(&[&flags[..], &tokens].concat());
+    let ask = |method: &str, path: &str, token: &str| admin(&gateway.admin, method, path, token);
+    for path in ["/metrics", "/api/v1/fleet", "/api/v1/config"] {
+        assert_eq!(get(&gateway.admin, path).status, 401, "{path}");
+        assert_eq!(ask("GET", path, "look").status, 200, "{path}");
+    }
+    let changes =
+        ["drain", "reload", "log-level", "replicas", "warm-up", "drift/mute", "drift/1/acknowledge"];
+    for path in changes.iter().chain(&["canaries/default/promote"]) {
+        let answer = ask("POST", &format!("/api/v1/{path}"), "look");
+        assert_eq!(answer.status, 403, "{path}: {answer:?}");
+        assert!(
+            answer.body.contains(r#""code":"read_only","message":"this token may only read"#),
+            "{answer:?}"
+        );
+    }
+    let config = ask("GET", "/api/v1/config", "look").body;
+    assert!(!config.contains("s3cret") && !config.contains("look"), "{config}");
+    assert_eq!(ask("POST", "/api/v1/reload", "s3cret").status, 200);
+
+    let started = gateway.process.err.line_with("tokenway is listening");
+    let started: serde_json::Value = serde_json::from_str(&started).unwrap();
+    let metrics = started["metrics"].as_str().unwrap();
+    let metrics = metrics.trim_start_matches("http://").trim_end_matches("/metrics");
+    assert!(get(metrics, "/metrics").body.contains("tokenway_build_info"));
+    let health = ["/healthz", "/readyz"].map(|path| get(metrics, path).status);
+    assert_eq!(health, [200, 503]);
+    for path in ["/", "/api/v1/fleet", "/api/v1/config", "/page.js"] {
+        assert_eq!(admin(metrics, "GET", path, "s3cret").status, 404, "{path}");
+    }
+    assert_eq!(admin(metrics, "POST", "/api/v1/drain", "s3cret").status, 404);
+}
+
+#[test]
+fn tokens_by_flag_are_checked_at_start() {
+    let upstream = ["serve", "--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1"];
+    for (flags, expected) in [
+        (&["--admin-listen", "0.0.0.0:0"][..], "there is no admin token"),
+        (
+            &["--admin-token", "env:NO_SUCH_VARIABLE"],
+            "--admin-token: environment variable NO_SUCH_VARIABLE is not set",
+        ),
+        (&["--admin-read-token", ""], "--admin-read-token: it is empty"),
+        (
+            &["--admin-token", "a", "--admin-read-token", "a"],
+            "--admin-read-token: token and read_token are the same",
+        ),
+    ] {
+        let (code, _, err) = Process::run(&[&upstream[..], flags].concat());
+        assert!(code == 1 && err.contains(expected), "{flags:?}: {err}");
     }
 }
 

@@ -35,6 +35,12 @@ pub fn get(authority: &str, path: &str) -> Answer {
     }
 }
 
+/// A GET or POST to the admin port, with a token and the header of changes.
+pub fn admin(authority: &str, method: &str, path: &str, token: &str) -> Answer {
+    let head = format!("authorization: Bearer {token}\r\nx-tokenway-admin: 1\r\n");
+    exchange(connect(authority).unwrap(), &request(method, path, &head, ""))
+}
+
 /// A chat request of one user message.
 pub fn chat(model: &str, prompt: &str, max_tokens: u32) -> String {
     serde_json::json!({

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-pub use self::client::{Answer, chat, get, post_chat};
+pub use self::client::{Answer, admin, chat, get, post_chat};
 pub use self::process::Process;
 
 /// Longer than anything here takes on a busy machine.

@@ -47,7 +47,7 @@ pub(super) async fn document() -> Json<Value> {
         "paths": paths,
         "components": {
             "securitySchemes": {
-                "token": { "type": "http", "scheme": "bearer", "description": "`admin.token`, where it is set" },
+                "token": { "type": "http", "scheme": "bearer", "description": "`admin.token`, or `admin.read_token` for GET, where they are set" },
             },
             "schemas": { "Error": error_schema() },
             "responses": {

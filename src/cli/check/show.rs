@@ -85,7 +85,9 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
             .map(|(pool, weight)| {
                 // Weights need not add up to 100, and what they come to is what matters.
                 let percent = 100.0 * f64::from(weight) / all;
-                if route.pools.len() > 1 {
+                if pool.standby && weight == 0 {
+                    format!("{} (standby)", pool.name)
+                } else if route.pools.len() > 1 {
                     format!("{} ({percent:.1} %)", pool.name)
                 } else {
                     pool.name.to_string()
@@ -112,7 +114,8 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
         let known = if ways.is_empty() { "by header only".to_owned() } else { ways.join(", ") };
         writeln!(out, "  tenant {}: {known}", tenant.name)?;
     }
-    writeln!(out, "  data on {}, admin on {}", config.server.listen, config.admin.listen)
+    let metrics = config.admin.metrics_listen.map(|addr| format!(", metrics on {addr}")).unwrap_or_default();
+    writeln!(out, "  data on {}, admin on {}{metrics}", config.server.listen, config.admin.listen)
 }
 
 /// What a canary gets, step by step, and what becomes of a breach.

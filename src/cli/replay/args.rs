@@ -138,7 +138,7 @@ impl ReplayArgs {
     pub(super) fn slo_over(&self, slo: Slo) -> Slo {
         let per_prompt_token = self.ttft_per_token.unwrap_or_default();
         let ttft = self.ttft.map(|base| TtftBound { base, per_prompt_token });
-        Slo { ttft: ttft.or(slo.ttft), tpot: self.tpot.or(slo.tpot), e2e: slo.e2e, itl: slo.itl }
+        Slo { ttft: ttft.or(slo.ttft), tpot: self.tpot.or(slo.tpot), ..slo }
     }
 }
 

@@ -207,5 +207,6 @@ const DEFAULT_SLO: Slo = Slo {
     itl: ItlBounds::new([None; 4]),
     tpot: Some(Duration::from_millis(100)),
     e2e: None,
+    engine_priority: None,
 };
 const DEFAULT_REPLICAS: usize = 8;

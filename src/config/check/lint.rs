@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::config::diagnostics::Fault;
-use crate::config::{Config, Jwks, PolicyName, Route, Routing, Slo};
+use crate::config::{Config, Jwks, PolicyName, Route, Routing, Slo, Tenant};
 
 use super::section::Section;
 
@@ -82,14 +82,17 @@ impl Lint<'_, '_> {
             }
             for weighted in route.pools.iter().filter(|weighted| weighted.weight == 0) {
                 let is_canary = route.canary.as_ref().is_some_and(|canary| canary.pool == weighted.pool);
-                let Some(pool) = self.config.pools.get(weighted.pool).filter(|_| !is_canary) else {
+                let Some(pool) =
+                    self.config.pools.get(weighted.pool).filter(|pool| !is_canary && !pool.standby)
+                else {
                     continue;
                 };
                 let message = format!(
                     "weight = 0: pool \"{}\" gets no request of route \"{}\", not even when its other pools are down",
                     pool.name, route.name
                 );
-                let hint = "remove the pool, or give it a weight of 1 beside 99: then it serves when the others cannot";
+                let hint =
+                    "remove it, or set standby = true in its [[pool]]: then it serves when the others cannot";
                 self.warn(self.place("route", at, &["pools"]), message, hint);
             }
             if route.client_may.priority && !self.has_order() {
@@ -133,6 +136,14 @@ impl Lint<'_, '_> {
             let place = self.place("server", 0, &["trust_headers"]);
             self.warn(place, message, "add the tenants that the headers name, or remove it");
         }
+        if config.tenants.is_empty() && config.routing.cache_isolation {
+            let message = "cache_isolation has no effect: there is no [[tenant]]".to_owned();
+            self.warn(
+                self.place("routing", 0, &["cache_isolation"]),
+                message,
+                "add the tenants, or remove it",
+            );
+        }
         if config.tenants.len() > 1 && config.routing.seed == Routing::default().seed {
             let message = "routing.seed is no secret: a tenant can compute to which replica and which side of a canary others' sessions go";
             let hint = "set routing.seed = \"env:NAME\" or \"file:PATH\", the same on all gateways";
@@ -147,6 +158,7 @@ impl Lint<'_, '_> {
                 let place = self.place("tenant", at, &["weight", "priority"]);
                 self.warn(place, message, "use policy latency on a route, or remove them");
             }
+            self.isolation(at, tenant);
             if !checks_clients && !tenant.client_names.is_empty() {
                 let message = format!(
                     "client_names of tenant \"{name}\" have no effect: no client shows a certificate"
@@ -154,6 +166,37 @@ impl Lint<'_, '_> {
                 let place = self.place("tenant", at, &["client_names"]);
                 self.warn(place, message, "set client_ca in server.tls, or remove them");
             }
+        }
+    }
+
+    /// What keeps a tenant's cached prompts less apart than they seem.
+    fn isolation(&self, at: usize, tenant: &Tenant) {
+        let (config, name) = (self.config, &tenant.name);
+        if !tenant.cache_isolation {
+            if tenant.cache_group.is_some() {
+                let message =
+                    format!("cache_group of tenant \"{name}\" has no effect: it shares with everybody");
+                let hint = "set cache_isolation = true, for the tenant or in [routing]";
+                self.warn(self.place("tenant", at, &["cache_group"]), message, hint);
+            }
+            return;
+        }
+        let may_use = |route: &&Route| tenant.routes.as_ref().is_none_or(|names| names.contains(&route.name));
+        let pools = config.routes.iter().filter(may_use).flat_map(|route| &route.pools);
+        let mut pools = pools.filter_map(|weighted| config.pools.get(weighted.pool));
+        if let Some(pool) = pools.find(|pool| !pool.engine.takes_cache_salt()) {
+            let message = format!(
+                "tenant \"{name}\" shares cached prompts in pool \"{}\": engine {} takes no cache_salt",
+                pool.name,
+                pool.engine.as_str()
+            );
+            let hint = "switch prefix caching off in that engine, or keep the tenant from its routes";
+            self.warn(self.place("tenant", at, &["cache_isolation", "name"]), message, hint);
+        }
+        if !config.server.extra_paths.is_empty() {
+            let message = format!("tenant \"{name}\" shares cached prompts on server.extra_paths");
+            let hint = "their bodies are opaque and get no cache_salt: remove those that make an engine read a prompt";
+            self.warn(self.place("server", 0, &["extra_paths"]), message, hint);
         }
     }
 

@@ -29,6 +29,7 @@ use std::path::Path;
 use toml::de::DeTable;
 
 pub(super) use self::ports::{PORTS_HINT, is_one_port, one_port};
+pub use self::secret::secret_of;
 use self::section::{Checking, Section};
 use self::shape::Shapes;
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
@@ -134,14 +135,15 @@ fn read(root: &Section<'_>) -> Config {
     let slo = crate::config::slo::slo(root);
     let pools = pool::pools(root);
     let routes = route::routes(root, &route::Referred { pools: &pools, slo: &slo, timeouts });
-    let tenants = crate::config::tenant::tenants(root, &routes);
+    let routing = Routing::of(root);
+    let tenants = crate::config::tenant::tenants(root, &routes, routing.cache_isolation);
     let telemetry = telemetry::telemetry(root, tenants.len());
     Config {
         server: server::server(root, !tenants.is_empty()),
         admin: server::admin(root),
         retry: Retry::of(root),
         slo,
-        routing: Routing::of(root),
+        routing,
         classes: bounds::classes(root),
         pools,
         routes,
@@ -149,6 +151,7 @@ fn read(root: &Section<'_>) -> Config {
         jwt: auth::jwt(root),
         telemetry,
         drift: drift::drift(root),
+        state: None,
     }
 }
 

@@ -64,6 +64,7 @@ fn pool(section: &Section<'_>) -> Pool {
             .unwrap_or(Duration::from_secs(1)),
         max_connections: section.value("max_connections", &(1..=1_000_000)).unwrap_or(DEFAULT_CONNECTIONS),
         max_num_seqs: positive("max_num_seqs"),
+        standby: section.boolean("standby").unwrap_or(false),
         queue_target: positive("queue_target"),
         probe: Probe::of(section),
         warmup: WarmUp::of(section),

@@ -9,20 +9,25 @@ use super::section::Section;
 /// Reports two ports of ours at one address. Where flags name one, the addresses are known later.
 pub(super) fn expect_ports_apart(root: &Section<'_>, config: &Config) {
     let overrides = root.checking.overrides;
-    if overrides.listen.is_some() || overrides.admin_listen.is_some() {
+    let flags = [overrides.listen, overrides.admin_listen, overrides.admin_metrics_listen];
+    if flags.iter().any(Option::is_some) {
         return;
     }
+    let (data, admin, metrics) = (config.server.listen, config.admin.listen, config.admin.metrics_listen);
     let place = |section: &'static str| root.get(section).and_then(|item| item.peek("listen", 0));
-    if is_one_port(config.server.listen, config.admin.listen)
+    if let Some(metrics) = metrics.filter(|it| is_one_port(*it, data) || is_one_port(*it, admin))
+        && let Some(item) = root.get("admin").and_then(|item| item.peek("metrics_listen", 0))
+    {
+        item.fault(one_port(metrics), PORTS_HINT);
+    }
+    if is_one_port(data, admin)
         && let Some(item) = place("admin").or_else(|| place("server"))
     {
-        item.fault(one_port(config.admin.listen), PORTS_HINT);
+        item.fault(one_port(admin), PORTS_HINT);
     }
     let spans = root.get("telemetry").and_then(|item| item.peek("engine_spans", 0)?.peek("listen", 0));
     if let (Some(item), Some(engine_spans)) = (spans, &config.telemetry.engine_spans)
-        && [config.server.listen, config.admin.listen]
-            .iter()
-            .any(|other| is_one_port(engine_spans.listen, *other))
+        && [data, admin].into_iter().chain(metrics).any(|other| is_one_port(engine_spans.listen, other))
     {
         item.fault(one_port(engine_spans.listen), PORTS_HINT);
     }
@@ -41,4 +46,4 @@ pub(in crate::config) fn one_port(addr: SocketAddr) -> String {
 }
 
 pub(in crate::config) const PORTS_HINT: &str =
-    "give server.listen, admin.listen and telemetry.engine_spans.listen a port each";
+    "give server.listen, admin.listen, admin.metrics_listen and telemetry.engine_spans.listen a port each";

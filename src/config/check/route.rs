@@ -152,7 +152,7 @@ fn pools(route: &Section<'_>, known: &[Pool]) -> Vec<WeightedPool> {
     if pools.len() == items.len() && !pools.is_empty() && pools.iter().all(|pool| pool.weight == 0) {
         list.fault(
             "all weights are zero: no replica would get a request",
-            "give one pool a weight above zero",
+            "give one pool a weight above zero; a standby pool has none",
         );
     }
     pools
@@ -160,17 +160,26 @@ fn pools(route: &Section<'_>, known: &[Pool]) -> Vec<WeightedPool> {
 
 fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
     item.accepts([Kind::Text { hint: "" }, Kind::Section { header: "route.pools" }]);
-    let (named, weight) = if let DeValue::Table(_) = item.value {
+    let (named, given) = if let DeValue::Table(_) = item.value {
         let section = item.section("route.pools")?;
         let weight = section.integer("weight", 0..=1_000_000);
         section.require("name", &NAME)?;
-        (section.get("name")?, weight.unwrap_or(DEFAULT_WEIGHT))
+        (section.get("name")?, weight)
     } else {
-        (item.clone(), DEFAULT_WEIGHT)
+        (item.clone(), None)
     };
     let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();
     let pool = named.place_of("pool", named.text()?, &names)?;
-    Some(WeightedPool { pool, weight })
+    if let Some(known) = known.get(pool).filter(|pool| pool.standby) {
+        if given.is_some_and(|weight| weight > 0) {
+            item.fault(
+                format!("pool \"{}\" is standby and shares no traffic: it has no weight", known.name),
+                "remove the weight, or standby from the pool",
+            );
+        }
+        return Some(WeightedPool { pool, weight: 0 });
+    }
+    Some(WeightedPool { pool, weight: given.unwrap_or(DEFAULT_WEIGHT) })
 }
 
 fn slo(route: &Section<'_>, known: &BTreeMap<Arc<str>, Slo>) -> Arc<str> {
@@ -192,6 +201,7 @@ fn client_may(route: &Section<'_>) -> ClientMay {
             Some(Permission::Timeout) => may.timeout = true,
             Some(Permission::SloClass) => may.slo_class = true,
             Some(Permission::Priority) => may.priority = true,
+            Some(Permission::EnginePriority) => may.engine_priority = true,
             None => {}
         }
     }
@@ -208,14 +218,17 @@ enum Permission {
     Timeout,
     SloClass,
     Priority,
+    EnginePriority,
 }
 
 const DEFAULT_WEIGHT: u32 = 100;
 const DEFAULT_SLO: &str = "standard";
-const DEFAULT_CLIENT_MAY: ClientMay = ClientMay { timeout: true, slo_class: false, priority: false };
+const DEFAULT_CLIENT_MAY: ClientMay =
+    ClientMay { timeout: true, slo_class: false, priority: false, engine_priority: false };
 const POOLS_HINT: &str = "name them: pools = [{ name = \"main\", weight = 100 }]";
 const PERMISSIONS: &[(&str, Permission)] = &[
     ("timeout", Permission::Timeout),
     ("slo_class", Permission::SloClass),
     ("priority", Permission::Priority),
+    ("engine_priority", Permission::EnginePriority),
 ];

@@ -50,6 +50,29 @@ fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
     Some(Secret::new(value))
 }
 
+/// Whether it stands for one that is not on the machine where a file is checked.
+pub(in crate::config) fn is_stand_in(secret: &Secret) -> bool {
+    secret.reveal() == STAND_IN
+}
+
+/// The secret that a flag or variable names or gives; `env` looks up environment variables.
+///
+/// # Errors
+/// What is wrong with it, without its value.
+pub fn secret_of(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, String> {
+    let value = if let Some(name) = text.strip_prefix("env:") {
+        env(name).ok_or_else(|| format!("environment variable {name} is not set"))?
+    } else if let Some(path) = text.strip_prefix("file:") {
+        std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?
+    } else {
+        text.to_owned()
+    };
+    match value.trim_end_matches(['\r', '\n']) {
+        "" => Err("it is empty".to_owned()),
+        value => Ok(Secret::new(value)),
+    }
+}
+
 /// Of a secret that is not on the machine where a file is checked; nothing is ever sent with it.
 const STAND_IN: &str = "missing";
 const SET_IT: &str = "set it; where a file is only checked, --allow-missing-secrets does without";

@@ -258,6 +258,7 @@ impl Prepared {
         Self {
             table: Arc::clone(&self.table),
             route: Arc::clone(&self.route),
+            tenant: self.tenant.clone(),
             body: self.body.clone(),
             held: HeldBody::empty(),
             prompt: self.prompt.clone(),

@@ -5,8 +5,8 @@
 
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
-    Registry,
+    CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    Opts, Registry,
 };
 
 use super::buckets::Edges;
@@ -68,6 +68,7 @@ build! {
     Gauge: |declared, _buckets| Self::with_opts(opts(declared));
     Histogram: |declared, buckets| Self::with_opts(histogram(declared, buckets));
     IntCounterVec: |declared, _buckets| Self::new(opts(declared), &declared.label_names());
+    CounterVec: |declared, _buckets| Self::new(opts(declared), &declared.label_names());
     GaugeVec: |declared, _buckets| Self::new(opts(declared), &declared.label_names());
     HistogramVec: |declared, buckets| Self::new(histogram(declared, buckets), &declared.label_names());
 }
@@ -194,6 +195,7 @@ macro_rules! families {
     (@type level [] []) => { IntGauge };
     (@type histogram [] []) => { Histogram };
     (@type counter $key:tt $labels:tt) => { Family<IntCounterVec, { families!(@count $key $labels) }> };
+    (@type amount $key:tt $labels:tt) => { Family<CounterVec, { families!(@count $key $labels) }> };
     (@type gauge $key:tt $labels:tt) => { Family<GaugeVec, { families!(@count $key $labels) }> };
     (@type histogram $key:tt $labels:tt) => { Family<HistogramVec, { families!(@count $key $labels) }> };
     (@count [$($key:ident),*] [$($label:ident),*]) => { [$(stringify!($key),)* $(stringify!($label)),*].len() };

@@ -7,7 +7,7 @@ use super::foreseen::{Foreseen, Tails};
 #[derive(Debug)]
 pub(super) struct Declared {
     pub(super) name: &'static str,
-    /// `counter`, `gauge`, `level` (a gauge of whole numbers) or `histogram`.
+    /// `counter`, `amount` (a counter of fractions), `gauge`, `level` (a gauge of whole numbers) or `histogram`.
     pub(super) kind: &'static str,
     pub(super) help: &'static str,
     pub(super) labels: &'static [Label],
@@ -58,7 +58,11 @@ impl Declared {
             [] => quoted(&[label.name]),
             values => format!("{}: {}", quoted(&[label.name]), quoted(values)),
         });
-        let kind = if self.kind == "level" { "gauge" } else { self.kind };
+        let kind = match self.kind {
+            "level" => "gauge",
+            "amount" => "counter",
+            kind => kind,
+        };
         format!("| `{}` | {kind} | {} | {} |\n", self.name, labels.collect::<Vec<_>>().join("; "), self.help)
     }
 }

@@ -11,7 +11,7 @@ use std::hash::BuildHasher as _;
 
 use parking_lot::RwLock;
 use prometheus::core::{MetricVec, MetricVecBuilder};
-use prometheus::{GaugeVec, IntCounterVec};
+use prometheus::{CounterVec, GaugeVec, IntCounterVec};
 
 use super::declared::Declared;
 use super::foreseen::Foreseen;
@@ -194,6 +194,13 @@ impl<const N: usize> Family<GaugeVec, N> {
             }
             None => self.remove(values),
         }
+    }
+}
+
+impl<const N: usize> Family<CounterVec, N> {
+    /// Adds an amount.
+    pub(super) fn add(&self, values: [&str; N], amount: f64) {
+        self.get(values).inc_by(amount);
     }
 }
 

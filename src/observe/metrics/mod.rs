@@ -57,6 +57,7 @@ use crate::observe::judgement::Judgement;
 use crate::observe::label_hasher::LabelHasher;
 use crate::observe::lag::{self, Lag};
 use crate::observe::overdue::Overdue;
+use crate::observe::stages::{Stage, StageTime};
 use crate::record::{AttemptCause, FirstToken, Outcome, Record};
 
 /// Version of this binary, for `tokenway_build_info` and spans.
@@ -190,6 +191,7 @@ impl Metrics {
         series.record(record, judgement);
         if is_settled {
             series.settled(judgement);
+            self.count_engine_seconds(record, judgement);
         }
         if let Some(all) = &self.exponentials {
             let series = all.series(&ExponentialKey::of_record(record));
@@ -209,6 +211,15 @@ impl Metrics {
     /// Observes times by stage, once the engine's times have arrived or are overdue.
     pub fn settled(&self, record: &Record, judgement: &Judgement) {
         self.request_series(key_of(record)).settled(judgement);
+        self.count_engine_seconds(record, judgement);
+    }
+
+    fn count_engine_seconds(&self, record: &Record, judgement: &Judgement) {
+        let is_work = |time: &&StageTime| matches!(time.stage, Stage::Prefill | Stage::Decode);
+        for time in judgement.stages.iter().filter(is_work) {
+            let labels = [&*record.route, &record.model, &record.tenant, time.stage.as_str()];
+            self.families.requests.tenant_seconds.add(labels, time.duration.as_secs_f64());
+        }
     }
 
     fn count_attempts(&self, record: &Record) {
@@ -244,9 +255,12 @@ impl Metrics {
     }
 
     fn count_tenant_tokens(&self, record: &Record) {
-        for (kind, tokens) in [("input", record.tokens.input), ("output", record.tokens.output)] {
+        let counts = &record.tokens;
+        for (kind, tokens) in [("input", counts.input), ("cached", counts.cached), ("output", counts.output)]
+        {
             let Some(tokens) = tokens else { continue };
-            self.families.requests.tenant_tokens.inc_by([&record.route, &record.tenant, kind], tokens.0);
+            let labels = [&*record.route, &record.model, &record.tenant, kind];
+            self.families.requests.tenant_tokens.inc_by(labels, tokens.0);
         }
     }
 

@@ -3,7 +3,7 @@
 //! A row is a family: kind, handle, name, labels behind those of its group, help text ([`families!`] has the form). Names,
 //! labels and help texts are stable from the first release; `docs/metric-families.md` is written from them.
 
-use prometheus::{Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{CounterVec, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 
 use super::declare::{Group, Handle, Maker, families};
 use super::declared::{Declared, Label};
@@ -73,8 +73,14 @@ families! {
                 "Bytes of request bodies waiting there.";
             gauge queued_longest "tokenway_queue_oldest_seconds" []
                 "How long the oldest request in the queue has waited.";
-            counter tenant_tokens "tokenway_tenant_tokens_total" [route, tenant, kind]
-                "Tokens in the engine's usage, by tenant and kind: input, output.";
+            counter tenant_tokens "tokenway_tenant_tokens_total" [route, model, tenant, kind]
+                "Tokens in the engine's usage, by tenant and kind: input (all of the prompt), cached (the part of it found in the cache), output.";
+            amount tenant_seconds "tokenway_tenant_engine_seconds_total" [route, model, tenant, stage]
+                "Seconds that requests spent in the engine's prefill and decode; those of one batch share the engine.";
+            gauge budget_used "tokenway_tenant_budget_used" [tenant, window, kind, model]
+                "What a tenant has used of a budget in its window; model is * for all models.";
+            gauge budget_limit "tokenway_tenant_budget_limit" [tenant, window, kind, model]
+                "What the budget allows.";
             counter retries "tokenway_retries_total" [reason]
                 "Requests sent to another replica, by the error of the attempt before.";
             counter migrations "tokenway_migrations_total" []
@@ -185,6 +191,8 @@ families! {
                 "Requests handed to another route.";
             counter prefill_requests "tokenway_prefill_requests_total" [way, reason]
                 "Requests of a route with [route.prefill], by the way that they went in the end (together, apart) and why.";
+            counter standby "tokenway_standby_requests_total" [pool, reason]
+                "Requests that a standby pool got, by why: down (no other pool ready, or just back), full (a queue refused them).";
         }
 
         /// Canaries, by what they serve.

@@ -27,7 +27,7 @@ impl Metrics {
             return;
         }
         for (route, model) in routes {
-            let Slo { ttft, itl, tpot, e2e } = config.slo.get(&route.slo).copied().unwrap_or_default();
+            let Slo { ttft, itl, tpot, e2e, .. } = config.slo.get(&route.slo).copied().unwrap_or_default();
             let slo =
                 SloBounds { ttft: ttft.map(|bound| bound.base), itl, tpot, e2e, ..SloBounds::default() };
             let served = route.pools.iter().filter_map(|weighted| config.pools.get(weighted.pool));

@@ -1,6 +1,6 @@
-//! Whether a route degrades: the hysteresis of `[route.degrade]`.
+//! A state that lasts beyond its last cause: a route that degrades, or whose requests go to a standby pool.
 //!
-//! It begins with the first request that is predicted beyond `when`. From then on the lower multiple `until` counts, and it is over when
+//! Of `[route.degrade]`: it begins with the first request that is predicted beyond `when`. From then on the lower multiple `until` counts, and it is over when
 //! no request was beyond that for `min_dwell`. A request that is within its bound stays on its route all the while.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,18 +8,27 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 
-/// When a request of a route was degraded last.
+/// When it was caused last.
 #[derive(Debug, Default)]
-pub struct Degrading(AtomicU64);
+pub struct Hysteresis(AtomicU64);
 
-impl Degrading {
-    /// Whether one was within `dwell`.
+/// Why requests of a route go to its standby pools; carried over.
+#[derive(Debug, Default)]
+pub struct Standby {
+    /// No other pool had a ready replica.
+    pub(super) down: Hysteresis,
+    /// A queue refused a request.
+    pub(super) full: Hysteresis,
+}
+
+impl Hysteresis {
+    /// Whether that was within `dwell`.
     pub(super) fn is_on(&self, now: Stamp, dwell: Duration) -> bool {
         let last = self.0.load(Ordering::Relaxed);
         last > 0 && now.since(Stamp::from_nanos(last)) < dwell
     }
 
-    /// A request is degraded.
+    /// It is caused again.
     pub(super) fn note(&self, now: Stamp) {
         self.0.store(now.as_nanos().max(1), Ordering::Relaxed);
     }
@@ -31,7 +40,7 @@ mod tests {
 
     #[test]
     fn it_is_on_from_the_first_request_until_none_was_degraded_for_the_dwell() {
-        let (state, dwell) = (Degrading::default(), Duration::from_secs(10));
+        let (state, dwell) = (Hysteresis::default(), Duration::from_secs(10));
         let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
         assert!(!state.is_on(at(0), dwell) && !state.is_on(at(5), dwell), "before any");
         state.note(at(0));

@@ -1,0 +1,340 @@
+//! Budgets of a tenant: what it has used in the windows of `[[tenant.budget]]`. Pure.
+//!
+//! A request reserves its estimated prompt and its predicted answer, and is charged by the engine's usage when it ends, in the
+//! window of that moment. What is used is counted by window, zone and model whatever the limits are, so that a reload changes a limit under
+//! what was used. Nothing here is forgotten by a clock that jumps back over the beginning of a window.
+
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::calendar::Period;
+use crate::config::{Budget, Window};
+use crate::error::Failure;
+use crate::record::RateLimit;
+
+/// Amounts of what a budget limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Amounts {
+    /// Prompt tokens, cached ones included.
+    pub input: u64,
+    /// Prompt tokens that the engine had cached.
+    pub cached: u64,
+    /// Tokens of answers.
+    pub output: u64,
+    /// Requests.
+    pub requests: u64,
+}
+
+/// One limit of a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Input and output.
+    Tokens,
+    /// See [`Amounts::input`].
+    Input,
+    /// See [`Amounts::cached`].
+    Cached,
+    /// See [`Amounts::output`].
+    Output,
+    /// See [`Amounts::requests`].
+    Requests,
+}
+
+impl Kind {
+    /// Its key in `[[tenant.budget]]`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens",
+            Self::Input => "input_tokens",
+            Self::Cached => "cached_tokens",
+            Self::Output => "output_tokens",
+            Self::Requests => "requests",
+        }
+    }
+}
+
+impl Amounts {
+    /// What counts towards one limit.
+    #[must_use]
+    pub fn of(&self, kind: Kind) -> u64 {
+        match kind {
+            Kind::Tokens => self.input.saturating_add(self.output),
+            Kind::Input => self.input,
+            Kind::Cached => self.cached,
+            Kind::Output => self.output,
+            Kind::Requests => self.requests,
+        }
+    }
+
+    fn each(self, other: Self, apply: fn(u64, u64) -> u64) -> Self {
+        Self {
+            input: apply(self.input, other.input),
+            cached: apply(self.cached, other.cached),
+            output: apply(self.output, other.output),
+            requests: apply(self.requests, other.requests),
+        }
+    }
+}
+
+impl Budget {
+    /// Its limits.
+    pub fn limits(&self) -> impl Iterator<Item = (Kind, u64)> {
+        let all = [
+            (Kind::Tokens, self.tokens),
+            (Kind::Input, self.input_tokens),
+            (Kind::Cached, self.cached_tokens),
+            (Kind::Output, self.output_tokens),
+            (Kind::Requests, self.requests),
+        ];
+        all.into_iter().filter_map(|(kind, limit)| Some((kind, limit?)))
+    }
+}
+
+/// What was used in one window, of all models or of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Account {
+    window: Window,
+    /// Seconds ahead of UTC.
+    ahead: i32,
+    model: Option<Box<str>>,
+    /// Since when, in seconds since 1970.
+    from: i64,
+    /// Used since then.
+    pub used: Amounts,
+    /// Reserved by requests under way.
+    #[serde(skip)]
+    held: Amounts,
+}
+
+/// The accounts of one tenant.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Ledger(Vec<Account>);
+
+/// What a request reserved, and where.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    accounts: SmallVec<[usize; 4]>,
+    amounts: Amounts,
+}
+
+/// A limit that a request would exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spent {
+    kind: Kind,
+    window: Window,
+    limit: u64,
+    taken: u64,
+    wait: Duration,
+}
+
+impl Ledger {
+    /// Whether every hard budget has room for a request.
+    pub(super) fn check(
+        &mut self,
+        budgets: &[Budget],
+        model: &str,
+        amounts: Amounts,
+        now: SystemTime,
+    ) -> Result<(), Spent> {
+        for budget in budgets.iter().filter(|budget| budget.hard && budget.is_of(model)) {
+            let (_, account) = self.account(budget, now);
+            let taken = account.used.each(account.held, u64::saturating_add);
+            let is_over = |(kind, limit): &(Kind, u64)| {
+                taken.of(*kind).saturating_add(amounts.of(*kind).max(1)) > *limit
+            };
+            if let Some((kind, limit)) = budget.limits().find(is_over) {
+                let wait = Period::of(budget.window, budget.time_zone, now).left(now);
+                return Err(Spent { kind, window: budget.window, limit, taken: taken.of(kind), wait });
+            }
+        }
+        Ok(())
+    }
+
+    /// Reserves in every budget of the model.
+    pub(super) fn reserve(
+        &mut self,
+        budgets: &[Budget],
+        model: &str,
+        amounts: Amounts,
+        now: SystemTime,
+    ) -> Reservation {
+        let mut accounts = SmallVec::new();
+        for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
+            let (at, account) = self.account(budget, now);
+            // Two budgets of one window share an account.
+            if !accounts.contains(&at) {
+                account.held = account.held.each(amounts, u64::saturating_add);
+                accounts.push(at);
+            }
+        }
+        Reservation { accounts, amounts }
+    }
+
+    /// The request is over and used this.
+    pub(super) fn settle(&mut self, reservation: &Reservation, used: Amounts, now: SystemTime) {
+        for at in &reservation.accounts {
+            let Some(account) = self.0.get_mut(*at) else { continue };
+            account.roll(now);
+            account.held = account.held.each(reservation.amounts, u64::saturating_sub);
+            account.used = account.used.each(used, u64::saturating_add);
+        }
+    }
+
+    /// The tightest limit on requests or on tokens that holds for a model, hard or soft.
+    pub(super) fn tightest(
+        &mut self,
+        budgets: &[Budget],
+        model: &str,
+        is_of: impl Fn(Kind) -> bool,
+        now: SystemTime,
+    ) -> Option<RateLimit> {
+        let mut tightest: Option<RateLimit> = None;
+        for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
+            let (_, account) = self.account(budget, now);
+            let taken = account.used.each(account.held, u64::saturating_add);
+            let reset = Period::of(budget.window, budget.time_zone, now).left(now);
+            for (kind, limit) in budget.limits().filter(|(kind, _)| is_of(*kind)) {
+                let own = RateLimit { limit, remaining: limit.saturating_sub(taken.of(kind)), reset };
+                tightest = Some(own.tighter(tightest));
+            }
+        }
+        tightest
+    }
+
+    /// What is used of a budget in its window at this moment.
+    #[must_use]
+    pub fn used(&mut self, budget: &Budget, now: SystemTime) -> Amounts {
+        self.account(budget, now).1.used
+    }
+
+    /// Whether nothing was ever counted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn account(&mut self, budget: &Budget, now: SystemTime) -> (usize, &mut Account) {
+        let is_it = |account: &Account| {
+            account.window == budget.window
+                && account.ahead == budget.time_zone
+                && account.model.as_deref() == budget.model.as_deref()
+        };
+        let at = self.0.iter().position(is_it).unwrap_or(self.0.len());
+        if at == self.0.len() {
+            self.0.push(Account {
+                window: budget.window,
+                ahead: budget.time_zone,
+                model: budget.model.as_deref().map(Into::into),
+                from: i64::MIN,
+                used: Amounts::default(),
+                held: Amounts::default(),
+            });
+        }
+        let account = self.0.get_mut(at).expect("invariant: it was found, or pushed just now");
+        account.roll(now);
+        (at, account)
+    }
+}
+
+impl Account {
+    /// Begins anew in a new window. The one before this counts on, where a clock was set back; what lies further ahead is an error of
+    /// the clock that wrote it.
+    fn roll(&mut self, now: SystemTime) {
+        let period = Period::of(self.window, self.ahead, now);
+        if self.from < period.from || self.from > period.until {
+            (self.from, self.used) = (period.from, Amounts::default());
+        }
+    }
+}
+
+impl Spent {
+    pub(super) fn failure(self, tenant: &str) -> Failure {
+        let Self { kind, window, limit, taken, wait } = self;
+        let (kind, window) = (kind.as_str(), window.as_str());
+        Failure::NotAdmitted {
+            limit: "budget",
+            message: format!(
+                "tenant {tenant} has used {taken} of its {limit} {kind} of this {window}, and this request needs more \
+                 (tenant.budget.{kind} = {limit}); the next {window} begins in {} s",
+                wait.as_secs()
+            ),
+            retry_after: Some(wait),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    fn at(seconds: u64) -> SystemTime {
+        // A full hour.
+        UNIX_EPOCH + Duration::from_secs(1_795_525_200 + seconds)
+    }
+
+    fn amounts(input: u64, output: u64) -> Amounts {
+        Amounts { input, output, requests: 1, cached: 0 }
+    }
+
+    fn budget(window: Window, tokens: u64) -> Budget {
+        Budget { window, tokens: Some(tokens), ..Budget::default() }
+    }
+
+    #[test]
+    fn what_is_under_way_is_held_and_settled_by_what_was_used() {
+        let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Hour, 100)]);
+        let ask = |ledger: &mut Ledger, seconds| {
+            ledger.check(&budgets, "m", amounts(20, 30), at(seconds)).map_err(|s| s.wait.as_secs())
+        };
+        let first = ledger.reserve(&budgets, "m", amounts(20, 30), at(0));
+        let second = ledger.reserve(&budgets, "m", amounts(20, 30), at(0));
+        assert_eq!(ask(&mut ledger, 1), Err(3599), "100 are reserved");
+        ledger.settle(&first, amounts(20, 5), at(2));
+        assert_eq!(ask(&mut ledger, 2), Err(3598), "75 are used or reserved");
+        ledger.settle(&second, amounts(20, 5), at(3));
+        assert_eq!(ask(&mut ledger, 3), Ok(()), "50 are used");
+        assert_eq!(ledger.used(&budgets[0], at(3)), Amounts { requests: 2, ..amounts(40, 10) });
+        let limit = ledger.tightest(&budgets, "m", |kind| kind != Kind::Requests, at(3)).unwrap();
+        assert_eq!((limit.limit, limit.remaining, limit.reset.as_secs()), (100, 50, 3597));
+    }
+
+    #[test]
+    fn a_window_begins_anew_and_a_request_counts_where_it_ends() {
+        let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Minute, 10)]);
+        let over = ledger.reserve(&budgets, "m", amounts(9, 0), at(59));
+        assert!(ledger.check(&budgets, "m", amounts(2, 0), at(60)).is_err(), "it may use the next minute's");
+        ledger.settle(&over, amounts(9, 0), at(61));
+        assert_eq!(ledger.used(&budgets[0], at(61)).input, 9);
+        assert_eq!(ledger.used(&budgets[0], at(59)).input, 9, "a clock set back by seconds forgets nothing");
+        assert_eq!(ledger.used(&budgets[0], at(120)).input, 0);
+        // A file of a clock that was a year ahead.
+        assert_eq!(ledger.used(&budgets[0], at(31_536_000)).input, 0);
+        assert_eq!(ledger.used(&budgets[0], at(200)).input, 0);
+    }
+
+    #[test]
+    fn budgets_of_a_model_hold_for_it_and_soft_ones_refuse_nobody() {
+        let mut ledger = Ledger::default();
+        let of_model = Budget { model: Some("large".into()), requests: Some(1), ..Budget::default() };
+        let soft = Budget { hard: false, ..budget(Window::Day, 1) };
+        let budgets = [of_model, soft];
+        let held = ledger.reserve(&budgets, "large", amounts(5, 5), at(0));
+        ledger.settle(&held, amounts(5, 5), at(0));
+        assert!(ledger.check(&budgets, "small", amounts(5, 5), at(0)).is_ok());
+        let spent = ledger.check(&budgets, "large", amounts(5, 5), at(0)).unwrap_err();
+        assert_eq!((spent.kind, spent.limit, spent.taken), (Kind::Requests, 1, 1));
+        let soft = ledger.tightest(&budgets, "small", |kind| kind == Kind::Tokens, at(0)).unwrap();
+        assert_eq!((soft.limit, soft.remaining), (1, 0), "a soft one is in the headers");
+        let kept: Ledger = serde_json::from_str(&serde_json::to_string(&ledger).unwrap()).unwrap();
+        assert_eq!(
+            kept.clone().used(&budgets[0], at(0)),
+            ledger.used(&budgets[0], at(0)),
+            "kept over a restart"
+        );
+    }
+}

@@ -1,0 +1,113 @@
+//! Budgets of tenants around the data path: kept over restarts, exported as metrics, logged when one is spent.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::admission::{Kind, Ledger};
+use crate::config::{Budget, Config};
+use crate::gateway::Gateway;
+use crate::state_file;
+
+/// What is kept.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Kept {
+    tenants: HashMap<Box<str>, Ledger>,
+}
+
+/// Continues from the previous process.
+pub(super) fn restore(gateway: &Gateway) {
+    let Some(path) = file(gateway) else { return };
+    match state_file::read::<Kept>(&path) {
+        Ok(kept) => gateway.tenants.restore(kept.unwrap_or_default().tenants),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "budgets begin anew: what was used cannot be read");
+        }
+    }
+}
+
+/// Writes what is used.
+pub(super) fn keep(gateway: &Gateway) {
+    let Some(path) = file(gateway) else { return };
+    if let Err(error) = state_file::write(&path, &Kept { tenants: gateway.tenants.ledgers() }) {
+        tracing::warn!(path = %path.display(), %error, "what is used of budgets cannot be kept over a restart");
+    }
+}
+
+/// Keeps and exports what is used, forever. A killed process loses what was used since the last write.
+pub(super) async fn watch(gateway: Arc<Gateway>) {
+    let mut exported = Exported::default();
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        exported.refresh(&gateway);
+        let gateway = Arc::clone(&gateway);
+        // It waits for the disk.
+        let _ = tokio::task::spawn_blocking(move || keep(&gateway)).await;
+    }
+}
+
+fn file(gateway: &Gateway) -> Option<PathBuf> {
+    let config = &gateway.table.load().config;
+    config.tenants.iter().any(|tenant| !tenant.budgets.is_empty()).then_some(())?;
+    config.state.as_ref().map(|place| place.file("budgets"))
+}
+
+/// Series that exist, and budgets that were spent at the last look.
+#[derive(Default)]
+struct Exported {
+    series: HashSet<Series>,
+    spent: HashSet<Series>,
+}
+
+/// Tenant, window, kind and model.
+type Series = [Arc<str>; 4];
+
+impl Exported {
+    fn refresh(&mut self, gateway: &Gateway) {
+        let config = Arc::clone(&gateway.table.load().config);
+        let now = gateway.clock.wall(gateway.clock.now());
+        let mut ledgers = gateway.tenants.ledgers();
+        let families = &gateway.observer.metrics().families.requests;
+        let (mut series, mut spent) = (HashSet::new(), HashSet::new());
+        for (tenant, budget, kind, limit) in limits(&config) {
+            let used = ledgers.get_mut(&**tenant).map_or(0, |ledger| ledger.used(budget, now).of(kind));
+            let labels = labels(tenant, budget, kind);
+            let values = [&*labels[0], &*labels[1], &*labels[2], &*labels[3]];
+            families.budget_used.set(values, Some(used as f64));
+            families.budget_limit.set(values, Some(limit as f64));
+            if used >= limit {
+                if !self.spent.contains(&labels) {
+                    let (window, kind) = (budget.window.as_str(), kind.as_str());
+                    tracing::warn!(tenant = %tenant, window, kind, used, limit, hard = budget.hard, "a budget is spent");
+                }
+                spent.insert(labels.clone());
+            }
+            series.insert(labels);
+        }
+        for gone in self.series.difference(&series) {
+            let values = [&*gone[0], &*gone[1], &*gone[2], &*gone[3]];
+            families.budget_used.set(values, None);
+            families.budget_limit.set(values, None);
+        }
+        (self.series, self.spent) = (series, spent);
+    }
+}
+
+fn limits(config: &Config) -> impl Iterator<Item = (&Arc<str>, &Budget, Kind, u64)> {
+    config.tenants.iter().flat_map(|tenant| {
+        let of_budget = move |budget| {
+            Budget::limits(budget).map(move |(kind, limit)| (&tenant.name, budget, kind, limit))
+        };
+        tenant.budgets.iter().flat_map(of_budget)
+    })
+}
+
+fn labels(tenant: &Arc<str>, budget: &Budget, kind: Kind) -> Series {
+    let model = budget.model.clone().unwrap_or_else(|| "*".into());
+    [Arc::clone(tenant), budget.window.as_str().into(), kind.as_str().into(), model]
+}
+
+const LOOK_EVERY: Duration = Duration::from_secs(5);

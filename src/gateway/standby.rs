@@ -1,0 +1,88 @@
+//! Pools that take traffic only while those before them cannot (`pool.standby`).
+//!
+//! A request goes to the first standby pool with a ready replica where no other pool of its route has one, or where the queue of the
+//! pool that it was given refuses it. Both last for a while beyond the last request that had no other way, so that pools which
+//! come and go, or are full at every other moment, do not take their requests with them: the requests that come meanwhile go to the standby
+//! pool as well, after a failure all of them, after a refusal those that would wait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Gateway;
+use super::prepared::Prepared;
+use super::table::RouteState;
+use crate::admission::WaitReason;
+use crate::clock::Stamp;
+use crate::error::Failure;
+use crate::fleet::pool::PoolState;
+
+/// What became of a request before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Past {
+    /// The pool that it waits for.
+    pub(super) pool: Option<usize>,
+    /// No replica has failed it.
+    pub(super) is_untried: bool,
+    /// A queue refused it.
+    pub(super) overflows: bool,
+}
+
+/// The standby pool that a request is to be given now; `is_open`: whether a pool has a replica that it may try.
+pub(super) fn place(
+    request: &Prepared,
+    past: &Past,
+    now: Stamp,
+    is_open: impl Fn(usize) -> bool,
+) -> Option<usize> {
+    let route = &request.route;
+    if route.standbys.is_empty() || (past.pool.is_some_and(&is_open) && !past.overflows) {
+        return None;
+    }
+    let open = route.standbys.iter().copied().find(|at| is_open(*at))?;
+    if !past.overflows && (0..route.pools.len()).any(|at| route.is_in_turn(at) && is_open(at)) {
+        return route.standby.down.is_on(now, DWELL).then_some(open);
+    }
+    // What one request has tried is no evidence about the pool.
+    if !past.overflows && past.is_untried {
+        route.standby.down.note(now);
+    }
+    Some(open)
+}
+
+/// Whether a request that is to wait goes to a standby pool at once.
+pub(super) fn takes_waiting(request: &Prepared, reason: WaitReason, now: Stamp) -> bool {
+    let is_refusable = reason == WaitReason::Late && request.rules.queue.is_some();
+    is_refusable && has_open(request) && request.route.standby.full.is_on(now, DWELL)
+}
+
+/// Whether a request that was refused goes to a standby pool instead.
+pub(super) fn takes_refused(request: &Prepared, failure: &Failure, now: Stamp) -> bool {
+    let takes = matches!(failure, Failure::NotAdmitted { .. }) && has_open(request);
+    if takes {
+        request.route.standby.full.note(now);
+    }
+    takes
+}
+
+fn has_open(request: &Prepared) -> bool {
+    let is_ready = |at: &usize| request.route.pools.get(*at).is_some_and(|(pool, _)| pool.is_ready());
+    request.pinned.is_none() && request.route.standbys.iter().any(is_ready)
+}
+
+impl RouteState {
+    /// Counts a request that a standby pool of the route got.
+    pub(super) fn count_standby(&self, gateway: &Gateway, pool: &Arc<PoolState>, reason: &'static str) {
+        let is_it = |at: &usize| self.pools.get(*at).is_some_and(|(known, _)| Arc::ptr_eq(known, pool));
+        if self.standbys.iter().any(is_it) {
+            gateway.observer.metrics().families.routes.standby.inc([&self.config.name, &pool.name, reason]);
+        }
+    }
+
+    /// Whether a pool is one of those that share the route's traffic.
+    fn is_in_turn(&self, at: usize) -> bool {
+        self.wheel.uses(at) || self.pools.get(at).is_some_and(|(_, weight)| *weight > 0)
+    }
+}
+
+/// How long the last request without another way is reason enough.
+const DWELL: Duration = Duration::from_secs(10);

@@ -1,0 +1,101 @@
+//! Where requests go that no pool of their route can take: to its standby pool, or to the route that it degrades to.
+
+use std::time::Duration;
+
+use crate::support::replica::Replica;
+use crate::support::{Gateway, config, soon, until, wire};
+use tokenway::config::{Degrade, PolicyName, QueueLimits, Slo, TtftBound, WeightedPool};
+use tokenway::fleet::status::ReplicaState;
+
+const PATH: &str = "/v1/chat/completions";
+const BODY: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+
+/// A route over a local pool with a standby pool behind it.
+async fn with_standby(queue: Option<QueueLimits>) -> (Gateway, Replica, Replica) {
+    let (local, cloud) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&local]);
+    config.pools.push(tokenway::config::Pool { standby: true, ..config::pool("cloud", &[&cloud]) });
+    let route = &mut config.routes[0];
+    route.pools.push(WeightedPool { pool: 1, weight: 0 });
+    (route.queue, route.slo) = (queue, "strict".into());
+    route.policy = PolicyName::Latency;
+    let base = Duration::from_millis(150);
+    let ttft = queue.map(|_| TtftBound { base, per_prompt_token: Duration::ZERO });
+    config.slo.insert("strict".into(), Slo { ttft, ..Slo::default() });
+    let gateway = Gateway::start(config).await;
+    until("both are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
+    (gateway, local, cloud)
+}
+
+async fn answered_by(gateway: &Gateway) -> String {
+    let reply = gateway.post(PATH, BODY).await;
+    assert_eq!(reply.status(), 200, "{}", reply.text());
+    reply.head.header("x-tokenway-revision").unwrap().to_owned()
+}
+
+/// Requests that the standby pool got for a reason.
+fn taken(gateway: &Gateway, reason: &str) -> f64 {
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let series = format!(r#"tokenway_standby_requests_total{{pool="cloud",reason="{reason}",route="*"}} "#);
+    page.lines().find_map(|line| line.strip_prefix(&*series)?.parse().ok()).unwrap_or(0.0)
+}
+
+#[tokio::test]
+async fn a_standby_pool_takes_over_when_no_other_is_left_and_nothing_before() {
+    let (gateway, _local, cloud) = with_standby(None).await;
+    for _ in 0..20 {
+        assert_eq!(answered_by(&gateway).await, "default");
+    }
+    assert_eq!((cloud.count(), taken(&gateway, "down")), (0, 0.0));
+    // Without a connection that is still open to the replica that goes.
+    let (gateway, local, cloud) = with_standby(None).await;
+    local.stop_listening().await;
+    for _ in 0..20 {
+        assert_eq!(answered_by(&gateway).await, "cloud", "not one of them failed");
+    }
+    gateway.idle().await;
+    // The first found out and was sent again.
+    assert!((19.0..=20.0).contains(&taken(&gateway, "down")), "{}", taken(&gateway, "down"));
+    local.listen_again().await;
+    assert_eq!(answered_by(&gateway).await, "cloud", "back only after a while");
+    cloud.stop_listening().await;
+    let back = async {
+        while gateway.post(PATH, BODY).await.status() != 200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon("the local pool takes over from a standby pool that is gone", back).await;
+}
+
+#[tokio::test]
+async fn what_a_queue_refuses_goes_to_the_standby_pool() {
+    let queue = QueueLimits { max_requests: 0, ..QueueLimits::default() };
+    let (gateway, local, cloud) = with_standby(Some(queue)).await;
+    let slow = [vec![crate::support::replica::Step::Tick; 30], wire::chat_stream(&["x"])].concat();
+    local.always(slow);
+    for _ in 0..9 {
+        answered_by(&gateway).await;
+        gateway.idle().await;
+    }
+    assert!(local.count() > 0 && cloud.count() > 0, "{} {}", local.count(), cloud.count());
+    assert_eq!(taken(&gateway, "full"), cloud.count() as f64);
+    assert_eq!(taken(&gateway, "down"), 0.0);
+}
+
+#[tokio::test]
+async fn a_route_without_a_replica_degrades_as_well() {
+    let (large, small) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&large]);
+    config.pools.push(config::pool("small", &[&small]));
+    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    config.routes[0].policy = PolicyName::Latency;
+    config.routes[0].degrade = Some(Degrade::above(1.5, 1));
+    let gateway = Gateway::start(config).await;
+    until("both are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
+    large.stop_listening().await;
+    for _ in 0..5 {
+        let reply = gateway.post(PATH, BODY).await;
+        assert_eq!(reply.status(), 200, "{}", reply.text());
+        assert_eq!(reply.head.header("x-tokenway-degraded-from"), Some("tiny"));
+    }
+}

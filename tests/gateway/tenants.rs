@@ -1,0 +1,136 @@
+//! What a gateway writes for its tenants into requests, and into the bill.
+
+use sha2::{Digest, Sha256};
+use tokenway::config::{Budget, Slo, Tenant, Window};
+
+use crate::support::replica::{Received, Replica};
+use crate::support::{Gateway, config, wire};
+
+const PATH: &str = "/v1/chat/completions";
+
+fn tenant(name: &str, engine_priority: Option<i32>) -> Tenant {
+    let key_digests = vec![Sha256::digest(name).into()];
+    Tenant { name: name.into(), key_digests, engine_priority, ..Tenant::default() }
+}
+
+/// What the engine gets of a body that a tenant sends with a header that asks for a priority.
+async fn sent(gateway: &Gateway, replica: &Replica, tenant: &str, body: &str) -> Received {
+    let before = replica.count();
+    let mut client = gateway.client().await;
+    let headers = [("authorization", &*format!("Bearer {tenant}")), ("x-vllm-priority", "-99")];
+    client.post(PATH, &headers, body.as_bytes()).await;
+    assert_eq!(client.reply().await.status(), 200);
+    assert_eq!(replica.count(), before + 1);
+    replica.received().pop().unwrap()
+}
+
+#[tokio::test]
+async fn a_client_s_engine_priority_counts_only_where_it_may() {
+    let replica = Replica::start().await;
+    replica.always(wire::chat_stream(&["x"]));
+    let mut config = config::of(&[&replica]);
+    config.slo.insert("batch".into(), Slo { engine_priority: Some(9), ..Slo::default() });
+    config.tenants = vec![tenant("vip", Some(-5)), tenant("plain", None)];
+    for (class, may, tenant, priority, header) in [
+        ("standard", false, "vip", "-5", Some("-5")),
+        ("batch", false, "vip", "-5", Some("-5")),
+        ("batch", false, "plain", "9", Some("9")),
+        ("standard", false, "plain", "0", None),
+        ("batch", true, "plain", "-7", Some("-99")),
+    ] {
+        (config.routes[0].slo, config.routes[0].client_may.engine_priority) = (class.into(), may);
+        let gateway = Gateway::start(config.clone()).await;
+        let body = |priority: &str| {
+            format!(r#"{{"model":"tiny","priority":{priority},"stream":true,"messages":[]}}"#)
+        };
+        let got = sent(&gateway, &replica, tenant, &body("-7")).await;
+        let name = format!("{tenant} of class {class}");
+        assert_eq!(got.text(), body(priority), "{name}: nothing else of the body changes");
+        assert_eq!(got.header("x-vllm-priority"), header, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn tokens_and_engine_seconds_are_counted_by_tenant_and_model() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(
+        200,
+        r#"{"id":"c","object":"chat.completion","model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":50,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}}}"#,
+    ));
+    let mut config = config::of(&[&replica]);
+    config.tenants = vec![tenant("a", None)];
+    let gateway = Gateway::start(config).await;
+    for _ in 0..2 {
+        sent(&gateway, &replica, "a", r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#)
+            .await;
+    }
+    replica.always(wire::chat_stream(&["x", "y"]));
+    sent(&gateway, &replica, "a", r#"{"model":"tiny","stream":true,"messages":[]}"#).await;
+    gateway.idle().await;
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    for (kind, tokens) in [("input", 100), ("cached", 64), ("output", 6)] {
+        let series = format!(
+            "tokenway_tenant_tokens_total{{kind=\"{kind}\",model=\"tiny\",route=\"*\",tenant=\"a\"}}"
+        );
+        assert!(page.lines().any(|line| line == format!("{series} {tokens}")), "{series} in {page}");
+    }
+    let decode = page.lines().find(|line| {
+        line.starts_with("tokenway_tenant_engine_seconds_total{")
+            && line.contains(r#"stage="decode",tenant="a""#)
+    });
+    assert!(decode.is_some_and(|line| !line.ends_with(" 0")), "{page}");
+}
+
+#[tokio::test]
+async fn a_budget_is_told_in_headers_and_refuses_until_its_window_ends() {
+    let replica = Replica::start().await;
+    let answer = r#"{"id":"c","object":"chat.completion","model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":50,"completion_tokens":10}}"#;
+    replica.always(wire::json(200, answer));
+    let mut config = config::of(&[&replica]);
+    let month = |tokens, hard| Budget { tokens: Some(tokens), hard, ..Budget::default() };
+    let mut told = tenant("told", None);
+    told.budgets = vec![month(60, false)];
+    let mut held = tenant("held", None);
+    held.budgets =
+        vec![month(100, true), Budget { requests: Some(9), window: Window::Day, ..Budget::default() }];
+    config.tenants = vec![held, told, tenant("free", None)];
+    let gateway = Gateway::start(config.clone()).await;
+    let ask = async |key: &str| {
+        let mut client = gateway.client().await;
+        let body = r#"{"model":"tiny","max_tokens":10,"messages":[{"role":"user","content":"hi"}]}"#;
+        client.post(PATH, &[("authorization", &*format!("Bearer {key}"))], body.as_bytes()).await;
+        let reply = client.reply().await;
+        gateway.idle().await;
+        reply
+    };
+    for (limit, left) in [("100", 100 - 11), ("100", 40 - 11)] {
+        let reply = ask("held").await;
+        assert_eq!(reply.status(), 200, "{}", reply.text());
+        assert_eq!(reply.head.header("x-ratelimit-limit-tokens"), Some(limit));
+        let remaining: i64 = reply.head.header("x-ratelimit-remaining-tokens").unwrap().parse().unwrap();
+        assert!(
+            (left - 10..=left + 10).contains(&remaining),
+            "{remaining}: reserved by prediction, settled by usage"
+        );
+    }
+    let reply = ask("held").await;
+    assert_eq!((reply.status(), &*reply.code()), (429, "budget"), "{}", reply.text());
+    assert!(
+        reply.json()["error"]["message"].as_str().unwrap().contains("120 of its 100 tokens of this month"),
+        "{}",
+        reply.text()
+    );
+    let wait: u64 = reply.head.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=31 * 86_400).contains(&wait), "{wait}");
+    assert_eq!(reply.head.header("x-ratelimit-remaining-tokens"), Some("0"));
+    assert_eq!(reply.head.header("x-ratelimit-remaining-requests"), Some("7"));
+    assert!(reply.head.header("x-ratelimit-reset-tokens").unwrap().ends_with('s'));
+    for _ in 0..3 {
+        assert_eq!(ask("told").await.status(), 200, "a soft one refuses nobody");
+    }
+    assert_eq!(ask("told").await.head.header("x-ratelimit-remaining-tokens"), Some("0"));
+    assert_eq!(ask("free").await.head.header("x-ratelimit-limit-tokens"), None);
+    config.tenants[0].budgets[0].tokens = Some(1_000);
+    gateway.app.reload(std::sync::Arc::new(config)).unwrap();
+    assert_eq!(ask("held").await.status(), 200, "a raised budget counts at once");
+}
