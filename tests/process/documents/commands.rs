@@ -123,7 +123,7 @@ impl Reader {
     fn run(&mut self, command: &str) {
         let program = command.split_whitespace().find(|word| !word.contains('=')).unwrap_or_default();
         if ["curl", "python3"].contains(&program) && in_path(program).is_none() {
-            println!("skipped, no {program}: {command}");
+            eprintln!("skipped, no {program}: {command}");
             return;
         }
         let text =
@@ -165,7 +165,11 @@ impl Reader {
         let refusal = REFUSED.iter().find(|(part, _)| command.contains(part)).map(|(_, why)| why);
         match refusal {
             Some(why) => {
-                assert!(code == 1 && err.contains(why), "{}: {command}: {code}\n{out}\n{err}", self.page.path)
+                assert!(
+                    code == 1 && err.contains(why),
+                    "{}: {command}: {code}\n{out}\n{err}",
+                    self.page.path
+                );
             }
             None => assert_eq!(code, 0, "{}: {command}\n{out}\n{err}", self.page.path),
         }
