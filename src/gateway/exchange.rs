@@ -145,16 +145,12 @@ impl Exchange {
                 }
             }
             let attempted = self.attempt(pick).await;
-            if let Some(held) = self.held_kv.take() {
-                let landed = attempted.as_ref().map_err(|(error, _)| error);
-                if let Some(reason) = held.settle(landed, self.two_legs()) {
-                    self.prepared.stays = Some(reason);
-                    if let Ok(answered) = attempted {
-                        answered.1.watch.close();
-                        last = Some(Ok(answered));
-                    }
-                    continue;
+            if self.has_lost_kv(&attempted) {
+                if let Ok(answered) = attempted {
+                    answered.1.watch.close();
+                    last = Some(Ok(answered));
                 }
+                continue;
             }
             match attempted {
                 Ok(answered) => match self.blamed(&answered) {
@@ -215,6 +211,15 @@ impl Exchange {
             Leg::Failed(failure) => return Err(failure),
         }
         Ok(false)
+    }
+
+    /// Whether the KV of its prefill leg did not come: the request is to be placed anew.
+    fn has_lost_kv(&mut self, attempted: &Result<Answered, (AttemptError, ActiveAttempt)>) -> bool {
+        let Some(held) = self.held_kv.take() else { return false };
+        let landed = attempted.as_ref().map_err(|(error, _)| error);
+        let lost = held.settle(landed, self.two_legs());
+        self.prepared.stays = lost.or(self.prepared.stays);
+        lost.is_some()
     }
 
     fn two_legs(&mut self) -> prefill_leg::Request<'_> {
