@@ -135,7 +135,7 @@ pub struct Attempt {
     pub ahead: f32,
     /// Its answer was whole and had no content.
     pub is_empty: bool,
-    /// What the engine's error says, without what it quotes.
+    /// Message of the engine's error, without its quotes.
     pub engine_error: Option<Box<str>>,
 }
 
@@ -433,7 +433,7 @@ impl Record {
         Some(self.at.first_token?.since(self.at.read?))
     }
 
-    /// What an engine's error said last.
+    /// Message of the last error of an engine.
     pub fn engine_error(&self) -> Option<&str> {
         self.attempts.iter().rev().find_map(|attempt| attempt.engine_error.as_deref())
     }

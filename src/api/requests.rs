@@ -112,7 +112,7 @@ pub(crate) struct Attempt {
     pub(crate) end: Option<f64>,
     /// Its answer was whole and had no text.
     pub(crate) empty: bool,
-    /// What the engine's error says, without what it quotes.
+    /// Message of the engine's error, without its quotes.
     pub(crate) engine_error: Option<String>,
     pub(crate) error: Option<String>,
     /// Predicted, as `expected_queue`.

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use super::engines::seconds;
 use super::engines::{self, Far};
 use super::table::{
     DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FEW, FLOOD,
@@ -253,9 +254,9 @@ fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
     let all = others.iter().map(|other| other.failures).sum::<u32>() + part.failures;
     let is_it = part.failures >= FEW && f64::from(part.failures) >= FAILURES_OF_ONE * f64::from(all);
     is_it.then(|| {
-        let said =
-            part.engine_error.as_ref().map(|said| format!(" (\u{201c}{said}\u{201d})")).unwrap_or_default();
-        let evidence = format!("{} of {all} failed attempts are its own{said}", part.failures);
+        let error =
+            part.engine_error.as_ref().map(|error| format!(" (\u{201c}{error}\u{201d})")).unwrap_or_default();
+        let evidence = format!("{} of {all} failed attempts are its own{error}", part.failures);
         (f64::from(part.failures) * 100.0, evidence)
     })
 }
@@ -363,16 +364,6 @@ const STUCK: Duration = Duration::from_secs(10);
 const SETTLED: Duration = Duration::from_secs(120);
 /// Requests before the last minute: fewer are no share.
 const MIN_BEFORE: u32 = 10;
-
-/// Two or three significant digits with their unit.
-pub(crate) fn seconds(value: f64) -> String {
-    match value {
-        value if value >= 99.5 => format!("{value:.0} s"),
-        value if value >= 0.9995 => format!("{value:.1} s"),
-        value if value >= 0.00995 => format!("{:.0} ms", value * 1e3),
-        value => format!("{:.1} ms", value * 1e3),
-    }
-}
 
 fn share(value: f64) -> String {
     format!("{:.0} %", value * 100.0)

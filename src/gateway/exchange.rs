@@ -12,7 +12,8 @@ use super::hedge::{self, Flown, Other};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepared::Prepared;
-use super::second_opinion::Doubted;
+pub use super::second_opinion::Answered;
+use super::second_opinion::{Doubted, note_empty};
 use super::waiting::Waits;
 use super::{Gateway, IncomingRequest, blame, engine_error, shadow};
 use crate::admission::WaitReason;
@@ -20,10 +21,7 @@ use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{self, AttemptCause};
-
-/// A response worth relaying with the attempt that got it.
-pub type Answered = (UpstreamResponse, ActiveAttempt);
+use crate::record::{self, AttemptCause, EmptyAnswer};
 
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
@@ -37,7 +35,7 @@ pub struct Exchange {
     /// What had been tried before a replica closed an idle connection: it takes the request too where no other does.
     untried: Option<picker::Tried>,
     retried_unsent: u32,
-    pub(super) retried_started: bool,
+    retried_started: bool,
     is_counted: bool,
     pub(super) waits: Waits,
 }
@@ -154,19 +152,47 @@ impl Exchange {
         }
     }
 
+    /// Returns the answer, or holds it back if it is empty and another replica should be asked.
+    fn trust(&mut self, answered: Answered) -> Result<Answered, Box<Doubted>> {
+        let record = self.guard.record();
+        if !note_empty(&answered.0, record) {
+            return Ok(answered);
+        }
+        let is_of_replica = answered.1.pick.empty();
+        record.empty = Some(if is_of_replica { EmptyAnswer::OfReplica } else { EmptyAnswer::Usual });
+        if !is_of_replica || !self.may_ask_again(&answered.1.pick) {
+            return Ok(answered);
+        }
+        Err(Box::new(Doubted::new(answered, self.guard.record())))
+    }
+
+    fn may_ask_again(&mut self, pick: &Pick) -> bool {
+        let now = self.incoming.gateway.clock.now();
+        picker::note_tried(&mut self.tried, pick);
+        let retry = &self.prepared.table.config.retry;
+        !self.prepared.is_sent_once
+            && self.prepared.pinned.is_none()
+            && retry.attempts > 0
+            && !std::mem::replace(&mut self.retried_started, true)
+            && pick.pool.retries.withdraw(retry, now)
+    }
+
     /// Asks another replica for what the first one answered with nothing; who would have to wait for one keeps that.
     async fn second(&mut self, doubted: Box<Doubted>) -> Answered {
         let picked =
             picker::pick(&self.incoming.gateway, &self.prepared, self.waits.pick_context(&self.tried));
-        let Some(PickOutcome::Take(pick)) = picked else { return self.keep(*doubted) };
+        let Some(PickOutcome::Take(pick)) = picked else { return doubted.keep(self.guard.record()) };
         // Boxed: rare, and its state would be part of every request's future.
         match Box::pin(self.attempt(pick)).await {
-            Ok(second) => self.settle(*doubted, second),
+            Ok(second) => {
+                let now = self.incoming.gateway.clock.now();
+                doubted.settle(second, self.guard.record(), now)
+            }
             Err((error, active)) => {
                 if let AttemptError::Replica(failure, _) = &error {
                     active.pick.failed(failure, self.incoming.gateway.clock.now());
                 }
-                self.keep(*doubted)
+                doubted.keep(self.guard.record())
             }
         }
     }
@@ -321,7 +347,7 @@ impl Exchange {
         record.attempts.push(entry);
     }
 
-    /// The entry of the record for an attempt that came to this, with what its engine said of an error.
+    /// The entry of the record for an attempt that came to this, with the message of its engine's error.
     fn entry(
         &mut self,
         flight: &Flight,
@@ -331,7 +357,7 @@ impl Exchange {
         let dialect = self.guard.record().dialect;
         let engine_error = engine_error::of_result(result, dialect, &self.prepared.body);
         if let (Some(words), Some(pick)) = (&engine_error, flight.pick()) {
-            pick.replica.said(words, end);
+            pick.replica.note_engine_error(words, end);
         }
         record::Attempt { engine_error, ..flight.entry(result, end) }
     }

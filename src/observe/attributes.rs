@@ -104,8 +104,8 @@ fn http<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeVal
     if let Some(error) = record.error {
         emit(key!("error.type"), AttributeValue::Name(error));
     }
-    if let Some(said) = record.engine_error() {
-        emit(key!("tokenway.engine.error"), AttributeValue::Str(said));
+    if let Some(error) = record.engine_error() {
+        emit(key!("tokenway.engine.error"), AttributeValue::Str(error));
     }
     if let Some(served) = record.served() {
         emit(key!("server.address"), AttributeValue::Str(&served.host));

@@ -27,7 +27,7 @@ pub struct AnswerFacts {
     pub engine: Option<EngineTimes>,
     /// The error that the engine answered with, in an event or as a body.
     pub error: Option<EngineError>,
-    /// What that error says, cut; it may quote the request.
+    /// Message of that error, cut; it may quote the request.
     pub message: Option<Box<str>>,
     /// Whether a unary answer holds text, reasoning, a refusal or a call.
     pub has_content: bool,
@@ -188,10 +188,10 @@ impl AnswerFacts {
 
     /// Keeps the first error: later ones follow from it.
     pub(super) fn note_error(&mut self, error: Option<Raw<'_>>) -> EngineError {
-        let said = error.and_then(message_of);
+        let message = error.and_then(message_of);
         let error = error.map_or(EngineError { kind: EngineErrorKind::Other, code: None }, EngineError::of);
         if self.error.is_none() && !error.is_of_request() {
-            self.message = said.map(|said| cut(&said, MAX_MESSAGE_LEN).into());
+            self.message = message.map(|message| cut(&message, MAX_MESSAGE_LEN).into());
         }
         *self.error.get_or_insert(error)
     }

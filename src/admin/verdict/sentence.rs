@@ -23,7 +23,7 @@ pub(super) fn of_route(
         (Status::Bad, _) if !is_ready => parts.push("no replica is ready".to_owned()),
         (Status::Bad, Some(cause)) => {
             parts.push(headline(window, cause));
-            parts.push(said(slot, cause).unwrap_or_else(|| blame(slot, cause)));
+            parts.push(in_place_of_stage(slot, cause).unwrap_or_else(|| blame(slot, cause)));
         }
         (Status::Bad, None) | (Status::Unknown, None) => {
             parts.push(nothing(figures).unwrap_or_else(|| few(figures)));
@@ -97,15 +97,15 @@ fn blame(slot: &Slot, cause: &Cause) -> String {
     format!("{} of {} misses in {}{by}", cause.misses, slot.all_missed(), cause.place())
 }
 
-/// What says more than a stage: an engine's own words of what failed, and nothing of answers that are empty.
-fn said(slot: &Slot, cause: &Cause) -> Option<String> {
+/// More telling than a stage: an engine's own error, and the end of empty answers.
+fn in_place_of_stage(slot: &Slot, cause: &Cause) -> Option<String> {
     match cause.reason {
         "empty" => Some("the engines end those answers at once".to_owned()),
         "error" => {
             let replicas = slot.parts.iter().filter(|((of, _), _)| *of == Dimension::Replica);
             let failed = replicas.max_by_key(|((_, name), part)| (part.failures, name));
             let words = failed.and_then(|(_, part)| part.engine_error.as_ref());
-            words.map(|words| format!("the engine says \u{201c}{words}\u{201d}"))
+            words.map(|words| format!("the engine reports \u{201c}{words}\u{201d}"))
         }
         _ => None,
     }

@@ -207,7 +207,7 @@ fn what_the_engines_say_of_an_error_is_told_in_place_of_a_stage() {
         &figures(sick, vec![ready("r1", 0.0), ready("r2", 0.0)]),
         &[
             "11 of 91 requests failed",
-            "the engine says \u{201c}CUDA error\u{201d}",
+            "the engine reports \u{201c}CUDA error\u{201d}",
             "shared by all 2 replicas",
         ],
         &["misses in", "stands out"],
@@ -304,10 +304,10 @@ fn full_caches_are_named_with_their_preemptions() {
         status
     };
     let all = slot(ITL, &[did("r1", 10, 14, decode), did("r2", 10, 14, decode)]);
-    let said = "the KV caches of all replicas are full (99 %), 1.0 preemptions a second";
+    let full_caches = "the KV caches of all replicas are full (99 %), 1.0 preemptions a second";
     names(
         &figures(all.clone(), vec![full("r1"), full("r2")]),
-        &["misses in decode", said, "shared by all 2"],
+        &["misses in decode", full_caches, "shared by all 2"],
     );
     names(&figures(all.clone(), vec![full("r1"), ready("r2", 0.0)]), &["the KV cache of r1 is full (99 %)"]);
     names_only(&figures(all, vec![ready("r1", 0.0), ready("r2", 0.0)]), &["decode"], &["KV"]);

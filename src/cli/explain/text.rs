@@ -197,7 +197,7 @@ impl Text<'_> {
             if attempt.empty {
                 parts.push("no text".to_owned());
             }
-            parts.extend(attempt.engine_error.as_ref().map(|said| format!("the engine says: {said}")));
+            parts.extend(attempt.engine_error.as_ref().map(|error| format!("the engine reports: {error}")));
             let error = error.as_ref().map(|error| format!("  {}", self.style.paint(Paint::Error, error)));
             writeln!(out, "  {cause:<9} {replica:<24} {}{}", parts.join(", "), error.unwrap_or_default())?;
         }

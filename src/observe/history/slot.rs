@@ -41,7 +41,7 @@ pub struct Part {
     pub answers: u32,
     /// See `answers`.
     pub empty: u32,
-    /// What an error of its engine said last; of a replica only.
+    /// Message of the last error of its engine; of a replica only.
     pub engine_error: Option<Arc<str>>,
     /// Prompt tokens.
     pub prompt_tokens: u64,

@@ -250,7 +250,7 @@ families! {
             gauge config_info "tokenway_config_info" [hash]
                 "The configuration that runs, without secrets, as a hash; the value is always 1.";
             gauge runbook_info "tokenway_runbook_info" [url]
-                "Where people read the runbook, as telemetry.runbook_url says; the value is always 1.";
+                "Where people read the runbook (telemetry.runbook_url); the value is always 1.";
             gauge availability_target "tokenway_availability_target_ratio" []
                 "Configured share of requests that should succeed.";
             gauge certificate_expiry "tokenway_certificate_expiry_seconds" [file]
