@@ -45,7 +45,8 @@ impl Fleet {
                 let work = Work::of(Tokens(300 + 70 * n), Tokens(0));
                 let tpot = Some(Duration::from_millis(100));
                 let prompt = Tokens(4000);
-                let placement = Placement { at: NOW, work, prompt, tpot, is_stream: true, has_media: false };
+                let placement =
+                    Placement { at: NOW, work, prompt, tpot, is_stream: true, ..Placement::default() };
                 let mut guard = LoadGuard::reserve(load, placement);
                 if n < STREAMS {
                     guard.first_token(NOW.after(Duration::from_millis(40 * n)));
@@ -102,6 +103,7 @@ impl Fleet {
             sampling: tokenway::routing::Sampling::default(),
             has_media: false,
             lacks_adapter: None,
+            elsewhere: None,
             tried: &SlotSet::new(),
         };
         let judged = self.dispatcher.judge(policy, &ask, &LIMITS, now, self.targets.iter());

@@ -147,6 +147,7 @@ fn decisions(app: &App, clock: Clock) -> f64 {
             sampling: tokenway::routing::Sampling::default(),
             has_media: false,
             lacks_adapter: None,
+            elsewhere: None,
             tried: &tried,
         };
         for pool in pools.iter().take(1) {

@@ -5,6 +5,7 @@
 
 mod decision;
 mod gaps;
+mod ways;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::units::Tokens;
 
 pub use self::decision::{Addends, DecisionSummary, Weighed};
 pub use self::gaps::{Gap, Gaps};
+pub use self::ways::{ApartCost, Ways};
 
 labels! {
     /// How a request ended (label `outcome`); the five add up to the requests whose head was accepted.
@@ -103,6 +105,8 @@ pub enum AttemptCause {
     Hedge,
     /// The stream broke and was continued elsewhere.
     Migration,
+    /// To compute the prompt that another replica decodes.
+    Prefill,
 }
 
 /// One attempt at one replica.
@@ -135,7 +139,7 @@ pub struct Attempt {
     pub ahead: f32,
     /// Its answer was whole and had no content.
     pub is_empty: bool,
-    /// Message of the engine's error, without its quotes.
+    /// The engine's error message, without what it quotes.
     pub engine_error: Option<Box<str>>,
 }
 
@@ -252,6 +256,8 @@ pub struct Record {
     pub attempts: Vec<Attempt>,
     /// The first routing decision.
     pub decision: Option<DecisionSummary>,
+    /// Where its prompt was computed, on a route with `[route.prefill]`: as it went in the end.
+    pub ways: Option<Ways>,
     /// Counts of the engine's `usage`.
     pub tokens: TokenCounts,
     /// Input tokens estimated from the prompt's bytes.
@@ -360,7 +366,15 @@ impl Record {
     /// The attempt whose response went to the client.
     #[must_use]
     pub fn answered(&self) -> Option<&Attempt> {
-        self.attempts.last().filter(|attempt| attempt.error.is_none() && attempt.head.is_some())
+        let is_answer = |attempt: &&Attempt| attempt.error.is_none() && attempt.head.is_some();
+        self.attempts.last().filter(is_answer).filter(|attempt| attempt.cause != AttemptCause::Prefill)
+    }
+
+    /// The attempt that computed its prompt for another replica.
+    #[must_use]
+    pub fn prefill_leg(&self) -> Option<&Attempt> {
+        let is_leg = |made: &&Attempt| made.cause == AttemptCause::Prefill && made.error.is_none();
+        self.attempts.iter().rfind(is_leg)
     }
 
     /// When the replica was done with it: with the last byte where its response went to the client.
@@ -397,6 +411,7 @@ impl Record {
             relay_blocked: Duration::ZERO,
             attempts: Vec::new(),
             decision: None,
+            ways: None,
             tokens: TokenCounts::default(),
             estimated_input: Tokens(0),
             content_events: 0,
@@ -433,7 +448,7 @@ impl Record {
         Some(self.at.first_token?.since(self.at.read?))
     }
 
-    /// Message of the last error of an engine.
+    /// Last error message of an engine.
     pub fn engine_error(&self) -> Option<&str> {
         self.attempts.iter().rev().find_map(|attempt| attempt.engine_error.as_deref())
     }

@@ -23,6 +23,8 @@ labels! {
         EngineQueue = "engine_queue",
         /// Computing the prompt, until the first token.
         Prefill = "prefill",
+        /// Fetching the KV of a prompt that another replica computed.
+        KvTransfer = "kv_transfer",
         /// From the first token to the response's end, without the time in which the client blocked the stream.
         Decode = "decode",
         /// At the replica but in none of its reported times: all of it for a unary response without any.
@@ -41,6 +43,7 @@ impl Stage {
             | Self::Connect
             | Self::EngineQueue
             | Self::Prefill
+            | Self::KvTransfer
             | Self::EngineOther => true,
             Self::Read | Self::Decode | Self::Relay => false,
         }
@@ -81,7 +84,7 @@ mod tests {
             assert_eq!(budget.share(stage), None, "{stage:?}");
             budget.set(stage, Duration::from_secs(1 << place));
         }
-        assert_eq!(budget.total(|_| true), Duration::from_secs(511));
-        assert_eq!(budget.total(|stage| stage == Stage::Relay), Duration::from_secs(256));
+        assert_eq!(budget.total(|_| true), Duration::from_secs(1023));
+        assert_eq!(budget.total(|stage| stage == Stage::Relay), Duration::from_secs(512));
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokenway_sim::engine::{CostModel, EngineConfig};
-use tokenway_sim::server::{Fault, FaultKind, RequestState, SimConfig, SimReplica, start};
+use tokenway_sim::server::{Fault, FaultKind, KvTransfer, RequestState, SimConfig, SimReplica, start};
 use tokenway_sim::traffic::{TrafficConfig, TrafficStats, run_traffic};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -471,4 +471,35 @@ mod faults {
         drop(client);
         eventually("its client left", || sim.replica.stats().canceled == 1).await;
     }
+}
+
+#[tokio::test]
+async fn kv_computed_by_one_replica_is_decoded_by_another() {
+    let ms = Duration::from_millis;
+    let kv_transfer = KvTransfer { handshake: ms(50), base: ms(5), per_token: ms(0), lost_after: ms(30) };
+    let config = || SimConfig { kv_transfer, ..fast() };
+    let (one, other) = (Sim::start(config()).await, Sim::start(config()).await);
+    let body = |more: Value| with(chat(8), with(json!({"stream": false}), more));
+    let keep = json!({"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false}});
+    let alone = one.post(CHAT, &body(json!({}))).await.json();
+    let computed = one.post(CHAT, &body(keep)).await.json();
+    let params = computed["kv_transfer_params"].clone();
+    assert_eq!(params["do_remote_prefill"], true, "{computed}");
+    let fetched = other.post(CHAT, &body(json!({"kv_transfer_params": params}))).await.json();
+    assert_eq!(fetched["choices"], alone["choices"]);
+    assert_eq!(fetched["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    assert!(fetched["kv_transfer_params"].is_null());
+
+    one.replica.set_fault(Fault::new(FaultKind::Crash)).await;
+    let lost = other.post(CHAT, &body(json!({"kv_transfer_params": params}))).await;
+    assert_eq!(
+        (lost.status, &*lost.text()),
+        (
+            500,
+            r#"{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}"#
+        )
+    );
+    let stream = other.post(CHAT, &with(chat(8), json!({"kv_transfer_params": params}))).await;
+    assert_eq!((stream.status, stream.content().as_str()), (200, ""));
+    assert!(stream.text().contains("Internal server error") && stream.text().ends_with("data: [DONE]\n\n"));
 }

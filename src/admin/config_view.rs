@@ -47,6 +47,7 @@ fn pool(pool: &Pool) -> Json {
         "name": &*pool.name,
         "revision": &*pool.revision,
         "revision_info": pool.revision_info,
+        "role": pool.role.as_str(),
         "engine": pool.engine.as_str(),
         "replicas": replicas.collect::<Vec<_>>(),
         "discovery": pool.discovery.describe(),
@@ -94,6 +95,7 @@ fn route(config: &Config, route: &Route) -> Json {
         "stage_budget": route.stage_budget.as_deref().map(stage_budget),
         "timeouts": route.timeouts.view(),
         "queue": route.queue.as_ref().map(Declared::view),
+        "prefill": route.prefill.as_ref().map(|prefill| prefill.keys.view()),
         "canary": route.canary.as_ref().map(|canary| canary_of(config, canary)),
         "degrade": route.degrade.as_ref().map(|degrade| degrade_to(config, degrade)),
     })

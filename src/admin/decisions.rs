@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 
 use super::AdminState;
-use crate::api::decisions::{Candidate, Decision, Decisions};
+use crate::api::decisions::{Candidate, Decision, Decisions, Way};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
@@ -45,8 +45,25 @@ fn decision(observer: &Observer, record: &Record) -> Option<Decision> {
         time: rfc3339::utc(observer.clock().wall(routed)),
         ttft: record.ttft().map(|ttft| ttft.as_secs_f64()),
         waited: decision.waited.as_secs_f64(),
+        way: way(record),
         weighed: decision.weighed.iter().map(candidate).collect(),
         why: decision.why(),
+    })
+}
+
+/// Where the prompt was computed.
+pub(super) fn way(record: &Record) -> Option<Way> {
+    let ways = record.ways.as_ref()?;
+    Some(Way {
+        apart: ways.apart.map(|cost| cost.total()),
+        apart_decode: ways.apart.map(|cost| cost.decode),
+        apart_prefill: ways.apart.map(|cost| cost.prefill),
+        apart_transfer: ways.apart.map(|cost| cost.transfer),
+        reason: ways.reason.to_owned(),
+        replica: record.prefill_leg().map(|leg| leg.served.replica.to_string()),
+        together: ways.together,
+        transfer: ways.transfer.map(|took| took.as_secs_f64()),
+        way: ways.way().to_owned(),
     })
 }
 

@@ -11,7 +11,7 @@ use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 
 use super::AdminState;
-use super::decisions::candidate;
+use super::decisions::{candidate, way};
 use super::error::AdminError;
 use crate::api::requests::{Attempt, Bounds, Choice, Request, RequestDetail, Requests, StageTime};
 use crate::clock::Stamp;
@@ -214,6 +214,7 @@ fn attempt(record: &Record, attempt: &record::Attempt) -> Attempt {
         AttemptCause::Retry => "retry",
         AttemptCause::Hedge => "hedge",
         AttemptCause::Migration => "migration",
+        AttemptCause::Prefill => "prefill",
     };
     Attempt {
         canceled: attempt.is_canceled,
@@ -236,6 +237,7 @@ fn attempt(record: &Record, attempt: &record::Attempt) -> Attempt {
 
 fn choice(record: &Record) -> Option<Choice> {
     let decision = record.decision.as_ref()?;
+    let decoding = record.attempts.iter().find(|attempt| attempt.cause != AttemptCause::Prefill);
     Some(Choice {
         candidates: decision.candidates,
         explained: !decision.weighed.is_empty(),
@@ -243,8 +245,9 @@ fn choice(record: &Record) -> Option<Choice> {
         predicted_hit_tokens: decision.predicted_hit.0,
         predicted_ttft: seconds(decision.predicted_ttft),
         reason: decision.reason.to_owned(),
-        replica: record.attempts.first().map(|attempt| attempt.served.replica.to_string()),
+        replica: decoding.or(record.attempts.first()).map(|attempt| attempt.served.replica.to_string()),
         waited: decision.waited.as_secs_f64(),
+        way: way(record),
         weighed: decision.weighed.iter().map(candidate).collect(),
         why: decision.why(),
     })

@@ -41,9 +41,29 @@ pub(crate) struct Decision {
     pub(crate) ttft: Option<f64>,
     /// From arrival to decision.
     pub(crate) waited: f64,
+    pub(crate) way: Option<Way>,
     pub(crate) weighed: Vec<Candidate>,
     /// In words.
     pub(crate) why: Option<String>,
+}
+
+/// Where the prompt was computed, on a route with `[route.prefill]`; costs in seconds, as of candidates.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
+pub(crate) struct Way {
+    /// Sum of the three below; `None` where it was not asked for, or cannot be.
+    pub(crate) apart: Option<f64>,
+    pub(crate) apart_decode: Option<f64>,
+    pub(crate) apart_prefill: Option<f64>,
+    pub(crate) apart_transfer: Option<f64>,
+    pub(crate) reason: String,
+    /// The prefill replica.
+    pub(crate) replica: Option<String>,
+    pub(crate) together: Option<f64>,
+    /// What the transfer took, of a stream.
+    pub(crate) transfer: Option<f64>,
+    /// `together` or `apart`, as it went in the end.
+    pub(crate) way: String,
 }
 
 /// A candidate with its predicted cost.

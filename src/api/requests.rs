@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::decisions::Candidate;
+use super::decisions::{Candidate, Way};
 
 /// `/requests`: newest first.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -106,13 +106,13 @@ pub(crate) struct StageTime {
 pub(crate) struct Attempt {
     /// Another attempt spoke first, or the client left.
     pub(crate) canceled: bool,
-    /// `first`, `retry`, `hedge` or `migration`.
+    /// `first`, `retry`, `hedge`, `migration` or `prefill`.
     pub(crate) cause: String,
     pub(crate) connected: Option<f64>,
     pub(crate) end: Option<f64>,
     /// Its answer was whole and had no text.
     pub(crate) empty: bool,
-    /// Message of the engine's error, without its quotes.
+    /// The engine's error message, without what it quotes.
     pub(crate) engine_error: Option<String>,
     pub(crate) error: Option<String>,
     /// Predicted, as `expected_queue`.
@@ -142,6 +142,7 @@ pub(crate) struct Choice {
     pub(crate) replica: Option<String>,
     /// From arrival to decision.
     pub(crate) waited: f64,
+    pub(crate) way: Option<Way>,
     pub(crate) weighed: Vec<Candidate>,
     /// In words.
     pub(crate) why: Option<String>,

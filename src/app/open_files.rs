@@ -7,7 +7,7 @@ use crate::config::{Config, Server};
 /// Raises the soft limit to the hard one, as far as that is allowed; the limit in force.
 pub fn raise_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, ..limit.clone() };
+    let raised = Rlimit { current: limit.maximum, ..limit };
     let now = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
     now.unwrap_or(u64::MAX)
 }

@@ -141,8 +141,7 @@ impl ScaleService {
 /// What the pools of a configuration are held to. The requests that degrade come from routes whose bounds count there.
 fn targets(config: &Config) -> HashMap<Arc<str>, Target> {
     let of = |(at, pool): (usize, &crate::config::Pool)| {
-        let leads_here =
-            |route: &&crate::config::Route| route.pools.iter().any(|weighted| weighted.pool == at);
+        let leads_here = |route: &&crate::config::Route| route.uses(at);
         let classes =
             || config.routes.iter().filter(leads_here).filter_map(|route| config.slo.get(&route.slo));
         let target = Target {

@@ -18,6 +18,7 @@ pub mod load;
 mod otel;
 mod otlp;
 pub mod paths;
+mod prefill;
 mod probe;
 mod queue;
 mod reference;
@@ -50,6 +51,7 @@ pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 use self::otlp::OtlpKeys;
 pub(crate) use self::otlp::masked as masked_headers;
+pub use self::prefill::{Connector, Prefill, PrefillKeys, PrefillWhen, Role};
 pub use self::probe::{Ejection, Probe, ProbeKind};
 pub use self::queue::QueueLimits;
 pub use self::scale::{ColdWait, Scale, ScaleWindow};
@@ -141,6 +143,8 @@ pub struct Pool {
     pub revision: Arc<str>,
     /// Free-form facts of the revision.
     pub revision_info: BTreeMap<String, String>,
+    /// What its replicas do for routes with a `[route.prefill]`.
+    pub role: Role,
     /// The engine that its replicas run.
     pub engine: EngineKind,
     /// Where that engine's figures come from: `[pool.engine_profile]` over the built-in profile.
@@ -277,6 +281,17 @@ pub struct Route {
     pub degrade: Option<Degrade>,
     /// `[route.canary]`
     pub canary: Option<Canary>,
+    /// `[route.prefill]`
+    pub prefill: Option<Prefill>,
+}
+
+impl Route {
+    /// Whether its requests may go to the pool at this index, be it only to have their prompts computed.
+    #[must_use]
+    pub fn uses(&self, pool: usize) -> bool {
+        let is_prefill = self.prefill.as_ref().is_some_and(|prefill| prefill.pool == pool);
+        is_prefill || self.pools.iter().any(|weighted| weighted.pool == pool)
+    }
 }
 
 /// `hedge`: a second replica for requests whose first token is overdue.

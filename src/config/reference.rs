@@ -5,8 +5,8 @@
 use super::declare::{Declaration, Declared};
 use super::{
     Admin, Baseline, CanaryShadow, Classes, ColdWait, Drift, Ejection, EngineSpansConfig, Jwt, OtlpKeys,
-    Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo, TelemetryKeys, Tenant, TenantLimits,
-    Timeouts, WarmUp,
+    PrefillKeys, Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo, TelemetryKeys, Tenant,
+    TenantLimits, Timeouts, WarmUp,
 };
 
 /// Every declared section; those without brackets are written in one line of the section above.
@@ -28,6 +28,7 @@ pub(super) const DECLARED: &[Declaration] = &[
         doc: &["default: those of `[timeouts]`"],
         ..Timeouts::DECLARATION
     },
+    PrefillKeys::DECLARATION,
     QueueLimits::DECLARATION,
     CanaryShadow::DECLARATION,
     Tenant::DECLARATION,

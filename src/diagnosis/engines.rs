@@ -1,7 +1,8 @@
-//! A wait by the engines' own figures: who queues, whose cache is full, and what is not theirs; pure.
+//! What the engines' own figures mean for a wait: who queues, whose cache is full, and what is not theirs; pure.
 
 use std::sync::Arc;
 
+use super::figures::seconds;
 use super::table::{FEW, MAJORITY, MIN_DIFFERENCE};
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::history::{Dimension, Slot};
@@ -33,7 +34,7 @@ pub(crate) fn running(replicas: &[ReplicaStatus]) -> f64 {
     replicas.iter().filter_map(|status| status.signals.as_ref()?.running).sum()
 }
 
-/// The replicas to blame for most misses in a stage at the engine, in whose engines no request waits and first tokens are soon.
+/// The replicas to blame for most misses in a stage at the engine, whose engines have no queue and whose first tokens are soon.
 pub(crate) fn far(slot: &Slot, stage: Stage, replicas: &[ReplicaStatus]) -> Vec<Far> {
     let at = stage as usize;
     if !matches!(stage, Stage::EngineQueue | Stage::Prefill | Stage::EngineOther) {
@@ -87,16 +88,6 @@ pub(crate) fn full_caches(replicas: &[ReplicaStatus]) -> Option<String> {
         some => format!("the KV caches of {} of {} replicas are", some.len(), replicas.len()),
     };
     Some(format!("{whose} full ({usage:.0} %), {preemptions:.1} preemptions a second"))
-}
-
-/// Two or three significant digits with their unit.
-pub(crate) fn seconds(value: f64) -> String {
-    match value {
-        value if value >= 99.5 => format!("{value:.0} s"),
-        value if value >= 0.9995 => format!("{value:.1} s"),
-        value if value >= 0.00995 => format!("{:.0} ms", value * 1e3),
-        value => format!("{:.1} ms", value * 1e3),
-    }
 }
 
 /// Share of the bound on first tokens from which the way to an engine matters.

@@ -6,6 +6,7 @@ mod cause;
 mod changes;
 pub(crate) mod engines;
 mod events;
+pub(crate) mod figures;
 pub(crate) mod peers;
 mod signals;
 pub(crate) mod table;

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use super::engines::seconds;
 use super::engines::{self, Far};
+use super::figures::{seconds, share};
 use super::table::{
     DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FEW, FLOOD,
     MIN_DIFFERENCE, MISSES, NOISE, QUEUE,
@@ -254,9 +254,9 @@ fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
     let all = others.iter().map(|other| other.failures).sum::<u32>() + part.failures;
     let is_it = part.failures >= FEW && f64::from(part.failures) >= FAILURES_OF_ONE * f64::from(all);
     is_it.then(|| {
-        let error =
-            part.engine_error.as_ref().map(|error| format!(" (\u{201c}{error}\u{201d})")).unwrap_or_default();
-        let evidence = format!("{} of {all} failed attempts are its own{error}", part.failures);
+        let words =
+            part.engine_error.as_ref().map(|words| format!(" (\u{201c}{words}\u{201d})")).unwrap_or_default();
+        let evidence = format!("{} of {all} failed attempts are its own{words}", part.failures);
         (f64::from(part.failures) * 100.0, evidence)
     })
 }
@@ -364,7 +364,3 @@ const STUCK: Duration = Duration::from_secs(10);
 const SETTLED: Duration = Duration::from_secs(120);
 /// Requests before the last minute: fewer are no share.
 const MIN_BEFORE: u32 = 10;
-
-fn share(value: f64) -> String {
-    format!("{:.0} %", value * 100.0)
-}

@@ -16,7 +16,7 @@ use super::replica::Replica;
 use crate::admission::TurnOnDrop;
 use crate::clock::Stamp;
 use crate::error::ReplicaFailure;
-use crate::record::{DecisionSummary, TokenCounts};
+use crate::record::{DecisionSummary, TokenCounts, Ways};
 use crate::request::prompt_size::PromptSize;
 use crate::routing::Assignment;
 use crate::stats::lower_quantile;
@@ -37,6 +37,10 @@ pub struct Pick {
     pub prompt: u64,
     /// Its request can go nowhere else: a stored response lives there.
     pub is_pinned: bool,
+    /// The replica that computes its prompt first, on a route with `[route.prefill]`.
+    pub prefill: Option<Box<Pick>>,
+    /// Why there is one, or none.
+    pub ways: Option<Ways>,
 }
 
 impl Pick {
@@ -147,6 +151,10 @@ impl Pick {
     /// was clearly longer than is usual in the pool: a client that is merely impatient says nothing.
     pub fn given_up(&self, sent: Stamp, is_whole: bool, now: Stamp) {
         let (replica, waited) = (&self.replica, now.since(sent));
+        if self.ways.as_ref().is_some_and(|ways| ways.is_apart) {
+            // It waited for KV of another replica.
+            return;
+        }
         if waited < SHORTEST_SILENCE || replica.health.vitals.last_sign() >= sent {
             return;
         }

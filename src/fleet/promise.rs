@@ -64,9 +64,9 @@ impl Promised {
                 models.push(Promise { name: Arc::clone(name), is_exact });
             }
         };
-        let leads_here = |at: usize| config.pools.get(at).is_some_and(|other| other.name == pool.name);
+        let here = config.pools.iter().position(|other| other.name == pool.name);
         for route in &config.routes {
-            if !route.pools.iter().any(|weighted| leads_here(weighted.pool)) {
+            if !here.is_some_and(|here| route.uses(here)) {
                 continue;
             }
             match (&route.upstream_model, &route.model) {

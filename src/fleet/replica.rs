@@ -44,7 +44,7 @@ pub(super) struct OwnRequests {
     /// The same, in a row.
     pub(super) misses: AtomicU32,
     /// When its engine's error was logged last.
-    error_logged_at: AtomicU64,
+    said_at: AtomicU64,
     /// The last warm-up.
     pub(super) warm_up: ArcSwapOption<WarmUpReport>,
     /// It is to be warmed up again.
@@ -192,12 +192,12 @@ impl Replica {
     }
 
     /// Its engine answered a request with an error of its own: logged, but once in ten seconds.
-    pub fn note_engine_error(&self, words: &str, now: Stamp) {
-        let before = Stamp::from_nanos(self.own.error_logged_at.load(Ordering::Relaxed));
-        if before != Stamp::default() && now.since(before) < ERROR_LOG_INTERVAL {
+    pub fn note_error(&self, words: &str, now: Stamp) {
+        let before = Stamp::from_nanos(self.own.said_at.load(Ordering::Relaxed));
+        if before != Stamp::default() && now.since(before) < SAYS_EVERY {
             return;
         }
-        self.own.error_logged_at.store(now.as_nanos(), Ordering::Relaxed);
+        self.own.said_at.store(now.as_nanos(), Ordering::Relaxed);
         let served = self.served();
         tracing::warn!(pool = %served.pool, replica = %served.replica, error = words, "engine answered with an error");
     }
@@ -277,7 +277,7 @@ impl Replica {
 }
 
 /// Between two lines of the log about errors of one engine.
-const ERROR_LOG_INTERVAL: Duration = Duration::from_secs(10);
+const SAYS_EVERY: Duration = Duration::from_secs(10);
 
 impl Drop for Replica {
     fn drop(&mut self) {

@@ -6,6 +6,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -48,6 +49,8 @@ pub struct UpstreamAttempt {
     /// Whether it takes a connection that has been idle, which the engine may be about to close: a request's first attempt does, if
     /// it may be repeated.
     pub takes_idle: bool,
+    /// Set as soon as the replica gets it.
+    pub sent: Option<Arc<AtomicBool>>,
     /// Memory of a unary answer.
     pub answer_memory: AnswerBudgets,
     /// The process' clock.
@@ -151,6 +154,9 @@ impl UpstreamAttempt {
         let deadline = self.clock.instant(self.clock.now().after(self.deadlines.connect));
         let lease = self.checkout(deadline).await?;
         times.connected = Some(self.clock.now());
+        if let Some(sent) = &self.sent {
+            sent.store(true, Ordering::Relaxed);
+        }
         let (response, lease) = self.response(lease, deadline).await.map_err(failed)?;
         times.head = Some(self.clock.now());
         let (head, body) = response.into_parts();

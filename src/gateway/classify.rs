@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::apart;
 use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable};
 use crate::admission::{Rules, Share};
@@ -93,6 +94,10 @@ pub(super) fn classify(
         sampling: Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices },
         pinned: None,
         is_sent_once: dialect.is_stateful() && fields.is_stored,
+        stays: route
+            .prefill
+            .as_ref()
+            .and_then(|_| apart::obstacle(dialect, fields, has_several_choices(fields))),
         read: Stamp::default(),
         slo: SloBounds::default(),
         is_long: class == Class::Long,

@@ -1,7 +1,7 @@
-//! The message of an engine's error, without its quotes. Pure.
+//! An engine's error message without what it quotes. Pure.
 //!
 //! Text of a prompt or an answer never leaves the relay, and errors quote both. What stands in quotes or brackets, is not ASCII, or
-//! occurs in the request is left out; so are numbers that may identify people.
+//! occurs in the request is left out; so are numbers that may identify a person.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ pub(super) fn of_result(
     dialect: Dialect,
     request: &[u8],
 ) -> Option<Box<str>> {
-    let message = match result {
+    let words = match result {
         Ok(UpstreamResponse::Buffered(answer)) | Err(AttemptError::Replica(_, Some(answer))) => {
             of_body(answer, dialect)?
         }
@@ -26,7 +26,7 @@ pub(super) fn of_result(
         }
         _ => return None,
     };
-    let words = without_quotes(&message, request);
+    let words = without_quotes(&words, request);
     (!words.is_empty()).then(|| words.into())
 }
 
@@ -35,14 +35,14 @@ fn of_body(answer: &BufferedResponse, dialect: Dialect) -> Option<Box<str>> {
     if !answer.head.status.is_server_error() {
         return None;
     }
-    let reported = usage::of_unary(dialect, body).message;
+    let message = usage::of_unary(dialect, body).message;
     let is_text = || body.first().is_some_and(u8::is_ascii_alphanumeric);
-    reported.or_else(|| is_text().then(|| String::from_utf8_lossy(body).into()))
+    message.or_else(|| is_text().then(|| String::from_utf8_lossy(body).into()))
 }
 
 /// The first line, at most [`MAX_WORDS`] bytes.
-fn without_quotes(message: &str, request: &[u8]) -> String {
-    let line = message.lines().next().unwrap_or_default().trim().as_bytes();
+fn without_quotes(words: &str, request: &[u8]) -> String {
+    let line = words.lines().next().unwrap_or_default().trim().as_bytes();
     let hidden = quoted(line).into_iter().zip(of_request(line, request)).zip(numbers(line));
     let mut words = String::with_capacity(MAX_WORDS);
     for (byte, ((quoted, of_request), number)) in line.iter().zip(hidden) {
@@ -145,8 +145,8 @@ mod tests {
 
     #[test]
     fn an_error_keeps_its_words_and_loses_what_it_quotes() {
-        let request = br#"{"messages":[{"content":"my ssn is 123-45-6789, keep it secret"}]}"#;
-        for (message, expected) in [
+        let request = br#"{"messages":[{"content":"my ssn is 123-45-6789, keep it quiet"}]}"#;
+        for (words, expected) in [
             (
                 "CUDA error: device-side assert triggered\nCompile with ...",
                 "CUDA error: device-side assert triggered",
@@ -159,7 +159,7 @@ mod tests {
             ("\"everything\"", ""),
             ("", ""),
         ] {
-            assert_eq!(without_quotes(message, request), expected, "{message}");
+            assert_eq!(without_quotes(words, request), expected, "{words}");
         }
         assert!(without_quotes(&"word ".repeat(200), b"").len() <= MAX_WORDS);
     }

@@ -11,17 +11,28 @@ use super::degrade::degrade;
 use super::hedge::{self, Flown, Other};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
+use super::prefill_leg::{self, HeldKv, Leg};
 use super::prepared::Prepared;
-pub use super::second_opinion::Answered;
-use super::second_opinion::{Doubted, note_empty};
 use super::waiting::Waits;
 use super::{Gateway, IncomingRequest, blame, engine_error, shadow};
 use crate::admission::WaitReason;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
+use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{self, AttemptCause, EmptyAnswer};
+use crate::record::{self, AttemptCause, Ways};
+
+/// A response worth relaying with the attempt that got it.
+pub type Answered = (UpstreamResponse, ActiveAttempt);
+
+/// An empty answer that waits for another replica's.
+#[derive(Debug)]
+pub(super) struct Doubted {
+    pub(super) answered: Answered,
+    /// Place of its attempt in the record.
+    pub(super) attempt: usize,
+}
 
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
@@ -35,8 +46,10 @@ pub struct Exchange {
     /// What had been tried before a replica closed an idle connection: it takes the request too where no other does.
     untried: Option<picker::Tried>,
     retried_unsent: u32,
-    retried_started: bool,
+    pub(super) retried_started: bool,
     is_counted: bool,
+    /// Its prompt is computed, and waits to be decoded.
+    pub(super) held_kv: Option<HeldKv>,
     pub(super) waits: Waits,
 }
 
@@ -66,6 +79,7 @@ impl Exchange {
             retried_unsent: 0,
             retried_started: false,
             is_counted: false,
+            held_kv: None,
             waits: Waits::default(),
         })
     }
@@ -92,7 +106,7 @@ impl Exchange {
             let picked =
                 picker::pick(&self.incoming.gateway, &self.prepared, self.waits.pick_context(&self.tried));
             self.note_arrival(picked.as_ref());
-            let pick = match picked {
+            let mut pick = match picked {
                 Some(PickOutcome::Take(pick)) => pick,
                 Some(PickOutcome::Wait(hold)) => {
                     self.wait(hold).await?;
@@ -122,7 +136,25 @@ impl Exchange {
             self.waits.note_admitted(&self.incoming.gateway);
             self.note_decision(&pick);
             shadow::offer(&self.incoming, &self.prepared, &mut self.guard, &pick);
-            match self.attempt(pick).await {
+            if let Some(prefill) = pick.prefill.take() {
+                // Boxed: only routes with a prefill pool have two legs.
+                if !Box::pin(self.is_prefilled(prefill, &pick)).await? {
+                    continue;
+                }
+            }
+            let attempted = self.attempt(pick).await;
+            if let Some(held) = self.held_kv.take() {
+                let landed = attempted.as_ref().map_err(|(error, _)| error);
+                if let Some(reason) = held.settle(landed, self.two_legs()) {
+                    self.prepared.stays = Some(reason);
+                    if let Ok(answered) = attempted {
+                        answered.1.watch.close();
+                        last = Some(Ok(answered));
+                    }
+                    continue;
+                }
+            }
+            match attempted {
                 Ok(answered) => match self.blamed(&answered) {
                     Some(failure) if self.may_retry_answered(&failure, &answered.1.pick) => {
                         answered.1.watch.close();
@@ -152,48 +184,48 @@ impl Exchange {
         }
     }
 
-    /// Returns the answer, or holds it back if it is empty and another replica should be asked.
-    fn trust(&mut self, answered: Answered) -> Result<Answered, Box<Doubted>> {
-        let record = self.guard.record();
-        if !note_empty(&answered.0, record) {
-            return Ok(answered);
-        }
-        let is_of_replica = answered.1.pick.empty();
-        record.empty = Some(if is_of_replica { EmptyAnswer::OfReplica } else { EmptyAnswer::Usual });
-        if !is_of_replica || !self.may_ask_again(&answered.1.pick) {
-            return Ok(answered);
-        }
-        Err(Box::new(Doubted::new(answered, self.guard.record())))
-    }
-
-    fn may_ask_again(&mut self, pick: &Pick) -> bool {
-        let now = self.incoming.gateway.clock.now();
-        picker::note_tried(&mut self.tried, pick);
-        let retry = &self.prepared.table.config.retry;
-        !self.prepared.is_sent_once
-            && self.prepared.pinned.is_none()
-            && retry.attempts > 0
-            && !std::mem::replace(&mut self.retried_started, true)
-            && pick.pool.retries.withdraw(retry, now)
-    }
-
     /// Asks another replica for what the first one answered with nothing; who would have to wait for one keeps that.
     async fn second(&mut self, doubted: Box<Doubted>) -> Answered {
         let picked =
             picker::pick(&self.incoming.gateway, &self.prepared, self.waits.pick_context(&self.tried));
-        let Some(PickOutcome::Take(pick)) = picked else { return doubted.keep(self.guard.record()) };
+        let Some(PickOutcome::Take(pick)) = picked else { return self.keep(*doubted) };
         // Boxed: rare, and its state would be part of every request's future.
         match Box::pin(self.attempt(pick)).await {
-            Ok(second) => {
-                let now = self.incoming.gateway.clock.now();
-                doubted.settle(second, self.guard.record(), now)
-            }
+            Ok(second) => self.settle(*doubted, second),
             Err((error, active)) => {
                 if let AttemptError::Replica(failure, _) = &error {
                     active.pick.failed(failure, self.incoming.gateway.clock.now());
                 }
-                doubted.keep(self.guard.record())
+                self.keep(*doubted)
             }
+        }
+    }
+
+    /// Has the prompt computed at `prefill`; `false` where the request is to be placed anew.
+    async fn is_prefilled(&mut self, prefill: Box<Pick>, decode: &Pick) -> Result<bool, Failure> {
+        match self.two_legs().compute_prompt(prefill, decode).await {
+            Leg::Done(held) => {
+                self.held_kv = Some(held);
+                return Ok(true);
+            }
+            Leg::Stays(reason) => self.prepared.stays = Some(reason),
+            Leg::Broken(failure, prefill) => self.prefill_failed(&failure, &prefill),
+            Leg::Failed(failure) => return Err(failure),
+        }
+        Ok(false)
+    }
+
+    fn two_legs(&mut self) -> prefill_leg::Request<'_> {
+        let Self { incoming, prepared, guard, .. } = self;
+        prefill_leg::Request { incoming, prepared, guard }
+    }
+
+    /// Another prefill replica gets the prompt where the retry rule allows one and one is ready; else it is computed where it is
+    /// decoded.
+    fn prefill_failed(&mut self, failure: &ReplicaFailure, pick: &Pick) {
+        let is_other = |replica: &Arc<Replica>| !Arc::ptr_eq(replica, &pick.replica) && replica.is_ready();
+        if !self.may_retry(failure, pick) || !pick.pool.replicas().iter().any(is_other) {
+            self.prepared.stays = Some("prefill_failed");
         }
     }
 
@@ -286,7 +318,9 @@ impl Exchange {
             Ok(answer) => Ok((answer, active)),
             Err(error) => {
                 active.watch.close();
-                if let AttemptError::Overdue(failure) = &error {
+                if let AttemptError::Overdue(failure) = &error
+                    && self.held_kv.is_none()
+                {
                     self.note_overdue(failure, &active.pick, self.incoming.gateway.clock.now());
                 }
                 Err((error, active))
@@ -296,7 +330,8 @@ impl Exchange {
 
     /// Why the next attempt is made.
     pub(super) fn cause(&mut self) -> AttemptCause {
-        if self.guard.record().attempts.is_empty() { AttemptCause::First } else { AttemptCause::Retry }
+        let is_first = self.guard.record().attempts.iter().all(|made| made.cause == AttemptCause::Prefill);
+        if is_first { AttemptCause::First } else { AttemptCause::Retry }
     }
 
     /// One of two attempts of a hedge failed: its replica is charged, and not asked again by this request.
@@ -322,14 +357,23 @@ impl Exchange {
             incoming: &self.incoming,
             prepared: &self.prepared,
             identity,
-            body: &self.prepared.body,
-            deadlines: self.prepared.deadlines(),
+            body: self.held_kv.as_ref().map_or(&self.prepared.body, |held| &held.body),
+            deadlines: match &self.held_kv {
+                Some(held) => held.deadlines(self.prepared.deadlines(), self.incoming.gateway.clock.now()),
+                None => self.prepared.deadlines(),
+            },
+            sent: self.held_kv.as_ref().map(HeldKv::sent),
         }
     }
 
     pub(super) fn note_decision(&mut self, pick: &Pick) {
         let record = self.guard.record();
         record.at.routed.get_or_insert(pick.assignment.at);
+        if let Some(ways) = &pick.ways {
+            let before = record.ways.take().unwrap_or_default();
+            let (together, apart) = (ways.together.or(before.together), ways.apart.or(before.apart));
+            record.ways = Some(Ways { together, apart, ..ways.clone() });
+        }
         if record.decision.is_none() {
             record.decision = Some(pick.decision.clone());
             pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);
@@ -347,7 +391,7 @@ impl Exchange {
         record.attempts.push(entry);
     }
 
-    /// The entry of the record for an attempt that came to this, with the message of its engine's error.
+    /// The entry of the record for an attempt that came to this, with the words of its engine's error.
     fn entry(
         &mut self,
         flight: &Flight,
@@ -357,7 +401,7 @@ impl Exchange {
         let dialect = self.guard.record().dialect;
         let engine_error = engine_error::of_result(result, dialect, &self.prepared.body);
         if let (Some(words), Some(pick)) = (&engine_error, flight.pick()) {
-            pick.replica.note_engine_error(words, end);
+            pick.replica.note_error(words, end);
         }
         record::Attempt { engine_error, ..flight.entry(result, end) }
     }

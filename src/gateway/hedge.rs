@@ -73,7 +73,9 @@ pub(super) async fn fly(
 pub(super) fn due(prepared: &Prepared, cause: AttemptCause, first: &Flight) -> Option<Stamp> {
     let hedge = prepared.route.config.hedge?;
     let is_bound = prepared.pinned.is_some() || prepared.is_sent_once;
-    if cause != AttemptCause::First || !prepared.shows_first_token || is_bound {
+    // Blocks that one engine has fetched are no longer there for another.
+    let is_apart = first.pick().is_some_and(|pick| pick.ways.as_ref().is_some_and(|ways| ways.is_apart));
+    if cause != AttemptCause::First || !prepared.shows_first_token || is_bound || is_apart {
         return None;
     }
     prepared.route.hedges.deposit(hedge.budget);
@@ -144,7 +146,8 @@ fn second(
         return None;
     }
     let at = prepared.route.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
-    match picker::pick(gateway, prepared, PickContext { tried, pool: at, is_late: false, is_cold: false })? {
+    let context = PickContext { tried, pool: at, is_late: false, is_cold: false, may_go_apart: false };
+    match picker::pick(gateway, prepared, context)? {
         PickOutcome::Take(pick) if Arc::ptr_eq(&pick.pool, pool) => {
             prepared.route.hedges.withdraw().then_some(pick)
         }

@@ -132,7 +132,7 @@ impl ReplicaSuccessor {
     /// Another replica of the same pool: other pools may run another model.
     fn pick(&self, pool: &Arc<PoolState>, tried: &Tried) -> Option<Box<Pick>> {
         let at = self.prepared.route.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
-        let context = PickContext { tried, pool: at, is_late: false, is_cold: false };
+        let context = PickContext { tried, pool: at, is_late: false, is_cold: false, may_go_apart: false };
         match picker::pick(&self.incoming.gateway, &self.prepared, context)? {
             PickOutcome::Take(pick) if Arc::ptr_eq(&pick.pool, pool) => Some(pick),
             _ => None,
@@ -148,6 +148,7 @@ impl ReplicaSuccessor {
             identity: &self.identity,
             body: &by.body,
             deadlines: Deadlines { first_token: Some(first_token), ..self.prepared.deadlines() },
+            sent: None,
         }
     }
 }

@@ -5,6 +5,8 @@
 //! The record is filled on the way and published when the response body is dropped.
 
 mod answer_buffer;
+mod apart;
+mod asking;
 pub mod attempt;
 mod blame;
 pub mod body_work;
@@ -22,6 +24,8 @@ pub mod migration;
 mod models;
 pub mod outbound;
 pub mod picker;
+mod prefill_leg;
+pub mod prefill_side;
 mod preflights;
 pub mod prepare;
 pub mod prepared;

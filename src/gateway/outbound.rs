@@ -4,6 +4,7 @@
 //! migration can fly one after the exchange is over. Dropping it closes the connection and releases the load.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -36,6 +37,8 @@ pub struct Outbound<'r> {
     pub body: &'r Bytes,
     /// Deadlines of these attempts.
     pub deadlines: Deadlines,
+    /// Set as soon as a replica gets it.
+    pub sent: Option<&'r Arc<AtomicBool>>,
 }
 
 /// Ids of a request that go upstream with every attempt.
@@ -106,8 +109,10 @@ impl Outbound<'_> {
             watch: Arc::clone(&watch),
             answer_memory: self.prepared.held.answer_budgets(),
             is_stream: self.prepared.is_stream,
-            takes_idle: cause == AttemptCause::First && !self.prepared.is_sent_once,
+            takes_idle: matches!(cause, AttemptCause::First | AttemptCause::Prefill)
+                && !self.prepared.is_sent_once,
             deadlines: self.deadlines,
+            sent: self.sent.cloned(),
             clock: gateway.clock,
         });
         let times = AttemptTimes { start, ..AttemptTimes::default() };

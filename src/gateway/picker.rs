@@ -6,16 +6,18 @@
 use std::sync::Arc;
 
 use super::Gateway;
+use super::apart;
+use super::asking::{Asking, Scene, Task};
 use super::cold;
 use super::degrade;
 use super::prepared::Prepared;
-use crate::admission::{Deferral, Outlook, Rules, Ruling, TurnOnDrop, WaitReason, Waiter, rule};
+use crate::admission::{Deferral, Outlook, Rules, Ruling, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
-use crate::record::{DecisionSummary, Weighed};
-use crate::routing::{self, Ask, Candidate, Judged, Reason, SlotSet, Terms, Verdict};
+use crate::record::{Ways, Weighed};
+use crate::routing::{Candidate, Elsewhere, Judged, SlotSet, Terms, Verdict};
 
 /// The replicas that a request has tried, by pool.
 pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
@@ -73,6 +75,8 @@ pub struct PickContext<'a> {
     pub is_late: bool,
     /// Whether it waits for the first replica of a pool.
     pub is_cold: bool,
+    /// Whether the prefill pool of its route may compute its prompt.
+    pub may_go_apart: bool,
 }
 
 /// Picks among the ready replicas not tried yet; `None` if there is none.
@@ -107,7 +111,8 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
 /// be sent.
 pub(super) fn pick_for_copy(gateway: &Gateway, request: &Prepared, at: usize) -> Option<Box<Pick>> {
     let tried = Tried::new();
-    let context = PickContext { tried: &tried, pool: Some(at), is_late: false, is_cold: false };
+    let context =
+        PickContext { tried: &tried, pool: Some(at), is_late: false, is_cold: false, may_go_apart: false };
     match choose(gateway, request, at, context, gateway.clock.now())? {
         PickOutcome::Take(pick) => Some(pick),
         PickOutcome::Wait(_) | PickOutcome::Degrade => None,
@@ -145,102 +150,86 @@ fn choose(
 ) -> Option<PickOutcome> {
     let (pool, _) = request.route.pools.get(at)?;
     let none = SlotSet::new();
-    let replicas = pool.replicas();
-    let is_untried =
-        |replica: &Replica| tried_in(context.tried, pool).is_none_or(|t| !t.contains(replica.slot()));
-    let is_preferred = |replica: &&Arc<Replica>| {
-        replica.is_open(now) && request.model.as_deref().is_none_or(|model| !is_missing(pool, replica, model))
-    };
-    // A replica in its back-off, on trial or without the model is better than none.
-    let has_preferred =
-        request.pinned.is_none() && replicas.iter().any(|r| is_untried(r) && is_preferred(&r));
-    let may_take = |replica: &&Arc<Replica>| match &request.pinned {
-        Some(pinned) => replica.is_ready() && Arc::ptr_eq(pinned, replica),
-        None if has_preferred => is_preferred(replica),
-        None => replica.is_ready(),
-    };
-    let is_strict = pool.queue.is_strict();
-    let chain = &request.prompt.chain;
-    let block_end = |block| chain.block_end_bytes(block);
-    let lacks_adapter = lacks_adapter(pool, request, &replicas);
-    let ask = Ask {
-        prompt: prompt_of(request, &block_end),
-        session: request.session,
-        slo: request.slo,
-        waited: now.since(request.read),
-        queues_late: is_strict,
-        shows_first_token: request.shows_first_token,
-        conversation: request.prompt.conversation,
-        sampling: request.sampling,
-        has_media: request.prompt.size.media > 0,
-        lacks_adapter: lacks_adapter.as_ref(),
-        tried: tried_in(context.tried, pool).unwrap_or(&none),
-    };
-    let targets = replicas.iter().filter(may_take).map(|replica| &replica.target);
-    let policy = &*request.route.policy;
-    let judged = pool.dispatcher.judge(policy, &ask, &pool.engine_limits(), now, targets)?;
-    let arriving =
-        |outlook| (!context.is_late).then(|| Waiter { outlook, ..request.waiter(WaitReason::Late) });
-    let wait =
-        |reason, stay, outlook| Some(PickOutcome::Wait(QueueWait { reason, stay, pool: Some(at), outlook }));
-    let rules = Rules { is_pinned: request.pinned.is_some(), ..degrade::rules(request, now) };
-    match rule(&rules, &judged, is_strict, &mut &*pool.queue, arriving) {
-        Ruling::Hold(outlook) => return wait(WaitReason::Held, Deferral::Request, outlook),
-        Ruling::Queue(outlook, stay) => {
-            // Others may go where this one may not.
-            let is_free = replicas.iter().any(|r| r.is_open(now) && !may_take(&r));
-            return wait(WaitReason::Late, if is_free { Deferral::Request } else { stay }, outlook);
+    let tried = tried_in(context.tried, pool).unwrap_or(&none);
+    let whole = Asking { request, pool, policy: &*request.route.policy, task: Task::Whole, tried };
+    let place = Place { gateway, at, is_late: context.is_late, now };
+    let side = request.route.prefill.as_ref().filter(|_| context.may_go_apart);
+    let Some(side) = side else { return place.ask(&whole, None) };
+    let tried = tried_in(context.tried, &side.pool).cloned().unwrap_or_default();
+    let choice = apart::weigh(&whole, side, &tried, now);
+    let outcome = choice.prefill.and_then(|quote| {
+        let links = side.transfers.from(quote.identity, now);
+        let transfer = |identity, tokens| links.seconds(identity, tokens);
+        let task = Task::Decode { after: quote.ttft, elsewhere: Elsewhere { transfer: &transfer } };
+        let prefill =
+            Asking { pool: &side.pool, policy: &*side.policy, task: Task::Prefill, tried: &tried, ..whole };
+        place.ask(&Asking { task, ..whole }, Some(&prefill))
+    });
+    let mut outcome = outcome.or_else(|| place.ask(&whole, None))?;
+    if let PickOutcome::Take(pick) = &mut outcome {
+        let is_apart = pick.prefill.is_some();
+        pick.ways = Some(Ways { is_apart, ..choice.ways });
+    }
+    Some(outcome)
+}
+
+/// Where and when a request is placed.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    gateway: &'a Gateway,
+    /// Place of the pool in the route.
+    at: usize,
+    is_late: bool,
+    now: Stamp,
+}
+
+impl Place<'_> {
+    /// Judges and rules; `prefill` is to get a place as well.
+    fn ask(&self, asking: &Asking<'_>, prefill: Option<&Asking<'_>>) -> Option<PickOutcome> {
+        asking.judge(self.now, |judged, scene| self.rule(asking, judged, scene, prefill)).flatten()
+    }
+
+    fn rule(
+        &self,
+        asking: &Asking<'_>,
+        judged: Judged<'_>,
+        scene: &Scene,
+        prefill: Option<&Asking<'_>>,
+    ) -> Option<PickOutcome> {
+        let Self { gateway, at, is_late, now } = *self;
+        let Asking { request, pool, .. } = *asking;
+        let arriving = |outlook| (!is_late).then(|| Waiter { outlook, ..request.waiter(WaitReason::Late) });
+        let wait = |reason, stay, outlook| {
+            Some(PickOutcome::Wait(QueueWait { reason, stay, pool: Some(at), outlook }))
+        };
+        let rules = Rules { is_pinned: request.pinned.is_some(), ..degrade::rules(request, now) };
+        match rule(&rules, &judged, pool.queue.is_strict(), &mut &*pool.queue, arriving) {
+            Ruling::Hold(outlook) => return wait(WaitReason::Held, Deferral::Request, outlook),
+            Ruling::Queue(outlook, stay) => {
+                // Others may go where this one may not.
+                let is_free =
+                    scene.replicas.iter().any(|r| r.is_open(now) && !asking.may_take(r, scene, now));
+                return wait(WaitReason::Late, if is_free { Deferral::Request } else { stay }, outlook);
+            }
+            Ruling::Degrade => return Some(PickOutcome::Degrade),
+            Ruling::Place => {}
         }
-        Ruling::Degrade => return Some(PickOutcome::Degrade),
-        Ruling::Place => {}
+        let is_explained = judged.predicts() && gateway.explained.takes(now, MAX_EXPLAINED);
+        let weighed = if is_explained { weighed(&judged, &scene.replicas) } else { Box::default() };
+        let prefill = match prefill {
+            Some(prefill) => Some(
+                prefill.judge(now, |judged, scene| prefill.take(judged, scene, Box::default(), now))??,
+            ),
+            None => None,
+        };
+        let mut pick = asking.take(judged, scene, weighed, now)?;
+        if let Some(prefill) = &prefill {
+            // Of the replica that computes the prompt.
+            pick.decision.predicted_hit = prefill.decision.predicted_hit;
+        }
+        pick.prefill = prefill;
+        Some(PickOutcome::Take(pick))
     }
-    let is_explained = judged.predicts() && gateway.explained.takes(now, MAX_EXPLAINED);
-    let weighed = if is_explained { weighed(&judged, &replicas) } else { Box::default() };
-    let mut assignment = judged.assign()?;
-    let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
-    let has_adapter = |model: &Arc<str>| has_preferred && lacked_elsewhere(&replicas, model);
-    let is_only = assignment.decision.reason == Reason::Only;
-    if is_only && request.model.as_ref().is_some_and(has_adapter) {
-        assignment.decision.reason = Reason::Adapter;
-    }
-    replica.chosen(now);
-    let is_cold = replica.is_cold(now);
-    Some(PickOutcome::Take(Box::new(Pick {
-        turn: TurnOnDrop(Arc::clone(&pool.queue)),
-        pool: Arc::clone(pool),
-        replica,
-        decision: DecisionSummary { weighed, is_cold, ..assignment.decision.summary(ask.waited) },
-        assignment,
-        size: request.prompt.size,
-        prompt: chain.whole(),
-        is_pinned: request.pinned.is_some(),
-    })))
-}
-
-fn prompt_of<'a>(request: &'a Prepared, block_end: &'a dyn Fn(usize) -> u64) -> routing::Prompt<'a> {
-    let chain = &request.prompt.chain;
-    routing::Prompt { chain: chain.hashes(), block_end, bytes: chain.bytes(), tokens: request.tokens }
-}
-
-/// Replicas that would have to load the adapter that the request names; `None` where none holds it.
-fn lacks_adapter(pool: &PoolState, request: &Prepared, replicas: &[Arc<Replica>]) -> Option<SlotSet> {
-    let model = request.model.as_deref().filter(|_| pool.tells_adapters())?;
-    let holds = |replica: &&Arc<Replica>| replica.engine.adapters.holds(model);
-    let lacks = |replica: &&Arc<Replica>| !holds(replica);
-    let is_held = replicas.iter().any(|replica| holds(&replica));
-    is_held.then(|| replicas.iter().filter(lacks).map(|replica| replica.slot()).collect())
-}
-
-/// Whether a replica that lists its models does not list this one, while another one of its pool does.
-fn is_missing(pool: &PoolState, replica: &Replica, model: &str) -> bool {
-    !replica.engine.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
-}
-
-/// Whether another ready replica lists models, but not this one.
-fn lacked_elsewhere(replicas: &[Arc<Replica>], model: &str) -> bool {
-    replicas
-        .iter()
-        .any(|other| other.is_ready() && !other.engine.models.load().is_empty() && !other.lists(model))
 }
 
 /// Cost terms of the cheapest candidates, by replica name.

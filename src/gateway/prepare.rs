@@ -325,7 +325,9 @@ fn admit(
     prepared.session = headers.get(X_SESSION_ID).map(|v| prepared.table.seed.hash(v.as_bytes()));
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
-    if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.poisoned_for(prompt, now)) {
+    let prefill = route.prefill.iter().map(|side| &side.pool);
+    let pools = route.pools.iter().map(|(pool, _)| pool).chain(prefill);
+    if let Some(left) = pools.into_iter().find_map(|pool| pool.poisoned_for(prompt, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
     let is_counted = prepared.prompt.size.exact_tokens.is_some();

@@ -59,6 +59,8 @@ pub struct Prepared {
     /// Sent twice it would act twice: a stored or background response, a POST on `server.extra_paths` (RFC 9110 §9.2.2). It is
     /// retried only where it is known not to have been sent, and never hedged.
     pub is_sent_once: bool,
+    /// Why its prompt is to be computed where it is decoded (label `reason`), on a route with `[route.prefill]`.
+    pub stays: Option<&'static str>,
     /// When the body was read: deadlines count from here.
     pub read: Stamp,
     /// Bounds of its SLO class, for its prompt length.

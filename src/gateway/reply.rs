@@ -16,7 +16,7 @@ use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::stages::{StageSource, at_the_engine};
-use crate::record::{DecisionSummary, Outcome, Record, cut};
+use crate::record::{DecisionSummary, Outcome, Record, Ways, cut};
 use crate::relay::aborting::AbortingBody;
 use crate::relay::body::ReplyBody;
 use crate::relay::error_event;
@@ -309,9 +309,34 @@ pub(super) fn write_route_info(headers: &mut HeaderMap, record: &Record) {
         value.extend_from_slice(b"; candidates=");
         digits::int(&mut value, u64::from(decision.candidates));
         write_cost(&mut value, decision);
+        if let Some(ways) = &record.ways {
+            write_ways(&mut value, record, ways);
+        }
         if let Ok(value) = HeaderValue::try_from(value) {
             headers.insert(X_TOKENWAY_DECISION, value);
         }
+    }
+}
+
+/// Where the prompt was computed, and both ways in milliseconds.
+fn write_ways(value: &mut Vec<u8>, record: &Record, ways: &Ways) {
+    for text in ["; way=", ways.way(), "; way_reason=", ways.reason] {
+        value.extend_from_slice(text.as_bytes());
+    }
+    let apart = ways.apart.map(|cost| [cost.prefill, cost.transfer, cost.decode]);
+    let parts = apart.into_iter().flatten().zip([
+        "; apart_prefill_ms=",
+        "; apart_transfer_ms=",
+        "; apart_decode_ms=",
+    ]);
+    let together = ways.together.map(|seconds| (seconds, "; together_ms="));
+    for (seconds, name) in together.into_iter().chain(parts) {
+        value.extend_from_slice(name.as_bytes());
+        digits::decimal::<1>(value, seconds * 1e3);
+    }
+    if let Some(leg) = record.prefill_leg() {
+        value.extend_from_slice(b"; prefill=");
+        value.extend_from_slice(leg.served.replica.as_bytes());
     }
 }
 

@@ -5,67 +5,81 @@
 //! nothing is what the prompt asks for.
 
 use super::attempt::UpstreamResponse;
-use super::outbound::ActiveAttempt;
-use crate::clock::Stamp;
+use super::exchange::{Answered, Doubted, Exchange};
+use super::picker;
 use crate::error::ReplicaFailure;
-use crate::record::{EmptyAnswer, Record};
+use crate::fleet::pick::Pick;
+use crate::record::EmptyAnswer;
 
-/// A response worth relaying with the attempt that got it.
-pub type Answered = (UpstreamResponse, ActiveAttempt);
-
-/// An empty answer that waits for another replica's.
-#[derive(Debug)]
-pub(super) struct Doubted {
-    answered: Answered,
-    /// Place of its attempt in the record.
-    attempt: usize,
-}
-
-impl Doubted {
-    /// Of the attempt that the record has last.
-    pub(super) fn new(answered: Answered, record: &Record) -> Self {
-        answered.1.watch.close();
-        Self { answered, attempt: record.attempts.len().saturating_sub(1) }
+impl Exchange {
+    /// Returns the answer, or holds it back if it is empty and another replica should be asked.
+    pub(super) fn trust(&mut self, answered: Answered) -> Result<Answered, Box<Doubted>> {
+        let (answer, active) = &answered;
+        if !self.note_empty(answer) {
+            return Ok(answered);
+        }
+        let is_of_replica = active.pick.empty();
+        let empty = if is_of_replica { EmptyAnswer::OfReplica } else { EmptyAnswer::Usual };
+        self.guard.record().empty = Some(empty);
+        if !is_of_replica || !self.may_ask_again(&active.pick) {
+            return Ok(answered);
+        }
+        active.watch.close();
+        let attempt = self.guard.record().attempts.len().saturating_sub(1);
+        Err(Box::new(Doubted { answered, attempt }))
     }
 
     /// Compares it with what another replica answered; returns what the client gets.
-    pub(super) fn settle(self, second: Answered, record: &mut Record, now: Stamp) -> Answered {
+    pub(super) fn settle(&mut self, first: Doubted, second: Answered) -> Answered {
         if !second.0.status().is_success() {
-            return self.keep(record);
+            return self.keep(first);
         }
-        let is_empty = note_empty(&second.0, record);
-        let pick = &self.answered.1.pick;
+        let is_empty = self.note_empty(&second.0);
+        let pick = &first.answered.1.pick;
         let failure = ReplicaFailure::EmptyAnswer { replica: pick.replica.name() };
+        let record = self.guard.record();
         record.empty = is_empty.then_some(EmptyAnswer::Usual);
-        if let Some(attempt) = record.attempts.get_mut(self.attempt) {
+        if let Some(attempt) = record.attempts.get_mut(first.attempt) {
             attempt.error = (!is_empty).then_some(failure.code());
             attempt.is_canceled = is_empty;
         }
         if is_empty {
             second.1.pick.empty();
         } else {
-            pick.failed(&failure, now);
+            pick.failed(&failure, self.gateway().clock.now());
         }
         second
     }
 
     /// No other replica answered: it is all that there is.
-    pub(super) fn keep(self, record: &mut Record) -> Answered {
-        if self.attempt < record.attempts.len() {
-            let attempt = record.attempts.remove(self.attempt);
+    pub(super) fn keep(&mut self, first: Doubted) -> Answered {
+        let record = self.guard.record();
+        if first.attempt < record.attempts.len() {
+            let attempt = record.attempts.remove(first.attempt);
             record.at.first_byte = attempt.head;
             record.attempts.push(attempt);
         }
         record.empty = Some(EmptyAnswer::OfReplica);
-        self.answered
+        first.answered
     }
-}
 
-/// Notes whether the answer of the last attempt is empty.
-pub(super) fn note_empty(answer: &UpstreamResponse, record: &mut Record) -> bool {
-    let is_empty = answer.is_empty_answer(record.dialect);
-    if let Some(attempt) = record.attempts.last_mut() {
-        attempt.is_empty = is_empty;
+    fn note_empty(&mut self, answer: &UpstreamResponse) -> bool {
+        let record = self.guard.record();
+        let is_empty = answer.is_empty_answer(record.dialect);
+        if let Some(attempt) = record.attempts.last_mut() {
+            attempt.is_empty = is_empty;
+        }
+        is_empty
     }
-    is_empty
+
+    fn may_ask_again(&mut self, pick: &Pick) -> bool {
+        let now = self.gateway().clock.now();
+        picker::note_tried(&mut self.tried, pick);
+        let retry = &self.prepared.table.config.retry;
+        !self.prepared.is_sent_once
+            && self.prepared.pinned.is_none()
+            && retry.attempts > 0
+            && !std::mem::replace(&mut self.retried_started, true)
+            && pick.pool.retries.withdraw(retry, now)
+    }
 }

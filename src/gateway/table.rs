@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::degrading::Degrading;
 use super::hedge_budget::HedgeBudget;
+use super::prefill_side::PrefillSide;
 use super::shadow::{Shadow, Shadows};
 use crate::clock::Stamp;
 use crate::config::{Config, ModelMatch, Route, Slo, WeightedPool};
@@ -68,6 +69,8 @@ pub struct RouteState {
     pub degrading: Arc<Degrading>,
     /// Copies of its requests for its canary; carried over.
     pub shadow: Option<Arc<Shadow>>,
+    /// Its `[route.prefill]`; what was learned of it is carried over.
+    pub prefill: Option<Box<PrefillSide>>,
 }
 
 impl CarriedOver {
@@ -194,6 +197,8 @@ impl RouteState {
             hedges: HedgeBudget::default(),
             degrading: former.map(|known| Arc::clone(&known.degrading)).unwrap_or_default(),
             shadow,
+            prefill: PrefillSide::of(route, config, pools, former.and_then(|known| known.prefill.as_deref()))
+                .map(Box::new),
             pools: route.pools.iter().filter_map(weighted).collect(),
             config: route.clone(),
         }

@@ -32,7 +32,7 @@ impl Waits {
     pub(super) fn pick_context<'a>(&self, tried: &'a Tried) -> PickContext<'a> {
         let is_late = self.ticket.as_ref().is_some_and(|(ticket, _)| ticket.is_late());
         let is_cold = self.ticket.as_ref().is_some_and(|(ticket, _)| ticket.is_for_replica());
-        PickContext { tried, pool: self.pool, is_late, is_cold }
+        PickContext { tried, pool: self.pool, is_late, is_cold, may_go_apart: true }
     }
 
     /// Forgets the waits on the previous route, after a degrade.

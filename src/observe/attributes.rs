@@ -104,8 +104,8 @@ fn http<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeVal
     if let Some(error) = record.error {
         emit(key!("error.type"), AttributeValue::Name(error));
     }
-    if let Some(error) = record.engine_error() {
-        emit(key!("tokenway.engine.error"), AttributeValue::Str(error));
+    if let Some(words) = record.engine_error() {
+        emit(key!("tokenway.engine.error"), AttributeValue::Str(words));
     }
     if let Some(served) = record.served() {
         emit(key!("server.address"), AttributeValue::Str(&served.host));
@@ -229,6 +229,7 @@ fn stage_key(stage: Stage) -> AttributeKey {
         Stage::Connect => key!("tokenway.stage.connect"),
         Stage::EngineQueue => key!("tokenway.stage.engine_queue"),
         Stage::Prefill => key!("tokenway.stage.prefill"),
+        Stage::KvTransfer => key!("tokenway.stage.kv_transfer"),
         Stage::Decode => key!("tokenway.stage.decode"),
         Stage::EngineOther => key!("tokenway.stage.engine_other"),
         Stage::Relay => key!("tokenway.stage.relay"),

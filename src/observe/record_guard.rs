@@ -141,6 +141,9 @@ impl Drop for RecordGuard {
         if let Some(left) = record.attempts.last_mut().filter(|attempt| attempt.is_canceled) {
             left.end = record.at.end;
         }
+        if let Some(ways) = record.ways.as_ref().filter(|ways| ways.is_apart) {
+            record.tokens.cached = ways.cached;
+        }
         let has_panicked = !self.is_settled && std::thread::panicking();
         if has_panicked {
             record.outcome = Outcome::Failed;

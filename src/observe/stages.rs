@@ -2,7 +2,8 @@
 //!
 //! Stages are contiguous from head to end, so they add up to the duration however the request ended: the rest goes to
 //! the stage in which it ended. The wait for the first token is split by the engine's reported times (`measured`), else
-//! by the predicted ones, else, before anything was learned, by how many requests waited at the replica (both `estimated`).
+//! by the predicted ones, else, before anything was learned, by how many requests waited at the replica (both `estimated`). Of a
+//! prompt that another replica computed, the wait there is split so, and the wait for its first token here is the transfer of its KV.
 
 use std::time::Duration;
 
@@ -32,24 +33,25 @@ pub struct StageTime {
 }
 
 /// The stages of one request, each at most once.
-pub(crate) type StageTimes = SmallVec<[StageTime; 9]>;
+pub(crate) type StageTimes = SmallVec<[StageTime; 10]>;
 
 /// The stages that a request reached, in order.
 pub(crate) fn stages(record: &Record) -> StageTimes {
     let at = &record.at;
     let mut cursor = StageCursor { at: at.head, end: at.end, times: StageTimes::new() };
-    let before_the_engine = [
-        (Stage::Read, at.read),
-        (Stage::Admit, at.admitted),
-        (Stage::Route, at.routed),
-        (Stage::Connect, at.connected),
-    ];
+    let before_the_engine = [(Stage::Read, at.read), (Stage::Admit, at.admitted), (Stage::Route, at.routed)];
     for (stage, reached) in before_the_engine {
         let time = cursor.until(reached.unwrap_or(at.end));
         cursor.push(stage, time, StageSource::Measured);
         if reached.is_none() {
             return cursor.times;
         }
+    }
+    cursor.prefill_leg(record);
+    let time = cursor.until(at.connected.unwrap_or(at.end));
+    cursor.push(Stage::Connect, time, StageSource::Measured);
+    if at.connected.is_none() {
+        return cursor.times;
     }
     if at.first_token.is_some() || record.is_stream {
         stream(record, &mut cursor);
@@ -65,7 +67,7 @@ pub(crate) fn at_the_engine(record: &Record) -> StageTimes {
     let (Some(connected), Some(first)) = (at.connected, at.first_token) else { return StageTimes::new() };
     let mut cursor = StageCursor { at: connected, end: first, times: StageTimes::new() };
     let wait = cursor.until(first);
-    cursor.wait(wait, record.engine.as_ref(), record.attempts.last());
+    cursor.wait(wait, record);
     cursor.times
 }
 
@@ -73,7 +75,7 @@ pub(crate) fn at_the_engine(record: &Record) -> StageTimes {
 fn stream(record: &Record, cursor: &mut StageCursor) {
     let at = &record.at;
     let wait = cursor.until(at.first_token.unwrap_or(at.end));
-    cursor.wait(wait, record.engine.as_ref(), record.attempts.last());
+    cursor.wait(wait, record);
     if at.last_token.is_none() {
         return;
     }
@@ -122,12 +124,34 @@ impl StageCursor {
         passed
     }
 
+    /// Two legs meet some stages twice.
     fn push(&mut self, stage: Stage, duration: Duration, source: StageSource) {
-        self.times.push(StageTime { stage, duration, source });
+        match self.times.iter_mut().find(|time| time.stage == stage) {
+            Some(time) => time.duration += duration,
+            None => self.times.push(StageTime { stage, duration, source }),
+        }
     }
 
-    /// Splits the wait for the first token.
-    fn wait(&mut self, wait: Duration, engine: Option<&EngineTimes>, attempt: Option<&Attempt>) {
+    /// The leg of the replica that computed the prompt for another.
+    fn prefill_leg(&mut self, record: &Record) {
+        let Some(leg) = record.prefill_leg() else { return };
+        let connect = self.until(leg.connected.unwrap_or(leg.end));
+        self.push(Stage::Connect, connect, StageSource::Measured);
+        let wait = self.until(leg.end);
+        self.split(wait, None, Some(leg));
+    }
+
+    /// The wait for the first token: at the replica that computes the prompt, or for its KV.
+    fn wait(&mut self, wait: Duration, record: &Record) {
+        let Some(ways) = record.ways.as_ref().filter(|ways| ways.is_apart) else {
+            return self.split(wait, record.engine.as_ref(), record.attempts.last());
+        };
+        let transfer = ways.transfer.unwrap_or(wait).min(wait);
+        self.push(Stage::EngineQueue, wait - transfer, StageSource::Estimated);
+        self.push(Stage::KvTransfer, transfer, StageSource::Estimated);
+    }
+
+    fn split(&mut self, wait: Duration, engine: Option<&EngineTimes>, attempt: Option<&Attempt>) {
         if let Some((queue, prefill)) = engine.and_then(|times| Some((times.queue?, times.own_prefill()?))) {
             let queue = queue.min(wait);
             let prefill = prefill.min(wait - queue);
@@ -174,7 +198,7 @@ const NOISE: f64 = 1.5;
 mod tests {
     use super::*;
     use crate::observe::fixture;
-    use crate::record::Moments;
+    use crate::record::{AttemptCause, Moments, Ways};
 
     const fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
@@ -241,6 +265,33 @@ mod tests {
             assert_eq!(of(Stage::Prefill).unwrap().source.as_str(), source, "case {case}");
             assert_eq!(sum(&record), record.duration(), "case {case}");
         }
+    }
+
+    #[test]
+    fn two_legs_add_up_too_and_the_second_waits_for_kv() {
+        let mut record = fixture::stream();
+        let whole = record.attempts[0].clone();
+        let start = record.at.routed.unwrap();
+        let at = |after| start.after(ms(after));
+        let leg = Attempt {
+            cause: AttemptCause::Prefill,
+            start,
+            connected: Some(at(2)),
+            head: Some(at(60)),
+            end: at(60),
+            ..whole.clone()
+        };
+        record.attempts.insert(0, leg);
+        record.at.connected = Some(at(63));
+        record.ways = Some(Ways { is_apart: true, transfer: Some(ms(100)), ..Ways::default() });
+        let seen = names(&record);
+        let of = |name| seen.iter().find(|(stage, ..)| *stage == name).map(|(_, millis, _)| *millis);
+        assert_eq!(
+            (of("connect"), of("prefill"), of("kv_transfer")),
+            (Some(5), Some(58), Some(100)),
+            "{seen:?}"
+        );
+        assert_eq!(sum(&record), record.duration());
     }
 
     #[test]

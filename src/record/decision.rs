@@ -60,6 +60,8 @@ pub struct Addends {
     pub base: f64,
     /// To load the LoRA adapter that it names, where the engine does not hold it.
     pub adapter: f64,
+    /// To move its KV there, where another replica computes the prompt.
+    pub transfer: f64,
     /// Delay of the requests that come next, less what they will reuse.
     pub others: f64,
     /// Price of slower decoding than at the best replica.
@@ -75,13 +77,14 @@ pub struct Addends {
 impl Addends {
     /// Each with its name in JSON, logs and headers.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, f64); 9] {
-        let Self { wait, prefill, base, adapter, others, decoding, harm, late, failure } = *self;
+    pub fn named(&self) -> [(&'static str, f64); 10] {
+        let Self { wait, prefill, base, adapter, transfer, others, decoding, harm, late, failure } = *self;
         [
             ("wait", wait),
             ("prefill", prefill),
             ("base", base),
             ("adapter", adapter),
+            ("transfer", transfer),
             ("others", others),
             ("decoding", decoding),
             ("harm", harm),
@@ -94,8 +97,8 @@ impl Addends {
     #[inline]
     #[must_use]
     pub fn total(&self) -> f64 {
-        let Self { wait, prefill, base, adapter, others, decoding, harm, late, failure } = *self;
-        wait + prefill + base + adapter + others + decoding + harm + late + failure
+        let Self { wait, prefill, base, adapter, transfer, others, decoding, harm, late, failure } = *self;
+        wait + prefill + base + adapter + transfer + others + decoding + harm + late + failure
     }
 }
 
@@ -137,6 +140,7 @@ fn in_words(addend: &str) -> &str {
         "wait" => "waiting",
         "base" => "step and round trip",
         "adapter" => "loading its adapter",
+        "transfer" => "moving its KV",
         "others" => "delay of those who come next",
         "harm" => "harm to running streams",
         "late" => "risk of a late first token",

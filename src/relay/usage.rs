@@ -27,7 +27,7 @@ pub struct AnswerFacts {
     pub engine: Option<EngineTimes>,
     /// The error that the engine answered with, in an event or as a body.
     pub error: Option<EngineError>,
-    /// Message of that error, cut; it may quote the request.
+    /// Its message, cut; it may quote the request.
     pub message: Option<Box<str>>,
     /// Whether a unary answer holds text, reasoning, a refusal or a call.
     pub has_content: bool,

@@ -11,6 +11,7 @@ pub mod class;
 pub mod continuation;
 pub mod dialect;
 pub mod fields;
+pub mod handoff;
 pub mod json;
 pub mod jwt;
 pub mod makeup;

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::cache_counters::CacheReport;
 use super::float::span;
 use super::prefix_index::{PrefixIndex, capacity_of};
-use super::query::{Aim, Sampling};
+use super::query::{Aim, Elsewhere, Sampling};
 use super::target::{EngineLimits, Target};
 use super::verdict::{Verdict, judge};
 use super::{
@@ -63,6 +63,8 @@ pub struct Ask<'a> {
     pub has_media: bool,
     /// Replicas that would have to load the LoRA adapter that it names, where others hold it.
     pub lacks_adapter: Option<&'a SlotSet>,
+    /// Where another pool computes its prompt.
+    pub elsewhere: Option<Elsewhere<'a>>,
     /// Replicas that it has tried.
     pub tried: &'a SlotSet,
 }
@@ -123,6 +125,7 @@ impl Dispatcher {
             conversation: ask.conversation,
             sampling: ask.sampling,
             aim,
+            elsewhere: ask.elsewhere,
             model: &self.model,
             index: &self.index,
             excluded: ask.tried,
@@ -289,7 +292,8 @@ impl<'a> Judged<'a> {
     #[must_use]
     pub fn assign(self) -> Option<Assignment> {
         let Verdict::Place(decision) = self.verdict else { return None };
-        let Query { prompt, aim, sampling, .. } = self.query;
+        let Query { prompt, aim, sampling, elsewhere, .. } = self.query;
+        let is_elsewhere = elsewhere.is_some();
         let placement = Placement {
             at: aim.now,
             work: decision.terms.work,
@@ -297,6 +301,7 @@ impl<'a> Judged<'a> {
             tpot: aim.slo.tpot,
             is_stream: self.shows_first_token,
             has_media: self.has_media,
+            is_elsewhere,
         };
         let chosen = self.candidates.get(decision.at)?;
         let ahead = chosen.ahead();
@@ -305,7 +310,7 @@ impl<'a> Judged<'a> {
         self.dispatcher.index.insert(decision.slot, &prompt);
         let (dispatcher, computed) = (Arc::clone(self.dispatcher), decision.terms.work);
         let (at, prompt) = (aim.now, prompt.tokens);
-        Some(Assignment { dispatcher, decision, at, ahead, load, prompt, sampling, computed })
+        Some(Assignment { dispatcher, decision, at, ahead, load, prompt, sampling, computed, is_elsewhere })
     }
 }
 
@@ -323,6 +328,8 @@ pub struct Assignment {
     sampling: Sampling,
     /// What the engine computed of the prompt: as predicted until the answer tells.
     computed: Work,
+    /// Another pool computes the prompt: times here are no observation of this pool's prefill.
+    is_elsewhere: bool,
 }
 
 impl Assignment {
@@ -331,7 +338,7 @@ impl Assignment {
     pub fn first_token(&mut self, now: Stamp) {
         self.dispatcher.answered(now);
         self.load.first_token(now);
-        if let Some(predicted) = self.decision.predicted_ttft {
+        if let Some(predicted) = self.decision.predicted_ttft.filter(|_| !self.is_elsewhere) {
             self.dispatcher.model.compare(self.decision.slot, predicted, now.since(self.at));
         }
     }
@@ -360,6 +367,9 @@ impl Assignment {
     /// The whole answer came at once, so its first token was not seen. Its time is shared out as it was predicted, and prefill and
     /// decoding are taken to have been slower, or faster, alike.
     pub fn served_whole(&self, now: Stamp, output: Tokens) {
+        if self.is_elsewhere {
+            return;
+        }
         let (slot, model, terms) = (self.decision.slot, &self.dispatcher.model, &self.decision.terms);
         let output = self.sampling.each(output);
         let prefill = terms.prefill * model.view().ratio(&self.computed, &terms.work);
@@ -387,8 +397,12 @@ impl Assignment {
         model.observe_service(self.decision.slot, now, held, each);
     }
 
-    /// The engine counted the prompt, and told how much of it it found in its cache, or nothing of that.
+    /// The engine counted the prompt, and the part of it that was cached where it reports that. An engine that
+    /// fetched the KV reports zero cached tokens whatever it holds: no evidence.
     pub fn prompt_reported(&mut self, prompt: Option<Tokens>, cached: Option<Tokens>) {
+        if self.is_elsewhere {
+            return;
+        }
         let prompt = prompt.unwrap_or(self.prompt);
         let found = cached.unwrap_or(self.decision.hit).min(prompt);
         self.computed = Work::of(prompt.saturating_sub(found), found);

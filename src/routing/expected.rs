@@ -44,6 +44,7 @@ impl Expected {
             sampling: Sampling::default(),
             has_media: false,
             lacks_adapter: None,
+            elsewhere: None,
             tried: &tried,
         };
         // Collected, so that they may be lent for as short as the question.

@@ -49,10 +49,12 @@ pub use self::load::{
 };
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::{CanaryShare, CanaryShares, PoolWheel};
-pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms, Typical};
+pub use self::predictor::{
+    Calibration, Estimate, Links, Pair, PoolModel, PoolView, Terms, Transfers, Typical,
+};
 pub use self::prefix_index::PrefixIndex;
 pub use self::prompt::Prompt;
-pub use self::query::{Aim, Query, Sampling};
+pub use self::query::{Aim, Elsewhere, Query, Sampling};
 pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
 pub use self::target::{EngineLimits, EnginePage, Target};

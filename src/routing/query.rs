@@ -23,12 +23,21 @@ pub struct Query<'a> {
     pub sampling: Sampling,
     /// What it needs, and how long it has waited.
     pub aim: Aim,
+    /// Where its prompt is computed by another pool.
+    pub elsewhere: Option<Elsewhere<'a>>,
     /// What is known of the speed of the pool's replicas.
     pub model: &'a PoolModel,
     /// What the pool's replicas are believed to have cached.
     pub index: &'a PrefixIndex,
     /// Replicas that this request has tried already.
     pub excluded: &'a SlotSet,
+}
+
+/// A prompt that another pool computes: here it is only decoded, once its KV is there.
+#[derive(Clone, Copy)]
+pub struct Elsewhere<'a> {
+    /// Seconds to move the KV of a number of tokens to the replica of this identity.
+    pub transfer: &'a dyn Fn(u64, Tokens) -> f64,
 }
 
 /// What a request says of its answer.

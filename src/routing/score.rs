@@ -1,7 +1,8 @@
 //! What a placement costs, in seconds: the request itself, and everybody else. The formula, in the words of `docs/routing.md`:
 //!
 //! ```text
-//! cost  =  wait + base + prefill − copy     predicted TTFT, without what a shared prefix will save others
+//! cost  =  wait + base + prefill + transfer − copy
+//!                                           predicted TTFT, without what a shared prefix will save others
 //!       +  o · (work − copy)                delay of those who come next: prefill at the pool's usual speed
 //!       +  0.15 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best's
 //!       +  10 s · (harm + slowed + late + failure)
@@ -94,7 +95,11 @@ impl<'a> Stakes<'a> {
     pub(super) fn terms(&self, candidate: &Candidate<'_>) -> Terms {
         let now = self.query.aim.now;
         let (estimate, load) = (self.query.model.estimate(candidate.slot, now), candidate.load.view());
-        let work = Work::of(self.query.prompt.tokens.saturating_sub(candidate.hit), candidate.hit);
+        let lacking = self.query.prompt.tokens.saturating_sub(candidate.hit);
+        let (work, transfer) = match &self.query.elsewhere {
+            None => (Work::of(lacking, candidate.hit), 0.0),
+            Some(elsewhere) => (Work::default(), (elsewhere.transfer)(candidate.identity, lacking)),
+        };
         let queue = Queue {
             own: &load,
             foreign: &candidate.foreign,
@@ -102,6 +107,7 @@ impl<'a> Stakes<'a> {
             head_age: load.head_age(now),
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);
+        terms.transfer = transfer;
         terms.adapter = if candidate.lacks_adapter { prices::ADAPTER_LOAD } else { 0.0 };
         let steps = self.steps(candidate, &load, &estimate);
         terms.decode = self.pool.answers.output * (steps.after + candidate.requests * steps.added / 2.0);
@@ -126,6 +132,7 @@ impl<'a> Stakes<'a> {
             prefill: terms.prefill,
             base: terms.base,
             adapter: terms.adapter,
+            transfer: terms.transfer,
             others: others_wait(self.standing) * usual - copy,
             decoding: candidate.decoding,
             harm: prices::MISS_COST * (terms.harm + terms.slowed),

@@ -192,6 +192,7 @@ impl ProductRouter {
             sampling: crate::routing::Sampling::default(),
             has_media: false,
             lacks_adapter: None,
+            elsewhere: None,
             tried: &self.untried,
         };
         let targets = self.targets.iter().filter(|target| self.standings.is_in(target.slot));

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+mod apart;
 mod bugs;
 mod hedge;
 mod matrix;

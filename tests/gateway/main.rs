@@ -12,7 +12,6 @@ mod life;
 mod relay;
 mod relay_stream;
 mod routing;
-mod simulated;
 mod slo;
 #[path = "../support/mod.rs"]
 mod support;

@@ -29,6 +29,7 @@ impl Replica {
     pub async fn start() -> Self {
         let events = Arc::new(Semaphore::new(0));
         let replica = Arc::new(support::replica::Replica::start().await);
+        replica.lists(r#"{"object":"list","data":[{"id":"m","object":"model"}]}"#);
         let permits = Arc::clone(&events);
         replica.answers(move |request| match fault(request) {
             Some(_) => vec![Step::Close],

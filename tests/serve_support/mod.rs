@@ -22,9 +22,14 @@ pub use self::process::Process;
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// Polls until there is a value, up to a limit.
-pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(what: &str, poll: impl FnMut() -> Option<T>) -> T {
+    until_within(LIMIT, what, poll)
+}
+
+/// The same with a limit of its own, for what computes.
+pub fn until_within<T>(limit: Duration, what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let every = Duration::from_millis(20);
-    for _ in 0..LIMIT.as_millis() / every.as_millis() {
+    for _ in 0..limit.as_millis() / every.as_millis() {
         if let Some(answer) = poll() {
             return answer;
         }

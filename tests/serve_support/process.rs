@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{LIMIT, until};
+use super::{LIMIT, until_within};
 
 /// A running process.
 pub struct Process {
@@ -57,7 +57,12 @@ impl Process {
 
     /// Waits for the end.
     pub fn exit_code(&mut self) -> i32 {
-        let status = until("the end of the process", || self.child.try_wait().unwrap());
+        self.exit_code_within(LIMIT)
+    }
+
+    /// Waits for the end of what computes for a while.
+    pub fn exit_code_within(&mut self, limit: Duration) -> i32 {
+        let status = until_within(limit, "the end of the process", || self.child.try_wait().unwrap());
         status.code().unwrap_or_else(|| panic!("ended by a signal: {status}"))
     }
 }

@@ -137,6 +137,13 @@ impl Engine {
         self.cache.preload(chain);
     }
 
+    /// Like [`Engine::preload`], the prompt of a job.
+    pub fn preload_prompt(&mut self, job: &Job) {
+        let block = usize::try_from(self.config.block_size).unwrap_or(usize::MAX);
+        let prompt = job.tokens.get(..job.prompt).unwrap_or(&job.tokens);
+        self.preload(&chain(prompt, block, job.root));
+    }
+
     /// Drops a job, waiting or running; its slot and blocks are free for the next step.
     pub fn cancel(&mut self, id: JobId) {
         if let Some(place) = self.running.iter().position(|s| s.id == id) {

@@ -23,6 +23,32 @@ pub struct SimConfig {
     pub api_key: Option<String>,
     /// Idle connections are closed after this; uvicorn's default is 5 s.
     pub keep_alive: Duration,
+    /// How long KV takes from another replica.
+    pub kv_transfer: KvTransfer,
+}
+
+/// Times of transfers of KV from another replica.
+#[derive(Clone, Copy, Debug)]
+pub struct KvTransfer {
+    /// The first one from each replica.
+    pub handshake: Duration,
+    /// Each.
+    pub base: Duration,
+    /// Each token.
+    pub per_token: Duration,
+    /// Until one is known to be lost.
+    pub lost_after: Duration,
+}
+
+impl Default for KvTransfer {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(1),
+            base: Duration::from_millis(20),
+            per_token: Duration::from_micros(30),
+            lost_after: Duration::from_secs(5),
+        }
+    }
 }
 
 impl Default for SimConfig {
@@ -36,6 +62,7 @@ impl Default for SimConfig {
             max_queued_requests: None,
             api_key: None,
             keep_alive: Duration::from_secs(5),
+            kv_transfer: KvTransfer::default(),
         }
     }
 }

@@ -109,6 +109,12 @@ impl Driver {
         Ok(submission)
     }
 
+    /// Puts the prompts of jobs into the prefix cache.
+    pub(super) fn preload(&self, jobs: &[Job]) {
+        let mut state = self.state.lock();
+        jobs.iter().for_each(|job| state.engine.preload_prompt(job));
+    }
+
     /// Stops engine time.
     pub(super) fn freeze(&self) {
         let mut state = self.state.lock();

@@ -38,6 +38,8 @@ pub enum FaultKind {
     ShuttingDown,
     /// SIGSTOP of the engine core: nothing moves, every other endpoint answers.
     Freeze,
+    /// KV that another replica computed does not come.
+    TransferLost,
     /// SSE comments every `interval_ms` while nothing else is sent.
     KeepaliveComments,
 }

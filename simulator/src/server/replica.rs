@@ -3,6 +3,7 @@
 //! A replica may die and come back at the same address: what ends with the process hangs on a [`Life`], what outlives it
 //! on the [`Replica`].
 
+use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -45,6 +46,7 @@ pub async fn start(
         seen: Arc::default(),
         is_dead: AtomicBool::new(false),
         next_id: AtomicU64::new(0),
+        met: Mutex::default(),
         started: Mutex::new(clock.now()),
         life: Mutex::new(Life::new(&shutdown)),
         clock,
@@ -139,6 +141,8 @@ pub(super) struct Replica {
     faults: Mutex<FaultBoard>,
     is_dead: AtomicBool,
     next_id: AtomicU64,
+    /// Ports of the replicas from which KV has come.
+    met: Mutex<HashSet<u16>>,
     started: Mutex<Stamp>,
     life: Mutex<Life>,
     addr: SocketAddr,
@@ -227,6 +231,15 @@ impl Replica {
         let nth = self.next_id.fetch_add(1, Ordering::Relaxed);
         let mixed = (self.config.seed ^ nth.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         format!("{:016x}", mixed ^ (mixed >> 31))
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.addr.port()
+    }
+
+    /// Notes a replica that KV comes from; whether it is the first time.
+    pub(super) fn meets(&self, port: u16) -> bool {
+        self.met.lock().insert(port)
     }
 
     pub(super) fn unix_time(&self) -> u64 {

@@ -3,7 +3,7 @@
 import { fit, heat, lines, stacked } from "./chart.js";
 import { byId, cells, clock, el, isKnown, number, percent, put, rate, seconds, shown, span, terms, words } from "./dom.js";
 
-const STAGES = ["read", "admit", "route", "connect", "engine_queue", "prefill", "decode", "engine_other", "relay"];
+const STAGES = ["read", "admit", "route", "connect", "engine_queue", "prefill", "kv_transfer", "decode", "engine_other", "relay"];
 const RANK = { bad: 0, unknown: 1, ok: 2 };
 /** Seconds under which a stage is no line; share of misses from which a figure is red, as the verdict is. */
 const SHOWN_FROM = 0.001, BUDGET = 0.01;

@@ -49,6 +49,16 @@ function attempts(request) {
     outcome(attempt)]));
 }
 
+function way(made) {
+  const of = made.way;
+  if (!of) return null;
+  const cost = (value) => (isKnown(value) ? `${number(value, 3)} s` : "not priced");
+  const place = of.way === "apart" ? `by ${of.replica ?? "–"}` : "where it was decoded";
+  const parts = isKnown(of.apart) ? ` (prefill ${number(of.apart_prefill, 3)}, transfer ${number(of.apart_transfer, 3)}, decode ${number(of.apart_decode, 3)})` : "";
+  const took = isKnown(of.transfer) ? ` The transfer took ${seconds(of.transfer)}.` : "";
+  return el("p", {}, `The prompt was computed ${place} (${words(of.reason)}): there it would cost ${cost(of.together)}, apart ${cost(of.apart)}${parts}.${took}`);
+}
+
 function decision(request) {
   const made = request.decision;
   if (!made) return el("p", { class: "quiet" }, "No replica was chosen.");
@@ -56,14 +66,14 @@ function decision(request) {
   const predicted = made.predicted_ttft === null ? "" : `, TTFT ${seconds(made.predicted_ttft)} predicted`;
   const cached = request.cached_tokens === null ? "the engine does not say" : `the engine reports ${request.cached_tokens}`;
   const said = el("p", {}, `${made.policy} chose ${made.replica ?? "–"} of ${made.candidates} for ${words(made.reason)}${predicted}; ${came}. Expected ${made.predicted_hit_tokens} cached tokens, ${cached}.`);
-  if (made.weighed.length === 0) return el("div", {}, said, el("p", { class: "quiet" }, made.predicted_ttft === null
+  if (made.weighed.length === 0) return el("div", {}, said, way(made), el("p", { class: "quiet" }, made.predicted_ttft === null
     ? "This policy predicts nothing, so its candidates have no cost." : "Under load only some decisions list their candidates."));
-  const addends = ["wait", "prefill", "base", "adapter", "others", "decoding", "harm", "late", "failure"];
+  const addends = ["wait", "prefill", "base", "adapter", "transfer", "others", "decoding", "harm", "late", "failure"];
   const heads = ["candidate", "predicted TTFT", "cached tokens", "streams harmed", "chance to be late", ...addends.map((name) => `${name}, s`), "cost, s"];
   const rows = made.weighed.map((of) => [
     of.chosen ? `${of.replica} (chosen)` : of.replica, seconds(of.predicted_ttft), number(of.predicted_hit_tokens), number(of.harm, 2), number(of.late, 2),
     ...addends.map((name) => number(of.cost_seconds[name], 3)), number(of.cost, 3)]);
-  return el("div", {}, said, made.why && el("p", {}, `${made.why}.`), table("Candidates, cheapest first: the seconds add up to the cost", heads, rows));
+  return el("div", {}, said, way(made), made.why && el("p", {}, `${made.why}.`), table("Candidates, cheapest first: the seconds add up to the cost", heads, rows));
 }
 
 export function detail(request) {

@@ -2,7 +2,7 @@
 
 use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, emptier};
 use crate::diagnosis::engines;
-use crate::diagnosis::peers::seconds;
+use crate::diagnosis::figures::seconds;
 use crate::fleet::status::ReplicaState;
 use crate::observe::history::{Dimension, Slot};
 use crate::observe::lag::Lateness;
@@ -23,7 +23,7 @@ pub(super) fn of_route(
         (Status::Bad, _) if !is_ready => parts.push("no replica is ready".to_owned()),
         (Status::Bad, Some(cause)) => {
             parts.push(headline(window, cause));
-            parts.push(in_place_of_stage(slot, cause).unwrap_or_else(|| blame(slot, cause)));
+            parts.push(evident(slot, cause).unwrap_or_else(|| blame(slot, cause)));
         }
         (Status::Bad, None) | (Status::Unknown, None) => {
             parts.push(nothing(figures).unwrap_or_else(|| few(figures)));
@@ -97,8 +97,8 @@ fn blame(slot: &Slot, cause: &Cause) -> String {
     format!("{} of {} misses in {}{by}", cause.misses, slot.all_missed(), cause.place())
 }
 
-/// More telling than a stage: an engine's own error, and the end of empty answers.
-fn in_place_of_stage(slot: &Slot, cause: &Cause) -> Option<String> {
+/// What means more than a stage: an engine's own words of what failed, and nothing of answers that are empty.
+fn evident(slot: &Slot, cause: &Cause) -> Option<String> {
     match cause.reason {
         "empty" => Some("the engines end those answers at once".to_owned()),
         "error" => {

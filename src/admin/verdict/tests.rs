@@ -304,10 +304,10 @@ fn full_caches_are_named_with_their_preemptions() {
         status
     };
     let all = slot(ITL, &[did("r1", 10, 14, decode), did("r2", 10, 14, decode)]);
-    let full_caches = "the KV caches of all replicas are full (99 %), 1.0 preemptions a second";
+    let pressure = "the KV caches of all replicas are full (99 %), 1.0 preemptions a second";
     names(
         &figures(all.clone(), vec![full("r1"), full("r2")]),
-        &["misses in decode", full_caches, "shared by all 2"],
+        &["misses in decode", pressure, "shared by all 2"],
     );
     names(&figures(all.clone(), vec![full("r1"), ready("r2", 0.0)]), &["the KV cache of r1 is full (99 %)"]);
     names_only(&figures(all, vec![ready("r1", 0.0), ready("r2", 0.0)]), &["decode"], &["KV"]);

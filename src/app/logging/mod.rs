@@ -17,10 +17,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tracing::Metadata;
 use tracing_subscriber::Layer as _;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Registry, reload};
+use tracing_subscriber::{Registry, reload};
 
 use self::rate::RateLimit;
 use self::text::TextLines;
@@ -45,11 +45,11 @@ impl FromStr for LogLevel {
     type Err = UnknownLevel;
 
     fn from_str(text: &str) -> Result<Self, UnknownLevel> {
-        // `EnvFilter` takes a bare word that is no level as a module's name; mostly it is a mistyped level.
+        // `Targets` takes a bare word that is no level as a module's name; mostly it is a mistyped level.
         let is_known =
             |part: &str| !part.is_empty() && (part.contains('=') || part.parse::<LevelFilter>().is_ok());
         let are_known = text.split(',').all(is_known);
-        if !are_known || EnvFilter::try_new(text).is_err() {
+        if !are_known || text.parse::<Targets>().is_err() {
             return Err(UnknownLevel(text.to_owned()));
         }
         Ok(Self(text.to_owned()))
@@ -57,19 +57,20 @@ impl FromStr for LogLevel {
 }
 
 impl LogLevel {
-    fn filter(&self) -> EnvFilter {
+    fn filter(&self) -> Targets {
         let directive = |part: &str| match part {
             part if part.contains('=') || part.eq_ignore_ascii_case("off") => part.to_owned(),
             level => format!("error,tokenway={level},tokenway_sim={level}"),
         };
-        EnvFilter::new(self.0.split(',').map(directive).collect::<Vec<_>>().join(","))
+        let directives: Vec<String> = self.0.split(',').map(directive).collect();
+        directives.join(",").parse().expect("invariant: every part was parsed when the level was read")
     }
 }
 
 /// The filter in force, changeable while the program runs.
 #[derive(Debug)]
 pub struct LogFilter {
-    filter: reload::Handle<EnvFilter, Registry>,
+    filter: reload::Handle<Targets, Registry>,
     text: Mutex<String>,
     lines: Arc<StderrLines>,
     format: LogFormat,

@@ -85,7 +85,10 @@ struct Wanted {
 fn wanted(config: &Config, pool: usize) -> Vec<Wanted> {
     let is_canary = |route: &Route| route.canary.as_ref().is_some_and(|canary| canary.pool == pool);
     let uses = config.routes.iter().filter(|route| {
-        is_canary(route) || route.pools.iter().any(|weighted| weighted.pool == pool && weighted.weight > 0)
+        let is_prefill = route.prefill.as_ref().is_some_and(|prefill| prefill.pool == pool);
+        is_prefill
+            || is_canary(route)
+            || route.pools.iter().any(|weighted| weighted.pool == pool && weighted.weight > 0)
     });
     uses.filter_map(|route| {
         let named = match &route.model {

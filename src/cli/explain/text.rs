@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use crate::api::decisions::Candidate;
+use crate::api::decisions::{Candidate, Way};
 use crate::api::requests::{Attempt, Choice, RequestDetail, StageTime};
 use crate::cli::style::{Paint, Style};
 
@@ -138,6 +138,9 @@ impl Text<'_> {
         if let Some(why) = &decision.why {
             writeln!(out, "  {why}; the columns before the cost are its parts, in seconds")?;
         }
+        if let Some(way) = &decision.way {
+            writeln!(out, "  {}", way_in_words(way))?;
+        }
         self.outcome(decision, out)
     }
 
@@ -197,7 +200,7 @@ impl Text<'_> {
             if attempt.empty {
                 parts.push("no text".to_owned());
             }
-            parts.extend(attempt.engine_error.as_ref().map(|error| format!("the engine reports: {error}")));
+            parts.extend(attempt.engine_error.as_ref().map(|words| format!("engine error: {words}")));
             let error = error.as_ref().map(|error| format!("  {}", self.style.paint(Paint::Error, error)));
             writeln!(out, "  {cause:<9} {replica:<24} {}{}", parts.join(", "), error.unwrap_or_default())?;
         }
@@ -228,6 +231,27 @@ const BAR: usize = 40;
 /// Parts of a cost, in seconds.
 const ADDENDS: [&str; 9] =
     ["wait", "prefill", "base", "adapter", "others", "decoding", "harm", "late", "failure"];
+
+/// Where the prompt was computed, and both ways in seconds.
+fn way_in_words(way: &Way) -> String {
+    let cost =
+        |seconds: Option<f64>| seconds.map_or("not priced".to_owned(), |seconds| format!("{seconds:.3} s"));
+    let place = match &way.replica {
+        Some(replica) if way.way == "apart" => format!("computed by {replica}"),
+        _ => "computed where it was decoded".to_owned(),
+    };
+    let mut words =
+        format!("prompt {place} ({}): there {}, apart {}", way.reason, cost(way.together), cost(way.apart));
+    if let (Some(prefill), Some(transfer), Some(decode)) =
+        (way.apart_prefill, way.apart_transfer, way.apart_decode)
+    {
+        words.push_str(&format!(" = {prefill:.3} prefill + {transfer:.3} transfer + {decode:.3} decode"));
+    }
+    if let Some(took) = way.transfer {
+        words.push_str(&format!("; the transfer took {}", time(took)));
+    }
+    words
+}
 
 #[cfg(test)]
 mod tests {

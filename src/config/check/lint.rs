@@ -42,8 +42,7 @@ impl Lint<'_, '_> {
     fn pools(&self) {
         let mut homes = HashMap::new();
         for (at, pool) in self.config.pools.iter().enumerate() {
-            let is_used = |route: &Route| route.pools.iter().any(|weighted| weighted.pool == at);
-            if !self.config.routes.iter().any(is_used) {
+            if !self.config.routes.iter().any(|route| route.uses(at)) {
                 let message =
                     format!("no route uses pool \"{}\": its replicas are probed and idle", pool.name);
                 self.warn(self.place("pool", at, &["name"]), message, "name it in the pools of a route");

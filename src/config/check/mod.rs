@@ -174,6 +174,8 @@ mod tests {
     #[test]
     fn every_key_of_the_reference_is_taken() {
         let others = "[[pool]]\nname = \"llama-8b-r2\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
+                      [[pool]]\nname = \"llama-8b-prefill\"\nrevision = \"llama-8b-r1\"\n\
+                      replicas = [\"http://127.0.0.1:1\"]\n\
                       [[route]]\nmodel = \"llama-1b\"\npools = [\"llama-8b-r1\"]\n";
         let env = |name: &str| Some(format!("value of {name}"));
         let overrides = Overrides { allow_missing_secrets: true, ..Overrides::default() };

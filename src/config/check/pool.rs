@@ -10,7 +10,7 @@ use toml::de::DeValue;
 
 use crate::config::{
     Dcgm, DcgmSources, Declared, Ejection, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe,
-    ReplicaSpec, WarmUp, scale, warmup,
+    ReplicaSpec, Role, WarmUp, scale, warmup,
 };
 
 use super::dcgm::dcgm;
@@ -50,6 +50,7 @@ fn pool(section: &Section<'_>) -> Pool {
     Pool {
         revision: section.parse("revision", &NAME).unwrap_or_else(|| name.clone()),
         revision_info: revision_info(section),
+        role: Role::of(section),
         engine,
         engine_profile: Arc::new(engine_profile),
         dcgm: DcgmSources { pool: section.get("dcgm").and_then(|item| dcgm(&item)), replicas: own_dcgm },

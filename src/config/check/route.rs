@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use toml::de::DeValue;
 
-use crate::config::{ClientMay, Declared, ModelMatch, PolicyName, Pool, Route, Slo, Timeouts, WeightedPool};
+use crate::config::{
+    ClientMay, Declared, ModelMatch, PolicyName, Pool, Route, Slo, Timeouts, WeightedPool, prefill,
+};
 
 use super::section::{Item, Section};
 use super::shape::Kind;
@@ -75,6 +77,7 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
     let slo = referred.slo.get(&class).copied().unwrap_or_default();
     let mut pools = pools(section, referred.pools);
     let canary = canary::canary(section, referred.pools, &mut pools);
+    let prefill = prefill::prefill(section, referred.pools, &pools, policy);
     Route {
         name,
         model: if &*model == "*" { ModelMatch::Any } else { ModelMatch::Named(model) },
@@ -93,6 +96,7 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         // All routes are known before one can be named.
         degrade: None,
         canary,
+        prefill,
     }
 }
 
@@ -122,6 +126,7 @@ fn catch_all(referred: &Referred<'_>) -> Route {
         queue: None,
         degrade: None,
         canary: None,
+        prefill: None,
     }
 }
 

@@ -60,7 +60,7 @@ impl Answers {
         next == 0
     }
 
-    /// A whole answer without content came to this prompt. One prompt alone proves little: it may ask for nothing.
+    /// A whole answer without content came to this prompt. One prompt alone means little: it may ask for nothing.
     pub(crate) fn empty(&self, prompt: u64) {
         let mut recent = self.recent.lock();
         if recent.last_empty.replace(prompt) != Some(prompt) {

@@ -254,6 +254,7 @@ mod tests {
                 sampling: crate::routing::Sampling::default(),
                 has_media: false,
                 lacks_adapter: None,
+                elsewhere: None,
                 tried: &SlotSet::new(),
             };
             let judged = dispatcher.judge(&*policy, &ask, &limits, now, targets.iter()).unwrap();

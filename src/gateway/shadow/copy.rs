@@ -98,6 +98,7 @@ impl Copy {
             identity: &identity,
             body: &self.prepared.body,
             deadlines: self.prepared.deadlines(),
+            sent: None,
         };
         let mut flight = outbound.launch(pick, AttemptCause::First);
         let result = tokio::select! {
@@ -253,7 +254,7 @@ async fn given_up(original: &OriginalEnd, clock: Clock) {
 
 impl Prepared {
     /// The same request again, at this moment: outside of every queue, without other routes, and without the body as it was received.
-    fn copied(&self, now: Stamp) -> Self {
+    pub(in crate::gateway) fn copied(&self, now: Stamp) -> Self {
         Self {
             table: Arc::clone(&self.table),
             route: Arc::clone(&self.route),

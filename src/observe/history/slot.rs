@@ -41,7 +41,7 @@ pub struct Part {
     pub answers: u32,
     /// See `answers`.
     pub empty: u32,
-    /// Message of the last error of its engine; of a replica only.
+    /// Last error message of its engine; of a replica only.
     pub engine_error: Option<Arc<str>>,
     /// Prompt tokens.
     pub prompt_tokens: u64,

@@ -200,6 +200,9 @@ impl Metrics {
         }
         self.count_attempts(record);
         self.count_decision(record);
+        if let Some(ways) = &record.ways {
+            self.families.routes.prefill_requests.inc([&*record.route, ways.way(), ways.reason]);
+        }
         self.count_tenant_tokens(record);
     }
 
@@ -214,6 +217,7 @@ impl Metrics {
         for (i, attempt) in record.attempts.iter().enumerate() {
             let is_last = i + 1 == record.attempts.len();
             let outcome = match attempt.error {
+                None if attempt.cause == AttemptCause::Prefill && !attempt.is_canceled => Outcome::Ok,
                 None if is_last => record.outcome,
                 // Another attempt of its hedge spoke first.
                 _ if attempt.is_canceled => Outcome::Canceled,

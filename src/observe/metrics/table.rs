@@ -81,6 +81,12 @@ families! {
                 "Broken streams that were continued on another replica.";
             counter hedges "tokenway_hedges_total" [result = &["won", "lost", "failed"]]
                 "Requests sent to a second replica as well, by whether that one won, lost or failed.";
+            counter kv_transfers "tokenway_kv_transfers_total" [prefill, decode, result]
+                "KV that a decoding replica had to fetch from a prefill replica: worked, failed.";
+            histogram(stage) kv_transfer_time "tokenway_kv_transfer_seconds" [prefill, decode]
+                "From the decoding request to its first token, less what decoding takes, by the pair of replicas; of streams.";
+            counter kv_released "tokenway_kv_released_total" [result = &["fetched", "failed"]]
+                "KV that no decoding replica was asked for, fetched to free the blocks of its prefill replica.";
             counter timeouts "tokenway_timeouts_total" [timer]
                 "Deadlines that fired, by timer (a key of timeouts in the configuration).";
             counter http_rejected "tokenway_http_rejected_total" [reason]
@@ -177,6 +183,8 @@ families! {
                 "Times that a route began (on) or ended (off) to degrade.";
             counter degraded "tokenway_degraded_requests_total" [to]
                 "Requests handed to another route.";
+            counter prefill_requests "tokenway_prefill_requests_total" [way, reason]
+                "Requests of a route with [route.prefill], by the way that they went in the end (together, apart) and why.";
         }
 
         /// Canaries, by what they serve.
@@ -250,7 +258,7 @@ families! {
             gauge config_info "tokenway_config_info" [hash]
                 "The configuration that runs, without secrets, as a hash; the value is always 1.";
             gauge runbook_info "tokenway_runbook_info" [url]
-                "Where people read the runbook (telemetry.runbook_url); the value is always 1.";
+                "Where people read the runbook, by telemetry.runbook_url; the value is always 1.";
             gauge availability_target "tokenway_availability_target_ratio" []
                 "Configured share of requests that should succeed.";
             gauge certificate_expiry "tokenway_certificate_expiry_seconds" [file]

@@ -32,7 +32,12 @@ fn stages_at_the_replica(record: &Record) -> impl Iterator<Item = StageTime> {
     let is_shown = |time: &StageTime| {
         let at_the_replica = matches!(
             time.stage,
-            Stage::EngineQueue | Stage::Prefill | Stage::Decode | Stage::EngineOther | Stage::Relay
+            Stage::EngineQueue
+                | Stage::Prefill
+                | Stage::KvTransfer
+                | Stage::Decode
+                | Stage::EngineOther
+                | Stage::Relay
         );
         at_the_replica && !time.duration.is_zero()
     };

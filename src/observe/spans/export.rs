@@ -37,7 +37,8 @@ impl Task {
             }
             let spans = batch.len() as u64;
             let export = wrapped(batch, self.resource.clone());
-            let export = self.exporter.send(export);
+            // Boxed: large, and once a batch.
+            let export = Box::pin(self.exporter.send(export));
             match self.end.given_up.run_until_cancelled(export).await {
                 Some(true) => {}
                 Some(false) => self.dropped(DropReason::ExportFailed, spans),

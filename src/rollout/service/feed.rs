@@ -12,7 +12,7 @@ use super::board::Board;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
 use crate::observe::{Judgement, Shadowed, Tap};
-use crate::record::{FirstToken, Gaps, Outcome, Record};
+use crate::record::{Attempt, AttemptCause, FirstToken, Gaps, Outcome, Record};
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
 use crate::rollout::judge::Arm;
@@ -172,7 +172,9 @@ impl Tap for Feed {
         let last = record.attempts.len().saturating_sub(1);
         let is_over = record.outcome != Outcome::Canceled;
         let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
-        let attempts = record.attempts.iter().enumerate().filter(|(_, attempt)| !attempt.is_canceled);
+        // Prompts are computed for all revisions alike.
+        let is_own = |attempt: &Attempt| !attempt.is_canceled && attempt.cause != AttemptCause::Prefill;
+        let attempts = record.attempts.iter().enumerate().filter(|(_, attempt)| is_own(attempt));
         let is_bad = record.outcome != Outcome::Ok || is_empty(record);
         let attempts = attempts.filter_map(|(at, attempt)| {
             let is_failed = attempt.error.is_some() || (at == last && is_over && is_bad);

@@ -161,17 +161,23 @@ impl InflightLedger {
 
     /// What is being computed at the head of the queue, and since when.
     pub(super) fn head(&self) -> Head {
-        let Some(first) = self.waiting.front() else { return Head::default() };
+        let mut queue = self.queue();
+        let Some(first) = queue.next() else { return Head::default() };
         let since = first.placement.at.max(self.last_first_token);
         let mut work = first.placement.work;
         // An engine takes what waits when a step begins into that step, as much as fits.
-        for next in self.waiting.iter().skip(1).take_while(|next| next.placement.at <= since) {
+        for next in queue.take_while(|next| next.placement.at <= since) {
             if work.tokens.saturating_add(next.placement.work.tokens) > priors::STEP_TOKENS {
                 break;
             }
             work += next.placement.work;
         }
         Head { work, since }
+    }
+
+    /// Those whose prompts are computed here, in the order in which they were sent.
+    fn queue(&self) -> impl Iterator<Item = &Waiting> {
+        self.waiting.iter().filter(|waiting| !waiting.placement.is_elsewhere)
     }
 
     /// A prompt has its first token. Returns whose prompts are computed: its own, and those of answers without a stream that
@@ -182,6 +188,13 @@ impl InflightLedger {
         let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
             return computed;
         };
+        if let Some(placement) = self.waiting.get(at).map(|own| own.placement).filter(|own| own.is_elsewhere)
+        {
+            // Its KV came from elsewhere: the engine computed nothing for it.
+            self.waiting.remove(at);
+            self.begin(id, now, progress, &placement);
+            return smallvec![placement];
+        }
         let was_disturbed = std::mem::take(&mut self.is_disturbed);
         let mut ahead = 0;
         self.waiting.retain(|waiting| {
@@ -221,6 +234,12 @@ impl InflightLedger {
             }
         }
         self.last_first_token = self.last_first_token.max(now);
+        self.begin(id, now, progress, &placement);
+        computed
+    }
+
+    /// A stream begins.
+    fn begin(&mut self, id: u64, now: Stamp, progress: &Arc<Progress>, placement: &Placement) {
         progress.update(1, now);
         self.fresh += u32::from(placement.tpot.is_some());
         self.streams.push(Stream {
@@ -237,7 +256,6 @@ impl InflightLedger {
         self.context = self.context.saturating_add(placement.prompt.0).saturating_add(1);
         self.concurrency.began(self.running());
         self.note_rest();
-        computed
     }
 
     /// An answer told what was computed of its prompt.
@@ -253,7 +271,7 @@ impl InflightLedger {
 
     /// How long a prompt that got no token has kept the engine busy: its sample, if it is the one being computed.
     pub(super) fn overdue(&self, id: u64, now: Stamp) -> Option<TimingSample> {
-        self.waiting.front().filter(|first| first.id == id)?;
+        self.queue().next().filter(|first| first.id == id)?;
         let head = self.head();
         Some(TimingSample {
             work: head.work,
@@ -271,7 +289,8 @@ impl InflightLedger {
             return None;
         };
         // When the engine turned to the next one is not known then.
-        self.is_disturbed |= at == 0;
+        let was_first = self.queue().next().is_some_and(|first| first.id == id);
+        self.is_disturbed |= was_first;
         let gone = self.waiting.remove(at)?.placement;
         self.note_rest();
         Some(gone)

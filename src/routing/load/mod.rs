@@ -107,6 +107,8 @@ pub struct Placement {
     pub is_stream: bool,
     /// Whether it has images, sounds or files: how many tokens they are, the answer tells.
     pub has_media: bool,
+    /// Whether another pool computes the prompt: it waits for its KV, and is no part of the queue.
+    pub is_elsewhere: bool,
 }
 
 impl ReplicaLoad {
@@ -239,7 +241,10 @@ impl LoadGuard {
         load.bounded.fetch_add(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
         load.tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
         load.attention.fetch_add(placement.work.attention, Ordering::Relaxed);
-        load.promises.sent(placement.prompt, placement.prompt.saturating_sub(Tokens(placement.work.tokens)));
+        if !placement.is_elsewhere {
+            let promised = placement.prompt.saturating_sub(Tokens(placement.work.tokens));
+            load.promises.sent(placement.prompt, promised);
+        }
         let mut ledger = load.ledger.lock();
         let id = ledger.enter(&placement);
         load.publish(&ledger);

@@ -10,6 +10,7 @@ fn placed(at_ms: u64, tokens: u64) -> Placement {
         tpot: None,
         is_stream: true,
         has_media: false,
+        is_elsewhere: false,
     }
 }
 

@@ -71,6 +71,8 @@ pub struct Terms {
     pub base: f64,
     /// Seconds to load its LoRA adapter.
     pub adapter: f64,
+    /// Seconds until its KV is there, where another pool computes it.
+    pub transfer: f64,
     /// Seconds of the replica that it takes: its prefill, or its share of the places in the batch where those are scarcer.
     pub turn: f64,
     /// Streams that its prefill is expected to push over their bound on the time per token.
@@ -95,7 +97,7 @@ impl Terms {
     }
 
     pub(crate) fn seconds(&self) -> f64 {
-        self.wait + self.prefill + self.base + self.adapter
+        self.wait + self.prefill + self.base + self.adapter + self.transfer
     }
 }
 

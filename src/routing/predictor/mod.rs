@@ -10,6 +10,7 @@ mod estimate;
 mod fit;
 mod pool;
 mod replica;
+mod transfers;
 mod typical;
 
 use std::time::Duration;
@@ -19,6 +20,7 @@ pub(crate) use self::estimate::Queue;
 pub use self::estimate::{Estimate, PoolView, Terms};
 use self::pool::PoolCell;
 use self::replica::Cell;
+pub use self::transfers::{Links, Pair, Transfers};
 pub use self::typical::Typical;
 use super::backlog::{Backlog, Waiting};
 use super::float::span;

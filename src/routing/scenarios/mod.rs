@@ -1,5 +1,6 @@
 //! What people see of routing: whole decisions against a small fleet whose engines answer by a known line.
 
+mod apart;
 mod cold;
 mod decoding;
 mod slo;
@@ -25,6 +26,8 @@ struct Fleet {
     session: Option<u64>,
     aim: Aim,
     shows_first_token: bool,
+    /// Transfer time of KV, where prompts are computed elsewhere.
+    transfer: Option<fn(u64, Tokens) -> f64>,
     now: Stamp,
 }
 
@@ -72,6 +75,7 @@ impl Fleet {
             session: None,
             aim: Aim::default(),
             shows_first_token: true,
+            transfer: None,
             now: Stamp::default(),
         }
     }
@@ -89,6 +93,10 @@ impl Fleet {
         })
     }
 
+    fn elsewhere(&self) -> Option<Elsewhere<'_>> {
+        self.transfer.as_ref().map(|transfer| Elsewhere { transfer })
+    }
+
     fn judge(&self, text: &Text) -> Option<Verdict> {
         self.ask(text, judge)
     }
@@ -101,6 +109,7 @@ impl Fleet {
             conversation: None,
             sampling: Sampling::default(),
             aim: Aim { now: self.now, ..self.aim },
+            elsewhere: self.elsewhere(),
             model: &self.dispatcher.model,
             index: &self.dispatcher.index,
             excluded: &self.excluded,
@@ -123,6 +132,7 @@ impl Fleet {
             sampling: Sampling::default(),
             has_media: false,
             lacks_adapter: None,
+            elsewhere: self.elsewhere(),
             tried: &self.excluded,
         };
         let judged = self.dispatcher.judge(&*self.policy, &ask, &LIMITS, self.now, self.targets.iter());

@@ -20,6 +20,9 @@ pub(crate) const QUEUE_PRICE: f64 = 50.0;
 pub(crate) const QUEUE_KNEE: f64 = 2.0;
 /// Seconds to load a LoRA adapter: tenths of a second to seconds, and another one is pushed out.
 pub(crate) const ADAPTER_LOAD: f64 = 1.0;
+/// Part of the handshake of a pair of replicas that is charged to the request that makes it: it is paid once, and serves those that
+/// come next.
+pub(crate) const HANDSHAKE_SHARE: f64 = 0.06;
 /// The same in requests, for policies that predict nothing.
 pub(crate) const ADAPTER_REQUESTS: f64 = 4.0;
 /// Share of its bound on TTFT that a request may spend waiting for a moment in which it breaks no stream, the predicted wait

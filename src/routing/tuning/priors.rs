@@ -5,6 +5,10 @@
 pub(crate) const RATES: [f64; 4] = [0.025, 0.004, 0.1, 0.1];
 /// Seconds of a decoding step, and of 100,000 tokens of its context.
 pub(crate) const STEP: [f64; 2] = [0.02, 0.004];
+/// Seconds of a transfer of KV, and of a thousand tokens of it: 160 KB a token at 5 GB/s.
+pub(crate) const TRANSFER: [f64; 2] = [0.02, 0.03];
+/// Seconds of a handshake between two engines: a real pair took 4 to 11 on two busy cores.
+pub(crate) const HANDSHAKE: f64 = 2.0;
 /// Seconds of a round trip.
 pub(crate) const ROUND_TRIP: f64 = 0.01;
 /// Tokens that an engine computes in one step: its own limit (vLLM: `--max-num-batched-tokens`) is not among its metrics.

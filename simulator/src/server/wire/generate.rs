@@ -18,6 +18,7 @@ use super::error::ApiError;
 use super::generation::{Generation, Render};
 use super::messages::MessageRender;
 use super::responses::ResponseRender;
+use super::transfer::{self, Transfer};
 
 pub(super) async fn serve(
     replica: &Arc<Replica>,
@@ -27,7 +28,18 @@ pub(super) async fn serve(
     faults: Applied,
 ) -> Result<Reply, ApiError> {
     let ask = Ask::parse(api, body, &replica.config)?;
-    let generation = Generation::new(response_id(api, request_id), replica.unix_time(), ask, &replica.config);
+    let id = response_id(api, request_id);
+    let mut generation = Generation::new(id, replica.unix_time(), ask, &replica.config);
+    let transfer = Transfer::of(body);
+    if let Transfer::Fetch(port) = transfer
+        && let Err(error) = transfer::fetch(replica, &mut generation, port, &faults).await
+    {
+        if !generation.ask.is_stream {
+            return Err(error);
+        }
+        let mut render = render(api, &generation);
+        return Ok(Reply::Events(transfer::lost_stream(api, &generation, &mut *render, &error)));
+    }
     let submission = replica.driver.submit(&generation.jobs());
     let submission = submission.map_err(|unservable| ApiError::internal(&unservable.to_string()))?;
     let render = render(api, &generation);
@@ -37,7 +49,11 @@ pub(super) async fn serve(
         return Ok(Reply::Stream(Box::new(Live::new(stream))));
     }
     let generation = finish(replica, submission, generation, &faults).await?;
-    Ok(Reply::Json(render.whole(&generation)))
+    let answer = render.whole(&generation);
+    Ok(Reply::Json(match transfer {
+        Transfer::Keep => transfer::offer(replica, &generation, &answer),
+        _ => answer,
+    }))
 }
 
 fn render(api: Api, generation: &Generation) -> Box<dyn Render> {

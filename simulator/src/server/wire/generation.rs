@@ -74,6 +74,8 @@ pub(super) struct Generation {
     pub(super) choices: Vec<Choice>,
     /// Prompt tokens from the prefix cache, over all prompts.
     pub(super) cached: u64,
+    /// Its KV came from another replica: the engine counts none of it as cached.
+    pub(super) is_fetched: bool,
     block_size: u64,
 }
 
@@ -85,7 +87,15 @@ impl Generation {
                 choices.push(choice(&ask, prompt, nth as u64, config));
             }
         }
-        Self { id, created, ask, choices, cached: 0, block_size: config.engine.block_size.max(1) }
+        Self {
+            id,
+            created,
+            ask,
+            choices,
+            cached: 0,
+            is_fetched: false,
+            block_size: config.engine.block_size.max(1),
+        }
     }
 
     /// One job for each choice.
@@ -104,7 +114,7 @@ impl Generation {
     pub(super) fn note(&mut self, place: usize, event: &EngineEvent) -> Token {
         if let Some(choice) = self.choices.get_mut(place) {
             choice.emitted += 1;
-            if event.index == 0 && place.is_multiple_of(self.ask.n) {
+            if event.index == 0 && place.is_multiple_of(self.ask.n) && !self.is_fetched {
                 self.cached += event.cached;
             }
         }

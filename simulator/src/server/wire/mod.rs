@@ -20,6 +20,7 @@ mod plain;
 mod pooling;
 mod prompt;
 mod responses;
+mod transfer;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -50,6 +51,8 @@ type SimResponse = Response<SimBody>;
 enum Reply {
     Json(String),
     Stream(Box<Live>),
+    /// A stream that is known whole.
+    Events(Vec<u8>),
 }
 
 async fn handle(
@@ -172,12 +175,8 @@ async fn infer(replica: &Arc<Replica>, socket: &Socket, request: Inference<'_>) 
     let response = match replied {
         Ok(Reply::Json(content)) if is_half => half(&content),
         Ok(Reply::Json(content)) => json_response(StatusCode::OK, content),
-        Ok(Reply::Stream(live)) => {
-            let mut response = Response::new(SimBody::live(live));
-            let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
-            response.headers_mut().insert(CONTENT_TYPE, kind);
-            response
-        }
+        Ok(Reply::Stream(live)) => event_stream(SimBody::live(live)),
+        Ok(Reply::Events(events)) => event_stream(SimBody::full(events)),
         Err(error) => error_response(&error, shape),
     };
     request.visit.status(response.status().as_u16());
@@ -286,6 +285,13 @@ fn json_response(status: StatusCode, content: impl Into<Bytes>) -> SimResponse {
     let mut response = Response::new(SimBody::full(content));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn event_stream(body: SimBody) -> SimResponse {
+    let mut response = Response::new(body);
+    let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
     response
 }
 

@@ -1,0 +1,210 @@
+//! A request that asks one pool for a replica: the whole of it, or one of the two legs of `[route.prefill]`.
+//!
+//! What a leg changes is defined here once, for quotes and for picks: a prefill has one token and no bound of its own, a decoding
+//! leg has its prompt computed elsewhere and is as late as both legs together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::prepared::Prepared;
+use crate::admission::TurnOnDrop;
+use crate::clock::Stamp;
+use crate::fleet::pick::Pick;
+use crate::fleet::pool::PoolState;
+use crate::fleet::replica::Replica;
+use crate::record::{DecisionSummary, SloBounds, Weighed};
+use crate::routing::{self, Ask, Elsewhere, Judged, Policy, Reason, Sampling, SlotSet, Verdict};
+use crate::units::Tokens;
+
+/// What is asked of a pool.
+#[derive(Clone, Copy)]
+pub(super) enum Task<'a> {
+    /// The whole request.
+    Whole,
+    /// To compute its prompt for another pool: one token, whose lateness that other pool answers for.
+    Prefill,
+    /// To decode what another pool will have computed by then.
+    Decode {
+        /// Until it is computed.
+        after: Duration,
+        /// What it takes to move.
+        elsewhere: Elsewhere<'a>,
+    },
+}
+
+/// A request that asks a pool for a replica.
+#[derive(Clone, Copy)]
+pub(super) struct Asking<'a> {
+    pub(super) request: &'a Prepared,
+    pub(super) pool: &'a Arc<PoolState>,
+    pub(super) policy: &'a dyn Policy,
+    pub(super) task: Task<'a>,
+    /// Replicas of the pool that are excluded.
+    pub(super) tried: &'a SlotSet,
+}
+
+/// What a placement would mean, without any.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quote {
+    pub(super) slot: usize,
+    /// [`crate::routing::rendezvous::identity`] of the replica.
+    pub(super) identity: u64,
+    /// To the first token.
+    pub(super) ttft: Duration,
+    /// Seconds, as of a candidate.
+    pub(super) cost: f64,
+    /// Seconds of it that KV moves.
+    pub(super) transfer: f64,
+    /// Prompt tokens that it lacks.
+    pub(super) uncached: Tokens,
+}
+
+/// The replicas among which one is chosen.
+pub(super) struct Scene {
+    pub(super) replicas: Arc<Vec<Arc<Replica>>>,
+    /// Some replica is neither in a back-off nor on trial, and has the model.
+    has_preferred: bool,
+}
+
+impl Asking<'_> {
+    /// What the best placement would mean; `None` without a replica, and where it should be held back.
+    pub(super) fn quote(&self, now: Stamp) -> Option<Quote> {
+        self.judge(now, |judged, _| {
+            let Verdict::Place(decision) = judged.verdict() else { return None };
+            Some(Quote {
+                slot: decision.slot,
+                identity: judged.candidates().get(decision.at)?.identity,
+                ttft: decision.terms.ttft(),
+                cost: decision.terms.cost.total(),
+                transfer: decision.terms.transfer,
+                uncached: self.request.tokens.saturating_sub(decision.hit),
+            })
+        })
+        .flatten()
+    }
+
+    /// Judges the replicas that may take it, for `then`; `None` where there is none.
+    pub(super) fn judge<R>(&self, now: Stamp, then: impl FnOnce(Judged<'_>, &Scene) -> R) -> Option<R> {
+        let Self { request, pool, .. } = *self;
+        let replicas = pool.replicas();
+        let is_untried = |replica: &Replica| !self.tried.contains(replica.slot());
+        // A replica in its back-off, on trial or without the model is better than none.
+        let has_preferred =
+            self.pinned().is_none() && replicas.iter().any(|r| is_untried(r) && self.is_preferred(r, now));
+        let scene = Scene { replicas, has_preferred };
+        let chain = &request.prompt.chain;
+        let block_end = |block| chain.block_end_bytes(block);
+        let lacks_adapter = lacks_adapter(pool, request, &scene.replicas);
+        let waited = now.since(request.read);
+        let whole = Ask {
+            prompt: prompt_of(request, &block_end),
+            session: request.session,
+            slo: request.slo,
+            waited,
+            queues_late: pool.queue.is_strict(),
+            shows_first_token: request.shows_first_token,
+            conversation: request.prompt.conversation,
+            sampling: request.sampling,
+            has_media: request.prompt.size.media > 0,
+            lacks_adapter: lacks_adapter.as_ref(),
+            elsewhere: None,
+            tried: self.tried,
+        };
+        let ask = match self.task {
+            Task::Whole => whole,
+            Task::Prefill => Ask {
+                slo: SloBounds::default(),
+                shows_first_token: true,
+                sampling: Sampling { max_tokens: Some(Tokens(1)), n: 1 },
+                ..whole
+            },
+            Task::Decode { after, elsewhere } => {
+                Ask { waited: waited + after, elsewhere: Some(elsewhere), ..whole }
+            }
+        };
+        let takes = |replica: &&Arc<Replica>| self.may_take(replica, &scene, now);
+        let targets = scene.replicas.iter().filter(takes).map(|replica| &replica.target);
+        let judged = pool.dispatcher.judge(self.policy, &ask, &pool.engine_limits(), now, targets)?;
+        Some(then(judged, &scene))
+    }
+
+    /// The only replica that may answer it; a prompt may be computed by any.
+    fn pinned(&self) -> Option<&Arc<Replica>> {
+        self.request.pinned.as_ref()
+    }
+
+    fn is_preferred(&self, replica: &Replica, now: Stamp) -> bool {
+        let model = self.request.model.as_deref();
+        replica.is_open(now) && model.is_none_or(|model| !is_missing(self.pool, replica, model))
+    }
+
+    /// Whether it may go there.
+    pub(super) fn may_take(&self, replica: &Arc<Replica>, scene: &Scene, now: Stamp) -> bool {
+        match self.pinned() {
+            Some(pinned) => replica.is_ready() && Arc::ptr_eq(pinned, replica),
+            None if scene.has_preferred => self.is_preferred(replica, now),
+            None => replica.is_ready(),
+        }
+    }
+
+    /// Acts on a decision that places.
+    pub(super) fn take(
+        &self,
+        judged: Judged<'_>,
+        scene: &Scene,
+        weighed: Box<[Weighed]>,
+        now: Stamp,
+    ) -> Option<Box<Pick>> {
+        let Self { request, pool, .. } = *self;
+        let replicas = &scene.replicas;
+        let predicted_from = judged.aim().waited;
+        let mut assignment = judged.assign()?;
+        let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
+        let has_adapter = |model: &Arc<str>| scene.has_preferred && lacked_elsewhere(replicas, model);
+        let is_only = assignment.decision.reason == Reason::Only;
+        if is_only && request.model.as_ref().is_some_and(has_adapter) {
+            assignment.decision.reason = Reason::Adapter;
+        }
+        replica.chosen(now);
+        let is_cold = replica.is_cold(now);
+        let summary = assignment.decision.summary(predicted_from);
+        Some(Box::new(Pick {
+            turn: TurnOnDrop(Arc::clone(&pool.queue)),
+            pool: Arc::clone(pool),
+            replica,
+            decision: DecisionSummary { weighed, is_cold, waited: now.since(request.read), ..summary },
+            assignment,
+            size: request.prompt.size,
+            prompt: request.prompt.chain.whole(),
+            is_pinned: request.pinned.is_some(),
+            prefill: None,
+            ways: None,
+        }))
+    }
+}
+
+fn prompt_of<'a>(request: &'a Prepared, block_end: &'a dyn Fn(usize) -> u64) -> routing::Prompt<'a> {
+    let chain = &request.prompt.chain;
+    routing::Prompt { chain: chain.hashes(), block_end, bytes: chain.bytes(), tokens: request.tokens }
+}
+
+/// Replicas that would have to load the adapter that the request names; `None` where none holds it.
+fn lacks_adapter(pool: &PoolState, request: &Prepared, replicas: &[Arc<Replica>]) -> Option<SlotSet> {
+    let model = request.model.as_deref().filter(|_| pool.tells_adapters())?;
+    let holds = |replica: &&Arc<Replica>| replica.engine.adapters.holds(model);
+    let lacks = |replica: &&Arc<Replica>| !holds(replica);
+    let is_held = replicas.iter().any(|replica| holds(&replica));
+    is_held.then(|| replicas.iter().filter(lacks).map(|replica| replica.slot()).collect())
+}
+
+/// Whether a replica that lists its models does not list this one, while another one of its pool does.
+fn is_missing(pool: &PoolState, replica: &Replica, model: &str) -> bool {
+    !replica.engine.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
+}
+
+/// Whether another ready replica lists models, but not this one.
+fn lacked_elsewhere(replicas: &[Arc<Replica>], model: &str) -> bool {
+    replicas
+        .iter()
+        .any(|other| other.is_ready() && !other.engine.models.load().is_empty() && !other.lists(model))
+}

@@ -1,0 +1,303 @@
+//! The first of two legs: the prefill pool computes the prompt, and its answer locates the KV.
+//!
+//! Nothing has been sent to the decoding replica meanwhile, so whatever goes wrong leaves the request whole: the exchange tries
+//! another prefill replica, or has the prompt computed where it is decoded. A leg has half of the time that is left for the first
+//! token. KV that no decoding replica was asked to fetch is fetched and thrown away ([`HeldKv`]).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::attempt::{AttemptError, BufferedResponse, Deadline, Deadlines, UpstreamResponse};
+use super::outbound::{ActiveAttempt, Identity, Outbound};
+use super::prefill_side::PrefillSide;
+use super::prepared::Prepared;
+use super::{IncomingRequest, blame, picker};
+use crate::clock::Stamp;
+use crate::config::Connector;
+use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::fleet::pick::Pick;
+use crate::observe::record_guard::RecordGuard;
+use crate::record::AttemptCause;
+use crate::relay::usage;
+use crate::request::dialect::Dialect;
+use crate::request::handoff::{self, Handoff, KEEP_KV};
+use crate::routing::Pair;
+use crate::units::Tokens;
+
+/// What became of the prefill leg.
+pub(super) enum Leg {
+    /// The prompt is computed.
+    Done(HeldKv),
+    /// It is to be computed where it is decoded, for this reason.
+    Stays(&'static str),
+    /// The replica failed.
+    Broken(ReplicaFailure, Box<Pick>),
+    /// The request cannot go on.
+    Failed(Failure),
+}
+
+/// A request between its legs.
+pub(super) struct Request<'a> {
+    pub(super) incoming: &'a IncomingRequest,
+    pub(super) prepared: &'a Prepared,
+    pub(super) guard: &'a mut RecordGuard,
+}
+
+/// KV at a prefill replica. Dropped before a decoding replica was asked to fetch it (its client left, a connection was refused),
+/// it is fetched by a request of one token, because the engine would hold its blocks for minutes. Once one was asked, no other
+/// is: an engine lets its blocks go as soon as they are fetched, or the request is aborted, and what is read from them then is
+/// another prompt's.
+#[derive(Debug)]
+pub(super) struct HeldKv {
+    /// What the decoding replica is sent.
+    pub(super) body: Bytes,
+    pair: Pair,
+    names: [Arc<str>; 2],
+    /// Tokens that move.
+    tokens: Tokens,
+    /// What the decoding leg takes beside the transfer, in seconds.
+    place: f64,
+    /// A decoding replica was asked to fetch it.
+    sent: Arc<AtomicBool>,
+    /// `None` where the connector holds nothing.
+    release: Option<Box<Release>>,
+}
+
+/// What an attempt came to.
+type Attempted<'r> = Result<&'r (UpstreamResponse, ActiveAttempt), &'r AttemptError>;
+
+impl Request<'_> {
+    /// Has the prompt computed at `prefill`, for `decode`.
+    pub(super) async fn compute_prompt(mut self, prefill: Box<Pick>, decode: &Pick) -> Leg {
+        let Some(side) = &self.prepared.route.prefill else { return Leg::Stays("never") };
+        let dialect = self.guard.record().dialect;
+        let handoff = match self.handoff(dialect).await {
+            Ok(handoff) => handoff,
+            Err(reason) => return Leg::Stays(reason),
+        };
+        let pair = (prefill.replica.target.identity, decode.replica.target.identity);
+        side.transfers.tries(pair, self.now());
+        side.pool.arrivals.note();
+        side.pool.arrivals.placed(&prefill.assignment.decision.terms.work);
+        side.pool.retries.deposit(&self.prepared.table.config.retry);
+        let is_nixl = side.keys.connector == Connector::Nixl;
+        let (landed, mut pick) = self.fly(prefill, handoff.prefill(is_nixl.then_some(KEEP_KV))).await;
+        let now = self.now();
+        let answer = match landed {
+            Ok(UpstreamResponse::Buffered(answer)) => answer,
+            Ok(_) => return self.without_params(side),
+            Err(AttemptError::Replica(failure, _)) => return Leg::Broken(failure, pick),
+            Err(AttemptError::Ours(failure)) => return Leg::Failed(failure),
+            Err(AttemptError::Overdue(failure)) => {
+                pick.assignment.censored(now);
+                let has_time = has_time(self.prepared, &failure, now);
+                return if has_time { Leg::Stays("prefill_late") } else { Leg::Failed(failure) };
+            }
+        };
+        if !answer.head.status.is_success() {
+            return match blame::of_answer(&answer, &pick, self.prepared) {
+                Some(failure) => Leg::Broken(failure, pick),
+                // The decoding replica's own error is for the client.
+                None => Leg::Stays("prefill_refused"),
+            };
+        }
+        self.learn(&mut pick, &answer, dialect);
+        let params = if is_nixl { handoff::params_of(&answer.body) } else { None };
+        if is_nixl && params.is_none() {
+            return self.without_params(side);
+        }
+        side.opened();
+        let decision = &decode.assignment.decision;
+        Leg::Done(HeldKv {
+            body: handoff.decode(params),
+            pair,
+            names: [pick.replica.name(), decode.replica.name()],
+            tokens: self.prepared.tokens.saturating_sub(decision.hit),
+            place: decision.terms.wait + decision.terms.base,
+            sent: Arc::default(),
+            release: params.map(|params| self.release(handoff.prefill(Some(params)))),
+        })
+    }
+
+    /// Reads the body once more, off the async workers if it is large.
+    async fn handoff(&self, dialect: Dialect) -> Result<Handoff, &'static str> {
+        let body = self.prepared.body.clone();
+        let length = body.len();
+        let work = move || Handoff::of(dialect, &body);
+        self.incoming.gateway.body_work.run(length, work).await.map_err(|_| "internal")?
+    }
+
+    async fn fly(
+        &mut self,
+        prefill: Box<Pick>,
+        body: Bytes,
+    ) -> (Result<UpstreamResponse, AttemptError>, Box<Pick>) {
+        let identity = Identity::of(self.guard.record());
+        let whole = self.prepared.deadlines();
+        let end = self.prepared.read.after(self.prepared.timeouts.first_token).min(whole.total.at);
+        let deadlines = Deadlines { first_token: None, total: half_until(end, self.now()), ..whole };
+        let (incoming, prepared) = (self.incoming, self.prepared);
+        let outbound =
+            Outbound { incoming, prepared, identity: &identity, body: &body, deadlines, sent: None };
+        let mut flight = outbound.launch(prefill, AttemptCause::Prefill);
+        // In the record from here on, as every attempt.
+        let open = flight.lost_entry(flight.times().start);
+        self.guard.asks(&open.served);
+        self.guard.record().attempts.push(open);
+        let landed = flight.land().await;
+        let entry = flight.entry(&landed, self.now());
+        let attempts = &mut self.guard.record().attempts;
+        attempts.pop();
+        attempts.push(entry);
+        let ActiveAttempt { pick, watch } = flight.into_active();
+        watch.close();
+        (landed, pick)
+    }
+
+    /// The answer is the first token, with the engine's count of cached prompt tokens.
+    fn learn(&mut self, pick: &mut Pick, answer: &BufferedResponse, dialect: Dialect) {
+        let now = self.now();
+        pick.first_token(now);
+        pick.answered(false, now);
+        let tokens = usage::of_unary(dialect, &answer.body).tokens;
+        pick.learn(tokens);
+        if let Some(ways) = &mut self.guard.record().ways {
+            ways.cached = tokens.cached;
+        }
+    }
+
+    fn without_params(&self, side: &PrefillSide) -> Leg {
+        side.close(&self.prepared.route.config.name, self.now());
+        Leg::Stays("no_params")
+    }
+
+    fn release(&mut self, body: Bytes) -> Box<Release> {
+        let mut identity = Identity::of(self.guard.record());
+        identity.request_id = format!("{}-release", identity.request_id).into();
+        let prepared = Box::new(self.prepared.copied(self.now()));
+        Box::new(Release { incoming: self.incoming.copied(), prepared, identity, body })
+    }
+
+    fn now(&self) -> Stamp {
+        self.incoming.gateway.clock.now()
+    }
+}
+
+impl HeldKv {
+    /// What the decoding leg came to. Returns why the KV did not come, where that is so: then the request is to be placed anew.
+    pub(super) fn settle(self, attempted: Attempted<'_>, request: Request<'_>) -> Option<&'static str> {
+        let now = request.now();
+        let lost = match attempted {
+            Ok((UpstreamResponse::Stream { reader, .. }, _)) => {
+                let error = reader.scanner.state().answer.error;
+                error.filter(|error| !error.is_of_request()).map(|_| LOST)
+            }
+            Ok((answer, _)) if answer.status().is_server_error() => Some(LOST),
+            // With its prompt computed elsewhere it was good enough.
+            Ok((answer, _)) if answer.status().is_client_error() => Some("decode_refused"),
+            Ok(_) => None,
+            Err(AttemptError::Replica(ReplicaFailure::ErrorEvent { .. }, _)) => Some(LOST),
+            Err(AttemptError::Overdue(failure)) if has_time(request.prepared, failure, now) => Some(LOST),
+            // The replica itself failed, or the request.
+            Err(_) => return None,
+        };
+        let Some(side) = &request.prepared.route.prefill else { return lost };
+        let families = &request.incoming.gateway.observer.metrics().families.requests;
+        let [prefill, decode] = &self.names;
+        let record = request.guard.record();
+        if let Some(reason) = lost {
+            if reason == LOST {
+                side.transfers.failed(self.pair, now);
+                families.kv_transfers.inc([prefill, decode, "failed"]);
+            }
+            if let Some(attempt) = record.attempts.last_mut() {
+                attempt.error = attempt.error.or(Some(reason));
+            }
+            return lost;
+        }
+        let took = record.at.connected.and_then(|connected| self.took(attempted, connected));
+        families.kv_transfers.inc([prefill, decode, "worked"]);
+        side.transfers.worked(self.pair, self.tokens, took.map(|took| took.as_secs_f64()));
+        if let Some(took) = took {
+            families.kv_transfer_time.get([prefill, decode]).observe(took.as_secs_f64());
+        }
+        if let Some(ways) = &mut record.ways {
+            ways.transfer = took;
+        }
+        None
+    }
+
+    /// From the connection to the first content, less what decoding was expected to take; `None` without a stream.
+    fn took(&self, attempted: Attempted<'_>, connected: Stamp) -> Option<Duration> {
+        let Ok((UpstreamResponse::Stream { reader, .. }, _)) = attempted else { return None };
+        let waited = reader.timeline.first_token()?.since(connected).as_secs_f64();
+        Duration::try_from_secs_f64((waited - self.place).max(0.0)).ok()
+    }
+
+    /// Set as soon as a decoding replica is asked to fetch it.
+    pub(super) fn sent(&self) -> &Arc<AtomicBool> {
+        &self.sent
+    }
+
+    /// Deadlines of the decoding leg: what is left after it is for another try.
+    pub(super) fn deadlines(&self, whole: Deadlines, now: Stamp) -> Deadlines {
+        let first_token = whole.first_token.map(|deadline| half_until(deadline.at, now));
+        Deadlines { first_token, ..whole }
+    }
+}
+
+/// Whether a leg's own deadline passed, and not the request's.
+fn has_time(prepared: &Prepared, failure: &Failure, now: Stamp) -> bool {
+    let is_timer = matches!(failure, Failure::Timeout { timer: Timer::FirstToken | Timer::Total, .. });
+    let Deadlines { first_token, total, .. } = prepared.deadlines();
+    is_timer && first_token.is_none_or(|deadline| now < deadline.at) && now < total.at
+}
+
+fn half_until(end: Stamp, now: Stamp) -> Deadline {
+    let after = end.since(now) / 2;
+    Deadline { at: now.after(after), after }
+}
+
+/// A request of one token that fetches KV for no client.
+#[derive(Debug)]
+struct Release {
+    incoming: Box<IncomingRequest>,
+    prepared: Box<Prepared>,
+    identity: Identity,
+    body: Bytes,
+}
+
+impl Release {
+    async fn run(self: Box<Self>) {
+        let Self { incoming, prepared, identity, body } = &*self;
+        let gateway = &incoming.gateway;
+        let mut places = 0..prepared.route.pools.len();
+        let pick = places.find_map(|at| picker::pick_for_copy(gateway, prepared, at));
+        let Some(pick) = pick else { return };
+        let total = Deadline { at: gateway.clock.now().after(RELEASE_WITHIN), after: RELEASE_WITHIN };
+        let deadlines = Deadlines { first_token: None, total, ..prepared.deadlines() };
+        let outbound = Outbound { incoming, prepared, identity, body, deadlines, sent: None };
+        let mut flight = outbound.launch(pick, AttemptCause::Retry);
+        let is_fetched = flight.land().await.is_ok_and(|answer| answer.status().is_success());
+        flight.into_active().watch.close();
+        let result = if is_fetched { "fetched" } else { "failed" };
+        gateway.observer.metrics().families.requests.kv_released.inc([result]);
+    }
+}
+
+impl Drop for HeldKv {
+    fn drop(&mut self) {
+        if let Some(release) = self.release.take().filter(|_| !self.sent.load(Ordering::Relaxed)) {
+            let gateway = Arc::clone(&release.incoming.gateway);
+            gateway.tasks.spawn(release.run());
+        }
+    }
+}
+
+/// The KV did not come.
+const LOST: &str = "transfer_failed";
+/// A transfer that takes longer has failed.
+const RELEASE_WITHIN: Duration = Duration::from_secs(10);

@@ -1,0 +1,233 @@
+//! The two bodies of a request whose prompt is computed by one engine and decoded by another (`kv_transfer_params`).
+//!
+//! As everywhere, splices on the raw bytes. The prefill request is the client's with one token, unary and without usage options,
+//! and asks the engine to keep the KV; the decoding one is the client's with the object that the first answer brought. A body that
+//! brings an object of its own, or asks for what cannot be had from moved KV, is sent as it is to one engine.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use crate::request::dialect::Dialect;
+use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
+use crate::request::splice::{Edit, apply};
+
+/// Both requests of one body.
+#[derive(Debug)]
+pub struct Handoff {
+    body: Bytes,
+    /// One token, unary, nothing stored.
+    of_one_token: Vec<Edit>,
+    /// Where the object goes: nulls that it replaces, else behind the brace that opens the body.
+    params_at: Vec<Range<usize>>,
+}
+
+impl Handoff {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// Why its prompt is to be computed where it is decoded, as the label `reason`.
+    pub fn of(dialect: Dialect, body: &Bytes) -> Result<Self, &'static str> {
+        let text = std::str::from_utf8(body).map_err(|_| UNREADABLE)?;
+        let open = text.find('{').ok_or(UNREADABLE)? + 1;
+        let limits = limits(dialect).ok_or("dialect")?;
+        let mut handoff = Self { body: body.clone(), of_one_token: Vec::new(), params_at: Vec::new() };
+        let (mut has_limit, mut has_store, mut refused) = (false, false, None);
+        Cursor::new(text)
+            .object(|key, value| {
+                let value = value.value()?;
+                let Some(key) = key.string() else { return Ok(()) };
+                has_limit |= limits.contains(&&*key);
+                has_store |= key == "store";
+                refused = refused.or(handoff.member(&key, value, limits));
+                Ok::<_, JsonError>(())
+            })
+            .map_err(|_| UNREADABLE)?;
+        if let Some(reason) = refused {
+            return Err(reason);
+        }
+        let mut added = String::new();
+        if let Some(limit) = limits.first().filter(|_| !has_limit) {
+            added.push_str(&format!("\"{limit}\":1,"));
+        }
+        if dialect == Dialect::Responses && !has_store {
+            added.push_str("\"store\":false,");
+        }
+        if !added.is_empty() {
+            handoff.of_one_token.push(Edit::insert(open, &added));
+        }
+        if handoff.params_at.is_empty() {
+            handoff.params_at.push(open..open);
+        }
+        Ok(handoff)
+    }
+
+    fn member(&mut self, key: &str, value: Raw<'_>, limits: &[&str]) -> Option<&'static str> {
+        let is_null = value.kind() == JsonKind::Null;
+        let one = match key {
+            "stream" | "store" => "false",
+            "stream_options" => "null",
+            "min_tokens" => "0",
+            key if limits.contains(&key) => "1",
+            "kv_transfer_params" if is_null => {
+                self.params_at.push(value.span());
+                return None;
+            }
+            "kv_transfer_params" => return Some("own_params"),
+            "prompt_logprobs" if !is_null => return Some("logprobs"),
+            "use_beam_search" if value.text() == "true" => return Some("choices"),
+            "best_of" if !is_null && value.text() != "1" => return Some("choices"),
+            _ => return None,
+        };
+        self.of_one_token.push(Edit::replace(value.span(), one));
+        None
+    }
+
+    /// The request that computes the prompt; `ask` is the object that makes the engine keep its KV, if it takes one.
+    #[must_use]
+    pub fn prefill(&self, ask: Option<&str>) -> Bytes {
+        self.with(ask, true)
+    }
+
+    /// The client's request with the object of the prefill answer.
+    #[must_use]
+    pub fn decode(&self, params: Option<&str>) -> Bytes {
+        self.with(params, false)
+    }
+
+    fn with(&self, params: Option<&str>, is_one_token: bool) -> Bytes {
+        let mut edits = Vec::new();
+        if let Some(params) = params {
+            edits.extend(self.params_at.iter().map(|at| match at.is_empty() {
+                true => Edit::insert(at.start, &format!("\"kv_transfer_params\":{params},")),
+                false => Edit::replace(at.clone(), params),
+            }));
+        }
+        if is_one_token {
+            edits.extend(
+                self.of_one_token.iter().map(|edit| Edit { at: edit.at.clone(), text: edit.text.clone() }),
+            );
+        }
+        if edits.is_empty() {
+            return self.body.clone();
+        }
+        edits.sort_by_key(|edit| edit.at.start);
+        apply(&self.body, &edits)
+    }
+}
+
+/// The object of a prefill answer, as it stands there; `None` where the answer has none, is no JSON, or the object is beyond any that
+/// an engine makes.
+#[must_use]
+pub fn params_of(answer: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(answer).ok()?;
+    let mut cursor = Cursor::new(text);
+    let [params] = cursor.members(["kv_transfer_params"]).ok()?;
+    cursor.end().ok()?;
+    let params = params.filter(|params| params.kind() == JsonKind::Object)?.text();
+    (params.len() <= MAX_PARAMS).then_some(params)
+}
+
+/// The names of the bound on the answer's tokens; the first is added where a body has none.
+fn limits(dialect: Dialect) -> Option<&'static [&'static str]> {
+    match dialect {
+        Dialect::Chat => Some(&["max_tokens", "max_completion_tokens"]),
+        Dialect::Completions | Dialect::Messages => Some(&["max_tokens"]),
+        Dialect::Responses => Some(&["max_output_tokens"]),
+        _ => None,
+    }
+}
+
+/// Asks vLLM to keep the KV of a prompt for another engine.
+pub const KEEP_KV: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+const UNREADABLE: &str = "unreadable";
+/// Bytes: block ids of a prompt of a million tokens.
+const MAX_PARAMS: usize = 1 << 19;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn both(dialect: Dialect, body: &str) -> Result<(Value, String), &'static str> {
+        let handoff = Handoff::of(dialect, &Bytes::copy_from_slice(body.as_bytes()))?;
+        let prefill = serde_json::from_slice(&handoff.prefill(Some(KEEP_KV))).unwrap();
+        let decode = handoff.decode(Some(r#"{"remote_port":5600}"#));
+        Ok((prefill, String::from_utf8(decode.to_vec()).unwrap()))
+    }
+
+    #[test]
+    fn the_prefill_request_has_one_token_and_the_decoding_one_is_the_client_s() {
+        let keep: Value = serde_json::from_str(KEEP_KV).unwrap();
+        for (dialect, body, one) in [
+            (
+                Dialect::Chat,
+                r#" {"model":"m", "stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":9,"min_tokens":4}"#,
+                json!({"model":"m","stream":false,"stream_options":null,"max_completion_tokens":1,"min_tokens":0}),
+            ),
+            (Dialect::Chat, r#"{"messages":[]}"#, json!({"messages":[],"max_tokens":1})),
+            (
+                Dialect::Completions,
+                r#"{"prompt":"x","max_tokens":null}"#,
+                json!({"prompt":"x","max_tokens":1}),
+            ),
+            (Dialect::Messages, r#"{"max_tokens":64,"stream":true}"#, json!({"max_tokens":1,"stream":false})),
+            (
+                Dialect::Responses,
+                r#"{"input":"x","max_output_tokens":30}"#,
+                json!({"input":"x","max_output_tokens":1,"store":false}),
+            ),
+            (Dialect::Responses, r#"{"store":true}"#, json!({"max_output_tokens":1,"store":false})),
+        ] {
+            let (prefill, decode) = both(dialect, body).unwrap();
+            let mut expected = one;
+            expected["kv_transfer_params"] = keep.clone();
+            assert_eq!(prefill, expected, "{body}");
+            let open = body.find('{').unwrap() + 1;
+            let (before, after) = body.split_at(open);
+            assert_eq!(decode, format!(r#"{before}"kv_transfer_params":{{"remote_port":5600}},{after}"#));
+        }
+    }
+
+    #[test]
+    fn a_null_object_is_replaced_where_it_stands() {
+        let body = r#"{"kv_transfer_params":null,"max_tokens":2}"#;
+        let (prefill, decode) = both(Dialect::Chat, body).unwrap();
+        assert_eq!(prefill["kv_transfer_params"]["do_remote_decode"], true);
+        assert_eq!(decode, r#"{"kv_transfer_params":{"remote_port":5600},"max_tokens":2}"#);
+        let handoff = Handoff::of(Dialect::Chat, &Bytes::from_static(body.as_bytes())).unwrap();
+        assert_eq!(handoff.decode(None), body, "a shared store needs no object");
+    }
+
+    #[test]
+    fn what_one_engine_has_to_answer_is_left_alone() {
+        for (dialect, body, reason) in [
+            (Dialect::Chat, r#"{"kv_transfer_params":{"a":1}}"#, "own_params"),
+            (Dialect::Completions, r#"{"prompt_logprobs":1}"#, "logprobs"),
+            (Dialect::Completions, r#"{"use_beam_search":true}"#, "choices"),
+            (Dialect::Completions, r#"{"best_of":2}"#, "choices"),
+            (Dialect::Embeddings, r#"{"input":"x"}"#, "dialect"),
+            (Dialect::Chat, "[]", "unreadable"),
+        ] {
+            assert_eq!(both(dialect, body).unwrap_err(), reason, "{body}");
+        }
+    }
+
+    #[test]
+    fn the_object_is_taken_as_it_stands_or_not_at_all() {
+        let huge = format!(r#"{{"kv_transfer_params":{{"a":"{}"}}}}"#, "x".repeat(MAX_PARAMS));
+        for (answer, expected) in [
+            (r#"{"id":"a","kv_transfer_params":{"a": [1]} }"#, Some(r#"{"a": [1]}"#)),
+            (r#"{"kv_transfer_params":null}"#, None),
+            (r#"{"kv_transfer_params":"x"}"#, None),
+            (r#"{"id":"a"}"#, None),
+            (r#"{"kv_transfer_params":{"a":1}"#, None),
+            ("data: {}", None),
+            ("", None),
+            (&huge, None),
+        ] {
+            assert_eq!(params_of(answer.as_bytes()), expected, "{}", answer.get(..60).unwrap_or(answer));
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! Prompts computed by one replica and decoded by another (`[route.prefill]`): one answer, whatever becomes of either leg.
+
+use tokenway::config::{Connector, Prefill, PrefillKeys, PrefillWhen};
+
+use super::{CHAT, PATH, UNARY, clean};
+use crate::support::client::Reply;
+use crate::support::replica::{Received, Replica, Step};
+use crate::support::{Gateway, config, until, wire};
+
+const PARAMS: &str =
+    r#"{"do_remote_prefill":true,"remote_engine_id":"e1","remote_block_ids":[[1, 2]],"remote_port":5600}"#;
+
+/// What the prefill replica answers.
+fn computed() -> Vec<Step> {
+    wire::json(
+        200,
+        &format!(
+            r#"{{"id":"p","usage":{{"prompt_tokens":40,"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":32}}}},"kv_transfer_params":{PARAMS}}}"#
+        ),
+    )
+}
+
+fn keys(when: PrefillWhen) -> PrefillKeys {
+    PrefillKeys { pool: "prefill".into(), when, ..PrefillKeys::default() }
+}
+
+/// A gateway whose route computes prompts at `prefill` and decodes at `decode`.
+async fn start(prefill: &[&Replica], decode: &[&Replica], keys: PrefillKeys) -> Gateway {
+    let gateway = Gateway::start_unready(configured(prefill, decode, keys));
+    let are_ready =
+        || gateway.replicas().iter().filter(|r| &*r.pool == "default").all(|r| r.state.as_str() == "ready");
+    until("the decoding replicas are ready", are_ready).await;
+    gateway
+}
+
+fn configured(prefill: &[&Replica], decode: &[&Replica], keys: PrefillKeys) -> tokenway::config::Config {
+    let mut config = config::of(decode);
+    config.pools[0].revision = "r".into();
+    let mut pool = config::pool("prefill", prefill);
+    pool.revision = "r".into();
+    config.pools.push(pool);
+    config.routes[0].prefill = Some(Prefill { pool: 1, keys });
+    config
+}
+
+struct Two {
+    prefill: Replica,
+    decode: Replica,
+    gateway: Gateway,
+}
+
+impl Two {
+    async fn start() -> Self {
+        Self::with(keys(PrefillWhen::Always)).await
+    }
+
+    async fn with(keys: PrefillKeys) -> Self {
+        let (prefill, decode) = (Replica::start().await, Replica::start().await);
+        prefill.always(computed());
+        let gateway = start(&[&prefill], &[&decode], keys).await;
+        gateway.ready().await;
+        Self { prefill, decode, gateway }
+    }
+
+    async fn post(&self, path: &str, body: &str) -> Reply {
+        let reply = self.gateway.post(path, body).await;
+        self.gateway.idle().await;
+        reply
+    }
+}
+
+/// Requests by way and reason.
+fn ways(gateway: &Gateway) -> Vec<String> {
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let of = |line: &str| {
+        let labels = line.strip_prefix("tokenway_prefill_requests_total{")?;
+        let (labels, count) = labels.split_once("} ")?;
+        let value = |name: &str| {
+            labels
+                .split(',')
+                .find_map(|label| label.strip_prefix(name))?
+                .strip_prefix("=\"")?
+                .strip_suffix('"')
+        };
+        Some(format!("{} {} {count}", value("way")?, value("reason")?))
+    };
+    let mut ways: Vec<String> = page.lines().filter_map(of).collect();
+    ways.sort();
+    ways
+}
+
+fn total(gateway: &Gateway, series: &str) -> u64 {
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    page.lines()
+        .filter_map(|line| line.strip_prefix(series)?.rsplit(' ').next()?.parse::<f64>().ok())
+        .sum::<f64>() as u64
+}
+
+/// The client's body with the object of the prefill answer.
+fn decoding(body: &str) -> String {
+    format!("{{\"kv_transfer_params\":{PARAMS},{}", &body[1..])
+}
+
+/// Of a real pair: the path, the name of the bound on tokens, what the prefill engine answers, and the stream of the decoding one.
+const RECORDED: [(&str, &str, &str, &str); 4] = [
+    (
+        PATH,
+        "max_tokens",
+        include_str!("../../fixtures/vllm/pd/prefill-chat.json"),
+        include_str!("../../fixtures/vllm/pd/decode-chat.sse"),
+    ),
+    (
+        "/v1/completions",
+        "max_tokens",
+        include_str!("../../fixtures/vllm/pd/prefill-completions.json"),
+        include_str!("../../fixtures/vllm/pd/decode-completions.sse"),
+    ),
+    (
+        "/v1/messages",
+        "max_tokens",
+        include_str!("../../fixtures/vllm/pd/prefill-messages.json"),
+        include_str!("../../fixtures/vllm/pd/decode-messages.sse"),
+    ),
+    (
+        "/v1/responses",
+        "max_output_tokens",
+        include_str!("../../fixtures/vllm/pd/prefill-responses.json"),
+        include_str!("../../fixtures/vllm/pd/decode-responses.sse"),
+    ),
+];
+
+#[tokio::test]
+async fn both_legs_make_one_answer_byte_for_byte_on_every_path() {
+    let two = Two::start().await;
+    let whole = r#"{"id":"d", "x":[1, 2],"usage":{"prompt_tokens":40,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}}}"#;
+    let stream = r#"{"model":"tiny","stream":true,"max_tokens":9,"messages":[],"prompt":"hi","input":"hi"}"#;
+    for (path, limit, computed, events) in RECORDED {
+        let params =
+            serde_json::from_str::<serde_json::Value>(computed).unwrap()["kv_transfer_params"].clone();
+        for (body, script, expected) in [
+            (stream.to_owned(), wire::stream([events]), events),
+            (stream.replace("\"stream\":true,", ""), wire::json(200, whole), whole),
+        ] {
+            two.prefill.next(wire::json(200, computed));
+            two.decode.next(script);
+            let reply = two.post(path, &body).await;
+            assert_eq!(
+                (reply.status(), reply.text(), reply.body.is_complete),
+                (200, expected, true),
+                "{path}"
+            );
+            let (asked, decoded) = (two.prefill.received(), two.decode.received());
+            let (asked, decoded) = (asked.last().unwrap(), decoded.last().unwrap());
+            assert_eq!(asked.line(), decoded.line());
+            // The object as it came, and then the client's bytes.
+            let (object, rest) = decoded
+                .text()
+                .strip_prefix("{\"kv_transfer_params\":")
+                .unwrap()
+                .split_once("},\"model\"")
+                .unwrap();
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&format!("{object}}}")).unwrap(), params);
+            assert!(computed.contains(&format!("{object}}}")), "{path}: the object's own bytes");
+            assert_eq!(format!("{{\"model\"{rest}"), body);
+            let asked: serde_json::Value = serde_json::from_slice(&asked.body).unwrap();
+            assert_eq!(asked[limit], 1, "{asked}");
+            assert!(!asked["stream"].as_bool().unwrap_or(false) && asked["stream_options"].is_null());
+            assert_eq!(asked["kv_transfer_params"]["do_remote_decode"], true);
+        }
+    }
+    assert_eq!((two.prefill.count(), two.decode.count()), (8, 8));
+    assert_eq!(ways(&two.gateway), ["apart always 8"]);
+    // The decoding engine says that it found nothing; of the prompts' 1,280 cached tokens messages and responses tell.
+    assert_eq!(total(&two.gateway, "tokenway_prefix_tokens_total{kind=\"reported\"}"), 4 * 1280);
+    assert_eq!(total(&two.gateway, "tokenway_kv_transfers_total"), 8);
+    assert_eq!(total(&two.gateway, "tokenway_retries_total"), 0);
+}
+
+#[tokio::test]
+async fn what_one_replica_has_to_answer_alone_is_sent_to_it_untouched() {
+    let two = Two::start().await;
+    let own = CHAT.replace("\"stream\"", "\"kv_transfer_params\":{\"mine\":1},\"stream\"");
+    for (body, reason) in [
+        (own, "own_params"),
+        (CHAT.replace("\"stream\"", "\"n\":2,\"stream\""), "choices"),
+        (CHAT.replace("\"stream\"", "\"prompt_logprobs\":1,\"stream\""), "logprobs"),
+    ] {
+        let reply = two.post(PATH, &body).await;
+        assert_eq!((reply.status(), reply.text()), (200, &*clean()));
+        assert_eq!(two.decode.received().last().unwrap().text(), body);
+        assert!(ways(&two.gateway).contains(&format!("together {reason} 1")), "{:?}", ways(&two.gateway));
+    }
+    assert_eq!(two.prefill.count(), 0);
+}
+
+#[tokio::test]
+async fn never_and_too_few_tokens_stay_in_one_place() {
+    let short = PrefillKeys { min_uncached_tokens: 10_000, ..keys(PrefillWhen::Always) };
+    for (keys, reason) in [(keys(PrefillWhen::Never), "never"), (short, "short")] {
+        let two = Two::with(keys).await;
+        assert_eq!(two.post(PATH, CHAT).await.text(), clean());
+        assert_eq!((two.prefill.count(), two.decode.only().text()), (0, CHAT));
+        assert_eq!(ways(&two.gateway), [format!("together {reason} 1")]);
+    }
+}
+
+#[tokio::test]
+async fn a_shared_store_needs_the_order_alone() {
+    let two = Two::with(PrefillKeys { connector: Connector::Shared, ..keys(PrefillWhen::Always) }).await;
+    two.prefill.next(wire::json(200, r#"{"id":"p"}"#));
+    assert_eq!(two.post(PATH, CHAT).await.text(), clean());
+    assert_eq!(two.decode.only().text(), CHAT);
+    assert!(!two.prefill.only().text().contains("kv_transfer_params"));
+    assert_eq!(ways(&two.gateway), ["apart always 1"]);
+}
+
+#[tokio::test]
+async fn a_prefill_replica_that_fails_costs_the_client_nothing() {
+    let huge = format!(r#"{{"id":"{}","kv_transfer_params":{{}}}}"#, "x".repeat(2 << 20));
+    for (name, script, reason) in [
+        ("closed", vec![Step::Close], "prefill_failed"),
+        ("reset", vec![Step::Reset], "prefill_failed"),
+        ("503", wire::json(503, "{}"), "prefill_failed"),
+        ("500", wire::json(500, "{}"), "prefill_failed"),
+        ("full", wire::json(429, "{}"), "prefill_failed"),
+        ("400", wire::json(400, r#"{"error":{"message":"no"}}"#), "prefill_refused"),
+        ("no object", wire::json(200, r#"{"id":"p"}"#), "no_params"),
+        ("null", wire::json(200, r#"{"kv_transfer_params":null}"#), "no_params"),
+        ("not JSON", wire::json(200, "what?"), "no_params"),
+        ("half of it", wire::json(200, r#"{"kv_transfer_params":{"a":1}"#), "no_params"),
+        ("2 MiB", wire::json(200, &huge), "no_params"),
+        ("a stream", wire::chat_stream(&["x"]), "no_params"),
+    ] {
+        let two = Two::start().await;
+        two.prefill.next(script);
+        let reply = two.post(PATH, CHAT).await;
+        assert_eq!((reply.status(), reply.text()), (200, &*clean()), "{name}");
+        assert_eq!(two.decode.only().text(), CHAT, "{name}");
+        assert_eq!(ways(&two.gateway), [format!("together {reason} 1")], "{name}");
+        let asked = two.prefill.count();
+        two.post(PATH, CHAT).await;
+        let is_closed = reason == "no_params";
+        assert_eq!(
+            two.prefill.count() == asked,
+            is_closed,
+            "{name}: a pool that makes no object is left alone"
+        );
+    }
+}
+
+#[tokio::test]
+async fn another_prefill_replica_is_asked_where_the_first_fails() {
+    let (one, two, decode) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    for replica in [&one, &two] {
+        replica.always(computed());
+    }
+    let gateway = start(&[&one, &two], &[&decode], keys(PrefillWhen::Always)).await;
+    gateway.ready().await;
+    one.next(vec![Step::Close]);
+    two.next(vec![Step::Close]);
+    assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+    gateway.idle().await;
+    assert_eq!(one.count() + two.count(), 2, "one failed, and the retry rule allows one more");
+    assert_eq!(decode.only().text(), CHAT);
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.text(), decode.count()), (&*clean(), 2));
+    assert_eq!(decode.received()[1].text(), decoding(CHAT));
+}
+
+#[tokio::test]
+async fn without_a_ready_prefill_replica_the_route_works_all_the_same() {
+    let (prefill, decode) = (Replica::start().await, Replica::start().await);
+    prefill.stop_listening().await;
+    let gateway = start(&[&prefill], &[&decode], keys(PrefillWhen::Always)).await;
+    assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+    gateway.idle().await;
+    assert_eq!((decode.only().text(), &*ways(&gateway)), (CHAT, &["together no_replica 1".to_owned()][..]));
+}
+
+#[tokio::test]
+async fn a_prefill_that_hangs_leaves_time_to_compute_it_elsewhere() {
+    let (prefill, decode) = (Replica::start().await, Replica::start().await);
+    let mut config = configured(&[&prefill], &[&decode], keys(PrefillWhen::Always));
+    config.routes[0].timeouts.first_token = std::time::Duration::from_millis(600);
+    let gateway = Gateway::start(config).await;
+    for (body, script, expected) in [
+        (CHAT, wire::chat_stream(&["a", "b"]), clean()),
+        (UNARY, wire::json(200, r#"{"id":"d"}"#), r#"{"id":"d"}"#.to_owned()),
+    ] {
+        prefill.next(vec![Step::Hang]);
+        decode.next(script);
+        let reply = gateway.post(PATH, body).await;
+        assert_eq!((reply.status(), reply.text()), (200, &*expected));
+        assert_eq!(decode.received().last().unwrap().text(), body);
+    }
+    prefill.abandoned(2).await;
+    gateway.idle().await;
+    assert_eq!(ways(&gateway), ["together prefill_late 2"]);
+}
+
+#[tokio::test]
+async fn a_lost_transfer_is_computed_in_place_and_the_pair_avoided() {
+    let lost = || wire::stream([wire::ROLE, wire::ENGINE_ERROR, wire::DONE]);
+    let error = r#"{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}"#;
+    let whole = r#"{"id":"d"}"#;
+    for (body, script, then, expected) in [
+        (CHAT, lost(), wire::chat_stream(&["a", "b"]), clean()),
+        (UNARY, wire::json(500, error), wire::json(200, whole), whole.to_owned()),
+    ] {
+        let two = Two::start().await;
+        two.decode.next(script).next(then.clone());
+        let reply = two.post(PATH, body).await;
+        assert_eq!((reply.status(), reply.text(), reply.body.is_complete), (200, &*expected, true));
+        let sent: Vec<String> = two.decode.received().iter().map(|one| one.text().to_owned()).collect();
+        assert_eq!(sent, [decoding(body), body.to_owned()]);
+        assert_eq!(ways(&two.gateway), ["together transfer_failed 1"]);
+        two.decode.next(then);
+        assert_eq!(two.post(PATH, body).await.text(), expected);
+        assert_eq!((two.prefill.count(), two.decode.count()), (1, 3));
+        assert_eq!(ways(&two.gateway), ["together avoided 1", "together transfer_failed 1"]);
+    }
+}
+
+#[tokio::test]
+async fn what_the_engine_says_of_a_request_is_the_client_s_to_read() {
+    let two = Two::start().await;
+    let refusal = r#"{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}"#;
+    two.prefill.next(wire::json(400, refusal));
+    two.decode.next(wire::json(400, refusal));
+    let reply = two.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (400, refusal));
+}
+
+#[tokio::test]
+async fn kv_that_no_replica_was_asked_to_fetch_is_fetched_and_thrown_away() {
+    let (prefill, one, two) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    prefill.always(computed());
+    let gateway = start(&[&prefill], &[&one, &two], keys(PrefillWhen::Always)).await;
+    gateway.ready().await;
+    one.stop_listening().await;
+    for _ in 0..2 {
+        assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+    }
+    until("it is counted", || total(&gateway, "tokenway_kv_released_total{result=\"fetched\"}") == 1).await;
+    gateway.idle().await;
+    let is_release = |request: &&Received| request.header("x-request-id").unwrap().ends_with("-release");
+    let received = two.received();
+    let released: Vec<_> = received.iter().filter(is_release).collect();
+    assert_eq!((released.len(), received.len(), prefill.count()), (1, 3, 3));
+    let body: serde_json::Value = serde_json::from_slice(&released[0].body).unwrap();
+    let params: serde_json::Value = serde_json::from_str(PARAMS).unwrap();
+    assert_eq!(
+        (&body["kv_transfer_params"], &body["max_tokens"], &body["stream"]),
+        (&params, &1.into(), &false.into())
+    );
+}
+
+/// Its engine lets the blocks go; a second reader would read another prompt's.
+#[tokio::test]
+async fn kv_that_a_replica_was_asked_to_fetch_is_fetched_by_no_other() {
+    let two = Two::start().await;
+    two.decode.next(vec![Step::Hang]);
+    let mut client = two.gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    two.decode.got(1).await;
+    drop(client);
+    two.decode.abandoned(1).await;
+    two.gateway.idle().await;
+    assert_eq!((two.prefill.count(), two.decode.count()), (1, 1));
+    assert_eq!(total(&two.gateway, "tokenway_kv_released_total{result"), 0);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_its_prompt_is_computed_stops_that() {
+    let two = Two::start().await;
+    two.prefill.next(vec![Step::Hang]);
+    let mut client = two.gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    two.prefill.got(1).await;
+    drop(client);
+    two.prefill.abandoned(1).await;
+    two.gateway.idle().await;
+    assert_eq!((two.decode.count(), total(&two.gateway, "tokenway_kv_released_total{result")), (0, 0));
+}
+
+#[tokio::test]
+async fn a_decoding_replica_that_dies_is_replaced_after_both_legs_again() {
+    let (prefill, one, two) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    prefill.always(computed());
+    let gateway = start(&[&prefill], &[&one, &two], keys(PrefillWhen::Always)).await;
+    gateway.ready().await;
+    one.next(vec![Step::Close]);
+    let mut texts = Vec::new();
+    for _ in 0..2 {
+        texts.push(gateway.post(PATH, CHAT).await.text().to_owned());
+    }
+    assert_eq!(texts, [clean(), clean()]);
+    gateway.idle().await;
+    assert_eq!((prefill.count(), &*ways(&gateway)), (3, &["apart always 2".to_owned()][..]));
+}

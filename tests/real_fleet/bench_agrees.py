@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""`tokenway bench` beside `vllm bench serve`: the same prompts at the same times to the same simulated engine.
+
+    tests/real_fleet/bench_agrees.py target/release/tokenway VENV/bin/vllm --tokenizer MODEL_DIR [--reps 3]
+
+Prompts are those that `tokenway bench --trace` sends to a server that keeps them; vLLM's benchmark gets them as a data set,
+at the same even rate. Each run has an engine of its own (`tokenway sim`), so that no cache is warm, and the two take turns.
+Prints the medians of the percentiles and how far apart they are; exit code 1 beyond 2 %.
+"""
+import argparse
+import http.server
+import json
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+
+BOUND = 0.02
+FIGURES = ["ttft", "tpot", "itl"]
+PERCENTILES = [50, 90, 99]
+
+
+def options():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tokenway", type=pathlib.Path)
+    parser.add_argument("vllm", type=pathlib.Path)
+    parser.add_argument("--tokenizer", required=True, help="any that vllm loads; the engine's figures count")
+    parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--rate", type=float, default=1.0)
+    parser.add_argument("--prefill-rate", default="1500", help="of the engine, tokens a second")
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+class Sim:
+    """An engine that has seen nothing."""
+
+    def __init__(self, args):
+        command = [args.tokenway, "sim", "--replicas", "1", "--port", "0", "--prefill-rate", args.prefill_rate]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for line in self.process.stdout:
+            if "url=" in line:
+                self.url = line.split("url=")[1].split()[0]
+            if line.startswith("ready"):
+                return
+        sys.exit("the engine did not start")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
+
+
+def prompts_of(args, trace):
+    """What `tokenway bench` sends for the trace, in its order."""
+    kept = []
+
+    class Keeper(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            kept.append((body["messages"][0]["content"], body["max_tokens"]))
+            events = ['{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}', "[DONE]"]
+            answer = "".join(f"data: {event}\n\n" for event in events).encode()
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Keeper)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    command = [args.tokenway, "bench", url, "--model", "sim", "--trace", trace]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server.shutdown()
+    return kept
+
+
+def ours(args, trace):
+    with Sim(args) as sim:
+        command = [args.tokenway, "bench", sim.url, "--trace", trace, "--json"]
+        told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)[0]
+    figures = {f"{name}_p{p}": told["figures"][f"{name}_p{p}_s"] for name in ("ttft", "tpot") for p in PERCENTILES}
+    return figures | {f"itl_p{p}": told["itl"][f"p{p}_s"] for p in PERCENTILES} | {"answers": told["figures"]["requests"]}
+
+
+def theirs(args, data, folder):
+    with Sim(args) as sim:
+        command = [
+            args.vllm, "bench", "serve", "--backend", "openai-chat", "--base-url", sim.url, "--endpoint", "/v1/chat/completions",
+            "--model", "sim", "--tokenizer", args.tokenizer, "--dataset-name", "custom", "--dataset-path", data,
+            "--custom-output-len", "-1", "--skip-chat-template", "--disable-shuffle", "--no-oversample", "--num-prompts", str(args.requests),
+            "--request-rate", str(args.rate), "--burstiness", "inf", "--ignore-eos", "--ready-check-timeout-sec", "0",
+            "--percentile-metrics", ",".join(FIGURES), "--metric-percentiles", ",".join(map(str, PERCENTILES)),
+            "--save-result", "--result-dir", folder, "--result-filename", "result.json", "--disable-tqdm",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(done.stdout + done.stderr)
+    told = json.loads((pathlib.Path(folder) / "result.json").read_text())
+    figures = {f"{name}_p{p}": told[f"p{p}_{name}_ms"] / 1e3 for name in FIGURES for p in PERCENTILES}
+    return figures | {"answers": told["completed"]}
+
+
+def main():
+    args = options()
+    draw = random.Random(args.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        trace, data = f"{folder}/trace.jsonl", f"{folder}/prompts.jsonl"
+        with open(trace, "w") as file:
+            for n in range(args.requests):
+                # Milliseconds, as in Mooncake's traces.
+                request = {"timestamp": round(1e3 * n / args.rate), "input_length": draw.randint(200, 1200), "output_length": draw.randint(16, 96)}
+                file.write(json.dumps(request | {"hash_ids": []}) + "\n")
+        kept = prompts_of(args, trace)
+        with open(data, "w") as file:
+            for prompt, tokens in kept:
+                file.write(json.dumps({"prompt": prompt, "output_tokens": tokens}) + "\n")
+        runs = {"bench": [], "vllm": []}
+        for _ in range(args.reps):
+            runs["bench"].append(ours(args, trace))
+            runs["vllm"].append(theirs(args, data, folder))
+    print(f"{args.requests} requests, {args.rate}/s, {args.reps} runs each, medians, ms")
+    print("| figure | `tokenway bench` | `vllm bench serve` | apart |\n|---|---|---|---|")
+    worst = 0.0
+    for figure in runs["bench"][0]:
+        a, b = (statistics.median(run[figure] for run in runs[who]) for who in ("bench", "vllm"))
+        if figure == "answers":
+            print(f"| answers | {a:.0f} | {b:.0f} | |")
+            continue
+        apart = abs(a - b) / b
+        worst = max(worst, apart)
+        print(f"| {figure.replace('_', ' ').upper().replace(' P', ' p')} | {1e3 * a:.2f} | {1e3 * b:.2f} | {100 * apart:.1f} % |")
+    return 1 if worst > BOUND else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
