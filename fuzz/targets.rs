@@ -190,6 +190,7 @@ fn splice_with(data: &[u8], ask_running: bool) {
     if fields.model.is_some() {
         assert_eq!(result["model"], "engine/\"model\"");
     }
+    assert_eq!((&result["cache_salt"], &result["priority"]), (&"ours".into(), &1.into()));
     if after.asks_usage {
         assert_eq!(result["stream_options"]["include_usage"], true);
     }
@@ -198,7 +199,8 @@ fn splice_with(data: &[u8], ask_running: bool) {
         assert_eq!(result["stream_options"]["continuous_usage_stats"], true);
     }
     for json in [&mut before, &mut result] {
-        json.as_object_mut().unwrap().retain(|key, _| !matches!(key.as_str(), "model" | "stream_options"));
+        let ours = ["model", "stream_options", "cache_salt", "priority"];
+        json.as_object_mut().unwrap().retain(|key, _| !ours.contains(&key.as_str()));
     }
     assert_eq!(before, result);
 }

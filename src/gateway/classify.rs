@@ -85,11 +85,13 @@ pub(super) fn classify(
     let class = slo_class.filter(|_| route.config.client_may.slo_class).unwrap_or(&route.config.slo);
     let engine_priority =
         EnginePriority::of(&table.config, &route.config, tenant.config(), class, has_own || has_priority);
+    // A form has no such member: there the header alone has it.
+    let takes_priority = has_own || dialect.takes_cache_salt();
     let edits = Edits {
         model: upstream_model,
         request_id: own_id.as_deref(),
         cache_salt: salt.as_deref(),
-        priority: engine_priority.in_body(has_own),
+        priority: engine_priority.in_body(has_own).filter(|_| takes_priority),
         ask_usage: route.config.ask_usage,
         ask_running,
     };

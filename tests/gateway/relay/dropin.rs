@@ -709,6 +709,7 @@ fn the_compatibility_page_lists_every_path_and_names_a_test_for_every_difference
         include_str!("../relay.rs"),
         include_str!("../../http/listener.rs"),
         include_str!("../failures.rs"),
+        include_str!("../tenants.rs"),
     ]
     .concat();
     let rows = section("## Where an answer differs\n").lines().filter(|line| line.starts_with("| ")).skip(1);
