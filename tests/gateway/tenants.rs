@@ -50,6 +50,29 @@ async fn a_client_s_engine_priority_counts_only_where_it_may() {
     }
 }
 
+/// A form has no members: what looks like an object in a file is the client's.
+#[tokio::test]
+async fn a_form_keeps_its_bytes_and_gets_the_priority_as_a_header() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, r#"{"text":"x"}"#));
+    let mut config = config::of(&[&replica]);
+    config.tenants = vec![Tenant { cache_isolation: true, ..tenant("vip", Some(-5)) }];
+    let gateway = Gateway::start(config).await;
+    let form = "--B\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{\"a\":1}\r\n\
+                --B\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n--B--\r\n";
+    let length = form.len().to_string();
+    let headers = [
+        ("authorization", "Bearer vip"),
+        ("content-type", "multipart/form-data; boundary=B"),
+        ("content-length", &*length),
+    ];
+    let mut client = gateway.client().await;
+    client.post_framed("/v1/audio/transcriptions", &headers, form.as_bytes()).await;
+    assert_eq!(client.reply().await.status(), 200);
+    let got = replica.received().pop().unwrap();
+    assert_eq!((got.text(), got.header("x-vllm-priority")), (form, Some("-5")));
+}
+
 #[tokio::test]
 async fn tokens_and_engine_seconds_are_counted_by_tenant_and_model() {
     let replica = Replica::start().await;
