@@ -55,7 +55,7 @@ async def connections(options):
                     "-keyout", key, "-out", pem], check=True, capture_output=True)
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    for name, tls, server, most in (("clear text", None, "", 48), ("TLS", trusting, f'tls = {{ cert = "{pem}", key = "{key}" }}\n', 64)):
+    for name, tls, server, most in (("clear text", None, "", 32), ("TLS", trusting, f'tls = {{ cert = "{pem}", key = "{key}" }}\n', 48)):
         one = await gateway(options, await fleet(1), server='keep_alive = "300s"\n' + server)
         before, count = await settled(one), options.count
         kept = await opened(one.data, count, tls)
@@ -80,7 +80,7 @@ async def streams(options):
     each = (await settled(one) - before) / count / KIB
     whole = sum([status == 200 and bool(done) for status, _, done, _ in await asyncio.gather(*running)])
     text, good = await ended(one)
-    yield "stream, with both of its connections and a prompt of 3 kB", f"{each:.1f} KiB ({count:,} at once, {whole:,} whole); {text}", good and whole == count and each <= 110
+    yield "stream, with both of its connections and a prompt of 3 kB", f"{each:.1f} KiB ({count:,} at once, {whole:,} whole); {text}", good and whole == count and each <= 70
 
 
 async def bodies(options):
