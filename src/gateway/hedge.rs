@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::Gateway;
 use super::attempt::{AttemptError, UpstreamResponse};
 use super::outbound::{Flight, Outbound};
-use super::picker::{self, PickContext, PickOutcome, Tried};
+use super::picker::{self, Tried};
 use super::prepared::Prepared;
 use crate::clock::Stamp;
 use crate::config::HedgeAfter;
@@ -145,21 +145,7 @@ fn second(
     {
         return None;
     }
-    let at = prepared.route.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
-    let context = PickContext {
-        tried,
-        pool: at,
-        is_late: false,
-        is_cold: false,
-        may_go_apart: false,
-        overflows: false,
-    };
-    match picker::pick(gateway, prepared, context)? {
-        PickOutcome::Take(pick) if Arc::ptr_eq(&pick.pool, pool) => {
-            prepared.route.hedges.withdraw().then_some(pick)
-        }
-        _ => None,
-    }
+    picker::another(gateway, prepared, pool, tried).filter(|_| prepared.route.hedges.withdraw())
 }
 
 /// Which attempt counts, and what is noted of the other.

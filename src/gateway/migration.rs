@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::IncomingRequest;
 use super::attempt::{AttemptError, Deadline, Deadlines, UpstreamResponse};
 use super::outbound::{Identity, Outbound};
-use super::picker::{self, PickContext, PickOutcome, Tried};
+use super::picker::{self, Tried};
 use super::prepared::Prepared;
 use crate::admission::Rules;
 use crate::fleet::pick::Pick;
@@ -131,19 +131,7 @@ impl ReplicaSuccessor {
 
     /// Another replica of the same pool: other pools may run another model.
     fn pick(&self, pool: &Arc<PoolState>, tried: &Tried) -> Option<Box<Pick>> {
-        let at = self.prepared.route.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
-        let context = PickContext {
-            tried,
-            pool: at,
-            is_late: false,
-            is_cold: false,
-            may_go_apart: false,
-            overflows: false,
-        };
-        match picker::pick(&self.incoming.gateway, &self.prepared, context)? {
-            PickOutcome::Take(pick) if Arc::ptr_eq(&pick.pool, pool) => Some(pick),
-            _ => None,
-        }
+        picker::another(&self.incoming.gateway, &self.prepared, pool, tried)
     }
 
     fn outbound<'r>(&'r self, by: &'r Continuation) -> Outbound<'r> {

@@ -82,6 +82,27 @@ pub struct PickContext<'a> {
     pub overflows: bool,
 }
 
+impl<'a> PickContext<'a> {
+    /// For the pool at this place, at once: beside or behind an attempt that the request has made.
+    fn within(pool: Option<usize>, tried: &'a Tried) -> Self {
+        Self { tried, pool, is_late: false, is_cold: false, may_go_apart: false, overflows: false }
+    }
+}
+
+/// Picks another replica of this very pool; `None` where it would have to wait, or go elsewhere.
+pub(super) fn another(
+    gateway: &Gateway,
+    request: &Prepared,
+    pool: &Arc<PoolState>,
+    tried: &Tried,
+) -> Option<Box<Pick>> {
+    let at = request.route.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
+    match pick(gateway, request, PickContext::within(at, tried))? {
+        PickOutcome::Take(pick) if Arc::ptr_eq(&pick.pool, pool) => Some(pick),
+        _ => None,
+    }
+}
+
 /// Picks among the ready replicas not tried yet; `None` if there is none.
 #[must_use]
 pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> Option<PickOutcome> {
@@ -117,15 +138,7 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
 /// be sent.
 pub(super) fn pick_for_copy(gateway: &Gateway, request: &Prepared, at: usize) -> Option<Box<Pick>> {
     let tried = Tried::new();
-    let context = PickContext {
-        tried: &tried,
-        pool: Some(at),
-        is_late: false,
-        is_cold: false,
-        may_go_apart: false,
-        overflows: false,
-    };
-    match choose(gateway, request, at, context, gateway.clock.now())? {
+    match choose(gateway, request, at, PickContext::within(Some(at), &tried), gateway.clock.now())? {
         PickOutcome::Take(pick) => Some(pick),
         PickOutcome::Wait(_) | PickOutcome::Degrade => None,
     }
