@@ -7,7 +7,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,7 +23,7 @@ use crate::clock::{Clock, Stamp};
 use crate::error::{Closed, Failure, ReplicaFailure, Timer};
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
-use crate::relay::usage::{self, EngineErrorKind};
+use crate::relay::usage::{self, AnswerFacts, EngineErrorKind};
 use crate::relay::watch::{Expiry, StreamWatch};
 use crate::request::body_memory::AnswerBudgets;
 use crate::request::dialect::{BodyForm, Dialect};
@@ -109,6 +109,21 @@ pub struct BufferedResponse {
     pub head: Box<response::Parts>,
     /// The complete body.
     pub body: Bytes,
+    /// Read once: whether it is to be relayed, what it teaches and the record ask for them.
+    facts: OnceLock<Box<AnswerFacts>>,
+}
+
+impl BufferedResponse {
+    /// As the engine sent it.
+    #[must_use]
+    pub fn new(head: Box<response::Parts>, body: Bytes) -> Self {
+        Self { head, body, facts: OnceLock::new() }
+    }
+
+    /// Figures and ends of its answer, in the dialect of the request.
+    pub(super) fn facts(&self, dialect: Dialect) -> &AnswerFacts {
+        self.facts.get_or_init(|| Box::new(usage::of_unary(dialect, &self.body)))
+    }
 }
 
 /// Why an attempt failed.
@@ -298,7 +313,7 @@ impl UpstreamAttempt {
         if head.status == StatusCode::RESET_CONTENT {
             headers::strip_length(&mut head.headers);
         }
-        let answer = BufferedResponse { head, body: answer.freeze() };
+        let answer = BufferedResponse::new(head, answer.freeze());
         if is_aborted(&answer, self.shape.dialect) {
             return Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }));
         }
@@ -316,7 +331,7 @@ impl UpstreamResponse {
         match self {
             _ if !dialect.generates() || !self.status().is_success() => false,
             Self::Buffered(answer) if answer.body.len() <= MAX_EMPTY => {
-                let facts = usage::of_unary(dialect, &answer.body);
+                let facts = answer.facts(dialect);
                 !facts.has_content && facts.has_stopped() && facts.error.is_none()
             }
             Self::Stream { reader, .. } => reader.is_empty_answer(),
@@ -372,7 +387,7 @@ fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: Arc<str>) -> 
             Some(ReplicaFailure::Status { replica, status: answer.head.status.as_u16() })
         }
         StatusCode::INTERNAL_SERVER_ERROR => {
-            let kind = usage::of_unary(dialect, &answer.body).error.map(|error| error.kind);
+            let kind = answer.facts(dialect).error.as_ref().map(|error| error.kind);
             match kind {
                 Some(EngineErrorKind::EngineDead) => {
                     Some(ReplicaFailure::EngineDown { replica, is_orderly: false })
@@ -397,7 +412,7 @@ fn is_aborted(answer: &BufferedResponse, dialect: Dialect) -> bool {
     matches!(dialect, Dialect::Chat | Dialect::Completions)
         && answer.head.status.is_success()
         && WORD.find(&answer.body).is_some()
-        && usage::of_unary(dialect, &answer.body).is_aborted()
+        && answer.facts(dialect).is_aborted()
 }
 
 /// Whether a response is a stream of server-sent events.

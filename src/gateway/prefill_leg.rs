@@ -21,7 +21,6 @@ use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::AttemptCause;
-use crate::relay::usage;
 use crate::request::dialect::Dialect;
 use crate::request::handoff::{self, Handoff, KEEP_KV};
 use crate::routing::Pair;
@@ -162,7 +161,7 @@ impl Request<'_> {
         let now = self.now();
         pick.first_token(now);
         pick.answered(false, now);
-        let tokens = usage::of_unary(dialect, &answer.body).tokens;
+        let tokens = answer.facts(dialect).tokens;
         pick.learn(tokens);
         if let Some(ways) = &mut self.guard.record().ways {
             ways.cached = tokens.cached;

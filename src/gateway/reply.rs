@@ -27,7 +27,6 @@ use crate::relay::migration::Migration;
 use crate::relay::pump::record_facts;
 use crate::relay::stream::StreamBody;
 use crate::relay::transcript::Transcript;
-use crate::relay::usage;
 use crate::relay::whole_body::WholeBody;
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
@@ -231,9 +230,8 @@ fn whole(
     mut active: ActiveAttempt,
     answer: BufferedResponse,
 ) -> ReplyBody {
-    let BufferedResponse { head, body } = answer;
     let now = gateway.clock.now();
-    let status = head.status;
+    let status = answer.head.status;
     if status.is_server_error() {
         guard.settle(Outcome::Failed, Some("replica_error"));
     } else if status.is_client_error() {
@@ -252,9 +250,9 @@ fn whole(
         }
     }
     let record = guard.record();
-    record.bytes_out = body.len() as u64;
+    record.bytes_out = answer.body.len() as u64;
     if status.is_success() && record.dialect.generates() {
-        let facts = usage::of_unary(record.dialect, &body);
+        let facts = answer.facts(record.dialect);
         if let Some(id) = facts.id.as_deref().filter(|_| record.dialect.is_stateful()) {
             gateway.pins.remember(&record.tenant, id, &active.pick.replica.identity.url);
         }
@@ -262,9 +260,9 @@ fn whole(
         if let Some(output) = facts.tokens.output {
             active.pick.assignment.served_whole(now, output);
         }
-        record_facts(record, &facts);
+        record_facts(record, facts);
     }
-    ReplyBody::Whole(WholeBody::watched(body, guard, active.watch))
+    ReplyBody::Whole(WholeBody::watched(answer.body, guard, active.watch))
 }
 
 /// Headers of every response, errors included: `x-request-id`, `server-timing`.

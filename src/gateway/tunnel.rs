@@ -163,7 +163,7 @@ async fn refused(
         Err(_) => return Err(Failure::Timeout { timer: Timer::FirstToken, after }),
     };
     let watch = watch(gateway, exchange, &pick);
-    let answer = BufferedResponse { head: Box::new(head), body };
+    let answer = BufferedResponse::new(Box::new(head), body);
     Ok((UpstreamResponse::Buffered(answer), ActiveAttempt { pick, watch }))
 }
 

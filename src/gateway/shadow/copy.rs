@@ -26,7 +26,6 @@ use crate::record::{AttemptCause, ClientInfo, Gaps, Opening, Original, Outcome, 
 use crate::relay::pump::{Pumped, StreamPump, StreamSink, first_token_of, record_facts};
 use crate::relay::reader::StreamReader;
 use crate::relay::stream_state::StreamEnd;
-use crate::relay::usage;
 use crate::request::body::HeldBody;
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError};
@@ -170,12 +169,12 @@ impl Copy {
         if !self.record.dialect.generates() {
             return pick.first_token(now);
         }
-        let facts = usage::of_unary(self.record.dialect, &answer.body);
+        let facts = answer.facts(self.record.dialect);
         pick.learn(facts.tokens);
         if let Some(output) = facts.tokens.output {
             pick.assignment.served_whole(now, output);
         }
-        record_facts(&mut self.record, &facts);
+        record_facts(&mut self.record, facts);
     }
 
     /// Reads a stream to its end.
