@@ -21,10 +21,14 @@ import sys
 import tempfile
 import time
 
-from alerts import Prometheus
+from alerts import SLOW_SPEED, SPEED, Prometheus
 from engine import Engine
 from fleet import free_port, read, start
 
+# Seconds.
+CALM = 75
+LIMIT = 60
+LIMIT_OF_TICKETS = 300
 TENANTS = ("acme", "umbrella", "flood")
 PREFIXES = ["".join(random.Random(n).choices("abcdefgh ", k=1600)) for n in range(12)]
 
@@ -161,8 +165,10 @@ class Incident:
     """`words` are regular expressions that the sentence must have, `not_words` those it must not; `alerts` of which one is due, none where empty.
     `named_by` is in seconds."""
 
-    def __init__(self, number, truth, fault, words=(), not_words=(), alerts="", named_by=30, revisions=False, is_discovered=False, textless=None):
+    def __init__(self, number, truth, fault, words=(), not_words=(), alerts="", named_by=30, revisions=False, is_discovered=False, textless=None, is_slow=False):
         self.number, self.truth, self.fault, self.words, self.not_words = number, truth, fault, words, not_words
+        # A ticket is due within half an hour, and rests on what a replica does in minutes.
+        self.speed, self.limit = (SLOW_SPEED, LIMIT_OF_TICKETS) if is_slow else (SPEED, LIMIT)
         self.alerts, self.named_by, self.revisions, self.is_discovered, self.textless = set(alerts.split()), named_by, revisions, is_discovered, textless
 
 
@@ -180,7 +186,7 @@ OTHERS = ("replica r1 stands out", "replica r3 stands out")
 INCIDENTS = [
     Incident(1, "queue in every engine: batch limit 4 to 1", lambda s: (s.all(batch=1), setattr(s, "rate", 7.0)), ["engine_queue|admit", "shared by all 3"], ["stands out"], "TtftP99OverSlo"),
     Incident(2, "one tenant floods", flood, ["engine_queue|prefill|admit", "tenant flood"], ["replica r\\d stands out"], "TtftP99OverSlo"),
-    Incident(3, "prompts ten times as long, unique", longer, ["engine_queue|prefill|admit", "(medium|long) prompts are"], ["replica r\\d stands out"], "TtftP99OverSlo"),
+    Incident(3, "prompts ten times as long, unique", longer, ["engine_queue|prefill|admit", "(medium|long) prompts are"], ["replica r\\d stands out"], "TtftP99OverSlo RequestsOverdue GoodputLost"),
     Incident(4, "KV caches full, preemptions", lambda s: s.all(is_kv_full=True), ["KV caches", "preemptions"], ["replica r\\d stands out"], "Preempting KvCacheFull TpotOverSlo"),
     Incident(5, "prefill of r2 32 times slower", lambda s: s.one(prefill=250.0), ["r2|keeps its SLO"], OTHERS, ""),
     Incident(6, "tokens of r2 ten times slower", lambda s: s.one(step=0.12), ["replica r2 stands out|keeps its SLO"], OTHERS, "TpotOverSlo ReplicaSlow"),
@@ -188,10 +194,10 @@ INCIDENTS = [
     Incident(71, "network to all 600 ms each way", lambda s: s.all(way=0.6), ["in network"], ["stands out", "in engine_queue"], "TtftP99OverSlo"),
     Incident(8, "gateway starved of CPU", lambda s: s.later(starve(s)), ["gateway itself waits for CPU"], ["stands out"], "GatewayStarved"),
     Incident(9, "revision v2 twice as slow a token, within the SLO", lambda s: vars(s.engines[2]).update(step=0.024), QUIET, ANYBODY, "", revisions=True),
-    Incident(10, "r2 answers 200 with broken SSE", lambda s: s.one(answer="garbage"), ["replica r2 stands out"], OTHERS, "ReplicaFlapping ReplicaDown ReplicaFailing"),
-    Incident(11, "r2 answers 200, stop and no text", lambda s: s.one(answer="empty"), ["replica r2 stands out", "no text"], OTHERS, "ReplicaFlapping ReplicaDown ReplicaFailing", textless=0.05),
+    Incident(10, "r2 answers 200 with broken SSE", lambda s: s.one(answer="garbage"), ["replica r2 stands out"], OTHERS, "ReplicaFlapping ReplicaDown ReplicaFailing", is_slow=True),
+    Incident(11, "r2 answers 200, stop and no text", lambda s: s.one(answer="empty"), ["replica r2 stands out", "no text"], OTHERS, "ReplicaFlapping ReplicaDown ReplicaFailing", textless=0.05, is_slow=True),
     Incident(111, "all answer 200, stop and no text", lambda s: s.all(answer="empty"), ["have no text|got no text", "shared by all"], ["stands out"], "AnswersEmpty"),
-    Incident(12, "generation of r2 hangs, probes are fine", lambda s: s.one(answer="hang"), ["replica r2 stands out"], OTHERS, "RequestsOverdue GoodputLost ReplicaDown ReplicaFailing TtftP99OverSlo"),
+    Incident(12, "generation of r2 hangs, probes are fine", lambda s: s.one(answer="hang"), ["replica r2 stands out"], OTHERS, "RequestsOverdue GoodputLost ReplicaDown ReplicaFailing TtftP99OverSlo", is_slow=True),
     Incident(13, "all hang, health green", lambda s: s.all(answer="hang"), ["still wait"], QUIET + OTHERS, "RequestsOverdue", named_by=12),
     Incident(14, "20 % answer 500 everywhere", lambda s: s.all(error_share=0.2), ["CUDA error", "shared by all 3"], ["stands out"], "ErrorBudgetBurnFast"),
     Incident(15, "discovery fails", lambda s: os.remove(f"{s.folder}/replicas.json"), QUIET, ANYBODY, "DiscoveryFailing", is_discovered=True),
@@ -201,7 +207,7 @@ INCIDENTS = [
     Incident(19, "all tokens twice as slow, within the SLO", lambda s: s.all(step=0.024), QUIET, ANYBODY, ""),
     Incident(20, "/metrics hangs everywhere", lambda s: s.all(hides_metrics=True), QUIET, ANYBODY, "ScrapeStale"),
     Incident(21, "r2 crash-loops: 3 s down, 4 s up", lambda s: s.later(crash_loop(s)), ["r2 stands out"], OTHERS, "ReplicaFlapping ReplicaDown"),
-    Incident(22, "streams of r2 stall", lambda s: s.one(answer="stall"), ["replica r2 stands out"], OTHERS, "ReplicaDown ReplicaFailing ReplicaFlapping TpotOverSlo GoodputLow GoodputLost ErrorBudgetBurnFast"),
+    Incident(22, "streams of r2 stall", lambda s: s.one(answer="stall"), ["replica r2 stands out"], OTHERS, "ReplicaDown ReplicaFailing ReplicaFlapping TpotOverSlo GoodputLow GoodputLost ErrorBudgetBurnFast", is_slow=True),
 ]
 # Of degradations that routing hides, alerts are tickets.
 TRUE_IF_BUSY = {"OverheadHigh", "GatewayStarved", "TpotOverSlo", "TtftP99OverSlo", "TtftP95OverSlo", "GoodputLow"}
@@ -232,7 +238,7 @@ async def play(arguments, incident):
     played = Played(incident)
     with tempfile.TemporaryDirectory() as folder:
         setup = Setup(arguments.binary, folder, incident, arguments.gateways)
-        prometheus = Prometheus(folder, free_port(), setup.admin)
+        prometheus = Prometheus(folder, free_port(), setup.admin, incident.speed)
         try:
             if not await setup.begin():
                 played.problems.append("the fleet did not get ready")
@@ -267,7 +273,7 @@ async def happens(arguments, setup, prometheus, played):
     def is_named(said):
         return all(re.search(word, sentence) for word in incident.words for sentence in said)
 
-    while (passed := time.monotonic() - began) < LIMIT:
+    while (passed := time.monotonic() - began) < incident.limit:
         said = await sentences(setup)
         if is_named(said) and played.named is None:
             played.named = passed
@@ -290,7 +296,7 @@ async def happens(arguments, setup, prometheus, played):
             break
         await asyncio.sleep(1)
     if incident.alerts and not played.fired & incident.alerts:
-        played.problems.append(f"none of {', '.join(sorted(incident.alerts))} within {LIMIT} s")
+        played.problems.append(f"none of {', '.join(sorted(incident.alerts))} within {incident.limit} s")
     if not incident.alerts and (played.fired - TICKETS):
         played.problems.append(f"alert {', '.join(sorted(played.fired - TICKETS))}")
     if incident.textless is not None and setup.textless > incident.textless * setup.asked:
@@ -329,9 +335,5 @@ async def main():
     print(f"{len(chosen) - wrong} right, {wrong} wrong")
     sys.exit(wrong > 0)
 
-
-# Seconds.
-CALM = 75
-LIMIT = 60
 
 asyncio.run(main())
