@@ -426,6 +426,10 @@ fn a_replica_that_holds_one_request_and_answers_nothing_is_named_while_the_other
     );
     figures.recent = slot(TTFT, &[did("r1", 8, 0, relay), did("r2", 8, 0, relay)]).slot;
     names_only(&figures, &["within their SLO"], &["stands out"]);
+    // They hang alike: what the other gave was before.
+    figures.recent = slot(TTFT, &[did("r1", 8, 0, relay)]).slot;
+    figures.stuck_at.insert("r1".into(), Duration::from_secs(8));
+    names_only(&figures, &[], &["stands out"]);
 }
 
 #[test]
