@@ -424,8 +424,7 @@ impl PolicyName {
     /// Ours for a name that other gateways have.
     #[must_use]
     pub fn from_elsewhere(name: &str) -> Option<Self> {
-        let own = |policy: &Self| policy.as_str() == name;
-        Self::ALL.into_iter().find(own).or_else(|| {
+        Self::named(name).or_else(|| {
             let foreign = FOREIGN_POLICIES.iter().find(|(foreign, _)| *foreign == name.replace('-', "_"));
             foreign.map(|(_, policy)| *policy)
         })
@@ -467,6 +466,16 @@ pub struct ClientMay {
     pub priority: bool,
     /// The body's `priority` and `x-vllm-priority` go to the engine.
     pub engine_priority: bool,
+}
+
+impl ClientMay {
+    /// Every permission, by its name in the file.
+    pub const PERMISSIONS: &'static [(&'static str, fn(&mut Self) -> &mut bool)] = &[
+        ("timeout", |may| &mut may.timeout),
+        ("slo_class", |may| &mut may.slo_class),
+        ("priority", |may| &mut may.priority),
+        ("engine_priority", |may| &mut may.engine_priority),
+    ];
 }
 
 /// Priorities of engines, where lower is sooner.
