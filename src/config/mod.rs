@@ -8,6 +8,7 @@ mod bounds;
 mod budget;
 mod canary;
 pub mod check;
+mod cluster;
 mod dcgm;
 mod declare;
 pub mod diagnostics;
@@ -45,6 +46,7 @@ pub use self::auth::{Jwks, Jwt};
 pub use self::bounds::{Classes, Retry, Routing, Timeouts};
 pub use self::budget::{Budget, Window, budgets_of};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
+pub use self::cluster::{Broker, Cluster, OnLoss};
 pub use self::dcgm::{Dcgm, DcgmSources};
 pub(crate) use self::declare::Declared;
 pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
@@ -96,6 +98,8 @@ pub struct Config {
     pub telemetry: Telemetry,
     /// `[drift]`
     pub drift: Drift,
+    /// `[cluster]`
+    pub cluster: Option<Cluster>,
     /// Where it keeps what outlives it.
     pub state: Option<StatePlace>,
 }

@@ -231,6 +231,20 @@ families! {
                 "Reports to the webhooks of canaries: sent, failed, or dropped by a full queue.";
         }
 
+        /// Other gateways, by `cluster.name`.
+        pub cluster: Cluster [cluster] {
+            gauge connected "tokenway_cluster_connected" []
+                "1 while the broker of [cluster] is reached, else 0.";
+            gauge peers "tokenway_cluster_peers" []
+                "Other gateways that are followed.";
+            counter notices "tokenway_cluster_notices_total" [direction]
+                "Notices of decisions, first tokens and ends: sent to other gateways, received from them.";
+            counter dropped "tokenway_cluster_notices_dropped_total" [reason]
+                "Notices not sent (queue_full, disconnected) or not taken in (unknown_replica), and messages that are unreadable or were lost.";
+            gauge lag "tokenway_cluster_lag_seconds" []
+                "How long the newest batch took to the broker and back.";
+        }
+
         /// The process: connections, configuration, its own telemetry.
         pub process: Process [] {
             level open_connections "tokenway_open_connections" []
