@@ -545,8 +545,8 @@ fn an_ordinary_day_names_nobody() {
     let lateness = Lateness { worst: Duration::from_millis(270), late: 0.9 };
     let (status, sentence) = overall(&[verdict], lateness);
     assert_eq!(status, Status::Ok);
-    let told = "the route keeps its SLO. the gateway itself waits for CPU 90 % of the time, up to 270 ms";
-    assert_eq!(sentence, told);
+    let expected = "the route keeps its SLO. the gateway itself waits for CPU 90 % of the time, up to 270 ms";
+    assert_eq!(sentence, expected);
 }
 
 #[test]
