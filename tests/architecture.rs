@@ -121,7 +121,7 @@ const WORN_CEILING: &[(&str, usize)] = &[
     ("relay", 93),
     ("request", 14),
     ("rollout", 21),
-    ("routing", 111),
+    ("routing", 112),
     ("simulate", 1),
     ("state_file", 4),
     ("stats", 2),
