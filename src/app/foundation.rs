@@ -12,11 +12,12 @@ use super::StartError;
 use super::observers::DataPath;
 use super::salt_key::settle_salts;
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, PoolTls};
 use crate::fleet::pool::PoolState;
 use crate::fleet::registry::Fleet;
 use crate::fleet::status::FleetView;
 use crate::gateway::table::CarriedOver;
+use crate::identity::KeyStore;
 use crate::listener;
 use crate::listener::tls::TlsSlot;
 use crate::request::jwt::TokenKeys;
@@ -28,6 +29,8 @@ pub struct Foundation {
     pub fleet: Arc<Fleet>,
     /// Shares of canaries and keys of tokens, for every routing table.
     pub carried_over: CarriedOver,
+    /// API keys made at run time.
+    pub keys: Arc<KeyStore>,
     pub(super) config: Arc<Config>,
     pub(super) clock: Clock,
     pub(super) control: Handle,
@@ -36,6 +39,8 @@ pub struct Foundation {
     pub(super) socket: TcpListener,
     pub(super) data: SocketAddr,
     pub(super) connector: Connector,
+    /// Secured by `[cluster]`.
+    pub(super) broker: Connector,
     pub(super) tracker: TaskTracker,
     pub(super) stopped: CancellationToken,
 }
@@ -54,17 +59,25 @@ impl Foundation {
         let data = socket.local_addr().map_err(failed)?;
         let tracker = TaskTracker::new();
         let connector = Connector::new(tracker.clone())?;
+        let broker = connector.separate();
+        if let Some(cluster) = &config.cluster {
+            let tls = PoolTls { ca: cluster.ca.clone(), ..PoolTls::default() };
+            broker.secure(connector.read(Some(&tls))?);
+        }
         let stopped = CancellationToken::new();
         let tokens = Arc::new(TokenKeys::default());
         tokens.configure(config.jwt.as_ref());
         let carried_over = CarriedOver::new(tokens, stopped.clone());
         settle_salts(&carried_over.salt_key, &config);
+        let kept = config.state.as_ref().map(|place| place.file("keys"));
+        let keys = Arc::new(KeyStore::open(Arc::clone(&carried_over.api_keys), kept));
         let fleet = Arc::new(Fleet::new(connector.clone(), clock, tracker.clone(), control.clone()));
         fleet.secure(&config)?;
         let pools = fleet.apply(&config);
         Ok(Self {
             fleet,
             carried_over,
+            keys,
             config,
             clock,
             control,
@@ -73,6 +86,7 @@ impl Foundation {
             socket,
             data,
             connector,
+            broker,
             tracker,
             stopped,
         })

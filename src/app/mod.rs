@@ -14,6 +14,7 @@ pub mod open_files;
 pub mod process;
 mod salt_key;
 pub mod signals;
+mod usage;
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,6 +34,7 @@ use self::foundation::Foundation;
 use self::observers::ObserversError;
 use crate::admission::TenantLimiter;
 use crate::clock::Clock;
+use crate::cluster;
 use crate::config::Config;
 use crate::fleet::registry::Fleet;
 use crate::gateway::table::RoutingTable;
@@ -124,7 +126,7 @@ impl App {
     /// Starts gateway, watchdog and accept loop.
     pub fn on(foundation: Foundation, observer: Arc<Observer>) -> Self {
         let Foundation { fleet, carried_over, config, clock, control, pools, .. } = foundation;
-        let Foundation { tls, socket, data, connector, tracker, stopped, .. } = foundation;
+        let Foundation { tls, socket, data, connector, broker, tracker, stopped, .. } = foundation;
         note_expiry(&observer, &config, clock);
         let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
         let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
@@ -149,8 +151,23 @@ impl App {
             requests: Arc::default(),
             tasks: tracker.clone(),
         });
+        if let Some(config) = &config.cluster {
+            let deps = cluster::Deps {
+                fleet: Arc::clone(&fleet),
+                observer: Arc::clone(&gateway.observer),
+                connector: broker,
+                control: control.clone(),
+                tracker: tracker.clone(),
+                stopped: stopped.clone(),
+                clock,
+            };
+            cluster::start(config, &gateway.table.load().config.routing.seed, deps);
+        }
         budgets::restore(&gateway);
+        usage::restore(&gateway);
         let watching = stopped.clone().run_until_cancelled_owned(budgets::watch(Arc::clone(&gateway)));
+        tracker.spawn_on(watching, &control);
+        let watching = stopped.clone().run_until_cancelled_owned(usage::watch(Arc::clone(&gateway)));
         tracker.spawn_on(watching, &control);
         let serving = Serving {
             limits: ConnectionLimits::new(&config),
@@ -244,6 +261,7 @@ impl App {
             let _ = tokio::time::timeout(DROP_GRACE, self.tracker.wait()).await;
         }
         budgets::keep(&self.gateway);
+        usage::keep(&self.gateway);
     }
 
     async fn requests_ended(&self) {

@@ -4,9 +4,9 @@
 
 use super::declare::{Declaration, Declared};
 use super::{
-    Admin, Baseline, Budget, CanaryShadow, Classes, ColdWait, Drift, Ejection, EngineSpansConfig, Jwt,
-    OtlpKeys, PrefillKeys, Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo, TelemetryKeys,
-    Tenant, TenantLimits, Timeouts, WarmUp,
+    Admin, Baseline, Budget, CanaryShadow, Classes, Cluster, ColdWait, Drift, Ejection, EngineSpansConfig,
+    Jwt, OtlpKeys, PrefillKeys, Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo,
+    TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
 };
 
 /// Every declared section; those without brackets are written in one line of the section above.
@@ -41,6 +41,7 @@ pub(super) const DECLARED: &[Declaration] = &[
     Sampling::DECLARATION,
     Drift::DECLARATION,
     Baseline::DECLARATION,
+    Cluster::DECLARATION,
 ];
 
 #[cfg(test)]
