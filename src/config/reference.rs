@@ -5,8 +5,8 @@
 use super::declare::{Declaration, Declared};
 use super::{
     Admin, Baseline, Budget, CanaryShadow, Classes, ColdWait, Drift, Ejection, EngineSpansConfig, Jwt,
-    OtlpKeys, PrefillKeys, Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo, TelemetryKeys,
-    Tenant, TenantLimits, Timeouts, WarmUp,
+    OtlpKeys, Outside, PrefillKeys, Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo,
+    TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
 };
 
 /// Every declared section; those without brackets are written in one line of the section above.
@@ -18,6 +18,7 @@ pub(super) const DECLARED: &[Declaration] = &[
     Slo::DECLARATION,
     Routing::DECLARATION,
     Classes::DECLARATION,
+    Outside::DECLARATION,
     Probe::DECLARATION,
     WarmUp::DECLARATION,
     Ejection::DECLARATION,

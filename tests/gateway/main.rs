@@ -9,6 +9,7 @@ mod discovery;
 mod failures;
 mod label_bounds;
 mod life;
+mod outside;
 mod relay;
 mod relay_stream;
 mod routing;
