@@ -15,7 +15,7 @@
 //!
 //! Beside that path: [`config`] (checked before anything runs), [`fleet`] (probes and scrapes), [`relay::watch`]
 //! (deadlines of streams), [`identity`] (keys of
-//! the token issuer), [`drift`], [`admin`], [`simulate`] (joins the crate `tokenway-sim`), [`app`] (wiring) and
+//! the token issuer), [`cluster`] (other gateways), [`drift`], [`admin`], [`simulate`] (joins the crate `tokenway-sim`), [`app`] (wiring) and
 //! [`cli`]. The order in which modules may import each other is in `docs/architecture.md`.
 
 pub mod admin;
@@ -25,6 +25,7 @@ pub mod app;
 pub mod autoscale;
 pub mod cli;
 pub mod clock;
+pub mod cluster;
 pub mod config;
 pub mod diagnosis;
 pub mod digits;

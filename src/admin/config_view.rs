@@ -31,6 +31,7 @@ pub(super) fn config(config: &Config) -> Json {
         "auth": { "jwt": config.jwt.as_ref().map(Declared::view) },
         "telemetry": telemetry(&config.telemetry),
         "drift": config.drift.view(),
+        "cluster": config.cluster.as_ref().map(Declared::view),
     })
 }
 

@@ -12,7 +12,7 @@ use super::StartError;
 use super::observers::DataPath;
 use super::salt_key::settle_salts;
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, PoolTls};
 use crate::fleet::pool::PoolState;
 use crate::fleet::registry::Fleet;
 use crate::fleet::status::FleetView;
@@ -39,6 +39,8 @@ pub struct Foundation {
     pub(super) socket: TcpListener,
     pub(super) data: SocketAddr,
     pub(super) connector: Connector,
+    /// Secured by `[cluster]`.
+    pub(super) broker: Connector,
     pub(super) tracker: TaskTracker,
     pub(super) stopped: CancellationToken,
 }
@@ -57,6 +59,11 @@ impl Foundation {
         let data = socket.local_addr().map_err(failed)?;
         let tracker = TaskTracker::new();
         let connector = Connector::new(tracker.clone())?;
+        let broker = connector.separate();
+        if let Some(cluster) = &config.cluster {
+            let tls = PoolTls { ca: cluster.ca.clone(), ..PoolTls::default() };
+            broker.secure(connector.read(Some(&tls))?);
+        }
         let stopped = CancellationToken::new();
         let tokens = Arc::new(TokenKeys::default());
         tokens.configure(config.jwt.as_ref());
@@ -79,6 +86,7 @@ impl Foundation {
             socket,
             data,
             connector,
+            broker,
             tracker,
             stopped,
         })

@@ -34,6 +34,7 @@ use self::foundation::Foundation;
 use self::observers::ObserversError;
 use crate::admission::TenantLimiter;
 use crate::clock::Clock;
+use crate::cluster;
 use crate::config::Config;
 use crate::fleet::registry::Fleet;
 use crate::gateway::table::RoutingTable;
@@ -125,7 +126,7 @@ impl App {
     /// Starts gateway, watchdog and accept loop.
     pub fn on(foundation: Foundation, observer: Arc<Observer>) -> Self {
         let Foundation { fleet, carried_over, config, clock, control, pools, .. } = foundation;
-        let Foundation { tls, socket, data, connector, tracker, stopped, .. } = foundation;
+        let Foundation { tls, socket, data, connector, broker, tracker, stopped, .. } = foundation;
         note_expiry(&observer, &config, clock);
         let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
         let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
@@ -150,6 +151,18 @@ impl App {
             requests: Arc::default(),
             tasks: tracker.clone(),
         });
+        if let Some(config) = &config.cluster {
+            let deps = cluster::Deps {
+                fleet: Arc::clone(&fleet),
+                observer: Arc::clone(&gateway.observer),
+                connector: broker,
+                control: control.clone(),
+                tracker: tracker.clone(),
+                stopped: stopped.clone(),
+                clock,
+            };
+            cluster::start(config, &gateway.table.load().config.routing.seed, deps);
+        }
         budgets::restore(&gateway);
         usage::restore(&gateway);
         let watching = stopped.clone().run_until_cancelled_owned(budgets::watch(Arc::clone(&gateway)));

@@ -13,13 +13,14 @@ use super::check::section::{Checking, Section};
 use super::check::values::MODEL;
 use super::declare::{Declared, section};
 use super::zone::{ZONE, Zone};
+use crate::labels::labels;
 
 section! {
     /// any number of them; what is absent is unlimited
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Budget for "[[tenant.budget]]", optional {
         /// minute, hour, day, week (from Monday) or month, by the calendar
-        window: Window as WINDOW, default "month";
+        window: Window as Word("window"), default "month";
         /// where days begin: "UTC", "Europe/Berlin" (with its daylight saving, by the system's tzdata), or "+02:00"
         time_zone: Zone as ZONE, default "UTC";
         /// of prompts and answers
@@ -41,28 +42,22 @@ section! {
     }
 }
 
-/// A stretch of the calendar.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Window {
-    /// From the full minute.
-    Minute,
-    /// From the full hour.
-    Hour,
-    /// From midnight.
-    Day,
-    /// From Monday.
-    Week,
-    /// From the first.
-    #[default]
-    Month,
-}
-
-impl Window {
-    /// Its word in the file and in labels.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        WINDOWS.iter().find(|(_, window)| *window == self).map_or("month", |(word, _)| word)
+labels! {
+    /// A stretch of the calendar.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Window {
+        /// From the full minute.
+        Minute = "minute",
+        /// From the full hour.
+        Hour = "hour",
+        /// From midnight.
+        Day = "day",
+        /// From Monday.
+        Week = "week",
+        /// From the first.
+        #[default]
+        Month = "month",
     }
 }
 
@@ -101,12 +96,4 @@ pub fn budgets_of(budgets: &[Json]) -> Result<Vec<Budget>, String> {
     }
 }
 
-const WINDOW: Word<Window> = Word("window", WINDOWS);
-const WINDOWS: &[(&str, Window)] = &[
-    ("minute", Window::Minute),
-    ("hour", Window::Hour),
-    ("day", Window::Day),
-    ("week", Window::Week),
-    ("month", Window::Month),
-];
 const MAX: i64 = 1_000_000_000_000_000;

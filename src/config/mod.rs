@@ -8,6 +8,7 @@ mod bounds;
 mod budget;
 mod canary;
 pub mod check;
+mod cluster;
 mod dcgm;
 mod declare;
 pub mod diagnostics;
@@ -47,6 +48,7 @@ pub use self::auth::{Jwks, Jwt};
 pub use self::bounds::{Classes, Retry, Routing, Timeouts};
 pub use self::budget::{Budget, Window, budgets_of};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
+pub use self::cluster::{Broker, Cluster, OnLoss};
 pub use self::dcgm::{Dcgm, DcgmSources};
 pub(crate) use self::declare::Declared;
 pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
@@ -100,6 +102,8 @@ pub struct Config {
     pub telemetry: Telemetry,
     /// `[drift]`
     pub drift: Drift,
+    /// `[cluster]`
+    pub cluster: Option<Cluster>,
     /// Where it keeps what outlives it.
     pub state: Option<StatePlace>,
 }
@@ -432,8 +436,7 @@ impl PolicyName {
     /// Ours for a name that other gateways have.
     #[must_use]
     pub fn from_elsewhere(name: &str) -> Option<Self> {
-        let own = |policy: &Self| policy.as_str() == name;
-        Self::ALL.into_iter().find(own).or_else(|| {
+        Self::named(name).or_else(|| {
             let foreign = FOREIGN_POLICIES.iter().find(|(foreign, _)| *foreign == name.replace('-', "_"));
             foreign.map(|(_, policy)| *policy)
         })
@@ -475,6 +478,16 @@ pub struct ClientMay {
     pub priority: bool,
     /// The body's `priority` and `x-vllm-priority` go to the engine.
     pub engine_priority: bool,
+}
+
+impl ClientMay {
+    /// Every permission, by its name in the file.
+    pub const PERMISSIONS: &'static [(&'static str, fn(&mut Self) -> &mut bool)] = &[
+        ("timeout", |may| &mut may.timeout),
+        ("slo_class", |may| &mut may.slo_class),
+        ("priority", |may| &mut may.priority),
+        ("engine_priority", |may| &mut may.engine_priority),
+    ];
 }
 
 /// Priorities of engines, where lower is sooner.

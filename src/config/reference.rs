@@ -4,8 +4,8 @@
 
 use super::declare::{Declaration, Declared};
 use super::{
-    Admin, Baseline, Budget, CanaryShadow, Classes, ColdWait, Drift, Ejection, EngineSpansConfig, Jwt,
-    OtlpKeys, Outside, PrefillKeys, Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo,
+    Admin, Baseline, Budget, CanaryShadow, Classes, Cluster, ColdWait, Drift, Ejection, EngineSpansConfig,
+    Jwt, OtlpKeys, Outside, PrefillKeys, Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo,
     TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
 };
 
@@ -42,6 +42,7 @@ pub(super) const DECLARED: &[Declaration] = &[
     Sampling::DECLARATION,
     Drift::DECLARATION,
     Baseline::DECLARATION,
+    Cluster::DECLARATION,
 ];
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::engines::{self, Far};
 use super::figures::{seconds, share};
 use super::table::{
-    DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FEW, FLOOD,
-    MIN_DIFFERENCE, MISSES, NOISE, QUEUE,
+    DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FAR_SLOWER, FEW, FLOOD,
+    MIN_DIFFERENCE, MISSES, NOISE, QUEUE, TOKENS,
 };
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, Part, Slot};
@@ -186,7 +186,10 @@ fn stuck(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
         let part = figures.recent.parts.get(&(Dimension::Replica, Arc::clone(name)));
         part.is_some_and(|part| part.requests > 0 || part.itl.1 > 0)
     };
-    let others = figures.replicas.iter().any(|other| other.replica != status.replica && came(&other.replica));
+    // What came of another that holds late requests as well came before it hung.
+    let answers = |other: &Arc<str>| came(other) && !figures.stuck_at.contains_key(other);
+    let others =
+        figures.replicas.iter().any(|other| other.replica != status.replica && answers(&other.replica));
     let is_stuck =
         status.state == ReplicaState::Ready && *waited >= STUCK && others && !came(&status.replica);
     is_stuck.then(|| {
@@ -290,7 +293,9 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     // The upper median: where two of three are slow, neither stands out.
     let usual = upper_quantile(&mut rest, 0.5)?;
     let missed = part.missed_in.get(stage as usize).copied().unwrap_or(0);
-    let is_it = missed >= MISSES
+    // A mean over hundreds of tokens is no hiccup.
+    let by_token = stage == Stage::Decode && part.itl.1 >= TOKENS && own >= FAR_SLOWER * usual;
+    let is_it = missed >= if by_token { FEW } else { MISSES }
         && own >= DIFFERS * usual
         && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
     let (what, in_mean) = match stage {

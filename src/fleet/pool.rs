@@ -110,7 +110,7 @@ impl PoolState {
     /// Retires replicas; they are listed until their streams have ended.
     pub(super) fn drain(&self, replicas: Vec<Arc<Replica>>) {
         replicas.iter().for_each(|replica| replica.retire());
-        let is_busy = |replica: &Arc<Replica>| replica.target.load.inflight() > 0;
+        let is_busy = |replica: &Arc<Replica>| replica.target.load.own() > 0;
         let busy: Vec<_> = replicas.into_iter().filter(is_busy).collect();
         if !busy.is_empty() {
             self.draining.rcu(|before| before.iter().chain(&busy).cloned().collect::<Vec<_>>());
@@ -120,7 +120,7 @@ impl PoolState {
     /// Lets those go whose streams have ended.
     fn sweep(&self) {
         let draining = self.draining.load();
-        let is_busy = |replica: &&Arc<Replica>| replica.target.load.inflight() > 0;
+        let is_busy = |replica: &&Arc<Replica>| replica.target.load.own() > 0;
         if draining.is_empty() || draining.iter().all(|replica| is_busy(&replica)) {
             return;
         }

@@ -139,7 +139,7 @@ impl Prober {
                 _ if state.is_left() && misses == 0 => self.replica.health.hold_off(interval),
                 // Requests there wait to learn whether their process is gone.
                 _ if self.replica.health.vitals.refused_since().is_some()
-                    && self.replica.target.load.inflight() > 0 =>
+                    && self.replica.target.load.own() > 0 =>
                 {
                     FIRST_RETRY * 2
                 }
@@ -180,7 +180,7 @@ impl Prober {
     /// How long until nobody has asked it for `interval`, its own keep-alive included.
     fn until_idle(&self, interval: Duration, kept: Stamp) -> Duration {
         let last = self.replica.health.vitals.last_answer().max(kept);
-        if self.replica.target.load.inflight() > 0 || !self.replica.is_ready() {
+        if self.replica.target.load.own() > 0 || !self.replica.is_ready() {
             return interval;
         }
         interval.saturating_sub(self.clock.now().since(last))
@@ -203,7 +203,7 @@ impl Prober {
             ProbeResult::Refused => {
                 replica.health.vitals.refused(now);
                 // A listener that is away for a moment takes no cache with it.
-                if replica.target.load.inflight() == 0 || replica.health.vitals.is_gone(REFUSED_TWICE) {
+                if replica.target.load.own() == 0 || replica.health.vitals.is_gone(REFUSED_TWICE) {
                     self.pool.died(replica, now);
                 }
                 replica.apply(Event::Refused, "connection refused");

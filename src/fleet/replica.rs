@@ -259,7 +259,7 @@ impl Replica {
             failure_ratio: self.health.answers.failure_rate(now).unwrap_or_default(),
             traffic_share: standing.share,
             is_on_trial: self.is_on_trial(),
-            inflight: load.inflight,
+            inflight: self.target.load.own(),
             inflight_prompt_tokens: load.waiting_tokens().0,
             signals,
             counters: signals.and_then(|_| Some(engine.scraped.load().as_ref()?.counters)),

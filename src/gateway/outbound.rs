@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderValue, Request};
-use http_body_util::Full;
 
 use super::attempt::{AttemptError, AttemptTimes, Deadlines, UpstreamAttempt, UpstreamResponse};
 use super::outside;
@@ -23,7 +21,9 @@ use crate::relay::usage_filter::AskedUsage;
 use crate::relay::watch::{StreamDeadlines, StreamWatch};
 use crate::request::dialect::Dialect;
 use crate::request::engine_priority::EnginePriority;
+use crate::request::pieces::Pieces;
 use crate::request::trace_context::{self, Trace};
+use crate::upstream::connect::UpstreamBody;
 use crate::upstream::headers::{self, Credential, Upstream};
 
 /// A request as its attempts see it.
@@ -36,7 +36,7 @@ pub struct Outbound<'r> {
     /// Its ids.
     pub identity: &'r Identity,
     /// The body to send.
-    pub body: &'r Bytes,
+    pub body: &'r Pieces,
     /// Deadlines of these attempts.
     pub deadlines: Deadlines,
     /// Set as soon as a replica gets it.
@@ -151,7 +151,7 @@ impl Outbound<'_> {
     }
 
     /// The upstream request: framing and headers of the gateway, the prepared body.
-    pub(super) fn request(&self, pick: &Pick, span: u64) -> Request<Full<Bytes>> {
+    pub(super) fn request(&self, pick: &Pick, span: u64) -> Request<UpstreamBody> {
         let Identity { request_id, trace, .. } = self.identity;
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
@@ -169,7 +169,7 @@ impl Outbound<'_> {
         let prepared = self.prepared;
         let own_id = prepared.table.own_id(self.identity.dialect, &prepared.share.tenant, request_id);
         let id = HeaderValue::from_str(own_id.as_deref().unwrap_or(request_id));
-        let mut request = Request::new(Full::new(body.clone()));
+        let mut request = Request::new(UpstreamBody::of(&body));
         *request.method_mut() = parts.method.clone();
         *request.uri_mut() = target(&pick.replica.identity.endpoint.base_path, &parts.uri);
         *request.headers_mut() = headers::upstream_request(

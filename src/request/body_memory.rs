@@ -78,8 +78,7 @@ impl BodyMemory {
     /// `bytes` for all bodies together, of which each has at most `body_limit`.
     #[must_use]
     pub fn new(bytes: usize, body_limit: usize, clock: Clock) -> Self {
-        // A finisher may need a copy of its body beside it (see `request::splice`).
-        let reserve = body_limit.saturating_mul(2).min(bytes / 2);
+        let reserve = body_limit.min(bytes / 2);
         let table = Arc::new(Table { uploads: Uploads::new(clock), waiting: Semaphore::new(MAX_WAITING) });
         Self {
             all: BodyBudget::new(bytes, reserve, bytes / SMALL_SHARE, &table),
@@ -316,7 +315,7 @@ const MAX_SHARE: usize = 2;
 const ANSWER_SHARE: usize = 4;
 /// The reserve of small bodies is one in this many parts of the memory.
 const SMALL_SHARE: usize = 16;
-/// In units: a body of 128 KiB and its copy.
+/// In units: a body of 256 KiB.
 const SMALL: usize = 256;
 const WAIT_FOR_MEMORY: Duration = Duration::from_secs(5);
 const MAX_WAITING: usize = 1024;

@@ -6,14 +6,15 @@
 //! [`Judged::assign`] reserves the load and notes the prompt at once, so that the next decision sees this one. What came of
 //! it is learned through the [`Assignment`]. [`Dispatcher::refresh`] is due every [`super::REFRESH_EVERY`].
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
 use super::cache_counters::CacheReport;
 use super::float::span;
+use super::notice::{Announced, Outbox, Placed, Prefix, Usage, place};
 use super::prefix_index::{PrefixIndex, capacity_of};
 use super::query::{Aim, Elsewhere, Sampling};
 use super::target::{EngineLimits, Target};
@@ -38,6 +39,8 @@ pub struct Dispatcher {
     last_answer: AtomicU64,
     /// Whether answers name their cached tokens.
     answers_tell_cached: AtomicBool,
+    /// Where decisions are published for other gateways, and the pool's name there.
+    outbox: OnceLock<(Arc<Outbox>, Box<str>)>,
 }
 
 /// One request that asks for a replica.
@@ -89,6 +92,7 @@ impl Dispatcher {
             model: PoolModel::new(slots),
             last_answer: AtomicU64::new(0),
             answers_tell_cached: AtomicBool::new(false),
+            outbox: OnceLock::new(),
         })
     }
 
@@ -175,6 +179,17 @@ impl Dispatcher {
                 self.index.reported(target.slot, promised, found);
             }
         }
+    }
+
+    /// Publishes every decision for other gateways from now on, under the pool's name.
+    pub fn announce(&self, outbox: &Arc<Outbox>, pool: &str) {
+        self.outbox.get_or_init(|| (Arc::clone(outbox), pool.into()));
+    }
+
+    /// An answer reported its cached tokens, where `hit` were expected.
+    pub(super) fn reported_cached(&self, slot: usize, hit: Tokens, cached: Tokens) {
+        self.answers_tell_cached.store(true, Ordering::Relaxed);
+        self.index.reported(slot, hit, cached);
     }
 
     /// The engine in `slot` is another process: its cache is empty and its speed unknown.
@@ -308,15 +323,34 @@ impl<'a> Judged<'a> {
             is_stream: self.shows_first_token,
             has_media: self.has_media,
             is_elsewhere,
+            is_followed: false,
         };
         let chosen = self.candidates.get(decision.at)?;
         let ahead = chosen.ahead();
+        let longest = longest(&prompt, &self.candidates);
+        let announced = self.dispatcher.outbox.get().map(|(outbox, pool)| {
+            let prefix = Prefix::of(&prompt, chosen.blocks, longest.last().copied());
+            let placed = Placed { place: place(pool, chosen.identity), prefix, ..Placed::of(&placement) };
+            Announced::placed(outbox, placed, aim.now)
+        });
         let load = LoadGuard::reserve(chosen.load, placement);
-        self.dispatcher.index.note_longest(longest(&prompt, &self.candidates), aim.now);
+        self.dispatcher.index.note_longest(longest, aim.now);
         self.dispatcher.index.insert(decision.slot, &prompt);
         let (dispatcher, computed) = (Arc::clone(self.dispatcher), decision.terms.work);
         let (at, prompt) = (aim.now, prompt.tokens);
-        Some(Assignment { dispatcher, decision, at, ahead, load, prompt, sampling, computed, is_elsewhere })
+        let own = Assignment {
+            dispatcher,
+            decision,
+            at,
+            ahead,
+            load,
+            prompt,
+            sampling,
+            computed,
+            is_elsewhere,
+            announced,
+        };
+        Some(own)
     }
 }
 
@@ -336,6 +370,8 @@ pub struct Assignment {
     computed: Work,
     /// Another pool computes the prompt: times here are no observation of this pool's prefill.
     is_elsewhere: bool,
+    /// Other gateways know of it.
+    announced: Option<Announced>,
 }
 
 impl Assignment {
@@ -344,6 +380,9 @@ impl Assignment {
     pub fn first_token(&mut self, now: Stamp) {
         self.dispatcher.answered(now);
         self.load.first_token(now);
+        if let Some(announced) = &mut self.announced {
+            announced.first_token(now);
+        }
         if let Some(predicted) = self.decision.predicted_ttft.filter(|_| !self.is_elsewhere) {
             self.dispatcher.model.compare(self.decision.slot, predicted, now.since(self.at));
         }
@@ -413,9 +452,11 @@ impl Assignment {
         let found = cached.unwrap_or(self.decision.hit).min(prompt);
         self.computed = Work::of(prompt.saturating_sub(found), found);
         self.load.computed(self.computed);
+        if let Some(announced) = &mut self.announced {
+            announced.usage = Usage { prompt: Some(prompt), cached };
+        }
         if let Some(cached) = cached {
-            self.dispatcher.answers_tell_cached.store(true, Ordering::Relaxed);
-            self.dispatcher.index.reported(self.decision.slot, self.decision.hit, cached);
+            self.dispatcher.reported_cached(self.decision.slot, self.decision.hit, cached);
         }
     }
 

@@ -158,7 +158,8 @@ impl ProductRouter {
                 }
                 self.arrivals.placed(&assignment.decision.terms.work);
                 fleet.send(id, slot, assignment.decision.predicted_ttft);
-                self.streams.insert(id, SimulatedStream { assignment, first_token: None, tokens: 0 });
+                self.streams
+                    .insert(id, SimulatedStream { assignment: *assignment, first_token: None, tokens: 0 });
                 if let Some(wait) = before {
                     self.called.extend(self.queue.placed(wait.position, now));
                     self.ends.remove(&(wait.end, id));
@@ -209,9 +210,9 @@ impl ProductRouter {
                 Deferral::Request,
             ),
             Ruling::Queue(outlook, stay) => SimulatedPlacement::Wait(Waiter { outlook, ..waiter }, stay),
-            Ruling::Place | Ruling::Degrade => {
-                judged.assign().map_or(SimulatedPlacement::Refuse, SimulatedPlacement::Send)
-            }
+            Ruling::Place | Ruling::Degrade => judged
+                .assign()
+                .map_or(SimulatedPlacement::Refuse, |own| SimulatedPlacement::Send(Box::new(own))),
         }
     }
 
@@ -341,7 +342,7 @@ impl ProductRouter {
 
 /// Decision on one request.
 enum SimulatedPlacement {
-    Send(Assignment),
+    Send(Box<Assignment>),
     Wait(Waiter, Deferral),
     Refuse,
 }

@@ -4,6 +4,7 @@
 
 mod admission;
 mod blame;
+mod cluster;
 mod deadlines;
 mod discovery;
 mod failures;

@@ -2,11 +2,12 @@
 """The incidents of an operator's night, played: what is true, what the page says, which alert fires.
 
     python3 tests/page/night.py target/release/tokenway [--only NUMBER,…] [--gateways N] [--at-once N] [--quiet MINUTES] [--later]
+                                                           [--drawn N --seed S]
 
 Engines are scripted (engine.py), gateways and Prometheus (alerts.py says how its time runs) are real; no browser. Each incident follows
 a calm minute of traffic in which 60 % of the prompts share one of twelve prefixes. The sentence is taken after 30 s, or after what the incident
 needs, from every gateway, and the calm and the time to that must have no false word. `--later` asks again after four minutes. `--quiet` plays calm
-traffic alone. One line an incident: number, truth, right or wrong, seconds until it was named, alerts, and the sentence. Exit code 1 if one is wrong.
+traffic alone, `--drawn` incidents by chance. One line an incident: number, truth, right or wrong, seconds until it was named, alerts, and the sentence. Exit code 1 if one is wrong.
 """
 
 import argparse
@@ -165,11 +166,12 @@ class Incident:
     """`words` are regular expressions that the sentence must have, `not_words` those it must not; `alerts` of which one is due, none where empty.
     `named_by` is in seconds."""
 
-    def __init__(self, number, truth, fault, words=(), not_words=(), alerts="", named_by=30, revisions=False, is_discovered=False, textless=None, is_slow=False):
+    def __init__(self, number, truth, fault, words=(), not_words=(), alerts="", named_by=30, revisions=False, is_discovered=False, textless=None, is_slow=False, gateways=None):
         self.number, self.truth, self.fault, self.words, self.not_words = number, truth, fault, words, not_words
         # A ticket is due within half an hour, and rests on what a replica does in minutes.
         self.speed, self.limit = (SLOW_SPEED, LIMIT_OF_TICKETS) if is_slow else (SPEED, LIMIT)
-        self.alerts, self.named_by, self.revisions, self.is_discovered, self.textless = set(alerts.split()), named_by, revisions, is_discovered, textless
+        self.alerts, self.judges_alerts = set((alerts or "").split()), alerts is not None
+        self.named_by, self.revisions, self.is_discovered, self.textless, self.gateways = named_by, revisions, is_discovered, textless, gateways
 
 
 def flood(setup):
@@ -207,8 +209,35 @@ INCIDENTS = [
     Incident(19, "all tokens twice as slow, within the SLO", lambda s: s.all(step=0.024), QUIET, ANYBODY, ""),
     Incident(20, "/metrics hangs everywhere", lambda s: s.all(hides_metrics=True), QUIET, ANYBODY, "ScrapeStale"),
     Incident(21, "r2 crash-loops: 3 s down, 4 s up", lambda s: s.later(crash_loop(s)), ["r2 stands out"], OTHERS, "ReplicaFlapping ReplicaDown"),
-    Incident(22, "streams of r2 stall", lambda s: s.one(answer="stall"), ["replica r2 stands out"], OTHERS, "ReplicaDown ReplicaFailing ReplicaFlapping TpotOverSlo GoodputLow GoodputLost ErrorBudgetBurnFast", is_slow=True),
+    Incident(22, "streams of r2 stall", lambda s: s.one(answer="stall"), ["replica r2 stands out"], OTHERS, "ReplicaDown ReplicaFailing ReplicaFlapping ReplicaDemoted TpotOverSlo GoodputLow GoodputLost ErrorBudgetBurnFast", is_slow=True),
 ]
+# What may happen to one replica or to all: the fault, and what the sentence must have where it is one's (R is its name) and where it is shared.
+FAULTS = [
+    ("prefill 60 times slower", {"prefill": 130.0}, "R stands out|keeps its SLO", "prefill|engine_queue|admit"),
+    ("tokens ten times slower", {"step": 0.12}, "R stands out|keeps its SLO", "decode|ITL|admit|engine_queue"),
+    ("network 600 ms each way", {"way": 0.6}, "network.*R|keeps its SLO", "in network|in admit"),
+    ("hangs", {"answer": "hang"}, "R stands out", "still wait"),
+    ("answers without text", {"answer": "empty"}, "R stands out", "no text"),
+    ("broken SSE", {"answer": "garbage"}, "R stands out", "failed"),
+    ("three of ten answers are a 500", {"error_share": 0.3}, "R stands out|keeps its SLO", "CUDA error"),
+    ("KV cache full", {"is_kv_full": True}, "KV cache|R stands out|keeps its SLO", "KV caches"),
+    ("a batch of one", {"batch": 1}, "R stands out|keeps its SLO|engine_queue|admit", "engine_queue|admit|keeps its SLO"),
+]
+
+
+def drawn(count, seed):
+    """Incidents by chance: a fault, a place, and one to three gateways. Alerts are not asked for."""
+    chance = random.Random(seed)
+    for number in range(count):
+        what, fault, of_one, of_all = chance.choice(FAULTS)
+        replica, gateways = chance.choice([None, 0, 1, 2]), chance.randint(1, 3)
+        name, where = (f"r{replica + 1}", f"r{replica + 1}") if replica is not None else (None, "all")
+        others = [f"replica r{n} stands out" for n in (1, 2, 3) if n - 1 != replica] if name else ["stands out"]
+        words = [of_one.replace("R", f"replica {name}") if name else of_all]
+        happens = (lambda s, at=replica, fault=fault: vars(s.engines[at]).update(fault)) if name else (lambda s, fault=fault: s.all(**fault))
+        yield Incident(900 + number, f"{what}, {where}, {gateways} gateways", happens, words, others, None, gateways=gateways)
+
+
 # Of degradations that routing hides, alerts are tickets.
 TRUE_IF_BUSY = {"OverheadHigh", "GatewayStarved", "TpotOverSlo", "TtftP99OverSlo", "TtftP95OverSlo", "GoodputLow"}
 TICKETS = {"ReplicaFlapping", "ReplicaDown", "ReplicaFailing", "ReplicaDemoted", "ReplicaSlow", "RetriesHigh", "QueueDeep", "KvCacheFull", "Preempting", "Drift"}
@@ -237,7 +266,7 @@ async def sentences(setup):
 async def play(arguments, incident):
     played = Played(incident)
     with tempfile.TemporaryDirectory() as folder:
-        setup = Setup(arguments.binary, folder, incident, arguments.gateways)
+        setup = Setup(arguments.binary, folder, incident, incident.gateways or arguments.gateways)
         prometheus = Prometheus(folder, free_port(), setup.admin, incident.speed)
         try:
             if not await setup.begin():
@@ -297,7 +326,7 @@ async def happens(arguments, setup, prometheus, played):
         await asyncio.sleep(1)
     if incident.alerts and not played.fired & incident.alerts:
         played.problems.append(f"none of {', '.join(sorted(incident.alerts))} within {incident.limit} s")
-    if not incident.alerts and (played.fired - TICKETS):
+    if incident.judges_alerts and not incident.alerts and (played.fired - TICKETS):
         played.problems.append(f"alert {', '.join(sorted(played.fired - TICKETS))}")
     if incident.textless is not None and setup.textless > incident.textless * setup.asked:
         played.problems.append(f"{setup.textless} of {setup.asked} clients got no text")
@@ -316,9 +345,13 @@ async def main():
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--quiet", type=float)
     parser.add_argument("--later", action="store_true")
+    parser.add_argument("--drawn", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     only = {int(number) for number in arguments.only.split(",") if number}
     chosen = [incident for incident in INCIDENTS if not only or incident.number in only]
+    if arguments.drawn:
+        chosen = list(drawn(arguments.drawn, arguments.seed))
     if arguments.quiet:
         chosen = [Incident(0, f"{arguments.quiet:g} minutes of calm", lambda s: None)]
         globals()["CALM"] = arguments.quiet * 60

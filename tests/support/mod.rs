@@ -9,6 +9,7 @@
 pub mod client;
 pub mod config;
 pub mod quiet;
+pub mod redis;
 pub mod replica;
 pub mod wire;
 

@@ -426,6 +426,10 @@ fn a_replica_that_holds_one_request_and_answers_nothing_is_named_while_the_other
     );
     figures.recent = slot(TTFT, &[did("r1", 8, 0, relay), did("r2", 8, 0, relay)]).slot;
     names_only(&figures, &["within their SLO"], &["stands out"]);
+    // They hang alike: what the other gave was before.
+    figures.recent = slot(TTFT, &[did("r1", 8, 0, relay)]).slot;
+    figures.stuck_at.insert("r1".into(), Duration::from_secs(8));
+    names_only(&figures, &[], &["stands out"]);
 }
 
 #[test]
@@ -486,14 +490,22 @@ fn refusals_and_slow_connections_are_told_by_their_stage() {
 #[test]
 fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
     let decode = (Stage::Decode, 4.0, 2.0);
-    let mut now = slot(ITL, &[did("r1", 30, 1, decode), did("r2", 12, 14, decode)]);
-    for (name, itl) in [("r1", 0.02), ("r2", 0.11)] {
-        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl = (itl * 500.0, 500);
-    }
-    let mut itl = Histogram::default();
-    itl.add(Duration::from_millis(110), 500);
-    now.itl = itl.take();
-    let figures = figures(now, vec![ready("r1", 0.0), ready("r2", 0.0)]);
+    let of = |all: &[Did; 2]| {
+        let mut now = slot(ITL, all);
+        for (name, itl) in [("r1", 0.02), ("r2", 0.11)] {
+            now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl = (itl * 500.0, 500);
+        }
+        let mut itl = Histogram::default();
+        itl.add(Duration::from_millis(110), 500);
+        now.itl = itl.take();
+        figures(now, vec![ready("r1", 0.0), ready("r2", 0.0)])
+    };
+    // Routing sends it little: four misses of five are its own.
+    names(
+        &of(&[did("r1", 240, 1, decode), did("r2", 12, 4, decode)]),
+        &["replica r2 stands out: takes 110 ms"],
+    );
+    let figures = of(&[did("r1", 30, 1, decode), did("r2", 12, 14, decode)]);
     names(&figures, &["ITL p99 1", "replica r2 stands out: takes 110 ms for a token, the others 20 ms"]);
 }
 
@@ -533,8 +545,8 @@ fn an_ordinary_day_names_nobody() {
     let lateness = Lateness { worst: Duration::from_millis(270), late: 0.9 };
     let (status, sentence) = overall(&[verdict], lateness);
     assert_eq!(status, Status::Ok);
-    let told = "the route keeps its SLO. the gateway itself waits for CPU 90 % of the time, up to 270 ms";
-    assert_eq!(sentence, told);
+    let expected = "the route keeps its SLO. the gateway itself waits for CPU 90 % of the time, up to 270 ms";
+    assert_eq!(sentence, expected);
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub(super) fn lint(root: &Section<'_>, config: &Config) {
     lint.tenants();
     lint.classes();
     lint.key_set();
+    lint.cluster();
 }
 
 struct Lint<'l, 'a> {
@@ -37,6 +38,18 @@ impl Lint<'_, '_> {
         let Some(item) = self.root.get(section) else { return self.root.span.clone() };
         let found = keys.iter().find_map(|key| item.peek(key, at));
         found.map_or(item.span, |found| found.span)
+    }
+
+    fn cluster(&self) {
+        let Some(cluster) = &self.config.cluster else { return };
+        if cluster.ca.is_some() && !cluster.url.endpoints.iter().any(|endpoint| endpoint.is_tls) {
+            let message = "cluster.ca has no effect: the broker is reached without TLS".to_owned();
+            self.warn(
+                self.place("cluster", 0, &["ca"]),
+                message,
+                "write rediss:// in cluster.url, or remove ca",
+            );
+        }
     }
 
     fn pools(&self) {

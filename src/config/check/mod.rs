@@ -151,6 +151,7 @@ fn read(root: &Section<'_>) -> Config {
         jwt: auth::jwt(root),
         telemetry,
         drift: drift::drift(root),
+        cluster: crate::config::cluster::cluster(root),
         state: None,
     }
 }

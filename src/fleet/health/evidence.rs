@@ -112,7 +112,7 @@ impl Member<'_> {
             is_held: self.is_held,
             paused_until: self.health.answers.paused_until(),
             trial: self.health.answers.trial(),
-            inflight: self.target.load.inflight(),
+            inflight: self.target.load.own(),
         }
     }
 

@@ -120,7 +120,7 @@ families! {
             gauge inflight "tokenway_replica_inflight" []
                 "Requests of this gateway in flight at the replica.";
             gauge traffic_share "tokenway_replica_traffic_share_ratio" []
-                "Fraction of its ordinary traffic that the replica gets: below 1 in slow start, or while it fails more than its pool's others.";
+                "Fraction of its ordinary traffic that the replica gets: below 1 in slow start, or while it fails more than its pool's others; 0 on trial.";
             gauge queue_depth "tokenway_replica_queue_depth" []
                 "Requests waiting in the engine's queue.";
             gauge running "tokenway_replica_running" []
@@ -233,6 +233,20 @@ families! {
                 "Observations that the judges of canaries missed because their queue was full.";
             counter canary_webhook "tokenway_canary_webhook_posts_total" [result = DeliveryResult::LABELS]
                 "Reports to the webhooks of canaries: sent, failed, or dropped by a full queue.";
+        }
+
+        /// Other gateways, by `cluster.name`.
+        pub cluster: Cluster [cluster] {
+            gauge connected "tokenway_cluster_connected" []
+                "1 while the broker of [cluster] is reached, else 0.";
+            gauge peers "tokenway_cluster_peers" []
+                "Other gateways that are followed.";
+            counter notices "tokenway_cluster_notices_total" [direction]
+                "Notices of decisions, first tokens and ends: sent to other gateways, received from them.";
+            counter dropped "tokenway_cluster_notices_dropped_total" [reason]
+                "Notices not sent (queue_full, disconnected) or not taken in (unknown_replica), and messages that are unreadable or were lost.";
+            gauge lag "tokenway_cluster_lag_seconds" []
+                "How long the newest batch took to the broker and back.";
         }
 
         /// The process: connections, configuration, its own telemetry.

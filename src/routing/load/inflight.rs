@@ -149,6 +149,8 @@ struct Stream {
     asked: (u64, u64),
     /// It has a bound and began after the last refresh: no curve knows it.
     is_fresh: bool,
+    /// Another gateway has it: how far it is, is estimated.
+    is_followed: bool,
 }
 
 impl InflightLedger {
@@ -195,7 +197,11 @@ impl InflightLedger {
             self.begin(id, now, progress, &placement);
             return smallvec![placement];
         }
-        let was_disturbed = std::mem::take(&mut self.is_disturbed);
+        let is_followed = self.waiting.get(at).is_some_and(|own| own.placement.is_followed);
+        // What others sent before it was computed before it, though its first token is not known yet.
+        let is_behind_others =
+            self.waiting.iter().take(at).any(|one| one.placement.is_followed && one.placement.is_stream);
+        let was_disturbed = std::mem::take(&mut self.is_disturbed) || is_behind_others;
         let mut ahead = 0;
         self.waiting.retain(|waiting| {
             let is_computed = ahead <= at && (waiting.id == id || !waiting.placement.is_stream);
@@ -213,7 +219,7 @@ impl InflightLedger {
         match &mut self.group {
             // The same step: the engine computed them side by side.
             Some(Group { sample, open, .. })
-                if now.since(sample.at) <= reach(sample) && placement.at <= sample.at =>
+                if !is_followed && now.since(sample.at) <= reach(sample) && placement.at <= sample.at =>
             {
                 sample.work += placement.work;
                 sample.busy += now.since(sample.at);
@@ -229,7 +235,7 @@ impl InflightLedger {
                     context,
                     at: now,
                 };
-                let is_sample = computed.len() == 1 && !was_disturbed;
+                let is_sample = computed.len() == 1 && !was_disturbed && !is_followed;
                 *group = is_sample.then(|| Group { sample, open: smallvec![own], is_unsized: false });
             }
         }
@@ -252,6 +258,7 @@ impl InflightLedger {
             counted: 1,
             asked: (1, now.as_nanos()),
             is_fresh: placement.tpot.is_some(),
+            is_followed: placement.is_followed,
         });
         self.context = self.context.saturating_add(placement.prompt.0).saturating_add(1);
         self.concurrency.began(self.running());
@@ -352,12 +359,14 @@ impl InflightLedger {
     pub(super) fn refresh(&mut self, now: Stamp, known: &Known<'_>) -> (Curve, Refreshed) {
         let mut curve = Curve::default();
         let mut found = Refreshed { computed: self.take_unary(now, known.seconds), ..Refreshed::default() };
+        self.estimate_followed(now, known);
         let context = self.count_context(known.per_event);
         for stream in &mut self.streams {
             let at = stream.progress.at.load(Ordering::Relaxed);
             let (events_before, at_before) = stream.asked;
             stream.is_fresh = false;
-            if stream.events >= events_before + memories::PACE_EVENTS && at > at_before {
+            if !stream.is_followed && stream.events >= events_before + memories::PACE_EVENTS && at > at_before
+            {
                 let tokens = (stream.events - events_before) as f64 * known.per_event;
                 stream.asked = (stream.events, at);
                 found.paces.push(Pace { per_token: (at - at_before) as f64 * 1e-9 / tokens, context });
@@ -391,6 +400,15 @@ impl InflightLedger {
         snapshot.filter(|group| !is_unsized(group)).map(|group| group.sample).collect()
     }
 
+    /// Streams of others are taken to come along undisturbed.
+    fn estimate_followed(&mut self, now: Stamp, known: &Known<'_>) {
+        let seconds_per_event = f64::from(known.step) * known.per_event;
+        for stream in self.streams.iter().filter(|stream| stream.is_followed && seconds_per_event > 0.0) {
+            let events = now.since(stream.first).as_secs_f64() / seconds_per_event;
+            stream.progress.update(1 + (events as u64).min(MAX_ESTIMATED_EVENTS), now);
+        }
+    }
+
     /// Tokens in the context of running streams by now.
     fn count_context(&mut self, per_event: f64) -> u64 {
         let mut context: u64 = 0;
@@ -421,6 +439,9 @@ impl InflightLedger {
         computed
     }
 }
+
+/// A long answer.
+const MAX_ESTIMATED_EVENTS: u64 = 32_768;
 
 /// How long after the last of its first tokens another one still belongs to a step: too little to have been computed by itself.
 fn reach(group: &TimingSample) -> Duration {

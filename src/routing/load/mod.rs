@@ -41,6 +41,8 @@ pub struct ReplicaLoad {
     context: AtomicU64,
     harm: [AtomicU32; POINTS],
     refreshed: AtomicU64,
+    /// Those in flight that other gateways sent.
+    followed: AtomicU32,
     /// Sequences that the engine was seen to run at once at most: zero while that is not known.
     limit: AtomicU32,
     /// Sequences that ran at once so far.
@@ -109,6 +111,8 @@ pub struct Placement {
     pub has_media: bool,
     /// Whether another pool computes the prompt: it waits for its KV, and is no part of the queue.
     pub is_elsewhere: bool,
+    /// Whether another gateway sent it: what is known of it comes late.
+    pub is_followed: bool,
 }
 
 impl ReplicaLoad {
@@ -136,11 +140,17 @@ impl ReplicaLoad {
         }
     }
 
-    /// Requests of ours in flight.
+    /// Requests in flight, those of gateways that are followed included.
     #[inline]
     #[must_use]
     pub fn inflight(&self) -> u64 {
         u64::from(self.inflight.load(Ordering::Relaxed))
+    }
+
+    /// Requests of this gateway in flight.
+    #[must_use]
+    pub fn own(&self) -> u64 {
+        self.inflight().saturating_sub(u64::from(self.followed.load(Ordering::Relaxed)))
     }
 
     /// Sequences that the engine runs at once, as far as our own streams have shown it.
@@ -231,12 +241,14 @@ pub struct LoadGuard {
     id: u64,
     progress: Arc<Progress>,
     is_awaiting: bool,
+    is_followed: bool,
 }
 
 impl LoadGuard {
     /// Counts a request that was just decided.
     pub fn reserve(load: &Arc<ReplicaLoad>, placement: Placement) -> Self {
         load.inflight.fetch_add(1, Ordering::Relaxed);
+        load.followed.fetch_add(u32::from(placement.is_followed), Ordering::Relaxed);
         load.awaiting.fetch_add(1, Ordering::Relaxed);
         load.bounded.fetch_add(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
         load.tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
@@ -246,10 +258,10 @@ impl LoadGuard {
             load.promises.sent(placement.prompt, promised);
         }
         let mut ledger = load.ledger.lock();
-        let id = ledger.enter(&placement);
+        let (id, is_followed) = (ledger.enter(&placement), placement.is_followed);
         load.publish(&ledger);
         drop(ledger);
-        Self { load: Arc::clone(load), id, progress: Arc::default(), is_awaiting: true }
+        Self { load: Arc::clone(load), id, progress: Arc::default(), is_awaiting: true, is_followed }
     }
 
     /// The first token came: the prompt is computed. Further calls do nothing.
@@ -299,6 +311,7 @@ impl Drop for LoadGuard {
         if let Some(placement) = waited {
             self.load.release(&placement);
         }
+        self.load.followed.fetch_sub(u32::from(self.is_followed), Ordering::Relaxed);
         self.load.inflight.fetch_sub(1, Ordering::Relaxed);
     }
 }

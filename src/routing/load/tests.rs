@@ -11,6 +11,7 @@ fn placed(at_ms: u64, tokens: u64) -> Placement {
         is_stream: true,
         has_media: false,
         is_elsewhere: false,
+        is_followed: false,
     }
 }
 
@@ -239,4 +240,24 @@ fn many_threads_leave_nothing_behind() {
 fn a_guard_may_move_between_threads() {
     fn is_send<T: Send + 'static>() {}
     is_send::<LoadGuard>();
+}
+
+#[test]
+fn requests_of_others_count_as_load_and_teach_no_speed() {
+    let load = ReplicaLoad::new();
+    let theirs = Placement { is_followed: true, tpot: Some(Duration::from_millis(50)), ..placed(100, 1000) };
+    let mut theirs = LoadGuard::reserve(&load, theirs);
+    let mut ours = LoadGuard::reserve(&load, placed(101, 1000));
+    assert_eq!((counts(&load), load.own()), ((2, 2, 2000), 1));
+    // Behind a prompt of others whose first token is not known yet.
+    ours.first_token(ms(300));
+    theirs.first_token(ms(200));
+    assert_eq!(counts(&load), (2, 0, 0));
+    drop(ours);
+    let found = refresh(&load, 1200);
+    assert!(found.samples.is_empty() && found.paces.is_empty(), "{found:?}");
+    // A second at 20 ms a token.
+    assert!((1040..=1060).contains(&load.context()), "{}", load.context());
+    drop(theirs);
+    assert_eq!((counts(&load), load.own(), load.context()), ((0, 0, 0), 0, 0));
 }

@@ -1,7 +1,8 @@
 //! The blocks that one replica is believed to hold, in order of use, by what they weigh.
 //!
 //! Whoever touches a chain does it from its tail to its root: then a block is always older than the blocks before it, the
-//! tail is evicted first, as the engine does, and what is left is a prefix at all times.
+//! tail is evicted first, as the engine does, and what is left is a prefix at all times. Prompts of other gateways are in it by
+//! their ends ([`super::ends`]), which weigh what they added.
 
 use hashlink::LinkedHashMap;
 
@@ -14,6 +15,15 @@ pub(super) struct Held {
     blocks: LinkedHashMap<u64, u32, BuildSame>,
     weight: u64,
     capacity: u64,
+}
+
+/// What is evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// A block of ours.
+    Block(u64),
+    /// The end of another gateway's prompt.
+    End(u64),
 }
 
 impl Held {
@@ -47,19 +57,52 @@ impl Held {
     }
 
     /// Takes out the oldest block if there is more than the capacity allows.
-    pub(super) fn evict_surplus(&mut self) -> Option<u64> {
+    pub(super) fn evict_surplus(&mut self) -> Option<Entry> {
         if self.weight <= self.capacity { None } else { self.evict() }
     }
 
     /// Takes out the oldest block.
-    pub(super) fn evict(&mut self) -> Option<u64> {
-        let (hash, weight) = self.blocks.pop_front()?;
-        self.weight -= u64::from(weight);
-        Some(hash)
+    pub(super) fn evict(&mut self) -> Option<Entry> {
+        let (key, weight) = self.blocks.pop_front()?;
+        self.weight -= u64::from(weight & WEIGHT);
+        Some(if weight & END == 0 { Entry::Block(key) } else { Entry::End(key ^ END_KEY) })
+    }
+
+    /// Makes an end the newest; true when it was not in the set before.
+    pub(super) fn touch_end(&mut self, hash: u64, weight: u32) -> bool {
+        let key = hash ^ END_KEY;
+        if self.blocks.to_back(&key).is_some() {
+            return false;
+        }
+        self.blocks.insert(key, END | weight & WEIGHT);
+        self.weight += u64::from(weight & WEIGHT);
+        true
+    }
+
+    /// Leaves an end that is continued a weight of one; returns the rest of it.
+    pub(super) fn lighten_end(&mut self, hash: u64) -> u32 {
+        let Some(weight) = self.blocks.get_mut(&(hash ^ END_KEY)) else { return 0 };
+        let rest = (*weight & WEIGHT).saturating_sub(1);
+        *weight -= rest;
+        self.weight -= u64::from(rest);
+        rest
+    }
+
+    /// Takes out an end; false where there is none.
+    pub(super) fn remove_end(&mut self, hash: u64) -> bool {
+        let Some(weight) = self.blocks.remove(&(hash ^ END_KEY)) else { return false };
+        self.weight -= u64::from(weight & WEIGHT);
+        true
     }
 }
 
+/// Ends and blocks of one hash are two entries.
+const END_KEY: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Marks the weight of an end.
+const END: u32 = 1 << 31;
+const WEIGHT: u32 = END - 1;
+
 /// Fine blocks in a coarse one.
-pub(super) const COARSE_WEIGHT: u32 = 8;
+pub(in crate::routing) const COARSE_WEIGHT: u32 = 8;
 /// Most that an index holds for one replica, in fine blocks.
 pub(super) const MAX_WEIGHT: u64 = 1 << 20;

@@ -11,6 +11,7 @@
 
 mod beyond;
 mod credit;
+mod ends;
 mod hash;
 mod held;
 mod shared;
@@ -23,10 +24,13 @@ use smallvec::SmallVec;
 
 use self::beyond::Beyond;
 use self::credit::Credit;
+use self::ends::Ends;
 use self::hash::BuildSame;
-use self::held::{COARSE_WEIGHT, Held, MAX_WEIGHT};
+pub(super) use self::held::COARSE_WEIGHT;
+use self::held::{Entry, Held, MAX_WEIGHT};
 use self::shared::SharedEnds;
 use super::Prompt;
+use super::notice::Prefix;
 use crate::clock::Stamp;
 use crate::units::Tokens;
 
@@ -35,6 +39,8 @@ use crate::units::Tokens;
 pub struct PrefixIndex {
     /// Slots 0..64, 64..128, and so on.
     groups: Box<[Holders]>,
+    /// Prompts of other gateways.
+    ends: Ends,
     replicas: Box<[Mutex<Replica>]>,
     /// What a replica's hits are worth, as bits of a float.
     credits: Box<[AtomicU32]>,
@@ -77,6 +83,7 @@ impl PrefixIndex {
         let holders = || DashMap::with_hasher_and_shard_amount(BuildSame::default(), SHARDS);
         Self {
             groups: (0..slots.div_ceil(GROUP)).map(|_| holders()).collect(),
+            ends: Ends::new(slots),
             replicas: (0..slots).map(|_| replica()).collect(),
             credits: (0..slots).map(|_| AtomicU32::new(1.0f32.to_bits())).collect(),
             used: AtomicUsize::new(0),
@@ -92,6 +99,7 @@ impl PrefixIndex {
         for (group, depths) in self.groups.iter().zip(hits.blocks.chunks_mut(GROUP)) {
             find_depths(group, chain, depths);
         }
+        self.ends.deepen(chain, &mut hits.blocks);
     }
 
     /// What a hit on this replica is worth: 1, or less where its reports fall short of predictions; 0 where it caches nothing.
@@ -123,6 +131,31 @@ impl PrefixIndex {
                 self.forget_surplus(slot, &mut held);
             }
         }
+        // What is known block by block counts once.
+        for (_, hash) in self.ends.of(prompt.chain.get(..fitting).unwrap_or_default()) {
+            if held.blocks.remove_end(hash) {
+                self.ends.remove(slot, hash);
+            }
+        }
+    }
+
+    /// Notes that another gateway sent a replica a prompt that ends so.
+    pub fn insert_end(&self, slot: usize, prefix: &Prefix) {
+        let Some(held) = self.replicas.get(slot).filter(|_| prefix.tail != 0) else { return };
+        self.used.fetch_max(slot + 1, Ordering::AcqRel);
+        let mut held = held.lock();
+        if held.blocks.capacity() == 0 {
+            return;
+        }
+        // The engine evicts a prompt's tail before what it forks from: the root is touched last.
+        let inherited = held.blocks.lighten_end(prefix.held);
+        let added = prefix.added.min(MAX_ADDED).saturating_add(inherited);
+        for (hash, weight) in [(prefix.tail, added), (prefix.held, 1), (prefix.fork, 1)] {
+            if hash != 0 && held.blocks.touch_end(hash, weight) {
+                self.ends.insert(slot, hash);
+            }
+        }
+        self.forget_surplus(slot, &mut held);
     }
 
     /// How many prompts of late had their longest hit end with the last of these blocks: 1 and less is a prompt's own past, more
@@ -165,8 +198,8 @@ impl PrefixIndex {
     pub fn forget(&self, slot: usize) {
         let Some(held) = self.replicas.get(slot) else { return };
         let mut held = held.lock();
-        while let Some(hash) = held.blocks.evict() {
-            self.remove(slot, hash);
+        while let Some(entry) = held.blocks.evict() {
+            self.remove(slot, entry);
         }
         held.credit = Credit::default();
         self.publish_credit(slot, &held);
@@ -178,7 +211,11 @@ impl PrefixIndex {
         self.replicas.get(slot).map_or(0, |held| held.lock().blocks.blocks())
     }
 
-    fn remove(&self, slot: usize, hash: u64) {
+    fn remove(&self, slot: usize, entry: Entry) {
+        let hash = match entry {
+            Entry::Block(hash) => hash,
+            Entry::End(hash) => return self.ends.remove(slot, hash),
+        };
         let without = |_: &u64, holders: &mut u64| {
             *holders &= !(1 << (slot % GROUP));
             *holders == 0
@@ -202,8 +239,8 @@ impl PrefixIndex {
     }
 
     fn forget_surplus(&self, slot: usize, held: &mut Replica) {
-        while let Some(hash) = held.blocks.evict_surplus() {
-            self.remove(slot, hash);
+        while let Some(entry) = held.blocks.evict_surplus() {
+            self.remove(slot, entry);
         }
     }
 }
@@ -293,6 +330,8 @@ const WAYS_AT_FIRST: usize = 8;
 /// Replicas that one map tells apart: bits of a word.
 const GROUP: usize = 64;
 const SHARDS: usize = 64;
+/// Fine blocks of the longest prompt.
+const MAX_ADDED: u32 = 1 << 16;
 /// Blocks a replica until its engine tells: 8 MiB of prompt text, about two million tokens.
 pub const DEFAULT_CAPACITY: usize = 32_768;
 /// Bytes of prompt in a fine block of the prefix chain.

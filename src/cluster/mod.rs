@@ -1,0 +1,19 @@
+//! Several gateways before the same replicas, through Redis or Valkey (`[cluster]`): each publishes what it decides and follows the
+//! others, so that all route nearly as one.
+//!
+//! The broker is in front of no request: notices go into a bounded queue, and without the broker each gateway routes alone.
+//! `wire` is what is sent, `peers` what is made of it, `service` the task that holds the connection.
+
+mod link;
+mod peers;
+mod places;
+mod service;
+mod wire;
+
+pub use self::link::{Link, LinkError};
+pub use self::service::{Deps, start};
+
+/// Between two batches of a gateway that has something to publish.
+const FLUSH_EVERY: std::time::Duration = std::time::Duration::from_millis(20);
+/// Between two batches of a gateway that has nothing to publish.
+const HEARTBEAT: std::time::Duration = std::time::Duration::from_millis(500);

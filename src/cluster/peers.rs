@@ -1,0 +1,162 @@
+//! The other gateways: what each has in flight, by its notices. Pure.
+//!
+//! A gateway that skips a number has lost notices, ends among them: what it has in flight is forgotten, and the engines' own
+//! figures show it until it has ended. The same holds for one that falls silent.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use super::wire::{self, Unreadable};
+use crate::clock::Stamp;
+use crate::routing::Followed;
+use crate::routing::notice::{Event, Placed, Prefix};
+
+/// The other gateways.
+#[derive(Debug)]
+pub(super) struct Peers {
+    own: u64,
+    seed: u32,
+    peers: HashMap<u64, Peer>,
+    warned: HashSet<Warning>,
+}
+
+#[derive(Debug)]
+struct Peer {
+    next: u32,
+    heard: Stamp,
+    requests: HashMap<u32, Followed>,
+}
+
+/// What came of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Folded {
+    /// Notices taken in.
+    pub(super) taken: u64,
+    /// Notices about replicas that this gateway does not have.
+    pub(super) unknown: u64,
+    /// Messages that cannot be read.
+    pub(super) unreadable: u64,
+    /// Batches that never came.
+    pub(super) lost: u64,
+    /// The number of a batch of this gateway's own.
+    pub(super) own: Option<u32>,
+}
+
+/// Logged once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub(super) enum Warning {
+    /// A message cannot be read.
+    #[error("ignored: {0}")]
+    Unreadable(Unreadable),
+    /// Hashes of two gateways cannot be compared.
+    #[error("a gateway has another routing.seed: its prompts are unknown here, only its load counts")]
+    OtherSeed,
+    /// More gateways than are followed.
+    #[error("more than {MAX_PEERS} gateways: the rest is not followed")]
+    TooMany,
+}
+
+impl Peers {
+    pub(super) fn new(own: u64, seed: u32) -> Self {
+        Self { own, seed, peers: HashMap::new(), warned: HashSet::new() }
+    }
+
+    /// Takes in a message. `follow` finds the replica and reserves the load there.
+    pub(super) fn fold(
+        &mut self,
+        message: &[u8],
+        now: Stamp,
+        follow: impl Fn(&Placed, Stamp) -> Option<Followed>,
+        mut warn: impl FnMut(Warning),
+    ) -> Folded {
+        let mut folded = Folded::default();
+        let mut once = |warning, warned: &mut HashSet<Warning>| {
+            if warned.len() < MAX_WARNINGS && warned.insert(warning) {
+                warn(warning);
+            }
+        };
+        let mut batch = match wire::open(message, now) {
+            Ok(batch) => batch,
+            Err(fault) => {
+                once(Warning::Unreadable(fault), &mut self.warned);
+                return Folded { unreadable: 1, ..folded };
+            }
+        };
+        let head = batch.head;
+        if head.sender == self.own {
+            return Folded { own: Some(head.sequence), ..folded };
+        }
+        if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&head.sender) {
+            once(Warning::TooMany, &mut self.warned);
+            return folded;
+        }
+        let is_alike = head.seed == self.seed;
+        if !is_alike {
+            once(Warning::OtherSeed, &mut self.warned);
+        }
+        let new = || Peer { next: head.sequence, heard: now, requests: HashMap::new() };
+        let peer = self.peers.entry(head.sender).or_insert_with(new);
+        if head.sequence != peer.next {
+            folded.lost = u64::from(head.sequence.wrapping_sub(peer.next)).min(MAX_LOST);
+            peer.requests.clear();
+        }
+        (peer.next, peer.heard) = (head.sequence.wrapping_add(1), now);
+        loop {
+            let notice = match batch.next() {
+                Ok(Some(notice)) => notice,
+                Ok(None) => break,
+                Err(fault) => {
+                    once(Warning::Unreadable(fault), &mut self.warned);
+                    folded.unreadable += 1;
+                    break;
+                }
+            };
+            let is_taken = match notice.event {
+                Event::Placed(placed) if peer.requests.len() < MAX_REQUESTS => {
+                    let prefix = if is_alike { placed.prefix } else { Prefix::default() };
+                    let followed = follow(&Placed { prefix, ..placed }, notice.at);
+                    let is_known = followed.is_some();
+                    peer.requests.extend(followed.map(|followed| (notice.id, followed)));
+                    is_known
+                }
+                Event::Placed(_) => false,
+                Event::FirstToken => {
+                    if let Some(followed) = peer.requests.get_mut(&notice.id) {
+                        followed.first_token(notice.at);
+                    }
+                    true
+                }
+                Event::Ended(usage) => {
+                    if let Some(followed) = peer.requests.remove(&notice.id) {
+                        followed.ended(&usage);
+                    }
+                    true
+                }
+            };
+            if is_taken { folded.taken += 1 } else { folded.unknown += 1 }
+        }
+        folded
+    }
+
+    /// Gateways that were heard of a moment ago; the others are forgotten.
+    pub(super) fn alive(&mut self, now: Stamp) -> usize {
+        self.peers.retain(|_, peer| now.since(peer.heard) < SILENT);
+        self.peers.len()
+    }
+
+    /// Nothing is known of what they do now.
+    pub(super) fn forget(&mut self) {
+        self.peers.clear();
+        self.warned.clear();
+    }
+}
+
+/// Gateways that are followed.
+const MAX_PEERS: usize = 256;
+/// Requests of one gateway.
+const MAX_REQUESTS: usize = 65_536;
+const MAX_WARNINGS: usize = 16;
+/// Batches of a gap that count.
+const MAX_LOST: u64 = 1000;
+/// A gateway that publishes nothing for so long is gone: each publishes every [`super::HEARTBEAT`].
+const SILENT: Duration = Duration::from_secs(2);

@@ -1,0 +1,277 @@
+//! The task that holds the connection: publishes batches, follows those of the others, and comes back when the broker does.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::link::{Link, LinkError, Messages};
+use super::peers::Peers;
+use super::places::Places;
+use super::{FLUSH_EVERY, HEARTBEAT, wire};
+use crate::clock::{Clock, Stamp};
+use crate::config::{Cluster, Secret};
+use crate::fleet::registry::Fleet;
+use crate::observe::Observer;
+use crate::routing::notice::{Notice, Outbox, queue};
+use crate::upstream::connect::Connector;
+
+/// What the task works with.
+pub struct Deps {
+    /// The pools whose decisions are published.
+    pub fleet: Arc<Fleet>,
+    /// For metrics.
+    pub observer: Arc<Observer>,
+    /// Secured for the broker.
+    pub connector: Connector,
+    /// Its runtime, ...
+    pub control: Handle,
+    /// ... its tasks, ...
+    pub tracker: TaskTracker,
+    /// ... and their end.
+    pub stopped: CancellationToken,
+    /// The gateway's.
+    pub clock: Clock,
+}
+
+/// Begins to publish, and to look for the broker.
+pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
+    let (outbox, notices) = queue(MAX_QUEUED);
+    Places::of(&deps.fleet.pools(), &outbox);
+    let (own, seed) = (fastrand::u64(..), fingerprint(seed));
+    let service = Service {
+        channel: format!("{}:notices", config.name),
+        config: config.clone(),
+        deps,
+        outbox,
+        notices: Mutex::new(notices),
+        head: Mutex::new(wire::Head { sender: own, sequence: 0, seed }),
+        sent: Mutex::default(),
+    };
+    let (tracker, control) = (service.deps.tracker.clone(), service.deps.control.clone());
+    let stopped = service.deps.stopped.clone();
+    tracker.spawn_on(stopped.run_until_cancelled_owned(service.run()), &control);
+}
+
+struct Service {
+    channel: String,
+    config: Cluster,
+    deps: Deps,
+    outbox: Arc<Outbox>,
+    notices: Mutex<Receiver<Notice>>,
+    head: Mutex<wire::Head>,
+    /// The newest batch, and when it was sent.
+    sent: Mutex<(u32, Stamp)>,
+}
+
+/// Why notices are dropped.
+#[derive(Clone, Copy)]
+enum Dropped {
+    QueueFull,
+    Disconnected,
+    UnknownReplica,
+    Unreadable,
+    Lost,
+}
+
+impl Service {
+    async fn run(self) {
+        let (mut backoff, mut is_logged) = (FIRST_BACKOFF, false);
+        let identity = { *self.head.lock() };
+        let mut peers = Peers::new(identity.sender, identity.seed);
+        loop {
+            self.note_connected(false, 0);
+            let error = match Link::open(&self.config.url, &self.deps.connector, &self.deps.tracker).await {
+                Ok((link, messages)) => {
+                    self.follow(link, messages, &mut peers, &mut is_logged, &mut backoff).await
+                }
+                Err(error) => error,
+            };
+            peers.forget();
+            if !is_logged {
+                let broker = self.config.url.to_string();
+                tracing::warn!(broker, %error, "cluster: the broker is away; this gateway routes alone until it is back");
+                is_logged = true;
+            }
+            self.wait(backoff).await;
+            backoff = (backoff * 2).min(MAX_BACKOFF);
+        }
+    }
+
+    /// Lets time pass, and drops notices meanwhile.
+    async fn wait(&self, backoff: Duration) {
+        self.note_connected(false, 0);
+        let mut left = backoff.mul_f64(0.75 + fastrand::f64() / 2.0);
+        while !left.is_zero() {
+            let step = left.min(FLUSH_EVERY);
+            tokio::time::sleep(step).await;
+            left -= step;
+            self.discard();
+        }
+    }
+
+    fn discard(&self) {
+        let discarded = { self.notices.lock().try_iter().take(MAX_QUEUED).count() };
+        self.count(Dropped::Disconnected, discarded as u64);
+    }
+
+    /// Publishes and follows until the connection ends.
+    async fn follow(
+        &self,
+        link: Link,
+        mut messages: Messages,
+        peers: &mut Peers,
+        is_logged: &mut bool,
+        backoff: &mut Duration,
+    ) -> LinkError {
+        let mut subscribing = link.connection.clone();
+        if let Err(error) = subscribing.subscribe(&self.channel).await {
+            return error.into();
+        }
+        // What waited is as old as the loss was long.
+        self.discard();
+        let broker = self.config.url.to_string();
+        tracing::info!(broker, cluster = %self.config.name, "cluster: connected; decisions are shared");
+        (*is_logged, *backoff) = (false, FIRST_BACKOFF);
+        // Both arms are cancel-safe: either ends the connection.
+        tokio::select! {
+            error = self.publish(&link) => error,
+            error = self.take_in(&mut messages, peers) => error,
+        }
+    }
+
+    /// A batch every [`FLUSH_EVERY`], where there is something to publish; else a sign of life every [`HEARTBEAT`].
+    async fn publish(&self, link: &Link) -> LinkError {
+        let mut connection = link.connection.clone();
+        let mut ticks = tokio::time::interval(FLUSH_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut batch, mut last) = (Vec::with_capacity(MAX_BATCH), Stamp::default());
+        let mut dropped = self.outbox.dropped();
+        loop {
+            ticks.tick().await;
+            let (now, lost) = (self.deps.clock.now(), self.outbox.dropped());
+            self.count(Dropped::QueueFull, lost - dropped);
+            dropped = lost;
+            loop {
+                let count = self.fill(&mut batch, now);
+                let is_due = count > 0 || last == Stamp::default() || now.since(last) >= HEARTBEAT;
+                if !is_due {
+                    break;
+                }
+                last = now;
+                self.number(now);
+                let publishing = redis::cmd("PUBLISH").arg(&self.channel).arg(&batch[..]).to_owned();
+                if let Err(error) = publishing.query_async::<()>(&mut connection).await {
+                    return error.into();
+                }
+                self.notices_total("sent", count);
+                if batch.len() < MAX_BATCH {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Makes the next batch of what waits; returns how many notices are in it.
+    fn fill(&self, batch: &mut Vec<u8>, now: Stamp) -> u64 {
+        wire::begin(&self.head.lock(), batch);
+        let notices = self.notices.lock();
+        let mut count = 0;
+        while batch.len() < MAX_BATCH
+            && let Ok(notice) = notices.try_recv()
+        {
+            wire::push(&notice, now, batch);
+            count += 1;
+        }
+        count
+    }
+
+    /// The batch that was filled is sent: the next one has the next number.
+    fn number(&self, now: Stamp) {
+        let mut head = self.head.lock();
+        *self.sent.lock() = (head.sequence, now);
+        head.sequence = head.sequence.wrapping_add(1);
+    }
+
+    async fn take_in(&self, messages: &mut Messages, peers: &mut Peers) -> LinkError {
+        let mut places = Places::of(&self.deps.fleet.pools(), &self.outbox);
+        let mut ticks = tokio::time::interval(HEARTBEAT);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            // Both arms are cancel-safe: a message not taken stays in the channel.
+            let message = tokio::select! {
+                message = messages.recv() => Some(message),
+                _ = ticks.tick() => None,
+            };
+            let now = self.deps.clock.now();
+            match message {
+                None => {
+                    places = Places::of(&self.deps.fleet.pools(), &self.outbox);
+                    self.note_connected(true, peers.alive(now));
+                }
+                Some(None) => return LinkError::Closed,
+                Some(Some(message)) => self.fold(&message, &places, peers, now),
+            }
+        }
+    }
+
+    fn fold(&self, message: &[u8], places: &Places, peers: &mut Peers, now: Stamp) {
+        let follow = |placed: &_, at| places.follow(placed, at);
+        let folded = peers.fold(message, now, follow, |warning| tracing::warn!("cluster: {warning}"));
+        self.notices_total("received", folded.taken);
+        self.count(Dropped::UnknownReplica, folded.unknown);
+        self.count(Dropped::Unreadable, folded.unreadable);
+        self.count(Dropped::Lost, folded.lost);
+        let (sequence, at) = *self.sent.lock();
+        if folded.own == Some(sequence) {
+            let lag = now.since(at).as_secs_f64();
+            self.families().lag.set([&*self.config.name], Some(lag));
+        }
+    }
+
+    fn families(&self) -> &crate::observe::metrics::Cluster {
+        &self.deps.observer.metrics().families.cluster
+    }
+
+    fn note_connected(&self, is_connected: bool, peers: usize) {
+        let (families, name) = (self.families(), [&*self.config.name]);
+        families.connected.set(name, Some(f64::from(u8::from(is_connected))));
+        families.peers.set(name, Some(peers as f64));
+    }
+
+    fn notices_total(&self, direction: &str, count: u64) {
+        self.families().notices.inc_by([&*self.config.name, direction], count);
+    }
+
+    fn count(&self, why: Dropped, count: u64) {
+        let reason = match why {
+            Dropped::QueueFull => "queue_full",
+            Dropped::Disconnected => "disconnected",
+            Dropped::UnknownReplica => "unknown_replica",
+            Dropped::Unreadable => "unreadable",
+            Dropped::Lost => "lost",
+        };
+        if count > 0 {
+            self.families().dropped.inc_by([&*self.config.name, reason], count);
+        }
+    }
+}
+
+/// Whether two gateways hash alike, without giving the seed away.
+fn fingerprint(seed: &Secret) -> u32 {
+    let digest = <sha2::Sha256 as sha2::Digest>::digest(seed.reveal().as_bytes());
+    digest.first_chunk().copied().map_or(0, u32::from_le_bytes)
+}
+
+/// Notices that wait for the next batch: 1.5 MB, allocated once.
+const MAX_QUEUED: usize = 16_384;
+/// Bytes of a batch; more than fit are in the next one.
+const MAX_BATCH: usize = 64 * 1024;
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+/// Back within seconds of the broker's return.
+const MAX_BACKOFF: Duration = Duration::from_secs(2);

@@ -1,0 +1,279 @@
+//! Notices as bytes: a batch of one gateway's, with who sends it and what it is made by. Pure.
+//!
+//! ```text
+//! batch       "TW" version:u8 sender:u64 sequence:u32 seed:u32, then events
+//! placed      1 id:u32 age:u16 place tail held fork:u64 prompt uncached:u32 added tpot:u16 flags:u8   53 bytes
+//! first token 2 id:u32 age:u16                                                                        7 bytes
+//! ended       3 id:u32 age:u16 flags:u8 prompt cached:u32                                             16 bytes
+//! ```
+//!
+//! Little-endian; ages and bounds are tenths of a millisecond, so that clocks need not agree.
+
+use std::time::Duration;
+
+use crate::clock::Stamp;
+use crate::routing::notice::{Event, Notice, Placed, Prefix, Usage};
+use crate::units::Tokens;
+
+/// Who sends a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    /// Random number of the gateway's process.
+    pub(super) sender: u64,
+    /// One more with each batch.
+    pub(super) sequence: u32,
+    /// What its hashes are made with.
+    pub(super) seed: u32,
+}
+
+/// Why a message is no batch that can be followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub(super) enum Unreadable {
+    /// It is not of a gateway.
+    #[error("a message that is not a gateway's")]
+    Foreign,
+    /// It is of another version.
+    #[error("a gateway whose notices have version {0}")]
+    Version(u8),
+    /// It ends in the middle, or has events that do not exist.
+    #[error("a gateway whose notices are damaged")]
+    Damaged,
+}
+
+/// Begins a batch.
+pub(super) fn begin(head: &Head, batch: &mut Vec<u8>) {
+    batch.clear();
+    batch.extend_from_slice(MAGIC);
+    batch.push(VERSION);
+    batch.extend_from_slice(&head.sender.to_le_bytes());
+    batch.extend_from_slice(&head.sequence.to_le_bytes());
+    batch.extend_from_slice(&head.seed.to_le_bytes());
+}
+
+/// Adds a notice.
+pub(super) fn push(notice: &Notice, now: Stamp, batch: &mut Vec<u8>) {
+    let kind = match &notice.event {
+        Event::Placed(_) => PLACED,
+        Event::FirstToken => FIRST_TOKEN,
+        Event::Ended(_) => ENDED,
+    };
+    batch.push(kind);
+    batch.extend_from_slice(&notice.id.to_le_bytes());
+    batch.extend_from_slice(&tenths(now.since(notice.at)).to_le_bytes());
+    match &notice.event {
+        Event::Placed(placed) => {
+            let Prefix { tail, held, fork, added } = placed.prefix;
+            for word in [placed.place, tail, held, fork] {
+                batch.extend_from_slice(&word.to_le_bytes());
+            }
+            batch.extend_from_slice(&short(placed.prompt).to_le_bytes());
+            batch.extend_from_slice(&short(placed.uncached).to_le_bytes());
+            batch.extend_from_slice(&u16::try_from(added).unwrap_or(u16::MAX).to_le_bytes());
+            batch.extend_from_slice(&placed.tpot.map_or(0, |tpot| tenths(tpot).max(1)).to_le_bytes());
+            batch.push(flag(placed.is_stream, IS_STREAM) | flag(placed.is_elsewhere, IS_ELSEWHERE));
+        }
+        Event::FirstToken => {}
+        Event::Ended(usage) => {
+            let flags = flag(usage.prompt.is_some(), HAS_PROMPT) | flag(usage.cached.is_some(), HAS_CACHED);
+            batch.push(flags);
+            batch.extend_from_slice(&short(usage.prompt.unwrap_or_default()).to_le_bytes());
+            batch.extend_from_slice(&short(usage.cached.unwrap_or_default()).to_le_bytes());
+        }
+    }
+}
+
+/// A batch that came just now.
+#[derive(Debug)]
+pub(super) struct Batch<'b> {
+    pub(super) head: Head,
+    rest: &'b [u8],
+    now: Stamp,
+}
+
+/// Reads the head of a batch.
+///
+/// # Errors
+/// [`Unreadable`].
+pub(super) fn open(bytes: &[u8], now: Stamp) -> Result<Batch<'_>, Unreadable> {
+    let mut rest = bytes.strip_prefix(MAGIC).ok_or(Unreadable::Foreign)?;
+    let [version] = take(&mut rest).ok_or(Unreadable::Foreign)?;
+    if version != VERSION {
+        return Err(Unreadable::Version(version));
+    }
+    let head = (|| {
+        Some(Head {
+            sender: u64::from_le_bytes(take(&mut rest)?),
+            sequence: u32::from_le_bytes(take(&mut rest)?),
+            seed: u32::from_le_bytes(take(&mut rest)?),
+        })
+    })();
+    Ok(Batch { head: head.ok_or(Unreadable::Damaged)?, rest, now })
+}
+
+impl Batch<'_> {
+    /// The next notice.
+    ///
+    /// # Errors
+    /// [`Unreadable::Damaged`]; the batch ends there.
+    pub(super) fn next(&mut self) -> Result<Option<Notice>, Unreadable> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let notice = self.read();
+        if notice.is_none() {
+            self.rest = &[];
+        }
+        notice.map(Some).ok_or(Unreadable::Damaged)
+    }
+
+    fn read(&mut self) -> Option<Notice> {
+        let rest = &mut self.rest;
+        let [kind] = take(rest)?;
+        let id = u32::from_le_bytes(take(rest)?);
+        let age = TENTH * u32::from(u16::from_le_bytes(take(rest)?));
+        let at = Stamp::from_nanos(self.now.as_nanos().saturating_sub(age.as_nanos() as u64));
+        let event = match kind {
+            PLACED => Event::Placed(placed(rest)?),
+            FIRST_TOKEN => Event::FirstToken,
+            ENDED => {
+                let [flags] = take(rest)?;
+                let [prompt, cached] = [tokens(rest)?, tokens(rest)?];
+                Event::Ended(Usage {
+                    prompt: (flags & HAS_PROMPT != 0).then_some(prompt),
+                    cached: (flags & HAS_CACHED != 0).then_some(cached),
+                })
+            }
+            _ => return None,
+        };
+        Some(Notice { id, at, event })
+    }
+}
+
+fn placed(rest: &mut &[u8]) -> Option<Placed> {
+    let mut word = || Some(u64::from_le_bytes(take(rest)?));
+    let [place, tail, held, fork] = [word()?, word()?, word()?, word()?];
+    let [prompt, uncached] = [tokens(rest)?, tokens(rest)?];
+    let added = u16::from_le_bytes(take(rest)?).into();
+    let tpot = u16::from_le_bytes(take(rest)?);
+    let [flags] = take(rest)?;
+    Some(Placed {
+        place,
+        prefix: Prefix { tail, held, fork, added },
+        prompt,
+        uncached,
+        tpot: (tpot > 0).then(|| TENTH * u32::from(tpot)),
+        is_stream: flags & IS_STREAM != 0,
+        is_elsewhere: flags & IS_ELSEWHERE != 0,
+    })
+}
+
+fn tokens(rest: &mut &[u8]) -> Option<Tokens> {
+    Some(Tokens(u32::from_le_bytes(take(rest)?).into()))
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (first, after) = rest.split_first_chunk()?;
+    *rest = after;
+    Some(*first)
+}
+
+fn flag(is_set: bool, bit: u8) -> u8 {
+    if is_set { bit } else { 0 }
+}
+
+fn tenths(span: Duration) -> u16 {
+    u16::try_from(span.as_micros() / TENTH.as_micros()).unwrap_or(u16::MAX)
+}
+
+fn short(tokens: Tokens) -> u32 {
+    u32::try_from(tokens.0).unwrap_or(u32::MAX)
+}
+
+/// Bytes of the largest event.
+#[cfg(test)]
+const MAX_EVENT: usize = 64;
+const MAGIC: &[u8] = b"TW";
+const VERSION: u8 = 1;
+const PLACED: u8 = 1;
+const FIRST_TOKEN: u8 = 2;
+const ENDED: u8 = 3;
+const IS_STREAM: u8 = 1;
+const IS_ELSEWHERE: u8 = 2;
+const HAS_PROMPT: u8 = 1;
+const HAS_CACHED: u8 = 2;
+const TENTH: Duration = Duration::from_micros(100);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::clock::seconds as at;
+
+    const HEAD: Head = Head { sender: 7, sequence: 8, seed: 9 };
+
+    fn some() -> Vec<Notice> {
+        let prefix = Prefix { tail: 1, held: 2, fork: 3, added: 4 };
+        let placed = Placed {
+            place: 5,
+            prefix,
+            prompt: Tokens(6000),
+            uncached: Tokens(1000),
+            tpot: Some(Duration::from_millis(50)),
+            is_stream: true,
+            is_elsewhere: false,
+        };
+        let usage = Usage { prompt: Some(Tokens(6000)), cached: None };
+        let events = [Event::Placed(placed), Event::FirstToken, Event::Ended(usage)];
+        events.into_iter().map(|event| Notice { id: 70_000, at: at(9), event }).collect()
+    }
+
+    fn read(bytes: &[u8]) -> Result<Vec<Notice>, Unreadable> {
+        let mut batch = open(bytes, at(10))?;
+        let mut all = Vec::new();
+        while let Some(notice) = batch.next()? {
+            all.push(notice);
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn a_batch_is_read_as_it_was_written_and_a_decision_takes_at_most_64_bytes() {
+        let mut batch = Vec::new();
+        begin(&HEAD, &mut batch);
+        for notice in some() {
+            let before = batch.len();
+            push(&notice, at(10), &mut batch);
+            assert!(batch.len() - before <= MAX_EVENT);
+        }
+        assert_eq!(open(&batch, at(10)).unwrap().head, HEAD);
+        assert_eq!(read(&batch).unwrap(), some());
+    }
+
+    #[test]
+    fn what_is_of_others_or_of_another_version_is_known_as_such() {
+        let mut batch = Vec::new();
+        begin(&HEAD, &mut batch);
+        batch[2] = 9;
+        for (bytes, fault) in [
+            (&b""[..], Unreadable::Foreign),
+            (b"{\"job\":1}", Unreadable::Foreign),
+            (&batch, Unreadable::Version(9)),
+            (b"TW\x01short", Unreadable::Damaged),
+        ] {
+            assert_eq!(read(bytes), Err(fault));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), cut in 0usize..200) {
+            let mut batch = Vec::new();
+            begin(&HEAD, &mut batch);
+            some().iter().for_each(|notice| push(notice, at(10), &mut batch));
+            batch.truncate(cut);
+            batch.extend_from_slice(&bytes);
+            let _ = read(&batch);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Requests that other gateways sent to the same replicas, folded in as if they were ours: their load counts in every decision,
+//! and their prompts and cached tokens teach the prefix index. Speeds are learned from our own requests only: the times of others
+//! come late.
+
+use std::sync::Arc;
+
+use super::notice::{Placed, Usage};
+use super::{Dispatcher, LoadGuard, Placement, Target, Work};
+use crate::clock::Stamp;
+use crate::units::Tokens;
+
+/// A request of another gateway; its load is released when this is dropped.
+#[derive(Debug)]
+pub struct Followed {
+    dispatcher: Arc<Dispatcher>,
+    slot: usize,
+    prompt: Tokens,
+    hit: Tokens,
+    is_elsewhere: bool,
+    load: LoadGuard,
+}
+
+impl Dispatcher {
+    /// Another gateway sent a request to `target`.
+    #[must_use]
+    pub fn follow(self: &Arc<Self>, target: &Target, placed: &Placed, at: Stamp) -> Followed {
+        let prompt = Tokens(placed.prompt.0.min(MAX_TOKENS));
+        let uncached = placed.uncached.min(prompt);
+        let hit = prompt.saturating_sub(uncached);
+        self.index.note_longest(&[placed.prefix.fork][usize::from(placed.prefix.fork == 0)..], at);
+        self.index.insert_end(target.slot, &placed.prefix);
+        let work = if placed.is_elsewhere { Work::default() } else { Work::of(uncached, hit) };
+        let placement = Placement {
+            at,
+            work,
+            prompt,
+            tpot: placed.tpot,
+            is_stream: placed.is_stream,
+            has_media: false,
+            is_elsewhere: placed.is_elsewhere,
+            is_followed: true,
+        };
+        let load = LoadGuard::reserve(&target.load, placement);
+        let (dispatcher, is_elsewhere) = (Arc::clone(self), placed.is_elsewhere);
+        Followed { dispatcher, slot: target.slot, prompt, hit, is_elsewhere, load }
+    }
+}
+
+impl Followed {
+    /// Its first token came.
+    pub fn first_token(&mut self, at: Stamp) {
+        self.dispatcher.answered(at);
+        self.load.first_token(at);
+    }
+
+    /// It ended, and the answer reported this.
+    pub fn ended(self, usage: &Usage) {
+        let prompt = Tokens(usage.prompt.unwrap_or(self.prompt).0.min(MAX_TOKENS));
+        if let Some(cached) = usage.cached.filter(|_| !self.is_elsewhere) {
+            self.dispatcher.reported_cached(self.slot, self.hit, cached.min(prompt));
+        }
+    }
+}
+
+/// No prompt is longer.
+const MAX_TOKENS: u64 = 1 << 25;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::millis as at;
+    use crate::record::SloBounds;
+    use crate::routing::notice::{Event, queue};
+    use crate::routing::{Ask, EngineLimits, Prompt, Sampling, SlotSet, policies};
+
+    const LIMITS: EngineLimits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
+
+    /// A gateway before two replicas.
+    struct Gateway {
+        dispatcher: Arc<Dispatcher>,
+        targets: [Target; 2],
+    }
+
+    impl Gateway {
+        fn new() -> Self {
+            Self { dispatcher: Dispatcher::new(2), targets: [Target::new(0, 10), Target::new(1, 11)] }
+        }
+
+        fn assign(&self, chain: &[u64], now: Stamp) -> super::super::Assignment {
+            let tokens = Tokens(64 * chain.len() as u64);
+            let ask = Ask {
+                prompt: Prompt {
+                    chain,
+                    block_end: &|block| 256 * (block as u64 + 1),
+                    bytes: tokens.0 * 4,
+                    tokens,
+                },
+                session: None,
+                slo: SloBounds::default(),
+                waited: Duration::ZERO,
+                queues_late: false,
+                shows_first_token: true,
+                conversation: None,
+                sampling: Sampling::default(),
+                has_media: false,
+                lacks_adapter: None,
+                elsewhere: None,
+                tried: &SlotSet::new(),
+            };
+            let policy = policies::named(crate::config::PolicyName::Latency);
+            self.dispatcher
+                .judge(&*policy, &ask, &LIMITS, now, self.targets.iter())
+                .unwrap()
+                .assign()
+                .unwrap()
+        }
+    }
+
+    #[test]
+    fn a_conversation_that_another_gateway_began_is_continued_where_its_cache_is() {
+        let (one, other) = (Gateway::new(), Gateway::new());
+        let (outbox, notices) = queue(100);
+        one.dispatcher.announce(&outbox, "p");
+        let chain: Vec<u64> =
+            (1..=600).map(|block| xxhash_rust::xxh3::xxh3_64(&[block as u8, (block >> 8) as u8])).collect();
+        for (turn, end) in [(1, 100), (2, 200), (3, 500)] {
+            let assignment = one.assign(&chain[..end], at(turn * 1000));
+            let notice = notices.try_recv().unwrap();
+            let Event::Placed(placed) = notice.event else { panic!("{notice:?}") };
+            let slot = assignment.decision.slot;
+            drop(assignment);
+            assert!(matches!(notices.try_recv().unwrap().event, Event::Ended(_)));
+            let followed = other.dispatcher.follow(&other.targets[slot], &placed, notice.at);
+            assert_eq!(other.targets[slot].load.inflight(), 1);
+            followed.ended(&Usage::default());
+            assert_eq!(other.targets[slot].load.inflight(), 0);
+            // A prompt that continues it finds it, and one that differs before does not.
+            assert_eq!(other.depth(slot, &chain), end);
+            assert_eq!(
+                other.depth(slot, &chain[..end - 1]),
+                if turn == 1 { 0 } else { [0, 0, 100, 200][turn as usize] }
+            );
+            assert_eq!(other.depth(1 - slot, &chain), 0);
+        }
+        let own = other.assign(&chain, at(9000));
+        assert_eq!(other.depth(own.decision.slot, &chain[..450]), 450, "known by blocks from now on");
+        assert_eq!(other.dispatcher.index.held(own.decision.slot), 600, "each counts once");
+    }
+
+    #[test]
+    fn what_others_sent_is_evicted_with_the_cache_it_fills() {
+        let gateway = Gateway::new();
+        gateway.dispatcher.index.set_capacity(0, 100);
+        let sent = |tail: u64| {
+            let prefix = crate::routing::notice::Prefix { tail, held: 0, fork: 0, added: 40 };
+            let placed = Placed { prefix, prompt: Tokens(2560), uncached: Tokens(2560), ..Placed::default() };
+            drop(gateway.dispatcher.follow(&gateway.targets[0], &placed, at(1)));
+        };
+        [7, 8, 9].into_iter().for_each(sent);
+        assert_eq!([7, 8, 9].map(|tail| gateway.depth(0, &[tail])), [0, 1, 1]);
+        gateway.dispatcher.forget(0);
+        assert_eq!([7, 8, 9].map(|tail| gateway.depth(0, &[tail])), [0; 3]);
+    }
+
+    impl Gateway {
+        fn depth(&self, slot: usize, chain: &[u64]) -> usize {
+            let mut hits = crate::routing::prefix_index::Hits::default();
+            self.dispatcher.index.lookup(chain, &mut hits);
+            hits.blocks(slot)
+        }
+    }
+}

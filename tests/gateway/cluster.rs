@@ -1,0 +1,210 @@
+//! Two gateways before the same replicas, with a real Redis between them.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use tokenway::config::{Config, PolicyName};
+
+use crate::support::client::{Client, Reply};
+use crate::support::redis::Redis;
+use crate::support::replica::{Gate, Replica, Step};
+use crate::support::{Gateway, config, soon, until, wire};
+
+const PATH: &str = "/v1/chat/completions";
+
+fn config_of(redis: &Redis, replicas: &[Replica], policy: PolicyName) -> Config {
+    let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
+    config.routes[0].policy = policy;
+    config.cluster = Some(redis.cluster());
+    config
+}
+
+async fn replicas() -> [Replica; 3] {
+    [Replica::start().await, Replica::start().await, Replica::start().await]
+}
+
+/// Two gateways that follow each other.
+async fn pair(redis: &Redis, replicas: &[Replica], policy: PolicyName) -> [Gateway; 2] {
+    let start = async || Gateway::start(config_of(redis, replicas, policy)).await;
+    let both = [start().await, start().await];
+    follow_each_other(&both).await;
+    both
+}
+
+async fn follow_each_other(gateways: &[Gateway; 2]) {
+    let is_followed = || gateways.iter().all(|one| metric(one, "tokenway_cluster_peers") == 1.0);
+    until("each follows the other", is_followed).await;
+}
+
+/// The sum of a family's series that have this text among their labels.
+fn sum(gateway: &Gateway, family: &str, label: &str) -> f64 {
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let series = page.lines().filter(|line| line.starts_with(&format!("{family}{{")) && line.contains(label));
+    series.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+}
+
+fn metric(gateway: &Gateway, family: &str) -> f64 {
+    sum(gateway, family, "")
+}
+
+/// Everything that one published has been taken in by the other.
+async fn in_step([one, other]: &[Gateway; 2]) {
+    let of = |gateway, direction| sum(gateway, "tokenway_cluster_notices_total", direction);
+    let is_in_step = || of(one, "sent") == of(other, "received") && of(other, "sent") == of(one, "received");
+    // A batch is due every 20 ms: what just ended is in none yet.
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    until("what one knows the other knows", is_in_step).await;
+}
+
+fn body(prompt: &str) -> String {
+    format!(r#"{{"model":"tiny","stream":true,"messages":[{{"role":"user","content":"{prompt}"}}]}}"#)
+}
+
+fn replica_of(reply: &Reply) -> String {
+    assert_eq!(reply.status(), 200, "{}", reply.text());
+    reply.head.header("x-tokenway-replica").unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_conversation_that_changes_its_gateway_with_every_turn_stays_on_its_replica() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::Prefix).await;
+    let mut homes = HashSet::new();
+    for conversation in 0..12 {
+        let mut prompt = format!("{conversation} lorem ").repeat(600);
+        let mut used = HashSet::new();
+        for turn in 0..4 {
+            let reply = gateways[(conversation + turn) % 2].post(PATH, &body(&prompt)).await;
+            used.insert(replica_of(&reply));
+            if turn > 0 {
+                let decision = reply.head.header("x-tokenway-decision").unwrap();
+                assert!(decision.contains("reason=prefix"), "{conversation} {turn}: {decision}");
+            }
+            in_step(&gateways).await;
+            prompt.push_str(&format!("turn {turn} ").repeat(100));
+        }
+        assert_eq!(used.len(), 1, "{conversation}: {used:?}");
+        homes.extend(used);
+    }
+    assert!(homes.len() > 1, "conversations spread: {homes:?}");
+}
+
+#[tokio::test]
+async fn requests_of_the_other_gateway_count_as_load_until_they_end() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::LeastLoaded).await;
+    let gate = Gate::new();
+    for replica in &replicas {
+        replica.next(wire::begun_then("a", [Step::Wait(gate.clone()), wire::event(wire::FINISH), Step::End]));
+    }
+    let mut clients: Vec<Client> = Vec::new();
+    let mut used = HashSet::new();
+    for gateway in [&gateways[0], &gateways[0], &gateways[1]] {
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], body("hi").as_bytes()).await;
+        let head = client.head().await;
+        used.insert(head.header("x-tokenway-replica").unwrap().to_owned());
+        clients.push(client);
+        in_step(&gateways).await;
+    }
+    assert_eq!(used.len(), 3, "the second gateway takes the replica that the first one left idle: {used:?}");
+    let own: u64 = gateways[1].replicas().iter().map(|replica| replica.inflight).sum();
+    assert_eq!(own, 1, "its own requests are its own");
+    gate.cancel();
+    for mut client in clients {
+        client.rest().await;
+    }
+    in_step(&gateways).await;
+    for gateway in &gateways {
+        let pools = gateway.app.fleet.pools();
+        let left: u64 = pools
+            .iter()
+            .flat_map(|pool| pool.replicas().iter().map(|r| r.target.load.inflight()).collect::<Vec<_>>())
+            .sum();
+        assert_eq!(left, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_broker_that_is_killed_fails_no_request_and_is_back_within_five_seconds() {
+    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::Latency).await;
+    let ask = async |n: usize| {
+        for at in 0..n {
+            let reply = gateways[at % 2].post(PATH, &body(&format!("{at} lorem ").repeat(200))).await;
+            replica_of(&reply);
+        }
+    };
+    ask(20).await;
+    redis.kill();
+    until("the loss is seen", || gateways.iter().all(|one| metric(one, "tokenway_cluster_connected") == 0.0))
+        .await;
+    ask(60).await;
+    let dropped = || {
+        gateways.iter().all(|one| sum(one, "tokenway_cluster_notices_dropped_total", "disconnected") > 0.0)
+    };
+    until("what could not be sent is counted", dropped).await;
+    // Long enough for the longest pause between two attempts.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    redis.start_again().await;
+    let back = tokio::time::timeout(Duration::from_secs(5), follow_each_other(&gateways)).await;
+    assert!(back.is_ok(), "each follows the other again within 5 s");
+    ask(20).await;
+    in_step_after_loss(&gateways).await;
+}
+
+async fn in_step_after_loss(gateways: &[Gateway; 2]) {
+    let prompt = "again lorem ".repeat(600);
+    let home = replica_of(&gateways[0].post(PATH, &body(&prompt)).await);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(replica_of(&gateways[1].post(PATH, &body(&format!("{prompt} more"))).await), home);
+}
+
+#[tokio::test]
+async fn without_a_broker_a_gateway_starts_and_serves_alone() {
+    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    redis.kill();
+    let gateway = soon("a start", Gateway::start(config_of(&redis, &replicas, PolicyName::Latency))).await;
+    replica_of(&gateway.post(PATH, &body("hi")).await);
+    assert_eq!(metric(&gateway, "tokenway_cluster_connected"), 0.0);
+    redis.start_again().await;
+    until("it finds the broker", || metric(&gateway, "tokenway_cluster_connected") == 1.0).await;
+}
+
+#[tokio::test]
+async fn messages_of_others_and_of_other_versions_are_counted_and_change_nothing() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::Latency).await;
+    // Another application's, another version's, one of a gateway that ends in the middle, and a place that nobody has.
+    for message in ["{job:1}", r#""TW\x09aaaaaaaabbbbcccc""#, r#""TW\x01aaaaaaaabbbbcccc\x01short""#] {
+        assert!(redis.ask(&format!("PUBLISH tokenway:notices {message}")).await.unwrap().starts_with(":2"));
+    }
+    let are_counted =
+        || gateways.iter().all(|one| sum(one, "tokenway_cluster_notices_dropped_total", "unreadable") == 3.0);
+    until("they are counted", are_counted).await;
+    let prompt = "lorem ipsum ".repeat(600);
+    let home = replica_of(&gateways[0].post(PATH, &body(&prompt)).await);
+    in_step(&gateways).await;
+    assert_eq!(replica_of(&gateways[1].post(PATH, &body(&format!("{prompt} more"))).await), home);
+}
+
+#[tokio::test]
+async fn clusters_of_two_names_share_a_broker_and_nothing_else() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let start = async |name: &str| {
+        let mut config = config_of(&redis, &replicas, PolicyName::Latency);
+        config.cluster.as_mut().unwrap().name = name.into();
+        Gateway::start(config).await
+    };
+    let (one, other) = (start("a").await, start("b").await);
+    until("both are connected", || {
+        [&one, &other].iter().all(|g| metric(g, "tokenway_cluster_connected") == 1.0)
+    })
+    .await;
+    replica_of(&one.post(PATH, &body("hi")).await);
+    until("it is published", || sum(&one, "tokenway_cluster_notices_total", "sent") == 3.0).await;
+    assert_eq!(
+        (metric(&other, "tokenway_cluster_peers"), sum(&other, "tokenway_cluster_notices_total", "received")),
+        (0.0, 0.0)
+    );
+}
