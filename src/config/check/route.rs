@@ -80,6 +80,7 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         name,
         model: if &*model == "*" { ModelMatch::Any } else { ModelMatch::Named(model) },
         upstream_model: section.parse("upstream_model", &MODEL),
+        outside: outside(section, referred.pools, &pools),
         required: section.boolean("required").unwrap_or(true),
         pools,
         policy,
@@ -111,6 +112,7 @@ fn catch_all(referred: &Referred<'_>) -> Route {
         name: "*".into(),
         model: ModelMatch::Any,
         upstream_model: None,
+        outside: false,
         required: true,
         pools: vec![WeightedPool { pool: 0, weight: DEFAULT_WEIGHT }],
         policy: PolicyName::Latency,
@@ -178,6 +180,19 @@ fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
         return Some(WeightedPool { pool, weight: 0 });
     }
     Some(WeightedPool { pool, weight: given.unwrap_or(DEFAULT_WEIGHT) })
+}
+
+/// `outside`: prompts leave the house only where their route says so.
+fn outside(route: &Section<'_>, known: &[Pool], pools: &[WeightedPool]) -> bool {
+    let may = route.boolean("outside").unwrap_or(false);
+    let mut used = pools.iter().filter_map(|weighted| known.get(weighted.pool));
+    if let Some(pool) = used.find(|pool| pool.outside.is_some()).filter(|_| !may) {
+        route.fault(
+            format!("pool \"{}\" has [pool.outside]: prompts of this route would leave the house", pool.name),
+            "set outside = true in the route, or remove the pool from it",
+        );
+    }
+    may
 }
 
 fn slo(route: &Section<'_>, known: &BTreeMap<Arc<str>, Slo>) -> Arc<str> {
