@@ -327,7 +327,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// 8 MiB for all, 4 MiB for a connection, bodies of 1 MiB: reserves of 2 MiB each, half a MiB for small bodies.
+    /// 8 MiB for all, 4 MiB for a connection, bodies of 1 MiB: reserves of 1 MiB each, half a MiB for small bodies.
     fn memory() -> BodyMemory {
         BodyMemory::new(8 * MIB, MIB, Clock::start())
     }
@@ -359,9 +359,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn of_uploads_that_wait_for_each_other_one_always_finishes() {
         let memory = memory();
-        // Eleven half bodies fill what there is without the reserves.
+        // Thirteen half bodies fill what there is without the reserves.
         let mut half = Vec::new();
-        for _ in 0..11 {
+        for _ in 0..13 {
             let mut charge = memory.open(None, None);
             charge.add(MIB / 2).await.unwrap();
             half.push(charge);
@@ -375,7 +375,7 @@ mod tests {
         while let Some(ended) = running.join_next().await {
             assert!(ended.unwrap().is_ok());
         }
-        assert_eq!((free(&memory), memory.all.finisher.available_permits()), (11 * MIB / 2, 1));
+        assert_eq!((free(&memory), memory.all.finisher.available_permits()), (13 * MIB / 2, 1));
     }
 
     #[tokio::test(start_paused = true)]
@@ -383,7 +383,7 @@ mod tests {
         let memory = memory();
         let (hog, tenant) = (memory.of_connection(), Arc::from("a"));
         let mut held = Vec::new();
-        for _ in 0..3 {
+        for _ in 0..4 {
             let mut charge = memory.open(Some(&hog), Some(&tenant));
             charge.add(MIB).await.unwrap();
             held.push(charge);
