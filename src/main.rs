@@ -43,6 +43,12 @@ fn main() -> ExitCode {
         Command::Canary(args) => {
             done(cli::canary::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
+        Command::Key(args) => {
+            done(cli::key::run(args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
+        }
+        Command::Usage(args) => {
+            done(cli::usage::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
+        }
         Command::Schema => done(writeln!(std::io::stdout(), "{:#}", json_schema())),
         Command::Completions(args) => done(cli::completions::run(&args, &mut std::io::stdout())),
         Command::Demo(args) => done(showcase::run(&args, log)),

@@ -231,6 +231,8 @@ pub struct Record {
     pub client: ClientInfo,
     /// Label `tenant`; `none` before it is known.
     pub tenant: Arc<str>,
+    /// Name of the API key that it showed; `none` without one.
+    pub key: Arc<str>,
     /// SLO class of the route or the client; `none` before it is known.
     pub slo_class: Arc<str>,
     /// Bounds of that class for this prompt.
@@ -402,6 +404,7 @@ impl Record {
             requested_model: None,
             client: opening.client,
             tenant: Arc::clone(&none),
+            key: Arc::clone(&none),
             slo_class: none,
             slo: SloBounds::default(),
             class: Class::None,

@@ -8,8 +8,27 @@ use std::io::{self, BufWriter, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The field `version` of a file: one of another version is no such state.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Version<const N: u32>;
+
+impl<const N: u32> Serialize for Version<N> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u32(N)
+    }
+}
+
+impl<'de, const N: u32> Deserialize<'de> for Version<N> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match u32::deserialize(from)? {
+            own if own == N => Ok(Self),
+            other => Err(D::Error::custom(format!("version {other}, not {N}"))),
+        }
+    }
+}
 
 /// Reads a file; `None` where there is none. One that is no such state is moved aside, so that the next write does not
 /// destroy it.

@@ -109,8 +109,10 @@ pub fn run_late(
         let is_failed = random.f64() < failing;
         let factor = if is_noisy && random.f64() < 0.02 { 5.0 * factor } else { factor };
         let factor = person.map_or(factor, |person| factor * people[person].1);
-        let seen =
-            |value, is_censored| Observed { arm, value, count: 1.0, is_censored, is_unary, conversation };
+        let seen = |value, is_censored| {
+            let replica = replica as u64;
+            Observed { arm, value, count: 1.0, is_censored, is_unary, replica, conversation }
+        };
         if is_bad && revision == Revision::Hanging && random.f64() < 0.3 {
             judge.observe(now, Measure::Ttft, class, seen(3.0, true));
             continue;

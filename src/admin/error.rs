@@ -52,6 +52,14 @@ pub(super) enum AdminError {
     UnknownPool(String, String),
     #[error("pool {0} was not looked at yet: ask again in a second")]
     NotLookedAt(String),
+    #[error("{0}")]
+    InvalidKey(String),
+    #[error("{0}")]
+    UnknownKey(String),
+    #[error("there is no tenant {0}; there are: {1}")]
+    UnknownTenant(String, String),
+    #[error("{0}")]
+    NotKept(String),
     #[error("no finding of this id holds")]
     UnknownFinding,
     #[error("{0}")]
@@ -94,6 +102,10 @@ impl AdminError {
             Self::UnknownReplica(_) => (StatusCode::NOT_FOUND, "unknown_replica"),
             Self::UnknownPool(..) => (StatusCode::NOT_FOUND, "unknown_pool"),
             Self::NotLookedAt(_) => (StatusCode::SERVICE_UNAVAILABLE, "not_looked_at"),
+            Self::InvalidKey(_) => (StatusCode::BAD_REQUEST, "invalid_key"),
+            Self::UnknownKey(_) => (StatusCode::NOT_FOUND, "unknown_key"),
+            Self::UnknownTenant(..) => (StatusCode::NOT_FOUND, "unknown_tenant"),
+            Self::NotKept(_) => (StatusCode::INTERNAL_SERVER_ERROR, "not_kept"),
             Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
             Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
             Self::Timeout => (StatusCode::SERVICE_UNAVAILABLE, "timeout"),

@@ -15,19 +15,22 @@ mod drift;
 mod error;
 mod fleet;
 mod history;
+mod keys;
 mod latency;
 mod live;
+mod moment;
 mod openapi;
 mod replicas;
 mod requests;
 mod routes;
 mod scale;
 mod slo;
+mod usage;
 mod verdict;
 mod views;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::body::Body;
@@ -45,6 +48,7 @@ pub use self::control::{Control, Readiness};
 use self::error::AdminError;
 use self::live::Live;
 use crate::drift::service::Feed;
+use crate::identity::KeyStore;
 use crate::listener::{
     self, Acceptor, ConnectionLimit, ConnectionLimits, Handler, HeadFault, KillSwitch, ListenerCounters,
     Peer, Serving,
@@ -64,6 +68,16 @@ pub struct AdminState {
     pub rollouts: Arc<rollouts::Feed>,
     /// Replicas that each pool should have.
     pub scale: Arc<crate::autoscale::service::Board>,
+    /// API keys made at run time.
+    pub keys: Arc<KeyStore>,
+}
+
+impl AdminState {
+    /// The wall time.
+    fn now(&self) -> SystemTime {
+        let clock = self.observer.clock();
+        clock.wall(clock.now())
+    }
 }
 
 /// Serves the admin port until `shutdown`; its background work is a task of `tracker`.

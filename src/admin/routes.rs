@@ -33,8 +33,8 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use super::error::AdminError;
 use super::live::Live;
 use super::{
-    AdminState, access, actions, assets, canaries, decisions, drift, fleet, history, latency, openapi,
-    replicas, requests, scale, slo, views,
+    AdminState, access, actions, assets, canaries, decisions, drift, fleet, history, keys, latency, openapi,
+    replicas, requests, scale, slo, usage, views,
 };
 
 /// Every path with its handler.
@@ -106,6 +106,7 @@ fn reads() -> Router<Arc<AdminState>> {
         .route("/canaries", get(canaries::list))
         .route("/pools/{pool}/scale", get(scale::scale))
         .route("/drift", get(drift::findings))
+        .route("/usage", get(usage::usage))
         .route("/config", get(views::config))
 }
 
@@ -117,6 +118,8 @@ fn actions() -> Router<Arc<AdminState>> {
         .route("/drain", post(actions::drain))
         .route("/canaries/{route}/{action}", post(canaries::act))
         .route("/warm-up", post(actions::warm_up))
+        .route("/keys", get(keys::list).post(keys::make))
+        .route("/keys/{tenant}/{name}/revoke", post(keys::revoke))
         .route("/drift/mute", post(drift::mute))
         .route("/drift/{id}/acknowledge", post(drift::acknowledge))
         .route("/drift/{id}/reset", post(drift::reset))

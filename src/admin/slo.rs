@@ -43,7 +43,7 @@ pub(super) fn summary(admin: &AdminState) -> Slo {
         })
         .collect();
     let verdicts: Vec<Verdict> = figures.iter().map(verdict::judge).collect();
-    let (status, sentence) = verdict::overall(&verdicts);
+    let (status, sentence) = verdict::overall(&verdicts, lateness);
     Slo {
         page: assets::fingerprint(),
         replicas: replicas(&fleet),

@@ -216,6 +216,15 @@ impl Ledger {
         self.0.is_empty()
     }
 
+    /// Whether every window that it has counted in has ended, and nothing is under way.
+    #[must_use]
+    pub(super) fn is_over(&self, now: SystemTime) -> bool {
+        self.0.iter().all(|account| {
+            account.held == Amounts::default()
+                && account.from < Period::of(account.window, account.ahead, now).from
+        })
+    }
+
     fn account(&mut self, budget: &Budget, now: SystemTime) -> (usize, &mut Account) {
         let is_it = |account: &Account| {
             account.window == budget.window
@@ -251,14 +260,15 @@ impl Account {
 }
 
 impl Spent {
-    pub(super) fn failure(self, tenant: &str) -> Failure {
+    /// `who` has spent it: a tenant, or one of its keys.
+    pub(super) fn failure(self, who: &str) -> Failure {
         let Self { kind, window, limit, taken, wait } = self;
         let (kind, window) = (kind.as_str(), window.as_str());
         Failure::NotAdmitted {
             limit: "budget",
             message: format!(
-                "tenant {tenant} has used {taken} of its {limit} {kind} of this {window}, and this request needs more \
-                 (tenant.budget.{kind} = {limit}); the next {window} begins in {} s",
+                "{who} has used {taken} of its {limit} {kind} of this {window}, and this request needs more \
+                 (budget.{kind} = {limit}); the next {window} begins in {} s",
                 wait.as_secs()
             ),
             retry_after: Some(wait),

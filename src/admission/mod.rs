@@ -7,6 +7,7 @@
 
 mod budget;
 mod calendar;
+mod limit_reached;
 mod outlook;
 mod pace;
 mod queue;
@@ -26,7 +27,7 @@ pub use self::outlook::{Deferral, Outlook};
 pub use self::queue::{Entered, Line, Position, WaitQueue};
 pub use self::refusal::Refusal;
 pub use self::ruling::{DegradeRule, Rules, Ruling, rule};
-pub use self::tenant::{Admission, Demand, TenantLimiter, TenantPermit};
+pub use self::tenant::{Admission, Demand, Ledgers, TenantLimiter, TenantPermit};
 pub use self::ticket::{PoolQueue, ROUND_EVERY, Ticket, TurnOnDrop};
 pub use self::wait::EndOfWait;
 pub use self::waiter::{Share, WaitReason, Waiter};

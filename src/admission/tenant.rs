@@ -7,15 +7,18 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use super::budget::{Amounts, Kind, Ledger, Reservation};
+use super::limit_reached::LimitReached;
 use crate::clock::Stamp;
-use crate::config::{Tenant, TenantLimits};
+use crate::config::{Budget, Tenant, TenantLimits};
 use crate::error::Failure;
 use crate::record::{Outcome, RateLimit, RateLimits, Record};
+use crate::request::api_keys::ApiKey;
 use crate::stats::{Refill, TokenBucket};
 use crate::units::Tokens;
 
@@ -31,6 +34,18 @@ struct TenantUse {
     tokens: TokenBucket,
     inflight: u32,
     ledger: Ledger,
+    /// Of its keys with budgets, by name.
+    keys: HashMap<Arc<str>, Ledger>,
+}
+
+/// What all tenants have used of their budgets, and their keys of theirs: kept over restarts.
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub struct Ledgers {
+    /// By name of the tenant.
+    pub tenants: HashMap<Box<str>, Ledger>,
+    /// By name of the tenant and of the key.
+    #[serde(default)]
+    pub keys: HashMap<Box<str>, HashMap<Box<str>, Ledger>>,
 }
 
 /// What a request needs, for a limit.
@@ -44,6 +59,8 @@ pub struct Demand<'a> {
     pub output: Tokens,
     /// As the client asks for it.
     pub model: &'a str,
+    /// The key that it came with, for the key's own budgets.
+    pub key: Option<&'a ApiKey>,
     /// For the calendar of budgets.
     pub wall: SystemTime,
 }
@@ -64,9 +81,17 @@ pub struct TenantPermit {
     limits: TenantLimits,
     /// Tokens charged so far.
     charged: u64,
-    reserved: Reservation,
+    reserved: Reserved,
     /// Since when, by the clock and by the calendar.
     began: (Stamp, SystemTime),
+}
+
+/// In budgets.
+#[derive(Debug)]
+struct Reserved {
+    of_tenant: Reservation,
+    /// With the name of the key.
+    of_key: Option<(Arc<str>, Reservation)>,
 }
 
 impl TenantLimiter {
@@ -75,7 +100,8 @@ impl TenantLimiter {
     /// all that it used.
     #[must_use]
     pub fn admit(&self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> Admission {
-        if tenant.limits == TenantLimits::default() && tenant.budgets.is_empty() {
+        let is_bounded = tenant.limits != TenantLimits::default() || !tenant.budgets.is_empty();
+        if !is_bounded && demand.budgets_of_key().is_empty() {
             return Admission { permit: Ok(None), limits: RateLimits::default() };
         }
         let state = Arc::clone(self.tenants.lock().entry(Arc::clone(&tenant.name)).or_default());
@@ -90,19 +116,33 @@ impl TenantLimiter {
         Admission { permit, limits }
     }
 
-    /// What every tenant has used of its budgets, to be kept over a restart.
+    /// What was used of budgets. What a key used is left out once its windows are over.
     #[must_use]
-    pub fn ledgers(&self) -> HashMap<Box<str>, Ledger> {
-        let tenants = self.tenants.lock();
-        let used = tenants.iter().map(|(name, state)| (Box::from(&**name), state.lock().ledger.clone()));
-        used.filter(|(_, ledger)| !ledger.is_empty()).collect()
+    pub fn ledgers(&self, now: SystemTime) -> Ledgers {
+        let mut all = Ledgers::default();
+        for (name, state) in &*self.tenants.lock() {
+            let (name, mut state) = (Box::from(&**name), state.lock());
+            state.keys.retain(|_, ledger| !ledger.is_over(now));
+            if !state.ledger.is_empty() {
+                all.tenants.insert(Box::clone(&name), state.ledger.clone());
+            }
+            if !state.keys.is_empty() {
+                let of_keys = state.keys.iter().map(|(key, ledger)| (Box::from(&**key), ledger.clone()));
+                all.keys.insert(name, of_keys.collect());
+            }
+        }
+        all
     }
 
     /// Continues from an earlier process.
-    pub fn restore(&self, ledgers: HashMap<Box<str>, Ledger>) {
+    pub fn restore(&self, ledgers: Ledgers) {
         let mut tenants = self.tenants.lock();
-        for (name, ledger) in ledgers {
+        for (name, ledger) in ledgers.tenants {
             tenants.entry(Arc::from(name)).or_default().lock().ledger = ledger;
+        }
+        for (name, keys) in ledgers.keys {
+            let keys = keys.into_iter().map(|(key, ledger)| (Arc::from(key), ledger));
+            tenants.entry(Arc::from(name)).or_default().lock().keys = keys.collect();
         }
     }
 
@@ -129,7 +169,13 @@ impl TenantPermit {
         }
         let (began, wall) = self.began;
         let amounts = if is_refused { Amounts::default() } else { amounts_of(record) };
-        used.ledger.settle(&self.reserved, amounts, wall + record.at.end.since(began));
+        let wall = wall + record.at.end.since(began);
+        used.ledger.settle(&self.reserved.of_tenant, amounts, wall);
+        if let Some((key, reserved)) = &self.reserved.of_key
+            && let Some(ledger) = used.keys.get_mut(key)
+        {
+            ledger.settle(reserved, amounts, wall);
+        }
     }
 }
 
@@ -158,18 +204,28 @@ fn amounts_of(record: &Record) -> Amounts {
 }
 
 impl Demand<'_> {
+    fn budgets_of_key(&self) -> &[Budget] {
+        self.key.map(|key| &*key.budgets).unwrap_or_default()
+    }
+
     fn amounts(&self) -> Amounts {
         Amounts { input: self.tokens.0, output: self.output.0, cached: 0, requests: 1 }
     }
 }
 
 impl TenantUse {
-    fn admit(&mut self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> Result<Reservation, Failure> {
+    fn admit(&mut self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> Result<Reserved, Failure> {
         let Tenant { limits, budgets, name, .. } = tenant;
         self.check(limits, demand, now).map_err(|refusal| refusal.failure(name))?;
         let amounts = demand.amounts();
         let room = self.ledger.check(budgets, demand.model, amounts, demand.wall);
-        room.map_err(|spent| spent.failure(name))?;
+        room.map_err(|spent| spent.failure(&format!("tenant {name}")))?;
+        let of_key = demand.budgets_of_key();
+        let key = demand.key.filter(|_| !of_key.is_empty());
+        if let Some(key) = key {
+            let room = self.of_key(key).check(of_key, demand.model, amounts, demand.wall);
+            room.map_err(|spent| spent.failure(&format!("API key {} of tenant {name}", key.name)))?;
+        }
         self.inflight += 1;
         if let Some(per_minute) = limits.requests_per_minute {
             self.requests.charge(1.0, &allowance(per_minute), now);
@@ -177,7 +233,16 @@ impl TenantUse {
         if let Some(per_minute) = limits.tokens_per_minute {
             self.tokens.charge(demand.tokens.0 as f64, &allowance(per_minute), now);
         }
-        Ok(self.ledger.reserve(budgets, demand.model, amounts, demand.wall))
+        let of_key = key.map(|key| {
+            let reserved = self.of_key(key).reserve(of_key, demand.model, amounts, demand.wall);
+            (Arc::clone(&key.name), reserved)
+        });
+        let of_tenant = self.ledger.reserve(budgets, demand.model, amounts, demand.wall);
+        Ok(Reserved { of_tenant, of_key })
+    }
+
+    fn of_key(&mut self, key: &ApiKey) -> &mut Ledger {
+        self.keys.entry(Arc::clone(&key.name)).or_default()
     }
 
     /// The tightest limits that hold for a request.
@@ -189,8 +254,12 @@ impl TenantUse {
         };
         let requests = of_bucket(tenant.limits.requests_per_minute, &self.requests);
         let tokens = of_bucket(tenant.limits.tokens_per_minute, &self.tokens);
+        let of_key = demand.budgets_of_key();
         let mut of_budgets = |is_of: fn(Kind) -> bool, other: Option<RateLimit>| {
             let tightest = self.ledger.tightest(&tenant.budgets, demand.model, is_of, demand.wall);
+            let other = tightest.map(|own| own.tighter(other)).or(other);
+            let Some(key) = demand.key.filter(|_| !of_key.is_empty()) else { return other };
+            let tightest = self.of_key(key).tightest(of_key, demand.model, is_of, demand.wall);
             tightest.map(|own| own.tighter(other)).or(other)
         };
         RateLimits {
@@ -219,69 +288,16 @@ impl TenantUse {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum LimitReached {
-    Concurrency { max: u32 },
-    Requests { per_minute: u64, wait: Duration },
-    Tokens { prompt: u64, per_minute: u64, wait: Duration },
-    TooLarge { prompt: u64, per_minute: u64 },
-}
-
-impl LimitReached {
-    fn failure(self, tenant: &str) -> Failure {
-        let seconds = |wait: Duration| wait.as_secs_f64().ceil();
-        let (limit, message, retry_after) = match self {
-            Self::Concurrency { max } => (
-                "concurrency",
-                format!(
-                    "tenant {tenant} has {max} requests in flight already (tenant.limits.concurrency = {max})"
-                ),
-                Some(AGAIN),
-            ),
-            Self::Requests { per_minute, wait } => (
-                "requests_per_minute",
-                format!(
-                    "tenant {tenant} has used its {per_minute} requests a minute (tenant.limits.requests_per_minute = \
-                     {per_minute}); the next one is let in in {} s",
-                    seconds(wait)
-                ),
-                Some(wait),
-            ),
-            Self::Tokens { prompt, per_minute, wait } => (
-                "tokens_per_minute",
-                format!(
-                    "tenant {tenant} has used its {per_minute} tokens a minute (tenant.limits.tokens_per_minute = \
-                     {per_minute}); this request's {prompt} are let in in {} s",
-                    seconds(wait)
-                ),
-                Some(wait),
-            ),
-            Self::TooLarge { prompt, per_minute } => (
-                "tokens_per_minute",
-                format!(
-                    "the prompt has {prompt} tokens, more than tenant {tenant} may send in a minute \
-                     (tenant.limits.tokens_per_minute = {per_minute}); send a shorter one"
-                ),
-                None,
-            ),
-        };
-        Failure::NotAdmitted { limit, message, retry_after }
-    }
-}
-
 /// One minute's allowance, refilled steadily.
 fn allowance(per_minute: u64) -> Refill {
     Refill { burst: per_minute as f64, per_second: per_minute as f64 / 60.0 }
 }
 
-/// When one of its other requests ends is not known.
-const AGAIN: Duration = Duration::from_secs(1);
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::clock::seconds as at;
-    use crate::config::{Budget, Window};
+    use crate::config::Window;
     use crate::record::{ClientInfo, Opening};
     use crate::request::dialect::Dialect;
     use crate::request::trace_context::trace_of;
@@ -323,7 +339,8 @@ mod tests {
         now: Stamp,
     ) -> Result<TenantPermit, (String, Option<u64>)> {
         let wall = SystemTime::UNIX_EPOCH + now.since(Stamp::default());
-        let demand = Demand { tokens: Tokens(prompt), is_counted, output: Tokens(0), model: "m", wall };
+        let demand =
+            Demand { tokens: Tokens(prompt), is_counted, output: Tokens(0), model: "m", key: None, wall };
         match limiter.admit(tenant, &demand, now).permit {
             Ok(permit) => Ok(permit.unwrap()),
             Err(failure) => {
@@ -400,13 +417,14 @@ mod tests {
         first.settle(&record(Outcome::Ok, 1, 1));
         assert_eq!(admit(&limiter, &tenant, 1, at(20)).unwrap_err(), ("budget".into(), Some(40)));
         let after = TenantLimiter::default();
-        let kept = serde_json::to_string(&limiter.ledgers()).unwrap();
+        let kept = serde_json::to_string(&limiter.ledgers(SystemTime::UNIX_EPOCH)).unwrap();
         after.restore(serde_json::from_str(&kept).unwrap());
         let demand = Demand {
             tokens: Tokens(1),
             is_counted: false,
             output: Tokens(0),
             model: "m",
+            key: None,
             wall: SystemTime::UNIX_EPOCH,
         };
         let admission = after.admit(&tenant, &demand, at(20));

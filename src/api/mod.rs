@@ -12,11 +12,13 @@ pub(crate) mod fleet;
 pub(crate) mod health;
 pub(crate) mod history;
 pub(crate) mod index;
+pub(crate) mod keys;
 pub(crate) mod latency;
 pub(crate) mod requests;
 pub(crate) mod routes;
 pub(crate) mod scale;
 pub(crate) mod slo;
+pub(crate) mod usage;
 
 #[cfg(test)]
 mod tests;

@@ -1,28 +1,20 @@
 //! Budgets of tenants around the data path: kept over restarts, exported as metrics, logged when one is spent.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use crate::admission::{Kind, Ledger};
+use crate::admission::{Kind, Ledgers};
 use crate::config::{Budget, Config};
 use crate::gateway::Gateway;
 use crate::state_file;
 
-/// What is kept.
-#[derive(Debug, Default, Deserialize, Serialize)]
-struct Kept {
-    tenants: HashMap<Box<str>, Ledger>,
-}
-
 /// Continues from the previous process.
 pub(super) fn restore(gateway: &Gateway) {
     let Some(path) = file(gateway) else { return };
-    match state_file::read::<Kept>(&path) {
-        Ok(kept) => gateway.tenants.restore(kept.unwrap_or_default().tenants),
+    match state_file::read::<Ledgers>(&path) {
+        Ok(kept) => gateway.tenants.restore(kept.unwrap_or_default()),
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "budgets begin anew: what was used cannot be read");
         }
@@ -32,7 +24,11 @@ pub(super) fn restore(gateway: &Gateway) {
 /// Writes what is used.
 pub(super) fn keep(gateway: &Gateway) {
     let Some(path) = file(gateway) else { return };
-    if let Err(error) = state_file::write(&path, &Kept { tenants: gateway.tenants.ledgers() }) {
+    let ledgers = gateway.tenants.ledgers(gateway.clock.wall(gateway.clock.now()));
+    if ledgers.tenants.is_empty() && ledgers.keys.is_empty() {
+        return;
+    }
+    if let Err(error) = state_file::write(&path, &ledgers) {
         tracing::warn!(path = %path.display(), %error, "what is used of budgets cannot be kept over a restart");
     }
 }
@@ -50,9 +46,7 @@ pub(super) async fn watch(gateway: Arc<Gateway>) {
 }
 
 fn file(gateway: &Gateway) -> Option<PathBuf> {
-    let config = &gateway.table.load().config;
-    config.tenants.iter().any(|tenant| !tenant.budgets.is_empty()).then_some(())?;
-    config.state.as_ref().map(|place| place.file("budgets"))
+    gateway.table.load().config.state.as_ref().map(|place| place.file("budgets"))
 }
 
 /// Series that exist, and budgets that were spent at the last look.
@@ -69,7 +63,7 @@ impl Exported {
     fn refresh(&mut self, gateway: &Gateway) {
         let config = Arc::clone(&gateway.table.load().config);
         let now = gateway.clock.wall(gateway.clock.now());
-        let mut ledgers = gateway.tenants.ledgers();
+        let mut ledgers = gateway.tenants.ledgers(now).tenants;
         let families = &gateway.observer.metrics().families.requests;
         let (mut series, mut spent) = (HashSet::new(), HashSet::new());
         for (tenant, budget, kind, limit) in limits(&config) {

@@ -17,6 +17,7 @@ use crate::fleet::pool::PoolState;
 use crate::fleet::registry::Fleet;
 use crate::fleet::status::FleetView;
 use crate::gateway::table::CarriedOver;
+use crate::identity::KeyStore;
 use crate::listener;
 use crate::listener::tls::TlsSlot;
 use crate::request::jwt::TokenKeys;
@@ -28,6 +29,8 @@ pub struct Foundation {
     pub fleet: Arc<Fleet>,
     /// Shares of canaries and keys of tokens, for every routing table.
     pub carried_over: CarriedOver,
+    /// API keys made at run time.
+    pub keys: Arc<KeyStore>,
     pub(super) config: Arc<Config>,
     pub(super) clock: Clock,
     pub(super) control: Handle,
@@ -66,12 +69,15 @@ impl Foundation {
         tokens.configure(config.jwt.as_ref());
         let carried_over = CarriedOver::new(tokens, stopped.clone());
         settle_salts(&carried_over.salt_key, &config);
+        let kept = config.state.as_ref().map(|place| place.file("keys"));
+        let keys = Arc::new(KeyStore::open(Arc::clone(&carried_over.api_keys), kept));
         let fleet = Arc::new(Fleet::new(connector.clone(), clock, tracker.clone(), control.clone()));
         fleet.secure(&config)?;
         let pools = fleet.apply(&config);
         Ok(Self {
             fleet,
             carried_over,
+            keys,
             config,
             clock,
             control,

@@ -14,6 +14,7 @@ pub mod open_files;
 pub mod process;
 mod salt_key;
 pub mod signals;
+mod usage;
 
 use std::io;
 use std::net::SocketAddr;
@@ -163,7 +164,10 @@ impl App {
             cluster::start(config, &gateway.table.load().config.routing.seed, deps);
         }
         budgets::restore(&gateway);
+        usage::restore(&gateway);
         let watching = stopped.clone().run_until_cancelled_owned(budgets::watch(Arc::clone(&gateway)));
+        tracker.spawn_on(watching, &control);
+        let watching = stopped.clone().run_until_cancelled_owned(usage::watch(Arc::clone(&gateway)));
         tracker.spawn_on(watching, &control);
         let serving = Serving {
             limits: ConnectionLimits::new(&config),
@@ -257,6 +261,7 @@ impl App {
             let _ = tokio::time::timeout(DROP_GRACE, self.tracker.wait()).await;
         }
         budgets::keep(&self.gateway);
+        usage::keep(&self.gateway);
     }
 
     async fn requests_ended(&self) {

@@ -183,6 +183,7 @@ impl Running {
         let metrics = config.borrow().admin.metrics_listen;
         let metrics = metrics.map(|addr| bind(addr).map_err(failed(addr))).transpose()?;
 
+        let keys = Arc::clone(&foundation.keys);
         let app = Arc::new(App::on(foundation, Arc::clone(&observers.observer)));
         let launch = Arc::new(launch);
         let control = Controls::new(Arc::clone(&app), observers.clone(), Arc::clone(&launch), configs);
@@ -192,6 +193,7 @@ impl Running {
             drift: Arc::clone(&observers.drift),
             rollouts: Arc::clone(&observers.rollouts),
             scale: Arc::clone(&observers.scale),
+            keys,
         };
         let stop_admin = CancellationToken::new();
         let state = Arc::new(state);

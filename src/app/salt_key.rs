@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Secret};
+use crate::identity::random;
 use crate::request::cache_salt::SaltKey;
 use crate::state_file;
 
@@ -44,14 +45,6 @@ fn own_secret(file: Option<&Path>) -> Secret {
         tracing::warn!(%path, %error, "the key of cache salts cannot be kept: tenants' caches begin anew with a restart");
     }
     Secret::new(kept.secret)
-}
-
-/// 256 bits of the TLS provider's generator.
-fn random() -> String {
-    let mut bytes = [0; 32];
-    let filled = rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes);
-    filled.expect("invariant: the system has random numbers, or no TLS connection could be made either");
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

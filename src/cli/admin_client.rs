@@ -28,6 +28,17 @@ pub struct AdminArgs {
     pub token: Option<String>,
 }
 
+/// The same for commands whose words are other than a URL.
+#[derive(Args, Clone, Debug)]
+pub struct AdminFlags {
+    /// URL of the gateway's admin port
+    #[arg(long = "admin", env = "TOKENWAY_ADMIN_URL", value_name = "URL", value_parser = endpoint, default_value = "http://127.0.0.1:9090", global = true)]
+    url: Endpoint,
+    /// Its admin.token, or admin.read_token to look: env:NAME, file:PATH or the token itself
+    #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN", global = true)]
+    token: Option<String>,
+}
+
 /// A connection to one gateway.
 #[derive(Clone, Debug)]
 pub struct AdminClient {
@@ -111,9 +122,25 @@ impl AdminClient {
     /// # Errors
     /// When the token is not where it is said to be.
     pub fn new(args: &AdminArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, AskError> {
-        let token = args.token.as_deref().map(|token| read_token(token, env)).transpose()?;
+        Self::at(&args.url, args.token.as_deref(), env)
+    }
+
+    /// The same by flags.
+    ///
+    /// # Errors
+    /// When the token cannot be read.
+    pub fn with(flags: &AdminFlags, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, AskError> {
+        Self::at(&flags.url, flags.token.as_deref(), env)
+    }
+
+    fn at(
+        url: &Endpoint,
+        token: Option<&str>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, AskError> {
+        let token = token.map(|token| read_token(token, env)).transpose()?;
         let connector = Connector::new(TaskTracker::new())?;
-        Ok(Self { endpoint: args.url.clone(), token, connector })
+        Ok(Self { endpoint: url.clone(), token, connector })
     }
 
     /// The gateway's URL.

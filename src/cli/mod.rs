@@ -14,6 +14,7 @@ pub mod drift;
 pub mod explain;
 pub mod import;
 pub mod init;
+pub mod key;
 pub mod replay;
 pub mod replay_drift;
 pub mod serve;
@@ -21,6 +22,7 @@ pub mod showcase;
 pub mod sim;
 mod story;
 pub mod top;
+pub mod usage;
 
 pub use crate::observe::style;
 
@@ -37,10 +39,12 @@ use self::drift::DriftArgs;
 use self::explain::ExplainArgs;
 use self::import::ImportArgs;
 use self::init::InitArgs;
+use self::key::KeyArgs;
 use self::replay::ReplayArgs;
 use self::serve::ServeArgs;
 use self::sim::SimArgs;
 use self::top::TopArgs;
+use self::usage::UsageArgs;
 use crate::app::logging::LogLevel;
 use crate::observe::style::LogFormat;
 
@@ -76,6 +80,10 @@ pub enum Command {
     Demo(DemoArgs),
     /// Simulated vLLM replicas on given ports
     Sim(SimArgs),
+    /// Make, list and revoke API keys of a running gateway
+    Key(KeyArgs),
+    /// Show what tenants, models and API keys have used: requests, tokens, engine seconds
+    Usage(UsageArgs),
     /// List findings of drift; with a command: acknowledge, reset, mute
     Drift(DriftArgs),
     /// Run recorded requests in simulated time
@@ -253,6 +261,8 @@ mod tests {
             "canary",
             "demo",
             "sim",
+            "key",
+            "usage",
             "drift",
             "replay",
             "bench",

@@ -1,14 +1,17 @@
 //! `[[tenant.budget]]`: what a tenant may use in a window of the calendar.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
+use toml::de::DeTable;
 
+use super::Overrides;
 use super::check::codec::{Own, Switch, Word};
-use super::check::section::Item;
+use super::check::section::{Checking, Item, Section};
 use super::check::values::MODEL;
-use super::declare::section;
+use super::declare::{Declared, section};
 
 section! {
     /// any number of them; what is absent is unlimited
@@ -65,6 +68,33 @@ impl Budget {
     #[must_use]
     pub fn is_of(&self, model: &str) -> bool {
         self.model.as_deref().is_none_or(|own| own == model)
+    }
+}
+
+/// Reads budgets that stand in no file, such as those of a key, as JSON writes them.
+///
+/// # Errors
+/// What is wrong with the first that is none.
+pub fn budgets_of(budgets: &[Json]) -> Result<Vec<Budget>, String> {
+    let mut text = String::new();
+    for budget in budgets {
+        let keys = budget.as_object().ok_or_else(|| format!("{budget} is no object"))?;
+        text.push_str("[[budget]]\n");
+        for (key, value) in keys.iter().filter(|(_, value)| !value.is_null()) {
+            // A string of JSON is one of TOML, and so are numbers and booleans; lists and objects fail by their type.
+            text.push_str(&format!("{} = {}\n", json!(key), value));
+        }
+    }
+    let tree = DeTable::parse(&text).map_err(|error| error.message().to_owned())?;
+    let overrides = Overrides::default();
+    let checking = Checking::new(Path::new(""), &|_| None, &overrides);
+    let root = Section::open(&checking, "budget", 0..0, Some(tree.get_ref()));
+    let sections = root.sections("budget", Budget::DECLARATION.header);
+    let read = sections.iter().map(|section| Budget::read(section, &Budget::default())).collect();
+    drop((sections, root));
+    match checking.faults.take().into_iter().next() {
+        Some((_, fault)) => Err(format!("{}; {}", fault.message, fault.hint)),
+        None => Ok(read),
     }
 }
 

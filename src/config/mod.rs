@@ -44,7 +44,7 @@ use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
 pub use self::bounds::{Classes, Retry, Routing, Timeouts};
-pub use self::budget::{Budget, Window};
+pub use self::budget::{Budget, Window, budgets_of};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
 pub use self::cluster::{Broker, Cluster, OnLoss};
 pub use self::dcgm::{Dcgm, DcgmSources};

@@ -15,7 +15,7 @@ section! {
     pub struct Tenant for "[[tenant]]", optional {
         /// required, unique
         name: Arc<str> as NAME, required "acme";
-        /// printf %s "$KEY" | sha256sum
+        /// printf %s "$KEY" | sha256sum; [] where all are made at run time: `tokenway key add`
         key_digests @ "key_sha256": Vec<[u8; 32]> as List(DIGEST), empty ["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"];
         /// with server.tls.client_ca: DNS name, URI or common name in its client certificate; no key is needed then
         client_names: Vec<Arc<str>> as List(CLIENT_NAME), empty ["team-a.internal"];
@@ -63,7 +63,7 @@ pub(super) fn tenants(root: &Section<'_>, routes: &[Route], cache_isolation: boo
         let is_reachable =
             has_tokens || section.get("key_sha256").is_some() || !tenant.client_names.is_empty();
         if !is_reachable {
-            section.fault("[[tenant]] has no \"key_sha256\"", DIGEST.hint);
+            section.fault("[[tenant]] has no \"key_sha256\"", KEYS_HINT);
         }
         section.expect_unique("tenant", &tenant.name, &mut names);
         tenants.push(tenant);
@@ -116,4 +116,5 @@ fn client_name(item: &Item<'_>) -> Option<Arc<str>> {
 const CLIENT_NAME: Own<Arc<str>> = Own { read: client_name, ..NAMED };
 /// Bound of `priority` in both directions, and of the header `x-priority`.
 const PRIORITIES: std::ops::RangeInclusive<i64> = -(MAX_PRIORITY as i64)..=MAX_PRIORITY as i64;
+const KEYS_HINT: &str = "write the 64 hexadecimal digits that `printf %s \"$KEY\" | sha256sum` prints, or key_sha256 = [] and make keys with `tokenway key add`";
 const CLIENT_NAME_HINT: &str = "write a DNS name, a URI or the common name of its client certificate: client_names = [\"team-a.internal\"]";

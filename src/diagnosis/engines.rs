@@ -7,6 +7,7 @@ use super::table::{FEW, MAJORITY, MIN_DIFFERENCE};
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::history::{Dimension, Slot};
 use crate::stage::Stage;
+use crate::stats::upper_quantile;
 
 /// A replica whose first tokens are late between gateway and engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,33 +35,56 @@ pub(crate) fn running(replicas: &[ReplicaStatus]) -> f64 {
     replicas.iter().filter_map(|status| status.signals.as_ref()?.running).sum()
 }
 
-/// The replicas to blame for most misses in a stage at the engine, whose engines have no queue and whose first tokens are soon.
-pub(crate) fn far(slot: &Slot, stage: Stage, replicas: &[ReplicaStatus]) -> Vec<Far> {
+/// Whether most engines have a queue: then whose is the longest at a moment, or whose requests wait longest, is chance.
+pub(crate) fn queue_alike(replicas: &[ReplicaStatus]) -> bool {
+    let waiting = replicas.iter().filter_map(|status| status.signals.as_ref()?.waiting);
+    let mut queues: Vec<f64> = waiting.collect();
+    queues.sort_by(f64::total_cmp);
+    let Some(longest) = queues.pop() else { return false };
+    upper_quantile(&mut queues, 0.5).is_some_and(|usual| usual >= (longest / OUTSTANDING).max(1.0))
+}
+
+/// Replicas by the way to their engines.
+#[derive(Debug, Default)]
+pub(crate) struct Ways {
+    /// To blame for most misses in the stage.
+    pub(crate) far: Vec<Far>,
+    /// How many are known to be near.
+    pub(crate) near: usize,
+}
+
+/// The replicas to blame for most misses in a stage at the engine, whose engines have no queue and whose first tokens are soon: by what
+/// came in the last seconds, or in `slot` where little did.
+pub(crate) fn ways(slot: &Slot, recent: &Slot, stage: Stage, replicas: &[ReplicaStatus]) -> Ways {
     let at = stage as usize;
     if !matches!(stage, Stage::EngineQueue | Stage::Prefill | Stage::EngineOther) {
-        return Vec::new();
+        return Ways::default();
     }
+    let enough = |slot: &Slot, name: &Arc<str>| {
+        let (seconds, count) = slot.parts.get(&(Dimension::Replica, Arc::clone(name)))?.first_tokens;
+        (count >= FEW).then(|| seconds / f64::from(count))
+    };
     let part = |name: &Arc<str>| slot.parts.get(&(Dimension::Replica, Arc::clone(name)));
     let missed = |name: &Arc<str>| part(name).and_then(|part| part.missed_in.get(at)).copied().unwrap_or(0);
-    let found: Vec<Far> = replicas
-        .iter()
-        .filter(|status| missed(&status.replica) > 0)
-        .filter_map(|status| {
-            let waiting = status.signals.as_ref()?.waiting?;
-            let own = status.counters?.recent_ttft?;
-            let part = part(&status.replica)?;
-            let seen = part.first_tokens.0 / f64::from(part.first_tokens.1.max(1));
-            let between = seen - own;
-            let is_far = waiting < 1.0
-                && part.first_tokens.1 >= FEW
-                && between >= MIN_DIFFERENCE.max(MATTERS * slot.mean_bound().unwrap_or_default())
-                && between >= MAJORITY * seen;
-            is_far.then(|| Far { replica: Arc::clone(&status.replica), between, own })
-        })
-        .collect();
-    let theirs: u32 = found.iter().map(|far| missed(&far.replica)).sum();
+    let matters = MIN_DIFFERENCE.max(MATTERS * slot.mean_bound().unwrap_or_default());
+    let mut ways = Ways::default();
+    for status in replicas {
+        let replica = &status.replica;
+        let seen = enough(recent, replica).or_else(|| enough(slot, replica));
+        let own = status.counters.and_then(|counters| counters.recent_ttft);
+        let waiting = status.signals.as_ref().and_then(|signals| signals.waiting);
+        let (Some(seen), Some(own), Some(waiting)) = (seen, own, waiting) else { continue };
+        let between = seen - own;
+        let is_far = between >= matters && between >= MAJORITY * seen;
+        if !is_far {
+            ways.near += 1;
+        } else if waiting < 1.0 && missed(replica) > 0 {
+            ways.far.push(Far { replica: Arc::clone(replica), between, own });
+        }
+    }
+    let theirs: u32 = ways.far.iter().map(|far| missed(&far.replica)).sum();
     let all = slot.missed_in.get(at).copied().unwrap_or(0);
-    if f64::from(theirs) > MAJORITY * f64::from(all) { found } else { Vec::new() }
+    if f64::from(theirs) > MAJORITY * f64::from(all) { ways } else { Ways::default() }
 }
 
 /// Replicas that put requests back for want of cache, with the share in use and the preemptions a second.
@@ -95,3 +119,5 @@ const MATTERS: f64 = 0.25;
 /// Preemptions a second of one engine, and its share of cache in use.
 const PREEMPTS: f64 = 0.05;
 const FULL: f64 = 0.8;
+/// How many times as long as the others' the one queue is that stands out.
+const OUTSTANDING: f64 = 10.0;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::engines::{self, Far};
 use super::figures::{seconds, share};
 use super::table::{
-    DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FEW, FLOOD,
-    MIN_DIFFERENCE, MISSES, NOISE, QUEUE,
+    DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FAR_SLOWER, FEW, FLOOD,
+    MIN_DIFFERENCE, MISSES, NOISE, QUEUE, TOKENS,
 };
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, Part, Slot};
@@ -69,6 +69,8 @@ pub(crate) struct Cause {
     pub(crate) is_by_scrape: bool,
     /// The replicas that are to blame by the way to their engines alone: then it is the network, whatever the stage.
     pub(crate) far: Vec<Far>,
+    /// How many replicas are known not to be far.
+    pub(crate) near: usize,
 }
 
 impl Cause {
@@ -92,20 +94,23 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         figures.replicas.iter().filter_map(|status| not_ready(status, figures.uptime)).collect();
     let hangs = |status| silent(status, figures).or_else(|| stuck(status, figures));
     found.extend(figures.replicas.iter().filter_map(hangs));
-    let far = cause.map_or(&[][..], |cause| &cause.far);
-    for far in far.iter().filter(|_| far.len() < figures.replicas.len()) {
+    // They stand out where there is another to compare with.
+    for far in cause.filter(|cause| cause.near > 0).map_or(&[][..], |cause| &cause.far) {
         let (dimension, name) = (Dimension::Replica, Arc::clone(&far.replica));
         add(&mut found, Some(Outlier { dimension, name, evidence: far.evidence() }));
     }
     // Whose way is long is no slower engine, and neither is it compared with the others.
-    let of_engines = cause.filter(|_| far.is_empty() && !engines::are_all_full(&figures.replicas));
+    let of_engines = cause.filter(|cause| {
+        let is_shared_queue = cause.stage == Stage::EngineQueue && engines::queue_alike(&figures.replicas);
+        cause.far.is_empty() && !is_shared_queue && !engines::are_all_full(&figures.replicas)
+    });
     add(&mut found, compare(slot, Dimension::Replica, of_engines));
     for status in &figures.replicas {
-        add(&mut found, demoted(status));
+        add(&mut found, demoted(status, &figures.replicas));
         add(&mut found, back(status));
     }
     add(&mut found, compare(slot, Dimension::Revision, of_engines));
-    if let Some(cause) = cause.filter(|_| far.is_empty()) {
+    if let Some(cause) = cause.filter(|cause| cause.far.is_empty()) {
         add(&mut found, longest_queue(&figures.replicas, cause));
         let is_load =
             [Stage::Admit, Stage::EngineQueue, Stage::Prefill, Stage::Decode].contains(&cause.stage);
@@ -190,9 +195,12 @@ fn stuck(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
     })
 }
 
-/// Gets little traffic, because it fails more than its pool's others; slow start alone is no fault.
-fn demoted(status: &ReplicaStatus) -> Option<Outlier> {
-    let is_failing = status.failure_ratio >= FAILING;
+/// Gets little traffic, because it fails more than its pool's others; slow start alone is no fault, and neither is what fails at all.
+fn demoted(status: &ReplicaStatus, all: &[ReplicaStatus]) -> Option<Outlier> {
+    let peers = all.iter().filter(|peer| peer.pool == status.pool && peer.replica != status.replica);
+    let usual = upper_quantile(&mut peers.map(|peer| peer.failure_ratio).collect::<Vec<_>>(), 0.5);
+    let is_failing =
+        status.failure_ratio >= FAILING && status.failure_ratio >= DIFFERS * usual.unwrap_or_default();
     let is_little = is_failing && status.traffic_share < DEMOTED && !status.life.is_in_slow_start;
     if status.state != ReplicaState::Ready || !(is_little || status.is_on_trial) {
         return None;
@@ -254,8 +262,11 @@ fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
     let all = others.iter().map(|other| other.failures).sum::<u32>() + part.failures;
     let is_it = part.failures >= FEW && f64::from(part.failures) >= FAILURES_OF_ONE * f64::from(all);
     is_it.then(|| {
-        let words =
-            part.engine_error.as_ref().map(|words| format!(" (\u{201c}{words}\u{201d})")).unwrap_or_default();
+        let words = match &part.engine_error {
+            Some(words) => format!(" (\u{201c}{words}\u{201d})"),
+            None if 2 * part.empty >= part.failures => " (answers with no text)".to_owned(),
+            None => String::new(),
+        };
         let evidence = format!("{} of {all} failed attempts are its own{words}", part.failures);
         (f64::from(part.failures) * 100.0, evidence)
     })
@@ -279,7 +290,9 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     // The upper median: where two of three are slow, neither stands out.
     let usual = upper_quantile(&mut rest, 0.5)?;
     let missed = part.missed_in.get(stage as usize).copied().unwrap_or(0);
-    let is_it = missed >= MISSES
+    // A mean over hundreds of tokens is no hiccup.
+    let by_token = stage == Stage::Decode && part.itl.1 >= TOKENS && own >= FAR_SLOWER * usual;
+    let is_it = missed >= if by_token { FEW } else { MISSES }
         && own >= DIFFERS * usual
         && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
     let (what, in_mean) = match stage {
@@ -317,7 +330,7 @@ fn longest_queue(replicas: &[ReplicaStatus], cause: &Cause) -> Option<Outlier> {
         replicas.iter().filter_map(|status| Some((waiting(status)?, status))).collect();
     queues.sort_by(|a, b| b.0.total_cmp(&a.0));
     let [(longest, status), (next, _), ..] = &queues[..] else { return None };
-    let is_it = *longest >= QUEUE && *longest >= 3.0 * next.max(1.0);
+    let is_it = *longest >= QUEUE && *longest >= 3.0 * next.max(1.0) && !engines::queue_alike(replicas);
     is_it.then(|| replica(status, format!("has {longest:.0} waiting in its engine, the next {next:.0}")))
 }
 

@@ -63,7 +63,7 @@ impl EngineFacts {
         self.models.load().iter().any(|known| &*known.id == model)
     }
 
-    /// Adds what the counters did in the last minute; nothing where they have fallen since, with a restart.
+    /// Adds what the counters did in the last seconds, or in the minute before; nothing where they have fallen since, with a restart.
     pub(super) fn with_recent(&self, now: EngineCounters, at: Stamp) -> EngineCounters {
         let mut recent = self.recent.lock();
         let before = recent.front().copied();
@@ -74,9 +74,16 @@ impl EngineFacts {
             }
         }
         let Some((since, before)) = before else { return now };
-        let means = now.ttft.zip(before.ttft).map(|(now, before)| (now.0 - before.0, now.1 - before.1));
-        let recent_ttft =
-            means.filter(|(sum, count)| *sum >= 0.0 && *count > 0.0).map(|(sum, count)| sum / count);
+        let since_then = |(_, before): &(Stamp, EngineCounters)| {
+            let (now, before) = now.ttft.zip(before.ttft)?;
+            let (sum, count) = (now.0 - before.0, now.1 - before.1);
+            (sum >= 0.0 && count > 0.0).then_some((sum, count))
+        };
+        // Of the last seconds, where enough came in them.
+        let mut spans = recent.iter().rev().filter(|(then, _)| at.since(*then) >= RECENT_EVERY);
+        let last = spans.find_map(|then| since_then(then).filter(|(_, count)| *count >= FEW));
+        let means = last.or_else(|| recent.front().and_then(since_then));
+        let recent_ttft = means.map(|(sum, count)| sum / count);
         let preempted = now.preemptions.zip(before.preemptions).map(|(now, before)| now - before);
         let seconds = at.since(since).as_secs_f64();
         let rate = preempted.filter(|n| *n >= 0.0 && seconds >= 1.0).map(|n| n / seconds);
@@ -94,13 +101,15 @@ impl EngineFacts {
 /// Between two counters that are kept, and how many are.
 const RECENT_EVERY: Duration = Duration::from_secs(10);
 const RECENT_KEPT: usize = 6;
+/// First tokens that make a mean.
+const FEW: f64 = 3.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_last_minute_of_an_engine_is_known_by_its_counters() {
+    fn the_last_seconds_of_an_engine_are_known_by_its_counters() {
         let facts = EngineFacts::default();
         let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
         let scraped = |seconds: u64, sum: f64, count: f64, preemptions: f64| {
@@ -121,6 +130,11 @@ mod tests {
         let (ttft, preemptions) = scraped(200, 122.0, 310.0, 12.0);
         assert!((ttft.unwrap() - 0.1).abs() < 1e-9, "{ttft:?}");
         assert_eq!(preemptions, Some(0.0));
-        assert_eq!(scraped(201, 0.1, 1.0, 0.0), (None, None), "restarted");
+        for seconds in 201..=220 {
+            scraped(seconds, 122.0 + 0.5 * (seconds - 200) as f64, 310.0 + (seconds - 200) as f64, 12.0);
+        }
+        let (ttft, _) = scraped(221, 132.5, 331.0, 12.0);
+        assert!((ttft.unwrap() - 0.5).abs() < 1e-9, "of the last seconds: {ttft:?}");
+        assert_eq!(scraped(222, 0.1, 1.0, 0.0), (None, None), "restarted");
     }
 }

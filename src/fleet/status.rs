@@ -104,7 +104,7 @@ pub struct EngineCounters {
     pub generated: Option<f64>,
     /// Sum and count of times to first token.
     pub ttft: Option<(f64, f64)>,
-    /// Mean time to first token of the last minute, in seconds.
+    /// Mean time to first token of the last seconds, or of the minute where few came in them, in seconds.
     pub recent_ttft: Option<f64>,
     /// Preemptions a second in the last minute.
     pub recent_preemptions: Option<f64>,

@@ -236,7 +236,11 @@ async fn identify(
         tenant = tenant_of(table, parts, gateway.wall_now());
     }
     let tenant = tenant.map_err(|fault| fault.failure())?;
-    guard.record().tenant = Arc::clone(tenant.name());
+    let record = guard.record();
+    record.tenant = Arc::clone(tenant.name());
+    if let Some(key) = tenant.key_name() {
+        record.key = key;
+    }
     Ok(tenant)
 }
 
@@ -362,6 +366,7 @@ fn admit(
         is_counted,
         output: expected_output(&prepared, guard.record().dialect),
         model: model_name(&route, guard.record()),
+        key: tenant.key(),
         wall: gateway.clock.wall(now),
     };
     let admission = gateway.tenants.admit(tenant.config(), &demand, now);

@@ -16,6 +16,7 @@ use crate::config::{Config, ModelMatch, Route, Slo, WeightedPool};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
 use crate::record::SloBounds;
+use crate::request::api_keys::ApiKeys;
 use crate::request::cache_salt::SaltKey;
 use crate::request::chain::ChainSeed;
 use crate::request::dialect::Dialect;
@@ -53,6 +54,8 @@ pub struct CarriedOver {
     pub shadows: Arc<Shadows>,
     /// Key of the tenants' cache salts, set before the first table that has isolated ones.
     pub salt_key: Arc<OnceLock<SaltKey>>,
+    /// API keys made at run time.
+    pub api_keys: Arc<ApiKeys>,
 }
 
 /// One route in operation. Its parts begin anew with each table, unless they say that they are carried over.
@@ -84,8 +87,7 @@ impl CarriedOver {
     /// Of a gateway that begins with these keys; copies of requests end when `stop` is cancelled.
     #[must_use]
     pub fn new(tokens: Arc<TokenKeys>, stop: CancellationToken) -> Self {
-        let (canaries, salt_key) = (Arc::default(), Arc::default());
-        Self { tokens, canaries, shadows: Arc::new(Shadows::new(stop)), salt_key }
+        Self { tokens, shadows: Arc::new(Shadows::new(stop)), ..Self::default() }
     }
 }
 
@@ -124,8 +126,9 @@ impl RoutingTable {
             }
         }
         let salt_key = carried_over.salt_key.get();
-        let tenants =
-            Tenants::isolated(&config.tenants, salt_key).with_tokens(Arc::clone(&carried_over.tokens));
+        let tenants = Tenants::isolated(&config.tenants, salt_key)
+            .with_tokens(Arc::clone(&carried_over.tokens))
+            .with_keys(Arc::clone(&carried_over.api_keys));
         Self { config, pools, routes, tenants, seed, by_model, any, carried_over }
     }
 

@@ -124,6 +124,9 @@ fn tokenway<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, Attribut
     }
     emit(key!("tokenway.revision"), AttributeValue::Str(record.revision()));
     emit(key!("tokenway.tenant"), AttributeValue::Str(&record.tenant));
+    if *record.key != *"none" {
+        emit(key!("tokenway.key"), AttributeValue::Str(&record.key));
+    }
     emit(key!("tokenway.class"), AttributeValue::Name(record.class.as_str()));
     emit(key!("tokenway.slo_class"), AttributeValue::Str(&record.slo_class));
     emit(key!("tokenway.outcome"), AttributeValue::Name(record.outcome.as_str()));

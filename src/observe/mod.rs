@@ -28,6 +28,7 @@ pub(crate) mod slo;
 pub mod spans;
 pub(crate) mod stages;
 pub mod style;
+pub mod usage;
 pub mod windows;
 
 use std::io;

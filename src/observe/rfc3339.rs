@@ -16,6 +16,22 @@ pub fn utc(time: SystemTime) -> String {
     String::from_utf8(text).unwrap_or_default()
 }
 
+/// `2026-02-28T13:05:09Z`
+#[must_use]
+pub fn seconds(time: SystemTime) -> String {
+    let mut text = utc(time);
+    text.truncate("2026-02-28T13:05:09".len());
+    text + "Z"
+}
+
+/// `2026-02-28`
+#[must_use]
+pub fn date(time: SystemTime) -> String {
+    let mut text = utc(time);
+    text.truncate("2026-02-28".len());
+    text
+}
+
 /// Appends it.
 pub fn write_utc(out: &mut Vec<u8>, time: SystemTime) {
     let time = DateTime::<Utc>::from(time);

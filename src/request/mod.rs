@@ -3,6 +3,7 @@
 //! [`body`] reads it whole, bounded and once; everything else here is pure and borrows from its bytes, which are
 //! forwarded as they came.
 
+pub mod api_keys;
 pub mod body;
 pub mod body_memory;
 pub mod cache_salt;

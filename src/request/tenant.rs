@@ -10,11 +10,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use chrono::{DateTime, SecondsFormat};
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use sha2::{Digest, Sha256};
 
+use super::api_keys::{ApiKey, ApiKeys, KeyDigest};
 use super::cache_salt::{Isolation, SaltKey};
 use super::jwt::{TokenFault, TokenKeys, looks_like_token};
 use crate::config;
@@ -26,17 +28,24 @@ use crate::listener::ClientNames;
 #[derive(Clone, Debug)]
 pub struct Tenants {
     tenants: Vec<TenantRef>,
-    /// Index into `tenants` by digest.
-    keys: HashMap<[u8; 32], usize>,
+    /// Index into `tenants` by name.
+    names: HashMap<Arc<str>, usize>,
+    /// Keys of the configuration, by digest.
+    keys: HashMap<KeyDigest, Arc<ApiKey>>,
+    /// Keys made at run time.
+    made: Arc<ApiKeys>,
     /// Keys of the token issuer.
     tokens: Arc<TokenKeys>,
     /// The tenant of every request where none are configured.
     default: Option<TenantRef>,
 }
 
-/// One tenant, as a request carries it.
+/// One tenant, as a request carries it, with the key that named it.
 #[derive(Clone, Debug)]
-pub struct TenantRef(Arc<Known>);
+pub struct TenantRef {
+    known: Arc<Known>,
+    key: Option<Arc<ApiKey>>,
+}
 
 #[derive(Debug)]
 struct Known {
@@ -45,6 +54,10 @@ struct Known {
 }
 
 impl TenantRef {
+    fn new(known: Known) -> Self {
+        Self { known: Arc::new(known), key: None }
+    }
+
     /// Of requests that nobody signs: CORS preflights.
     #[must_use]
     pub fn anonymous() -> Self {
@@ -54,25 +67,39 @@ impl TenantRef {
     /// `name` of the tenant: the label `tenant`.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {
-        &self.0.config.name
+        &self.known.config.name
     }
 
     /// The tenant's section of the configuration.
     #[must_use]
     pub fn config(&self) -> &config::Tenant {
-        &self.0.config
+        &self.known.config
+    }
+
+    /// The key that it showed; `None` for a token, a certificate or a trusted header.
+    #[must_use]
+    pub fn key(&self) -> Option<&ApiKey> {
+        self.key.as_deref()
+    }
+
+    /// Name of that key, for records.
+    #[must_use]
+    pub fn key_name(&self) -> Option<Arc<str>> {
+        self.key.as_ref().map(|key| Arc::clone(&key.name))
     }
 
     /// Its part of the engines' caches, where it does not share them.
     #[must_use]
     pub fn isolation(&self) -> Option<&Isolation> {
-        self.0.isolation.as_ref()
+        self.known.isolation.as_ref()
     }
 
-    /// Whether it may use the route of that name.
+    /// Whether it may use the route of that name, with this key.
     #[must_use]
     pub fn may_use(&self, route_name: &str) -> bool {
-        self.0.config.routes.as_ref().is_none_or(|routes| routes.iter().any(|route| **route == *route_name))
+        let routes = self.known.config.routes.as_ref();
+        routes.is_none_or(|routes| routes.iter().any(|route| **route == *route_name))
+            && self.key.as_ref().is_none_or(|key| key.may_use(route_name))
     }
 }
 
@@ -85,6 +112,12 @@ pub enum AuthError {
     /// A key of no tenant.
     #[error("the API key is not valid: check that it is complete and has not been revoked")]
     InvalidKey,
+    /// A key whose time is over.
+    #[error("the API key expired at {}: ask for a new one", utc(*since))]
+    Expired {
+        /// Seconds since 1970.
+        since: u64,
+    },
     /// A trusted header with the name of no tenant.
     #[error("the trusted header (server.trust_headers) names no tenant")]
     UntrustedName,
@@ -133,13 +166,22 @@ impl Tenants {
             isolation: key.and_then(|key| Isolation::of(tenant, key)),
             config: tenant.clone(),
         };
-        let tenants: Vec<_> = configured.iter().map(|tenant| TenantRef(Arc::new(known(tenant)))).collect();
-        let digests = configured.iter().enumerate();
-        let keys =
-            digests.flat_map(|(at, tenant)| tenant.key_digests.iter().map(move |digest| (*digest, at)));
+        let tenants: Vec<_> = configured.iter().map(|tenant| TenantRef::new(known(tenant))).collect();
+        let names =
+            configured.iter().enumerate().map(|(at, tenant)| (Arc::clone(&tenant.name), at)).collect();
+        let of_file = |tenant: &config::Tenant, digest| Arc::new(ApiKey::of_file(&tenant.name, digest));
+        let keys = configured.iter().flat_map(|tenant| {
+            tenant.key_digests.iter().map(move |digest| (*digest, of_file(tenant, digest)))
+        });
         let keys = keys.collect();
         let default = tenants.is_empty().then(default_tenant);
-        Self { tenants, keys, tokens: Arc::default(), default }
+        Self { tenants, names, keys, made: Arc::default(), tokens: Arc::default(), default }
+    }
+
+    /// The same, with keys made at run time.
+    #[must_use]
+    pub fn with_keys(self, made: Arc<ApiKeys>) -> Self {
+        Self { made, ..self }
     }
 
     /// The same, with tokens of the issuer whose keys these are.
@@ -163,7 +205,8 @@ impl Tenants {
     /// The tenant of that name: for a trusted proxy that has identified it already.
     #[must_use]
     pub fn named(&self, name: &[u8]) -> Option<TenantRef> {
-        self.tenants.iter().find(|tenant| tenant.name().as_bytes() == name).cloned()
+        let at = std::str::from_utf8(name).ok().and_then(|name| self.names.get(name));
+        at.and_then(|at| self.tenants.get(*at)).cloned()
     }
 
     /// Who sent a request with this head, at this wall time. A certificate that names a tenant decides alone.
@@ -179,8 +222,8 @@ impl Tenants {
         }
         let key = key_of(&parts.headers)?;
         let digest: [u8; 32] = Sha256::digest(key).into();
-        if let Some(tenant) = self.of_key(&digest) {
-            return Ok(tenant);
+        if let Some(key) = self.keys.get(&digest).cloned().or_else(|| self.made.of(&digest)) {
+            return self.of_key(key, now);
         }
         if self.tokens.settings().is_none() || !looks_like_token(key) {
             return Err(AuthError::InvalidKey);
@@ -196,8 +239,12 @@ impl Tenants {
         self.tenants.iter().find(is_his).cloned()
     }
 
-    fn of_key(&self, digest: &[u8; 32]) -> Option<TenantRef> {
-        self.keys.get(digest).and_then(|at| self.tenants.get(*at)).cloned()
+    fn of_key(&self, key: Arc<ApiKey>, now: SystemTime) -> Result<TenantRef, AuthError> {
+        if let Some(since) = key.expires.filter(|_| key.has_expired(now)) {
+            return Err(AuthError::Expired { since });
+        }
+        let tenant = self.named(key.tenant.as_bytes()).ok_or(AuthError::InvalidKey)?;
+        Ok(TenantRef { key: Some(key), ..tenant })
     }
 }
 
@@ -215,7 +262,13 @@ pub fn own_response_id(tenant: &str, id: &str) -> String {
 
 fn default_tenant() -> TenantRef {
     let config = config::Tenant { name: "default".into(), ..config::Tenant::default() };
-    TenantRef(Arc::new(Known { config, isolation: None }))
+    TenantRef::new(Known { config, isolation: None })
+}
+
+/// RFC 3339 of a time in seconds since 1970.
+fn utc(seconds: u64) -> String {
+    let time = DateTime::from_timestamp(i64::try_from(seconds).unwrap_or(i64::MAX), 0).unwrap_or_default();
+    time.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
 /// The key of a request: the bearer token, else `x-api-key`. A header given twice is refused, as the next hop might
@@ -314,6 +367,42 @@ mod tests {
     fn a_tenant_without_keys_lets_nobody_in() {
         let tenants = Tenants::new(&[tenant("a", &[], None)]);
         assert_eq!(identify(&tenants, &[]).unwrap_err(), AuthError::MissingKey);
+    }
+
+    #[test]
+    fn a_key_made_at_run_time_is_its_tenant_s_within_its_routes_until_it_expires() {
+        let made = Arc::new(ApiKeys::default());
+        let tenants = Tenants::new(&[tenant("a", &["k1"], Some(&["r", "s"]))]).with_keys(Arc::clone(&made));
+        let ask = |key: &'static str, seconds| {
+            let (mut parts, ()) = http::Request::new(()).into_parts();
+            parts.headers.insert("x-api-key", http::HeaderValue::from_static(key));
+            tenants.identify(&parts, SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+        };
+        assert_eq!(ask("new", 0).unwrap_err(), AuthError::InvalidKey);
+        let key = |tenant: &str| ApiKey {
+            tenant: tenant.into(),
+            name: "ci".into(),
+            routes: Some(vec!["s".into(), "t".into()]),
+            expires: Some(100),
+            ..ApiKey::default()
+        };
+        let digest = Sha256::digest("new").into();
+        made.publish(HashMap::from([(digest, Arc::new(key("a")))]));
+        let found = ask("new", 99).unwrap();
+        assert_eq!((&**found.name(), found.key_name().as_deref()), ("a", Some("ci")));
+        let may = ["r", "s", "t"].map(|route| found.may_use(route));
+        assert_eq!(may, [false, true, false], "what both its tenant and the key may");
+        let since = 100;
+        for now in [100, 101, u64::from(u32::MAX)] {
+            assert_eq!(ask("new", now).unwrap_err(), AuthError::Expired { since }, "at {now}");
+        }
+        assert!(ask("new", 50).is_ok(), "a clock that was ahead takes no key for good");
+        let message = AuthError::Expired { since: 1_795_536_000 }.message();
+        assert_eq!(message, "the API key expired at 2026-11-24T16:00:00Z: ask for a new one");
+        made.publish(HashMap::from([(digest, Arc::new(key("gone")))]));
+        assert_eq!(ask("new", 1).unwrap_err(), AuthError::InvalidKey, "its tenant is not configured");
+        let of_file = ask("k1", 1).unwrap();
+        assert_eq!(of_file.key_name().map(|name| name.len()), Some(8), "of its digest");
     }
 
     #[test]

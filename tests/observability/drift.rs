@@ -351,6 +351,7 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
         drift,
         rollouts,
         scale,
+        keys: support::no_keys(),
     };
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
     tracker.spawn(serve(listener, Arc::new(state), tracker.clone(), stop.clone()));

@@ -383,8 +383,15 @@ async fn admin_of(
     let gateway = Arc::new(Gateway::new(config));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let state =
-        AdminState { control: gateway.clone(), observer: Arc::clone(&observer), drift, rollouts, scale };
+    let keys = crate::support::no_keys();
+    let state = AdminState {
+        control: gateway.clone(),
+        observer: Arc::clone(&observer),
+        drift,
+        rollouts,
+        scale,
+        keys,
+    };
     let tracker = TaskTracker::new();
     let serving = serve(listener, Arc::new(state), tracker.clone(), CancellationToken::new());
     tracker.spawn(serving);

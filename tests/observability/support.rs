@@ -283,6 +283,11 @@ impl Gateway {
     }
 }
 
+/// Keys of a gateway that keeps no state.
+pub(crate) fn no_keys() -> Arc<tokenway::identity::KeyStore> {
+    Arc::new(tokenway::identity::KeyStore::open(Arc::default(), None))
+}
+
 impl Control for Gateway {
     fn replicas(&self) -> Vec<ReplicaStatus> {
         vec![status(ReplicaState::Ready, true)]

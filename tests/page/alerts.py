@@ -1,4 +1,4 @@
-"""A real Prometheus on the shipped rules, in a time of its own: every window, offset and `for` of rules.yml is divided by SPEED.
+"""A real Prometheus on the shipped rules, in a time of its own: every window, offset and `for` of rules.yml is divided by its speed.
 
 Thresholds and counts stay as they are: five misses in an hour are five misses in three minutes here, so that a rule has to
 find the same evidence in less traffic than it would have.
@@ -12,15 +12,17 @@ import subprocess
 import urllib.request
 
 SPEED = 20
+# Of what comes at the gateway's own pace: ejections, and time-outs of single requests.
+SLOW_SPEED = 5
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 RULES = os.path.join(os.path.dirname(__file__), "../../config/prometheus/rules.yml")
 
 
-def faster(rules):
-    """The rules with their durations divided by SPEED: `[5m]`, `offset 5m`, `for: 2m`, `interval: 30s`."""
+def faster(rules, speed=SPEED):
+    """The rules with their durations divided by `speed`: `[5m]`, `offset 5m`, `for: 2m`, `interval: 30s`."""
 
     def divided(found):
-        seconds = int(found[2]) * SECONDS[found[3]] / SPEED
+        seconds = int(found[2]) * SECONDS[found[3]] / speed
         return f"{found[1]}{max(1, round(seconds))}s"
 
     return re.sub(r"(\[|\boffset |\bfor: |\binterval: )(\d+)([smhd])\b", divided, rules)
@@ -29,10 +31,10 @@ def faster(rules):
 class Prometheus:
     """Scrapes the admin ports every second; `folder` is its own."""
 
-    def __init__(self, folder, port, admins):
+    def __init__(self, folder, port, admins, speed=SPEED):
         self.url = f"http://127.0.0.1:{port}"
         with open(RULES, encoding="utf-8") as rules, open(f"{folder}/rules.yml", "w", encoding="utf-8") as file:
-            file.write(faster(rules.read()))
+            file.write(faster(rules.read(), speed))
         targets = ", ".join(f'"127.0.0.1:{admin}"' for admin in admins)
         with open(f"{folder}/prometheus.yml", "w", encoding="utf-8") as file:
             file.write(

@@ -68,7 +68,7 @@ class Engine:
         if "x-tokenway-probe" in fields:
             choice = {"text": "a", "message": {"role": "assistant", "content": "a"}, "index": 0, "finish_reason": "length"}
             return whole(writer, 200, {"id": "c", "model": self.model, "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
-        await self.generate(writer, asked)
+        await self.generate(Way(writer, self.way) if self.way else writer, asked)
 
     async def generate(self, writer, asked):
         self.requests += 1
@@ -109,7 +109,6 @@ class Engine:
         async with self.computing:
             await asyncio.sleep((tokens - hit) / self.prefill + self.step)
         self.ttft_sum, self.ttft_count = self.ttft_sum + time.monotonic() - began, self.ttft_count + 1
-        await asyncio.sleep(self.way)
         count = asked.get("max_tokens", 40)
         for at in range(count):
             await event(writer, chunk({"content": "word "}, "stop" if at == count - 1 else None))
@@ -135,6 +134,23 @@ class Engine:
         lines = [f'vllm:{name}{{engine="0",model_name="{self.model}"}} {value}' for name, value in series.items()]
         lines.append('vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",num_gpu_blocks="20000"} 1.0')
         return "\n".join([*lines, f"process_start_time_seconds {self.born}", ""])
+
+
+class Way:
+    """The way back: what is written arrives so many seconds later. The engine's place is free by then."""
+
+    def __init__(self, writer, seconds):
+        self.writer, self.seconds = writer, seconds
+
+    def write(self, data):
+        asyncio.get_running_loop().call_later(self.seconds, self.arrive, data)
+
+    def arrive(self, data):
+        if not self.writer.is_closing():
+            self.writer.write(data)
+
+    async def drain(self):
+        await asyncio.sleep(0)
 
 
 def chunk(delta, reason=None):

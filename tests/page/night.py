@@ -2,11 +2,12 @@
 """The incidents of an operator's night, played: what is true, what the page says, which alert fires.
 
     python3 tests/page/night.py target/release/tokenway [--only NUMBER,…] [--gateways N] [--at-once N] [--quiet MINUTES] [--later]
+                                                           [--drawn N --seed S]
 
 Engines are scripted (engine.py), gateways and Prometheus (alerts.py says how its time runs) are real; no browser. Each incident follows
 a calm minute of traffic in which 60 % of the prompts share one of twelve prefixes. The sentence is taken after 30 s, or after what the incident
 needs, from every gateway, and the calm and the time to that must have no false word. `--later` asks again after four minutes. `--quiet` plays calm
-traffic alone. One line an incident: number, truth, right or wrong, seconds until it was named, alerts, and the sentence. Exit code 1 if one is wrong.
+traffic alone, `--drawn` incidents by chance. One line an incident: number, truth, right or wrong, seconds until it was named, alerts, and the sentence. Exit code 1 if one is wrong.
 """
 
 import argparse
@@ -21,10 +22,14 @@ import sys
 import tempfile
 import time
 
-from alerts import Prometheus
+from alerts import SLOW_SPEED, SPEED, Prometheus
 from engine import Engine
 from fleet import free_port, read, start
 
+# Seconds.
+CALM = 75
+LIMIT = 60
+LIMIT_OF_TICKETS = 300
 TENANTS = ("acme", "umbrella", "flood")
 PREFIXES = ["".join(random.Random(n).choices("abcdefgh ", k=1600)) for n in range(12)]
 
@@ -161,9 +166,12 @@ class Incident:
     """`words` are regular expressions that the sentence must have, `not_words` those it must not; `alerts` of which one is due, none where empty.
     `named_by` is in seconds."""
 
-    def __init__(self, number, truth, fault, words=(), not_words=(), alerts="", named_by=30, revisions=False, is_discovered=False, textless=None):
+    def __init__(self, number, truth, fault, words=(), not_words=(), alerts="", named_by=30, revisions=False, is_discovered=False, textless=None, is_slow=False, gateways=None):
         self.number, self.truth, self.fault, self.words, self.not_words = number, truth, fault, words, not_words
-        self.alerts, self.named_by, self.revisions, self.is_discovered, self.textless = set(alerts.split()), named_by, revisions, is_discovered, textless
+        # A ticket is due within half an hour, and rests on what a replica does in minutes.
+        self.speed, self.limit = (SLOW_SPEED, LIMIT_OF_TICKETS) if is_slow else (SPEED, LIMIT)
+        self.alerts, self.judges_alerts = set((alerts or "").split()), alerts is not None
+        self.named_by, self.revisions, self.is_discovered, self.textless, self.gateways = named_by, revisions, is_discovered, textless, gateways
 
 
 def flood(setup):
@@ -180,7 +188,7 @@ OTHERS = ("replica r1 stands out", "replica r3 stands out")
 INCIDENTS = [
     Incident(1, "queue in every engine: batch limit 4 to 1", lambda s: (s.all(batch=1), setattr(s, "rate", 7.0)), ["engine_queue|admit", "shared by all 3"], ["stands out"], "TtftP99OverSlo"),
     Incident(2, "one tenant floods", flood, ["engine_queue|prefill|admit", "tenant flood"], ["replica r\\d stands out"], "TtftP99OverSlo"),
-    Incident(3, "prompts ten times as long, unique", longer, ["engine_queue|prefill|admit", "(medium|long) prompts are"], ["replica r\\d stands out"], "TtftP99OverSlo"),
+    Incident(3, "prompts ten times as long, unique", longer, ["engine_queue|prefill|admit", "(medium|long) prompts are"], ["replica r\\d stands out"], "TtftP99OverSlo RequestsOverdue GoodputLost"),
     Incident(4, "KV caches full, preemptions", lambda s: s.all(is_kv_full=True), ["KV caches", "preemptions"], ["replica r\\d stands out"], "Preempting KvCacheFull TpotOverSlo"),
     Incident(5, "prefill of r2 32 times slower", lambda s: s.one(prefill=250.0), ["r2|keeps its SLO"], OTHERS, ""),
     Incident(6, "tokens of r2 ten times slower", lambda s: s.one(step=0.12), ["replica r2 stands out|keeps its SLO"], OTHERS, "TpotOverSlo ReplicaSlow"),
@@ -188,10 +196,10 @@ INCIDENTS = [
     Incident(71, "network to all 600 ms each way", lambda s: s.all(way=0.6), ["in network"], ["stands out", "in engine_queue"], "TtftP99OverSlo"),
     Incident(8, "gateway starved of CPU", lambda s: s.later(starve(s)), ["gateway itself waits for CPU"], ["stands out"], "GatewayStarved"),
     Incident(9, "revision v2 twice as slow a token, within the SLO", lambda s: vars(s.engines[2]).update(step=0.024), QUIET, ANYBODY, "", revisions=True),
-    Incident(10, "r2 answers 200 with broken SSE", lambda s: s.one(answer="garbage"), ["replica r2 stands out"], OTHERS, "ReplicaFlapping ReplicaDown ReplicaFailing"),
-    Incident(11, "r2 answers 200, stop and no text", lambda s: s.one(answer="empty"), ["replica r2 stands out", "no text"], OTHERS, "ReplicaFlapping ReplicaDown ReplicaFailing", textless=0.05),
+    Incident(10, "r2 answers 200 with broken SSE", lambda s: s.one(answer="garbage"), ["replica r2 stands out"], OTHERS, "ReplicaFlapping ReplicaDown ReplicaFailing", is_slow=True),
+    Incident(11, "r2 answers 200, stop and no text", lambda s: s.one(answer="empty"), ["replica r2 stands out", "no text"], OTHERS, "ReplicaFlapping ReplicaDown ReplicaFailing", textless=0.05, is_slow=True),
     Incident(111, "all answer 200, stop and no text", lambda s: s.all(answer="empty"), ["have no text|got no text", "shared by all"], ["stands out"], "AnswersEmpty"),
-    Incident(12, "generation of r2 hangs, probes are fine", lambda s: s.one(answer="hang"), ["replica r2 stands out"], OTHERS, "RequestsOverdue GoodputLost ReplicaDown ReplicaFailing TtftP99OverSlo"),
+    Incident(12, "generation of r2 hangs, probes are fine", lambda s: s.one(answer="hang"), ["replica r2 stands out"], OTHERS, "RequestsOverdue GoodputLost ReplicaDown ReplicaFailing TtftP99OverSlo", is_slow=True),
     Incident(13, "all hang, health green", lambda s: s.all(answer="hang"), ["still wait"], QUIET + OTHERS, "RequestsOverdue", named_by=12),
     Incident(14, "20 % answer 500 everywhere", lambda s: s.all(error_share=0.2), ["CUDA error", "shared by all 3"], ["stands out"], "ErrorBudgetBurnFast"),
     Incident(15, "discovery fails", lambda s: os.remove(f"{s.folder}/replicas.json"), QUIET, ANYBODY, "DiscoveryFailing", is_discovered=True),
@@ -201,8 +209,35 @@ INCIDENTS = [
     Incident(19, "all tokens twice as slow, within the SLO", lambda s: s.all(step=0.024), QUIET, ANYBODY, ""),
     Incident(20, "/metrics hangs everywhere", lambda s: s.all(hides_metrics=True), QUIET, ANYBODY, "ScrapeStale"),
     Incident(21, "r2 crash-loops: 3 s down, 4 s up", lambda s: s.later(crash_loop(s)), ["r2 stands out"], OTHERS, "ReplicaFlapping ReplicaDown"),
-    Incident(22, "streams of r2 stall", lambda s: s.one(answer="stall"), ["replica r2 stands out"], OTHERS, "ReplicaDown ReplicaFailing ReplicaFlapping TpotOverSlo GoodputLow GoodputLost ErrorBudgetBurnFast"),
+    Incident(22, "streams of r2 stall", lambda s: s.one(answer="stall"), ["replica r2 stands out"], OTHERS, "ReplicaDown ReplicaFailing ReplicaFlapping ReplicaDemoted TpotOverSlo GoodputLow GoodputLost ErrorBudgetBurnFast", is_slow=True),
 ]
+# What may happen to one replica or to all: the fault, and what the sentence must have where it is one's (R is its name) and where it is shared.
+FAULTS = [
+    ("prefill 60 times slower", {"prefill": 130.0}, "R stands out|keeps its SLO", "prefill|engine_queue|admit"),
+    ("tokens ten times slower", {"step": 0.12}, "R stands out|keeps its SLO", "decode|ITL|admit|engine_queue"),
+    ("network 600 ms each way", {"way": 0.6}, "network.*R|keeps its SLO", "in network|in admit"),
+    ("hangs", {"answer": "hang"}, "R stands out", "still wait"),
+    ("answers without text", {"answer": "empty"}, "R stands out", "no text"),
+    ("broken SSE", {"answer": "garbage"}, "R stands out", "failed"),
+    ("three of ten answers are a 500", {"error_share": 0.3}, "R stands out|keeps its SLO", "CUDA error"),
+    ("KV cache full", {"is_kv_full": True}, "KV cache|R stands out|keeps its SLO", "KV caches"),
+    ("a batch of one", {"batch": 1}, "R stands out|keeps its SLO|engine_queue|admit", "engine_queue|admit|keeps its SLO"),
+]
+
+
+def drawn(count, seed):
+    """Incidents by chance: a fault, a place, and one to three gateways. Alerts are not asked for."""
+    chance = random.Random(seed)
+    for number in range(count):
+        what, fault, of_one, of_all = chance.choice(FAULTS)
+        replica, gateways = chance.choice([None, 0, 1, 2]), chance.randint(1, 3)
+        name, where = (f"r{replica + 1}", f"r{replica + 1}") if replica is not None else (None, "all")
+        others = [f"replica r{n} stands out" for n in (1, 2, 3) if n - 1 != replica] if name else ["stands out"]
+        words = [of_one.replace("R", f"replica {name}") if name else of_all]
+        happens = (lambda s, at=replica, fault=fault: vars(s.engines[at]).update(fault)) if name else (lambda s, fault=fault: s.all(**fault))
+        yield Incident(900 + number, f"{what}, {where}, {gateways} gateways", happens, words, others, None, gateways=gateways)
+
+
 # Of degradations that routing hides, alerts are tickets.
 TRUE_IF_BUSY = {"OverheadHigh", "GatewayStarved", "TpotOverSlo", "TtftP99OverSlo", "TtftP95OverSlo", "GoodputLow"}
 TICKETS = {"ReplicaFlapping", "ReplicaDown", "ReplicaFailing", "ReplicaDemoted", "ReplicaSlow", "RetriesHigh", "QueueDeep", "KvCacheFull", "Preempting", "Drift"}
@@ -231,8 +266,8 @@ async def sentences(setup):
 async def play(arguments, incident):
     played = Played(incident)
     with tempfile.TemporaryDirectory() as folder:
-        setup = Setup(arguments.binary, folder, incident, arguments.gateways)
-        prometheus = Prometheus(folder, free_port(), setup.admin)
+        setup = Setup(arguments.binary, folder, incident, incident.gateways or arguments.gateways)
+        prometheus = Prometheus(folder, free_port(), setup.admin, incident.speed)
         try:
             if not await setup.begin():
                 played.problems.append("the fleet did not get ready")
@@ -267,7 +302,7 @@ async def happens(arguments, setup, prometheus, played):
     def is_named(said):
         return all(re.search(word, sentence) for word in incident.words for sentence in said)
 
-    while (passed := time.monotonic() - began) < LIMIT:
+    while (passed := time.monotonic() - began) < incident.limit:
         said = await sentences(setup)
         if is_named(said) and played.named is None:
             played.named = passed
@@ -290,8 +325,8 @@ async def happens(arguments, setup, prometheus, played):
             break
         await asyncio.sleep(1)
     if incident.alerts and not played.fired & incident.alerts:
-        played.problems.append(f"none of {', '.join(sorted(incident.alerts))} within {LIMIT} s")
-    if not incident.alerts and (played.fired - TICKETS):
+        played.problems.append(f"none of {', '.join(sorted(incident.alerts))} within {incident.limit} s")
+    if incident.judges_alerts and not incident.alerts and (played.fired - TICKETS):
         played.problems.append(f"alert {', '.join(sorted(played.fired - TICKETS))}")
     if incident.textless is not None and setup.textless > incident.textless * setup.asked:
         played.problems.append(f"{setup.textless} of {setup.asked} clients got no text")
@@ -310,9 +345,13 @@ async def main():
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--quiet", type=float)
     parser.add_argument("--later", action="store_true")
+    parser.add_argument("--drawn", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     only = {int(number) for number in arguments.only.split(",") if number}
     chosen = [incident for incident in INCIDENTS if not only or incident.number in only]
+    if arguments.drawn:
+        chosen = list(drawn(arguments.drawn, arguments.seed))
     if arguments.quiet:
         chosen = [Incident(0, f"{arguments.quiet:g} minutes of calm", lambda s: None)]
         globals()["CALM"] = arguments.quiet * 60
@@ -329,9 +368,5 @@ async def main():
     print(f"{len(chosen) - wrong} right, {wrong} wrong")
     sys.exit(wrong > 0)
 
-
-# Seconds.
-CALM = 75
-LIMIT = 60
 
 asyncio.run(main())

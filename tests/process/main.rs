@@ -4,6 +4,7 @@
 
 mod autoscale;
 mod documents;
+mod keys;
 mod replay;
 mod rollouts;
 mod serve;

@@ -10,6 +10,7 @@ pub mod client;
 pub mod process;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -77,7 +78,19 @@ pub struct Gateway {
 impl Gateway {
     pub fn start(flags: &[&str]) -> Self {
         let ports = ["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
-        let process = Process::start(&[&ports, flags].concat());
+        Self::of(Process::start(&[&ports, flags].concat()))
+    }
+
+    /// With a file, and with state in a directory over restarts.
+    pub fn with_state(file: &Path, state: &Path, admin_port: u16) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tokenway"));
+        let admin = format!("127.0.0.1:{admin_port}");
+        command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", &admin]);
+        command.arg("--config").arg(file).env("STATE_DIRECTORY", state);
+        Self::of(Process::spawn(command))
+    }
+
+    fn of(process: Process) -> Self {
         let line = process.err.line_with(r#""message":"tokenway is listening""#);
         let banner: serde_json::Value = serde_json::from_str(&line).unwrap();
         let authority = |key: &str| {

@@ -165,6 +165,33 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
         "Active and recent ones with diagnosis, evidence and runner-up; what is muted.",
         &[],
     ),
+    get(
+        "/usage",
+        "Usage for the bill",
+        "Requests, tokens (input, cached, output) and engine seconds (prefill, decode), counted as the metrics of tenants are. By \
+         the hour for two days, then by the day (UTC) for 400.",
+        &[
+            text("since", "`7d`, `2026-11-01` or `2026-11-01T00:00:00Z`; 1d if absent"),
+            text("until", "The same; now if absent"),
+            text("by", "A list of tenant, model, key, day; tenant if absent"),
+        ],
+    ),
+    get("/keys", "API keys made at run time", "Without their secrets.", &[TENANT]),
+    Endpoint {
+        body: Some(
+            "`{\"tenant\": \"team-a\"}`; optional: `name`, `expires` (`30d`, `2026-12-31`), `routes` (names or models), `budget` (as `[[tenant.budget]]`)",
+        ),
+        status: "201",
+        ..post(
+            "/keys",
+            "Make an API key",
+            "In force at once. `secret` is shown this once: its digest is kept.",
+        )
+    },
+    Endpoint {
+        parameters: &[in_path("tenant", "Name of the tenant"), in_path("name", "Name of the key")],
+        ..post("/keys/{tenant}/{name}/revoke", "Revoke an API key", "The next request with it is refused.")
+    },
     get("/config", "The configuration that runs", "Secrets are masked.", &[]),
     get("/log-level", "The log filter", "", &[]),
     Endpoint {

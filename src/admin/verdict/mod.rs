@@ -8,12 +8,14 @@ mod sentence;
 
 use std::sync::Arc;
 
+use crate::diagnosis::engines::Ways;
 pub(super) use crate::diagnosis::peers::{Cause, Outlier, RouteFigures, WindowFigures};
 use crate::diagnosis::table::{EMPTIER, EMPTY};
 use crate::diagnosis::{engines, peers};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::labels::labels;
 use crate::observe::history::Slot;
+use crate::observe::lag::Lateness;
 use crate::observe::slo::Missed;
 use crate::stage::Stage;
 
@@ -45,7 +47,7 @@ pub(super) fn judge(figures: &RouteFigures) -> Verdict {
     let status = status(figures);
     let (of_window, window) = window(figures);
     let slot = &of_window.slot;
-    let cause = cause(slot, &figures.replicas);
+    let cause = cause(slot, figures);
     // While the SLO is kept, differences in time are noise: only who fails, or is out, is named.
     // A gateway without CPU sees everybody late: it compares no one until it has some.
     let to_explain = cause.as_ref().filter(|_| status != Status::Ok && !figures.lateness.is_starved());
@@ -99,7 +101,8 @@ fn emptier(figures: &RouteFigures) -> Option<(f64, f64)> {
     (is_it && now >= EMPTY && now >= EMPTIER * usual).then_some((now, usual))
 }
 
-fn cause(slot: &Slot, replicas: &[ReplicaStatus]) -> Option<Cause> {
+fn cause(slot: &Slot, figures: &RouteFigures) -> Option<Cause> {
+    let replicas = &figures.replicas;
     let (reason, _) = largest(&slot.missed)?;
     let reason = *Missed::LABELS.get(reason)?;
     let (most, misses) = largest(&slot.missed_in)?;
@@ -109,14 +112,25 @@ fn cause(slot: &Slot, replicas: &[ReplicaStatus]) -> Option<Cause> {
     if reason == "refused" && before_routing.contains(&stage) {
         let of_stage = |stage: &Stage| slot.missed_in.get(*stage as usize).copied().unwrap_or(0);
         let misses = before_routing.iter().map(of_stage).sum();
-        return Some(Cause { stage: Stage::Admit, misses, reason, is_by_scrape: false, far: Vec::new() });
+        return Some(Cause {
+            stage: Stage::Admit,
+            misses,
+            reason,
+            is_by_scrape: false,
+            far: Vec::new(),
+            near: 0,
+        });
     }
     // Until a replica's speed is learned, a wait for its first token counts as prefill.
     let is_by_scrape =
         stage == Stage::Prefill && engines::waiting(replicas) >= QUEUED * replicas.len() as f64;
-    let far = if reason == "ttft" { engines::far(slot, stage, replicas) } else { Vec::new() };
+    let Ways { far, near } = if reason == "ttft" {
+        engines::ways(slot, &figures.recent, stage, replicas)
+    } else {
+        Ways::default()
+    };
     let stage = if is_by_scrape { Stage::EngineQueue } else { stage };
-    Some(Cause { stage, misses, reason, is_by_scrape, far })
+    Some(Cause { stage, misses, reason, is_by_scrape, far, near })
 }
 
 fn largest(counts: &[u32]) -> Option<(usize, u32)> {
@@ -125,8 +139,8 @@ fn largest(counts: &[u32]) -> Option<(usize, u32)> {
     counts.rev().max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 0)
 }
 
-/// One sentence over all routes.
-pub(super) fn overall(verdicts: &[Verdict]) -> (Status, String) {
+/// One sentence over all routes of a gateway that runs as late as this.
+pub(super) fn overall(verdicts: &[Verdict], lateness: Lateness) -> (Status, String) {
     let of = |status| verdicts.iter().filter(move |verdict| verdict.status == status);
     let bad: Vec<_> = of(Status::Bad).collect();
     match &bad[..] {
@@ -137,11 +151,10 @@ pub(super) fn overall(verdicts: &[Verdict]) -> (Status, String) {
             return (Status::Bad, format!("{}. Also bad: {}", first.sentence, others.join(", ")));
         }
     }
-    let hints: Vec<String> = verdicts
-        .iter()
-        .filter(|verdict| !verdict.outliers.is_empty())
-        .map(|verdict| verdict.sentence.clone())
-        .collect();
+    let starved = lateness.is_starved().then(|| sentence::of_lateness(lateness));
+    let outliers = verdicts.iter().filter(|verdict| !verdict.outliers.is_empty());
+    let hints: Vec<String> =
+        starved.into_iter().chain(outliers.map(|verdict| verdict.sentence.clone())).collect();
     let ok = of(Status::Ok).count();
     let status = if ok > 0 { Status::Ok } else { Status::Unknown };
     let text = match (ok, verdicts.len()) {

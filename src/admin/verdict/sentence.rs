@@ -61,13 +61,17 @@ pub(super) fn of_route(
         )),
     }
     if status == Status::Bad && figures.lateness.is_starved() {
-        let Lateness { worst, late } = figures.lateness;
-        let (share, worst) = (late * 100.0, seconds(worst.as_secs_f64()));
-        parts.insert(0, format!("the gateway itself waits for CPU {share:.0} % of the time, up to {worst}"));
+        parts.insert(0, of_lateness(figures.lateness));
         return format!("{route}: {}", parts.join("; "));
     }
     parts.extend(who(figures, status, outliers));
     format!("{route}: {}", parts.join("; "))
+}
+
+/// What a gateway without CPU makes everybody wait for.
+pub(super) fn of_lateness(Lateness { worst, late }: Lateness) -> String {
+    let (share, worst) = (late * 100.0, seconds(worst.as_secs_f64()));
+    format!("the gateway itself waits for CPU {share:.0} % of the time, up to {worst}")
 }
 
 fn headline(window: &WindowFigures, cause: &Cause) -> String {

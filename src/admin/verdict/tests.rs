@@ -249,6 +249,37 @@ fn an_overload_is_nobodys_fault() {
 }
 
 #[test]
+fn the_longest_of_several_queues_is_no_replica_s_fault() {
+    let queue = (Stage::EngineQueue, 6.0, 1.0);
+    let all = [did("r1", 3, 14, queue), did("r2", 3, 13, queue), did("r3", 3, 15, queue)];
+    let figures = figures(slot(TTFT, &all), vec![ready("r1", 1.0), ready("r2", 2.0), ready("r3", 6.0)]);
+    names_only(&figures, &["42 of 42 misses in engine_queue", "shared by all 3 replicas"], &["stands out"]);
+}
+
+#[test]
+fn where_all_fail_alike_the_one_with_less_traffic_does_not_stand_out() {
+    let prefill = (Stage::Prefill, 0.2, 0.2);
+    let failing =
+        |name, ratio, share| ReplicaStatus { failure_ratio: ratio, traffic_share: share, ..ready(name, 0.0) };
+    let replicas = vec![failing("r1", 0.23, 0.48), failing("r2", 0.19, 1.0), failing("r3", 0.2, 0.9)];
+    let all = [did("r1", 30, 3, prefill), did("r2", 30, 3, prefill), did("r3", 30, 3, prefill)];
+    names_only(&figures(slot(ERROR, &all), replicas), &["shared by all 3 replicas"], &["stands out"]);
+}
+
+#[test]
+fn a_replica_that_is_ejected_for_empty_answers_is_named_with_the_reason() {
+    let prefill = (Stage::Prefill, 0.2, 0.2);
+    let mut now = slot(TTFT, &[did("r1", 90, 0, prefill), did("r2", 30, 0, prefill)]);
+    let part = now.slot.parts.get_mut(&(Dimension::Replica, "r2".into())).unwrap();
+    (part.answers, part.empty, part.failures) = (30, 3, 3);
+    let replicas = vec![ready("r1", 0.0), ready("r2", 0.0)];
+    names(
+        &figures(now, replicas),
+        &["replica r2 stands out: 3 of 3 failed attempts are its own (answers with no text)"],
+    );
+}
+
+#[test]
 fn where_two_of_three_are_slow_neither_stands_out() {
     let queue = |slow| (Stage::EngineQueue, slow, 0.1);
     let all = [did("r1", 3, 14, queue(2.2)), did("r2", 3, 13, queue(2.0)), did("r3", 16, 1, queue(1.2))];
@@ -289,6 +320,15 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
         ],
         &["engine_queue", "r2"],
     );
+    // Alone it does not stand out: of the other no first tokens are known.
+    let known = figures.minute.slot.parts[&(Dimension::Replica, "r2".into())].first_tokens;
+    let set = |figures: &mut RouteFigures, first_tokens| {
+        figures.minute.slot.parts.get_mut(&(Dimension::Replica, "r2".into())).unwrap().first_tokens =
+            first_tokens;
+    };
+    set(&mut figures, (0.0, 0));
+    names_only(&figures, &["20 of 20 misses in network", "shared by all 2 replicas"], &["stands out"]);
+    set(&mut figures, known);
     // Who waits in the engine explains it.
     figures.replicas[0].signals.as_mut().unwrap().waiting = Some(9.0);
     names_only(&figures, &["misses in engine_queue", "replica r1 stands out"], &["network"]);
@@ -446,14 +486,22 @@ fn refusals_and_slow_connections_are_told_by_their_stage() {
 #[test]
 fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
     let decode = (Stage::Decode, 4.0, 2.0);
-    let mut now = slot(ITL, &[did("r1", 30, 1, decode), did("r2", 12, 14, decode)]);
-    for (name, itl) in [("r1", 0.02), ("r2", 0.11)] {
-        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl = (itl * 500.0, 500);
-    }
-    let mut itl = Histogram::default();
-    itl.add(Duration::from_millis(110), 500);
-    now.itl = itl.take();
-    let figures = figures(now, vec![ready("r1", 0.0), ready("r2", 0.0)]);
+    let of = |all: &[Did; 2]| {
+        let mut now = slot(ITL, all);
+        for (name, itl) in [("r1", 0.02), ("r2", 0.11)] {
+            now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl = (itl * 500.0, 500);
+        }
+        let mut itl = Histogram::default();
+        itl.add(Duration::from_millis(110), 500);
+        now.itl = itl.take();
+        figures(now, vec![ready("r1", 0.0), ready("r2", 0.0)])
+    };
+    // Routing sends it little: four misses of five are its own.
+    names(
+        &of(&[did("r1", 240, 1, decode), did("r2", 12, 4, decode)]),
+        &["replica r2 stands out: takes 110 ms"],
+    );
+    let figures = of(&[did("r1", 30, 1, decode), did("r2", 12, 14, decode)]);
     names(&figures, &["ITL p99 1", "replica r2 stands out: takes 110 ms for a token, the others 20 ms"]);
 }
 
@@ -488,8 +536,13 @@ fn an_ordinary_day_names_nobody() {
     let figures = figures(slot(TTFT, &all), vec![ready("r1", 0.0), ready("r2", 1.0), ready("r3", 0.0)]);
     let verdict = judge(&figures);
     assert_eq!((verdict.status, verdict.outliers.len()), (Status::Ok, 0), "{}", verdict.sentence);
-    let (status, sentence) = overall(&[verdict]);
+    let (status, sentence) = overall(std::slice::from_ref(&verdict), Lateness::default());
     assert_eq!((status, &*sentence), (Status::Ok, "the route keeps its SLO"));
+    let lateness = Lateness { worst: Duration::from_millis(270), late: 0.9 };
+    let (status, sentence) = overall(&[verdict], lateness);
+    assert_eq!(status, Status::Ok);
+    let told = "the route keeps its SLO. the gateway itself waits for CPU 90 % of the time, up to 270 ms";
+    assert_eq!(sentence, told);
 }
 
 #[test]

@@ -111,7 +111,11 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
         let keys = Some(tenant.key_digests.len()).filter(|n| *n > 0);
         let ways = [keys.map(|n| counted(n, "key")), names.map(|n| counted(n, "certificate name")), token];
         let ways: Vec<_> = ways.into_iter().flatten().collect();
-        let known = if ways.is_empty() { "by header only".to_owned() } else { ways.join(", ") };
+        let known = if ways.is_empty() {
+            "by header, or by keys of `tokenway key add`".to_owned()
+        } else {
+            ways.join(", ")
+        };
         writeln!(out, "  tenant {}: {known}", tenant.name)?;
     }
     let metrics = config.admin.metrics_listen.map(|addr| format!(", metrics on {addr}")).unwrap_or_default();

@@ -59,6 +59,7 @@ use crate::observe::label_hasher::LabelHasher;
 use crate::observe::lag::{self, Lag};
 use crate::observe::overdue::Overdue;
 use crate::observe::stages::{Stage, StageTime};
+use crate::observe::usage::Usage;
 use crate::record::{AttemptCause, FirstToken, Outcome, Record};
 
 /// Version of this binary, for `tokenway_build_info` and spans.
@@ -93,6 +94,8 @@ const UNKNOWN: &str = "unknown";
 pub struct Metrics {
     /// Handles of the families.
     pub families: Arc<Families>,
+    /// Usage for the bill.
+    pub usage: Usage,
     registry: Registry,
     clock: Clock,
     split: SplitByTenant,
@@ -129,6 +132,7 @@ impl Metrics {
         let telemetry = &config.telemetry;
         let metrics = Self {
             families: Arc::new(families),
+            usage: Usage::default(),
             registry,
             clock,
             split: SplitByTenant { stages: telemetry.stages_by_tenant, ttft: telemetry.ttft_by_tenant },
@@ -207,6 +211,7 @@ impl Metrics {
             self.families.routes.prefill_requests.inc([&*record.route, ways.way(), ways.reason]);
         }
         self.count_tenant_tokens(record);
+        self.usage.count(record, self.clock.wall(record.at.end));
     }
 
     /// Observes times by stage, once the engine's times have arrived or are overdue.
@@ -221,6 +226,7 @@ impl Metrics {
             let labels = [&*record.route, &record.model, &record.tenant, time.stage.as_str()];
             self.families.requests.tenant_seconds.add(labels, time.duration.as_secs_f64());
         }
+        self.usage.count_engine(record, &judgement.stages, self.clock.wall(record.at.end));
     }
 
     fn count_attempts(&self, record: &Record) {

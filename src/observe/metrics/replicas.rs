@@ -97,7 +97,9 @@ impl Known {
 fn set(families: &Replicas, (pool, replica): &ReplicaKey, status: Option<&ReplicaStatus>) {
     let key: [&str; 2] = [pool, replica];
     families.inflight.set(key, Some(status.map_or(0.0, |status| status.inflight as f64)));
-    families.traffic_share.set(key, status.map(|status| status.traffic_share));
+    // One request at a time is no share.
+    let share = status.map(|status| if status.is_on_trial { 0.0 } else { status.traffic_share });
+    families.traffic_share.set(key, share);
     set_signals(families, key, status.and_then(|status| status.signals.as_ref()));
     set_gpu(families, key, status.and_then(|status| status.gpu.as_ref()));
     if let Some(status) = status {

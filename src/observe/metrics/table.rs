@@ -116,7 +116,7 @@ families! {
             gauge inflight "tokenway_replica_inflight" []
                 "Requests of this gateway in flight at the replica.";
             gauge traffic_share "tokenway_replica_traffic_share_ratio" []
-                "Fraction of its ordinary traffic that the replica gets: below 1 in slow start, or while it fails more than its pool's others.";
+                "Fraction of its ordinary traffic that the replica gets: below 1 in slow start, or while it fails more than its pool's others; 0 on trial.";
             gauge queue_depth "tokenway_replica_queue_depth" []
                 "Requests waiting in the engine's queue.";
             gauge running "tokenway_replica_running" []

@@ -58,6 +58,8 @@ pub struct Observed {
     pub count: f64,
     /// Of an answer without a stream.
     pub is_unary: bool,
+    /// Its replica, by a hash of the name: what one replica is late with at a time is one event.
+    pub replica: u64,
     /// Which conversation it is of, where that is known.
     pub conversation: Option<u64>,
     /// It ended without an answer after this time: the latency would have been longer.
@@ -65,10 +67,10 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// A whole value of a stream, of no conversation that is known.
+    /// A whole value of a stream, of no replica or conversation that is known.
     #[must_use]
     pub fn of(arm: Arm, value: f64) -> Self {
-        Self { arm, value, count: 1.0, is_censored: false, is_unary: false, conversation: None }
+        Self { arm, value, count: 1.0, is_censored: false, is_unary: false, replica: 0, conversation: None }
     }
 }
 

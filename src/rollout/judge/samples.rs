@@ -36,9 +36,9 @@ impl Samples {
         self.sorted.sort_unstable_by(f32::total_cmp);
     }
 
-    /// A quantile as of the last [`refresh`](Self::refresh); `None` of too few values: a 99th percentile needs two hundred.
+    /// A quantile as of the last [`refresh`](Self::refresh); `None` of too few values: a 99th percentile needs fifty.
     pub(super) fn quantile(&self, quantile: f64) -> Option<f64> {
-        let needed = (2.0 / (1.0 - quantile)).max(MIN as f64);
+        let needed = (0.5 / (1.0 - quantile)).max(MIN as f64);
         if (self.sorted.len() as f64) < needed { None } else { self.rank(quantile) }
     }
 

@@ -5,6 +5,8 @@
 //! more than its share of the requests, at any load: both ran through the same second. That is what is bet on, over all classes
 //! together and on each alone, for what is slow with long prompts only.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::baseline::Baseline;
@@ -45,13 +47,21 @@ struct Counts {
     exceeded: [[f64; LEVELS]; 2],
 }
 
-/// How many of the canary's requests exceeded just before: those of one stall are one event over many blocks.
-#[derive(Clone, Copy, Debug, Default)]
+/// How many of one replica's requests exceeded just before: those of one stall are one event over many blocks, on either side.
+#[derive(Clone, Copy, Debug)]
 struct Stall {
     /// Requests and those that exceeded, in the open block.
     block: [f64; 2],
     /// The same before it, faded with [`STALL`].
     recent: [f64; 2],
+    /// Weight of its requests in the open block, 0 to 1.
+    weight: f64,
+}
+
+impl Default for Stall {
+    fn default() -> Self {
+        Self { block: [0.0; 2], recent: [0.0; 2], weight: 1.0 }
+    }
 }
 
 impl Stall {
@@ -61,15 +71,19 @@ impl Stall {
         *exceeded += if is_exceeded { weight } else { 0.0 };
     }
 
-    /// Ends a block; returns the stake on it, 0 to 1, of a bound that a share of `expected` exceeds. It rests on the blocks before
-    /// alone, so the bet stays a fair one.
-    fn close(&mut self, passed: f64, expected: f64) -> f64 {
+    /// Ends a block; the next one's weight is by a bound that a share of `expected` exceeds. It rests on the blocks before alone, and
+    /// on the same rule for both sides, so bets stay fair.
+    fn close(&mut self, passed: f64, expected: f64) {
         let keep = (-passed / STALL).exp();
         let [requests, exceeded] = self.recent.map(|count| count * keep);
         let ordinary = CHANCE + OVER_EXPECTED * expected * requests;
         let [more, of_them] = std::mem::take(&mut self.block);
         self.recent = [requests + more, exceeded + of_them];
-        if exceeded > ordinary { (ordinary / exceeded).max(MIN_STAKE) } else { 1.0 }
+        self.weight = if exceeded > ordinary { (ordinary / exceeded).max(MIN_WEIGHT) } else { 1.0 };
+    }
+
+    fn is_over(&self) -> bool {
+        self.recent[0] < FORGOTTEN
     }
 }
 
@@ -86,7 +100,8 @@ pub(super) struct TailTest {
     block: [Counts; GROUPS],
     wealth: TailWealth,
     conversations: Conversations,
-    stall: Stall,
+    /// By replica.
+    stalls: HashMap<u64, Stall>,
 }
 
 /// What is kept over restarts of the gateway.
@@ -111,7 +126,7 @@ impl TailTest {
             block: Default::default(),
             wealth,
             conversations: Conversations::default(),
-            stall: Stall::default(),
+            stalls: HashMap::new(),
         }
     }
 
@@ -142,13 +157,13 @@ impl TailTest {
         }
         // Squared, so that one conversation, however long, counts less than twice: what is slow about it stays so.
         let weight = observed.count * self.conversations.weight(observed.conversation).powi(2);
+        let stall = self.stalls.entry(observed.replica).or_default();
+        stall.observe(weight, exceeded > 0);
+        let weight = weight * stall.weight;
         let arm = observed.arm as usize;
         let (requests, by_level) = (counts.requests.get_mut(arm), counts.exceeded.get_mut(arm));
         if let (Some(requests), Some(by_level)) = (requests, by_level) {
             *requests += weight;
-            if observed.arm == Arm::Canary {
-                self.stall.observe(weight, exceeded > 0);
-            }
             if let Some(count) = exceeded.checked_sub(1).and_then(|level| by_level.get_mut(level)) {
                 *count += weight;
             }
@@ -158,7 +173,9 @@ impl TailTest {
     /// Ends a block that took `passed` seconds, and takes thresholds for the next one from what the baseline did up to now.
     pub(super) fn close(&mut self, baseline: &Baseline, passed: f64) {
         let odds = self.bound.odds();
-        let stake = self.stall.close(passed, 1.0 - self.bound.quantile);
+        let expected = 1.0 - self.bound.quantile;
+        self.stalls.values_mut().for_each(|stall| stall.close(passed, expected));
+        self.stalls.retain(|_, stall| !stall.is_over());
         let mut pooled = Block::default();
         for (counts, wealth) in self.block.iter_mut().zip(&mut self.wealth.by_class) {
             // Without both of them nothing is compared: with little traffic a block lasts until both have come.
@@ -167,10 +184,10 @@ impl TailTest {
             }
             let Counts { requests: [baseline, canary], exceeded } = std::mem::take(counts);
             let block = Block::of(exceeded, canary / (baseline + canary));
-            wealth.bet_on_odds(&block, odds, stake);
+            wealth.bet_on_odds(&block, odds);
             pooled.add(&block);
         }
-        self.wealth.pooled.bet_on_odds(&pooled, odds, stake);
+        self.wealth.pooled.bet_on_odds(&pooled, odds);
         let quantiles = self.bound.quantiles();
         for (class, thresholds) in self.thresholds.iter_mut().enumerate() {
             if baseline.threshold(class, self.bound.quantile).is_some() {
@@ -207,9 +224,11 @@ impl TailTest {
 const POOLED: f64 = 0.85;
 /// Seconds in which requests that exceed belong together: stalls last for seconds.
 const STALL: f64 = 4.0;
-/// Exceedances within it that chance brings at any rate.
-const CHANCE: f64 = 2.0;
+/// Exceedances of a replica within it that chance brings at any rate.
+const CHANCE: f64 = 0.5;
 /// Multiple of the expected exceedances that are no stall.
 const OVER_EXPECTED: f64 = 2.0;
-/// A stall of whatever length is worth a quarter: one that does not end is a breach.
-const MIN_STAKE: f64 = 0.25;
+/// What is seen in a stall of whatever length is worth a quarter: one that does not end is a breach.
+const MIN_WEIGHT: f64 = 0.25;
+/// Faded requests of a replica that has had none for a minute.
+const FORGOTTEN: f64 = 1e-6;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::board::Board;
 use crate::observe::metrics::{Metrics, StreamKey};
@@ -44,12 +45,14 @@ pub(super) struct Observation {
 pub(super) enum Seen {
     FirstToken {
         arm: Arm,
+        replica: u64,
         ttft: f64,
         conversation: Option<u64>,
     },
     /// Gaps in seconds, with the tokens that each stands for.
     Gaps {
         arm: Arm,
+        replica: u64,
         gaps: Vec<(f64, f64)>,
     },
     Ended(Box<Ended>),
@@ -153,7 +156,11 @@ impl Tap for Feed {
         }
         if let Some(arm) = self.arm(&first.route, &first.served.pool) {
             let (ttft, conversation) = (first.ttft.as_secs_f64(), first.conversation);
-            self.send(&first.route, first.class, Seen::FirstToken { arm, ttft, conversation });
+            self.send(
+                &first.route,
+                first.class,
+                Seen::FirstToken { arm, replica: id(&first.served.replica), ttft, conversation },
+            );
         }
     }
 
@@ -161,7 +168,8 @@ impl Tap for Feed {
         let Some(arm) = self.arm(&stream.route, &stream.pool) else { return };
         let gaps: Vec<_> = gaps.itl().map(|(itl, tokens)| (itl.as_secs_f64(), f64::from(tokens))).collect();
         if !gaps.is_empty() {
-            self.send(&stream.route, stream.class, Seen::Gaps { arm, gaps });
+            let replica = id(&stream.replica);
+            self.send(&stream.route, stream.class, Seen::Gaps { arm, replica, gaps });
         }
     }
 
@@ -233,6 +241,11 @@ impl Tap for Feed {
     fn is_canary(&self, record: &Record) -> bool {
         record.served().is_some_and(|served| self.arm(&record.route, &served.pool) == Some(Arm::Canary))
     }
+}
+
+/// What tells one replica from another.
+pub(super) fn id(replica: &str) -> u64 {
+    xxh3_64(replica.as_bytes())
 }
 
 /// Whether a good status brought nothing: no content, or an error object.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use super::board::RolloutView;
-use super::feed::{Ended, Observation, Seen};
+use super::feed::{self, Ended, Observation, Seen};
 use super::state::Saved;
 use crate::config::{Canary, Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
@@ -143,13 +143,14 @@ impl Rollout {
         }
         let class = observation.class;
         match &observation.seen {
-            Seen::FirstToken { arm, ttft, conversation } => {
-                let seen = Observed { conversation: *conversation, ..Observed::of(*arm, *ttft) };
+            Seen::FirstToken { arm, replica, ttft, conversation } => {
+                let (replica, conversation) = (*replica, *conversation);
+                let seen = Observed { replica, conversation, ..Observed::of(*arm, *ttft) };
                 self.judge.observe(now, Measure::Ttft, class, seen);
             }
-            Seen::Gaps { arm, gaps } => {
+            Seen::Gaps { arm, replica, gaps } => {
                 for (gap, tokens) in gaps {
-                    let seen = Observed { count: *tokens, ..Observed::of(*arm, *gap) };
+                    let seen = Observed { count: *tokens, replica: *replica, ..Observed::of(*arm, *gap) };
                     self.judge.observe(now, Measure::Itl, class, seen);
                 }
             }
@@ -159,7 +160,7 @@ impl Rollout {
 
     fn ended(&mut self, now: f64, class: Class, ended: &Ended) {
         let Ended { arm, conversation, is_unary, .. } = *ended;
-        let is_censored = ended.censored.is_some();
+        let (is_censored, replica) = (ended.censored.is_some(), feed::id(&ended.replica));
         for (measure, value) in [
             (Measure::Ttft, ended.censored.or(ended.answer_time)),
             (Measure::Tpot, ended.tpot),
@@ -167,7 +168,7 @@ impl Rollout {
         ] {
             let Some(value) = value else { continue };
             let is_censored = is_censored && measure == Measure::Ttft;
-            let seen = Observed { is_censored, is_unary, conversation, ..Observed::of(arm, value) };
+            let seen = Observed { is_censored, is_unary, replica, conversation, ..Observed::of(arm, value) };
             self.judge.observe(now, measure, class, seen);
         }
         for (arm, is_failed) in &ended.attempts {

@@ -54,7 +54,8 @@ impl Reader {
         let folder = TempDir::new().unwrap();
         let put = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         let ports = Ports::free();
-        let gateway = ports.moved(GATEWAY);
+        let tenant = if path == "docs/tenants.md" { TENANT } else { "" };
+        let gateway = ports.moved(GATEWAY) + tenant;
         for name in ["gateway.toml", "today.toml", "tomorrow.toml"] {
             if path != "docs/getting-started.md" {
                 put(name, &gateway);
@@ -92,7 +93,7 @@ impl Reader {
     fn serve(&mut self) {
         self.run("tokenway sim --port 8001 --replicas 3");
         self.run("tokenway serve --config gateway.toml");
-        let head = "x-request-id: request-1\r\n";
+        let head = "x-request-id: request-1\r\nauthorization: Bearer any\r\n";
         let post = |model| request("POST", "/v1/chat/completions", head, &chat(model, "hello", 4));
         let data = format!("127.0.0.1:{}", self.ports.data);
         for model in ["sim", "llama-8b"] {
@@ -184,7 +185,8 @@ impl Reader {
         shell.env("REQUEST_ID", "request-1").env("TOKEN", "any");
         shell.env("TOKENWAY_DEMO_LISTEN", "127.0.0.1:0").env("TOKENWAY_DEMO_ADMIN_LISTEN", "127.0.0.1:0");
         shell.env("TOKENWAY_LISTEN", format!("127.0.0.1:{}", self.ports.data));
-        shell.env("TOKENWAY_ADMIN_LISTEN", self.admin());
+        shell.env("TOKENWAY_ADMIN_LISTEN", self.admin()).env("TOKENWAY_ADMIN_URL", self.admin());
+        shell.env("STATE_DIRECTORY", self.folder.path().join("state"));
         Process::spawn(shell)
     }
 
@@ -252,6 +254,13 @@ pools = ["llama-8b"]
 [route.canary]
 pool = "llama-8b-r2"
 steps = [{ weight = 10, soak = "10m" }]
+"#;
+
+/// Of the page on tenants; its key is `any`.
+const TENANT: &str = r#"
+[[tenant]]
+name = "team-a"
+key_sha256 = ["d6a7cd2a7371b1a15d543196979ff74fdb027023ebf187d5d329be11055c77fd"]
 "#;
 
 /// Where what a page puts on fixed ports is in fact.

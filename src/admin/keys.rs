@@ -1,0 +1,158 @@
+//! `/keys`: lists, makes and revokes API keys at run time.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use bytes::Bytes;
+use http::StatusCode;
+use serde::Deserialize;
+
+use super::AdminState;
+use super::error::AdminError;
+use super::moment::Moment;
+use crate::api::keys::{Key, KeyMade, KeyOrder, Keys};
+use crate::config::{Budget, Config, Declared as _, ModelMatch, Tenant, budgets_of, parse_name};
+use crate::identity::{KeyError, KeyStore};
+use crate::observe::rfc3339;
+use crate::request::api_keys::ApiKey;
+
+/// Query of GET `/keys`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct KeysQuery {
+    tenant: Option<String>,
+}
+
+/// GET `/keys`
+pub(super) async fn list(
+    State(admin): State<Arc<AdminState>>,
+    query: Result<Query<KeysQuery>, QueryRejection>,
+) -> Result<Json<Keys>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+    let (config, now) = (admin.control.config(), admin.now());
+    let is_asked = |key: &&Arc<ApiKey>| query.tenant.as_deref().is_none_or(|tenant| *key.tenant == *tenant);
+    let keys = admin.keys.all();
+    Ok(Json(Keys { keys: keys.iter().filter(is_asked).map(|key| shown(key, &config, now)).collect() }))
+}
+
+/// POST `/keys`
+pub(super) async fn make(
+    State(admin): State<Arc<AdminState>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<KeyMade>), AdminError> {
+    let body = body.map_err(|_| AdminError::InvalidBody)?;
+    let order: KeyOrder =
+        serde_json::from_slice(&body).map_err(|error| AdminError::InvalidKey(error.to_string()))?;
+    let (config, now) = (admin.control.config(), admin.now());
+    let key = ordered(order, &config, now)?;
+    let (secret, key) = change(&admin, move |keys| keys.make(key)).await?;
+    let (key, kept) = (shown(&key, &config, now), admin.keys.is_kept());
+    let expires = key.expires.as_deref().unwrap_or("never");
+    tracing::info!(tenant = key.tenant, key = key.name, expires, "an API key was made");
+    Ok((StatusCode::CREATED, Json(KeyMade { key, kept, secret: secret.reveal().to_owned() })))
+}
+
+/// POST `/keys/{tenant}/{name}/revoke`
+pub(super) async fn revoke(
+    State(admin): State<Arc<AdminState>>,
+    Path((tenant, name)): Path<(String, String)>,
+) -> Result<Json<Key>, AdminError> {
+    let key = change(&admin, move |keys| keys.revoke(&tenant, &name)).await?;
+    tracing::info!(tenant = %key.tenant, key = %key.name, "an API key was revoked");
+    let key = shown(&key, &admin.control.config(), admin.now());
+    Ok(Json(Key { state: "revoked".to_owned(), ..key }))
+}
+
+/// It waits for the disk.
+async fn change<T: Send + 'static>(
+    admin: &AdminState,
+    change: impl FnOnce(&KeyStore) -> Result<T, KeyError> + Send + 'static,
+) -> Result<T, AdminError> {
+    let keys = Arc::clone(&admin.keys);
+    let done = tokio::task::spawn_blocking(move || change(&keys)).await.map_err(|_| AdminError::Panicked)?;
+    done.map_err(|error| match error {
+        KeyError::NameTaken { .. } => AdminError::NameTaken(error.to_string()),
+        KeyError::Unknown { .. } => AdminError::UnknownKey(error.to_string()),
+        KeyError::TooMany => AdminError::InvalidKey(error.to_string()),
+        KeyError::NotKept { .. } => AdminError::NotKept(error.to_string()),
+    })
+}
+
+fn ordered(order: KeyOrder, config: &Config, now: SystemTime) -> Result<ApiKey, AdminError> {
+    let invalid = AdminError::InvalidKey;
+    let tenant = config.tenants.iter().find(|tenant| *tenant.name == *order.tenant).ok_or_else(|| {
+        let known: Vec<_> = config.tenants.iter().map(|tenant| &*tenant.name).take(MAX_NAMED).collect();
+        AdminError::UnknownTenant(order.tenant.clone(), known.join(", "))
+    })?;
+    let name = order.name.as_deref().map(parse_name).transpose().map_err(invalid)?;
+    if name.as_ref().is_some_and(|name| name.contains('/') || **name == *"none") {
+        return Err(invalid("a key's name has no slash and is not \"none\"".to_owned()));
+    }
+    let routes =
+        order.routes.map(|routes| routes.into_iter().map(|name| route(name, tenant, config)).collect());
+    let budgets = budgets_of(&order.budget).map_err(|error| invalid(format!("budget: {error}")))?;
+    let expires = order.expires.map(|text| expiry(&text, now)).transpose()?;
+    Ok(ApiKey {
+        tenant: Arc::clone(&tenant.name),
+        name: name.unwrap_or_default(),
+        routes: routes.transpose()?,
+        budgets,
+        created: seconds(now),
+        expires,
+    })
+}
+
+/// A route that its tenant may use, by name or model.
+fn route(name: String, tenant: &Tenant, config: &Config) -> Result<Arc<str>, AdminError> {
+    let is_it = |route: &&crate::config::Route| {
+        *route.name == *name || matches!(&route.model, ModelMatch::Named(model) if **model == *name)
+    };
+    let route = config.routes.iter().find(is_it);
+    let route =
+        route.ok_or_else(|| AdminError::InvalidKey(format!("no route has the name or model {name}")))?;
+    if tenant.routes.as_ref().is_some_and(|own| !own.contains(&route.name)) {
+        return Err(AdminError::InvalidKey(format!("tenant {} may not use route {name}", tenant.name)));
+    }
+    Ok(name.into())
+}
+
+fn expiry(text: &str, now: SystemTime) -> Result<u64, AdminError> {
+    let at = match Moment::parse(text).map_err(|error| AdminError::InvalidKey(format!("expires: {error}")))? {
+        Moment::Away(duration) => now + duration,
+        Moment::At(at) => at,
+    };
+    if at <= now {
+        return Err(AdminError::InvalidKey(format!("expires: {text} is over already")));
+    }
+    // A part of a second is rounded up: a second is one.
+    Ok(seconds(at + Duration::from_nanos(999_999_999)))
+}
+
+fn shown(key: &ApiKey, config: &Config, now: SystemTime) -> Key {
+    let time = |seconds: u64| rfc3339::seconds(UNIX_EPOCH + Duration::from_secs(seconds));
+    let has_tenant = config.tenants.iter().any(|tenant| tenant.name == key.tenant);
+    let state = match () {
+        () if key.has_expired(now) => "expired",
+        () if !has_tenant => "unknown_tenant",
+        () => "valid",
+    };
+    Key {
+        budget: key.budgets.iter().map(Budget::view).collect(),
+        created: time(key.created),
+        expires: key.expires.map(time),
+        name: key.name.to_string(),
+        routes: key.routes.as_ref().map(|routes| routes.iter().map(|route| route.to_string()).collect()),
+        state: state.to_owned(),
+        tenant: key.tenant.to_string(),
+    }
+}
+
+fn seconds(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Tenants in a message.
+const MAX_NAMED: usize = 20;

@@ -1,0 +1,95 @@
+//! `/usage`: requests, tokens and engine seconds by tenant, model and key, for the bill.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use serde::Deserialize;
+
+use super::AdminState;
+use super::error::AdminError;
+use super::moment::Moment;
+use crate::api::usage::{UsageAnswer, UsageRow};
+use crate::observe::rfc3339;
+use crate::observe::usage::{Payer, Used};
+
+/// Query of `/usage`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct UsageQuery {
+    since: Option<String>,
+    until: Option<String>,
+    by: Option<String>,
+}
+
+/// GET `/usage`
+pub(super) async fn usage(
+    State(admin): State<Arc<AdminState>>,
+    query: Result<Query<UsageQuery>, QueryRejection>,
+) -> Result<Json<UsageAnswer>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+    let now = admin.now();
+    let moment = |text: &str| match Moment::parse(text) {
+        Ok(Moment::Away(ago)) => Ok(now.checked_sub(ago).unwrap_or(UNIX_EPOCH)),
+        Ok(Moment::At(at)) => Ok(at),
+        Err(error) => Err(AdminError::InvalidQuery(error)),
+    };
+    let since = moment(query.since.as_deref().unwrap_or("1d"))?;
+    let until = query.until.as_deref().map_or(Ok(now + Duration::from_secs(1)), moment)?;
+    let by: Vec<&str> = query.by.as_deref().unwrap_or("tenant").split(',').map(str::trim).collect();
+    if let Some(unknown) = by.iter().find(|name| !BY.contains(name)) {
+        return Err(AdminError::InvalidQuery(format!("by is a list of {}, not {unknown:?}", BY.join(", "))));
+    }
+    Ok(Json(answer(&admin, since, until, &by)))
+}
+
+fn answer(admin: &AdminState, since: SystemTime, until: SystemTime, by: &[&str]) -> UsageAnswer {
+    let none: Arc<str> = "".into();
+    let is_by = |name: &str| by.contains(&name);
+    let [tenant, model, key, day] = ["tenant", "model", "key", "day"].map(is_by);
+    let kept = |is_kept: bool, name: &Arc<str>| Arc::clone(if is_kept { name } else { &none });
+    let asked = |from: u64, payer: &Payer| {
+        let Payer { tenant: whose, model: of, key: with } = payer;
+        let payer = Payer { tenant: kept(tenant, whose), model: kept(model, of), key: kept(key, with) };
+        (if day { from } else { 0 }, payer)
+    };
+    let (sums, first) = admin.observer.metrics().usage.sum(since, until, asked);
+    let mut total = Used::default();
+    let rows = sums.iter().map(|((from, payer), used)| {
+        total.add(used);
+        UsageRow {
+            day: day.then(|| rfc3339::date(at(*from))),
+            tenant: tenant.then(|| payer.tenant.to_string()),
+            model: model.then(|| payer.model.to_string()),
+            key: key.then(|| payer.key.to_string()),
+            ..row(used)
+        }
+    });
+    UsageAnswer {
+        by: by.iter().map(|name| (*name).to_owned()).collect(),
+        rows: rows.collect(),
+        since: first.map(|from| rfc3339::seconds(at(from))),
+        total: row(&total),
+        until: rfc3339::seconds(until),
+    }
+}
+
+fn row(used: &Used) -> UsageRow {
+    UsageRow {
+        cached_tokens: used.cached,
+        decode_seconds: used.decode_us as f64 / 1e6,
+        input_tokens: used.input,
+        output_tokens: used.output,
+        prefill_seconds: used.prefill_us as f64 / 1e6,
+        requests: used.requests,
+        ..UsageRow::default()
+    }
+}
+
+fn at(seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+const BY: [&str; 4] = ["tenant", "model", "key", "day"];

@@ -1,0 +1,299 @@
+//! Makes, keeps and revokes API keys at run time ([`crate::request::api_keys`]).
+//!
+//! A change is written before it is in force, so that a restart forgets none; the secret itself is kept nowhere. A file that cannot
+//! be read is kept aside and its keys are refused.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value as Json;
+use sha2::{Digest, Sha256};
+
+use super::random;
+use crate::config::{Budget, Declared as _, Secret, budgets_of};
+use crate::request::api_keys::{ApiKey, ApiKeys, KeyDigest};
+use crate::state_file::{self, Version};
+
+/// The keys of one gateway.
+#[derive(Debug)]
+pub struct KeyStore {
+    keys: Arc<ApiKeys>,
+    /// `None` where the gateway keeps no state: keys last as long as the process.
+    file: Option<PathBuf>,
+    changing: Mutex<()>,
+}
+
+/// Why keys stay as they are.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// Another key of the tenant has the name.
+    #[error("tenant {tenant} has a key {name} already: revoke it first, or choose another name")]
+    NameTaken {
+        /// Whose.
+        tenant: Arc<str>,
+        /// Its name.
+        name: Arc<str>,
+    },
+    /// No key to revoke.
+    #[error("tenant {tenant} has no key {name} that was made at run time")]
+    Unknown {
+        /// Whose.
+        tenant: String,
+        /// Its name.
+        name: String,
+    },
+    /// The bound of all keys.
+    #[error("there are {MAX_KEYS} keys already: revoke some, such as expired ones")]
+    TooMany,
+    /// The file of keys cannot be written.
+    #[error("nothing has changed: {path} cannot be written: {error}", path = path.display())]
+    NotKept {
+        /// Of the keys.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// One file.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Kept {
+    version: Version<1>,
+    keys: Vec<KeptKey>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+struct KeptKey {
+    /// Hexadecimal.
+    #[serde(deserialize_with = "digest")]
+    sha256: String,
+    tenant: Box<str>,
+    name: Box<str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    routes: Option<Vec<Box<str>>>,
+    /// As `[[tenant.budget]]` writes them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "budgets")]
+    budget: Vec<Json>,
+    created: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expires: Option<u64>,
+}
+
+impl KeyStore {
+    /// Puts the keys of the file in force.
+    #[must_use]
+    pub fn open(keys: Arc<ApiKeys>, file: Option<PathBuf>) -> Self {
+        if let Some(path) = &file {
+            match state_file::read::<Kept>(path) {
+                Ok(kept) => {
+                    keys.publish(
+                        kept.unwrap_or_default().keys.into_iter().filter_map(KeptKey::key).collect(),
+                    );
+                }
+                Err(error) => {
+                    tracing::error!(path = %path.display(), %error, "API keys made at run time are refused: their file cannot be read");
+                }
+            }
+        }
+        Self { keys, file, changing: Mutex::default() }
+    }
+
+    /// Whether keys outlast a restart.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// All keys, by tenant and name.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<ApiKey>> {
+        let mut all: Vec<_> = self.keys.all().values().cloned().collect();
+        all.sort_by(|a, b| (&a.tenant, &a.name).cmp(&(&b.tenant, &b.name)));
+        all
+    }
+
+    /// Makes a key; one without a name gets the next free number. Waits for the disk.
+    ///
+    /// # Errors
+    /// [`KeyError`]; nothing has changed then.
+    pub fn make(&self, mut key: ApiKey) -> Result<(Secret, Arc<ApiKey>), KeyError> {
+        let _one_at_a_time = self.changing.lock();
+        let mut keys = HashMap::clone(&self.keys.all());
+        if keys.len() >= MAX_KEYS {
+            return Err(KeyError::TooMany);
+        }
+        let own = keys.values().filter(|known| known.tenant == key.tenant).map(|known| &*known.name);
+        let own: std::collections::HashSet<&str> = own.collect();
+        if key.name.is_empty() {
+            let free = (1..).map(|n| format!("key-{n}")).find(|name| !own.contains(name.as_str()));
+            key.name = free.unwrap_or_default().into();
+        } else if own.contains(&*key.name) {
+            return Err(KeyError::NameTaken { tenant: key.tenant, name: key.name });
+        }
+        let mut secret = random();
+        secret.truncate(SECRET_DIGITS);
+        let secret = format!("{PREFIX}{secret}");
+        let key = Arc::new(key);
+        keys.insert(Sha256::digest(&secret).into(), Arc::clone(&key));
+        self.put(keys)?;
+        Ok((Secret::new(secret), key))
+    }
+
+    /// Takes a key out of force. Waits for the disk.
+    ///
+    /// # Errors
+    /// [`KeyError`]; nothing has changed then.
+    pub fn revoke(&self, tenant: &str, name: &str) -> Result<Arc<ApiKey>, KeyError> {
+        let _one_at_a_time = self.changing.lock();
+        let mut keys = HashMap::clone(&self.keys.all());
+        let own = keys.iter().find(|(_, key)| *key.tenant == *tenant && *key.name == *name);
+        let found = own.map(|(digest, key)| (*digest, Arc::clone(key)));
+        let (digest, key) =
+            found.ok_or_else(|| KeyError::Unknown { tenant: tenant.to_owned(), name: name.to_owned() })?;
+        keys.remove(&digest);
+        self.put(keys)?;
+        Ok(key)
+    }
+
+    fn put(&self, keys: HashMap<KeyDigest, Arc<ApiKey>>) -> Result<(), KeyError> {
+        if let Some(path) = &self.file {
+            write(path, &keys).map_err(|error| KeyError::NotKept { path: path.clone(), error })?;
+        }
+        self.keys.publish(keys);
+        Ok(())
+    }
+}
+
+fn write(path: &Path, keys: &HashMap<KeyDigest, Arc<ApiKey>>) -> io::Result<()> {
+    let keys = keys.iter().map(|(digest, key)| KeptKey::of(digest, key)).collect();
+    state_file::write(path, &Kept { version: Version, keys })
+}
+
+impl KeptKey {
+    fn of(digest: &KeyDigest, key: &ApiKey) -> Self {
+        let text = |name: &Arc<str>| Box::from(&**name);
+        Self {
+            sha256: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            tenant: text(&key.tenant),
+            name: text(&key.name),
+            routes: key.routes.as_ref().map(|routes| routes.iter().map(text).collect()),
+            budget: key.budgets.iter().map(Budget::view).collect(),
+            created: key.created,
+            expires: key.expires,
+        }
+    }
+
+    /// `None` is what the reader refuses.
+    fn key(self) -> Option<(KeyDigest, Arc<ApiKey>)> {
+        let key = ApiKey {
+            tenant: self.tenant.into(),
+            name: self.name.into(),
+            routes: self.routes.map(|routes| routes.into_iter().map(Arc::from).collect()),
+            budgets: budgets_of(&self.budget).ok()?,
+            created: self.created,
+            expires: self.expires,
+        };
+        Some((bytes_of(&self.sha256)?, Arc::new(key)))
+    }
+}
+
+fn bytes_of(hex: &str) -> Option<KeyDigest> {
+    let mut digest = KeyDigest::default();
+    for (at, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    (hex.len() == 64).then_some(digest)
+}
+
+fn digest<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let hex = String::deserialize(from)?;
+    if bytes_of(&hex).is_none() {
+        return Err(serde::de::Error::custom("sha256 is no SHA-256 digest"));
+    }
+    Ok(hex)
+}
+
+fn budgets<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Json>, D::Error> {
+    let budgets = Vec::deserialize(from)?;
+    budgets_of(&budgets).map_err(serde::de::Error::custom)?;
+    Ok(budgets)
+}
+
+/// Where scanners of leaked secrets find one by.
+const PREFIX: &str = "tw-";
+/// 192 bits.
+const SECRET_DIGITS: usize = 48;
+const MAX_KEYS: usize = 200_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Window;
+
+    fn key(tenant: &str, name: &str) -> ApiKey {
+        let budget = Budget { window: Window::Day, tokens: Some(5), hard: false, ..Budget::default() };
+        let routes = Some(vec!["chat".into()]);
+        let (created, expires) = (7, Some(9));
+        ApiKey { tenant: tenant.into(), name: name.into(), routes, budgets: vec![budget], created, expires }
+    }
+
+    #[test]
+    fn keys_outlast_a_restart_and_their_secrets_are_in_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys.json");
+        let keys = Arc::new(ApiKeys::default());
+        let store = KeyStore::open(Arc::clone(&keys), Some(file.clone()));
+        let (secret, made) = store.make(key("a", "ci")).unwrap();
+        let digest = Sha256::digest(secret.reveal()).into();
+        assert!(secret.reveal().starts_with("tw-") && secret.reveal().len() == 51);
+        assert_eq!(keys.of(&digest), Some(Arc::clone(&made)), "in force at once");
+        assert!(matches!(store.make(key("a", "ci")), Err(KeyError::NameTaken { .. })));
+        assert_eq!(&*store.make(key("b", "")).unwrap().1.name, "key-1");
+        assert!(!std::fs::read_to_string(&file).unwrap().contains(secret.reveal()));
+
+        let again = Arc::new(ApiKeys::default());
+        let store = KeyStore::open(Arc::clone(&again), Some(file.clone()));
+        assert_eq!(again.of(&digest), Some(made), "with all that it had");
+        store.revoke("a", "ci").unwrap();
+        assert!(again.of(&digest).is_none());
+        assert!(matches!(store.revoke("a", "ci"), Err(KeyError::Unknown { .. })));
+        let after = KeyStore::open(Arc::default(), Some(file));
+        assert_eq!(after.all().len(), 1);
+    }
+
+    #[test]
+    fn a_change_that_cannot_be_kept_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let store = KeyStore::open(Arc::default(), Some(file.join("keys.json")));
+        let error = store.make(key("a", "ci")).unwrap_err().to_string();
+        assert!(error.starts_with("nothing has changed: ") && store.all().is_empty(), "{error}");
+    }
+
+    #[test]
+    fn a_file_from_the_future_or_a_broken_one_is_kept_aside_and_its_keys_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys.json");
+        let digest = "0".repeat(64);
+        for text in [
+            r#"{"version":2,"keys":[]}"#.to_owned(),
+            "{".to_owned(),
+            r#"{"version":1,"keys":[{"sha256":"00","tenant":"a","name":"b","created":1}]}"#.to_owned(),
+            format!(
+                r#"{{"version":1,"keys":[{{"sha256":"{digest}","tenant":"a","name":"b","created":1,"budget":[{{"window":"eon"}}]}}]}}"#
+            ),
+        ] {
+            std::fs::write(&file, &text).unwrap();
+            let store = KeyStore::open(Arc::default(), Some(file.clone()));
+            assert!(store.all().is_empty(), "{text}");
+            assert_eq!(std::fs::read_to_string(folder.path().join("keys.json.corrupt")).unwrap(), text);
+            store.make(key("a", "new")).unwrap();
+            assert_eq!(KeyStore::open(Arc::default(), Some(file.clone())).all().len(), 1);
+        }
+    }
+}

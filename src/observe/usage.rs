@@ -1,0 +1,291 @@
+//! Usage for the bill: requests, tokens and engine seconds by tenant, model and API key, by hour and, later, by day (UTC).
+//!
+//! Counted where the metrics of tenants are, so the figures add up with theirs. Pure: time is an argument. Bounded: an hour
+//! with too many rows counts further keys as `other`, and beyond [`MAX_ROWS`] the oldest span is dropped.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::stages::{Stage, StageTime};
+use crate::record::Record;
+
+/// What was used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Used {
+    /// Requests, refused ones included.
+    pub requests: u64,
+    /// Prompt tokens, cached ones included.
+    pub input: u64,
+    /// Prompt tokens that the engine had cached.
+    pub cached: u64,
+    /// Tokens of answers.
+    pub output: u64,
+    /// Microseconds in the engine's prefill.
+    pub prefill_us: u64,
+    /// Microseconds in its decode.
+    pub decode_us: u64,
+}
+
+impl Used {
+    /// Adds another amount.
+    pub fn add(&mut self, other: &Self) {
+        for (own, more) in [
+            (&mut self.requests, other.requests),
+            (&mut self.input, other.input),
+            (&mut self.cached, other.cached),
+            (&mut self.output, other.output),
+            (&mut self.prefill_us, other.prefill_us),
+            (&mut self.decode_us, other.decode_us),
+        ] {
+            *own = own.saturating_add(more);
+        }
+    }
+}
+
+/// Who used it, and of what.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Payer {
+    /// Label `tenant`.
+    pub tenant: Arc<str>,
+    /// Label `model`.
+    pub model: Arc<str>,
+    /// Name of the API key; `none` for a token, a certificate or a trusted header.
+    pub key: Arc<str>,
+}
+
+/// What was used in one hour, or in one day.
+#[derive(Clone, Debug, Default)]
+pub struct Span {
+    /// By payer.
+    pub rows: HashMap<Payer, Used>,
+}
+
+/// All usage that is kept.
+#[derive(Debug, Default)]
+pub struct Usage {
+    /// What requests count into, by hour: taken whole, so that a reader never holds them up.
+    live: Mutex<BTreeMap<u64, Span>>,
+    spans: Mutex<Spans>,
+}
+
+/// Spans by their first second since 1970.
+#[derive(Clone, Debug, Default)]
+pub struct Spans {
+    /// Whole days that are over.
+    pub days: BTreeMap<u64, Span>,
+    /// Hours since then.
+    pub hours: BTreeMap<u64, Span>,
+    /// Hours have changed since the last look.
+    has_new: bool,
+}
+
+impl Usage {
+    /// Counts a request that ended at `at`.
+    pub(super) fn count(&self, record: &Record, at: SystemTime) {
+        let tokens = |count: Option<crate::units::Tokens>| count.unwrap_or_default().0;
+        let (input, cached) = (tokens(record.tokens.input), tokens(record.tokens.cached));
+        let output = tokens(record.tokens.output);
+        self.add(record, at, &Used { requests: 1, input, cached, output, ..Used::default() });
+    }
+
+    /// Counts its time at the engine.
+    pub(super) fn count_engine(&self, record: &Record, stages: &[StageTime], at: SystemTime) {
+        let of = |stage: Stage| {
+            let own = stages.iter().filter(|time| time.stage == stage);
+            own.map(|time| u64::try_from(time.duration.as_micros()).unwrap_or(u64::MAX)).sum()
+        };
+        let (prefill_us, decode_us) = (of(Stage::Prefill), of(Stage::Decode));
+        self.add(record, at, &Used { prefill_us, decode_us, ..Used::default() });
+    }
+
+    fn add(&self, record: &Record, at: SystemTime, used: &Used) {
+        let payer = Payer {
+            tenant: Arc::clone(&record.tenant),
+            model: Arc::clone(&record.model),
+            key: Arc::clone(&record.key),
+        };
+        let hour = seconds(at) / HOUR * HOUR;
+        self.live.lock().entry(hour).or_default().add(payer, used);
+    }
+
+    /// Folds the hours of days long over into days, and shows everything: with whether hours and days have changed since the last
+    /// call.
+    pub fn fold<T>(&self, now: SystemTime, show: impl FnOnce(&Spans, bool, bool) -> T) -> T {
+        let mut spans = self.spans.lock();
+        spans.take(&self.live);
+        let days_changed = spans.fold(seconds(now));
+        let hours_changed = std::mem::take(&mut spans.has_new);
+        show(&spans, hours_changed || days_changed, days_changed)
+    }
+
+    /// Continues from an earlier process.
+    pub fn restore(&self, kept: Spans) {
+        *self.spans.lock() = kept;
+    }
+
+    /// Sums of the spans that hold a moment from `since` up to `until`, by day and payer as `asked` names them, and when the first of
+    /// the spans begins.
+    pub fn sum(
+        &self,
+        since: SystemTime,
+        until: SystemTime,
+        asked: impl Fn(u64, &Payer) -> (u64, Payer),
+    ) -> (BTreeMap<(u64, Payer), Used>, Option<u64>) {
+        let (since, until) = (seconds(since), seconds(until));
+        let mut spans = self.spans.lock();
+        spans.take(&self.live);
+        let days = spans.days.iter().map(|(from, span)| (*from, DAY, span));
+        let hours = spans.hours.iter().map(|(from, span)| (*from, HOUR, span));
+        let inside = |(from, length, _): &(u64, u64, &Span)| from + length > since && *from < until;
+        let (mut sums, mut first) = (BTreeMap::<_, Used>::new(), None);
+        for (from, _, span) in days.chain(hours).filter(inside) {
+            first = first.or(Some(from));
+            for (payer, used) in &span.rows {
+                sums.entry(asked(from / DAY * DAY, payer)).or_default().add(used);
+            }
+        }
+        (sums, first)
+    }
+}
+
+impl Span {
+    fn merge(&mut self, other: Self) {
+        other.rows.into_iter().for_each(|(payer, used)| self.add(payer, &used));
+    }
+
+    fn add(&mut self, mut payer: Payer, used: &Used) {
+        if self.rows.len() >= MAX_ROWS_A_SPAN && !self.rows.contains_key(&payer) {
+            payer.key = OTHER.into();
+            if self.rows.len() >= 2 * MAX_ROWS_A_SPAN && !self.rows.contains_key(&payer) {
+                payer = Payer { tenant: OTHER.into(), model: OTHER.into(), key: OTHER.into() };
+            }
+        }
+        self.rows.entry(payer).or_default().add(used);
+    }
+}
+
+impl Spans {
+    /// Those of an earlier process.
+    #[must_use]
+    pub fn new(days: BTreeMap<u64, Span>, hours: BTreeMap<u64, Span>) -> Self {
+        Self { days, hours, has_new: false }
+    }
+
+    fn take(&mut self, live: &Mutex<BTreeMap<u64, Span>>) {
+        let taken = std::mem::take(&mut *live.lock());
+        self.has_new |= !taken.is_empty();
+        for (hour, span) in taken {
+            match self.hours.entry(hour) {
+                Entry::Vacant(new) => {
+                    new.insert(span);
+                }
+                Entry::Occupied(own) => own.into_mut().merge(span),
+            }
+        }
+    }
+
+    /// Folds hours of days that ended [`HOURS_KEPT`] ago; whether there were any, or a span was dropped.
+    fn fold(&mut self, now: u64) -> bool {
+        let first = now.saturating_sub(HOURS_KEPT) / DAY * DAY;
+        let later = self.hours.split_off(&first);
+        let over = std::mem::replace(&mut self.hours, later);
+        let mut has_changed = !over.is_empty();
+        for (from, span) in over {
+            self.days.entry(from / DAY * DAY).or_default().merge(span);
+        }
+        let mut rows: usize = self.days.values().chain(self.hours.values()).map(|span| span.rows.len()).sum();
+        let oldest = now.saturating_sub(DAYS_KEPT);
+        while let Some(day) = self.days.first_entry()
+            && (rows > MAX_ROWS || *day.key() < oldest)
+        {
+            rows -= day.remove().rows.len();
+            has_changed = true;
+        }
+        has_changed
+    }
+}
+
+fn seconds(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+const HOUR: u64 = 3600;
+const DAY: u64 = 24 * HOUR;
+/// For invoices of the last months.
+const DAYS_KEPT: u64 = 400 * DAY;
+const HOURS_KEPT: u64 = 2 * DAY;
+const MAX_ROWS_A_SPAN: usize = 20_000;
+/// Of all days; about 40 MB.
+const MAX_ROWS: usize = 250_000;
+const OTHER: &str = "other";
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::observe::fixture;
+    use crate::units::Tokens;
+
+    fn record(tenant: &str, key: &str, output: u64) -> Record {
+        let mut record = Record { tenant: tenant.into(), key: key.into(), ..fixture::stream() };
+        record.tokens.output = Some(Tokens(output));
+        record
+    }
+
+    fn day(days: u64, hours: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(20_000 * DAY + days * DAY + hours * HOUR)
+    }
+
+    fn output_of(usage: &Usage, since: SystemTime, until: SystemTime) -> Vec<(String, u64)> {
+        let by_tenant = |_, payer: &Payer| {
+            let none = || Arc::from("");
+            (0, Payer { tenant: Arc::clone(&payer.tenant), model: none(), key: none() })
+        };
+        let (sums, _) = usage.sum(since, until, by_tenant);
+        sums.into_iter().map(|((_, payer), used)| (payer.tenant.to_string(), used.output)).collect()
+    }
+
+    #[test]
+    fn hours_become_days_and_sums_stay() {
+        let usage = Usage::default();
+        for (days, hours, tenant, output) in
+            [(0, 3, "a", 1), (0, 22, "a", 2), (0, 22, "b", 4), (1, 5, "a", 8), (3, 0, "b", 16)]
+        {
+            usage.count(&record(tenant, "ci", output), day(days, hours));
+        }
+        let all = [("a".to_owned(), 11), ("b".to_owned(), 20)];
+        assert_eq!(output_of(&usage, day(0, 0), day(4, 0)), all);
+        assert_eq!(output_of(&usage, day(0, 23), day(3, 0)), [("a".to_owned(), 8)], "by the hour");
+        let spans = usage.fold(day(3, 1), |spans, hours, days| {
+            assert!(hours && days && spans.days.len() == 1, "the first day is over for two");
+            spans.clone()
+        });
+        assert_eq!(spans.hours.len(), 2);
+        assert_eq!(usage.fold(day(3, 1), |_, hours, days| (hours, days)), (false, false), "nothing is new");
+        assert_eq!(output_of(&usage, day(0, 0), day(4, 0)), all);
+        assert_eq!(output_of(&usage, day(0, 23), day(1, 0)).len(), 2, "of a day long over all of it");
+        let after = Usage::default();
+        after.restore(spans);
+        assert_eq!(output_of(&after, day(0, 0), day(4, 0)), all);
+        let (_, from) = after.sum(day(0, 5), day(4, 0), |day, payer| (day, payer.clone()));
+        assert_eq!(from, Some(20_000 * DAY), "where the first span begins");
+        assert!(after.fold(day(500, 0), |spans, _, _| spans.days.is_empty()), "kept for 400 days");
+    }
+
+    #[test]
+    fn an_hour_with_too_many_keys_counts_further_ones_as_other() {
+        let usage = Usage::default();
+        for i in 0..MAX_ROWS_A_SPAN as u64 + 5 {
+            usage.count(&record("a", &format!("key-{i}"), 1), day(0, 0));
+        }
+        let (sums, _) = usage.sum(day(0, 0), day(1, 0), |_, payer| (0, payer.clone()));
+        let of = |key: &str| sums.iter().find(|((_, payer), _)| &*payer.key == key).map(|(_, u)| u.requests);
+        assert_eq!((sums.len(), of("key-0"), of(OTHER)), (MAX_ROWS_A_SPAN + 1, Some(1), Some(5)));
+    }
+}

@@ -1,0 +1,83 @@
+//! API keys made at run time, by the SHA-256 digests of their secrets: what the data path looks up.
+//!
+//! A change publishes a new map, so a look-up takes no lock: the next request sees a new key, and a revoked one no more.
+//! Streams under way run to their end. Making, keeping and revoking is the control plane's.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+
+use crate::config::Budget;
+use crate::digits;
+
+/// SHA-256 of a secret.
+pub type KeyDigest = [u8; 32];
+
+/// One key of a tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ApiKey {
+    /// The tenant's name.
+    pub tenant: Arc<str>,
+    /// Unique within its tenant. A key of the configuration file is named by the first digits of its digest.
+    pub name: Arc<str>,
+    /// Names or models of routes; `None` is every one of its tenant.
+    pub routes: Option<Vec<Arc<str>>>,
+    /// Beside those of its tenant.
+    pub budgets: Vec<Budget>,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// Seconds since 1970, from which on it is refused.
+    pub expires: Option<u64>,
+}
+
+impl ApiKey {
+    /// A key that the configuration file lists for a tenant.
+    #[must_use]
+    pub fn of_file(tenant: &Arc<str>, digest: &KeyDigest) -> Self {
+        let mut name = Vec::with_capacity(DIGITS);
+        let start = digest.first_chunk().copied().map_or(0, u32::from_be_bytes);
+        digits::hex(&mut name, u128::from(start), DIGITS);
+        let name = String::from_utf8(name).unwrap_or_default().into();
+        Self { tenant: Arc::clone(tenant), name, ..Self::default() }
+    }
+
+    /// Whether it is no longer valid at a wall time.
+    #[must_use]
+    pub fn has_expired(&self, now: SystemTime) -> bool {
+        self.expires.is_some_and(|end| UNIX_EPOCH + Duration::from_secs(end) <= now)
+    }
+
+    /// Whether it may be used for the route, or the model, of that name.
+    #[must_use]
+    pub fn may_use(&self, route: &str) -> bool {
+        self.routes.as_ref().is_none_or(|routes| routes.iter().any(|own| **own == *route))
+    }
+}
+
+/// Every key made at run time.
+#[derive(Debug, Default)]
+pub struct ApiKeys(ArcSwap<HashMap<KeyDigest, Arc<ApiKey>>>);
+
+impl ApiKeys {
+    /// The key of that digest, expired ones included.
+    #[must_use]
+    pub fn of(&self, digest: &KeyDigest) -> Option<Arc<ApiKey>> {
+        self.0.load().get(digest).cloned()
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> Arc<HashMap<KeyDigest, Arc<ApiKey>>> {
+        self.0.load_full()
+    }
+
+    /// Puts another set in force.
+    pub fn publish(&self, keys: HashMap<KeyDigest, Arc<ApiKey>>) {
+        self.0.store(Arc::new(keys));
+    }
+}
+
+/// Of a digest, in the name of a key of the file.
+const DIGITS: usize = 8;
