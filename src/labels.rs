@@ -1,6 +1,12 @@
 //! Closed sets whose members have a name outside: in metrics, logs, the API. A variant and its name are declared once.
 
-/// Declares an enum with the name of each variant behind it: `ALL` and `LABELS` in that order, `as_str`.
+/// A closed set by its names, for what reads any of them.
+pub(crate) trait Labelled: Copy + PartialEq + 'static {
+    /// Every name, with what it means.
+    const WORDS: &'static [(&'static str, Self)];
+}
+
+/// Declares an enum with the name of each variant behind it: `ALL` and `LABELS` in that order, `as_str`, `named`.
 macro_rules! labels {
     (
         $(#[$meta:meta])*
@@ -27,6 +33,16 @@ macro_rules! labels {
                     $(Self::$variant => $label,)+
                 }
             }
+
+            /// The one of this name.
+            #[must_use]
+            $visible fn named(name: &str) -> Option<Self> {
+                Self::ALL.into_iter().find(|one| one.as_str() == name)
+            }
+        }
+
+        impl $crate::labels::Labelled for $set {
+            const WORDS: &'static [(&'static str, Self)] = &[$(($label, Self::$variant)),+];
         }
     };
 }

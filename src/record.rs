@@ -93,6 +93,8 @@ pub struct Served {
     pub host: Arc<str>,
     /// Port of the replica (`server.port`).
     pub port: u16,
+    /// It is an outside provider's (`[pool.outside]`).
+    pub is_outside: bool,
 }
 
 /// Why an attempt was made.

@@ -102,7 +102,7 @@ const WORN: &[&str] = &[
 
 /// How many of [`WORN`] a room may have; the others none. Lower a number with what it counts, never raise one.
 const WORN_CEILING: &[(&str, usize)] = &[
-    ("admin", 8),
+    ("admin", 6),
     ("admission", 29),
     ("api", 5),
     ("app", 6),

@@ -84,7 +84,7 @@ pub(super) async fn mute(
         serde_json::from_slice(&body).map_err(|error| AdminError::InvalidMute(error.to_string()))?;
     let kind = match order.kind.as_deref() {
         None => None,
-        Some(name) => Some(Kind::parse(name).ok_or_else(|| {
+        Some(name) => Some(Kind::named(name).ok_or_else(|| {
             let known = Kind::ALL.map(Kind::as_str).join(", ");
             AdminError::InvalidMute(format!("unknown kind \"{}\"; known: {known}", name.escape_debug()))
         })?),

@@ -85,7 +85,8 @@ fn ordered(order: KeyOrder, config: &Config, now: SystemTime) -> Result<ApiKey, 
     let invalid = AdminError::InvalidKey;
     let tenant = config.tenants.iter().find(|tenant| *tenant.name == *order.tenant).ok_or_else(|| {
         let known: Vec<_> = config.tenants.iter().map(|tenant| &*tenant.name).take(MAX_NAMED).collect();
-        AdminError::UnknownTenant(order.tenant.clone(), known.join(", "))
+        let known = if known.is_empty() { NO_TENANT.to_owned() } else { known.join(", ") };
+        AdminError::UnknownTenant(order.tenant.clone(), known)
     })?;
     let name = order.name.as_deref().map(parse_name).transpose().map_err(invalid)?;
     if name.as_ref().is_some_and(|name| name.contains('/') || **name == *"none") {
@@ -105,7 +106,7 @@ fn ordered(order: KeyOrder, config: &Config, now: SystemTime) -> Result<ApiKey, 
     })
 }
 
-/// A route that its tenant may use, by name or model.
+/// The name of a route that its tenant may use, given by name or model.
 fn route(name: String, tenant: &Tenant, config: &Config) -> Result<Arc<str>, AdminError> {
     let is_it = |route: &&crate::config::Route| {
         *route.name == *name || matches!(&route.model, ModelMatch::Named(model) if **model == *name)
@@ -116,7 +117,7 @@ fn route(name: String, tenant: &Tenant, config: &Config) -> Result<Arc<str>, Adm
     if tenant.routes.as_ref().is_some_and(|own| !own.contains(&route.name)) {
         return Err(AdminError::InvalidKey(format!("tenant {} may not use route {name}", tenant.name)));
     }
-    Ok(name.into())
+    Ok(Arc::clone(&route.name))
 }
 
 fn expiry(text: &str, now: SystemTime) -> Result<u64, AdminError> {
@@ -154,5 +155,6 @@ fn seconds(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
+const NO_TENANT: &str = "none; add [[tenant]] name = \"…\", key_sha256 = [] to the file";
 /// Tenants in a message.
 const MAX_NAMED: usize = 20;

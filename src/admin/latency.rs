@@ -34,7 +34,7 @@ pub(super) async fn latency(
     query: Result<Query<LatencyQuery>, QueryRejection>,
 ) -> Result<Json<Latency>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
-    let window = Window::parse(query.window.as_deref().unwrap_or("5m")).ok_or(AdminError::InvalidWindow)?;
+    let window = Window::named(query.window.as_deref().unwrap_or("5m")).ok_or(AdminError::InvalidWindow)?;
     let split = query.split()?;
     let (observer, now) = (&admin.observer, admin.observer.clock().now());
     let series = match split {
@@ -55,10 +55,10 @@ impl LatencyQuery {
     /// What the series are split by: `by`, or the filter that is given.
     fn split(&self) -> Result<Option<SplitBy>, AdminError> {
         let invalid = |text: &str| AdminError::InvalidQuery(text.to_owned());
-        let by = self.by.as_deref().map(|by| {
-            let known = SplitBy::ALL.into_iter().find(|split| split.as_str() == by);
-            known.ok_or_else(|| invalid("by is tenant, class or stage"))
-        });
+        let by = self
+            .by
+            .as_deref()
+            .map(|by| SplitBy::named(by).ok_or_else(|| invalid("by is tenant, class or stage")));
         let filters =
             [(SplitBy::Tenant, &self.tenant), (SplitBy::Class, &self.class), (SplitBy::Stage, &self.stage)];
         let mut asked: Vec<SplitBy> = by.transpose()?.into_iter().collect();

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use chrono::{DateTime, NaiveDate, NaiveTime};
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
 
 use crate::config::check::parse_duration;
 
@@ -18,11 +20,13 @@ pub(super) enum Moment {
 impl Moment {
     /// Reads one; the error names what is wrong.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        if let Ok(at) = DateTime::parse_from_rfc3339(text) {
+        if let Ok(at) = text.parse::<Timestamp>() {
             return Ok(Self::At(at.into()));
         }
-        if let Ok(day) = text.parse::<NaiveDate>() {
-            return Ok(Self::At(day.and_time(NaiveTime::MIN).and_utc().into()));
+        // A date with a time and no offset would be read as a date alone.
+        let day = Some(text).filter(|text| text.len() == DATE).and_then(|text| text.parse::<Date>().ok());
+        if let Some(day) = day.and_then(|day| day.to_zoned(TimeZone::UTC).ok()) {
+            return Ok(Self::At(day.timestamp().into()));
         }
         let duration = parse_duration(text).map(Self::Away);
         duration.map_err(|error| {
@@ -32,6 +36,9 @@ impl Moment {
         })
     }
 }
+
+/// Bytes of `2026-11-24`.
+const DATE: usize = 10;
 
 #[cfg(test)]
 mod tests {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::calendar::Period;
-use crate::config::{Budget, Window};
+use crate::config::{Budget, Window, Zone};
 use crate::error::Failure;
 use crate::record::RateLimit;
 
@@ -25,6 +25,9 @@ pub struct Amounts {
     pub output: u64,
     /// Requests.
     pub requests: u64,
+    /// Milliseconds at engines.
+    #[serde(default)]
+    pub engine_ms: u64,
 }
 
 /// One limit of a budget.
@@ -40,9 +43,17 @@ pub enum Kind {
     Output,
     /// See [`Amounts::requests`].
     Requests,
+    /// Whole seconds of [`Amounts::engine_ms`].
+    Engine,
 }
 
 impl Kind {
+    /// Whether it counts tokens.
+    #[must_use]
+    pub fn is_tokens(self) -> bool {
+        !matches!(self, Self::Requests | Self::Engine)
+    }
+
     /// Its key in `[[tenant.budget]]`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -52,6 +63,7 @@ impl Kind {
             Self::Cached => "cached_tokens",
             Self::Output => "output_tokens",
             Self::Requests => "requests",
+            Self::Engine => "engine_seconds",
         }
     }
 }
@@ -66,6 +78,7 @@ impl Amounts {
             Kind::Cached => self.cached,
             Kind::Output => self.output,
             Kind::Requests => self.requests,
+            Kind::Engine => self.engine_ms / 1000,
         }
     }
 
@@ -75,6 +88,7 @@ impl Amounts {
             cached: apply(self.cached, other.cached),
             output: apply(self.output, other.output),
             requests: apply(self.requests, other.requests),
+            engine_ms: apply(self.engine_ms, other.engine_ms),
         }
     }
 }
@@ -88,25 +102,60 @@ impl Budget {
             (Kind::Cached, self.cached_tokens),
             (Kind::Output, self.output_tokens),
             (Kind::Requests, self.requests),
+            (Kind::Engine, self.engine_seconds),
         ];
         all.into_iter().filter_map(|(kind, limit)| Some((kind, limit?)))
     }
 }
 
 /// What was used in one window, of all models or of one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(try_from = "KeptAccount", into = "KeptAccount")]
 pub(super) struct Account {
     window: Window,
-    /// Seconds ahead of UTC.
-    ahead: i32,
+    zone: Zone,
     model: Option<Box<str>>,
     /// Since when, in seconds since 1970.
     from: i64,
     /// Used since then.
     pub used: Amounts,
     /// Reserved by requests under way.
-    #[serde(skip)]
     held: Amounts,
+    /// The window of the last look.
+    period: Option<Period>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct KeptAccount {
+    window: Window,
+    /// Name of the zone. In files of 0.1.0 seconds ahead of UTC.
+    #[serde(default)]
+    zone: Option<Box<str>>,
+    #[serde(default, skip_serializing)]
+    ahead: i32,
+    model: Option<Box<str>>,
+    from: i64,
+    used: Amounts,
+}
+
+impl TryFrom<KeptAccount> for Account {
+    type Error = String;
+
+    fn try_from(kept: KeptAccount) -> Result<Self, String> {
+        let KeptAccount { window, zone, ahead, model, from, used } = kept;
+        let zone = match zone {
+            Some(name) => Zone::named(&name).map_err(|(message, _)| message)?,
+            None => Zone::ahead(ahead),
+        };
+        Ok(Self { window, zone, model, from, used, held: Amounts::default(), period: None })
+    }
+}
+
+impl From<Account> for KeptAccount {
+    fn from(account: Account) -> Self {
+        let Account { window, zone, model, from, used, .. } = account;
+        Self { window, zone: Some(zone.name().into()), ahead: 0, model, from, used }
+    }
 }
 
 /// The accounts of one tenant.
@@ -146,7 +195,7 @@ impl Ledger {
                 taken.of(*kind).saturating_add(amounts.of(*kind).max(1)) > *limit
             };
             if let Some((kind, limit)) = budget.limits().find(is_over) {
-                let wait = Period::of(budget.window, budget.time_zone, now).left(now);
+                let wait = account.period(now).left(now);
                 return Err(Spent { kind, window: budget.window, limit, taken: taken.of(kind), wait });
             }
         }
@@ -195,7 +244,7 @@ impl Ledger {
         for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
             let (_, account) = self.account(budget, now);
             let taken = account.used.each(account.held, u64::saturating_add);
-            let reset = Period::of(budget.window, budget.time_zone, now).left(now);
+            let reset = account.period(now).left(now);
             for (kind, limit) in budget.limits().filter(|(kind, _)| is_of(*kind)) {
                 let own = RateLimit { limit, remaining: limit.saturating_sub(taken.of(kind)), reset };
                 tightest = Some(own.tighter(tightest));
@@ -221,25 +270,26 @@ impl Ledger {
     pub(super) fn is_over(&self, now: SystemTime) -> bool {
         self.0.iter().all(|account| {
             account.held == Amounts::default()
-                && account.from < Period::of(account.window, account.ahead, now).from
+                && account.from < Period::of(account.window, &account.zone, now).from
         })
     }
 
     fn account(&mut self, budget: &Budget, now: SystemTime) -> (usize, &mut Account) {
         let is_it = |account: &Account| {
             account.window == budget.window
-                && account.ahead == budget.time_zone
+                && account.zone == budget.time_zone
                 && account.model.as_deref() == budget.model.as_deref()
         };
         let at = self.0.iter().position(is_it).unwrap_or(self.0.len());
         if at == self.0.len() {
             self.0.push(Account {
                 window: budget.window,
-                ahead: budget.time_zone,
+                zone: budget.time_zone.clone(),
                 model: budget.model.as_deref().map(Into::into),
                 from: i64::MIN,
                 used: Amounts::default(),
                 held: Amounts::default(),
+                period: None,
             });
         }
         let account = self.0.get_mut(at).expect("invariant: it was found, or pushed just now");
@@ -249,10 +299,18 @@ impl Ledger {
 }
 
 impl Account {
+    /// Looked up once a window: the calendar of a zone costs more than all else here.
+    fn period(&mut self, now: SystemTime) -> Period {
+        match self.period.filter(|period| period.holds(now)) {
+            Some(period) => period,
+            None => *self.period.insert(Period::of(self.window, &self.zone, now)),
+        }
+    }
+
     /// Begins anew in a new window. The one before this counts on, where a clock was set back; what lies further ahead is an error of
     /// the clock that wrote it.
     fn roll(&mut self, now: SystemTime) {
-        let period = Period::of(self.window, self.ahead, now);
+        let period = self.period(now);
         if self.from < period.from || self.from > period.until {
             (self.from, self.used) = (period.from, Amounts::default());
         }
@@ -288,7 +346,7 @@ mod tests {
     }
 
     fn amounts(input: u64, output: u64) -> Amounts {
-        Amounts { input, output, requests: 1, cached: 0 }
+        Amounts { input, output, requests: 1, ..Amounts::default() }
     }
 
     fn budget(window: Window, tokens: u64) -> Budget {
@@ -346,5 +404,35 @@ mod tests {
             ledger.used(&budgets[0], at(0)),
             "kept over a restart"
         );
+    }
+
+    #[test]
+    fn engine_seconds_are_charged_at_the_end_and_a_day_ends_by_its_zone() {
+        let berlin = Zone::named("Europe/Berlin").unwrap();
+        let budget =
+            Budget { window: Window::Day, engine_seconds: Some(2), time_zone: berlin, ..Budget::default() };
+        let (mut ledger, budgets) = (Ledger::default(), [budget]);
+        // 2026-11-24T13:00:00Z is 14:00 there.
+        for (used, is_full) in [(1_900, false), (200, true)] {
+            assert!(ledger.check(&budgets, "m", amounts(9, 9), at(0)).is_ok(), "{used}");
+            let held = ledger.reserve(&budgets, "m", amounts(9, 9), at(0));
+            ledger.settle(&held, Amounts { engine_ms: used, ..amounts(9, 9) }, at(1));
+            let spent = ledger.check(&budgets, "m", amounts(9, 9), at(1));
+            assert_eq!(spent.is_err(), is_full, "{used}");
+            if let Err(spent) = spent {
+                assert_eq!((spent.kind, spent.taken, spent.wait.as_secs()), (Kind::Engine, 2, 10 * 3600 - 1));
+            }
+        }
+        assert!(ledger.tightest(&budgets, "m", Kind::is_tokens, at(1)).is_none(), "no tokens");
+        let text = serde_json::to_string(&ledger).unwrap();
+        assert!(text.contains("Europe/Berlin"), "{text}");
+        let mut kept: Ledger = serde_json::from_str(&text).unwrap();
+        assert!(kept.check(&budgets, "m", amounts(9, 9), at(1)).is_err() && kept.0.len() == 1);
+        assert!(kept.check(&budgets, "m", amounts(9, 9), at(10 * 3600)).is_ok(), "tomorrow");
+        let used = r#"{"input":5,"cached":0,"output":0,"requests":1}"#;
+        let old = format!(r#"[{{"window":"day","ahead":7200,"model":null,"from":0,"used":{used}}}]"#);
+        let old: Ledger = serde_json::from_str(&old).unwrap();
+        assert_eq!(old.0[0].zone.name(), "+02:00", "a file of 0.1.0");
+        assert!(serde_json::from_str::<Ledger>(&text.replace("Berlin", "Bern-1")).is_err());
     }
 }

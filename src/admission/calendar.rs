@@ -2,9 +2,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chrono::{DateTime, Datelike as _};
+use jiff::civil::Date;
+use jiff::{Timestamp, ToSpan as _};
 
-use crate::config::Window;
+use crate::config::{Window, Zone};
 
 /// A window, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,29 +15,42 @@ pub(super) struct Period {
 }
 
 impl Period {
-    /// The window that a moment lies in, where the clock is `ahead` seconds ahead of UTC.
-    pub(super) fn of(window: Window, ahead: i32, at: SystemTime) -> Self {
-        let local = seconds(at) + i64::from(ahead);
-        let day = local.div_euclid(DAY);
-        let regular = |length: i64, since: i64| {
-            let from = (local - since).div_euclid(length) * length + since;
-            (from, from + length)
+    /// The window that a moment lies in, by the clocks of a zone.
+    pub(super) fn of(window: Window, zone: &Zone, at: SystemTime) -> Self {
+        let now = seconds(at);
+        let regular = |length: i64| {
+            let ahead = Timestamp::from_second(now).map_or(0, |at| zone.rules().to_offset(at).seconds());
+            let from = (now + i64::from(ahead)).div_euclid(length) * length - i64::from(ahead);
+            Self { from, until: from + length }
         };
-        let (from, until) = match window {
-            Window::Minute => regular(60, 0),
-            Window::Hour => regular(3600, 0),
-            Window::Day => regular(DAY, 0),
-            Window::Week => regular(7 * DAY, MONDAY * DAY),
-            Window::Month => {
-                let of_month =
-                    |day: i64| DateTime::from_timestamp(day * DAY, 0).map_or(1, |at| i64::from(at.day()));
-                let first = day - (of_month(day) - 1);
-                // No month has 32 days, and none less than 28: this is a day of the next one.
-                let next = first + 32 - (of_month(first + 32) - 1);
-                (first * DAY, next * DAY)
+        match window {
+            Window::Minute => regular(60),
+            Window::Hour => regular(3600),
+            // After the year 9999 there are no dates.
+            Window::Day | Window::Week | Window::Month => {
+                Self::of_dates(window, zone, now).unwrap_or_else(|_| regular(DAY))
             }
+        }
+    }
+
+    /// Days are as long as the zone has them: 23 or 25 hours where its clocks are changed.
+    fn of_dates(window: Window, zone: &Zone, now: i64) -> Result<Self, jiff::Error> {
+        let today = Timestamp::from_second(now)?.to_zoned(zone.rules().clone()).date();
+        let (first, next) = match window {
+            Window::Month => (today.first_of_month(), today.first_of_month().checked_add(1.month())?),
+            Window::Week => {
+                let monday = today.checked_sub(today.weekday().to_monday_zero_offset().days())?;
+                (monday, monday.checked_add(7.days())?)
+            }
+            _ => (today, today.tomorrow()?),
         };
-        Self { from: from - i64::from(ahead), until: until - i64::from(ahead) }
+        let begin = |day: Date| day.to_zoned(zone.rules().clone()).map(|day| day.timestamp().as_second());
+        Ok(Self { from: begin(first)?, until: begin(next)? })
+    }
+
+    /// Whether a moment lies in it.
+    pub(super) fn holds(self, at: SystemTime) -> bool {
+        (self.from..self.until).contains(&seconds(at))
     }
 
     /// How long it lasts yet.
@@ -50,8 +64,6 @@ fn seconds(at: SystemTime) -> i64 {
 }
 
 const DAY: i64 = 86_400;
-/// 1970-01-05 was the first Monday.
-const MONDAY: i64 = 4;
 
 #[cfg(test)]
 mod tests {
@@ -72,11 +84,44 @@ mod tests {
             (Window::Week, 0, midnight - DAY, 7 * DAY),
             (Window::Month, 0, midnight - 23 * DAY, 30 * DAY),
         ] {
-            let period = Period::of(window, ahead, UNIX_EPOCH + Duration::from_secs(at as u64));
+            let period = Period::of(window, &Zone::ahead(ahead), UNIX_EPOCH + Duration::from_secs(at as u64));
             assert_eq!(period, Period { from, until: from + length }, "{window:?} {ahead}");
         }
-        let february = Period::of(Window::Month, 0, UNIX_EPOCH + Duration::from_secs(1_709_164_800));
+        let february =
+            Period::of(Window::Month, &Zone::default(), UNIX_EPOCH + Duration::from_secs(1_709_164_800));
         assert_eq!(february.until - february.from, 29 * DAY, "2024-02-29");
         assert_eq!(february.left(UNIX_EPOCH + Duration::from_secs(1_709_164_800)).as_secs(), DAY as u64);
+    }
+
+    #[test]
+    fn days_of_a_zone_are_as_long_as_its_clocks_make_them() {
+        let length = |zone: &str, window, date: &str, hour| {
+            let at = date
+                .parse::<Date>()
+                .unwrap()
+                .at(hour, 30, 0, 0)
+                .to_zoned(Zone::named(zone).unwrap().rules().clone());
+            let period = Period::of(window, &Zone::named(zone).unwrap(), at.unwrap().timestamp().into());
+            (period.until - period.from) as f64 / 3600.0
+        };
+        for (zone, window, date, hours) in [
+            ("Europe/Berlin", Window::Day, "2026-03-28", 24.0),
+            ("Europe/Berlin", Window::Day, "2026-03-29", 23.0),
+            ("Europe/Berlin", Window::Day, "2026-10-25", 25.0),
+            ("Europe/Berlin", Window::Week, "2026-10-21", 7.0 * 24.0 + 1.0),
+            ("Europe/Berlin", Window::Month, "2026-03-01", 31.0 * 24.0 - 1.0),
+            ("America/New_York", Window::Day, "2026-11-01", 25.0),
+            // Its clocks go forward at midnight: the day begins at one.
+            ("America/Santiago", Window::Day, "2026-09-06", 23.0),
+            ("Asia/Kolkata", Window::Hour, "2026-09-06", 1.0),
+            ("+02:00", Window::Day, "2026-03-29", 24.0),
+        ] {
+            for hour in [1, 3, 23] {
+                assert_eq!(length(zone, window, date, hour), hours, "{zone} {window:?} {date} {hour}:30");
+            }
+        }
+        let zone = Zone::named("Europe/Berlin").unwrap();
+        let far = UNIX_EPOCH + Duration::from_secs(400_000_000_000);
+        assert!(Period::of(Window::Month, &zone, far).holds(far), "beyond the last date");
     }
 }

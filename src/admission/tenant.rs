@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -154,8 +154,8 @@ impl TenantLimiter {
 }
 
 impl TenantPermit {
-    /// The request ended: its tokens are charged by what it used, and a refused one by nothing.
-    pub fn settle(self, record: &Record) {
+    /// The request ended after so much time at engines: its tokens are charged by what it used, and a refused one by nothing.
+    pub fn settle(self, record: &Record, engine: Duration) {
         let mut used = self.state.lock();
         let is_refused = record.outcome == Outcome::Refused;
         let tokens = if is_refused || record.at.routed.is_none() { 0 } else { tokens_of(record) };
@@ -164,11 +164,11 @@ impl TenantPermit {
         }
         if let Some(per_minute) = self.limits.tokens_per_minute {
             let (more, less) = (tokens.saturating_sub(self.charged), self.charged.saturating_sub(tokens));
-            used.tokens.charge(more as f64, &allowance(per_minute), record.at.end);
+            used.tokens.charge(more as f64, &Refill::per_minute(per_minute), record.at.end);
             used.tokens.give_back(less as f64);
         }
         let (began, wall) = self.began;
-        let amounts = if is_refused { Amounts::default() } else { amounts_of(record) };
+        let amounts = if is_refused { Amounts::default() } else { amounts_of(record, engine) };
         let wall = wall + record.at.end.since(began);
         used.ledger.settle(&self.reserved.of_tenant, amounts, wall);
         if let Some((key, reserved)) = &self.reserved.of_key
@@ -193,13 +193,14 @@ fn tokens_of(record: &Record) -> u64 {
 }
 
 /// The same by kind; who reached no replica used one request.
-fn amounts_of(record: &Record) -> Amounts {
+fn amounts_of(record: &Record, engine: Duration) -> Amounts {
     let Some(_) = record.at.routed else { return Amounts { requests: 1, ..Amounts::default() } };
     Amounts {
         input: record.tokens.input.unwrap_or(record.estimated_input).0,
         cached: record.tokens.cached.unwrap_or_default().0,
         output: record.tokens.output.map_or(record.content_events, |output| output.0),
         requests: 1,
+        engine_ms: u64::try_from(engine.as_millis()).unwrap_or(u64::MAX),
     }
 }
 
@@ -209,7 +210,7 @@ impl Demand<'_> {
     }
 
     fn amounts(&self) -> Amounts {
-        Amounts { input: self.tokens.0, output: self.output.0, cached: 0, requests: 1 }
+        Amounts { input: self.tokens.0, output: self.output.0, requests: 1, ..Amounts::default() }
     }
 }
 
@@ -228,10 +229,10 @@ impl TenantUse {
         }
         self.inflight += 1;
         if let Some(per_minute) = limits.requests_per_minute {
-            self.requests.charge(1.0, &allowance(per_minute), now);
+            self.requests.charge(1.0, &Refill::per_minute(per_minute), now);
         }
         if let Some(per_minute) = limits.tokens_per_minute {
-            self.tokens.charge(demand.tokens.0 as f64, &allowance(per_minute), now);
+            self.tokens.charge(demand.tokens.0 as f64, &Refill::per_minute(per_minute), now);
         }
         let of_key = key.map(|key| {
             let reserved = self.of_key(key).reserve(of_key, demand.model, amounts, demand.wall);
@@ -249,7 +250,7 @@ impl TenantUse {
     fn left(&mut self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> RateLimits {
         let of_bucket = |per_minute: Option<u64>, bucket: &TokenBucket| {
             let limit = per_minute?;
-            let (left, reset) = bucket.left(&allowance(limit), now);
+            let (left, reset) = bucket.left(&Refill::per_minute(limit), now);
             Some(RateLimit { limit, remaining: left as u64, reset })
         };
         let requests = of_bucket(tenant.limits.requests_per_minute, &self.requests);
@@ -264,7 +265,7 @@ impl TenantUse {
         };
         RateLimits {
             requests: of_budgets(|kind| kind == Kind::Requests, requests),
-            tokens: of_budgets(|kind| kind != Kind::Requests, tokens),
+            tokens: of_budgets(Kind::is_tokens, tokens),
         }
     }
 
@@ -273,7 +274,7 @@ impl TenantUse {
             return Err(LimitReached::Concurrency { max });
         }
         if let Some(per_minute) = limits.requests_per_minute {
-            let admitted = self.requests.check(1.0, &allowance(per_minute), now);
+            let admitted = self.requests.check(1.0, &Refill::per_minute(per_minute), now);
             admitted.map_err(|wait| LimitReached::Requests { per_minute, wait })?;
         }
         if let Some(per_minute) = limits.tokens_per_minute {
@@ -281,16 +282,12 @@ impl TenantUse {
             if is_counted && prompt > per_minute {
                 return Err(LimitReached::TooLarge { prompt, per_minute });
             }
-            let admitted = self.tokens.check(prompt.min(per_minute) as f64, &allowance(per_minute), now);
+            let admitted =
+                self.tokens.check(prompt.min(per_minute) as f64, &Refill::per_minute(per_minute), now);
             admitted.map_err(|wait| LimitReached::Tokens { prompt, per_minute, wait })?;
         }
         Ok(())
     }
-}
-
-/// One minute's allowance, refilled steadily.
-fn allowance(per_minute: u64) -> Refill {
-    Refill { burst: per_minute as f64, per_second: per_minute as f64 / 60.0 }
 }
 
 #[cfg(test)]
@@ -370,7 +367,7 @@ mod tests {
         let used = |permit: TenantPermit, outcome, input, output| {
             let mut record = record(outcome, input, output);
             record.at.routed = Some(at(0));
-            permit.settle(&record);
+            permit.settle(&record, Duration::ZERO);
         };
         let first = admit(&limiter, &tenant, 500, at(0)).unwrap();
         assert_eq!(admit(&limiter, &tenant, 200, at(0)).unwrap_err(), ("tokens_per_minute".into(), Some(10)));
@@ -398,11 +395,11 @@ mod tests {
             let permit = admit(&limiter, &tenant, 100, at(0)).unwrap();
             let other = admit(&limiter, &tenant, 1, at(0)).unwrap_err();
             assert_eq!(other, ("concurrency".into(), Some(1)));
-            permit.settle(&record(Outcome::Refused, 100, 0));
+            permit.settle(&record(Outcome::Refused, 100, 0), Duration::ZERO);
             assert_eq!(limiter.inflight("acme"), 0);
         }
         let canceled = admit(&limiter, &tenant, 100, at(0)).unwrap();
-        canceled.settle(&record(Outcome::Canceled, 100, 0));
+        canceled.settle(&record(Outcome::Canceled, 100, 0), Duration::ZERO);
         assert_eq!(admit(&limiter, &tenant, 1, at(0)).unwrap_err().0, "requests_per_minute");
         assert!(admit(&limiter, &tenant, 100, at(60)).is_ok(), "it never reached a replica: no tokens");
     }
@@ -414,7 +411,7 @@ mod tests {
         let limiter = TenantLimiter::default();
         let first = admit(&limiter, &tenant, 1, at(0)).unwrap();
         drop(admit(&limiter, &tenant, 1, at(1)).unwrap());
-        first.settle(&record(Outcome::Ok, 1, 1));
+        first.settle(&record(Outcome::Ok, 1, 1), Duration::ZERO);
         assert_eq!(admit(&limiter, &tenant, 1, at(20)).unwrap_err(), ("budget".into(), Some(40)));
         let after = TenantLimiter::default();
         let kept = serde_json::to_string(&limiter.ledgers(SystemTime::UNIX_EPOCH)).unwrap();

@@ -122,8 +122,8 @@ struct CheckedLine<'a> {
 
 fn read(text: &[u8]) -> Result<CheckedLine<'_>, String> {
     let line: TraceLine<'_> = serde_json::from_slice(text).map_err(|error| without_place(&error))?;
-    let outcome = OUTCOMES.into_iter().find(|outcome| outcome.as_str() == line.outcome).ok_or_else(|| {
-        let known = OUTCOMES.map(Outcome::as_str).join(", ");
+    let outcome = Outcome::named(&line.outcome).ok_or_else(|| {
+        let known = Outcome::LABELS.join(", ");
         format!("unknown outcome \"{}\"; known: {known}", line.outcome.escape_debug())
     })?;
     if !line.t.is_finite() || line.t.abs() > MAX_SECONDS {
@@ -187,8 +187,6 @@ fn ttft_bound(config: &Config, name: &str, prompt: Option<f64>) -> Option<(f64, 
     Some((of_prompt.as_secs_f64(), bound.base.as_secs_f64()))
 }
 
-const OUTCOMES: [Outcome; 5] =
-    [Outcome::Ok, Outcome::ClientError, Outcome::Refused, Outcome::Failed, Outcome::Canceled];
 const MAX_LINE_BYTES: u64 = 1 << 20;
 /// Beyond the year 5000 in seconds: milliseconds by mistake.
 const MAX_SECONDS: f64 = 1e11;

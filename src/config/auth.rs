@@ -8,7 +8,7 @@ use serde_json::json;
 use toml::de::DeValue;
 
 use super::Endpoint;
-use super::check::codec::{Codec, List, Own, TEXT, Word};
+use super::check::codec::{Codec, List, Own, TEXT, Words};
 use super::check::section::{Item, Section};
 use super::check::shape::Kind;
 use super::check::values::{DURATION, ENDPOINT, POSITIVE_DURATION};
@@ -140,7 +140,7 @@ const ALGORITHMS: Own<Vec<Algorithm>> = Own { read: algorithms, show: |list| Lis
 /// A query may hold a secret.
 const JWKS: Own<Jwks> = Own { read: jwks, show: |jwks| json!(jwks.to_string().split(['?', '#']).next()) };
 /// All of public keys: with `none` or a shared secret (HS256) anyone who knows the public key could sign.
-const ALGORITHM: Word<Algorithm> = Word(
+const ALGORITHM: Words<Algorithm> = Words(
     "signature algorithm",
     &[
         ("RS256", Algorithm::RS256),

@@ -8,19 +8,21 @@ use serde_json::{Value as Json, json};
 use toml::de::DeTable;
 
 use super::Overrides;
-use super::check::codec::{Own, Switch, Word};
-use super::check::section::{Checking, Item, Section};
+use super::check::codec::{Switch, Word};
+use super::check::section::{Checking, Section};
 use super::check::values::MODEL;
 use super::declare::{Declared, section};
+use super::zone::{ZONE, Zone};
+use crate::labels::labels;
 
 section! {
     /// any number of them; what is absent is unlimited
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Budget for "[[tenant.budget]]", optional {
         /// minute, hour, day, week (from Monday) or month, by the calendar
-        window: Window as WINDOW, default "month";
-        /// where days begin: UTC, or "+02:00", without daylight saving
-        time_zone: i32 as ZONE, default "UTC";
+        window: Window as Word("window"), default "month";
+        /// where days begin: "UTC", "Europe/Berlin" (with its daylight saving, by the system's tzdata), or "+02:00"
+        time_zone: Zone as ZONE, default "UTC";
         /// of prompts and answers
         tokens: Option<u64> as 1..=MAX, example 50000000;
         /// of prompts, cached ones included
@@ -31,6 +33,8 @@ section! {
         output_tokens: Option<u64> as 1..=MAX, example 10000000;
         /// requests
         requests: Option<u64> as 1..=MAX, example 100000;
+        /// of engines: prefill and decode of its requests, also where requests of one batch share a replica; never predicted, charged at the end
+        engine_seconds: Option<u64> as 1..=MAX, example 36000;
         /// of this model only, as clients ask for it
         model: Option<Arc<str>> as MODEL, example "llama-8b";
         /// 429 when it is spent; false: only metrics, headers and log show it
@@ -38,28 +42,22 @@ section! {
     }
 }
 
-/// A stretch of the calendar.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Window {
-    /// From the full minute.
-    Minute,
-    /// From the full hour.
-    Hour,
-    /// From midnight.
-    Day,
-    /// From Monday.
-    Week,
-    /// From the first.
-    #[default]
-    Month,
-}
-
-impl Window {
-    /// Its word in the file and in labels.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        WINDOWS.iter().find(|(_, window)| *window == self).map_or("month", |(word, _)| word)
+labels! {
+    /// A stretch of the calendar.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Window {
+        /// From the full minute.
+        Minute = "minute",
+        /// From the full hour.
+        Hour = "hour",
+        /// From midnight.
+        Day = "day",
+        /// From Monday.
+        Week = "week",
+        /// From the first.
+        #[default]
+        Month = "month",
     }
 }
 
@@ -98,48 +96,4 @@ pub fn budgets_of(budgets: &[Json]) -> Result<Vec<Budget>, String> {
     }
 }
 
-fn zone(item: &Item<'_>) -> Option<i32> {
-    let text = item.text()?;
-    let offset = offset(text);
-    if offset.is_none() {
-        item.fault(
-            format!("{text:?} is no offset from UTC"),
-            "write \"UTC\", or hours and minutes: \"+02:00\"",
-        );
-    }
-    offset
-}
-
-/// Seconds ahead of UTC.
-fn offset(text: &str) -> Option<i32> {
-    if text == "UTC" {
-        return Some(0);
-    }
-    let (sign, rest) = (text.get(..1)?, text.get(1..)?);
-    let (hours, minutes) = rest.split_once(':').filter(|(h, m)| h.len() == 2 && m.len() == 2)?;
-    let (hours, minutes): (i32, i32) = (hours.parse().ok()?, minutes.parse().ok()?);
-    let is_valid = (0..=14).contains(&hours) && (0..60).contains(&minutes);
-    let seconds = hours * 3600 + minutes * 60;
-    match sign {
-        "+" if is_valid => Some(seconds),
-        "-" if is_valid => Some(-seconds),
-        _ => None,
-    }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what a codec shows of any value")]
-fn show_zone(seconds: &i32) -> Json {
-    let (sign, minutes) = (if *seconds < 0 { '-' } else { '+' }, seconds.abs() / 60);
-    json!(format!("{sign}{:02}:{:02}", minutes / 60, minutes % 60))
-}
-
-const ZONE: Own<i32> = Own { read: zone, show: show_zone };
-const WINDOW: Word<Window> = Word("window", WINDOWS);
-const WINDOWS: &[(&str, Window)] = &[
-    ("minute", Window::Minute),
-    ("hour", Window::Hour),
-    ("day", Window::Day),
-    ("week", Window::Week),
-    ("month", Window::Month),
-];
 const MAX: i64 = 1_000_000_000_000_000;

@@ -10,6 +10,7 @@ use super::check::secret;
 use super::check::section::{Item, Section};
 use super::declare::{Declared, section};
 use super::{Endpoint, Secret};
+use crate::labels::labels;
 
 section! {
     /// several gateways before the same replicas; without it, or while its broker is away, each routes alone; restart
@@ -22,7 +23,7 @@ section! {
         /// PEM file of the CA that signs the broker's certificate
         ca: Option<PathBuf> as FILE, example "ca.pem";
         /// hard budgets while the broker is away: "open" counts alone, "closed" refuses what no lease covers
-        on_loss: OnLoss as ON_LOSS, default "open";
+        on_loss: OnLoss as Word("on_loss"), default "open";
     }
 }
 
@@ -41,14 +42,16 @@ pub struct Broker {
     pub database: u16,
 }
 
-/// What holds for hard budgets while the broker is away.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnLoss {
-    /// Each gateway counts alone.
-    #[default]
-    Open,
-    /// What no lease covers is refused.
-    Closed,
+labels! {
+    /// What holds for hard budgets while the broker is away.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum OnLoss {
+        /// Each gateway counts alone.
+        #[default]
+        Open = "open",
+        /// What no lease covers is refused.
+        Closed = "closed",
+    }
 }
 
 /// Reads `[cluster]`.
@@ -181,7 +184,6 @@ const FILE: Own<PathBuf> = Own {
     read: |item| Some(item.checking.directory.join(item.text()?)),
     show: |path| json!(path.to_string_lossy()),
 };
-const ON_LOSS: Word<OnLoss> = Word("on_loss", &[("open", OnLoss::Open), ("closed", OnLoss::Closed)]);
 const HINT: &str =
     "write url = \"redis://127.0.0.1:6379\", or name where it is kept: \"env:NAME\" or \"file:PATH\"";
 

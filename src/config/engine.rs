@@ -6,58 +6,64 @@
 
 use std::sync::Arc;
 
-/// The engines with a built-in profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineKind {
-    /// vLLM's own server.
-    Vllm,
-    /// SGLang's own server, started with `--enable-metrics`.
-    Sglang,
-    /// vLLM behind Ray Serve LLM; figures are those of one Ray node.
-    RayServe,
-    /// Triton with TensorRT-LLM behind its OpenAI frontend.
-    Triton,
-    /// TorchServe; it tells counters and latencies, no load.
-    Torchserve,
-    /// An engine that speaks the OpenAI API and tells nothing else.
-    Generic,
+use crate::labels::labels;
+
+labels! {
+    /// The engines with a built-in profile.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum EngineKind {
+        /// vLLM's own server.
+        Vllm = "vllm",
+        /// SGLang's own server, started with `--enable-metrics`.
+        Sglang = "sglang",
+        /// vLLM behind Ray Serve LLM; figures are those of one Ray node.
+        RayServe = "ray_serve",
+        /// Triton with TensorRT-LLM behind its OpenAI frontend.
+        Triton = "triton",
+        /// TorchServe; it tells counters and latencies, no load.
+        Torchserve = "torchserve",
+        /// An engine that speaks the OpenAI API and tells nothing else.
+        Generic = "generic",
+    }
 }
 
-/// A figure of an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Figure {
-    /// Requests in the batch.
-    Running,
-    /// Requests that wait for a place in it.
-    Waiting,
-    /// Share of the KV cache that running requests hold, 0 to 1.
-    KvCacheUsage,
-    /// The same in blocks, for engines that tell no share.
-    KvBlocksUsed,
-    /// Blocks of the KV cache.
-    KvBlocks,
-    /// Tokens in a block.
-    BlockTokens,
-    /// Requests that run at once at most.
-    BatchLimit,
-    /// Prompt tokens looked up in the prefix cache, since the start.
-    CacheQueries,
-    /// Those of them that were found there.
-    CacheHits,
-    /// The share that was found of late, for engines without the two counters.
-    CacheHitRatio,
-    /// Whether prefix caching is on: a label with `true`, `false`, or a number.
-    PrefixCaching,
-    /// Requests put back from the batch into the queue, since the start.
-    Preemptions,
-    /// Generated tokens, since the start.
-    GeneratedTokens,
-    /// Sum of all times to first token in seconds.
-    TtftSum,
-    /// How many there were.
-    TtftCount,
-    /// Unix time of the process's start: another value means another process.
-    ProcessStart,
+labels! {
+    /// A figure of an engine, by its key in `[pool.engine_profile]`, in logs and on the admin API.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Figure {
+        /// Requests in the batch.
+        Running = "running",
+        /// Requests that wait for a place in it.
+        Waiting = "waiting",
+        /// Share of the KV cache that running requests hold, 0 to 1.
+        KvCacheUsage = "kv_cache_usage",
+        /// The same in blocks, for engines that tell no share.
+        KvBlocksUsed = "kv_blocks_used",
+        /// Blocks of the KV cache.
+        KvBlocks = "kv_blocks",
+        /// Tokens in a block.
+        BlockTokens = "block_tokens",
+        /// Requests that run at once at most.
+        BatchLimit = "batch_limit",
+        /// Prompt tokens looked up in the prefix cache, since the start.
+        CacheQueries = "cache_queries",
+        /// Those of them that were found there.
+        CacheHits = "cache_hits",
+        /// The share that was found of late, for engines without the two counters.
+        CacheHitRatio = "cache_hit_ratio",
+        /// Whether prefix caching is on: a label with `true`, `false`, or a number.
+        PrefixCaching = "prefix_caching",
+        /// Requests put back from the batch into the queue, since the start.
+        Preemptions = "preemptions",
+        /// Generated tokens, since the start.
+        GeneratedTokens = "generated_tokens",
+        /// Sum of all times to first token in seconds.
+        TtftSum = "ttft_sum",
+        /// How many there were.
+        TtftCount = "ttft_count",
+        /// Unix time of the process's start: another value means another process.
+        ProcessStart = "process_start",
+    }
 }
 
 /// Where a figure is found on a metrics page.
@@ -99,32 +105,6 @@ pub struct EngineProfile {
 }
 
 impl Figure {
-    /// Every figure, with its key in `[pool.engine_profile]`.
-    pub const ALL: [(Self, &'static str); 16] = [
-        (Self::Running, "running"),
-        (Self::Waiting, "waiting"),
-        (Self::KvCacheUsage, "kv_cache_usage"),
-        (Self::KvBlocksUsed, "kv_blocks_used"),
-        (Self::KvBlocks, "kv_blocks"),
-        (Self::BlockTokens, "block_tokens"),
-        (Self::BatchLimit, "batch_limit"),
-        (Self::CacheQueries, "cache_queries"),
-        (Self::CacheHits, "cache_hits"),
-        (Self::CacheHitRatio, "cache_hit_ratio"),
-        (Self::PrefixCaching, "prefix_caching"),
-        (Self::Preemptions, "preemptions"),
-        (Self::GeneratedTokens, "generated_tokens"),
-        (Self::TtftSum, "ttft_sum"),
-        (Self::TtftCount, "ttft_count"),
-        (Self::ProcessStart, "process_start"),
-    ];
-
-    /// Its key in `[pool.engine_profile]`, and its name in logs and on the admin API.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        Self::ALL.iter().find(|(figure, _)| *figure == self).map_or("unknown", |(_, key)| key)
-    }
-
     /// Whether the ranks of one page are averaged: shares, and sizes that all ranks have alike. Counts are summed.
     #[must_use]
     pub fn is_mean(self) -> bool {
@@ -140,22 +120,6 @@ impl Figure {
 }
 
 impl EngineKind {
-    /// Every kind, by its name in `pool.engine`.
-    pub const ALL: [(&'static str, Self); 6] = [
-        ("vllm", Self::Vllm),
-        ("sglang", Self::Sglang),
-        ("ray_serve", Self::RayServe),
-        ("triton", Self::Triton),
-        ("torchserve", Self::Torchserve),
-        ("generic", Self::Generic),
-    ];
-
-    /// Its name in `pool.engine`; `gen_ai.provider.name` of spans.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("generic", |(name, _)| name)
-    }
-
     /// Whether it keeps cached prompts of different `cache_salt`s apart.
     #[must_use]
     pub fn takes_cache_salt(self) -> bool {
@@ -319,10 +283,9 @@ mod tests {
 
     #[test]
     fn every_built_in_source_is_one() {
-        for (name, kind) in EngineKind::ALL {
-            assert_eq!(kind.as_str(), name);
+        for kind in EngineKind::ALL {
             for (figure, sources) in kind.profile().sources {
-                assert!(!sources.is_empty(), "{name}: {}", figure.as_str());
+                assert!(!sources.is_empty(), "{}: {}", kind.as_str(), figure.as_str());
             }
         }
     }

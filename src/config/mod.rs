@@ -19,6 +19,7 @@ mod engine;
 pub mod load;
 mod otel;
 mod otlp;
+mod outside;
 pub mod paths;
 mod prefill;
 mod probe;
@@ -34,6 +35,7 @@ mod telemetry;
 mod tenant;
 mod warmup;
 pub mod watch;
+mod zone;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -55,6 +57,7 @@ pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 use self::otlp::OtlpKeys;
 pub(crate) use self::otlp::masked as masked_headers;
+pub use self::outside::Outside;
 pub use self::prefill::{Connector, Prefill, PrefillKeys, PrefillWhen, Role};
 pub use self::probe::{Ejection, Probe, ProbeKind};
 pub use self::queue::QueueLimits;
@@ -68,6 +71,7 @@ pub use self::telemetry::{
 };
 pub use self::tenant::{Tenant, TenantLimits};
 pub use self::warmup::{Lora, WarmUp, WarmUpFeature, WarmUpLength};
+pub use self::zone::Zone;
 use crate::labels::labels;
 use crate::stage::StageBudget;
 
@@ -177,6 +181,8 @@ pub struct Pool {
     pub max_num_seqs: Option<NonZeroU64>,
     /// Takes traffic only while no pool before it in its route has a ready replica with room.
     pub standby: bool,
+    /// `[pool.outside]`: it is another house's.
+    pub outside: Option<Outside>,
     /// Waiting requests per replica above which an alert fires.
     pub queue_target: Option<NonZeroU64>,
     /// `[pool.probe]`
@@ -265,6 +271,8 @@ pub struct Route {
     pub model: ModelMatch,
     /// What the engine calls it, where that differs.
     pub upstream_model: Option<Arc<str>>,
+    /// Its prompts may go to pools with `[pool.outside]`.
+    pub outside: bool,
     /// Whether `/readyz` waits for it.
     pub required: bool,
     /// Pools with their weights, at least one, at least one weight above zero.
@@ -428,8 +436,7 @@ impl PolicyName {
     /// Ours for a name that other gateways have.
     #[must_use]
     pub fn from_elsewhere(name: &str) -> Option<Self> {
-        let own = |policy: &Self| policy.as_str() == name;
-        Self::ALL.into_iter().find(own).or_else(|| {
+        Self::named(name).or_else(|| {
             let foreign = FOREIGN_POLICIES.iter().find(|(foreign, _)| *foreign == name.replace('-', "_"));
             foreign.map(|(_, policy)| *policy)
         })
@@ -471,6 +478,16 @@ pub struct ClientMay {
     pub priority: bool,
     /// The body's `priority` and `x-vllm-priority` go to the engine.
     pub engine_priority: bool,
+}
+
+impl ClientMay {
+    /// Every permission, by its name in the file.
+    pub const PERMISSIONS: &'static [(&'static str, fn(&mut Self) -> &mut bool)] = &[
+        ("timeout", |may| &mut may.timeout),
+        ("slo_class", |may| &mut may.slo_class),
+        ("priority", |may| &mut may.priority),
+        ("engine_priority", |may| &mut may.engine_priority),
+    ];
 }
 
 /// Priorities of engines, where lower is sooner.

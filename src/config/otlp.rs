@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use toml::de::DeValue;
 
 use super::OtlpProtocol;
-use super::check::codec::{Own, Switch, Word};
+use super::check::codec::{Own, Switch, Words};
 use super::check::secret;
 use super::check::section::Item;
 use super::check::values::{HTTP_URL, POSITIVE_DURATION};
@@ -59,7 +59,7 @@ fn header(entry: &Item<'_>) -> Option<(HeaderName, HeaderValue)> {
     }
 }
 
-const PROTOCOL: Word<OtlpProtocol> = Word(
+const PROTOCOL: Words<OtlpProtocol> = Words(
     "protocol",
     &[("http", OtlpProtocol::Http), ("http/protobuf", OtlpProtocol::Http), ("grpc", OtlpProtocol::Grpc)],
 );

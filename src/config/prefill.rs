@@ -18,11 +18,11 @@ section! {
         /// computes them: the same model and revision, none of the route's own pools
         pool: Arc<str> as NAMED, required "llama-8b-prefill";
         /// auto: where it costs less in predicted seconds, policy latency only | always | never
-        when: PrefillWhen as WHEN, default "auto";
+        when: PrefillWhen as Word("choice"), default "auto";
         /// not for prompts of which the decoding replica would compute fewer
         min_uncached_tokens: u64 as 0..=i64::MAX, default 0;
         /// how KV moves: nixl (vLLM's kv_transfer_params) | shared (a store that both sides read: order alone)
-        connector: Connector as CONNECTOR, default "nixl";
+        connector: Connector as Word("connector"), default "nixl";
     }
 }
 
@@ -78,7 +78,7 @@ labels! {
 impl Role {
     /// Reads `pool.role`.
     pub(super) fn of(pool: &Section<'_>) -> Self {
-        pool.value("role", &ROLE).unwrap_or_default()
+        pool.value("role", &Word("role")).unwrap_or_default()
     }
 }
 
@@ -156,17 +156,6 @@ fn expect_one_revision(
         );
     }
 }
-
-const ROLE: Word<Role> =
-    Word("role", &[("prefill", Role::Prefill), ("decode", Role::Decode), ("both", Role::Both)]);
-const WHEN: Word<PrefillWhen> = Word(
-    "choice",
-    &[("auto", PrefillWhen::Auto), ("always", PrefillWhen::Always), ("never", PrefillWhen::Never)],
-);
-const CONNECTOR: Word<Connector> = Word(
-    "connector",
-    &[("nixl", Connector::Nixl), ("shared", Connector::Shared), ("sglang", Connector::Sglang)],
-);
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::check::codec::{Share, TEXT, Word};
 use super::check::values::POSITIVE_DURATION;
 use super::declare::section;
+use crate::labels::labels;
 
 section! {
     /// of replicas that live answers do not prove
@@ -15,7 +16,7 @@ section! {
         /// of one probe
         timeout: Duration as POSITIVE_DURATION, default "5s";
         /// auto | completion | embedding | rerank | health; auto: the first that the engine answers
-        kind: ProbeKind as KIND, default "auto";
+        kind: ProbeKind as Word("probe kind"), default "auto";
         /// of a completion of one token
         prompt: String as TEXT, default "ping", hidden;
     }
@@ -29,28 +30,19 @@ section! {
     }
 }
 
-/// `pool.probe.kind`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbeKind {
-    /// The first of the others that the engine answers.
-    Auto,
-    /// A one-token completion.
-    Completion,
-    /// One embedding.
-    Embedding,
-    /// One rerank.
-    Rerank,
-    /// `GET /health`: proves little, reported as `unproven`.
-    Health,
+labels! {
+    /// `pool.probe.kind`
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ProbeKind {
+        /// The first of the others that the engine answers.
+        Auto = "auto",
+        /// A one-token completion.
+        Completion = "completion",
+        /// One embedding.
+        Embedding = "embedding",
+        /// One rerank.
+        Rerank = "rerank",
+        /// `GET /health`: proves little, reported as `unproven`.
+        Health = "health",
+    }
 }
-
-const KIND: Word<ProbeKind> = Word(
-    "probe kind",
-    &[
-        ("auto", ProbeKind::Auto),
-        ("completion", ProbeKind::Completion),
-        ("embedding", ProbeKind::Embedding),
-        ("rerank", ProbeKind::Rerank),
-        ("health", ProbeKind::Health),
-    ],
-);

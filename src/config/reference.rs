@@ -5,7 +5,7 @@
 use super::declare::{Declaration, Declared};
 use super::{
     Admin, Baseline, Budget, CanaryShadow, Classes, Cluster, ColdWait, Drift, Ejection, EngineSpansConfig,
-    Jwt, OtlpKeys, PrefillKeys, Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo,
+    Jwt, OtlpKeys, Outside, PrefillKeys, Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo,
     TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
 };
 
@@ -18,6 +18,7 @@ pub(super) const DECLARED: &[Declaration] = &[
     Slo::DECLARATION,
     Routing::DECLARATION,
     Classes::DECLARATION,
+    Outside::DECLARATION,
     Probe::DECLARATION,
     WarmUp::DECLARATION,
     Ejection::DECLARATION,

@@ -3,8 +3,9 @@
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use chrono::{DateTime, Utc};
 use croner::Cron;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use serde_json::{Value as Json, json};
 
 use super::MAX_REPLICAS;
@@ -63,7 +64,7 @@ impl ScaleWindow {
     /// Whether a time is within: the next end is before the next start.
     #[must_use]
     pub fn is_open(&self, at: SystemTime) -> bool {
-        let at: DateTime<Utc> = at.into();
+        let at = Timestamp::try_from(at).unwrap_or_default().to_zoned(TimeZone::UTC);
         let next = |cron: &Cron| cron.find_next_occurrence(&at, false).ok();
         match (next(&self.start), next(&self.end)) {
             (Some(start), Some(end)) => end < start,

@@ -147,7 +147,7 @@ section! {
         /// traces that are kept, so that an incident does not export everything; callers' own sampled ones come on top
         max_per_second: u32 as 1..=1_000_000, default 100;
         /// always kept
-        keep: Vec<Keep> as List(KEEP), default ["error", "slo_miss", "tail", "retry", "canary", "drift"];
+        keep: Vec<Keep> as List(Word("reason")), default ["error", "slo_miss", "tail", "retry", "canary", "drift"];
     }
 }
 
@@ -159,21 +159,23 @@ impl Sampling {
     }
 }
 
-/// Why the spans of a request are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    /// It failed.
-    Error,
-    /// It missed its SLO.
-    SloMiss,
-    /// It was slower than the rolling p99 of its series.
-    Tail,
-    /// It was retried.
-    Retry,
-    /// Drift was found for its series, and holds.
-    Drift,
-    /// A canary served it while it is judged.
-    Canary,
+labels! {
+    /// Why the spans of a request are kept.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Keep {
+        /// It failed.
+        Error = "error",
+        /// It missed its SLO.
+        SloMiss = "slo_miss",
+        /// It was retried.
+        Retry = "retry",
+        /// It was slower than the rolling p99 of its series.
+        Tail = "tail",
+        /// A canary served it while it is judged.
+        Canary = "canary",
+        /// Drift was found for its series, and holds.
+        Drift = "drift",
+    }
 }
 
 fn access_log(item: &Item<'_>) -> Option<AccessLog> {
@@ -204,14 +206,3 @@ const CONTENT: Own<bool> = Own {
     },
     show: |content| json!(content),
 };
-const KEEP: Word<Keep> = Word(
-    "reason",
-    &[
-        ("error", Keep::Error),
-        ("slo_miss", Keep::SloMiss),
-        ("retry", Keep::Retry),
-        ("tail", Keep::Tail),
-        ("canary", Keep::Canary),
-        ("drift", Keep::Drift),
-    ],
-);

@@ -11,6 +11,7 @@ use super::check::codec::{List, Own, Word};
 use super::check::section::{Item, Section};
 use super::check::values::{DURATION, MODEL, POSITIVE_DURATION};
 use super::declare::section;
+use crate::labels::labels;
 
 section! {
     /// what a replica is asked after its first answer and before it takes traffic (docs/fleet.md)
@@ -23,32 +24,36 @@ section! {
         /// its share of the traffic rises over this time at most; 0s: all at once
         slow_start: Duration as DURATION, default "30s";
         /// short (at most 64 tokens), medium, long: of `[classes]`
-        lengths: Vec<WarmUpLength> as List(LENGTH), default ["short"];
+        lengths: Vec<WarmUpLength> as List(Word("prompt class")), default ["short"];
         /// system prompts to have cached: `["You are …"]`
         prompts: Vec<Arc<str>> as PROMPTS, default [];
         /// what engines compile on first use: `["logprobs", "guided"]`
-        features: Vec<WarmUpFeature> as List(FEATURE), default [];
+        features: Vec<WarmUpFeature> as List(Word("warm-up feature")), default [];
     }
 }
 
-/// `pool.warmup.lengths`: a prompt class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WarmUpLength {
-    /// Half of `classes.short` tokens, at most 64.
-    Short,
-    /// Half of `classes.medium` tokens.
-    Medium,
-    /// `classes.medium` tokens and a quarter.
-    Long,
+labels! {
+    /// `pool.warmup.lengths`: a prompt class.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum WarmUpLength {
+        /// Half of `classes.short` tokens, at most 64.
+        Short = "short",
+        /// Half of `classes.medium` tokens.
+        Medium = "medium",
+        /// `classes.medium` tokens and a quarter.
+        Long = "long",
+    }
 }
 
-/// `pool.warmup.features`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WarmUpFeature {
-    /// A completion with `logprobs`.
-    Logprobs,
-    /// A chat completion with a JSON schema as `response_format`.
-    Guided,
+labels! {
+    /// `pool.warmup.features`
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum WarmUpFeature {
+        /// A completion with `logprobs`.
+        Logprobs = "logprobs",
+        /// A chat completion with a JSON schema as `response_format`.
+        Guided = "guided",
+    }
 }
 
 /// `pool.lora`: adapters of the pool.
@@ -105,12 +110,6 @@ fn prompts(item: &Item<'_>) -> Option<Vec<Arc<str>>> {
     Some(prompts.iter().filter_map(|item| item.text()).map(Into::into).collect())
 }
 
-const LENGTH: Word<WarmUpLength> = Word(
-    "prompt class",
-    &[("short", WarmUpLength::Short), ("medium", WarmUpLength::Medium), ("long", WarmUpLength::Long)],
-);
-const FEATURE: Word<WarmUpFeature> =
-    Word("warm-up feature", &[("logprobs", WarmUpFeature::Logprobs), ("guided", WarmUpFeature::Guided)]);
 /// Of prompts the number is shown.
 const PROMPTS: Own<Vec<Arc<str>>> = Own { read: prompts, show: |prompts| json!(prompts.len()) };
 /// Each is a request before the replica takes traffic.

@@ -186,7 +186,10 @@ fn stuck(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
         let part = figures.recent.parts.get(&(Dimension::Replica, Arc::clone(name)));
         part.is_some_and(|part| part.requests > 0 || part.itl.1 > 0)
     };
-    let others = figures.replicas.iter().any(|other| other.replica != status.replica && came(&other.replica));
+    // What came of another that holds late requests as well came before it hung.
+    let answers = |other: &Arc<str>| came(other) && !figures.stuck_at.contains_key(other);
+    let others =
+        figures.replicas.iter().any(|other| other.replica != status.replica && answers(&other.replica));
     let is_stuck =
         status.state == ReplicaState::Ready && *waited >= STUCK && others && !came(&status.replica);
     is_stuck.then(|| {

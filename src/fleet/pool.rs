@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::arrivals::Arrivals;
 use super::health::{COMPARE_EVERY, compare};
 use super::life::{Event, ReplicaState};
+use super::outside::OutsideUse;
 use super::poison::PoisonPrompts;
 use super::promise::{EngineNames, List, Promised, Proofs};
 use super::replica::Replica;
@@ -52,6 +53,7 @@ pub struct PoolState {
     /// Those that left and whose streams have not ended.
     pub(super) draining: ArcSwap<Vec<Arc<Replica>>>,
     pub(super) poison: PoisonPrompts,
+    pub(super) outside: OutsideUse,
     /// Some engine told which LoRA adapters it holds.
     tells_adapters: AtomicBool,
 }
@@ -74,6 +76,7 @@ impl PoolState {
             trouble: ArcSwapOption::empty(),
             draining: ArcSwap::default(),
             poison: PoisonPrompts::default(),
+            outside: OutsideUse::default(),
             tells_adapters: AtomicBool::new(false),
         })
     }

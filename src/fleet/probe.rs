@@ -244,6 +244,9 @@ impl Prober {
     }
 
     async fn probe(&self, config: &Pool, known: &mut Option<ProbeKind>) -> ProbeResult {
+        if config.outside.is_some() {
+            return self.probe_outside(config).await;
+        }
         if let Err(failed) = self.list_models(config).await {
             return failed;
         }
@@ -274,6 +277,25 @@ impl Prober {
             }
         }
         last
+    }
+
+    /// An outside provider is asked for its models only: that proves the key and costs nothing. They are not kept: a provider lists
+    /// hundreds, and this pool has one.
+    async fn probe_outside(&self, config: &Pool) -> ProbeResult {
+        let path = &*config.engine_profile.models_path;
+        match self.call(config, path, None).send(&self.connector).await {
+            Ok((status, _)) if status.is_success() => {
+                self.spoke();
+                ProbeResult::Answered(ProbeKind::Health)
+            }
+            Ok((status @ (StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS), _)) => {
+                ProbeResult::Busy(format!("{path} answered {status}"))
+            }
+            Ok((status, _)) => {
+                ProbeResult::Failed(format!("{path} answered {status}; engine_api_key is its key?"))
+            }
+            Err(error) => unanswered(path, error),
+        }
     }
 
     async fn ask(&self, config: &Pool, kind: ProbeKind) -> ProbeResult {
@@ -307,10 +329,7 @@ impl Prober {
                 ProbeResult::Busy(format!("probe {path} answered {status}"))
             }
             Ok((status, _)) => ProbeResult::Failed(format!("probe {path} answered {status}")),
-            Err(CallError::Refused) => ProbeResult::Refused,
-            Err(CallError::Timeout) => ProbeResult::TimedOut,
-            Err(CallError::NoResources) => ProbeResult::NotSent,
-            Err(CallError::Broken(why)) => ProbeResult::Failed(format!("probe {path}: {why}")),
+            Err(error) => unanswered(path, error),
         }
     }
 
@@ -401,6 +420,15 @@ struct Rhythm {
     looked: Stamp,
     /// The last keep-alive.
     kept: Stamp,
+}
+
+fn unanswered(path: &str, error: CallError) -> ProbeResult {
+    match error {
+        CallError::Refused => ProbeResult::Refused,
+        CallError::Timeout => ProbeResult::TimedOut,
+        CallError::NoResources => ProbeResult::NotSent,
+        CallError::Broken(why) => ProbeResult::Failed(format!("probe {path}: {why}")),
+    }
 }
 
 const AUTO_ORDER: [ProbeKind; 4] =

@@ -70,6 +70,8 @@ impl Promised {
                 continue;
             }
             match (&route.upstream_model, &route.model) {
+                // Its list is of everything that a provider has.
+                _ if pool.outside.is_some() => {}
                 (Some(given), _) => add(given, true),
                 (None, ModelMatch::Named(name)) => add(name, false),
                 (None, ModelMatch::Any) => {}

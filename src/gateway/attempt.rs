@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header, response};
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use hyper::body::Incoming;
 use memchr::memmem::Finder;
@@ -27,7 +27,7 @@ use crate::relay::usage::{self, AnswerFacts, EngineErrorKind};
 use crate::relay::watch::{Expiry, StreamWatch};
 use crate::request::body_memory::AnswerBudgets;
 use crate::request::dialect::{BodyForm, Dialect};
-use crate::upstream::connect::is_local;
+use crate::upstream::connect::{UpstreamBody, is_local};
 use crate::upstream::headers;
 use crate::upstream::pool::{CheckoutError, Lease, Reuse};
 
@@ -37,7 +37,7 @@ pub struct UpstreamAttempt {
     /// The chosen replica.
     pub replica: Arc<Replica>,
     /// The request with the upstream framing and headers.
-    pub request: Request<Full<Bytes>>,
+    pub request: Request<UpstreamBody>,
     /// How the response stream is scanned.
     pub shape: StreamShape,
     /// State shared with the watchdog, which enforces the deadlines.

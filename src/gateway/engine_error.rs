@@ -9,12 +9,13 @@ use super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
 use crate::record::cut;
 use crate::relay::usage::{self, AnswerFacts};
 use crate::request::dialect::Dialect;
+use crate::request::pieces::Pieces;
 
 /// The words of an error that speaks against its engine; `None` where there are none.
 pub(super) fn of_result(
     result: &Result<UpstreamResponse, AttemptError>,
     dialect: Dialect,
-    request: &[u8],
+    request: &Pieces,
 ) -> Option<Box<str>> {
     let words = match result {
         Ok(UpstreamResponse::Buffered(answer)) | Err(AttemptError::Replica(_, Some(answer))) => {
@@ -26,7 +27,7 @@ pub(super) fn of_result(
         }
         _ => return None,
     };
-    let words = without_quotes(&words, request);
+    let words = without_quotes(&words, &request.whole());
     (!words.is_empty()).then(|| words.into())
 }
 

@@ -351,7 +351,10 @@ impl Exchange {
         // In the record from here on: a client that leaves now drops this future, and it waited for this replica.
         let open = flight.lost_entry(flight.times().start);
         self.guard.asks(&open.served);
-        self.guard.record().attempts.push(open);
+        let attempts = &mut self.guard.record().attempts;
+        // Nearly always it stays the only one, and a list that grows by itself has room for four.
+        attempts.reserve_exact(1);
+        attempts.push(open);
         let flown = hedge::fly(&self.outbound(&identity), flight, due, &self.tried).await;
         let Flown { flight, landed: result, other } = flown;
         self.guard.record().attempts.pop();

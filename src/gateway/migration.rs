@@ -80,7 +80,7 @@ impl ReplicaSuccessor {
             return Err("suspected_poison");
         }
         let (dialect, body) = (self.identity.dialect, self.prepared.body.clone());
-        let build = move || continuation(dialect, &body, &progress);
+        let build = move || continuation(dialect, &body.whole(), &progress);
         if self.prepared.body.len() <= PARSED_AT_ONCE {
             return build().map_err(Obstacle::as_str);
         }

@@ -23,6 +23,7 @@ pub mod local;
 pub mod migration;
 mod models;
 pub mod outbound;
+mod outside;
 pub mod picker;
 mod prefill_leg;
 pub mod prefill_side;

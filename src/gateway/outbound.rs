@@ -7,11 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderValue, Request};
-use http_body_util::Full;
 
 use super::attempt::{AttemptError, AttemptTimes, Deadlines, UpstreamAttempt, UpstreamResponse};
+use super::outside;
 use super::prepared::Prepared;
 use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
@@ -21,7 +20,10 @@ use crate::relay::reader::StreamShape;
 use crate::relay::usage_filter::AskedUsage;
 use crate::relay::watch::{StreamDeadlines, StreamWatch};
 use crate::request::dialect::Dialect;
+use crate::request::engine_priority::EnginePriority;
+use crate::request::pieces::Pieces;
 use crate::request::trace_context::{self, Trace};
+use crate::upstream::connect::UpstreamBody;
 use crate::upstream::headers::{self, Credential, Upstream};
 
 /// A request as its attempts see it.
@@ -34,7 +36,7 @@ pub struct Outbound<'r> {
     /// Its ids.
     pub identity: &'r Identity,
     /// The body to send.
-    pub body: &'r Bytes,
+    pub body: &'r Pieces,
     /// Deadlines of these attempts.
     pub deadlines: Deadlines,
     /// Set as soon as a replica gets it.
@@ -91,6 +93,7 @@ impl Outbound<'_> {
     #[must_use]
     pub fn launch(&self, pick: Box<Pick>, cause: AttemptCause) -> Flight {
         let gateway = self.gateway();
+        outside::count(gateway, self.prepared, &pick);
         let start = gateway.clock.now();
         let span = trace_context::new_span_id();
         let limits = StreamDeadlines {
@@ -148,7 +151,7 @@ impl Outbound<'_> {
     }
 
     /// The upstream request: framing and headers of the gateway, the prepared body.
-    pub(super) fn request(&self, pick: &Pick, span: u64) -> Request<Full<Bytes>> {
+    pub(super) fn request(&self, pick: &Pick, span: u64) -> Request<UpstreamBody> {
         let Identity { request_id, trace, .. } = self.identity;
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
@@ -157,24 +160,33 @@ impl Outbound<'_> {
             None => Credential::Forward,
         };
         let parts = &self.incoming.parts;
-        let has_body = !self.body.is_empty() || parts.method == http::Method::POST;
+        let outside = config.outside.as_ref();
+        let body = match outside {
+            Some(outside) => outside::body(self.prepared, self.identity.dialect, self.body, &outside.model),
+            None => self.body.clone(),
+        };
+        let has_body = !body.is_empty() || parts.method == http::Method::POST;
         let prepared = self.prepared;
         let own_id = prepared.table.own_id(self.identity.dialect, &prepared.share.tenant, request_id);
         let id = HeaderValue::from_str(own_id.as_deref().unwrap_or(request_id));
-        let mut request = Request::new(Full::new(self.body.clone()));
+        let mut request = Request::new(UpstreamBody::of(&body));
         *request.method_mut() = parts.method.clone();
         *request.uri_mut() = target(&pick.replica.identity.endpoint.base_path, &parts.uri);
         *request.headers_mut() = headers::upstream_request(
             &parts.headers,
             Upstream {
                 host: &pick.replica.identity.host,
-                body_len: has_body.then_some(self.body.len()),
+                body_len: has_body.then_some(body.len()),
                 request_id: &id.unwrap_or_else(|_| HeaderValue::from_static("none")),
                 traceparent: Some(trace_context::traceparent(trace, span)),
                 tracestate: trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
                 via: &self.gateway().via,
-                priority: prepared.engine_priority,
+                priority: if outside.is_some() {
+                    EnginePriority::default()
+                } else {
+                    prepared.engine_priority
+                },
                 rank: pick.replica.identity.rank.map(|rank| rank.index),
             },
         );

@@ -8,8 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use super::attempt::{AttemptError, BufferedResponse, Deadline, Deadlines, UpstreamResponse};
 use super::outbound::{ActiveAttempt, Identity, Outbound};
 use super::prefill_side::PrefillSide;
@@ -23,6 +21,7 @@ use crate::observe::record_guard::RecordGuard;
 use crate::record::AttemptCause;
 use crate::request::dialect::Dialect;
 use crate::request::handoff::{self, Handoff, KEEP_KV};
+use crate::request::pieces::Pieces;
 use crate::routing::Pair;
 use crate::units::Tokens;
 
@@ -52,7 +51,7 @@ pub(super) struct Request<'a> {
 #[derive(Debug)]
 pub(super) struct HeldKv {
     /// What the decoding replica is sent.
-    pub(super) body: Bytes,
+    pub(super) body: Pieces,
     pair: Pair,
     names: [Arc<str>; 2],
     /// Tokens that move.
@@ -83,7 +82,7 @@ impl Request<'_> {
         side.pool.arrivals.placed(&prefill.assignment.decision.terms.work);
         side.pool.retries.deposit(&self.prepared.table.config.retry);
         let is_nixl = side.keys.connector == Connector::Nixl;
-        let (landed, mut pick) = self.fly(prefill, handoff.prefill(is_nixl.then_some(KEEP_KV))).await;
+        let (landed, mut pick) = self.fly(prefill, handoff.prefill(is_nixl.then_some(KEEP_KV)).into()).await;
         let now = self.now();
         let answer = match landed {
             Ok(UpstreamResponse::Buffered(answer)) => answer,
@@ -111,13 +110,13 @@ impl Request<'_> {
         side.opened();
         let decision = &decode.assignment.decision;
         Leg::Done(HeldKv {
-            body: handoff.decode(params),
+            body: handoff.decode(params).into(),
             pair,
             names: [pick.replica.name(), decode.replica.name()],
             tokens: self.prepared.tokens.saturating_sub(decision.hit),
             place: decision.terms.wait + decision.terms.base,
             sent: Arc::default(),
-            release: params.map(|params| self.release(handoff.prefill(Some(params)))),
+            release: params.map(|params| self.release(handoff.prefill(Some(params)).into())),
         })
     }
 
@@ -125,14 +124,14 @@ impl Request<'_> {
     async fn handoff(&self, dialect: Dialect) -> Result<Handoff, &'static str> {
         let body = self.prepared.body.clone();
         let length = body.len();
-        let work = move || Handoff::of(dialect, &body);
+        let work = move || Handoff::of(dialect, &body.whole());
         self.incoming.gateway.body_work.run(length, work).await.map_err(|_| "internal")?
     }
 
     async fn fly(
         &mut self,
         prefill: Box<Pick>,
-        body: Bytes,
+        body: Pieces,
     ) -> (Result<UpstreamResponse, AttemptError>, Box<Pick>) {
         let identity = Identity::of(self.guard.record());
         let whole = self.prepared.deadlines();
@@ -173,7 +172,7 @@ impl Request<'_> {
         Leg::Stays("no_params")
     }
 
-    fn release(&mut self, body: Bytes) -> Box<Release> {
+    fn release(&mut self, body: Pieces) -> Box<Release> {
         let mut identity = Identity::of(self.guard.record());
         identity.request_id = format!("{}-release", identity.request_id).into();
         let prepared = Box::new(self.prepared.copied(self.now()));
@@ -266,7 +265,7 @@ struct Release {
     incoming: Box<IncomingRequest>,
     prepared: Box<Prepared>,
     identity: Identity,
-    body: Bytes,
+    body: Pieces,
 }
 
 impl Release {

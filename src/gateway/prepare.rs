@@ -71,7 +71,7 @@ pub async fn prepare(
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
     let boundary = multipart::boundary(&parts.headers).filter(|_| dialect.body_form() != BodyForm::Json);
-    let mut request = ReadRequest {
+    let request = ReadRequest {
         gateway: Arc::clone(gateway),
         table,
         tenant: tenant.clone(),
@@ -83,7 +83,6 @@ pub async fn prepare(
         is_preflight,
         held,
     };
-    request.held.charge_copy().await?;
     let bytes = request.held.bytes.len();
     let work = move || {
         let mut seen = Understood::default();
@@ -200,7 +199,7 @@ impl ReadRequest {
                 && dialect.body_form() == BodyForm::Json
                 && to.is_some_and(|to| tenant.may_use(&to.config.name))
         });
-        prepared.hold(held);
+        prepared.held = held;
         seen.classified = Some(classified);
         Ok(())
     }

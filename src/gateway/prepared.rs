@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use super::attempt::{Deadline, Deadlines};
 use super::table::{RouteState, RoutingTable};
 use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter};
@@ -16,6 +14,7 @@ use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
 use crate::request::body::HeldBody;
 use crate::request::engine_priority::EnginePriority;
+use crate::request::pieces::Pieces;
 use crate::request::prompt::RequestPrompt;
 use crate::request::tenant::TenantRef;
 use crate::routing::Sampling;
@@ -33,7 +32,7 @@ pub struct Prepared {
     /// What becomes of the client's `priority`.
     pub engine_priority: EnginePriority,
     /// Body as sent upstream: the client's bytes with model and usage option spliced in.
-    pub body: Bytes,
+    pub body: Pieces,
     /// Body as received, with its share of the memory budget.
     pub held: HeldBody,
     /// Prefix chain and size of its prompt.
@@ -92,15 +91,6 @@ impl Prepared {
             bytes: self.held.bytes.len(),
             outlook: Outlook::default(),
         }
-    }
-
-    /// Takes the body as received, whose charge covers a copy; a body that was not spliced is none.
-    pub(super) fn hold(&mut self, mut held: HeldBody) {
-        // A fallback route may need one.
-        if self.body.as_ptr() == held.bytes.as_ptr() && self.rules.degrade.is_none() {
-            held.without_copy();
-        }
-        self.held = held;
     }
 
     /// Deadlines over all attempts.

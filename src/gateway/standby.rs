@@ -52,20 +52,21 @@ pub(super) fn place(
 /// Whether a request that is to wait goes to a standby pool at once.
 pub(super) fn takes_waiting(request: &Prepared, reason: WaitReason, now: Stamp) -> bool {
     let is_refusable = reason == WaitReason::Late && request.rules.queue.is_some();
-    is_refusable && has_open(request) && request.route.standby.full.is_on(now, DWELL)
+    is_refusable && has_open(request, now) && request.route.standby.full.is_on(now, DWELL)
 }
 
 /// Whether a request that was refused goes to a standby pool instead.
 pub(super) fn takes_refused(request: &Prepared, failure: &Failure, now: Stamp) -> bool {
-    let takes = matches!(failure, Failure::NotAdmitted { .. }) && has_open(request);
+    let takes = matches!(failure, Failure::NotAdmitted { .. }) && has_open(request, now);
     if takes {
         request.route.standby.full.note(now);
     }
     takes
 }
 
-fn has_open(request: &Prepared) -> bool {
-    let is_ready = |at: &usize| request.route.pools.get(*at).is_some_and(|(pool, _)| pool.is_ready());
+fn has_open(request: &Prepared, now: Stamp) -> bool {
+    let takes = |pool: &PoolState| pool.is_ready() && pool.has_room(now);
+    let is_ready = |at: &usize| request.route.pools.get(*at).is_some_and(|(pool, _)| takes(pool));
     request.pinned.is_none() && request.route.standbys.iter().any(is_ready)
 }
 

@@ -8,6 +8,7 @@ mod bad_request_head;
 mod clear_text;
 mod client_names;
 mod continues;
+mod first_bytes;
 pub mod framing;
 mod independently_woken;
 mod lingering_close;
@@ -271,7 +272,8 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
             request.extensions_mut().insert(names.clone());
         }
         let shared = shared.clone();
-        async move {
+        // Boxed: hyper keeps room for the future, not only while it runs but as long as the connection is open.
+        Box::pin(async move {
             // Per stream over HTTP/2, per connection over HTTP/1.1. In here, because this runs in the stream's task.
             let signals =
                 SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
@@ -293,7 +295,7 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
             }
             let end = asked.end_guard(&response, &busy);
             Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed, end)))
-        }
+        })
     });
     let builder =
         builder(StreamExecutor { tracker: serving.tracker.clone(), linger: serving.limits.keep_alive });

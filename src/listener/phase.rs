@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::Tunnel;
 use super::bad_request_head::{Explain, RejectionRewriter};
 use super::continues::{ContinueSignal, Continues};
+use super::first_bytes::FirstBytes;
 use super::framing::RequestFraming;
 use super::lingering_close::LingeringClose;
 use super::panics::caught;
@@ -339,6 +340,7 @@ pin_project! {
     pub(super) struct PhaseIo<S: ClientStream> {
         #[pin]
         stream: S,
+        first: FirstBytes,
         phase: Arc<ConnectionPhase>,
         rewriter: RejectionRewriter,
         framing: RequestFraming,
@@ -365,6 +367,7 @@ impl<S: ClientStream> PhaseIo<S> {
     ) -> Self {
         Self {
             stream,
+            first: FirstBytes::default(),
             phase,
             rewriter: RejectionRewriter::new(explain),
             framing: RequestFraming::default(),
@@ -378,7 +381,7 @@ impl<S: ClientStream> AsyncRead for PhaseIo<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.project();
         let before = buf.filled().len();
-        let polled = this.stream.poll_read(cx, buf);
+        let polled = this.first.poll_read(this.stream, cx, buf);
         if polled.is_ready() {
             let bytes = buf.filled().get(before..).unwrap_or_default();
             this.phase.read(bytes);
@@ -470,7 +473,7 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// HTTP/2 client preface (RFC 9113 §3.4).
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[cfg(test)]
 mod tests;

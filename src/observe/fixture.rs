@@ -24,6 +24,7 @@ pub(crate) fn served() -> Served {
         engine: "vllm".into(),
         host: "gpu-a".into(),
         port: 8000,
+        is_outside: false,
     }
 }
 

@@ -14,6 +14,7 @@ use crate::error::Failure;
 use crate::observe::Observer;
 use crate::observe::metrics::GaugeGuard;
 use crate::observe::overdue::BoundGuard;
+use crate::observe::stages::{self, Stage, StageTime};
 use crate::record::{Opening, Outcome, Record, Served};
 
 /// How the original of a copy ended.
@@ -156,7 +157,9 @@ impl Drop for RecordGuard {
             if record.outcome == Outcome::Canceled { end.left.cancel() } else { end.over.cancel() }
         }
         if let Some(permit) = self.permit.take() {
-            permit.settle(&shared);
+            let stages = stages::stages(&shared);
+            let is_work = |time: &&StageTime| matches!(time.stage, Stage::Prefill | Stage::Decode);
+            permit.settle(&shared, stages.iter().filter(is_work).map(|time| time.duration).sum());
         }
         self.observer.record(&shared);
     }

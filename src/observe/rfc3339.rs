@@ -4,7 +4,8 @@
 
 use std::time::SystemTime;
 
-use chrono::{DateTime, Datelike as _, Timelike as _, Utc};
+use jiff::Timestamp;
+use jiff::tz::Offset;
 
 use crate::digits;
 
@@ -34,7 +35,7 @@ pub fn date(time: SystemTime) -> String {
 
 /// Appends it.
 pub fn write_utc(out: &mut Vec<u8>, time: SystemTime) {
-    let time = DateTime::<Utc>::from(time);
+    let time = Offset::UTC.to_datetime(Timestamp::try_from(time).unwrap_or_default());
     digits::fraction::<4>(out, u64::from(time.year().unsigned_abs()));
     for (before, number) in [
         (b'-', time.month()),
@@ -44,10 +45,10 @@ pub fn write_utc(out: &mut Vec<u8>, time: SystemTime) {
         (b':', time.second()),
     ] {
         out.push(before);
-        digits::fraction::<2>(out, u64::from(number));
+        digits::fraction::<2>(out, u64::from(number.unsigned_abs()));
     }
     out.push(b'.');
-    digits::fraction::<6>(out, u64::from(time.timestamp_subsec_micros()));
+    digits::fraction::<6>(out, u64::from(time.subsec_nanosecond().unsigned_abs() / 1000));
     out.push(b'Z');
 }
 

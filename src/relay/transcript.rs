@@ -253,6 +253,7 @@ fn is_role_only(chunk: &ChunkView<'_>) -> bool {
 mod tests {
     use super::*;
     use crate::relay::delivered::MAX_KEPT;
+    use crate::request::pieces::Pieces;
 
     fn chunk(id: &str, delta: &str, more: &str) -> String {
         format!(
@@ -281,7 +282,7 @@ mod tests {
 
     fn continued(text: &str, tokens: u64, repeats: &str) -> Transcript {
         let (mut transcript, _) = told(Dialect::Chat, &(chunk("a", ROLE, "") + &say("a", text)));
-        transcript.continued(Continuation { body: Bytes::new(), repeats: repeats.to_owned(), tokens });
+        transcript.continued(Continuation { body: Pieces::default(), repeats: repeats.to_owned(), tokens });
         transcript
     }
 
@@ -371,7 +372,7 @@ mod tests {
         let mut transcript = Transcript::new(Dialect::Chat, true);
         pass(&mut transcript, &behind);
         assert_eq!(transcript.progress().unwrap().tokens, 4, "one event of four tokens");
-        transcript.continued(Continuation { body: Bytes::new(), repeats: String::new(), tokens: 4 });
+        transcript.continued(Continuation { body: Pieces::default(), repeats: String::new(), tokens: 4 });
         assert_eq!(
             pass(&mut transcript, &behind.replace("\"a\"", "\"b\"")),
             say("a", "x").replace("m-b", "m-a")

@@ -22,7 +22,7 @@ pub struct ApiKey {
     pub tenant: Arc<str>,
     /// Unique within its tenant. A key of the configuration file is named by the first digits of its digest.
     pub name: Arc<str>,
-    /// Names or models of routes; `None` is every one of its tenant.
+    /// Names of routes; `None` is every one of its tenant.
     pub routes: Option<Vec<Arc<str>>>,
     /// Beside those of its tenant.
     pub budgets: Vec<Budget>,
@@ -49,7 +49,7 @@ impl ApiKey {
         self.expires.is_some_and(|end| UNIX_EPOCH + Duration::from_secs(end) <= now)
     }
 
-    /// Whether it may be used for the route, or the model, of that name.
+    /// Whether it may be used for the route of that name.
     #[must_use]
     pub fn may_use(&self, route: &str) -> bool {
         self.routes.as_ref().is_none_or(|routes| routes.iter().any(|own| **own == *route))

@@ -55,19 +55,6 @@ impl HeldBody {
     pub fn answer_budgets(&self) -> AnswerBudgets {
         self.charge.of_answer()
     }
-
-    /// Charges a second body of the same size, for the copy that a splice makes.
-    ///
-    /// # Errors
-    /// 503 `body_memory`.
-    pub async fn charge_copy(&mut self) -> Result<(), Failure> {
-        self.charge.add(self.bytes.len()).await
-    }
-
-    /// Gives back what [`Self::charge_copy`] took: no copy was needed.
-    pub fn without_copy(&mut self) {
-        self.charge.give_back(self.bytes.len());
-    }
 }
 
 /// Reads the whole body of a request whose head came at `head`.
@@ -212,10 +199,12 @@ fn time_for(bytes: u64, min_rate: u64) -> Option<Duration> {
 }
 
 impl Upload<'_> {
-    /// Reads on from the `first` piece. Memory grows with what has come, to at most twice of it.
+    /// Reads on from the `first` piece. What is charged grows with what has come, to at most twice of it. A buffer that grew with
+    /// it would be copied at each step: it gets its room at once, which takes memory where bytes are written.
     async fn rest(mut self, first: Bytes, declared: Option<usize>) -> Result<HeldBody, Failure> {
         self.entry = self.charge.enter();
-        let mut whole = Vec::new();
+        let mut whole = Vec::with_capacity(declared.unwrap_or_default().min(MAX_ROOM));
+        let mut charged = 0;
         let mut piece = Some(first);
         while let Some(bytes) = piece {
             self.note(bytes.len())?;
@@ -223,11 +212,12 @@ impl Upload<'_> {
             if len > self.limits.size {
                 return Err(Failure::BodyTooLarge { limit: self.limits.size });
             }
-            if len > whole.capacity() {
+            if len > charged {
                 let most = declared.unwrap_or(self.limits.size).max(len);
-                let capacity = len.max(whole.capacity() * 2).next_multiple_of(STEP).min(most);
-                self.charge(capacity - whole.capacity()).await?;
-                whole.reserve_exact(capacity - whole.len());
+                let more = len.max(charged * 2).next_multiple_of(STEP).min(most);
+                self.charge(more - charged).await?;
+                charged = more;
+                whole.reserve_exact(charged - whole.len());
             }
             whole.extend_from_slice(&bytes);
             piece = self.next().await?;
@@ -331,6 +321,8 @@ fn of_upload(error: &hyper::Error) -> Failure {
 }
 
 const STEP: usize = 64 * 1024;
+/// Bytes of a declared body that get their room before they come.
+const MAX_ROOM: usize = 2 << 20;
 const MAX_DISCARDED: u64 = 64 * 1024;
 const DISCARD_FOR: Duration = Duration::from_millis(100);
 const LINGER: Duration = Duration::from_secs(30);

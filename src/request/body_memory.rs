@@ -78,8 +78,7 @@ impl BodyMemory {
     /// `bytes` for all bodies together, of which each has at most `body_limit`.
     #[must_use]
     pub fn new(bytes: usize, body_limit: usize, clock: Clock) -> Self {
-        // A finisher may need a copy of its body beside it (see `request::splice`).
-        let reserve = body_limit.saturating_mul(2).min(bytes / 2);
+        let reserve = body_limit.min(bytes / 2);
         let table = Arc::new(Table { uploads: Uploads::new(clock), waiting: Semaphore::new(MAX_WAITING) });
         Self {
             all: BodyBudget::new(bytes, reserve, bytes / SMALL_SHARE, &table),
@@ -316,7 +315,7 @@ const MAX_SHARE: usize = 2;
 const ANSWER_SHARE: usize = 4;
 /// The reserve of small bodies is one in this many parts of the memory.
 const SMALL_SHARE: usize = 16;
-/// In units: a body of 128 KiB and its copy.
+/// In units: a body of 256 KiB.
 const SMALL: usize = 256;
 const WAIT_FOR_MEMORY: Duration = Duration::from_secs(5);
 const MAX_WAITING: usize = 1024;
@@ -328,7 +327,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// 8 MiB for all, 4 MiB for a connection, bodies of 1 MiB: reserves of 2 MiB each, half a MiB for small bodies.
+    /// 8 MiB for all, 4 MiB for a connection, bodies of 1 MiB: reserves of 1 MiB each, half a MiB for small bodies.
     fn memory() -> BodyMemory {
         BodyMemory::new(8 * MIB, MIB, Clock::start())
     }
@@ -360,9 +359,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn of_uploads_that_wait_for_each_other_one_always_finishes() {
         let memory = memory();
-        // Eleven half bodies fill what there is without the reserves.
+        // Thirteen half bodies fill what there is without the reserves.
         let mut half = Vec::new();
-        for _ in 0..11 {
+        for _ in 0..13 {
             let mut charge = memory.open(None, None);
             charge.add(MIB / 2).await.unwrap();
             half.push(charge);
@@ -376,7 +375,7 @@ mod tests {
         while let Some(ended) = running.join_next().await {
             assert!(ended.unwrap().is_ok());
         }
-        assert_eq!((free(&memory), memory.all.finisher.available_permits()), (11 * MIB / 2, 1));
+        assert_eq!((free(&memory), memory.all.finisher.available_permits()), (13 * MIB / 2, 1));
     }
 
     #[tokio::test(start_paused = true)]
@@ -384,7 +383,7 @@ mod tests {
         let memory = memory();
         let (hog, tenant) = (memory.of_connection(), Arc::from("a"));
         let mut held = Vec::new();
-        for _ in 0..3 {
+        for _ in 0..4 {
             let mut charge = memory.open(Some(&hog), Some(&tenant));
             charge.add(MIB).await.unwrap();
             held.push(charge);

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use crate::labels::labels;
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
+use crate::request::pieces::Pieces;
 use crate::request::splice::{Edit, apply};
 
 /// What the client of a broken stream has received.
@@ -39,7 +40,7 @@ pub struct TokenIds {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continuation {
     /// The body to send.
-    pub body: Bytes,
+    pub body: Pieces,
     /// The end of the text that the engine will repeat: chat templates may cut white space off a message's end.
     pub repeats: String,
     /// Tokens of the answer that this request takes as given.
@@ -100,14 +101,14 @@ pub fn continuation(
     };
     if edits.is_empty() {
         // Nothing to build on: the answer begins anew, and what the client has of it is left out.
-        return Ok(Some(Continuation { body: body.clone(), repeats, tokens: 0 }));
+        return Ok(Some(Continuation { body: body.clone().into(), repeats, tokens: 0 }));
     }
     if request.limit(dialect)?.is_some_and(|limit| limit <= progress.all_tokens) {
         return Ok(None);
     }
     request.shrink(dialect, tokens, &mut edits)?;
     edits.sort_by_key(|edit| edit.at.start);
-    Ok(Some(Continuation { body: apply(body, &edits), repeats, tokens }))
+    Ok(Some(Continuation { body: apply(body, &edits).into(), repeats, tokens }))
 }
 
 type Growth = (Vec<Edit>, String, u64);
@@ -345,7 +346,7 @@ mod tests {
         let Some(continuation) = continuation(dialect, &body, progress)? else {
             return Ok(("nothing".to_owned(), String::new(), 0));
         };
-        let text = String::from_utf8(continuation.body.to_vec()).unwrap();
+        let text = String::from_utf8(continuation.body.whole().to_vec()).unwrap();
         serde_json::from_str::<serde_json::Value>(&text).unwrap();
         Ok((text, continuation.repeats, continuation.tokens))
     }

@@ -407,6 +407,10 @@ pub(crate) fn plain_len(bytes: &[u8]) -> usize {
     }
     let looked_at = few.len() * 8;
     let rest = bytes.get(looked_at..).unwrap_or_default();
+    if rest.len() < 8 {
+        let is_plain = |byte: &&u8| !matches!(**byte, ..0x20 | b'"' | b'\\');
+        return looked_at + rest.iter().take_while(is_plain).count();
+    }
     let run = memchr::memchr2(b'"', b'\\', rest).map_or(rest, |end| rest.get(..end).unwrap_or_default());
     looked_at + printable_len(run)
 }

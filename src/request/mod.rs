@@ -20,6 +20,7 @@ pub mod jwt;
 pub mod makeup;
 mod media_tokens;
 pub mod multipart;
+pub mod pieces;
 pub mod prompt;
 pub mod prompt_size;
 pub mod ratio;

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use crate::request::dialect::Dialect;
 use crate::request::fields::{Fields, ModelAt};
 use crate::request::json::{JsonError, JsonKind, Raw};
+use crate::request::pieces::Pieces;
 
 /// What a route wants changed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +36,7 @@ pub struct Edits<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spliced {
     /// The bytes to send.
-    pub body: Bytes,
+    pub body: Pieces,
     /// The usage was asked for by us: the client is to see nothing of it.
     pub asks_usage: bool,
     /// The usage of every chunk was asked for by us: likewise.
@@ -56,7 +57,11 @@ pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<
     );
     all.extend(edits.priority.and_then(|it| put(body, fields.priority, "priority", &it.to_string())));
     all.sort_by_key(|edit| edit.at.start);
-    let body = if all.is_empty() { body.clone() } else { apply(body, &all) };
+    let body = match body.len() {
+        _ if all.is_empty() => body.clone().into(),
+        small if small <= MAX_COPIED => apply(body, &all).into(),
+        _ => apart(body, all),
+    };
     Spliced { body, asks_usage: asked.usage, asks_running: asked.running }
 }
 
@@ -171,6 +176,18 @@ const USAGE: &str = r#""include_usage":true"#;
 const CONTINUOUS: &str = r#""continuous_usage_stats":true"#;
 const RUNNING: &str = r#""include_usage":true,"continuous_usage_stats":true"#;
 
+/// The texts of edits that are in order and do not overlap, between what they leave of the body.
+fn apart(body: &Bytes, edits: impl IntoIterator<Item = Edit>) -> Pieces {
+    let mut pieces: SmallVec<[Bytes; 8]> = SmallVec::new();
+    let mut from = 0;
+    for edit in edits {
+        pieces.extend([body.slice(from..edit.at.start), edit.text.into()]);
+        from = edit.at.end;
+    }
+    pieces.push(body.slice(from..));
+    pieces.into_iter().collect()
+}
+
 /// Applies edits that are in order and do not overlap, in one allocation.
 pub(crate) fn apply(body: &[u8], edits: &[Edit]) -> Bytes {
     let added: usize = edits.iter().map(|edit| edit.text.len()).sum();
@@ -184,6 +201,9 @@ pub(crate) fn apply(body: &[u8], edits: &[Edit]) -> Bytes {
     spliced.extend_from_slice(body.get(from..).unwrap_or_default());
     spliced.into()
 }
+
+/// Bytes of a body that is copied rather than sent in pieces; the copy is not charged to the memory of bodies.
+const MAX_COPIED: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -206,7 +226,7 @@ mod tests {
         let body = Bytes::copy_from_slice(body.as_bytes());
         let fields = parse(dialect, &body).unwrap();
         let spliced = splice(dialect, &body, &fields, edits);
-        (String::from_utf8(spliced.body.to_vec()).unwrap(), spliced.asks_usage)
+        (String::from_utf8(spliced.body.whole().to_vec()).unwrap(), spliced.asks_usage)
     }
 
     #[test]
@@ -300,7 +320,7 @@ mod tests {
             };
             let body = Bytes::from(body);
             let spliced = splice(Dialect::Chat, &body, &parse(Dialect::Chat, &body).unwrap(), ask);
-            let sent: Value = serde_json::from_slice(&spliced.body).unwrap();
+            let sent: Value = serde_json::from_slice(&spliced.body.whole()).unwrap();
             assert_eq!(
                 sent["stream_options"],
                 serde_json::from_str::<Value>(&expected).unwrap(),
@@ -337,7 +357,23 @@ mod tests {
         let body = Bytes::from_static(br#"{"model":"m","stream":true}"#);
         let fields = parse(Dialect::Chat, &body).unwrap();
         let edits = Edits { model: Some("m"), ..Edits::default() };
-        assert_eq!(splice(Dialect::Chat, &body, &fields, edits).body.as_ptr(), body.as_ptr());
+        assert_eq!(splice(Dialect::Chat, &body, &fields, edits).body.whole().as_ptr(), body.as_ptr());
+    }
+
+    #[test]
+    fn a_long_body_is_not_copied_either() {
+        let text = "x".repeat(MAX_COPIED);
+        let body = Bytes::from(format!(r#"{{"model":"m","stream":true,"prompt":"{text}"}}"#));
+        let fields = parse(Dialect::Completions, &body).unwrap();
+        let edits = Edits { model: Some("longer"), priority: Some(7), ..ASK };
+        let sent = splice(Dialect::Completions, &body, &fields, edits).body;
+        let own: Vec<&Bytes> =
+            sent.iter().filter(|piece| body.as_ptr_range().contains(&piece.as_ptr())).collect();
+        assert_eq!(own.iter().map(|piece| piece.len()).sum::<usize>(), body.len() - r#""m""#.len());
+        let whole = format!(
+            r#"{{"stream_options":{{"include_usage":true}},"priority":7,"model":"longer","stream":true,"prompt":"{text}"}}"#
+        );
+        assert_eq!((sent.whole(), sent.len()), (Bytes::from(whole.clone()), whole.len()));
     }
 
     #[test]
@@ -434,7 +470,7 @@ mod tests {
                 let body = Bytes::from(text);
                 if let Ok(fields) = parse(Dialect::Chat, &body) {
                     let edits = Edits { model: Some("new"), ..ASK };
-                    let after = splice(Dialect::Chat, &body, &fields, edits).body;
+                    let after = splice(Dialect::Chat, &body, &fields, edits).body.whole();
                     prop_assert!(parse(Dialect::Chat, &after).is_ok());
                 }
             }

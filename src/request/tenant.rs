@@ -10,10 +10,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use chrono::{DateTime, SecondsFormat};
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
+use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 
 use super::api_keys::{ApiKey, ApiKeys, KeyDigest};
@@ -267,8 +267,7 @@ fn default_tenant() -> TenantRef {
 
 /// RFC 3339 of a time in seconds since 1970.
 fn utc(seconds: u64) -> String {
-    let time = DateTime::from_timestamp(i64::try_from(seconds).unwrap_or(i64::MAX), 0).unwrap_or_default();
-    time.to_rfc3339_opts(SecondsFormat::Secs, true)
+    Timestamp::from_second(i64::try_from(seconds).unwrap_or(i64::MAX)).unwrap_or_default().to_string()
 }
 
 /// The key of a request: the bearer token, else `x-api-key`. A header given twice is refused, as the next hop might

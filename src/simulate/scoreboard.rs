@@ -172,6 +172,7 @@ mod tests {
                 engine: name.clone(),
                 host: name,
                 port: 1,
+                is_outside: false,
             },
             ttft: Duration::from_millis(ms),
             predicted: None,

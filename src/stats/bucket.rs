@@ -22,6 +22,14 @@ pub struct Refill {
     pub per_second: f64,
 }
 
+impl Refill {
+    /// A minute's allowance, refilled steadily.
+    #[must_use]
+    pub fn per_minute(allowance: u64) -> Self {
+        Self { burst: allowance as f64, per_second: allowance as f64 / 60.0 }
+    }
+}
+
 impl TokenBucket {
     /// A bucket of this size without tokens.
     #[must_use]

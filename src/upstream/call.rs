@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::client::conn::http1::SendRequest;
 use thiserror::Error;
 
@@ -183,7 +183,7 @@ pub(super) async fn connect(connector: &Connector, endpoint: &Endpoint) -> Resul
 
 async fn ask(open: &mut Open, request: Request<Bytes>) -> Result<Response<Bytes>, CallError> {
     open.sender.ready().await.map_err(broken)?;
-    let response = open.sender.send_request(request.map(Full::new)).await.map_err(broken)?;
+    let response = open.sender.send_request(request.map(UpstreamBody::from)).await.map_err(broken)?;
     let (head, body) = response.into_parts();
     let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(broken)?;
     Ok(Response::from_parts(head, body.to_bytes()))

@@ -5,15 +5,18 @@
 //! engine's work at once instead of at hyper's next poll. Where a name has addresses of both families, the second one gets its
 //! chance after [`SECOND_FAMILY_AFTER`] (RFC 8305).
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http_body_util::Full;
+use hyper::body::{Body, Frame, SizeHint};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::RootCertStore;
@@ -29,9 +32,55 @@ use super::resolve::{Resolver, by_family};
 use crate::clock::{Clock, Stamp};
 use crate::config::{Endpoint, PoolTls};
 use crate::listener::tls::{TlsError, certificates, private_key};
+use crate::request::pieces::Pieces;
 
-/// A request as the upstream half sends it: whole, in memory.
-pub type UpstreamBody = Full<Bytes>;
+/// The body of a request as the upstream half sends it: in memory.
+#[derive(Debug, Default)]
+pub struct UpstreamBody {
+    next: Bytes,
+    /// Boxed: hyper keeps room for 32 requests a connection.
+    rest: Option<Box<std::vec::IntoIter<Bytes>>>,
+}
+
+impl UpstreamBody {
+    /// A body in pieces.
+    #[must_use]
+    pub fn of(body: &Pieces) -> Self {
+        let mut pieces = body.iter();
+        let next = pieces.next().cloned().unwrap_or_default();
+        let rest: Vec<Bytes> = pieces.cloned().collect();
+        Self { next, rest: (!rest.is_empty()).then(|| Box::new(rest.into_iter())) }
+    }
+}
+
+impl From<Bytes> for UpstreamBody {
+    fn from(next: Bytes) -> Self {
+        Self { next, rest: None }
+    }
+}
+
+impl Body for UpstreamBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let after = self.rest.as_mut().and_then(|rest| rest.next()).unwrap_or_default();
+        let piece = std::mem::replace(&mut self.next, after);
+        Poll::Ready((!piece.is_empty()).then(|| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.next.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = self.rest.iter().flat_map(|rest| rest.as_slice());
+        SizeHint::with_exact(std::iter::once(&self.next).chain(rest).map(|piece| piece.len() as u64).sum())
+    }
+}
 
 /// An open connection.
 #[derive(Debug)]
@@ -355,3 +404,25 @@ const EMFILE: i32 = 24;
 const MAX_READ_BUFFER: usize = 64 * 1024;
 /// Fields of an answer's head. hyper allocates a table of this size for each answer: 64 bytes a field.
 const MAX_HEADERS: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_in_pieces_has_their_length_and_order() {
+        for pieces in [&[][..], &["a"], &["{", "\"k\":1,", "}"]] {
+            let mut body = UpstreamBody::of(&pieces.iter().copied().map(Bytes::from).collect());
+            let whole = pieces.concat();
+            assert_eq!(body.size_hint().exact(), Some(whole.len() as u64));
+            let mut sent = Vec::new();
+            while !body.is_end_stream() {
+                sent.extend_from_slice(&body.frame().await.unwrap().unwrap().into_data().unwrap());
+            }
+            assert_eq!(sent, whole.as_bytes());
+            assert!(body.frame().await.is_none());
+        }
+    }
+}

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 use super::call::{CallError, Open, addressed, broken, connect};
-use super::connect::Connector;
+use super::connect::{Connector, UpstreamBody};
 use crate::config::Endpoint;
 
 /// An answer that is being read; dropping it closes its connection.
@@ -34,7 +34,7 @@ pub(crate) async fn open(
     let answer = async {
         let mut open = connect(connector, endpoint).await?;
         open.sender.ready().await.map_err(broken)?;
-        let response = open.sender.send_request(request.map(Full::new)).await.map_err(broken)?;
+        let response = open.sender.send_request(request.map(UpstreamBody::from)).await.map_err(broken)?;
         let (head, body) = response.into_parts();
         Ok(Answer { status: head.status, body, _open: open })
     };

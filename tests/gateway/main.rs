@@ -10,6 +10,7 @@ mod discovery;
 mod failures;
 mod label_bounds;
 mod life;
+mod outside;
 mod relay;
 mod relay_stream;
 mod routing;

@@ -21,8 +21,8 @@ impl Kept {
         let (fleet, folder) = (Fleet::start(&[]), TempDir::new().unwrap());
         let file = format!(
             "[admin]\ntoken = \"file:root\"\nread_token = \"file:look\"\n[[pool]]\nname = \"main\"\nreplicas = {}\n\
-             [[route]]\nmodel = \"sim\"\npools = [\"main\"]\n[[route]]\nmodel = \"other\"\npools = [\"main\"]\n\
-             [[tenant]]\nname = \"team-a\"\nkey_sha256 = []\n[[tenant]]\nname = \"team-b\"\nkey_sha256 = []\nroutes = [\"sim\"]\n",
+             [[route]]\nname = \"chat\"\nmodel = \"sim\"\npools = [\"main\"]\n[[route]]\nmodel = \"other\"\npools = [\"main\"]\n\
+             [[tenant]]\nname = \"team-a\"\nkey_sha256 = []\n[[tenant]]\nname = \"team-b\"\nkey_sha256 = []\nroutes = [\"chat\"]\n",
             fleet.toml()
         );
         replace(&folder.path().join("gateway.toml"), &file);
@@ -79,6 +79,8 @@ fn a_key_works_at_once_within_its_routes_and_budget_until_it_is_revoked() {
     assert!(spent.status == 429 && spent.body.contains(message), "{spent:?}");
     let plain = ran(&gateway, &["key", "add", "team-a"]).trim().to_owned();
     assert_eq!(ask(&gateway, "other", &plain).status, 200, "a key without bounds has its tenant's");
+    let narrow = ran(&gateway, &["key", "add", "team-b", "--routes", "sim"]);
+    assert_eq!(ask(&gateway, "sim", narrow.trim()).status, 200, "a route by its model");
 
     gateway.process.signal("TERM");
     assert_eq!(gateway.process.exit_code(), 0);
@@ -86,7 +88,7 @@ fn a_key_works_at_once_within_its_routes_and_budget_until_it_is_revoked() {
     let list = ran(&gateway, &["key", "list", "team-a"]);
     let lines: Vec<&str> = list.lines().collect();
     assert!(lines.len() == 2 && lines[0].starts_with("team-a ci state=valid created="), "{list}");
-    assert!(lines[0].ends_with(" routes=sim budget=month:requests=2"), "{list}");
+    assert!(lines[0].ends_with(" routes=chat budget=month:requests=2"), "{list}");
     assert!(lines[1].contains("team-a key-1 ") && lines[1].ends_with("expires=never"), "{list}");
     assert_eq!(ask(&gateway, "sim", &key).status, 429, "what it used is kept too");
     assert_eq!(ran(&gateway, &["key", "revoke", "team-a", "ci"]), "revoked: key ci of tenant team-a");

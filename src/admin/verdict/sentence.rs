@@ -142,7 +142,7 @@ fn good(figures: &RouteFigures) -> String {
     if missed > 0 && minute.all_missed() == 0 { format!("{met}, no miss in the last minute") } else { met }
 }
 
-/// Names whoever stands out, else says that nobody does.
+/// Names each outlier, or the fact that there is none.
 fn who(figures: &RouteFigures, status: Status, outliers: &[Outlier]) -> Vec<String> {
     let named = outliers.iter().map(|outlier| match outlier.dimension {
         Dimension::Class => format!("{} {}", outlier.name, outlier.evidence),

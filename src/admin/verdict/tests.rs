@@ -426,6 +426,10 @@ fn a_replica_that_holds_one_request_and_answers_nothing_is_named_while_the_other
     );
     figures.recent = slot(TTFT, &[did("r1", 8, 0, relay), did("r2", 8, 0, relay)]).slot;
     names_only(&figures, &["within their SLO"], &["stands out"]);
+    // They hang alike: what the other gave was before.
+    figures.recent = slot(TTFT, &[did("r1", 8, 0, relay)]).slot;
+    figures.stuck_at.insert("r1".into(), Duration::from_secs(8));
+    names_only(&figures, &[], &["stands out"]);
 }
 
 #[test]
@@ -541,8 +545,8 @@ fn an_ordinary_day_names_nobody() {
     let lateness = Lateness { worst: Duration::from_millis(270), late: 0.9 };
     let (status, sentence) = overall(&[verdict], lateness);
     assert_eq!(status, Status::Ok);
-    let told = "the route keeps its SLO. the gateway itself waits for CPU 90 % of the time, up to 270 ms";
-    assert_eq!(sentence, told);
+    let expected = "the route keeps its SLO. the gateway itself waits for CPU 90 % of the time, up to 270 ms";
+    assert_eq!(sentence, expected);
 }
 
 #[test]

@@ -117,6 +117,75 @@ fn a_setting_without_an_effect_is_a_warning() {
 }
 
 #[test]
+fn an_isolation_that_keeps_less_apart_than_it_seems_is_a_warning() {
+    let tenant = |name: &str, more: &str| format!("[[tenant]]\nname = \"{name}\"\nkey_sha256 = []\n{more}\n");
+    let isolated = tenant("t", "cache_isolation = true");
+    let triton = "[[pool]]\nname = \"q\"\nengine = \"triton\"\nreplicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"q\"]\n";
+    let paths = "[server]\nextra_paths = [\"/v1/custom\"]\n";
+    for (text, warning) in [
+        (
+            format!("{ONE_POOL}[routing]\ncache_isolation = true\n"),
+            "cache_isolation has no effect: there is no [[tenant]]",
+        ),
+        (
+            format!("{ONE_POOL}{}", tenant("t", "cache_group = \"g\"")),
+            "cache_group of tenant \"t\" has no effect: it shares with everybody",
+        ),
+        (
+            format!("{ONE_POOL}{triton}{isolated}"),
+            "tenant \"t\" shares cached prompts in pool \"q\": engine triton takes no cache_salt",
+        ),
+        (format!("{paths}{ONE_POOL}{isolated}"), "tenant \"t\" shares cached prompts on server.extra_paths"),
+        (format!("{ONE_POOL}{isolated}{}", tenant("u", "")), "routing.seed is no secret"),
+    ] {
+        let shown = check(&text);
+        assert!(shown.code == 0 && shown.err.contains(warning), "{warning}\n{}", shown.err);
+    }
+    let quiet = check(&format!("{ONE_POOL}{isolated}"));
+    assert!(!quiet.err.contains("cached prompts") && !quiet.err.contains("cache_"), "{}", quiet.err);
+}
+
+#[test]
+fn prompts_leave_the_house_only_where_their_route_says_so() {
+    let pool = |more: &str| {
+        format!(
+            "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:2\"]\n[[pool]]\nname = \"far\"\nreplicas = [\"http://far.example\"]\n{more}[pool.outside]\nmodel = \"gpt-x\"\n"
+        )
+    };
+    let route = |more: &str| format!("[[route]]\nmodel = \"m\"\npools = [\"p\", \"far\"]\n{more}");
+    let whole = "standby = true\nengine = \"generic\"\nengine_api_key = \"env:FAR\"\n";
+    for (text, fault) in [
+        (
+            pool(whole) + &route(""),
+            "pool \"far\" has [pool.outside]: prompts of this route would leave the house",
+        ),
+        (pool("") + &route("outside = true\n"), "has no key of its own: clients' keys are never sent there"),
+        (
+            pool("engine = \"generic\"\n") + &route("outside = true\n"),
+            "takes traffic only while the house's own cannot",
+        ),
+        (pool("standby = true\n") + &route("outside = true\n"), "set engine = \"generic\""),
+    ] {
+        let shown = check_with(&text, |args| args.allow_missing_secrets = true, Style::Plain);
+        assert!(shown.code == 1 && shown.err.contains(fault), "{fault}\n{}", shown.err);
+    }
+    let good = pool(whole) + &route("outside = true\n");
+    let shown = check_with(&good, |args| args.allow_missing_secrets = true, Style::Plain);
+    assert_eq!(shown.code, 0, "{}", shown.err);
+    assert!(
+        shown.err.contains("prompts and the key of pool \"far\" go to http://far.example:80 without TLS"),
+        "{}",
+        shown.err
+    );
+    let none = check(&format!("{ONE_POOL}[[route]]\nmodel = \"m\"\noutside = true\n"));
+    assert!(
+        none.err.contains("outside has no effect: route \"m\" has no pool with [pool.outside]"),
+        "{}",
+        none.err
+    );
+}
+
+#[test]
 fn what_is_shipped_has_no_warnings() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
     for name in ["reference.toml", "minimal.toml", "two-pools.toml", "tls.toml"] {

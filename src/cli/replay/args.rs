@@ -108,10 +108,10 @@ pub(super) enum Contender {
 impl Contender {
     /// Reads a contender's name: one of the product's policies or a rival.
     pub(super) fn parse(name: &str) -> Result<Self, String> {
-        let product = PolicyName::ALL.into_iter().find(|policy| policy.as_str() == name);
-        let named = product.map(Self::Product).or_else(|| Rival::named(name).map(Self::Rival));
+        let named =
+            PolicyName::named(name).map(Self::Product).or_else(|| Rival::named(name).map(Self::Rival));
         named.ok_or_else(|| {
-            let policies = PolicyName::ALL.into_iter().map(PolicyName::as_str);
+            let policies = PolicyName::LABELS.iter().copied();
             let known: Vec<&str> = policies.chain(Rival::ALL.into_iter().map(Rival::as_str)).collect();
             format!("unknown policy; there are {}", known.join(", "))
         })

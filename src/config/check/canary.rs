@@ -6,6 +6,7 @@ use crate::config::{
     Canary, CanaryShadow, CanaryStep, Declared, OnBreach, Pool, QuantileRatios, WeightedPool,
 };
 
+use super::codec::Word;
 use super::section::{Item, Section};
 use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
 
@@ -39,10 +40,7 @@ pub(super) fn canary(route: &Section<'_>, known: &[Pool], pools: &mut Vec<Weight
         max_goodput_decrease: section.ratio("max_goodput_decrease").unwrap_or(0.05),
         max_queue_ratio: section.get("max_queue_ratio").and_then(|item| ratio(&item)).unwrap_or(2.0),
         false_rollback_rate: false_rollback_rate(&section),
-        on_breach: section
-            .get("on_breach")
-            .and_then(|item| item.one_of("action", ON_BREACH))
-            .unwrap_or(OnBreach::Rollback),
+        on_breach: section.value("on_breach", &Word("action")).unwrap_or(OnBreach::Rollback),
         min_requests: section.integer("min_requests", 0..=1_000_000_000).unwrap_or(1),
         webhook: section.parse("webhook", &ENDPOINT),
         state: section.get("state").and_then(|item| Some(item.checking.directory.join(item.text()?))),
@@ -135,7 +133,6 @@ fn false_rollback_rate(section: &Section<'_>) -> f64 {
     if is_valid { rate } else { DEFAULT_RATE }
 }
 
-const ON_BREACH: &[(&str, OnBreach)] = &[("rollback", OnBreach::Rollback), ("pause", OnBreach::Pause)];
 const STEPS_HINT: &str = "write increasing weights in percent: steps = [{ weight = 10, soak = \"10m\" }, { weight = 50, soak = \"24h\" }]";
 const SHADOW_HINT: &str = "write how many percent of the requests are copied, and for how long: shadow = { weight = 5, soak = \"10m\" }";
 const DEFAULT_RATE: f64 = 0.01;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use crate::config::{Endpoint, Secret};
+use crate::labels::Labelled;
 use crate::units::Tokens;
 
 use super::secret;
@@ -82,13 +83,26 @@ impl Codec<f64> for Share {
     }
 }
 
+/// A member of a closed set, by its name; what messages call it.
+pub(in crate::config) struct Word(pub(in crate::config) &'static str);
+
+impl<T: Labelled> Codec<T> for Word {
+    fn read(&self, item: &Item<'_>) -> Option<T> {
+        Words(self.0, T::WORDS).read(item)
+    }
+
+    fn show(&self, value: &T) -> Json {
+        Words(self.0, T::WORDS).show(value)
+    }
+}
+
 /// One of a fixed set of words: what messages call it, and the words.
-pub(in crate::config) struct Word<T: 'static>(
+pub(in crate::config) struct Words<T: 'static>(
     pub(in crate::config) &'static str,
     pub(in crate::config) &'static [(&'static str, T)],
 );
 
-impl<T: Copy + PartialEq> Codec<T> for Word<T> {
+impl<T: Copy + PartialEq> Codec<T> for Words<T> {
     fn read(&self, item: &Item<'_>) -> Option<T> {
         item.one_of(self.0, self.1)
     }

@@ -6,14 +6,14 @@ use toml::de::DeValue;
 
 use crate::config::{EngineKind, EngineProfile, Figure, FigureSource};
 
+use super::codec::Word;
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::Form;
 
 /// The engine of a pool, with what its configuration says otherwise.
 pub(super) fn engine(pool: &Section<'_>) -> (EngineKind, EngineProfile) {
-    let kind = pool.get("engine").and_then(|item| item.one_of("engine", &EngineKind::ALL));
-    let kind = kind.unwrap_or(EngineKind::Vllm);
+    let kind = pool.value("engine", &Word("engine")).unwrap_or(EngineKind::Vllm);
     let mut profile = kind.profile();
     let section = pool.section("engine_profile", "[pool.engine_profile]");
     if let Some(item) = section.get("metrics_path") {
@@ -29,8 +29,8 @@ pub(super) fn engine(pool: &Section<'_>) -> (EngineKind, EngineProfile) {
         }
         profile.only = item.entries().filter_map(|e| Some((e.key.into(), e.text()?.into()))).collect();
     }
-    for (figure, key) in Figure::ALL {
-        if let Some(item) = section.get(key) {
+    for figure in Figure::ALL {
+        if let Some(item) = section.get(figure.as_str()) {
             profile.sources.retain(|(known, _)| *known != figure);
             profile.sources.push((figure, sources(&item)));
         }

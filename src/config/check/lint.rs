@@ -108,11 +108,34 @@ impl Lint<'_, '_> {
                     "remove it, or set standby = true in its [[pool]]: then it serves when the others cannot";
                 self.warn(self.place("route", at, &["pools"]), message, hint);
             }
+            self.outside(at, route);
             if route.client_may.priority && !self.has_order() {
                 let message =
                     format!("clients may set a priority on route \"{}\", and nothing waits", route.name);
                 let place = self.place("route", at, &["client_may"]);
                 self.warn(place, message, "use policy latency on a route, or remove \"priority\"");
+            }
+        }
+    }
+
+    /// What leaves the house, or does not although it seems to.
+    fn outside(&self, at: usize, route: &Route) {
+        let pools = route.pools.iter().filter_map(|weighted| self.config.pools.get(weighted.pool));
+        let mut outside = pools.filter(|pool| pool.outside.is_some()).peekable();
+        if route.outside && outside.peek().is_none() {
+            let message =
+                format!("outside has no effect: route \"{}\" has no pool with [pool.outside]", route.name);
+            self.warn(self.place("route", at, &["outside"]), message, "name such a pool, or remove it");
+        }
+        for pool in outside {
+            let is_far = |host: &str| !matches!(host, "localhost" | "127.0.0.1" | "::1");
+            let clear = pool.replicas.iter().find(|one| !one.endpoint.is_tls && is_far(&one.endpoint.host));
+            if let Some(clear) = clear {
+                let message = format!(
+                    "prompts and the key of pool \"{}\" go to {} without TLS",
+                    pool.name, clear.endpoint
+                );
+                self.warn(self.place("route", at, &["pools"]), message, "use https://");
             }
         }
     }

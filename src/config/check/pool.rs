@@ -10,7 +10,7 @@ use toml::de::DeValue;
 
 use crate::config::{
     Dcgm, DcgmSources, Declared, Ejection, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe,
-    ReplicaSpec, Role, WarmUp, scale, warmup,
+    ReplicaSpec, Role, WarmUp, outside, scale, warmup,
 };
 
 use super::dcgm::dcgm;
@@ -47,7 +47,8 @@ fn pool(section: &Section<'_>) -> Pool {
     let (engine, engine_profile) = engine::engine(section);
     let mut own_dcgm = BTreeMap::new();
     let replicas = replicas(section, &name, &mut own_dcgm);
-    Pool {
+    let mut pool = Pool {
+        outside: None,
         revision: section.parse("revision", &NAME).unwrap_or_else(|| name.clone()),
         revision_info: revision_info(section),
         role: Role::of(section),
@@ -73,7 +74,13 @@ fn pool(section: &Section<'_>) -> Pool {
         ejection,
         scale: scale::scale(section),
         name,
+    };
+    pool.outside = outside::outside(section, &pool);
+    if pool.outside.is_some() {
+        // Its figures are not ours to see.
+        Arc::make_mut(&mut pool.engine_profile).metrics_path = None;
     }
+    pool
 }
 
 fn revision_info(section: &Section<'_>) -> BTreeMap<String, String> {

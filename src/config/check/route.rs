@@ -11,6 +11,7 @@ use crate::config::{
     ClientMay, Declared, ModelMatch, PolicyName, Pool, Route, Slo, Timeouts, WeightedPool, prefill,
 };
 
+use super::codec::Word;
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::{MODEL, NAME};
@@ -69,10 +70,7 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         Some(name) => name,
         None => model.clone(),
     };
-    let policy = section
-        .get("policy")
-        .and_then(|item| item.one_of("policy", &policies()))
-        .unwrap_or(PolicyName::Latency);
+    let policy = section.value("policy", &Word("policy")).unwrap_or(PolicyName::Latency);
     let class = slo(section, referred.slo);
     let slo = referred.slo.get(&class).copied().unwrap_or_default();
     let mut pools = pools(section, referred.pools);
@@ -82,6 +80,7 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         name,
         model: if &*model == "*" { ModelMatch::Any } else { ModelMatch::Named(model) },
         upstream_model: section.parse("upstream_model", &MODEL),
+        outside: outside(section, referred.pools, &pools),
         required: section.boolean("required").unwrap_or(true),
         pools,
         policy,
@@ -113,6 +112,7 @@ fn catch_all(referred: &Referred<'_>) -> Route {
         name: "*".into(),
         model: ModelMatch::Any,
         upstream_model: None,
+        outside: false,
         required: true,
         pools: vec![WeightedPool { pool: 0, weight: DEFAULT_WEIGHT }],
         policy: PolicyName::Latency,
@@ -182,6 +182,19 @@ fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
     Some(WeightedPool { pool, weight: given.unwrap_or(DEFAULT_WEIGHT) })
 }
 
+/// `outside`: prompts leave the house only where their route says so.
+fn outside(route: &Section<'_>, known: &[Pool], pools: &[WeightedPool]) -> bool {
+    let may = route.boolean("outside").unwrap_or(false);
+    let mut used = pools.iter().filter_map(|weighted| known.get(weighted.pool));
+    if let Some(pool) = used.find(|pool| pool.outside.is_some()).filter(|_| !may) {
+        route.fault(
+            format!("pool \"{}\" has [pool.outside]: prompts of this route would leave the house", pool.name),
+            "set outside = true in the route, or remove the pool from it",
+        );
+    }
+    may
+}
+
 fn slo(route: &Section<'_>, known: &BTreeMap<Arc<str>, Slo>) -> Arc<str> {
     let Some(item) = route.get("slo") else { return DEFAULT_SLO.into() };
     let Some(name) = item.text() else { return DEFAULT_SLO.into() };
@@ -197,28 +210,11 @@ fn client_may(route: &Section<'_>) -> ClientMay {
     let Some(item) = route.get("client_may") else { return DEFAULT_CLIENT_MAY };
     let mut may = ClientMay::default();
     for entry in item.list() {
-        match entry.one_of("permission", PERMISSIONS) {
-            Some(Permission::Timeout) => may.timeout = true,
-            Some(Permission::SloClass) => may.slo_class = true,
-            Some(Permission::Priority) => may.priority = true,
-            Some(Permission::EnginePriority) => may.engine_priority = true,
-            None => {}
+        if let Some(permission) = entry.one_of("permission", ClientMay::PERMISSIONS) {
+            *permission(&mut may) = true;
         }
     }
     may
-}
-
-fn policies() -> Vec<(&'static str, PolicyName)> {
-    PolicyName::ALL.iter().map(|policy| (policy.as_str(), *policy)).collect()
-}
-
-/// An entry of `client_may`.
-#[derive(Clone, Copy)]
-enum Permission {
-    Timeout,
-    SloClass,
-    Priority,
-    EnginePriority,
 }
 
 const DEFAULT_WEIGHT: u32 = 100;
@@ -226,9 +222,3 @@ const DEFAULT_SLO: &str = "standard";
 const DEFAULT_CLIENT_MAY: ClientMay =
     ClientMay { timeout: true, slo_class: false, priority: false, engine_priority: false };
 const POOLS_HINT: &str = "name them: pools = [{ name = \"main\", weight = 100 }]";
-const PERMISSIONS: &[(&str, Permission)] = &[
-    ("timeout", Permission::Timeout),
-    ("slo_class", Permission::SloClass),
-    ("priority", Permission::Priority),
-    ("engine_priority", Permission::EnginePriority),
-];

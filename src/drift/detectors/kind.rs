@@ -4,66 +4,42 @@ use serde::{Deserialize, Serialize};
 
 use self::Horizon::{Days, Hours, Minutes};
 use self::Subject::{Availability, Itl, Ttft};
+use crate::labels::labels;
 
-/// Kind of a finding (label `kind`).
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// The slowest TTFTs grow over days, the median does not.
-    TtftTailDrift,
-    /// TTFT as a whole grows over days.
-    TtftDrift,
-    /// Inter-token latency grows over days, in the tail.
-    ItlDrift,
-    /// TTFT at twice its baseline, for minutes.
-    TtftDoubled,
-    /// TTFT above its baseline for hours.
-    TtftShift,
-    /// Inter-token latency above its baseline for hours.
-    ItlShift,
-    /// Inter-token latency of the slowest streams alone above its baseline, for hours.
-    ItlJitter,
-    /// p99 of TTFT over the SLO for more than a minute.
-    TtftP99OverSlo,
-    /// The error budget burns too fast.
-    AvailabilityBurn,
-    /// One hour of the day fails day after day.
-    AvailabilityHour,
-    /// One replica is slower than its peers.
-    ReplicaSlow,
+labels! {
+    /// Kind of a finding (label `kind`).
+    #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Kind {
+        /// The slowest TTFTs grow over days, the median does not.
+        TtftTailDrift = "ttft_tail_drift",
+        /// TTFT as a whole grows over days.
+        TtftDrift = "ttft_drift",
+        /// Inter-token latency grows over days, in the tail.
+        ItlDrift = "itl_drift",
+        /// TTFT at twice its baseline, for minutes.
+        TtftDoubled = "ttft_doubled",
+        /// TTFT above its baseline for hours.
+        TtftShift = "ttft_shift",
+        /// Inter-token latency above its baseline for hours.
+        ItlShift = "itl_shift",
+        /// Inter-token latency of the slowest streams alone above its baseline, for hours.
+        ItlJitter = "itl_jitter",
+        /// p99 of TTFT over the SLO for more than a minute.
+        TtftP99OverSlo = "ttft_p99_over_slo",
+        /// The error budget burns too fast.
+        AvailabilityBurn = "availability_burn",
+        /// One hour of the day fails day after day.
+        AvailabilityHour = "availability_hour",
+        /// One replica is slower than its peers.
+        ReplicaSlow = "replica_slow",
+    }
 }
 
 impl Kind {
-    /// Every kind.
-    pub const ALL: [Self; 11] = [
-        Self::TtftTailDrift,
-        Self::TtftDrift,
-        Self::ItlDrift,
-        Self::TtftDoubled,
-        Self::TtftShift,
-        Self::ItlShift,
-        Self::ItlJitter,
-        Self::TtftP99OverSlo,
-        Self::AvailabilityBurn,
-        Self::AvailabilityHour,
-        Self::ReplicaSlow,
-    ];
-
-    /// The kind of this label.
-    #[must_use]
-    pub fn parse(label: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == label)
-    }
-
     /// Its row of the table.
     pub(super) fn row(self) -> &'static KindRow {
         KINDS.iter().find(|row| row.kind == self).unwrap_or(&KINDS[0])
-    }
-
-    /// The label's value.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        self.row().label
     }
 
     /// Whether it pages somebody.
@@ -99,32 +75,30 @@ pub(super) enum Horizon {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KindRow {
     pub(super) kind: Kind,
-    /// Its label.
-    pub(super) label: &'static str,
     pub(super) subject: Subject,
     pub(super) horizon: Horizon,
     /// Seconds for which it stays active after it was last seen: some of its windows.
     pub(super) hold: f64,
 }
 
-const fn kind(kind: Kind, label: &'static str, subject: Subject, horizon: Horizon, hold: f64) -> KindRow {
-    KindRow { kind, label, subject, horizon, hold }
+const fn kind(kind: Kind, subject: Subject, horizon: Horizon, hold: f64) -> KindRow {
+    KindRow { kind, subject, horizon, hold }
 }
 
 /// In the order of [`Kind`].
 pub(super) const KINDS: [KindRow; 11] = [
-    kind(Kind::TtftTailDrift, "ttft_tail_drift", Ttft, Days, 2.0 * DAY),
-    kind(Kind::TtftDrift, "ttft_drift", Ttft, Days, 2.0 * DAY),
-    kind(Kind::ItlDrift, "itl_drift", Itl, Days, 2.0 * DAY),
-    kind(Kind::TtftDoubled, "ttft_doubled", Ttft, Minutes, 1800.0),
-    kind(Kind::TtftShift, "ttft_shift", Ttft, Hours, 6.0 * 3600.0),
-    kind(Kind::ItlShift, "itl_shift", Itl, Hours, 6.0 * 3600.0),
-    kind(Kind::ItlJitter, "itl_jitter", Itl, Hours, 6.0 * 3600.0),
-    kind(Kind::TtftP99OverSlo, "ttft_p99_over_slo", Ttft, Minutes, 1800.0),
-    kind(Kind::AvailabilityBurn, "availability_burn", Availability, Minutes, 1800.0),
+    kind(Kind::TtftTailDrift, Ttft, Days, 2.0 * DAY),
+    kind(Kind::TtftDrift, Ttft, Days, 2.0 * DAY),
+    kind(Kind::ItlDrift, Itl, Days, 2.0 * DAY),
+    kind(Kind::TtftDoubled, Ttft, Minutes, 1800.0),
+    kind(Kind::TtftShift, Ttft, Hours, 6.0 * 3600.0),
+    kind(Kind::ItlShift, Itl, Hours, 6.0 * 3600.0),
+    kind(Kind::ItlJitter, Itl, Hours, 6.0 * 3600.0),
+    kind(Kind::TtftP99OverSlo, Ttft, Minutes, 1800.0),
+    kind(Kind::AvailabilityBurn, Availability, Minutes, 1800.0),
     // Judged once a day.
-    kind(Kind::AvailabilityHour, "availability_hour", Availability, Days, 25.0 * 3600.0),
-    kind(Kind::ReplicaSlow, "replica_slow", Ttft, Hours, 3600.0),
+    kind(Kind::AvailabilityHour, Availability, Days, 25.0 * 3600.0),
+    kind(Kind::ReplicaSlow, Ttft, Hours, 3600.0),
 ];
 
 const DAY: f64 = 86_400.0;

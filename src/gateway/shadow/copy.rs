@@ -82,7 +82,7 @@ impl Copy {
 
     pub(super) async fn run(mut self) {
         let gateway = Arc::clone(&self.incoming.gateway);
-        if self.record.dialect == Dialect::Responses && !is_stateless(&self.prepared.body) {
+        if self.record.dialect == Dialect::Responses && !is_stateless(&self.prepared.body.whole()) {
             return self.not_sent("stored");
         }
         let Some(pick) = picker::pick_for_copy(&gateway, &self.prepared, self.at) else {

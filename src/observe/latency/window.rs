@@ -18,11 +18,6 @@ labels! {
 }
 
 impl Window {
-    /// The window named `1m`, `5m` or `1h`.
-    pub fn parse(text: &str) -> Option<Self> {
-        [Self::Minute, Self::FiveMinutes, Self::Hour].into_iter().find(|window| window.as_str() == text)
-    }
-
     /// Its slots: their length and number.
     pub(super) fn slots(self) -> (Step, i64) {
         match self {

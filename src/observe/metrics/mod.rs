@@ -268,6 +268,10 @@ impl Metrics {
             let Some(tokens) = tokens else { continue };
             let labels = [&*record.route, &record.model, &record.tenant, kind];
             self.families.requests.tenant_tokens.inc_by(labels, tokens.0);
+            if let Some(served) = record.served().filter(|served| served.is_outside) {
+                let labels = [&*record.route, &served.pool, &record.tenant, kind];
+                self.families.requests.outside_tokens.inc_by(labels, tokens.0);
+            }
         }
     }
 

@@ -77,6 +77,10 @@ families! {
                 "Tokens in the engine's usage, by tenant and kind: input (all of the prompt), cached (the part of it found in the cache), output.";
             amount tenant_seconds "tokenway_tenant_engine_seconds_total" [route, model, tenant, stage]
                 "Seconds that requests spent in the engine's prefill and decode; those of one batch share the engine.";
+            counter outside "tokenway_outside_requests_total" [route, pool, tenant]
+                "Attempts at outside providers ([pool.outside]).";
+            counter outside_tokens "tokenway_outside_tokens_total" [route, pool, tenant, kind]
+                "Tokens in their usage, by kind as in tokenway_tenant_tokens_total, which has them too.";
             gauge budget_used "tokenway_tenant_budget_used" [tenant, window, kind, model]
                 "What a tenant has used of a budget in its window; model is * for all models.";
             gauge budget_limit "tokenway_tenant_budget_limit" [tenant, window, kind, model]

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::wealth::{Conversations, Restarts, STAKES, Wealth};
+use super::wealth::{Conversations, EVEN, Restarts, STAKES, Wealth};
 use super::{Arm, CLASSES};
 
 /// A running test.
@@ -69,7 +69,7 @@ impl RateTest {
     }
 
     fn log_mean(&self) -> f64 {
-        Wealth::mean(std::iter::once((1.0, &self.wealth.wealth)))
+        Wealth::mean(&EVEN, std::iter::once((1.0, &self.wealth.wealth)))
     }
 
     /// Evidence against the canary as a fraction of what stops it at an error rate of `exp(-limit)`.

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::baseline::Baseline;
-use super::wealth::{Block, Conversations, LEVELS, LONGER_TAIL, Odds, Restarts, SLOWER, Wealth};
+use super::wealth::{Block, Conversations, LEVELS, LONGER_TAIL, MIDDLE, Odds, Restarts, SLOWER, Wealth};
 use super::{Arm, GROUPS, Observed};
 
 /// What a tail test is about.
@@ -197,7 +197,7 @@ impl TailTest {
             }
         }
         // Of the classes, those without requests keep their wealth.
-        let pooled = Wealth::mean(std::iter::once((1.0, &self.wealth.pooled)));
+        let pooled = Wealth::mean(&MIDDLE, std::iter::once((1.0, &self.wealth.pooled)));
         if self.wealth.restarts.is_due(pooled) {
             self.wealth.pooled = Wealth::default();
             self.wealth.by_class.fill(Wealth::default());
@@ -207,7 +207,7 @@ impl TailTest {
 
     fn log_mean(&self) -> f64 {
         let by_class = self.wealth.by_class.iter().map(|wealth| ((1.0 - POOLED) / GROUPS as f64, wealth));
-        Wealth::mean(std::iter::once((POOLED, &self.wealth.pooled)).chain(by_class))
+        Wealth::mean(&MIDDLE, std::iter::once((POOLED, &self.wealth.pooled)).chain(by_class))
     }
 
     /// Evidence against the canary as a fraction of what stops it at an error rate of `exp(-limit)`.

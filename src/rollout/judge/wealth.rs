@@ -75,10 +75,10 @@ impl Wealth {
         }
     }
 
-    /// Logarithm of the mean of several wealths with these weights, which add up to 1.
-    pub(super) fn mean<'w>(weighted: impl Iterator<Item = (f64, &'w Self)> + Clone) -> f64 {
+    /// Logarithm of the mean of several wealths with these weights, which add up to 1, and with these parts of the bets in each.
+    pub(super) fn mean<'w>(bets: &[f64; 4], weighted: impl Iterator<Item = (f64, &'w Self)> + Clone) -> f64 {
         let of_bets = |(weight, wealth): (f64, &Self)| {
-            wealth.0.into_iter().zip(BETS).map(move |(log, bet)| log + (weight * bet).ln())
+            wealth.0.into_iter().zip(bets).map(move |(log, bet)| log + (weight * bet).ln())
         };
         let terms: Vec<f64> = weighted.flat_map(of_bets).collect();
         let top = terms.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -107,15 +107,17 @@ impl Restarts {
     }
 }
 
-/// Parts of the wealth that the four bets begin with: breaches are seldom as small or as large as the outer ones fit.
-const BETS: [f64; 4] = [0.1, 0.4, 0.4, 0.1];
+/// Parts of the wealth that the four bets on odds begin with: tails are seldom as little or as much longer as the outer ones fit.
+pub(super) const MIDDLE: [f64; 4] = [0.1, 0.4, 0.4, 0.1];
+/// Those on differences.
+pub(super) const EVEN: [f64; 4] = [0.25; 4];
 /// Logarithm of the evidence at which a test restarts. The more it may sink, the later a breach is found; the less, the more starts
 /// share alpha.
 const FLOOR: f64 = -2.0;
 /// Part of the prior that is the first start's: a canary is most often bad from the beginning.
-const FIRST: f64 = 0.7;
+const FIRST: f64 = 0.65;
 /// Part that is `1 / (k (k + 1))` for start `k` after it.
-const SOON: f64 = 0.2;
+const SOON: f64 = 0.27;
 /// Parameter of the rest: a day has about a thousand restarts.
 const HAZARD: f64 = 1.0 / 1024.0;
 
@@ -226,11 +228,11 @@ mod tests {
     #[test]
     fn the_mean_of_wealths_begins_at_one_and_follows_the_best() {
         let (poor, mut rich) = (Wealth::default(), Wealth::default());
-        assert!(Wealth::mean([(0.5, &poor), (0.5, &rich)].into_iter()).abs() < 1e-12);
+        assert!(Wealth::mean(&EVEN, [(0.5, &poor), (0.5, &rich)].into_iter()).abs() < 1e-12);
         for _ in 0..100 {
             rich.bet_on_odds(&one(true, 0.1), &SLOWER);
         }
-        let mean = Wealth::mean([(0.5, &poor), (0.5, &rich)].into_iter());
+        let mean = Wealth::mean(&EVEN, [(0.5, &poor), (0.5, &rich)].into_iter());
         assert!(mean > rich.0[3] - 3.0, "{mean} {rich:?}");
     }
 }

@@ -243,7 +243,7 @@ impl Tap for Feed {
     }
 }
 
-/// What tells one replica from another.
+/// Identifies a replica by its name.
 pub(super) fn id(replica: &str) -> u64 {
     xxh3_64(replica.as_bytes())
 }

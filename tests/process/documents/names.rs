@@ -59,13 +59,14 @@ fn names_of_files_commands_keys_and_metrics_are_right() {
 #[test]
 fn figures_of_the_readme_are_those_of_the_results() {
     let readme = Page::read("README.md").text;
-    let results: BTreeSet<String> = figures(&Page::read("docs/results.md").text);
+    let pages = ["docs/results.md", "docs/performance.md"];
+    let results: BTreeSet<String> = pages.into_iter().flat_map(|page| figures(&Page::read(page).text)).collect();
     let (_, section) = readme.split_once("## Figures\n").unwrap();
     let section = section.split("\n## ").next().unwrap();
     // One or two digits are counts of replicas and minutes.
     let absent: Vec<_> =
         figures(section).into_iter().filter(|f| f.len() > 2 && !results.contains(f)).collect();
-    assert!(absent.is_empty(), "docs/results.md does not have {absent:?}");
+    assert!(absent.is_empty(), "{pages:?} do not have {absent:?}");
 }
 
 #[test]

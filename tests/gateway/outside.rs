@@ -1,0 +1,87 @@
+//! An outside provider as the last pool: what it gets, when, and how much.
+
+use sha2::{Digest, Sha256};
+use tokenway::config::{EngineKind, Outside, Pool, Secret, Tenant, WeightedPool};
+use tokenway::fleet::status::ReplicaState;
+
+use crate::support::replica::Replica;
+use crate::support::{Gateway, config, until, wire};
+
+const PATH: &str = "/v1/chat/completions";
+
+/// A route over a local pool with an outside one behind it, for one tenant whose prompts are kept apart.
+async fn with_provider(requests_per_minute: Option<u64>) -> (Gateway, Replica, Replica) {
+    let (local, provider) = (Replica::start().await, Replica::start().await);
+    for replica in [&local, &provider] {
+        replica.always(wire::json(
+            200,
+            r#"{"id":"c","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":1}}"#,
+        ));
+    }
+    let mut config = config::of(&[&local]);
+    let outside = Outside { model: "gpt-x".into(), requests_per_minute, tokens_per_minute: None };
+    config.pools.push(Pool {
+        standby: true,
+        outside: Some(outside),
+        engine: EngineKind::Generic,
+        engine_profile: EngineKind::Generic.profile().into(),
+        engine_api_key: Some(Secret::new("sk-provider")),
+        ..config::pool("provider", &[&provider])
+    });
+    let route = &mut config.routes[0];
+    route.pools.push(WeightedPool { pool: 1, weight: 0 });
+    route.outside = true;
+    let key_digests = vec![Sha256::digest("own-key").into()];
+    config.tenants = vec![Tenant {
+        name: "a".into(),
+        key_digests,
+        cache_isolation: true,
+        engine_priority: Some(3),
+        ..Tenant::default()
+    }];
+    let gateway = Gateway::start(config).await;
+    until("both are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
+    (gateway, local, provider)
+}
+
+async fn ask(gateway: &Gateway) -> u16 {
+    let mut client = gateway.client().await;
+    client.post(PATH, &[("authorization", "Bearer own-key")], BODY.as_bytes()).await;
+    client.reply().await.status()
+}
+
+fn counted(gateway: &Gateway, series: &str) -> f64 {
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok()).unwrap_or(0.0)
+}
+
+const BODY: &str = r#"{"model":"tiny","temperature":0.5,"messages":[{"role":"user","content":"hi"}]}"#;
+
+#[tokio::test]
+async fn a_provider_gets_the_clients_body_with_its_own_model_and_key_while_the_house_is_down() {
+    let (gateway, local, provider) = with_provider(None).await;
+    for _ in 0..5 {
+        assert_eq!(ask(&gateway).await, 200);
+    }
+    assert_eq!((local.count(), provider.count()), (5, 0), "nothing leaves while the house's own serve");
+    local.stop_listening().await;
+    assert_eq!(ask(&gateway).await, 200);
+    let got = provider.received().pop().unwrap();
+    assert_eq!(got.text(), BODY.replace("tiny", "gpt-x"), "no cache_salt, no priority");
+    assert_eq!(got.header("authorization"), Some("Bearer sk-provider"));
+    assert_eq!(got.header("x-vllm-priority"), None);
+    gateway.idle().await;
+    let series = "{pool=\"provider\",route=\"*\",tenant=\"a\"}";
+    assert_eq!(counted(&gateway, &format!("tokenway_outside_requests_total{series}")), 1.0);
+    let series = "{kind=\"input\",pool=\"provider\",route=\"*\",tenant=\"a\"}";
+    assert_eq!(counted(&gateway, &format!("tokenway_outside_tokens_total{series}")), 7.0);
+}
+
+#[tokio::test]
+async fn a_provider_gets_no_more_than_its_own_limit() {
+    let (gateway, local, provider) = with_provider(Some(2)).await;
+    local.stop_listening().await;
+    let answers = [ask(&gateway).await, ask(&gateway).await, ask(&gateway).await];
+    assert_eq!(answers, [200, 200, 503], "then it is as if it were not there");
+    assert_eq!(provider.count(), 2);
+}
