@@ -7,6 +7,7 @@
 
 mod budget;
 mod calendar;
+mod lease;
 mod limit_reached;
 mod outlook;
 mod pace;
@@ -23,6 +24,7 @@ mod waiter;
 mod tests;
 
 pub use self::budget::{Amounts, Kind, Ledger};
+pub use self::lease::{Claim, Sharing};
 pub use self::outlook::{Deferral, Outlook};
 pub use self::queue::{Entered, Line, Position, WaitQueue};
 pub use self::refusal::Refusal;
