@@ -12,7 +12,8 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::budget::{Amounts, Kind, Ledger, Reservation};
+use super::amounts::{Amounts, Kind};
+use super::budget::{Ledger, Reservation};
 use super::lease::Sharing;
 use super::limit_reached::LimitReached;
 use crate::clock::Stamp;

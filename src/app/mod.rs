@@ -157,7 +157,7 @@ impl App {
             let deps = cluster::Deps {
                 fleet: Arc::clone(&fleet),
                 gateway: Arc::clone(&gateway),
-                instance: has_state.then(|| instance::name(admin).into()),
+                instance: has_state.then(|| instance::name(admin)),
                 connector: broker,
                 control: control.clone(),
                 tracker: tracker.clone(),
