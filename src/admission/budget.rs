@@ -9,89 +9,12 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::amounts::{Amounts, Kind};
 use super::calendar::Period;
+use super::lease::{Lease, Sharing};
 use crate::config::{Budget, Window, Zone};
 use crate::error::Failure;
 use crate::record::RateLimit;
-
-/// Amounts of what a budget limits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Amounts {
-    /// Prompt tokens, cached ones included.
-    pub input: u64,
-    /// Prompt tokens that the engine had cached.
-    pub cached: u64,
-    /// Tokens of answers.
-    pub output: u64,
-    /// Requests.
-    pub requests: u64,
-    /// Milliseconds at engines.
-    #[serde(default)]
-    pub engine_ms: u64,
-}
-
-/// One limit of a budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Input and output.
-    Tokens,
-    /// See [`Amounts::input`].
-    Input,
-    /// See [`Amounts::cached`].
-    Cached,
-    /// See [`Amounts::output`].
-    Output,
-    /// See [`Amounts::requests`].
-    Requests,
-    /// Whole seconds of [`Amounts::engine_ms`].
-    Engine,
-}
-
-impl Kind {
-    /// Whether it counts tokens.
-    #[must_use]
-    pub fn is_tokens(self) -> bool {
-        !matches!(self, Self::Requests | Self::Engine)
-    }
-
-    /// Its key in `[[tenant.budget]]`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tokens => "tokens",
-            Self::Input => "input_tokens",
-            Self::Cached => "cached_tokens",
-            Self::Output => "output_tokens",
-            Self::Requests => "requests",
-            Self::Engine => "engine_seconds",
-        }
-    }
-}
-
-impl Amounts {
-    /// What counts towards one limit.
-    #[must_use]
-    pub fn of(&self, kind: Kind) -> u64 {
-        match kind {
-            Kind::Tokens => self.input.saturating_add(self.output),
-            Kind::Input => self.input,
-            Kind::Cached => self.cached,
-            Kind::Output => self.output,
-            Kind::Requests => self.requests,
-            Kind::Engine => self.engine_ms / 1000,
-        }
-    }
-
-    fn each(self, other: Self, apply: fn(u64, u64) -> u64) -> Self {
-        Self {
-            input: apply(self.input, other.input),
-            cached: apply(self.cached, other.cached),
-            output: apply(self.output, other.output),
-            requests: apply(self.requests, other.requests),
-            engine_ms: apply(self.engine_ms, other.engine_ms),
-        }
-    }
-}
 
 impl Budget {
     /// Its limits.
@@ -121,6 +44,9 @@ pub(super) struct Account {
     pub used: Amounts,
     /// Reserved by requests under way.
     held: Amounts,
+    /// What other gateways have taken, by the last look.
+    others: Amounts,
+    lease: Option<Lease>,
     /// The window of the last look.
     period: Option<Period>,
 }
@@ -147,7 +73,8 @@ impl TryFrom<KeptAccount> for Account {
             Some(name) => Zone::named(&name).map_err(|(message, _)| message)?,
             None => Zone::ahead(ahead),
         };
-        Ok(Self { window, zone, model, from, used, held: Amounts::default(), period: None })
+        let [held, others] = [Amounts::default(); 2];
+        Ok(Self { window, zone, model, from, used, held, others, lease: None, period: None })
     }
 }
 
@@ -186,13 +113,17 @@ impl Ledger {
         budgets: &[Budget],
         model: &str,
         amounts: Amounts,
+        sharing: Sharing,
         now: SystemTime,
     ) -> Result<(), Spent> {
         for budget in budgets.iter().filter(|budget| budget.hard && budget.is_of(model)) {
             let (_, account) = self.account(budget, now);
-            let taken = account.used.each(account.held, u64::saturating_add);
+            let (own, taken) = (account.own(), account.taken());
             let is_over = |(kind, limit): &(Kind, u64)| {
-                taken.of(*kind).saturating_add(amounts.of(*kind).max(1)) > *limit
+                let wanted = amounts.of(*kind).max(1);
+                let is_leased =
+                    || sharing.covers(account.lease.as_ref(), *kind, *limit, own, account.others, wanted);
+                taken.of(*kind).saturating_add(wanted) > *limit || !is_leased()
             };
             if let Some((kind, limit)) = budget.limits().find(is_over) {
                 let wait = account.period(now).left(now);
@@ -243,7 +174,7 @@ impl Ledger {
         let mut tightest: Option<RateLimit> = None;
         for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
             let (_, account) = self.account(budget, now);
-            let taken = account.used.each(account.held, u64::saturating_add);
+            let taken = account.taken();
             let reset = account.period(now).left(now);
             for (kind, limit) in budget.limits().filter(|(kind, _)| is_of(*kind)) {
                 let own = RateLimit { limit, remaining: limit.saturating_sub(taken.of(kind)), reset };
@@ -256,7 +187,8 @@ impl Ledger {
     /// What is used of a budget in its window at this moment.
     #[must_use]
     pub fn used(&mut self, budget: &Budget, now: SystemTime) -> Amounts {
-        self.account(budget, now).1.used
+        let (_, account) = self.account(budget, now);
+        account.used.plus(account.others)
     }
 
     /// Whether nothing was ever counted.
@@ -272,6 +204,11 @@ impl Ledger {
             account.held == Amounts::default()
                 && account.from < Period::of(account.window, &account.zone, now).from
         })
+    }
+
+    /// Its accounts.
+    pub(super) fn accounts(&mut self) -> &mut [Account] {
+        &mut self.0
     }
 
     fn account(&mut self, budget: &Budget, now: SystemTime) -> (usize, &mut Account) {
@@ -290,6 +227,8 @@ impl Ledger {
                 used: Amounts::default(),
                 held: Amounts::default(),
                 period: None,
+                others: Amounts::default(),
+                lease: None,
             });
         }
         let account = self.0.get_mut(at).expect("invariant: it was found, or pushed just now");
@@ -307,12 +246,49 @@ impl Account {
         }
     }
 
+    /// Used or reserved by this gateway.
+    pub(super) fn own(&self) -> Amounts {
+        self.used.plus(self.held)
+    }
+
+    /// Used or reserved by all gateways, as far as known.
+    fn taken(&self) -> Amounts {
+        self.own().plus(self.others)
+    }
+
+    /// Name of its window for all gateways, without the tenant's.
+    pub(super) fn name(&self) -> String {
+        let model = self.model.as_deref().unwrap_or("*");
+        format!("{}:{}:{}:{model}", self.window.as_str(), self.zone.name(), self.from)
+    }
+
+    /// When its window ends, in seconds since 1970; `None` where it is over.
+    pub(super) fn until(&mut self, now: SystemTime) -> Option<i64> {
+        let period = self.period(now);
+        (period.from == self.from).then_some(period.until)
+    }
+
+    /// Whether others have yet to learn of something; `is_due` asks for a look in any case.
+    pub(super) fn is_to_be_shared(&self, is_due: bool) -> bool {
+        is_due || self.lease.is_none_or(|lease| lease.own != self.own())
+    }
+
+    /// The others know of `own`, and have taken `others`; `before` is what they knew of this gateway.
+    pub(super) fn shared(&mut self, own: Amounts, others: Amounts, before: Option<Amounts>) {
+        // A process that was killed kept less than the others know.
+        if let Some(before) = before.filter(|_| self.lease.is_none()) {
+            self.used = self.used.each(before, u64::max);
+        }
+        (self.others, self.lease) = (others, Some(Lease { own }));
+    }
+
     /// Begins anew in a new window. The one before this counts on, where a clock was set back; what lies further ahead is an error of
     /// the clock that wrote it.
     fn roll(&mut self, now: SystemTime) {
         let period = self.period(now);
         if self.from < period.from || self.from > period.until {
             (self.from, self.used) = (period.from, Amounts::default());
+            (self.others, self.lease) = (Amounts::default(), None);
         }
     }
 }
@@ -357,7 +333,9 @@ mod tests {
     fn what_is_under_way_is_held_and_settled_by_what_was_used() {
         let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Hour, 100)]);
         let ask = |ledger: &mut Ledger, seconds| {
-            ledger.check(&budgets, "m", amounts(20, 30), at(seconds)).map_err(|s| s.wait.as_secs())
+            ledger
+                .check(&budgets, "m", amounts(20, 30), Sharing::Alone, at(seconds))
+                .map_err(|s| s.wait.as_secs())
         };
         let first = ledger.reserve(&budgets, "m", amounts(20, 30), at(0));
         let second = ledger.reserve(&budgets, "m", amounts(20, 30), at(0));
@@ -375,7 +353,10 @@ mod tests {
     fn a_window_begins_anew_and_a_request_counts_where_it_ends() {
         let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Minute, 10)]);
         let over = ledger.reserve(&budgets, "m", amounts(9, 0), at(59));
-        assert!(ledger.check(&budgets, "m", amounts(2, 0), at(60)).is_err(), "it may use the next minute's");
+        assert!(
+            ledger.check(&budgets, "m", amounts(2, 0), Sharing::Alone, at(60)).is_err(),
+            "it may use the next minute's"
+        );
         ledger.settle(&over, amounts(9, 0), at(61));
         assert_eq!(ledger.used(&budgets[0], at(61)).input, 9);
         assert_eq!(ledger.used(&budgets[0], at(59)).input, 9, "a clock set back by seconds forgets nothing");
@@ -393,8 +374,8 @@ mod tests {
         let budgets = [of_model, soft];
         let held = ledger.reserve(&budgets, "large", amounts(5, 5), at(0));
         ledger.settle(&held, amounts(5, 5), at(0));
-        assert!(ledger.check(&budgets, "small", amounts(5, 5), at(0)).is_ok());
-        let spent = ledger.check(&budgets, "large", amounts(5, 5), at(0)).unwrap_err();
+        assert!(ledger.check(&budgets, "small", amounts(5, 5), Sharing::Alone, at(0)).is_ok());
+        let spent = ledger.check(&budgets, "large", amounts(5, 5), Sharing::Alone, at(0)).unwrap_err();
         assert_eq!((spent.kind, spent.limit, spent.taken), (Kind::Requests, 1, 1));
         let soft = ledger.tightest(&budgets, "small", |kind| kind == Kind::Tokens, at(0)).unwrap();
         assert_eq!((soft.limit, soft.remaining), (1, 0), "a soft one is in the headers");
@@ -414,10 +395,10 @@ mod tests {
         let (mut ledger, budgets) = (Ledger::default(), [budget]);
         // 2026-11-24T13:00:00Z is 14:00 there.
         for (used, is_full) in [(1_900, false), (200, true)] {
-            assert!(ledger.check(&budgets, "m", amounts(9, 9), at(0)).is_ok(), "{used}");
+            assert!(ledger.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(0)).is_ok(), "{used}");
             let held = ledger.reserve(&budgets, "m", amounts(9, 9), at(0));
             ledger.settle(&held, Amounts { engine_ms: used, ..amounts(9, 9) }, at(1));
-            let spent = ledger.check(&budgets, "m", amounts(9, 9), at(1));
+            let spent = ledger.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(1));
             assert_eq!(spent.is_err(), is_full, "{used}");
             if let Err(spent) = spent {
                 assert_eq!((spent.kind, spent.taken, spent.wait.as_secs()), (Kind::Engine, 2, 10 * 3600 - 1));
@@ -427,8 +408,10 @@ mod tests {
         let text = serde_json::to_string(&ledger).unwrap();
         assert!(text.contains("Europe/Berlin"), "{text}");
         let mut kept: Ledger = serde_json::from_str(&text).unwrap();
-        assert!(kept.check(&budgets, "m", amounts(9, 9), at(1)).is_err() && kept.0.len() == 1);
-        assert!(kept.check(&budgets, "m", amounts(9, 9), at(10 * 3600)).is_ok(), "tomorrow");
+        assert!(
+            kept.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(1)).is_err() && kept.0.len() == 1
+        );
+        assert!(kept.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(10 * 3600)).is_ok(), "tomorrow");
         let used = r#"{"input":5,"cached":0,"output":0,"requests":1}"#;
         let old = format!(r#"[{{"window":"day","ahead":7200,"model":null,"from":0,"used":{used}}}]"#);
         let old: Ledger = serde_json::from_str(&old).unwrap();

@@ -5,8 +5,11 @@
 //! the same code decides live and in simulated time. [`PoolQueue`] runs one for the live gateway, where tasks sleep until
 //! they are called. Nothing in here chooses a replica.
 
+mod amounts;
 mod budget;
 mod calendar;
+mod claims;
+mod lease;
 mod limit_reached;
 mod outlook;
 mod pace;
@@ -22,7 +25,10 @@ mod waiter;
 #[cfg(test)]
 mod tests;
 
-pub use self::budget::{Amounts, Kind, Ledger};
+pub use self::amounts::{Amounts, Kind};
+pub use self::budget::Ledger;
+pub use self::claims::Claim;
+pub use self::lease::Sharing;
 pub use self::outlook::{Deferral, Outlook};
 pub use self::queue::{Entered, Line, Position, WaitQueue};
 pub use self::refusal::Refusal;

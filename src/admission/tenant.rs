@@ -12,7 +12,9 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::budget::{Amounts, Kind, Ledger, Reservation};
+use super::amounts::{Amounts, Kind};
+use super::budget::{Ledger, Reservation};
+use super::lease::Sharing;
 use super::limit_reached::LimitReached;
 use crate::clock::Stamp;
 use crate::config::{Budget, Tenant, TenantLimits};
@@ -26,6 +28,7 @@ use crate::units::Tokens;
 #[derive(Debug, Default)]
 pub struct TenantLimiter {
     tenants: Mutex<HashMap<Arc<str>, Arc<Mutex<TenantUse>>>>,
+    sharing: Mutex<Sharing>,
 }
 
 #[derive(Debug, Default)]
@@ -105,8 +108,9 @@ impl TenantLimiter {
             return Admission { permit: Ok(None), limits: RateLimits::default() };
         }
         let state = Arc::clone(self.tenants.lock().entry(Arc::clone(&tenant.name)).or_default());
+        let sharing = *self.sharing.lock();
         let mut used = state.lock();
-        let admitted = used.admit(tenant, demand, now);
+        let admitted = used.admit(tenant, demand, sharing, now);
         let limits = used.left(tenant, demand, now);
         drop(used);
         let permit = admitted.map(|reserved| {
@@ -132,6 +136,37 @@ impl TenantLimiter {
             }
         }
         all
+    }
+
+    /// Counts budgets so from now on.
+    pub fn share(&self, sharing: Sharing) {
+        *self.sharing.lock() = sharing;
+    }
+
+    /// Every ledger, with the names of its tenant and of its key.
+    pub(super) fn each_ledger(&self, mut each: impl FnMut(&str, Option<&str>, &mut Ledger)) {
+        let tenants: Vec<_> =
+            self.tenants.lock().iter().map(|(name, state)| (Arc::clone(name), Arc::clone(state))).collect();
+        for (name, state) in tenants {
+            let mut state = state.lock();
+            each(&name, None, &mut state.ledger);
+            for (key, ledger) in &mut state.keys {
+                each(&name, Some(key), ledger);
+            }
+        }
+    }
+
+    /// One of them, where it is there.
+    pub(super) fn with_ledger(&self, tenant: &str, key: Option<&str>, then: impl FnOnce(&mut Ledger)) {
+        let Some(state) = self.tenants.lock().get(tenant).cloned() else { return };
+        let mut state = state.lock();
+        let ledger = match key {
+            None => Some(&mut state.ledger),
+            Some(key) => state.keys.get_mut(key),
+        };
+        if let Some(ledger) = ledger {
+            then(ledger);
+        }
     }
 
     /// Continues from an earlier process.
@@ -215,16 +250,22 @@ impl Demand<'_> {
 }
 
 impl TenantUse {
-    fn admit(&mut self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> Result<Reserved, Failure> {
+    fn admit(
+        &mut self,
+        tenant: &Tenant,
+        demand: &Demand<'_>,
+        sharing: Sharing,
+        now: Stamp,
+    ) -> Result<Reserved, Failure> {
         let Tenant { limits, budgets, name, .. } = tenant;
         self.check(limits, demand, now).map_err(|refusal| refusal.failure(name))?;
         let amounts = demand.amounts();
-        let room = self.ledger.check(budgets, demand.model, amounts, demand.wall);
+        let room = self.ledger.check(budgets, demand.model, amounts, sharing, demand.wall);
         room.map_err(|spent| spent.failure(&format!("tenant {name}")))?;
         let of_key = demand.budgets_of_key();
         let key = demand.key.filter(|_| !of_key.is_empty());
         if let Some(key) = key {
-            let room = self.of_key(key).check(of_key, demand.model, amounts, demand.wall);
+            let room = self.of_key(key).check(of_key, demand.model, amounts, sharing, demand.wall);
             room.map_err(|spent| spent.failure(&format!("API key {} of tenant {name}", key.name)))?;
         }
         self.inflight += 1;

@@ -42,7 +42,7 @@ use crate::gateway::{Gateway, Service};
 use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
 use crate::listener::{self, Acceptor, ConnectionLimit, ConnectionLimits, ListenerCounters, Serving};
-use crate::observe::Observer;
+use crate::observe::{Observer, instance};
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
 use crate::request::cache_salt::SaltKey;
@@ -151,19 +151,21 @@ impl App {
             requests: Arc::default(),
             tasks: tracker.clone(),
         });
-        if let Some(config) = &config.cluster {
+        budgets::restore(&gateway);
+        if let (Some(cluster), seed) = (&config.cluster, &config.routing.seed) {
+            let (has_state, admin) = (config.state.is_some(), config.admin.listen);
             let deps = cluster::Deps {
                 fleet: Arc::clone(&fleet),
-                observer: Arc::clone(&gateway.observer),
+                gateway: Arc::clone(&gateway),
+                instance: has_state.then(|| instance::name(admin)),
                 connector: broker,
                 control: control.clone(),
                 tracker: tracker.clone(),
                 stopped: stopped.clone(),
                 clock,
             };
-            cluster::start(config, &gateway.table.load().config.routing.seed, deps);
+            cluster::start(cluster, seed, deps);
         }
-        budgets::restore(&gateway);
         usage::restore(&gateway);
         let watching = stopped.clone().run_until_cancelled_owned(budgets::watch(Arc::clone(&gateway)));
         tracker.spawn_on(watching, &control);

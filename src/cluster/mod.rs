@@ -4,6 +4,7 @@
 //! The broker is in front of no request: notices go into a bounded queue, and without the broker each gateway routes alone.
 //! `wire` is what is sent, `peers` what is made of it, `service` the task that holds the connection.
 
+mod budgets;
 mod link;
 mod peers;
 mod places;

@@ -1,6 +1,7 @@
 //! The task that holds the connection: publishes batches, follows those of the others, and comes back when the broker does.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -10,14 +11,16 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::budgets::Books;
 use super::link::{Link, LinkError, Messages};
 use super::peers::Peers;
 use super::places::Places;
 use super::{FLUSH_EVERY, HEARTBEAT, wire};
+use crate::admission::Sharing;
 use crate::clock::{Clock, Stamp};
-use crate::config::{Cluster, Secret};
+use crate::config::{Cluster, OnLoss, Secret};
 use crate::fleet::registry::Fleet;
-use crate::observe::Observer;
+use crate::gateway::Gateway;
 use crate::routing::notice::{Notice, Outbox, queue};
 use crate::upstream::connect::Connector;
 
@@ -25,8 +28,10 @@ use crate::upstream::connect::Connector;
 pub struct Deps {
     /// The pools whose decisions are published.
     pub fleet: Arc<Fleet>,
-    /// For metrics.
-    pub observer: Arc<Observer>,
+    /// Its tenants' budgets, and its metrics.
+    pub gateway: Arc<Gateway>,
+    /// Its name over restarts, where it keeps its budgets over them.
+    pub instance: Option<Arc<str>>,
     /// Secured for the broker.
     pub connector: Connector,
     /// Its runtime, ...
@@ -44,7 +49,13 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     let (outbox, notices) = queue(MAX_QUEUED);
     Places::of(&deps.fleet.pools(), &outbox);
     let (own, seed) = (fastrand::u64(..), fingerprint(seed));
+    if config.on_loss == OnLoss::Closed {
+        deps.gateway.tenants.share(Sharing::Closed { gateways: 1 });
+    }
+    let field = deps.instance.as_deref().map_or_else(|| format!("{own:016x}"), ToOwned::to_owned);
     let service = Service {
+        field,
+        gateways: AtomicU32::new(1),
         channel: format!("{}:notices", config.name),
         config: config.clone(),
         deps,
@@ -60,6 +71,10 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
 
 struct Service {
     channel: String,
+    /// Its field in the hashes of budgets.
+    field: String,
+    /// Those alive, this one included.
+    gateways: AtomicU32,
     config: Cluster,
     deps: Deps,
     outbox: Arc<Outbox>,
@@ -93,6 +108,10 @@ impl Service {
                 Err(error) => error,
             };
             peers.forget();
+            self.deps.gateway.tenants.share(match self.config.on_loss {
+                OnLoss::Open => Sharing::Alone,
+                OnLoss::Closed => Sharing::Closed { gateways: self.gateways.load(Ordering::Relaxed) },
+            });
             if !is_logged {
                 let broker = self.config.url.to_string();
                 tracing::warn!(broker, %error, "cluster: the broker is away; this gateway routes alone until it is back");
@@ -138,9 +157,10 @@ impl Service {
         let broker = self.config.url.to_string();
         tracing::info!(broker, cluster = %self.config.name, "cluster: connected; decisions are shared");
         (*is_logged, *backoff) = (false, FIRST_BACKOFF);
-        // Both arms are cancel-safe: either ends the connection.
+        // Every arm is cancel-safe: each ends the connection.
         tokio::select! {
             error = self.publish(&link) => error,
+            error = self.share_budgets(&link) => error,
             error = self.take_in(&mut messages, peers) => error,
         }
     }
@@ -198,6 +218,34 @@ impl Service {
         head.sequence = head.sequence.wrapping_add(1);
     }
 
+    /// A look every [`LOOK_EVERY`] at budgets that were used, and at all of them every [`LOOKS`].
+    async fn share_budgets(&self, link: &Link) -> LinkError {
+        let tenants = &self.deps.gateway.tenants;
+        let books = Books { cluster: &self.config.name, own: &self.field, tenants };
+        let (mut connection, clock) = (link.connection.clone(), self.deps.clock);
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_logged = false;
+        for look in 0u32.. {
+            ticks.tick().await;
+            match books.look(&mut connection, look.is_multiple_of(LOOKS), clock.wall(clock.now())).await {
+                Ok(()) => {
+                    let gateways = self.gateways.load(Ordering::Relaxed);
+                    tenants.share(Sharing::Shared { gateways });
+                    is_logged = false;
+                }
+                Err(error) if error.is_io_error() || error.is_connection_dropped() => return error.into(),
+                Err(error) => {
+                    if !is_logged {
+                        tracing::warn!(%error, "cluster: budgets are not shared, the broker refuses");
+                    }
+                    is_logged = true;
+                }
+            }
+        }
+        LinkError::Closed
+    }
+
     async fn take_in(&self, messages: &mut Messages, peers: &mut Peers) -> LinkError {
         let mut places = Places::of(&self.deps.fleet.pools(), &self.outbox);
         let mut ticks = tokio::time::interval(HEARTBEAT);
@@ -212,7 +260,10 @@ impl Service {
             match message {
                 None => {
                     places = Places::of(&self.deps.fleet.pools(), &self.outbox);
-                    self.note_connected(true, peers.alive(now));
+                    let peers = peers.alive(now);
+                    self.gateways
+                        .store(u32::try_from(peers).unwrap_or(u32::MAX).saturating_add(1), Ordering::Relaxed);
+                    self.note_connected(true, peers);
                 }
                 Some(None) => return LinkError::Closed,
                 Some(Some(message)) => self.fold(&message, &places, peers, now),
@@ -235,7 +286,7 @@ impl Service {
     }
 
     fn families(&self) -> &crate::observe::metrics::Cluster {
-        &self.deps.observer.metrics().families.cluster
+        &self.deps.gateway.observer.metrics().families.cluster
     }
 
     fn note_connected(&self, is_connected: bool, peers: usize) {
@@ -268,6 +319,10 @@ fn fingerprint(seed: &Secret) -> u32 {
     digest.first_chunk().copied().map_or(0, u32::from_le_bytes)
 }
 
+/// Between two looks at budgets that are used.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// After as many the others' use of idle ones is read: once a second.
+const LOOKS: u32 = 50;
 /// Notices that wait for the next batch: 1.5 MB, allocated once.
 const MAX_QUEUED: usize = 16_384;
 /// Bytes of a batch; more than fit are in the next one.

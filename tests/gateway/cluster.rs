@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use tokenway::config::{Config, PolicyName};
+use sha2::{Digest as _, Sha256};
+use tokenway::config::{Budget, Config, OnLoss, PolicyName, Tenant, Window};
 
 use crate::support::client::{Client, Reply};
 use crate::support::redis::Redis;
@@ -207,4 +208,73 @@ async fn clusters_of_two_names_share_a_broker_and_nothing_else() {
         (metric(&other, "tokenway_cluster_peers"), sum(&other, "tokenway_cluster_notices_total", "received")),
         (0.0, 0.0)
     );
+}
+
+/// One tenant with a budget of so many requests an hour, for both gateways.
+async fn with_budget(redis: &Redis, replicas: &[Replica], requests: u64, on_loss: OnLoss) -> Gateway {
+    let mut config = config_of(redis, replicas, PolicyName::LeastLoaded);
+    let budget = Budget { window: Window::Month, requests: Some(requests), ..Budget::default() };
+    config.tenants = vec![Tenant {
+        name: "acme".into(),
+        key_digests: vec![Sha256::digest(b"k").into()],
+        budgets: vec![budget],
+        ..Tenant::default()
+    }];
+    config.cluster.as_mut().unwrap().on_loss = on_loss;
+    Gateway::start(config).await
+}
+
+/// Status of a request of the tenant.
+async fn status(gateway: &Gateway) -> u16 {
+    let mut client = gateway.client().await;
+    client.post(PATH, &[("authorization", "Bearer k")], body("hi").as_bytes()).await;
+    client.reply().await.status()
+}
+
+#[tokio::test]
+async fn a_budget_holds_over_two_gateways_within_two_percent_and_through_a_loss_of_the_broker() {
+    const LIMIT: u64 = 300;
+    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
+    let gateways = [start().await, start().await];
+    follow_each_other(&gateways).await;
+    let used = async |n: usize| {
+        let one = async |gateway| {
+            let mut ok = 0;
+            for _ in 0..n {
+                ok += u64::from(status(gateway).await == 200);
+            }
+            ok
+        };
+        let (first, second) = tokio::join!(one(&gateways[0]), one(&gateways[1]));
+        first + second
+    };
+    let mut all = used(40).await;
+    // What is used meanwhile is known again when the broker, which has lost everything, is back.
+    redis.kill();
+    until("the loss is seen", || gateways.iter().all(|one| metric(one, "tokenway_cluster_connected") == 0.0))
+        .await;
+    all += used(40).await;
+    assert_eq!(all, 160, "nothing was refused");
+    redis.start_again().await;
+    follow_each_other(&gateways).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    all += used(150).await;
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        all += used(1).await;
+    }
+    assert!((LIMIT..=LIMIT + LIMIT / 50).contains(&all), "{all} of {LIMIT}");
+}
+
+#[tokio::test]
+async fn a_closed_budget_refuses_without_a_broker_what_no_lease_covers() {
+    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    redis.kill();
+    let gateway = with_budget(&redis, &replicas, 100, OnLoss::Closed).await;
+    assert_eq!(status(&gateway).await, 429);
+    redis.start_again().await;
+    until("it finds the broker", || metric(&gateway, "tokenway_cluster_connected") == 1.0).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(status(&gateway).await, 200);
 }

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Conversations that change their gateway with every turn: one gateway, two that know nothing of each other, and two in a [cluster].
+
+    python3 benches/cluster/gateways.py target/release/tokenway --seeds 5
+
+Starts `tokenway sim` with three replicas, redis-server and the gateways on free ports, anew for every run, and ends them. Each
+conversation asks again when its answer is there and it has thought; gateways take turns at random. Hits are the engines'
+cached_tokens over prompt tokens, TTFT is the client's.
+"""
+import argparse, asyncio, json, random, re, signal, socket, statistics, subprocess, sys, tempfile, time, urllib.request
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait(url):
+    for _ in range(400):
+        try:
+            with urllib.request.urlopen(url, timeout=1) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.05)
+    sys.exit(f"{url} does not answer")
+
+
+class Run:
+    """Processes of one run; all end with it."""
+
+    def __init__(self, args, gateways, clustered, seed):
+        self.processes, self.files = [], tempfile.TemporaryDirectory()
+        base = free_port()
+        self.start(args.binary, "sim", "--replicas", "3", "--port", str(base), "--seed", str(seed), "--blocks", str(args.blocks))
+        replicas = [f"http://127.0.0.1:{base + i}" for i in range(3)]
+        for url in replicas:
+            wait(url + "/health")
+        cluster = ""
+        if clustered:
+            port = free_port()
+            self.start("redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+            cluster = f'[cluster]\nurl = "redis://127.0.0.1:{port}"\n'
+        self.ports = []
+        for at in range(gateways):
+            data, admin = free_port(), free_port()
+            file = f"{self.files.name}/{at}.toml"
+            with open(file, "w") as f:
+                f.write(f'[server]\nlisten = "127.0.0.1:{data}"\n[admin]\nlisten = "127.0.0.1:{admin}"\n'
+                        f'[telemetry]\naccess_log = "off"\n{cluster}'
+                        f'[[pool]]\nname = "p"\nreplicas = {json.dumps(replicas)}\n[[route]]\nmodel = "sim"\npools = ["p"]\n')
+            self.start(args.binary, "serve", "--config", file)
+            wait(f"http://127.0.0.1:{admin}/readyz")
+            self.ports.append(data)
+            self.admin = admin
+        time.sleep(1.5)
+
+    def start(self, *command):
+        self.processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    def end(self):
+        for process in reversed(self.processes):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        self.files.cleanup()
+
+
+async def ask(port, messages, tokens):
+    """TTFT, prompt tokens, cached ones, text."""
+    body = json.dumps({"model": "sim", "stream": True, "messages": messages, "max_tokens": tokens, "ignore_eos": True,
+                       "stream_options": {"include_usage": True}}).encode()
+    begin = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+                 b"content-length: %d\r\n\r\n" % len(body) + body)
+    ttft, usage, text, status = None, None, [], await reader.readline()
+    while line := await reader.readline():
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:], strict=False)
+        delta = event["choices"][0]["delta"].get("content") if event.get("choices") else None
+        if delta:
+            ttft = ttft or time.perf_counter() - begin
+            text.append(delta)
+        usage = event.get("usage") or usage
+    writer.close()
+    if ttft is None or usage is None:
+        raise RuntimeError(status)
+    details = usage.get("prompt_tokens_details") or {}
+    return ttft, usage["prompt_tokens"], details.get("cached_tokens") or 0, "".join(text)
+
+
+async def conversations(args, ports, seed):
+    choose, words = random.Random(seed), "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima".split()
+    systems = [" ".join(choose.choices(words, k=400)) for _ in range(6)]
+    samples, failed, until = [], 0, time.perf_counter() + args.warm_up + args.seconds
+    begin = time.perf_counter() + args.warm_up
+
+    async def one(number):
+        nonlocal failed
+        dice = random.Random(seed * 1000 + number)
+        await asyncio.sleep(dice.uniform(0, args.think))
+        messages = []
+        while time.perf_counter() < until:
+            if not messages or len(messages) > 2 * dice.randint(6, 14):
+                messages = [{"role": "system", "content": dice.choice(systems)}]
+            messages.append({"role": "user", "content": " ".join(dice.choices(words, k=dice.randint(30, 400)))})
+            asked = time.perf_counter()
+            try:
+                ttft, prompt, cached, text = await ask(dice.choice(ports), messages, dice.randint(20, 120))
+            except (RuntimeError, OSError, ValueError) as error:
+                print(f"failed: {error!r}", file=sys.stderr)
+                failed, messages = failed + 1, []
+                continue
+            messages.append({"role": "assistant", "content": text})
+            if begin <= asked < until:
+                samples.append((ttft, prompt, cached))
+            await asyncio.sleep(dice.expovariate(1 / args.think))
+
+    await asyncio.gather(*(one(number) for number in range(args.conversations)))
+    return samples, failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--conversations", type=int, default=48)
+    parser.add_argument("--think", type=float, default=1.5)
+    parser.add_argument("--blocks", type=int, default=4096)
+    parser.add_argument("--warm-up", type=float, default=10)
+    parser.add_argument("--seconds", type=float, default=30)
+    args = parser.parse_args()
+    ways = {"one gateway": (1, False), "two alone": (2, False), "two in a cluster": (2, True)}
+    rows = {way: [] for way in ways}
+    for seed in range(1, args.seeds + 1):
+        for way, (gateways, clustered) in ways.items():
+            run = Run(args, gateways, clustered, seed)
+            try:
+                samples, failed = asyncio.run(conversations(args, run.ports, seed))
+                if clustered:
+                    page = urllib.request.urlopen(f"http://127.0.0.1:{run.admin}/metrics").read().decode()
+                    print("\n".join(re.findall(r"^tokenway_cluster.*", page, re.M)), file=sys.stderr)
+            finally:
+                run.end()
+            ttfts = sorted(ttft * 1000 for ttft, _, _ in samples)
+            hits = 100 * sum(cached for _, _, cached in samples) / sum(prompt for _, prompt, _ in samples)
+            at = lambda q: ttfts[int(q * (len(ttfts) - 1))]
+            row = (hits, at(0.5), at(0.95), at(0.99), len(samples), failed)
+            rows[way].append(row)
+            print(f"seed {seed} {way:17} hits {hits:.1f} %  TTFT p50 {row[1]:.0f} p95 {row[2]:.0f} p99 {row[3]:.0f} ms  "
+                  f"{row[4]} requests, {failed} failed", flush=True)
+    print("\n| | hits | TTFT p50, ms | p95 | p99 | requests | failed |\n|---|---|---|---|---|---|---|")
+    for way, runs in rows.items():
+        figure = lambda i, digits: f"{statistics.mean(r[i] for r in runs):.{digits}f} ± {statistics.pstdev(r[i] for r in runs):.{digits}f}"
+        print(f"| {way} | {figure(0, 1)} % | {figure(1, 0)} | {figure(2, 0)} | {figure(3, 0)} | "
+              f"{sum(r[4] for r in runs)} | {sum(r[5] for r in runs)} |")
+
+
+main()

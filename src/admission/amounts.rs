@@ -1,0 +1,88 @@
+//! What budgets count: tokens, requests, engine time.
+
+use serde::{Deserialize, Serialize};
+
+/// Amounts of what a budget limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Amounts {
+    /// Prompt tokens, cached ones included.
+    pub input: u64,
+    /// Prompt tokens that the engine had cached.
+    pub cached: u64,
+    /// Tokens of answers.
+    pub output: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Milliseconds at engines.
+    #[serde(default)]
+    pub engine_ms: u64,
+}
+
+/// One limit of a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Input and output.
+    Tokens,
+    /// See [`Amounts::input`].
+    Input,
+    /// See [`Amounts::cached`].
+    Cached,
+    /// See [`Amounts::output`].
+    Output,
+    /// See [`Amounts::requests`].
+    Requests,
+    /// Whole seconds of [`Amounts::engine_ms`].
+    Engine,
+}
+
+impl Kind {
+    /// Whether it counts tokens.
+    #[must_use]
+    pub fn is_tokens(self) -> bool {
+        !matches!(self, Self::Requests | Self::Engine)
+    }
+
+    /// Its key in `[[tenant.budget]]`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens",
+            Self::Input => "input_tokens",
+            Self::Cached => "cached_tokens",
+            Self::Output => "output_tokens",
+            Self::Requests => "requests",
+            Self::Engine => "engine_seconds",
+        }
+    }
+}
+
+impl Amounts {
+    /// What counts towards one limit.
+    #[must_use]
+    pub fn of(&self, kind: Kind) -> u64 {
+        match kind {
+            Kind::Tokens => self.input.saturating_add(self.output),
+            Kind::Input => self.input,
+            Kind::Cached => self.cached,
+            Kind::Output => self.output,
+            Kind::Requests => self.requests,
+            Kind::Engine => self.engine_ms / 1000,
+        }
+    }
+
+    /// The sum.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        self.each(other, u64::saturating_add)
+    }
+
+    pub(super) fn each(self, other: Self, apply: fn(u64, u64) -> u64) -> Self {
+        Self {
+            input: apply(self.input, other.input),
+            cached: apply(self.cached, other.cached),
+            output: apply(self.output, other.output),
+            requests: apply(self.requests, other.requests),
+            engine_ms: apply(self.engine_ms, other.engine_ms),
+        }
+    }
+}

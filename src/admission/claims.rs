@@ -1,0 +1,53 @@
+//! What this gateway has taken of budgets, for the other gateways, and what they have taken.
+
+use std::time::SystemTime;
+
+use super::amounts::Amounts;
+use super::tenant::TenantLimiter;
+
+/// What one gateway has taken of one budget, for the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Tenant, key if it is a key's, and window.
+    pub name: String,
+    /// Taken so far.
+    pub own: Amounts,
+    /// When it may be dropped, in seconds since 1970.
+    pub until: i64,
+    tenant: Box<str>,
+    key: Option<Box<str>>,
+    account: String,
+}
+
+impl TenantLimiter {
+    /// What others have yet to learn; `is_due` claims everything, to look at what they took.
+    #[must_use]
+    pub fn claims(&self, is_due: bool, now: SystemTime) -> Vec<Claim> {
+        let mut claims = Vec::new();
+        self.each_ledger(|tenant, key, ledger| {
+            for account in ledger.accounts().iter_mut().filter(|account| account.is_to_be_shared(is_due)) {
+                let Some(until) = account.until(now) else { continue };
+                let name = account.name();
+                claims.push(Claim {
+                    name: format!("{tenant}:{}:{name}", key.unwrap_or_default()),
+                    own: account.own(),
+                    until,
+                    tenant: tenant.into(),
+                    key: key.map(Into::into),
+                    account: name,
+                });
+            }
+        });
+        claims
+    }
+
+    /// The others know of a claim, where they knew of `before`, and have taken `others`.
+    pub fn claimed(&self, claim: &Claim, others: Amounts, before: Option<Amounts>) {
+        self.with_ledger(&claim.tenant, claim.key.as_deref(), |ledger| {
+            let accounts = ledger.accounts().iter_mut();
+            for account in accounts.filter(|account| account.name() == claim.account) {
+                account.shared(claim.own, others, before);
+            }
+        });
+    }
+}

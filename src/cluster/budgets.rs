@@ -1,0 +1,93 @@
+//! Budgets over all gateways: each writes what it has taken itself into a hash of the window and reads the others' fields.
+//!
+//! Fields are absolute numbers, so that a command that was lost or came twice changes nothing, and a broker that lost its memory
+//! has it again after one look.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Pipeline, RedisError};
+
+use crate::admission::{Amounts, Claim, TenantLimiter};
+
+/// What this gateway is called in the broker.
+pub(super) struct Books<'b> {
+    /// `cluster.name`
+    pub(super) cluster: &'b str,
+    /// Its field.
+    pub(super) own: &'b str,
+    pub(super) tenants: &'b TenantLimiter,
+}
+
+impl Books<'_> {
+    /// Publishes what this gateway has taken, and learns what the others have; of every budget where `is_due`.
+    pub(super) async fn look(
+        &self,
+        connection: &mut MultiplexedConnection,
+        is_due: bool,
+        now: SystemTime,
+    ) -> Result<(), RedisError> {
+        let claims = self.tenants.claims(is_due, now);
+        for claims in claims.chunks(MAX_CLAIMS) {
+            let mut asking = Pipeline::with_capacity(3 * claims.len());
+            for claim in claims {
+                let key = format!("{}:budget:{}", self.cluster, claim.name);
+                asking.cmd("HGETALL").arg(&key);
+                asking.cmd("HSET").arg(&key).arg(self.own).arg(written(&claim.own)).ignore();
+                asking.cmd("EXPIREAT").arg(&key).arg(claim.until.saturating_add(KEPT)).ignore();
+            }
+            let taken: Vec<HashMap<Vec<u8>, Vec<u8>>> = asking.query_async(connection).await?;
+            for (claim, taken) in claims.iter().zip(taken) {
+                self.take_in(claim, &taken);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_in(&self, claim: &Claim, taken: &HashMap<Vec<u8>, Vec<u8>>) {
+        let (mut others, mut before) = (Amounts::default(), None);
+        for (gateway, amounts) in taken {
+            let Some(amounts) = read(amounts) else { continue };
+            if gateway == self.own.as_bytes() {
+                before = Some(amounts);
+            } else {
+                others = others.plus(amounts);
+            }
+        }
+        self.tenants.claimed(claim, others, before);
+    }
+}
+
+fn written(amounts: &Amounts) -> String {
+    let Amounts { input, cached, output, requests, engine_ms } = amounts;
+    format!("{input} {cached} {output} {requests} {engine_ms}")
+}
+
+/// `None` where it is no gateway's.
+fn read(text: &[u8]) -> Option<Amounts> {
+    let mut numbers = std::str::from_utf8(text).ok()?.split(' ').map(str::parse);
+    let mut next = || numbers.next()?.ok();
+    let amounts =
+        Amounts { input: next()?, cached: next()?, output: next()?, requests: next()?, engine_ms: next()? };
+    numbers.next().is_none().then_some(amounts)
+}
+
+/// Of one round trip.
+const MAX_CLAIMS: usize = 500;
+/// Seconds that a window is kept after its end, for clocks that are apart.
+const KEPT: i64 = 3600;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_read_as_written_and_nonsense_is_none() {
+        let amounts = Amounts { input: 1, cached: 2, output: 3, requests: u64::MAX, engine_ms: 5 };
+        assert_eq!(read(written(&amounts).as_bytes()), Some(amounts));
+        for text in ["", "1 2 3 4", "1 2 3 4 5 6", "a b c d e", "-1 0 0 0 0"] {
+            assert_eq!(read(text.as_bytes()), None, "{text}");
+        }
+    }
+}
