@@ -60,7 +60,8 @@ fn names_of_files_commands_keys_and_metrics_are_right() {
 fn figures_of_the_readme_are_those_of_the_results() {
     let readme = Page::read("README.md").text;
     let pages = ["docs/results.md", "docs/performance.md"];
-    let results: BTreeSet<String> = pages.into_iter().flat_map(|page| figures(&Page::read(page).text)).collect();
+    let results: BTreeSet<String> =
+        pages.into_iter().flat_map(|page| figures(&Page::read(page).text)).collect();
     let (_, section) = readme.split_once("## Figures\n").unwrap();
     let section = section.split("\n## ").next().unwrap();
     // One or two digits are counts of replicas and minutes.
