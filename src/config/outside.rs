@@ -22,8 +22,12 @@ section! {
 
 /// Reads `[pool.outside]`, and what must hold of a pool that has it.
 pub(super) fn outside(section: &Section<'_>, pool: &Pool) -> Option<Outside> {
-    let outside = Outside::given(section)?;
-    Outside::open(section).expect("model", MODEL.hint);
+    let own = Outside::open(section);
+    let outside = Outside::read(&own, &Outside::default());
+    if !own.is_present() {
+        return None;
+    }
+    own.expect("model", MODEL.hint);
     for (holds, message, hint) in [
         (
             pool.standby,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// `drift.state`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DriftState {
-    /// Not said: see [`DriftState::settled`].
+    /// Absent: see [`DriftState::settled`].
     #[default]
     Default,
     /// Kept nowhere.
@@ -28,7 +28,7 @@ impl DriftState {
         }
     }
 
-    /// A place for what was not said.
+    /// A place where the key is absent.
     pub(super) fn settled(
         self,
         admin: SocketAddr,

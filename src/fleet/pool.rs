@@ -24,6 +24,7 @@ use crate::clock::{Clock, Stamp};
 use crate::config::Pool;
 use crate::request::ratio::TokenRatio;
 use crate::routing::{Dispatcher, EngineLimits, REFRESH_EVERY};
+use crate::units::Tokens;
 use crate::upstream::budget::RetryBudget;
 
 /// One pool in operation.
@@ -153,6 +154,19 @@ impl PoolState {
     /// Whether any replica is `Ready`.
     pub fn is_ready(&self) -> bool {
         self.replicas.load().iter().any(|r| r.is_ready())
+    }
+
+    /// Whether it may get another request: always, unless it is an outside one at its limit.
+    #[must_use]
+    pub fn has_room(&self, now: Stamp) -> bool {
+        self.config.load().outside.as_ref().is_none_or(|outside| self.outside.has_room(outside, now))
+    }
+
+    /// It gets a request with a prompt of that length: charged where it is an outside one.
+    pub fn charge_outside(&self, prompt: Tokens, now: Stamp) {
+        if let Some(outside) = &self.config.load().outside {
+            self.outside.charge(outside, prompt, now);
+        }
     }
 
     /// Why none of its replicas takes requests, in a phrase for people.

@@ -64,6 +64,8 @@ async fn a_provider_gets_the_clients_body_with_its_own_model_and_key_while_the_h
         assert_eq!(ask(&gateway).await, 200);
     }
     assert_eq!((local.count(), provider.count()), (5, 0), "nothing leaves while the house's own serve");
+    // Without a connection that is still open to the replica that goes.
+    let (gateway, local, provider) = with_provider(None).await;
     local.stop_listening().await;
     assert_eq!(ask(&gateway).await, 200);
     let got = provider.received().pop().unwrap();

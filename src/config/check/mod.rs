@@ -181,9 +181,16 @@ mod tests {
                       [[pool]]\nname = \"llama-8b-prefill\"\nrevision = \"llama-8b-r1\"\n\
                       replicas = [\"http://127.0.0.1:1\"]\n\
                       [[route]]\nmodel = \"llama-1b\"\npools = [\"llama-8b-r1\"]\n";
+        // A pool of this house cannot be an outside one as well.
+        let keys = every_key();
+        let (before, outside) = keys.split_once("[pool.outside]").unwrap();
+        let (outside, after) = outside.split_once("\n[").unwrap();
+        let far = "[[pool]]\nname = \"far\"\nreplicas = [\"https://far.example\"]\nstandby = true\nengine = \"generic\"\n\
+                   engine_api_key = \"env:FAR\"\n[pool.outside]";
+        let text = format!("{before}[{after}\n{others}{far}{outside}\n");
         let env = |name: &str| Some(format!("value of {name}"));
         let overrides = Overrides { allow_missing_secrets: true, ..Overrides::default() };
-        let checked = check_with("f.toml", &format!("{}\n{others}", every_key()), &env, &overrides);
+        let checked = check_with("f.toml", &text, &env, &overrides);
         let config = checked.unwrap_or_else(|faults| panic!("{faults}")).config;
         assert_eq!(config.admin.token.unwrap().reveal(), "value of TOKENWAY_ADMIN_TOKEN");
         let route = &config.routes[0];

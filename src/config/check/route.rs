@@ -182,7 +182,7 @@ fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
     Some(WeightedPool { pool, weight: given.unwrap_or(DEFAULT_WEIGHT) })
 }
 
-/// `outside`: prompts leave the house only where their route says so.
+/// `outside`: prompts leave the house only where their route has it.
 fn outside(route: &Section<'_>, known: &[Pool], pools: &[WeightedPool]) -> bool {
     let may = route.boolean("outside").unwrap_or(false);
     let mut used = pools.iter().filter_map(|weighted| known.get(weighted.pool));
