@@ -105,6 +105,11 @@ fn nanos(span: Duration) -> i64 {
 /// Wall time that is ahead runs slower by one part in this many.
 const SLOWEST: i64 = 2;
 
+/// A moment in seconds since the Unix epoch; what is no time is the epoch.
+pub(crate) fn wall(seconds: f64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default()
+}
+
 /// Milliseconds after the anchor.
 #[cfg(test)]
 pub(crate) fn millis(n: u64) -> Stamp {

@@ -118,18 +118,18 @@ def constants(folder):
     for file in OFF:
         path = folder / TUNING / file
         source = path.read_text()
-        for whole, name, kind, value in re.findall(r"^(pub\(in crate::routing\) const (\w+): (f64|u64|u32|usize|Duration) = ([^;]+);)", source, re.M):
+        for whole, name, kind, value in re.findall(r"^(pub\(crate\) const (\w+): (f64|u64|u32|i32|usize|Duration) = ([^;]+);)", source, re.M):
             found[file, name] = value
             times = f'std::env::var("TUNE_{name}").ok().and_then(|text| text.parse::<f64>().ok()).unwrap_or(1.0)'
             scaled = {"f64": f"({value}) * by", "Duration": f"({value}).mul_f64(by)"}.get(kind, f"(({value}) as f64 * by).round() as {kind}")
-            source = source.replace(whole, f"#[allow(non_snake_case)]\npub(in crate::routing) fn {name}() -> {kind} {{ static CELL: std::sync::OnceLock<{kind}> = "
+            source = source.replace(whole, f"#[allow(non_snake_case)]\npub(crate) fn {name}() -> {kind} {{ static CELL: std::sync::OnceLock<{kind}> = "
                                            f"std::sync::OnceLock::new(); *CELL.get_or_init(|| {{ let by = {times}; {scaled} }}) }}")
         path.write_text(source)
     names = "|".join(name for _, name in found)
     for path in (folder / "src").rglob("*.rs"):
         if path.parent.name != "tuning":
-            parts = re.split(r"(^(?:pub(?:\([a-z:]+\))? )?use [^;]+;|^\s*//.*$)", path.read_text(), flags=re.M)
-            path.write_text("".join(part if at % 2 else re.sub(rf"\b({names})\b(?!\()", r"\1()", part) for at, part in enumerate(parts)))
+            text = path.read_text()
+            path.write_text(re.sub(rf"\b((?:prices|memories|priors)::(?:{names}))\b(?!\()", r"\1()", text))
     return found
 
 

@@ -3,15 +3,11 @@
 //! Declared sections show themselves. The others are written out field by field: names are those of the configuration
 //! file, durations are seconds, and a field added there stays hidden until it is listed here as no secret.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::config::{
-    Canary, Config, DataParallel, Dcgm, Declared, Degrade, Hedge, HedgeAfter, Keep, Pool, PoolTls,
-    QuantileRatios, Route, Secret, Telemetry, masked_headers,
-};
+use crate::config::{Config, Dcgm, Declared, Degrade, Keep, Pool, Route, Telemetry, masked_headers};
 use crate::stage::{Stage, StageBudget};
 
 /// The whole configuration.
@@ -44,34 +40,27 @@ fn pool(pool: &Pool) -> Json {
             "dcgm": pool.dcgm.replicas.get(&replica.name).map(dcgm),
         })
     });
-    json!({
-        "name": &*pool.name,
-        "revision": &*pool.revision,
-        "revision_info": pool.revision_info,
-        "role": pool.role.as_str(),
-        "engine": pool.engine.as_str(),
-        "replicas": replicas.collect::<Vec<_>>(),
-        "discovery": pool.discovery.describe(),
-        "data_parallel": match pool.data_parallel {
-            DataParallel::Auto => json!("auto"),
-            DataParallel::Ranks(count) => json!(count.get()),
-        },
-        "tls": pool.tls.as_ref().map(pool_tls),
-        "engine_api_key": masked(pool.engine_api_key.as_ref()),
-        "scrape_interval": seconds(pool.scrape_interval),
-        "max_connections": pool.max_connections,
-        "max_num_seqs": pool.max_num_seqs,
-        "standby": pool.standby,
-        "outside": pool.outside.as_ref().map(Declared::view),
-        "queue_target": pool.queue_target,
-        "dcgm": pool.dcgm.pool.as_ref().map(dcgm),
-        "probe": pool.probe.view(),
-        "warmup": pool.warmup.view(),
-        "keep_alive": pool.keep_alive.map(|interval| json!({ "interval": seconds(interval) })),
-        "lora": { "load": pool.lora.load, "adapters": pool.lora.adapters.keys().map(|name| &**name).collect::<Vec<_>>() },
-        "ejection": pool.ejection.view(),
-        "scale": pool.scale.view(),
-    })
+    extended(
+        pool.view(),
+        json!({
+            "name": &*pool.name,
+            "revision": &*pool.revision,
+            "replicas": replicas.collect::<Vec<_>>(),
+            "discovery": pool.discovery.describe(),
+            "outside": pool.outside.as_ref().map(Declared::view),
+            "dcgm": pool.dcgm.pool.as_ref().map(dcgm),
+            "keep_alive": pool.keep_alive.map(|interval| json!({ "interval": seconds(interval) })),
+            "lora": { "load": pool.lora.load, "adapters": pool.lora.adapters.keys().map(|name| &**name).collect::<Vec<_>>() },
+        }),
+    )
+}
+
+/// What a declaration shows, with what refers to other sections.
+fn extended(mut shown: Json, more: Json) -> Json {
+    if let (Some(shown), Json::Object(more)) = (shown.as_object_mut(), more) {
+        shown.extend(more);
+    }
+    shown
 }
 
 fn route(config: &Config, route: &Route) -> Json {
@@ -79,61 +68,23 @@ fn route(config: &Config, route: &Route) -> Json {
         let pool = config.pools.get(weighted.pool)?;
         Some(json!({ "pool": &*pool.name, "weight": weighted.weight }))
     });
-    json!({
-        "name": &*route.name,
-        "model": route.model.as_str(),
-        "upstream_model": route.upstream_model.as_deref(),
-        "outside": route.outside,
-        "required": route.required,
-        "pools": pools.collect::<Vec<_>>(),
-        "policy": route.policy.as_str(),
-        "slo": &*route.slo,
-        "client_may": {
-            "timeout": route.client_may.timeout,
-            "slo_class": route.client_may.slo_class,
-            "priority": route.client_may.priority,
-            "engine_priority": route.client_may.engine_priority,
-        },
-        "ask_usage": route.ask_usage,
-        "migrate": route.migrate,
-        "hedge": route.hedge.as_ref().map(hedge),
-        "stage_budget": route.stage_budget.as_deref().map(stage_budget),
-        "timeouts": route.timeouts.view(),
-        "queue": route.queue.as_ref().map(Declared::view),
-        "prefill": route.prefill.as_ref().map(|prefill| prefill.keys.view()),
-        "canary": route.canary.as_ref().map(|canary| canary_of(config, canary)),
-        "degrade": route.degrade.as_ref().map(|degrade| degrade_to(config, degrade)),
-    })
-}
-
-fn hedge(hedge: &Hedge) -> Json {
-    let after = match hedge.after {
-        HedgeAfter::Quantile(share) => json!(format!("p{}", (share * 1000.0).round() / 10.0)),
-        HedgeAfter::Delay(delay) => json!(seconds(delay)),
-    };
-    json!({ "after": after, "budget": hedge.budget })
-}
-
-fn canary_of(config: &Config, canary: &Canary) -> Json {
-    let ratios = |ratios: QuantileRatios| json!({ "p50": ratios.p50, "p99": ratios.p99 });
-    let steps = canary.steps.iter().map(|step| json!({ "weight": step.weight, "soak": seconds(step.soak) }));
-    json!({
-        "pool": config.pools.get(canary.pool).map(|pool| &*pool.name),
-        "shadow": canary.shadow.as_ref().map(Declared::view),
-        "steps": steps.collect::<Vec<_>>(),
-        "max_cold_start": canary.max_cold_start.map(seconds),
-        "max_ttft_ratio": ratios(canary.max_ttft_ratio),
-        "max_itl_ratio": ratios(canary.max_itl_ratio),
-        "max_tpot_ratio": ratios(canary.max_tpot_ratio),
-        "max_error_ratio_increase": canary.max_error_ratio_increase,
-        "max_goodput_decrease": canary.max_goodput_decrease,
-        "max_queue_ratio": canary.max_queue_ratio,
-        "false_rollback_rate": canary.false_rollback_rate,
-        "on_breach": canary.on_breach.as_str(),
-        "min_requests": canary.min_requests,
-        "webhook": canary.webhook.as_ref().map(ToString::to_string),
-        "state": canary.state.as_ref().map(|path| path.display().to_string()),
-    })
+    extended(
+        route.view(),
+        json!({
+            "name": &*route.name,
+            "model": route.model.as_str(),
+            "outside": route.outside,
+            "pools": pools.collect::<Vec<_>>(),
+            "slo": &*route.slo,
+            "hedge": route.hedge.as_ref().map(Declared::view),
+            "stage_budget": route.stage_budget.as_deref().map(stage_budget),
+            "timeouts": route.timeouts.view(),
+            "queue": route.queue.as_ref().map(Declared::view),
+            "prefill": route.prefill.as_ref().map(Declared::view),
+            "canary": route.canary.as_ref().map(Declared::view),
+            "degrade": route.degrade.as_ref().map(|degrade| degrade_to(config, degrade)),
+        }),
+    )
 }
 
 fn dcgm(dcgm: &Dcgm) -> Json {
@@ -163,16 +114,6 @@ fn stage_budget(budget: &StageBudget) -> Json {
         .map(|(stage, share)| (stage.as_str().to_owned(), seconds(share).into()))
         .collect::<Map<_, _>>()
         .into()
-}
-
-fn pool_tls(tls: &PoolTls) -> Json {
-    let shown = |path: &PathBuf| path.display().to_string();
-    json!({
-        "ca": tls.ca.as_ref().map(shown),
-        "cert": tls.identity.as_ref().map(|files| shown(&files.cert)),
-        "key": tls.identity.as_ref().map(|files| shown(&files.key)),
-        "server_name": tls.server_name.as_deref(),
-    })
 }
 
 fn telemetry(telemetry: &Telemetry) -> Json {
@@ -220,15 +161,9 @@ fn without_query(url: &str) -> &str {
     url.split(['?', '#']).next().unwrap_or(url)
 }
 
-fn masked(secret: Option<&Secret>) -> Option<&'static str> {
-    secret.map(|_| MASK)
-}
-
 fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
-
-const MASK: &str = "***";
 
 #[cfg(test)]
 mod tests {

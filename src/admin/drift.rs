@@ -1,7 +1,7 @@
 //! Findings of drift, and an operator's actions on them: acknowledge, close, mute.
 
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::rejection::BytesRejection;
@@ -11,6 +11,7 @@ use bytes::Bytes;
 use super::AdminState;
 use super::error::AdminError;
 use crate::api::drift::{self as api, Acknowledgement, Drift, MuteOrder};
+use crate::clock;
 use crate::config::check::parse_duration;
 use crate::drift::detectors::{Finding, Kind, Mute};
 use crate::drift::service::Busy;
@@ -31,19 +32,19 @@ pub(super) async fn findings(State(admin): State<Arc<AdminState>>) -> Json<Drift
 }
 
 fn shown(finding: &Finding, is_muted: bool) -> api::Finding {
-    api::Finding { muted: Some(is_muted), time: Some(date(finding.at)), ..finding.to_api() }
+    api::Finding {
+        muted: Some(is_muted),
+        time: Some(rfc3339::utc(clock::wall(finding.at))),
+        ..finding.to_api()
+    }
 }
 
 fn shown_mute(mute: &Mute) -> api::Mute {
     api::Mute {
         kind: mute.kind.map(Kind::as_str).map(str::to_owned),
         route: mute.route.clone(),
-        until: date(mute.until),
+        until: rfc3339::utc(clock::wall(mute.until)),
     }
-}
-
-fn date(seconds: f64) -> String {
-    rfc3339::utc(UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
 /// POST `/drift/{id}/acknowledge`: `{"undo":true}` takes it back.

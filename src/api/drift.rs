@@ -60,13 +60,40 @@ pub(crate) struct RunnerUp {
 /// A piece of evidence.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(untagged)]
-pub(crate) enum Fact {
+pub enum Fact {
+    /// Seconds, or in the unit of its name.
     Number(f64),
+    /// A word.
     Word(String),
     /// Of replicas.
     Names(Vec<String>),
     /// A number that JSON does not have.
     NotANumber,
+}
+
+impl From<f64> for Fact {
+    fn from(number: f64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<&str> for Fact {
+    fn from(word: &str) -> Self {
+        Self::Word(word.into())
+    }
+}
+
+/// For people.
+impl std::fmt::Display for Fact {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Number(number) => {
+                f.write_str(format!("{number:.4}").trim_end_matches('0').trim_end_matches('.'))
+            }
+            Self::Word(word) => f.write_str(word),
+            other => f.write_str(&serde_json::to_string(other).unwrap_or_default()),
+        }
+    }
 }
 
 /// Findings of which no alert is sent for a while, and the answer to [`MuteOrder`].

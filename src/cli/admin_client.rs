@@ -213,14 +213,6 @@ impl AdminClient {
     }
 }
 
-/// A name as one segment of a path.
-pub fn segment(name: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
-    name.bytes()
-        .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
-        .collect()
-}
-
 pub(super) fn read_token(token: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, AskError> {
     secret_of(token, env).map_err(AskError::NoToken)
 }
@@ -247,14 +239,6 @@ mod tests {
         }
         let error = read_token("env:U", &env).unwrap_err().to_string();
         assert_eq!(error, "the token: environment variable U is not set");
-    }
-
-    #[test]
-    fn a_name_cannot_leave_its_segment() {
-        assert_eq!(segment("meta/llama 8b"), "meta%2Fllama%208b");
-        assert_eq!(segment("chat-1.0_x~"), "chat-1.0_x~");
-        assert_eq!(segment("a/b?c é"), "a%2Fb%3Fc%20%C3%A9");
-        assert_eq!(segment("../drain?x"), "..%2Fdrain%3Fx");
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::io::{self, Write};
 
 use clap::{Args, ValueEnum};
 
-use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
+use super::admin_client::{AdminArgs, AdminClient, AskError};
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::api::canaries::{Canaries, Canary, CanaryAnswer};
+use crate::config::segment;
 
 /// Arguments of `canary`.
 #[derive(Args, Debug)]

@@ -15,7 +15,8 @@ use tokenway_sim::traffic::{TrafficConfig, TrafficSummary};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::sim::positive;
+use super::replay::args::positive;
+use crate::config::check::parse_span;
 use crate::simulate::DemoRow;
 
 /// Arguments of `tokenway demo`.
@@ -174,17 +175,9 @@ fn milliseconds(span: Option<Duration>, decimals: usize) -> String {
 }
 
 /// A number of seconds, or a number with `ms`, `s`, `m` or `h`.
-pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
-    let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit_at);
-    let factor = match unit {
-        "ms" => 0.001,
-        "" | "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3_600.0,
-        _ => return Err("unknown unit: take ms, s, m or h"),
-    };
-    Duration::try_from_secs_f64(positive(number)? * factor).map_err(|_| "too long")
+fn duration(text: &str) -> Result<Duration, String> {
+    let is_bare = text.ends_with(|c: char| c.is_ascii_digit());
+    parse_span(&format!("{text}{}", if is_bare { "s" } else { "" }))
 }
 
 /// Moves to the first line and clears the screen.
@@ -244,7 +237,7 @@ clients: sent 1240 ok 1230 failed 1 skipped 0; TTFT p50 85 p99 1210 ms; gap p50 
         for (text, seconds) in cases {
             assert_eq!(duration(text).map(|d| d.as_secs_f64()), Ok(seconds), "{text}");
         }
-        for wrong in ["", "s", "0", "-1s", "3d", "1e400"] {
+        for wrong in ["", "s", "0", "-1s", "3w", "1e400"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }
     }

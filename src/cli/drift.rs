@@ -5,9 +5,10 @@ use std::io::{self, Write};
 
 use clap::{Args, Subcommand};
 
-use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
+use super::admin_client::{AdminArgs, AdminClient, AskError};
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::api::drift::{Acknowledgement, Drift, Fact, Finding, Mute, MuteOrder};
+use crate::config::segment;
 
 /// Arguments of `tokenway drift`.
 #[derive(Args, Clone, Debug)]
@@ -114,11 +115,7 @@ fn line(finding: &Finding) -> String {
 }
 
 fn facts(what: &str, facts: &BTreeMap<String, Fact>) -> String {
-    let rounded = |fact: &Fact| match fact {
-        Fact::Number(number) => format!("{number:.4}").trim_end_matches('0').trim_end_matches('.').to_owned(),
-        other => serde_json::to_string(other).unwrap_or_default(),
-    };
-    let facts: Vec<String> = facts.iter().map(|(name, fact)| format!("{name} {}", rounded(fact))).collect();
+    let facts: Vec<String> = facts.iter().map(|(name, fact)| format!("{name} {fact}")).collect();
     format!("  {what}: {}\n", facts.join(", "))
 }
 

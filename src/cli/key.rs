@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
-use super::admin_client::{AdminClient, AdminFlags, AskError, segment};
+use super::admin_client::{AdminClient, AdminFlags, AskError};
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::api::keys::{Key, KeyMade, KeyOrder, Keys};
+use crate::config::segment;
 
 /// Arguments of `key`.
 #[derive(Args, Debug)]

@@ -15,6 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::replay::args::positive;
 use crate::config::Secret;
 
 /// Arguments of `tokenway sim`.
@@ -164,11 +165,6 @@ pub(super) fn ended() -> io::Result<impl Future<Output = ()>> {
 }
 
 /// A finite number above zero.
-pub(super) fn positive(text: &str) -> Result<f64, &'static str> {
-    let number: f64 = text.parse().map_err(|_| "not a number")?;
-    if number.is_finite() && number > 0.0 { Ok(number) } else { Err("must be above 0") }
-}
-
 #[expect(clippy::unnecessary_wraps, reason = "clap's value parsers return a Result")]
 fn secret(text: &str) -> Result<Secret, &'static str> {
     Ok(Secret::new(text))

@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::json;
 
-use super::admin_client::{AdminClient, AdminFlags, AskError, segment};
+use super::admin_client::{AdminClient, AdminFlags, AskError};
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::api::usage::{UsageAnswer, UsageRow};
+use crate::config::segment;
 
 /// Arguments of `usage`.
 #[derive(Args, Debug)]

@@ -32,7 +32,8 @@ use super::check::section::{Checking, Item, Section};
 /// nothing, with an `example` (an `Option`) or as an `empty` list; the defaults of a `section {}` below; or a fault, with
 /// an example of what is `required`: the section's reader reports it with its own words, and goes on. `field @ "key"` names a key
 /// that the field is not called after. Flags of a key: `restart` (a reload keeps the old value and warns), `hidden` (from `/api/config`). Behind the header `optional`
-/// says that the section is off unless the file has it. Doc comments are those of the reference, without their backticks.
+/// says that the section is off unless the file has it. Behind the keys `with` adds fields that are none: the section's reader
+/// fills them in, from other sections. Doc comments are those of the reference, without their backticks.
 macro_rules! section {
     (
         $(#[doc = $doc:literal])*
@@ -42,7 +43,9 @@ macro_rules! section {
                 $(#[doc = $key_doc:literal])*
                 $key:ident $(@ $file:literal)?: $type:ty as $codec:expr, $state:ident $text:tt $(, $flag:ident)*;
             )*
-        }
+        } $(with {
+            $($(#[doc = $with_doc:literal])* $with:ident: $with_type:ty,)*
+        })?
     ) => {
         #[doc = concat!("`", $header, "`")]
         #[doc = ""]
@@ -50,6 +53,7 @@ macro_rules! section {
         $(#[derive($($derive),*)])?
         $visible struct $Section {
             $($(#[doc = $key_doc])* $visible $key: $type,)*
+            $($($(#[doc = $with_doc])* $visible $with: $with_type,)*)?
         }
 
         impl Default for $Section {
@@ -57,6 +61,7 @@ macro_rules! section {
                 // Read once: every check of a file needs it.
                 static DEFAULT: std::sync::LazyLock<$Section> = std::sync::LazyLock::new(|| $Section {
                     $($key: $crate::config::declare::section!(@default $state $key $text $codec),)*
+                    $($($with: Default::default(),)*)?
                 });
                 DEFAULT.clone()
             }
@@ -82,6 +87,7 @@ macro_rules! section {
                         let value = section.value($crate::config::declare::section!(@name $key $($file)?), &$codec);
                         $crate::config::declare::section!(@or_default $state value, default.$key)
                     },)*
+                    $($($with: default.$with.clone(),)*)?
                 }
             }
 
@@ -206,8 +212,8 @@ pub(crate) struct Key {
     pub(crate) name: &'static str,
     /// Its doc comment, by lines.
     pub(crate) doc: &'static [&'static str],
-    /// Its default, or an example, in TOML.
-    pub(crate) value: &'static str,
+    /// Its default, or an example, in TOML, over as many lines as the compiler likes.
+    pub(in crate::config) value: &'static str,
     /// What it means where the file has no such key.
     pub(crate) state: State,
     /// Whether a reload keeps its old value.
@@ -215,6 +221,11 @@ pub(crate) struct Key {
 }
 
 impl Key {
+    /// Its value in one line.
+    pub(crate) fn value(&self) -> String {
+        self.value.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
     /// What the reference says of it.
     pub(crate) fn note(&self) -> String {
         note(self.doc) + if self.needs_restart { "; restart" } else { "" }

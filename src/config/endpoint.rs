@@ -63,9 +63,27 @@ pub fn parse_name(text: &str) -> Result<Arc<str>, String> {
     if fits { Ok(text.into()) } else { Err(format!("{text:?} is not a name")) }
 }
 
+/// Text as one segment of a path, or as a value of a query (RFC 3986).
+#[must_use]
+pub fn segment(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
+    text.bytes()
+        .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_cannot_leave_its_segment() {
+        assert_eq!(segment("meta/llama 8b"), "meta%2Fllama%208b");
+        assert_eq!(segment("chat-1.0_x~"), "chat-1.0_x~");
+        assert_eq!(segment("a/b?c é"), "a%2Fb%3Fc%20%C3%A9");
+        assert_eq!(segment("../drain?x"), "..%2Fdrain%3Fx");
+        assert_eq!(segment("eyJ2+/=&é"), "eyJ2%2B%2F%3D%26%C3%A9");
+    }
 
     #[test]
     fn endpoints_are_taken_apart() {

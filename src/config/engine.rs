@@ -104,6 +104,12 @@ pub struct EngineProfile {
     pub sources: Vec<(Figure, Vec<FigureSource>)>,
 }
 
+impl Default for EngineProfile {
+    fn default() -> Self {
+        EngineKind::Vllm.profile()
+    }
+}
+
 impl Figure {
     /// Whether the ranks of one page are averaged: shares, and sizes that all ranks have alike. Counts are summed.
     #[must_use]

@@ -16,6 +16,7 @@ mod discovery;
 mod drift;
 mod endpoint;
 mod engine;
+mod hedge;
 pub mod load;
 mod otel;
 mod otlp;
@@ -48,17 +49,22 @@ pub use self::auth::{Jwks, Jwt};
 pub use self::bounds::{Classes, Retry, Routing, Timeouts};
 pub use self::budget::{Budget, Window, budgets_of};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
+use self::check::codec::{SECRET, Switch, Word};
+use self::check::values::{MODEL, POSITIVE_DURATION};
+use self::check::{DATA_PARALLEL, pool, route};
 pub use self::cluster::{Broker, Cluster, OnLoss};
 pub use self::dcgm::{Dcgm, DcgmSources};
 pub(crate) use self::declare::Declared;
+use self::declare::{Below, section};
 pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
 pub use self::drift::{Baseline, Drift};
-pub use self::endpoint::{parse_endpoint, parse_name};
+pub use self::endpoint::{parse_endpoint, parse_name, segment};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
+pub use self::hedge::{Hedge, HedgeAfter};
 use self::otlp::OtlpKeys;
 pub(crate) use self::otlp::masked as masked_headers;
 pub use self::outside::Outside;
-pub use self::prefill::{Connector, Prefill, PrefillKeys, PrefillWhen, Role};
+pub use self::prefill::{Connector, Prefill, PrefillWhen, Role};
 pub use self::probe::{Ejection, Probe, ProbeKind};
 pub use self::queue::QueueLimits;
 pub use self::scale::{ColdWait, Scale, ScaleWindow};
@@ -146,57 +152,60 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// `[[pool]]`: one model artifact on one runtime image.
-#[derive(Clone, Debug)]
-pub struct Pool {
-    /// Unique name.
-    pub name: Arc<str>,
-    /// Revision label (default: the pool's name).
-    pub revision: Arc<str>,
-    /// Free-form facts of the revision.
-    pub revision_info: BTreeMap<String, String>,
-    /// What its replicas do for routes with a `[route.prefill]`.
-    pub role: Role,
-    /// The engine that its replicas run.
-    pub engine: EngineKind,
-    /// Where that engine's figures come from: `[pool.engine_profile]` over the built-in profile.
-    pub engine_profile: Arc<EngineProfile>,
-    /// Up to [`MAX_REPLICAS`], with distinct URLs and names; none only where it has another source.
-    pub replicas: Vec<ReplicaSpec>,
-    /// `dns`, `file` and `kubernetes`: further replicas, found while running.
-    pub discovery: Discovery,
-    /// Engines behind each URL.
-    pub data_parallel: DataParallel,
-    /// TLS of `https` replicas; `None` trusts the system's certificate store.
-    pub tls: Option<PoolTls>,
-    /// Sent upstream instead of the client's credential.
-    pub engine_api_key: Option<Secret>,
-    /// Period of the scrapes of one replica.
-    pub scrape_interval: Duration,
-    /// Where the figures of the replicas' GPUs are.
-    pub dcgm: DcgmSources,
-    /// Limit of connections to one replica.
-    pub max_connections: NonZeroUsize,
-    /// The engine's batch limit; `None` learns it.
-    pub max_num_seqs: Option<NonZeroU64>,
-    /// Takes traffic only while no pool before it in its route has a ready replica with room.
-    pub standby: bool,
-    /// `[pool.outside]`: it is another house's.
-    pub outside: Option<Outside>,
-    /// Waiting requests per replica above which an alert fires.
-    pub queue_target: Option<NonZeroU64>,
-    /// `[pool.probe]`
-    pub probe: Probe,
-    /// `[pool.warmup]`
-    pub warmup: WarmUp,
-    /// `pool.keep_alive.interval`: idle replicas are asked this often.
-    pub keep_alive: Option<Duration>,
-    /// `pool.lora`
-    pub lora: Lora,
-    /// `[pool.ejection]`
-    pub ejection: Ejection,
-    /// `[pool.scale]`
-    pub scale: Scale,
+section! {
+    /// one model artifact on one runtime image
+    #[derive(Clone, Debug)]
+    pub struct Pool for "[[pool]]" {
+        /// free facts of the revision
+        revision_info: BTreeMap<String, String> as pool::REVISION_INFO, empty { image = "vllm/vllm-openai:v0.11.0" };
+        /// what its replicas do for routes with a `[route.prefill]`
+        role: Role as Word("role"), default "both";
+        /// the engine that its replicas run
+        engine: EngineKind as Word("engine"), default "vllm";
+        /// engines behind each URL
+        data_parallel: DataParallel as DATA_PARALLEL, default "auto";
+        /// TLS of `https` replicas; without it the system's certificate store is trusted
+        tls: Option<PoolTls> as pool::TLS, example { ca = "engines.pem" };
+        /// sent upstream instead of the client's credential
+        engine_api_key: Option<Secret> as SECRET, example "env:ENGINE_API_KEY";
+        /// between two scrapes of one replica
+        scrape_interval: Duration as POSITIVE_DURATION, default "1s";
+        /// limit of connections to one replica
+        max_connections: NonZeroUsize as 1..=1_000_000, default 16384;
+        /// the engine's batch limit; default: learned
+        max_num_seqs: Option<NonZeroU64> as 1..=i64::MAX, example 256;
+        /// takes traffic only while no pool before it in its route has a ready replica with room
+        standby: bool as Switch, default false;
+        /// waiting requests per replica above which an alert fires
+        queue_target: Option<NonZeroU64> as 1..=i64::MAX, example 4;
+        /// when a replica is ready
+        probe: Probe as Below, section {};
+        /// requests before a replica takes traffic
+        warmup: WarmUp as Below, section {};
+        /// what is taken out of rotation
+        ejection: Ejection as Below, section {};
+        /// bounds of the desired number of replicas
+        scale: Scale as scale::SCALE, section {};
+    } with {
+        /// Unique name.
+        name: Arc<str>,
+        /// Revision label (default: the pool's name).
+        revision: Arc<str>,
+        /// Where the engine's figures come from: `[pool.engine_profile]` over the built-in profile.
+        engine_profile: Arc<EngineProfile>,
+        /// Up to [`MAX_REPLICAS`], with distinct URLs and names; none only where it has another source.
+        replicas: Vec<ReplicaSpec>,
+        /// `dns`, `file` and `kubernetes`: further replicas, found while running.
+        discovery: Discovery,
+        /// Where the figures of the replicas' GPUs are.
+        dcgm: DcgmSources,
+        /// `[pool.outside]`: it is another house's.
+        outside: Option<Outside>,
+        /// `pool.keep_alive.interval`: idle replicas are asked this often.
+        keep_alive: Option<Duration>,
+        /// `pool.lora`
+        lora: Lora,
+    }
 }
 
 /// `pool.tls`: TLS towards `https` replicas.
@@ -262,45 +271,48 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// `[[route]]`: maps a model name to pools.
-#[derive(Clone, Debug)]
-pub struct Route {
-    /// Name (default: its model).
-    pub name: Arc<str>,
-    /// Model name in client requests.
-    pub model: ModelMatch,
-    /// What the engine calls it, where that differs.
-    pub upstream_model: Option<Arc<str>>,
-    /// Its prompts may go to pools with `[pool.outside]`.
-    pub outside: bool,
-    /// Whether `/readyz` waits for it.
-    pub required: bool,
-    /// Pools with their weights, at least one, at least one weight above zero.
-    pub pools: Vec<WeightedPool>,
-    /// Routing policy.
-    pub policy: PolicyName,
-    /// SLO class, a key of [`Config::slo`].
-    pub slo: Arc<str>,
-    /// What a client may set by header.
-    pub client_may: ClientMay,
-    /// Target duration of each stage.
-    pub stage_budget: Option<Arc<StageBudget>>,
-    /// Splice `stream_options.include_usage` into streams that lack it.
-    pub ask_usage: bool,
-    /// Continue a broken stream on another replica.
-    pub migrate: bool,
-    /// Ask a second replica where the first token is overdue.
-    pub hedge: Option<Hedge>,
-    /// `[timeouts]` with this route's overrides.
-    pub timeouts: Timeouts,
-    /// `[route.queue]`: admission by prediction; `None` orders requests and refuses none.
-    pub queue: Option<QueueLimits>,
-    /// `[route.degrade]`
-    pub degrade: Option<Degrade>,
-    /// `[route.canary]`
-    pub canary: Option<Canary>,
-    /// `[route.prefill]`
-    pub prefill: Option<Prefill>,
+section! {
+    /// maps a model name to pools
+    #[derive(Clone, Debug)]
+    pub struct Route for "[[route]]" {
+        /// what the engines call it, where that differs
+        upstream_model: Option<Arc<str>> as MODEL, example "meta/llama-8b";
+        /// `/readyz` waits for it
+        required: bool as Switch, default true;
+        /// who is chosen, and why
+        policy: PolicyName as Word("policy"), default "latency";
+        /// what clients may set by header
+        client_may: ClientMay as route::CLIENT_MAY, default ["timeout"];
+        /// splice `stream_options.include_usage` into streams that lack it
+        ask_usage: bool as Switch, default true;
+        /// continue a broken stream on another replica
+        migrate: bool as Switch, default false;
+    } with {
+        /// Name (default: its model).
+        name: Arc<str>,
+        /// Model name in client requests.
+        model: ModelMatch,
+        /// Pools with their weights, at least one, at least one weight above zero.
+        pools: Vec<WeightedPool>,
+        /// SLO class, a key of [`Config::slo`].
+        slo: Arc<str>,
+        /// Its prompts may go to pools with `[pool.outside]`.
+        outside: bool,
+        /// Target duration of each stage.
+        stage_budget: Option<Arc<StageBudget>>,
+        /// Ask a second replica where the first token is overdue.
+        hedge: Option<Hedge>,
+        /// `[timeouts]` with this route's overrides.
+        timeouts: Timeouts,
+        /// `[route.queue]`: admission by prediction; `None` orders requests and refuses none.
+        queue: Option<QueueLimits>,
+        /// `[route.degrade]`
+        degrade: Option<Degrade>,
+        /// `[route.canary]`
+        canary: Option<Canary>,
+        /// `[route.prefill]`
+        prefill: Option<Prefill>,
+    }
 }
 
 impl Route {
@@ -310,24 +322,6 @@ impl Route {
         let is_prefill = self.prefill.as_ref().is_some_and(|prefill| prefill.pool == pool);
         is_prefill || self.pools.iter().any(|weighted| weighted.pool == pool)
     }
-}
-
-/// `hedge`: a second replica for requests whose first token is overdue.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Hedge {
-    /// When it is overdue.
-    pub after: HedgeAfter,
-    /// At most this share of the route's requests, above 0.
-    pub budget: f64,
-}
-
-/// When a first token is overdue.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum HedgeAfter {
-    /// Later than this share of first tokens comes after its prediction, 0 to 1.
-    Quantile(f64),
-    /// This long after the request was sent.
-    Delay(Duration),
 }
 
 /// `[route.degrade]`: fallback route.
@@ -364,9 +358,10 @@ impl Degrade {
 }
 
 /// Which models a route takes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ModelMatch {
     /// `"*"`: every model; names unknown to us are forwarded.
+    #[default]
     Any,
     /// Exactly this one.
     Named(Arc<str>),
@@ -480,9 +475,12 @@ pub struct ClientMay {
     pub engine_priority: bool,
 }
 
+/// The field of a permission.
+type PermissionField = fn(&mut ClientMay) -> &mut bool;
+
 impl ClientMay {
     /// Every permission, by its name in the file.
-    pub const PERMISSIONS: &'static [(&'static str, fn(&mut Self) -> &mut bool)] = &[
+    pub const PERMISSIONS: &'static [(&'static str, PermissionField)] = &[
         ("timeout", |may| &mut may.timeout),
         ("slo_class", |may| &mut may.slo_class),
         ("priority", |may| &mut may.priority),

@@ -14,25 +14,19 @@ use crate::labels::labels;
 section! {
     /// prompts are computed by another pool, and decoded by those of the route
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct PrefillKeys for "[route.prefill]", optional {
+    pub struct Prefill for "[route.prefill]", optional {
         /// computes them: the same model and revision, none of the route's own pools
-        pool: Arc<str> as NAMED, required "llama-8b-prefill";
+        pool_name @ "pool": Arc<str> as NAMED, required "llama-8b-prefill";
         /// auto: where it costs less in predicted seconds, policy latency only | always | never
         when: PrefillWhen as Word("choice"), default "auto";
         /// not for prompts of which the decoding replica would compute fewer
         min_uncached_tokens: u64 as 0..=i64::MAX, default 0;
         /// how KV moves: nixl (vLLM's kv_transfer_params) | shared (a store that both sides read: order alone)
         connector: Connector as Word("connector"), default "nixl";
+    } with {
+        /// Index into [`Config::pools`](super::Config::pools).
+        pool: usize,
     }
-}
-
-/// `[route.prefill]`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prefill {
-    /// Index into [`Config::pools`](super::Config::pools).
-    pub pool: usize,
-    /// Keys of the file.
-    pub keys: PrefillKeys,
 }
 
 labels! {
@@ -75,13 +69,6 @@ labels! {
     }
 }
 
-impl Role {
-    /// Reads `pool.role`.
-    pub(super) fn of(pool: &Section<'_>) -> Self {
-        pool.value("role", &Word("role")).unwrap_or_default()
-    }
-}
-
 /// Reads `[route.prefill]`, and expects that the route's own pools decode.
 pub(super) fn prefill(
     route: &Section<'_>,
@@ -96,11 +83,8 @@ pub(super) fn prefill(
             route.fault(message, "name it in [route.prefill], and a pool that decodes in pools");
         }
     }
-    let section = PrefillKeys::open(route);
-    if !section.is_present() {
-        return None;
-    }
-    let keys = PrefillKeys::read(&section, &PrefillKeys::default());
+    let section = Prefill::open(route);
+    let prefill = section.is_present().then(|| Prefill::read(&section, &Prefill::default()))?;
     section.expect("pool", "name the pool that computes prompts: pool = \"…\"");
     let item = section.get("pool")?;
     let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();
@@ -119,15 +103,15 @@ pub(super) fn prefill(
     } else {
         expect_one_revision(&item, pool, known, pools);
     }
-    if let Some(item) = section.get("connector").filter(|_| keys.connector == Connector::Sglang) {
+    if let Some(item) = section.get("connector").filter(|_| prefill.connector == Connector::Sglang) {
         item.fault("connector \"sglang\" is not supported yet", "connectors: nixl, shared");
     }
-    if keys.when == PrefillWhen::Auto && policy != PolicyName::Latency {
+    if prefill.when == PrefillWhen::Auto && policy != PolicyName::Latency {
         let message =
             format!("when = \"auto\" compares predictions, and policy \"{}\" has none", policy.as_str());
         section.fault(message, "use policy = \"latency\", or when = \"always\" with min_uncached_tokens");
     }
-    Some(Prefill { pool: at, keys })
+    Some(Prefill { pool: at, ..prefill })
 }
 
 /// KV of another model, or of another image, is of no use: a fault where no pool of the route has the prefill pool's revision.
@@ -183,8 +167,8 @@ mod tests {
         let text = file(ONE, "pools = [\"d\"]", "pool = \"p\"\nmin_uncached_tokens = 512");
         let config = check_str("f.toml", &text, &|_| None).unwrap_or_else(|faults| panic!("{faults}"));
         let prefill = config.routes[0].prefill.clone().unwrap();
-        assert_eq!((prefill.pool, prefill.keys.min_uncached_tokens), (0, 512));
-        assert_eq!((prefill.keys.when, prefill.keys.connector), (PrefillWhen::Auto, Connector::Nixl));
+        assert_eq!((prefill.pool, prefill.min_uncached_tokens), (0, 512));
+        assert_eq!((prefill.when, prefill.connector), (PrefillWhen::Auto, Connector::Nixl));
         assert_eq!(
             config.pools.iter().map(|pool| pool.role).collect::<Vec<_>>(),
             [Role::Prefill, Role::Decode]

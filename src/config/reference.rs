@@ -4,9 +4,9 @@
 
 use super::declare::{Declaration, Declared};
 use super::{
-    Admin, Baseline, Budget, CanaryShadow, Classes, Cluster, ColdWait, Drift, Ejection, EngineSpansConfig,
-    Jwt, OtlpKeys, Outside, PrefillKeys, Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo,
-    TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
+    Admin, Baseline, Budget, Canary, CanaryShadow, Classes, Cluster, ColdWait, Drift, Ejection,
+    EngineSpansConfig, Hedge, Jwt, OtlpKeys, Outside, Prefill, Probe, QueueLimits, Retry, Routing, Sampling,
+    Scale, Server, Slo, TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
 };
 
 /// Every declared section; those without brackets are written in one line of the section above.
@@ -29,8 +29,10 @@ pub(super) const DECLARED: &[Declaration] = &[
         doc: &["default: those of `[timeouts]`"],
         ..Timeouts::DECLARATION
     },
-    PrefillKeys::DECLARATION,
+    Hedge::DECLARATION,
+    Prefill::DECLARATION,
     QueueLimits::DECLARATION,
+    Canary::DECLARATION,
     CanaryShadow::DECLARATION,
     Tenant::DECLARATION,
     TenantLimits::DECLARATION,
@@ -71,7 +73,7 @@ pub(super) mod tests {
         for key in declaration.keys.iter().filter(|key| key.state != State::Section) {
             let is_off = declaration.is_optional || key.state == State::Example;
             let mark = if is_off { "# " } else { "" };
-            text.push_str(&line(&format!("{mark}{} = {}", key.name, key.value), &key.note()));
+            text.push_str(&line(&format!("{mark}{} = {}", key.name, key.value()), &key.note()));
         }
         text
     }

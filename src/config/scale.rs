@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 
 use super::MAX_REPLICAS;
 use super::check::codec::Own;
-use super::check::section::{Item, Section};
+use super::check::section::Item;
 use super::check::values::{Form, OFF_AT_ZERO, POSITIVE_DURATION, SIZE};
 use super::declare::{Below, Declared, section};
 
@@ -92,9 +92,11 @@ impl Scale {
     }
 }
 
-/// Reads `[pool.scale]`, whose numbers fit each other.
-pub(super) fn scale(pool: &Section<'_>) -> Scale {
-    let section = Scale::open(pool);
+/// `[pool.scale]`, whose numbers fit each other.
+pub(super) const SCALE: Own<Scale> = Own { read: scale, show: Declared::view };
+
+fn scale(item: &Item<'_>) -> Option<Scale> {
+    let section = item.section(Scale::DECLARATION.header)?;
     let scale = Scale::read(&section, &Scale::default());
     if scale.min_replicas > scale.max_replicas
         && let Some(item) = section.get("min_replicas").or_else(|| section.get("max_replicas"))
@@ -109,7 +111,7 @@ pub(super) fn scale(pool: &Section<'_>) -> Scale {
             "raise max_replicas, or lower the window's number",
         );
     }
-    scale
+    Some(scale)
 }
 
 fn windows(item: &Item<'_>) -> Option<Vec<ScaleWindow>> {

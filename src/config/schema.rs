@@ -156,7 +156,7 @@ fn describe(declaration: &Declaration, notes: &mut BTreeMap<(String, String), No
     notes.entry((above.to_owned(), name.to_owned())).or_insert(note);
     for key in declaration.keys {
         let has_default = key.state == State::Default && !declaration.is_optional;
-        let default = if has_default { literal(key.value) } else { None };
+        let default = if has_default { literal(&key.value()) } else { None };
         let note = Note { text: key.note(), default };
         notes.insert((declaration.path().to_owned(), key.name.to_owned()), note);
     }
@@ -223,6 +223,11 @@ features = [\"logprobs\"]
 batch_limit = [\"m\"]
 [[route]]
 model = \"m\"
+[route.canary]
+pool = \"p\"
+max_ttft_ratio = { p50 = 1.2, p99 = 1.2 }
+max_itl_ratio = { p50 = 1.2, p99 = 1.2 }
+max_tpot_ratio = { p50 = 1.2, p99 = 1.2 }
 [route.degrade.when]
 tenants = [\"t\"]
 max_priority = 0

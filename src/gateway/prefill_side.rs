@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::Stamp;
-use crate::config::{Config, PolicyName, PrefillKeys, Route};
+use crate::config::{Config, PolicyName, Prefill, Route};
 use crate::fleet::pool::PoolState;
 use crate::routing::{Policy, Transfers, policies};
 
@@ -13,7 +13,7 @@ use crate::routing::{Policy, Transfers, policies};
 #[derive(Debug)]
 pub struct PrefillSide {
     /// `[route.prefill]`
-    pub keys: PrefillKeys,
+    pub keys: Prefill,
     /// Computes prompts.
     pub pool: Arc<PoolState>,
     pub(super) policy: Box<dyn Policy>,
@@ -43,7 +43,7 @@ impl PrefillSide {
         let same = former
             .filter(|known| config.pools.get(prefill.pool).is_some_and(|one| one.name == known.pool.name));
         Some(Self {
-            keys: prefill.keys.clone(),
+            keys: prefill.clone(),
             pool,
             policy: policies::named(PolicyName::Latency),
             transfers: same.map(|known| Arc::clone(&known.transfers)).unwrap_or_default(),

@@ -16,6 +16,6 @@ pub use self::ring::Ring;
 #[cfg(test)]
 pub(crate) use self::robust::normal;
 pub use self::robust::{
-    MEDIAN_ERROR, Noise, P90_ERROR, Prior, TRIMMED, ln_binomial_tail, lower_quantile, median, robust,
-    trimmed_mean, upper_quantile,
+    INTERVAL_90, MEDIAN_ERROR, Noise, P90_ERROR, Prior, TRIMMED, ln_binomial_tail, lower_quantile, median,
+    robust, trimmed_mean, upper_quantile,
 };

@@ -90,6 +90,8 @@ pub(crate) fn normal(random: &mut fastrand::Rng) -> f64 {
 pub const MEDIAN_ERROR: f64 = 1.25;
 /// Standard error of the 90th percentile over that of the mean, for normal values.
 pub const P90_ERROR: f64 = 1.8;
+/// Half of a two-sided 90 % interval, in standard errors, for normal values.
+pub const INTERVAL_90: f64 = 1.645;
 /// Share that a trimmed mean leaves out at either end.
 pub const TRIMMED: f64 = 0.1;
 /// From a median absolute deviation to a standard deviation, for normal values.

@@ -7,9 +7,10 @@ use clap::Args;
 use tokenway_sim::replay::Bounds;
 
 use crate::cli::admin_client::endpoint;
-use crate::cli::replay::args::{positive, span};
+use crate::cli::replay::args::positive;
 use crate::cli::replay::default_bounds;
 use crate::config::Endpoint;
+use crate::config::check::parse_span;
 
 /// Arguments of `tokenway bench`.
 #[derive(Args, Clone, Debug)]
@@ -30,7 +31,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "R", default_value = "1", value_parser = positive)]
     pub(super) rate: f64,
     /// How long requests are sent [default: 30s, or the whole trace]
-    #[arg(long, value_name = "TIME", value_parser = span)]
+    #[arg(long, value_name = "TIME", value_parser = parse_span)]
     pub(super) duration: Option<Duration>,
     /// Without a trace: words of each prompt, which no other prompt begins with
     #[arg(long, value_name = "N", default_value = "512", value_parser = clap::value_parser!(u64).range(1..1_000_000))]
@@ -45,16 +46,16 @@ pub struct BenchArgs {
     #[arg(long, value_name = "KEY")]
     pub(super) key: Option<String>,
     /// Bound on TTFT for an empty prompt [default: 1s, and 150us per prompt token]
-    #[arg(long, value_name = "TIME", value_parser = span)]
+    #[arg(long, value_name = "TIME", value_parser = parse_span)]
     ttft: Option<Duration>,
     /// Increase of the bound per prompt token
-    #[arg(long, value_name = "TIME", value_parser = span, requires = "ttft")]
+    #[arg(long, value_name = "TIME", value_parser = parse_span, requires = "ttft")]
     ttft_per_token: Option<Duration>,
     /// Bound on TPOT [default: 100ms]
-    #[arg(long, value_name = "TIME", value_parser = span)]
+    #[arg(long, value_name = "TIME", value_parser = parse_span)]
     tpot: Option<Duration>,
     /// Longest wait for an answer
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = span)]
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_span)]
     pub(super) timeout: Duration,
     /// Seed of gaps and prompts
     #[arg(long, value_name = "N", default_value = "1")]

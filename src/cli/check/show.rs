@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::style::{Paint, Style};
 use crate::config::diagnostics::Diagnostic;
-use crate::config::{Canary, Config, ModelMatch, OnBreach, PrefillKeys};
+use crate::config::{Canary, Config, ModelMatch, OnBreach, Prefill};
 
 /// Whether a finding stops the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,9 +97,9 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
         let (policy, pools, slo) = (route.policy.as_str(), pools.join(" and "), &route.slo);
         writeln!(out, "  route {}: model {model} to {pools}, policy {policy}, slo {slo}", route.name)?;
         if let Some(prefill) = &route.prefill {
-            let PrefillKeys { pool, when, connector, .. } = &prefill.keys;
+            let Prefill { pool_name, when, connector, .. } = prefill;
             let (when, connector) = (when.as_str(), connector.as_str());
-            writeln!(out, "    prompts by pool {pool}, when {when}, connector {connector}")?;
+            writeln!(out, "    prompts by pool {pool_name}, when {when}, connector {connector}")?;
         }
         if let Some(canary) = &route.canary {
             canary_steps(config, canary, out)?;

@@ -9,9 +9,10 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::Value;
 
-use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
+use super::admin_client::{AdminArgs, AdminClient, AskError};
 use super::style::Style;
 use super::{EXIT_FAILED, EXIT_OK};
+use crate::config::segment;
 
 /// Arguments of `tokenway explain`.
 #[derive(Args, Debug)]

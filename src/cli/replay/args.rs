@@ -9,6 +9,7 @@ use tokenway_sim::engine::EngineConfig;
 use tokenway_sim::replay::{qwen_32b_on_two_a100, qwen_32b_on_two_h100};
 use tokenway_sim::rivals::Rival;
 
+use crate::config::check::parse_span;
 use crate::config::{PolicyName, Slo, TtftBound};
 
 /// Arguments of `tokenway replay`.
@@ -45,7 +46,7 @@ pub struct ReplayArgs {
     #[arg(long, env = "TOKENWAY_REPLAY_LOAD", value_name = "X", value_delimiter = ',', default_value = "1", value_parser = positive)]
     pub(super) load: Vec<f64>,
     /// Times between two scrapes of a replica
-    #[arg(long, env = "TOKENWAY_REPLAY_SIGNALS_AGE", value_name = "TIME", value_delimiter = ',', default_value = "1s", value_parser = span)]
+    #[arg(long, env = "TOKENWAY_REPLAY_SIGNALS_AGE", value_name = "TIME", value_delimiter = ',', default_value = "1s", value_parser = parse_span)]
     pub(super) signals_age: Vec<Duration>,
     /// A replica, counted from 0, whose steps take FACTOR times as long; any number of times
     #[arg(long, env = "TOKENWAY_REPLAY_SLOW", value_name = "N=FACTOR", value_delimiter = ',', value_parser = slow)]
@@ -54,13 +55,13 @@ pub struct ReplayArgs {
     #[arg(long, env = "TOKENWAY_REPLAY_SEEDS", value_name = "N", value_delimiter = ',', default_value = "1")]
     pub(super) seeds: Vec<u64>,
     /// Bound on TTFT for an empty prompt, instead of the configuration's
-    #[arg(long, env = "TOKENWAY_REPLAY_TTFT", value_name = "TIME", value_parser = span)]
+    #[arg(long, env = "TOKENWAY_REPLAY_TTFT", value_name = "TIME", value_parser = parse_span)]
     pub(super) ttft: Option<Duration>,
     /// Increase of the bound per prompt token
-    #[arg(long, env = "TOKENWAY_REPLAY_TTFT_PER_TOKEN", value_name = "TIME", value_parser = span, requires = "ttft")]
+    #[arg(long, env = "TOKENWAY_REPLAY_TTFT_PER_TOKEN", value_name = "TIME", value_parser = parse_span, requires = "ttft")]
     pub(super) ttft_per_token: Option<Duration>,
     /// Bound on TPOT, instead of the configuration's
-    #[arg(long, env = "TOKENWAY_REPLAY_TPOT", value_name = "TIME", value_parser = span)]
+    #[arg(long, env = "TOKENWAY_REPLAY_TPOT", value_name = "TIME", value_parser = parse_span)]
     pub(super) tpot: Option<Duration>,
     /// Hardware of every replica, with vLLM's prefill chunks there: h100 8,192 tokens, a100 2,048
     #[arg(long, env = "TOKENWAY_REPLAY_HARDWARE", value_name = "NAME", default_value = "h100")]
@@ -161,20 +162,6 @@ fn slow(text: &str) -> Result<(usize, f64), String> {
     let (replica, factor) = text.split_once('=').ok_or("write N=FACTOR, such as 7=2")?;
     let replica = replica.parse().map_err(|_| format!("\"{replica}\" is no replica's number"))?;
     Ok((replica, positive(factor)?))
-}
-
-/// A number with `us`, `ms`, `s` or `m`.
-pub(in crate::cli) fn span(text: &str) -> Result<Duration, String> {
-    let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit_at);
-    let factor = match unit {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "m" => 60.0,
-        _ => return Err("write a number with its unit (us, ms, s, m): 50ms".into()),
-    };
-    Duration::try_from_secs_f64(positive(number)? * factor).map_err(|_| "too long".into())
 }
 
 /// Steps of real engines vary by about as much with what else the machine does.

@@ -20,11 +20,12 @@ use tokio_util::sync::CancellationToken;
 use self::keys::{Looking, Tab};
 use self::model::Snapshot;
 use self::view::Known;
-use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
+use super::admin_client::{AdminArgs, AdminClient, AskError};
 use super::explain::text::explanation;
 use super::style::Style;
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::app::signals;
+use crate::config::segment;
 
 /// Arguments of `tokenway top`.
 #[derive(Args, Debug)]

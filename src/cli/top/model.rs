@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::drift::{Drift, Fact, Finding};
+use crate::api::drift::{Drift, Finding};
 use crate::api::fleet::{Fleet, Replica, Signals};
 use crate::api::requests::{Request, Requests};
 use crate::api::slo::{RouteVerdict, Slo};
@@ -174,7 +174,7 @@ fn request(request: &Request) -> Row {
 }
 
 fn finding(finding: &Finding) -> Row {
-    let facts = finding.evidence.iter().map(|(name, fact)| format!("{name} {}", plain(fact)));
+    let facts = finding.evidence.iter().map(|(name, fact)| format!("{name} {fact}"));
     let date = finding.time.as_deref().unwrap_or_default();
     let cells = vec![
         date.get(5..16).unwrap_or(date).replace('T', " "),
@@ -204,14 +204,6 @@ fn counts(counts: &BTreeMap<String, u32>) -> Option<String> {
     all.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
     let shown: Vec<_> = all.iter().take(3).map(|(name, n)| format!("{name} {n}")).collect();
     (!shown.is_empty()).then(|| shown.join(", "))
-}
-
-fn plain(fact: &Fact) -> String {
-    match fact {
-        Fact::Word(text) => text.clone(),
-        Fact::Number(number) => format!("{number:.3}").trim_end_matches('0').trim_end_matches('.').to_owned(),
-        other => serde_json::to_string(other).unwrap_or_default(),
-    }
 }
 
 fn health(status: &str) -> Health {

@@ -5,10 +5,12 @@ use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::json;
 use toml::de::DeValue;
 
 use crate::config::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
 
+use super::codec::Own;
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::{ENDPOINT, Form};
@@ -22,19 +24,25 @@ pub(super) fn discovery(pool: &Section<'_>) -> Discovery {
     }
 }
 
-/// Reads `data_parallel`.
-pub(super) fn data_parallel(pool: &Section<'_>) -> DataParallel {
-    let Some(item) = pool.get("data_parallel") else { return DataParallel::Auto };
+/// `data_parallel`
+pub(in crate::config) const DATA_PARALLEL: Own<DataParallel> = Own {
+    read: data_parallel,
+    show: |ranks| match ranks {
+        DataParallel::Auto => json!("auto"),
+        DataParallel::Ranks(count) => json!(count.get()),
+    },
+};
+
+fn data_parallel(item: &Item<'_>) -> Option<DataParallel> {
     item.accepts([Kind::Word(vec!["auto"]), Kind::Integer { least: 1, most: MAX_RANKS }]);
     if item.is_written("auto") {
-        return DataParallel::Auto;
+        return Some(DataParallel::Auto);
     }
     if matches!(item.value, DeValue::String(_)) {
         item.fault("data_parallel is \"auto\" or a number of engines", "write a number without quotes");
-        return DataParallel::Auto;
+        return None;
     }
-    let count = pool.integer::<u32>("data_parallel", 1..=MAX_RANKS).and_then(NonZeroU32::new);
-    count.map_or(DataParallel::Auto, DataParallel::Ranks)
+    item.integer::<u32>(1..=MAX_RANKS).and_then(NonZeroU32::new).map(DataParallel::Ranks)
 }
 
 fn dns(pool: &Section<'_>, item: &Item<'_>) -> Option<DnsSource> {

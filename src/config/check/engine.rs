@@ -6,14 +6,12 @@ use toml::de::DeValue;
 
 use crate::config::{EngineKind, EngineProfile, Figure, FigureSource};
 
-use super::codec::Word;
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::Form;
 
-/// The engine of a pool, with what its configuration says otherwise.
-pub(super) fn engine(pool: &Section<'_>) -> (EngineKind, EngineProfile) {
-    let kind = pool.value("engine", &Word("engine")).unwrap_or(EngineKind::Vllm);
+/// The profile of a pool's engine, with what its configuration says otherwise.
+pub(super) fn profile(pool: &Section<'_>, kind: EngineKind) -> EngineProfile {
     let mut profile = kind.profile();
     let section = pool.section("engine_profile", "[pool.engine_profile]");
     if let Some(item) = section.get("metrics_path") {
@@ -36,7 +34,7 @@ pub(super) fn engine(pool: &Section<'_>) -> (EngineKind, EngineProfile) {
         }
     }
     profile.sources.retain(|(_, sources)| !sources.is_empty());
-    (kind, profile)
+    profile
 }
 
 /// One source, several, or none.

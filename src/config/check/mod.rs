@@ -6,17 +6,15 @@
 //! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
 
 pub(super) mod admission;
-mod canary;
 pub(super) mod codec;
 mod dcgm;
 mod discovery;
 mod engine;
-mod hedge;
 mod lint;
 pub(super) mod pem;
-mod pool;
+pub(super) mod pool;
 mod ports;
-mod route;
+pub(super) mod route;
 pub(super) mod secret;
 pub(super) mod section;
 pub(super) mod shape;
@@ -28,6 +26,7 @@ use std::path::Path;
 
 use toml::de::DeTable;
 
+pub(super) use self::discovery::DATA_PARALLEL;
 pub(super) use self::ports::{PORTS_HINT, is_one_port, one_port};
 pub use self::secret::secret_of;
 use self::section::{Checking, Section};
@@ -112,6 +111,14 @@ pub fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
 /// What is wrong with it.
 pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     values::duration(text)
+}
+
+/// Reads a duration above zero, as a flag gives it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_span(text: &str) -> Result<std::time::Duration, String> {
+    (values::POSITIVE_DURATION.parse)(text)
 }
 
 /// Reads a URL that is used as it is, as a flag gives it.

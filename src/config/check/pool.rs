@@ -1,24 +1,25 @@
 //! `[[pool]]`: replicas that serve one model artifact on one runtime image.
 
 use std::collections::{BTreeMap, HashSet};
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::pki_types::ServerName;
+use serde_json::json;
 use toml::de::DeValue;
 
 use crate::config::{
-    Dcgm, DcgmSources, Declared, Ejection, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe,
-    ReplicaSpec, Role, WarmUp, outside, scale, warmup,
+    Dcgm, DcgmSources, Declared, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, ReplicaSpec, outside,
+    warmup,
 };
 
+use super::codec::Own;
 use super::dcgm::dcgm;
 use super::pem::{holds_certificate, holds_key, pem_file};
 use super::section::{Item, Section};
 use super::shape::Kind;
-use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
-use super::{discovery, engine, secret};
+use super::values::{ENDPOINT, NAME};
+use super::{discovery, engine};
 
 /// Reads every `[[pool]]`.
 pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
@@ -42,38 +43,19 @@ pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
 
 fn pool(section: &Section<'_>) -> Pool {
     let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
-    let positive = |key| section.integer(key, 1..=i64::MAX).and_then(NonZeroU64::new);
-    let ejection = Ejection::of(section);
-    let (engine, engine_profile) = engine::engine(section);
+    let revision = section.parse("revision", &NAME).unwrap_or_else(|| name.clone());
+    let pool = Pool::read(section, &Pool::default());
     let mut own_dcgm = BTreeMap::new();
-    let replicas = replicas(section, &name, &mut own_dcgm);
     let mut pool = Pool {
-        outside: None,
-        revision: section.parse("revision", &NAME).unwrap_or_else(|| name.clone()),
-        revision_info: revision_info(section),
-        role: Role::of(section),
-        engine,
-        engine_profile: Arc::new(engine_profile),
+        revision,
+        engine_profile: Arc::new(engine::profile(section, pool.engine)),
+        replicas: replicas(section, &name, &mut own_dcgm),
         dcgm: DcgmSources { pool: section.get("dcgm").and_then(|item| dcgm(&item)), replicas: own_dcgm },
-        replicas,
         discovery: discovery::discovery(section),
-        data_parallel: discovery::data_parallel(section),
-        tls: section.get("tls").and_then(|item| tls(&item)),
-        engine_api_key: section.get("engine_api_key").and_then(|item| secret::read(&item)),
-        scrape_interval: section
-            .parse("scrape_interval", &POSITIVE_DURATION)
-            .unwrap_or(Duration::from_secs(1)),
-        max_connections: section.value("max_connections", &(1..=1_000_000)).unwrap_or(DEFAULT_CONNECTIONS),
-        max_num_seqs: positive("max_num_seqs"),
-        standby: section.boolean("standby").unwrap_or(false),
-        queue_target: positive("queue_target"),
-        probe: Probe::of(section),
-        warmup: WarmUp::of(section),
         keep_alive: warmup::keep_alive(section),
         lora: warmup::lora(section),
-        ejection,
-        scale: scale::scale(section),
         name,
+        ..pool
     };
     pool.outside = outside::outside(section, &pool);
     if pool.outside.is_some() {
@@ -83,8 +65,10 @@ fn pool(section: &Section<'_>) -> Pool {
     pool
 }
 
-fn revision_info(section: &Section<'_>) -> BTreeMap<String, String> {
-    let Some(item) = section.get("revision_info") else { return BTreeMap::new() };
+pub(in crate::config) const REVISION_INFO: Own<BTreeMap<String, String>> =
+    Own { read: |item| Some(revision_info(item)), show: |facts| json!(facts) };
+
+fn revision_info(item: &Item<'_>) -> BTreeMap<String, String> {
     if !matches!(item.value, DeValue::Table(_)) {
         item.wrong_type("a table", "write free facts of the revision: { image = \"…\", model = \"…\" }");
     }
@@ -145,6 +129,20 @@ fn default_name(endpoint: &Endpoint) -> Arc<str> {
     format!("{}{}", endpoint.authority(), endpoint.base_path).into()
 }
 
+/// `pool.tls`
+pub(in crate::config) const TLS: Own<PoolTls> = Own {
+    read: tls,
+    show: |tls| {
+        let shown = |path: &PathBuf| path.display().to_string();
+        json!({
+            "ca": tls.ca.as_ref().map(shown),
+            "cert": tls.identity.as_ref().map(|files| shown(&files.cert)),
+            "key": tls.identity.as_ref().map(|files| shown(&files.key)),
+            "server_name": tls.server_name.as_deref(),
+        })
+    },
+};
+
 fn tls(item: &Item<'_>) -> Option<PoolTls> {
     let section = item.section("pool.tls")?;
     let cert = pem_file(&section, "cert", holds_certificate);
@@ -168,7 +166,6 @@ fn tls(item: &Item<'_>) -> Option<PoolTls> {
     })
 }
 
-const DEFAULT_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(16_384).expect("invariant: above zero");
 const POOL_TLS_HINT: &str = "all are optional, cert and key go together: \
     tls = { ca = \"engines.pem\", cert = \"gateway.pem\", key = \"gateway.key\", server_name = \"vllm.internal\" }";
 const ENDPOINT_HINT: &str = "list the replicas: replicas = [\"http://127.0.0.1:8000\"], or name where they are found: dns, file, kubernetes";

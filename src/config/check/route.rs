@@ -5,17 +5,18 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use serde_json::json;
 use toml::de::DeValue;
 
 use crate::config::{
-    ClientMay, Declared, ModelMatch, PolicyName, Pool, Route, Slo, Timeouts, WeightedPool, prefill,
+    ClientMay, Declared, ModelMatch, Pool, Route, Slo, Timeouts, WeightedPool, canary, hedge, prefill,
 };
 
-use super::codec::Word;
+use super::codec::Own;
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::{MODEL, NAME};
-use super::{admission, canary, hedge, stage_budget};
+use super::{admission, stage_budget};
 
 /// What routes refer to.
 pub(super) struct Referred<'a> {
@@ -70,32 +71,27 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         Some(name) => name,
         None => model.clone(),
     };
-    let policy = section.value("policy", &Word("policy")).unwrap_or(PolicyName::Latency);
+    let route = Route::read(section, &Route::default());
     let class = slo(section, referred.slo);
     let slo = referred.slo.get(&class).copied().unwrap_or_default();
     let mut pools = pools(section, referred.pools);
     let canary = canary::canary(section, referred.pools, &mut pools);
-    let prefill = prefill::prefill(section, referred.pools, &pools, policy);
+    let prefill = prefill::prefill(section, referred.pools, &pools, route.policy);
     Route {
         name,
         model: if &*model == "*" { ModelMatch::Any } else { ModelMatch::Named(model) },
-        upstream_model: section.parse("upstream_model", &MODEL),
         outside: outside(section, referred.pools, &pools),
-        required: section.boolean("required").unwrap_or(true),
         pools,
-        policy,
         slo: class,
-        client_may: client_may(section),
         stage_budget: stage_budget::stage_budget(section, slo),
-        ask_usage: section.boolean("ask_usage").unwrap_or(true),
-        migrate: section.boolean("migrate").unwrap_or(false),
-        hedge: hedge::hedge(section, policy),
+        hedge: hedge::hedge(section, route.policy),
         timeouts: Timeouts::read(&section.section("timeouts", "[route.timeouts]"), &referred.timeouts),
         queue: admission::queue(section),
         // All routes are known before one can be named.
         degrade: None,
         canary,
         prefill,
+        ..route
     }
 }
 
@@ -110,23 +106,10 @@ fn tenant_names<'a>(root: &Section<'a>) -> Vec<&'a str> {
 fn catch_all(referred: &Referred<'_>) -> Route {
     Route {
         name: "*".into(),
-        model: ModelMatch::Any,
-        upstream_model: None,
-        outside: false,
-        required: true,
         pools: vec![WeightedPool { pool: 0, weight: DEFAULT_WEIGHT }],
-        policy: PolicyName::Latency,
         slo: DEFAULT_SLO.into(),
-        client_may: DEFAULT_CLIENT_MAY,
-        stage_budget: None,
-        ask_usage: true,
-        migrate: false,
-        hedge: None,
         timeouts: referred.timeouts,
-        queue: None,
-        degrade: None,
-        canary: None,
-        prefill: None,
+        ..Route::default()
     }
 }
 
@@ -206,19 +189,24 @@ fn slo(route: &Section<'_>, known: &BTreeMap<Arc<str>, Slo>) -> Arc<str> {
     name.into()
 }
 
-fn client_may(route: &Section<'_>) -> ClientMay {
-    let Some(item) = route.get("client_may") else { return DEFAULT_CLIENT_MAY };
-    let mut may = ClientMay::default();
-    for entry in item.list() {
-        if let Some(permission) = entry.one_of("permission", ClientMay::PERMISSIONS) {
-            *permission(&mut may) = true;
+/// `client_may`
+pub(in crate::config) const CLIENT_MAY: Own<ClientMay> = Own {
+    read: |item| {
+        let mut may = ClientMay::default();
+        for entry in item.list() {
+            if let Some(permission) = entry.one_of("permission", ClientMay::PERMISSIONS) {
+                *permission(&mut may) = true;
+            }
         }
-    }
-    may
-}
+        Some(may)
+    },
+    show: |may| {
+        let mut may = *may;
+        let shown = ClientMay::PERMISSIONS.iter().map(|(name, of)| (*name, *of(&mut may)));
+        json!(shown.collect::<BTreeMap<_, _>>())
+    },
+};
 
 const DEFAULT_WEIGHT: u32 = 100;
 const DEFAULT_SLO: &str = "standard";
-const DEFAULT_CLIENT_MAY: ClientMay =
-    ClientMay { timeout: true, slo_class: false, priority: false, engine_priority: false };
 const POOLS_HINT: &str = "name them: pools = [{ name = \"main\", weight = 100 }]";

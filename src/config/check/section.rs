@@ -143,11 +143,6 @@ impl<'a> Section<'a> {
         self.get(key)?.integer(bounds)
     }
 
-    /// A share from 0 to 1.
-    pub(in crate::config) fn ratio(&self, key: &'static str) -> Option<f64> {
-        self.get(key)?.ratio()
-    }
-
     /// The entries of a list; none where the key is absent.
     pub(in crate::config) fn list(&self, key: &'static str) -> Vec<Item<'a>> {
         self.get(key).map(|item| item.list()).unwrap_or_default()
@@ -282,7 +277,7 @@ impl<'a> Item<'a> {
     }
 
     /// A share from 0 to 1.
-    pub(super) fn ratio(&self) -> Option<f64> {
+    pub(in crate::config) fn ratio(&self) -> Option<f64> {
         self.record(Kind::Ratio);
         let number = self.any_number("a number from 0 to 1", "write a share without quotes: 0.1")?;
         let share = Some(number).filter(|n| (0.0..=1.0).contains(n));

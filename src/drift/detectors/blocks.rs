@@ -2,6 +2,7 @@
 //!
 //! A block is judged whole, because load repeats by the day; parts let it roll six times a block.
 
+use super::table::PARTS;
 use crate::stats::{Counts, Histogram, Ring};
 
 /// Closed parts, coarse, and the one in progress.
@@ -75,9 +76,6 @@ impl BlockHistory {
         }
     }
 }
-
-/// Parts of a block.
-pub(super) const PARTS: usize = 6;
 
 #[cfg(test)]
 mod tests {

@@ -6,10 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::hours::{HOUR, hour_index};
-use super::table::{
-    BurnRow, FAILING_DAYS, FAILING_HOUR, LEAST_BAD, LN_CHANCE, MOST_BAD_SHARE, P99, WEEK, WORKBOOK,
-};
+use super::hours::hour_index;
+use super::table::{BurnRow, FAILING_HOUR, HOUR, LN_CHANCE, MOST, P99, REPEATED, WEEK, WORKBOOK};
 use crate::stats::{Ring, ln_binomial_tail};
 
 /// Requests, and the bad ones among them.
@@ -93,9 +91,9 @@ impl<const SECONDS: i64> BadRequests<SECONDS> {
             |seconds: i64| self.slots.iter().rev().take_while(move |(at, _)| (now - at) * SECONDS < seconds);
         rows.iter().find_map(|row| {
             // At 14.4 times a budget of over 7 % more would have to fail than came.
-            let share = (row.rate * budget).min(MOST_BAD_SHARE);
+            let share = (row.rate * budget).min(MOST);
             let short: Count = window(row.short).map(|(_, count)| *count).sum();
-            if short.share() <= share || short.bad < LEAST_BAD {
+            if short.share() <= share || short.bad < REPEATED as u64 {
                 return None;
             }
             let count: Count = window(row.long).map(|(_, count)| *count).sum();
@@ -180,7 +178,7 @@ impl HoursOfDay {
         let others: Count = (0..24).filter(|other| *other != hour).map(|other| self.sum(other, after)).sum();
         let days = self.hours.get(hour)?.iter().filter(|(then, c)| *then > after && c.bad > 0).count();
         let allowed = (FAILING_HOUR * others.share()).max(budget);
-        (days >= FAILING_DAYS && others.all > 0 && here.exceeds(allowed)).then(|| BadHour {
+        (days >= REPEATED && others.all > 0 && here.exceeds(allowed)).then(|| BadHour {
             hour,
             availability: 1.0 - here.share(),
             elsewhere: 1.0 - others.share(),
@@ -200,8 +198,6 @@ mod tests {
     use super::super::table::LATE_BUDGET;
     use super::*;
 
-    const BUDGET: f64 = 0.001;
-
     /// A request every ten seconds for `days`; those for which `fails` says so.
     fn run(days: u32, fails: impl Fn(u32, f64) -> bool) -> (Option<Burn>, Option<BadHour>) {
         let (mut burn, mut hours) = (BadRequests::<60>::default(), HoursOfDay::default());
@@ -212,10 +208,10 @@ mod tests {
             burn.add(at, is_bad);
             hours.add(at, is_bad);
             if request % 6 == 0 {
-                burning = burning.or(burn.judge(at, &WORKBOOK, BUDGET));
+                burning = burning.or(burn.judge(at, &WORKBOOK, 0.001));
             }
             if request % 360 == 0 && request > 0 {
-                bad_hour = bad_hour.or(hours.judge(at, BUDGET));
+                bad_hour = bad_hour.or(hours.judge(at, 0.001));
             }
         }
         (burning, bad_hour)

@@ -6,11 +6,11 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::kind::Kind;
 use crate::api::drift as api;
+pub use crate::api::drift::Fact;
 use crate::diagnosis::{Case, Causes, Diagnosis};
 
 /// A series, or one replica of it.
@@ -22,30 +22,6 @@ pub struct SeriesName {
     pub revision: Arc<str>,
     /// Replica, where it is about one.
     pub replica: Option<Arc<str>>,
-}
-
-/// One piece of evidence.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum Fact {
-    /// A number; seconds unless its name says otherwise.
-    Number(f64),
-    /// A word.
-    Word(String),
-    /// Names of replicas.
-    Names(Vec<String>),
-}
-
-impl From<f64> for Fact {
-    fn from(number: f64) -> Self {
-        Self::Number(number)
-    }
-}
-
-impl From<&str> for Fact {
-    fn from(word: &str) -> Self {
-        Self::Word(word.into())
-    }
 }
 
 /// A departure from the baseline.
@@ -102,7 +78,7 @@ impl Finding {
         api::Finding {
             acknowledged: self.is_acknowledged,
             diagnosis: self.diagnosis().as_str().to_owned(),
-            evidence: self.facts().map(|(name, fact)| (name.to_owned(), fact.to_api())).collect(),
+            evidence: self.facts().map(|(name, fact)| (name.to_owned(), fact)).collect(),
             id: self.id(),
             kind: self.kind.as_str().to_owned(),
             muted: None,
@@ -119,18 +95,8 @@ impl Finding {
 }
 
 fn runner_up(case: &Case) -> api::RunnerUp {
-    let evidence = case.facts.iter().map(|(name, value)| ((*name).to_owned(), api::Fact::Number(*value)));
+    let evidence = case.facts.iter().map(|(name, value)| ((*name).to_owned(), Fact::Number(*value)));
     api::RunnerUp { diagnosis: case.cause.as_str().to_owned(), evidence: evidence.collect() }
-}
-
-impl Fact {
-    fn to_api(&self) -> api::Fact {
-        match self {
-            Self::Number(number) => api::Fact::Number(*number),
-            Self::Word(word) => api::Fact::Word(word.clone()),
-            Self::Names(names) => api::Fact::Names(names.clone()),
-        }
-    }
 }
 
 /// Evidence as it is being gathered.

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::table::{BASELINE_MINUTES, BASELINE_REQUESTS, FEW, HOURLY_NOISE};
+use super::table::{BASELINE_MINUTES, BASELINE_REQUESTS, FEW, HOUR, HOURLY_NOISE, REPEATED, WEEK};
 use crate::stats::{Counts, Histogram, median, robust};
 
 /// One closed hour; logarithms of seconds.
@@ -93,7 +93,7 @@ impl HourHistory {
         let hour = summary(before, &self.current.take(), self.minutes);
         self.minutes = 0;
         self.past.extend(hour);
-        while self.past.front().is_some_and(|hour| hour.index < index - MAX_HOURS) {
+        while self.past.front().is_some_and(|hour| hour.index < index - max_hours()) {
             self.past.pop_front();
         }
     }
@@ -111,7 +111,7 @@ impl HourHistory {
     /// Takes a closed hour of a baseline file; hours come in order.
     pub(super) fn restore(&mut self, hour: HourSummary) {
         let is_next = self.past.back().is_none_or(|last| last.index < hour.index);
-        if is_next && self.past.len() <= MAX_HOURS as usize {
+        if is_next && self.past.len() <= max_hours() as usize {
             self.past.push_back(hour);
             self.index = Some(hour.index + 1);
         }
@@ -129,7 +129,7 @@ impl HourHistory {
         let offset = |hour: &HourSummary| (hour.index - index).rem_euclid(24);
         // Its neighbours count as the same hour: three times as many values, and load moves slowly.
         let same: Vec<&HourSummary> = usable().filter(|hour| matches!(offset(hour), 0 | 1 | 23)).collect();
-        if same.iter().filter(|hour| offset(hour) == 0).count() >= MIN_SAME_HOURS {
+        if same.iter().filter(|hour| offset(hour) == 0).count() >= REPEATED {
             return of_hours(&same, true);
         }
         let last_day: Vec<&HourSummary> = usable().filter(|hour| hour.index >= index - 24).collect();
@@ -201,12 +201,10 @@ fn summary(index: i64, values: &Counts, minutes: u64) -> Option<HourSummary> {
     })
 }
 
-/// Seconds in an hour.
-pub(super) const HOUR: f64 = 3600.0;
-/// Eight days: the same hour of a week, and the one being judged.
-const MAX_HOURS: i64 = 8 * 24;
-/// Days of the same hour that make a baseline.
-const MIN_SAME_HOURS: usize = 2;
+/// Hours that are kept: those of a week, and the day being judged.
+fn max_hours() -> i64 {
+    (WEEK + 1) * 24
+}
 
 #[cfg(test)]
 mod tests {

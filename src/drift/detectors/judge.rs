@@ -5,13 +5,11 @@ use super::Settings;
 use super::finding::Finding;
 use super::hours::hour_index;
 use super::kind::{Kind, Subject};
-use super::replicas::{self, QUARTER};
+use super::replicas::{self, quarter_index};
 use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
-use super::table::{
-    ITL_HOURS, ITL_MINUTES, LATE_BUDGET, P99, SLOW_SCORE, SLOW_SCORE_ITL, TTFT_HOURS, TTFT_MINUTES, WORKBOOK,
-};
+use super::table::{HOURS, ITL_TAIL, LATE_BUDGET, MINUTES, P99, TAIL, WORKBOOK};
 use super::{report, shift};
 
 /// Lets time pass until `at`, judges what is due and pushes what is new to `out`.
@@ -20,7 +18,7 @@ pub(super) fn tick(series: &mut RouteSeries, at: f64, settings: &Settings, out: 
         measure.recent.advance(at, &mut measure.hours);
     }
     minutes(series, at, settings, out);
-    let quarter = (at / QUARTER).floor() as i64;
+    let quarter = quarter_index(at);
     if series.judged.quarter.replace(quarter).is_some_and(|judged| judged < quarter) {
         let slow = replicas::judge(&mut series.replicas, quarter - 1);
         let found: Vec<_> = slow.iter().map(|slow| report::slow_replica(series, at, slow)).collect();
@@ -45,13 +43,13 @@ pub(super) fn tick(series: &mut RouteSeries, at: f64, settings: &Settings, out: 
 /// What shows within minutes.
 fn minutes(series: &mut RouteSeries, at: f64, settings: &Settings, out: &mut Vec<Finding>) {
     for (subject, kind, row) in
-        [(Subject::Ttft, Kind::TtftDoubled, &TTFT_MINUTES), (Subject::Itl, Kind::ItlShift, &ITL_MINUTES)]
+        [(Subject::Ttft, Kind::TtftDoubled, MINUTES), (Subject::Itl, Kind::ItlShift, MINUTES.of_tokens())]
     {
         let is_known = series.active.count(kind) > 0;
         let measure = series.measure(subject);
-        if is_known && measure.recent.goes_on(at, &measure.hours, row) {
+        if is_known && measure.recent.goes_on(at, &measure.hours, &row) {
             series.active.renew(at, kind);
-        } else if !is_known && let Some(doubling) = measure.recent.judge(at, &measure.hours, row) {
+        } else if !is_known && let Some(doubling) = measure.recent.judge(at, &measure.hours, &row) {
             let found = report::doubling(series, at, kind, &doubling);
             series.active.raise([found], out);
         }
@@ -67,23 +65,23 @@ fn minutes(series: &mut RouteSeries, at: f64, settings: &Settings, out: &mut Vec
 /// Closed hours against other days.
 fn shifts(series: &mut RouteSeries, at: f64, out: &mut Vec<Finding>) {
     for (subject, kinds, row) in [
-        (Subject::Ttft, [Kind::TtftShift, Kind::TtftShift], &TTFT_HOURS),
-        (Subject::Itl, [Kind::ItlShift, Kind::ItlJitter], &ITL_HOURS),
+        (Subject::Ttft, [Kind::TtftShift, Kind::TtftShift], HOURS),
+        (Subject::Itl, [Kind::ItlShift, Kind::ItlJitter], HOURS.of_tokens()),
     ] {
         let measure = series.measure(subject);
         let hour = measure.last_hour();
         if std::mem::replace(&mut measure.judged, hour) == hour {
             continue;
         }
-        let shift = shift::judge(&measure.hours, row);
+        let shift = shift::judge(&measure.hours, &row);
         let day_before = measure.hours.past().rev().nth(24).map(|hour| hour.median);
-        if shift::goes_on(&measure.hours, row) {
+        if shift::goes_on(&measure.hours, &row) {
             kinds.into_iter().for_each(|kind| series.active.renew(at, kind));
         }
         let is_of_prompts = |shift: &Shift| {
             let tail = replicas::tail_without_colder(&series.replicas, day_before);
             let is_ttft_tail = subject == Subject::Ttft && shift.part == ShiftedPart::Tail;
-            is_ttft_tail && tail.is_some_and(|tail| tail < row.clear * shift.baseline)
+            is_ttft_tail && tail.is_some_and(|tail| tail < row.clear() * shift.baseline)
         };
         let found = shift.filter(|shift| !is_of_prompts(shift)).map(|shift| {
             let kind = if shift.part == ShiftedPart::Median { kinds[0] } else { kinds[1] };
@@ -104,10 +102,10 @@ fn days(series: &mut RouteSeries, at: f64, settings: &Settings, out: &mut Vec<Fi
     }
     series.judged.part = part;
     let is_known = [Kind::TtftTailDrift, Kind::TtftDrift].iter().any(|kind| series.active.count(*kind) > 0);
-    let drift = slow::judge(&series.ttft.blocks, &settings.slow(SLOW_SCORE)).filter(|_| !is_known);
+    let drift = slow::judge(&series.ttft.blocks, &settings.slow(TAIL)).filter(|_| !is_known);
     let found = drift.map(|drift| report::slow_drift(series, at, ttft_kind(&drift), &drift, settings));
     series.active.raise(found, out);
-    let drift = slow::judge(&series.itl.blocks, &settings.slow(SLOW_SCORE_ITL));
+    let drift = slow::judge(&series.itl.blocks, &settings.slow(ITL_TAIL));
     let found = drift.map(|drift| report::slow_drift(series, at, Kind::ItlDrift, &drift, settings));
     series.active.raise(found, out);
     series.active.recover(at, &series.ttft.blocks, &series.itl.blocks);

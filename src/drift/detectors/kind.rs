@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use self::Horizon::{Days, Hours, Minutes};
 use self::Subject::{Availability, Itl, Ttft};
+use super::table::HOUR;
 use crate::labels::labels;
 
 labels! {
@@ -87,18 +88,16 @@ const fn kind(kind: Kind, subject: Subject, horizon: Horizon, hold: f64) -> Kind
 
 /// In the order of [`Kind`].
 pub(super) const KINDS: [KindRow; 11] = [
-    kind(Kind::TtftTailDrift, Ttft, Days, 2.0 * DAY),
-    kind(Kind::TtftDrift, Ttft, Days, 2.0 * DAY),
-    kind(Kind::ItlDrift, Itl, Days, 2.0 * DAY),
-    kind(Kind::TtftDoubled, Ttft, Minutes, 1800.0),
-    kind(Kind::TtftShift, Ttft, Hours, 6.0 * 3600.0),
-    kind(Kind::ItlShift, Itl, Hours, 6.0 * 3600.0),
-    kind(Kind::ItlJitter, Itl, Hours, 6.0 * 3600.0),
-    kind(Kind::TtftP99OverSlo, Ttft, Minutes, 1800.0),
-    kind(Kind::AvailabilityBurn, Availability, Minutes, 1800.0),
+    kind(Kind::TtftTailDrift, Ttft, Days, 48.0 * HOUR),
+    kind(Kind::TtftDrift, Ttft, Days, 48.0 * HOUR),
+    kind(Kind::ItlDrift, Itl, Days, 48.0 * HOUR),
+    kind(Kind::TtftDoubled, Ttft, Minutes, 0.5 * HOUR),
+    kind(Kind::TtftShift, Ttft, Hours, 6.0 * HOUR),
+    kind(Kind::ItlShift, Itl, Hours, 6.0 * HOUR),
+    kind(Kind::ItlJitter, Itl, Hours, 6.0 * HOUR),
+    kind(Kind::TtftP99OverSlo, Ttft, Minutes, 0.5 * HOUR),
+    kind(Kind::AvailabilityBurn, Availability, Minutes, 0.5 * HOUR),
     // Judged once a day.
-    kind(Kind::AvailabilityHour, Availability, Days, 25.0 * 3600.0),
-    kind(Kind::ReplicaSlow, Ttft, Hours, 3600.0),
+    kind(Kind::AvailabilityHour, Availability, Days, 25.0 * HOUR),
+    kind(Kind::ReplicaSlow, Ttft, Hours, HOUR),
 ];
-
-const DAY: f64 = 86_400.0;

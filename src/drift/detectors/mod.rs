@@ -21,7 +21,7 @@ mod saved;
 mod series;
 mod shift;
 mod slow;
-mod table;
+pub(super) mod table;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,6 +36,7 @@ pub use self::observation::{NOT_SERVED, Observation};
 pub use self::saved::Saved;
 use self::series::RouteSeries;
 use self::slow::SlowSetup;
+use self::table::{HOUR, StepRow, TICK};
 use crate::diagnosis::Signals;
 
 /// Baseline, error budget and bounds of the detectors.
@@ -69,11 +70,11 @@ impl From<&crate::config::Drift> for Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        const DAY: f64 = 86_400.0;
+        let day = 24.0 * HOUR;
         Self {
-            block: DAY,
-            baseline_from: 35.0 * DAY,
-            baseline_to: 7.0 * DAY,
+            block: day,
+            baseline_from: 35.0 * day,
+            baseline_to: 7.0 * day,
             error_budget: 0.001,
             max_series: 64,
             max_replicas_per_series: 64,
@@ -86,9 +87,9 @@ impl Settings {
         BlockHistory::new(self.block, self.baseline_from + self.block)
     }
 
-    fn slow(&self, min_score: f64) -> SlowSetup {
+    fn slow(&self, row: StepRow) -> SlowSetup {
         let blocks = |seconds: f64| (seconds / self.block).round().max(1.0) as usize;
-        SlowSetup { from: blocks(self.baseline_from), to: blocks(self.baseline_to), min_score }
+        SlowSetup { from: blocks(self.baseline_from), to: blocks(self.baseline_to), row }
     }
 }
 
@@ -232,6 +233,3 @@ impl Detectors {
         index
     }
 }
-
-/// Seconds between two judgements of the quickest detectors.
-const TICK: f64 = 30.0;

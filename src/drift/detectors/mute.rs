@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::finding::Finding;
-use super::kind::Kind;
+use super::kind::{KINDS, Kind};
+use super::table::MAX_FINDINGS;
 
 /// Silence about some findings.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -28,10 +29,7 @@ impl Mute {
 /// Puts a mute in place of the one about the same findings; one that has ended is forgotten.
 pub(crate) fn put(mutes: &mut Vec<Mute>, mute: Mute, at: f64) {
     mutes.retain(|old| (&old.route, old.kind) != (&mute.route, mute.kind) && at < old.until);
-    if at < mute.until && mutes.len() < MAX_MUTES {
+    if at < mute.until && mutes.len() < MAX_FINDINGS * KINDS.len() {
         mutes.push(mute);
     }
 }
-
-/// A mute a route and kind.
-const MAX_MUTES: usize = 1024;

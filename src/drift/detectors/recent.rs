@@ -6,8 +6,8 @@
 
 use std::collections::VecDeque;
 
-use super::hours::{HOUR, HourBaseline, HourHistory, hour_index};
-use super::table::{FEW, KNOWN_LOAD, LASTS, PREDICTED, SPREADS, StepRow, WINDOW};
+use super::hours::{HourBaseline, HourHistory, hour_index};
+use super::table::{FEW, HOUR, KNOWN_LOAD, LASTS, MAX_VALUES, MOST, StepRow, WINDOW};
 use crate::stats::{median, trimmed_mean};
 
 /// The last five minutes of one measure.
@@ -95,7 +95,8 @@ impl RecentWindow {
     /// The newest values with the highest z-score: how long a doubling has lasted is not known beforehand.
     fn strongest(&self, at: f64, baseline: &HourBaseline, row: &StepRow) -> Option<Doubling> {
         let min_excess = row.ratio.ln();
-        let max_excess = 2.0_f64.ln() + SPREADS * baseline.spread;
+        // A value counts for a doubling and a spread: a few very slow requests are a tail.
+        let max_excess = 2.0_f64.ln() + baseline.spread;
         let (mut sum, mut squares) = (0.0, 0.0);
         let mut best: Option<Doubling> = None;
         for (index, value) in self.values.iter().rev().enumerate() {
@@ -134,7 +135,7 @@ impl RecentWindow {
     fn over_predicted(&self, requests: usize) -> Option<f64> {
         let residuals: Vec<f64> =
             self.values.iter().rev().take(requests).filter_map(|value| value.residual).collect();
-        let is_most = residuals.len() as f64 >= PREDICTED * requests as f64;
+        let is_most = residuals.len() as f64 >= MOST * requests as f64;
         trimmed_mean(residuals).filter(|_| is_most).map(f64::exp)
     }
 
@@ -142,7 +143,7 @@ impl RecentWindow {
     fn is_explained(&self, doubling: &Doubling, baseline: &HourBaseline, row: &StepRow) -> bool {
         let per_minute = self.values.len() as f64 * 60.0 / WINDOW;
         per_minute > KNOWN_LOAD * baseline.requests_per_minute()
-            || doubling.over_predicted.is_some_and(|ratio| ratio < row.clear)
+            || doubling.over_predicted.is_some_and(|ratio| ratio < row.clear())
     }
 
     /// Centre of the window over its baseline.
@@ -160,7 +161,7 @@ impl RecentWindow {
 
     /// Whether a doubling that was found goes on.
     pub(super) fn goes_on(&mut self, at: f64, hours: &HourHistory, row: &StepRow) -> bool {
-        self.ratio(at, hours).is_some_and(|ratio| ratio >= row.clear)
+        self.ratio(at, hours).is_some_and(|ratio| ratio >= row.clear())
     }
 
     /// Centre of the window without the values of one replica, over the baseline.
@@ -175,7 +176,7 @@ impl RecentWindow {
         let own = || self.values.iter().filter(|value| value.replica == replica);
         let values: Vec<f64> = own().map(|value| value.ln).collect();
         let residuals: Vec<f64> = own().filter_map(|value| value.residual).collect();
-        let is_known = residuals.len() as f64 >= PREDICTED * values.len() as f64;
+        let is_known = residuals.len() as f64 >= MOST * values.len() as f64;
         Some((median(&values).filter(|_| 2 * values.len() >= FEW)?, median(&residuals).filter(|_| is_known)))
     }
 
@@ -198,12 +199,9 @@ impl RecentWindow {
     }
 }
 
-/// Values kept: more than enough for a centre.
-const MAX_VALUES: usize = 2048;
-
 #[cfg(test)]
 mod tests {
-    use super::super::table::TTFT_MINUTES;
+    use super::super::table::MINUTES;
     use super::*;
 
     /// Seconds of TTFT, requests per hour, and prediction over TTFT.
@@ -221,7 +219,7 @@ mod tests {
             recent.add(at, ttft, 0, predicted, &mut hours);
             if at >= tick {
                 tick = at + 5.0;
-                if let Some(doubling) = recent.judge(at, &hours, &TTFT_MINUTES) {
+                if let Some(doubling) = recent.judge(at, &hours, &MINUTES) {
                     return Some((at, doubling));
                 }
             }

@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 
 use super::blocks::BlockHistory;
 use super::table::{
-    HOURLY_NOISE, NEW_REPLICA, PREDICTED, REPLICA, REPLICA_REQUESTS, SLOW_QUARTERS, USUAL_HOURS,
+    HOUR, HOURLY_NOISE, MOST, QUARTERS, REPEATED, REPLICA, REPLICA_REQUESTS, StepRow, USUAL_HOURS, WEEK,
 };
-use crate::diagnosis::table::{DIFFERS_FROM_USUAL, UNMOVED};
+use crate::diagnosis::table::{DIFFERS, DIFFERS_FROM_USUAL, UNMOVED};
 use crate::stats::{Counts, Histogram, MEDIAN_ERROR, Ring, median, robust};
 
 /// What is kept of one replica.
@@ -25,7 +25,7 @@ pub(super) struct ReplicaHistory {
     /// Whether those are of TTFT over its prediction.
     is_usual_by_work: bool,
     /// Quarters in a row in which it was slow.
-    slow_quarters: u32,
+    slow_quarters: usize,
     /// Whether that is a finding.
     is_slow: bool,
     /// TTFT by days, for a tail that drifts at this replica alone.
@@ -45,7 +45,7 @@ struct Quarters {
 impl Quarters {
     fn close(&mut self, quarter: i64) {
         let part = self.current.take();
-        self.past.push(quarter, part, QUARTERS_PER_HOUR);
+        self.past.push(quarter, part, QUARTERS);
     }
 
     fn hour(&self) -> Counts {
@@ -121,7 +121,7 @@ impl ReplicaHistory {
     /// Takes them from there.
     pub(super) fn restore_usual(&mut self, usual: &[(f64, f64)], is_by_work: bool) {
         self.is_usual_by_work = is_by_work;
-        self.usual = usual.iter().rev().take(MAX_USUAL_HOURS).rev().copied().collect();
+        self.usual = usual.iter().rev().take(max_usual_hours()).rev().copied().collect();
     }
 
     /// The last hour, where it had enough requests: of the same work, or of TTFT.
@@ -142,10 +142,11 @@ impl ReplicaHistory {
             return None;
         }
         let usual = robust(&differences, HOURLY_NOISE);
-        let (center, row) = if is_known { (usual.center, &REPLICA) } else { (0.0, &NEW_REPLICA) };
+        let (center, ratio) = if is_known { (usual.center, REPLICA.ratio) } else { (0.0, DIFFERS) };
+        let row = StepRow { ratio, ..REPLICA };
         let excess = own.ln - others - center;
         if self.is_slow {
-            return (excess >= row.clear.ln()).then_some(excess);
+            return (excess >= row.clear().ln()).then_some(excess);
         }
         // Differences of hours contain the error of their medians; fewer requests than usual add to it, and the others'
         // median is an estimate as well.
@@ -160,7 +161,7 @@ impl ReplicaHistory {
 
     fn learn(&mut self, own: HourMedian, others: f64) {
         self.usual.push_back((own.ln, own.ln - others));
-        if self.usual.len() > MAX_USUAL_HOURS {
+        if self.usual.len() > max_usual_hours() {
             self.usual.pop_front();
         }
     }
@@ -177,7 +178,7 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
     if all == 0.0 {
         return Vec::new();
     }
-    let is_by_work = count(|r| r.residual.hour().count()) >= PREDICTED * all;
+    let is_by_work = count(|r| r.residual.hour().count()) >= MOST * all;
     for replica in replicas.iter_mut().filter(|replica| replica.is_usual_by_work != is_by_work) {
         replica.reset();
         replica.is_usual_by_work = is_by_work;
@@ -197,7 +198,7 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
         let excess = replica.excess(own, others);
         replica.slow_quarters = if excess.is_some() { replica.slow_quarters + 1 } else { 0 };
         replica.is_slow &= excess.is_some();
-        if let Some(excess) = excess.filter(|_| replica.slow_quarters >= SLOW_QUARTERS) {
+        if let Some(excess) = excess.filter(|_| replica.slow_quarters >= REPEATED) {
             replica.is_slow = true;
             slow.push(SlowReplica {
                 replica: index,
@@ -206,7 +207,7 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
                 ratio: excess.exp(),
                 is_by_work,
             });
-        } else if replica.slow_quarters == 0 && quarter.rem_euclid(QUARTERS_PER_HOUR) == 0 {
+        } else if replica.slow_quarters == 0 && quarter.rem_euclid(QUARTERS) == 0 {
             replica.learn(own, others);
         }
     }
@@ -230,11 +231,15 @@ pub(super) fn tail_without_colder(replicas: &[ReplicaHistory], usual: Option<f64
     Counts::merged(&hours).quantile(0.9).filter(|_| !colder.is_empty())
 }
 
-/// Seconds in a quarter of an hour.
-pub(super) const QUARTER: f64 = 900.0;
-const QUARTERS_PER_HOUR: i64 = 4;
-/// A week.
-const MAX_USUAL_HOURS: usize = 7 * 24;
+/// The quarter of an hour of a moment, since the epoch.
+pub(super) fn quarter_index(at: f64) -> i64 {
+    (at * QUARTERS as f64 / HOUR).floor() as i64
+}
+
+/// The newest hours of a week.
+fn max_usual_hours() -> usize {
+    WEEK as usize * 24
+}
 
 #[cfg(test)]
 mod tests {
@@ -248,7 +253,7 @@ mod tests {
         let mut found = Vec::new();
         for quarter in 0..96_i64 {
             for request in 0..80_u32 {
-                let at = quarter as f64 * QUARTER + f64::from(request) * 11.0;
+                let at = quarter as f64 * 900.0 + f64::from(request) * 11.0;
                 let load = if quarter < 48 { 1.0 } else { 2.0 };
                 for (i, replica) in replicas.iter_mut().enumerate() {
                     let is_it = i == 2 && quarter >= 80;
@@ -307,7 +312,7 @@ mod tests {
                     (0..60).for_each(|n| {
                         let wide = 0.9 + 0.2 * f64::from(n % 2);
                         replica.add(
-                            quarter as f64 * QUARTER,
+                            quarter as f64 * 900.0,
                             0.2 * slow * wide,
                             residual.map(|r| wide * slow.powf(r)),
                         );

@@ -14,7 +14,7 @@ use super::replicas::{ReplicaHistory, SlowReplica};
 use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
-use super::table::{LATE_BUDGET, SLOW_SCORE_AFFECTED};
+use super::table::{HOUR, LATE_BUDGET, PARTS, StepRow, TAIL, WINDOW};
 use crate::diagnosis::table::{BUSIER, DIFFERS, LONGER, UNMOVED};
 use crate::diagnosis::{Case, Causes, Diagnosis, Onset, SignalChange, Signals, Tier, of_changes};
 
@@ -69,7 +69,7 @@ impl Seen {
 
     fn finding(self, series: &mut RouteSeries, at: f64, evidence: Evidence) -> ActiveFinding {
         let minute = minute_of(at);
-        let before = series.signals.before(self.onset.earliest.min(minute - GAP));
+        let before = series.signals.before(self.onset.earliest.min(minute - gap()));
         let changes = series.signals.changes_from(&before, minute);
         let causes = self.diagnose(series, at, &changes);
         let mut evidence =
@@ -142,7 +142,7 @@ pub(super) fn shift(series: &mut RouteSeries, at: f64, kind: Kind, shift: &Shift
     };
     // It began in the first of two hours, or in the one before, as far as requests tell.
     let began = series.signals.onset(minute_of(at), signal);
-    let (onset, minutes) = began.map_or((at - 3.0 * 3600.0, 60), |minute| (minute as f64 * 60.0, 0));
+    let (onset, minutes) = began.map_or((at - 3.0 * HOUR, 60), |minute| (minute as f64 * 60.0, 0));
     Seen::new(kind, affected, onset, minutes)
         .tail_alone(shift.part == ShiftedPart::Tail && kind.row().subject == Subject::Ttft)
         .finding(series, at, shift_evidence(shift))
@@ -173,7 +173,7 @@ pub(super) fn slow_replica(series: &mut RouteSeries, at: f64, slow: &SlowReplica
         .with("window_seconds", 3600.0)
         .maybe("gpu_clocks_throttled", gpu_throttled);
     let affected = Affected { judged: series.replicas.len(), names: name.clone().into_iter().collect() };
-    let mut found = Seen::new(Kind::ReplicaSlow, affected, at - 3600.0, 0).finding(series, at, evidence);
+    let mut found = Seen::new(Kind::ReplicaSlow, affected, at - HOUR, 0).finding(series, at, evidence);
     found.finding.series.replica = name;
     found
 }
@@ -191,7 +191,7 @@ pub(super) fn slow_drift(
     };
     // More long prompts than before, enough of them to account for the slow requests.
     let more_slow = (drift.exceedance_ratio - 1.0) * (1.0 - drift.quantile);
-    let prompts = slow::large_share(&series.prompts, &settings.slow(0.0))
+    let prompts = slow::large_share(&series.prompts, &settings.slow(TAIL))
         .filter(|(now, before)| *now >= LONGER * before && now - before >= more_slow / 2.0);
     let mix = prompts.map(|(now, before)| {
         Case::new(Diagnosis::TrafficMix, Tier::Change)
@@ -199,7 +199,7 @@ pub(super) fn slow_drift(
             .with("long_prompt_share_before", before)
     });
     // Days are known by their parts.
-    let part = settings.block / super::blocks::PARTS as f64;
+    let part = settings.block / PARTS as f64;
     let onset = at - drift.window as f64 * settings.block - part;
     let found = Seen::new(kind, affected, onset, (2.0 * part / 60.0) as i64)
         .with(mix)
@@ -262,7 +262,7 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
         if !is_of_signals || kind == Kind::ReplicaSlow || found_at >= at {
             continue;
         }
-        let onset = active.onset.unwrap_or(Onset::at(minute_of(found_at) - GAP));
+        let onset = active.onset.unwrap_or(Onset::at(minute_of(found_at) - gap()));
         let changes = series.signals.changes_from(&active.before, minute_of(at));
         let ratio = series.ttft.ratio(at).unwrap_or(1.0);
         let affected = Affected::now(series, at, kind, ratio);
@@ -332,7 +332,7 @@ impl Affected {
 
     /// By their own tails over days, less strictly: the series is known to drift.
     fn for_days(series: &RouteSeries, settings: &Settings) -> Self {
-        let setup = settings.slow(SLOW_SCORE_AFFECTED);
+        let setup = settings.slow(StepRow { z: 0.0, ..TAIL });
         Self::of(series, |_, replica| {
             (replica.blocks.age() > 0).then(|| slow::judge(&replica.blocks, &setup).is_some())
         })
@@ -347,9 +347,12 @@ impl Affected {
     }
 }
 
+/// Minutes before a finding that are not taken for the time before: what is found was seen within one window, and may have
+/// begun in the one before.
+fn gap() -> i64 {
+    (2.0 * WINDOW / 60.0) as i64
+}
+
 fn minute_of(at: f64) -> i64 {
     (at / 60.0).floor() as i64
 }
-
-/// Minutes before a finding that are not taken for the time before.
-const GAP: i64 = 10;

@@ -11,7 +11,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::active::ActiveFinding;
-use super::blocks::{BlockHistory, PARTS};
+use super::blocks::BlockHistory;
 use super::burn::{BadRequests, HoursOfDay};
 use super::finding::{Fact, Finding, SeriesName};
 use super::hours::{HourHistory, HourSummary, hour_index};
@@ -20,6 +20,7 @@ use super::mute::Mute;
 use super::replicas::ReplicaHistory;
 use super::series::RouteSeries;
 use super::slow::TailBound;
+use super::table::{MAX_FINDINGS, PARTS};
 use super::{Detectors, Settings};
 use crate::diagnosis::{Case, Causes, Onset, SavedCause, Snapshot};
 use crate::stats::Counts;
@@ -242,8 +243,6 @@ fn save_replica(name: &str, replica: &ReplicaHistory) -> SavedReplica {
 }
 
 const VERSION: u32 = 2;
-/// Findings of a series that are believed: one of each kind, and one for each replica.
-const MAX_FINDINGS: usize = 128;
 
 #[cfg(test)]
 mod tests {

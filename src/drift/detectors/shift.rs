@@ -55,7 +55,7 @@ pub(super) fn judge(hours: &HourHistory, row: &StepRow) -> Option<Shift> {
 /// Whether a shift that was found goes on.
 pub(super) fn goes_on(hours: &HourHistory, row: &StepRow) -> bool {
     let last = hours.last().and_then(|hour| Comparison::of(hours, hour));
-    last.is_some_and(|last| last.median.ln_ratio().max(last.p90.ln_ratio()) >= row.clear.ln())
+    last.is_some_and(|last| last.median.ln_ratio().max(last.p90.ln_ratio()) >= row.clear().ln())
 }
 
 /// An hour against its baseline.
@@ -105,7 +105,7 @@ impl Excess {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::TTFT_HOURS;
+    use super::super::table::HOURS;
     use super::*;
 
     fn hours(value: impl Fn(u32) -> f64) -> Option<Shift> {
@@ -117,7 +117,7 @@ mod tests {
             });
         }
         hours.advance(3.0 * 86_400.0);
-        judge(&hours, &TTFT_HOURS)
+        judge(&hours, &HOURS)
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Tested is not the quantile but the number of requests above the baseline's quantile: a third more in p99 is three
 //! times as many exceedances. Days differ by far more than chance, so the scale is learned from day to day, never from
 //! the number of requests; a weak prior keeps a lucky month from making it small. The last 3 to 7 days are weighted like
-//! a ramp, single days are capped, and the last two days must both be up, by [`MIN_EFFECT`] on average. Measured in
+//! a ramp, single days are capped, and the last two days must both be up, by [`TAIL`] on average. Measured in
 //! `docs/drift.md`.
 
 use std::ops::Range;
@@ -11,16 +11,21 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::blocks::BlockHistory;
-use crate::stats::{Counts, Prior, median, robust};
+use super::table::{
+    DAILY_NOISE, HOURLY_NOISE, LEAST, MAX_DAY, MEDIAN_NOISE, MIN_DAYS, MIN_IN_BASELINE_BLOCK, QUANTILES,
+    StepRow, TAIL, WEEK,
+};
+use crate::stats::{Counts, INTERVAL_90, median, robust};
 
-/// Which blocks are the baseline, and the score of a finding.
+/// Which blocks are the baseline, and what is a finding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlowSetup {
     /// Age in blocks at which the baseline begins.
     pub(super) from: usize,
     /// Age in blocks at which it ends; half the age of a young series.
     pub(super) to: usize,
-    pub(super) min_score: f64,
+    /// Exceedances over the baseline's, and the score.
+    pub(super) row: StepRow,
 }
 
 /// A tail that grew.
@@ -59,7 +64,8 @@ pub(super) struct TailBound {
 pub(super) fn goes_on(blocks: &BlockHistory, bound: &TailBound) -> Option<bool> {
     let recent = pooled(blocks, 0..2);
     let expected = recent.count() as f64 * bound.share;
-    (expected >= MIN_EXPECTED).then(|| recent.count_from(bound.from) as f64 > CLEAR_EFFECT * expected)
+    let over = recent.count_from(bound.from) as f64;
+    (expected >= LEAST as f64).then(|| over > TAIL.clear() * expected)
 }
 
 /// The share of values that are large for the baseline (its largest tenth), in the last two blocks and in the baseline.
@@ -96,12 +102,12 @@ pub(super) fn judge(blocks: &BlockHistory, setup: &SlowSetup) -> Option<SlowDrif
     let noise = robust(&baseline, DAILY_NOISE);
     let recent: Vec<f64> = rates
         .iter()
-        .take(to.min(MAX_DAYS))
+        .take(to.min(WEEK as usize))
         .map_while(|rate| Some(rate.as_ref()?.excess - noise.center))
         .collect();
     let (last, before) = (*recent.first()?, *recent.get(1)?);
     let effect = (last + before) / 2.0;
-    if last <= 0.0 || before <= 0.0 || effect < MIN_EFFECT.ln() {
+    if last <= 0.0 || before <= 0.0 || effect < setup.row.ratio.ln() {
         return None;
     }
     // The baseline's noise contains that of its counts (Poisson, 1 / expected); fewer requests now add to it.
@@ -112,7 +118,7 @@ pub(super) fn judge(blocks: &BlockHistory, setup: &SlowSetup) -> Option<SlowDrif
     let fewer = 1.0 / expected(&rates[..recent.len()]) - 1.0 / expected(&rates[to..]);
     let scale = (noise.scale.powi(2) + fewer.max(0.0)).sqrt();
     let (score, window) = highest_score(&recent, scale, baseline.len())?;
-    if score < setup.min_score - SCORE_PER_SCALE * (EVEN_DAYS - noise.scale).max(0.0) {
+    if score < setup.row.z {
         return None;
     }
     let (median, median_ratio) = median_move(blocks, to..from)?;
@@ -142,7 +148,7 @@ fn highest_score(recent: &[f64], scale: f64, baseline_days: usize) -> Option<(f6
             weights += weight;
         }
         // The centre is an estimate too, and its error is the same in every day of the window.
-        let variance = squares + weights * weights * CENTER_VARIANCE / baseline_days as f64;
+        let variance = squares + weights * weights / baseline_days as f64;
         (sum / (scale * variance.sqrt()), window)
     };
     (MIN_DAYS..=recent.len()).map(score).max_by(|a, b| a.0.total_cmp(&b.0))
@@ -186,7 +192,7 @@ impl Tail {
         let rate = |(over, all): (u64, u64)| {
             let expected = all as f64 * self.bound.share;
             let excess = ((over as f64 + 0.5) / (expected + 0.5)).ln();
-            (expected >= MIN_EXPECTED).then_some(Exceedances { excess, expected })
+            (expected >= LEAST as f64).then_some(Exceedances { excess, expected })
         };
         sums.into_iter().map(rate).collect()
     }
@@ -204,10 +210,11 @@ fn median_move(blocks: &BlockHistory, baseline: Range<usize>) -> Option<(MedianM
     let noise = robust(&before, MEDIAN_NOISE);
     let (recent_days, days) = (recent.len().max(1) as f64, before.len().max(1) as f64);
     let shift = recent.iter().sum::<f64>() / recent_days - noise.center;
-    let half_interval = Z_90 * noise.scale * (1.0 / recent_days + 1.0 / days).sqrt();
-    let median = if shift.abs() + half_interval < MAX_FLAT {
+    let half_interval = INTERVAL_90 * noise.scale * (1.0 / recent_days + 1.0 / days).sqrt();
+    let flat = HOURLY_NOISE.scale;
+    let median = if shift.abs() + half_interval < flat {
         MedianMove::Flat
-    } else if shift.abs() > MAX_FLAT.max(half_interval) {
+    } else if shift.abs() > flat.max(half_interval) {
         MedianMove::Moved
     } else {
         MedianMove::Unclear
@@ -215,41 +222,13 @@ fn median_move(blocks: &BlockHistory, baseline: Range<usize>) -> Option<(MedianM
     Some((median, shift.exp()))
 }
 
-/// Days of the shortest and the longest window: two days are no trend, longer ones lose to the baseline's reach.
-const MIN_DAYS: usize = 3;
-const MAX_DAYS: usize = 7;
-/// Scales that a single day counts for: lower loses a drift that has come far, higher lets bad days in.
-const MAX_DAY: f64 = 2.3;
-/// Mean exceedances of the last two days over the baseline's.
-const MIN_EFFECT: f64 = 1.65;
-/// A drift that was found is over below this.
-const CLEAR_EFFECT: f64 = 1.25;
-/// Where days are more even than this scale, `MIN_EFFECT` is many scales of noise and chance seldom reaches it: the
-/// score may be lower by this much for each unit of scale.
-const EVEN_DAYS: f64 = 0.31;
-const SCORE_PER_SCALE: f64 = 3.0;
-/// Noise of a day's exceedances (logarithm).
-const DAILY_NOISE: Prior = Prior { scale: 0.35, weight: 8.0 };
-/// Noise of a day's median (logarithm).
-const MEDIAN_NOISE: Prior = Prior { scale: 0.01, weight: 4.0 };
-/// Variance of the robust centre over that of a mean.
-const CENTER_VARIANCE: f64 = 1.1;
-/// The median is flat within this (logarithm).
-const MAX_FLAT: f64 = 0.05;
-/// Half of a two-sided 90 % interval, in standard errors.
-const Z_90: f64 = 1.645;
-const QUANTILES: [f64; 3] = [0.99, 0.95, 0.9];
-/// Exceedances in a block of the baseline that make a quantile usable.
-const MIN_IN_BASELINE_BLOCK: f64 = 20.0;
-/// Expected exceedances of a block that counts.
-const MIN_EXPECTED: f64 = 5.0;
-
 #[cfg(test)]
 mod tests {
-    use super::super::table::SLOW_SCORE;
     use super::*;
 
-    const SETUP: SlowSetup = SlowSetup { from: 35, to: 7, min_score: SLOW_SCORE };
+    fn judged(blocks: &BlockHistory) -> Option<SlowDrift> {
+        judge(blocks, &SlowSetup { from: 35, to: 7, row: TAIL })
+    }
 
     /// `days` of 500 requests an hour, lognormal with median 60 ms; p99 as `p99(day)` says.
     fn blocks(days: u32, p99: impl Fn(f64) -> f64, median_ms: impl Fn(f64) -> f64) -> BlockHistory {
@@ -269,7 +248,7 @@ mod tests {
     #[test]
     fn a_growing_tail_with_a_flat_median_is_found_and_its_median_is_called_flat() {
         let drifting = |day: f64| 180.0 + 60.0 * ((day - 20.0) / 11.0).clamp(0.0, 1.0);
-        let found = judge(&blocks(26, drifting, |_| 60.0), &SETUP).unwrap();
+        let found = judged(&blocks(26, drifting, |_| 60.0)).unwrap();
         assert_eq!((found.quantile, found.median), (0.99, MedianMove::Flat), "{found:?}");
         assert!(found.exceedance_ratio > 1.5 && (0.19..0.24).contains(&found.now), "{found:?}");
         assert!((found.baseline - 0.18).abs() < 0.01, "{found:?}");
@@ -277,15 +256,15 @@ mod tests {
 
     #[test]
     fn a_stationary_series_and_one_that_is_too_young_are_not_findings() {
-        assert_eq!(judge(&blocks(30, |_| 180.0, |_| 60.0), &SETUP), None);
+        assert_eq!(judged(&blocks(30, |_| 180.0, |_| 60.0)), None);
         let steep = |day: f64| 180.0 + 40.0 * day;
-        assert_eq!(judge(&blocks(5, steep, |_| 60.0), &SETUP), None);
+        assert_eq!(judged(&blocks(5, steep, |_| 60.0)), None);
     }
 
     #[test]
     fn a_shift_of_everything_is_not_called_a_tail() {
         let slower = |day: f64| if day < 20.0 { 60.0 } else { 75.0 };
-        let found = judge(&blocks(25, |_| 180.0, slower), &SETUP).unwrap();
+        let found = judged(&blocks(25, |_| 180.0, slower)).unwrap();
         assert_eq!(found.median, MedianMove::Moved, "{found:?}");
     }
 }

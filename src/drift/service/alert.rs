@@ -3,10 +3,9 @@
 //! Alertmanager resolves an alert that is not repeated. Findings are sent again while they hold, each time with an end some
 //! minutes ahead, so that a gateway that is gone leaves no alert behind.
 
-use std::time::{Duration, UNIX_EPOCH};
-
 use serde_json::{Value as Json, json};
 
+use crate::clock;
 use crate::drift::detectors::Finding;
 use crate::observe::rfc3339;
 
@@ -41,11 +40,7 @@ pub(super) fn alert(finding: &Finding, instance: &str, until: f64) -> Json {
             "runner_up": finding.causes.runner_up.as_ref().map_or("none", |case| case.cause.as_str()),
             "evidence": json!(finding.to_api().evidence).to_string(),
         },
-        "startsAt": date(finding.at),
-        "endsAt": date(until),
+        "startsAt": rfc3339::utc(clock::wall(finding.at)),
+        "endsAt": rfc3339::utc(clock::wall(until)),
     })
-}
-
-fn date(seconds: f64) -> String {
-    rfc3339::utc(UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }

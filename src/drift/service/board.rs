@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
+use crate::drift::detectors::table::{HOUR, MAX_FINDINGS, WINDOW};
 use crate::drift::detectors::{Finding, Mute, NOT_SERVED, SeriesName};
 use crate::record::Record;
 
@@ -48,22 +49,18 @@ impl Board {
     pub(super) fn found(&self, finding: Finding) {
         let mut found = self.found.lock();
         found.recent.push_front(finding);
-        found.recent.truncate(MAX_RECENT);
+        found.recent.truncate(MAX_FINDINGS);
     }
 
     pub(super) fn muted(&self, mutes: Vec<Mute>) {
         self.found.lock().mutes = mutes;
     }
 
-    /// Takes the findings that hold; returns those that have ended.
-    pub(super) fn settle(&self, active: Vec<Finding>, series: usize, now: f64) -> Vec<Finding> {
+    /// Takes the findings that hold.
+    pub(super) fn settle(&self, active: Vec<Finding>, series: usize, now: f64) {
         self.open_windows(&active, now);
         let mut found = self.found.lock();
-        found.series = series;
-        let before = std::mem::replace(&mut found.active, active);
-        let still =
-            |old: &Finding| found.active.iter().any(|new| new.kind == old.kind && new.series == old.series);
-        before.into_iter().filter(|old| !still(old)).collect()
+        (found.series, found.active) = (series, active);
     }
 
     /// Whether traces of the request's series are kept at `at`.
@@ -78,7 +75,7 @@ impl Board {
             return;
         }
         let until = |finding: &Finding| {
-            if finding.kind.is_of_days() { finding.at + KEPT_OF_DAYS } else { now + KEPT_AFTER }
+            if finding.kind.is_of_days() { finding.at + HOUR } else { now + WINDOW }
         };
         let held = active.iter().map(|f| TraceWindow { series: f.series.clone(), until: until(f) });
         let left = before.iter().filter(|window| active.iter().all(|f| f.series != window.series)).cloned();
@@ -99,9 +96,3 @@ impl TraceWindow {
         *series.route == *record.route && is_served_there()
     }
 }
-
-/// Seconds for which traces are kept after a finding has ended.
-const KEPT_AFTER: f64 = 300.0;
-/// Seconds for which traces are kept after a finding over days was made.
-const KEPT_OF_DAYS: f64 = 3600.0;
-const MAX_RECENT: usize = 100;

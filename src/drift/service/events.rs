@@ -4,7 +4,6 @@
 //! nothing else: the admin API, the metrics and the webhook show what holds. Nothing is sent again.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -13,6 +12,8 @@ use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs, S
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use tokio::sync::mpsc;
 
+use crate::clock;
+use crate::drift::detectors::table::MAX_FINDINGS;
 use crate::drift::detectors::{Fact, Finding};
 use crate::observe::metrics::{DeliveryResult, Metrics};
 use crate::observe::otlp::{Collector, CollectorError, Exporter, attribute, nanos, scope, text};
@@ -40,7 +41,7 @@ impl FindingEvents {
             );
             return Ok(None);
         };
-        let (queue, events) = mpsc::channel(MAX_QUEUED);
+        let (queue, events) = mpsc::channel(MAX_FINDINGS);
         let export = export(events, exporter, collector.resource(), Arc::clone(metrics));
         background.tasks.spawn_on(export, &background.runtime);
         Ok(Some(Self { queue, metrics: Arc::clone(metrics) }))
@@ -71,7 +72,7 @@ async fn export(
     metrics: Arc<Metrics>,
 ) {
     let mut batch = Vec::new();
-    while events.recv_many(&mut batch, MAX_QUEUED).await > 0 {
+    while events.recv_many(&mut batch, MAX_FINDINGS).await > 0 {
         let events = batch.len() as u64;
         let is_sent = exporter.send(wrapped(std::mem::take(&mut batch), resource.clone())).await;
         let result = if is_sent { DeliveryResult::Sent } else { DeliveryResult::Failed };
@@ -105,7 +106,7 @@ fn event(finding: &Finding, severity: SeverityNumber, at: f64) -> LogRecord {
         "{kind} {state} on route {}, revision {}{replica}: {diagnosis}",
         series.route, series.revision
     );
-    let time = nanos(time(at));
+    let time = nanos(clock::wall(at));
     LogRecord {
         event_name: "tokenway.drift".to_owned(),
         time_unix_nano: time,
@@ -121,6 +122,7 @@ fn event(finding: &Finding, severity: SeverityNumber, at: f64) -> LogRecord {
 fn value(fact: &Fact) -> Value {
     match fact {
         Fact::Number(number) => Value::DoubleValue(*number),
+        Fact::NotANumber => Value::DoubleValue(f64::NAN),
         Fact::Word(word) => Value::StringValue(word.clone()),
         Fact::Names(names) => {
             let text = |name: &String| AnyValue { value: Some(Value::StringValue(name.clone())) };
@@ -128,14 +130,6 @@ fn value(fact: &Fact) -> Value {
         }
     }
 }
-
-/// What is no time is the epoch.
-fn time(seconds: f64) -> SystemTime {
-    UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default()
-}
-
-/// Events that wait, and events of one export.
-const MAX_QUEUED: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! Signals of each replica, minute by minute: from the requests of a minute and the engine's metrics at its end.
 //!
-//! Only the minute in progress is kept, and of it a few hundred values per replica: medians need no more.
+//! Only the minute in progress is kept, and of it as many values per replica as a median needs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use super::feed::{EndedRequest, STAGES};
 use crate::config::MAX_REPLICAS;
 use crate::diagnosis::Signals;
 use crate::drift::detectors::SeriesName;
+use crate::drift::detectors::table::MAX_VALUES;
 use crate::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
 use crate::stats::lower_quantile;
 
@@ -143,5 +144,3 @@ fn mean_ttft(now: &EngineCounters, before: &EngineCounters) -> Option<f64> {
     let ((sum, count), (sum_before, count_before)) = (now.ttft?, before.ttft?);
     (count > count_before && sum >= sum_before).then(|| (sum - sum_before) / (count - count_before))
 }
-
-const MAX_VALUES: usize = 256;

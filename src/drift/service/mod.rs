@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::board::{Board, Found};
 pub use self::events::FindingEvents;
@@ -26,8 +26,8 @@ use self::feed::{EndedRequest, FeedMessage};
 use self::minutes::MinuteSignals;
 pub use self::orders::Busy;
 use self::orders::Order;
-use self::told::Told;
-use self::webhook::Webhook;
+use self::told::{ById, Told};
+use super::detectors::table::{BATCH_EVERY, HOUR, IDLE_TICK, MAX_QUEUED};
 use super::detectors::{Detectors, Finding, Saved, Settings, put_mute};
 use crate::clock::Clock;
 use crate::config::Drift;
@@ -65,17 +65,17 @@ pub fn start(
     };
     let (sender, receiver) = mpsc::channel(MAX_QUEUED);
     let board = Arc::new(Board::default());
-    let webhook = match &config.webhook {
-        Some(endpoint) => Some(Webhook::start(endpoint.clone(), around, Arc::clone(metrics))?),
-        None => None,
-    };
+    let (loud, findings) = watch::channel(ById::new());
+    if let Some(endpoint) = &config.webhook {
+        webhook::start(endpoint.clone(), around, Arc::clone(metrics), findings)?;
+    }
     let feed = Feed::new(sender, Arc::clone(&board), clock, Arc::clone(metrics));
     let service = DriftService {
         minutes: MinuteSignals::default(),
         fleet: around.fleet.clone(),
         detectors: Detectors::new(Settings::from(config)),
         board,
-        told: Told::new(Arc::clone(metrics), webhook, events),
+        told: Told::new(Arc::clone(metrics), loud, events),
         clock,
         state: config.state.path().map(PathBuf::from),
         new: Vec::new(),
@@ -104,7 +104,7 @@ struct DriftService {
 impl DriftService {
     async fn run(mut self, mut receiver: mpsc::Receiver<FeedMessage>) {
         self.load().await;
-        let mut tick = tokio::time::interval(TICK);
+        let mut tick = tokio::time::interval(IDLE_TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ticks = 0_u64;
         let mut has_taken = false;
@@ -121,7 +121,7 @@ impl DriftService {
                 _ = tick.tick() => {
                     ticks += 1;
                     self.advance();
-                    if ticks.is_multiple_of(TICKS_PER_SAVE) || (self.is_dirty && ticks.is_multiple_of(12)) {
+                    if ticks.is_multiple_of(HOUR as u64 / IDLE_TICK.as_secs()) || (self.is_dirty && ticks.is_multiple_of(12)) {
                         self.save().await;
                     }
                     continue;
@@ -171,11 +171,8 @@ impl DriftService {
             self.is_dirty = true;
         }
         let active: Vec<Finding> = self.detectors.active().cloned().collect();
-        self.told.settle(&active, now);
-        for ended in self.board.settle(active, self.detectors.series(), now) {
-            self.told.ended(&ended, now);
-            self.is_dirty = true;
-        }
+        self.is_dirty |= self.told.settle(&active, now);
+        self.board.settle(active, self.detectors.series(), now);
     }
 
     fn obey(&mut self, order: Order) {
@@ -253,10 +250,3 @@ pub async fn end(feed: &Feed, limit: Duration) {
         let _ = tokio::time::timeout(limit, saved).await;
     }
 }
-
-const MAX_QUEUED: usize = 4096;
-const BATCH_EVERY: Duration = Duration::from_millis(50);
-/// Between two judgements without a request.
-const TICK: Duration = Duration::from_secs(5);
-/// An hour.
-const TICKS_PER_SAVE: u64 = 720;

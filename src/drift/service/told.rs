@@ -1,30 +1,36 @@
 //! Who is told of findings: the gauge, the webhook and the collector, for as long as nobody has acknowledged or muted them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use super::events::FindingEvents;
-use super::webhook::Webhook;
 use crate::drift::detectors::{Finding, Mute};
 use crate::observe::metrics::Metrics;
+
+/// Findings by [`Finding::id`].
+pub(super) type ById = BTreeMap<String, Finding>;
 
 /// Receivers of findings, and what they were told.
 pub(super) struct Told {
     pub(super) metrics: Arc<Metrics>,
-    pub(super) webhook: Option<Webhook>,
     pub(super) events: Option<FindingEvents>,
     pub(super) mutes: Vec<Mute>,
-    /// By [`Finding::id`].
-    known: HashMap<String, Finding>,
+    /// What the gauge shows and the webhook repeats.
+    loud: watch::Sender<ById>,
+    /// Those that hold, muted ones as well.
+    active: HashMap<String, Finding>,
 }
 
 impl Told {
+    /// What `loud` shows is for the webhook.
     pub(super) fn new(
         metrics: Arc<Metrics>,
-        webhook: Option<Webhook>,
+        loud: watch::Sender<ById>,
         events: Option<FindingEvents>,
     ) -> Self {
-        Self { metrics, webhook, events, mutes: Vec::new(), known: HashMap::new() }
+        Self { metrics, events, mutes: Vec::new(), loud, active: HashMap::new() }
     }
 
     pub(super) fn is_muted(&self, finding: &Finding, now: f64) -> bool {
@@ -51,7 +57,7 @@ impl Told {
     }
 
     /// A finding that holds no more.
-    pub(super) fn ended(&self, finding: &Finding, now: f64) {
+    fn ended(&self, finding: &Finding, now: f64) {
         tracing::info!(
             kind = finding.kind.as_str(), route = %finding.series.route, revision = %finding.series.revision,
             replica = finding.series.replica.as_deref(), "drift ended"
@@ -61,28 +67,30 @@ impl Told {
         }
     }
 
-    /// Gauge and webhook hold what is in `active` and neither acknowledged nor muted, with its diagnosis of now.
-    pub(super) fn settle(&mut self, active: &[Finding], now: f64) {
-        let loud = active.iter().filter(|one| !one.is_acknowledged && !self.is_muted(one, now));
-        let loud: HashMap<String, Finding> = loud.map(|finding| (finding.id(), finding.clone())).collect();
-        for (id, old) in &self.known {
-            let new = loud.get(id);
-            if new.is_none_or(|new| new.diagnosis() != old.diagnosis()) {
-                self.metrics.families.control.drift_active.remove(old.labels());
-            }
-            if let Some(webhook) = self.webhook.as_ref().filter(|_| new.is_none()) {
-                webhook.ended(old);
-            }
-        }
-        for (id, new) in &loud {
-            if self.known.get(id).is_some_and(|old| old.diagnosis() == new.diagnosis()) {
-                continue;
-            }
-            self.metrics.families.control.drift_active.set(new.labels(), Some(1.0));
-            if let Some(webhook) = &self.webhook {
-                webhook.raised(new);
-            }
-        }
-        self.known = loud;
+    /// Takes the findings that hold; whether any has ended. Gauge and webhook hold those that are neither acknowledged nor
+    /// muted, with their diagnosis of now.
+    pub(super) fn settle(&mut self, active: &[Finding], now: f64) -> bool {
+        let active: HashMap<String, Finding> =
+            active.iter().map(|finding| (finding.id(), finding.clone())).collect();
+        let before = std::mem::replace(&mut self.active, active);
+        let mut ended = before.iter().filter(|(id, _)| !self.active.contains_key(*id)).peekable();
+        let has_ended = ended.peek().is_some();
+        ended.for_each(|(_, finding)| self.ended(finding, now));
+        let loud = self.active.iter().filter(|(_, one)| !one.is_acknowledged && !self.is_muted(one, now));
+        let loud: ById = loud.map(|(id, finding)| (id.clone(), finding.clone())).collect();
+        self.loud.send_if_modified(|before| {
+            let is_in = |(id, finding): &(&String, &Finding), all: &ById| {
+                all.get(*id).is_some_and(|other| other.diagnosis() == finding.diagnosis())
+            };
+            let gauge = &self.metrics.families.control.drift_active;
+            let gone: Vec<_> = before.iter().filter(|one| !is_in(one, &loud)).collect();
+            let new: Vec<_> = loud.iter().filter(|one| !is_in(one, before)).collect();
+            gone.iter().for_each(|(_, finding)| gauge.remove(finding.labels()));
+            new.iter().for_each(|(_, finding)| gauge.set(finding.labels(), Some(1.0)));
+            let is_modified = !gone.is_empty() || !new.is_empty();
+            *before = loud;
+            is_modified
+        });
+        has_ended
     }
 }

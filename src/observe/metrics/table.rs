@@ -226,7 +226,7 @@ families! {
             counter drift_dropped "tokenway_drift_observations_dropped_total" []
                 "Requests that drift detection missed because its queue was full.";
             counter drift_webhook "tokenway_drift_webhook_posts_total" [result = DeliveryResult::LABELS]
-                "Posts to the drift webhook: sent, failed, or dropped by a full queue.";
+                "Posts to the drift webhook, by result; none is dropped.";
             counter drift_events "tokenway_drift_events_total" [result = DeliveryResult::LABELS]
                 "Findings as OTLP events: sent, failed, or dropped by a full queue.";
             counter canary_dropped "tokenway_canary_observations_dropped_total" []

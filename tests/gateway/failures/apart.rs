@@ -1,6 +1,6 @@
 //! Prompts computed by one replica and decoded by another (`[route.prefill]`): one answer, whatever becomes of either leg.
 
-use tokenway::config::{Connector, Prefill, PrefillKeys, PrefillWhen};
+use tokenway::config::{Connector, Prefill, PrefillWhen};
 
 use super::{CHAT, PATH, UNARY, clean};
 use crate::support::client::Reply;
@@ -20,12 +20,12 @@ fn computed() -> Vec<Step> {
     )
 }
 
-fn keys(when: PrefillWhen) -> PrefillKeys {
-    PrefillKeys { pool: "prefill".into(), when, ..PrefillKeys::default() }
+fn keys(when: PrefillWhen) -> Prefill {
+    Prefill { pool_name: "prefill".into(), when, ..Prefill::default() }
 }
 
 /// A gateway whose route computes prompts at `prefill` and decodes at `decode`.
-async fn start(prefill: &[&Replica], decode: &[&Replica], keys: PrefillKeys) -> Gateway {
+async fn start(prefill: &[&Replica], decode: &[&Replica], keys: Prefill) -> Gateway {
     let gateway = Gateway::start_unready(configured(prefill, decode, keys));
     let are_ready =
         || gateway.replicas().iter().filter(|r| &*r.pool == "default").all(|r| r.state.as_str() == "ready");
@@ -33,13 +33,13 @@ async fn start(prefill: &[&Replica], decode: &[&Replica], keys: PrefillKeys) -> 
     gateway
 }
 
-fn configured(prefill: &[&Replica], decode: &[&Replica], keys: PrefillKeys) -> tokenway::config::Config {
+fn configured(prefill: &[&Replica], decode: &[&Replica], keys: Prefill) -> tokenway::config::Config {
     let mut config = config::of(decode);
     config.pools[0].revision = "r".into();
     let mut pool = config::pool("prefill", prefill);
     pool.revision = "r".into();
     config.pools.push(pool);
-    config.routes[0].prefill = Some(Prefill { pool: 1, keys });
+    config.routes[0].prefill = Some(Prefill { pool: 1, ..keys });
     config
 }
 
@@ -54,7 +54,7 @@ impl Two {
         Self::with(keys(PrefillWhen::Always)).await
     }
 
-    async fn with(keys: PrefillKeys) -> Self {
+    async fn with(keys: Prefill) -> Self {
         let (prefill, decode) = (Replica::start().await, Replica::start().await);
         prefill.always(computed());
         let gateway = start(&[&prefill], &[&decode], keys).await;
@@ -195,7 +195,7 @@ async fn what_one_replica_has_to_answer_alone_is_sent_to_it_untouched() {
 
 #[tokio::test]
 async fn never_and_too_few_tokens_stay_in_one_place() {
-    let short = PrefillKeys { min_uncached_tokens: 10_000, ..keys(PrefillWhen::Always) };
+    let short = Prefill { min_uncached_tokens: 10_000, ..keys(PrefillWhen::Always) };
     for (keys, reason) in [(keys(PrefillWhen::Never), "never"), (short, "short")] {
         let two = Two::with(keys).await;
         assert_eq!(two.post(PATH, CHAT).await.text(), clean());
@@ -206,7 +206,7 @@ async fn never_and_too_few_tokens_stay_in_one_place() {
 
 #[tokio::test]
 async fn a_shared_store_needs_the_order_alone() {
-    let two = Two::with(PrefillKeys { connector: Connector::Shared, ..keys(PrefillWhen::Always) }).await;
+    let two = Two::with(Prefill { connector: Connector::Shared, ..keys(PrefillWhen::Always) }).await;
     two.prefill.next(wire::json(200, r#"{"id":"p"}"#));
     assert_eq!(two.post(PATH, CHAT).await.text(), clean());
     assert_eq!(two.decode.only().text(), CHAT);

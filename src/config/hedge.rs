@@ -1,31 +1,60 @@
 //! `hedge` of a route: when a second replica is asked, and for which share of the requests at most.
 
-use crate::config::{Hedge, HedgeAfter, PolicyName};
+use std::time::Duration;
 
-use super::section::{Item, Section};
-use super::values::{Form, POSITIVE_DURATION};
+use serde_json::Value as Json;
+
+use super::PolicyName;
+use super::check::codec::{Share, Shown};
+use super::check::section::{Item, Section};
+use super::check::values::{Form, POSITIVE_DURATION};
+use super::declare::{Declared, section};
+
+section! {
+    /// a second replica for requests whose first token is overdue
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct Hedge for "route.hedge", optional {
+        /// no first token by this percentile (p50 to p99.9) of its prediction, or after this long ("2s")
+        after: HedgeAfter as AFTER, required "p99";
+        /// at most this share of the route's requests, above 0
+        budget: f64 as Share, default 0.02;
+    }
+}
+
+/// When a first token is overdue.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HedgeAfter {
+    /// Later than this share of first tokens comes after its prediction, 0 to 1.
+    Quantile(f64),
+    /// This long after the request was sent.
+    Delay(Duration),
+}
+
+impl Shown for HedgeAfter {
+    fn shown(&self) -> Json {
+        match self {
+            Self::Quantile(share) => format!("p{}", (share * 1000.0).round() / 10.0).into(),
+            Self::Delay(delay) => delay.shown(),
+        }
+    }
+}
 
 /// Reads `hedge`; `policy` is the route's.
 pub(super) fn hedge(route: &Section<'_>, policy: PolicyName) -> Option<Hedge> {
-    let section = route.section("hedge", "hedge");
-    if !section.is_present() {
-        return None;
-    }
-    let budget = section.ratio("budget").unwrap_or(DEFAULT_BUDGET);
-    if let Some(item) = section.get("budget").filter(|_| budget <= 0.0) {
+    let section = Hedge::open(route);
+    let hedge = section.is_present().then(|| Hedge::read(&section, &Hedge::default()))?;
+    if let Some(item) = section.get("budget").filter(|_| hedge.budget <= 0.0) {
         item.fault(
             "budget is zero, so that nothing is ever hedged",
             "write a share such as 0.02, or remove hedge",
         );
     }
-    if section.get("after").is_none() {
-        section.fault("hedge does not say when", AFTER.hint);
+    match (section.get("after"), hedge.after) {
+        (None, _) => section.fault("hedge has no \"after\"", AFTER.hint),
+        (Some(item), HedgeAfter::Quantile(_)) => expect_prediction(policy, &item),
+        _ => {}
     }
-    let after = section.parse("after", &AFTER)?;
-    if let Some(item) = section.get("after").filter(|_| matches!(after, HedgeAfter::Quantile(_))) {
-        expect_prediction(policy, &item);
-    }
-    Some(Hedge { after, budget })
+    Some(hedge)
 }
 
 fn expect_prediction(policy: PolicyName, item: &Item<'_>) {
@@ -59,12 +88,8 @@ fn after(text: &str) -> Result<HedgeAfter, String> {
     }
 }
 
-const DEFAULT_BUDGET: f64 = 0.02;
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::config::check::check_str;
 
@@ -96,7 +121,7 @@ mod tests {
             ("hedge = { after = \"p99\", budget = 0.02 }", None),
             ("hedge = { after = \"p99\" }", None),
             ("hedge = { after = \"1s\" }\npolicy = \"round_robin\"", None),
-            ("hedge = { budget = 0.02 }", Some("f.toml:6:9: hedge does not say when")),
+            ("hedge = { budget = 0.02 }", Some("f.toml:6:9: hedge has no \"after\"")),
             (
                 "hedge = { after = \"p99\", budget = 0 }",
                 Some("f.toml:6:35: budget is zero, so that nothing is ever hedged"),
