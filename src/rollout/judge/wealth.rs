@@ -99,11 +99,15 @@ impl Restarts {
     }
 
     /// Logarithm of what this start needs beyond 1 / alpha. Its part of alpha is a prior on the start at which a breach begins, which
-    /// adds up to 1: most of it the first, some on those that follow, the rest geometric.
+    /// adds up to 1 at most: most of it the first, the rest by `1 / k` for the starts of a day.
     pub(super) fn price(self) -> f64 {
         let k = f64::from(self.0);
-        let early = if self.0 == 0 { FIRST } else { SOON / (k * (k + 1.0)) };
-        -(early + (1.0 - FIRST - SOON) * HAZARD * (1.0 - HAZARD).powf(k)).ln()
+        let part = match self.0 {
+            0 => FIRST,
+            1..=LAST => LATER / k,
+            _ => BEYOND / (k * (k + 1.0)),
+        };
+        -part.ln()
     }
 }
 
@@ -113,13 +117,15 @@ pub(super) const MIDDLE: [f64; 4] = [0.1, 0.4, 0.4, 0.1];
 pub(super) const EVEN: [f64; 4] = [0.25; 4];
 /// Logarithm of the evidence at which a test restarts. The more it may sink, the later a breach is found; the less, the more starts
 /// share alpha.
-const FLOOR: f64 = -2.0;
+const FLOOR: f64 = -1.0;
 /// Part of the prior that is the first start's: a canary is most often bad from the beginning.
-const FIRST: f64 = 0.65;
-/// Part that is `1 / (k (k + 1))` for start `k` after it.
-const SOON: f64 = 0.27;
-/// Parameter of the rest: a day has about a thousand restarts.
-const HAZARD: f64 = 1.0 / 1024.0;
+const FIRST: f64 = 0.45;
+/// A day has about so many restarts.
+const LAST: u32 = 2048;
+/// Half of the prior over the harmonic number of [`LAST`], 8.20.
+const LATER: f64 = 0.5 / 8.202;
+/// The rest over all that follow, whose `1 / (k (k + 1))` add up to `1 / (LAST + 1)`.
+const BEYOND: f64 = 0.05 * 2049.0;
 
 /// What repeats of one conversation count: of a test that restarts when its counts are forgotten.
 #[derive(Clone, Debug, Default)]
