@@ -1,4 +1,4 @@
-//! The first bytes of a connection, by which HTTP/2 is told from HTTP/1.1.
+//! The first bytes of a connection, which show whether it is HTTP/2 or HTTP/1.1.
 //!
 //! hyper-util asks for them by themselves and hands on what it got before the rest is read. hyper's buffer, then all but empty,
 //! doubles to 16 KiB, which an HTTP/1.1 connection keeps for as long as it lives. Here they are kept back: a read that brings
@@ -10,14 +10,12 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-use super::phase::PREFACE;
-
 /// Reads of one connection.
 #[derive(Debug, Default)]
 pub(super) struct FirstBytes {
     kept: [u8; PREFACE.len()],
     count: usize,
-    is_told: bool,
+    is_known: bool,
 }
 
 impl FirstBytes {
@@ -28,9 +26,9 @@ impl FirstBytes {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if !self.is_told {
-            let is_http2 = ready!(self.poll_told(stream, cx))?;
-            self.is_told = true;
+        if !self.is_known {
+            let is_http2 = ready!(self.poll_kind(stream, cx))?;
+            self.is_known = true;
             if is_http2 {
                 self.hand_over(buf);
             }
@@ -48,7 +46,7 @@ impl FirstBytes {
     }
 
     /// Whether it is HTTP/2.
-    fn poll_told<S: AsyncRead>(
+    fn poll_kind<S: AsyncRead>(
         &mut self,
         mut stream: Pin<&mut S>,
         cx: &mut Context<'_>,
@@ -72,6 +70,9 @@ impl FirstBytes {
         self.count -= now;
     }
 }
+
+/// HTTP/2 client preface (RFC 9113 §3.4).
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[cfg(test)]
 mod tests {

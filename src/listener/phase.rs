@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::Tunnel;
 use super::bad_request_head::{Explain, RejectionRewriter};
 use super::continues::{ContinueSignal, Continues};
-use super::first_bytes::FirstBytes;
+use super::first_bytes::{FirstBytes, PREFACE};
 use super::framing::RequestFraming;
 use super::lingering_close::LingeringClose;
 use super::panics::caught;
@@ -471,9 +471,6 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
 
 /// How often a connection with a request under way is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-
-/// HTTP/2 client preface (RFC 9113 §3.4).
-pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[cfg(test)]
 mod tests;

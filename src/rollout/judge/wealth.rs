@@ -120,7 +120,7 @@ pub(super) const EVEN: [f64; 4] = [0.25; 4];
 const FLOOR: f64 = -1.0;
 /// Part of the prior that is the first start's: a canary is most often bad from the beginning.
 const FIRST: f64 = 0.45;
-/// A day has about so many restarts.
+/// Restarts of about a day.
 const LAST: u32 = 2048;
 /// Half of the prior over the harmonic number of [`LAST`], 8.20.
 const LATER: f64 = 0.5 / 8.202;
