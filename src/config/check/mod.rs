@@ -118,7 +118,8 @@ pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
 /// # Errors
 /// What is wrong with it.
 pub fn parse_span(text: &str) -> Result<std::time::Duration, String> {
-    (values::POSITIVE_DURATION.parse)(text)
+    let form = values::POSITIVE_DURATION;
+    (form.parse)(text).map_err(|message| format!("{message}: {}", form.hint))
 }
 
 /// Reads a URL that is used as it is, as a flag gives it.
