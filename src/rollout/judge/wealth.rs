@@ -5,7 +5,7 @@
 //! by side; their weighted mean is a test martingale as well and does nearly as well as the best of them.
 //!
 //! Wealth that was lost over a good day would have to be won back first. So a test restarts when it has lost most of its wealth, and
-//! each start has its own part of alpha, by a geometric prior on the start at which a breach begins (Shiryaev 1963; e-detectors:
+//! each start has its own part of alpha, by a prior on the start at which a breach begins (Shiryaev 1963; e-detectors:
 //! Shin, Ramdas, Rinaldo 2024): the parts add up to alpha, and so do the chances of a false alarm.
 
 use std::collections::HashMap;

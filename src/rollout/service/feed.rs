@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::board::Board;
 use crate::observe::metrics::{Metrics, StreamKey};
@@ -85,6 +85,7 @@ pub(super) struct Ended {
     pub(super) request_id: Arc<str>,
     pub(super) trace_id: u128,
     pub(super) replica: Arc<str>,
+    pub(super) replica_id: u64,
 }
 
 pub(super) enum Command {
@@ -159,7 +160,12 @@ impl Tap for Feed {
             self.send(
                 &first.route,
                 first.class,
-                Seen::FirstToken { arm, replica: id(&first.served.replica), ttft, conversation },
+                Seen::FirstToken {
+                    arm,
+                    replica: id(&first.served.pool, &first.served.replica),
+                    ttft,
+                    conversation,
+                },
             );
         }
     }
@@ -168,7 +174,7 @@ impl Tap for Feed {
         let Some(arm) = self.arm(&stream.route, &stream.pool) else { return };
         let gaps: Vec<_> = gaps.itl().map(|(itl, tokens)| (itl.as_secs_f64(), f64::from(tokens))).collect();
         if !gaps.is_empty() {
-            let replica = id(&stream.replica);
+            let replica = id(&stream.pool, &stream.replica);
             self.send(&stream.route, stream.class, Seen::Gaps { arm, replica, gaps });
         }
     }
@@ -221,6 +227,7 @@ impl Tap for Feed {
             request_id: Arc::clone(&record.request_id),
             trace_id: record.trace.trace_id,
             replica: Arc::clone(&served.replica),
+            replica_id: id(&served.pool, &served.replica),
         };
         let is_unknown_model = arm == Arm::Canary && ended.is_not_found;
         self.send(&record.route, record.class, Seen::Ended(Box::new(ended)));
@@ -243,9 +250,9 @@ impl Tap for Feed {
     }
 }
 
-/// Identifies a replica by its name.
-pub(super) fn id(replica: &str) -> u64 {
-    xxh3_64(replica.as_bytes())
+/// Identifies a replica: names are unique within a pool.
+fn id(pool: &str, replica: &str) -> u64 {
+    xxh3_64_with_seed(replica.as_bytes(), xxh3_64(pool.as_bytes()))
 }
 
 /// Whether a good status brought nothing: no content, or an error object.
@@ -267,3 +274,14 @@ fn brevity(record: &Record) -> Option<f64> {
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::id;
+
+    #[test]
+    fn replicas_of_two_pools_may_have_one_name() {
+        assert_ne!(id("old", "r1"), id("new", "r1"));
+        assert_eq!(id("old", "r1"), id("old", "r1"));
+    }
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use super::board::RolloutView;
-use super::feed::{self, Ended, Observation, Seen};
+use super::feed::{Ended, Observation, Seen};
 use super::state::Saved;
 use crate::config::{Canary, Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
@@ -160,7 +160,7 @@ impl Rollout {
 
     fn ended(&mut self, now: f64, class: Class, ended: &Ended) {
         let Ended { arm, conversation, is_unary, .. } = *ended;
-        let (is_censored, replica) = (ended.censored.is_some(), feed::id(&ended.replica));
+        let (is_censored, replica) = (ended.censored.is_some(), ended.replica_id);
         for (measure, value) in [
             (Measure::Ttft, ended.censored.or(ended.answer_time)),
             (Measure::Tpot, ended.tpot),
