@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::labels::labels;
+
 /// Amounts of what a budget limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amounts {
@@ -18,21 +20,23 @@ pub struct Amounts {
     pub engine_ms: u64,
 }
 
-/// One limit of a budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Input and output.
-    Tokens,
-    /// See [`Amounts::input`].
-    Input,
-    /// See [`Amounts::cached`].
-    Cached,
-    /// See [`Amounts::output`].
-    Output,
-    /// See [`Amounts::requests`].
-    Requests,
-    /// Whole seconds of [`Amounts::engine_ms`].
-    Engine,
+labels! {
+    /// One limit of a budget, by its key in `[[tenant.budget]]`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        /// Input and output.
+        Tokens = "tokens",
+        /// See [`Amounts::input`].
+        Input = "input_tokens",
+        /// See [`Amounts::cached`].
+        Cached = "cached_tokens",
+        /// See [`Amounts::output`].
+        Output = "output_tokens",
+        /// See [`Amounts::requests`].
+        Requests = "requests",
+        /// Whole seconds of [`Amounts::engine_ms`].
+        Engine = "engine_seconds",
+    }
 }
 
 impl Kind {
@@ -40,19 +44,6 @@ impl Kind {
     #[must_use]
     pub fn is_tokens(self) -> bool {
         !matches!(self, Self::Requests | Self::Engine)
-    }
-
-    /// Its key in `[[tenant.budget]]`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tokens => "tokens",
-            Self::Input => "input_tokens",
-            Self::Cached => "cached_tokens",
-            Self::Output => "output_tokens",
-            Self::Requests => "requests",
-            Self::Engine => "engine_seconds",
-        }
     }
 }
 

@@ -21,6 +21,7 @@ use crate::clock::{Clock, Stamp};
 use crate::config::{Cluster, OnLoss, Secret};
 use crate::fleet::registry::Fleet;
 use crate::gateway::Gateway;
+use crate::labels::labels;
 use crate::routing::notice::{Notice, Outbox, queue};
 use crate::upstream::connect::Connector;
 
@@ -84,14 +85,16 @@ struct Service {
     sent: Mutex<(u32, Stamp)>,
 }
 
-/// Why notices are dropped.
-#[derive(Clone, Copy)]
-enum Dropped {
-    QueueFull,
-    Disconnected,
-    UnknownReplica,
-    Unreadable,
-    Lost,
+labels! {
+    /// Why notices are dropped.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Dropped {
+        QueueFull = "queue_full",
+        Disconnected = "disconnected",
+        UnknownReplica = "unknown_replica",
+        Unreadable = "unreadable",
+        Lost = "lost",
+    }
 }
 
 impl Service {
@@ -300,15 +303,8 @@ impl Service {
     }
 
     fn count(&self, why: Dropped, count: u64) {
-        let reason = match why {
-            Dropped::QueueFull => "queue_full",
-            Dropped::Disconnected => "disconnected",
-            Dropped::UnknownReplica => "unknown_replica",
-            Dropped::Unreadable => "unreadable",
-            Dropped::Lost => "lost",
-        };
         if count > 0 {
-            self.families().dropped.inc_by([&*self.config.name, reason], count);
+            self.families().dropped.inc_by([&*self.config.name, why.as_str()], count);
         }
     }
 }
