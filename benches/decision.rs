@@ -92,19 +92,11 @@ impl Fleet {
     fn decide(&self, policy: &dyn Policy, chain: &[u64], bytes: usize) {
         let now = NOW.after(Duration::from_secs(1));
         let ms = |n| Some(Duration::from_millis(n));
+        let tried = SlotSet::new();
         let ask = Ask {
-            prompt: prompt(chain, bytes),
             session: Some(9),
             slo: SloBounds { ttft: ms(3000), tpot: ms(100), ..SloBounds::default() },
-            waited: Duration::ZERO,
-            queues_late: false,
-            shows_first_token: true,
-            conversation: None,
-            sampling: tokenway::routing::Sampling::default(),
-            has_media: false,
-            lacks_adapter: None,
-            elsewhere: None,
-            tried: &SlotSet::new(),
+            ..Ask::of(prompt(chain, bytes), &tried)
         };
         let judged = self.dispatcher.judge(policy, &ask, &LIMITS, now, self.targets.iter());
         drop(black_box(judged.and_then(Judged::assign)));

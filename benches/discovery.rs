@@ -19,7 +19,6 @@ use tokenway::fleet::status::FleetView;
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
-use tokenway::record::SloBounds;
 use tokenway::routing::policies::named;
 use tokenway::routing::{Ask, EngineLimits, Judged, Prompt, SlotSet};
 use tokenway::units::Tokens;
@@ -136,20 +135,7 @@ fn decisions(app: &App, clock: Clock) -> f64 {
             bytes: 1024,
             tokens: Tokens(256),
         };
-        let ask = Ask {
-            prompt,
-            session: None,
-            slo: SloBounds::default(),
-            waited: Duration::ZERO,
-            queues_late: false,
-            shows_first_token: true,
-            conversation: None,
-            sampling: tokenway::routing::Sampling::default(),
-            has_media: false,
-            lacks_adapter: None,
-            elsewhere: None,
-            tried: &tried,
-        };
+        let ask = Ask::of(prompt, &tried);
         for pool in pools.iter().take(1) {
             let replicas = pool.replicas();
             let targets = replicas.iter().map(|replica| &replica.target);

@@ -72,6 +72,27 @@ pub struct Ask<'a> {
     pub tried: &'a SlotSet,
 }
 
+impl<'a> Ask<'a> {
+    /// A prompt without bounds, session or conversation, that is answered as a stream and asks nothing of its replica.
+    #[must_use]
+    pub fn of(prompt: Prompt<'a>, tried: &'a SlotSet) -> Self {
+        Self {
+            prompt,
+            session: None,
+            slo: SloBounds::default(),
+            waited: Duration::ZERO,
+            queues_late: false,
+            shows_first_token: true,
+            conversation: None,
+            sampling: Sampling::default(),
+            has_media: false,
+            lacks_adapter: None,
+            elsewhere: None,
+            tried,
+        }
+    }
+}
+
 /// A decision that has not been acted on.
 pub struct Judged<'a> {
     dispatcher: &'a Arc<Dispatcher>,

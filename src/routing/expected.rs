@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Ask, Dispatcher, EngineLimits, Prompt, Sampling, SlotSet, Target, Typical, Verdict, policies};
+use super::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, Typical, Verdict, policies};
 use crate::clock::Stamp;
 use crate::config::PolicyName;
-use crate::record::SloBounds;
 use crate::units::Tokens;
 
 /// Times of a mean request at the replica that the policy `latency` would choose.
@@ -33,20 +32,7 @@ impl Expected {
     ) -> Option<Self> {
         let tokens = Tokens(typical.uncached as u64);
         let tried = SlotSet::new();
-        let ask = Ask {
-            prompt: Prompt { chain: &[], block_end: &|_| 0, bytes: 0, tokens },
-            session: None,
-            slo: SloBounds::default(),
-            waited: Duration::ZERO,
-            queues_late: false,
-            shows_first_token: true,
-            conversation: None,
-            sampling: Sampling::default(),
-            has_media: false,
-            lacks_adapter: None,
-            elsewhere: None,
-            tried: &tried,
-        };
+        let ask = Ask::of(Prompt { chain: &[], block_end: &|_| 0, bytes: 0, tokens }, &tried);
         // Collected, so that they may be lent for as short as the question.
         let targets: Vec<&Target> = targets.collect();
         let policy = policies::named(PolicyName::Latency);

@@ -71,9 +71,8 @@ mod tests {
 
     use super::*;
     use crate::clock::millis as at;
-    use crate::record::SloBounds;
     use crate::routing::notice::{Event, queue};
-    use crate::routing::{Ask, EngineLimits, Prompt, Sampling, SlotSet, policies};
+    use crate::routing::{Ask, EngineLimits, Prompt, SlotSet, policies};
 
     const LIMITS: EngineLimits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
 
@@ -90,25 +89,10 @@ mod tests {
 
         fn assign(&self, chain: &[u64], now: Stamp) -> super::super::Assignment {
             let tokens = Tokens(64 * chain.len() as u64);
-            let ask = Ask {
-                prompt: Prompt {
-                    chain,
-                    block_end: &|block| 256 * (block as u64 + 1),
-                    bytes: tokens.0 * 4,
-                    tokens,
-                },
-                session: None,
-                slo: SloBounds::default(),
-                waited: Duration::ZERO,
-                queues_late: false,
-                shows_first_token: true,
-                conversation: None,
-                sampling: Sampling::default(),
-                has_media: false,
-                lacks_adapter: None,
-                elsewhere: None,
-                tried: &SlotSet::new(),
-            };
+            let block_end = |block| 256 * (block as u64 + 1);
+            let prompt = Prompt { chain, block_end: &block_end, bytes: tokens.0 * 4, tokens };
+            let tried = SlotSet::new();
+            let ask = Ask::of(prompt, &tried);
             let policy = policies::named(crate::config::PolicyName::Latency);
             self.dispatcher
                 .judge(&*policy, &ask, &LIMITS, now, self.targets.iter())

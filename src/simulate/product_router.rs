@@ -177,24 +177,17 @@ impl ProductRouter {
     fn judge(&mut self, request: &Arrival, is_late: bool, now: Stamp) -> SimulatedPlacement {
         let block_end = |block: usize| request.ends.get(block).map_or(0, |end| end * BYTES_PER_TOKEN);
         let slo = SloBounds { ttft: request.ttft_bound, tpot: request.tpot_bound, ..SloBounds::default() };
+        let prompt = Prompt {
+            chain: &request.chain,
+            block_end: &block_end,
+            bytes: request.prompt * BYTES_PER_TOKEN,
+            tokens: Tokens(request.prompt),
+        };
         let ask = Ask {
-            prompt: Prompt {
-                chain: &request.chain,
-                block_end: &block_end,
-                bytes: request.prompt * BYTES_PER_TOKEN,
-                tokens: Tokens(request.prompt),
-            },
-            session: None,
             slo,
             waited: now.since(live(request.at)),
             queues_late: self.rules.queue.is_some(),
-            shows_first_token: true,
-            conversation: None,
-            sampling: crate::routing::Sampling::default(),
-            has_media: false,
-            lacks_adapter: None,
-            elsewhere: None,
-            tried: &self.untried,
+            ..Ask::of(prompt, &self.untried)
         };
         let targets = self.targets.iter().filter(|target| self.standings.is_in(target.slot));
         let Some(judged) = self.dispatcher.judge(&*self.policy, &ask, &self.limits, now, targets) else {

@@ -131,7 +131,6 @@ mod tests {
     use super::*;
     use crate::clock::millis as at;
     use crate::config::PolicyName;
-    use crate::record::SloBounds;
     use crate::routing::{
         Ask, Assignment, Dispatcher, EngineLimits, Prompt, SlotSet, Target, policies, rendezvous,
     };
@@ -243,20 +242,9 @@ mod tests {
                 }
                 *end > now
             });
-            let ask = Ask {
-                prompt: Prompt { chain: &[], block_end: &|_| 0, bytes: 400, tokens: Tokens(100) },
-                session: None,
-                slo: SloBounds::default(),
-                waited: Duration::ZERO,
-                queues_late: false,
-                shows_first_token: true,
-                conversation: None,
-                sampling: crate::routing::Sampling::default(),
-                has_media: false,
-                lacks_adapter: None,
-                elsewhere: None,
-                tried: &SlotSet::new(),
-            };
+            let prompt = Prompt { chain: &[], block_end: &|_| 0, bytes: 400, tokens: Tokens(100) };
+            let tried = SlotSet::new();
+            let ask = Ask::of(prompt, &tried);
             let judged = dispatcher.judge(&*policy, &ask, &limits, now, targets.iter()).unwrap();
             let assignment = judged.assign().unwrap();
             let slot = assignment.decision.slot;

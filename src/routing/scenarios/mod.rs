@@ -122,18 +122,11 @@ impl Fleet {
     /// A whole decision, acted on whatever its verdict.
     fn dispatch(&self, text: &Text) -> (Decision, Assignment) {
         let ask = Ask {
-            prompt: text.prompt(),
             session: self.session,
-            slo: crate::record::SloBounds::default(),
             waited: self.aim.waited,
-            queues_late: false,
             shows_first_token: self.shows_first_token,
-            conversation: None,
-            sampling: Sampling::default(),
-            has_media: false,
-            lacks_adapter: None,
             elsewhere: self.elsewhere(),
-            tried: &self.excluded,
+            ..Ask::of(text.prompt(), &self.excluded)
         };
         let judged = self.dispatcher.judge(&*self.policy, &ask, &LIMITS, self.now, self.targets.iter());
         let assignment = judged.and_then(Judged::assign).unwrap();
