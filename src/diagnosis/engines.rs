@@ -54,15 +54,19 @@ pub(crate) struct Ways {
 }
 
 /// The replicas to blame for most misses in a stage at the engine, whose engines have no queue and whose first tokens are soon: by what
-/// came in the last seconds, or in `slot` where little did.
+/// came in the last seconds, or in `slot` where little did. Where every way is long, requests on it hold the places for which others
+/// wait in the gateway.
 pub(crate) fn ways(slot: &Slot, recent: &Slot, stage: Stage, replicas: &[ReplicaStatus]) -> Ways {
     let at = stage as usize;
-    if !matches!(stage, Stage::EngineQueue | Stage::Prefill | Stage::EngineOther) {
+    if !matches!(stage, Stage::Admit | Stage::EngineQueue | Stage::Prefill | Stage::EngineOther) {
         return Ways::default();
     }
+    // Sent until the first token.
     let enough = |slot: &Slot, name: &Arc<str>| {
-        let (seconds, count) = slot.parts.get(&(Dimension::Replica, Arc::clone(name)))?.first_tokens;
-        (count >= FEW).then(|| seconds / f64::from(count))
+        let part = slot.parts.get(&(Dimension::Replica, Arc::clone(name)))?;
+        let (seconds, count) = part.first_tokens;
+        let held = part.mean(Stage::Admit).unwrap_or_default();
+        (count >= FEW).then(|| seconds / f64::from(count) - held)
     };
     let part = |name: &Arc<str>| slot.parts.get(&(Dimension::Replica, Arc::clone(name)));
     let missed = |name: &Arc<str>| part(name).and_then(|part| part.missed_in.get(at)).copied().unwrap_or(0);
@@ -81,6 +85,9 @@ pub(crate) fn ways(slot: &Slot, recent: &Slot, stage: Stage, replicas: &[Replica
         } else if waiting < 1.0 && missed(replica) > 0 {
             ways.far.push(Far { replica: Arc::clone(replica), between, own });
         }
+    }
+    if stage == Stage::Admit && ways.near > 0 {
+        return Ways::default();
     }
     let theirs: u32 = ways.far.iter().map(|far| missed(&far.replica)).sum();
     let all = slot.missed_in.get(at).copied().unwrap_or(0);

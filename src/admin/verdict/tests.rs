@@ -335,6 +335,26 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
 }
 
 #[test]
+fn places_that_a_long_way_holds_are_the_networks_and_those_of_one_engine_are_not() {
+    // Held for 2 s, and 1.3 s more until the first token.
+    let admit = |slow| (Stage::Admit, slow, 0.1);
+    let figures = |own: [f64; 2]| {
+        let mut now = slot(TTFT, &[did("r1", 10, 10, admit(2.0)), did("r2", 10, 10, admit(2.0))]);
+        for replica in ["r1", "r2"] {
+            let part = now.slot.parts.get_mut(&(Dimension::Replica, replica.into())).unwrap();
+            part.first_tokens = (part.stage_seconds[Stage::Admit as usize] + 20.0 * 1.3, 20);
+        }
+        let engine = |(replica, ttft)| {
+            let counters = EngineCounters { recent_ttft: Some(ttft), ..EngineCounters::default() };
+            ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) }
+        };
+        figures(now, ["r1", "r2"].into_iter().zip(own).map(engine).collect())
+    };
+    names_only(&figures([0.1, 0.1]), &["20 of 20 misses in network", "shared by all 2"], &["admit"]);
+    names_only(&figures([0.1, 1.2]), &["20 of 20 misses in admit"], &["network"]);
+}
+
+#[test]
 fn full_caches_are_named_with_their_preemptions() {
     let decode = (Stage::Decode, 9.0, 2.0);
     let full = |replica: &str| {
