@@ -37,7 +37,7 @@ section! {
         max_goodput_decrease: f64 as Share, default 0.05;
         /// standing queue per replica over a minute, as a multiple of the baseline's
         max_queue_ratio: f64 as MULTIPLE, default 2.0;
-        /// probability that a revision within all these bounds is stopped
+        /// probability that a revision as good as the baseline is stopped; one that is worse, but within all these bounds, ten times that
         false_rollback_rate: f64 as RATE, default 0.01;
         /// rollback | pause: new traffic goes back in both cases; a paused one can be resumed
         on_breach: OnBreach as Word("action"), default "rollback";

@@ -58,10 +58,11 @@ fn fine_revisions_stay_under_drifting_overdispersed_load() {
 }
 
 #[test]
-fn a_longer_tail_is_found_within_two_thousand_requests_at_the_median() {
+fn a_longer_tail_is_found_within_thirteen_hundred_requests_at_the_median() {
     let found = verdicts(Revision::Tail, 100.0, 24, 10_000);
     assert!(found.len() >= 23, "{found:?}");
-    assert!(found[12].0 <= 2000, "{found:?}");
+    // The median over a thousand seeds is in docs/rollouts.md.
+    assert!(found[12].0 <= 1300, "{found:?}");
     assert!(found.iter().all(|(_, test)| *test == "ttft_p99"), "{found:?}");
 }
 
@@ -99,15 +100,17 @@ fn one_revision_is_not_taken_for_another_because_of_who_its_conversations_are() 
 
 #[test]
 fn a_breach_after_good_hours_is_found_within_twice_the_requests_of_a_fresh_one() {
+    // The median of fewer is chance.
+    const SEEDS: u64 = 40;
     let bounds = defaults();
     let median = |good| {
-        let found = (0..8).filter_map(|seed| {
+        let found = (0..SEEDS).filter_map(|seed| {
             let ending = run_late(&bounds, Revision::SlowTokens, 100.0, seed, [good, 10_000]);
             ending.stopped.filter(|_| !ending.is_false)
         });
         let mut found: Vec<_> = found.map(|(requests, _)| requests).collect();
         found.sort_unstable();
-        found.get(4).copied()
+        found.get(SEEDS as usize / 2).copied()
     };
     let (fresh, late) = (median(0).unwrap(), median(5000).unwrap());
     println!("fresh {fresh}, late {late}");

@@ -2,9 +2,11 @@
 //!
 //! Every bound is a test of its own, over blocks of half a second at most: quantiles of TTFT, ITL, TPOT and of the length of answers
 //! (`tail`), failed attempts and missed SLOs (`rate`). Each has a part of `false_rollback_rate`, a larger one where a breach takes more
-//! requests to see, and stops the canary as soon as its evidence reaches one over its part: all of them together stop a revision
-//! within its bounds with the configured probability at most. Beside each test runs a trial: the same on a canary made worse by half
-//! its bound, which says whether a breach would have been seen by now. Where the statistics come from is in `docs/rollouts.md`.
+//! requests to see, and stops the canary as soon as its evidence reaches one over its part. Beside each test runs one on whether the
+//! canary is worse than the baseline at all: a revision as good as it is stopped with the configured probability at most, by all
+//! tests together, and one that is worse but within its bounds with [`wealth::WITHIN`] times that. A trial is the same on a canary made
+//! worse by half its bound, which says whether a breach would have been seen by now. Where the statistics come from is in
+//! `docs/rollouts.md`.
 
 mod baseline;
 pub mod fleet;
@@ -19,6 +21,7 @@ use self::baseline::Baseline;
 use self::rate::{RateTest, RateWealth};
 use self::samples::Samples;
 use self::tail::{Bound, TailTest, TailWealth};
+use self::wealth::Limits;
 use crate::config::{Canary, QuantileRatios};
 use crate::labels::labels;
 use crate::request::class::Class;
@@ -119,9 +122,10 @@ struct Tail {
     measure: Measure,
     bound: Bound,
     test: TailTest,
+    /// Whether it is above the baseline's at all.
+    alike: TailTest,
     trial: TailTest,
-    /// Log of the evidence that stops the canary.
-    limit: f64,
+    limits: Limits,
     is_used: bool,
 }
 
@@ -131,9 +135,10 @@ struct Rate {
     name: &'static str,
     increase: f64,
     test: RateTest,
+    /// Whether it is above the baseline's at all.
+    alike: RateTest,
     trial: RateTest,
-    /// Log of the evidence that stops the canary.
-    limit: f64,
+    limits: Limits,
     is_used: bool,
 }
 
@@ -151,6 +156,15 @@ pub struct SavedEvidence {
     tails: Vec<(String, TailWealth)>,
     #[serde(default)]
     rates: Vec<(String, RateWealth)>,
+    #[serde(default)]
+    tails_alike: Vec<(String, TailWealth)>,
+    #[serde(default)]
+    rates_alike: Vec<(String, RateWealth)>,
+}
+
+/// The wealth of one test in a list, or what a test begins with.
+fn known<W: Clone + Default>(saved: &[(String, W)], name: &str) -> W {
+    saved.iter().find(|(known, _)| known == name).map(|(_, wealth)| wealth.clone()).unwrap_or_default()
 }
 
 impl Judge {
@@ -160,24 +174,25 @@ impl Judge {
         let bounds = bounds(canary);
         let total: f64 =
             RATE_WEIGHTS.iter().sum::<f64>() + bounds.iter().map(|bound| bound.weight).sum::<f64>();
-        let limit = |weight: f64| (total / (weight * canary.false_rollback_rate)).ln();
-        let tail = |TailBound { name, measure, bound, weight }| {
-            let known = saved.tails.iter().find(|(known, _)| known == name).map(|(_, wealth)| wealth.clone());
-            Tail {
-                name,
-                measure,
-                bound,
-                test: TailTest::new(bound, 1.0 / bound.ratio, known.unwrap_or_default()),
-                trial: TailTest::new(bound, TRIAL_RATIO, TailWealth::default()),
-                limit: limit(weight),
-                is_used: false,
-            }
+        let limits = |weight: f64| Limits::of(weight / total, canary.false_rollback_rate);
+        let tail = |TailBound { name, measure, bound, weight }| Tail {
+            name,
+            measure,
+            bound,
+            test: TailTest::new(bound, 1.0 / bound.ratio, known(&saved.tails, name)),
+            alike: TailTest::new(bound, 1.0, known(&saved.tails_alike, name)),
+            trial: TailTest::new(bound, TRIAL_RATIO, TailWealth::default()),
+            limits: limits(weight),
+            is_used: false,
         };
-        let rate = |name: &'static str, increase, weight| {
-            let known = saved.rates.iter().find(|(known, _)| known == name).map(|(_, wealth)| wealth.clone());
-            let test = RateTest::new(increase, 0.0, known.unwrap_or_default());
-            let trial = RateTest::new(increase, TRIAL_SHARE, RateWealth::default());
-            Rate { name, increase, test, trial, limit: limit(weight), is_used: false }
+        let rate = |name: &'static str, increase, weight| Rate {
+            name,
+            increase,
+            test: RateTest::new(increase, 0.0, known(&saved.rates, name)),
+            alike: RateTest::new(0.0, 0.0, known(&saved.rates_alike, name)),
+            trial: RateTest::new(increase, TRIAL_SHARE, RateWealth::default()),
+            limits: limits(weight),
+            is_used: false,
         };
         let [errors, goodput] = RATE_WEIGHTS;
         Self {
@@ -201,8 +216,8 @@ impl Judge {
             (tails, judge.rates.each_ref().map(|rate| rate.increase))
         };
         if is_same(&new) == is_same(&self) {
-            self.tails.iter_mut().zip(&new.tails).for_each(|(tail, new)| tail.limit = new.limit);
-            self.rates.iter_mut().zip(&new.rates).for_each(|(rate, new)| rate.limit = new.limit);
+            self.tails.iter_mut().zip(&new.tails).for_each(|(tail, new)| tail.limits = new.limits);
+            self.rates.iter_mut().zip(&new.rates).for_each(|(rate, new)| rate.limits = new.limits);
             return self;
         }
         Self { baseline: self.baseline, canary: self.canary, ..new }
@@ -226,8 +241,9 @@ impl Judge {
         let group = class as usize + if observed.is_unary { CLASSES } else { 0 };
         for tail in self.tails.iter_mut().filter(|tail| tail.measure == measure) {
             tail.is_used |= observed.arm == Arm::Baseline;
-            tail.test.observe(group, observed);
-            tail.trial.observe(group, observed);
+            for test in [&mut tail.test, &mut tail.alike, &mut tail.trial] {
+                test.observe(group, observed);
+            }
         }
         self.count(now, TAILS, measure == Measure::Ttft && observed.arm == Arm::Canary);
         if observed.is_censored {
@@ -269,8 +285,9 @@ impl Judge {
         self.advance(now);
         let Some(rate) = self.rates.get_mut(at) else { return };
         rate.is_used |= arm == Arm::Baseline;
-        rate.test.observe(class as usize, arm, conversation, is_bad);
-        rate.trial.observe(class as usize, arm, conversation, is_bad);
+        for test in [&mut rate.test, &mut rate.alike, &mut rate.trial] {
+            test.observe(class as usize, arm, conversation, is_bad);
+        }
     }
 
     /// Ends the blocks whose time is over.
@@ -299,8 +316,7 @@ impl Judge {
         *blocks = Blocks { since: now, ends: now + BLOCK, requests: 0 };
         if which == RATES {
             for rate in &mut self.rates {
-                rate.test.close();
-                rate.trial.close();
+                [&mut rate.test, &mut rate.alike, &mut rate.trial].into_iter().for_each(RateTest::close);
             }
             return;
         }
@@ -310,6 +326,7 @@ impl Judge {
             let measure = tail.measure as usize;
             if let (Some(baseline), Some(canary)) = (self.baseline.get(measure), self.canary.get(measure)) {
                 tail.test.close(baseline, passed);
+                tail.alike.close(baseline, passed);
                 tail.trial.level(levels(baseline, canary));
                 tail.trial.close(baseline, passed);
             }
@@ -322,14 +339,14 @@ impl Judge {
         let tails = self.tails.iter().map(|tail| Evidence {
             test: tail.name,
             bound: tail.bound.ratio,
-            share: tail.test.evidence(tail.limit),
-            trial: tail.is_used.then(|| tail.trial.evidence(tail.limit)),
+            share: tail.test.evidence(tail.limits.within).min(tail.alike.evidence(tail.limits.alike)),
+            trial: tail.is_used.then(|| tail.trial.evidence(tail.limits.within)),
         });
         let rates = self.rates.iter().map(|rate| Evidence {
             test: rate.name,
             bound: rate.increase,
-            share: rate.test.evidence(rate.limit),
-            trial: rate.is_used.then(|| rate.trial.evidence(rate.limit)),
+            share: rate.test.evidence(rate.limits.within).min(rate.alike.evidence(rate.limits.alike)),
+            trial: rate.is_used.then(|| rate.trial.evidence(rate.limits.within)),
         });
         tails.chain(rates).collect()
     }
@@ -364,9 +381,18 @@ impl Judge {
     /// What a restart must not lose.
     #[must_use]
     pub fn save(&self) -> SavedEvidence {
-        let tails = self.tails.iter().map(|tail| (tail.name.to_owned(), tail.test.wealth().clone()));
-        let rates = self.rates.iter().map(|rate| (rate.name.to_owned(), rate.test.wealth().clone()));
-        SavedEvidence { tails: tails.collect(), rates: rates.collect() }
+        let tails = |of: fn(&Tail) -> &TailTest| {
+            self.tails.iter().map(|tail| (tail.name.to_owned(), of(tail).wealth().clone())).collect()
+        };
+        let rates = |of: fn(&Rate) -> &RateTest| {
+            self.rates.iter().map(|rate| (rate.name.to_owned(), of(rate).wealth().clone())).collect()
+        };
+        SavedEvidence {
+            tails: tails(|tail| &tail.test),
+            rates: rates(|rate| &rate.test),
+            tails_alike: tails(|tail| &tail.alike),
+            rates_alike: rates(|rate| &rate.alike),
+        }
     }
 }
 
@@ -425,7 +451,7 @@ const TRIAL_SHARE: f64 = 0.25;
 /// The median answer may have a third of the tokens of the baseline's: less is no matter of style.
 const MAX_BREVITY: f64 = 3.0;
 /// Parts of the error rate by test, relative to each other: the more, the more requests a breach takes to see.
-const TAIL_WEIGHT: f64 = 3.0;
+const TAIL_WEIGHT: f64 = 5.0;
 const MEDIAN_WEIGHT: f64 = 1.0;
 const BREVITY_WEIGHT: f64 = 0.5;
 /// Of errors and of goodput.

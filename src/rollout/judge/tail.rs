@@ -228,7 +228,8 @@ const STALL: f64 = 4.0;
 const CHANCE: f64 = 0.5;
 /// Multiple of the expected exceedances that are no stall.
 const OVER_EXPECTED: f64 = 2.0;
-/// What is seen in a stall of whatever length is worth a quarter: one that does not end is a breach.
-const MIN_WEIGHT: f64 = 0.25;
+/// What is seen in a stall of whatever length is worth a little: one that does not end is a breach. More of it lets two stalls of the
+/// canary within some minutes pass for one.
+const MIN_WEIGHT: f64 = 0.04;
 /// Faded requests of a replica that has had none for a minute.
 const FORGOTTEN: f64 = 1e-6;

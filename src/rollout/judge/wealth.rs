@@ -111,6 +111,11 @@ impl Restarts {
     }
 }
 
+/// How much more often a revision that is worse than the baseline may be stopped within its bounds than one that is not: what tells a
+/// p99 of 1.5 times the baseline's from 1.2 times is little, and the rest of the error rate would be waited for.
+pub(super) const WITHIN: f64 = 10.0;
+/// And how often at most.
+const MAX_WITHIN: f64 = 0.5;
 /// Parts of the wealth that the four bets on odds begin with: tails are seldom as little or as much longer as the outer ones fit.
 pub(super) const MIDDLE: [f64; 4] = [0.1, 0.4, 0.4, 0.1];
 /// Those on differences.
@@ -118,14 +123,32 @@ pub(super) const EVEN: [f64; 4] = [0.25; 4];
 /// Logarithm of the evidence at which a test restarts. The more it may sink, the later a breach is found; the less, the more starts
 /// share alpha.
 const FLOOR: f64 = -1.0;
-/// Part of the prior that is the first start's: a canary is most often bad from the beginning.
-const FIRST: f64 = 0.45;
+/// Part of the prior that is the first start's: a canary is most often bad from the beginning. With more of it, a breach that begins
+/// later takes over twice as many requests to see.
+const FIRST: f64 = 0.25;
 /// Restarts of about a day.
 const LAST: u32 = 2048;
-/// Half of the prior over the harmonic number of [`LAST`], 8.20.
-const LATER: f64 = 0.5 / 8.202;
+/// Seven tenths of the prior over the harmonic number of [`LAST`], 8.20.
+const LATER: f64 = 0.7 / 8.202;
 /// The rest over all that follow, whose `1 / (k (k + 1))` add up to `1 / (LAST + 1)`.
 const BEYOND: f64 = 0.05 * 2049.0;
+
+/// Logarithms of the evidence that stops a canary: both have to be reached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// That it is worse than the baseline.
+    pub(super) alike: f64,
+    /// That it is beyond its bound.
+    pub(super) within: f64,
+}
+
+impl Limits {
+    /// Of a test with this part of `false_rollback_rate`.
+    pub(super) fn of(part: f64, rate: f64) -> Self {
+        let limit = |rate: f64| -(part * rate).ln();
+        Self { alike: limit(rate), within: limit((WITHIN * rate).min(MAX_WITHIN)) }
+    }
+}
 
 /// What repeats of one conversation count: of a test that restarts when its counts are forgotten.
 #[derive(Clone, Debug, Default)]
@@ -223,6 +246,16 @@ mod tests {
                 assert!(mean.iter().all(|mean| *mean < 1.0 + 1e-9), "{n} {share}: {mean:?}");
             }
         }
+    }
+
+    #[test]
+    fn worse_than_the_baseline_needs_more_evidence_than_beyond_a_bound_at_any_error_rate() {
+        for (part, rate) in [(0.05, 1e-6), (0.3, 0.01), (0.3, 0.2), (1.0, 0.5)] {
+            let Limits { alike, within } = Limits::of(part, rate);
+            assert!(alike >= within && within > 0.0, "{part} {rate}: {alike} {within}");
+        }
+        let usual = Limits::of(1.0, 0.01);
+        assert!((usual.alike - usual.within - WITHIN.ln()).abs() < 1e-12);
     }
 
     #[test]
