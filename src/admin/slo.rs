@@ -105,8 +105,8 @@ fn figures(
     figures.overdue = (late.len(), oldest);
     figures.stuck = late.iter().filter(|late| late.by >= STUCK_AFTER).count();
     for late in late {
-        if let Some((replica, _)) = late.asked.as_ref().filter(|_| late.by >= STUCK_AFTER) {
-            let waited = figures.stuck_at.entry(Arc::clone(replica)).or_default();
+        if let Some(asked) = late.asked.as_ref().filter(|_| late.by >= STUCK_AFTER) {
+            let waited = figures.stuck_at.entry(Arc::clone(&asked.replica)).or_default();
             *waited = (*waited).max(now.since(late.since));
         }
         for window in [&mut figures.minute, &mut figures.five] {

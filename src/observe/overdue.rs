@@ -81,8 +81,19 @@ pub struct Late {
     pub tenant: Arc<str>,
     /// Label `class`.
     pub class: &'static str,
-    /// Replica and revision that it was sent to last; `None` while it waits in the gateway.
-    pub asked: Option<(Arc<str>, Arc<str>)>,
+    /// Where it was sent to last; `None` while it waits in the gateway.
+    pub asked: Option<Asked>,
+}
+
+/// The replica that a request waits at, by labels.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Asked {
+    /// Label `pool`.
+    pub pool: Arc<str>,
+    /// Label `replica`.
+    pub replica: Arc<str>,
+    /// Label `revision`.
+    pub revision: Arc<str>,
 }
 
 impl Late {
@@ -108,8 +119,9 @@ pub(super) struct BoundGuard {
 impl BoundGuard {
     /// The request goes to this replica.
     pub(super) fn asks(&self, served: &Served) {
-        let asked = (Arc::clone(&served.replica), Arc::clone(&served.revision));
-        self.update(|waiting| waiting.asked = Some(asked));
+        let Served { pool, replica, revision, .. } = served;
+        let [pool, replica, revision] = [pool, replica, revision].map(Arc::clone);
+        self.update(|waiting| waiting.asked = Some(Asked { pool, replica, revision }));
     }
 
     /// Its first token came: from here on the bound on its duration is what is left to miss.
@@ -140,7 +152,7 @@ struct Waiting {
     since: Stamp,
     ttft: Option<Stamp>,
     e2e: Option<Stamp>,
-    asked: Option<(Arc<str>, Arc<str>)>,
+    asked: Option<Asked>,
 }
 
 impl Waiting {
@@ -216,7 +228,7 @@ mod tests {
         assert_eq!(missed(101), Some((Missed::Ttft, Stage::Prefill)));
         let late = of_route(&overdue, &record.route, ms(101)).pop().unwrap();
         assert_eq!(late.by, Duration::from_millis(1));
-        assert_eq!(late.asked.unwrap().0, record.attempts[0].served.replica);
+        assert_eq!(late.asked.unwrap().replica, record.attempts[0].served.replica);
         guard.first_token();
         assert_eq!(missed(999), None);
         assert_eq!(missed(1001), Some((Missed::E2e, Stage::Decode)));

@@ -199,7 +199,7 @@ INCIDENTS = [
     Incident(10, "r2 answers 200 with broken SSE", lambda s: s.one(answer="garbage"), ["replica r2 stands out"], OTHERS, "ReplicaFlapping ReplicaDown ReplicaFailing", is_slow=True),
     Incident(11, "r2 answers 200, stop and no text", lambda s: s.one(answer="empty"), ["replica r2 stands out", "no text"], OTHERS, "ReplicaFlapping ReplicaDown ReplicaFailing", textless=0.05, is_slow=True),
     Incident(111, "all answer 200, stop and no text", lambda s: s.all(answer="empty"), ["have no text|got no text", "shared by all"], ["stands out"], "AnswersEmpty"),
-    Incident(12, "generation of r2 hangs, probes are fine", lambda s: s.one(answer="hang"), ["replica r2 stands out"], OTHERS, "RequestsOverdue GoodputLost ReplicaDown ReplicaFailing TtftP99OverSlo", is_slow=True),
+    Incident(12, "generation of r2 hangs, probes are fine", lambda s: s.one(answer="hang"), ["replica r2 stands out"], OTHERS, "RequestsOverdue GoodputLost ReplicaDown ReplicaFailing ReplicaHangs TtftP99OverSlo", is_slow=True),
     Incident(13, "all hang, health green", lambda s: s.all(answer="hang"), ["still wait"], QUIET + OTHERS, "RequestsOverdue", named_by=12),
     Incident(14, "20 % answer 500 everywhere", lambda s: s.all(error_share=0.2), ["CUDA error", "shared by all 3"], ["stands out"], "ErrorBudgetBurnFast"),
     Incident(15, "discovery fails", lambda s: os.remove(f"{s.folder}/replicas.json"), QUIET, ANYBODY, "DiscoveryFailing", is_discovered=True),

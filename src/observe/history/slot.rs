@@ -247,7 +247,7 @@ impl Slot {
         count(&mut self.missed, late.missed as usize);
         count(&mut self.missed_in, blamed);
         let class: Arc<str> = late.class.into();
-        let asked = late.asked.as_ref().map(|(replica, revision)| (replica, revision));
+        let asked = late.asked.as_ref().map(|asked| (&asked.replica, &asked.revision));
         for (dimension, name) in took_part(asked, &late.tenant, &class) {
             let part = self.part(dimension, name);
             part.judged += 1;

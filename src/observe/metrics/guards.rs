@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 use prometheus::IntGauge;
 
 use super::Metrics;
-use super::table::Requests;
+use super::table::Families;
 use crate::clock::Stamp;
-use crate::observe::overdue::Overdue;
+use crate::observe::overdue::{Asked, Overdue};
+use crate::observe::slo::Missed;
 
 impl Metrics {
     /// Counts a request as in flight while the guard lives.
@@ -97,20 +98,31 @@ impl Waiting {
     }
 }
 
-/// Overdue requests by route; a route that had some keeps its series.
+/// Overdue requests by route, of which one that had some keeps its series, and by replica.
 #[derive(Default)]
-pub(super) struct OverdueByRoute {
+pub(super) struct OverdueRequests {
     pub(super) source: Option<Arc<Overdue>>,
     counts: HashMap<Arc<str>, usize>,
 }
 
-impl OverdueByRoute {
-    pub(super) fn count(&mut self, families: &Requests, now: Stamp) {
+impl OverdueRequests {
+    pub(super) fn count(&mut self, families: &Families, now: Stamp) {
         let Some(overdue) = &self.source else { return };
         self.counts.values_mut().for_each(|count| *count = 0);
-        self.counts.extend(overdue.by_route(now).into_iter().map(|(route, late)| (route, late.len())));
+        let mut longest: HashMap<Asked, Duration> = HashMap::new();
+        for (route, late) in overdue.by_route(now) {
+            self.counts.insert(route, late.len());
+            for late in late.into_iter().filter(|late| late.missed == Missed::Ttft) {
+                let Some(asked) = late.asked else { continue };
+                let by = longest.entry(asked).or_default();
+                *by = (*by).max(late.by);
+            }
+        }
         for (route, count) in &self.counts {
-            families.overdue.set([&**route], Some(*count as f64));
+            families.requests.overdue.set([&**route], Some(*count as f64));
+        }
+        for (asked, by) in longest {
+            families.replicas.overdue.set([&*asked.pool, &*asked.replica], Some(by.as_secs_f64()));
         }
     }
 }

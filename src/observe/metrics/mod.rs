@@ -41,7 +41,7 @@ pub(super) use self::delta::since;
 use self::exemplars::{Exemplar, Exemplars};
 use self::exponential::{ExponentialKey, Exponentials};
 pub use self::guards::{GaugeGuard, QueuedGuard};
-use self::guards::{OverdueByRoute, Waiting};
+use self::guards::{OverdueRequests, Waiting};
 pub use self::labels::{DeliveryResult, DropReason, JoinResult};
 pub use self::log_drops::LogDrops;
 pub use self::openmetrics::Exposition;
@@ -104,7 +104,7 @@ pub struct Metrics {
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, LabelHasher>,
     known_replicas: Mutex<KnownReplicas>,
     waiting: Waiting,
-    overdue: Mutex<OverdueByRoute>,
+    overdue: Mutex<OverdueRequests>,
     lag: Mutex<Option<Arc<Lag>>>,
     rendering: Mutex<()>,
     edges: Edges,
@@ -359,7 +359,7 @@ impl Metrics {
             }
         }
         requests.queued_longest.set(self.waiting.longest(self.clock.now()).as_secs_f64());
-        self.overdue.lock().count(requests, self.clock.now());
+        self.overdue.lock().count(&self.families, self.clock.now());
         if let Some(lag) = &*self.lag.lock() {
             let lateness = lag.of_minute(self.clock.now());
             process.lag.set(lateness.worst.as_secs_f64());

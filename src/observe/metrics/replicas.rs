@@ -97,6 +97,8 @@ impl Known {
 fn set(families: &Replicas, (pool, replica): &ReplicaKey, status: Option<&ReplicaStatus>) {
     let key: [&str; 2] = [pool, replica];
     families.inflight.set(key, Some(status.map_or(0.0, |status| status.inflight as f64)));
+    // Those that have some are set after this.
+    families.overdue.set(key, status.map(|_| 0.0));
     // One request at a time is no share.
     let share = status.map(|status| if status.is_on_trial { 0.0 } else { status.traffic_share });
     families.traffic_share.set(key, share);

@@ -119,6 +119,8 @@ families! {
                 "Answers of the replica that were whole and had no text, though the model ended them.";
             gauge inflight "tokenway_replica_inflight" []
                 "Requests of this gateway in flight at the replica.";
+            gauge overdue "tokenway_replica_overdue_seconds" []
+                "For how long the longest of the requests there has waited for its first token past its bound.";
             gauge traffic_share "tokenway_replica_traffic_share_ratio" []
                 "Fraction of its ordinary traffic that the replica gets: below 1 in slow start, or while it fails more than its pool's others; 0 on trial.";
             gauge queue_depth "tokenway_replica_queue_depth" []
