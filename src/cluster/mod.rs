@@ -14,11 +14,13 @@ mod refusals;
 mod service;
 mod speeds;
 mod standings;
+mod topics;
 mod trial;
 mod wire;
 
 pub use self::link::{Link, LinkError};
 pub use self::service::{Deps, start};
+pub use self::topics::{Shown, Topics};
 pub use self::trial::{Unusable, try_broker};
 
 /// Between two batches of a gateway that has something to publish.

@@ -18,6 +18,7 @@ use super::peers::Peers;
 use super::pins::SharedPins;
 use super::places::Places;
 use super::standings::Standings;
+use super::topics::Topics;
 use super::{FLUSH_EVERY, HEARTBEAT, speeds, wire};
 use crate::admission::Sharing;
 use crate::clock::{Clock, Stamp};
@@ -34,6 +35,8 @@ pub struct Deps {
     pub fleet: Arc<Fleet>,
     /// Its tenants' budgets, and its metrics.
     pub gateway: Arc<Gateway>,
+    /// What its parts show the other gateways.
+    pub topics: Arc<Topics>,
     /// Its name over restarts, where it keeps its budgets over them.
     pub instance: Option<Arc<str>>,
     /// Secured for the broker.
@@ -121,6 +124,7 @@ impl Service {
                 Err(error) => error,
             };
             self.deps.gateway.pins.others_known(false);
+            self.deps.topics.lost();
             peers.forget();
             self.deps.gateway.tenants.share(match self.config.on_loss {
                 OnLoss::Open => Sharing::Alone,
@@ -181,6 +185,7 @@ impl Service {
             error = pins.run(link.connection.clone()) => error,
             error = self.journal.run(&self.deps.fleet, self.deps.clock, link.connection.clone()) => error,
             error = speeds::run(&self.config.name, &self.deps.fleet, self.deps.clock, link.connection.clone()) => error,
+            error = self.deps.topics.run(&self.config.name, &self.field, self.deps.clock, link.connection.clone()) => error,
         }
     }
 

@@ -110,6 +110,8 @@ pub struct Judge {
     /// The canary's, by measure and group.
     canary: [[Samples; GROUPS]; MEASURES],
     blocks: [Blocks; 2],
+    /// Logarithm of how many judges may stop the canary, this one included.
+    judges: f64,
 }
 
 /// A bound on a quantile.
@@ -189,7 +191,13 @@ impl Judge {
             baseline: Default::default(),
             canary: Default::default(),
             blocks: Default::default(),
+            judges: 0.0,
         }
+    }
+
+    /// So many judges may stop the canary, each by what it sees: each has its part of the error rate.
+    pub fn among(&mut self, judges: usize) {
+        self.judges = (judges.max(1) as f64).ln();
     }
 
     /// The same judge by other bounds, which keeps what it knows of both.
@@ -322,14 +330,14 @@ impl Judge {
         let tails = self.tails.iter().map(|tail| Evidence {
             test: tail.name,
             bound: tail.bound.ratio,
-            share: tail.test.evidence(tail.limit),
-            trial: tail.is_used.then(|| tail.trial.evidence(tail.limit)),
+            share: tail.test.evidence(tail.limit + self.judges),
+            trial: tail.is_used.then(|| tail.trial.evidence(tail.limit + self.judges)),
         });
         let rates = self.rates.iter().map(|rate| Evidence {
             test: rate.name,
             bound: rate.increase,
-            share: rate.test.evidence(rate.limit),
-            trial: rate.is_used.then(|| rate.trial.evidence(rate.limit)),
+            share: rate.test.evidence(rate.limit + self.judges),
+            trial: rate.is_used.then(|| rate.trial.evidence(rate.limit + self.judges)),
         });
         tails.chain(rates).collect()
     }
