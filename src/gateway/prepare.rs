@@ -83,7 +83,10 @@ pub async fn prepare(
         is_preflight,
         held,
     };
-    stored::fetch_path(gateway, &tenant, dialect, parts.uri.path()).await;
+    if dialect == Dialect::StoredResponse {
+        // Seldom: boxed, so that other requests are no larger for it.
+        Box::pin(stored::fetch_path(gateway, &tenant, parts.uri.path())).await;
+    }
     let bytes = request.held.bytes.len();
     let work = move || {
         let mut seen = Understood::default();
@@ -100,7 +103,8 @@ pub async fn prepare(
     result?;
     let mut prepared = seen.classified.ok_or(Failure::Internal)?.note(record);
     if let Some(id) = seen.previous {
-        prepared.pinned = Some(stored::fetch_previous(gateway, &tenant, &prepared.route, &id).await?);
+        let fetching = Box::pin(stored::fetch_previous(gateway, &tenant, &prepared.route, &id));
+        prepared.pinned = Some(fetching.await?);
     }
     prepared.share = share_of(&tenant);
     prepared.read = read;

@@ -6,7 +6,6 @@ use super::Gateway;
 use super::table::{RouteState, RoutingTable, shortened};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
-use crate::request::dialect::Dialect;
 use crate::request::tenant::TenantRef;
 
 /// The replica that a request with `previous_response_id` has to go to.
@@ -42,10 +41,8 @@ pub(super) fn of_path<'t>(
 }
 
 /// Asks the other gateways for the response that a path names, where it is not known here.
-pub(super) async fn fetch_path(gateway: &Gateway, tenant: &TenantRef, dialect: Dialect, path: &str) {
-    if dialect == Dialect::StoredResponse {
-        gateway.pins.fetch(tenant.name(), id_of(path)).await;
-    }
+pub(super) async fn fetch_path(gateway: &Gateway, tenant: &TenantRef, path: &str) {
+    gateway.pins.fetch(tenant.name(), id_of(path)).await;
 }
 
 /// The same for `previous_response_id`, once the request is understood.
