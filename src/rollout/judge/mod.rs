@@ -195,7 +195,7 @@ impl Judge {
         }
     }
 
-    /// So many judges may stop the canary, each by what it sees: each has its part of the error rate.
+    /// Each of `judges` may stop the canary by what it sees, and has its part of the error rate.
     pub fn among(&mut self, judges: usize) {
         self.judges = (judges.max(1) as f64).ln();
     }
