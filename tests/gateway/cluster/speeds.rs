@@ -36,7 +36,8 @@ async fn a_gateway_that_starts_knows_the_speeds_that_another_has_learned_and_a_l
     let second = Gateway::start(config_of(&redis, &replicas, PolicyName::RoundRobin)).await;
     until("they are known", || ttfts(&second).iter().all(Option::is_some)).await;
     for (own, known) in learned.iter().flatten().zip(ttfts(&second).iter().flatten()) {
-        assert!((own / known - 1.0).abs() < 0.2, "{learned:?} {:?}", ttfts(&second));
+        // Guesses would be some fifty times as much.
+        assert!((0.5..2.0).contains(&(own / known)), "{learned:?} {:?}", ttfts(&second));
     }
     // What is no such figure is ignored.
     assert!(redis.ask(r#"SET tokenway:speeds:default "{\"version\":1}""#).await.unwrap().starts_with("+OK"));
