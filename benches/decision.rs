@@ -2,7 +2,7 @@
 //!
 //! A fleet in full operation: every replica has taught the model, holds streams and waiting prompts, and the prefix index
 //! has a million blocks in all. Prints nanoseconds a decision by fleet size and prompt length, for the whole and for its
-//! parts. A figure for people to compare on one machine, never a test.
+//! parts, and what a round of scrapes and of looks at running streams costs beside it. A figure for people to compare on one machine, never a test.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -10,7 +10,8 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokenway::clock::{Clock, Stamp};
-use tokenway::config::{PolicyName, Secret};
+use tokenway::config::{EngineProfile, PolicyName, Secret};
+use tokenway::fleet::metrics_text;
 use tokenway::record::SloBounds;
 use tokenway::request::chain::{ChainBuilder, ChainSeed, PrefixChain, Root};
 use tokenway::routing::policies::named;
@@ -58,17 +59,7 @@ impl Fleet {
             }
             model.refresh(slot, load, NOW.after(Duration::from_secs(1)));
         }
-        let page = EnginePage {
-            running: Some(STREAMS as f64),
-            waiting: Some(WAITING as f64),
-            kv_cache_usage: Some(0.5),
-            block_tokens: Some(16),
-            total_blocks: Some(50_000),
-            is_caching_off: false,
-            batch_limit: None,
-            cache: None,
-        };
-        targets.iter().for_each(|target| target.scraped(page, NOW));
+        targets.iter().for_each(|target| target.scraped(page(), NOW));
         Self { dispatcher, targets, _busy: busy }
     }
 
@@ -100,6 +91,19 @@ impl Fleet {
         };
         let judged = self.dispatcher.judge(policy, &ask, &LIMITS, now, self.targets.iter());
         drop(black_box(judged.and_then(Judged::assign)));
+    }
+}
+
+fn page() -> EnginePage {
+    EnginePage {
+        running: Some(STREAMS as f64),
+        waiting: Some(WAITING as f64),
+        kv_cache_usage: Some(0.5),
+        block_tokens: Some(16),
+        total_blocks: Some(50_000),
+        is_caching_off: false,
+        batch_limit: None,
+        cache: None,
     }
 }
 
@@ -142,7 +146,9 @@ fn measure(out: &mut impl Write, name: &str, rounds: u32, mut work: impl FnMut(u
 
 fn main() -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    for (replicas, bytes) in [(8, 4096), (64, 4096), (64, 16_384), (128, 16_384)] {
+    let sizes = [8_usize, 64, 256, 1000, 2000].map(|replicas| (replicas, 4096));
+    for (replicas, bytes) in sizes.into_iter().chain([(64, 16_384), (128, 16_384)]) {
+        let rounds = 20_000 * 64 / replicas.max(64) as u32;
         let fleet = Fleet::new(replicas);
         fleet.fill();
         let blocks: usize = (0..replicas).map(|slot| fleet.dispatcher.index.held(slot)).sum();
@@ -162,10 +168,10 @@ fn main() -> std::io::Result<()> {
         }
         let text = |round: u32| &texts[round as usize % texts.len()];
         let title = |part: &str| format!("{replicas} replicas, {bytes} bytes: {part}");
-        measure(&mut out, &title("hash only"), 20_000, |round| _ = black_box(chain(black_box(text(round)))))?;
+        measure(&mut out, &title("hash only"), rounds, |round| _ = black_box(chain(black_box(text(round)))))?;
         let chains: Vec<_> = texts.iter().map(|text| chain(text)).collect();
         let mut hits = Hits::default();
-        measure(&mut out, &title("lookup only"), 20_000, |round| {
+        measure(&mut out, &title("lookup only"), rounds, |round| {
             fleet.dispatcher.index.lookup(chains[round as usize % chains.len()].hashes(), &mut hits);
         })?;
         // The worst case: every replica parts from the prompt at another block.
@@ -174,21 +180,36 @@ fn main() -> std::io::Result<()> {
         for slot in 0..replicas {
             fleet.insert(slot, &staircase[..staircase.len() * (slot + 1) / replicas]);
         }
-        measure(&mut out, &title("lookup only, worst case"), 20_000, |_| {
+        measure(&mut out, &title("lookup only, worst case"), rounds, |_| {
             fleet.dispatcher.index.lookup(staircase, &mut hits);
         })?;
         for name in PolicyName::ALL {
             let policy = named(name);
-            measure(&mut out, &title(name.as_str()), 20_000, |round| {
+            measure(&mut out, &title(name.as_str()), rounds, |round| {
                 fleet.decide(&*policy, chain(black_box(text(round))).hashes(), bytes);
             })?;
         }
-        measure(&mut out, &title("noting a known prompt"), 20_000, |_| fleet.insert(0, chains[0].hashes()))?;
+        measure(&mut out, &title("noting a known prompt"), rounds, |_| fleet.insert(0, chains[0].hashes()))?;
+        let profile = EngineProfile::default();
+        measure(&mut out, &title("one scrape of every replica"), rounds / 200 + 1, |_| {
+            for target in &fleet.targets {
+                black_box(metrics_text::parse(black_box(PAGE), &profile));
+                target.scraped(page(), NOW);
+            }
+        })?;
+        measure(&mut out, &title("one refresh of every replica"), rounds / 20 + 1, |round| {
+            let now = NOW.after(Duration::from_millis(1000 + 20 * u64::from(round)));
+            for Target { slot, load, .. } in &fleet.targets {
+                fleet.dispatcher.model.refresh(*slot, load, now);
+            }
+        })?;
     }
     Ok(())
 }
 
 static SEED: LazyLock<ChainSeed> = LazyLock::new(|| ChainSeed::new(&Secret::new("bench")));
+/// Of vLLM under load.
+const PAGE: &str = include_str!("../tests/fixtures/vllm/metrics_under_load.txt");
 const NOW: Stamp = Stamp::from_nanos(1_000_000_000_000);
 const LIMITS: EngineLimits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
 const STREAMS: u64 = 24;

@@ -2,10 +2,12 @@
 """Conversations that change their gateway with every turn: one gateway, two that know nothing of each other, and two in a [cluster].
 
     python3 benches/cluster/gateways.py target/release/tokenway --seeds 5
+    python3 benches/cluster/gateways.py target/release/tokenway --kill-broker 30 --broker valkey-server
 
 Starts `tokenway sim` with three replicas, redis-server and the gateways on free ports, anew for every run, and ends them. Each
 conversation asks again when its answer is there and it has thought; gateways take turns at random. Hits are the engines'
-cached_tokens over prompt tokens, TTFT is the client's.
+cached_tokens over prompt tokens, TTFT is the client's. With --kill-broker the two in a cluster lose their broker under load for so
+long, with all that it knew: no request may fail, and they have to follow each other within 5 s of its return.
 """
 import argparse, asyncio, json, random, re, signal, socket, statistics, subprocess, sys, tempfile, time, urllib.request
 
@@ -41,9 +43,10 @@ class Run:
         cluster = ""
         if clustered:
             port = free_port()
-            self.start("redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+            self.broker = (args.broker, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+            self.broker_process = self.start(*self.broker)
             cluster = f'[cluster]\nurl = "redis://127.0.0.1:{port}"\n'
-        self.ports = []
+        self.ports, self.admins = [], []
         for at in range(gateways):
             data, admin = free_port(), free_port()
             file = f"{self.files.name}/{at}.toml"
@@ -54,11 +57,30 @@ class Run:
             self.start(args.binary, "serve", "--config", file)
             wait(f"http://127.0.0.1:{admin}/readyz")
             self.ports.append(data)
-            self.admin = admin
+            self.admins.append(admin)
         time.sleep(1.5)
 
     def start(self, *command):
         self.processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        return self.processes[-1]
+
+    def metrics(self, admin):
+        return urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics").read().decode()
+
+    async def lose_broker(self, after, away):
+        """Seconds from the broker's return until all gateways follow each other."""
+        await asyncio.sleep(after)
+        self.broker_process.send_signal(signal.SIGKILL)
+        self.broker_process.wait()
+        await asyncio.sleep(away)
+        self.broker_process = self.start(*self.broker)
+        back, wanted = time.perf_counter(), f"tokenway_cluster_peers{{cluster=\"tokenway\"}} {len(self.admins) - 1}\n"
+        while time.perf_counter() - back < 30:
+            pages = [await asyncio.to_thread(self.metrics, admin) for admin in self.admins]
+            if all(wanted in page for page in pages):
+                break
+            await asyncio.sleep(0.05)
+        return time.perf_counter() - back
 
     def end(self):
         for process in reversed(self.processes):
@@ -123,6 +145,21 @@ async def conversations(args, ports, seed):
     return samples, failed
 
 
+def lose_broker(args):
+    args.seconds = max(args.seconds, args.kill_broker + 20)
+    run = Run(args, 2, True, 1)
+
+    async def both():
+        return await asyncio.gather(conversations(args, run.ports, 1), run.lose_broker(args.warm_up + 5, args.kill_broker))
+
+    try:
+        (samples, failed), back = asyncio.run(both())
+    finally:
+        run.end()
+    print(f"{args.broker} away for {args.kill_broker:g} s: {len(samples)} requests, {failed} failed, shared again {back:.1f} s after its return")
+    sys.exit(failed > 0 or back > 5 or not samples)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
@@ -132,7 +169,11 @@ def main():
     parser.add_argument("--blocks", type=int, default=4096)
     parser.add_argument("--warm-up", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--broker", default="redis-server")
+    parser.add_argument("--kill-broker", type=float, default=0, metavar="SECONDS")
     args = parser.parse_args()
+    if args.kill_broker:
+        return lose_broker(args)
     ways = {"one gateway": (1, False), "two alone": (2, False), "two in a cluster": (2, True)}
     rows = {way: [] for way in ways}
     for seed in range(1, args.seeds + 1):
@@ -141,7 +182,7 @@ def main():
             try:
                 samples, failed = asyncio.run(conversations(args, run.ports, seed))
                 if clustered:
-                    page = urllib.request.urlopen(f"http://127.0.0.1:{run.admin}/metrics").read().decode()
+                    page = run.metrics(run.admins[-1])
                     print("\n".join(re.findall(r"^tokenway_cluster.*", page, re.M)), file=sys.stderr)
             finally:
                 run.end()

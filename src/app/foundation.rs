@@ -12,6 +12,7 @@ use super::StartError;
 use super::observers::DataPath;
 use super::salt_key::settle_salts;
 use crate::clock::Clock;
+use crate::cluster::Topics;
 use crate::config::{Config, PoolTls};
 use crate::fleet::pool::PoolState;
 use crate::fleet::registry::Fleet;
@@ -41,6 +42,8 @@ pub struct Foundation {
     pub(super) connector: Connector,
     /// Secured by `[cluster]`.
     pub(super) broker: Connector,
+    /// What parts of this gateway show the others.
+    pub(super) topics: Arc<Topics>,
     pub(super) tracker: TaskTracker,
     pub(super) stopped: CancellationToken,
 }
@@ -87,6 +90,7 @@ impl Foundation {
             data,
             connector,
             broker,
+            topics: Arc::default(),
             tracker,
             stopped,
         })
@@ -96,7 +100,8 @@ impl Foundation {
     pub(super) fn data_path(&self) -> DataPath {
         let (fleet, clock) = (Arc::clone(&self.fleet), self.clock);
         let loads = Box::new(move || fleet.loads(clock.now()));
-        DataPath { carried_over: self.carried_over.clone(), loads }
+        let topics = self.config.cluster.is_some().then(|| Arc::clone(&self.topics));
+        DataPath { carried_over: self.carried_over.clone(), loads, topics }
     }
 
     /// The replicas, for observers.

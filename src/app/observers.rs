@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::autoscale::service as autoscale;
+use crate::cluster::Topics;
 use crate::config::Config;
 use crate::drift::service::{self, DriftError, Feed};
 use crate::gateway::table::CarriedOver;
@@ -31,12 +32,14 @@ pub struct DataPath {
     pub carried_over: CarriedOver,
     /// Demand on every pool.
     pub loads: autoscale::Loads,
+    /// What gateways of one cluster show each other.
+    pub topics: Option<Arc<Topics>>,
 }
 
 impl Default for DataPath {
     /// Of a gateway without one.
     fn default() -> Self {
-        Self { carried_over: CarriedOver::default(), loads: Box::new(Vec::new) }
+        Self { carried_over: CarriedOver::default(), loads: Box::new(Vec::new), topics: None }
     }
 }
 
@@ -70,8 +73,8 @@ impl Observers {
         let drift =
             Arc::new(service::start(&config.drift, &around, observer.metrics(), observer.collector())?);
         observer.add_tap(Arc::clone(&drift) as Arc<dyn Tap>);
-        let DataPath { carried_over, loads } = data_path;
-        let rollouts = rollouts::start(configs.clone(), &around, observer.metrics(), carried_over)?;
+        let DataPath { carried_over, loads, topics } = data_path;
+        let rollouts = rollouts::start(configs.clone(), &around, observer.metrics(), carried_over, topics)?;
         let rollouts = Arc::new(rollouts);
         observer.add_tap(Arc::clone(&rollouts) as Arc<dyn Tap>);
         let scale = autoscale::start(configs.clone(), &around, observer.metrics(), loads);

@@ -5,14 +5,23 @@
 //! `wire` is what is sent, `peers` what is made of it, `service` the task that holds the connection.
 
 mod budgets;
+mod journal;
 mod link;
 mod peers;
+mod pins;
 mod places;
+mod refusals;
 mod service;
+mod speeds;
+mod standings;
+mod topics;
+mod trial;
 mod wire;
 
 pub use self::link::{Link, LinkError};
 pub use self::service::{Deps, start};
+pub use self::topics::{Shown, Topics};
+pub use self::trial::{Unusable, try_broker};
 
 /// Between two batches of a gateway that has something to publish.
 const FLUSH_EVERY: std::time::Duration = std::time::Duration::from_millis(20);

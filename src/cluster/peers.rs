@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::wire::{self, Unreadable};
 use crate::clock::Stamp;
 use crate::routing::Followed;
-use crate::routing::notice::{Event, Placed, Prefix};
+use crate::routing::notice::{Event, Left, Placed, Prefix};
 
 /// The other gateways.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub(super) struct Folded {
     pub(super) unknown: u64,
     /// Messages that cannot be read.
     pub(super) unreadable: u64,
+    /// Notices of kinds that only newer gateways know.
+    pub(super) skipped: u64,
     /// Batches that never came.
     pub(super) lost: u64,
     /// The number of a batch of this gateway's own.
@@ -61,12 +63,13 @@ impl Peers {
         Self { own, seed, peers: HashMap::new(), warned: HashSet::new() }
     }
 
-    /// Takes in a message. `follow` finds the replica and reserves the load there.
+    /// Takes in a message. `follow` finds the replica and reserves the load there, `doubt` finds one that another gateway left.
     pub(super) fn fold(
         &mut self,
         message: &[u8],
         now: Stamp,
         follow: impl Fn(&Placed, Stamp) -> Option<Followed>,
+        doubt: impl Fn(&Left) -> bool,
         mut warn: impl FnMut(Warning),
     ) -> Folded {
         let mut folded = Folded::default();
@@ -132,9 +135,11 @@ impl Peers {
                     }
                     true
                 }
+                Event::Left(left) => doubt(&left),
             };
             if is_taken { folded.taken += 1 } else { folded.unknown += 1 }
         }
+        folded.skipped = batch.skipped;
         folded
     }
 

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::routing::Followed;
-use crate::routing::notice::{Outbox, Placed, place};
+use crate::routing::notice::{Left, Outbox, Placed, place};
 
 /// Replicas by [`place`].
 #[derive(Debug, Default)]
@@ -16,9 +17,14 @@ pub(super) struct Places(HashMap<u64, (Arc<PoolState>, Arc<Replica>)>);
 impl Places {
     /// Those of the fleet now; decisions of every pool are published from now on.
     pub(super) fn of(pools: &[Arc<PoolState>], outbox: &Arc<Outbox>) -> Self {
+        pools.iter().for_each(|pool| pool.dispatcher.announce(outbox, &pool.name));
+        Self::known(pools)
+    }
+
+    /// Those of the fleet now.
+    pub(super) fn known(pools: &[Arc<PoolState>]) -> Self {
         let mut places = HashMap::new();
         for pool in pools {
-            pool.dispatcher.announce(outbox, &pool.name);
             for replica in pool.replicas().iter() {
                 let at = (Arc::clone(pool), Arc::clone(replica));
                 places.insert(place(&pool.name, replica.target.identity), at);
@@ -31,5 +37,21 @@ impl Places {
     pub(super) fn follow(&self, placed: &Placed, at: Stamp) -> Option<Followed> {
         let (pool, replica) = self.0.get(&placed.place)?;
         Some(pool.dispatcher.follow(&replica.target, placed, at))
+    }
+
+    /// A prompt was sent to a replica at that time since 1970, and is cached there unless its process is younger; returns whether it
+    /// is.
+    pub(super) fn remember(&self, placed: &Placed, sent: Duration, now: Stamp) -> bool {
+        let known = self.0.get(&placed.place).filter(|(_, replica)| replica.has_run_since(sent));
+        let Some((pool, replica)) = known else { return false };
+        pool.dispatcher.remember(&replica.target, placed, now);
+        true
+    }
+
+    /// Another gateway left a replica; returns whether this one has it.
+    pub(super) fn doubt(&self, left: &Left, now: Stamp) -> bool {
+        let Some((pool, replica)) = self.0.get(&left.place) else { return false };
+        replica.doubt(left.is_failing, pool.config().probe.timeout, now);
+        true
     }
 }

@@ -12,10 +12,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::budgets::Books;
+use super::journal::Journal;
 use super::link::{Link, LinkError, Messages};
 use super::peers::Peers;
+use super::pins::SharedPins;
 use super::places::Places;
-use super::{FLUSH_EVERY, HEARTBEAT, wire};
+use super::standings::Standings;
+use super::topics::Topics;
+use super::{FLUSH_EVERY, HEARTBEAT, speeds, wire};
 use crate::admission::Sharing;
 use crate::clock::{Clock, Stamp};
 use crate::config::{Cluster, OnLoss, Secret};
@@ -31,6 +35,8 @@ pub struct Deps {
     pub fleet: Arc<Fleet>,
     /// Its tenants' budgets, and its metrics.
     pub gateway: Arc<Gateway>,
+    /// What its parts show the other gateways.
+    pub topics: Arc<Topics>,
     /// Its name over restarts, where it keeps its budgets over them.
     pub instance: Option<Arc<str>>,
     /// Secured for the broker.
@@ -49,21 +55,25 @@ pub struct Deps {
 pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     let (outbox, notices) = queue(MAX_QUEUED);
     Places::of(&deps.fleet.pools(), &outbox);
+    let pins = SharedPins::new(&config.name, seed, &deps.gateway.pins, deps.clock);
     let (own, seed) = (fastrand::u64(..), fingerprint(seed));
     if config.on_loss == OnLoss::Closed {
         deps.gateway.tenants.share(Sharing::Closed { gateways: 1 });
     }
     let field = deps.instance.as_deref().map_or_else(|| format!("{own:016x}"), ToOwned::to_owned);
+    let head = wire::Head { sender: own, sequence: 0, seed };
     let service = Service {
         field,
+        journal: Journal::new(&config.name, head),
         gateways: AtomicU32::new(1),
         channel: format!("{}:notices", config.name),
         config: config.clone(),
         deps,
         outbox,
         notices: Mutex::new(notices),
-        head: Mutex::new(wire::Head { sender: own, sequence: 0, seed }),
+        head: Mutex::new(head),
         sent: Mutex::default(),
+        pins: tokio::sync::Mutex::new(pins),
     };
     let (tracker, control) = (service.deps.tracker.clone(), service.deps.control.clone());
     let stopped = service.deps.stopped.clone();
@@ -83,6 +93,8 @@ struct Service {
     head: Mutex<wire::Head>,
     /// The newest batch, and when it was sent.
     sent: Mutex<(u32, Stamp)>,
+    pins: tokio::sync::Mutex<SharedPins>,
+    journal: Journal,
 }
 
 labels! {
@@ -92,6 +104,7 @@ labels! {
         QueueFull = "queue_full",
         Disconnected = "disconnected",
         UnknownReplica = "unknown_replica",
+        UnknownKind = "unknown_kind",
         Unreadable = "unreadable",
         Lost = "lost",
     }
@@ -110,6 +123,8 @@ impl Service {
                 }
                 Err(error) => error,
             };
+            self.deps.gateway.pins.others_known(false);
+            self.deps.topics.lost();
             peers.forget();
             self.deps.gateway.tenants.share(match self.config.on_loss {
                 OnLoss::Open => Sharing::Alone,
@@ -160,11 +175,17 @@ impl Service {
         let broker = self.config.url.to_string();
         tracing::info!(broker, cluster = %self.config.name, "cluster: connected; decisions are shared");
         (*is_logged, *backoff) = (false, FIRST_BACKOFF);
+        self.deps.gateway.pins.others_known(true);
+        let mut pins = self.pins.lock().await;
         // Every arm is cancel-safe: each ends the connection.
         tokio::select! {
             error = self.publish(&link) => error,
             error = self.share_budgets(&link) => error,
             error = self.take_in(&mut messages, peers) => error,
+            error = pins.run(link.connection.clone()) => error,
+            error = self.journal.run(&self.deps.fleet, self.deps.clock, link.connection.clone()) => error,
+            error = speeds::run(&self.config.name, &self.deps.fleet, self.deps.clock, link.connection.clone()) => error,
+            error = self.deps.topics.run(&self.config.name, &self.field, self.deps.clock, link.connection.clone()) => error,
         }
     }
 
@@ -175,11 +196,16 @@ impl Service {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut batch, mut last) = (Vec::with_capacity(MAX_BATCH), Stamp::default());
         let mut dropped = self.outbox.dropped();
-        loop {
+        let mut standings = Standings::default();
+        for tick in 0u32.. {
             ticks.tick().await;
+            if tick.is_multiple_of(RENEW_EVERY) {
+                standings.renew(&self.deps.fleet.pools());
+            }
             let (now, lost) = (self.deps.clock.now(), self.outbox.dropped());
             self.count(Dropped::QueueFull, lost - dropped);
             dropped = lost;
+            standings.news(now).for_each(|notice| self.outbox.publish(notice));
             loop {
                 let count = self.fill(&mut batch, now);
                 let is_due = count > 0 || last == Stamp::default() || now.since(last) >= HEARTBEAT;
@@ -198,6 +224,7 @@ impl Service {
                 }
             }
         }
+        LinkError::Closed
     }
 
     /// Makes the next batch of what waits; returns how many notices are in it.
@@ -209,6 +236,7 @@ impl Service {
             && let Ok(notice) = notices.try_recv()
         {
             wire::push(&notice, now, batch);
+            self.journal.note(&notice, now);
             count += 1;
         }
         count
@@ -276,9 +304,11 @@ impl Service {
 
     fn fold(&self, message: &[u8], places: &Places, peers: &mut Peers, now: Stamp) {
         let follow = |placed: &_, at| places.follow(placed, at);
-        let folded = peers.fold(message, now, follow, |warning| tracing::warn!("cluster: {warning}"));
+        let doubt = |left: &_| places.doubt(left, now);
+        let folded = peers.fold(message, now, follow, doubt, |warning| tracing::warn!("cluster: {warning}"));
         self.notices_total("received", folded.taken);
         self.count(Dropped::UnknownReplica, folded.unknown);
+        self.count(Dropped::UnknownKind, folded.skipped);
         self.count(Dropped::Unreadable, folded.unreadable);
         self.count(Dropped::Lost, folded.lost);
         let (sequence, at) = *self.sent.lock();
@@ -319,6 +349,8 @@ fn fingerprint(seed: &Secret) -> u32 {
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// After as many the others' use of idle ones is read: once a second.
 const LOOKS: u32 = 50;
+/// Flushes between two looks at which replicas there are: half a second.
+const RENEW_EVERY: u32 = 25;
 /// Notices that wait for the next batch: 1.5 MB, allocated once.
 const MAX_QUEUED: usize = 16_384;
 /// Bytes of a batch; more than fit are in the next one.

@@ -2,17 +2,20 @@
 //!
 //! ```text
 //! batch       "TW" version:u8 sender:u64 sequence:u32 seed:u32, then events
-//! placed      1 id:u32 age:u16 place tail held fork:u64 prompt uncached:u32 added tpot:u16 flags:u8   53 bytes
-//! first token 2 id:u32 age:u16                                                                        7 bytes
-//! ended       3 id:u32 age:u16 flags:u8 prompt cached:u32                                             16 bytes
+//! event       kind:u8 size:u8 id:u32 age:u16, then by kind:
+//! placed      1 place tail held fork:u64 prompt uncached:u32 added tpot:u16 flags:u8   54 bytes in all
+//! first token 2                                                                        8 bytes
+//! ended       3 flags:u8 prompt cached:u32                                             17 bytes
+//! left        4 place:u64 flags:u8                                                     17 bytes
 //! ```
 //!
-//! Little-endian; ages and bounds are tenths of a millisecond, so that clocks need not agree.
+//! Little-endian; ages and bounds are tenths of a millisecond, so that clocks need not agree. `size` counts what follows it: a
+//! kind, or a field at the end of one, that only newer gateways know is skipped.
 
 use std::time::Duration;
 
 use crate::clock::Stamp;
-use crate::routing::notice::{Event, Notice, Placed, Prefix, Usage};
+use crate::routing::notice::{Event, Left, Notice, Placed, Prefix, Usage};
 use crate::units::Tokens;
 
 /// Who sends a batch.
@@ -56,8 +59,11 @@ pub(super) fn push(notice: &Notice, now: Stamp, batch: &mut Vec<u8>) {
         Event::Placed(_) => PLACED,
         Event::FirstToken => FIRST_TOKEN,
         Event::Ended(_) => ENDED,
+        Event::Left(_) => LEFT,
     };
     batch.push(kind);
+    let size_at = batch.len();
+    batch.push(0);
     batch.extend_from_slice(&notice.id.to_le_bytes());
     batch.extend_from_slice(&tenths(now.since(notice.at)).to_le_bytes());
     match &notice.event {
@@ -79,6 +85,14 @@ pub(super) fn push(notice: &Notice, now: Stamp, batch: &mut Vec<u8>) {
             batch.extend_from_slice(&short(usage.prompt.unwrap_or_default()).to_le_bytes());
             batch.extend_from_slice(&short(usage.cached.unwrap_or_default()).to_le_bytes());
         }
+        Event::Left(left) => {
+            batch.extend_from_slice(&left.place.to_le_bytes());
+            batch.push(flag(left.is_failing, IS_FAILING));
+        }
+    }
+    let size = batch.len() - size_at - 1;
+    if let Some(byte) = batch.get_mut(size_at) {
+        *byte = u8::try_from(size).unwrap_or(u8::MAX);
     }
 }
 
@@ -86,6 +100,8 @@ pub(super) fn push(notice: &Notice, now: Stamp, batch: &mut Vec<u8>) {
 #[derive(Debug)]
 pub(super) struct Batch<'b> {
     pub(super) head: Head,
+    /// Events so far of kinds that only newer gateways know.
+    pub(super) skipped: u64,
     rest: &'b [u8],
     now: Stamp,
 }
@@ -107,7 +123,7 @@ pub(super) fn open(bytes: &[u8], now: Stamp) -> Result<Batch<'_>, Unreadable> {
             seed: u32::from_le_bytes(take(&mut rest)?),
         })
     })();
-    Ok(Batch { head: head.ok_or(Unreadable::Damaged)?, rest, now })
+    Ok(Batch { head: head.ok_or(Unreadable::Damaged)?, skipped: 0, rest, now })
 }
 
 impl Batch<'_> {
@@ -116,19 +132,28 @@ impl Batch<'_> {
     /// # Errors
     /// [`Unreadable::Damaged`]; the batch ends there.
     pub(super) fn next(&mut self) -> Result<Option<Notice>, Unreadable> {
-        if self.rest.is_empty() {
-            return Ok(None);
+        while !self.rest.is_empty() {
+            match self.read() {
+                Some(Some(notice)) => return Ok(Some(notice)),
+                Some(None) => self.skipped += 1,
+                None => {
+                    self.rest = &[];
+                    return Err(Unreadable::Damaged);
+                }
+            }
         }
-        let notice = self.read();
-        if notice.is_none() {
-            self.rest = &[];
-        }
-        notice.map(Some).ok_or(Unreadable::Damaged)
+        Ok(None)
     }
 
-    fn read(&mut self) -> Option<Notice> {
-        let rest = &mut self.rest;
-        let [kind] = take(rest)?;
+    /// `None` where it is damaged, `Some(None)` where it is of an unknown kind.
+    fn read(&mut self) -> Option<Option<Notice>> {
+        let [kind, size] = take(&mut self.rest)?;
+        let (mut event, after) = self.rest.split_at_checked(size.into())?;
+        self.rest = after;
+        let rest = &mut event;
+        if !(PLACED..=LEFT).contains(&kind) {
+            return Some(None);
+        }
         let id = u32::from_le_bytes(take(rest)?);
         let age = TENTH * u32::from(u16::from_le_bytes(take(rest)?));
         let at = Stamp::from_nanos(self.now.as_nanos().saturating_sub(age.as_nanos() as u64));
@@ -143,9 +168,14 @@ impl Batch<'_> {
                     cached: (flags & HAS_CACHED != 0).then_some(cached),
                 })
             }
-            _ => return None,
+            LEFT => {
+                let place = u64::from_le_bytes(take(rest)?);
+                let [flags] = take(rest)?;
+                Event::Left(Left { place, is_failing: flags & IS_FAILING != 0 })
+            }
+            _ => return Some(None),
         };
-        Some(Notice { id, at, event })
+        Some(Some(Notice { id, at, event }))
     }
 }
 
@@ -193,14 +223,16 @@ fn short(tokens: Tokens) -> u32 {
 #[cfg(test)]
 const MAX_EVENT: usize = 64;
 const MAGIC: &[u8] = b"TW";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const PLACED: u8 = 1;
 const FIRST_TOKEN: u8 = 2;
 const ENDED: u8 = 3;
+const LEFT: u8 = 4;
 const IS_STREAM: u8 = 1;
 const IS_ELSEWHERE: u8 = 2;
 const HAS_PROMPT: u8 = 1;
 const HAS_CACHED: u8 = 2;
+const IS_FAILING: u8 = 1;
 const TENTH: Duration = Duration::from_micros(100);
 
 #[cfg(test)]
@@ -224,7 +256,8 @@ mod tests {
             is_elsewhere: false,
         };
         let usage = Usage { prompt: Some(Tokens(6000)), cached: None };
-        let events = [Event::Placed(placed), Event::FirstToken, Event::Ended(usage)];
+        let left = Left { place: 5, is_failing: true };
+        let events = [Event::Placed(placed), Event::FirstToken, Event::Ended(usage), Event::Left(left)];
         events.into_iter().map(|event| Notice { id: 70_000, at: at(9), event }).collect()
     }
 
@@ -259,10 +292,32 @@ mod tests {
             (&b""[..], Unreadable::Foreign),
             (b"{\"job\":1}", Unreadable::Foreign),
             (&batch, Unreadable::Version(9)),
-            (b"TW\x01short", Unreadable::Damaged),
+            (b"TW\x02short", Unreadable::Damaged),
         ] {
             assert_eq!(read(bytes), Err(fault));
         }
+    }
+
+    #[test]
+    fn kinds_and_fields_of_a_newer_gateway_are_skipped() {
+        let mut batch = Vec::new();
+        begin(&HEAD, &mut batch);
+        let head = batch.len();
+        push(&some()[0], at(10), &mut batch);
+        batch.extend_from_slice(&[200, 3, 1, 2, 3, 201, 0]);
+        let longer = batch.len();
+        push(&some()[2], at(10), &mut batch);
+        batch[longer + 1] += 2;
+        batch.extend_from_slice(&[7, 7]);
+        push(&some()[1], at(10), &mut batch);
+        assert_eq!(read(&batch).unwrap(), [some()[0], some()[2], some()[1]]);
+        let mut seen = open(&batch, at(10)).unwrap();
+        while seen.next().unwrap().is_some() {}
+        assert_eq!(seen.skipped, 2);
+        // A known kind that is too short is no newer one.
+        batch.truncate(head);
+        batch.extend_from_slice(&[1, 3, 1, 2, 3]);
+        assert_eq!(read(&batch), Err(Unreadable::Damaged));
     }
 
     proptest! {

@@ -26,6 +26,7 @@ mod prove;
 pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
+pub(crate) mod speeds;
 pub mod status;
 pub(crate) mod stream_defaults;
 mod warmup;

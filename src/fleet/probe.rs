@@ -192,6 +192,7 @@ impl Prober {
         match result {
             ProbeResult::Answered(kind) => {
                 replica.health.vitals.cleared();
+                replica.health.answers.believe();
                 let reason = match kind {
                     ProbeKind::Health => "unproven: only /health answered",
                     _ if replica.health.is_due_for_trial() => "answered; on trial after failed requests",

@@ -191,6 +191,17 @@ impl Replica {
         self.apply(Event::Sick, reason);
     }
 
+    /// Another gateway left it, which may be the fault of the way from there: its prober asks it at once, and until it has
+    /// answered, or `within` is over twice, others are preferred. Requests that failed elsewhere count, but never eject it alone.
+    pub(crate) fn doubt(&self, is_failing: bool, within: Duration, now: Stamp) {
+        if !self.is_ready() || self.health.answers.is_doubted(now) {
+            return;
+        }
+        self.health.answers.doubt(is_failing, now.after(within * 2), now);
+        self.member().publish(now);
+        self.health.vitals.check_now.notify_one();
+    }
+
     /// Its engine answered a request with an error of its own: logged, but once in ten seconds.
     pub fn note_error(&self, words: &str, now: Stamp) {
         let before = Stamp::from_nanos(self.own.said_at.load(Ordering::Relaxed));
@@ -226,6 +237,21 @@ impl Replica {
     /// Whether its engine lists the model.
     pub fn lists(&self, model: &str) -> bool {
         self.engine.lists(model)
+    }
+
+    /// Whether its metrics page was read.
+    pub(crate) fn is_scraped(&self) -> bool {
+        self.engine.scraped.load().is_some()
+    }
+
+    /// Whether its process is older than this time since 1970, as far as its page shows; false before it was read.
+    pub(crate) fn has_run_since(&self, at: Duration) -> bool {
+        self.is_scraped() && self.process_start().is_none_or(|start| start <= at.as_secs_f64())
+    }
+
+    /// When its process started, seconds since 1970, where its page has that.
+    pub(super) fn process_start(&self) -> Option<f64> {
+        self.engine.scraped.load().as_ref()?.process_start
     }
 
     /// Status for metrics and the admin API.

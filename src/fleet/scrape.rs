@@ -251,7 +251,7 @@ impl ScrapedCounters {
 }
 
 /// Seconds by which two readings of one process' start may differ.
-const START_TOLERANCE: f64 = 0.5;
+pub(super) const START_TOLERANCE: f64 = 0.5;
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Engines close connections that are idle for 5 s.
 const MAX_KEPT: Duration = Duration::from_secs(4);

@@ -83,6 +83,10 @@ pub async fn prepare(
         is_preflight,
         held,
     };
+    if dialect == Dialect::StoredResponse {
+        // Seldom: boxed, so that other requests are no larger for it.
+        Box::pin(stored::fetch_path(gateway, &tenant, parts.uri.path())).await;
+    }
     let bytes = request.held.bytes.len();
     let work = move || {
         let mut seen = Understood::default();
@@ -98,6 +102,10 @@ pub async fn prepare(
     }
     result?;
     let mut prepared = seen.classified.ok_or(Failure::Internal)?.note(record);
+    if let Some(id) = seen.previous {
+        let fetching = Box::pin(stored::fetch_previous(gateway, &tenant, &prepared.route, &id));
+        prepared.pinned = Some(fetching.await?);
+    }
     prepared.share = share_of(&tenant);
     prepared.read = read;
     if is_preflight {
@@ -129,6 +137,8 @@ struct Understood {
     /// The body's own `request_id`.
     request_id: Option<Arc<str>>,
     classified: Option<Classified>,
+    /// `previous_response_id` that this gateway does not know.
+    previous: Option<Box<str>>,
 }
 
 impl ReadRequest {
@@ -187,7 +197,9 @@ impl ReadRequest {
         let mut classified = classify(&table, route, dialect, &fields, model, &held.bytes, client);
         let prepared = &mut classified.prepared;
         prepared.pinned = match fields.previous_response_id.as_deref() {
-            Some(id) => Some(stored::previous(&gateway, &tenant, route, id)?),
+            Some(id) => stored::previous(&gateway, &tenant, route, id)
+                .inspect_err(|_| seen.previous = Some(id.into()))
+                .ok(),
             None => stored,
         };
         drop(fields);
@@ -196,6 +208,7 @@ impl ReadRequest {
             let to = table.routes.get(degrade.to);
             // A stored response exists on its own replica only.
             prepared.pinned.is_none()
+                && seen.previous.is_none()
                 && dialect.body_form() == BodyForm::Json
                 && to.is_some_and(|to| tenant.may_use(&to.config.name))
         });

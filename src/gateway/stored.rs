@@ -33,11 +33,34 @@ pub(super) fn of_path<'t>(
     table: &'t RoutingTable,
     path: &str,
 ) -> Result<(&'t Arc<RouteState>, Arc<Replica>), Failure> {
-    let id = path.split('/').nth(3).unwrap_or_default();
+    let id = id_of(path);
     let url = gateway.pins.replica_of(tenant.name(), id);
     let visible = table.routes.iter().filter(|route| route.is_visible_to(tenant));
     url.and_then(|url| visible.into_iter().find_map(|route| Some((route, ready_replica(route, &url)?))))
         .ok_or_else(|| Failure::ResponseNotFound { id: shortened(id) })
+}
+
+/// Asks the other gateways for the response that a path names, where it is not known here.
+pub(super) async fn fetch_path(gateway: &Gateway, tenant: &TenantRef, path: &str) {
+    gateway.pins.fetch(tenant.name(), id_of(path)).await;
+}
+
+/// The same for `previous_response_id`, once the request is understood.
+///
+/// # Errors
+/// As for [`previous`].
+pub(super) async fn fetch_previous(
+    gateway: &Gateway,
+    tenant: &TenantRef,
+    route: &RouteState,
+    id: &str,
+) -> Result<Arc<Replica>, Failure> {
+    gateway.pins.fetch(tenant.name(), id).await;
+    previous(gateway, tenant, route, id)
+}
+
+fn id_of(path: &str) -> &str {
+    path.split('/').nth(3).unwrap_or_default()
 }
 
 fn ready_replica(route: &RouteState, url: &str) -> Option<Arc<Replica>> {

@@ -1,35 +1,62 @@
 //! Which replica made which stored response, and for whom: its id means nothing anywhere else and to nobody else.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
 
 /// A bounded map of response ids to the tenants that own them and the replicas that hold them. When it is full, a tenant with more
 /// than an equal share loses its own oldest.
 #[derive(Debug, Default)]
-pub struct ResponsePins(Mutex<Pins>);
+pub struct ResponsePins {
+    pins: Mutex<Pins>,
+    /// To who knows what other gateways made.
+    others: OnceLock<mpsc::Sender<PinAsked>>,
+    are_others_known: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct Pins {
     made: HashMap<Arc<str>, Pin>,
     /// Ids by tenant, the oldest first.
     order: HashMap<Arc<str>, VecDeque<Arc<str>>>,
+    /// Ids that other gateways have not been given yet; `None` where there are none.
+    unshared: Option<VecDeque<Arc<str>>>,
 }
 
+/// Which replica made a response, and for whom.
+#[derive(Clone, Debug)]
+pub struct Pin {
+    /// Who owns it.
+    pub tenant: Arc<str>,
+    /// Where it is.
+    pub replica_url: Arc<str>,
+}
+
+/// A response of a tenant that this gateway does not know.
 #[derive(Debug)]
-struct Pin {
-    tenant: Arc<str>,
-    replica_url: Arc<str>,
+pub struct PinAsked {
+    /// The tenant.
+    pub tenant: Arc<str>,
+    /// Id of the response.
+    pub response: Box<str>,
+    /// The URL of the replica that made it.
+    pub answer: oneshot::Sender<Option<Arc<str>>>,
 }
 
 impl ResponsePins {
     /// Remembers who made a response for a tenant. An id that another tenant holds stays that tenant's.
     pub fn remember(&self, tenant: &Arc<str>, response: &str, replica_url: &Arc<str>) {
-        let mut pins = self.0.lock();
-        if let Some(known) = pins.made.get_mut(response) {
-            if known.tenant == *tenant {
+        let pins = &mut *self.pins.lock();
+        if let Some((id, _)) = pins.made.get_key_value(response) {
+            let id = Arc::clone(id);
+            let Some(known) = pins.made.get_mut(response) else { return };
+            if known.tenant == *tenant && known.replica_url != *replica_url {
                 known.replica_url = Arc::clone(replica_url);
+                pins.unshared(id);
             }
             return;
         }
@@ -39,19 +66,72 @@ impl ResponsePins {
         let id: Arc<str> = response.into();
         let pin = Pin { tenant: Arc::clone(tenant), replica_url: Arc::clone(replica_url) };
         pins.made.insert(Arc::clone(&id), pin);
+        pins.unshared(Arc::clone(&id));
         pins.order.entry(Arc::clone(tenant)).or_default().push_back(id);
+    }
+
+    /// From now on other gateways are to know them, and are asked for what is not known here while [`Self::others_known`].
+    pub fn share(&self) -> mpsc::Receiver<PinAsked> {
+        let (sender, asked) = mpsc::channel(MAX_ASKED);
+        // There is one cluster at most.
+        let _ = self.others.set(sender);
+        self.share_all();
+        asked
+    }
+
+    /// Whether what other gateways made can be asked for. Where it can again, whoever kept it may have lost it.
+    pub fn others_known(&self, are_known: bool) {
+        if !self.are_others_known.swap(are_known, Ordering::Relaxed) && are_known {
+            self.share_all();
+        }
+    }
+
+    fn share_all(&self) {
+        let pins = &mut *self.pins.lock();
+        pins.unshared = Some(pins.made.keys().cloned().collect());
+    }
+
+    /// Takes at most `most` that other gateways have not been given yet.
+    #[must_use]
+    pub fn take_unshared(&self, most: usize) -> Vec<(Arc<str>, Pin)> {
+        let pins = &mut *self.pins.lock();
+        let Some(unshared) = &mut pins.unshared else { return Vec::new() };
+        let ids = unshared.drain(..most.min(unshared.len()));
+        ids.filter_map(|id| Some((Arc::clone(&id), pins.made.get(&id)?.clone()))).collect()
+    }
+
+    /// Learns from the other gateways which replica made a response that is not known here: a request that would be refused waits
+    /// for that, at most [`PATIENCE`].
+    pub async fn fetch(&self, tenant: &Arc<str>, response: &str) {
+        if self.replica_of(tenant, response).is_some() || !self.are_others_known.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(others) = self.others.get() else { return };
+        let (answer, answered) = oneshot::channel();
+        let asked = PinAsked { tenant: Arc::clone(tenant), response: response.into(), answer };
+        if others.try_send(asked).is_ok()
+            && let Ok(Ok(Some(url))) = tokio::time::timeout(PATIENCE, answered).await
+        {
+            self.remember(tenant, response, &url);
+        }
     }
 
     /// The URL of the replica that made a response of this tenant.
     #[must_use]
     pub fn replica_of(&self, tenant: &str, response: &str) -> Option<Arc<str>> {
-        let pins = self.0.lock();
+        let pins = self.pins.lock();
         let pin = pins.made.get(response).filter(|pin| *pin.tenant == *tenant)?;
         Some(Arc::clone(&pin.replica_url))
     }
 }
 
 impl Pins {
+    fn unshared(&mut self, id: Arc<str>) {
+        if let Some(unshared) = self.unshared.as_mut().filter(|unshared| unshared.len() < 2 * MAX_PINS) {
+            unshared.push_back(id);
+        }
+    }
+
     /// Forgets the oldest response of this tenant if it has its share, else of the tenant with the most.
     fn make_room(&mut self, tenant: &Arc<str>) {
         let share = MAX_PINS / self.order.len().max(1);
@@ -73,6 +153,10 @@ impl Pins {
 }
 
 const MAX_PINS: usize = 100_000;
+/// Questions that wait.
+const MAX_ASKED: usize = 256;
+/// For another gateway's answer.
+const PATIENCE: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {

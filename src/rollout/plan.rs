@@ -63,6 +63,12 @@ pub struct Plan {
     pub reason: String,
     /// A breach took its traffic, and it may come back.
     pub is_off: bool,
+    /// How often an operator changed it.
+    #[serde(default)]
+    pub acts: u64,
+    /// Answers in this step at other gateways.
+    #[serde(skip)]
+    pub answers_elsewhere: u64,
 }
 
 impl Plan {
@@ -118,7 +124,8 @@ impl Plan {
         if self.soaked < soak.as_secs_f64() {
             return false;
         }
-        let few = (self.answers < answers).then(|| format!("{} of {answers} answers", self.answers));
+        let all = self.answers + self.answers_elsewhere;
+        let few = (all < answers).then(|| format!("{all} of {answers} answers"));
         if let Some(missing) = few.as_deref().or(missing) {
             if self.soaked >= MAX_SOAKS * soak.as_secs_f64() {
                 // Resumed, it has the other soaks again.
@@ -128,7 +135,7 @@ impl Plan {
             }
             return false;
         }
-        (self.soaked, self.answers) = (0.0, 0);
+        (self.soaked, self.answers, self.answers_elsewhere) = (0.0, 0, 0);
         self.is_past_shadow = true;
         self.step += usize::from(shadow.is_none());
         if self.step >= canary.steps.len() {
@@ -184,6 +191,12 @@ impl Plan {
     /// Where the state does not allow it.
     pub fn act(&mut self, action: Action) -> Result<bool, String> {
         let from = self.state;
+        let forgets = self.act_from(from, action)?;
+        self.acts += u64::from(self.state != from);
+        Ok(forgets)
+    }
+
+    fn act_from(&mut self, from: RolloutState, action: Action) -> Result<bool, String> {
         let refused = |what: &str| Err(format!("a canary that is {} cannot be {what}", from.as_str()));
         match (action, from) {
             (Action::Promote, RolloutState::Promoted) | (Action::Rollback, RolloutState::RolledBack) => {}
@@ -200,6 +213,34 @@ impl Plan {
             (Action::Resume, _) => return refused("resumed"),
         }
         Ok(false)
+    }
+
+    /// Which of two gateways' plans holds, the higher one: an operator's word before none, caution before progress.
+    #[must_use]
+    pub fn rank(&self) -> (u64, u8, usize) {
+        let caution = match self.state {
+            RolloutState::RolledBack => 3,
+            RolloutState::Paused if self.is_off => 2,
+            RolloutState::Paused => 1,
+            RolloutState::Running | RolloutState::Promoted => 0,
+        };
+        let progress = match self.state {
+            RolloutState::Promoted => usize::MAX,
+            _ => 2 * self.step + usize::from(self.is_past_shadow),
+        };
+        (self.acts, caution, progress)
+    }
+
+    /// Takes over another gateway's plan of the same revision where that one holds; returns whether it does.
+    pub fn follow(&mut self, other: &Self) -> bool {
+        if other.rank() > self.rank() {
+            *self = Self { answers: 0, answers_elsewhere: 0, ..other.clone() };
+            return true;
+        }
+        if other.rank() == self.rank() {
+            self.soaked = self.soaked.max(other.soaked);
+        }
+        false
     }
 
     fn enter(&mut self, state: RolloutState, reason: &str) {
@@ -233,6 +274,30 @@ mod tests {
         assert_eq!((plan.state, plan.share(&canary)), (RolloutState::Promoted, 10_000));
         plan.breach(&canary, "late");
         assert_eq!(plan.state, RolloutState::Promoted, "what is over is over");
+    }
+
+    #[test]
+    fn of_two_gateways_the_more_cautious_plan_holds_and_an_operator_decides() {
+        let canary = canary("");
+        let begun = Plan { is_past_shadow: true, ..Plan::new(&canary) };
+        let (mut one, mut other) =
+            (begun.clone(), Plan { step: 1, soaked: 30.0, answers: 7, ..begun.clone() });
+        assert!(one.follow(&other) && !other.follow(&begun), "the later step");
+        assert_eq!((one.step, one.soaked, one.answers), (1, 30.0, 0));
+        other.breach(&canary, "ttft_p99");
+        assert!(one.follow(&other));
+        assert_eq!((one.state, &*one.reason), (RolloutState::RolledBack, "ttft_p99"));
+        let promoted = Plan { state: RolloutState::Promoted, ..begun.clone() };
+        assert!(!one.follow(&promoted), "a breach holds against what was promoted meanwhile");
+        let mut late = promoted;
+        assert!(late.follow(&one));
+        assert!(late.act(Action::Promote).is_ok() && one.follow(&late) && !late.follow(&other));
+        assert_eq!((one.state, one.acts), (RolloutState::Promoted, 1));
+        let mut soaking = begun.clone();
+        assert!(!soaking.follow(&Plan { soaked: 9.0, answers: 9, ..begun }), "the same step");
+        assert_eq!((soaking.soaked, soaking.answers), (9.0, 0));
+        let saved: Plan = serde_json::from_str(&serde_json::to_string(&late).unwrap()).unwrap();
+        assert_eq!(saved, late);
     }
 
     #[test]

@@ -24,11 +24,10 @@ impl Dispatcher {
     /// Another gateway sent a request to `target`.
     #[must_use]
     pub fn follow(self: &Arc<Self>, target: &Target, placed: &Placed, at: Stamp) -> Followed {
+        self.remember(target, placed, at);
         let prompt = Tokens(placed.prompt.0.min(MAX_TOKENS));
         let uncached = placed.uncached.min(prompt);
         let hit = prompt.saturating_sub(uncached);
-        self.index.note_longest(&[placed.prefix.fork][usize::from(placed.prefix.fork == 0)..], at);
-        self.index.insert_end(target.slot, &placed.prefix);
         let work = if placed.is_elsewhere { Work::default() } else { Work::of(uncached, hit) };
         let placement = Placement {
             at,
@@ -43,6 +42,12 @@ impl Dispatcher {
         let load = LoadGuard::reserve(&target.load, placement);
         let (dispatcher, is_elsewhere) = (Arc::clone(self), placed.is_elsewhere);
         Followed { dispatcher, slot: target.slot, prompt, hit, is_elsewhere, load }
+    }
+
+    /// A prompt is cached at `target`, whoever sent it.
+    pub fn remember(&self, target: &Target, placed: &Placed, at: Stamp) {
+        self.index.note_longest(&[placed.prefix.fork][usize::from(placed.prefix.fork == 0)..], at);
+        self.index.insert_end(target.slot, &placed.prefix);
     }
 }
 

@@ -53,7 +53,7 @@ pub use self::load::{
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::{CanaryShare, CanaryShares, PoolWheel};
 pub use self::predictor::{
-    Calibration, Estimate, Links, Pair, PoolModel, PoolView, Terms, Transfers, Typical,
+    Calibration, Estimate, Links, Pair, PoolModel, PoolView, SavedPool, SavedSpeed, Terms, Transfers, Typical,
 };
 pub use self::prefix_index::PrefixIndex;
 pub use self::prompt::Prompt;

@@ -13,10 +13,10 @@ use super::{Placement, Prompt};
 use crate::clock::Stamp;
 use crate::units::Tokens;
 
-/// What happened to one request.
+/// What happened to one request, or to a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Notice {
-    /// Number of its decision, unique among those in flight at its gateway.
+    /// Number of its decision, unique among those in flight at its gateway; 0 of a replica.
     pub id: u32,
     /// When.
     pub at: Stamp,
@@ -24,7 +24,7 @@ pub struct Notice {
     pub event: Event,
 }
 
-/// One step of a request's life at a replica.
+/// One step of a request's life at a replica, or the end of a replica's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
     /// It was sent to a replica.
@@ -33,6 +33,17 @@ pub enum Event {
     FirstToken,
     /// It ended, and the answer reported this.
     Ended(Usage),
+    /// The gateway sends no more requests to a replica.
+    Left(Left),
+}
+
+/// A replica that a gateway ejected, or found unreachable.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Left {
+    /// [`place`] of the replica.
+    pub place: u64,
+    /// Requests failed there; else a connect or a probe did.
+    pub is_failing: bool,
 }
 
 /// A decision, as far as others need it.
@@ -133,7 +144,8 @@ impl Outbox {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    fn send(&self, notice: Notice) {
+    /// Puts a notice into the queue, where there is room.
+    pub fn publish(&self, notice: Notice) {
         if self.notices.try_send(notice).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -153,18 +165,18 @@ pub(super) struct Announced {
 impl Announced {
     pub(super) fn placed(outbox: &Arc<Outbox>, placed: Placed, at: Stamp) -> Self {
         let id = outbox.next.fetch_add(1, Ordering::Relaxed);
-        outbox.send(Notice { id, at, event: Event::Placed(placed) });
+        outbox.publish(Notice { id, at, event: Event::Placed(placed) });
         Self { outbox: Arc::clone(outbox), id, at, usage: Usage::default() }
     }
 
     pub(super) fn first_token(&mut self, at: Stamp) {
         self.at = at;
-        self.outbox.send(Notice { id: self.id, at, event: Event::FirstToken });
+        self.outbox.publish(Notice { id: self.id, at, event: Event::FirstToken });
     }
 }
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        self.outbox.send(Notice { id: self.id, at: self.at, event: Event::Ended(self.usage) });
+        self.outbox.publish(Notice { id: self.id, at: self.at, event: Event::Ended(self.usage) });
     }
 }

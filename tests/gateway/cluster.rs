@@ -1,5 +1,11 @@
 //! Two gateways before the same replicas, with a real Redis between them.
 
+mod check;
+mod health;
+mod speeds;
+mod stored;
+mod warm;
+
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -178,12 +184,20 @@ async fn messages_of_others_and_of_other_versions_are_counted_and_change_nothing
     let (redis, replicas) = (Redis::start().await, replicas().await);
     let gateways = pair(&redis, &replicas, PolicyName::Latency).await;
     // Another application's, another version's, one of a gateway that ends in the middle, and a place that nobody has.
-    for message in ["{job:1}", r#""TW\x09aaaaaaaabbbbcccc""#, r#""TW\x01aaaaaaaabbbbcccc\x01short""#] {
+    for message in ["{job:1}", r#""TW\x09aaaaaaaabbbbcccc""#, r#""TW\x02aaaaaaaabbbbcccc\x01\x20short""#] {
         assert!(redis.ask(&format!("PUBLISH tokenway:notices {message}")).await.unwrap().starts_with(":2"));
     }
     let are_counted =
         || gateways.iter().all(|one| sum(one, "tokenway_cluster_notices_dropped_total", "unreadable") == 3.0);
     until("they are counted", are_counted).await;
+    // Two notices of kinds that only a newer gateway knows.
+    let newer = r#""TW\x02aaaaaaaabbbbcccc\xc8\x02xx\xc9\x00""#;
+    assert!(redis.ask(&format!("PUBLISH tokenway:notices {newer}")).await.unwrap().starts_with(":2"));
+    let are_counted = || {
+        let skipped = |one| sum(one, "tokenway_cluster_notices_dropped_total", "unknown_kind");
+        gateways.iter().all(|one| skipped(one) == 2.0)
+    };
+    until("those of a newer gateway are counted", are_counted).await;
     let prompt = "lorem ipsum ".repeat(600);
     let home = replica_of(&gateways[0].post(PATH, &body(&prompt)).await);
     in_step(&gateways).await;

@@ -5,9 +5,15 @@
 mod autoscale;
 mod documents;
 mod keys;
+mod one_verdict;
+#[path = "../support/redis.rs"]
+#[allow(dead_code, unreachable_pub, reason = "a part of it is used")]
+mod redis;
 mod replay;
 mod rollouts;
 mod serve;
 #[path = "../serve_support/mod.rs"]
 mod serve_support;
 mod tenants;
+
+use self::one_verdict::soon;

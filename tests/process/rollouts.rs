@@ -166,11 +166,11 @@ impl Clients {
     }
 }
 
-fn file(folder: &Path, old: &Fleet, new: &Fleet, canary: &str) -> std::path::PathBuf {
+pub(super) fn file(folder: &Path, old: &Fleet, new: &Fleet, canary: &str) -> std::path::PathBuf {
     file_of(folder, old, &new.toml(), canary)
 }
 
-fn file_of(folder: &Path, old: &Fleet, new: &str, canary: &str) -> std::path::PathBuf {
+pub(super) fn file_of(folder: &Path, old: &Fleet, new: &str, canary: &str) -> std::path::PathBuf {
     let file = folder.join("gateway.toml");
     let text = format!(
         "[[pool]]\nname = \"old\"\nreplicas = {}\n[[pool]]\nname = \"new\"\nrevision = \"r2\"\n\
@@ -185,7 +185,7 @@ fn file_of(folder: &Path, old: &Fleet, new: &str, canary: &str) -> std::path::Pa
 
 /// What a bad revision does with the requests of clients; it lists its model and answers probes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fault {
+pub(super) enum Fault {
     Hangs,
     /// Of three requests it answers two.
     HangsAtTimes,
@@ -201,7 +201,7 @@ enum Fault {
 static ASKED: AtomicU64 = AtomicU64::new(0);
 
 /// A replica with a fault, for as long as the test runs.
-fn faulty(fault: Fault) -> String {
+pub(super) fn faulty(fault: Fault) -> String {
     faulty_as(fault, "sim")
 }
 
@@ -354,13 +354,13 @@ fn a_reload_with_fewer_steps_keeps_the_last_and_a_verdict_outlasts_its_section()
     stop_gateway(gateway);
 }
 
-fn canary(gateway: &Gateway) -> Json {
+pub(super) fn canary(gateway: &Gateway) -> Json {
     let listed: Json = serde_json::from_str(&get(&gateway.admin, "/api/canaries").body).unwrap();
     listed["canaries"][0].clone()
 }
 
 /// Waits for longer than other tests of the binary do: evidence takes its time.
-fn wait_for(what: &str, gateway: &Gateway, holds: impl Fn(&Json) -> bool) -> Json {
+pub(super) fn wait_for(what: &str, gateway: &Gateway, holds: impl Fn(&Json) -> bool) -> Json {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         let now = canary(gateway);
@@ -372,7 +372,7 @@ fn wait_for(what: &str, gateway: &Gateway, holds: impl Fn(&Json) -> bool) -> Jso
     }
 }
 
-fn act(gateway: &Gateway, action: &str) -> (u16, String) {
+pub(super) fn act(gateway: &Gateway, action: &str) -> (u16, String) {
     let path = format!("/api/canaries/chat/{action}");
     let answer =
         exchange(connect(&gateway.admin).unwrap(), &request("POST", &path, "x-tokenway-admin: 1\r\n", ""));
@@ -416,7 +416,7 @@ fn the_turns_of_a_conversation_stay_on_one_revision_without_a_session_id() {
     stop_gateway(gateway);
 }
 
-fn stop_gateway(mut gateway: Gateway) {
+pub(super) fn stop_gateway(mut gateway: Gateway) {
     gateway.process.signal("INT");
     assert_eq!(gateway.process.exit_code(), 0);
 }

@@ -1,7 +1,8 @@
 //! `tokenway check FILE`: everything that is wrong with a file, or a summary of what it says.
 //!
-//! Faults end with exit code 1; warnings do not, unless they are denied. `--online` also asks every listed replica.
+//! Faults end with exit code 1; warnings do not, unless they are denied. `--online` also asks every listed replica, and the broker.
 
+mod broker;
 mod online;
 mod show;
 
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
+use self::broker::BrokerAnswer;
 use self::online::Answer;
 use self::show::Severity;
 use super::style::{Paint, Style};
@@ -26,10 +28,10 @@ pub struct CheckArgs {
     /// Configuration file
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Write one JSON object to stdout: ok, errors, warnings, summary, replicas
+    /// Write one JSON object to stdout: ok, errors, warnings, summary, replicas, broker
     #[arg(long)]
     json: bool,
-    /// Also ask every listed replica: is it there, which models it serves, whether its metrics have what routing reads
+    /// Also ask every listed replica: is it there, which models it serves, whether its metrics have what routing reads; and the broker
     #[arg(long)]
     online: bool,
     /// Secrets and PEM files that are not on this machine are warnings: for CI
@@ -48,6 +50,7 @@ struct Report {
     failure: Option<String>,
     checked: Option<Checked>,
     answers: Vec<Answer>,
+    broker: Option<BrokerAnswer>,
 }
 
 /// Checks the file: the summary goes to `out`, faults go to `err`. The result is the exit code.
@@ -70,6 +73,7 @@ pub fn run(
     };
     if let Some(checked) = report.checked.as_ref().filter(|_| args.online) {
         report.answers = online::ask_all(&checked.config)?;
+        report.broker = broker::ask_broker(&checked.config)?;
     }
     let is_ok = report.is_ok(args.deny_warnings);
     if args.json {
@@ -89,7 +93,8 @@ impl Report {
     fn is_ok(&self, denies_warnings: bool) -> bool {
         let passes_warnings = !denies_warnings || self.warnings().is_empty();
         let do_replicas = self.answers.iter().all(|answer| answer.problems.is_empty());
-        self.checked.is_some() && do_replicas && passes_warnings
+        let does_broker = self.broker.as_ref().is_none_or(|broker| broker.found.is_ok());
+        self.checked.is_some() && do_replicas && does_broker && passes_warnings
     }
 
     fn json(&self, args: &CheckArgs, is_ok: bool) -> Value {
@@ -104,6 +109,7 @@ impl Report {
         });
         if args.online {
             json["replicas"] = self.answers.iter().map(Answer::json).collect();
+            json["broker"] = self.broker.as_ref().map(BrokerAnswer::json).into();
         }
         json
     }
@@ -136,6 +142,9 @@ impl Report {
         show::summary(&checked.config, out)?;
         for answer in &self.answers {
             answer.tell(style, out)?;
+        }
+        if let Some(broker) = &self.broker {
+            broker.write(style, out)?;
         }
         Ok(())
     }

@@ -16,6 +16,8 @@ use crate::clock::Stamp;
 pub(crate) struct Answers {
     recent: Mutex<Recent>,
     paused_until: AtomicU64,
+    /// Until then another gateway's word against it counts; 0 for none.
+    doubted_until: AtomicU64,
     /// Requests that may be in flight at once; 0 is no limit.
     trial: AtomicU32,
 }
@@ -39,6 +41,8 @@ struct Recent {
     last_failed: Option<(u64, Stamp)>,
     /// Whether that failure does not count yet.
     is_withheld: bool,
+    /// Failures at other gateways counted last.
+    elsewhere: Option<Stamp>,
 }
 
 impl Answers {
@@ -51,6 +55,7 @@ impl Answers {
             recent.failures_in_a_row = 0;
             recent.refusals_in_a_row = 0;
         }
+        self.believe();
         let allowed = self.trial.load(Ordering::Relaxed);
         if allowed == 0 {
             return false;
@@ -108,7 +113,33 @@ impl Answers {
 
     /// End of its back-off: until then it takes no requests while other replicas do.
     pub(crate) fn paused_until(&self) -> Stamp {
-        Stamp::from_nanos(self.paused_until.load(Ordering::Relaxed))
+        let [own, doubt] =
+            [&self.paused_until, &self.doubted_until].map(|until| until.load(Ordering::Relaxed));
+        Stamp::from_nanos(own.max(doubt))
+    }
+
+    /// Another gateway left it: until then it takes no requests while other replicas do. Failures there count, once a minute.
+    pub(crate) fn doubt(&self, is_failing: bool, until: Stamp, now: Stamp) {
+        self.doubted_until.store(until.as_nanos(), Ordering::Relaxed);
+        let mut recent = self.recent.lock();
+        if is_failing && recent.elsewhere.is_none_or(|at| now.since(at) >= RATE_FADES_IN) {
+            recent.elsewhere = Some(now);
+            for _ in 0..FAILURES_ELSEWHERE {
+                recent.note(now, 1.0);
+            }
+        }
+    }
+
+    /// Whether another gateway's word against it still counts.
+    pub(crate) fn is_doubted(&self, now: Stamp) -> bool {
+        now < Stamp::from_nanos(self.doubted_until.load(Ordering::Relaxed))
+    }
+
+    /// It answered this gateway.
+    pub(crate) fn believe(&self) {
+        if self.doubted_until.load(Ordering::Relaxed) != 0 {
+            self.doubted_until.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Requests that it may have in flight at once; `None` unless it is on trial.
@@ -144,6 +175,7 @@ impl Answers {
 
     /// Ends a back-off.
     pub(crate) fn resume(&self) {
+        self.believe();
         self.paused_until.store(0, Ordering::Relaxed);
     }
 }
@@ -196,6 +228,8 @@ const LEARNED: f64 = 0.1;
 const RATE_FADES_IN: Duration = Duration::from_secs(60);
 const DEMOTION_FADES_IN: Duration = Duration::from_secs(10);
 const RARE: f64 = 0.03;
+/// As many as a replica may have without being ejected, so that two of this gateway's own decide.
+const FAILURES_ELSEWHERE: usize = 2;
 /// Doubled for each failure or refusal in a row.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
@@ -206,8 +240,8 @@ const TRIAL_ENDS_AT: u32 = 16;
 mod tests {
     use super::*;
     use crate::clock::millis as at;
-    use crate::fleet::health::Takes;
     use crate::fleet::health::standing::Gate;
+    use crate::fleet::health::{Takes, fails_alone};
     use crate::fleet::life::ReplicaState;
 
     /// Whether it takes another request at this millisecond, beside so many.
@@ -266,6 +300,26 @@ mod tests {
         answers.good(at(1100));
         answers.refused(at(1100));
         assert!(takes(&answers, 1200, 0));
+    }
+
+    #[test]
+    fn another_gateways_word_keeps_others_preferred_until_it_answers_and_never_ejects_alone() {
+        let answers = Answers::default();
+        for minute in 0..3 {
+            answers.doubt(true, at(minute * 10_000 + 1000), at(minute * 10_000));
+        }
+        assert!(!takes(&answers, 20_999, 0) && takes(&answers, 21_000, 0), "for a while only");
+        assert!(!fails_alone(answers.failure_rate(at(20_000)).unwrap(), 0.0), "however often it is repeated");
+        answers.doubt(false, at(31_000), at(30_000));
+        answers.believe();
+        assert!(takes(&answers, 30_001, 0));
+        let (other, probed) = (Answers::default(), Answers::default());
+        probed.doubt(false, at(1000), at(0));
+        assert_eq!(probed.failure_rate(at(0)), None, "what a probe found a probe disproves");
+        other.doubt(true, at(1000), at(0));
+        other.failed(1, at(1));
+        other.failed(2, at(2));
+        assert!(fails_alone(other.failure_rate(at(2)).unwrap(), 0.0), "two failures of its own are enough");
     }
 
     #[test]

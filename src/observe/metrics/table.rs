@@ -244,9 +244,9 @@ families! {
             gauge peers "tokenway_cluster_peers" []
                 "Other gateways that are followed.";
             counter notices "tokenway_cluster_notices_total" [direction]
-                "Notices of decisions, first tokens and ends: sent to other gateways, received from them.";
+                "Notices of decisions, first tokens, ends and ejections: sent to other gateways, received from them.";
             counter dropped "tokenway_cluster_notices_dropped_total" [reason]
-                "Notices not sent (queue_full, disconnected) or not taken in (unknown_replica), and messages that are unreadable or were lost.";
+                "Notices not sent (queue_full, disconnected) or not taken in (unknown_replica, unknown_kind), and messages that are unreadable or were lost.";
             gauge lag "tokenway_cluster_lag_seconds" []
                 "How long the newest batch took to the broker and back.";
         }

@@ -9,15 +9,16 @@
 //! `docs/rollouts.md`.
 
 mod baseline;
+mod evidence;
 pub mod fleet;
 mod rate;
 mod samples;
 mod tail;
 mod wealth;
 
-use serde::{Deserialize, Serialize};
-
 use self::baseline::Baseline;
+use self::evidence::known;
+pub use self::evidence::{Evidence, SavedEvidence};
 use self::rate::{RateTest, RateWealth};
 use self::samples::Samples;
 use self::tail::{Bound, TailTest, TailWealth};
@@ -77,19 +78,6 @@ impl Observed {
     }
 }
 
-/// A test with its evidence.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Evidence {
-    /// `ttft_p99`, `errors`, …
-    pub test: &'static str,
-    /// The bound of the file.
-    pub bound: f64,
-    /// Logarithm of the evidence against the canary, as a share of what stops it: 1 is a breach.
-    pub share: f64,
-    /// The same of its trial, in this step: at 1 a breach would have been seen. `None` where the baseline had nothing to compare with.
-    pub trial: Option<f64>,
-}
-
 /// Percentiles of both arms side by side, seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
@@ -113,6 +101,8 @@ pub struct Judge {
     /// The canary's, by measure and group.
     canary: [[Samples; GROUPS]; MEASURES],
     blocks: [Blocks; 2],
+    /// Logarithm of how many judges may stop the canary, this one included.
+    judges: f64,
 }
 
 /// A bound on a quantile.
@@ -142,29 +132,28 @@ struct Rate {
     is_used: bool,
 }
 
+impl Tail {
+    /// Evidence of both tests as a fraction of what stops the canary; `judges` is the logarithm of how many judge it.
+    fn share(&self, judges: f64) -> f64 {
+        let Limits { alike, within } = self.limits;
+        self.test.evidence(within + judges).min(self.alike.evidence(alike + judges))
+    }
+}
+
+impl Rate {
+    /// As of a tail.
+    fn share(&self, judges: f64) -> f64 {
+        let Limits { alike, within } = self.limits;
+        self.test.evidence(within + judges).min(self.alike.evidence(alike + judges))
+    }
+}
+
 /// When a block ends: by time, and sooner where the canary gets many requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Blocks {
     since: f64,
     ends: f64,
     requests: u32,
-}
-
-/// A judge's evidence, kept over restarts.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SavedEvidence {
-    tails: Vec<(String, TailWealth)>,
-    #[serde(default)]
-    rates: Vec<(String, RateWealth)>,
-    #[serde(default)]
-    tails_alike: Vec<(String, TailWealth)>,
-    #[serde(default)]
-    rates_alike: Vec<(String, RateWealth)>,
-}
-
-/// The wealth of one test in a list, or what a test begins with.
-fn known<W: Clone + Default>(saved: &[(String, W)], name: &str) -> W {
-    saved.iter().find(|(known, _)| known == name).map(|(_, wealth)| wealth.clone()).unwrap_or_default()
 }
 
 impl Judge {
@@ -204,7 +193,13 @@ impl Judge {
             baseline: Default::default(),
             canary: Default::default(),
             blocks: Default::default(),
+            judges: 0.0,
         }
+    }
+
+    /// Each of `judges` may stop the canary by what it sees, and has its part of the error rate.
+    pub fn among(&mut self, judges: usize) {
+        self.judges = (judges.max(1) as f64).ln();
     }
 
     /// The same judge by other bounds, which keeps what it knows of both.
@@ -339,14 +334,14 @@ impl Judge {
         let tails = self.tails.iter().map(|tail| Evidence {
             test: tail.name,
             bound: tail.bound.ratio,
-            share: tail.test.evidence(tail.limits.within).min(tail.alike.evidence(tail.limits.alike)),
-            trial: tail.is_used.then(|| tail.trial.evidence(tail.limits.within)),
+            share: tail.share(self.judges),
+            trial: tail.is_used.then(|| tail.trial.evidence(tail.limits.within + self.judges)),
         });
         let rates = self.rates.iter().map(|rate| Evidence {
             test: rate.name,
             bound: rate.increase,
-            share: rate.test.evidence(rate.limits.within).min(rate.alike.evidence(rate.limits.alike)),
-            trial: rate.is_used.then(|| rate.trial.evidence(rate.limits.within)),
+            share: rate.share(self.judges),
+            trial: rate.is_used.then(|| rate.trial.evidence(rate.limits.within + self.judges)),
         });
         tails.chain(rates).collect()
     }

@@ -7,6 +7,7 @@ mod board;
 mod feed;
 mod listing;
 mod rollout;
+mod shared;
 mod state;
 mod webhook;
 
@@ -26,6 +27,7 @@ use self::rollout::Rollout;
 use self::state::Saved;
 use self::webhook::Webhook;
 use crate::clock::{Clock, Stamp};
+use crate::cluster::Topics;
 use crate::config::Config;
 use crate::fleet::status::FleetView;
 use crate::gateway::table::CarriedOver;
@@ -42,6 +44,7 @@ pub fn start(
     around: &Surroundings,
     metrics: &Arc<Metrics>,
     data_path: CarriedOver,
+    topics: Option<Arc<Topics>>,
 ) -> Result<Feed, rustls::Error> {
     let (observations, seen) = mpsc::channel(MAX_QUEUED);
     let (commands, asked) = mpsc::channel(MAX_COMMANDS);
@@ -62,6 +65,8 @@ pub fn start(
         metrics: Arc::clone(metrics),
         webhook: Webhook::start(around, metrics)?,
         gone: HashMap::new(),
+        settles_until: topics.as_ref().map(|_| clock.now().after(SETTLES_WITHIN)),
+        topics,
         clock,
         began: clock.now(),
         last: clock.now(),
@@ -91,6 +96,10 @@ struct RolloutService {
     webhook: Webhook,
     /// Of routes whose section was taken out: a verdict holds when it comes back.
     gone: HashMap<Arc<str>, Saved>,
+    /// Where there are other gateways.
+    topics: Option<Arc<Topics>>,
+    /// Until then canaries get nothing, unless the other gateways are heard of before: they may know better.
+    settles_until: Option<Stamp>,
     clock: Clock,
     began: Stamp,
     last: Stamp,
@@ -183,7 +192,7 @@ impl RolloutService {
         let before = rollout.plan.state;
         rollout.act(action).map_err(ActError::State)?;
         if rollout.plan.state != before && !rollout.is_judged() {
-            deal(&self.data_path, &rollout.view());
+            deal(&self.data_path, &rollout.view(), false);
             let report = rollout.write_report(self.clock.wall(self.clock.now()));
             if let Some(endpoint) = &rollout.canary.webhook {
                 self.webhook.send(endpoint, report.to_string());
@@ -211,6 +220,7 @@ impl RolloutService {
         if self.rollouts.is_empty() {
             return;
         }
+        self.hear(now);
         let is_any_judged = self.rollouts.iter().any(Rollout::is_judged);
         let fleet = if is_any_judged { self.fleet.statuses() } else { Vec::new() };
         let seconds = now.since(self.began).as_secs_f64();
@@ -221,7 +231,7 @@ impl RolloutService {
                 continue;
             }
             // First the traffic, then the talk.
-            deal(&self.data_path, &rollout.view());
+            deal(&self.data_path, &rollout.view(), false);
             let report = rollout.write_report(self.clock.wall(now));
             let (route, revision, state) = (&rollout.route, &rollout.revision, rollout.plan.state.as_str());
             if let Some(reason) = &breach {
@@ -239,12 +249,35 @@ impl RolloutService {
         self.publish();
     }
 
+    /// Takes over what other gateways know, and lets canaries begin once that is clear.
+    fn hear(&mut self, now: Stamp) {
+        let Some(topics) = &self.topics else { return };
+        let mut is_any_heard = false;
+        for rollout in &mut self.rollouts {
+            let others = topics.others(&topic(&rollout.route), now);
+            is_any_heard |= others.is_some();
+            if rollout.hear(others.as_deref()) {
+                let (route, revision, state) =
+                    (&rollout.route, &rollout.revision, rollout.plan.state.as_str());
+                let (step, reason) = (rollout.plan.step + 1, &rollout.plan.reason);
+                tracing::warn!(%route, %revision, state, step, reason, "canary follows another gateway's verdict");
+            }
+        }
+        if is_any_heard || self.settles_until.is_some_and(|until| now >= until) {
+            self.settles_until = None;
+        }
+    }
+
     /// Shares, watched routes, board and gauges as the rollouts are now.
     fn publish(&self) {
         let views: Vec<RolloutView> = self.rollouts.iter().map(Rollout::view).collect();
         for view in &views {
-            deal(&self.data_path, view);
+            deal(&self.data_path, view, self.settles_until.is_some());
             self.metrics.canary(&gauges(view, &evidence(view)), true);
+        }
+        if let Some(topics) = &self.topics {
+            topics.retain(|name| self.rollouts.iter().any(|rollout| topic(&rollout.route) == name));
+            self.rollouts.iter().for_each(|rollout| topics.show(&topic(&rollout.route), rollout.shown()));
         }
         let watched: Vec<Watched> = self
             .rollouts
@@ -271,10 +304,16 @@ impl RolloutService {
     }
 }
 
-/// Gives a canary its share of requests, and of copies.
-fn deal(data_path: &CarriedOver, view: &RolloutView) {
-    data_path.canaries.of(&view.route, &view.pool).set(view.share);
-    data_path.shadows.of(&view.route, &view.pool).set_share(view.shadow_share);
+/// Gives a canary its share of requests, and of copies; none while it `settles`.
+fn deal(data_path: &CarriedOver, view: &RolloutView, settles: bool) {
+    let [share, shadow] = if settles { [0; 2] } else { [view.share, view.shadow_share] };
+    data_path.canaries.of(&view.route, &view.pool).set(share);
+    data_path.shadows.of(&view.route, &view.pool).set_share(shadow);
+}
+
+/// What gateways show each other of the canary of a route.
+fn topic(route: &str) -> String {
+    format!("canary:{route}")
 }
 
 /// Files are small, and a canary's share depends on it: read before the first request.
@@ -311,5 +350,7 @@ const TICK: Duration = Duration::from_millis(250);
 const MIN_TICK: Duration = Duration::from_millis(20);
 /// A stopped process has not soaked.
 const MAX_PASSED: Duration = Duration::from_secs(2);
+/// For the other gateways' word after a start: longer than a broker takes that is there.
+const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 /// Five seconds.
 const TICKS_PER_SAVE: u32 = 20;

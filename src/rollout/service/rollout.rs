@@ -9,7 +9,9 @@ use serde_json::{Value as Json, json};
 
 use super::board::RolloutView;
 use super::feed::{Ended, Observation, Seen};
+use super::shared::{Elsewhere, View};
 use super::state::Saved;
+use crate::cluster::Shown;
 use crate::config::{Canary, Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::rfc3339;
@@ -49,6 +51,8 @@ pub(super) struct Rollout {
     fault: Option<String>,
     /// The canary had a ready replica at the last look.
     is_served: bool,
+    /// What other gateways have seen of it.
+    elsewhere: Elsewhere,
 }
 
 /// A request of the canary that went badly.
@@ -92,6 +96,7 @@ impl Rollout {
             not_found: None,
             fault: None,
             is_served: true,
+            elsewhere: Elsewhere::default(),
         })
     }
 
@@ -127,13 +132,49 @@ impl Rollout {
 
     pub(super) fn act(&mut self, action: Action) -> Result<(), String> {
         if self.plan.act(action)? {
-            self.judge = Judge::new(&self.canary, &SavedEvidence::default());
-            (self.fleet, self.report) = (FleetWatch::default(), None);
-            self.worst.clear();
-            (self.fault, self.not_found) = (None, None);
+            self.forget();
         }
         self.is_dirty = true;
         Ok(())
+    }
+
+    /// What was held against it counts no longer.
+    fn forget(&mut self) {
+        self.judge = Judge::new(&self.canary, &SavedEvidence::default());
+        (self.fleet, self.report) = (FleetWatch::default(), None);
+        self.worst.clear();
+        (self.fault, self.not_found) = (None, None);
+    }
+
+    /// Takes in what other gateways show, `None` where that is not known; returns whether its plan is another one now.
+    pub(super) fn hear(&mut self, shown: Option<&[Shown]>) -> bool {
+        let views = shown.map(|shown| View::read_all(shown, &self.identity)).unwrap_or_default();
+        let mut plan = self.plan.clone();
+        for view in &views {
+            plan.follow(&view.plan);
+        }
+        // The other one may have more steps.
+        plan.resteps(&self.canary);
+        let is_another = plan.rank() != self.plan.rank();
+        if is_another {
+            let was_off = std::mem::replace(&mut self.plan, plan).is_off;
+            self.is_dirty = true;
+            if was_off && !self.plan.is_off && self.plan.state == RolloutState::Running {
+                self.forget();
+            }
+            self.judge.begin_step();
+        } else {
+            self.plan.soaked = plan.soaked.max(self.plan.soaked);
+        }
+        self.elsewhere = Elsewhere::of(views, &self.plan);
+        self.plan.answers_elsewhere = self.elsewhere.answers;
+        self.judge.among(self.elsewhere.gateways + 1);
+        is_another
+    }
+
+    /// What other gateways are shown.
+    pub(super) fn shown(&self) -> String {
+        View::new(&self.identity, &self.plan, &self.judge.evidence()).text()
     }
 
     /// Takes what was seen, at `now` (seconds).
@@ -275,7 +316,7 @@ impl Rollout {
 
     /// What keeps its step from ending: some evidence against it, or a breach that would not have been seen yet.
     fn missing(&self) -> Option<String> {
-        let tests = self.judge.evidence();
+        let tests = self.elsewhere.strongest(self.judge.evidence());
         let suspect = tests.iter().find(|test| test.share >= SUSPECT);
         let blind = tests.iter().find(|test| test.trial.is_some_and(|trial| trial < 1.0));
         let percent = |share: f64| (100.0 * share.clamp(0.0, 1.0)).floor();

@@ -51,6 +51,23 @@ impl Lengths {
         self.next = (self.next + 1) % memories::ANSWERS;
     }
 
+    /// The bins of the answers that count, in their order.
+    pub(in crate::routing) fn save(&self) -> Vec<u8> {
+        let (newer, older) = self.recent.split_at(self.next.min(self.recent.len()));
+        [older, newer].concat()
+    }
+
+    /// Of saved bins.
+    pub(in crate::routing) fn restored(bins: &[u8]) -> Self {
+        let mut lengths = Self::default();
+        let known = bins.iter().filter(|bin| usize::from(**bin) < BINS);
+        for bin in known.take(memories::ANSWERS) {
+            lengths.counts[usize::from(*bin)] += 1;
+            lengths.recent.push(*bin);
+        }
+        lengths
+    }
+
     /// What is known now.
     pub(in crate::routing) fn survival(&self) -> Survival {
         let total = self.recent.len() as f32 + (priors::ANSWERS as f32);

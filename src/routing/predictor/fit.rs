@@ -7,6 +7,7 @@
 
 use std::array::from_fn;
 
+use super::saved::{SavedFit, are_sound};
 use crate::routing::tuning::priors;
 
 /// Learns `N` rates.
@@ -38,6 +39,25 @@ impl<const N: usize> Fit<N> {
     pub(super) fn new(memory: Memory) -> Self {
         let (causes, seconds) = ([[0.0; N]; N], [0.0; N]);
         Self { causes, seconds, count: 0.0, observed: 0, streak: 0, solved: None, has_more: false, memory }
+    }
+
+    pub(super) fn save(&self) -> SavedFit {
+        let causes = self.causes.iter().flatten().copied().collect();
+        SavedFit { causes, seconds: self.seconds.to_vec(), count: self.count, observed: self.observed }
+    }
+
+    /// `None` where it is no such fit.
+    pub(super) fn restored(memory: Memory, saved: &SavedFit) -> Option<Self> {
+        let SavedFit { causes, seconds, count, observed } = saved;
+        let is_sound =
+            causes.len() == N * N && are_sound(causes) && are_sound(seconds) && are_sound(&[*count]);
+        let mut fit = Self { count: *count, observed: *observed, ..Self::new(memory) };
+        fit.seconds = seconds.as_slice().try_into().ok().filter(|_| is_sound)?;
+        for (row, saved) in fit.causes.iter_mut().zip(causes.chunks_exact(N)) {
+            row.copy_from_slice(saved);
+        }
+        // Without weight nothing can be solved.
+        (*observed == 0 || *count > 0.0).then_some(fit)
     }
 
     /// Learns that these causes took `seconds`.

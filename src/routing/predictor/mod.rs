@@ -10,6 +10,7 @@ mod estimate;
 mod fit;
 mod pool;
 mod replica;
+mod saved;
 mod transfers;
 mod typical;
 
@@ -20,6 +21,7 @@ pub(crate) use self::estimate::Queue;
 pub use self::estimate::{Estimate, PoolView, Terms};
 use self::pool::PoolCell;
 use self::replica::Cell;
+pub use self::saved::{SavedPool, SavedSpeed};
 pub use self::transfers::{Links, Pair, Transfers};
 pub use self::typical::Typical;
 use super::backlog::{Backlog, Waiting};
@@ -193,6 +195,40 @@ impl PoolModel {
         }
     }
 
+    /// Whether it has yet to learn how replicas compare: what others have learned is better.
+    #[must_use]
+    pub fn is_young(&self) -> bool {
+        self.pool.is_young()
+    }
+
+    /// What the replicas have in common, to be kept.
+    #[must_use]
+    pub fn save(&self) -> SavedPool {
+        self.pool.save()
+    }
+
+    /// What is known of the replica in `slot`, to be kept; `None` before its own answers.
+    #[must_use]
+    pub fn save_replica(&self, slot: usize, now: Stamp) -> Option<SavedSpeed> {
+        self.replicas.get(slot)?.save(now)
+    }
+
+    /// Takes over what was kept; returns whether it could be read. Replicas are measured by it: they follow.
+    pub fn restore(&self, saved: &SavedPool) -> bool {
+        self.pool.restore(saved)
+    }
+
+    /// The same of the replica in `slot`.
+    pub fn restore_replica(&self, slot: usize, saved: &SavedSpeed, now: Stamp) -> bool {
+        let Some(replica) = self.replicas.get(slot) else { return false };
+        let before = replica.slowness();
+        let is_taken = replica.restore(saved, now, &self.pool.average());
+        if is_taken {
+            self.pool.slowness_changed(before, replica.slowness());
+        }
+        is_taken
+    }
+
     /// What this share of first tokens stays within, as a multiple of their prediction; `None` where too little is known.
     #[must_use]
     pub fn ratio_within(&self, share: f64) -> Option<f64> {
@@ -347,6 +383,43 @@ mod tests {
         }
         assert_eq!(models[0].estimate(1, at(42)), models[1].estimate(1, at(42)));
         assert_eq!(models[0].view(), models[1].view());
+    }
+
+    #[test]
+    fn what_was_learned_is_the_same_in_another_gateway_and_goes_on_from_there() {
+        let known = PoolModel::new(2);
+        for _ in 0..3 {
+            teach(&known, 0, 100, 20);
+            teach(&known, 1, 300, 20);
+        }
+        for _ in 0..40 {
+            known.observe_service(1, at(20), Duration::from_secs(9), Some(Tokens(80)));
+            known.observe_pace(1, at(20), Pace { per_token: 0.02, context: 1000 });
+        }
+        let text = |model: &PoolModel| {
+            let replicas: Vec<_> = (0..3).map(|slot| model.save_replica(slot, at(25))).collect();
+            serde_json::to_string(&(model.save(), replicas)).unwrap()
+        };
+        let (pool, replicas): (SavedPool, Vec<Option<SavedSpeed>>) =
+            serde_json::from_str(&text(&known)).unwrap();
+        // Its clock began later.
+        let new = PoolModel::new(2);
+        assert!(new.is_young() && new.restore(&pool) && !new.is_young());
+        assert!(replicas[2].is_none());
+        for (slot, saved) in replicas.iter().flatten().enumerate() {
+            assert!(new.restore_replica(slot, saved, at(6)));
+            let (was, is) = (predicted_ms(&known, slot, at(25)), predicted_ms(&new, slot, at(6)));
+            assert!(was.abs_diff(is) <= was / 20, "{slot}: {was} ms, {is} ms");
+        }
+        let service = new.pool.average().service / known.pool.average().service;
+        assert!((0.99..1.01).contains(&service), "{service}");
+        teach(&new, 1, 100, 200);
+        assert!(predicted_ms(&new, 1, at(200)) < 200, "it learns as before");
+        // What cannot be is refused.
+        let other = PoolModel::new(1);
+        assert!(!other.restore(&SavedPool::default()) && !other.is_taught());
+        let absurd = SavedSpeed { service: -1.0, ..replicas[0].clone().unwrap() };
+        assert!(!other.restore_replica(0, &absurd, at(6)) && !other.restore_replica(9, &absurd, at(6)));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::calibration::{Calibration, Ledger};
 use super::estimate::{Answers, CAUSES, Estimate, PoolView, causes};
 use super::fit::{Fit, Memory};
 use super::replica::{StepFit, load};
+use super::saved::{SavedPool, are_sound};
 use crate::routing::hazard::lengths::{Lengths, Survival};
 use crate::routing::hazard::{Curve, FRESH_SPARE, POINTS, Running};
 use crate::routing::load::{Pace, TimingSample};
@@ -210,6 +211,59 @@ impl PoolCell {
 
     pub(super) fn ratio_within(&self, share: f64) -> Option<f64> {
         self.learner.lock().ledger.ratio_within(share)
+    }
+
+    pub(super) fn save(&self) -> SavedPool {
+        let learner = self.learner.lock();
+        SavedPool {
+            shape: learner.shape.save(),
+            steps: learner.steps.save(),
+            lengths: learner.lengths.save(),
+            events: learner.events,
+            taught: learner.taught,
+            round_trip: learner.round_trip,
+            mean_uncached: learner.mean_uncached,
+            error: self.error(),
+            slowness: self.usual_slowness(),
+        }
+    }
+
+    /// Knows what was saved; returns whether it could be read. What is known of its replicas stays.
+    pub(super) fn restore(&self, saved: &SavedPool) -> bool {
+        let SavedPool { events, round_trip, mean_uncached, error, slowness, .. } = *saved;
+        let figures = [events[0], events[1], round_trip, mean_uncached, error, slowness];
+        let is_sound = are_sound(&figures) && slowness > 0.0;
+        let fits = Fit::restored(SHAPE, &saved.shape).zip(StepFit::restored(&saved.steps));
+        let Some((shape, steps)) = fits.filter(|_| is_sound && saved.taught > 0 && events[1] > 0.0) else {
+            return false;
+        };
+        let mut learner = self.learner.lock();
+        learner.shape = shape;
+        learner.steps = steps;
+        learner.lengths = Lengths::restored(&saved.lengths);
+        (learner.events, learner.taught) = (events, saved.taught);
+        (learner.round_trip, learner.mean_uncached) = (round_trip, mean_uncached);
+        let rates = learner.shape.rates(&priors::RATES);
+        let [step, per_context] = learner.steps.rates(&priors::STEP);
+        self.survival.store(Arc::new(learner.lengths.survival()));
+        drop(learner);
+        let tokens_per_event = (events[0] / events[1]).max(1.0);
+        let averages = [
+            (&self.average[0], round_trip),
+            (&self.average[1], step),
+            (&self.average[2], per_context),
+            // What replicas are measured by until they are known themselves.
+            (&self.average[SLOWNESS], slowness),
+            (&self.average[UNCACHED], mean_uncached),
+        ];
+        let rates = self.rates.iter().zip(rates).chain(averages);
+        for (cell, figure) in rates.chain([(&self.tokens_per_event, tokens_per_event), (&self.error, error)])
+        {
+            cell.store(figure.to_bits(), Ordering::Relaxed);
+        }
+        self.publish_fresh();
+        self.has_learned.store(true, Ordering::Relaxed);
+        true
     }
 
     fn publish_fresh(&self) {

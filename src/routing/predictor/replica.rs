@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::calibration::{Calibration, Ledger};
 use super::estimate::{Estimate, PER_CONTEXT, PoolView};
 use super::fit::{Fit, Memory, dot};
+use super::saved::{SavedFit, SavedSpeed, are_sound};
 use crate::clock::Stamp;
 use crate::routing::load::{Pace, TimingSample};
 use crate::routing::tuning::{memories, priors};
@@ -101,6 +102,42 @@ impl Cell {
         learner.as_ref().filter(|learner| learner.has_speed).map(|_| load(&self.published[0]))
     }
 
+    /// `None` before its speed is known.
+    pub(super) fn save(&self, now: Stamp) -> Option<SavedSpeed> {
+        let at = self.learned_at.load(Ordering::Acquire).checked_sub(1)?;
+        let learner = self.learner.lock();
+        let learner = learner.as_ref().filter(|learner| learner.has_speed)?;
+        Some(SavedSpeed {
+            speed: learner.speed.save(),
+            steps: learner.steps.save(),
+            service: learner.service,
+            served: learner.served,
+            mean_uncached: learner.mean_uncached,
+            age: now.since(Stamp::from_nanos(at)).as_secs_f64(),
+        })
+    }
+
+    /// Knows what was saved, as old as it was; returns whether it could be read.
+    pub(super) fn restore(&self, saved: &SavedSpeed, now: Stamp, average: &Estimate) -> bool {
+        let figures = are_sound(&[saved.service, saved.mean_uncached, saved.age]);
+        let fits = Fit::restored(SPEED, &saved.speed).zip(StepFit::restored(&saved.steps));
+        let Some((speed, steps)) = fits.filter(|_| figures) else { return false };
+        let learner = Learner {
+            speed,
+            has_speed: true,
+            steps,
+            service: saved.service,
+            served: saved.served,
+            mean_uncached: saved.mean_uncached,
+            ledger: Ledger::default(),
+        };
+        // A young clock does not reach back as far.
+        let age = Duration::from_secs_f64(saved.age.min(1e6)).as_nanos();
+        let at = Stamp::from_nanos(now.as_nanos().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)));
+        self.learn(at, average, |known| *known = learner);
+        true
+    }
+
     pub(super) fn calibration(&self) -> Option<Calibration> {
         self.learner.lock().as_ref()?.ledger.read()
     }
@@ -160,6 +197,14 @@ impl Default for StepFit {
 }
 
 impl StepFit {
+    pub(super) fn save(&self) -> SavedFit {
+        self.0.save()
+    }
+
+    pub(super) fn restored(saved: &SavedFit) -> Option<Self> {
+        Fit::restored(STEPS, saved).map(Self)
+    }
+
     pub(super) fn observe(&mut self, paces: &[Pace], prior: &[f64; 2]) {
         let rates = self.0.rates(prior);
         for pace in paces {

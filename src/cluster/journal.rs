@@ -1,0 +1,164 @@
+//! The last decisions of all gateways in a stream of the broker, so that one that starts knows which prompts are cached where.
+//!
+//! Each adds what it decided once a second; one that connects reads what it missed. A replica whose process started after a
+//! decision has lost that prompt, and one that shows no page has yet to prove what it is: their decisions are left out.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::RedisError;
+use redis::aio::MultiplexedConnection;
+use tokio::time::MissedTickBehavior;
+
+use super::link::LinkError;
+use super::places::Places;
+use super::refusals::Refusals;
+use super::wire;
+use crate::clock::{Clock, Stamp};
+use crate::fleet::registry::Fleet;
+use crate::routing::notice::{Event, Notice};
+
+/// Decisions of this gateway that are not in the stream yet, and how far it has been read.
+#[derive(Debug)]
+pub(super) struct Journal {
+    key: String,
+    head: wire::Head,
+    unwritten: Mutex<Vec<u8>>,
+    /// Id of the newest entry that is known here.
+    newest: Mutex<String>,
+}
+
+impl Journal {
+    pub(super) fn new(cluster: &str, head: wire::Head) -> Self {
+        let (unwritten, newest) = (Mutex::default(), Mutex::new("-".to_owned()));
+        Self { key: format!("{cluster}:decisions"), head, unwritten, newest }
+    }
+
+    /// Notes a decision; one that finds no room is left out.
+    pub(super) fn note(&self, notice: &Notice, now: Stamp) {
+        if !matches!(notice.event, Event::Placed(_)) {
+            return;
+        }
+        let unwritten = &mut *self.unwritten.lock();
+        if unwritten.is_empty() {
+            wire::begin(&self.head, unwritten);
+        }
+        if unwritten.len() < MAX_ENTRY {
+            wire::push(notice, now, unwritten);
+        }
+    }
+
+    /// Reads what was missed, then writes until the connection ends.
+    pub(super) async fn run(
+        &self,
+        fleet: &Fleet,
+        clock: Clock,
+        mut connection: MultiplexedConnection,
+    ) -> LinkError {
+        let mut refusals = Refusals::of("decisions are not kept for gateways that start");
+        wait_for_pages(fleet).await;
+        let read = self.read(fleet, clock, &mut connection).await;
+        if let Err(error) = read {
+            // Others find out whether the connection is at fault; without what was missed this gateway works all the same.
+            tracing::warn!(%error, "cluster: the last decisions of other gateways cannot be read");
+        }
+        let mut ticks = tokio::time::interval(WRITE_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let written = self.write(&mut connection).await;
+            if let Err(error) = refusals.note(written) {
+                return error;
+            }
+        }
+    }
+
+    async fn write(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        let entry = std::mem::take(&mut *self.unwritten.lock());
+        if entry.is_empty() {
+            return Ok(());
+        }
+        let most = (MAX_BYTES / entry.len()).min(MAX_ENTRIES);
+        let mut adding = redis::cmd("XADD");
+        adding.arg(&self.key).arg("MAXLEN").arg("~").arg(most).arg("*").arg(FIELD).arg(&entry[..]);
+        let id: String = adding.query_async(connection).await?;
+        *self.newest.lock() = id;
+        redis::cmd("EXPIRE").arg(&self.key).arg(KEPT).query_async(connection).await
+    }
+
+    async fn read(
+        &self,
+        fleet: &Fleet,
+        clock: Clock,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<(), RedisError> {
+        let places = Places::known(&fleet.pools());
+        let mut decisions = 0;
+        loop {
+            let from = { self.newest.lock().clone() };
+            let after = if from == "-" { from } else { format!("({from}") };
+            let mut asking = redis::cmd("XRANGE");
+            asking.arg(&self.key).arg(after).arg("+").arg("COUNT").arg(AT_ONCE);
+            // Ids, with names and values of fields in turn.
+            let page: Vec<(String, Vec<Vec<u8>>)> = asking.query_async(connection).await?;
+            for (id, fields) in &page {
+                decisions += fields.get(1).map_or(0, |batch| self.replay(id, batch, &places, clock));
+            }
+            let Some((last, _)) = page.last() else { break };
+            last.clone_into(&mut self.newest.lock());
+        }
+        if decisions > 0 {
+            tracing::info!(
+                decisions,
+                "cluster: cached prompts are known from the last decisions of all gateways"
+            );
+        }
+        Ok(())
+    }
+
+    /// Takes in an entry, whose id is the broker's time; returns how many decisions of it count here.
+    fn replay(&self, id: &str, batch: &[u8], places: &Places, clock: Clock) -> usize {
+        let Some(millis) = id.split('-').next().and_then(|millis| millis.parse().ok()) else { return 0 };
+        let written = Duration::from_millis(millis);
+        let now = clock.now();
+        let Ok(mut batch) = wire::open(batch, now) else { return 0 };
+        if batch.head.sender == self.head.sender || batch.head.seed != self.head.seed {
+            return 0;
+        }
+        let mut count = 0;
+        while let Ok(Some(notice)) = batch.next() {
+            if let Event::Placed(placed) = notice.event
+                && places.remember(&placed, written.saturating_sub(now.since(notice.at)), now)
+            {
+                count += 1;
+            }
+        }
+        count
+    }
+}
+
+/// Lets the first scrapes come, which show since when each engine runs.
+async fn wait_for_pages(fleet: &Fleet) {
+    let all_shown = || fleet.pools().iter().all(|pool| pool.replicas().iter().all(|one| one.is_scraped()));
+    for _ in 0..PAGES_WITHIN {
+        if all_shown() {
+            return;
+        }
+        tokio::time::sleep(PAGES_EVERY).await;
+    }
+}
+
+/// As long as a decision takes to be kept: what is lost with a gateway that is killed.
+const WRITE_EVERY: Duration = Duration::from_secs(1);
+/// Bytes of an entry, of all together, and how many there are, about: some hundred thousand decisions.
+const MAX_ENTRY: usize = 64 * 1024;
+const MAX_BYTES: usize = 8 << 20;
+const MAX_ENTRIES: usize = 8192;
+/// Entries of one answer: a megabyte at most.
+const AT_ONCE: usize = 16;
+/// Seconds: no engine's cache is older.
+const KEPT: u32 = 24 * 3600;
+const FIELD: &str = "d";
+const PAGES_EVERY: Duration = Duration::from_millis(50);
+/// Looks, two seconds in all.
+const PAGES_WITHIN: usize = 40;

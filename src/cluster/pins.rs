@@ -1,0 +1,119 @@
+//! Pins of stored responses over all gateways: each keeps those it made as keys with an expiry, and asks for what it does not know.
+//!
+//! Only a follow-up that would be refused waits for an answer. A key is a hash of tenant and response id under `routing.seed`: no
+//! name of a client's is in the broker, and one tenant's id means nothing to another.
+
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Pipeline, RedisError};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+
+use super::FLUSH_EVERY;
+use super::link::LinkError;
+use super::refusals::Refusals;
+use crate::clock::{Clock, Stamp};
+use crate::config::Secret;
+use crate::relay::pins::{PinAsked, ResponsePins};
+
+/// What this gateway knows of stored responses, and what it asks for.
+pub(super) struct SharedPins {
+    prefix: String,
+    seed: Secret,
+    pins: Arc<ResponsePins>,
+    asked: mpsc::Receiver<PinAsked>,
+    waiting: Vec<(PinAsked, Stamp)>,
+    clock: Clock,
+}
+
+impl SharedPins {
+    pub(super) fn new(cluster: &str, seed: &Secret, pins: &Arc<ResponsePins>, clock: Clock) -> Self {
+        let (asked, pins) = (pins.share(), Arc::clone(pins));
+        Self {
+            prefix: format!("{cluster}:pin:"),
+            seed: seed.clone(),
+            pins,
+            asked,
+            waiting: Vec::new(),
+            clock,
+        }
+    }
+
+    /// Writes and answers until the connection ends.
+    pub(super) async fn run(&mut self, mut connection: MultiplexedConnection) -> LinkError {
+        let mut ticks = tokio::time::interval(FLUSH_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut refusals = Refusals::of("pins of stored responses are not shared");
+        loop {
+            // Both arms are cancel-safe: a question not taken stays in the channel.
+            let asked = tokio::select! {
+                asked = self.asked.recv() => asked,
+                _ = ticks.tick() => None,
+            };
+            let began = self.clock.now();
+            self.waiting.extend(asked.map(|asked| (asked, began)));
+            let result = async {
+                self.write(&mut connection).await?;
+                self.answer(&mut connection).await
+            };
+            if let Err(error) = refusals.note(result.await) {
+                return error;
+            }
+        }
+    }
+
+    async fn write(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        let unshared = self.pins.take_unshared(MAX_AT_ONCE);
+        if unshared.is_empty() {
+            return Ok(());
+        }
+        let mut writing = Pipeline::with_capacity(unshared.len());
+        for (id, pin) in &unshared {
+            let set = writing.cmd("SET").arg(self.key(&pin.tenant, id)).arg(&*pin.replica_url);
+            set.arg("EX").arg(KEPT).ignore();
+        }
+        writing.query_async(connection).await
+    }
+
+    async fn answer(&mut self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let mut asking = redis::cmd("MGET");
+        for (asked, _) in &self.waiting {
+            asking.arg(self.key(&asked.tenant, &asked.response));
+        }
+        let found: Vec<Option<String>> = asking.query_async(connection).await?;
+        let (waiting, now) = (std::mem::take(&mut self.waiting), self.clock.now());
+        for ((asked, since), found) in waiting.into_iter().zip(found) {
+            // Its maker may be about to write it.
+            if found.is_none() && now.since(since) < ON_ITS_WAY {
+                self.waiting.push((asked, since));
+                continue;
+            }
+            // The client may have left.
+            let _ = asked.answer.send(found.map(Into::into));
+        }
+        Ok(())
+    }
+
+    fn key(&self, tenant: &str, response: &str) -> String {
+        let digest = Sha256::new()
+            .chain_update(self.seed.reveal())
+            .chain_update([0])
+            .chain_update(tenant)
+            .chain_update([0])
+            .chain_update(response)
+            .finalize();
+        let half = digest.first_chunk().copied().map_or(0, u128::from_be_bytes);
+        format!("{}{half:032x}", self.prefix)
+    }
+}
+
+/// Seconds that a pin is kept: engines forget their responses when they restart.
+const KEPT: u32 = 24 * 3600;
+const MAX_AT_ONCE: usize = 500;
+/// A pin is written within [`FLUSH_EVERY`] of its response.
+const ON_ITS_WAY: std::time::Duration = FLUSH_EVERY.saturating_mul(4);

@@ -1,0 +1,67 @@
+//! What was learned of replicas' speed, so that a gateway that starts does not begin with guesses.
+//!
+//! One key a pool, written by any gateway that has learned enough, by one of them at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::RedisError;
+use redis::aio::MultiplexedConnection;
+use tokio::time::MissedTickBehavior;
+
+use super::link::LinkError;
+use super::refusals::Refusals;
+use crate::clock::Clock;
+use crate::fleet::pool::PoolState;
+use crate::fleet::registry::Fleet;
+use crate::fleet::speeds::PoolSpeeds;
+
+/// Writes and reads until the connection ends.
+pub(super) async fn run(
+    cluster: &str,
+    fleet: &Fleet,
+    clock: Clock,
+    mut connection: MultiplexedConnection,
+) -> LinkError {
+    let mut ticks = tokio::time::interval(TURN);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut refusals = Refusals::of("learned speeds are not shared");
+    loop {
+        ticks.tick().await;
+        for pool in fleet.pools().iter() {
+            let result = share(cluster, pool, clock, &mut connection).await;
+            if let Err(error) = refusals.note(result) {
+                return error;
+            }
+        }
+    }
+}
+
+async fn share(
+    cluster: &str,
+    pool: &Arc<PoolState>,
+    clock: Clock,
+    connection: &mut MultiplexedConnection,
+) -> Result<(), RedisError> {
+    let key = format!("{cluster}:speeds:{}", pool.name);
+    if pool.dispatcher.model.is_young() {
+        let known: Option<Vec<u8>> = redis::cmd("GET").arg(&key).query_async(connection).await?;
+        let known = known.and_then(|known| serde_json::from_slice::<PoolSpeeds>(&known).ok());
+        if let Some(replicas) = known.and_then(|known| pool.take_speeds(&known, clock.now())) {
+            tracing::info!(pool = %pool.name, replicas, "cluster: speeds are known from other gateways");
+        }
+        return Ok(());
+    }
+    let mut asking = redis::cmd("SET");
+    asking.arg(format!("{key}:turn")).arg("").arg("NX").arg("PX").arg(TURN_MS);
+    let turn: Option<String> = asking.query_async(connection).await?;
+    let speeds = turn.and_then(|_| serde_json::to_vec(&pool.speeds(clock.now())?).ok());
+    let Some(speeds) = speeds else { return Ok(()) };
+    redis::cmd("SET").arg(&key).arg(speeds).arg("EX").arg(KEPT).query_async(connection).await
+}
+
+/// Between two looks, and between two writes of one pool.
+const TURN: Duration = Duration::from_millis(TURN_MS);
+const TURN_MS: u64 = 5000;
+/// Seconds.
+const KEPT: u32 = 24 * 3600;

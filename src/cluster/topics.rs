@@ -1,0 +1,205 @@
+//! What gateways show each other: by topic, a text of each gateway, in a hash of the broker with a field a gateway.
+//!
+//! Texts are whole statements, so that a command that was lost or came twice changes nothing, and a broker that lost its memory
+//! has it again after one look. What a text means is the affair of whoever shows it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{Pipeline, RedisError};
+use tokio::time::MissedTickBehavior;
+
+use super::link::LinkError;
+use super::refusals::Refusals;
+use crate::clock::{Clock, Stamp};
+
+/// Every topic of this gateway.
+#[derive(Debug, Default)]
+pub struct Topics(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    topics: BTreeMap<String, Topic>,
+    /// Number of the next look.
+    beat: u64,
+    is_connected: bool,
+}
+
+#[derive(Debug, Default)]
+struct Topic {
+    own: String,
+    others: HashMap<String, Seen>,
+    /// Of this gateway before it restarted.
+    former: Option<String>,
+    is_looked_at: bool,
+}
+
+#[derive(Debug)]
+struct Seen {
+    text: String,
+    beat: String,
+    moved: Stamp,
+}
+
+/// What another gateway shows, or this one before it restarted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Its text.
+    pub text: String,
+    /// It was renewed a moment ago.
+    pub is_alive: bool,
+}
+
+impl Topics {
+    /// Shows a text from the next look on.
+    pub fn show(&self, topic: &str, text: String) {
+        let mut state = self.0.lock();
+        match state.topics.get_mut(topic) {
+            Some(known) => known.own = text,
+            None => drop(state.topics.insert(topic.to_owned(), Topic { own: text, ..Topic::default() })),
+        }
+    }
+
+    /// Shows no other topics any more.
+    pub fn retain(&self, is_kept: impl Fn(&str) -> bool) {
+        self.0.lock().topics.retain(|topic, _| is_kept(topic));
+    }
+
+    /// What others show. `None` before the first look, and while the broker is away.
+    #[must_use]
+    pub fn others(&self, topic: &str, now: Stamp) -> Option<Vec<Shown>> {
+        let state = self.0.lock();
+        let topic = state.topics.get(topic).filter(|topic| state.is_connected && topic.is_looked_at)?;
+        let alive = |seen: &Seen| Shown { text: seen.text.clone(), is_alive: now.since(seen.moved) < SILENT };
+        let former = topic.former.iter().map(|text| Shown { text: text.clone(), is_alive: false });
+        Some(topic.others.values().map(alive).chain(former).collect())
+    }
+
+    /// Looks every [`LOOK_EVERY`] until the connection ends.
+    pub(super) async fn run(
+        &self,
+        cluster: &str,
+        field: &str,
+        clock: Clock,
+        mut connection: MultiplexedConnection,
+    ) -> LinkError {
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut refusals = Refusals::of("verdicts on canaries are not shared");
+        loop {
+            ticks.tick().await;
+            let result = self.look(cluster, field, clock, &mut connection).await;
+            if let Err(error) = refusals.note(result) {
+                return error;
+            }
+        }
+    }
+
+    /// The broker is away: nothing of the others counts until it is back.
+    pub(super) fn lost(&self) {
+        let mut state = self.0.lock();
+        state.is_connected = false;
+        for topic in state.topics.values_mut() {
+            topic.others.clear();
+            topic.is_looked_at = false;
+        }
+    }
+
+    async fn look(
+        &self,
+        cluster: &str,
+        field: &str,
+        clock: Clock,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<(), RedisError> {
+        let (beat, own): (u64, Vec<(String, String)>) = {
+            let mut state = self.0.lock();
+            state.beat += 1;
+            state.is_connected = true;
+            (state.beat, state.topics.iter().map(|(name, topic)| (name.clone(), topic.own.clone())).collect())
+        };
+        if own.is_empty() {
+            return Ok(());
+        }
+        let mut asking = Pipeline::with_capacity(3 * own.len());
+        for (topic, text) in &own {
+            let key = format!("{cluster}:{topic}");
+            asking.cmd("HGETALL").arg(&key);
+            asking.cmd("HSET").arg(&key).arg(field).arg(format!("{beat} {text}")).ignore();
+            asking.cmd("EXPIRE").arg(&key).arg(KEPT).ignore();
+        }
+        let read: Vec<HashMap<String, String>> = asking.query_async(connection).await?;
+        let now = clock.now();
+        let mut state = self.0.lock();
+        for ((topic, _), fields) in own.iter().zip(read) {
+            if let Some(topic) = state.topics.get_mut(topic) {
+                topic.take(fields, field, now);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Topic {
+    fn take(&mut self, fields: HashMap<String, String>, own: &str, now: Stamp) {
+        self.others.retain(|gateway, _| fields.contains_key(gateway));
+        for (gateway, shown) in fields.into_iter().take(MAX_GATEWAYS) {
+            let Some((beat, text)) = shown.split_once(' ') else { continue };
+            if gateway == own {
+                // What this process wrote itself is no news.
+                if !self.is_looked_at && self.own != text {
+                    self.former = Some(text.to_owned());
+                }
+                continue;
+            }
+            let moved = match self.others.get(&gateway) {
+                Some(seen) if seen.beat == beat => seen.moved,
+                _ => now,
+            };
+            self.others.insert(gateway, Seen { text: text.to_owned(), beat: beat.to_owned(), moved });
+        }
+        self.is_looked_at = true;
+    }
+}
+
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// A gateway whose text was not renewed for so long is gone; what it has shown is still read.
+const SILENT: Duration = Duration::from_secs(2);
+/// Seconds that a topic outlives the last gateway that shows it.
+const KEPT: u32 = 7 * 24 * 3600;
+const MAX_GATEWAYS: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::seconds as at;
+
+    fn fields(of: &[(&str, &str)]) -> HashMap<String, String> {
+        of.iter().map(|(gateway, text)| ((*gateway).to_owned(), (*text).to_owned())).collect()
+    }
+
+    #[test]
+    fn others_are_alive_while_their_beat_moves_and_the_own_field_is_news_after_a_restart_only() {
+        let topics = Topics::default();
+        topics.show("t", "mine".to_owned());
+        assert_eq!(topics.others("t", at(9)), None, "nothing was looked at yet");
+        let look = |of: &[(&str, &str)], now: Stamp| {
+            let mut state = topics.0.lock();
+            state.is_connected = true;
+            state.topics.get_mut("t").unwrap().take(fields(of), "me", now);
+        };
+        look(&[("me", "9 before"), ("a", "1 x"), ("b", "1 y"), ("c", "nonsense")], at(9));
+        look(&[("me", "10 mine"), ("a", "1 x"), ("b", "2 z")], at(12));
+        let mut shown = topics.others("t", at(12)).unwrap();
+        shown.sort_by(|one, other| one.text.cmp(&other.text));
+        let of = |text: &str, is_alive| Shown { text: text.to_owned(), is_alive };
+        assert_eq!(shown, [of("before", false), of("x", false), of("z", true)]);
+        topics.lost();
+        assert_eq!(topics.others("t", at(12)), None);
+        topics.retain(|_| false);
+        assert!(topics.0.lock().topics.is_empty());
+    }
+}

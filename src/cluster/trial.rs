@@ -1,0 +1,100 @@
+//! One try of the broker, for `tokenway check --online`: whether it is there, lets this gateway in, and takes what gateways send.
+
+use redis::{ErrorKind, RedisError};
+use tokio_util::task::TaskTracker;
+
+use super::link::{Link, LinkError};
+use crate::config::Cluster;
+use crate::upstream::connect::Connector;
+
+/// Why a broker cannot be used, with what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// No broker is there.
+    #[error("{0}; check host, port and, for TLS, rediss:// in cluster.url")]
+    Away(LinkError),
+    /// It wants a password.
+    #[error("it wants a password: write redis://USER:PASSWORD@HOST in what cluster.url names")]
+    NoPassword,
+    /// It has another.
+    #[error("it refuses user or password of cluster.url")]
+    WrongPassword,
+    /// It has no RESP3.
+    #[error("it does not speak RESP3: [cluster] needs Redis 6 or Valkey")]
+    Old,
+    /// A command is refused.
+    #[error("{command} is refused ({error}); its user needs: +@all ~{name}:* &{name}:*")]
+    Forbidden {
+        /// The command.
+        command: &'static str,
+        /// `cluster.name`
+        name: String,
+        /// What it answered.
+        error: RedisError,
+    },
+    /// It copies another one.
+    #[error("it is a read-only replica: name its master, or its sentinels as redis+sentinel://")]
+    ReadOnly,
+}
+
+/// Tries the broker; returns what it is: `Redis 7.2.4`.
+///
+/// # Errors
+/// [`Unusable`].
+pub async fn try_broker(config: &Cluster, connector: &Connector) -> Result<String, Unusable> {
+    let opened = Link::open(&config.url, connector, &TaskTracker::new()).await;
+    let (mut link, _messages) = opened.map_err(|error| match error {
+        LinkError::Broker(error) => refused(error),
+        error => Unusable::Away(error),
+    })?;
+    let key = format!("{}:check", config.name);
+    for &(command, arguments) in COMMANDS {
+        let mut trying = redis::cmd(command);
+        trying.arg(&key).arg(arguments);
+        if let Err(error) = trying.query_async::<()>(&mut link.connection).await {
+            if error.code() == Some("READONLY") {
+                return Err(Unusable::ReadOnly);
+            }
+            return Err(Unusable::Forbidden { command, name: config.name.to_string(), error });
+        }
+    }
+    // Where it may not be asked it works all the same.
+    let info: String =
+        redis::cmd("INFO").arg("server").query_async(&mut link.connection).await.unwrap_or_default();
+    let field =
+        |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim));
+    Ok(match (field("valkey_version"), field("redis_version")) {
+        (Some(version), _) => format!("Valkey {version}"),
+        (None, Some(version)) => format!("Redis {version}"),
+        (None, None) => "its version is hidden".to_owned(),
+    })
+}
+
+fn refused(error: RedisError) -> Unusable {
+    let text = error.to_string();
+    if text.contains("NOAUTH") || text.contains("without any password configured") {
+        Unusable::NoPassword
+    } else if error.kind() == ErrorKind::AuthenticationFailed || text.contains("WRONGPASS") {
+        Unusable::WrongPassword
+    } else if error.kind() == ErrorKind::RESP3NotSupported || text.contains("HELLO") {
+        Unusable::Old
+    } else {
+        Unusable::Away(error.into())
+    }
+}
+
+/// What gateways send, on a key and a channel of this try only.
+const COMMANDS: &[(&str, &[&str])] = &[
+    ("SUBSCRIBE", &[]),
+    ("UNSUBSCRIBE", &[]),
+    ("PUBLISH", &[""]),
+    ("SET", &["1", "EX", "1"]),
+    ("MGET", &[]),
+    ("DEL", &[]),
+    ("HSET", &["field", "1"]),
+    ("HGETALL", &[]),
+    ("EXPIREAT", &["1"]),
+    ("XADD", &["*", "field", "1"]),
+    ("XREVRANGE", &["+", "-", "COUNT", "1"]),
+    ("DEL", &[]),
+];

@@ -1,0 +1,73 @@
+//! What was learned of the speed of a pool and its replicas, for another gateway or the next start.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::pool::PoolState;
+use super::replica::Replica;
+use super::scrape::START_TOLERANCE;
+use crate::clock::Stamp;
+use crate::routing::notice::place;
+use crate::routing::{SavedPool, SavedSpeed};
+use crate::state_file::Version;
+
+/// Speeds of one pool.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PoolSpeeds {
+    version: Version<1>,
+    pool: SavedPool,
+    replicas: Vec<ReplicaSpeed>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct ReplicaSpeed {
+    /// [`place`] of the replica.
+    place: u64,
+    /// Start of its process, seconds since 1970, where its page has that.
+    start: Option<f64>,
+    speed: SavedSpeed,
+}
+
+impl PoolState {
+    /// What it has learned; `None` while that is little.
+    #[must_use]
+    pub fn speeds(&self, now: Stamp) -> Option<PoolSpeeds> {
+        let model = &self.dispatcher.model;
+        if model.is_young() {
+            return None;
+        }
+        let of = |replica: &Replica| {
+            Some(ReplicaSpeed {
+                place: place(&self.name, replica.target.identity),
+                start: replica.process_start(),
+                speed: model.save_replica(replica.slot(), now)?,
+            })
+        };
+        let replicas = self.replicas().iter().filter_map(|replica| of(replica)).collect();
+        Some(PoolSpeeds { version: Version, pool: model.save(), replicas })
+    }
+
+    /// Takes over what was learned elsewhere or before, but of replicas that restarted since; returns of how many it did. A pool that
+    /// has learned itself takes nothing.
+    pub fn take_speeds(&self, speeds: &PoolSpeeds, now: Stamp) -> Option<usize> {
+        let model = &self.dispatcher.model;
+        if !model.is_young() || !model.restore(&speeds.pool) {
+            return None;
+        }
+        let known: HashMap<u64, &ReplicaSpeed> =
+            speeds.replicas.iter().map(|known| (known.place, known)).collect();
+        let mut taken = 0;
+        for replica in self.replicas().iter() {
+            let Some(known) = known.get(&place(&self.name, replica.target.identity)) else { continue };
+            let is_another = known
+                .start
+                .zip(replica.process_start())
+                .is_some_and(|(before, start)| (before - start).abs() > START_TOLERANCE);
+            if !is_another && model.restore_replica(replica.slot(), &known.speed, now) {
+                taken += 1;
+            }
+        }
+        Some(taken)
+    }
+}

@@ -1,0 +1,91 @@
+//! What one gateway left, another asks for itself.
+
+use tokenway::config::PolicyName;
+use tokenway::fleet::status::ReplicaState;
+
+use super::{PATH, body, config_of, follow_each_other, in_step, pair, replica_of, replicas, sum};
+use crate::support::redis::Redis;
+use crate::support::replica::{Probes, Replica};
+use crate::support::{Gateway, until, wire};
+
+/// Requests with different prompts, until the gateway has left the replica, which fails every one.
+async fn eject(gateway: &Gateway, replica: &Replica) {
+    replica.always(wire::json(500, "{}"));
+    for at in 0..200 {
+        gateway.post(PATH, &body(&format!("{at} lorem"))).await;
+        if gateway.state_of(replica) != ReplicaState::Ready {
+            break;
+        }
+    }
+    assert_eq!(gateway.state_of(replica), ReplicaState::Ejected);
+    replica.always(wire::chat_stream(&["a", "b"]));
+}
+
+#[tokio::test]
+async fn a_dead_replica_is_left_by_the_gateway_that_had_no_request_for_it() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::RoundRobin).await;
+    replicas[0].stop_listening().await;
+    for _ in 0..3 {
+        replica_of(&gateways[0].post(PATH, &body("hi")).await);
+    }
+    for gateway in &gateways {
+        until("both have left it", || gateway.state_of(&replicas[0]) == ReplicaState::Unreachable).await;
+    }
+    replicas[0].listen_again().await;
+    for gateway in &gateways {
+        until("each finds it again", || gateway.state_of(&replicas[0]) == ReplicaState::Ready).await;
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_whose_requests_fail_takes_no_replica_from_one_that_gets_answers() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::RoundRobin).await;
+    let asked = replicas[0].probed();
+    eject(&gateways[0], &replicas[0]).await;
+    in_step(&gateways).await;
+    until("the other asks the replica itself", || replicas[0].probed() > asked).await;
+    // It answered: a part of the traffic comes back at once, and never was it left.
+    let mut tries = 0;
+    while replica_of(&gateways[1].post(PATH, &body(&format!("{tries} ipsum"))).await) != replicas[0].name() {
+        tries += 1;
+        assert!(tries < 300, "its own probe was answered");
+    }
+    let status = gateways[1].replicas();
+    let doubted = status.iter().find(|status| *status.replica == *replicas[0].name()).unwrap();
+    assert_eq!(doubted.state, ReplicaState::Ready);
+    assert_eq!(
+        doubted.life.entered[ReplicaState::ALL.iter().position(|s| *s == ReplicaState::Ejected).unwrap()],
+        0
+    );
+}
+
+#[tokio::test]
+async fn until_its_own_probe_is_answered_a_gateway_prefers_others_to_a_replica_that_another_left() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::RoundRobin).await;
+    replicas[0].probes(Probes::CompletionsUnanswered);
+    eject(&gateways[0], &replicas[0]).await;
+    in_step(&gateways).await;
+    for _ in 0..9 {
+        assert_ne!(replica_of(&gateways[1].post(PATH, &body("hi")).await), replicas[0].name());
+    }
+    replicas[0].probes(Probes::Answered);
+}
+
+#[tokio::test]
+async fn the_only_replica_is_used_whatever_another_gateway_found() {
+    let (redis, replica) = (Redis::start().await, Replica::start().await);
+    let mut one = config_of(&redis, std::slice::from_ref(&replica), PolicyName::RoundRobin);
+    let other = one.clone();
+    // At the other gateway its pool has a second one, so that it may be ejected there.
+    let second = Replica::start().await;
+    one.pools = vec![crate::support::config::pool("default", &[&replica, &second])];
+    let gateways = [Gateway::start(one).await, Gateway::start(other).await];
+    follow_each_other(&gateways).await;
+    replica.probes(Probes::CompletionsUnanswered);
+    eject(&gateways[0], &replica).await;
+    until("it is heard of", || sum(&gateways[1], "tokenway_cluster_notices_total", "received") > 0.0).await;
+    assert_eq!(replica_of(&gateways[1].post(PATH, &body("hi")).await), replica.name());
+}

@@ -1,0 +1,110 @@
+//! Stored responses: any gateway sends a follow-up where its response is.
+
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+use tokenway::config::{PolicyName, Tenant};
+
+use super::{config_of, follow_each_other, metric, pair, replica_of, replicas};
+use crate::support::client::Reply;
+use crate::support::redis::Redis;
+use crate::support::replica::Replica;
+use crate::support::{Gateway, until, wire};
+
+const RESPONSES: &str = "/v1/responses";
+
+async fn ask(gateway: &Gateway, key: &str, body: &str) -> Reply {
+    let mut client = gateway.client().await;
+    client.post(RESPONSES, &[("authorization", &format!("Bearer {key}"))], body.as_bytes()).await;
+    client.reply().await
+}
+
+/// Makes a response with this id; returns its replica.
+async fn make(gateway: &Gateway, replicas: &[Replica], id: &str) -> String {
+    answer(replicas, id);
+    let reply = ask(gateway, "k", r#"{"model":"tiny","input":"hi"}"#).await;
+    answer(replicas, "resp_of_a_follow_up");
+    replica_of(&reply)
+}
+
+/// Every response has this id from now on.
+fn answer(replicas: &[Replica], id: &str) {
+    let whole = format!(
+        r#"{{"id":"{id}","object":"response","model":"tiny","status":"completed","output":[],"usage":{{"input_tokens":5,"output_tokens":3}}}}"#
+    );
+    for replica in replicas {
+        replica.always(wire::json(200, &whole));
+    }
+}
+
+fn follow_up(id: &str) -> String {
+    format!(r#"{{"model":"tiny","input":"and then?","previous_response_id":"{id}"}}"#)
+}
+
+#[tokio::test]
+async fn a_follow_up_through_another_gateway_goes_where_its_response_is() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::RoundRobin).await;
+    for round in 0..9 {
+        let id = format!("resp_{round}");
+        let maker = make(&gateways[round % 2], &replicas, &id).await;
+        // At once: what the other made a moment ago may be on its way.
+        let other = &gateways[(round + 1) % 2];
+        assert_eq!(replica_of(&ask(other, "k", &follow_up(&id)).await), maker);
+        let mut client = other.client().await;
+        client.send("GET", &format!("{RESPONSES}/{id}"), &[], b"").await;
+        assert_eq!(replica_of(&client.reply().await), maker);
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_that_starts_later_and_one_that_lost_its_broker_know_them() {
+    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    let first = Gateway::start(config_of(&redis, &replicas, PolicyName::RoundRobin)).await;
+    until("it is connected", || metric(&first, "tokenway_cluster_connected") == 1.0).await;
+    let maker = make(&first, &replicas, "resp_before").await;
+    // The broker loses everything: what its makers know they give it again.
+    redis.kill();
+    until("the loss is seen", || metric(&first, "tokenway_cluster_connected") == 0.0).await;
+    let meanwhile = make(&first, &replicas, "resp_meanwhile").await;
+    redis.start_again().await;
+    let second = Gateway::start(config_of(&redis, &replicas, PolicyName::RoundRobin)).await;
+    let gateways = [first, second];
+    follow_each_other(&gateways).await;
+    assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up("resp_before")).await), maker);
+    assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up("resp_meanwhile")).await), meanwhile);
+    // Without a broker an unknown one is refused at once, and a known one served.
+    redis.kill();
+    until("the loss is seen", || gateways.iter().all(|one| metric(one, "tokenway_cluster_connected") == 0.0))
+        .await;
+    assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up("resp_before")).await), maker);
+    let clock = gateways[1].app.gateway.clock;
+    let asked = clock.now();
+    assert_eq!(ask(&gateways[1], "k", &follow_up("resp_unknown")).await.status(), 404);
+    assert!(clock.now().since(asked) < Duration::from_millis(100));
+}
+
+#[tokio::test]
+async fn a_response_of_another_tenant_is_unknown_at_every_gateway() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let start = async || {
+        let mut config = config_of(&redis, &replicas, PolicyName::RoundRobin);
+        let tenant = |name: &str, key: &str| Tenant {
+            name: name.into(),
+            key_digests: vec![Sha256::digest(key.as_bytes()).into()],
+            ..Tenant::default()
+        };
+        config.tenants = vec![tenant("acme", "k"), tenant("other", "x")];
+        Gateway::start(config).await
+    };
+    let gateways = [start().await, start().await];
+    follow_each_other(&gateways).await;
+    let maker = make(&gateways[0], &replicas, "resp_1").await;
+    for gateway in &gateways {
+        let refused = ask(gateway, "x", &follow_up("resp_1")).await;
+        assert_eq!((refused.status(), &*refused.code()), (404, "previous_response_not_found"));
+        assert_eq!(replica_of(&ask(gateway, "k", &follow_up("resp_1")).await), maker);
+    }
+    let kept = redis.ask("KEYS *").await.unwrap();
+    assert!(kept.contains("tokenway:pin:") && !kept.contains("resp_1") && !kept.contains("acme"), "{kept}");
+}

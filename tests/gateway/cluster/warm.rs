@@ -1,0 +1,108 @@
+//! Warm restarts: a gateway that starts finds the prompts that are cached.
+
+use std::time::{Duration, SystemTime};
+
+use tokenway::clock::Clock;
+use tokenway::config::PolicyName;
+
+use super::{PATH, body, config_of, follow_each_other, metric, pair, replica_of, replicas};
+use crate::support::redis::Redis;
+use crate::support::replica::Replica;
+use crate::support::{Gateway, soon, until, wire};
+
+/// A page of an engine that has run for so long.
+fn page(since: Duration) -> String {
+    let clock = Clock::start();
+    let start = clock.wall(clock.now()).duration_since(SystemTime::UNIX_EPOCH).unwrap() - since;
+    format!("{}\nprocess_start_time_seconds {}\n", wire::METRICS, start.as_secs_f64())
+}
+
+async fn old_replicas() -> [Replica; 3] {
+    let replicas = replicas().await;
+    replicas.iter().for_each(|replica| replica.show_page(Some(&page(Duration::from_secs(3600)))));
+    replicas
+}
+
+fn prompt(conversation: usize) -> String {
+    format!("{conversation} lorem ").repeat(600)
+}
+
+/// Replicas of twelve conversations.
+async fn begin(gateway: &Gateway, redis: &Redis) -> Vec<String> {
+    let mut homes = Vec::new();
+    for conversation in 0..12 {
+        homes.push(replica_of(&gateway.post(PATH, &body(&prompt(conversation))).await));
+    }
+    assert!(homes.iter().any(|home| *home != homes[0]), "conversations spread: {homes:?}");
+    // Decisions are written once a second.
+    let is_written = async {
+        while !redis.ask("EXISTS tokenway:decisions").await.unwrap().starts_with(":1") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+    };
+    soon("decisions are written", is_written).await;
+    homes
+}
+
+/// How many of the conversations that are continued go to their replica, because of the prefix.
+async fn hits(gateway: &Gateway, homes: &[String]) -> usize {
+    let mut hits = 0;
+    for (conversation, home) in homes.iter().enumerate() {
+        let reply = gateway.post(PATH, &body(&format!("{} more", prompt(conversation)))).await;
+        let is_hit = reply.head.header("x-tokenway-decision").unwrap().contains("reason=prefix");
+        hits += usize::from(is_hit && replica_of(&reply) == *home);
+    }
+    hits
+}
+
+/// Until what is cached was read: a request of that gateway alone would teach it.
+async fn read(gateway: &Gateway) {
+    until("it is connected", || metric(gateway, "tokenway_cluster_connected") == 1.0).await;
+    let is_known = || {
+        let pools = gateway.app.fleet.pools();
+        (0..3).any(|slot| pools[0].dispatcher.index.held(slot) > 0)
+    };
+    until("the index is filled", is_known).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+#[tokio::test]
+async fn the_only_gateway_finds_its_prompts_after_a_restart() {
+    let (redis, replicas) = (Redis::start().await, old_replicas().await);
+    let before = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
+    let homes = begin(&before, &redis).await;
+    before.app.stop(Duration::ZERO).await;
+    let after = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
+    read(&after).await;
+    assert_eq!(hits(&after, &homes).await, 12);
+}
+
+#[tokio::test]
+async fn one_of_two_gateways_finds_the_prompts_of_both_after_a_restart() {
+    let (redis, replicas) = (Redis::start().await, old_replicas().await);
+    let [first, second] = pair(&redis, &replicas, PolicyName::Prefix).await;
+    let homes = begin(&first, &redis).await;
+    second.app.stop(Duration::ZERO).await;
+    let after = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
+    read(&after).await;
+    let both = [first, after];
+    follow_each_other(&both).await;
+    assert_eq!(hits(&both[1], &homes).await, 12);
+}
+
+#[tokio::test]
+async fn a_replica_that_restarted_since_has_lost_its_prompts() {
+    let (redis, replicas) = (Redis::start().await, old_replicas().await);
+    let before = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
+    let homes = begin(&before, &redis).await;
+    before.app.stop(Duration::ZERO).await;
+    replicas[0].show_page(Some(&page(Duration::ZERO)));
+    let after = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
+    read(&after).await;
+    let pools = after.app.fleet.pools();
+    let held = (0..3).map(|slot| pools[0].dispatcher.index.held(slot) > 0).collect::<Vec<_>>();
+    let had = replicas.iter().map(|one| homes.contains(&one.name())).collect::<Vec<_>>();
+    assert!(had[0] && !held[0], "its cache is empty: {had:?} {held:?}");
+    assert_eq!(held[1..], had[1..]);
+}

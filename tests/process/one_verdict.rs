@@ -1,0 +1,137 @@
+//! Canaries over two gateways of one cluster, with a real Redis between them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokenway::clock::Clock;
+
+use super::redis::Redis;
+use super::rollouts::{Fault, act, canary, faulty, file, file_of, stop_gateway, wait_for};
+use crate::serve_support::{Fleet, Gateway, chat, post_chat, replace, until};
+
+/// What the broker of the gateway's tests needs of them.
+pub(super) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let within = tokio::time::timeout(Duration::from_secs(10), future).await;
+    within.unwrap_or_else(|_| panic!("still waiting: {what}"))
+}
+
+struct Broker {
+    redis: Redis,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Broker {
+    fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Self { redis: runtime.block_on(Redis::start()), runtime }
+    }
+
+    fn start_again(&mut self) {
+        self.runtime.block_on(self.redis.start_again());
+    }
+}
+
+/// The file of a gateway of the cluster, without a state of its own.
+fn clustered(file: PathBuf, broker: &Broker) -> PathBuf {
+    let text = std::fs::read_to_string(&file).unwrap().replace("state = \"canary.json\"\n", "");
+    let head = "[server]\nroute_info_headers = true\n[routing]\nseed = \"s\"\n[cluster]\n";
+    replace(&file, &format!("{head}url = \"redis://{}\"\n{text}", broker.redis.addr));
+    file
+}
+
+fn start(file: &Path) -> Gateway {
+    let gateway = Gateway::with_file(file);
+    gateway.wait_ready();
+    gateway
+}
+
+fn is_rolled_back(gateway: &Gateway) -> serde_json::Value {
+    wait_for("the rollback", gateway, |canary| canary["state"] == "rolled_back")
+}
+
+const STEPS: &str = "steps = [{ weight = 50, soak = \"1h\" }, { weight = 80, soak = \"1h\" }]";
+
+#[test]
+fn a_verdict_holds_at_all_gateways_over_a_restart_and_over_a_loss_of_the_broker() {
+    let (mut broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = clustered(file(folder.path(), &old, &new, STEPS), &broker);
+    let (first, second) = (start(&file), start(&file));
+    assert_eq!(act(&first, "rollback").0, 200);
+    let clock = Clock::start();
+    let acted = clock.now();
+    let followed = is_rolled_back(&second);
+    assert!(clock.now().since(acted) < Duration::from_secs(3));
+    assert_eq!(followed["reason"], "rolled back by hand");
+    // It starts anew, knows nothing of its own, and gives the canary no request at all.
+    stop_gateway(second);
+    let second = start(&file);
+    for n in 0..30 {
+        let answer = post_chat(&second.data, &chat("sim", &format!("{n}"), 2), "key");
+        assert!(
+            answer.status == 200 && !answer.head.to_lowercase().contains("revision: r2"),
+            "{}",
+            answer.head
+        );
+    }
+    is_rolled_back(&second);
+    // What an operator decides meanwhile is known when the broker, which has lost everything, is back.
+    broker.redis.kill();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(act(&first, "promote").0, 200);
+    assert_eq!(canary(&second)["state"], "rolled_back", "alone it keeps what it knows");
+    broker.start_again();
+    wait_for("the promotion", &second, |canary| canary["state"] == "promoted");
+    assert_eq!(canary(&first)["state"], "promoted");
+    stop_gateway(first);
+    stop_gateway(second);
+}
+
+#[test]
+fn a_breach_that_one_gateway_sees_stops_the_canary_at_the_one_that_sees_nothing() {
+    let (broker, old) = (Broker::start(), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = clustered(file_of(folder.path(), &old, &faulty(Fault::NotFound), STEPS), &broker);
+    let (first, second) = (start(&file), start(&file));
+    for n in 0..200 {
+        post_chat(&first.data, &chat("sim", &format!("{n}"), 2), "key");
+        if canary(&first)["state"] == "rolled_back" {
+            break;
+        }
+    }
+    let (own, followed) = (is_rolled_back(&first), is_rolled_back(&second));
+    assert!(own["reason"].as_str().unwrap().starts_with("model"), "{own}");
+    assert_eq!(own["reason"], followed["reason"]);
+    assert_eq!(second.process.err.count("canary follows another gateway's verdict"), 1);
+    stop_gateway(first);
+    stop_gateway(second);
+}
+
+#[test]
+fn a_gateway_that_starts_takes_the_step_that_another_is_at() {
+    let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
+    let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
+    let state = folders[0].path().join("canary.json");
+    let with_state = clustered(file(folders[0].path(), &old, &new, STEPS), &broker);
+    let text = std::fs::read_to_string(&with_state).unwrap();
+    let state_line = format!("pool = \"new\"\nstate = {state:?}\nsteps");
+    replace(&with_state, &text.replace("pool = \"new\"\nsteps", &state_line));
+    let first = start(&with_state);
+    until("a saved state", || state.exists().then_some(()));
+    stop_gateway(first);
+    let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
+    saved["routes"]["chat"]["plan"]["step"] = 1.into();
+    std::fs::write(&state, saved.to_string()).unwrap();
+    let first = start(&with_state);
+    let is_second = |canary: &serde_json::Value| canary["step"] == 2 && canary["weight"] == 80.0;
+    wait_for("its own step", &first, is_second);
+    // It has no state, and no other source than the broker.
+    let second = start(&clustered(file(folders[1].path(), &old, &new, STEPS), &broker));
+    let clock = Clock::start();
+    let asked = clock.now();
+    let now = wait_for("the step", &second, is_second);
+    assert!(clock.now().since(asked) < Duration::from_secs(3) && now["state"] == "running", "{now}");
+    stop_gateway(first);
+    stop_gateway(second);
+}
