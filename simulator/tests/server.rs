@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokenway_sim::engine::{CostModel, EngineConfig};
-use tokenway_sim::server::{Fault, FaultKind, KvTransfer, RequestState, SimConfig, SimReplica, start};
+use tokenway_sim::kv_transfer::KvTransfer;
+use tokenway_sim::server::{Fault, FaultKind, RequestState, SimConfig, SimReplica, start};
 use tokenway_sim::traffic::{TrafficConfig, TrafficStats, run_traffic};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;

@@ -20,7 +20,7 @@ use super::query::{Aim, Elsewhere, Sampling};
 use super::target::{EngineLimits, Target};
 use super::verdict::{Verdict, judge};
 use super::{
-    Candidate, Decision, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, SlotSet, Terms,
+    Candidate, Decision, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, Quote, SlotSet, Terms,
     TimingSample, Waiting, Work, cheapest, longest,
 };
 use crate::clock::Stamp;
@@ -90,6 +90,23 @@ impl<'a> Ask<'a> {
             elsewhere: None,
             tried,
         }
+    }
+
+    /// To compute its prompt for another pool: one token, whose lateness that other pool answers for.
+    #[must_use]
+    pub fn for_prefill(self) -> Self {
+        Self {
+            slo: SloBounds::default(),
+            shows_first_token: true,
+            sampling: Sampling { max_tokens: Some(Tokens(1)), n: 1 },
+            ..self
+        }
+    }
+
+    /// To decode what another pool will have computed `after` so long: as late as both legs together.
+    #[must_use]
+    pub fn for_decode(self, after: Duration, elsewhere: Elsewhere<'a>) -> Self {
+        Self { waited: self.waited + after, elsewhere: Some(elsewhere), ..self }
     }
 }
 
@@ -251,6 +268,20 @@ pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stam
 }
 
 impl<'a> Judged<'a> {
+    /// What the placement would mean, without any; `None` where it should be held back.
+    #[must_use]
+    pub fn quote(&self) -> Option<Quote> {
+        let Verdict::Place(decision) = &self.verdict else { return None };
+        Some(Quote {
+            slot: decision.slot,
+            identity: self.candidates.get(decision.at)?.identity,
+            ttft: decision.terms.ttft(),
+            cost: decision.terms.cost.total(),
+            transfer: decision.terms.transfer,
+            uncached: self.query.prompt.tokens.saturating_sub(decision.hit),
+        })
+    }
+
     /// What should be done with the request now.
     #[must_use]
     pub fn verdict(&self) -> &Verdict {

@@ -5,6 +5,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tokio::net::TcpStream;
@@ -80,9 +81,8 @@ pub(super) async fn fetch(
         tokio::time::sleep(config.lost_after).await;
         return Err(ApiError::internal("Internal server error"));
     }
-    let tokens = u32::try_from(generation.ask.prompt_tokens()).unwrap_or(u32::MAX);
-    let handshake = if replica.meets(port) { config.handshake } else { std::time::Duration::ZERO };
-    tokio::time::sleep(handshake + config.base + config.per_token * tokens).await;
+    let handshake = if replica.meets(port) { config.handshake } else { Duration::ZERO };
+    tokio::time::sleep(handshake + config.of(generation.ask.prompt_tokens())).await;
     replica.driver.preload(&generation.jobs());
     generation.is_fetched = true;
     Ok(())
