@@ -26,6 +26,9 @@ use crate::record::{self, AttemptCause, Ways};
 /// A response worth relaying with the attempt that got it.
 pub type Answered = (UpstreamResponse, ActiveAttempt);
 
+/// What an attempt came to.
+type Attempted = Result<Answered, (AttemptError, ActiveAttempt)>;
+
 /// An empty answer that waits for another replica's.
 #[derive(Debug)]
 pub(super) struct Doubted {
@@ -144,7 +147,14 @@ impl Exchange {
                     continue;
                 }
             }
-            let attempted = self.attempt(pick).await;
+            let attempted = if self.held_kv.as_ref().is_some_and(HeldKv::has_beside) {
+                match Box::pin(self.attempt_beside(pick)).await? {
+                    Some(attempted) => attempted,
+                    None => continue,
+                }
+            } else {
+                self.attempt(pick).await
+            };
             if self.has_lost_kv(&attempted) {
                 if let Ok(answered) = attempted {
                     answered.1.watch.close();
@@ -204,17 +214,59 @@ impl Exchange {
         match self.two_legs().compute_prompt(prefill, decode).await {
             Leg::Done(held) => {
                 self.held_kv = Some(held);
-                return Ok(true);
+                Ok(true)
             }
+            other => self.without_prompt(other).map(|()| false),
+        }
+    }
+
+    /// Its prompt was not computed elsewhere: the request is to be placed anew, or has failed.
+    fn without_prompt(&mut self, leg: Leg) -> Result<(), Failure> {
+        match leg {
             Leg::Stays(reason) => self.prepared.stays = Some(reason),
             Leg::Broken(failure, prefill) => self.prefill_failed(&failure, &prefill),
             Leg::Failed(failure) => return Err(failure),
+            Leg::Done(_) => {}
         }
-        Ok(false)
+        Ok(())
+    }
+
+    /// Decodes while the prompt is computed; `None` where that failed, and the request is to be placed anew.
+    async fn attempt_beside(&mut self, pick: Box<Pick>) -> Result<Option<Attempted>, Failure> {
+        let Some(mut beside) = self.held_kv.as_mut().and_then(HeldKv::take_beside) else {
+            return Ok(Some(self.attempt(pick).await));
+        };
+        let raced = {
+            let attempt = std::pin::pin!(self.attempt(pick));
+            // Dropped, an attempt closes its connection; the other arm is cancel-safe.
+            tokio::select! {
+                biased;
+                attempted = attempt => Ok(attempted),
+                landed = beside.failed() => Err(landed),
+            }
+        };
+        match raced {
+            Ok(attempted) => {
+                let dialect = self.guard.record().dialect;
+                if attempted.is_ok()
+                    && let Some(landed) = beside.finish(&self.incoming.gateway, dialect)
+                {
+                    let _ = self.two_legs().settle_beside(landed);
+                }
+                Ok(Some(attempted))
+            }
+            Err(landed) => {
+                self.held_kv = None;
+                if let Some(leg) = self.two_legs().settle_beside(landed) {
+                    self.without_prompt(leg)?;
+                }
+                Ok(None)
+            }
+        }
     }
 
     /// Whether the KV of its prefill leg did not come: the request is to be placed anew.
-    fn has_lost_kv(&mut self, attempted: &Result<Answered, (AttemptError, ActiveAttempt)>) -> bool {
+    fn has_lost_kv(&mut self, attempted: &Attempted) -> bool {
         let Some(held) = self.held_kv.take() else { return false };
         let landed = attempted.as_ref().map_err(|(error, _)| error);
         let lost = held.settle(landed, self.two_legs());
@@ -343,7 +395,7 @@ impl Exchange {
         is_first && retry.attempts > 0 && (failure.is_idle_close() || pick.pool.retries.withdraw(retry, now))
     }
 
-    async fn attempt(&mut self, pick: Box<Pick>) -> Result<Answered, (AttemptError, ActiveAttempt)> {
+    async fn attempt(&mut self, pick: Box<Pick>) -> Attempted {
         let cause = self.cause();
         let identity = Identity::of(self.guard.record());
         let flight = self.outbound(&identity).launch(pick, cause);
