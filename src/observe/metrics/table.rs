@@ -136,7 +136,7 @@ families! {
             counter kv_fetched "tokenway_replica_kv_transfers_total" []
                 "KV transfers that the engine fetched, by its own count; starts anew with the engine.";
             counter kv_bytes "tokenway_replica_kv_transfer_bytes_total" []
-                "Bytes that they moved.";
+                "Bytes of KV that the engine fetched.";
             counter kv_failed "tokenway_replica_kv_transfer_failures_total" []
                 "KV transfers that failed, by the engine's own count.";
             counter kv_expired "tokenway_replica_kv_expired_total" []
