@@ -119,10 +119,6 @@ pub(super) fn prefill(
     } else {
         expect_one_revision(&item, pool, known, pools);
     }
-    if let Some(item) = section.get("bootstrap_port").filter(|_| prefill.connector != Connector::Sglang) {
-        let message = format!("connector \"{}\" has no bootstrap server", prefill.connector.as_str());
-        item.fault(message, "leave it out, or use connector = \"sglang\"");
-    }
     if prefill.when == PrefillWhen::Auto && policy != PolicyName::Latency {
         let message =
             format!("when = \"auto\" compares predictions, and policy \"{}\" has none", policy.as_str());
@@ -229,12 +225,6 @@ mod tests {
             (both, "pools = [\"d\"]", "pool = \"q\"", Some("unknown pool \"q\"")),
             (both, "pools = [\"d\"]", "when = \"always\"", Some("[route.prefill] has no \"pool\"")),
             (both, "pools = [\"d\"]", "pool = \"p\"\nconnector = \"sglang\"\nbootstrap_port = 9000", None),
-            (
-                both,
-                "pools = [\"d\"]",
-                "pool = \"p\"\nbootstrap_port = 9000",
-                Some("connector \"nixl\" has no bootstrap server"),
-            ),
             (
                 both,
                 "pools = [\"d\"]\npolicy = \"prefix\"",
