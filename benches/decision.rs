@@ -10,15 +10,16 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokenway::clock::{Clock, Stamp};
-use tokenway::config::{EngineProfile, PolicyName, Secret};
+use tokenway::config::{EngineProfile, PolicyName, PrefillWhen, Secret};
 use tokenway::fleet::metrics_text;
 use tokenway::record::SloBounds;
 use tokenway::request::chain::{ChainBuilder, ChainSeed, PrefixChain, Root};
 use tokenway::routing::policies::named;
 use tokenway::routing::prefix_index::Hits;
+use tokenway::routing::ways::{Rule, weigh};
 use tokenway::routing::{
-    Ask, Dispatcher, EngineLimits, EnginePage, Judged, LoadGuard, Placement, Policy, Prompt, SlotSet, Target,
-    TimingSample, Work, rendezvous,
+    Ask, Dispatcher, Elsewhere, EngineLimits, EnginePage, Judged, LoadGuard, Offers, Placement, Policy,
+    Prompt, Quote, SlotSet, Target, TimingSample, Transfers, Work, rendezvous,
 };
 use tokenway::units::Tokens;
 
@@ -81,16 +82,70 @@ impl Fleet {
 
     /// All that the live path does: signals, candidates, verdict, reservation, insert.
     fn decide(&self, policy: &dyn Policy, chain: &[u64], bytes: usize) {
-        let now = NOW.after(Duration::from_secs(1));
-        let ms = |n| Some(Duration::from_millis(n));
         let tried = SlotSet::new();
-        let ask = Ask {
-            session: Some(9),
-            slo: SloBounds { ttft: ms(3000), tpot: ms(100), ..SloBounds::default() },
-            ..Ask::of(prompt(chain, bytes), &tried)
-        };
-        let judged = self.dispatcher.judge(policy, &ask, &LIMITS, now, self.targets.iter());
-        drop(black_box(judged.and_then(Judged::assign)));
+        drop(black_box(self.judge(policy, &ask(chain, bytes, &tried)).and_then(Judged::assign)));
+    }
+
+    fn judge<'a>(&'a self, policy: &dyn Policy, ask: &Ask<'a>) -> Option<Judged<'a>> {
+        self.dispatcher.judge(policy, ask, &LIMITS, NOW.after(Duration::from_secs(1)), self.targets.iter())
+    }
+}
+
+fn ask<'a>(chain: &'a [u64], bytes: usize, tried: &'a SlotSet) -> Ask<'a> {
+    let ms = |n| Some(Duration::from_millis(n));
+    Ask {
+        session: Some(9),
+        slo: SloBounds { ttft: ms(3000), tpot: ms(100), ..SloBounds::default() },
+        ..Ask::of(prompt(chain, bytes), tried)
+    }
+}
+
+/// The two pools of a route with `[route.prefill]`.
+struct Sides<'a> {
+    decode: &'a Fleet,
+    prefill: &'a Fleet,
+    policy: &'a dyn Policy,
+    whole: Ask<'a>,
+}
+
+impl Sides<'_> {
+    /// All that the live path does where it goes apart: both ways weighed, both legs placed.
+    fn decide(&self, transfers: &Transfers) {
+        let (now, none) = (NOW.after(Duration::from_secs(1)), SlotSet::new());
+        let rule = Rule { when: PrefillWhen::Auto, min_uncached_tokens: 0, transfers, tried: &none };
+        let choice = weigh(self, &rule, self.whole.prompt.tokens, now);
+        let after = choice.prefill.map_or(Duration::from_millis(300), |prefill| prefill.ttft);
+        let transfer = |_: u64, tokens: Tokens| tokens.0 as f64 * 1e-5;
+        let second = self.whole.for_decode(after, Elsewhere { transfer: &transfer });
+        drop(black_box(self.prefill.judge(self.policy, &self.whole.for_prefill()).and_then(Judged::assign)));
+        drop(black_box(self.decode.judge(self.policy, &second).and_then(Judged::assign)));
+    }
+}
+
+impl Offers for Sides<'_> {
+    fn together(&self) -> Option<Quote> {
+        self.decode.judge(self.policy, &self.whole)?.quote()
+    }
+
+    fn prefill(&self, closed: &SlotSet) -> Option<Quote> {
+        let ask = Ask { tried: closed, ..self.whole.for_prefill() };
+        self.prefill.judge(self.policy, &ask)?.quote()
+    }
+
+    fn decode(&self, after: Duration, elsewhere: Elsewhere<'_>) -> Option<Quote> {
+        self.decode.judge(self.policy, &self.whole.for_decode(after, elsewhere))?.quote()
+    }
+
+    fn is_prefill_ready(&self) -> bool {
+        true
+    }
+
+    fn is_prefill_taught(&self) -> bool {
+        true
+    }
+
+    fn is_prefill_idle(&self) -> bool {
+        false
     }
 }
 
@@ -189,6 +244,13 @@ fn main() -> std::io::Result<()> {
                 fleet.decide(&*policy, chain(black_box(text(round))).hashes(), bytes);
             })?;
         }
+        let (prefill, transfers, none) = (Fleet::new(replicas), Transfers::default(), SlotSet::new());
+        let policy = named(PolicyName::Latency);
+        measure(&mut out, &title("both ways, and both legs"), rounds, |round| {
+            let chain = chain(black_box(text(round)));
+            let whole = ask(chain.hashes(), bytes, &none);
+            Sides { decode: &fleet, prefill: &prefill, policy: &*policy, whole }.decide(&transfers);
+        })?;
         measure(&mut out, &title("noting a known prompt"), rounds, |_| fleet.insert(0, chains[0].hashes()))?;
         let profile = EngineProfile::default();
         measure(&mut out, &title("one scrape of every replica"), rounds / 200 + 1, |_| {

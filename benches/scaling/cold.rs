@@ -8,7 +8,7 @@ use tokenway::routing::EngineLimits;
 use tokenway::simulate::ReplayedRoute;
 use tokenway::units::Tokens;
 use tokenway_sim::engine::EngineConfig;
-use tokenway_sim::replay::{Bounds, Demand, Scenario, run};
+use tokenway_sim::replay::{Bounds, Demand, KvNetwork, Scenario, run};
 
 use super::elastic::{Conductor, Elastic, ElasticFleet};
 use super::traffic::{around, poisson, quantile, requests};
@@ -89,6 +89,7 @@ fn minute(dealt: Dealt, joins: Joins) -> (f64, f64) {
             slow: Vec::new(),
             scrape_interval: limits.scrape_interval,
             bounds: Bounds::default(),
+            network: KvNetwork::default(),
         };
         let _figures = run(&trace, &scenario, &mut elastic);
         let joined =

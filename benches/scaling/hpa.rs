@@ -13,7 +13,9 @@ use tokenway::routing::EngineLimits;
 use tokenway::simulate::ReplayedRoute;
 use tokenway::units::Tokens;
 use tokenway_sim::engine::EngineConfig;
-use tokenway_sim::replay::{Bounds, Demand, Scenario, Trace, TraceRequest, qwen_32b_on_two_h100, run};
+use tokenway_sim::replay::{
+    Bounds, Demand, KvNetwork, Scenario, Trace, TraceRequest, qwen_32b_on_two_h100, run,
+};
 
 use super::elastic::{Conductor, Elastic, ElasticFleet};
 use super::traffic::{around, normal, poisson, requests};
@@ -168,6 +170,7 @@ fn once(load: &Load, cold_start: u64, rival: Option<(bool, f64)>, seed: u64) -> 
         slow: Vec::new(),
         scrape_interval: limits.scrape_interval,
         bounds: load.bounds,
+        network: KvNetwork::default(),
     };
     let figures = run(&load.traces[seed as usize], &scenario, &mut elastic);
     let most = elastic.ready().iter().max().copied().unwrap_or_default();

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokenway_sim::engine::{CostModel, EngineConfig};
-use tokenway_sim::server::{Fault, FaultKind, KvTransfer, RequestState, SimConfig, SimReplica, start};
+use tokenway_sim::kv_transfer::KvTransfer;
+use tokenway_sim::server::{Fault, FaultKind, RequestState, SimConfig, SimReplica, start};
 use tokenway_sim::traffic::{TrafficConfig, TrafficStats, run_traffic};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -502,4 +503,19 @@ async fn kv_computed_by_one_replica_is_decoded_by_another() {
     let stream = other.post(CHAT, &with(chat(8), json!({"kv_transfer_params": params}))).await;
     assert_eq!((stream.status, stream.content().as_str()), (200, ""));
     assert!(stream.text().contains("Internal server error") && stream.text().ends_with("data: [DONE]\n\n"));
+}
+
+#[tokio::test]
+async fn engines_that_meet_in_a_room_wait_for_the_one_that_computes() {
+    let ms = Duration::from_millis;
+    let kv_transfer = KvTransfer { handshake: ms(5), base: ms(5), per_token: ms(0), lost_after: ms(30) };
+    let config = || SimConfig { kv_transfer, ..fast() };
+    let (one, other) = (Sim::start(config()).await, Sim::start(config()).await);
+    let alone = one.post(CHAT, &with(chat(8), json!({"stream": false}))).await.json();
+    let room = json!({"stream": false, "bootstrap_host": "127.0.0.1", "bootstrap_port": one.replica.addr().port(), "bootstrap_room": 7});
+    let (body, first) = (with(chat(8), room.clone()), with(chat(1), room));
+    let (decoded, computed) = tokio::join!(other.post(CHAT, &body), one.post(CHAT, &first));
+    let decoded = decoded.json();
+    assert_eq!((computed.status, &decoded["choices"]), (200, &alone["choices"]));
+    assert_eq!(decoded["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "it came from elsewhere");
 }

@@ -40,6 +40,9 @@ pub struct DemoArgs {
     /// Address of the gateway's admin port (port 0: a free one)
     #[arg(long, env = "TOKENWAY_DEMO_ADMIN_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:9090")]
     pub admin_listen: SocketAddr,
+    /// Half of the replicas compute prompts for the others; documents come among the chats
+    #[arg(long, env = "TOKENWAY_DEMO_PD", conflicts_with_all = ["story", "script"])]
+    pub pd: bool,
     /// Play the story first: another policy, a sick replica, drift, overload; on a terminal Enter starts it later
     #[arg(long, env = "TOKENWAY_DEMO_STORY", conflicts_with = "script")]
     pub story: bool,
@@ -52,7 +55,19 @@ impl DemoArgs {
     /// The traffic for a gateway at `base_url`.
     #[must_use]
     pub fn traffic(&self, base_url: String) -> TrafficConfig {
-        TrafficConfig { base_url, rate: self.rate, seed: self.seed, ..TrafficConfig::default() }
+        let documents = if self.pd { DOCUMENTS } else { 0.0 };
+        TrafficConfig { base_url, rate: self.rate, seed: self.seed, documents, ..TrafficConfig::default() }
+    }
+
+    /// How many of the fleet's replicas, the first of them, compute prompts for the others.
+    #[must_use]
+    pub fn prefill_replicas(&self) -> usize {
+        if self.pd { usize::from(self.replicas.get() / 2).max(1) } else { 0 }
+    }
+
+    /// Somebody has to decode.
+    fn replicas(&self) -> u64 {
+        u64::from(self.replicas.get()).max(if self.pd { 2 } else { 1 })
     }
 
     /// Starts the fleet on free loopback ports. Caches are small enough that routing shows: the shared prompts
@@ -66,11 +81,11 @@ impl DemoArgs {
         shutdown: &CancellationToken,
     ) -> io::Result<Vec<SimReplica>> {
         let mut fleet = Vec::new();
-        for replica in 0..u64::from(self.replicas.get()) {
+        for replica in 0..self.replicas() {
             let engine = EngineConfig {
                 max_num_seqs: 8,
                 cost: CostModel { prefill_tokens_per_second: 4_000.0, ..CostModel::default() },
-                num_blocks: 1_024,
+                num_blocks: if self.pd { 4_096 } else { 1_024 },
                 ..EngineConfig::default()
             };
             let config = SimConfig { engine, seed: self.seed.wrapping_add(replica), ..SimConfig::default() };
@@ -180,6 +195,8 @@ fn duration(text: &str) -> Result<Duration, String> {
     parse_span(&format!("{text}{}", if is_bare { "s" } else { "" }))
 }
 
+/// Share of the requests that bring a document.
+const DOCUMENTS: f64 = 0.05;
 /// Moves to the first line and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";
 const NAME: usize = 21;

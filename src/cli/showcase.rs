@@ -42,14 +42,18 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<u8, RunError> {
     let fleet = sim_runtime.block_on(args.start_fleet(&tracker, &over))?;
     let scores = Arc::new(Scores::default());
     let result = runtimes.data.block_on(async {
-        let file = ConfigFile::create(&fleet, "latency")?;
+        let (prefill, decode) = fleet.split_at(args.prefill_replicas().min(fleet.len()));
+        let file = match args.pd {
+            true => ConfigFile::create_apart(prefill, decode)?,
+            false => ConfigFile::create(&fleet, "latency")?,
+        };
         let source = Source::File(file.path().to_owned());
         let overrides = overrides(args);
         let config = Arc::new(configured(&source, &overrides)?);
         let launch = Launch { source, overrides, log };
         let tap: Arc<dyn Tap> = Arc::clone(&scores) as _;
         let running = Running::start(launch, config, &runtimes, Some(tap))?;
-        announce(&running, &fleet)?;
+        announce(&running, &fleet, args)?;
         let clients = Arc::new(TrafficStats::default());
         until_ready(&running).await;
         let traffic = args.traffic(format!("http://{}", running.app.data));
@@ -96,14 +100,17 @@ async fn show(
         return Ok(if played == Some(true) { EXIT_OK } else { EXIT_FAILED });
     }
     let is_screen = io::stdin().is_terminal() && io::stdout().is_terminal();
-    let mut enter = enter_key(&stage.over)?;
+    let mut enter = enter_key(&stage.over, !args.pd)?;
     let mut tells_story = args.story;
     while !stage.over.is_cancelled() {
         if std::mem::take(&mut tells_story) {
             stage.play(&mut out).await?;
         }
         let tables_end = stage.over.child_token();
-        let head = is_screen.then(|| format!("page  {}   Enter: the story   Ctrl-C: the end", stage.page));
+        let head = is_screen.then(|| {
+            let story = if args.pd { "" } else { "   Enter: the story" };
+            format!("page  {}{story}   Ctrl-C: the end", stage.page)
+        });
         let tables = print_tables(&mut out, head.as_deref(), &mut rows, tables_end.clone());
         tokio::pin!(tables);
         // Both arms are cancel-safe: the tables go on below.
@@ -120,11 +127,11 @@ async fn show(
     Ok(EXIT_OK)
 }
 
-/// Tells of every line that is entered, on a terminal.
-fn enter_key(over: &CancellationToken) -> io::Result<mpsc::Receiver<()>> {
+/// Tells of every line that is entered, on a terminal, where there is a story.
+fn enter_key(over: &CancellationToken, has_story: bool) -> io::Result<mpsc::Receiver<()>> {
     let (sender, receiver) = mpsc::channel(1);
     let over = over.clone();
-    if io::stdin().is_terminal() && io::stdout().is_terminal() {
+    if has_story && io::stdin().is_terminal() && io::stdout().is_terminal() {
         // A read of a terminal cannot be canceled: the thread ends with the process.
         std::thread::Builder::new().name("enter".to_owned()).spawn(move || {
             let mut line = String::new();
@@ -144,14 +151,19 @@ fn configured(source: &Source, overrides: &Overrides) -> Result<Config, RunError
     Ok(config)
 }
 
-fn announce(running: &Running, fleet: &[SimReplica]) -> io::Result<()> {
+fn announce(running: &Running, fleet: &[SimReplica], args: &DemoArgs) -> io::Result<()> {
     let mut out = io::stdout();
     let admin: SocketAddr = running.admin;
     writeln!(out, "page      http://{admin}/   (open it in a browser; or: tokenway top http://{admin})")?;
     writeln!(out, "gateway   http://{}   (OpenAI API)", running.app.data)?;
     writeln!(out, "admin     http://{admin}   (/metrics, /readyz, /api/fleet, /api/latency?window=1m)")?;
     for (n, replica) in fleet.iter().enumerate() {
-        writeln!(out, "replica {n} {}   (simulated)", replica.url())?;
+        let role = match args.pd {
+            true if n < args.prefill_replicas() => ", computes prompts",
+            true => ", decodes",
+            false => "",
+        };
+        writeln!(out, "replica {n} {}   (simulated{role})", replica.url())?;
     }
     writeln!(out, "try       curl -N http://{}/v1/chat/completions \\", running.app.data)?;
     writeln!(out, "            -H 'content-type: application/json' \\")?;
@@ -159,7 +171,7 @@ fn announce(running: &Running, fleet: &[SimReplica]) -> io::Result<()> {
         out,
         "            -d '{{\"model\":\"sim\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'\n"
     )?;
-    if io::stdin().is_terminal() && io::stdout().is_terminal() {
+    if !args.pd && io::stdin().is_terminal() && io::stdout().is_terminal() {
         writeln!(
             out,
             "Enter starts a story: another policy, a sick replica, drift, overload. Ctrl-C ends.\n"

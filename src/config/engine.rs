@@ -61,6 +61,16 @@ labels! {
         TtftSum = "ttft_sum",
         /// How many there were.
         TtftCount = "ttft_count",
+        /// Transfers of KV that it fetched from other engines, since the start.
+        KvTransfers = "kv_transfers",
+        /// Sum of their durations in seconds.
+        KvTransferSeconds = "kv_transfer_seconds",
+        /// Bytes that they moved.
+        KvTransferBytes = "kv_transfer_bytes",
+        /// Transfers that failed.
+        KvTransferFailures = "kv_transfer_failures",
+        /// Requests whose KV nobody fetched in time.
+        KvExpired = "kv_expired",
         /// Unix time of the process's start: another value means another process.
         ProcessStart = "process_start",
     }
@@ -121,6 +131,19 @@ impl Figure {
                 | Self::CacheHitRatio
                 | Self::PrefixCaching
                 | Self::ProcessStart
+        )
+    }
+
+    /// Whether only some engines of a kind have it: those that move KV.
+    #[must_use]
+    pub fn is_optional(self) -> bool {
+        matches!(
+            self,
+            Self::KvTransfers
+                | Self::KvTransferSeconds
+                | Self::KvTransferBytes
+                | Self::KvTransferFailures
+                | Self::KvExpired
         )
     }
 }
@@ -235,6 +258,11 @@ const VLLM: Rows = &[
     (Figure::GeneratedTokens, &["vllm:generation_tokens_total"]),
     (Figure::TtftSum, &["vllm:time_to_first_token_seconds_sum"]),
     (Figure::TtftCount, &["vllm:time_to_first_token_seconds_count"]),
+    (Figure::KvTransfers, &["vllm:nixl_xfer_time_seconds_count"]),
+    (Figure::KvTransferSeconds, &["vllm:nixl_xfer_time_seconds_sum"]),
+    (Figure::KvTransferBytes, &["vllm:nixl_bytes_transferred_sum"]),
+    (Figure::KvTransferFailures, &["vllm:nixl_num_failed_transfers_total"]),
+    (Figure::KvExpired, &["vllm:nixl_num_kv_expired_reqs_total"]),
     (Figure::ProcessStart, &["process_start_time_seconds"]),
 ];
 /// SGLang counts its cache in tokens: a block is one token, unless a page size is set.

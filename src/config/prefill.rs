@@ -21,8 +21,10 @@ section! {
         when: PrefillWhen as Word("choice"), default "auto";
         /// not for prompts of which the decoding replica would compute fewer
         min_uncached_tokens: u64 as 0..=i64::MAX, default 0;
-        /// how KV moves: nixl (vLLM's kv_transfer_params) | shared (a store that both sides read: order alone)
+        /// how KV moves: nixl (vLLM's kv_transfer_params) | shared (a store that both sides read: order alone) | sglang (both at once)
         connector: Connector as Word("connector"), default "nixl";
+        /// of SGLang's prefill engines (--disaggregation-bootstrap-port)
+        bootstrap_port: u16 as 1..=65535, default 8998;
     } with {
         /// Index into [`Config::pools`](super::Config::pools).
         pool: usize,
@@ -40,6 +42,20 @@ labels! {
         /// Either.
         #[default]
         Both = "both",
+    }
+}
+
+impl Role {
+    /// As a label of a target gives it: its names, and llm-d's `prefill-decode`.
+    #[must_use]
+    pub fn of_label(text: &str) -> Option<Self> {
+        if text == "prefill-decode" { Some(Self::Both) } else { Self::named(text) }
+    }
+
+    /// Whether a pool of this role takes a target with that label.
+    #[must_use]
+    pub fn takes(self, label: Self) -> bool {
+        self == label || self == Self::Both || label == Self::Both
     }
 }
 
@@ -102,9 +118,6 @@ pub(super) fn prefill(
         );
     } else {
         expect_one_revision(&item, pool, known, pools);
-    }
-    if let Some(item) = section.get("connector").filter(|_| prefill.connector == Connector::Sglang) {
-        item.fault("connector \"sglang\" is not supported yet", "connectors: nixl, shared");
     }
     if prefill.when == PrefillWhen::Auto && policy != PolicyName::Latency {
         let message =
@@ -211,12 +224,7 @@ mod tests {
             ),
             (both, "pools = [\"d\"]", "pool = \"q\"", Some("unknown pool \"q\"")),
             (both, "pools = [\"d\"]", "when = \"always\"", Some("[route.prefill] has no \"pool\"")),
-            (
-                both,
-                "pools = [\"d\"]",
-                "pool = \"p\"\nconnector = \"sglang\"",
-                Some("connector \"sglang\" is not supported yet"),
-            ),
+            (both, "pools = [\"d\"]", "pool = \"p\"\nconnector = \"sglang\"\nbootstrap_port = 9000", None),
             (
                 both,
                 "pools = [\"d\"]\npolicy = \"prefix\"",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::figures::seconds;
 use super::table::{FEW, MAJORITY, MIN_DIFFERENCE};
-use crate::fleet::status::ReplicaStatus;
+use crate::fleet::status::{KvCounters, ReplicaStatus};
 use crate::observe::history::{Dimension, Slot};
 use crate::stage::Stage;
 use crate::stats::upper_quantile;
@@ -119,6 +119,21 @@ pub(crate) fn full_caches(replicas: &[ReplicaStatus]) -> Option<String> {
         some => format!("the KV caches of {} of {} replicas are", some.len(), replicas.len()),
     };
     Some(format!("{whose} full ({usage:.0} %), {preemptions:.1} preemptions a second"))
+}
+
+/// KV that did not reach its engines in the last minute, in words: by their own counts, so that it is seen where requests were
+/// served all the same.
+pub(crate) fn lost_kv(replicas: &[ReplicaStatus]) -> Option<String> {
+    let recent = |status: &ReplicaStatus| status.counters?.recent_kv;
+    let worst = |of: fn(&KvCounters) -> f64| {
+        let counted = replicas.iter().filter_map(|status| Some((status, of(&recent(status)?))));
+        counted.filter(|(_, count)| *count >= 1.0).max_by(|a, b| a.1.total_cmp(&b.1))
+    };
+    if let Some((status, failed)) = worst(|kv| kv.failed) {
+        return Some(format!("{failed:.0} KV transfers to {} failed in the last minute", status.replica));
+    }
+    let (status, expired) = worst(|kv| kv.expired)?;
+    Some(format!("KV of {expired:.0} requests expired at {} in the last minute", status.replica))
 }
 
 /// Share of the bound on first tokens from which the way to an engine matters.

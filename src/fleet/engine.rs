@@ -87,7 +87,8 @@ impl EngineFacts {
         let preempted = now.preemptions.zip(before.preemptions).map(|(now, before)| now - before);
         let seconds = at.since(since).as_secs_f64();
         let rate = preempted.filter(|n| *n >= 0.0 && seconds >= 1.0).map(|n| n / seconds);
-        EngineCounters { recent_ttft, recent_preemptions: rate, ..now }
+        let recent_kv = now.kv.zip(before.kv).and_then(|(now, before)| now.since(&before));
+        EngineCounters { recent_ttft, recent_preemptions: rate, recent_kv, ..now }
     }
 
     /// The first model that is no adapter, else the first.

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::identity::Rank;
+use super::status::KvCounters;
 use crate::config::{EngineProfile, Figure, FigureSource};
 use crate::routing::CacheFigures;
 
@@ -172,10 +173,25 @@ impl EngineFigures {
         by_totals.or_else(|| self.get(Figure::CacheHitRatio).map(CacheFigures::Share))
     }
 
+    /// What it counts of KV from other engines; `None` where it moves none.
+    #[must_use]
+    pub fn kv(&self) -> Option<KvCounters> {
+        let transfers = self.get(Figure::KvTransfers)?;
+        let or_none = |figure| self.get(figure).unwrap_or_default();
+        Some(KvCounters {
+            transfers,
+            seconds: or_none(Figure::KvTransferSeconds),
+            bytes: or_none(Figure::KvTransferBytes),
+            failed: or_none(Figure::KvTransferFailures),
+            expired: or_none(Figure::KvExpired),
+        })
+    }
+
     /// What the profile expects and the page does not have.
     #[must_use]
     pub fn absent(&self, profile: &EngineProfile) -> Vec<&'static str> {
         let is_absent = |figure: Figure| match figure {
+            figure if figure.is_optional() => false,
             Figure::KvCacheUsage | Figure::KvBlocksUsed => self.kv_cache_usage().is_none(),
             // One tells what the two others do.
             Figure::CacheHitRatio => self.get(figure).is_none() && self.get(Figure::CacheHits).is_none(),
@@ -321,6 +337,17 @@ mod tests {
     }
 
     #[test]
+    fn engines_that_move_kv_count_it_and_others_lack_nothing() {
+        let profile = EngineKind::Vllm.profile();
+        let one = parse(include_str!("../../tests/fixtures/vllm/metrics_under_load.txt"), &profile);
+        assert_eq!((one.kv(), one.absent(&profile).len()), (None, 0));
+        let page = include_str!("../../tests/fixtures/vllm/pd/metrics-decode.txt");
+        let kv = parse(page, &profile).kv().unwrap();
+        assert_eq!((kv.transfers, kv.bytes, kv.failed, kv.expired), (8.0, 9_043_968.0, 4.0, 0.0));
+        assert!((kv.mean_seconds().unwrap() - 0.1736).abs() < 1e-4);
+    }
+
+    #[test]
     fn the_other_engines_pages_are_read_as_their_documentation_shows_them() {
         use Figure as F;
         let page = include_str!("../../tests/fixtures/engines/sglang.txt");
@@ -378,6 +405,9 @@ mod tests {
     fn what_is_missing_is_said_and_is_not_zero() {
         let (figures, profile) = read(EngineKind::Vllm, "vllm:num_requests_running 1\n");
         assert_eq!((figures.get(Figure::Waiting), figures.kv_cache_usage()), (None, None));
-        assert_eq!(figures.absent(&profile).len(), profile.sources.len() - 1);
+        assert_eq!(
+            figures.absent(&profile).len(),
+            profile.sources.iter().filter(|(figure, _)| !figure.is_optional()).count() - 1
+        );
     }
 }

@@ -162,6 +162,7 @@ impl Scraper {
             preemptions: figures.get(Figure::Preemptions),
             generated: figures.get(Figure::GeneratedTokens),
             ttft: figures.get(Figure::TtftSum).zip(figures.get(Figure::TtftCount)),
+            kv: figures.kv(),
             ..EngineCounters::default()
         };
         let counters = replica.engine.with_recent(counters, self.clock.now());

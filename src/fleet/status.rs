@@ -108,6 +108,46 @@ pub struct EngineCounters {
     pub recent_ttft: Option<f64>,
     /// Preemptions a second in the last minute.
     pub recent_preemptions: Option<f64>,
+    /// KV from other engines; `None` where it moves none.
+    pub kv: Option<KvCounters>,
+    /// The same of the last minute.
+    pub recent_kv: Option<KvCounters>,
+}
+
+/// What an engine counts of KV that moves between engines.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KvCounters {
+    /// Transfers that it fetched.
+    pub transfers: f64,
+    /// Their durations, in all.
+    pub seconds: f64,
+    /// Bytes that they moved.
+    pub bytes: f64,
+    /// Those that failed.
+    pub failed: f64,
+    /// Requests whose KV nobody fetched from it in time.
+    pub expired: f64,
+}
+
+impl KvCounters {
+    /// What came since `before`; `None` where the engine has started anew since.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Option<Self> {
+        let since = Self {
+            transfers: self.transfers - before.transfers,
+            seconds: self.seconds - before.seconds,
+            bytes: self.bytes - before.bytes,
+            failed: self.failed - before.failed,
+            expired: self.expired - before.expired,
+        };
+        (since.transfers >= 0.0 && since.failed >= 0.0 && since.expired >= 0.0).then_some(since)
+    }
+
+    /// Mean seconds of a transfer.
+    #[must_use]
+    pub fn mean_seconds(&self) -> Option<f64> {
+        (self.transfers > 0.0).then(|| self.seconds / self.transfers)
+    }
 }
 
 /// What a replica went through since it was configured.

@@ -1,7 +1,6 @@
 //! A request that asks one pool for a replica: the whole of it, or one of the two legs of `[route.prefill]`.
 //!
-//! What a leg changes is defined here once, for quotes and for picks: a prefill has one token and no bound of its own, a decoding
-//! leg has its prompt computed elsewhere and is as late as both legs together.
+//! What a leg changes is defined once, for quotes and for picks: [`Ask::for_prefill`] and [`Ask::for_decode`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +11,8 @@ use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
-use crate::record::{DecisionSummary, SloBounds, Weighed};
-use crate::routing::{self, Ask, Elsewhere, Judged, Policy, Reason, Sampling, SlotSet, Verdict};
-use crate::units::Tokens;
+use crate::record::{DecisionSummary, Weighed};
+use crate::routing::{self, Ask, Elsewhere, Judged, Policy, Quote, Reason, SlotSet};
 
 /// What is asked of a pool.
 #[derive(Clone, Copy)]
@@ -43,22 +41,6 @@ pub(super) struct Asking<'a> {
     pub(super) tried: &'a SlotSet,
 }
 
-/// What a placement would mean, without any.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Quote {
-    pub(super) slot: usize,
-    /// [`crate::routing::rendezvous::identity`] of the replica.
-    pub(super) identity: u64,
-    /// To the first token.
-    pub(super) ttft: Duration,
-    /// Seconds, as of a candidate.
-    pub(super) cost: f64,
-    /// Seconds of it that KV moves.
-    pub(super) transfer: f64,
-    /// Prompt tokens that it lacks.
-    pub(super) uncached: Tokens,
-}
-
 /// The replicas among which one is chosen.
 pub(super) struct Scene {
     pub(super) replicas: Arc<Vec<Arc<Replica>>>,
@@ -69,18 +51,7 @@ pub(super) struct Scene {
 impl Asking<'_> {
     /// What the best placement would mean; `None` without a replica, and where it should be held back.
     pub(super) fn quote(&self, now: Stamp) -> Option<Quote> {
-        self.judge(now, |judged, _| {
-            let Verdict::Place(decision) = judged.verdict() else { return None };
-            Some(Quote {
-                slot: decision.slot,
-                identity: judged.candidates().get(decision.at)?.identity,
-                ttft: decision.terms.ttft(),
-                cost: decision.terms.cost.total(),
-                transfer: decision.terms.transfer,
-                uncached: self.request.tokens.saturating_sub(decision.hit),
-            })
-        })
-        .flatten()
+        self.judge(now, |judged, _| judged.quote()).flatten()
     }
 
     /// Judges the replicas that may take it, for `then`; `None` where there is none.
@@ -107,20 +78,14 @@ impl Asking<'_> {
             sampling: request.sampling,
             has_media: request.prompt.size.media > 0,
             lacks_adapter: lacks_adapter.as_ref(),
+            has_prefill_pool: request.route.prefill.is_some(),
             elsewhere: None,
             tried: self.tried,
         };
         let ask = match self.task {
             Task::Whole => whole,
-            Task::Prefill => Ask {
-                slo: SloBounds::default(),
-                shows_first_token: true,
-                sampling: Sampling { max_tokens: Some(Tokens(1)), n: 1 },
-                ..whole
-            },
-            Task::Decode { after, elsewhere } => {
-                Ask { waited: waited + after, elsewhere: Some(elsewhere), ..whole }
-            }
+            Task::Prefill => whole.for_prefill(),
+            Task::Decode { after, elsewhere } => whole.for_decode(after, elsewhere),
         };
         let takes = |replica: &&Arc<Replica>| self.may_take(replica, &scene, now);
         let targets = scene.replicas.iter().filter(takes).map(|replica| &replica.target);

@@ -26,6 +26,9 @@ use crate::record::{self, AttemptCause, Ways};
 /// A response worth relaying with the attempt that got it.
 pub type Answered = (UpstreamResponse, ActiveAttempt);
 
+/// What an attempt came to.
+type Attempted = Result<Answered, (AttemptError, ActiveAttempt)>;
+
 /// An empty answer that waits for another replica's.
 #[derive(Debug)]
 pub(super) struct Doubted {
@@ -49,7 +52,7 @@ pub struct Exchange {
     pub(super) retried_started: bool,
     is_counted: bool,
     /// Its prompt is computed, and waits to be decoded.
-    pub(super) held_kv: Option<HeldKv>,
+    pub(super) held_kv: Option<Box<HeldKv>>,
     pub(super) waits: Waits,
 }
 
@@ -106,7 +109,7 @@ impl Exchange {
             let picked =
                 picker::pick(&self.incoming.gateway, &self.prepared, self.waits.pick_context(&self.tried));
             self.note_arrival(picked.as_ref());
-            let mut pick = match picked {
+            let pick = match picked {
                 Some(PickOutcome::Take(pick)) => pick,
                 Some(PickOutcome::Wait(hold)) => {
                     self.wait_or_overflow(hold).await?;
@@ -138,13 +141,7 @@ impl Exchange {
             self.waits.note_admitted(&self.incoming.gateway);
             self.note_decision(&pick);
             shadow::offer(&self.incoming, &self.prepared, &mut self.guard, &pick);
-            if let Some(prefill) = pick.prefill.take() {
-                // Boxed: only routes with a prefill pool have two legs.
-                if !Box::pin(self.is_prefilled(prefill, &pick)).await? {
-                    continue;
-                }
-            }
-            let attempted = self.attempt(pick).await;
+            let Some(attempted) = self.send(pick).await? else { continue };
             if self.has_lost_kv(&attempted) {
                 if let Ok(answered) = attempted {
                     answered.1.watch.close();
@@ -199,22 +196,74 @@ impl Exchange {
         }
     }
 
+    /// Sends it where it was placed, by one leg or two; `None` where it is to be placed anew.
+    async fn send(&mut self, mut pick: Box<Pick>) -> Result<Option<Attempted>, Failure> {
+        let Some(prefill) = pick.prefill.take() else { return Ok(Some(self.attempt(pick).await)) };
+        // Boxed: only routes with a prefill pool have two legs.
+        if !Box::pin(self.is_prefilled(prefill, &pick)).await? {
+            return Ok(None);
+        }
+        Box::pin(self.attempt_beside(pick)).await
+    }
+
     /// Has the prompt computed at `prefill`; `false` where the request is to be placed anew.
     async fn is_prefilled(&mut self, prefill: Box<Pick>, decode: &Pick) -> Result<bool, Failure> {
         match self.two_legs().compute_prompt(prefill, decode).await {
             Leg::Done(held) => {
                 self.held_kv = Some(held);
-                return Ok(true);
+                Ok(true)
             }
+            other => self.without_prompt(other).map(|()| false),
+        }
+    }
+
+    /// Its prompt was not computed elsewhere: the request is to be placed anew, or has failed.
+    fn without_prompt(&mut self, leg: Leg) -> Result<(), Failure> {
+        match leg {
             Leg::Stays(reason) => self.prepared.stays = Some(reason),
             Leg::Broken(failure, prefill) => self.prefill_failed(&failure, &prefill),
             Leg::Failed(failure) => return Err(failure),
+            Leg::Done(_) => {}
         }
-        Ok(false)
+        Ok(())
+    }
+
+    /// Decodes, while the prompt is computed or after that; `None` where computing failed, and the request is to be placed anew.
+    async fn attempt_beside(&mut self, pick: Box<Pick>) -> Result<Option<Attempted>, Failure> {
+        let Some(mut beside) = self.held_kv.as_mut().and_then(|held| held.take_beside()) else {
+            return Ok(Some(self.attempt(pick).await));
+        };
+        let raced = {
+            let attempt = std::pin::pin!(self.attempt(pick));
+            // Dropped, an attempt closes its connection; the other arm is cancel-safe.
+            tokio::select! {
+                biased;
+                attempted = attempt => Ok(attempted),
+                landed = beside.failed() => Err(landed),
+            }
+        };
+        match raced {
+            Ok(attempted) => {
+                let dialect = self.guard.record().dialect;
+                if attempted.is_ok()
+                    && let Some(landed) = beside.finish(&self.incoming.gateway, dialect)
+                {
+                    let _ = self.two_legs().settle_beside(landed);
+                }
+                Ok(Some(attempted))
+            }
+            Err(landed) => {
+                self.held_kv = None;
+                if let Some(leg) = self.two_legs().settle_beside(landed) {
+                    self.without_prompt(leg)?;
+                }
+                Ok(None)
+            }
+        }
     }
 
     /// Whether the KV of its prefill leg did not come: the request is to be placed anew.
-    fn has_lost_kv(&mut self, attempted: &Result<Answered, (AttemptError, ActiveAttempt)>) -> bool {
+    fn has_lost_kv(&mut self, attempted: &Attempted) -> bool {
         let Some(held) = self.held_kv.take() else { return false };
         let landed = attempted.as_ref().map_err(|(error, _)| error);
         let lost = held.settle(landed, self.two_legs());
@@ -343,7 +392,7 @@ impl Exchange {
         is_first && retry.attempts > 0 && (failure.is_idle_close() || pick.pool.retries.withdraw(retry, now))
     }
 
-    async fn attempt(&mut self, pick: Box<Pick>) -> Result<Answered, (AttemptError, ActiveAttempt)> {
+    async fn attempt(&mut self, pick: Box<Pick>) -> Attempted {
         let cause = self.cause();
         let identity = Identity::of(self.guard.record());
         let flight = self.outbound(&identity).launch(pick, cause);
@@ -414,7 +463,7 @@ impl Exchange {
                 Some(held) => held.deadlines(self.prepared.deadlines(), self.incoming.gateway.clock.now()),
                 None => self.prepared.deadlines(),
             },
-            sent: self.held_kv.as_ref().map(HeldKv::sent),
+            sent: self.held_kv.as_ref().map(|held| held.sent()),
         }
     }
 

@@ -25,6 +25,7 @@ mod models;
 pub mod outbound;
 mod outside;
 pub mod picker;
+mod prefill_beside;
 mod prefill_leg;
 pub mod prefill_side;
 mod preflights;

@@ -2,14 +2,16 @@
 //!
 //! Nothing has been sent to the decoding replica meanwhile, so whatever goes wrong leaves the request whole: the exchange tries
 //! another prefill replica, or has the prompt computed where it is decoded. A leg has half of the time that is left for the first
-//! token. KV that no decoding replica was asked to fetch is fetched and thrown away ([`HeldKv`]).
+//! token. KV that no decoding replica was asked to fetch is fetched and thrown away ([`HeldKv`]). SGLang's legs fly at once
+//! ([`super::prefill_beside`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::attempt::{AttemptError, BufferedResponse, Deadline, Deadlines, UpstreamResponse};
-use super::outbound::{ActiveAttempt, Identity, Outbound};
+use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
+use super::prefill_beside::{Beside, Landed};
 use super::prefill_side::PrefillSide;
 use super::prepared::Prepared;
 use super::{IncomingRequest, blame, picker};
@@ -18,9 +20,9 @@ use crate::config::Connector;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::AttemptCause;
+use crate::record::{Attempt, AttemptCause, TokenCounts};
 use crate::request::dialect::Dialect;
-use crate::request::handoff::{self, Handoff, KEEP_KV};
+use crate::request::handoff::{self, Handoff, KEEP_KV, Room};
 use crate::request::pieces::Pieces;
 use crate::routing::Pair;
 use crate::units::Tokens;
@@ -28,7 +30,7 @@ use crate::units::Tokens;
 /// What became of the prefill leg.
 pub(super) enum Leg {
     /// The prompt is computed.
-    Done(HeldKv),
+    Done(Box<HeldKv>),
     /// It is to be computed where it is decoded, for this reason.
     Stays(&'static str),
     /// The replica failed.
@@ -62,6 +64,10 @@ pub(super) struct HeldKv {
     sent: Arc<AtomicBool>,
     /// `None` where the connector holds nothing.
     release: Option<Box<Release>>,
+    /// The first leg, where both fly at once.
+    beside: Option<Beside>,
+    /// Both legs fly, or flew, at once.
+    is_at_once: bool,
 }
 
 /// What an attempt came to.
@@ -81,43 +87,85 @@ impl Request<'_> {
         side.pool.arrivals.note();
         side.pool.arrivals.placed(&prefill.assignment.decision.terms.work);
         side.pool.retries.deposit(&self.prepared.table.config.retry);
-        let is_nixl = side.keys.connector == Connector::Nixl;
-        let (landed, mut pick) = self.fly(prefill, handoff.prefill(is_nixl.then_some(KEEP_KV)).into()).await;
-        let now = self.now();
-        let answer = match landed {
-            Ok(UpstreamResponse::Buffered(answer)) => answer,
-            Ok(_) => return self.without_params(side),
-            Err(AttemptError::Replica(failure, _)) => return Leg::Broken(failure, pick),
-            Err(AttemptError::Ours(failure)) => return Leg::Failed(failure),
-            Err(AttemptError::Overdue(failure)) => {
-                pick.assignment.censored(now);
-                let has_time = has_time(self.prepared, &failure, now);
-                return if has_time { Leg::Stays("prefill_late") } else { Leg::Failed(failure) };
-            }
+        let names = [prefill.replica.name(), decode.replica.name()];
+        let decision = &decode.assignment.decision;
+        let tokens = self.prepared.tokens.saturating_sub(decision.hit);
+        let place = decision.terms.wait + decision.terms.base;
+        let held = |body: Pieces, release, beside: Option<Beside>| HeldKv {
+            body,
+            pair,
+            names,
+            tokens,
+            place,
+            sent: Arc::default(),
+            release,
+            is_at_once: beside.is_some(),
+            beside,
         };
-        if !answer.head.status.is_success() {
-            return match blame::of_answer(&answer, &pick, self.prepared) {
-                Some(failure) => Leg::Broken(failure, pick),
-                // The decoding replica's own error is for the client.
-                None => Leg::Stays("prefill_refused"),
-            };
-        }
-        self.learn(&mut pick, &answer, dialect);
+        let is_nixl = match side.keys.connector {
+            Connector::Sglang => {
+                let room = Room::of(&prefill.replica.identity.endpoint.host, side.keys.bootstrap_port);
+                let [first, second] = handoff.at_once(&room);
+                let beside = Beside::start(self.depart(prefill, &first.into()), &self.incoming.gateway);
+                return Leg::Done(Box::new(held(second.into(), None, Some(beside))));
+            }
+            connector => connector == Connector::Nixl,
+        };
+        let (landed, pick) = self.fly(prefill, handoff.prefill(is_nixl.then_some(KEEP_KV)).into()).await;
+        let answer = match self.received(landed, pick) {
+            Ok(answer) => answer,
+            Err(leg) => return leg,
+        };
         let params = if is_nixl { handoff::params_of(&answer.body) } else { None };
         if is_nixl && params.is_none() {
             return self.without_params(side);
         }
         side.opened();
-        let decision = &decode.assignment.decision;
-        Leg::Done(HeldKv {
-            body: handoff.decode(params).into(),
-            pair,
-            names: [pick.replica.name(), decode.replica.name()],
-            tokens: self.prepared.tokens.saturating_sub(decision.hit),
-            place: decision.terms.wait + decision.terms.base,
-            sent: Arc::default(),
-            release: params.map(|params| self.release(handoff.prefill(Some(params)).into())),
-        })
+        let release = params.map(|params| self.release(handoff.prefill(Some(params)).into()));
+        Leg::Done(Box::new(held(handoff.decode(params).into(), release, None)))
+    }
+
+    /// What a leg beside the decoding one came to; `None` where it computed the prompt.
+    pub(super) fn settle_beside(&mut self, landed: Landed) -> Option<Leg> {
+        let Landed { result, pick, entry } = landed;
+        self.note(entry);
+        self.received(result, pick).err()
+    }
+
+    /// The answer of a prefill replica, of which its pool has learned.
+    fn received(
+        &mut self,
+        landed: Result<UpstreamResponse, AttemptError>,
+        mut pick: Box<Pick>,
+    ) -> Result<BufferedResponse, Leg> {
+        let now = self.now();
+        let answer = match landed {
+            Ok(UpstreamResponse::Buffered(answer)) => answer,
+            Ok(_) => {
+                let side = self.prepared.route.prefill.as_ref();
+                return Err(side.map_or(Leg::Stays("never"), |side| self.without_params(side)));
+            }
+            Err(AttemptError::Replica(failure, _)) => return Err(Leg::Broken(failure, pick)),
+            Err(AttemptError::Ours(failure)) => return Err(Leg::Failed(failure)),
+            Err(AttemptError::Overdue(failure)) => {
+                pick.assignment.censored(now);
+                let has_time = has_time(self.prepared, &failure, now);
+                return Err(if has_time { Leg::Stays("prefill_late") } else { Leg::Failed(failure) });
+            }
+        };
+        if !answer.head.status.is_success() {
+            return Err(match blame::of_answer(&answer, &pick, self.prepared) {
+                Some(failure) => Leg::Broken(failure, pick),
+                // The decoding replica's own error is for the client.
+                None => Leg::Stays("prefill_refused"),
+            });
+        }
+        let record = self.guard.record();
+        let tokens = learn(&mut pick, &answer, record.dialect, now);
+        if let Some(ways) = &mut record.ways {
+            ways.cached = tokens.cached;
+        }
+        Ok(answer)
     }
 
     /// Reads the body once more, off the async workers if it is large.
@@ -128,42 +176,39 @@ impl Request<'_> {
         self.incoming.gateway.body_work.run(length, work).await.map_err(|_| "internal")?
     }
 
-    async fn fly(
-        &mut self,
-        prefill: Box<Pick>,
-        body: Pieces,
-    ) -> (Result<UpstreamResponse, AttemptError>, Box<Pick>) {
+    /// An attempt at the prefill replica, in the record from here on, as every attempt.
+    fn depart(&mut self, prefill: Box<Pick>, body: &Pieces) -> Flight {
         let identity = Identity::of(self.guard.record());
         let whole = self.prepared.deadlines();
         let end = self.prepared.read.after(self.prepared.timeouts.first_token).min(whole.total.at);
         let deadlines = Deadlines { first_token: None, total: half_until(end, self.now()), ..whole };
         let (incoming, prepared) = (self.incoming, self.prepared);
-        let outbound =
-            Outbound { incoming, prepared, identity: &identity, body: &body, deadlines, sent: None };
-        let mut flight = outbound.launch(prefill, AttemptCause::Prefill);
-        // In the record from here on, as every attempt.
+        let outbound = Outbound { incoming, prepared, identity: &identity, body, deadlines, sent: None };
+        let flight = outbound.launch(prefill, AttemptCause::Prefill);
         let open = flight.lost_entry(flight.times().start);
         self.guard.asks(&open.served);
         self.guard.record().attempts.push(open);
+        flight
+    }
+
+    async fn fly(
+        &mut self,
+        prefill: Box<Pick>,
+        body: Pieces,
+    ) -> (Result<UpstreamResponse, AttemptError>, Box<Pick>) {
+        let mut flight = self.depart(prefill, &body);
         let landed = flight.land().await;
-        let entry = flight.entry(&landed, self.now());
-        let attempts = &mut self.guard.record().attempts;
-        attempts.pop();
-        attempts.push(entry);
+        self.note(flight.entry(&landed, self.now()));
         let ActiveAttempt { pick, watch } = flight.into_active();
         watch.close();
         (landed, pick)
     }
 
-    /// The answer is the first token, with the engine's count of cached prompt tokens.
-    fn learn(&mut self, pick: &mut Pick, answer: &BufferedResponse, dialect: Dialect) {
-        let now = self.now();
-        pick.first_token(now);
-        pick.answered(false, now);
-        let tokens = answer.facts(dialect).tokens;
-        pick.learn(tokens);
-        if let Some(ways) = &mut self.guard.record().ways {
-            ways.cached = tokens.cached;
+    /// What the leg came to, in the place of its open entry.
+    fn note(&mut self, entry: Attempt) {
+        let attempts = &mut self.guard.record().attempts;
+        if let Some(open) = attempts.iter_mut().rfind(|attempt| attempt.span == entry.span) {
+            *open = entry;
         }
     }
 
@@ -228,11 +273,20 @@ impl HeldKv {
         None
     }
 
-    /// From the connection to the first content, less what decoding was expected to take; `None` without a stream.
+    /// From the connection to the first content, less what decoding was expected to take; `None` without a stream, and where the
+    /// prompt was computed meanwhile.
     fn took(&self, attempted: Attempted<'_>, connected: Stamp) -> Option<Duration> {
+        if self.is_at_once {
+            return None;
+        }
         let Ok((UpstreamResponse::Stream { reader, .. }, _)) = attempted else { return None };
         let waited = reader.timeline.first_token()?.since(connected).as_secs_f64();
         Duration::try_from_secs_f64((waited - self.place).max(0.0)).ok()
+    }
+
+    /// The first leg, where both fly at once.
+    pub(super) fn take_beside(&mut self) -> Option<Beside> {
+        self.beside.take()
     }
 
     /// Set as soon as a decoding replica is asked to fetch it.
@@ -245,6 +299,15 @@ impl HeldKv {
         let first_token = whole.first_token.map(|deadline| half_until(deadline.at, now));
         Deadlines { first_token, ..whole }
     }
+}
+
+/// A prompt is computed: the answer has its first token, with the engine's count of cached prompt tokens.
+pub(super) fn learn(pick: &mut Pick, answer: &BufferedResponse, dialect: Dialect, now: Stamp) -> TokenCounts {
+    pick.first_token(now);
+    pick.answered(false, now);
+    let tokens = answer.facts(dialect).tokens;
+    pick.learn(tokens);
+    tokens
 }
 
 /// Whether a leg's own deadline passed, and not the request's.

@@ -13,7 +13,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokenway_sim::engine::{CostModel, EngineConfig, Gauges};
 use tokenway_sim::replay::{
-    Arrival, Bounds, Demand, Ended, Fleet as SimFleet, RequestId, Router, Scenario, Trace,
+    Arrival, Bounds, Demand, Ended, Fleet as SimFleet, KvNetwork, RequestId, Router, Scenario, Trace,
     qwen_32b_on_two_h100, run,
 };
 use tokenway_sim::time::Stamp as SimStamp;
@@ -387,6 +387,7 @@ fn scenario(bounds: Bounds, load: f64, seed: u64) -> Scenario {
         slow: vec![(2, 2.0)],
         scrape_interval: Duration::from_secs(1),
         bounds,
+        network: KvNetwork::default(),
     }
 }
 
@@ -406,7 +407,7 @@ fn both(policy: PolicyName, slo: &str, queue: &str, load: f64, seed: u64) -> [Ve
         ttft: slo.ttft.map(|bound| bound.base),
         ttft_per_prompt_token: slo.ttft.map_or(Duration::ZERO, |bound| bound.per_prompt_token),
         tpot: slo.tpot,
-        e2e: None,
+        ..Bounds::default()
     };
     let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
     let medium = config.classes.medium;

@@ -18,6 +18,8 @@ pub struct Handoff {
     body: Bytes,
     /// One token, unary, nothing stored.
     of_one_token: Vec<Edit>,
+    /// Behind the brace that opens the body.
+    open: usize,
     /// Where the object goes: nulls that it replaces, else behind the brace that opens the body.
     params_at: Vec<Range<usize>>,
 }
@@ -31,7 +33,7 @@ impl Handoff {
         let text = std::str::from_utf8(body).map_err(|_| UNREADABLE)?;
         let open = text.find('{').ok_or(UNREADABLE)? + 1;
         let limits = limits(dialect).ok_or("dialect")?;
-        let mut handoff = Self { body: body.clone(), of_one_token: Vec::new(), params_at: Vec::new() };
+        let mut handoff = Self { body: body.clone(), of_one_token: Vec::new(), open, params_at: Vec::new() };
         let (mut has_limit, mut has_store, mut refused) = (false, false, None);
         Cursor::new(text)
             .object(|key, value| {
@@ -73,7 +75,8 @@ impl Handoff {
                 self.params_at.push(value.span());
                 return None;
             }
-            "kv_transfer_params" => return Some("own_params"),
+            "kv_transfer_params" => return Some(OWN_PARAMS),
+            "bootstrap_host" | "bootstrap_port" | "bootstrap_room" if !is_null => return Some(OWN_PARAMS),
             "prompt_logprobs" if !is_null => return Some("logprobs"),
             "use_beam_search" if value.text() == "true" => return Some("choices"),
             "best_of" if !is_null && value.text() != "1" => return Some("choices"),
@@ -95,6 +98,16 @@ impl Handoff {
         self.with(params, false)
     }
 
+    /// Both requests of engines that meet in a room: the one that computes the prompt, and the client's.
+    #[must_use]
+    pub fn at_once(&self, room: &Room<'_>) -> [Bytes; 2] {
+        let Room { host, port, number } = room;
+        let members =
+            format!("\"bootstrap_host\":\"{host}\",\"bootstrap_port\":{port},\"bootstrap_room\":{number},");
+        let meet = || vec![Edit::insert(self.open, &members)];
+        [self.edited(meet(), true), self.edited(meet(), false)]
+    }
+
     fn with(&self, params: Option<&str>, is_one_token: bool) -> Bytes {
         let mut edits = Vec::new();
         if let Some(params) = params {
@@ -103,6 +116,10 @@ impl Handoff {
                 false => Edit::replace(at.clone(), params),
             }));
         }
+        self.edited(edits, is_one_token)
+    }
+
+    fn edited(&self, mut edits: Vec<Edit>, is_one_token: bool) -> Bytes {
         if is_one_token {
             edits.extend(
                 self.of_one_token.iter().map(|edit| Edit { at: edit.at.clone(), text: edit.text.clone() }),
@@ -113,6 +130,23 @@ impl Handoff {
         }
         edits.sort_by_key(|edit| edit.at.start);
         apply(&self.body, &edits)
+    }
+}
+
+/// Where two engines of SGLang meet for the KV of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room<'a> {
+    host: &'a str,
+    port: u16,
+    number: u64,
+}
+
+impl<'a> Room<'a> {
+    /// A new one at the prefill engine's bootstrap server.
+    #[must_use]
+    pub fn of(host: &'a str, port: u16) -> Self {
+        // A signed number there.
+        Self { host, port, number: fastrand::u64(..) >> 1 }
     }
 }
 
@@ -141,6 +175,8 @@ fn limits(dialect: Dialect) -> Option<&'static [&'static str]> {
 /// Asks vLLM to keep the KV of a prompt for another engine.
 pub const KEEP_KV: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
 const UNREADABLE: &str = "unreadable";
+/// The client arranges for its KV itself.
+const OWN_PARAMS: &str = "own_params";
 /// Bytes: block ids of a prompt of a million tokens.
 const MAX_PARAMS: usize = 1 << 19;
 
@@ -201,9 +237,24 @@ mod tests {
     }
 
     #[test]
+    fn engines_that_meet_in_a_room_get_it_in_both_requests() {
+        let body = r#"{"model":"m","stream":true,"max_tokens":9,"bootstrap_room":null}"#;
+        let handoff = Handoff::of(Dialect::Chat, &Bytes::from_static(body.as_bytes())).unwrap();
+        let room = Room::of("gpu-1", 8998);
+        let [prefill, decode] = handoff.at_once(&room);
+        let head =
+            format!(r#"{{"bootstrap_host":"gpu-1","bootstrap_port":8998,"bootstrap_room":{},"#, room.number);
+        assert_eq!(decode, format!("{head}{}", &body[1..]));
+        let one = r#""model":"m","stream":false,"max_tokens":1,"bootstrap_room":null}"#;
+        assert_eq!(prefill, format!("{head}{one}"));
+        assert!(room.number <= i64::MAX as u64 && room != Room::of("gpu-1", 8998));
+    }
+
+    #[test]
     fn what_one_engine_has_to_answer_is_left_alone() {
         for (dialect, body, reason) in [
             (Dialect::Chat, r#"{"kv_transfer_params":{"a":1}}"#, "own_params"),
+            (Dialect::Chat, r#"{"bootstrap_room":7}"#, "own_params"),
             (Dialect::Completions, r#"{"prompt_logprobs":1}"#, "logprobs"),
             (Dialect::Completions, r#"{"use_beam_search":true}"#, "choices"),
             (Dialect::Completions, r#"{"best_of":2}"#, "choices"),

@@ -20,7 +20,7 @@ use super::query::{Aim, Elsewhere, Sampling};
 use super::target::{EngineLimits, Target};
 use super::verdict::{Verdict, judge};
 use super::{
-    Candidate, Decision, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, SlotSet, Terms,
+    Candidate, Decision, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, Quote, SlotSet, Terms,
     TimingSample, Waiting, Work, cheapest, longest,
 };
 use crate::clock::Stamp;
@@ -66,6 +66,8 @@ pub struct Ask<'a> {
     pub has_media: bool,
     /// Replicas that would have to load the LoRA adapter that it names, where others hold it.
     pub lacks_adapter: Option<&'a SlotSet>,
+    /// Whether another pool could compute its prompt.
+    pub has_prefill_pool: bool,
     /// Where another pool computes its prompt.
     pub elsewhere: Option<Elsewhere<'a>>,
     /// Replicas that it has tried.
@@ -87,9 +89,27 @@ impl<'a> Ask<'a> {
             sampling: Sampling::default(),
             has_media: false,
             lacks_adapter: None,
+            has_prefill_pool: false,
             elsewhere: None,
             tried,
         }
+    }
+
+    /// To compute its prompt for another pool: one token, whose lateness that other pool answers for.
+    #[must_use]
+    pub fn for_prefill(self) -> Self {
+        Self {
+            slo: SloBounds::default(),
+            shows_first_token: true,
+            sampling: Sampling { max_tokens: Some(Tokens(1)), n: 1 },
+            ..self
+        }
+    }
+
+    /// To decode what another pool will have computed `after` so long: as late as both legs together.
+    #[must_use]
+    pub fn for_decode(self, after: Duration, elsewhere: Elsewhere<'a>) -> Self {
+        Self { waited: self.waited + after, elsewhere: Some(elsewhere), ..self }
     }
 }
 
@@ -139,8 +159,14 @@ impl Dispatcher {
         // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
         let bypasses_admission = !ask.tried.is_empty() || !self.model.is_taught();
         let patience = if bypasses_admission { 0.0 } else { prices::PATIENCE };
-        let aim =
-            Aim { now, waited: ask.waited, slo: ask.slo, patience, has_answers: self.silence(now).is_some() };
+        let aim = Aim {
+            now,
+            waited: ask.waited,
+            slo: ask.slo,
+            patience,
+            has_answers: self.silence(now).is_some(),
+            has_prefill_pool: ask.has_prefill_pool,
+        };
         // Prompts that begin alike have nothing to gain from one another.
         let caches_nothing = candidates.iter().all(|one| self.index.credit(one.slot) <= 0.0);
         let chain = if caches_nothing { &[] } else { ask.prompt.chain };
@@ -251,6 +277,20 @@ pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stam
 }
 
 impl<'a> Judged<'a> {
+    /// What the placement would mean, without any; `None` where it should be held back.
+    #[must_use]
+    pub fn quote(&self) -> Option<Quote> {
+        let Verdict::Place(decision) = &self.verdict else { return None };
+        Some(Quote {
+            slot: decision.slot,
+            identity: self.candidates.get(decision.at)?.identity,
+            ttft: decision.terms.ttft(),
+            cost: decision.terms.cost.total(),
+            transfer: decision.terms.transfer,
+            uncached: self.query.prompt.tokens.saturating_sub(decision.hit),
+        })
+    }
+
     /// What should be done with the request now.
     #[must_use]
     pub fn verdict(&self) -> &Verdict {

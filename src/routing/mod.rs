@@ -35,6 +35,7 @@ mod slots;
 pub mod target;
 pub(crate) mod tuning;
 mod verdict;
+pub mod ways;
 mod work;
 
 pub use self::backlog::Waiting;
@@ -62,4 +63,5 @@ pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
 pub use self::target::{EngineLimits, EnginePage, Target};
 pub use self::verdict::Verdict;
+pub use self::ways::{Offers, Quote};
 pub use self::work::Work;

@@ -5,9 +5,10 @@
 //!                                           predicted TTFT, without what a shared prefix will save others
 //!       +  o · (work − copy)                delay of those who come next: prefill at the pool's usual speed
 //!       +  0.15 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best's
-//!       +  10 s · (harm + slowed + late + failure)
+//!       +  10 s · (harm + stalled + slowed + late + failure)
 //!                                           streams that its prefill and its decoding push over their bound on TPOT, itself
-//!                                           included, the chance that this first token misses its bound, the more where by
+//!                                           included, or over that on their gaps (where another pool could compute the
+//!                                           prompt), the chance that this first token misses its bound, the more where by
 //!                                           more (`miss`), and the chance that there is no answer
 //! ```
 //!
@@ -41,6 +42,9 @@ pub(super) struct Stakes<'a> {
     slow: MissCurve,
     /// Seconds per token; infinite where unbounded.
     tpot: f64,
+    /// Seconds between two tokens; infinite where unbounded. And the share of a stream's bound that one longer gap uses up.
+    gap: f64,
+    per_gap: f64,
     /// The longest hit, and the share of computing what is lacking of it that others will use.
     longest: Tokens,
     used_by_others: f64,
@@ -52,9 +56,19 @@ impl<'a> Stakes<'a> {
         let sharing = query.index.sharing(longest(&query.prompt, candidates), query.aim.now);
         // As many come as came, and each replica gets its part of them.
         let others = sharing / float(candidates.len() as u64).max(1.0);
+        let pool = query.model.view().bounded(query.sampling.max_tokens);
+        let (percent, gap) = slo
+            .itl
+            .iter()
+            .last()
+            .filter(|_| query.aim.has_prefill_pool)
+            .map_or((0, f64::INFINITY), |(percent, bound)| (percent, bound.as_secs_f64()));
+        let allowed = (1.0 - f64::from(percent) / 100.0) * pool.answers.output;
         Self {
             query,
-            pool: query.model.view().bounded(query.sampling.max_tokens),
+            pool,
+            gap,
+            per_gap: 1.0 / (1.0 + allowed),
             usual: query.model.usual_slowness(),
             standing: query.model.standing_queue(),
             waited: query.aim.waited.as_secs_f64(),
@@ -115,6 +129,8 @@ impl<'a> Stakes<'a> {
         // Itself, and what its sequence adds to each of the streams there.
         let running = float(load.decoding()) + candidate.foreign.running();
         let slower = running * steps.added / self.tpot;
+        // Those there are taken to be bound as this one is.
+        terms.stalled = running * self.per_gap * (terms.prefill / self.gap - 1.0).clamp(0.0, 1.0);
         terms.slowed = self.pool.answers.goes_on * (slow.price() + slower * slow.slope());
         // Streams that lose their bound by the steps alone lose it once, ...
         terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context)) * (1.0 - slow.chance);
@@ -135,7 +151,7 @@ impl<'a> Stakes<'a> {
             transfer: terms.transfer,
             others: others_wait(self.standing) * usual - copy,
             decoding: candidate.decoding,
-            harm: prices::MISS_COST * (terms.harm + terms.slowed),
+            harm: prices::MISS_COST * (terms.harm + terms.stalled + terms.slowed),
             late: prices::MISS_COST * late.price(),
             failure: prices::MISS_COST * (1.0 - candidate.success),
         };

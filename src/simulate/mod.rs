@@ -6,6 +6,6 @@ mod product_router;
 mod scoreboard;
 mod standings;
 
-pub use product_router::{ProductRouter, ReplayedRoute};
+pub use product_router::{ProductRouter, ReplayedPrefill, ReplayedRoute};
 pub use scoreboard::{DemoRow, DemoStats};
 pub use standings::Standings;

@@ -3,33 +3,39 @@
 //! It calls the same dispatcher, rules and queue as the gateway, with the same ticks; only simulated time and the ends of waits
 //! are implemented here. It never reads the engines' true state.
 
+mod prefill;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokenway_sim::engine::Gauges;
-use tokenway_sim::replay::{Arrival, Ended, Fleet, RequestId, Router};
+use tokenway_sim::replay::{Arrival, Ended, Fleet, Legs, RequestId, Router};
 use tokenway_sim::time::Stamp as SimStamp;
 
+pub use self::prefill::ReplayedPrefill;
+use self::prefill::{Decoders, PrefillPool};
 use super::standings::Standings;
 use crate::admission::{
     Deferral, EndOfWait, Entered, Outlook, Position, ROUND_EVERY, Refusal, Rules, Ruling, Share, WaitQueue,
     WaitReason, Waiter, rule,
 };
 use crate::clock::Stamp;
-use crate::config::{PolicyName, QueueLimits, Slo};
+use crate::config::{ItlBounds, PolicyName, QueueLimits, Slo};
 use crate::fleet::arrivals::Arrivals;
 use crate::record::SloBounds;
 use crate::routing::{
-    Ask, Assignment, Dispatcher, EngineLimits, EnginePage, Policy, Prompt, REFRESH_EVERY, SlotSet, Target,
-    policies, rendezvous,
+    Ask, Assignment, Dispatcher, EngineLimits, EnginePage, Judged, Policy, Prompt, REFRESH_EVERY, SlotSet,
+    Target, policies, rendezvous,
 };
 use crate::units::Tokens;
 
-/// One gateway in front of one pool.
+/// One gateway in front of one pool, or of one and its prefill pool.
 pub struct ProductRouter {
     policy: Box<dyn Policy>,
     rules: Rules,
+    /// Bounds on its streams' own gaps.
+    itl: ItlBounds,
     /// Longer prompts, in tokens, are of class `long`.
     medium: Tokens,
     /// Scrape interval and batch limit of its engines.
@@ -57,6 +63,8 @@ pub struct ProductRouter {
     /// Whose each request is.
     share: fn(&Arrival) -> Share,
     refusals: Vec<(RequestId, Stamp, Refusal)>,
+    /// `[route.prefill]`
+    prefill: Option<PrefillPool>,
 }
 
 /// A route as a replay runs it.
@@ -96,9 +104,6 @@ impl ProductRouter {
     /// A gateway with an empty prefix index and an untrained predictor.
     #[must_use]
     pub fn new(route: &ReplayedRoute, replicas: usize) -> Self {
-        // The live gateway derives identities from the replicas' URLs.
-        let identity =
-            |slot: usize| rendezvous::identity(0, format!("http://127.0.0.1:{}", slot + 1).as_bytes());
         Self {
             policy: policies::named(route.policy),
             rules: Rules {
@@ -107,6 +112,7 @@ impl ProductRouter {
                 base_ttft: route.slo.ttft.map_or(Duration::ZERO, |bound| bound.base),
                 is_pinned: false,
             },
+            itl: route.slo.itl,
             medium: route.medium,
             limits: route.limits,
             dispatcher: Dispatcher::new(replicas),
@@ -118,6 +124,7 @@ impl ProductRouter {
             ends: BTreeSet::new(),
             share: |_| Share { tenant: "default".into(), weight: 1, priority: 0 },
             refusals: Vec::new(),
+            prefill: None,
             called: VecDeque::new(),
             next_refresh: Stamp::default(),
             next_round: None,
@@ -131,6 +138,13 @@ impl ProductRouter {
     #[must_use]
     pub fn with_shares(self, share: fn(&Arrival) -> Share) -> Self {
         Self { share, ..self }
+    }
+
+    /// The same with so many more replicas, which compute prompts for those that decode.
+    #[must_use]
+    pub fn with_prefill(mut self, keys: ReplayedPrefill, replicas: usize) -> Self {
+        self.prefill = Some(PrefillPool::new(keys, self.limits, self.targets.len(), replicas));
+        self
     }
 
     /// Requests that were refused, when and why.
@@ -151,13 +165,21 @@ impl ProductRouter {
         let is_late = before.as_ref().is_some_and(|wait| wait.waiter.reason == WaitReason::Late);
         self.decisions += 1;
         match self.judge(&request, is_late, now) {
-            SimulatedPlacement::Send(assignment) => {
+            SimulatedPlacement::Send { assignment, prefill } => {
                 let slot = assignment.decision.slot;
                 if let Some(target) = self.targets.get(slot) {
                     self.standings.chosen(target, now);
                 }
                 self.arrivals.placed(&assignment.decision.terms.work);
-                fleet.send(id, slot, assignment.decision.predicted_ttft);
+                let predicted = assignment.decision.predicted_ttft;
+                match (prefill, &mut self.prefill) {
+                    (Some((leg, after)), Some(side)) => {
+                        let prefill = side.begin(request, *leg, &assignment, now);
+                        let predicted = predicted.map(|predicted| predicted + after);
+                        fleet.send_apart(id, Legs { prefill, decode: slot }, predicted);
+                    }
+                    _ => fleet.send(id, slot, predicted),
+                }
                 self.streams
                     .insert(id, SimulatedStream { assignment: *assignment, first_token: None, tokens: 0 });
                 if let Some(wait) = before {
@@ -176,7 +198,8 @@ impl ProductRouter {
 
     fn judge(&mut self, request: &Arrival, is_late: bool, now: Stamp) -> SimulatedPlacement {
         let block_end = |block: usize| request.ends.get(block).map_or(0, |end| end * BYTES_PER_TOKEN);
-        let slo = SloBounds { ttft: request.ttft_bound, tpot: request.tpot_bound, ..SloBounds::default() };
+        let (ttft, tpot, itl) = (request.ttft_bound, request.tpot_bound, self.itl);
+        let slo = SloBounds { ttft, tpot, itl, ..SloBounds::default() };
         let prompt = Prompt {
             chain: &request.chain,
             block_end: &block_end,
@@ -187,26 +210,27 @@ impl ProductRouter {
             slo,
             waited: now.since(live(request.at)),
             queues_late: self.rules.queue.is_some(),
+            has_prefill_pool: self.prefill.is_some(),
             ..Ask::of(prompt, &self.untried)
-        };
-        let targets = self.targets.iter().filter(|target| self.standings.is_in(target.slot));
-        let Some(judged) = self.dispatcher.judge(&*self.policy, &ask, &self.limits, now, targets) else {
-            return SimulatedPlacement::Refuse;
         };
         let base_ttft = if slo.ttft.is_some() { self.rules.base_ttft } else { Duration::ZERO };
         let rules = Rules { base_ttft, ..self.rules };
-        let waiter = self.waiter(request);
-        let arriving = |outlook| (!is_late).then(|| Waiter { outlook, ..waiter.clone() });
-        match rule(&rules, &judged, rules.queue.is_some(), &mut self.queue, arriving) {
-            Ruling::Hold(outlook) => SimulatedPlacement::Wait(
-                Waiter { reason: WaitReason::Held, outlook, ..waiter },
-                Deferral::Request,
-            ),
-            Ruling::Queue(outlook, stay) => SimulatedPlacement::Wait(Waiter { outlook, ..waiter }, stay),
-            Ruling::Place | Ruling::Degrade => judged
-                .assign()
-                .map_or(SimulatedPlacement::Refuse, |own| SimulatedPlacement::Send(Box::new(own))),
-        }
+        let gate = Gate { rules: &rules, waiter: self.waiter(request), is_late };
+        let Self { policy, dispatcher, targets, standings, limits, queue, .. } = self;
+        let decoders = Decoders { policy: &**policy, dispatcher, targets, standings, limits };
+        let prefill = self
+            .prefill
+            .as_ref()
+            .and_then(|side| Some((side, side.choose(request.id, &ask, &decoders, now)?)));
+        let apart = prefill.and_then(|(side, quote)| {
+            let first = || Some((Box::new(side.assign(&ask, now)?), quote.ttft));
+            side.with_decoder(&quote, &ask, &decoders, now, |judged| gate.settle(judged, queue, Some(first)))
+                .flatten()
+        });
+        let none = None::<fn() -> Option<FirstLeg>>;
+        apart
+            .or_else(|| gate.settle(decoders.judge(&ask, now)?, queue, none))
+            .unwrap_or(SimulatedPlacement::Refuse)
     }
 
     fn waiter(&self, request: &Arrival) -> Waiter {
@@ -333,9 +357,46 @@ impl ProductRouter {
     }
 }
 
+/// What a request meets on its way to a place that was judged.
+struct Gate<'a> {
+    rules: &'a Rules,
+    waiter: Waiter,
+    is_late: bool,
+}
+
+impl Gate<'_> {
+    /// Rules; `first` reserves the leg that computes the prompt elsewhere. `None` where a place is gone.
+    fn settle(
+        &self,
+        judged: Judged<'_>,
+        queue: &mut WaitQueue<RequestId>,
+        first: Option<impl FnOnce() -> Option<FirstLeg>>,
+    ) -> Option<SimulatedPlacement> {
+        let waiter = || self.waiter.clone();
+        let arriving = |outlook| (!self.is_late).then(|| Waiter { outlook, ..waiter() });
+        Some(match rule(self.rules, &judged, self.rules.queue.is_some(), queue, arriving) {
+            Ruling::Hold(outlook) => SimulatedPlacement::Wait(
+                Waiter { reason: WaitReason::Held, outlook, ..waiter() },
+                Deferral::Request,
+            ),
+            Ruling::Queue(outlook, stay) => SimulatedPlacement::Wait(Waiter { outlook, ..waiter() }, stay),
+            Ruling::Place | Ruling::Degrade => {
+                let prefill = match first {
+                    Some(first) => Some(first()?),
+                    None => None,
+                };
+                SimulatedPlacement::Send { assignment: Box::new(judged.assign()?), prefill }
+            }
+        })
+    }
+}
+
+/// The leg that computes a prompt, and when it will have.
+type FirstLeg = (Box<Assignment>, Duration);
+
 /// Decision on one request.
 enum SimulatedPlacement {
-    Send(Box<Assignment>),
+    Send { assignment: Box<Assignment>, prefill: Option<FirstLeg> },
     Wait(Waiter, Deferral),
     Refuse,
 }
@@ -349,6 +410,9 @@ impl Router for ProductRouter {
 
     fn first_token(&mut self, request: RequestId, at: SimStamp) {
         let Some(stream) = self.streams.get_mut(&request) else { return };
+        if let Some(side) = &mut self.prefill {
+            side.first_token(request, live(at));
+        }
         stream.assignment.first_token(live(at));
         (stream.first_token, stream.tokens) = (Some(live(at)), 1);
         self.standings.first_token(stream.assignment.decision.slot, live(at));
@@ -374,6 +438,21 @@ impl Router for ProductRouter {
         self.turn();
     }
 
+    fn prefilled(&mut self, request: RequestId, end: &Ended) {
+        if let Some(side) = &mut self.prefill {
+            side.computed(request, end);
+        }
+    }
+
+    fn transfer_failed(&mut self, request: RequestId, fleet: &mut dyn Fleet) {
+        drop(self.streams.remove(&request));
+        let lost = self.prefill.as_mut().and_then(|side| side.lost(request, live(fleet.now())));
+        if let Some(request) = lost {
+            self.place(request, None, fleet);
+        }
+        self.retry_called(fleet);
+    }
+
     fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
         let page = EnginePage {
             running: Some(gauges.running as f64),
@@ -385,9 +464,12 @@ impl Router for ProductRouter {
             batch_limit: None,
             cache: None,
         };
-        if let Some(target) = self.targets.get(replica) {
+        let side = self.prefill.as_ref();
+        let of_side = || side.and_then(|side| Some((side.target(replica)?, &side.dispatcher)));
+        let own = self.targets.get(replica).map(|target| (target, &self.dispatcher));
+        if let Some((target, dispatcher)) = own.or_else(of_side) {
             target.scraped(page, live(at));
-            self.dispatcher.learn_cache(target, BYTES_PER_TOKEN as f64);
+            dispatcher.learn_cache(target, BYTES_PER_TOKEN as f64);
         }
     }
 
@@ -404,6 +486,9 @@ impl Router for ProductRouter {
             self.next_refresh = now.after(REFRESH_EVERY);
             let ready = self.targets.iter().filter(|target| self.standings.is_in(target.slot));
             self.dispatcher.refresh(self.targets.iter(), ready, &self.limits, now);
+            if let Some(side) = &self.prefill {
+                side.refresh(now);
+            }
         }
         self.standings.look(&self.dispatcher, &self.targets, now);
         // Before waits end: at the gateway a round begins first where both are due at once.
@@ -426,6 +511,11 @@ impl Router for ProductRouter {
 /// When a tokio timer for `at` fires: at the next whole millisecond.
 fn timer(at: Stamp) -> Stamp {
     Stamp::from_nanos(at.as_nanos().next_multiple_of(1_000_000))
+}
+
+/// The live gateway derives identities from the replicas' URLs.
+fn identity(replica: usize) -> u64 {
+    rendezvous::identity(0, format!("http://127.0.0.1:{}", replica + 1).as_bytes())
 }
 
 fn live(at: SimStamp) -> Stamp {

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 use tokenway::config::{
-    Config, DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, PolicyName, ServicePort,
+    Config, DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, PolicyName, Pool, Role,
+    ServicePort,
 };
 use tokenway::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
 use tokenway::fleet::status::ReplicaState;
@@ -159,6 +160,37 @@ fn write(path: &Path, replicas: &[&Replica]) {
     let beside = path.with_extension("new");
     std::fs::write(&beside, Value::from(groups).to_string()).unwrap();
     std::fs::rename(beside, path).unwrap();
+}
+
+#[tokio::test]
+async fn one_file_serves_a_pool_that_computes_prompts_and_one_that_decodes() {
+    let (prefill, decode) = (Replica::start().await, Replica::start().await);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("replicas.json");
+    let label = |first: &str, second: &str| {
+        let group = |replica: &Replica, role: &str| json!({ "targets": [replica.addr.to_string()], "labels": { "role": role } });
+        let groups = json!([group(&prefill, first), group(&decode, second)]);
+        let beside = path.with_extension("new");
+        std::fs::write(&beside, groups.to_string()).unwrap();
+        std::fs::rename(beside, &path).unwrap();
+    };
+    label("prefill", "decode");
+    let mut config = discovering(Discovery { file: Some(path.clone()), ..Discovery::default() });
+    config.pools[0].role = Role::Decode;
+    config.pools.push(Pool { name: "prefill".into(), role: Role::Prefill, ..config.pools[0].clone() });
+    let gateway = Gateway::start(config).await;
+    let of = |pool: &str| {
+        let mine = gateway.replicas().into_iter().filter(|replica| &*replica.pool == pool);
+        mine.map(|replica| replica.replica.to_string()).collect::<Vec<_>>()
+    };
+    let (p, d) = (vec![prefill.addr.to_string()], vec![decode.addr.to_string()]);
+    until("each has its own", || (of("prefill"), of("default")) == (p.clone(), d.clone())).await;
+    label("both", "both");
+    until("both have both", || of("prefill").len() + of("default").len() == 4).await;
+    label("prefill", "decoder");
+    until("the fault is named", || source(&gateway, "file").failing.is_some()).await;
+    let error = source(&gateway, "file").failing.unwrap().1;
+    assert!(error.contains("role \"decoder\" is none; there are prefill, decode, both"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,7 +8,7 @@ use tokenway::routing::EngineLimits;
 use tokenway::simulate::ReplayedRoute;
 use tokenway::units::Tokens;
 use tokenway_sim::engine::EngineConfig;
-use tokenway_sim::replay::{Bounds, Demand, Scenario, Trace, TraceRequest, run};
+use tokenway_sim::replay::{Bounds, Demand, KvNetwork, Scenario, Trace, TraceRequest, run};
 
 use super::elastic::{Conductor, Elastic, ElasticFleet};
 
@@ -44,6 +44,7 @@ fn first_minute(replicas: usize, slow_answers: u32, slow_start: Duration, seed: 
         slow: Vec::new(),
         scrape_interval: limits.scrape_interval,
         bounds: Bounds::default(),
+        network: KvNetwork::default(),
     };
     let _figures = run(&trace, &scenario, &mut elastic);
     let joined = elastic.ready().iter().position(|ready| *ready == 5).unwrap_or(43) as f64;

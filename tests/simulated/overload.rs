@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokenway_sim::engine::{CostModel, EngineConfig, Gauges};
 use tokenway_sim::replay::{
-    Arrival, Bounds, Demand, Ended, Figures, Fleet, RequestId, Router, Scenario, Trace, qwen_32b_on_two_h100,
-    run,
+    Arrival, Bounds, Demand, Ended, Figures, Fleet, KvNetwork, RequestId, Router, Scenario, Trace,
+    qwen_32b_on_two_h100, run,
 };
 use tokenway_sim::time::Stamp as SimStamp;
 
@@ -127,6 +127,7 @@ impl Case {
             slow: Vec::new(),
             scrape_interval: Duration::from_secs(1),
             bounds: Bounds { ttft: Some(base), ..Bounds::default() },
+            network: KvNetwork::default(),
         };
         let queue = QueueLimits {
             max_requests: self.max_requests,
@@ -246,6 +247,7 @@ fn documents_then_chats(documents: &[(f64, u64)], chats: &[(f64, u64)]) -> (Vec<
         slow: Vec::new(),
         scrape_interval: Duration::from_secs(1),
         bounds: Bounds { ttft: Some(base), ttft_per_prompt_token: per_prompt_token, ..Bounds::default() },
+        network: KvNetwork::default(),
     };
     let route = ReplayedRoute {
         policy: PolicyName::Latency,

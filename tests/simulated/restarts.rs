@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokenway_sim::engine::{CostModel, Engine, EngineConfig, Gauges};
 use tokenway_sim::replay::{
-    Arrival, Bounds, Demand, Ended, Fleet, RequestId, Router, Scenario, Trace, qwen_32b_on_two_h100, run,
+    Arrival, Bounds, Demand, Ended, Fleet, KvNetwork, RequestId, Router, Scenario, Trace,
+    qwen_32b_on_two_h100, run,
 };
 use tokenway_sim::time::Stamp;
 
@@ -140,6 +141,7 @@ fn caches_that_a_restarted_gateway_does_not_know_of_teach_it_no_false_speed() {
         slow: Vec::new(),
         scrape_interval,
         bounds: Bounds::default(),
+        network: KvNetwork::default(),
     };
     let limits = EngineLimits { scrape_interval, batch_limit: None };
     let (policy, slo, medium) = (PolicyName::Latency, Slo::default(), Tokens(8192));

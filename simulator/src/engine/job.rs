@@ -71,6 +71,8 @@ pub(super) struct Sequence {
     /// Tokens that the step in progress computes.
     pub(super) scheduled: u64,
     pub(super) emitted: u64,
+    /// Another engine computed the prompt: all of its KV but the last token's comes with it, until a preemption drops it.
+    pub(super) is_fetched: bool,
     /// Prefix hit of the first admission; `None` before it.
     pub(super) cached: Option<u64>,
     pub(super) submitted: Stamp,

@@ -106,6 +106,18 @@ impl Engine {
     /// # Errors
     /// The work does not fit into the KV cache, or has no output.
     pub fn submit_work(&mut self, now: Stamp, work: Work) -> Result<JobId, Unservable> {
+        self.enqueue(now, work, false)
+    }
+
+    /// Like [`Engine::submit_work`], with the KV of the prompt, which another engine has computed.
+    ///
+    /// # Errors
+    /// The work does not fit into the KV cache, or has no output.
+    pub fn submit_fetched(&mut self, now: Stamp, work: Work) -> Result<JobId, Unservable> {
+        self.enqueue(now, work, true)
+    }
+
+    fn enqueue(&mut self, now: Stamp, work: Work, is_fetched: bool) -> Result<JobId, Unservable> {
         let Work { chain, prompt, output } = work;
         let (tokens, capacity) = (prompt.saturating_add(output), self.capacity());
         if tokens > capacity || output == 0 {
@@ -121,6 +133,7 @@ impl Engine {
             computed: 0,
             scheduled: 0,
             emitted: 0,
+            is_fetched,
             cached: None,
             submitted: now,
             last_token: None,
@@ -247,6 +260,7 @@ impl Engine {
         self.cache.release(&mut victim.blocks);
         *budget += std::mem::take(&mut victim.scheduled);
         victim.computed = 0;
+        victim.is_fetched = false;
         self.stats.preemptions += 1;
         self.waiting.push_front(victim);
     }
@@ -258,7 +272,8 @@ impl Engine {
             let findable = (first.target().saturating_sub(1) / self.config.block_size) as usize;
             let head = &first.chain[..findable.min(first.chain.len())];
             let hits = self.cache.lookup(head);
-            let cached = hits as u64 * self.config.block_size;
+            let found = hits as u64 * self.config.block_size;
+            let cached = if first.is_fetched { found.max(first.target() - 1) } else { found };
             let tokens = (first.target() - cached).min(*budget);
             let blocks = (cached + tokens).div_ceil(self.config.block_size);
             let whole = first.target().div_ceil(self.config.block_size);
@@ -271,9 +286,11 @@ impl Engine {
             first.scheduled = tokens;
             *budget -= tokens;
             if first.cached.is_none() {
-                first.cached = Some(cached);
+                // As vLLM counts what came from elsewhere: not at all.
+                let found = if first.is_fetched { 0 } else { found };
+                first.cached = Some(found);
                 self.stats.prefix_queries += first.prompt;
-                self.stats.prefix_hits += cached;
+                self.stats.prefix_hits += found;
             }
             self.running.extend(self.waiting.pop_front());
         }

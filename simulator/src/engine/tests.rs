@@ -95,6 +95,19 @@ fn a_cached_prefix_shortens_prefill_and_another_root_does_not_hit() {
 }
 
 #[test]
+fn a_fetched_prompt_is_not_computed_but_takes_its_place_and_is_cached_then() {
+    let mut engine = Engine::new(EngineConfig { num_blocks: 128, ..config() }, 1);
+    let job = job(0, 801, 3);
+    let work = || Work { chain: chain(&job.tokens, 16, 0), prompt: 801, output: 3 };
+    let fetched = engine.submit_fetched(at(0), work()).unwrap();
+    let events = run(&mut engine);
+    assert_eq!(first_token_ms(&events, fetched), 10, "one step");
+    assert_eq!(events[0].cached, 0, "as vLLM counts it");
+    engine.submit_work(at(1_000), work()).unwrap();
+    assert_eq!(run(&mut engine)[0].cached, 800);
+}
+
+#[test]
 fn the_answer_of_one_turn_is_a_cached_prefix_of_the_next() {
     let mut engine = Engine::new(config(), 1);
     engine.submit(at(0), &job(0, 100, 61)).unwrap();

@@ -12,16 +12,18 @@ mod router;
 mod run;
 mod tally;
 mod trace;
+mod transfers;
 mod workload;
 
 pub use engine_file::{EngineFile, EngineFileError};
 pub use fit::{Fit, FitError, Recorded, Recording, fit};
 pub use grid::run_grid;
 pub use hardware::{qwen_32b_on_two_a100, qwen_32b_on_two_h100};
-pub use router::{Arrival, Bounds, Ended, Fleet, RequestId, Router};
+pub use router::{Arrival, Bounds, Ended, Fleet, Legs, RequestId, Router};
 pub use run::{Scenario, run};
 pub use tally::{Figures, Measured, Prediction};
 pub use trace::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};
+pub use transfers::KvNetwork;
 pub use workload::Demand;
 
 #[cfg(test)]

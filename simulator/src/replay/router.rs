@@ -23,6 +23,12 @@ pub trait Router {
     /// A request ended: its last token came, or no engine could serve it.
     fn ended(&mut self, _request: RequestId, _end: &Ended) {}
 
+    /// The prompt of a request that was sent by [`Fleet::send_apart`] is computed, and its KV is on the way.
+    fn prefilled(&mut self, _request: RequestId, _end: &Ended) {}
+
+    /// The KV of a request did not come: it is to be sent again.
+    fn transfer_failed(&mut self, _request: RequestId, _fleet: &mut dyn Fleet) {}
+
     /// A replica was scraped.
     fn scraped(&mut self, _replica: usize, _at: Stamp, _gauges: &Gauges) {}
 
@@ -51,11 +57,26 @@ pub trait Fleet {
     /// Sends a request to a replica; it is in the engine when this returns. `predicted_ttft` counts from now.
     fn send(&mut self, request: RequestId, replica: usize, predicted_ttft: Option<Duration>);
 
+    /// Has the prompt of a request computed by a replica, for another one to decode. A fleet that cannot move KV sends it to the
+    /// latter.
+    fn send_apart(&mut self, request: RequestId, legs: Legs, predicted_ttft: Option<Duration>) {
+        self.send(request, legs.decode, predicted_ttft);
+    }
+
     /// The true state of every replica's engine.
     fn engines(&self) -> &[Engine];
 
     /// One of them, for who starts, slows down or restarts it. Work is sent by [`Fleet::send`] alone.
     fn engine(&mut self, replica: usize) -> Option<&mut Engine>;
+}
+
+/// The two replicas of a request whose prompt is computed elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Legs {
+    /// Computes the prompt.
+    pub prefill: usize,
+    /// Gets its KV and decodes.
+    pub decode: usize,
 }
 
 /// Names one request of a run: its place in the order of arrival.
@@ -121,6 +142,8 @@ pub struct Bounds {
     pub ttft_per_prompt_token: Duration,
     /// On TPOT.
     pub tpot: Option<Duration>,
+    /// On the 99th percentile of a request's own ITL.
+    pub itl_p99: Option<Duration>,
     /// On the whole request.
     pub e2e: Option<Duration>,
 }

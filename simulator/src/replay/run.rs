@@ -1,18 +1,19 @@
 //! One run: arrivals, engines and a router in simulated time. Single-threaded and deterministic under a seed.
 //!
-//! Four things happen, at one moment in this order: an engine's step ends, the replicas are scraped, the router ticks, a
-//! request arrives. The run ends when every request has ended. Between router and engine no time passes.
+//! Five things happen, at one moment in this order: an engine's step ends, KV arrives, the replicas are scraped, the router ticks,
+//! a request arrives. The run ends when every request has ended. Between router and engine no time passes.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use crate::engine::{Engine, EngineConfig, EngineEvent, JobId, Work};
+use crate::engine::{Engine, EngineConfig, EngineEvent, JobId, Unservable, Work};
 use crate::time::Stamp;
 
-use super::router::{Arrival, Bounds, Ended, Fleet, RequestId, Router};
+use super::router::{Arrival, Bounds, Ended, Fleet, Legs, RequestId, Router};
 use super::tally::{Figures, Tally};
 use super::trace::Trace;
+use super::transfers::{KvNetwork, Transfers};
 use super::workload::{Demand, Planned, plan};
 
 /// Everything about a run but its router.
@@ -28,6 +29,8 @@ pub struct Scenario {
     pub scrape_interval: Duration,
     /// What requests are judged by.
     pub bounds: Bounds,
+    /// Between its replicas, where the router has prompts computed elsewhere.
+    pub network: KvNetwork,
 }
 
 /// Runs a trace to its end.
@@ -39,6 +42,7 @@ pub fn run(trace: &Trace, scenario: &Scenario, router: &mut dyn Router) -> Figur
         run.now = at;
         match event {
             Event::StepEnds => run.finish_step(router),
+            Event::KvArrives => run.receive(router),
             Event::Scrape => run.scrape(router),
             Event::Tick => router.tick(&mut run),
             Event::Arrival => run.arrive(router),
@@ -53,6 +57,7 @@ pub fn run(trace: &Trace, scenario: &Scenario, router: &mut dyn Router) -> Figur
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     StepEnds,
+    KvArrives,
     Scrape,
     Tick,
     Arrival,
@@ -64,8 +69,9 @@ struct Run<'a> {
     now: Stamp,
     next_arrival: usize,
     engines: Vec<Engine>,
-    /// The request of each engine's jobs: job ids count from zero.
-    owners: Vec<Vec<RequestId>>,
+    /// Of each engine's jobs: job ids count from zero.
+    owners: Vec<Vec<Owner>>,
+    transfers: Transfers,
     /// Ends of steps; an entry that its engine no longer has is skipped.
     steps: BinaryHeap<Reverse<(Stamp, usize)>>,
     next_scrape: Stamp,
@@ -74,6 +80,14 @@ struct Run<'a> {
     unservable: Vec<RequestId>,
     tally: Tally,
     events: Vec<EngineEvent>,
+}
+
+/// Whose a job is.
+#[derive(Clone, Copy)]
+struct Owner {
+    request: RequestId,
+    /// Where it is decoded, if this job only computes its prompt.
+    decode: Option<usize>,
 }
 
 impl<'a> Run<'a> {
@@ -93,6 +107,7 @@ impl<'a> Run<'a> {
             next_arrival: 0,
             engines: (0..replicas).map(engine).collect(),
             owners: vec![Vec::new(); replicas],
+            transfers: Transfers::new(scenario.network, scenario.demand.seed),
             steps: BinaryHeap::new(),
             next_scrape: Stamp::default(),
             last_work: Stamp::default(),
@@ -112,7 +127,8 @@ impl<'a> Run<'a> {
         }
         let step = self.steps.peek().map(|Reverse((at, _))| (*at, Event::StepEnds));
         let arrival = self.plan.get(self.next_arrival).map(|next| (next.at, Event::Arrival));
-        let work = step.into_iter().chain(arrival).min();
+        let kv = self.transfers.next_at().map(|at| (at, Event::KvArrives));
+        let work = step.into_iter().chain(kv).chain(arrival).min();
         let tick = tick.filter(|at| work.is_some() || at.since(self.last_work) <= MAX_IDLE);
         let next = work.into_iter().chain(tick.map(|at| (at, Event::Tick))).min()?;
         Some(next.min((self.next_scrape, Event::Scrape)))
@@ -136,22 +152,73 @@ impl<'a> Run<'a> {
     }
 
     fn report(&mut self, replica: usize, event: &EngineEvent, router: &mut dyn Router) {
-        let Some(&request) = self.owners[replica].get(index(event.job)) else { return };
+        let Some(&Owner { request, decode }) = self.owners[replica].get(index(event.job)) else { return };
+        let ended = Ended { at: event.at, output: event.index + 1, cached: event.cached };
+        if let Some(decode) = decode {
+            self.tally.request(request).cached = event.cached;
+            self.did_prompt(replica, request, event.cached, 0);
+            self.hand_over(request, Legs { prefill: replica, decode });
+            return router.prefilled(request, &ended);
+        }
         let measured = self.tally.request(request);
-        measured.token(event.at);
+        measured.token(event.at, self.scenario.bounds.itl_p99);
+        let is_apart = measured.is_apart;
         if event.index == 0 {
-            measured.cached = event.cached;
+            measured.cached = if is_apart { measured.cached } else { event.cached };
             router.first_token(request, event.at);
         } else {
             router.token(request, event.at);
         }
         if event.is_last {
-            router.ended(request, &Ended { at: event.at, output: event.index + 1, cached: event.cached });
-            let prompt = self.plan[request.index()].request.prompt;
-            let uncached = prompt.saturating_sub(event.cached);
-            let work = self.scenario.engine.cost.prefill_seconds(event.cached, uncached);
-            self.tally.served(replica, prompt + event.index + 1, work);
+            router.ended(request, &ended);
+            if is_apart {
+                self.tally.served(replica, event.index + 1, 0.0);
+            } else {
+                self.did_prompt(replica, request, event.cached, event.index + 1);
+            }
         }
+    }
+
+    /// A replica computed a prompt, and decoded so many tokens behind it.
+    fn did_prompt(&mut self, replica: usize, request: RequestId, cached: u64, output: u64) {
+        let prompt = self.plan[request.index()].request.prompt;
+        let work = self.scenario.engine.cost.prefill_seconds(cached, prompt.saturating_sub(cached));
+        self.tally.served(replica, prompt + output, work);
+    }
+
+    /// The KV of a prompt begins to move, as far as it is not there already.
+    fn hand_over(&mut self, request: RequestId, legs: Legs) {
+        let planned = &self.plan[request.index()];
+        let prompt = planned.request.prompt;
+        let cached = self.engines[legs.decode].cached_prefix(&planned.engine_chain(), prompt);
+        self.transfers.begin(request, legs, prompt.saturating_sub(cached), self.now);
+    }
+
+    fn receive(&mut self, router: &mut dyn Router) {
+        let Some(came) = self.transfers.pop() else { return };
+        self.last_work = self.now;
+        if came.is_lost {
+            return router.transfer_failed(came.request, self);
+        }
+        let work = self.work_of(came.request);
+        let submitted = self.engines[came.decode].submit_fetched(self.now, work);
+        self.own(submitted, came.decode, Owner { request: came.request, decode: None });
+    }
+
+    fn work_of(&self, request: RequestId) -> Work {
+        let planned = &self.plan[request.index()];
+        Work { chain: planned.engine_chain(), prompt: planned.request.prompt, output: planned.request.output }
+    }
+
+    fn own(&mut self, submitted: Result<JobId, Unservable>, replica: usize, owner: Owner) {
+        let Ok(job) = submitted else {
+            self.tally.request(owner.request).fail();
+            self.unservable.push(owner.request);
+            return;
+        };
+        debug_assert_eq!(index(job), self.owners[replica].len(), "job ids count from zero");
+        self.owners[replica].push(owner);
+        self.expect_step(replica);
     }
 
     fn scrape(&mut self, router: &mut dyn Router) {
@@ -200,18 +267,21 @@ impl Fleet for Run<'_> {
     }
 
     fn send(&mut self, request: RequestId, replica: usize, predicted_ttft: Option<Duration>) {
-        self.tally.request(request).send(self.now, predicted_ttft);
-        let planned = &self.plan[request.index()];
-        let (prompt, output) = (planned.request.prompt, planned.request.output);
-        let work = Work { chain: planned.engine_chain(), prompt, output };
-        let Ok(job) = self.engines[replica].submit_work(self.now, work) else {
-            self.tally.request(request).fail();
-            self.unservable.push(request);
-            return;
-        };
-        debug_assert_eq!(index(job), self.owners[replica].len(), "job ids count from zero");
-        self.owners[replica].push(request);
-        self.expect_step(replica);
+        let measured = self.tally.request(request);
+        measured.send(self.now, predicted_ttft);
+        measured.is_apart = false;
+        let work = self.work_of(request);
+        let submitted = self.engines[replica].submit_work(self.now, work);
+        self.own(submitted, replica, Owner { request, decode: None });
+    }
+
+    fn send_apart(&mut self, request: RequestId, legs: Legs, predicted_ttft: Option<Duration>) {
+        let measured = self.tally.request(request);
+        measured.send(self.now, predicted_ttft);
+        measured.is_apart = true;
+        let work = Work { output: 1, ..self.work_of(request) };
+        let submitted = self.engines[legs.prefill].submit_work(self.now, work);
+        self.own(submitted, legs.prefill, Owner { request, decode: Some(legs.decode) });
     }
 
     fn engines(&self) -> &[Engine] {

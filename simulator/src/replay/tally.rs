@@ -29,8 +29,12 @@ pub struct Measured {
     pub last_token: Stamp,
     /// Tokens of the answer.
     pub tokens: u64,
-    /// Prompt tokens that the engine had cached.
+    /// Gaps between its tokens that are longer than the bound on ITL.
+    pub late_gaps: u64,
+    /// Prompt tokens that the engine had cached; of the one that computed the prompt.
     pub cached: u64,
+    /// Its prompt was computed by a replica that did not decode it.
+    pub is_apart: bool,
     /// It has no complete answer.
     pub is_failed: bool,
 }
@@ -46,13 +50,16 @@ impl Measured {
     }
 
     pub(super) fn send(&mut self, at: Stamp, predicted_ttft: Option<Duration>) {
-        debug_assert!(self.sent.is_none(), "a request is sent once");
-        self.sent = Some(at);
+        debug_assert!(self.sent.is_none() || self.is_apart, "a request is sent once");
+        self.sent.get_or_insert(at);
         self.predicted_ttft = predicted_ttft;
     }
 
-    pub(super) fn token(&mut self, at: Stamp) {
-        self.first_token.get_or_insert(at);
+    pub(super) fn token(&mut self, at: Stamp, itl_bound: Option<Duration>) {
+        if self.first_token.replace(self.first_token.unwrap_or(at)).is_some() {
+            let gap = at.since(self.last_token);
+            self.late_gaps += u64::from(itl_bound.is_some_and(|bound| gap > bound));
+        }
         self.last_token = at;
         self.tokens += 1;
     }
@@ -71,6 +78,12 @@ impl Measured {
         Some(self.last_token.since(self.first_token?) / gaps)
     }
 
+    /// Nearest rank: of fewer than a hundred gaps none may be late.
+    fn keeps_itl(&self) -> bool {
+        let gaps = self.tokens.saturating_sub(1);
+        self.late_gaps <= gaps - (99 * gaps).div_ceil(100)
+    }
+
     fn is_good(&self, bounds: &Bounds) -> bool {
         let within = |value: Option<Duration>, bound: Option<Duration>| match (value, bound) {
             (Some(value), Some(bound)) => value <= bound,
@@ -80,6 +93,7 @@ impl Measured {
             && !self.is_failed
             && within(self.ttft(), bounds.ttft_of(self.prompt))
             && within(self.tpot(), bounds.tpot)
+            && (bounds.itl_p99.is_none() || self.keeps_itl())
             && within(Some(self.last_token.since(self.arrived)), bounds.e2e)
     }
 }
@@ -140,8 +154,9 @@ impl Tally {
             tpot_p90_s: tpot.at(0.9),
             tpot_p99_s: tpot.at(0.99),
             violations: 1.0 - good / requests,
-            ttft_violations: missing(Bounds { tpot: None, e2e: None, ..*bounds }),
+            ttft_violations: missing(Bounds { tpot: None, itl_p99: None, e2e: None, ..*bounds }),
             tpot_violations: missing(Bounds { tpot: bounds.tpot, ..Bounds::default() }),
+            itl_violations: missing(Bounds { itl_p99: bounds.itl_p99, ..Bounds::default() }),
             goodput: good / requests,
             goodput_per_second: good / span.as_secs_f64(),
             hit_rate: cached as f64 / looked_up.max(1) as f64,
@@ -154,6 +169,7 @@ impl Tally {
             held_p99_s: held.at(0.99),
             refused: share(&|r| r.sent.is_none()),
             failed: share(&|r| r.is_failed),
+            apart: share(&|r| r.is_apart),
             prediction: self.prediction(),
         }
     }
@@ -203,6 +219,8 @@ pub struct Figures {
     pub ttft_violations: f64,
     /// Share that missed the TPOT bound or had no answer.
     pub tpot_violations: f64,
+    /// Share that missed the bound on its own ITL, or had no answer.
+    pub itl_violations: f64,
     /// Share that met every bound.
     pub goodput: f64,
     /// Requests that met every bound, per second of traffic.
@@ -227,6 +245,8 @@ pub struct Figures {
     pub refused: f64,
     /// Share that no engine could serve.
     pub failed: f64,
+    /// Share whose prompts were computed by replicas that did not decode them.
+    pub apart: f64,
     /// Absent where the router predicts nothing.
     pub prediction: Option<Prediction>,
 }

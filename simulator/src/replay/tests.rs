@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::engine::{CostModel, EngineConfig, Gauges};
+use crate::kv_transfer::KvTransfer;
 use crate::time::Stamp;
 
 use super::*;
@@ -34,6 +35,7 @@ fn scenario(replicas: usize) -> Scenario {
             tpot: Some(Duration::from_millis(50)),
             ..Bounds::default()
         },
+        network: KvNetwork::default(),
     }
 }
 
@@ -176,6 +178,69 @@ fn what_is_held_forever_or_refused_or_too_long_is_never_good() {
     let failed = run(&trace(&[(1_000_000, 2)]), &scenario(1), &mut script);
     assert!(near(failed.failed, 1.0) && near(failed.violations, 1.0), "{failed:?}");
     assert_eq!(script.ended.len(), 1, "the router hears of it");
+}
+
+/// Has every prompt computed by replica 0 and decoded by replica 1; what is lost, by replica 1 alone.
+#[derive(Default)]
+struct Apart {
+    prefilled: Vec<Ended>,
+    ended: Vec<Ended>,
+    lost: u32,
+}
+
+impl Router for Apart {
+    fn arrive(&mut self, request: Arrival, fleet: &mut dyn Fleet) {
+        fleet.send_apart(request.id, Legs { prefill: 0, decode: 1 }, None);
+    }
+
+    fn prefilled(&mut self, _: RequestId, end: &Ended) {
+        self.prefilled.push(*end);
+    }
+
+    fn transfer_failed(&mut self, request: RequestId, fleet: &mut dyn Fleet) {
+        self.lost += 1;
+        fleet.send(request, 1, None);
+    }
+
+    fn ended(&mut self, _: RequestId, end: &Ended) {
+        self.ended.push(*end);
+    }
+}
+
+#[test]
+fn a_prompt_computed_apart_costs_its_prefill_a_transfer_and_a_step() {
+    let ms = Duration::from_millis;
+    let times = KvTransfer { handshake: ms(500), base: ms(20), per_token: ms(1), lost_after: ms(700) };
+    let scenario = |lost| Scenario { network: KvNetwork { times, lost }, ..scenario(2) };
+    let mut apart = Apart::default();
+    let figures = run(&trace(&[(1_101, 11), (1_101, 11)]), &scenario(0.0), &mut apart);
+    // 1.1 s of prefill and a step, 500 ms to meet, 20 ms and 1.101 s to move, a step; then no one has to meet.
+    assert!(near(figures.ttft_p99_s, 2.741) && near(figures.ttft_p50_s, 2.241), "{figures:?}");
+    assert!(near(figures.tpot_p99_s, 0.010) && near(figures.apart, 1.0));
+    assert_eq!((apart.prefilled.len(), apart.ended.len(), apart.lost), (2, 2, 0));
+    assert!(apart.prefilled.iter().all(|end| (end.output, end.cached) == (1, 0)));
+    let mut apart = Apart::default();
+    let figures = run(&trace(&[(101, 3)]), &scenario(1.0), &mut apart);
+    // 110 ms, 700 ms until it is known, 110 ms at the other one.
+    assert!(near(figures.ttft_p50_s, 0.920) && near(figures.apart, 0.0), "{figures:?}");
+    assert_eq!((apart.lost, figures.failed, figures.refused), (1, 0.0, 0.0));
+}
+
+#[test]
+fn gaps_are_bound_by_the_hundredth_of_a_request() {
+    let bounds = |itl_p99| Bounds { itl_p99: Some(itl_p99), ..Bounds::default() };
+    // A prompt of a second comes among the tokens of a short answer and of a long one.
+    let requests: String = [(0, 11, 90), (0, 11, 300), (500, 1_001, 2)]
+        .map(|(at, prompt, output)| {
+            format!("{{\"timestamp\": {at}, \"input_length\": {prompt}, \"output_length\": {output}}}\n")
+        })
+        .concat();
+    let trace = Trace::read(&requests).unwrap();
+    for (bound, missed) in [(Duration::from_millis(100), 1.0 / 3.0), (Duration::from_secs(2), 0.0)] {
+        let scenario = Scenario { bounds: bounds(bound), ..scenario(1) };
+        let figures = run(&trace, &scenario, &mut Script::default());
+        assert!(near(figures.itl_violations, missed) && near(figures.violations, missed), "{figures:?}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::engine::EngineConfig;
+use crate::kv_transfer::KvTransfer;
 
 /// Model, engine and limits of a replica.
 #[derive(Clone, Debug)]
@@ -25,30 +26,6 @@ pub struct SimConfig {
     pub keep_alive: Duration,
     /// How long KV takes from another replica.
     pub kv_transfer: KvTransfer,
-}
-
-/// Times of transfers of KV from another replica.
-#[derive(Clone, Copy, Debug)]
-pub struct KvTransfer {
-    /// The first one from each replica.
-    pub handshake: Duration,
-    /// Each.
-    pub base: Duration,
-    /// Each token.
-    pub per_token: Duration,
-    /// Until one is known to be lost.
-    pub lost_after: Duration,
-}
-
-impl Default for KvTransfer {
-    fn default() -> Self {
-        Self {
-            handshake: Duration::from_secs(1),
-            base: Duration::from_millis(20),
-            per_token: Duration::from_micros(30),
-            lost_after: Duration::from_secs(5),
-        }
-    }
 }
 
 impl Default for SimConfig {

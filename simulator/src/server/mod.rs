@@ -11,7 +11,7 @@ mod request_log;
 mod tokens;
 mod wire;
 
-pub use config::{KvTransfer, SimConfig};
+pub use config::SimConfig;
 pub use faults::{Fault, FaultKind};
 pub use replica::{SimReplica, start};
 pub use request_log::{LoggedRequest, RequestState, SimStats};

@@ -5,6 +5,7 @@
 
 mod client;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +37,10 @@ pub struct TrafficConfig {
     pub system_prompt_bytes: usize,
     /// Turns per session.
     pub turns: usize,
+    /// Share of the requests that ask once about a document of their own.
+    pub documents: f64,
+    /// Bytes of a document at least; at most half as many again.
+    pub document_bytes: usize,
     /// Per request.
     pub timeout: Duration,
 }
@@ -51,6 +56,8 @@ impl Default for TrafficConfig {
             system_prompts: 6,
             system_prompt_bytes: 6_000,
             turns: 6,
+            documents: 0.0,
+            document_bytes: 20_000,
             timeout: Duration::from_secs(120),
         }
     }
@@ -144,6 +151,8 @@ impl TrafficStats {
 struct Session {
     messages: Vec<Value>,
     turns: usize,
+    /// Bytes of a question.
+    question: Range<usize>,
     /// Forked, so that its texts do not depend on the other sessions' timing.
     random: fastrand::Rng,
 }
@@ -154,12 +163,18 @@ impl Session {
         let mut prompt = fastrand::Rng::with_seed(config.seed.wrapping_add(system));
         let content = text(&mut prompt, config.system_prompt_bytes);
         let messages = vec![json!({"role": "system", "content": content})];
-        Self { messages, turns: 0, random: random.fork() }
+        Self { messages, turns: 0, question: QUESTION, random: random.fork() }
+    }
+
+    /// One question about a document of its own.
+    fn about_a_document(config: &TrafficConfig, random: &mut fastrand::Rng) -> Self {
+        let (bytes, turns) = (config.document_bytes.max(1), config.turns.saturating_sub(1));
+        Self { messages: Vec::new(), turns, question: bytes..bytes * 3 / 2 + 1, random: random.fork() }
     }
 
     /// Adds a question; returns the request's body.
     fn ask(&mut self, model: &str) -> String {
-        let length = self.random.usize(40..400);
+        let length = self.random.usize(self.question.clone());
         let question = text(&mut self.random, length);
         self.messages.push(json!({"role": "user", "content": question}));
         let max_tokens = self.random.u32(20..120);
@@ -220,8 +235,11 @@ pub async fn run_traffic(
     }
 }
 
-/// A new session with probability 1 / `turns`, else one that waits for its next turn.
+/// A document now and then, else a new session with probability 1 / `turns`, else one that waits for its next turn.
 fn choose(config: &TrafficConfig, waiting: &Mutex<Vec<Session>>, random: &mut fastrand::Rng) -> Session {
+    if config.documents > 0.0 && random.f64() < config.documents {
+        return Session::about_a_document(config, random);
+    }
     let (is_new, place) = (random.f64() * config.turns.max(1) as f64 <= 1.0, random.f64());
     let fresh = Session::start(config, random);
     let mut waiting = waiting.lock();
@@ -284,6 +302,8 @@ fn text(random: &mut fastrand::Rng, bytes: usize) -> String {
     out
 }
 
+/// Bytes of a question in a chat.
+const QUESTION: Range<usize> = 40..400;
 /// Sessions that wait for their next turn.
 const WAITING_SESSIONS: usize = 64;
 
@@ -306,6 +326,23 @@ mod tests {
         };
         let distinct: std::collections::BTreeSet<String> = bodies(3).iter().map(system).collect();
         assert_eq!(distinct.len(), 2);
+    }
+
+    #[test]
+    fn documents_come_among_the_chats_and_are_asked_about_once() {
+        let config = TrafficConfig { documents: 0.25, ..TrafficConfig::default() };
+        let (mut random, waiting) = (fastrand::Rng::with_seed(1), Mutex::default());
+        let bodies: Vec<_> = (0..400)
+            .map(|_| {
+                let mut session = choose(&config, &waiting, &mut random);
+                let is_long = session.ask("m").len() > 20_000;
+                session.reply("yes");
+                (is_long, session.turns < config.turns)
+            })
+            .collect();
+        let documents = bodies.iter().filter(|(is_long, _)| *is_long).count();
+        assert!((70..130).contains(&documents), "{documents}");
+        assert!(bodies.iter().all(|(is_long, goes_on)| is_long != goes_on));
     }
 
     #[test]

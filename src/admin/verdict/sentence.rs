@@ -50,6 +50,10 @@ pub(super) fn of_route(
     {
         parts.extend(engines::full_caches(&figures.replicas));
     }
+    let of_prompt = [Stage::KvTransfer, Stage::Prefill];
+    if status == Status::Bad && cause.is_some_and(|cause| of_prompt.contains(&cause.stage)) {
+        parts.extend(engines::lost_kv(&figures.replicas));
+    }
     match figures.overdue {
         (0, _) => {}
         (1, oldest) => {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::fleet::status::{EngineCounters, LifeStatus, OwnFailures};
+use crate::fleet::status::{EngineCounters, KvCounters, LifeStatus, OwnFailures};
 use crate::observe::history::{Dimension, Part};
 use crate::observe::lag::Lateness;
 use crate::routing::EngineSignals;
@@ -371,6 +371,28 @@ fn full_caches_are_named_with_their_preemptions() {
     );
     names(&figures(all.clone(), vec![full("r1"), ready("r2", 0.0)]), &["the KV cache of r1 is full (99 %)"]);
     names_only(&figures(all, vec![ready("r1", 0.0), ready("r2", 0.0)]), &["decode"], &["KV"]);
+}
+
+#[test]
+fn transfers_that_the_engines_saw_fail_are_named_where_kv_is_late() {
+    let late = (Stage::KvTransfer, 9.0, 2.0);
+    let engine = |replica: &str, failed, expired| {
+        let kv = KvCounters { transfers: 9.0, failed, expired, ..KvCounters::default() };
+        let counters = EngineCounters { recent_kv: Some(kv), ..EngineCounters::default() };
+        ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) }
+    };
+    let all = slot(TTFT, &[did("d1", 10, 14, late), did("d2", 10, 14, late)]);
+    for (replicas, expected) in [
+        (
+            vec![engine("d1", 2.0, 0.0), engine("d2", 7.0, 1.0)],
+            "7 KV transfers to d2 failed in the last minute",
+        ),
+        (vec![engine("d1", 0.0, 3.0), engine("d2", 0.0, 0.0)], "KV of 3 requests expired at d1"),
+    ] {
+        names(&figures(all.clone(), replicas), &["misses in kv_transfer", expected]);
+    }
+    let none = vec![engine("d1", 0.0, 0.0), ready("d2", 0.0)];
+    names_only(&figures(all, none), &["misses in kv_transfer"], &["KV"]);
 }
 
 #[test]

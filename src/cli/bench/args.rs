@@ -80,7 +80,7 @@ impl BenchArgs {
             ttft: self.ttft.or(bounds.ttft),
             ttft_per_prompt_token: per_token,
             tpot: self.tpot.or(bounds.tpot),
-            e2e: bounds.e2e,
+            ..bounds
         }
     }
 }

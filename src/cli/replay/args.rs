@@ -51,6 +51,21 @@ pub struct ReplayArgs {
     /// A replica, counted from 0, whose steps take FACTOR times as long; any number of times
     #[arg(long, env = "TOKENWAY_REPLAY_SLOW", value_name = "N=FACTOR", value_delimiter = ',', value_parser = slow)]
     pub(super) slow: Vec<(usize, f64)>,
+    /// Of each fleet, replicas that compute prompts, where the route has [route.prefill] [default: the file's share]
+    #[arg(long, env = "TOKENWAY_REPLAY_PREFILL_REPLICAS", value_name = "N", requires = "config")]
+    pub(super) prefill_replicas: Option<NonZeroUsize>,
+    /// Time of a KV transfer
+    #[arg(long, env = "TOKENWAY_REPLAY_KV_TRANSFER", value_name = "TIME", default_value = "10ms", value_parser = parse_span)]
+    pub(super) kv_transfer: Duration,
+    /// More for each token
+    #[arg(long, env = "TOKENWAY_REPLAY_KV_TRANSFER_PER_TOKEN", value_name = "TIME", default_value = "0.01ms", value_parser = parse_span)]
+    pub(super) kv_transfer_per_token: Duration,
+    /// More for the first between two replicas
+    #[arg(long, env = "TOKENWAY_REPLAY_KV_HANDSHAKE", value_name = "TIME", default_value = "1s", value_parser = parse_span)]
+    pub(super) kv_handshake: Duration,
+    /// Share of transfers lost, known after 5 s
+    #[arg(long, env = "TOKENWAY_REPLAY_KV_LOST", value_name = "SHARE", default_value = "0", value_parser = share)]
+    pub(super) kv_lost: f64,
     /// Seeds: one run each, the table shows means
     #[arg(long, env = "TOKENWAY_REPLAY_SEEDS", value_name = "N", value_delimiter = ',', default_value = "1")]
     pub(super) seeds: Vec<u64>,

@@ -61,6 +61,16 @@ pub enum ReplayError {
         /// Names of the file's routes, comma-separated.
         known: String,
     },
+    /// Nobody would decode.
+    #[error(
+        "--prefill-replicas {prefill}: the smallest fleet has {smallest} replicas, and one has to decode"
+    )]
+    NoDecoder {
+        /// Replicas that compute prompts.
+        prefill: usize,
+        /// Replicas of the smallest fleet.
+        smallest: usize,
+    },
     /// A slow replica that the fleet does not have.
     #[error("--slow {replica}=…: the smallest fleet has replicas 0 to {last}")]
     NoReplica {

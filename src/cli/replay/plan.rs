@@ -1,18 +1,19 @@
 //! The grid of a replay: every contender in every setting under every seed.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokenway_sim::engine::EngineConfig;
-use tokenway_sim::replay::{Bounds, Demand, Figures, Router, Scenario, Trace, run};
+use tokenway_sim::kv_transfer::KvTransfer;
+use tokenway_sim::replay::{Bounds, Demand, Figures, KvNetwork, Router, Scenario, Trace, run};
 
 use super::args::Contender;
 use super::{ReplayArgs, ReplayError, engine, read};
 use crate::config::load::{Source, load};
 use crate::config::{Config, ItlBounds, Overrides, QueueLimits, Route, Slo, TtftBound};
 use crate::routing::EngineLimits;
-use crate::simulate::{ProductRouter, ReplayedRoute};
+use crate::simulate::{ProductRouter, ReplayedPrefill, ReplayedRoute};
 use crate::units::Tokens;
 
 /// All runs of one command.
@@ -32,6 +33,8 @@ pub(super) struct Entrant {
     queue: Option<QueueLimits>,
     medium: Tokens,
     batch_limit: Option<u64>,
+    /// With the share of the replicas that compute prompts.
+    prefill: Option<(ReplayedPrefill, f64)>,
 }
 
 /// Fleet and traffic, without a seed.
@@ -40,6 +43,9 @@ pub(super) struct Setting {
     pub(super) load: f64,
     pub(super) scrape_interval: Duration,
     pub(super) slow: Vec<(usize, f64)>,
+    /// Replicas that compute prompts; `None` leaves it to the configuration.
+    prefill_replicas: Option<usize>,
+    network: KvNetwork,
     pub(super) engine: EngineConfig,
 }
 
@@ -94,6 +100,7 @@ impl Plan {
             slow: setting.slow.clone(),
             scrape_interval: setting.scrape_interval,
             bounds: bounds(&entrant.slo),
+            network: setting.network,
         };
         run(&self.trace, &scenario, &mut *entrant.router(setting, cell.seed))
     }
@@ -102,14 +109,27 @@ impl Plan {
 impl Entrant {
     fn router(&self, setting: &Setting, seed: u64) -> Box<dyn Router> {
         let replicas = setting.replicas;
+        let apart = self.prefill_replicas(setting);
         match self.contender {
             Contender::Product(policy) => {
                 let Self { slo, queue, medium, batch_limit, .. } = *self;
                 let limits = EngineLimits { scrape_interval: setting.scrape_interval, batch_limit };
-                Box::new(ProductRouter::new(&ReplayedRoute { policy, slo, queue, medium, limits }, replicas))
+                let route = ReplayedRoute { policy, slo, queue, medium, limits };
+                let router = ProductRouter::new(&route, replicas - apart);
+                Box::new(match self.prefill {
+                    Some((keys, _)) => router.with_prefill(keys, apart),
+                    None => router,
+                })
             }
             Contender::Rival(rival) => rival.router(replicas, &setting.engine, seed),
         }
+    }
+
+    /// Replicas that compute prompts; at least one is left to decode.
+    pub(super) fn prefill_replicas(&self, setting: &Setting) -> usize {
+        let Some((_, share)) = self.prefill else { return 0 };
+        let wanted = (share * setting.replicas as f64).round() as usize;
+        setting.prefill_replicas.unwrap_or(wanted.max(1)).min(setting.replicas - 1)
     }
 }
 
@@ -118,6 +138,7 @@ fn bounds(slo: &Slo) -> Bounds {
         ttft: slo.ttft.map(|bound| bound.base),
         ttft_per_prompt_token: slo.ttft.map_or(Duration::ZERO, |bound| bound.per_prompt_token),
         tpot: slo.tpot,
+        itl_p99: slo.itl.iter().find(|(percent, _)| *percent == 99).map(|(_, bound)| bound),
         e2e: slo.e2e,
     }
 }
@@ -141,7 +162,8 @@ fn entrants(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Ent
         let pool = route.pools.first().and_then(|weighted| file_config.pools.get(weighted.pool));
         let batch_limit = pool.and_then(|pool| pool.max_num_seqs).map(NonZeroU64::get);
         let (slo, queue) = (args.slo_over(slo), route.queue);
-        entrants.push(Entrant { contender, config, slo, queue, medium, batch_limit });
+        let prefill = prefill(route, file_config);
+        entrants.push(Entrant { contender, config, slo, queue, medium, batch_limit, prefill });
     }
     let slo = args.slo_over(first_slo.unwrap_or(DEFAULT_SLO));
     let named = |contender: &Contender| Entrant {
@@ -151,9 +173,20 @@ fn entrants(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Ent
         queue: None,
         medium: Tokens(u64::MAX),
         batch_limit: None,
+        prefill: None,
     };
     entrants.extend(args.policies.iter().map(named));
     Ok(entrants)
+}
+
+/// `[route.prefill]` of a route, with the share of its replicas that compute prompts.
+fn prefill(route: &Route, config: &Config) -> Option<(ReplayedPrefill, f64)> {
+    let keys = route.prefill.as_ref()?;
+    let of = |pool: usize| config.pools.get(pool).map_or(0, |pool| pool.replicas.len().max(1));
+    let apart = of(keys.pool) as f64;
+    let decoding: usize = route.pools.iter().map(|weighted| of(weighted.pool)).sum();
+    let replayed = ReplayedPrefill { when: keys.when, min_uncached_tokens: keys.min_uncached_tokens };
+    Some((replayed, apart / (apart + decoding as f64)))
 }
 
 fn route<'a>(args: &ReplayArgs, file: &Path, config: &'a Config) -> Result<&'a Route, ReplayError> {
@@ -177,13 +210,32 @@ fn settings(args: &ReplayArgs, config: Option<&Config>) -> Result<Vec<Setting>, 
     if let Some((replica, _)) = args.slow.iter().find(|(replica, _)| *replica >= smallest) {
         return Err(ReplayError::NoReplica { replica: *replica, last: smallest - 1 });
     }
+    if let Some(prefill) = args.prefill_replicas.filter(|n| n.get() >= smallest) {
+        return Err(ReplayError::NoDecoder { prefill: prefill.get(), smallest });
+    }
     let engine = engine(args)?;
+    let times = KvTransfer {
+        handshake: args.kv_handshake,
+        base: args.kv_transfer,
+        per_token: args.kv_transfer_per_token,
+        ..KvTransfer::default()
+    };
+    let network = KvNetwork { times, lost: args.kv_lost };
+    let prefill_replicas = args.prefill_replicas.map(NonZeroUsize::get);
     let mut settings = Vec::new();
     for &replicas in &fleets {
         for &load in &args.load {
             for &scrape_interval in &args.signals_age {
                 let (slow, engine) = (args.slow.clone(), engine.clone());
-                settings.push(Setting { replicas, load, scrape_interval, slow, engine });
+                settings.push(Setting {
+                    replicas,
+                    load,
+                    scrape_interval,
+                    slow,
+                    prefill_replicas,
+                    network,
+                    engine,
+                });
             }
         }
     }

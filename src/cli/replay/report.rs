@@ -15,6 +15,8 @@ pub(super) struct ReportLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     config: Option<String>,
     replicas: usize,
+    /// Of them, those that compute prompts for the others.
+    prefill_replicas: usize,
     load: f64,
     signals_age_s: f64,
     slow: Vec<(usize, f64)>,
@@ -35,6 +37,7 @@ pub(super) fn lines(plan: &Plan, figures: &[Figures]) -> Vec<ReportLine> {
             policy: entrant.contender.as_str(),
             config: entrant.config.clone(),
             replicas: setting.replicas,
+            prefill_replicas: entrant.prefill_replicas(setting),
             load: setting.load,
             signals_age_s: setting.scrape_interval.as_secs_f64(),
             slow: setting.slow.clone(),
@@ -64,7 +67,10 @@ pub(super) fn table(header: &str, lines: &[ReportLine], out: &mut dyn Write) -> 
     for runs in lines.chunk_by(|a, b| a.group == b.group) {
         let Some(first) = runs.first() else { continue };
         let mut cells = vec![name(first)];
-        cells.push(first.replicas.to_string());
+        cells.push(match first.prefill_replicas {
+            0 => first.replicas.to_string(),
+            prefill => format!("{prefill}+{}", first.replicas - prefill),
+        });
         cells.push(format!("{}", first.load));
         cells.push(format!("{}", first.signals_age_s));
         cells.extend(figures(runs));
@@ -129,6 +135,7 @@ fn figures(runs: &[ReportLine]) -> Vec<String> {
         percent(&|f| f.violations),
         percent(&|f| f.ttft_violations),
         percent(&|f| f.tpot_violations),
+        percent(&|f| f.itl_violations),
         format!("{:.2}", mean(&|f| f.goodput_per_second)),
         seconds(&|f| f.ttft_p50_s),
         seconds(&|f| f.ttft_p90_s),
@@ -139,12 +146,13 @@ fn figures(runs: &[ReportLine]) -> Vec<String> {
         percent(&|f| f.held_share),
         seconds(&|f| f.held_p99_s),
         percent(&|f| f.refused),
+        percent(&|f| f.apart),
         predicted(|p| p.error_p50),
         predicted(|p| p.error_p90),
     ]
 }
 
-const HEADINGS: [&str; 19] = [
+const HEADINGS: [&str; 21] = [
     "policy",
     "n",
     "load",
@@ -152,6 +160,7 @@ const HEADINGS: [&str; 19] = [
     "miss %",
     "ttft %",
     "tpot %",
+    "itl %",
     "good/s",
     "ttft p50",
     "ttft p90",
@@ -162,6 +171,7 @@ const HEADINGS: [&str; 19] = [
     "held %",
     "held p99",
     "refused %",
+    "apart %",
     "err p50 %",
     "err p90 %",
 ];

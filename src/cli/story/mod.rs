@@ -114,11 +114,40 @@ impl ConfigFile {
     /// # Errors
     /// When it cannot be written.
     pub(super) fn create(fleet: &[SimReplica], policy: &str) -> io::Result<Self> {
+        let file = Self::empty()?;
+        file.write(fleet, policy)?;
+        Ok(file)
+    }
+
+    /// The same for a fleet of which some compute prompts for the others.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(super) fn create_apart(prefill: &[SimReplica], decode: &[SimReplica]) -> io::Result<Self> {
+        let file = Self::empty()?;
+        let pool = |name: &str, replicas: &[SimReplica]| {
+            let urls: Vec<String> = replicas.iter().map(SimReplica::url).collect();
+            format!(
+                "[[pool]]\nname = \"{name}\"\nrole = \"{name}\"\nrevision = \"demo\"\nreplicas = {urls:?}\n"
+            )
+        };
+        let text = format!(
+            "[slo.demo]\nttft = {{ base = \"{}ms\", per_prompt_token = \"0.5ms\" }}\ntpot = \"40ms\"\n{}{}\
+             [[route]]\nmodel = \"sim\"\npools = [\"decode\"]\nslo = \"demo\"\n\
+             [route.prefill]\npool = \"prefill\"\n",
+            TTFT_BOUND.as_millis(),
+            pool("prefill", prefill),
+            pool("decode", decode),
+        );
+        std::fs::write(&file.0, text)?;
+        Ok(file)
+    }
+
+    fn empty() -> io::Result<Self> {
         use std::os::unix::fs::OpenOptionsExt as _;
         let name = format!("tokenway-demo-{}-{:08x}.toml", std::process::id(), fastrand::u32(..));
         let file = Self(std::env::temp_dir().join(name));
         std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file.0)?;
-        file.write(fleet, policy)?;
         Ok(file)
     }
 

@@ -174,7 +174,7 @@ macro_rules! shown {
     };
 }
 
-shown!(i32, u32, u64, usize, NonZeroU64, NonZeroUsize => |number| number);
+shown!(i32, u16, u32, u64, usize, NonZeroU64, NonZeroUsize => |number| number);
 shown!(SocketAddr, Endpoint, String, Arc<str>, http::HeaderName => |text| text.to_string());
 shown!([u8; 32] => |_digest| MASK);
 shown!(http::HeaderValue => |text| text.to_str().unwrap_or_default());
@@ -204,7 +204,7 @@ macro_rules! whole {
     };
 }
 
-whole!(i32, u32, u64, usize => |number| Some(number));
+whole!(i32, u16, u32, u64, usize => |number| Some(number));
 whole!(NonZeroU64, NonZeroUsize => |number| Self::new(number));
 whole!(Tokens => |number| Some(Self(number)));
 

@@ -2,7 +2,7 @@
 //!
 //! A target is `host:port`, or a whole URL. Labels that mean something here: `__scheme__`; `name`, else
 //! `__meta_kubernetes_pod_name`, as the replica's name where the group has one target; `__meta_kubernetes_pod_uid`, which tells a new
-//! process at an old address. Other labels are for Prometheus. One wrong entry refuses the file: half a fleet is worse than
+//! process at an old address; `zone`; `role`, else llm-d's pod label. Other labels are for Prometheus. One wrong entry refuses the file: half a fleet is worse than
 //! the last whole one.
 
 use std::collections::{HashMap, HashSet};
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use super::roster::Found;
-use crate::config::{Endpoint, ReplicaSpec, parse_endpoint, parse_name};
+use crate::config::{Endpoint, ReplicaSpec, Role, parse_endpoint, parse_name};
 
 #[derive(Deserialize)]
 struct Group {
@@ -67,7 +67,13 @@ fn found(group: &Group, target: &str) -> Result<Found, FileError> {
     let instance = label("__meta_kubernetes_pod_uid").filter(|_| is_alone).map(|uid| uid.as_str().into());
     let zone = label("zone").or_else(|| label("__meta_kubernetes_node_label_topology_kubernetes_io_zone"));
     let zone = zone.and_then(|zone| parse_name(zone).ok());
-    Ok(Found { spec: ReplicaSpec { name, endpoint, zone }, instance, is_serving: true })
+    let role = label("role").or_else(|| label("__meta_kubernetes_pod_label_llm_d_ai_role"));
+    let role = role.map(|text| Role::of_label(text).ok_or_else(|| refuse(no_role(text)))).transpose()?;
+    Ok(Found { spec: ReplicaSpec { name, endpoint, zone }, instance, is_serving: true, role })
+}
+
+fn no_role(text: &str) -> String {
+    format!("role \"{text}\" is none; there are {}", Role::LABELS.join(", "))
 }
 
 fn endpoint(group: &Group, target: &str) -> Result<Endpoint, String> {
@@ -118,6 +124,22 @@ mod tests {
     }
 
     #[test]
+    fn a_role_is_read_from_a_label_of_the_file_or_of_the_pod() {
+        for (labels, expected) in [
+            ("{}", None),
+            (r#"{"role":"prefill"}"#, Some(Role::Prefill)),
+            (r#"{"role":""}"#, None),
+            (r#"{"__meta_kubernetes_pod_label_llm_d_ai_role":"decode"}"#, Some(Role::Decode)),
+            (r#"{"__meta_kubernetes_pod_label_llm_d_ai_role":"prefill-decode"}"#, Some(Role::Both)),
+            (r#"{"role":"both","__meta_kubernetes_pod_label_llm_d_ai_role":"decode"}"#, Some(Role::Both)),
+        ] {
+            let text = format!(r#"[{{"targets":["a:1","b:1"],"labels":{labels}}}]"#);
+            let found = parse(text.as_bytes()).unwrap();
+            assert!(found.iter().all(|found| found.role == expected), "{labels}: {found:?}");
+        }
+    }
+
+    #[test]
     fn what_makes_no_sense_refuses_the_file_and_says_where() {
         for (text, expected) in [
             ("", "it is empty"),
@@ -130,6 +152,7 @@ mod tests {
             (r#"[{"targets":["a:1","http://a:1"]}]"#, "listed twice"),
             (r#"[{"targets":["a:1"],"labels":{"name":"two words"}}]"#, "is not a name"),
             (r#"[{"targets":["a:1"],"labels":{"__scheme__":"ftp"}}]"#, "does not start with http"),
+            (r#"[{"targets":["a:1"],"labels":{"role":"prefil"}}]"#, "role \"prefil\" is none"),
         ] {
             let error = shown(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");

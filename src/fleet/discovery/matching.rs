@@ -28,6 +28,7 @@ impl Membership {
     pub(super) fn match_roster(self: &Arc<Self>, roster: &mut Roster, cause: Cause<'_>) {
         let target_set = roster.target_set();
         self.note_left_out(target_set.left_out);
+        self.note_other_role(target_set.of_other_role);
         let config = self.pool.config();
         let mut before = self.pool.replicas.load_full();
         let is_new = |member: &&Member| {

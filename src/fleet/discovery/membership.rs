@@ -31,6 +31,7 @@ pub(crate) struct Membership {
     pub(super) is_handing_over: AtomicBool,
     /// As the log said last.
     left_out: AtomicUsize,
+    of_other_role: AtomicUsize,
 }
 
 /// Replicas that left and serve until a new one is ready.
@@ -64,6 +65,7 @@ impl Membership {
             leaving: ArcSwap::default(),
             is_handing_over: AtomicBool::new(false),
             left_out: AtomicUsize::new(0),
+            of_other_role: AtomicUsize::new(0),
         })
     }
 
@@ -72,6 +74,7 @@ impl Membership {
         self.pool.config.store(Arc::new(config.clone()));
         {
             let mut roster = self.roster.lock();
+            roster.plays(config.role);
             roster.configure(&config.replicas, config.data_parallel, self.deps.clock.now());
             let kinds: SmallVec<[SourceKind; 3]> =
                 Source::all(&config.discovery).map(|source| source.kind()).collect();
@@ -196,6 +199,14 @@ impl Membership {
                 left_out,
                 "a pool has at most {MAX_REPLICAS} replicas: use several pools for one route"
             );
+        }
+    }
+
+    /// Each change is logged once.
+    pub(super) fn note_other_role(&self, of_other_role: usize) {
+        if self.of_other_role.swap(of_other_role, Ordering::Relaxed) != of_other_role {
+            let (pool, role) = (&*self.pool.name, self.pool.config().role.as_str());
+            tracing::info!(pool, role, of_other_role, "targets labelled with another role are left out");
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Stamp;
-use crate::config::{DataParallel, Endpoint, MAX_REPLICAS, ReplicaSpec};
+use crate::config::{DataParallel, Endpoint, MAX_REPLICAS, ReplicaSpec, Role};
 use crate::labels::labels;
 
 labels! {
@@ -47,11 +47,13 @@ pub struct Found {
     pub instance: Option<Arc<str>>,
     /// Whether its orchestrator lets it have traffic.
     pub is_serving: bool,
+    /// What it is for, by its labels: a pool of another role leaves it out.
+    pub role: Option<Role>,
 }
 
 impl From<ReplicaSpec> for Found {
     fn from(spec: ReplicaSpec) -> Self {
-        Self { spec, instance: None, is_serving: true }
+        Self { spec, instance: None, is_serving: true, role: None }
     }
 }
 
@@ -99,6 +101,8 @@ pub(crate) struct Roster {
     /// Engines that metrics pages show.
     seen_ranks: HashMap<Endpoint, u32>,
     data_parallel: DataParallel,
+    /// Of the pool.
+    role: Role,
 }
 
 /// The pool's replicas by all of its sources.
@@ -107,9 +111,16 @@ pub(crate) struct TargetSet {
     pub(crate) members: Vec<Member>,
     /// Replicas that the pool has no room for.
     pub(crate) left_out: usize,
+    /// Targets whose labels give another role than the pool's.
+    pub(crate) of_other_role: usize,
 }
 
 impl Roster {
+    /// What the pool is for, from now on.
+    pub(crate) fn plays(&mut self, role: Role) {
+        self.role = role;
+    }
+
     /// Takes over a configuration: its list, and how ranks are told.
     pub(crate) fn configure(&mut self, replicas: &[ReplicaSpec], data_parallel: DataParallel, now: Stamp) {
         self.data_parallel = data_parallel;
@@ -218,6 +229,10 @@ impl Roster {
             for found in state.targets.iter() {
                 let order = self.overrides.get(&found.spec.endpoint);
                 if !seen.insert(&found.spec.endpoint) || order == Some(&Override::Removed) {
+                    continue;
+                }
+                if found.role.is_some_and(|role| !self.role.takes(role)) {
+                    target_set.of_other_role += 1;
                     continue;
                 }
                 let ranks = ranks_of(self.data_parallel, &self.seen_ranks, &found.spec.endpoint);
@@ -344,6 +359,30 @@ mod tests {
         }
         assert!(roster.answered(SourceKind::Dns, vec![], at(80)));
         assert!(shown(&mut roster).is_empty());
+    }
+
+    #[test]
+    fn targets_of_another_role_are_left_out_of_a_pool_that_has_one() {
+        let labelled = |host: &str, role| Found { role, ..found(host, host) };
+        let all = || {
+            vec![
+                labelled("p", Some(Role::Prefill)),
+                labelled("d", Some(Role::Decode)),
+                labelled("b", Some(Role::Both)),
+                labelled("n", None),
+            ]
+        };
+        let mut roster = roster(&[SourceKind::File]);
+        roster.answered(SourceKind::File, all(), at(1));
+        for (role, expected) in [
+            (Role::Prefill, vec!["p@p", "b@b", "n@n"]),
+            (Role::Decode, vec!["d@d", "b@b", "n@n"]),
+            (Role::Both, vec!["p@p", "d@d", "b@b", "n@n"]),
+        ] {
+            roster.plays(role);
+            assert_eq!(shown(&mut roster), expected, "{role:?}");
+            assert_eq!(roster.target_set().of_other_role, 4 - expected.len());
+        }
     }
 
     #[test]

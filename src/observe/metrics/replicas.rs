@@ -12,7 +12,7 @@ use super::declare::Group as _;
 use super::foreseen::Foreseen;
 use super::table::{Families, Replicas};
 use crate::clock::Stamp;
-use crate::fleet::status::{GpuFigures, ReplicaState, ReplicaStatus};
+use crate::fleet::status::{EngineCounters, GpuFigures, ReplicaState, ReplicaStatus};
 use crate::routing::EngineSignals;
 
 /// Pool and replica.
@@ -113,6 +113,7 @@ fn set(families: &Replicas, (pool, replica): &ReplicaKey, status: Option<&Replic
         if let Some(preemptions) = status.counters.and_then(|counters| counters.preemptions) {
             families.preemptions.set_total(key, preemptions as u64);
         }
+        set_kv(families, key, status.counters.as_ref());
     }
     let current = status.map_or(ReplicaState::Gone, |status| status.state);
     for (at, state) in ReplicaState::ALL.into_iter().enumerate() {
@@ -122,6 +123,16 @@ fn set(families: &Replicas, (pool, replica): &ReplicaKey, status: Option<&Replic
             families.state_changes.set_total(labels, *entered);
         }
     }
+}
+
+fn set_kv(families: &Replicas, key: [&str; 2], counters: Option<&EngineCounters>) {
+    let Some(kv) = counters.and_then(|counters| counters.kv) else { return };
+    families.kv_fetched.set_total(key, kv.transfers as u64);
+    families.kv_bytes.set_total(key, kv.bytes as u64);
+    families.kv_failed.set_total(key, kv.failed as u64);
+    families.kv_expired.set_total(key, kv.expired as u64);
+    let recent = counters.and_then(|counters| counters.recent_kv);
+    families.kv_seconds.set(key, recent.and_then(|recent| recent.mean_seconds()));
 }
 
 fn set_signals(families: &Replicas, key: [&str; 2], signals: Option<&EngineSignals>) {

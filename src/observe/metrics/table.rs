@@ -135,6 +135,16 @@ families! {
                 "Age of the engine's signals; absent with them when too old.";
             counter preemptions "tokenway_replica_preemptions_total" []
                 "Requests that the engine put back from its batch into its queue; starts anew with the engine.";
+            counter kv_fetched "tokenway_replica_kv_transfers_total" []
+                "KV transfers that the engine fetched, by its own count; starts anew with the engine.";
+            counter kv_bytes "tokenway_replica_kv_transfer_bytes_total" []
+                "Bytes of KV that the engine fetched.";
+            counter kv_failed "tokenway_replica_kv_transfer_failures_total" []
+                "KV transfers that failed, by the engine's own count.";
+            counter kv_expired "tokenway_replica_kv_expired_total" []
+                "Requests whose KV no engine fetched in time: it held their blocks for minutes.";
+            gauge kv_seconds "tokenway_replica_kv_transfer_seconds" []
+                "Mean duration of the engine's KV transfers in the last minute.";
             counter scrape_failures "tokenway_replica_scrape_failures_total" []
                 "Scrapes of the engine's metrics page that brought none.";
             counter probe_failures "tokenway_replica_probe_failures_total" []

@@ -79,6 +79,8 @@ pub struct Terms {
     pub harm: f64,
     /// Streams that it is expected to push over it by longer steps, itself included.
     pub slowed: f64,
+    /// Streams whose bound on their own gaps it is expected to use up by the stall that its prefill is.
+    pub stalled: f64,
     /// Share of its bound on the time per token that a decoding step there leaves; all of it without one.
     pub slack: f64,
     /// The chance that its own first token is late.

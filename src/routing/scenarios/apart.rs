@@ -1,6 +1,7 @@
 //! Prompts computed by another pool: what a decoding replica is charged, and what it learns.
 
 use super::*;
+use crate::config::ItlBounds;
 use crate::record::SloBounds;
 
 /// A tenth of a second, and 20 µs a token.
@@ -76,4 +77,21 @@ fn what_waits_for_kv_is_no_queue_and_teaches_nothing() {
     drop(waits);
     let again = fleet.decide(&text).unwrap().predicted_ttft.unwrap();
     assert!(again < before + Duration::from_millis(5), "{again:?} {before:?}");
+}
+
+#[test]
+fn a_prefill_that_is_longer_than_the_bound_on_gaps_is_charged_for_each_stream_that_it_stalls() {
+    let (document, chat) = (Text::session(1, 0, 128), Text::session(2, 0, 2));
+    let mut fleet = Fleet::experienced(1);
+    let _streams = fleet.streams(0, 12, 200);
+    let stalled = |fleet: &Fleet, text| fleet.decide(text).unwrap().terms.stalled;
+    assert_eq!(stalled(&fleet, &document), 0.0, "no bound");
+    let itl = ItlBounds::new([None, None, None, Some(Duration::from_millis(200))]);
+    fleet.aim = Aim { slo: SloBounds { itl, ..SloBounds::default() }, ..Aim::default() };
+    assert_eq!(stalled(&fleet, &document), 0.0, "nowhere else to compute it");
+    fleet.aim.has_prefill_pool = true;
+    // Answers of 200 tokens may have two longer gaps: each is a third of what a stream has.
+    let streams = stalled(&fleet, &document);
+    assert!((3.5..4.5).contains(&streams), "{streams}");
+    assert_eq!(stalled(&fleet, &chat), 0.0);
 }

@@ -1,8 +1,8 @@
 use tokenway_sim::engine::{CostModel, EngineConfig};
-use tokenway_sim::replay::{Bounds, Demand, Figures, Scenario, Trace, qwen_32b_on_two_h100, run};
+use tokenway_sim::replay::{Bounds, Demand, Figures, KvNetwork, Scenario, Trace, qwen_32b_on_two_h100, run};
 
 use super::*;
-use crate::config::TtftBound;
+use crate::config::{ItlBounds, PrefillWhen, TtftBound};
 
 /// Runs a trace at 1 ms per prompt token and 10 ms per step, with bounds TTFT 2 s and TPOT 50 ms.
 fn ran(trace: &Trace, policy: PolicyName, queue: Option<QueueLimits>, replicas: usize) -> Figures {
@@ -25,6 +25,7 @@ fn ran(trace: &Trace, policy: PolicyName, queue: Option<QueueLimits>, replicas: 
         slow: Vec::new(),
         scrape_interval: Duration::from_millis(50),
         bounds: Bounds { ttft: Some(ttft), tpot, ..Bounds::default() },
+        network: KvNetwork::default(),
     };
     let bound = TtftBound { base: ttft, per_prompt_token: Duration::ZERO };
     let slo = Slo { ttft: Some(bound), tpot, ..Slo::default() };
@@ -49,6 +50,57 @@ fn the_products_policies_serve_a_trace_and_learn_from_it() {
         assert_eq!((figures.requests, figures.refused), (60, 0.0), "{policy:?}");
         assert_eq!(figures.prediction.is_some(), policy == PolicyName::Latency, "{policy:?}");
     }
+}
+
+/// A document every two seconds beside twenty chats a second, with three decoding replicas and one that computes prompts.
+fn apart(when: PrefillWhen, lost: f64) -> Figures {
+    let requests = (0..2_400).map(|n| (n * 50, if n % 40 == 7 { 2_500 } else { 60 }, 40));
+    let engine = EngineConfig {
+        cost: CostModel {
+            step: Duration::from_millis(10),
+            step_per_seq: Duration::ZERO,
+            prefill_tokens_per_second: 2_000.0,
+            attention_seconds: 0.0,
+            context_seconds: 0.0,
+            jitter: 0.0,
+        },
+        ..qwen_32b_on_two_h100()
+    };
+    let bound = Duration::from_millis(200);
+    let network = KvNetwork { lost, ..KvNetwork::default() };
+    let scenario = Scenario {
+        engine,
+        demand: Demand { replicas: 4, load: 1.0, seed: 1, is_whole: false },
+        slow: Vec::new(),
+        scrape_interval: Duration::from_millis(50),
+        bounds: Bounds { itl_p99: Some(bound), ..Bounds::default() },
+        network,
+    };
+    let limits = EngineLimits { scrape_interval: scenario.scrape_interval, batch_limit: None };
+    let slo = Slo { itl: ItlBounds::new([None, None, None, Some(bound)]), ..Slo::default() };
+    let (policy, medium) = (PolicyName::Latency, Tokens(8192));
+    let route = ReplayedRoute { policy, slo, queue: None, medium, limits };
+    let prefill = ReplayedPrefill { when, min_uncached_tokens: 0 };
+    let mut router = ProductRouter::new(&route, 3).with_prefill(prefill, 1);
+    run(&trace(requests), &scenario, &mut router)
+}
+
+#[test]
+fn documents_are_computed_apart_and_stall_no_chats() {
+    let [never, always, auto] =
+        [PrefillWhen::Never, PrefillWhen::Always, PrefillWhen::Auto].map(|when| apart(when, 0.0));
+    assert_eq!((never.apart, always.apart), (0.0, 1.0));
+    // One in forty is a document.
+    assert!((0.005..0.1).contains(&auto.apart), "{auto:?}");
+    assert!(auto.itl_violations < 0.5 * never.itl_violations, "{auto:?} {never:?}");
+    assert!(auto.ttft_p50_s < always.ttft_p50_s, "chats stay where they are: {auto:?} {always:?}");
+}
+
+#[test]
+fn requests_whose_kv_is_lost_are_answered_all_the_same() {
+    let figures = apart(PrefillWhen::Always, 0.2);
+    assert_eq!((figures.failed, figures.refused, figures.requests), (0.0, 0.0, 2_400), "{figures:?}");
+    assert!(figures.apart < 1.0);
 }
 
 #[test]

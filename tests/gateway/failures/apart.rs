@@ -4,7 +4,7 @@ use tokenway::config::{Connector, Prefill, PrefillWhen};
 
 use super::{CHAT, PATH, UNARY, clean};
 use crate::support::client::Reply;
-use crate::support::replica::{Received, Replica, Step};
+use crate::support::replica::{Gate, Received, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
 
 const PARAMS: &str =
@@ -397,4 +397,85 @@ async fn a_decoding_replica_that_dies_is_replaced_after_both_legs_again() {
     assert_eq!(texts, [clean(), clean()]);
     gateway.idle().await;
     assert_eq!((prefill.count(), &*ways(&gateway)), (3, &["apart always 2".to_owned()][..]));
+}
+
+fn at_once() -> Prefill {
+    Prefill { connector: Connector::Sglang, bootstrap_port: 9000, ..keys(PrefillWhen::Always) }
+}
+
+/// What SGLang's prefill engine answers once the KV has moved.
+fn moved() -> Vec<Step> {
+    wire::json(
+        200,
+        r#"{"id":"p","usage":{"prompt_tokens":40,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":32}}}"#,
+    )
+}
+
+#[tokio::test]
+async fn engines_of_sglang_are_asked_at_once_and_meet_in_one_room() {
+    let two = Two::with(at_once()).await;
+    let (first, second) = (Gate::new(), Gate::new());
+    two.prefill.next([vec![Step::Wait(first.clone())], moved()].concat());
+    two.decode.next([vec![Step::Wait(second.clone())], wire::chat_stream(&["a", "b"])].concat());
+    let mut client = two.gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    two.prefill.got(1).await;
+    two.decode.got(1).await;
+    first.cancel();
+    second.cancel();
+    let reply = client.reply().await;
+    assert_eq!((reply.status(), reply.text()), (200, &*clean()), "the decoding engine's answer");
+    two.gateway.idle().await;
+    let (asked, decoded) = (two.prefill.only(), two.decode.only());
+    let head = r#"{"bootstrap_host":"127.0.0.1","bootstrap_port":9000,"bootstrap_room":"#;
+    let (room, rest) = decoded.text().strip_prefix(head).unwrap().split_once(',').unwrap();
+    assert_eq!(format!("{{{rest}"), CHAT, "and then the client's bytes");
+    let asked: serde_json::Value = serde_json::from_slice(&asked.body).unwrap();
+    assert_eq!((&asked["max_tokens"], &asked["stream"]), (&1.into(), &false.into()));
+    assert_eq!(asked["bootstrap_room"].to_string(), room);
+    assert_eq!(ways(&two.gateway), ["apart always 1"]);
+    // The next request meets in a room of its own.
+    two.prefill.next(moved());
+    assert_eq!(two.post(PATH, CHAT).await.text(), clean());
+    assert!(!two.decode.received()[1].text().contains(room));
+}
+
+#[tokio::test]
+async fn a_prefill_engine_of_sglang_that_fails_takes_its_decoding_leg_along() {
+    for (name, script, reason) in [
+        ("closed", vec![Step::Close], "prefill_failed"),
+        ("500", wire::json(500, "{}"), "prefill_failed"),
+        ("400", wire::json(400, r#"{"error":{"message":"no"}}"#), "prefill_refused"),
+    ] {
+        let two = Two::with(at_once()).await;
+        let gate = Gate::new();
+        two.prefill.next([vec![Step::Wait(gate.clone())], script].concat());
+        two.decode.next(vec![Step::Hang]).next(wire::chat_stream(&["a", "b"]));
+        let mut client = two.gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        two.decode.got(1).await;
+        gate.cancel();
+        let reply = client.reply().await;
+        assert_eq!((reply.status(), reply.text()), (200, &*clean()), "{name}");
+        two.decode.abandoned(1).await;
+        two.gateway.idle().await;
+        assert_eq!(two.decode.received()[1].text(), CHAT, "{name}: computed in place");
+        assert_eq!(ways(&two.gateway), [format!("together {reason} 1")], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_both_legs_of_sglang() {
+    let two = Two::with(at_once()).await;
+    two.prefill.next(vec![Step::Hang]);
+    two.decode.next(vec![Step::Hang]);
+    let mut client = two.gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    two.prefill.got(1).await;
+    two.decode.got(1).await;
+    drop(client);
+    two.prefill.abandoned(1).await;
+    two.decode.abandoned(1).await;
+    two.gateway.idle().await;
+    assert_eq!((two.prefill.count(), two.decode.count()), (1, 1));
 }

@@ -18,6 +18,7 @@ use super::error::ApiError;
 use super::generation::{Generation, Render};
 use super::messages::MessageRender;
 use super::responses::ResponseRender;
+use super::rooms;
 use super::transfer::{self, Transfer};
 
 pub(super) async fn serve(
@@ -30,10 +31,8 @@ pub(super) async fn serve(
     let ask = Ask::parse(api, body, &replica.config)?;
     let id = response_id(api, request_id);
     let mut generation = Generation::new(id, replica.unix_time(), ask, &replica.config);
-    let transfer = Transfer::of(body);
-    if let Transfer::Fetch(port) = transfer
-        && let Err(error) = transfer::fetch(replica, &mut generation, port, &faults).await
-    {
+    let transfer = Transfer::of(body, replica.port());
+    if let Err(error) = transfer::fetch(replica, &mut generation, transfer, &faults).await {
         if !generation.ask.is_stream {
             return Err(error);
         }
@@ -49,6 +48,9 @@ pub(super) async fn serve(
         return Ok(Reply::Stream(Box::new(Live::new(stream))));
     }
     let generation = finish(replica, submission, generation, &faults).await?;
+    if let Transfer::Host(room) = transfer {
+        rooms::open(room);
+    }
     let answer = render.whole(&generation);
     Ok(Reply::Json(match transfer {
         Transfer::Keep => transfer::offer(replica, &generation, &answer),

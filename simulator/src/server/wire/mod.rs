@@ -20,6 +20,7 @@ mod plain;
 mod pooling;
 mod prompt;
 mod responses;
+mod rooms;
 mod transfer;
 
 use std::convert::Infallible;

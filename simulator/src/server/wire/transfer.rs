@@ -1,10 +1,12 @@
-//! KV between two replicas, as vLLM's `NixlConnector` shows it in requests and answers (`kv_transfer_params`).
+//! KV between two replicas, as vLLM's `NixlConnector` shows it in requests and answers (`kv_transfer_params`), and as SGLang's engines
+//! are told of it (`bootstrap_*`): the one whose port is the bootstrap server's computes the prompt.
 //!
 //! A replica that is asked to keep its KV says where it is; one that gets that object fetches it, which takes its time, and
 //! finds the prompt computed. Blocks are not held: nothing expires.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tokio::net::TcpStream;
@@ -16,6 +18,7 @@ use super::api::Api;
 use super::chunk::DONE;
 use super::error::ApiError;
 use super::generation::{Generation, Render, Token};
+use super::rooms;
 
 /// What a request asks of its KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,10 +29,20 @@ pub(super) enum Transfer {
     Keep,
     /// To fetch it from the replica on this port.
     Fetch(u16),
+    /// To compute it for whoever enters this room.
+    Host(u64),
+    /// To wait in this room for what the replica on this port computes.
+    Join(u16, u64),
 }
 
 impl Transfer {
-    pub(super) fn of(body: &Map<String, Value>) -> Self {
+    /// Of a request to the replica on port `own`.
+    pub(super) fn of(body: &Map<String, Value>, own: u16) -> Self {
+        let number = |key| body.get(key).and_then(Value::as_u64);
+        let port_of = |port| u16::try_from(port).ok();
+        if let Some((port, room)) = number("bootstrap_port").and_then(port_of).zip(number("bootstrap_room")) {
+            return if port == own { Self::Host(room) } else { Self::Join(port, room) };
+        }
         let Some(params) = body.get("kv_transfer_params").and_then(Value::as_object) else {
             return Self::None;
         };
@@ -70,19 +83,27 @@ pub(super) fn offer(replica: &Replica, generation: &Generation, answer: &str) ->
 pub(super) async fn fetch(
     replica: &Arc<Replica>,
     generation: &mut Generation,
-    port: u16,
+    transfer: Transfer,
     faults: &Applied,
 ) -> Result<(), ApiError> {
     let config = &replica.config.kv_transfer;
+    let port = match transfer {
+        Transfer::Fetch(port) => port,
+        Transfer::Join(port, room) => {
+            let computed = tokio::time::timeout(MAX_WAIT, rooms::enter(room)).await;
+            computed.map_err(|_| ApiError::internal("Internal server error"))?;
+            port
+        }
+        _ => return Ok(()),
+    };
     let remote = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let is_lost = faults.of(FaultKind::TransferLost).is_some() || TcpStream::connect(remote).await.is_err();
     if is_lost {
         tokio::time::sleep(config.lost_after).await;
         return Err(ApiError::internal("Internal server error"));
     }
-    let tokens = u32::try_from(generation.ask.prompt_tokens()).unwrap_or(u32::MAX);
-    let handshake = if replica.meets(port) { config.handshake } else { std::time::Duration::ZERO };
-    tokio::time::sleep(handshake + config.base + config.per_token * tokens).await;
+    let handshake = if replica.meets(port) { config.handshake } else { Duration::ZERO };
+    tokio::time::sleep(handshake + config.of(generation.ask.prompt_tokens())).await;
     replica.driver.preload(&generation.jobs());
     generation.is_fetched = true;
     Ok(())
@@ -107,3 +128,6 @@ pub(super) fn lost_stream(
     }
     all
 }
+
+/// In a room that nobody comes to.
+const MAX_WAIT: Duration = Duration::from_secs(30);

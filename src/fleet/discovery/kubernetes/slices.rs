@@ -3,7 +3,7 @@
 //! A Service has several slices, an endpoint may for a moment stand in two of them, and a pod with two families of addresses
 //! stands in slices of both: it is one replica, by its IPv4 address. One that is `terminating` leaves: its streams run to
 //! their end. Absent conditions mean `ready` (the API's rule). The name is the pod's, and its uid tells a new pod at an old
-//! address.
+//! address. Labels of the Service stand at each of its slices: one of them gives the role.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer};
 
-use crate::config::{Endpoint, KubernetesSource, ReplicaSpec, ServicePort, parse_name};
+use crate::config::{Endpoint, KubernetesSource, ReplicaSpec, Role, ServicePort, parse_name};
 use crate::fleet::discovery::roster::Found;
 
 /// One event of a watch.
@@ -53,6 +53,9 @@ pub(super) struct Slice {
 pub(super) struct Metadata {
     #[serde(default)]
     name: String,
+    /// Those of the Service, as the API copies them.
+    #[serde(default, deserialize_with = "or_null")]
+    labels: HashMap<String, String>,
     pub(super) resource_version: Option<String>,
 }
 
@@ -171,14 +174,15 @@ impl Slices {
                 _ => None,
             },
         };
-        let entry = |endpoint: SliceEndpoint| self.entry(endpoint, port?, is_v4);
+        let role = slice.metadata.labels.get(ROLE).and_then(|text| Role::of_label(text));
+        let entry = |endpoint: SliceEndpoint| self.entry(endpoint, port?, is_v4, role);
         // Names of hosts (addressType FQDN) are not addresses of pods.
         let is_usable = slice.address_type != "FQDN";
         let endpoints = slice.endpoints.into_iter().filter(|_| is_usable);
         (slice.metadata.name, endpoints.filter_map(entry).collect())
     }
 
-    fn entry(&self, endpoint: SliceEndpoint, port: u16, is_v4: bool) -> Option<Entry> {
+    fn entry(&self, endpoint: SliceEndpoint, port: u16, is_v4: bool, role: Option<Role>) -> Option<Entry> {
         let address: IpAddr = endpoint.addresses.into_iter().next()?.parse().ok()?;
         let host: Arc<str> = address.to_string().into();
         let conditions = endpoint.conditions;
@@ -190,7 +194,7 @@ impl Slices {
         let zone = endpoint.zone.filter(|zone| !zone.is_empty()).map(Into::into);
         let spec = ReplicaSpec { name, endpoint: place, zone };
         Some(Entry {
-            found: Found { spec, instance: uid.map(Into::into), is_serving },
+            found: Found { spec, instance: uid.map(Into::into), is_serving, role },
             is_terminating,
             is_v4,
         })
@@ -202,6 +206,9 @@ fn preferred<'e>(one: &'e Entry, other: &'e Entry) -> &'e Entry {
     let rank = |entry: &Entry| (entry.is_terminating, entry.is_v4, entry.found.is_serving);
     if rank(other) > rank(one) { other } else { one }
 }
+
+/// llm-d's label of what a server is for.
+const ROLE: &str = "llm-d.ai/role";
 
 #[cfg(test)]
 mod tests {
@@ -278,6 +285,26 @@ mod tests {
             let mut slices = Slices::new(source(port.clone()));
             slices.replace(vec![slice("s", "IPv4", &[pod("a", "10.0.0.1", Value::Null)])]);
             assert_eq!(slices.targets().first().map(|f| f.spec.endpoint.port), expected, "{port:?}");
+        }
+    }
+
+    #[test]
+    fn the_role_is_the_service_s_label() {
+        for (labels, expected) in [
+            (json!({ "llm-d.ai/role": "prefill", "app": "vllm" }), Some(Role::Prefill)),
+            (json!({ "llm-d.ai/role": "something" }), None),
+            (Value::Null, None),
+        ] {
+            let mut slices = Slices::new(source(ServicePort::Only));
+            slices.replace(vec![
+                serde_json::from_value(json!({
+                    "metadata": { "name": "s", "labels": labels },
+                    "ports": [{ "port": 8000 }],
+                    "endpoints": [{ "addresses": ["10.0.0.1"] }],
+                }))
+                .unwrap(),
+            ]);
+            assert_eq!(slices.targets()[0].role, expected);
         }
     }
 

@@ -1,0 +1,91 @@
+//! A prefill leg that flies beside its decoding one (connector `sglang`): both engines get their request at once and meet in a room;
+//! the decoding one answers.
+//!
+//! The leg is a task: it goes on when the decoding leg has spoken, because an engine that computes prompts is done only a moment
+//! later, and what it says teaches its pool. Dropped before, it closes its connection, and the engine aborts.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::Gateway;
+use super::attempt::{AttemptError, UpstreamResponse};
+use super::outbound::{ActiveAttempt, Flight};
+use super::prefill_leg::learn;
+use crate::fleet::pick::Pick;
+use crate::record::Attempt;
+use crate::request::dialect::Dialect;
+
+/// A prefill leg under way.
+#[derive(Debug)]
+pub(super) struct Beside {
+    landing: oneshot::Receiver<Landed>,
+    /// It has computed the prompt.
+    done: Option<Landed>,
+    stop: DropGuard,
+}
+
+/// What the leg came to.
+#[derive(Debug)]
+pub(super) struct Landed {
+    pub(super) result: Result<UpstreamResponse, AttemptError>,
+    pub(super) pick: Box<Pick>,
+    pub(super) entry: Attempt,
+}
+
+impl Landed {
+    fn is_success(&self) -> bool {
+        matches!(&self.result, Ok(UpstreamResponse::Buffered(answer)) if answer.head.status.is_success())
+    }
+}
+
+impl Beside {
+    pub(super) fn start(mut flight: Flight, gateway: &Gateway) -> Self {
+        let (stop, clock) = (CancellationToken::new(), gateway.clock);
+        let (sender, landing) = oneshot::channel();
+        let over = stop.clone();
+        gateway.tasks.spawn(async move {
+            let Some(result) = over.run_until_cancelled(flight.land()).await else { return };
+            let entry = flight.entry(&result, clock.now());
+            let ActiveAttempt { pick, watch } = flight.into_active();
+            watch.close();
+            // Nobody waits for it where its client left at this moment.
+            let _ = sender.send(Landed { result, pick, entry });
+        });
+        Self { landing, done: None, stop: stop.drop_guard() }
+    }
+
+    /// Resolves where it failed, and never otherwise. Cancel-safe.
+    pub(super) async fn failed(&mut self) -> Landed {
+        if self.done.is_none()
+            && let Ok(landed) = (&mut self.landing).await
+        {
+            if !landed.is_success() {
+                return landed;
+            }
+            self.done = Some(landed);
+        }
+        std::future::pending().await
+    }
+
+    /// The decoding leg has spoken. Returns what this one came to, if it has by now; else its pool learns that when it does.
+    pub(super) fn finish(self, gateway: &Arc<Gateway>, dialect: Dialect) -> Option<Landed> {
+        let Self { mut landing, done, stop } = self;
+        if let Some(landed) = done.or_else(|| landing.try_recv().ok()) {
+            return Some(landed);
+        }
+        let clock = gateway.clock;
+        gateway.tasks.spawn(async move {
+            // It has a deadline of its own.
+            let landed = landing.await;
+            drop(stop);
+            if let Ok(Landed { result: Ok(UpstreamResponse::Buffered(answer)), mut pick, .. }) = landed
+                && answer.head.status.is_success()
+            {
+                learn(&mut pick, &answer, dialect, clock.now());
+            }
+        });
+        None
+    }
+}

@@ -1,0 +1,146 @@
+//! Where the prompt of a request is computed: at the replica that decodes it, or at one of a pool that computes prompts.
+//!
+//! Both ways are priced by what prices candidates: hit, queue and harm at the best decoding replica; or hit and queue at the best
+//! prefill replica, its KV's transfer, and a place at a decoding one. Nothing is reserved here. The gateway and `replay` differ in
+//! what they offer ([`Offers`]), and in nothing else.
+
+use std::time::Duration;
+
+use super::{Elsewhere, SlotSet, Transfers};
+use crate::clock::Stamp;
+use crate::config::PrefillWhen;
+use crate::record::{ApartCost, Ways};
+use crate::routing::tuning::priors;
+use crate::units::Tokens;
+
+/// What a placement would mean, without any.
+#[derive(Clone, Copy, Debug)]
+pub struct Quote {
+    /// Of the replica.
+    pub slot: usize,
+    /// [`super::rendezvous::identity`] of the replica.
+    pub identity: u64,
+    /// To the first token.
+    pub ttft: Duration,
+    /// Seconds, as of a candidate.
+    pub cost: f64,
+    /// Seconds of it that KV moves.
+    pub transfer: f64,
+    /// Prompt tokens that it lacks.
+    pub uncached: Tokens,
+}
+
+/// What two pools offer one request. A quote is absent where there is no replica, or where the request should be held back.
+pub trait Offers {
+    /// To compute its prompt and to decode it.
+    fn together(&self) -> Option<Quote>;
+
+    /// To compute its prompt, these replicas of the prefill pool excepted.
+    fn prefill(&self, closed: &SlotSet) -> Option<Quote>;
+
+    /// To decode what is computed `after` so long.
+    fn decode(&self, after: Duration, elsewhere: Elsewhere<'_>) -> Option<Quote>;
+
+    /// Whether the prefill pool has a ready replica.
+    fn is_prefill_ready(&self) -> bool;
+
+    /// Whether the prefill pool has computed a prompt yet.
+    fn is_prefill_taught(&self) -> bool;
+
+    /// Whether it computes none now.
+    fn is_prefill_idle(&self) -> bool;
+}
+
+/// By what a way is chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule<'a> {
+    /// `route.prefill.when`; `never` is the caller's.
+    pub when: PrefillWhen,
+    /// `route.prefill.min_uncached_tokens`
+    pub min_uncached_tokens: u64,
+    /// What is known of transfers from the prefill pool.
+    pub transfers: &'a Transfers,
+    /// Replicas of the prefill pool that the request has tried.
+    pub tried: &'a SlotSet,
+}
+
+/// The way of a request.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// Both ways, and which is taken.
+    pub ways: Ways,
+    /// The prefill replica, where another pool computes the prompt.
+    pub prefill: Option<Quote>,
+}
+
+impl Choice {
+    /// In one place, for a reason.
+    #[must_use]
+    pub fn together(ways: Ways, reason: &'static str) -> Self {
+        Self { ways: Ways { reason, ..ways }, prefill: None }
+    }
+}
+
+/// The way of a request of so many prompt tokens.
+pub fn weigh(offers: &impl Offers, rule: &Rule<'_>, tokens: Tokens, now: Stamp) -> Choice {
+    let here = offers.together();
+    let mut ways = Ways { together: here.map(|quote| quote.cost), ..Ways::default() };
+    let uncached = here.map_or(tokens, |quote| quote.uncached);
+    if uncached.0 < rule.min_uncached_tokens {
+        return Choice::together(ways, "short");
+    }
+    let mut closed = rule.tried.clone();
+    for _ in 0..MAX_PREFILL_REPLICAS {
+        let Some(prefill) = offers.prefill(&closed) else { break };
+        let links = rule.transfers.from(prefill.identity, now);
+        let transfer = |identity, tokens| links.seconds(identity, tokens);
+        let Some(decode) = offers.decode(prefill.ttft, Elsewhere { transfer: &transfer }) else { break };
+        if links.is_avoided(decode.identity) {
+            closed.insert(prefill.slot);
+            continue;
+        }
+        let apart = ApartCost {
+            prefill: prefill.cost,
+            transfer: decode.transfer,
+            decode: decode.cost - decode.transfer,
+        };
+        ways.apart = Some(apart);
+        let (is_apart, reason) = match rule.when {
+            PrefillWhen::Always => (true, "always"),
+            _ => cheaper(offers, here.as_ref(), &apart, uncached.0),
+        };
+        let prefill = is_apart.then_some(prefill);
+        return Choice { ways: Ways { is_apart, reason, ..ways }, prefill };
+    }
+    let reason = if offers.is_prefill_ready() { "avoided" } else { NO_REPLICA };
+    Choice::together(ways, reason)
+}
+
+/// Whether two legs cost less, by more than predictions err. Where nothing is held back, a wait for streams here (`None`) is a
+/// reason to go. A pool that has computed nothing yet gets a long prompt to be learned by.
+fn cheaper(
+    offers: &impl Offers,
+    here: Option<&Quote>,
+    apart: &ApartCost,
+    uncached: u64,
+) -> (bool, &'static str) {
+    if !offers.is_prefill_taught() {
+        return (offers.is_prefill_idle() && uncached >= MIN_LESSON, "unlearned");
+    }
+    match here {
+        Some(here) => {
+            let margin = priors::JITTER.max(MARGIN * here.cost);
+            (apart.total() + margin < here.cost, "cost")
+        }
+        None => (true, "cost"),
+    }
+}
+
+/// The prefill pool has nobody ready.
+pub const NO_REPLICA: &str = "no_replica";
+/// Replicas that are asked for one whose transfers work.
+const MAX_PREFILL_REPLICAS: usize = 3;
+/// Share of the cost by which two legs have to be better.
+const MARGIN: f64 = 0.05;
+/// Uncached tokens of a prompt that teaches something of a pool's speed.
+const MIN_LESSON: u64 = 512;
