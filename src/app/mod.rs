@@ -39,12 +39,13 @@ use crate::clock::Clock;
 use crate::cluster;
 use crate::config::Config;
 use crate::fleet::registry::Fleet;
+use crate::gateway::hook::Hook;
 use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
 use crate::listener::{self, Acceptor, ConnectionLimit, ConnectionLimits, ListenerCounters, Serving};
-use crate::observe::{Observer, instance};
+use crate::observe::{Background, Observer, instance};
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
 use crate::request::cache_salt::SaltKey;
@@ -131,6 +132,11 @@ impl App {
         let Foundation { tls, socket, data, connector, broker, tracker, stopped, .. } = foundation;
         note_expiry(&observer, &config, clock);
         let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
+        let background = Background { runtime: control.clone(), tasks: tracker.clone() };
+        let hook = config
+            .hook
+            .as_ref()
+            .map(|hook| Hook::start(hook, connector.separate(), observer.metrics(), &background, &stopped));
         let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
         tracker.spawn_on(stopped.clone().run_until_cancelled_owned(refreshing), &control);
         let watchdog = Watchdog::new(clock);
@@ -147,6 +153,7 @@ impl App {
             observer,
             watchdog: Arc::clone(&watchdog),
             pins: Arc::default(),
+            hook,
             preflights: Default::default(),
             via: pseudonym(),
             drain: crate::gateway::DrainFlag::default(),

@@ -5,9 +5,11 @@
 mod admission;
 mod blame;
 mod cluster;
+mod content;
 mod deadlines;
 mod discovery;
 mod failures;
+mod hook;
 mod label_bounds;
 mod life;
 mod outside;

@@ -42,7 +42,7 @@ use self::exemplars::{Exemplar, Exemplars};
 use self::exponential::{ExponentialKey, Exponentials};
 pub use self::guards::{GaugeGuard, QueuedGuard};
 use self::guards::{OverdueByRoute, Waiting};
-pub use self::labels::{DeliveryResult, DropReason, JoinResult};
+pub use self::labels::{ContentLoss, DeliveryResult, DropReason, HookOutcome, JoinResult};
 pub use self::log_drops::LogDrops;
 pub use self::openmetrics::Exposition;
 use self::replicas::{KnownReplicas, ReplicaKey};
