@@ -128,7 +128,7 @@ impl App {
 
     /// Starts gateway, watchdog and accept loop.
     pub fn on(foundation: Foundation, observer: Arc<Observer>) -> Self {
-        let Foundation { fleet, carried_over, config, clock, control, pools, .. } = foundation;
+        let Foundation { fleet, carried_over, config, clock, control, pools, keys, .. } = foundation;
         let Foundation { tls, socket, data, connector, broker, tracker, stopped, .. } = foundation;
         note_expiry(&observer, &config, clock);
         let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
@@ -166,6 +166,7 @@ impl App {
             let deps = cluster::Deps {
                 fleet: Arc::clone(&fleet),
                 gateway: Arc::clone(&gateway),
+                keys,
                 instance: has_state.then(|| instance::name(admin)),
                 connector: broker,
                 control: control.clone(),

@@ -5,6 +5,7 @@
 //! `wire` is what is sent, `peers` what is made of it, `service` the task that holds the connection.
 
 mod budgets;
+mod keys;
 mod link;
 mod peers;
 mod places;

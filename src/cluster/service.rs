@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::budgets::Books;
+use super::keys::KeyRing;
 use super::link::{Link, LinkError, Messages};
 use super::peers::Peers;
 use super::places::Places;
@@ -21,6 +22,7 @@ use crate::clock::{Clock, Stamp};
 use crate::config::{Cluster, OnLoss, Secret};
 use crate::fleet::registry::Fleet;
 use crate::gateway::Gateway;
+use crate::identity::KeyStore;
 use crate::labels::labels;
 use crate::routing::notice::{Notice, Outbox, queue};
 use crate::upstream::connect::Connector;
@@ -31,6 +33,8 @@ pub struct Deps {
     pub fleet: Arc<Fleet>,
     /// Its tenants' budgets, and its metrics.
     pub gateway: Arc<Gateway>,
+    /// Keys made at run time.
+    pub keys: Arc<KeyStore>,
     /// Its name over restarts, where it keeps its budgets over them.
     pub instance: Option<Arc<str>>,
     /// Secured for the broker.
@@ -49,6 +53,7 @@ pub struct Deps {
 pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     let (outbox, notices) = queue(MAX_QUEUED);
     Places::of(&deps.fleet.pools(), &outbox);
+    let keys = KeyRing::new(&config.name, seed, Arc::clone(&deps.keys));
     let (own, seed) = (fastrand::u64(..), fingerprint(seed));
     if config.on_loss == OnLoss::Closed {
         deps.gateway.tenants.share(Sharing::Closed { gateways: 1 });
@@ -59,6 +64,7 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
         gateways: AtomicU32::new(1),
         channel: format!("{}:notices", config.name),
         config: config.clone(),
+        keys,
         deps,
         outbox,
         notices: Mutex::new(notices),
@@ -77,6 +83,7 @@ struct Service {
     /// Those alive, this one included.
     gateways: AtomicU32,
     config: Cluster,
+    keys: KeyRing,
     deps: Deps,
     outbox: Arc<Outbox>,
     notices: Mutex<Receiver<Notice>>,
@@ -164,6 +171,7 @@ impl Service {
         tokio::select! {
             error = self.publish(&link) => error,
             error = self.share_budgets(&link) => error,
+            error = self.keys.share(&link) => error,
             error = self.take_in(&mut messages, peers) => error,
         }
     }

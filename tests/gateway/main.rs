@@ -5,6 +5,7 @@
 mod admission;
 mod blame;
 mod cluster;
+mod cluster_keys;
 mod content;
 mod deadlines;
 mod discovery;
