@@ -118,10 +118,7 @@ impl Service {
                 Err(error) => error,
             };
             peers.forget();
-            self.deps.gateway.tenants.share(match self.config.on_loss {
-                OnLoss::Open => Sharing::Alone,
-                OnLoss::Closed => Sharing::Closed { gateways: self.gateways.load(Ordering::Relaxed) },
-            });
+            self.share_no_budgets();
             if !is_logged {
                 let broker = self.config.url.to_string();
                 tracing::warn!(broker, %error, "cluster: the broker is away; this gateway routes alone until it is back");
@@ -130,6 +127,14 @@ impl Service {
             self.wait(backoff).await;
             backoff = (backoff * 2).min(MAX_BACKOFF);
         }
+    }
+
+    /// Budgets are as `on_loss` has them, until the next look.
+    fn share_no_budgets(&self) {
+        self.deps.gateway.tenants.share(match self.config.on_loss {
+            OnLoss::Open => Sharing::Alone,
+            OnLoss::Closed => Sharing::Closed { gateways: self.gateways.load(Ordering::Relaxed) },
+        });
     }
 
     /// Lets time pass, and drops notices meanwhile.
@@ -247,6 +252,7 @@ impl Service {
                 }
                 Err(error) if error.is_io_error() || error.is_connection_dropped() => return error.into(),
                 Err(error) => {
+                    self.share_no_budgets();
                     if !is_logged {
                         tracing::warn!(%error, "cluster: budgets are not shared, the broker refuses");
                     }
