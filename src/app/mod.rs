@@ -32,7 +32,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::foundation::Foundation;
-use self::keeping::keep_every;
 use self::observers::ObserversError;
 use crate::admission::TenantLimiter;
 use crate::clock::Clock;
@@ -177,14 +176,7 @@ impl App {
             cluster::start(cluster, seed, deps);
         }
         usage::restore(&gateway);
-        let exporting = stopped.clone().run_until_cancelled_owned(budgets::export(Arc::clone(&gateway)));
-        tracker.spawn_on(exporting, &control);
-        let kept: [(Duration, fn(&Gateway)); 2] =
-            [(budgets::KEEP_EVERY, budgets::keep), (usage::KEEP_EVERY, usage::keep)];
-        for (span, keep) in kept {
-            let keeping = keep_every(span, Arc::clone(&gateway), keep);
-            tracker.spawn_on(stopped.clone().run_until_cancelled_owned(keeping), &control);
-        }
+        keeping::start(&gateway, &tracker, &stopped, &control);
         let serving = Serving {
             limits: ConnectionLimits::new(&config),
             tls: tls.clone(),
