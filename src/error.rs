@@ -156,6 +156,17 @@ pub enum Failure {
         /// When it is worth a try; `None` where waiting does not help.
         retry_after: Option<Duration>,
     },
+    /// The operator's hook refuses the request.
+    #[error("{message}")]
+    HookRefused {
+        /// 400 to 499.
+        status: u16,
+        /// The hook's.
+        message: String,
+    },
+    /// The hook did not answer, and fails closed.
+    #[error("the service that checks requests did not answer (hook.on_failure); try again later")]
+    HookUnavailable,
     /// The gateway is shutting down.
     #[error("the gateway is shutting down; send the request to another one")]
     Draining,
@@ -247,6 +258,10 @@ impl Failure {
             Self::ResponseNotFound { .. } => (S::NOT_FOUND, "response_not_found", INVALID),
             Self::NoReadyReplica { .. } => (S::SERVICE_UNAVAILABLE, "no_ready_replica", OVERLOADED),
             Self::NotAdmitted { limit, .. } => (S::TOO_MANY_REQUESTS, limit, "rate_limit_error"),
+            Self::HookRefused { status, .. } => {
+                (S::from_u16(*status).unwrap_or(S::FORBIDDEN), "hook_refused", INVALID)
+            }
+            Self::HookUnavailable => (S::SERVICE_UNAVAILABLE, "hook_unavailable", OVERLOADED),
             Self::Draining => (S::SERVICE_UNAVAILABLE, "draining", OVERLOADED),
             Self::SuspectedPoison { .. } => (S::SERVICE_UNAVAILABLE, "suspected_poison", OVERLOADED),
             Self::Loop => (S::LOOP_DETECTED, "loop_detected", INVALID),
@@ -296,7 +311,9 @@ impl Failure {
             Self::NoReadyReplica { retry_after, .. }
             | Self::NoTokenKeys { retry_after }
             | Self::SuspectedPoison { retry_after } => Some(*retry_after),
-            Self::BodyMemory | Self::Draining | Self::LocalResources => Some(Duration::from_secs(1)),
+            Self::BodyMemory | Self::Draining | Self::LocalResources | Self::HookUnavailable => {
+                Some(Duration::from_secs(1))
+            }
             _ => None,
         }
     }

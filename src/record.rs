@@ -52,6 +52,7 @@ impl Outcome {
             | Failure::NoReadyReplica { .. }
             | Failure::NotAdmitted { .. }
             | Failure::Draining
+            | Failure::HookUnavailable
             | Failure::LocalResources
             | Failure::SuspectedPoison { .. } => Self::Refused,
             Failure::Timeout { .. } | Failure::Replica(_) | Failure::DrainCut | Failure::Internal => {

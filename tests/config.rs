@@ -326,7 +326,23 @@ fn faults_of_bounds() {
             "[telemetry.sampling]\nkeep = [\"errors\"]\n",
             "f.toml:5:9: unknown reason \"errors\"; did you mean \"error\"?",
         ),
-        ("[telemetry]\ncontent = true\n", "f.toml:5:1: content is not supported yet"),
+        ("[telemetry.content]\nfiles = 2\n", "f.toml:4:1: [telemetry.content] has no \"file\""),
+        ("[telemetry]\ncontent = true\n", "f.toml:5:11: content: expected a table, found true or false"),
+        (
+            "[telemetry.content]\nfile = \"f\"\nredact = [\"[a\"]\n",
+            "f.toml:6:11: no regular expression: error: unclosed character class",
+        ),
+        (
+            "[telemetry.content]\nfile = \"f\"\nredact = [\"a*\"]\n",
+            "f.toml:6:11: this expression matches where there is nothing",
+        ),
+        ("[hook]\ntimeout = \"1s\"\n", "f.toml:4:1: [hook] has neither \"before\" nor \"after\""),
+        ("[hook]\nbefore = \"a:1\"\n", "f.toml:5:10: \"a:1\" does not start with http:// or https://"),
+        ("[hook]\nbefore = \"http://a:1\"\nroutes = [\"chat\"]\n", "f.toml:6:11: unknown route \"chat\""),
+        (
+            "[hook]\nbefore = \"http://a:1\"\non_failure = \"opn\"\n",
+            "f.toml:6:14: unknown on_failure \"opn\"; did you mean \"open\"?",
+        ),
         (
             "[telemetry]\naccess_log = \"stdot\"\n",
             "f.toml:5:14: unknown access log \"stdot\"; did you mean \"stdout\"?",

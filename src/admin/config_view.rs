@@ -26,6 +26,7 @@ pub(super) fn config(config: &Config) -> Json {
         "tenant": config.tenants.iter().map(Declared::view).collect::<Vec<_>>(),
         "auth": { "jwt": config.jwt.as_ref().map(Declared::view) },
         "telemetry": telemetry(&config.telemetry),
+        "hook": config.hook.as_ref().map(Declared::view),
         "drift": config.drift.view(),
         "cluster": config.cluster.as_ref().map(Declared::view),
     })
@@ -137,6 +138,7 @@ fn telemetry(telemetry: &Telemetry) -> Json {
         "access_log": telemetry.access_log.to_string(),
         "otlp": otlp,
         "otlp_metrics": metrics,
+        "content": telemetry.content.as_ref().map(Declared::view),
         "engine_spans": telemetry.engine_spans.map(|spans| spans.listen.to_string()),
         "sampling": {
             "routine": telemetry.sampling.routine,

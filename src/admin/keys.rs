@@ -60,7 +60,8 @@ pub(super) async fn revoke(
     State(admin): State<Arc<AdminState>>,
     Path((tenant, name)): Path<(String, String)>,
 ) -> Result<Json<Key>, AdminError> {
-    let key = change(&admin, move |keys| keys.revoke(&tenant, &name)).await?;
+    let now = seconds(admin.now());
+    let key = change(&admin, move |keys| keys.revoke(&tenant, &name, now)).await?;
     tracing::info!(tenant = %key.tenant, key = %key.name, "an API key was revoked");
     let key = shown(&key, &admin.control.config(), admin.now());
     Ok(Json(Key { state: "revoked".to_owned(), ..key }))

@@ -21,6 +21,7 @@ use crate::config::{Budget, Tenant, TenantLimits};
 use crate::error::Failure;
 use crate::record::{Outcome, RateLimit, RateLimits, Record};
 use crate::request::api_keys::ApiKey;
+use crate::state_file::Version;
 use crate::stats::{Refill, TokenBucket};
 use crate::units::Tokens;
 
@@ -44,6 +45,8 @@ struct TenantUse {
 /// What all tenants have used of their budgets, and their keys of theirs: kept over restarts.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct Ledgers {
+    #[serde(default)]
+    version: Version<1>,
     /// By name of the tenant.
     pub tenants: HashMap<Box<str>, Ledger>,
     /// By name of the tenant and of the key.
@@ -469,6 +472,36 @@ mod tests {
         assert_eq!(admission.limits.requests.map(|it| (it.limit, it.remaining)), Some((2, 0)));
         assert!(admission.permit.is_ok(), "what was under way at the end of the process is not charged");
         assert!(admit(&limiter, &tenant, 1, at(60)).is_ok());
+        let future = kept.replace("\"version\":1", "\"version\":2");
+        assert!(future != kept && serde_json::from_str::<Ledgers>(&future).is_err(), "{future}");
+        let of_0_1 = kept.replace("\"version\":1,", "");
+        assert!(of_0_1 != kept && serde_json::from_str::<Ledgers>(&of_0_1).is_ok(), "{of_0_1}");
+    }
+
+    #[test]
+    fn budgets_that_change_while_requests_run_count_each_request_once_and_hold_nothing_for_good() {
+        let limiter = TenantLimiter::default();
+        let of = |budgets: &[Budget]| Tenant {
+            name: "acme".into(),
+            budgets: budgets.to_vec(),
+            ..Tenant::default()
+        };
+        let hour = |requests| Budget { window: Window::Hour, requests: Some(requests), ..Budget::default() };
+        let day = |requests| Budget { window: Window::Day, requests: Some(requests), ..Budget::default() };
+        let under_way = [of(&[hour(3)]), of(&[day(9), hour(3)])]
+            .map(|before| admit(&limiter, &before, 1, at(0)).unwrap());
+        // A lower limit counts what runs; one that is new counts what it was there for.
+        assert_eq!(admit(&limiter, &of(&[hour(2)]), 1, at(1)).unwrap_err().0, "budget");
+        assert_eq!(admit(&limiter, &of(&[day(1)]), 1, at(1)).unwrap_err().0, "budget");
+        let [first, second] = under_way;
+        first.settle(&record(Outcome::Ok, 1, 1), Duration::ZERO);
+        second.settle(&record(Outcome::Refused, 1, 1), Duration::ZERO);
+        let third = admit(&limiter, &of(&[day(1), hour(2)]), 1, at(2)).unwrap();
+        third.settle(&record(Outcome::Ok, 1, 1), Duration::ZERO);
+        for spent in [hour(2), day(1)] {
+            assert_eq!(admit(&limiter, &of(&[spent]), 1, at(3)).unwrap_err().0, "budget");
+        }
+        assert!(admit(&limiter, &of(&[hour(3), day(2)]), 1, at(3)).is_ok(), "two and one have run");
     }
 
     #[test]

@@ -33,15 +33,12 @@ pub(super) fn keep(gateway: &Gateway) {
     }
 }
 
-/// Keeps and exports what is used, forever. A killed process loses what was used since the last write.
-pub(super) async fn watch(gateway: Arc<Gateway>) {
+/// Exports what is used, forever.
+pub(super) async fn export(gateway: Arc<Gateway>) {
     let mut exported = Exported::default();
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(KEEP_EVERY).await;
         exported.refresh(&gateway);
-        let gateway = Arc::clone(&gateway);
-        // It waits for the disk.
-        let _ = tokio::task::spawn_blocking(move || keep(&gateway)).await;
     }
 }
 
@@ -104,4 +101,4 @@ fn labels(tenant: &Arc<str>, budget: &Budget, kind: Kind) -> Series {
     [Arc::clone(tenant), budget.window.as_str().into(), kind.as_str().into(), model]
 }
 
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+pub(super) const KEEP_EVERY: Duration = Duration::from_secs(5);

@@ -6,6 +6,7 @@
 mod budgets;
 mod control;
 pub mod foundation;
+mod keeping;
 mod launch;
 pub mod logging;
 mod memory_limit;
@@ -37,12 +38,13 @@ use crate::clock::Clock;
 use crate::cluster;
 use crate::config::Config;
 use crate::fleet::registry::Fleet;
+use crate::gateway::hook::Hook;
 use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
 use crate::listener::{self, Acceptor, ConnectionLimit, ConnectionLimits, ListenerCounters, Serving};
-use crate::observe::{Observer, instance};
+use crate::observe::{Background, Observer, instance};
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
 use crate::request::cache_salt::SaltKey;
@@ -125,10 +127,15 @@ impl App {
 
     /// Starts gateway, watchdog and accept loop.
     pub fn on(foundation: Foundation, observer: Arc<Observer>) -> Self {
-        let Foundation { fleet, carried_over, config, clock, control, pools, .. } = foundation;
+        let Foundation { fleet, carried_over, config, clock, control, pools, keys, .. } = foundation;
         let Foundation { tls, socket, data, connector, broker, topics, tracker, stopped, .. } = foundation;
         note_expiry(&observer, &config, clock);
         let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
+        let background = Background { runtime: control.clone(), tasks: tracker.clone() };
+        let hook = config
+            .hook
+            .as_ref()
+            .map(|hook| Hook::start(hook, connector.separate(), observer.metrics(), &background, &stopped));
         let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
         tracker.spawn_on(stopped.clone().run_until_cancelled_owned(refreshing), &control);
         let watchdog = Watchdog::new(clock);
@@ -145,6 +152,7 @@ impl App {
             observer,
             watchdog: Arc::clone(&watchdog),
             pins: Arc::default(),
+            hook,
             preflights: Default::default(),
             via: pseudonym(),
             drain: crate::gateway::DrainFlag::default(),
@@ -158,6 +166,7 @@ impl App {
                 fleet: Arc::clone(&fleet),
                 gateway: Arc::clone(&gateway),
                 topics,
+                keys,
                 instance: has_state.then(|| instance::name(admin)),
                 connector: broker,
                 control: control.clone(),
@@ -168,10 +177,7 @@ impl App {
             cluster::start(cluster, seed, deps);
         }
         usage::restore(&gateway);
-        let watching = stopped.clone().run_until_cancelled_owned(budgets::watch(Arc::clone(&gateway)));
-        tracker.spawn_on(watching, &control);
-        let watching = stopped.clone().run_until_cancelled_owned(usage::watch(Arc::clone(&gateway)));
-        tracker.spawn_on(watching, &control);
+        keeping::start(&gateway, &tracker, &stopped, &control);
         let serving = Serving {
             limits: ConnectionLimits::new(&config),
             tls: tls.clone(),

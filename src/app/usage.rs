@@ -48,16 +48,6 @@ pub(super) fn keep(gateway: &Gateway) {
     });
 }
 
-/// Keeps usage, forever. A killed process loses what was used since the last write.
-pub(super) async fn watch(gateway: Arc<Gateway>) {
-    loop {
-        tokio::time::sleep(KEEP_EVERY).await;
-        let gateway = Arc::clone(&gateway);
-        // It waits for the disk.
-        let _ = tokio::task::spawn_blocking(move || keep(&gateway)).await;
-    }
-}
-
 fn place(gateway: &Gateway) -> Option<StatePlace> {
     gateway.table.load().config.state.clone()
 }
@@ -87,4 +77,4 @@ fn write(path: &Path, spans: &BTreeMap<u64, Span>) {
 
 const DAYS: &str = "usage-days";
 const HOURS: &str = "usage";
-const KEEP_EVERY: Duration = Duration::from_secs(30);
+pub(super) const KEEP_EVERY: Duration = Duration::from_secs(30);

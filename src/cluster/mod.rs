@@ -6,6 +6,7 @@
 
 mod budgets;
 mod journal;
+mod keys;
 mod link;
 mod peers;
 mod pins;

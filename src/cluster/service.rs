@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use super::budgets::Books;
 use super::journal::Journal;
+use super::keys::KeyRing;
 use super::link::{Link, LinkError, Messages};
 use super::peers::Peers;
 use super::pins::SharedPins;
@@ -25,6 +26,7 @@ use crate::clock::{Clock, Stamp};
 use crate::config::{Cluster, OnLoss, Secret};
 use crate::fleet::registry::Fleet;
 use crate::gateway::Gateway;
+use crate::identity::KeyStore;
 use crate::labels::labels;
 use crate::routing::notice::{Notice, Outbox, queue};
 use crate::upstream::connect::Connector;
@@ -37,6 +39,8 @@ pub struct Deps {
     pub gateway: Arc<Gateway>,
     /// What its parts show the other gateways.
     pub topics: Arc<Topics>,
+    /// Keys made at run time.
+    pub keys: Arc<KeyStore>,
     /// Its name over restarts, where it keeps its budgets over them.
     pub instance: Option<Arc<str>>,
     /// Secured for the broker.
@@ -56,6 +60,7 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     let (outbox, notices) = queue(MAX_QUEUED);
     Places::of(&deps.fleet.pools(), &outbox);
     let pins = SharedPins::new(&config.name, seed, &deps.gateway.pins, deps.clock);
+    let keys = KeyRing::new(&config.name, seed, Arc::clone(&deps.keys));
     let (own, seed) = (fastrand::u64(..), fingerprint(seed));
     if config.on_loss == OnLoss::Closed {
         deps.gateway.tenants.share(Sharing::Closed { gateways: 1 });
@@ -68,6 +73,7 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
         gateways: AtomicU32::new(1),
         channel: format!("{}:notices", config.name),
         config: config.clone(),
+        keys,
         deps,
         outbox,
         notices: Mutex::new(notices),
@@ -87,6 +93,7 @@ struct Service {
     /// Those alive, this one included.
     gateways: AtomicU32,
     config: Cluster,
+    keys: KeyRing,
     deps: Deps,
     outbox: Arc<Outbox>,
     notices: Mutex<Receiver<Notice>>,
@@ -126,10 +133,7 @@ impl Service {
             self.deps.gateway.pins.others_known(false);
             self.deps.topics.lost();
             peers.forget();
-            self.deps.gateway.tenants.share(match self.config.on_loss {
-                OnLoss::Open => Sharing::Alone,
-                OnLoss::Closed => Sharing::Closed { gateways: self.gateways.load(Ordering::Relaxed) },
-            });
+            self.share_no_budgets();
             if !is_logged {
                 let broker = self.config.url.to_string();
                 tracing::warn!(broker, %error, "cluster: the broker is away; this gateway routes alone until it is back");
@@ -138,6 +142,14 @@ impl Service {
             self.wait(backoff).await;
             backoff = (backoff * 2).min(MAX_BACKOFF);
         }
+    }
+
+    /// Budgets are as `on_loss` has them, until the next look.
+    fn share_no_budgets(&self) {
+        self.deps.gateway.tenants.share(match self.config.on_loss {
+            OnLoss::Open => Sharing::Alone,
+            OnLoss::Closed => Sharing::Closed { gateways: self.gateways.load(Ordering::Relaxed) },
+        });
     }
 
     /// Lets time pass, and drops notices meanwhile.
@@ -181,6 +193,7 @@ impl Service {
         tokio::select! {
             error = self.publish(&link) => error,
             error = self.share_budgets(&link) => error,
+            error = self.keys.share(&link) => error,
             error = self.take_in(&mut messages, peers) => error,
             error = pins.run(link.connection.clone()) => error,
             error = self.journal.run(&self.deps.fleet, self.deps.clock, link.connection.clone()) => error,
@@ -267,6 +280,7 @@ impl Service {
                 }
                 Err(error) if error.is_io_error() || error.is_connection_dropped() => return error.into(),
                 Err(error) => {
+                    self.share_no_budgets();
                     if !is_logged {
                         tracing::warn!(%error, "cluster: budgets are not shared, the broker refuses");
                     }

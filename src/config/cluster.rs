@@ -180,7 +180,7 @@ impl std::fmt::Display for Broker {
 }
 
 const BROKER: Own<Broker> = Own { read: broker, show: |broker| json!(broker.to_string()) };
-const FILE: Own<PathBuf> = Own {
+pub(super) const FILE: Own<PathBuf> = Own {
     read: |item| Some(item.checking.directory.join(item.text()?)),
     show: |path| json!(path.to_string_lossy()),
 };

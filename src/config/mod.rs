@@ -9,6 +9,7 @@ mod budget;
 mod canary;
 pub mod check;
 mod cluster;
+mod content;
 mod dcgm;
 mod declare;
 pub mod diagnostics;
@@ -53,6 +54,7 @@ use self::check::codec::{SECRET, Switch, Word};
 use self::check::values::{MODEL, POSITIVE_DURATION};
 use self::check::{DATA_PARALLEL, pool, route};
 pub use self::cluster::{Broker, Cluster, OnLoss};
+pub use self::content::{Content, Hook, Pattern};
 pub use self::dcgm::{Dcgm, DcgmSources};
 pub(crate) use self::declare::Declared;
 use self::declare::{Below, section};
@@ -106,6 +108,8 @@ pub struct Config {
     pub jwt: Option<Jwt>,
     /// `[telemetry]`
     pub telemetry: Telemetry,
+    /// `[hook]`
+    pub hook: Option<Hook>,
     /// `[drift]`
     pub drift: Drift,
     /// `[cluster]`
@@ -285,6 +289,8 @@ section! {
         client_may: ClientMay as route::CLIENT_MAY, default ["timeout"];
         /// splice `stream_options.include_usage` into streams that lack it
         ask_usage: bool as Switch, default true;
+        /// `[telemetry.content]` records prompts and answers of tenants that have it too
+        content: bool as Switch, default false;
         /// continue a broken stream on another replica
         migrate: bool as Switch, default false;
     } with {

@@ -4,9 +4,9 @@
 
 use super::declare::{Declaration, Declared};
 use super::{
-    Admin, Baseline, Budget, Canary, CanaryShadow, Classes, Cluster, ColdWait, Drift, Ejection,
-    EngineSpansConfig, Hedge, Jwt, OtlpKeys, Outside, Prefill, Probe, QueueLimits, Retry, Routing, Sampling,
-    Scale, Server, Slo, TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
+    Admin, Baseline, Budget, Canary, CanaryShadow, Classes, Cluster, ColdWait, Content, Drift, Ejection,
+    EngineSpansConfig, Hedge, Hook, Jwt, OtlpKeys, Outside, Prefill, Probe, QueueLimits, Retry, Routing,
+    Sampling, Scale, Server, Slo, TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
 };
 
 /// Every declared section; those without brackets are written in one line of the section above.
@@ -42,6 +42,8 @@ pub(super) const DECLARED: &[Declaration] = &[
     OtlpKeys::DECLARATION,
     EngineSpansConfig::DECLARATION,
     Sampling::DECLARATION,
+    Content::DECLARATION,
+    Hook::DECLARATION,
     Drift::DECLARATION,
     Baseline::DECLARATION,
     Cluster::DECLARATION,

@@ -47,6 +47,8 @@ fn keep_fixed(config: &mut Config, old: &Config) -> Vec<String> {
     fixed.keep("telemetry.stages_by_tenant", by_tenant, &old.telemetry.stages_by_tenant);
     let by_tenant = &mut telemetry.ttft_by_tenant;
     fixed.keep("telemetry.ttft_by_tenant", by_tenant, &old.telemetry.ttft_by_tenant);
+    fixed.keep("[telemetry.content]", &mut telemetry.content, &old.telemetry.content);
+    fixed.keep("[hook]", &mut config.hook, &old.hook);
     fixed.keep("[cluster]", &mut config.cluster, &old.cluster);
     // Baselines are cut into blocks; other blocks are other baselines.
     fixed.keep("[drift]", &mut config.drift, &old.drift);
@@ -61,7 +63,14 @@ mod tests {
     use crate::config::reference::DECLARED;
 
     /// Sections of which a reload keeps all.
-    const KEPT: [&str; 4] = ["[cluster]", "[drift]", "[telemetry.otlp]", "[telemetry.engine_spans]"];
+    const KEPT: [&str; 6] = [
+        "[cluster]",
+        "[drift]",
+        "[hook]",
+        "[telemetry.content]",
+        "[telemetry.otlp]",
+        "[telemetry.engine_spans]",
+    ];
     /// Means nothing without `metrics`.
     const IDLE: &str = "metrics_interval";
     /// What comes before a section below a pool, a route or tenants.

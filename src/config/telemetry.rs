@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::check::codec::{Codec, List, Own, Share, Switch, Word};
+use super::Content;
+use super::check::codec::{List, Own, Share, Switch, Word};
 use super::check::section::Item;
 use super::check::values::{ADDRESS, HTTP_URL};
 use super::declare::section;
@@ -21,6 +22,8 @@ pub struct Telemetry {
     pub otlp: Option<Otlp>,
     /// OTLP export of metrics, if asked for.
     pub otlp_metrics: Option<OtlpMetrics>,
+    /// `[telemetry.content]`
+    pub content: Option<Content>,
     /// `[telemetry.engine_spans]`
     pub engine_spans: Option<EngineSpansConfig>,
     /// `[telemetry.sampling]`
@@ -38,8 +41,6 @@ section! {
     pub(super) struct TelemetryKeys for "[telemetry]" {
         /// stdout | stderr | off | path of a file, such as "./access.log"
         access_log: AccessLog as ACCESS_LOG, default "stdout", restart;
-        /// prompt and answer text in spans; true is not supported yet
-        content: bool as CONTENT, default false;
         /// times by stage are told apart by tenant, else they have the tenant "all"; default: up to 20 tenants
         stages_by_tenant: Option<bool> as Switch, example true, restart;
         /// the same for the histogram of TTFT; counters always have their tenant
@@ -193,16 +194,3 @@ fn access_log(item: &Item<'_>) -> Option<AccessLog> {
 }
 
 const ACCESS_LOG: Own<AccessLog> = Own { read: access_log, show: |log| json!(log.to_string()) };
-const CONTENT: Own<bool> = Own {
-    read: |item| {
-        let is_asked = Switch.read(item)?;
-        if is_asked {
-            item.fault_at_key(
-                "content is not supported yet",
-                "remove it; spans carry no prompt and no answer text",
-            );
-        }
-        Some(is_asked)
-    },
-    show: |content| json!(content),
-};

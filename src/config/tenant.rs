@@ -31,6 +31,8 @@ section! {
         cache_group: Option<Arc<str>> as NAME, example "house-prompts";
         /// vLLM's priority (--scheduling-policy priority), lower is sooner; a client's own counts only where the route's client_may has "engine_priority"
         engine_priority: Option<i32> as ENGINE_PRIORITIES, example 0;
+        /// `[telemetry.content]` may record its prompts and answers, on routes that have it too
+        content: bool as Switch, default false;
         /// what it may use in windows of the calendar
         budgets @ "budget": Vec<Budget> as List(Below), section {};
         /// each optional; 429 beyond. A minute's allowance may be used at once; tokens are those of prompts and answers

@@ -18,6 +18,7 @@ mod engine_error;
 pub mod exchange;
 mod hedge;
 pub mod hedge_budget;
+pub mod hook;
 pub mod hysteresis;
 pub mod local;
 pub mod migration;
@@ -102,6 +103,8 @@ pub struct Gateway {
     pub tenants: TenantLimiter,
     /// Response id to replica, for `previous_response_id`.
     pub pins: Arc<ResponsePins>,
+    /// Asked about requests, where one is configured.
+    pub hook: Option<hook::Hook>,
     /// What engines said to preflights.
     pub preflights: Preflights,
     /// This gateway's name in `Via`.

@@ -12,7 +12,7 @@ use super::classify::{Classified, Client, classify};
 use super::models::unescaped;
 use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable, shortened};
-use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, preflights, stored};
+use super::{Gateway, IncomingRequest, cors, given_request_id, hook, is_harmless_id, preflights, stored};
 use crate::admission::{DegradeRule, Demand, Share};
 use crate::config::{Degrade, MAX_PRIORITY, ModelMatch};
 use crate::error::Failure;
@@ -112,7 +112,14 @@ pub async fn prepare(
         prepared.timeouts.total = prepared.timeouts.total.min(preflights::MAX_TIME);
     }
     prepared.is_sent_once |= dialect == Dialect::Extra && !parts.method.is_safe();
-    admit(gateway, prepared, guard, &tenant, &parts.headers)
+    if is_preflight {
+        return admit(gateway, prepared, guard, &tenant, &parts.headers);
+    }
+    hook::capture(gateway, &prepared, guard);
+    let prepared = admit(gateway, prepared, guard, &tenant, &parts.headers)?;
+    // Boxed: most gateways have no hook.
+    Box::pin(hook::ask(gateway, &prepared, guard, parts)).await?;
+    Ok(prepared)
 }
 
 /// A request whose body was read, on its way to what reads and hashes it.

@@ -354,6 +354,7 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
         body_work: BodyWork::default(),
         tenants: TenantLimiter::default(),
         pins: Arc::default(),
+        hook: None,
         preflights: super::Preflights::default(),
         via: HeaderValue::from_static("1.1 test"),
         drain: DrainFlag::default(),

@@ -3,10 +3,11 @@
 //! A change is written before it is in force, so that a restart forgets none; the secret itself is kept nowhere. A file that cannot
 //! be read is kept aside and its keys are refused.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -14,6 +15,7 @@ use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
 use super::random;
+use super::revocations::Revocations;
 use crate::config::{Budget, Declared as _, Secret, budgets_of};
 use crate::request::api_keys::{ApiKey, ApiKeys, KeyDigest};
 use crate::state_file::{self, Version};
@@ -21,10 +23,12 @@ use crate::state_file::{self, Version};
 /// The keys of one gateway.
 #[derive(Debug)]
 pub struct KeyStore {
-    keys: Arc<ApiKeys>,
+    pub(super) keys: Arc<ApiKeys>,
     /// `None` where the gateway keeps no state: keys last as long as the process.
     file: Option<PathBuf>,
-    changing: Mutex<()>,
+    /// Held while keys change.
+    pub(super) revoked: Mutex<Revocations>,
+    pub(super) changes: AtomicU64,
 }
 
 /// Why keys stay as they are.
@@ -64,10 +68,14 @@ pub enum KeyError {
 struct Kept {
     version: Version<1>,
     keys: Vec<KeptKey>,
+    /// When, by digest.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    revoked: BTreeMap<String, u64>,
 }
 
+/// A key in the file, and on its way to other gateways.
 #[derive(Debug, Deserialize, Serialize)]
-struct KeptKey {
+pub(super) struct KeptKey {
     /// Hexadecimal.
     #[serde(deserialize_with = "digest")]
     sha256: String,
@@ -87,19 +95,21 @@ impl KeyStore {
     /// Puts the keys of the file in force.
     #[must_use]
     pub fn open(keys: Arc<ApiKeys>, file: Option<PathBuf>) -> Self {
+        let mut revoked = Revocations::default();
         if let Some(path) = &file {
             match state_file::read::<Kept>(path) {
                 Ok(kept) => {
-                    keys.publish(
-                        kept.unwrap_or_default().keys.into_iter().filter_map(KeptKey::key).collect(),
-                    );
+                    let kept = kept.unwrap_or_default();
+                    keys.publish(kept.keys.into_iter().filter_map(KeptKey::key).collect());
+                    let digest = |(hex, at): (String, u64)| Some((bytes_of(&hex)?, at));
+                    revoked = kept.revoked.into_iter().filter_map(digest).collect();
                 }
                 Err(error) => {
                     tracing::error!(path = %path.display(), %error, "API keys made at run time are refused: their file cannot be read");
                 }
             }
         }
-        Self { keys, file, changing: Mutex::default() }
+        Self { keys, file, revoked: Mutex::new(revoked), changes: AtomicU64::default() }
     }
 
     /// Whether keys outlast a restart.
@@ -121,7 +131,7 @@ impl KeyStore {
     /// # Errors
     /// [`KeyError`]; nothing has changed then.
     pub fn make(&self, mut key: ApiKey) -> Result<(Secret, Arc<ApiKey>), KeyError> {
-        let _one_at_a_time = self.changing.lock();
+        let revoked = self.revoked.lock();
         let mut keys = HashMap::clone(&self.keys.all());
         if keys.len() >= MAX_KEYS {
             return Err(KeyError::TooMany);
@@ -139,45 +149,57 @@ impl KeyStore {
         let secret = format!("{PREFIX}{secret}");
         let key = Arc::new(key);
         keys.insert(Sha256::digest(&secret).into(), Arc::clone(&key));
-        self.put(keys)?;
+        self.write(&keys, &revoked)?;
+        self.publish(keys);
         Ok((Secret::new(secret), key))
     }
 
-    /// Takes a key out of force. Waits for the disk.
+    /// Takes a key out of force, and with it those of its name that other gateways made. Waits for the disk.
     ///
     /// # Errors
     /// [`KeyError`]; nothing has changed then.
-    pub fn revoke(&self, tenant: &str, name: &str) -> Result<Arc<ApiKey>, KeyError> {
-        let _one_at_a_time = self.changing.lock();
+    pub fn revoke(&self, tenant: &str, name: &str, now: u64) -> Result<Arc<ApiKey>, KeyError> {
+        let mut revoked = self.revoked.lock();
         let mut keys = HashMap::clone(&self.keys.all());
-        let own = keys.iter().find(|(_, key)| *key.tenant == *tenant && *key.name == *name);
-        let found = own.map(|(digest, key)| (*digest, Arc::clone(key)));
-        let (digest, key) =
-            found.ok_or_else(|| KeyError::Unknown { tenant: tenant.to_owned(), name: name.to_owned() })?;
-        keys.remove(&digest);
-        self.put(keys)?;
-        Ok(key)
-    }
-
-    fn put(&self, keys: HashMap<KeyDigest, Arc<ApiKey>>) -> Result<(), KeyError> {
-        if let Some(path) = &self.file {
-            write(path, &keys).map_err(|error| KeyError::NotKept { path: path.clone(), error })?;
+        let is_it = |key: &ApiKey| *key.tenant == *tenant && *key.name == *name;
+        let gone: Vec<_> = keys.extract_if(|_, key| is_it(key)).collect();
+        let (_, key) = gone
+            .first()
+            .ok_or_else(|| KeyError::Unknown { tenant: tenant.to_owned(), name: name.to_owned() })?;
+        let mut after = revoked.clone();
+        for (digest, _) in &gone {
+            after.add(*digest, now);
         }
-        self.keys.publish(keys);
-        Ok(())
+        self.write(&keys, &after)?;
+        *revoked = after;
+        self.publish(keys);
+        Ok(Arc::clone(key))
     }
-}
 
-fn write(path: &Path, keys: &HashMap<KeyDigest, Arc<ApiKey>>) -> io::Result<()> {
-    let keys = keys.iter().map(|(digest, key)| KeptKey::of(digest, key)).collect();
-    state_file::write(path, &Kept { version: Version, keys })
+    pub(super) fn write(
+        &self,
+        keys: &HashMap<KeyDigest, Arc<ApiKey>>,
+        revoked: &Revocations,
+    ) -> Result<(), KeyError> {
+        let Some(path) = &self.file else { return Ok(()) };
+        let keys = keys.iter().map(|(digest, key)| KeptKey::of(digest, key)).collect();
+        let revoked = revoked.iter().map(|(digest, at)| (hex(digest), at)).collect();
+        let written = state_file::write(path, &Kept { version: Version, keys, revoked });
+        written.map_err(|error| KeyError::NotKept { path: path.clone(), error })
+    }
+
+    /// Puts keys in force, while none others change.
+    pub(super) fn publish(&self, keys: HashMap<KeyDigest, Arc<ApiKey>>) {
+        self.keys.publish(keys);
+        self.changes.fetch_add(1, Ordering::Release);
+    }
 }
 
 impl KeptKey {
-    fn of(digest: &KeyDigest, key: &ApiKey) -> Self {
+    pub(super) fn of(digest: &KeyDigest, key: &ApiKey) -> Self {
         let text = |name: &Arc<str>| Box::from(&**name);
         Self {
-            sha256: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            sha256: hex(digest),
             tenant: text(&key.tenant),
             name: text(&key.name),
             routes: key.routes.as_ref().map(|routes| routes.iter().map(text).collect()),
@@ -188,7 +210,7 @@ impl KeptKey {
     }
 
     /// `None` is what the reader refuses.
-    fn key(self) -> Option<(KeyDigest, Arc<ApiKey>)> {
+    pub(super) fn key(self) -> Option<(KeyDigest, Arc<ApiKey>)> {
         let key = ApiKey {
             tenant: self.tenant.into(),
             name: self.name.into(),
@@ -201,7 +223,11 @@ impl KeptKey {
     }
 }
 
-fn bytes_of(hex: &str) -> Option<KeyDigest> {
+pub(super) fn hex(digest: &KeyDigest) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(super) fn bytes_of(hex: &str) -> Option<KeyDigest> {
     let mut digest = KeyDigest::default();
     for (at, byte) in digest.iter_mut().enumerate() {
         *byte = u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()?;
@@ -227,7 +253,7 @@ fn budgets<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Json>, D::Error> {
 const PREFIX: &str = "tw-";
 /// 192 bits.
 const SECRET_DIGITS: usize = 48;
-const MAX_KEYS: usize = 200_000;
+pub(super) const MAX_KEYS: usize = 200_000;
 
 #[cfg(test)]
 mod tests {
@@ -258,11 +284,16 @@ mod tests {
         let again = Arc::new(ApiKeys::default());
         let store = KeyStore::open(Arc::clone(&again), Some(file.clone()));
         assert_eq!(again.of(&digest), Some(made), "with all that it had");
-        store.revoke("a", "ci").unwrap();
+        store.revoke("a", "ci", 9).unwrap();
         assert!(again.of(&digest).is_none());
-        assert!(matches!(store.revoke("a", "ci"), Err(KeyError::Unknown { .. })));
+        assert!(matches!(store.revoke("a", "ci", 9), Err(KeyError::Unknown { .. })));
         let after = KeyStore::open(Arc::default(), Some(file));
         assert_eq!(after.all().len(), 1);
+        assert_eq!(
+            *after.revoked.lock(),
+            [(digest, 9)].into_iter().collect(),
+            "a restart brings no revoked key back"
+        );
     }
 
     #[test]

@@ -2,12 +2,25 @@
 
 use std::fmt;
 
-use super::metrics::GaugeGuard;
+use super::content::Trail;
+use super::metrics::{GaugeGuard, Metrics};
 use super::{Observer, StreamSeries};
 
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Observer").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Trail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trail").finish_non_exhaustive()
     }
 }
 

@@ -3,14 +3,16 @@
 //! Whoever has a line appends it to a bounded buffer and goes on; a stalled pipe, a full disk or a closed pipe drops lines
 //! and counts them. For the access log and the log on stderr.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
+use memchr::{memchr, memrchr};
 use parking_lot::{Condvar, Mutex};
 
 /// Queues lines for the writer, which ends when this is dropped.
@@ -33,6 +35,18 @@ pub trait LostLines: Send + 'static {
 pub struct LogOutput {
     file: File,
     path: Option<PathBuf>,
+    rotation: Option<Rotation>,
+}
+
+/// Files of bounded size and number.
+#[derive(Debug)]
+struct Rotation {
+    /// Bytes of the file.
+    size: u64,
+    /// At which a new one begins, unless one line alone is larger.
+    max: u64,
+    /// That are kept, the newest included.
+    files: u32,
 }
 
 impl LogOutput {
@@ -41,7 +55,7 @@ impl LogOutput {
     /// # Errors
     /// When its descriptor cannot be duplicated.
     pub fn stdout() -> io::Result<Self> {
-        Ok(Self { file: File::from(io::stdout().as_fd().try_clone_to_owned()?), path: None })
+        Ok(Self { file: File::from(io::stdout().as_fd().try_clone_to_owned()?), path: None, rotation: None })
     }
 
     /// The process' standard error.
@@ -49,7 +63,7 @@ impl LogOutput {
     /// # Errors
     /// When its descriptor cannot be duplicated.
     pub fn stderr() -> io::Result<Self> {
-        Ok(Self { file: File::from(io::stderr().as_fd().try_clone_to_owned()?), path: None })
+        Ok(Self { file: File::from(io::stderr().as_fd().try_clone_to_owned()?), path: None, rotation: None })
     }
 
     /// A file, to be appended to.
@@ -57,7 +71,66 @@ impl LogOutput {
     /// # Errors
     /// When it cannot be opened.
     pub fn file(path: &Path) -> io::Result<Self> {
-        Ok(Self { file: append(path)?, path: Some(path.to_owned()) })
+        Ok(Self { file: append(path)?, path: Some(path.to_owned()), rotation: None })
+    }
+
+    /// A file that only its owner reads: at `max` bytes it becomes `path.1`, and a new one begins; `files` are kept.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn private(path: &Path, max: u64, files: u32) -> io::Result<Self> {
+        let (file, size) = append_private(path)?;
+        let rotation = Some(Rotation { size, max, files });
+        Ok(Self { file, path: Some(path.to_owned()), rotation })
+    }
+
+    fn reopen(&mut self) -> io::Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        match &mut self.rotation {
+            None => self.file = append(path)?,
+            Some(rotation) => (self.file, rotation.size) = append_private(path)?,
+        }
+        Ok(())
+    }
+
+    /// Writes lines, over as many files as they need.
+    fn write(&mut self, mut lines: &[u8]) -> io::Result<()> {
+        while !lines.is_empty() {
+            let fitting = match &self.rotation {
+                None => lines.len(),
+                Some(rotation) => match rotation.fitting(lines) {
+                    0 => {
+                        self.rotate()?;
+                        continue;
+                    }
+                    fitting => fitting,
+                },
+            };
+            let (now, later) = lines.split_at(fitting);
+            self.file.write_all(now)?;
+            if let Some(rotation) = &mut self.rotation {
+                rotation.size += now.len() as u64;
+            }
+            lines = later;
+        }
+        Ok(())
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        if let (Some(path), Some(Rotation { files, .. })) = (&self.path, &self.rotation) {
+            let numbered =
+                |n: u32| if n == 0 { path.clone() } else { PathBuf::from(format!("{}.{n}", path.display())) };
+            if *files == 1 {
+                fs::remove_file(path)?;
+            }
+            for n in (1..*files).rev() {
+                match fs::rename(numbered(n - 1), numbered(n)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        self.reopen()
     }
 
     /// Whether people read it.
@@ -207,13 +280,9 @@ impl<L: LostLines> Writer<L> {
     }
 
     fn reopen(&mut self) {
-        let Some(path) = &self.output.path else { return };
-        match append(path) {
-            Ok(file) => {
-                self.output.file = file;
-                self.is_torn = false;
-            }
-            Err(error) => tracing::error!(path = %path.display(), %error, "log file not reopened"),
+        match self.output.reopen() {
+            Ok(()) => self.is_torn = false,
+            Err(error) => tracing::error!(path = ?self.output.path, %error, "log file not reopened"),
         }
     }
 
@@ -223,8 +292,8 @@ impl<L: LostLines> Writer<L> {
         if count == 0 {
             return;
         }
-        let torn = if self.is_torn { self.output.file.write_all(b"\n") } else { Ok(()) };
-        match torn.and_then(|()| self.output.file.write_all(&lines.text)) {
+        let torn = if self.is_torn { self.output.write(b"\n") } else { Ok(()) };
+        match torn.and_then(|()| self.output.write(&lines.text)) {
             Ok(()) => self.is_torn = false,
             Err(error) => {
                 if !self.is_torn {
@@ -239,11 +308,36 @@ impl<L: LostLines> Writer<L> {
     }
 }
 
+impl Rotation {
+    /// Bytes of whole lines that still fit into the file; 0 where a new one is due.
+    fn fitting(&self, lines: &[u8]) -> usize {
+        let room = usize::try_from(self.max.saturating_sub(self.size)).unwrap_or(usize::MAX);
+        if lines.len() <= room {
+            return lines.len();
+        }
+        let end = |at: usize| at + 1;
+        match lines.get(..room).and_then(|fitting| memrchr(b'\n', fitting)) {
+            Some(last) => end(last),
+            None if self.size > 0 => 0,
+            None => memchr(b'\n', lines).map_or(lines.len(), end),
+        }
+    }
+}
+
+/// A file of mode 0600, and its size.
+fn append_private(path: &Path) -> io::Result<(File, u64)> {
+    let file = OpenOptions::new().append(true).create(true).mode(PRIVATE).open(path)?;
+    file.set_permissions(Permissions::from_mode(PRIVATE))?;
+    let size = file.metadata()?.len();
+    Ok((file, size))
+}
+
 fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).open(path)
 }
 
 /// Bytes waiting for the writer, about 4,000 lines; as much again may be in the process of being written.
 const MAX_PENDING_BYTES: usize = 4 << 20;
+const PRIVATE: u32 = 0o600;
 const USUAL_BATCH: usize = 256 << 10;
 const BATCH_INTERVAL: Duration = Duration::from_millis(2);

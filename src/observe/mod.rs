@@ -5,6 +5,7 @@
 
 mod access_log;
 mod attributes;
+pub mod content;
 mod debug;
 mod decisions;
 mod engine_spans;
@@ -33,6 +34,7 @@ pub mod windows;
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::access_log::AccessLogger;
+use self::content::{Reader, Trail};
 use self::decisions::Decisions;
 pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
@@ -87,6 +90,14 @@ pub enum ObserveError {
     /// `telemetry.access_log` cannot be opened.
     #[error("access log: {0}")]
     AccessLog(#[from] io::Error),
+    /// `telemetry.content.file` cannot be opened.
+    #[error("telemetry.content: {path}: {error}", path = path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
     /// Nothing can be exported to the collector.
     #[error(transparent)]
     Collector(#[from] CollectorError),
@@ -127,6 +138,7 @@ pub struct Observer {
     lag: Arc<Lag>,
     decisions: Decisions,
     access_log: Option<Arc<AccessLogger>>,
+    content: Option<Arc<Trail>>,
     collector: Option<Collector>,
     spans: Option<Arc<Spans>>,
     settled: Arc<Settled>,
@@ -153,6 +165,12 @@ impl Observer {
             .transpose()?;
         let Surroundings { clock, build, background, instance, .. } = around;
         let access_log = AccessLogger::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
+        let content = telemetry.content.as_ref().map(|content| {
+            Trail::start(content, clock, &metrics)
+                .map(Arc::new)
+                .map_err(|error| ObserveError::Content { path: content.file.clone(), error })
+        });
+        let content = content.transpose()?;
         let collector = telemetry
             .otlp
             .as_ref()
@@ -192,6 +210,7 @@ impl Observer {
             lag,
             decisions,
             access_log,
+            content,
             collector,
             spans,
             settled,
@@ -219,6 +238,11 @@ impl Observer {
     /// Metrics, for counters that do not come from records.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// The audit trail, where there is one.
+    pub fn content(&self) -> Option<Arc<dyn Reader>> {
+        self.content.as_ref().map(|trail| Arc::clone(trail) as Arc<dyn Reader>)
     }
 
     /// The OTLP collector, where one is configured.
@@ -341,8 +365,11 @@ impl Observer {
         }
     }
 
-    /// Reopens the access log's file, for rotation.
+    /// Reopens the files of access log and audit trail, for rotation.
     pub fn reopen(&self) {
+        if let Some(content) = &self.content {
+            content.reopen();
+        }
         if let Some(log) = &self.access_log {
             log.reopen();
         }
@@ -357,6 +384,9 @@ impl Observer {
         }
         let observer = Arc::clone(self);
         let log = tokio::task::spawn_blocking(move || {
+            if let Some(content) = &observer.content {
+                content.flush(limit);
+            }
             if let Some(log) = &observer.access_log {
                 log.flush(limit);
             }

@@ -12,6 +12,7 @@ use crate::admission::TenantPermit;
 use crate::clock::{Clock, Stamp};
 use crate::error::Failure;
 use crate::observe::Observer;
+use crate::observe::content::Capture;
 use crate::observe::metrics::GaugeGuard;
 use crate::observe::overdue::BoundGuard;
 use crate::observe::stages::{self, Stage, StageTime};
@@ -38,6 +39,7 @@ pub struct RecordGuard {
     permit: Option<TenantPermit>,
     copy: Option<OriginalEnd>,
     bounds: Option<BoundGuard>,
+    capture: Option<Box<Capture>>,
     _inflight: GaugeGuard,
 }
 
@@ -56,6 +58,7 @@ impl RecordGuard {
             permit: None,
             copy: None,
             bounds: None,
+            capture: None,
             _inflight: observer.metrics().request_inflight(),
         }
     }
@@ -102,6 +105,25 @@ impl RecordGuard {
     /// Signals `end` when the request ends: to the copy of it that a canary got.
     pub fn signals(&mut self, end: OriginalEnd) {
         self.copy = Some(end);
+    }
+
+    /// Prompt and answer are read by others when it ends.
+    pub fn capture(&mut self, capture: Box<Capture>) {
+        self.capture = Some(capture);
+    }
+
+    /// Bytes of an answer's body go to the client.
+    pub fn answered(&mut self, bytes: &[u8]) {
+        if let Some(capture) = &mut self.capture {
+            capture.bytes(bytes);
+        }
+    }
+
+    /// Bytes of a stream of events go to the client.
+    pub fn streamed(&mut self, bytes: &[u8]) {
+        if let Some(capture) = &mut self.capture {
+            capture.events(bytes);
+        }
     }
 
     /// The response head goes out with this status, which a client that leaves no longer changes.
@@ -162,5 +184,8 @@ impl Drop for RecordGuard {
             permit.settle(&shared, stages.iter().filter(is_work).map(|time| time.duration).sum());
         }
         self.observer.record(&shared);
+        if let Some(capture) = self.capture.take() {
+            capture.deliver(&shared);
+        }
     }
 }

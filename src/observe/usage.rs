@@ -85,22 +85,17 @@ pub struct Spans {
 }
 
 impl Usage {
-    /// Counts a request that ended at `at`.
-    pub(super) fn count(&self, record: &Record, at: SystemTime) {
+    /// Counts a request that ended at `at`, and its time at the engine as far as known.
+    pub(super) fn count(&self, record: &Record, stages: &[StageTime], at: SystemTime) {
         let tokens = |count: Option<crate::units::Tokens>| count.unwrap_or_default().0;
         let (input, cached) = (tokens(record.tokens.input), tokens(record.tokens.cached));
         let output = tokens(record.tokens.output);
-        self.add(record, at, &Used { requests: 1, input, cached, output, ..Used::default() });
+        self.add(record, at, &Used { requests: 1, input, cached, output, ..engine_time(stages) });
     }
 
-    /// Counts its time at the engine.
+    /// Counts its time at the engine, which was not known at its end.
     pub(super) fn count_engine(&self, record: &Record, stages: &[StageTime], at: SystemTime) {
-        let of = |stage: Stage| {
-            let own = stages.iter().filter(|time| time.stage == stage);
-            own.map(|time| u64::try_from(time.duration.as_micros()).unwrap_or(u64::MAX)).sum()
-        };
-        let (prefill_us, decode_us) = (of(Stage::Prefill), of(Stage::Decode));
-        self.add(record, at, &Used { prefill_us, decode_us, ..Used::default() });
+        self.add(record, at, &engine_time(stages));
     }
 
     fn add(&self, record: &Record, at: SystemTime, used: &Used) {
@@ -151,6 +146,14 @@ impl Usage {
         }
         (sums, first)
     }
+}
+
+fn engine_time(stages: &[StageTime]) -> Used {
+    let of = |stage: Stage| {
+        let own = stages.iter().filter(|time| time.stage == stage);
+        own.map(|time| u64::try_from(time.duration.as_micros()).unwrap_or(u64::MAX)).sum()
+    };
+    Used { prefill_us: of(Stage::Prefill), decode_us: of(Stage::Decode), ..Used::default() }
 }
 
 impl Span {
@@ -257,7 +260,7 @@ mod tests {
         for (days, hours, tenant, output) in
             [(0, 3, "a", 1), (0, 22, "a", 2), (0, 22, "b", 4), (1, 5, "a", 8), (3, 0, "b", 16)]
         {
-            usage.count(&record(tenant, "ci", output), day(days, hours));
+            usage.count(&record(tenant, "ci", output), &[], day(days, hours));
         }
         let all = [("a".to_owned(), 11), ("b".to_owned(), 20)];
         assert_eq!(output_of(&usage, day(0, 0), day(4, 0)), all);
@@ -282,7 +285,7 @@ mod tests {
     fn an_hour_with_too_many_keys_counts_further_ones_as_other() {
         let usage = Usage::default();
         for i in 0..MAX_ROWS_A_SPAN as u64 + 5 {
-            usage.count(&record("a", &format!("key-{i}"), 1), day(0, 0));
+            usage.count(&record("a", &format!("key-{i}"), 1), &[], day(0, 0));
         }
         let (sums, _) = usage.sum(day(0, 0), day(1, 0), |_, payer| (0, payer.clone()));
         let of = |key: &str| sums.iter().find(|((_, payer), _)| &*payer.key == key).map(|(_, u)| u.requests);

@@ -87,6 +87,7 @@ impl LargeBody {
 
     fn hand(&mut self, data: Bytes) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
         self.guard.record().bytes_out += data.len() as u64;
+        self.guard.answered(&data);
         let now = self.guard.clock().now();
         self.watch.restart_silence(now);
         self.watch.waits_for_client(now);

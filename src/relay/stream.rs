@@ -158,6 +158,7 @@ impl StreamBody {
         self.pump.reader.timeline.pause(now);
         self.pump.reader.watch.waits_for_client(now);
         self.bytes_out += bytes.len() as u64;
+        self.client.guard.streamed(&bytes);
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 

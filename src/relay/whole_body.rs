@@ -24,13 +24,17 @@ pub struct WholeBody {
 impl WholeBody {
     /// An answer of ours.
     #[must_use]
-    pub fn new(bytes: Bytes, guard: Option<Box<RecordGuard>>) -> Self {
+    pub fn new(bytes: Bytes, mut guard: Option<Box<RecordGuard>>) -> Self {
+        if let Some(guard) = &mut guard {
+            guard.answered(&bytes);
+        }
         Self { rest: bytes, has_begun: false, guard, watch: None }
     }
 
     /// The answer of an engine, while the watch waits for its client.
     #[must_use]
-    pub fn watched(bytes: Bytes, guard: RecordGuard, watch: Arc<StreamWatch>) -> Self {
+    pub fn watched(bytes: Bytes, mut guard: RecordGuard, watch: Arc<StreamWatch>) -> Self {
+        guard.answered(&bytes);
         Self { rest: bytes, has_begun: false, guard: Some(Box::new(guard)), watch: Some(watch) }
     }
 

@@ -69,7 +69,8 @@ impl std::fmt::Debug for Isolation {
 }
 
 /// Nested, so that no hash leads to that of a longer text.
-fn keyed(key: &[u8; 32], text: &str) -> [u8; 32] {
+#[must_use]
+pub fn keyed(key: &[u8; 32], text: &str) -> [u8; 32] {
     let inner = Sha256::new().chain_update(key).chain_update(text).finalize();
     Sha256::new().chain_update(key).chain_update(inner).finalize().into()
 }

@@ -293,3 +293,44 @@ async fn a_closed_budget_refuses_without_a_broker_what_no_lease_covers() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(status(&gateway).await, 200);
 }
+
+/// Its broker refuses to write, or no more.
+async fn full(redis: &Redis, is_full: bool) {
+    redis.ask("CONFIG SET maxmemory-policy noeviction").await.unwrap();
+    let set = redis.ask(&format!("CONFIG SET maxmemory {}", u8::from(is_full))).await.unwrap();
+    assert!(set.starts_with("+OK"), "{set}");
+}
+
+#[tokio::test]
+async fn a_full_broker_is_as_one_that_is_away_for_budgets_until_it_has_room() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let start = async || with_budget(&redis, &replicas, 20, OnLoss::Open).await;
+    let gateways = [start().await, start().await];
+    follow_each_other(&gateways).await;
+    assert_eq!(status(&gateways[0]).await, 200);
+    full(&redis, true).await;
+    for n in 0..15 {
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        assert_eq!(status(&gateways[0]).await, 200, "{n}: more than its half of what is left");
+    }
+    assert!(gateways.iter().all(|one| metric(one, "tokenway_cluster_connected") == 1.0), "no lost one");
+    full(&redis, false).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let mut left = 0;
+    while status(&gateways[1]).await == 200 {
+        left += 1;
+        tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+    assert_eq!(left, 4, "the other one knows what was used");
+
+    full(&redis, true).await;
+    redis.ask("FLUSHALL").await.unwrap();
+    let closed = with_budget(&redis, &replicas, 100, OnLoss::Closed).await;
+    until("it finds the broker", || metric(&closed, "tokenway_cluster_connected") == 1.0).await;
+    assert_eq!(status(&closed).await, 200, "nothing has been refused to it yet");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(status(&closed).await, 429, "there is no lease");
+    full(&redis, false).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(status(&closed).await, 200);
+}

@@ -5,9 +5,12 @@
 mod admission;
 mod blame;
 mod cluster;
+mod cluster_keys;
+mod content;
 mod deadlines;
 mod discovery;
 mod failures;
+mod hook;
 mod label_bounds;
 mod life;
 mod outside;

@@ -157,3 +157,28 @@ async fn a_budget_is_told_in_headers_and_refuses_until_its_window_ends() {
     gateway.app.reload(std::sync::Arc::new(config)).unwrap();
     assert_eq!(ask("held").await.status(), 200, "a raised budget counts at once");
 }
+
+#[tokio::test]
+async fn a_tenant_named_like_a_label_bomb_is_one_label_and_a_longer_or_quoted_one_is_refused() {
+    for name in ["x\"} 1", "a\nb", "a b", "a\\b", "a,b=c", &"x".repeat(129)] {
+        assert!(tokenway::config::parse_name(name).is_err(), "{name:?}");
+    }
+    let bomb = "x}{__name__=y#".to_owned() + &"z".repeat(110);
+    assert!(tokenway::config::parse_name(&bomb).is_ok());
+    let replica = Replica::start().await;
+    replica.always(wire::chat_stream(&["x"]));
+    let mut config = config::of(&[&replica]);
+    config.tenants = vec![tenant(&bomb, None), tenant("plain", None)];
+    let gateway = Gateway::start(config).await;
+    for name in [&*bomb, "plain"] {
+        sent(&gateway, &replica, name, r#"{"model":"tiny","stream":true,"messages":[]}"#).await;
+    }
+    gateway.idle().await;
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let with = |name: &str| page.lines().filter(|line| line.contains(&format!("tenant=\"{name}\""))).count();
+    assert!(with("plain") > 0);
+    assert_eq!(with(&bomb), with("plain"), "as many series as another tenant");
+    let is_series = |line: &str| line.rsplit_once(' ').is_some_and(|(_, value)| value.parse::<f64>().is_ok());
+    let broken: Vec<_> = page.lines().filter(|line| !line.starts_with('#') && !is_series(line)).collect();
+    assert!(broken.is_empty(), "{broken:?}");
+}

@@ -112,7 +112,7 @@ impl Gateway {
     }
 }
 
-fn observer(config: &Config, clock: Clock, tap: Option<Arc<dyn Tap>>) -> Arc<Observer> {
+pub fn observer(config: &Config, clock: Clock, tap: Option<Arc<dyn Tap>>) -> Arc<Observer> {
     let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
     let build = BuildInfo { version: "test", revision: "test", date: "test" };
     let around =

@@ -146,6 +146,23 @@ fn an_isolation_that_keeps_less_apart_than_it_seems_is_a_warning() {
 }
 
 #[test]
+fn content_that_would_be_recorded_nowhere_is_a_warning() {
+    let route = |content| format!("[[route]]\nmodel = \"m\"\npools = [\"p\"]\ncontent = {content}\n");
+    let tenant = |content| format!("[[tenant]]\nname = \"t\"\nkey_sha256 = []\ncontent = {content}\n");
+    let trail = "[telemetry.content]\nfile = \"content.jsonl\"\n";
+    for (text, warning) in [
+        (route(true) + &tenant(false), "gateway.toml:7:11: warning: content = true has no effect"),
+        (route(true) + &tenant(false) + trail, "[telemetry.content] records nothing: no [[tenant]]"),
+        (route(false) + &tenant(true) + trail, "[telemetry.content] records nothing: no [[route]]"),
+    ] {
+        let shown = check(&format!("{ONE_POOL}{text}"));
+        assert!(shown.code == 0 && shown.err.contains(warning), "{warning}\n{}", shown.err);
+    }
+    let quiet = check(&format!("{ONE_POOL}{}{}{trail}", route(true), tenant(true)));
+    assert!(!quiet.err.contains("content"), "{}", quiet.err);
+}
+
+#[test]
 fn prompts_leave_the_house_only_where_their_route_says_so() {
     let pool = |more: &str| {
         format!(

@@ -21,6 +21,7 @@ pub(super) fn lint(root: &Section<'_>, config: &Config) {
     lint.classes();
     lint.key_set();
     lint.cluster();
+    lint.content();
 }
 
 struct Lint<'l, 'a> {
@@ -49,6 +50,28 @@ impl Lint<'_, '_> {
                 message,
                 "write rediss:// in cluster.url, or remove ca",
             );
+        }
+    }
+
+    fn content(&self) {
+        let Config { routes, tenants, telemetry, .. } = self.config;
+        let of_route = routes.iter().position(|route| route.content);
+        let of_tenant = tenants.iter().position(|tenant| tenant.content);
+        match (&telemetry.content, of_route, of_tenant) {
+            (None, None, None) | (Some(_), Some(_), Some(_)) => {}
+            (None, at, or_at) => {
+                let section = if at.is_some() { "route" } else { "tenant" };
+                let place = self.place(section, at.or(or_at).unwrap_or_default(), &["content"]);
+                let message = "content = true has no effect: there is no [telemetry.content]".to_owned();
+                self.warn(place, message, "add [telemetry.content] with a file, or remove content");
+            }
+            (Some(_), at, _) => {
+                let lacks = if at.is_none() { "route" } else { "tenant" };
+                let message =
+                    format!("[telemetry.content] records nothing: no [[{lacks}]] has content = true");
+                let hint = "set content = true in a [[route]] and in each [[tenant]] that has agreed";
+                self.warn(self.place("telemetry", 0, &["content"]), message, hint);
+            }
         }
     }
 

@@ -146,6 +146,7 @@ fn read(root: &Section<'_>) -> Config {
     let routing = Routing::of(root);
     let tenants = crate::config::tenant::tenants(root, &routes, routing.cache_isolation);
     let telemetry = telemetry::telemetry(root, tenants.len());
+    let hook = crate::config::content::hook(root, &routes);
     Config {
         server: server::server(root, !tenants.is_empty()),
         admin: server::admin(root),
@@ -158,6 +159,7 @@ fn read(root: &Section<'_>) -> Config {
         tenants,
         jwt: auth::jwt(root),
         telemetry,
+        hook,
         drift: drift::drift(root),
         cluster: crate::config::cluster::cluster(root),
         state: None,

@@ -10,7 +10,7 @@ use crate::config::otel::metrics::{MetricsExporter, metrics_endpoint};
 use crate::config::otel::{self, Exporter};
 use crate::config::{
     Declared, EngineSpansConfig, Otlp, OtlpKeys, OtlpMetrics, OtlpProtocol, Sampling, Telemetry,
-    TelemetryKeys,
+    TelemetryKeys, content,
 };
 
 use super::section::Section;
@@ -24,6 +24,7 @@ pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
         access_log: keys.access_log,
         otlp: otlp.spans(Exporter::from_env(root.checking.env)),
         otlp_metrics: otlp.metrics(MetricsExporter::from_env(root.checking.env)),
+        content: content::content(&section),
         engine_spans: EngineSpansConfig::given(&section),
         sampling: Sampling::of(&section),
         stages_by_tenant: keys.stages_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),

@@ -29,6 +29,36 @@ labels! {
 }
 
 labels! {
+    /// Why entries of `[telemetry.content]` were dropped (label `reason`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ContentLoss {
+        /// The disk, or the redaction, is slower than the requests.
+        QueueFull = "queue_full",
+        /// The disk is full or gone.
+        WriteFailed = "write_failed",
+    }
+}
+
+labels! {
+    /// How the hook before a request, or the one behind its answer, ended (label `outcome`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum HookOutcome {
+        /// Before: it allowed the request. After: it took the answer.
+        Ok = "ok",
+        /// Before: it refused the request.
+        Refused = "refused",
+        /// No answer within `hook.timeout`.
+        Timeout = "timeout",
+        /// No connection, a status that is no success, or an answer that cannot be read.
+        Failed = "failed",
+        /// The request is larger than `hook.max_body`.
+        TooLarge = "too_large",
+        /// After: the queue was full.
+        Dropped = "dropped",
+    }
+}
+
+labels! {
     /// Why spans were dropped (label `reason`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum DropReason {

@@ -42,7 +42,7 @@ use self::exemplars::{Exemplar, Exemplars};
 use self::exponential::{ExponentialKey, Exponentials};
 pub use self::guards::{GaugeGuard, QueuedGuard};
 use self::guards::{OverdueRequests, Waiting};
-pub use self::labels::{DeliveryResult, DropReason, JoinResult};
+pub use self::labels::{ContentLoss, DeliveryResult, DropReason, HookOutcome, JoinResult};
 pub use self::log_drops::LogDrops;
 pub use self::openmetrics::Exposition;
 use self::replicas::{KnownReplicas, ReplicaKey};
@@ -211,13 +211,15 @@ impl Metrics {
             self.families.routes.prefill_requests.inc([&*record.route, ways.way(), ways.reason]);
         }
         self.count_tenant_tokens(record);
-        self.usage.count(record, self.clock.wall(record.at.end));
+        let stages: &[StageTime] = if is_settled { &judgement.stages } else { &[] };
+        self.usage.count(record, stages, self.clock.wall(record.at.end));
     }
 
     /// Observes times by stage, once the engine's times have arrived or are overdue.
     pub fn settled(&self, record: &Record, judgement: &Judgement) {
         self.request_series(key_of(record)).settled(judgement);
         self.count_engine_seconds(record, judgement);
+        self.usage.count_engine(record, &judgement.stages, self.clock.wall(record.at.end));
     }
 
     fn count_engine_seconds(&self, record: &Record, judgement: &Judgement) {
@@ -226,7 +228,6 @@ impl Metrics {
             let labels = [&*record.route, &record.model, &record.tenant, time.stage.as_str()];
             self.families.requests.tenant_seconds.add(labels, time.duration.as_secs_f64());
         }
-        self.usage.count_engine(record, &judgement.stages, self.clock.wall(record.at.end));
     }
 
     fn count_attempts(&self, record: &Record) {

@@ -10,7 +10,7 @@ use super::declared::{Declared, Label};
 use super::exponential::{ExponentialHistogram, ExponentialSeries};
 use super::family::Family;
 use super::foreseen::{Foreseen, outcomes, reasons, refusals, served};
-use super::labels::{DeliveryResult, DropReason, JoinResult};
+use super::labels::{ContentLoss, DeliveryResult, DropReason, HookOutcome, JoinResult};
 use super::log_drops::LogDrops;
 use crate::listener::tls::HandshakeFault;
 
@@ -77,6 +77,8 @@ families! {
                 "Tokens in the engine's usage, by tenant and kind: input (all of the prompt), cached (the part of it found in the cache), output.";
             amount tenant_seconds "tokenway_tenant_engine_seconds_total" [route, model, tenant, stage]
                 "Seconds that requests spent in the engine's prefill and decode; those of one batch share the engine.";
+            counter hook "tokenway_hook_calls_total" [call = &["before", "after"], outcome = HookOutcome::LABELS]
+                "Calls of [hook], before a request or after its answer: ok, refused, timeout, failed, too_large, dropped (by a full queue).";
             counter outside "tokenway_outside_requests_total" [route, pool, tenant]
                 "Attempts at outside providers ([pool.outside]).";
             counter outside_tokens "tokenway_outside_tokens_total" [route, pool, tenant, kind]
@@ -285,6 +287,8 @@ families! {
                 "Exports of metrics by OTLP: sent or failed.";
             counter access_log_dropped "tokenway_access_log_dropped_total" []
                 "Access-log lines lost to a full queue or a failed write.";
+            counter content_dropped "tokenway_content_dropped_total" [reason = ContentLoss::LABELS]
+                "Entries of telemetry.content lost to a full queue or a failed write.";
             counter log_dropped "tokenway_log_dropped_total" [reason = LogDrops::LABELS]
                 "Lines of the log on stderr that were not written: queue_full or write_failed, or rate (more than a few a second of one kind).";
             counter config_reloads "tokenway_config_reloads_total" [result = &["success", "failure"]]

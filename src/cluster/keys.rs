@@ -1,0 +1,180 @@
+//! API keys made at run time, in force in all gateways: two hashes at the broker, of keys by their digests and of revoked digests.
+//!
+//! A digest is made once, and a revoked one stays revoked, so both hashes only grow together: no clock decides, and whoever comes
+//! late or finds the broker empty puts back what it knows. A counter shows that there is something to read. Every entry is signed with
+//! `routing.seed`: who may write to the broker, but does not know the seed, can make no key.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Pipeline, RedisError};
+use tokio::time::MissedTickBehavior;
+
+use super::link::{Link, LinkError};
+use crate::config::Secret;
+use crate::identity::{KeyStore, Revocation, SharedKey};
+use crate::request::cache_salt::keyed;
+
+/// Shares the keys of one gateway.
+pub(super) struct KeyRing {
+    /// Before the names of the broker's keys.
+    prefix: String,
+    signer: [u8; 32],
+    store: Arc<KeyStore>,
+}
+
+/// What was true when both sides were the same.
+type Seen = (Option<u64>, u64);
+
+impl KeyRing {
+    pub(super) fn new(cluster: &str, seed: &Secret, store: Arc<KeyStore>) -> Self {
+        Self { prefix: format!("{cluster}:keys"), signer: keyed(DOMAIN, seed.reveal()), store }
+    }
+
+    /// Follows the broker until the connection ends.
+    pub(super) async fn share(&self, link: &Link) -> LinkError {
+        let mut connection = link.connection.clone();
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // On a new connection the broker may be another one.
+        let (mut seen, mut is_logged) = (None, false);
+        loop {
+            ticks.tick().await;
+            match self.look(&mut connection, &mut seen).await {
+                Ok(()) => is_logged = false,
+                Err(error) if error.is_io_error() || error.is_connection_dropped() => return error.into(),
+                Err(error) => {
+                    if !is_logged {
+                        tracing::warn!(%error, "cluster: API keys are not shared, the broker refuses");
+                    }
+                    is_logged = true;
+                }
+            }
+        }
+    }
+
+    async fn look(
+        &self,
+        connection: &mut MultiplexedConnection,
+        seen: &mut Option<Seen>,
+    ) -> Result<(), RedisError> {
+        let counter = format!("{}:changes", self.prefix);
+        let changes: Option<u64> = redis::cmd("GET").arg(&counter).query_async(connection).await?;
+        if *seen == Some((changes, self.store.changes())) {
+            return Ok(());
+        }
+        let (listed, revoked) = self.read(connection).await?;
+        let own = self.store.changes();
+        self.write(connection, &counter, &listed, &revoked).await?;
+        *seen = Some((changes, own));
+        Ok(())
+    }
+
+    /// Takes in what the others know; returns what the broker has.
+    async fn read(
+        &self,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<(HashSet<String>, HashSet<String>), RedisError> {
+        let mut asking = Pipeline::with_capacity(2);
+        asking.cmd("HKEYS").arg(&self.prefix).cmd("HGETALL").arg(self.revoked());
+        let (listed, revoked): (HashSet<String>, HashMap<String, String>) =
+            asking.query_async(connection).await?;
+        let unknown: Vec<&String> = listed.iter().filter(|digest| !self.store.knows(digest)).collect();
+        let mut keys = Vec::new();
+        for digests in unknown.chunks(MAX_ENTRIES) {
+            let mut asking = redis::cmd("HMGET");
+            asking.arg(&self.prefix).arg(digests);
+            let entries: Vec<Option<String>> = asking.query_async(connection).await?;
+            let entries = digests.iter().zip(entries).filter_map(|(digest, entry)| Some((*digest, entry?)));
+            keys.extend(entries.filter_map(|(digest, entry)| {
+                SharedKey::read(self.verified(digest, &entry)?).filter(|key| key.is_of(digest))
+            }));
+        }
+        let of_entry = |(digest, entry): (&String, &String)| {
+            Revocation::read(digest, self.verified(digest, entry)?.parse().ok()?)
+        };
+        let gone = revoked.iter().filter_map(of_entry).collect();
+        let store = Arc::clone(&self.store);
+        // It waits for the disk.
+        let _ = tokio::task::spawn_blocking(move || store.merge(keys, gone)).await;
+        Ok((listed, revoked.into_keys().collect()))
+    }
+
+    /// Writes what the broker lacks, and takes out what is revoked.
+    async fn write(
+        &self,
+        connection: &mut MultiplexedConnection,
+        counter: &str,
+        listed: &HashSet<String>,
+        revoked: &HashSet<String>,
+    ) -> Result<(), RedisError> {
+        let (keys, gone) =
+            self.store.beyond(|digest| listed.contains(digest), |digest| revoked.contains(digest));
+        let is_revoked = |digest: &&String| self.store.has_revoked(digest);
+        let left: Vec<&String> = listed.iter().filter(is_revoked).collect();
+        if keys.is_empty() && gone.is_empty() && left.is_empty() {
+            return Ok(());
+        }
+        let mut writing = redis::pipe();
+        writing.atomic();
+        for (digest, at) in &gone {
+            let entry = self.signed(digest, &at.to_string());
+            writing.cmd("HSET").arg(self.revoked()).arg(digest).arg(entry).ignore();
+        }
+        for (digest, key) in &keys {
+            writing.cmd("HSET").arg(&self.prefix).arg(digest).arg(self.signed(digest, key)).ignore();
+        }
+        for digest in left {
+            writing.cmd("HDEL").arg(&self.prefix).arg(digest).ignore();
+        }
+        writing.cmd("INCR").arg(counter).ignore();
+        writing.query_async(connection).await
+    }
+
+    fn revoked(&self) -> String {
+        format!("{}:revoked", self.prefix)
+    }
+
+    /// An entry with its signature before it.
+    fn signed(&self, digest: &str, entry: &str) -> String {
+        format!("{} {entry}", self.signature(digest, entry))
+    }
+
+    /// What a signed entry holds; `None` where the signature is not of this seed.
+    fn verified<'e>(&self, digest: &str, signed: &'e str) -> Option<&'e str> {
+        let (signature, entry) = signed.split_once(' ')?;
+        (signature == self.signature(digest, entry)).then_some(entry)
+    }
+
+    fn signature(&self, digest: &str, entry: &str) -> String {
+        let hash = keyed(&self.signer, &format!("{digest}\n{entry}"));
+        hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// A key is in force everywhere after two looks at most.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Of one round trip.
+const MAX_ENTRIES: usize = 500;
+const DOMAIN: &[u8; 32] = b"tokenway shared API keys, v1    ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_believed_for_its_digest_and_of_the_same_seed_only() {
+        let ring = |seed: &str| {
+            KeyRing::new("c", &Secret::new(seed), Arc::new(KeyStore::open(Arc::default(), None)))
+        };
+        let signed = ring("a").signed("00", "entry with spaces");
+        assert_eq!(ring("a").verified("00", &signed), Some("entry with spaces"));
+        assert_eq!(ring("a").verified("01", &signed), None);
+        assert_eq!(ring("b").verified("00", &signed), None);
+        for forged in ["", "entry", " entry", &signed.replace("with", "without")] {
+            assert_eq!(ring("a").verified("00", forged), None, "{forged}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! `[telemetry.content]` and `[hook]`: who reads prompts and answers beside the engines.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use regex::Regex;
+use serde_json::json;
+
+use super::check::admission::route_named;
+use super::check::codec::{List, NAMED, Own, Word};
+use super::check::section::{Item, Section};
+use super::check::values::{ENDPOINT, POSITIVE_DURATION, SIZE};
+use super::cluster::FILE;
+use super::declare::{Declared, section};
+use super::{Endpoint, OnLoss, Route};
+
+section! {
+    /// prompts and answers of tenants with content = true, on routes with content = true, as JSON lines; restart
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Content for "[telemetry.content]", optional {
+        /// required; mode 0600
+        file: PathBuf as FILE, required "content.jsonl";
+        /// regular expressions; what they match is written as [redacted]
+        redact: Vec<Pattern> as List(PATTERN), empty ["[\\w.+-]+@[\\w-]+\\.[\\w.]+"];
+        /// of a prompt, and of an answer; the rest is cut
+        max_entry: usize as SIZE, default "64KiB";
+        /// at which a file becomes FILE.1, and a new one begins
+        max_file: usize as SIZE, default "100MiB";
+        /// that are kept, FILE included; the oldest goes first
+        files: u32 as 1..=1000, default 5;
+    }
+}
+
+section! {
+    /// asks an HTTP service of yours (docs/tenants.md) about every request; restart
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Hook for "[hook]", optional {
+        /// gets each request before it is sent, and allows or refuses it
+        before: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9100/before";
+        /// gets each answer when it has ended; the client waits for nothing
+        after: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9100/after";
+        /// names or models of routes; default: all
+        routes: Option<Vec<Arc<str>>> as List(NAMED), example ["llama-8b"];
+        /// for one answer of the service
+        timeout: Duration as POSITIVE_DURATION, default "1s";
+        /// without an answer in time: "closed" refuses with 503, "open" goes ahead unasked
+        on_failure: OnLoss as Word("on_failure"), default "closed";
+        /// of a body; a larger request counts as a failure, a larger answer is cut
+        max_body: usize as SIZE, default "1MiB";
+    }
+}
+
+impl Hook {
+    /// Whether it is asked about requests of the route of that name.
+    #[must_use]
+    pub fn is_for(&self, route: &str) -> bool {
+        self.routes.as_ref().is_none_or(|routes| routes.iter().any(|known| **known == *route))
+    }
+}
+
+/// A regular expression, matched in linear time.
+#[derive(Clone, Debug)]
+pub struct Pattern(Regex);
+
+impl Pattern {
+    /// The compiled expression.
+    #[must_use]
+    pub fn regex(&self) -> &Regex {
+        &self.0
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+/// Reads `[telemetry.content]`.
+pub(super) fn content(telemetry: &Section<'_>) -> Option<Content> {
+    let section = Content::open(telemetry);
+    let content = Content::read(&section, &Content::default());
+    if !section.is_present() {
+        return None;
+    }
+    section.expect("file", "write file = \"content.jsonl\", on a disk with room for all that is kept");
+    Some(content)
+}
+
+/// Reads `[hook]`.
+pub(super) fn hook(root: &Section<'_>, routes: &[Route]) -> Option<Hook> {
+    let section = Hook::open(root);
+    let mut hook = Hook::read(&section, &Hook::default());
+    if !section.is_present() {
+        return None;
+    }
+    if section.get("before").is_none() && section.get("after").is_none() {
+        section.fault(
+            "[hook] has neither \"before\" nor \"after\"",
+            "write before = \"http://127.0.0.1:9100/before\" or after = \"http://127.0.0.1:9100/after\"",
+        );
+    }
+    let own_name = |item: &Item<'_>| {
+        let route = routes.get(route_named(item, item.value.as_str()?, routes)?)?;
+        Some(Arc::clone(&route.name))
+    };
+    hook.routes = hook.routes.map(|_| section.list("routes").iter().filter_map(own_name).collect());
+    Some(hook)
+}
+
+fn pattern(item: &Item<'_>) -> Option<Pattern> {
+    let text = item.text()?;
+    match Regex::new(text) {
+        Ok(regex) if regex.is_match("") => {
+            item.fault("this expression matches where there is nothing", "write one that needs a character");
+            None
+        }
+        Ok(regex) => Some(Pattern(regex)),
+        Err(error) => {
+            let line = error.to_string().lines().last().unwrap_or_default().trim().to_owned();
+            item.fault(format!("no regular expression: {line}"), PATTERN_HINT);
+            None
+        }
+    }
+}
+
+const PATTERN: Own<Pattern> = Own { read: pattern, show: |pattern| json!(pattern.0.as_str()) };
+const PATTERN_HINT: &str =
+    "write it as Rust's regex has it (no look-around, no back references), each \\ twice: \"\\\\d{16}\"";

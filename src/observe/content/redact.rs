@@ -1,0 +1,145 @@
+//! Takes out what patterns match. Linear in the text's length, whatever the pattern.
+
+use std::borrow::Cow;
+
+use serde_json::Value as Json;
+
+use crate::config::Pattern;
+
+/// The patterns of `telemetry.content.redact`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Redact(Vec<Pattern>);
+
+impl Redact {
+    pub(super) fn new(patterns: &[Pattern]) -> Self {
+        Self(patterns.to_vec())
+    }
+
+    /// The text without what a pattern matches.
+    pub(super) fn text<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        self.0.iter().fold(Cow::Borrowed(text), |text, pattern| {
+            match pattern.regex().replace_all(&text, MARK) {
+                Cow::Borrowed(_) => text,
+                Cow::Owned(redacted) => Cow::Owned(redacted),
+            }
+        })
+    }
+
+    /// A body, of which at most `limit` bytes are kept: each of its texts, names and numbers where it is whole JSON, else its
+    /// beginning as one text.
+    pub(super) fn body(&self, body: &[u8], limit: usize) -> Json {
+        match serde_json::from_slice(body) {
+            Ok(json) if body.len() <= limit => self.json(json),
+            _ => {
+                // Escapes would hide from a pattern what it is for.
+                let text = unescaped(&String::from_utf8_lossy(body));
+                crate::record::cut(&self.text(&text), limit).into()
+            }
+        }
+    }
+
+    fn json(&self, json: Json) -> Json {
+        if self.0.is_empty() {
+            return json;
+        }
+        match json {
+            Json::String(text) => match self.text(&text) {
+                Cow::Borrowed(_) => Json::String(text),
+                Cow::Owned(redacted) => redacted.into(),
+            },
+            Json::Number(number) => match self.text(&number.to_string()) {
+                Cow::Borrowed(_) => number.into(),
+                Cow::Owned(redacted) => redacted.into(),
+            },
+            Json::Array(list) => list.into_iter().map(|entry| self.json(entry)).collect(),
+            Json::Object(members) => members
+                .into_iter()
+                .map(|(name, value)| (self.text(&name).into_owned(), self.json(value)))
+                .collect(),
+            json => json,
+        }
+    }
+}
+
+/// Text of JSON that may have been cut anywhere, with its escapes replaced.
+fn unescaped(text: &str) -> String {
+    let (mut plain, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(at) = rest.find('\\') {
+        let (before, escape) = rest.split_at(at);
+        plain.push_str(before);
+        let (read, length) = unescape(escape);
+        plain.push(read);
+        rest = escape.get(length..).unwrap_or_default();
+    }
+    plain.push_str(rest);
+    plain
+}
+
+/// What an escape stands for, and its length.
+fn unescape(escape: &str) -> (char, usize) {
+    let unit = |at: usize| {
+        let digits = escape.get(at..at + 6)?.strip_prefix("\\u")?;
+        u16::from_str_radix(digits, 16).ok()
+    };
+    match escape.as_bytes().get(1) {
+        Some(b'n') => ('\n', 2),
+        Some(b't') => ('\t', 2),
+        Some(b'r') => ('\r', 2),
+        Some(quoted @ (b'"' | b'\\' | b'/')) => (char::from(*quoted), 2),
+        Some(b'u') => {
+            let units: Vec<u16> = [unit(0), unit(6)].into_iter().map_while(|unit| unit).collect();
+            match char::decode_utf16(units).next() {
+                Some(Ok(read)) => (read, 6 * read.len_utf16()),
+                _ => (char::REPLACEMENT_CHARACTER, 1),
+            }
+        }
+        _ => ('\\', 1),
+    }
+}
+
+const MARK: regex::NoExpand<'static> = regex::NoExpand("[redacted]");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn redact(patterns: &[&str]) -> Redact {
+        let text = format!(
+            "[telemetry.content]\nfile = \"f\"\nredact = {}\n[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n",
+            json!(patterns)
+        );
+        let config = crate::config::check::check_str("f.toml", &text, &|_| None).unwrap();
+        Redact::new(&config.telemetry.content.unwrap().redact)
+    }
+
+    #[test]
+    fn texts_names_and_numbers_of_a_body_lose_what_matches_and_keep_the_rest() {
+        let redact = redact(&[r"[\w.]+@[\w.]+", r"\b\d{13,19}\b", "(?i)geheim"]);
+        let body = r#"{"messages":[{"content":"ask \u0041nn\u0040x.org or GEHEIM $1"}],"a@b.c":4111111111111111,"n":7,"t":true}"#;
+        let expected = json!({
+            "messages": [{ "content": "ask [redacted] or [redacted] $1" }],
+            "[redacted]": "[redacted]",
+            "n": 7,
+            "t": true,
+        });
+        assert_eq!(redact.body(body.as_bytes(), 1000), expected);
+        assert_eq!(Redact::default().body(body.as_bytes(), 1000)["n"], 7);
+    }
+
+    #[test]
+    fn a_body_that_was_cut_or_is_no_json_is_a_text_with_its_escapes_read() {
+        let redact = redact(&[r"[\w.]+@[\w.]+", "😀"]);
+        for (body, limit, expected) in [
+            (r#"{"a":"x\u0040y.z and \ud83d\ude00 mo"#, 100, r#"{"a":"[redacted] and [redacted] mo"#),
+            (r#"{"a":"some\"thing\n long"}"#, 9, r#"{"a":"som"#),
+            (r"\", 100, r"\"),
+            (r"\u12", 100, "\u{fffd}u12"),
+            (r"\ud83dx\u0041", 100, "\u{fffd}ud83dxA"),
+            // A match that begins within the bound is taken out whole.
+            (r"see long.name@host.example", 12, "see [redacte"),
+        ] {
+            assert_eq!(redact.body(body.as_bytes(), limit), expected, "{body}");
+        }
+    }
+}
