@@ -65,7 +65,7 @@ impl DemoArgs {
         if self.pd { usize::from(self.replicas.get() / 2).max(1) } else { 0 }
     }
 
-    /// Somebody has to decode.
+    /// A replica has to decode.
     fn replicas(&self) -> u64 {
         u64::from(self.replicas.get()).max(if self.pd { 2 } else { 1 })
     }

@@ -127,7 +127,7 @@ async fn show(
     Ok(EXIT_OK)
 }
 
-/// Tells of every line that is entered, on a terminal, where there is a story.
+/// Reads every line that is entered, on a terminal, where there is a story.
 fn enter_key(over: &CancellationToken, has_story: bool) -> io::Result<mpsc::Receiver<()>> {
     let (sender, receiver) = mpsc::channel(1);
     let over = over.clone();

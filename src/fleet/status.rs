@@ -125,7 +125,7 @@ pub struct KvCounters {
     pub bytes: f64,
     /// Those that failed.
     pub failed: f64,
-    /// Requests whose KV nobody fetched from it in time.
+    /// Requests whose KV was not fetched from it in time.
     pub expired: f64,
 }
 

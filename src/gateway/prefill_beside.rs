@@ -1,8 +1,8 @@
 //! A prefill leg that flies beside its decoding one (connector `sglang`): both engines get their request at once and meet in a room;
 //! the decoding one answers.
 //!
-//! The leg is a task: it goes on when the decoding leg has spoken, because an engine that computes prompts is done only a moment
-//! later, and what it says teaches its pool. Dropped before, it closes its connection, and the engine aborts.
+//! The leg is a task: it outlives the decoding leg's first answer, because an engine that computes prompts is done only a moment
+//! later, and its answer teaches its pool. Dropped before, it closes its connection, and the engine aborts.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Gateway;
-use super::attempt::{AttemptError, UpstreamResponse};
+use super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
 use super::outbound::{ActiveAttempt, Flight};
-use super::prefill_leg::learn;
+use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
-use crate::record::Attempt;
+use crate::record::{Attempt, TokenCounts};
 use crate::request::dialect::Dialect;
 
 /// A prefill leg under way.
@@ -50,7 +50,7 @@ impl Beside {
             let entry = flight.entry(&result, clock.now());
             let ActiveAttempt { pick, watch } = flight.into_active();
             watch.close();
-            // Nobody waits for it where its client left at this moment.
+            // Its client may have left at this moment.
             let _ = sender.send(Landed { result, pick, entry });
         });
         Self { landing, done: None, stop: stop.drop_guard() }
@@ -88,4 +88,13 @@ impl Beside {
         });
         None
     }
+}
+
+/// A prompt is computed: the answer has its first token, with the engine's count of cached prompt tokens.
+pub(super) fn learn(pick: &mut Pick, answer: &BufferedResponse, dialect: Dialect, now: Stamp) -> TokenCounts {
+    pick.first_token(now);
+    pick.answered(false, now);
+    let tokens = answer.facts(dialect).tokens;
+    pick.learn(tokens);
+    tokens
 }

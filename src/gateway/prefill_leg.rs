@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::attempt::{AttemptError, BufferedResponse, Deadline, Deadlines, UpstreamResponse};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
-use super::prefill_beside::{Beside, Landed};
+use super::prefill_beside::{Beside, Landed, learn};
 use super::prefill_side::PrefillSide;
 use super::prepared::Prepared;
 use super::{IncomingRequest, blame, picker};
@@ -20,7 +20,7 @@ use crate::config::Connector;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{Attempt, AttemptCause, TokenCounts};
+use crate::record::{Attempt, AttemptCause};
 use crate::request::dialect::Dialect;
 use crate::request::handoff::{self, Handoff, KEEP_KV, Room};
 use crate::request::pieces::Pieces;
@@ -299,15 +299,6 @@ impl HeldKv {
         let first_token = whole.first_token.map(|deadline| half_until(deadline.at, now));
         Deadlines { first_token, ..whole }
     }
-}
-
-/// A prompt is computed: the answer has its first token, with the engine's count of cached prompt tokens.
-pub(super) fn learn(pick: &mut Pick, answer: &BufferedResponse, dialect: Dialect, now: Stamp) -> TokenCounts {
-    pick.first_token(now);
-    pick.answered(false, now);
-    let tokens = answer.facts(dialect).tokens;
-    pick.learn(tokens);
-    tokens
 }
 
 /// Whether a leg's own deadline passed, and not the request's.

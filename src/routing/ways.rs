@@ -81,7 +81,7 @@ impl Choice {
     }
 }
 
-/// The way of a request of so many prompt tokens.
+/// The way of a request of `tokens` prompt tokens.
 pub fn weigh(offers: &impl Offers, rule: &Rule<'_>, tokens: Tokens, now: Stamp) -> Choice {
     let here = offers.together();
     let mut ways = Ways { together: here.map(|quote| quote.cost), ..Ways::default() };
@@ -136,7 +136,7 @@ fn cheaper(
     }
 }
 
-/// The prefill pool has nobody ready.
+/// The prefill pool has no ready replica.
 pub const NO_REPLICA: &str = "no_replica";
 /// Replicas that are asked for one whose transfers work.
 const MAX_PREFILL_REPLICAS: usize = 3;

@@ -140,7 +140,7 @@ impl ProductRouter {
         Self { share, ..self }
     }
 
-    /// The same with so many more replicas, which compute prompts for those that decode.
+    /// The same with `replicas` more, which compute prompts for those that decode.
     #[must_use]
     pub fn with_prefill(mut self, keys: ReplayedPrefill, replicas: usize) -> Self {
         self.prefill = Some(PrefillPool::new(keys, self.limits, self.targets.len(), replicas));

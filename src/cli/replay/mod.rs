@@ -61,7 +61,7 @@ pub enum ReplayError {
         /// Names of the file's routes, comma-separated.
         known: String,
     },
-    /// Nobody would decode.
+    /// No replica would decode.
     #[error(
         "--prefill-replicas {prefill}: the smallest fleet has {smallest} replicas, and one has to decode"
     )]

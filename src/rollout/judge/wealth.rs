@@ -111,7 +111,7 @@ impl Restarts {
     }
 }
 
-/// How much more often a revision that is worse than the baseline may be stopped within its bounds than one that is not: what tells a
+/// How much more often a revision that is worse than the baseline may be stopped within its bounds than one that is not: what sets a
 /// p99 of 1.5 times the baseline's from 1.2 times is little, and the rest of the error rate would be waited for.
 pub(super) const WITHIN: f64 = 10.0;
 /// And how often at most.

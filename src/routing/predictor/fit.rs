@@ -104,7 +104,7 @@ impl<const N: usize> Fit<N> {
         let due: [f64; N] = from_fn(|i| self.seconds[i] + pull[i] * prior[i]);
         let step: [f64; N] = from_fn(|i| 1.0 / (self.causes[i][i] + pull[i]));
         // Coordinate descent on a convex problem: never negative, never far from the prior without a reason. One more answer moves the
-        // rates little, so it goes on from the last ones: two or three rounds in place of two dozen.
+        // rates little, so it begins with the last ones: two or three rounds in place of two dozen.
         let mut rates = self.solved.unwrap_or(prior);
         for _ in 0..ROUNDS {
             let mut moved = 0.0_f64;
