@@ -84,7 +84,7 @@ fn state(folder: &Path) -> Option<StatePlace> {
 const SOON: Duration = Duration::from_secs(20);
 
 #[tokio::test]
-async fn a_key_is_in_force_in_every_gateway_within_a_second_and_out_of_it_as_soon() {
+async fn a_key_is_in_force_in_every_gateway_and_a_revoked_one_in_none() {
     let (redis, replica) = (Redis::start().await, Replica::start().await);
     let [one, other] =
         [Keyed::start(&redis, &replica, "s", None).await, Keyed::start(&redis, &replica, "s", None).await];
