@@ -224,7 +224,8 @@ pub(super) async fn ask(
     parts: &Parts,
 ) -> Result<(), Failure> {
     let Some(hook) = &gateway.hook else { return Ok(()) };
-    hook.before(prepared, guard.record(), parts).await?;
+    // Boxed: most gateways have none, and its state would be part of every request's future.
+    Box::pin(hook.before(prepared, guard.record(), parts)).await?;
     guard.record().at.admitted = Some(gateway.clock.now());
     Ok(())
 }

@@ -117,10 +117,7 @@ pub async fn prepare(
     }
     hook::capture(gateway, &prepared, guard);
     let prepared = admit(gateway, prepared, guard, &tenant, &parts.headers)?;
-    if gateway.hook.is_some() {
-        // Boxed: most gateways have none.
-        Box::pin(hook::ask(gateway, &prepared, guard, parts)).await?;
-    }
+    hook::ask(gateway, &prepared, guard, parts).await?;
     Ok(prepared)
 }
 
