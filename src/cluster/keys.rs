@@ -13,6 +13,7 @@ use redis::{Pipeline, RedisError};
 use tokio::time::MissedTickBehavior;
 
 use super::link::{Link, LinkError};
+use super::refusals::Refusals;
 use crate::config::Secret;
 use crate::identity::{KeyStore, Revocation, SharedKey};
 use crate::request::cache_salt::keyed;
@@ -39,18 +40,12 @@ impl KeyRing {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // On a new connection the broker may be another one.
-        let (mut seen, mut is_logged) = (None, false);
+        let (mut seen, mut refusals) = (None, Refusals::of("API keys are not shared"));
         loop {
             ticks.tick().await;
-            match self.look(&mut connection, &mut seen).await {
-                Ok(()) => is_logged = false,
-                Err(error) if error.is_io_error() || error.is_connection_dropped() => return error.into(),
-                Err(error) => {
-                    if !is_logged {
-                        tracing::warn!(%error, "cluster: API keys are not shared, the broker refuses");
-                    }
-                    is_logged = true;
-                }
+            let looked = self.look(&mut connection, &mut seen).await;
+            if let Err(error) = refusals.note(looked) {
+                return error;
             }
         }
     }

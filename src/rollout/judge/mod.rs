@@ -132,22 +132,6 @@ struct Rate {
     is_used: bool,
 }
 
-impl Tail {
-    /// Evidence of both tests as a fraction of what stops the canary; `judges` is the logarithm of how many judge it.
-    fn share(&self, judges: f64) -> f64 {
-        let Limits { alike, within } = self.limits;
-        self.test.evidence(within + judges).min(self.alike.evidence(alike + judges))
-    }
-}
-
-impl Rate {
-    /// As of a tail.
-    fn share(&self, judges: f64) -> f64 {
-        let Limits { alike, within } = self.limits;
-        self.test.evidence(within + judges).min(self.alike.evidence(alike + judges))
-    }
-}
-
 /// When a block ends: by time, and sooner where the canary gets many requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Blocks {
@@ -334,13 +318,21 @@ impl Judge {
         let tails = self.tails.iter().map(|tail| Evidence {
             test: tail.name,
             bound: tail.bound.ratio,
-            share: tail.share(self.judges),
+            share: tail.limits.share(
+                self.judges,
+                |limit| tail.test.evidence(limit),
+                |limit| tail.alike.evidence(limit),
+            ),
             trial: tail.is_used.then(|| tail.trial.evidence(tail.limits.within + self.judges)),
         });
         let rates = self.rates.iter().map(|rate| Evidence {
             test: rate.name,
             bound: rate.increase,
-            share: rate.share(self.judges),
+            share: rate.limits.share(
+                self.judges,
+                |limit| rate.test.evidence(limit),
+                |limit| rate.alike.evidence(limit),
+            ),
             trial: rate.is_used.then(|| rate.trial.evidence(rate.limits.within + self.judges)),
         });
         tails.chain(rates).collect()

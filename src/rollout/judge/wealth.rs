@@ -148,6 +148,11 @@ impl Limits {
         let limit = |rate: f64| -(part * rate).ln();
         Self { alike: limit(rate), within: limit((WITHIN * rate).min(MAX_WITHIN)) }
     }
+
+    /// Evidence of both tests as a fraction of what stops the canary; `judges` is the logarithm of how many judge it.
+    pub(super) fn share(self, judges: f64, test: impl Fn(f64) -> f64, alike: impl Fn(f64) -> f64) -> f64 {
+        test(self.within + judges).min(alike(self.alike + judges))
+    }
 }
 
 /// What repeats of one conversation count: of a test that restarts when its counts are forgotten.
