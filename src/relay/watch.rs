@@ -71,7 +71,7 @@ pub struct StreamWatch {
     expiry: OnceLock<Expiry>,
     kill: KillSwitch,
     deadlines: StreamDeadlines,
-    /// For how long the gateway stood still meanwhile, in nanoseconds.
+    /// For how long the gateway stood still at most meanwhile, in nanoseconds.
     stood_still: AtomicU64,
 }
 
@@ -153,13 +153,14 @@ impl StreamWatch {
         self.expiry.get().copied()
     }
 
-    /// Moves every deadline: the gateway stood still, and what came meanwhile waits in its sockets.
+    /// Moves every deadline: the gateway stood still, and what came meanwhile waits in its sockets. The ends of a request move by
+    /// its longest pause: on a machine that stands still again and again its client would wait for ever.
     fn postpone(&self, by: Duration, now: Stamp) {
         for cell in [&self.moved, &self.handed] {
             let moved = Stamp::from_nanos(cell.load(Ordering::Relaxed)).after(by).min(now);
             cell.fetch_max(moved.as_nanos(), Ordering::Relaxed);
         }
-        self.stood_still.fetch_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.stood_still.fetch_max(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     fn check(&self, now: Stamp, drain_over: bool) {
@@ -448,6 +449,20 @@ mod tests {
             before = now;
         }
         assert_eq!(watch.expiry(), Some(Expiry::Deadline(Timer::FirstToken)));
+    }
+
+    #[test]
+    fn a_machine_that_stands_still_again_and_again_puts_a_first_token_off_once() {
+        let (dog, watch, ..) = watched(1000);
+        let mut before = at(1);
+        while before < at(302) {
+            assert_eq!(watch.expiry(), None, "at {before:?}");
+            let now = before.after(Duration::from_secs(2));
+            dog.look(before, now);
+            before = now;
+        }
+        dog.look(before, before.after(Duration::from_millis(50)));
+        assert_eq!(watch.expiry(), Some(Expiry::Deadline(Timer::FirstToken)), "300 s and one pause");
     }
 
     #[test]
