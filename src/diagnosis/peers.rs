@@ -333,7 +333,9 @@ fn longest_queue(replicas: &[ReplicaStatus], cause: &Cause) -> Option<Outlier> {
         replicas.iter().filter_map(|status| Some((waiting(status)?, status))).collect();
     queues.sort_by(|a, b| b.0.total_cmp(&a.0));
     let [(longest, status), (next, _), ..] = &queues[..] else { return None };
-    let is_it = *longest >= QUEUE && *longest >= 3.0 * next.max(1.0) && !engines::queue_alike(replicas);
+    let is_far_longer = *longest >= QUEUE && *longest >= 3.0 * next.max(1.0);
+    // Full caches put requests back into the queue of whichever engine lacks a block first.
+    let is_it = is_far_longer && !engines::queue_alike(replicas) && !engines::are_all_full(replicas);
     is_it.then(|| replica(status, format!("has {longest:.0} waiting in its engine, the next {next:.0}")))
 }
 

@@ -369,6 +369,12 @@ fn full_caches_are_named_with_their_preemptions() {
         &figures(all.clone(), vec![full("r1"), full("r2")]),
         &["misses in decode", pressure, "shared by all 2"],
     );
+    // Whose requests are put back is chance.
+    let waits = (Stage::EngineQueue, 9.0, 9.0);
+    let queued = slot(TTFT, &[did("r1", 10, 14, waits), did("r2", 10, 14, waits)]);
+    let mut replicas = vec![full("r1"), full("r2")];
+    replicas[1].signals.as_mut().unwrap().waiting = Some(5.0);
+    names_only(&figures(queued, replicas), &[pressure, "shared by all 2"], &["stands out"]);
     names(&figures(all.clone(), vec![full("r1"), ready("r2", 0.0)]), &["the KV cache of r1 is full (99 %)"]);
     names_only(&figures(all, vec![ready("r1", 0.0), ready("r2", 0.0)]), &["decode"], &["KV"]);
 }
