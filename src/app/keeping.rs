@@ -8,6 +8,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::{budgets, usage};
+use crate::cluster::{self, Snapshot};
+use crate::config::Config;
 use crate::gateway::Gateway;
 
 /// Keeps budgets and usage, and exports what is used of budgets, until `stopped`.
@@ -25,6 +27,21 @@ pub(super) fn start(
     };
     keep(budgets::KEEP_EVERY, budgets::keep);
     keep(usage::KEEP_EVERY, usage::keep);
+}
+
+/// Shares what is known of the fleet with the other gateways of a cluster, or keeps it for the gateway's own next start; returns what
+/// is to be kept at the end.
+pub(super) fn share(config: &Config, deps: cluster::Deps) -> Option<Arc<Snapshot>> {
+    let seed = &config.routing.seed;
+    if let Some(cluster) = &config.cluster {
+        cluster::start(cluster, seed, deps);
+        return None;
+    }
+    let path = config.state.as_ref()?.file("decisions");
+    let snapshot = Snapshot::start(path, seed, &deps.fleet, deps.clock);
+    let keeping = Arc::clone(&snapshot).run();
+    deps.tracker.spawn_on(deps.stopped.run_until_cancelled_owned(keeping), &deps.control);
+    Some(snapshot)
 }
 
 /// Calls `keep`, which waits for the disk, every `span`, forever. A killed process loses what has changed since the last call.

@@ -60,6 +60,8 @@ pub struct App {
     /// Bound address of the data port.
     pub data: SocketAddr,
     tls: Option<Arc<TlsSlot>>,
+    /// What is cached where, for the next start; `None` where nothing is kept, or a broker keeps it.
+    snapshot: Option<Arc<cluster::Snapshot>>,
     tokens: Arc<TokenKeys>,
     salt_key: Arc<OnceLock<SaltKey>>,
     tracker: TaskTracker,
@@ -160,35 +162,23 @@ impl App {
             tasks: tracker.clone(),
         });
         budgets::restore(&gateway);
-        if let (Some(cluster), seed) = (&config.cluster, &config.routing.seed) {
-            let (has_state, admin) = (config.state.is_some(), config.admin.listen);
-            let deps = cluster::Deps {
-                fleet: Arc::clone(&fleet),
-                gateway: Arc::clone(&gateway),
-                topics,
-                keys,
-                instance: has_state.then(|| instance::name(admin)),
-                connector: broker,
-                control: control.clone(),
-                tracker: tracker.clone(),
-                stopped: stopped.clone(),
-                clock,
-            };
-            cluster::start(cluster, seed, deps);
-        }
+        let has_state = config.state.is_some();
+        let deps = cluster::Deps {
+            fleet: Arc::clone(&fleet),
+            gateway: Arc::clone(&gateway),
+            topics,
+            keys,
+            instance: has_state.then(|| instance::name(config.admin.listen)),
+            connector: broker,
+            control: control.clone(),
+            tracker: tracker.clone(),
+            stopped: stopped.clone(),
+            clock,
+        };
+        let snapshot = keeping::share(&config, deps);
         usage::restore(&gateway);
         keeping::start(&gateway, &tracker, &stopped, &control);
-        let serving = Serving {
-            limits: ConnectionLimits::new(&config),
-            tls: tls.clone(),
-            clock,
-            tracker: tracker.clone(),
-            draining: CancellationToken::new(),
-            closing: CancellationToken::new(),
-            stopped: stopped.clone(),
-            cut_off: CancellationToken::new(),
-            counters: ListenerCounters { panics: gateway.observer.metrics().families.process.panics.clone() },
-        };
+        let serving = serving(&gateway, &config, tls.clone(), &stopped);
         let limit = ConnectionLimit {
             connections: open_files::fitting_connections(&config),
             name: "server.max_connections",
@@ -203,7 +193,20 @@ impl App {
         let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
         tracker.spawn(listener::accept_loop(acceptor, serving, service));
-        Self { gateway, fleet, data, tls, tokens, salt_key, tracker, draining, closing, stopped, cut_off }
+        Self {
+            gateway,
+            fleet,
+            data,
+            tls,
+            snapshot,
+            tokens,
+            salt_key,
+            tracker,
+            draining,
+            closing,
+            stopped,
+            cut_off,
+        }
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
@@ -271,12 +274,35 @@ impl App {
         }
         budgets::keep(&self.gateway);
         usage::keep(&self.gateway);
+        if let Some(snapshot) = &self.snapshot {
+            snapshot.keep();
+        }
     }
 
     async fn requests_ended(&self) {
         while self.gateway.requests.load(Ordering::Relaxed) > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+}
+
+/// How connections are served.
+fn serving(
+    gateway: &Gateway,
+    config: &Config,
+    tls: Option<Arc<TlsSlot>>,
+    stopped: &CancellationToken,
+) -> Serving {
+    Serving {
+        limits: ConnectionLimits::new(config),
+        tls,
+        clock: gateway.clock,
+        tracker: gateway.tasks.clone(),
+        draining: CancellationToken::new(),
+        closing: CancellationToken::new(),
+        stopped: stopped.clone(),
+        cut_off: CancellationToken::new(),
+        counters: ListenerCounters { panics: gateway.observer.metrics().families.process.panics.clone() },
     }
 }
 

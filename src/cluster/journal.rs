@@ -13,7 +13,7 @@ use tokio::time::MissedTickBehavior;
 use super::link::LinkError;
 use super::places::Places;
 use super::refusals::Refusals;
-use super::wire;
+use super::{wait_for_pages, wire};
 use crate::clock::{Clock, Stamp};
 use crate::fleet::registry::Fleet;
 use crate::routing::notice::{Event, Notice};
@@ -121,30 +121,12 @@ impl Journal {
         let Some(millis) = id.split('-').next().and_then(|millis| millis.parse().ok()) else { return 0 };
         let written = Duration::from_millis(millis);
         let now = clock.now();
-        let Ok(mut batch) = wire::open(batch, now) else { return 0 };
-        if batch.head.sender == self.head.sender || batch.head.seed != self.head.seed {
-            return 0;
-        }
-        let mut count = 0;
-        while let Ok(Some(notice)) = batch.next() {
-            if let Event::Placed(placed) = notice.event
-                && places.remember(&placed, written.saturating_sub(now.since(notice.at)), now)
-            {
-                count += 1;
+        match wire::open(batch, now) {
+            Ok(batch) if batch.head.sender != self.head.sender && batch.head.seed == self.head.seed => {
+                places.replay(batch, written, now)
             }
+            _ => 0,
         }
-        count
-    }
-}
-
-/// Lets the first scrapes come, which show since when each engine runs.
-async fn wait_for_pages(fleet: &Fleet) {
-    let all_shown = || fleet.pools().iter().all(|pool| pool.replicas().iter().all(|one| one.is_scraped()));
-    for _ in 0..PAGES_WITHIN {
-        if all_shown() {
-            return;
-        }
-        tokio::time::sleep(PAGES_EVERY).await;
     }
 }
 
@@ -159,6 +141,3 @@ const AT_ONCE: usize = 16;
 /// Seconds: no engine's cache is older.
 const KEPT: u32 = 24 * 3600;
 const FIELD: &str = "d";
-const PAGES_EVERY: Duration = Duration::from_millis(50);
-/// Looks, two seconds in all.
-const PAGES_WITHIN: usize = 40;

@@ -2,7 +2,8 @@
 //! others, so that all route nearly as one.
 //!
 //! The broker is in front of no request: notices go into a bounded queue, and without the broker each gateway routes alone.
-//! `wire` is what is sent, `peers` what is made of it, `service` the task that holds the connection.
+//! `wire` is what is sent, `peers` what is made of it, `service` the task that holds the connection. A gateway without a broker keeps
+//! what it knows for its own next start (`snapshot`).
 
 mod budgets;
 mod journal;
@@ -13,6 +14,7 @@ mod pins;
 mod places;
 mod refusals;
 mod service;
+mod snapshot;
 mod speeds;
 mod standings;
 mod topics;
@@ -21,10 +23,36 @@ mod wire;
 
 pub use self::link::{Link, LinkError};
 pub use self::service::{Deps, start};
+pub use self::snapshot::Snapshot;
 pub use self::topics::{Shown, Topics};
 pub use self::trial::{Unusable, try_broker};
 
+use std::time::Duration;
+
+use crate::config::Secret;
+use crate::fleet::registry::Fleet;
+
+/// Whether two gateways hash alike, without giving the seed away.
+fn fingerprint(seed: &Secret) -> u32 {
+    let digest = <sha2::Sha256 as sha2::Digest>::digest(seed.reveal().as_bytes());
+    digest.first_chunk().copied().map_or(0, u32::from_le_bytes)
+}
+
+/// Lets the first scrapes come, which show since when each engine runs.
+async fn wait_for_pages(fleet: &Fleet) {
+    let all_shown = || fleet.pools().iter().all(|pool| pool.replicas().iter().all(|one| one.is_scraped()));
+    for _ in 0..PAGES_WITHIN {
+        if all_shown() {
+            return;
+        }
+        tokio::time::sleep(PAGES_EVERY).await;
+    }
+}
+
 /// Between two batches of a gateway that has something to publish.
-const FLUSH_EVERY: std::time::Duration = std::time::Duration::from_millis(20);
+const FLUSH_EVERY: Duration = Duration::from_millis(20);
 /// Between two batches of a gateway that has nothing to publish.
-const HEARTBEAT: std::time::Duration = std::time::Duration::from_millis(500);
+const HEARTBEAT: Duration = Duration::from_millis(500);
+const PAGES_EVERY: Duration = Duration::from_millis(50);
+/// Looks, two seconds in all.
+const PAGES_WITHIN: usize = 40;

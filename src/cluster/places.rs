@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::wire::Batch;
 use crate::clock::Stamp;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::routing::Followed;
-use crate::routing::notice::{Left, Outbox, Placed, place};
+use crate::routing::notice::{Event, Left, Outbox, Placed, place};
 
 /// Replicas by [`place`].
 #[derive(Debug, Default)]
@@ -39,9 +40,22 @@ impl Places {
         Some(pool.dispatcher.follow(&replica.target, placed, at))
     }
 
+    /// Takes in a batch that was written at that time since 1970; returns how many of its decisions count here.
+    pub(super) fn replay(&self, mut batch: Batch<'_>, written: Duration, now: Stamp) -> usize {
+        let mut count = 0;
+        while let Ok(Some(notice)) = batch.next() {
+            if let Event::Placed(placed) = notice.event
+                && self.remember(&placed, written.saturating_sub(now.since(notice.at)), now)
+            {
+                count += 1;
+            }
+        }
+        count
+    }
+
     /// A prompt was sent to a replica at that time since 1970, and is cached there unless its process is younger; returns whether it
     /// is.
-    pub(super) fn remember(&self, placed: &Placed, sent: Duration, now: Stamp) -> bool {
+    fn remember(&self, placed: &Placed, sent: Duration, now: Stamp) -> bool {
         let known = self.0.get(&placed.place).filter(|(_, replica)| replica.has_run_since(sent));
         let Some((pool, replica)) = known else { return false };
         pool.dispatcher.remember(&replica.target, placed, now);

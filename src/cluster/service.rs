@@ -20,7 +20,7 @@ use super::pins::SharedPins;
 use super::places::Places;
 use super::standings::Standings;
 use super::topics::Topics;
-use super::{FLUSH_EVERY, HEARTBEAT, speeds, wire};
+use super::{FLUSH_EVERY, HEARTBEAT, fingerprint, speeds, wire};
 use crate::admission::Sharing;
 use crate::clock::{Clock, Stamp};
 use crate::config::{Cluster, OnLoss, Secret};
@@ -351,12 +351,6 @@ impl Service {
             self.families().dropped.inc_by([&*self.config.name, why.as_str()], count);
         }
     }
-}
-
-/// Whether two gateways hash alike, without giving the seed away.
-fn fingerprint(seed: &Secret) -> u32 {
-    let digest = <sha2::Sha256 as sha2::Digest>::digest(seed.reveal().as_bytes());
-    digest.first_chunk().copied().map_or(0, u32::from_le_bytes)
 }
 
 /// Between two looks at budgets that are used.

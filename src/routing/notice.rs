@@ -126,6 +126,8 @@ pub fn place(pool: &str, identity: u64) -> u64 {
 #[derive(Debug)]
 pub struct Outbox {
     notices: SyncSender<Notice>,
+    /// Whether first tokens and ends are wanted, too.
+    is_whole: bool,
     next: AtomicU32,
     dropped: AtomicU64,
 }
@@ -133,8 +135,18 @@ pub struct Outbox {
 /// A queue of at most `capacity` notices.
 #[must_use]
 pub fn queue(capacity: usize) -> (Arc<Outbox>, Receiver<Notice>) {
+    queue_of(capacity, true)
+}
+
+/// As [`queue`], of decisions alone.
+#[must_use]
+pub fn decisions(capacity: usize) -> (Arc<Outbox>, Receiver<Notice>) {
+    queue_of(capacity, false)
+}
+
+fn queue_of(capacity: usize, is_whole: bool) -> (Arc<Outbox>, Receiver<Notice>) {
     let (notices, receiver) = sync_channel(capacity);
-    (Arc::new(Outbox { notices, next: AtomicU32::new(0), dropped: AtomicU64::new(0) }), receiver)
+    (Arc::new(Outbox { notices, is_whole, next: AtomicU32::new(0), dropped: AtomicU64::new(0) }), receiver)
 }
 
 impl Outbox {
@@ -146,7 +158,8 @@ impl Outbox {
 
     /// Puts a notice into the queue, where there is room.
     pub fn publish(&self, notice: Notice) {
-        if self.notices.try_send(notice).is_err() {
+        let is_wanted = self.is_whole || matches!(notice.event, Event::Placed(_));
+        if is_wanted && self.notices.try_send(notice).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -15,5 +15,6 @@ mod serve;
 #[path = "../serve_support/mod.rs"]
 mod serve_support;
 mod tenants;
+mod warm;
 
 use self::one_verdict::soon;
