@@ -34,7 +34,7 @@ pub(super) const FEW: u32 = 3;
 /// Misses of a part's own from which its times are compared: fewer are one hiccup.
 pub(super) const MISSES: u32 = 5;
 /// Tokens of a part, and how many times as long as its peers' they take, from which fewer misses are enough.
-pub(super) const TOKENS: u64 = 200;
+pub(super) const TOKENS: u64 = 100;
 pub(super) const FAR_SLOWER: f64 = 3.0;
 /// Share of all failed attempts that makes them one replica's.
 pub(super) const FAILURES_OF_ONE: f64 = 0.6;

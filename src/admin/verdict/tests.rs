@@ -538,22 +538,23 @@ fn refusals_and_slow_connections_are_told_by_their_stage() {
 #[test]
 fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
     let decode = (Stage::Decode, 4.0, 2.0);
-    let of = |all: &[Did; 2]| {
+    let of = |all: &[Did; 2], tokens: u32| {
         let mut now = slot(ITL, all);
         for (name, itl) in [("r1", 0.02), ("r2", 0.11)] {
-            now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl = (itl * 500.0, 500);
+            now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl =
+                (itl * f64::from(tokens), tokens.into());
         }
         let mut itl = Histogram::default();
         itl.add(Duration::from_millis(110), 500);
         now.itl = itl.take();
         figures(now, vec![ready("r1", 0.0), ready("r2", 0.0)])
     };
-    // Routing sends it little: four misses of five are its own.
+    // Routing sends it little: four misses of five are its own, of forty tokens each.
     names(
-        &of(&[did("r1", 240, 1, decode), did("r2", 12, 4, decode)]),
+        &of(&[did("r1", 240, 1, decode), did("r2", 12, 4, decode)], 160),
         &["replica r2 stands out: takes 110 ms"],
     );
-    let figures = of(&[did("r1", 30, 1, decode), did("r2", 12, 14, decode)]);
+    let figures = of(&[did("r1", 30, 1, decode), did("r2", 12, 14, decode)], 500);
     names(&figures, &["ITL p99 1", "replica r2 stands out: takes 110 ms for a token, the others 20 ms"]);
 }
 
