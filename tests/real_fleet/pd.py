@@ -75,6 +75,7 @@ class Gateway:
 
     def __init__(self, args, when):
         data, admin = checks.free_ports(2)
+        self.prefill, self.decode = args.prefill, args.decode
         self.out = tempfile.mkdtemp(prefix="tokenway-pd.")
         self.url, self.admin = f"http://127.0.0.1:{data}", f"http://127.0.0.1:{admin}"
         decode = ", ".join(f'"{url}"' for url in args.decode)
@@ -85,8 +86,8 @@ class Gateway:
         self.process = subprocess.Popen(command, stderr=open(f"{self.out}/gateway.log", "w"))
 
     def __enter__(self):
-        wait(lambda: json.loads(wire.get(f"{self.admin}/api/fleet"))["replicas"] and self.ready() > 0, "no replica is ready")
-        time.sleep(2)
+        alive = sum(answers(url) for url in (self.prefill, *self.decode))
+        wait(lambda: self.ready() == alive, f"not all of {alive} engines are ready")
         return self
 
     def __exit__(self, *_):
@@ -103,6 +104,14 @@ class Gateway:
 
     def count(self, name, *parts):
         return sum(value for labels, value in self.series(name).items() if all(part in labels for part in parts))
+
+
+def answers(url):
+    try:
+        wire.get(f"{url}/health")
+        return True
+    except OSError:
+        return False
 
 
 def wait(is_so, what, seconds=60):
@@ -249,19 +258,26 @@ def decode_killed(args, rows):
 
 def prefill_killed(args, rows):
     """The prefill engine dies while it computes: the decoding one does it, and the route works on without it."""
-    path, text = "/v1/chat/completions", wire.words(4 * LONG, "prefill killed")
+    path, text = "/v1/chat/completions", wire.words(3 * LONG, "prefill killed")
     decode = args.decode[-1]
-    _, expected, _ = ask(args, decode, path, text, True)
+    _, expected, is_whole = ask(args, decode, path, text, True)
+    rows.add("the engine alone", is_whole, f"{len(expected)} bytes")
     with Gateway(args, "always") as gateway, concurrent.futures.ThreadPoolExecutor(1) as pool:
         ask(args, gateway.url, path, wire.words(LONG, "warm"), True)
         found = pool.submit(ask, args, gateway.url, path, text, True)
-        wait(lambda: asked(gateway), "no prefill began", 30)
+        # Its prompt is computed in seconds.
+        while not found.done() and not asked(gateway):
+            time.sleep(0.02)
+        if found.done():
+            rows.add("prefill engine killed", False, f"no prefill began: {found.result()[1][:300]!r}, {gateway.series('tokenway_prefill_requests_total')}")
+            return
         kill(args.pid)
         answer, first, is_whole = found.result()
-        rows.add("prefill engine killed", first == expected and is_whole and answer.status == 200, f"{len(first)} bytes")
+        is_same = first == expected and is_whole and answer.status == 200
+        rows.add("prefill engine killed", is_same, f"{len(first)} bytes{'' if is_same else f', {first[:300]!r} for {expected[:80]!r}'}")
         answer, again, is_whole = ask(args, gateway.url, path, text, True)
-        ways = gateway.series("tokenway_prefill_requests_total")
-        rows.add("without a prefill engine", again == expected and is_whole, f"{ways}")
+        is_same, ways = again == expected and is_whole, gateway.series("tokenway_prefill_requests_total")
+        rows.add("without a prefill engine", is_same, f"{ways}{'' if is_same else f', {again[:300]!r}'}")
 
 
 def kill(pid):
@@ -300,9 +316,11 @@ def main():
             continue
         if starter and name in ("decode", "prefill"):
             os.kill(starter, signal.SIGSTOP)
-        check(args, rows)
-    if starter:
-        os.kill(starter, signal.SIGCONT)
+        try:
+            check(args, rows)
+        finally:
+            if starter:
+                os.kill(starter, signal.SIGCONT)
     sys.exit(rows.failed > 0)
 
 
