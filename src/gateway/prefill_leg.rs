@@ -60,6 +60,8 @@ pub(super) struct HeldKv {
     tokens: Tokens,
     /// What the decoding leg takes beside the transfer, in seconds.
     place: f64,
+    /// From when on the transfer is taken for lost; `None` where the other leg flies at the same time.
+    patience: Option<Duration>,
     /// A decoding replica was asked to fetch it.
     sent: Arc<AtomicBool>,
     /// `None` where the connector holds nothing.
@@ -91,12 +93,14 @@ impl Request<'_> {
         let decision = &decode.assignment.decision;
         let tokens = self.prepared.tokens.saturating_sub(decision.hit);
         let place = decision.terms.wait + decision.terms.base;
+        let expected = place + side.transfers.from(pair.0, self.now()).seconds(pair.1, tokens);
         let held = |body: Pieces, release, beside: Option<Beside>| HeldKv {
             body,
             pair,
             names,
             tokens,
             place,
+            patience: beside.is_none().then(|| patience(expected)),
             sent: Arc::default(),
             release,
             is_at_once: beside.is_some(),
@@ -294,9 +298,14 @@ impl HeldKv {
         &self.sent
     }
 
-    /// Deadlines of the decoding leg: what is left after it is for another try.
+    /// Deadlines of the decoding leg: what is left after it is for another try. An engine does not notice that the one whose KV it
+    /// reads stands still, so a stream is not left there much longer than was expected.
     pub(super) fn deadlines(&self, whole: Deadlines, now: Stamp) -> Deadlines {
-        let first_token = whole.first_token.map(|deadline| half_until(deadline.at, now));
+        let first_token = whole.first_token.map(|deadline| {
+            let half = half_until(deadline.at, now);
+            let patience = self.patience.map(|after| Deadline { at: now.after(after), after });
+            patience.filter(|lost| lost.at < half.at).unwrap_or(half)
+        });
         Deadlines { first_token, ..whole }
     }
 }
@@ -311,6 +320,12 @@ fn has_time(prepared: &Prepared, failure: &Failure, now: Stamp) -> bool {
 fn half_until(end: Stamp, now: Stamp) -> Deadline {
     let after = end.since(now) / 2;
     Deadline { at: now.after(after), after }
+}
+
+/// How long first tokens that were expected after so many seconds are waited for.
+fn patience(expected: f64) -> Duration {
+    Duration::try_from_secs_f64(LOST_TIMES * expected)
+        .map_or(Duration::MAX, |times| LOST_AFTER.saturating_add(times))
 }
 
 /// A request of one token that fetches KV for no client.
@@ -351,5 +366,48 @@ impl Drop for HeldKv {
 
 /// The KV did not come.
 const LOST: &str = "transfer_failed";
+/// Longer than two engines shake hands (18 s at most on two busy cores), ...
+const LOST_AFTER: Duration = Duration::from_secs(30);
+/// ... and as many times what was expected of queue and transfer.
+const LOST_TIMES: f64 = 4.0;
 /// A transfer that takes longer has failed.
 const RELEASE_WITHIN: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::seconds as at;
+
+    #[test]
+    fn a_stream_is_not_left_for_minutes_where_its_kv_does_not_come() {
+        let held = |patience| HeldKv {
+            body: Pieces::default(),
+            pair: (1, 2),
+            names: ["p".into(), "d".into()],
+            tokens: Tokens(900),
+            place: 0.0,
+            patience,
+            sent: Arc::default(),
+            release: None,
+            beside: None,
+            is_at_once: patience.is_none(),
+        };
+        let deadline = |seconds| Deadline { at: at(seconds), after: Duration::from_secs(seconds) };
+        let whole = |first_token| Deadlines {
+            connect: Duration::from_secs(1),
+            first_token: Some(deadline(first_token)),
+            total: deadline(600),
+        };
+        for (expected, first_token, ends) in [
+            (Some(0.0), 300, 30),
+            (Some(2.5), 300, 40),
+            (Some(1e4), 300, 150),
+            (None, 300, 150),
+            (Some(0.0), 20, 10),
+        ] {
+            let leg = held(expected.map(patience)).deadlines(whole(first_token), at(0));
+            assert_eq!(leg.first_token.map(|leg| leg.at), Some(at(ends)), "{expected:?} {first_token}");
+            assert_eq!(leg.total.at, at(600));
+        }
+    }
+}
