@@ -20,19 +20,19 @@ function compare(a, b) {
 
 function row(replica, find) {
   const { recent, signals } = replica;
-  const name = el("button", { type: "button", class: "link", onclick: () => find({ replica: replica.replica }) }, replica.replica);
+  const name = el("button", { type: "button", class: "link name", title: replica.replica, onclick: () => find({ replica: replica.replica }) }, replica.replica);
   return el("tr", { "data-key": `replica ${replica.pool} ${replica.replica}`, "data-state": replica.state, class: out.has(replica.replica) ? "out" : undefined }, ...cells([
     ["replica", name],
     ["pool", replica.revision === replica.pool ? replica.pool : `${replica.pool} (${replica.revision})`],
     ["state", out.has(replica.replica) ? `${state(replica)}, stands out` : state(replica)],
-    ["why", replica.reason],
+    ["why", replica.reason, "why"],
     ["requests", rate(recent.per_second), "figure"], ["share", percent(recent.share), "figure"],
     ["allowed", replica.traffic_share < 0.995 ? percent(replica.traffic_share) : "all", replica.traffic_share < 0.5 ? "figure over" : "figure"],
     ["TTFT p50", seconds(recent.ttft), "figure"], ["p99", seconds(recent.ttft_p99), "figure"],
     ["per token p50", seconds(recent.tpot?.[0]), "figure"], ["p99", seconds(recent.tpot?.[1]), "figure"],
     ["failed", recent.failed > 0 ? percent(failing(replica), 1) : "0", recent.failed > 0 ? "figure over" : "figure"],
     ["in flight", number(replica.inflight), "figure"], ["running", number(signals?.running), "figure"], ["queue", number(signals?.waiting), "figure"],
-    ["KV cache", cache(signals?.kv_cache_usage) || "–"],
+    ["KV cache", cache(signals?.kv_cache_usage) || "–", "figure"],
     ["figures' age", signals ? seconds(signals.age) : "no figures", "figure"],
   ]));
 }
