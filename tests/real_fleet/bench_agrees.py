@@ -3,8 +3,8 @@
 
     tests/real_fleet/bench_agrees.py target/release/tokenway VENV/bin/vllm --tokenizer MODEL_DIR [--reps 3]
 
-Prompts are those that `tokenway bench --trace` sends to a server that keeps them; vLLM's benchmark gets them as a data set,
-at the same even rate. Each run has an engine of its own (`tokenway sim`), so that no cache is warm, and the two take turns.
+vLLM's virtual environment needs pandas and datasets (`pip install vllm[bench]`). Prompts are those that `tokenway bench --trace` sends to a
+server that keeps them; vLLM's benchmark gets them as a data set, at the same even rate. Each run has an engine of its own (`tokenway sim`), so that no cache is warm, and the two take turns.
 Prints the medians of the percentiles and how far apart they are; exit code 1 beyond 2 %.
 """
 import argparse
