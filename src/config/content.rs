@@ -13,7 +13,7 @@ use super::check::section::{Item, Section};
 use super::check::values::{ENDPOINT, POSITIVE_DURATION, SIZE};
 use super::cluster::FILE;
 use super::declare::{Declared, section};
-use super::{Endpoint, OnLoss, Otlp, Route};
+use super::{Endpoint, OnLoss, Route};
 
 section! {
     /// prompts and answers of tenants with content = true, on routes with content = true; restart
@@ -79,8 +79,8 @@ impl PartialEq for Pattern {
     }
 }
 
-/// Reads `[telemetry.content]`.
-pub(super) fn content(telemetry: &Section<'_>, otlp: Option<&Otlp>) -> Option<Content> {
+/// Reads `[telemetry.content]`; `has_collector`: some collector takes log records.
+pub(super) fn content(telemetry: &Section<'_>, has_collector: bool) -> Option<Content> {
     let section = Content::open(telemetry);
     let content = Content::read(&section, &Content::default());
     if !section.is_present() {
@@ -92,7 +92,7 @@ pub(super) fn content(telemetry: &Section<'_>, otlp: Option<&Otlp>) -> Option<Co
             "write file = \"content.jsonl\", on a disk with room for all that is kept, or otlp = true",
         );
     }
-    if content.otlp && otlp.is_none_or(|otlp| otlp.logs_endpoint.is_none()) {
+    if content.otlp && !has_collector {
         section.fault(
             "[telemetry.content] has otlp = true, and no collector takes log records",
             "set telemetry.otlp.endpoint to its base URL, without /v1/traces at another path",

@@ -23,7 +23,7 @@ pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
     let otlp = export.spans(Exporter::from_env(root.checking.env));
     Telemetry {
         access_log: keys.access_log,
-        content: content::content(&section, otlp.as_ref()),
+        content: content::content(&section, otlp.as_ref().is_some_and(|otlp| otlp.logs_endpoint.is_some())),
         otlp,
         otlp_metrics: export.metrics(MetricsExporter::from_env(root.checking.env)),
         engine_spans: EngineSpansConfig::given(&section),
