@@ -41,6 +41,22 @@ fn main() {
     writeln!(out, "memory: {bytes} bytes a key").ok();
 
     let budgets = |count| (0..count).map(budget).collect::<Vec<_>>();
+    let active: Vec<_> =
+        tenants.iter().map(|tenant| Tenant { budgets: budgets(2), ..tenant.clone() }).collect();
+    let (limiter, before) = (TenantLimiter::default(), resident());
+    for tenant in &active {
+        let demand = Demand {
+            tokens: Tokens(100),
+            is_counted: false,
+            output: Tokens(50),
+            model: "m",
+            key: None,
+            wall: now,
+        };
+        black_box(limiter.admit(tenant, &demand, Stamp::default()));
+    }
+    let bytes = (resident() - before) / TENANTS;
+    writeln!(out, "memory: {bytes} bytes for what a tenant with 2 budgets has used").ok();
     for count in [0, 2, 4] {
         let tenant = Tenant { budgets: budgets(count), ..tenants[0].clone() };
         let limiter = TenantLimiter::default();

@@ -326,7 +326,14 @@ fn faults_of_bounds() {
             "[telemetry.sampling]\nkeep = [\"errors\"]\n",
             "f.toml:5:9: unknown reason \"errors\"; did you mean \"error\"?",
         ),
-        ("[telemetry.content]\nfiles = 2\n", "f.toml:4:1: [telemetry.content] has no \"file\""),
+        (
+            "[telemetry.content]\nfiles = 2\n",
+            "f.toml:4:1: [telemetry.content] has neither \"file\" nor otlp = true",
+        ),
+        (
+            "[telemetry.content]\notlp = true\n",
+            "f.toml:4:1: [telemetry.content] has otlp = true, and no collector takes log records",
+        ),
         ("[telemetry]\ncontent = true\n", "f.toml:5:11: content: expected a table, found true or false"),
         (
             "[telemetry.content]\nfile = \"f\"\nredact = [\"[a\"]\n",

@@ -219,6 +219,8 @@ impl Ledger {
         };
         let at = self.0.iter().position(is_it).unwrap_or(self.0.len());
         if at == self.0.len() {
+            // Of one to four budgets, and for each of ten thousand tenants.
+            self.0.reserve_exact(1);
             self.0.push(Account {
                 window: budget.window,
                 zone: budget.time_zone.clone(),

@@ -8,7 +8,7 @@ use regex::Regex;
 use serde_json::json;
 
 use super::check::admission::route_named;
-use super::check::codec::{List, NAMED, Own, Word};
+use super::check::codec::{List, NAMED, Own, Switch, Word};
 use super::check::section::{Item, Section};
 use super::check::values::{ENDPOINT, POSITIVE_DURATION, SIZE};
 use super::cluster::FILE;
@@ -16,11 +16,13 @@ use super::declare::{Declared, section};
 use super::{Endpoint, OnLoss, Route};
 
 section! {
-    /// prompts and answers of tenants with content = true, on routes with content = true, as JSON lines; restart
+    /// prompts and answers of tenants with content = true, on routes with content = true; restart
     #[derive(Clone, Debug, PartialEq)]
     pub struct Content for "[telemetry.content]", optional {
-        /// required; mode 0600
-        file: PathBuf as FILE, required "content.jsonl";
+        /// as JSON lines; mode 0600
+        file: Option<PathBuf> as FILE, example "content.jsonl";
+        /// true sends them as log records (gen_ai.client.inference.operation.details) to the collector of [telemetry.otlp]
+        otlp: bool as Switch, default false;
         /// regular expressions; what they match is written as [redacted]
         redact: Vec<Pattern> as List(PATTERN), empty ["[\\w.+-]+@[\\w-]+\\.[\\w.]+"];
         /// of a prompt, and of an answer; the rest is cut
@@ -77,14 +79,25 @@ impl PartialEq for Pattern {
     }
 }
 
-/// Reads `[telemetry.content]`.
-pub(super) fn content(telemetry: &Section<'_>) -> Option<Content> {
+/// Reads `[telemetry.content]`; `has_collector`: some collector takes log records.
+pub(super) fn content(telemetry: &Section<'_>, has_collector: bool) -> Option<Content> {
     let section = Content::open(telemetry);
     let content = Content::read(&section, &Content::default());
     if !section.is_present() {
         return None;
     }
-    section.expect("file", "write file = \"content.jsonl\", on a disk with room for all that is kept");
+    if content.file.is_none() && !content.otlp {
+        section.fault(
+            "[telemetry.content] has neither \"file\" nor otlp = true",
+            "write file = \"content.jsonl\", on a disk with room for all that is kept, or otlp = true",
+        );
+    }
+    if content.otlp && !has_collector {
+        section.fault(
+            "[telemetry.content] has otlp = true, and no collector takes log records",
+            "set telemetry.otlp.endpoint to its base URL, without /v1/traces at another path",
+        );
+    }
     Some(content)
 }
 

@@ -15,7 +15,7 @@ section! {
         model: Arc<str> as MODEL, required "gpt-4o-mini";
         /// requests that it gets at most; a minute's may come at once
         requests_per_minute: Option<u64> as 1..=1_000_000_000, example 60;
-        /// prompt tokens, estimated
+        /// of prompts and answers: as predicted while a request runs, then by the provider's usage
         tokens_per_minute: Option<u64> as 1..=1_000_000_000_000, example 200000;
     }
 }

@@ -15,7 +15,7 @@ pub(crate) mod identity;
 pub(crate) mod life;
 pub mod metrics_text;
 mod model_list;
-mod outside;
+pub(crate) mod outside;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;

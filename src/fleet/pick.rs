@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use super::health::fails_alone;
 use super::health::vitals::BUSY_FOR;
 use super::life::Event;
+use super::outside::OutsideCharge;
 use super::pool::PoolState;
 use super::replica::Replica;
 use crate::admission::TurnOnDrop;
@@ -41,6 +42,8 @@ pub struct Pick {
     pub prefill: Option<Box<Pick>>,
     /// Why there is one, or none.
     pub ways: Option<Ways>,
+    /// Its part of an outside provider's limits.
+    pub outside: Option<OutsideCharge>,
 }
 
 impl Pick {
@@ -49,6 +52,22 @@ impl Pick {
         self.assignment.first_token(now);
         self.replica.succeeded(now);
         self.pool.queue.turn();
+    }
+
+    /// Content events that have come by now, of `choices` choices.
+    #[inline]
+    pub fn progress(&mut self, events: u64, choices: u64, now: Stamp) {
+        self.assignment.progress(events / choices, now);
+        if let Some(outside) = &mut self.outside {
+            outside.progress(events);
+        }
+    }
+
+    /// The engine's `usage` of the answer, or of as much of it as came.
+    pub fn used(&mut self, tokens: TokenCounts) {
+        if let Some(outside) = &mut self.outside {
+            outside.used(tokens);
+        }
     }
 
     /// A complete response arrived, which proves as much as a probe. `is_first_sign`: no first token came before it.

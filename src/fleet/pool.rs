@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::arrivals::Arrivals;
 use super::health::{COMPARE_EVERY, compare};
 use super::life::{Event, ReplicaState};
-use super::outside::OutsideUse;
+use super::outside::{AtLimit, OutsideCharge, OutsideDemand, OutsideUse};
 use super::poison::PoisonPrompts;
 use super::promise::{EngineNames, List, Promised, Proofs};
 use super::replica::Replica;
@@ -24,7 +24,6 @@ use crate::clock::{Clock, Stamp};
 use crate::config::Pool;
 use crate::request::ratio::TokenRatio;
 use crate::routing::{Dispatcher, EngineLimits, REFRESH_EVERY};
-use crate::units::Tokens;
 use crate::upstream::budget::RetryBudget;
 
 /// One pool in operation.
@@ -54,7 +53,7 @@ pub struct PoolState {
     /// Those that left and whose streams have not ended.
     pub(super) draining: ArcSwap<Vec<Arc<Replica>>>,
     pub(super) poison: PoisonPrompts,
-    pub(super) outside: OutsideUse,
+    outside: Arc<OutsideUse>,
     /// Some engine told which LoRA adapters it holds.
     tells_adapters: AtomicBool,
 }
@@ -77,7 +76,7 @@ impl PoolState {
             trouble: ArcSwapOption::empty(),
             draining: ArcSwap::default(),
             poison: PoisonPrompts::default(),
-            outside: OutsideUse::default(),
+            outside: Arc::default(),
             tells_adapters: AtomicBool::new(false),
         })
     }
@@ -156,16 +155,24 @@ impl PoolState {
         self.replicas.load().iter().any(|r| r.is_ready())
     }
 
-    /// Whether it may get another request: always, unless it is an outside one at its limit.
+    /// Whether it may get this request: always, unless it is an outside one at its limit.
     #[must_use]
-    pub fn has_room(&self, now: Stamp) -> bool {
-        self.config.load().outside.as_ref().is_none_or(|outside| self.outside.has_room(outside, now))
+    pub fn has_room(&self, demand: OutsideDemand, now: Stamp) -> bool {
+        self.config.load().outside.as_ref().is_none_or(|outside| self.outside.has_room(outside, demand, now))
     }
 
-    /// It gets a request with a prompt of that length: charged where it is an outside one.
-    pub fn charge_outside(&self, prompt: Tokens, now: Stamp) {
-        if let Some(outside) = &self.config.load().outside {
-            self.outside.charge(outside, prompt, now);
+    /// It is to get this request: reserved where it is an outside one.
+    ///
+    /// # Errors
+    /// It is at its limit.
+    pub fn reserve_outside(
+        &self,
+        demand: OutsideDemand,
+        now: Stamp,
+    ) -> Result<Option<OutsideCharge>, AtLimit> {
+        match &self.config.load().outside {
+            Some(outside) => self.outside.reserve(outside, demand, now).map(Some),
+            None => Ok(None),
         }
     }
 
@@ -179,8 +186,12 @@ impl PoolState {
                 None => format!("pool {} has no replicas", self.name),
             };
         }
-        let mut reasons: Vec<String> =
-            replicas.iter().take(MAX_REASONS).map(|one| one.why_unready()).collect();
+        let is_outside = self.config.load().outside.is_some();
+        let reason = |one: &Arc<Replica>| match one.is_ready() && is_outside {
+            true => format!("{}: at the limits of [pool.outside]", one.name()),
+            false => one.why_unready(),
+        };
+        let mut reasons: Vec<String> = replicas.iter().take(MAX_REASONS).map(reason).collect();
         if let Some(more) = replicas.len().checked_sub(MAX_REASONS + 1) {
             reasons.push(format!("and {} more", more + 1));
         }

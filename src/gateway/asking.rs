@@ -122,6 +122,7 @@ impl Asking<'_> {
     ) -> Option<Box<Pick>> {
         let Self { request, pool, .. } = *self;
         let replicas = &scene.replicas;
+        let outside = pool.reserve_outside(request.outside_demand(), now).ok()?;
         let predicted_from = judged.aim().waited;
         let mut assignment = judged.assign()?;
         let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
@@ -144,6 +145,7 @@ impl Asking<'_> {
             is_pinned: request.pinned.is_some(),
             prefill: None,
             ways: None,
+            outside,
         }))
     }
 }

@@ -97,6 +97,7 @@ pub(super) fn classify(
     };
     let spliced = splice(dialect, body, fields, edits);
     let is_stream = fields.is_stream && dialect.generates();
+    let sampling = Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices };
     let class = class_of(&table.config.classes, tokens);
     let prepared = Box::new(Prepared {
         table: Arc::clone(table),
@@ -107,6 +108,7 @@ pub(super) fn classify(
         held: HeldBody::empty(),
         prompt,
         tokens,
+        output: expected_output(route, dialect, sampling),
         is_stream,
         shows_first_token: is_stream || !dialect.generates(),
         asks_usage: spliced.asks_usage,
@@ -116,7 +118,7 @@ pub(super) fn classify(
         model: model.map(Arc::from),
         timeouts: route.config.timeouts,
         session: None,
-        sampling: Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices },
+        sampling,
         pinned: None,
         is_sent_once: dialect.is_stateful() && fields.is_stored,
         stays: route
@@ -130,6 +132,16 @@ pub(super) fn classify(
         share: Share { tenant: "default".into(), weight: 1, priority: 0 },
     });
     Classified { prepared, model: label(route, model), class }
+}
+
+/// Predicted tokens of an answer.
+fn expected_output(route: &RouteState, dialect: Dialect, sampling: Sampling) -> Tokens {
+    let Some((pool, _)) = route.pools.first().filter(|_| dialect.generates()) else {
+        return Tokens(0);
+    };
+    let most = sampling.max_tokens.map_or(u64::MAX, |most| most.0);
+    let each = pool.dispatcher.expected_output().0.min(most);
+    Tokens(each.saturating_mul(u64::from(sampling.n.max(1))))
 }
 
 /// The `cache_salt` of an isolated tenant, the client's own folded in.

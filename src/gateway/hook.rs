@@ -18,7 +18,7 @@ use super::prepared::Prepared;
 use crate::config::{Endpoint, Hook as Config, OnLoss};
 use crate::error::Failure;
 use crate::observe::Background;
-use crate::observe::content::{Capture, Reader};
+use crate::observe::content::{Capture, Reader, fields};
 use crate::observe::metrics::{HookOutcome, Metrics};
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{Record, cut};
@@ -170,17 +170,15 @@ fn question(prepared: &Prepared, record: &Record, parts: &Parts) -> String {
             }
         }
     }
-    let head = json!({
-        "request_id": &*record.request_id,
-        "tenant": &*record.tenant,
-        "key": &*record.key,
-        "route": &*record.route,
-        "model": record.requested_model,
-        "method": parts.method.as_str(),
-        "path": parts.uri.path(),
-        "is_stream": prepared.is_stream,
-        "headers": headers,
-    });
+    let mut head = fields::asked(record);
+    for (name, value) in [
+        ("path", json!(parts.uri.path())),
+        ("method", json!(parts.method.as_str())),
+        ("is_stream", json!(prepared.is_stream)),
+        ("headers", headers.into()),
+    ] {
+        head.insert(name.to_owned(), value);
+    }
     let body = &prepared.held.bytes;
     let text = std::str::from_utf8(body).unwrap_or_default();
     let body = match record.dialect.body_form() {
@@ -189,7 +187,7 @@ fn question(prepared: &Prepared, record: &Record, parts: &Parts) -> String {
         BodyForm::Json => std::borrow::Cow::Borrowed(text),
         _ => json!(text).to_string().into(),
     };
-    let mut question = head.to_string();
+    let mut question = Json::from(head).to_string();
     // The body stands behind the other members, and is not copied twice.
     question.pop();
     question.reserve(body.len() + 16);
@@ -277,19 +275,10 @@ async fn post_all(
 
 fn report(record: &Record, capture: &Capture, limit: usize) -> Json {
     let (answer, is_cut) = capture.answer(limit);
-    json!({
-        "request_id": &*record.request_id,
-        "tenant": &*record.tenant,
-        "key": &*record.key,
-        "route": &*record.route,
-        "model": record.requested_model,
-        "path": &*record.path,
-        "status": record.status,
-        "outcome": record.outcome.as_str(),
-        "error": record.error,
-        "answer": answer,
-        "is_answer_cut": is_cut,
-    })
+    let mut report = fields::ended(record);
+    report.insert("answer".to_owned(), answer);
+    report.insert("is_answer_cut".to_owned(), json!(is_cut));
+    report.into()
 }
 
 /// Parts of the names of headers that the service does not get.

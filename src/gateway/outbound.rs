@@ -91,9 +91,9 @@ pub struct ActiveAttempt {
 impl Outbound<'_> {
     /// An attempt at the picked replica, ready to fly.
     #[must_use]
-    pub fn launch(&self, pick: Box<Pick>, cause: AttemptCause) -> Flight {
+    pub fn launch(&self, mut pick: Box<Pick>, cause: AttemptCause) -> Flight {
         let gateway = self.gateway();
-        outside::count(gateway, self.prepared, &pick);
+        outside::count(gateway, self.prepared, &mut pick);
         let start = gateway.clock.now();
         let span = trace_context::new_span_id();
         let limits = StreamDeadlines {

@@ -22,12 +22,10 @@ pub(super) fn body(prepared: &Prepared, dialect: Dialect, sent: &Pieces, model: 
     splice(dialect, own, &fields, Edits { model: Some(model), ask_usage, ..Edits::default() }).body
 }
 
-/// Counts an attempt there, apart and towards the provider's limits.
-pub(super) fn count(gateway: &Gateway, prepared: &Prepared, pick: &Pick) {
-    if pick.pool.config().outside.is_none() {
-        return;
-    }
-    pick.pool.charge_outside(prepared.tokens, gateway.clock.now());
+/// Counts an attempt there, apart.
+pub(super) fn count(gateway: &Gateway, prepared: &Prepared, pick: &mut Pick) {
+    let Some(charge) = &mut pick.outside else { return };
+    charge.sent();
     let labels = [&*prepared.route.config.name, &pick.pool.name, &prepared.share.tenant];
     gateway.observer.metrics().families.requests.outside.inc(labels);
 }

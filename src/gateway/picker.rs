@@ -111,9 +111,10 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
     let none = SlotSet::new();
     let tried_of = |pool: &PoolState| tried_in(tried, pool).unwrap_or(&none);
     let pools = &request.route.pools;
-    let is_open = |at: usize| {
-        pools.get(at).is_some_and(|(pool, _)| has_open(pool, request, tried_of(pool)) && pool.has_room(now))
+    let takes = |pool: &PoolState| {
+        has_open(pool, request, tried_of(pool)) && pool.has_room(request.outside_demand(), now)
     };
+    let is_open = |at: usize| pools.get(at).is_some_and(|(pool, _)| takes(pool));
     let holds = |pool: &PoolState, replica| pool.replicas().iter().any(|r| Arc::ptr_eq(r, replica));
     let past = Past { pool: context.pool, is_untried: tried.is_empty(), overflows: context.overflows };
     let in_turn = || {

@@ -25,7 +25,6 @@ use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::fields::{self, FieldError, Fields};
 use crate::request::multipart;
 use crate::request::tenant::{AuthError, TenantRef};
-use crate::units::Tokens;
 use crate::upstream::headers::{X_VLLM_PRIORITY, is_looping, is_websocket};
 
 /// Reads the body, then identifies, classifies and admits the request.
@@ -382,7 +381,7 @@ fn admit(
     let demand = Demand {
         tokens: prepared.tokens,
         is_counted,
-        output: expected_output(&prepared, guard.record().dialect),
+        output: prepared.output,
         model: model_name(&route, guard.record()),
         key: tenant.key(),
         wall: gateway.clock.wall(now),
@@ -400,16 +399,6 @@ fn model_name<'a>(route: &'a RouteState, record: &'a Record) -> &'a str {
         ModelMatch::Named(model) => model,
         ModelMatch::Any => &record.model,
     }
-}
-
-/// Predicted tokens of its answer.
-fn expected_output(prepared: &Prepared, dialect: Dialect) -> Tokens {
-    let Some((pool, _)) = prepared.route.pools.first().filter(|_| dialect.generates()) else {
-        return Tokens(0);
-    };
-    let most = prepared.sampling.max_tokens.map_or(u64::MAX, |most| most.0);
-    let each = pool.dispatcher.expected_output().0.min(most);
-    Tokens(each.saturating_mul(u64::from(prepared.sampling.n.max(1))))
 }
 
 fn share_of(tenant: &TenantRef) -> Share {

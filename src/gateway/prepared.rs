@@ -9,6 +9,7 @@ use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
 use crate::config::Timeouts;
 use crate::error::Failure;
+use crate::fleet::outside::OutsideDemand;
 use crate::fleet::replica::Replica;
 use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
@@ -39,6 +40,8 @@ pub struct Prepared {
     pub prompt: RequestPrompt,
     /// Estimated input tokens.
     pub tokens: Tokens,
+    /// Predicted tokens of its answer.
+    pub output: Tokens,
     /// `stream: true` on a path that generates.
     pub is_stream: bool,
     /// Whether the end of its prefill is observable: streams, and paths that do not generate.
@@ -91,6 +94,11 @@ impl Prepared {
             bytes: self.held.bytes.len(),
             outlook: Outlook::default(),
         }
+    }
+
+    /// What it needs of an outside provider's limits.
+    pub(super) fn outside_demand(&self) -> OutsideDemand {
+        OutsideDemand { prompt: self.tokens, output: self.output }
     }
 
     /// Deadlines over all attempts.

@@ -257,6 +257,7 @@ fn whole(
             gateway.pins.remember(&record.tenant, id, &active.pick.replica.identity.url);
         }
         active.pick.learn(facts.tokens);
+        active.pick.used(facts.tokens);
         if let Some(output) = facts.tokens.output {
             active.pick.assignment.served_whole(now, output);
         }

@@ -65,7 +65,7 @@ pub(super) fn takes_refused(request: &Prepared, failure: &Failure, now: Stamp) -
 }
 
 fn has_open(request: &Prepared, now: Stamp) -> bool {
-    let takes = |pool: &PoolState| pool.is_ready() && pool.has_room(now);
+    let takes = |pool: &PoolState| pool.is_ready() && pool.has_room(request.outside_demand(), now);
     let is_ready = |at: &usize| request.route.pools.get(*at).is_some_and(|(pool, _)| takes(pool));
     request.pinned.is_none() && request.route.standbys.iter().any(is_ready)
 }

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::attempt::{BufferedResponse, UpstreamResponse, no_connection};
 use super::exchange::{Exchange, ExchangeResult};
 use super::outbound::{ActiveAttempt, Identity};
+use super::outside;
 use super::picker::{self, PickOutcome};
 use super::{Gateway, reply};
 use crate::admission::Rules;
@@ -66,10 +67,11 @@ async fn shake_hands(exchange: &mut Exchange) -> Result<Shaken, Failure> {
     let mut last = None;
     loop {
         let context = exchange.waits.pick_context(&exchange.tried);
-        let Some(PickOutcome::Take(pick)) = picker::pick(&gateway, &exchange.prepared, context) else {
+        let Some(PickOutcome::Take(mut pick)) = picker::pick(&gateway, &exchange.prepared, context) else {
             return Err(last.unwrap_or_else(|| exchange.prepared.no_ready_replica()));
         };
         exchange.note_decision(&pick);
+        outside::count(&gateway, &exchange.prepared, &mut pick);
         match ask(exchange, &pick).await {
             Ok((answer, lease)) => return Ok(Shaken { answer, lease, pick }),
             Err(Failure::Replica(failure)) => {

@@ -98,6 +98,9 @@ pub enum ObserveError {
         /// Why.
         error: io::Error,
     },
+    /// No thread can be started.
+    #[error("telemetry.content: no thread: {0}")]
+    Thread(io::Error),
     /// Nothing can be exported to the collector.
     #[error(transparent)]
     Collector(#[from] CollectorError),
@@ -165,17 +168,15 @@ impl Observer {
             .transpose()?;
         let Surroundings { clock, build, background, instance, .. } = around;
         let access_log = AccessLogger::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
-        let content = telemetry.content.as_ref().map(|content| {
-            Trail::start(content, clock, &metrics)
-                .map(Arc::new)
-                .map_err(|error| ObserveError::Content { path: content.file.clone(), error })
-        });
-        let content = content.transpose()?;
         let collector = telemetry
             .otlp
             .as_ref()
             .map(|otlp| Collector::new(otlp, build, &instance, &background, clock))
             .transpose()?;
+        let content = telemetry.content.as_ref().map(|content| {
+            Trail::start(content, collector.as_ref(), clock, &background, &metrics).map(Arc::new)
+        });
+        let content = content.transpose()?;
         let spans = collector
             .as_ref()
             .map(|collector| Spans::start(collector, &telemetry.sampling, clock, &background, &metrics))
@@ -401,9 +402,15 @@ impl Observer {
                 export.shutdown(limit).await;
             }
         };
-        tokio::join!(spans, metrics);
-        // An error means that the flush panicked: nothing left to do.
-        let _ = log.await;
+        let logs = async {
+            // An error means that the flush panicked: nothing left to do.
+            let _ = log.await;
+            // What was redacted by then.
+            if let Some(content) = &self.content {
+                content.shutdown(limit).await;
+            }
+        };
+        tokio::join!(spans, metrics, logs);
     }
 }
 

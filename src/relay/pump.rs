@@ -86,8 +86,7 @@ impl StreamPump {
         if !self.has_first_token {
             self.note_first_token(sink);
         }
-        let events = self.segment_events() / self.reader.timeline.choices();
-        self.pick.assignment.progress(events, now);
+        self.pick.progress(self.segment_events(), self.reader.timeline.choices(), now);
         if self.reader.timeline.should_flush(now) {
             self.flush(now, sink);
         }
@@ -159,6 +158,7 @@ impl StreamPump {
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
         record_facts(record, self.facts());
         record.tokens = tokens;
+        self.pick.used(self.facts().tokens);
     }
 
     /// The failure of a stream that did not end complete.

@@ -72,6 +72,11 @@ impl TokenBucket {
         *self = Self { used: self.used_at(refill, now) + amount, at: self.at.max(now) };
     }
 
+    /// Takes `amount` tokens that were used since, there or not, as of the last charge.
+    pub fn overdraw(&mut self, amount: f64) {
+        self.used += amount;
+    }
+
     /// Puts `amount` tokens back, at most until the bucket is full.
     pub fn give_back(&mut self, amount: f64) {
         self.used = (self.used - amount).max(0.0);

@@ -124,7 +124,35 @@ async def tenants(options):
     yield "tenant that has used a route, with its percentiles and series", f"{each:.0f} KiB ({count - 1} tenants, {more:,} lines of `/metrics`); {text}", good and set(statuses) == {200} and each <= 64
 
 
-RUNS = {run.__name__: run for run in (connections, streams, bodies, tenants)}
+async def many_tenants(options):
+    """Ten thousand tenants with two budgets each, which have all sent a request: most of them without series of their own."""
+    count, digest = 10_000, lambda n: hashlib.sha256(f"key-{n}-of-a-tenant".encode()).hexdigest()
+    budgets = '[[tenant.budget]]\nwindow = "day"\nrequests = 99999\n[[tenant.budget]]\nwindow = "month"\ntokens = 99999999\n'
+    text = "".join(f'[[tenant]]\nname = "tenant-{n}"\nkey_sha256 = ["{digest(n)}"]\n{budgets}' for n in range(count))
+    one = await gateway(options, await fleet(2), rest=text)
+    statuses = set()
+
+    async def told(numbers, tenant=lambda n: n):
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.data)
+        for n in numbers:
+            writer.write(request(chat(n, max_tokens=2, stream=False)).replace(KEY.encode(), f"key-{tenant(n)}-of-a-tenant".encode()))
+            head = await reader.readuntil(b"\r\n\r\n")
+            statuses.add(int(head.split()[1]))
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+        writer.close()
+
+    # As many requests of one tenant, so that prompts, decisions and connections are there.
+    await asyncio.gather(*(told(range(count + start, 2 * count, 8), lambda _: 0) for start in range(8)))
+    await asyncio.to_thread(one.get, "/metrics")
+    before = await settled(one)
+    await asyncio.gather(*(told(range(1 + start, count, 8)) for start in range(8)))
+    await asyncio.to_thread(one.get, "/metrics")
+    each = (await settled(one) - before) / count
+    text, good = await ended(one)
+    yield "tenant of 10,000 that are active, with two budgets", f"{each:,.0f} bytes (goal 2,000); {text}", good and statuses == {200} and each <= 2_048
+
+
+RUNS = {run.__name__: run for run in (connections, streams, bodies, tenants, many_tenants)}
 
 
 if __name__ == "__main__":

@@ -4,12 +4,17 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::logs::v1::LogRecord;
+use prost::Message as _;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-use tokenway::config::{Config, Tenant};
+use tokenway::config::{Config, Otlp, OtlpProtocol, Tenant};
 
-use crate::support::replica::Replica;
+use crate::support::replica::{Probes, Replica, Step};
 use crate::support::{Gateway, config, quiet, until, wire};
 
 const PATH: &str = "/v1/chat/completions";
@@ -54,6 +59,14 @@ impl Trail {
         let status = client.reply().await.status();
         self.gateway.idle().await;
         status
+    }
+
+    /// Entries that were lost.
+    fn dropped(&self, reason: &str) -> f64 {
+        let page = self.gateway.app.gateway.observer.metrics().render(&[]);
+        let series = format!("tokenway_content_dropped_total{{reason=\"{reason}\"}} ");
+        let line = page.lines().find_map(|line| line.strip_prefix(&series));
+        line.unwrap().parse::<f64>().unwrap()
     }
 
     /// What has been written, once there is so much of it.
@@ -115,7 +128,6 @@ async fn only_tenants_and_routes_that_have_opted_in_are_written_down_and_pattern
 
 #[tokio::test]
 async fn a_refusal_and_a_broken_stream_are_written_down_with_what_was_answered() {
-    use crate::support::replica::Step;
     let replica = Replica::start().await;
     let trail = Trail::start(&replica, "").await;
     replica.always(wire::json(400, r#"{"error":{"message":"too long"}}"#));
@@ -176,15 +188,10 @@ async fn a_disk_that_hangs_holds_up_no_request_and_what_is_lost_is_counted() {
     let made = std::process::Command::new("mkfifo").arg(&file).status().unwrap();
     assert!(made.success());
     let keeps_open = std::fs::OpenOptions::new().read(true).write(true).open(&file).unwrap();
-    config.telemetry.content.as_mut().unwrap().file = file.clone();
+    config.telemetry.content.as_mut().unwrap().file = Some(file.clone());
     let trail = Trail { gateway: Gateway::start(config).await, file, _folder };
     let body = prompt("tiny", &"x".repeat(60_000), false);
-    let dropped = || {
-        let page = trail.gateway.app.gateway.observer.metrics().render(&[]);
-        let series = "tokenway_content_dropped_total{reason=\"queue_full\"} ";
-        let line = page.lines().find_map(|line| line.strip_prefix(series));
-        line.unwrap().parse::<f64>().unwrap()
-    };
+    let dropped = || trail.dropped("queue_full");
     assert_eq!(dropped(), 0.0);
     let asked = async {
         while dropped() == 0.0 {
@@ -195,4 +202,118 @@ async fn a_disk_that_hangs_holds_up_no_request_and_what_is_lost_is_counted() {
         .await
         .expect("some are dropped, and no request waits");
     drop(keeps_open);
+}
+
+/// A gateway whose trail goes to a collector, and into no file.
+async fn exporting(replica: &Replica, collector: &Replica, keys: &str) -> Trail {
+    let (mut config, file, folder) = config_of(replica, keys);
+    let content = config.telemetry.content.as_mut().unwrap();
+    (content.file, content.otlp) = (None, true);
+    let endpoint = |signal| format!("http://{}/v1/{signal}", collector.addr);
+    config.telemetry.otlp = Some(Otlp {
+        traces_endpoint: endpoint("traces"),
+        logs_endpoint: Some(endpoint("logs")),
+        protocol: OtlpProtocol::Http,
+        headers: vec![],
+        timeout: Duration::from_secs(10),
+    });
+    config.telemetry.sampling.routine = 0.0;
+    config.telemetry.sampling.keep = vec![];
+    Trail { gateway: Gateway::start(config).await, file, _folder: folder }
+}
+
+async fn collector() -> Replica {
+    let collector = Replica::start().await;
+    collector.probes(Probes::Scripted);
+    collector.always(wire::json(200, "{}"));
+    collector
+}
+
+/// The log records that came.
+fn events(collector: &Replica) -> Vec<LogRecord> {
+    let exports = collector.received().into_iter().filter(|export| export.line().contains("/v1/logs"));
+    exports
+        .flat_map(|export| ExportLogsServiceRequest::decode(&*export.body).unwrap().resource_logs)
+        .flat_map(|logs| logs.scope_logs)
+        .flat_map(|logs| logs.log_records)
+        .collect()
+}
+
+/// The value in the form of JSON; it must have a structure of its own, and be no text of JSON.
+fn plain(value: &AnyValue) -> Value {
+    let member = |pair: &KeyValue| (pair.key.clone(), plain(pair.value.as_ref().unwrap()));
+    match value.value.as_ref() {
+        Some(Any::StringValue(text)) => json!(text),
+        Some(Any::BoolValue(fact)) => json!(fact),
+        Some(Any::IntValue(number)) => json!(number),
+        Some(Any::ArrayValue(list)) => list.values.iter().map(plain).collect(),
+        Some(Any::KvlistValue(list)) => Value::Object(list.values.iter().map(member).collect()),
+        other => json!(format!("{other:?}")),
+    }
+}
+
+#[tokio::test]
+async fn a_collector_gets_an_event_of_the_conventions_for_each_request_that_has_opted_in() {
+    let (replica, collector) = (Replica::start().await, collector().await);
+    let trail = exporting(&replica, &collector, r#"redact = ["[\\w.]+@[\\w.]+", "\\d{16}"]"#).await;
+    replica.always(wire::chat_stream(&["write to an", "n@x", ".org now"]));
+    assert_eq!(trail.ask("silent", &prompt("tiny", "a silent secret", true)).await, 200);
+    assert_eq!(trail.ask("agreed", &prompt("private", "a private secret", true)).await, 200);
+    assert_eq!(trail.ask("agreed", &prompt("tiny", "my card is 4111111111111111", true)).await, 200);
+    until("the event came", || !events(&collector).is_empty()).await;
+    let events = events(&collector);
+    assert_eq!(events.len(), 1);
+    let event = &events[0];
+    assert_eq!(event.event_name, "gen_ai.client.inference.operation.details");
+    let of = |name: &str| {
+        let found = event.attributes.iter().find(|pair| pair.key == name);
+        found.and_then(|pair| pair.value.as_ref()).map_or(Value::Null, plain)
+    };
+    let part = |text: &str| json!([{ "type": "text", "content": text }]);
+    assert_eq!(
+        of("gen_ai.input.messages"),
+        json!([{ "role": "user", "parts": part("my card is [redacted]") }])
+    );
+    assert_eq!(
+        of("gen_ai.output.messages"),
+        json!([{ "role": "assistant", "parts": part("write to [redacted] now"), "finish_reason": "stop" }])
+    );
+    for (name, expected) in [
+        ("gen_ai.operation.name", json!("chat")),
+        ("gen_ai.request.model", json!("tiny")),
+        ("tokenway.tenant", json!("agreed")),
+        ("tokenway.outcome", json!("ok")),
+        ("tokenway.content.is_answer_cut", json!(false)),
+    ] {
+        assert_eq!(of(name), expected, "{name}");
+    }
+    assert_eq!((event.trace_id.len(), event.span_id.len()), (16, 8));
+    for export in collector.received() {
+        let bytes = String::from_utf8_lossy(&export.body).into_owned();
+        assert!(!bytes.contains("secret") && !bytes.contains("4111") && !bytes.contains("n@x"), "{bytes}");
+    }
+    assert!(!trail.file.exists(), "no file was asked for");
+}
+
+#[tokio::test]
+async fn a_collector_that_hangs_or_refuses_holds_up_no_request_and_what_is_lost_is_counted() {
+    let (replica, collector) = (Replica::start().await, collector().await);
+    replica.always(wire::json(200, r#"{"id":"c","choices":[]}"#));
+    let trail = exporting(&replica, &collector, "").await;
+    let body = prompt("tiny", "x", false);
+    collector.next(wire::json(503, "{}"));
+    assert_eq!(trail.ask("agreed", &body).await, 200);
+    until("a refusal is counted", || trail.dropped("export_failed") == 1.0).await;
+    collector.always(vec![Step::Hang]);
+    let before = collector.count();
+    assert_eq!(trail.ask("agreed", &body).await, 200);
+    collector.got(before + 1).await;
+    let asked = async {
+        while trail.dropped("queue_full") == 0.0 {
+            assert_eq!(trail.ask("agreed", &body).await, 200);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), asked)
+        .await
+        .expect("some are dropped, and no request waits");
 }

@@ -4,22 +4,23 @@ use sha2::{Digest, Sha256};
 use tokenway::config::{EngineKind, Outside, Pool, Secret, Tenant, WeightedPool};
 use tokenway::fleet::status::ReplicaState;
 
-use crate::support::replica::Replica;
+use crate::support::client::Client;
+use crate::support::replica::{Gate, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
 
 const PATH: &str = "/v1/chat/completions";
 
 /// A route over a local pool with an outside one behind it, for one tenant whose prompts are kept apart.
-async fn with_provider(requests_per_minute: Option<u64>) -> (Gateway, Replica, Replica) {
+async fn with_provider(
+    requests_per_minute: Option<u64>,
+    tokens_per_minute: Option<u64>,
+) -> (Gateway, Replica, Replica) {
     let (local, provider) = (Replica::start().await, Replica::start().await);
     for replica in [&local, &provider] {
-        replica.always(wire::json(
-            200,
-            r#"{"id":"c","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":1}}"#,
-        ));
+        replica.always(answer(1));
     }
     let mut config = config::of(&[&local]);
-    let outside = Outside { model: "gpt-x".into(), requests_per_minute, tokens_per_minute: None };
+    let outside = Outside { model: "gpt-x".into(), requests_per_minute, tokens_per_minute };
     config.pools.push(Pool {
         standby: true,
         outside: Some(outside),
@@ -44,10 +45,23 @@ async fn with_provider(requests_per_minute: Option<u64>) -> (Gateway, Replica, R
     (gateway, local, provider)
 }
 
+fn answer(output: u64) -> Vec<Step> {
+    wire::json(
+        200,
+        &format!(
+            r#"{{"id":"c","choices":[{{"index":0,"message":{{"content":"x"}},"finish_reason":"stop"}}],"usage":{{"prompt_tokens":7,"completion_tokens":{output}}}}}"#
+        ),
+    )
+}
+
 async fn ask(gateway: &Gateway) -> u16 {
+    asking(gateway, BODY).await.reply().await.status()
+}
+
+async fn asking(gateway: &Gateway, body: &str) -> Client {
     let mut client = gateway.client().await;
-    client.post(PATH, &[("authorization", "Bearer own-key")], BODY.as_bytes()).await;
-    client.reply().await.status()
+    client.post(PATH, &[("authorization", "Bearer own-key")], body.as_bytes()).await;
+    client
 }
 
 fn counted(gateway: &Gateway, series: &str) -> f64 {
@@ -59,13 +73,13 @@ const BODY: &str = r#"{"model":"tiny","temperature":0.5,"messages":[{"role":"use
 
 #[tokio::test]
 async fn a_provider_gets_the_clients_body_with_its_own_model_and_key_while_the_house_is_down() {
-    let (gateway, local, provider) = with_provider(None).await;
+    let (gateway, local, provider) = with_provider(None, None).await;
     for _ in 0..5 {
         assert_eq!(ask(&gateway).await, 200);
     }
     assert_eq!((local.count(), provider.count()), (5, 0), "nothing leaves while the house's own serve");
     // Without a connection that is still open to the replica that goes.
-    let (gateway, local, provider) = with_provider(None).await;
+    let (gateway, local, provider) = with_provider(None, None).await;
     local.stop_listening().await;
     assert_eq!(ask(&gateway).await, 200);
     let got = provider.received().pop().unwrap();
@@ -81,9 +95,46 @@ async fn a_provider_gets_the_clients_body_with_its_own_model_and_key_while_the_h
 
 #[tokio::test]
 async fn a_provider_gets_no_more_than_its_own_limit() {
-    let (gateway, local, provider) = with_provider(Some(2)).await;
+    let (gateway, local, provider) = with_provider(Some(2), None).await;
     local.stop_listening().await;
-    let answers = [ask(&gateway).await, ask(&gateway).await, ask(&gateway).await];
-    assert_eq!(answers, [200, 200, 503], "then it is as if it were not there");
+    assert_eq!([ask(&gateway).await, ask(&gateway).await], [200, 200]);
+    let refusal = asking(&gateway, BODY).await.reply().await;
+    assert_eq!(refusal.status(), 503, "then it is as if it were not there");
+    assert!(refusal.text().contains("at the limits of [pool.outside]"), "{}", refusal.text());
     assert_eq!(provider.count(), 2);
+}
+
+#[tokio::test]
+async fn a_provider_gets_no_more_tokens_than_its_own_limit_answers_included() {
+    let (gateway, local, provider) = with_provider(None, Some(150)).await;
+    local.stop_listening().await;
+    let gate = Gate::new();
+    let held = [Step::Wait(gate.clone())].into_iter().chain(answer(60)).collect();
+    provider.next(held);
+    let body = BODY.replace("0.5", "0.5,\"max_tokens\":100");
+    let mut first = asking(&gateway, &body).await;
+    provider.got(1).await;
+    assert_eq!(asking(&gateway, &body).await.reply().await.status(), 503, "the first may need 100 of 150");
+    gate.cancel();
+    assert_eq!(first.reply().await.status(), 200);
+    gateway.idle().await;
+    let small = BODY.replace("0.5", "0.5,\"max_tokens\":40");
+    provider.next(answer(90));
+    assert_eq!(asking(&gateway, &small).await.reply().await.status(), 200, "the first used 67");
+    gateway.idle().await;
+    assert_eq!(asking(&gateway, &small).await.reply().await.status(), 503, "by the answers all are used");
+    assert_eq!(provider.count(), 2);
+}
+
+#[tokio::test]
+async fn a_stream_without_usage_is_charged_to_a_provider_by_what_came() {
+    let (gateway, local, provider) = with_provider(None, Some(150)).await;
+    local.stop_listening().await;
+    provider.next(wire::chat_stream(&["word"; 120]));
+    let body = BODY.replace("0.5", "0.5,\"stream\":true,\"max_tokens\":60");
+    assert_eq!(asking(&gateway, &body).await.reply().await.status(), 200);
+    gateway.idle().await;
+    assert_eq!(asking(&gateway, &body).await.reply().await.status(), 503, "120 of 150 are used");
+    let small = BODY.replace("0.5", "0.5,\"max_tokens\":1");
+    assert_eq!(asking(&gateway, &small).await.reply().await.status(), 200);
 }

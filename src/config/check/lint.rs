@@ -63,7 +63,11 @@ impl Lint<'_, '_> {
                 let section = if at.is_some() { "route" } else { "tenant" };
                 let place = self.place(section, at.or(or_at).unwrap_or_default(), &["content"]);
                 let message = "content = true has no effect: there is no [telemetry.content]".to_owned();
-                self.warn(place, message, "add [telemetry.content] with a file, or remove content");
+                self.warn(
+                    place,
+                    message,
+                    "add [telemetry.content] with file or otlp = true, or remove content",
+                );
             }
             (Some(_), at, _) => {
                 let lacks = if at.is_none() { "route" } else { "tenant" };

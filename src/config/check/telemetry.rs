@@ -19,12 +19,13 @@ use super::section::Section;
 pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
     let section = TelemetryKeys::open(root);
     let keys = TelemetryKeys::read(&section, &TelemetryKeys::default());
-    let otlp = Export::read(&section);
+    let export = Export::read(&section);
+    let otlp = export.spans(Exporter::from_env(root.checking.env));
     Telemetry {
         access_log: keys.access_log,
-        otlp: otlp.spans(Exporter::from_env(root.checking.env)),
-        otlp_metrics: otlp.metrics(MetricsExporter::from_env(root.checking.env)),
-        content: content::content(&section),
+        content: content::content(&section, otlp.as_ref().is_some_and(|otlp| otlp.logs_endpoint.is_some())),
+        otlp,
+        otlp_metrics: export.metrics(MetricsExporter::from_env(root.checking.env)),
         engine_spans: EngineSpansConfig::given(&section),
         sampling: Sampling::of(&section),
         stages_by_tenant: keys.stages_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),

@@ -5,10 +5,9 @@
 
 use std::sync::Arc;
 
-use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue};
-use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs, SeverityNumber};
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, SeverityNumber};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use tokio::sync::mpsc;
 
@@ -16,7 +15,7 @@ use crate::clock;
 use crate::drift::detectors::table::MAX_FINDINGS;
 use crate::drift::detectors::{Fact, Finding};
 use crate::observe::metrics::{DeliveryResult, Metrics};
-use crate::observe::otlp::{Collector, CollectorError, Exporter, attribute, nanos, scope, text};
+use crate::observe::otlp::{Collector, CollectorError, Exporter, attribute, logs, nanos, text};
 use crate::observe::spans::Background;
 
 /// Queues events for the collector.
@@ -74,16 +73,10 @@ async fn export(
     let mut batch = Vec::new();
     while events.recv_many(&mut batch, MAX_FINDINGS).await > 0 {
         let events = batch.len() as u64;
-        let is_sent = exporter.send(wrapped(std::mem::take(&mut batch), resource.clone())).await;
+        let is_sent = exporter.send(logs(std::mem::take(&mut batch), resource.clone())).await;
         let result = if is_sent { DeliveryResult::Sent } else { DeliveryResult::Failed };
         metrics.families.control.drift_events.inc_by([result.as_str()], events);
     }
-}
-
-fn wrapped(log_records: Vec<LogRecord>, resource: Resource) -> ExportLogsServiceRequest {
-    let scope_logs = vec![ScopeLogs { scope: Some(scope()), log_records, ..ScopeLogs::default() }];
-    let logs = ResourceLogs { resource: Some(resource), scope_logs, ..ResourceLogs::default() };
-    ExportLogsServiceRequest { resource_logs: vec![logs] }
 }
 
 fn event(finding: &Finding, severity: SeverityNumber, at: f64) -> LogRecord {

@@ -171,6 +171,7 @@ impl Copy {
         }
         let facts = answer.facts(self.record.dialect);
         pick.learn(facts.tokens);
+        pick.used(facts.tokens);
         if let Some(output) = facts.tokens.output {
             pick.assignment.served_whole(now, output);
         }

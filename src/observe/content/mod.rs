@@ -6,6 +6,10 @@
 
 mod answer;
 mod capture;
+mod entry;
+mod events;
+pub mod fields;
+mod messages;
 mod redact;
 mod trail;
 

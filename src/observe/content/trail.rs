@@ -1,28 +1,31 @@
-//! The audit trail: a JSON line for each request that has agreed to it, in files of bounded size that only the gateway's user reads.
+//! The audit trail: each request that has agreed to it as a JSON line, in files of bounded size that only the gateway's user reads, as
+//! a log record for the collector, or both.
 //!
-//! Requests hand over what was captured through a bounded queue. A thread redacts and writes; where it cannot keep up, entries are
-//! dropped and counted.
+//! Requests hand over what was captured through a bounded queue. A thread redacts, writes and queues for the collector; where it
+//! cannot keep up, entries are dropped and counted.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
-use serde_json::{Value as Json, json};
-
 use super::capture::{Capture, Reader};
+use super::entry::Entry;
+use super::events::Events;
 use super::redact::Redact;
 use crate::clock::Clock;
 use crate::config::Content;
 use crate::observe::line_writer::{LineWriter, LogOutput, LostLines};
 use crate::observe::metrics::{ContentLoss, Metrics};
-use crate::observe::rfc3339;
+use crate::observe::otlp::Collector;
+use crate::observe::{Background, ObserveError};
 use crate::record::Record;
 
 /// Queues entries for the thread that writes them.
 pub(in crate::observe) struct Trail {
     sender: SyncSender<Job>,
-    lines: Arc<LineWriter>,
+    lines: Option<Arc<LineWriter>>,
+    events: Option<Arc<Events>>,
     limit: usize,
     metrics: Arc<Metrics>,
 }
@@ -36,29 +39,43 @@ impl Trail {
     /// Opens the file and starts the thread.
     ///
     /// # Errors
-    /// The file cannot be opened, or no thread can be started.
+    /// The file cannot be opened, nothing can be exported, or no thread can be started.
     pub(in crate::observe) fn start(
         config: &Content,
+        collector: Option<&Collector>,
         clock: Clock,
+        background: &Background,
         metrics: &Arc<Metrics>,
-    ) -> io::Result<Self> {
-        let output = LogOutput::private(&config.file, config.max_file as u64, config.files)?;
-        let lines = Arc::new(LineWriter::start("content", output, Lost(Arc::clone(metrics)))?);
+    ) -> Result<Self, ObserveError> {
+        let lines = config.file.as_ref().map(|path| {
+            let lost = Lost(Arc::clone(metrics));
+            LogOutput::private(path, config.max_file as u64, config.files)
+                .and_then(|output| LineWriter::start("content", output, lost))
+                .map(Arc::new)
+                .map_err(|error| ObserveError::Content { path: path.clone(), error })
+        });
+        let events = collector.filter(|_| config.otlp);
+        let events = events.map(|collector| Events::start(collector, clock, background, metrics));
+        let (lines, events) = (lines.transpose()?, events.transpose()?.map(Arc::new));
         let (sender, jobs) = sync_channel(MAX_QUEUED);
         let writer = Writer {
             redact: Redact::new(&config.redact),
             limit: config.max_entry,
-            lines: Arc::clone(&lines),
+            lines: lines.clone(),
+            events: events.clone(),
             clock,
             metrics: Arc::clone(metrics),
         };
-        std::thread::Builder::new().name("redact".into()).spawn(move || writer.run(&jobs))?;
-        Ok(Self { sender, lines, limit: config.max_entry, metrics: Arc::clone(metrics) })
+        let redacting = std::thread::Builder::new().name("redact".into()).spawn(move || writer.run(&jobs));
+        redacting.map_err(ObserveError::Thread)?;
+        Ok(Self { sender, lines, events, limit: config.max_entry, metrics: Arc::clone(metrics) })
     }
 
     /// Reopens the file, for rotation by others.
     pub(in crate::observe) fn reopen(&self) {
-        self.lines.reopen();
+        if let Some(lines) = &self.lines {
+            lines.reopen();
+        }
     }
 
     /// Blocks until queued entries are written, at most for `limit`.
@@ -75,7 +92,16 @@ impl Trail {
         }
         // A stalled disk is given up.
         let _ = is_done.recv_timeout(limit);
-        self.lines.flush(limit);
+        if let Some(lines) = &self.lines {
+            lines.flush(limit);
+        }
+    }
+
+    /// Exports what has been handed over, for at most `limit`.
+    pub(in crate::observe) async fn shutdown(&self, limit: Duration) {
+        if let Some(events) = &self.events {
+            events.end.shutdown("entries of telemetry.content", limit).await;
+        }
     }
 }
 
@@ -88,7 +114,7 @@ impl Reader for Trail {
     fn take(&self, record: &Arc<Record>, capture: &Arc<Capture>) {
         let entry = Job::Entry(Arc::clone(record), Arc::clone(capture));
         if self.sender.try_send(entry).is_err() {
-            self.metrics.families.process.content_dropped.inc([ContentLoss::QueueFull.as_str()]);
+            queue_full(&self.metrics);
         }
     }
 }
@@ -96,7 +122,8 @@ impl Reader for Trail {
 struct Writer {
     redact: Redact,
     limit: usize,
-    lines: Arc<LineWriter>,
+    lines: Option<Arc<LineWriter>>,
+    events: Option<Arc<Events>>,
     clock: Clock,
     metrics: Arc<Metrics>,
 }
@@ -106,13 +133,7 @@ impl Writer {
     fn run(&self, jobs: &Receiver<Job>) {
         while let Ok(job) = jobs.recv() {
             match job {
-                Job::Entry(record, capture) => {
-                    let mut line = self.entry(&record, &capture).to_string();
-                    line.push('\n');
-                    if !self.lines.add(line.as_bytes()) {
-                        self.metrics.families.process.content_dropped.inc([ContentLoss::QueueFull.as_str()]);
-                    }
-                }
+                Job::Entry(record, capture) => self.write(&record, &capture),
                 Job::Flush(done) => {
                     // The receiver may have timed out.
                     let _ = done.try_send(());
@@ -121,26 +142,23 @@ impl Writer {
         }
     }
 
-    fn entry(&self, record: &Record, capture: &Capture) -> Json {
-        let (answer, is_answer_cut) = capture.redacted_answer(&self.redact, self.limit);
-        json!({
-            "time": rfc3339::utc(self.clock.wall(record.at.head)),
-            "request_id": &*record.request_id,
-            "trace_id": format!("{:032x}", record.trace.trace_id),
-            "tenant": &*record.tenant,
-            "key": &*record.key,
-            "route": &*record.route,
-            "model": record.requested_model,
-            "path": &*record.path,
-            "status": record.status,
-            "outcome": record.outcome.as_str(),
-            "error": record.error,
-            "request": self.redact.body(&capture.request, self.limit),
-            "answer": answer,
-            "is_request_cut": record.bytes_in > self.limit as u64,
-            "is_answer_cut": is_answer_cut,
-        })
+    fn write(&self, record: &Record, capture: &Capture) {
+        let entry = Entry::new(record, capture, &self.redact, self.limit);
+        if let Some(lines) = &self.lines
+            && !lines.add(entry.line(&self.clock).as_bytes())
+        {
+            queue_full(&self.metrics);
+        }
+        if let Some(events) = &self.events
+            && events.queue.try_send(entry.event(&self.clock)).is_err()
+        {
+            queue_full(&self.metrics);
+        }
     }
+}
+
+fn queue_full(metrics: &Metrics) {
+    metrics.families.process.content_dropped.inc([ContentLoss::QueueFull.as_str()]);
 }
 
 /// Counts the lines that a failed write loses.

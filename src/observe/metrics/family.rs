@@ -151,6 +151,15 @@ impl<V: Vector, const N: usize> Family<V, N> {
         }
     }
 
+    /// Whether a label has this value, or room for it; what does not fit is counted.
+    pub(super) fn takes(&self, label: usize, value: &str) -> bool {
+        let takes = self.sets.read().has_room(label, value);
+        if !takes {
+            self.overflowed();
+        }
+        takes
+    }
+
     fn known(&self, values: &[&str]) -> Option<V::Metric> {
         self.sets.read().sets.get(&self.hash(values)).map(|set| set.metric.clone())
     }

@@ -36,6 +36,8 @@ labels! {
         QueueFull = "queue_full",
         /// The disk is full or gone.
         WriteFailed = "write_failed",
+        /// The collector did not take them, or the process ended before it could.
+        ExportFailed = "export_failed",
     }
 }
 

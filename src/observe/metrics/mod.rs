@@ -40,6 +40,7 @@ use self::declare::Maker;
 pub(super) use self::delta::since;
 use self::exemplars::{Exemplar, Exemplars};
 use self::exponential::{ExponentialKey, Exponentials};
+use self::family::OTHER;
 pub use self::guards::{GaugeGuard, QueuedGuard};
 use self::guards::{OverdueRequests, Waiting};
 pub use self::labels::{ContentLoss, DeliveryResult, DropReason, HookOutcome, JoinResult};
@@ -100,6 +101,8 @@ pub struct Metrics {
     clock: Clock,
     split: SplitByTenant,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, LabelHasher>,
+    /// The tenant whose series is that of all without one of their own.
+    other: Arc<str>,
     by_stream: DashMap<StreamKey, Arc<StreamHistograms>, LabelHasher>,
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, LabelHasher>,
     known_replicas: Mutex<KnownReplicas>,
@@ -137,6 +140,7 @@ impl Metrics {
             clock,
             split: SplitByTenant { stages: telemetry.stages_by_tenant, ttft: telemetry.ttft_by_tenant },
             by_request: DashMap::default(),
+            other: OTHER.into(),
             by_stream: DashMap::default(),
             by_replica: DashMap::default(),
             known_replicas: Mutex::default(),
@@ -394,9 +398,16 @@ impl Metrics {
         }
     }
 
-    fn request_series(&self, key: RequestKey) -> Arc<RequestSeries> {
+    fn request_series(&self, mut key: RequestKey) -> Arc<RequestSeries> {
         if let Some(series) = self.by_request.get(&key) {
             return Arc::clone(&series);
+        }
+        // Tenants without series of their own have no handles of their own either.
+        if !self.families.by_tenant.requests.takes(RequestKey::TENANT, &key.tenant) {
+            key.tenant = Arc::clone(&self.other);
+            if let Some(series) = self.by_request.get(&key) {
+                return Arc::clone(&series);
+            }
         }
         let series = Arc::new(RequestSeries::new(key.clone(), Arc::clone(&self.families), self.split));
         if self.by_request.len() < CACHED_SERIES {

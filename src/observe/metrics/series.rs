@@ -84,6 +84,8 @@ impl From<&StreamKey> for ExponentialKey {
 impl RequestKey {
     /// Label `revision` of what no replica served.
     pub(super) const NO_REVISION: &str = "none";
+    /// Place of the tenant among the labels of families by tenant.
+    pub(super) const TENANT: usize = 2;
 }
 
 /// Which histograms have the label `tenant`.

@@ -288,7 +288,7 @@ families! {
             counter access_log_dropped "tokenway_access_log_dropped_total" []
                 "Access-log lines lost to a full queue or a failed write.";
             counter content_dropped "tokenway_content_dropped_total" [reason = ContentLoss::LABELS]
-                "Entries of telemetry.content lost to a full queue or a failed write.";
+                "Entries of telemetry.content lost to a full queue, a failed write or a failed export.";
             counter log_dropped "tokenway_log_dropped_total" [reason = LogDrops::LABELS]
                 "Lines of the log on stderr that were not written: queue_full or write_failed, or rate (more than a few a second of one kind).";
             counter config_reloads "tokenway_config_reloads_total" [result = &["success", "failure"]]

@@ -4,6 +4,7 @@
 //! count, its exporters keep the cause of a failure to themselves, and its metrics reader would want every observation. Each
 //! signal has a task on the telemetry runtime, behind a bounded queue of its own.
 
+mod batch;
 mod exporter;
 pub(super) mod metrics;
 mod proto;
@@ -17,9 +18,11 @@ use hyper_util::rt::TokioIo;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use tonic::transport::Channel;
 
+pub(crate) use self::batch::{Batch, End, Loss, Task as BatchTask};
 pub(crate) use self::exporter::Exporter;
 use self::exporter::{Headers, Health, Http, Transport};
-pub(crate) use self::proto::{attribute, nanos, scope, text};
+pub(super) use self::proto::key_value;
+pub(crate) use self::proto::{attribute, logs, nanos, scope, structured, text};
 use super::Background;
 use super::metrics::BuildInfo;
 use crate::clock::Clock;
@@ -35,6 +38,9 @@ pub enum CollectorError {
     /// The same, over gRPC.
     #[error("otlp exporter: endpoint: {0}")]
     Channel(#[from] tonic::transport::Error),
+    /// Log records have nowhere to go.
+    #[error("otlp exporter: the address is one of traces alone, and telemetry.content needs one of logs")]
+    TracesAlone,
     /// TLS could not be set up.
     #[error("otlp exporter: tls: {0}")]
     Tls(#[from] tls::CollectorTlsError),

@@ -2,8 +2,16 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::common::v1::{
+    AnyValue, ArrayValue, InstrumentationScope, KeyValue, KeyValueList,
+};
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use serde_json::Value as Json;
+
+use crate::observe::attributes::AttributeValue;
 
 /// An attribute.
 pub(crate) fn attribute(key: impl Into<String>, value: Value) -> KeyValue {
@@ -14,6 +22,54 @@ pub(crate) fn attribute(key: impl Into<String>, value: Value) -> KeyValue {
 /// An attribute that is text.
 pub(crate) fn text(key: impl Into<String>, value: impl Into<String>) -> KeyValue {
     attribute(key, Value::StringValue(value.into()))
+}
+
+/// An attribute of a request.
+pub(in crate::observe) fn key_value(name: &'static str, value: AttributeValue<'_>) -> KeyValue {
+    let value = match value {
+        AttributeValue::Str(text) => Value::StringValue(text.to_owned()),
+        AttributeValue::Text(text) => Value::StringValue(text),
+        AttributeValue::Number(number) => Value::DoubleValue(number),
+        AttributeValue::Name(name) => Value::StringValue(name.to_owned()),
+        AttributeValue::Int(number) => Value::IntValue(number),
+        AttributeValue::Span(span) => Value::DoubleValue(span.as_secs_f64()),
+        AttributeValue::Bool(fact) => Value::BoolValue(fact),
+        AttributeValue::Address(address) => Value::StringValue(address.to_string()),
+        AttributeValue::List(texts) => {
+            let text = |text: &str| AnyValue { value: Some(Value::StringValue(text.to_owned())) };
+            Value::ArrayValue(ArrayValue { values: texts.into_iter().map(text).collect() })
+        }
+    };
+    attribute(name, value)
+}
+
+/// A value of JSON, in its structure.
+pub(crate) fn structured(json: Json) -> AnyValue {
+    let value = match json {
+        Json::Null => None,
+        Json::Bool(fact) => Some(Value::BoolValue(fact)),
+        Json::Number(number) => Some(match number.as_i64() {
+            Some(whole) => Value::IntValue(whole),
+            None => Value::DoubleValue(number.as_f64().unwrap_or(f64::NAN)),
+        }),
+        Json::String(text) => Some(Value::StringValue(text)),
+        Json::Array(list) => {
+            Some(Value::ArrayValue(ArrayValue { values: list.into_iter().map(structured).collect() }))
+        }
+        Json::Object(members) => {
+            let member =
+                |(key, value)| KeyValue { key, value: Some(structured(value)), ..KeyValue::default() };
+            Some(Value::KvlistValue(KeyValueList { values: members.into_iter().map(member).collect() }))
+        }
+    };
+    AnyValue { value }
+}
+
+/// Log records as a collector takes them.
+pub(crate) fn logs(log_records: Vec<LogRecord>, resource: Resource) -> ExportLogsServiceRequest {
+    let scope_logs = vec![ScopeLogs { scope: Some(scope()), log_records, ..ScopeLogs::default() }];
+    let logs = ResourceLogs { resource: Some(resource), scope_logs, ..ResourceLogs::default() };
+    ExportLogsServiceRequest { resource_logs: vec![logs] }
 }
 
 /// Nanoseconds since the epoch.

@@ -6,16 +6,16 @@
 
 use std::time::Duration;
 
+use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{Span, SpanFlags, Status};
 
 use crate::clock::{Clock, Stamp};
-use crate::observe::attributes::{self, AttributeValue};
+use crate::observe::attributes;
 use crate::observe::judgement::Judgement;
-use crate::observe::otlp::{attribute, nanos, text};
+use crate::observe::otlp::{attribute, key_value, nanos, text};
 use crate::observe::stages::{Stage, StageTime, stages};
 use crate::record::{Attempt, Original, Outcome, Record};
 use crate::request::trace_context::new_span_id;
@@ -211,24 +211,6 @@ fn failed(error: &str) -> Status {
 
 fn int(key: &str, value: impl Into<i64>) -> KeyValue {
     attribute(key, Value::IntValue(value.into()))
-}
-
-fn key_value(name: &'static str, value: AttributeValue<'_>) -> KeyValue {
-    let value = match value {
-        AttributeValue::Str(text) => Value::StringValue(text.to_owned()),
-        AttributeValue::Text(text) => Value::StringValue(text),
-        AttributeValue::Number(number) => Value::DoubleValue(number),
-        AttributeValue::Name(name) => Value::StringValue(name.to_owned()),
-        AttributeValue::Int(number) => Value::IntValue(number),
-        AttributeValue::Span(span) => Value::DoubleValue(span.as_secs_f64()),
-        AttributeValue::Bool(fact) => Value::BoolValue(fact),
-        AttributeValue::Address(address) => Value::StringValue(address.to_string()),
-        AttributeValue::List(texts) => {
-            let text = |text: &str| AnyValue { value: Some(Value::StringValue(text.to_owned())) };
-            Value::ArrayValue(ArrayValue { values: texts.into_iter().map(text).collect() })
-        }
-    };
-    attribute(name, value)
 }
 
 /// Of the W3C's trace flags.

@@ -13,14 +13,13 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
-use self::export::Task;
+use self::export::SpanBatch;
 pub use self::sampling::{Seen, keep};
 pub use super::Background;
 use super::judgement::Judgement;
 use super::metrics::{DropReason, Metrics};
-use super::otlp::{Collector, CollectorError};
+use super::otlp::{BatchTask, Collector, CollectorError, End};
 use crate::clock::Clock;
 use crate::config::Sampling;
 use crate::record::Record;
@@ -33,17 +32,6 @@ pub struct Spans {
     metrics: Arc<Metrics>,
     kept: PerSecond,
     end: End,
-}
-
-/// The stages in which export ends.
-#[derive(Clone, Debug, Default)]
-struct End {
-    /// Nothing more is taken in; what is queued is exported.
-    closing: CancellationToken,
-    /// What is left is dropped.
-    given_up: CancellationToken,
-    /// All is exported or counted.
-    done: CancellationToken,
 }
 
 impl Spans {
@@ -61,8 +49,8 @@ impl Spans {
         let (exporter, resource) = (collector.spans()?, collector.resource());
         let (queue, records) = mpsc::channel(MAX_QUEUED_RECORDS);
         let (metrics, end) = (Arc::clone(metrics), End::default());
-        let task =
-            Task { records, exporter, resource, clock, metrics: Arc::clone(&metrics), end: end.clone() };
+        let batch = SpanBatch { resource, clock, metrics: Arc::clone(&metrics) };
+        let task = BatchTask { queue: records, exporter, batch, clock, end: end.clone() };
         background.tasks.spawn_on(task.run(), &background.runtime);
         Ok(Self {
             queue,
@@ -116,12 +104,7 @@ impl Spans {
 
     /// Exports what is queued, for at most `limit`; what is left is counted as dropped.
     pub async fn shutdown(&self, limit: Duration) {
-        self.end.closing.cancel();
-        if tokio::time::timeout(limit, self.end.done.cancelled()).await.is_err() {
-            tracing::warn!(?limit, "spans not exported before the end");
-            self.end.given_up.cancel();
-            self.end.done.cancelled().await;
-        }
+        self.end.shutdown("spans", limit).await;
     }
 }
 

@@ -1,0 +1,76 @@
+//! Entries of the audit trail on their way to the collector: a bounded queue and one task.
+
+use std::sync::Arc;
+
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::logs::v1::LogRecord;
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use prost::Message as _;
+use tokio::sync::mpsc;
+
+use crate::clock::Clock;
+use crate::observe::Background;
+use crate::observe::metrics::{ContentLoss, Metrics};
+use crate::observe::otlp::{Batch, BatchTask, Collector, CollectorError, End, Loss, logs};
+
+/// Queues entries for the task that exports them.
+pub(super) struct Events {
+    pub(super) queue: mpsc::Sender<LogRecord>,
+    pub(super) end: End,
+}
+
+impl Events {
+    /// Starts the task.
+    ///
+    /// # Errors
+    /// The endpoint is unusable, or takes traces alone.
+    pub(super) fn start(
+        collector: &Collector,
+        clock: Clock,
+        background: &Background,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self, CollectorError> {
+        let exporter = collector.logs()?.ok_or(CollectorError::TracesAlone)?;
+        let (queue, entries) = mpsc::channel(MAX_QUEUED);
+        let batch = Entries { resource: collector.resource(), metrics: Arc::clone(metrics) };
+        let end = End::default();
+        let task = BatchTask { queue: entries, exporter, batch, clock, end: end.clone() };
+        background.tasks.spawn_on(task.run(), &background.runtime);
+        Ok(Self { queue, end })
+    }
+}
+
+struct Entries {
+    resource: Resource,
+    metrics: Arc<Metrics>,
+}
+
+impl Batch for Entries {
+    type Queued = LogRecord;
+    type Part = LogRecord;
+    type Export = ExportLogsServiceRequest;
+
+    fn add(&self, entry: LogRecord, entries: &mut Vec<LogRecord>) -> usize {
+        let bytes = entry.encoded_len();
+        entries.push(entry);
+        bytes
+    }
+
+    fn full(&self) -> usize {
+        MAX_BATCH
+    }
+
+    fn export(&self, entries: Vec<LogRecord>) -> ExportLogsServiceRequest {
+        logs(entries, self.resource.clone())
+    }
+
+    fn lost(&self, _loss: Loss, entries: u64) {
+        let reason = ContentLoss::ExportFailed.as_str();
+        self.metrics.families.process.content_dropped.inc_by([reason], entries);
+    }
+}
+
+/// Entries that wait; each has at most about twice `max_entry` bytes.
+const MAX_QUEUED: usize = 256;
+/// Bytes of a batch (one entry's more at most): collectors take 4 MiB over gRPC.
+const MAX_BATCH: usize = 2 << 20;

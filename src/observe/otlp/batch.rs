@@ -1,0 +1,135 @@
+//! The task that exports what is queued, one batch at a time, and the stages in which it ends.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::timeout_at;
+use tokio_util::sync::CancellationToken;
+
+use super::exporter::{Exporter, Signal};
+use crate::clock::Clock;
+
+/// What becomes of what is queued.
+pub(crate) trait Batch: Send + 'static {
+    /// What is queued.
+    type Queued: Send;
+    /// A span, a log record.
+    type Part: Send;
+    /// A batch as the collector takes it.
+    type Export: Signal + Send;
+
+    /// Adds what was queued to a batch; returns its size.
+    fn add(&self, queued: Self::Queued, parts: &mut Vec<Self::Part>) -> usize;
+
+    /// Size from which on a batch is exported at once.
+    fn full(&self) -> usize;
+
+    /// The batch.
+    fn export(&self, parts: Vec<Self::Part>) -> Self::Export;
+
+    /// Counts what the collector did not get.
+    fn lost(&self, loss: Loss, parts: u64);
+}
+
+/// Why the collector did not get it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// An export failed.
+    Failed,
+    /// The process ended.
+    Shutdown,
+}
+
+/// The stages in which an export ends.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct End {
+    /// Nothing more is taken in; what is queued is exported.
+    closing: CancellationToken,
+    /// What is left is dropped.
+    given_up: CancellationToken,
+    /// All is exported or counted.
+    done: CancellationToken,
+}
+
+impl End {
+    /// Exports what is queued, for at most `limit`; what is left is counted as lost.
+    pub(crate) async fn shutdown(&self, what: &'static str, limit: Duration) {
+        self.closing.cancel();
+        if tokio::time::timeout(limit, self.done.cancelled()).await.is_err() {
+            tracing::warn!(?limit, what, "not exported before the end");
+            self.given_up.cancel();
+            self.done.cancelled().await;
+        }
+    }
+}
+
+/// The task.
+pub(crate) struct Task<B: Batch> {
+    pub(crate) queue: mpsc::Receiver<B::Queued>,
+    pub(crate) exporter: Exporter,
+    pub(crate) batch: B,
+    pub(crate) clock: Clock,
+    pub(crate) end: End,
+}
+
+impl<B: Batch> Task<B> {
+    /// Exports until the queue is closed and empty, or until it is given up.
+    pub(crate) async fn run(mut self) {
+        // Fires on drop too, so that a waiter does not outlive a task dropped with its runtime.
+        let _done = self.end.done.clone().drop_guard();
+        let every = export_every();
+        loop {
+            let parts = self.gather(every).await;
+            if parts.is_empty() {
+                return;
+            }
+            let count = parts.len() as u64;
+            // Boxed: large, and once a batch.
+            let export = Box::pin(self.exporter.send(self.batch.export(parts)));
+            match self.end.given_up.run_until_cancelled(export).await {
+                Some(true) => {}
+                Some(false) => self.batch.lost(Loss::Failed, count),
+                None => return self.drop_rest(count),
+            }
+        }
+    }
+
+    /// What is queued within `every`, up to a full batch; nothing when the queue is closed and empty.
+    async fn gather(&mut self, every: Duration) -> Vec<B::Part> {
+        let mut parts = Vec::new();
+        let Some(queued) = self.next().await else { return parts };
+        let mut size = self.batch.add(queued, &mut parts);
+        let until = self.clock.instant(self.clock.now().after(every));
+        while size < self.batch.full() {
+            let Ok(Some(queued)) = timeout_at(until, self.next()).await else { break };
+            size += self.batch.add(queued, &mut parts);
+        }
+        parts
+    }
+
+    async fn next(&mut self) -> Option<B::Queued> {
+        if let Some(queued) = self.end.closing.run_until_cancelled(self.queue.recv()).await {
+            return queued;
+        }
+        self.queue.close();
+        self.queue.recv().await
+    }
+
+    /// Counts what was not exported, `count` parts of a running export included.
+    fn drop_rest(&mut self, count: u64) {
+        let mut rest = Vec::new();
+        while let Ok(queued) = self.queue.try_recv() {
+            self.batch.add(queued, &mut rest);
+        }
+        self.batch.lost(Loss::Shutdown, count + rest.len() as u64);
+    }
+}
+
+/// As for a batch processor of an SDK, `OTEL_BSP_SCHEDULE_DELAY` milliseconds.
+fn export_every() -> Duration {
+    let delay = std::env::var("OTEL_BSP_SCHEDULE_DELAY").ok().and_then(|millis| millis.trim().parse().ok());
+    delay.map_or(EXPORT_EVERY, Duration::from_millis)
+}
+
+/// A batch that does not fill is exported after this time.
+const EXPORT_EVERY: Duration = Duration::from_secs(1);
