@@ -37,7 +37,7 @@ pub async fn prepare(
     table: Arc<RoutingTable>,
     guard: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
-    let IncomingRequest { gateway, parts, body, connection, .. } = incoming;
+    let IncomingRequest { gateway, parts, body, connection, carrier, .. } = incoming;
     let is_preflight = cors::is_preflight(parts);
     check(gateway, parts, guard.record())?;
     let tenant =
@@ -81,6 +81,7 @@ pub async fn prepare(
         has_priority: parts.headers.contains_key(X_VLLM_PRIORITY),
         boundary: boundary.map(str::to_owned),
         is_preflight,
+        gets_answer_here: carrier.as_ref().is_none_or(|carrier| carrier.returns_answer()),
         held,
     };
     if dialect == Dialect::StoredResponse {
@@ -106,6 +107,7 @@ pub async fn prepare(
         let fetching = Box::pin(stored::fetch_previous(gateway, &tenant, &prepared.route, &id));
         prepared.pinned = Some(fetching.await?);
     }
+    prepared.carrier.clone_from(carrier);
     prepared.share = share_of(&tenant);
     prepared.read = read;
     if is_preflight {
@@ -133,6 +135,7 @@ struct ReadRequest {
     /// Of a form.
     boundary: Option<String>,
     is_preflight: bool,
+    gets_answer_here: bool,
     held: HeldBody,
 }
 
@@ -160,6 +163,7 @@ impl ReadRequest {
             has_priority,
             boundary,
             is_preflight,
+            gets_answer_here,
             held,
         } = self;
         let mut fields = match read_fields(dialect, boundary.as_deref(), &held.bytes) {
@@ -199,7 +203,8 @@ impl ReadRequest {
             return Err(Failure::bad_request(NO_SALT, None));
         }
         let model = route.engine_model();
-        let client = Client { tenant: &tenant, slo_class: slo_class.as_deref(), has_priority };
+        let client =
+            Client { tenant: &tenant, slo_class: slo_class.as_deref(), has_priority, gets_answer_here };
         let mut classified = classify(&table, route, dialect, &fields, model, &held.bytes, client);
         let prepared = &mut classified.prepared;
         prepared.pinned = match fields.previous_response_id.as_deref() {
