@@ -256,7 +256,7 @@ impl UpstreamAttempt {
     }
 
     /// What the close of an idle connection was, right after a request was written to it: an engine that ends idle connections
-    /// tells nobody before (RFC 9112, section 9.5), and takes new ones; one that crashed does not.
+    /// gives no notice (RFC 9112, section 9.5), and takes new ones; one that crashed does not.
     async fn how_closed(&self, deadline: Instant) -> Closed {
         match self.replica.connections.fresh(deadline).await {
             Ok(_) => Closed::Idle,
