@@ -8,6 +8,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use hyper::body::Body as _;
 
+use super::carrier::Carrier;
 use super::classify::{Classified, Client, classify};
 use super::models::unescaped;
 use super::prepared::Prepared;
@@ -65,8 +66,7 @@ pub async fn prepare(
     };
     // Drops hyper's body handle; the bytes are in `held`.
     *body = None;
-    let record = guard.record();
-    let read = gateway.clock.now();
+    let (record, read) = (guard.record(), gateway.clock.now());
     record.at.read = Some(read);
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
@@ -81,7 +81,7 @@ pub async fn prepare(
         has_priority: parts.headers.contains_key(X_VLLM_PRIORITY),
         boundary: boundary.map(str::to_owned),
         is_preflight,
-        gets_answer_here: carrier.as_ref().is_none_or(|carrier| carrier.returns_answer()),
+        carrier: carrier.clone(),
         held,
     };
     if dialect == Dialect::StoredResponse {
@@ -107,7 +107,6 @@ pub async fn prepare(
         let fetching = Box::pin(stored::fetch_previous(gateway, &tenant, &prepared.route, &id));
         prepared.pinned = Some(fetching.await?);
     }
-    prepared.carrier.clone_from(carrier);
     prepared.share = share_of(&tenant);
     prepared.read = read;
     if is_preflight {
@@ -135,7 +134,7 @@ struct ReadRequest {
     /// Of a form.
     boundary: Option<String>,
     is_preflight: bool,
-    gets_answer_here: bool,
+    carrier: Option<Arc<dyn Carrier>>,
     held: HeldBody,
 }
 
@@ -163,7 +162,7 @@ impl ReadRequest {
             has_priority,
             boundary,
             is_preflight,
-            gets_answer_here,
+            carrier,
             held,
         } = self;
         let mut fields = match read_fields(dialect, boundary.as_deref(), &held.bytes) {
@@ -203,10 +202,12 @@ impl ReadRequest {
             return Err(Failure::bad_request(NO_SALT, None));
         }
         let model = route.engine_model();
+        let gets_answer_here = carrier.as_ref().is_none_or(|carrier| carrier.returns_answer());
         let client =
             Client { tenant: &tenant, slo_class: slo_class.as_deref(), has_priority, gets_answer_here };
         let mut classified = classify(&table, route, dialect, &fields, model, &held.bytes, client);
         let prepared = &mut classified.prepared;
+        prepared.carrier = carrier;
         prepared.pinned = match fields.previous_response_id.as_deref() {
             Some(id) => stored::previous(&gateway, &tenant, route, id)
                 .inspect_err(|_| seen.previous = Some(id.into()))
