@@ -15,7 +15,7 @@
 //!
 //! Beside that path: [`config`] (checked before anything runs), [`fleet`] (probes and scrapes), [`relay::watch`]
 //! (deadlines of streams), [`identity`] (keys of
-//! the token issuer), [`cluster`] (other gateways), [`drift`], [`admin`], [`simulate`] (joins the crate `tokenway-sim`), [`app`] (wiring) and
+//! the token issuer), [`cluster`] (other gateways), [`epp`] (Envoy's endpoint picker), [`drift`], [`admin`], [`simulate`] (joins the crate `tokenway-sim`), [`app`] (wiring) and
 //! [`cli`]. The order in which modules may import each other is in `docs/architecture.md`.
 
 pub mod admin;
@@ -30,6 +30,7 @@ pub mod config;
 pub mod diagnosis;
 pub mod digits;
 pub mod drift;
+pub mod epp;
 pub(crate) mod error;
 pub mod fleet;
 pub mod gateway;

@@ -4,7 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use tokenway::app::logging;
-use tokenway::app::process::{self, Launch};
+use tokenway::app::process::{self, Front, Launch};
 use tokenway::cli::style::Style;
 use tokenway::cli::{self, Cli, Command, EXIT_FAILED, EXIT_OK, showcase, sim};
 use tokenway::config::schema::json_schema;
@@ -24,7 +24,12 @@ fn main() -> ExitCode {
     let env = |name: &str| std::env::var(name).ok();
     let code = match cli.command {
         Command::Serve(args) => {
-            done(process::serve(Launch { source: args.source(), overrides: args.overrides(), log }))
+            let (source, overrides, front) = (args.source(), args.overrides(), Front::OpenAi);
+            done(process::serve(Launch { source, overrides, log, front }))
+        }
+        Command::Epp(args) => {
+            let (source, overrides, front) = (args.source(), args.overrides(), Front::EndpointPicker);
+            done(process::serve(Launch { source, overrides, log, front }))
         }
         Command::Init(args) => {
             let is_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();

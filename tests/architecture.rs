@@ -34,6 +34,7 @@ const MODULES: &[&str] = &[
     "gateway",
     "identity",
     "cluster",
+    "epp",
     "api",
     "diagnosis",
     "drift",

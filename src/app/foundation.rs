@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::StartError;
+use super::launch::Front;
 use super::observers::DataPath;
 use super::salt_key::settle_salts;
 use crate::clock::Clock;
@@ -32,6 +33,8 @@ pub struct Foundation {
     pub carried_over: CarriedOver,
     /// API keys made at run time.
     pub keys: Arc<KeyStore>,
+    /// What the data port speaks.
+    pub front: Front,
     pub(super) config: Arc<Config>,
     pub(super) clock: Clock,
     pub(super) control: Handle,
@@ -81,6 +84,7 @@ impl Foundation {
             fleet,
             carried_over,
             keys,
+            front: Front::default(),
             config,
             clock,
             control,

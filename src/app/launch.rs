@@ -13,6 +13,18 @@ pub struct Launch {
     pub overrides: Overrides,
     /// Handle to the filter of the process log.
     pub log: LogFilter,
+    /// What the data port speaks.
+    pub front: Front,
+}
+
+/// What the data port speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Front {
+    /// The OpenAI API: `tokenway serve`.
+    #[default]
+    OpenAi,
+    /// Envoy's ext_proc over gRPC: `tokenway epp`.
+    EndpointPicker,
 }
 
 impl Launch {

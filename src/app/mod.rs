@@ -7,7 +7,7 @@ mod budgets;
 mod control;
 pub mod foundation;
 mod keeping;
-mod launch;
+pub mod launch;
 pub mod logging;
 mod memory_limit;
 pub mod observers;
@@ -32,11 +32,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::foundation::Foundation;
+use self::launch::Front;
 use self::observers::ObserversError;
 use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::cluster;
 use crate::config::Config;
+use crate::epp::EndpointPicker;
 use crate::fleet::registry::Fleet;
 use crate::gateway::hook::Hook;
 use crate::gateway::table::RoutingTable;
@@ -129,7 +131,7 @@ impl App {
 
     /// Starts gateway, watchdog and accept loop.
     pub fn on(foundation: Foundation, observer: Arc<Observer>) -> Self {
-        let Foundation { fleet, carried_over, config, clock, control, pools, keys, .. } = foundation;
+        let Foundation { fleet, carried_over, config, clock, control, pools, keys, front, .. } = foundation;
         let Foundation { tls, socket, data, connector, broker, topics, tracker, stopped, .. } = foundation;
         note_expiry(&observer, &config, clock);
         let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
@@ -190,9 +192,8 @@ impl App {
         tracker.spawn(stopped.clone().run_until_cancelled_owned(degrading));
         let (draining, closing) = (serving.draining.clone(), serving.closing.clone());
         let cut_off = serving.cut_off.clone();
-        let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
-        tracker.spawn(listener::accept_loop(acceptor, serving, service));
+        accept(front, &gateway, acceptor, serving);
         Self {
             gateway,
             fleet,
@@ -306,6 +307,19 @@ fn serving(
     }
 }
 
+/// Accepts connections of clients, or of Envoy.
+fn accept(front: Front, gateway: &Arc<Gateway>, acceptor: Acceptor, mut serving: Serving) {
+    let (tracker, gateway) = (gateway.tasks.clone(), Arc::clone(gateway));
+    match front {
+        Front::OpenAi => tracker.spawn(listener::accept_loop(acceptor, serving, Service(gateway))),
+        Front::EndpointPicker => {
+            // Envoy keeps its connections, and closing one that it is about to use fails a request.
+            serving.limits.keep_alive = PROXY_KEEP_ALIVE;
+            tracker.spawn(listener::accept_loop(acceptor, serving, EndpointPicker::new(gateway)))
+        }
+    };
+}
+
 /// Random name of this process in `Via`, so that only a real loop looks like one.
 fn pseudonym() -> HeaderValue {
     let name = format!("1.1 tokenway-{:08x}", fastrand::u32(..));
@@ -342,3 +356,4 @@ fn note_expiry(observer: &Observer, config: &Config, clock: Clock) {
 /// For the error events of streams that the end of the drain cut.
 const ERROR_EVENT_GRACE: Duration = Duration::from_secs(2);
 const DROP_GRACE: Duration = Duration::from_millis(50);
+const PROXY_KEEP_ALIVE: Duration = Duration::from_secs(24 * 3600);

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::control::Controls;
 use super::foundation::Foundation;
-pub use super::launch::Launch;
+pub use super::launch::{Front, Launch};
 use super::observers::Observers;
 use super::signals::{self, Signal};
 use super::{App, StartError};
@@ -151,7 +151,8 @@ impl Running {
         runtimes: &Runtimes,
         tap: Option<Arc<dyn Tap>>,
     ) -> Result<Self, StartError> {
-        let foundation = Foundation::lay(config, Clock::start(), runtimes.control.handle().clone())?;
+        let mut foundation = Foundation::lay(config, Clock::start(), runtimes.control.handle().clone())?;
+        foundation.front = launch.front;
         let fleet = Arc::clone(&foundation.fleet);
         Self::start_on(foundation, launch, runtimes, tap).inspect_err(|_| fleet.retire())
     }
@@ -278,7 +279,13 @@ impl Running {
     /// Logs the addresses, the size of the fleet and what is open to the network.
     fn announce(&self, open_files: u64) {
         let config = self.control.config();
-        let scheme = if config.server.tls.is_some() { "https" } else { "http" };
+        let is_picker = self.launch.front == Front::EndpointPicker;
+        let scheme = match (is_picker, config.server.tls.is_some()) {
+            (true, false) => "grpc",
+            (true, true) => "grpcs",
+            (false, false) => "http",
+            (false, true) => "https",
+        };
         let replicas: usize = config.pools.iter().map(|p| p.replicas.len()).sum();
         let routes: Vec<&str> = config.routes.iter().map(|r| &*r.name).collect();
         let policies: Vec<&str> = config.routes.iter().map(|r| r.policy.as_str()).collect();
@@ -294,7 +301,8 @@ impl Running {
                 "tokenway {version}: pools: {pools}, replicas: {replicas}, routes: {}",
                 routes.join(" ")
             );
-            tracing::info!("gateway {scheme}://{data}  (OpenAI API)");
+            let speaks = if is_picker { "endpoint picker of Envoy" } else { "OpenAI API" };
+            tracing::info!("gateway {scheme}://{data}  ({speaks})");
             tracing::info!("page    http://{}/", self.admin);
             if let Some(metrics) = self.metrics {
                 tracing::info!("metrics http://{metrics}/metrics");

@@ -11,6 +11,7 @@ pub mod completions;
 pub mod demo;
 mod draft;
 pub mod drift;
+pub mod epp;
 pub mod explain;
 pub mod import;
 pub mod init;
@@ -36,6 +37,7 @@ use self::check::CheckArgs;
 use self::completions::CompletionsArgs;
 use self::demo::DemoArgs;
 use self::drift::DriftArgs;
+use self::epp::EppArgs;
 use self::explain::ExplainArgs;
 use self::import::ImportArgs;
 use self::init::InitArgs;
@@ -68,6 +70,8 @@ pub struct Cli {
 pub enum Command {
     /// Run the gateway
     Serve(ServeArgs),
+    /// Run an endpoint picker for Envoy (Gateway API Inference Extension)
+    Epp(EppArgs),
     /// Write a commented configuration file, from flags or from a few questions
     Init(InitArgs),
     /// Turn another gateway's flags or file into a configuration; says what could not be mapped
@@ -112,9 +116,12 @@ impl Cli {
     {
         let matches = Self::command().try_get_matches_from(args)?;
         let mut cli = Self::from_arg_matches(&matches)?;
-        if let (Command::Serve(args), Some(given)) = (&mut cli.command, matches.subcommand_matches("serve")) {
-            args.settle_source(given).map_err(|error| error.format(&mut Self::command()))?;
-        }
+        let settled = match (&mut cli.command, matches.subcommand()) {
+            (Command::Serve(args), Some((_, given))) => args.settle_source(given),
+            (Command::Epp(args), Some((_, given))) => args.settle_source(given),
+            _ => Ok(()),
+        };
+        settled.map_err(|error| error.format(&mut Self::command()))?;
         Ok(cli)
     }
 }
@@ -255,6 +262,7 @@ mod tests {
         let help = Cli::command().render_long_help().to_string();
         for name in [
             "serve",
+            "epp",
             "init",
             "import",
             "check",

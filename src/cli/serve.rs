@@ -15,15 +15,29 @@ use crate::config::{Endpoint, FOREIGN_POLICIES, Overrides, PolicyName, Secret};
 /// Arguments of `tokenway serve`.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Address of the data port [default: the file's, else 127.0.0.1:8080]
+    #[arg(long, env = "TOKENWAY_LISTEN", value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    #[command(flatten)]
+    around: AroundArgs,
+}
+
+/// Where the configuration comes from.
+#[derive(Args, Clone, Debug)]
+pub(super) struct SourceArgs {
     /// Configuration file
     #[arg(long, env = "TOKENWAY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// Replica to serve without a file; may be repeated
     #[arg(long, alias = "worker-urls", num_args = 1.., env = "TOKENWAY_UPSTREAM", value_name = "URL", value_delimiter = ',', value_parser = parse_endpoint)]
     upstream: Vec<Endpoint>,
-    /// Address of the data port [default: the file's, else 127.0.0.1:8080]
-    #[arg(long, env = "TOKENWAY_LISTEN", value_name = "ADDRESS")]
-    listen: Option<SocketAddr>,
+}
+
+/// What wins over the configuration, whatever the data port speaks.
+#[derive(Args, Clone, Debug)]
+pub(super) struct AroundArgs {
     /// Address of the admin port [default: the file's, else 127.0.0.1:9090]
     #[arg(long, env = "TOKENWAY_ADMIN_LISTEN", value_name = "ADDRESS")]
     admin_listen: Option<SocketAddr>,
@@ -51,31 +65,33 @@ impl ServeArgs {
     /// A file, or the `--upstream` URLs.
     #[must_use]
     pub fn source(&self) -> Source {
+        self.source.source()
+    }
+
+    /// Values that take precedence over the source.
+    #[must_use]
+    pub fn overrides(&self) -> Overrides {
+        self.around.overrides(self.listen)
+    }
+
+    /// As [`SourceArgs::settle`].
+    pub(super) fn settle_source(&mut self, given: &ArgMatches) -> Result<(), clap::Error> {
+        self.source.settle(given)
+    }
+}
+
+impl SourceArgs {
+    /// A file, or the `--upstream` URLs.
+    pub(super) fn source(&self) -> Source {
         match &self.config {
             Some(path) => Source::File(path.clone()),
             None => Source::Upstreams(self.upstream.clone()),
         }
     }
 
-    /// Values that take precedence over the source.
-    #[must_use]
-    pub fn overrides(&self) -> Overrides {
-        Overrides {
-            listen: self.listen,
-            admin_listen: self.admin_listen,
-            admin_token: self.admin_token.clone(),
-            admin_read_token: self.admin_read_token.clone(),
-            admin_metrics_listen: self.admin_metrics_listen,
-            policy: self.policy,
-            served_model_name: self.served_model_name.as_deref().map(Into::into),
-            otlp_endpoint: self.otlp_endpoint.clone(),
-            allow_missing_secrets: false,
-        }
-    }
-
     /// Leaves exactly one source. A flag takes precedence over the environment variable of the other source; two flags or two
     /// variables are a conflict.
-    pub(super) fn settle_source(&mut self, given: &ArgMatches) -> Result<(), clap::Error> {
+    pub(super) fn settle(&mut self, given: &ArgMatches) -> Result<(), clap::Error> {
         let is_flag = |id| given.value_source(id) == Some(ValueSource::CommandLine);
         match (self.config.is_some(), !self.upstream.is_empty()) {
             (true, true) => match (is_flag("config"), is_flag("upstream")) {
@@ -87,6 +103,23 @@ impl ServeArgs {
             _ => {}
         }
         Ok(())
+    }
+}
+
+impl AroundArgs {
+    /// With the address of the data port.
+    pub(super) fn overrides(&self, listen: Option<SocketAddr>) -> Overrides {
+        Overrides {
+            listen,
+            admin_listen: self.admin_listen,
+            admin_token: self.admin_token.clone(),
+            admin_read_token: self.admin_read_token.clone(),
+            admin_metrics_listen: self.admin_metrics_listen,
+            policy: self.policy,
+            served_model_name: self.served_model_name.as_deref().map(Into::into),
+            otlp_endpoint: self.otlp_endpoint.clone(),
+            allow_missing_secrets: false,
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use super::story::{ConfigFile, Meter, Stage};
 use super::style::Style;
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::app::logging::LogFilter;
-use crate::app::process::{Launch, RunError, Running, Runtimes, Shutdown};
+use crate::app::process::{Front, Launch, RunError, Running, Runtimes, Shutdown};
 use crate::app::signals;
 use crate::config::check::parse_endpoint;
 use crate::config::load::{Source, load};
@@ -50,7 +50,7 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<u8, RunError> {
         let source = Source::File(file.path().to_owned());
         let overrides = overrides(args);
         let config = Arc::new(configured(&source, &overrides)?);
-        let launch = Launch { source, overrides, log };
+        let launch = Launch { source, overrides, log, front: Front::OpenAi };
         let tap: Arc<dyn Tap> = Arc::clone(&scores) as _;
         let running = Running::start(launch, config, &runtimes, Some(tap))?;
         announce(&running, &fleet, args)?;

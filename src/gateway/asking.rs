@@ -98,17 +98,22 @@ impl Asking<'_> {
         self.request.pinned.as_ref()
     }
 
-    fn is_preferred(&self, replica: &Replica, now: Stamp) -> bool {
+    /// Whether it is neither in a back-off nor on trial, and has the model.
+    pub(super) fn is_preferred(&self, replica: &Replica, now: Stamp) -> bool {
         let model = self.request.model.as_deref();
-        replica.is_open(now) && model.is_none_or(|model| !is_missing(self.pool, replica, model))
+        replica.is_open(now)
+            && self.request.allows(replica)
+            && model.is_none_or(|model| !is_missing(self.pool, replica, model))
     }
 
     /// Whether it may go there.
     pub(super) fn may_take(&self, replica: &Arc<Replica>, scene: &Scene, now: Stamp) -> bool {
         match self.pinned() {
-            Some(pinned) => replica.is_ready() && Arc::ptr_eq(pinned, replica),
+            Some(pinned) => {
+                replica.is_ready() && Arc::ptr_eq(pinned, replica) && self.request.allows(replica)
+            }
             None if scene.has_preferred => self.is_preferred(replica, now),
-            None => replica.is_ready(),
+            None => replica.is_ready() && self.request.allows(replica),
         }
     }
 

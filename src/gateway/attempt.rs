@@ -14,17 +14,19 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header, response};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
-use hyper::body::Incoming;
 use memchr::memmem::Finder;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::answer_buffer::AnswerBuffer;
+use super::carrier::{Cargo, Carrier, MAX_FALLBACKS};
 use crate::clock::{Clock, Stamp};
 use crate::error::{Closed, Failure, ReplicaFailure, Timer};
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, AnswerFacts, EngineErrorKind};
 use crate::relay::watch::{Expiry, StreamWatch};
+use crate::request::arriving::ArrivingBody;
 use crate::request::body_memory::AnswerBudgets;
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::upstream::connect::{UpstreamBody, is_local};
@@ -53,6 +55,10 @@ pub struct UpstreamAttempt {
     pub sent: Option<Arc<AtomicBool>>,
     /// Memory of a unary answer.
     pub answer_memory: AnswerBudgets,
+    /// Takes it there in place of our own connections.
+    pub carrier: Option<Arc<dyn Carrier>>,
+    /// Where its carrier may take it instead.
+    pub fallbacks: SmallVec<[Arc<Replica>; MAX_FALLBACKS]>,
     /// The process' clock.
     pub clock: Clock,
 }
@@ -96,9 +102,9 @@ pub enum UpstreamResponse {
         /// The bytes read so far.
         first: Bytes,
         /// The unread part of the body.
-        rest: Incoming,
+        rest: ArrivingBody,
         /// The connection, given back after the last byte.
-        lease: Lease,
+        lease: Option<Lease>,
     },
 }
 
@@ -166,13 +172,22 @@ impl UpstreamAttempt {
     }
 
     async fn exchange(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
-        let deadline = self.clock.instant(self.clock.now().after(self.deadlines.connect));
-        let lease = self.checkout(deadline).await?;
-        times.connected = Some(self.clock.now());
-        if let Some(sent) = &self.sent {
-            sent.store(true, Ordering::Relaxed);
-        }
-        let (response, lease) = self.response(lease, deadline).await.map_err(failed)?;
+        let (response, lease) = match self.carrier.take() {
+            Some(carrier) => {
+                times.connected = Some(self.clock.now());
+                (self.carried(&*carrier).await.map_err(failed)?, None)
+            }
+            None => {
+                let deadline = self.clock.instant(self.clock.now().after(self.deadlines.connect));
+                let lease = self.checkout(deadline).await?;
+                times.connected = Some(self.clock.now());
+                if let Some(sent) = &self.sent {
+                    sent.store(true, Ordering::Relaxed);
+                }
+                let (response, lease) = self.response(lease, deadline).await.map_err(failed)?;
+                (response.map(ArrivingBody::Http), Some(lease))
+            }
+        };
         times.head = Some(self.clock.now());
         let (head, body) = response.into_parts();
         if let Some(what) = headers::response_fault(&head) {
@@ -195,6 +210,15 @@ impl UpstreamAttempt {
         self.whole(head, body, lease).await
     }
 
+    /// The answer to a request that a proxy takes to the replica.
+    async fn carried(
+        &mut self,
+        carrier: &dyn Carrier,
+    ) -> Result<http::Response<ArrivingBody>, ReplicaFailure> {
+        let (replica, fallbacks) = (Arc::clone(&self.replica), std::mem::take(&mut self.fallbacks));
+        carrier.carry(Cargo { replica, fallbacks, request: std::mem::take(&mut self.request) }).await
+    }
+
     async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
         let replica = self.replica.name();
         let after = self.deadlines.connect;
@@ -210,7 +234,7 @@ impl UpstreamAttempt {
         &mut self,
         mut lease: Lease,
         deadline: Instant,
-    ) -> Result<(http::Response<Incoming>, Lease), ReplicaFailure> {
+    ) -> Result<(http::Response<hyper::body::Incoming>, Lease), ReplicaFailure> {
         let replica = self.replica.name();
         let Some(connection) = lease.connection() else {
             return Err(ReplicaFailure::ClosedBeforeHead { replica, closed: Closed::Unsent });
@@ -232,7 +256,7 @@ impl UpstreamAttempt {
     }
 
     /// What the close of an idle connection was, right after a request was written to it: an engine that ends idle connections
-    /// tells nobody before (RFC 9112, section 9.5), and takes new ones; one that crashed does not.
+    /// gives no notice (RFC 9112, section 9.5), and takes new ones; one that crashed does not.
     async fn how_closed(&self, deadline: Instant) -> Closed {
         match self.replica.connections.fresh(deadline).await {
             Ok(_) => Closed::Idle,
@@ -257,7 +281,7 @@ impl UpstreamAttempt {
 
     /// Whether its body may last: nothing in a stream of another dialect is a content event that we know, so there is
     /// nothing to wait for.
-    fn is_relayed_from_head(&self, head: &response::Parts, body: &Incoming) -> bool {
+    fn is_relayed_from_head(&self, head: &response::Parts, body: &ArrivingBody) -> bool {
         let dialect = self.shape.dialect;
         let may_last = || dialect.body_form() == BodyForm::Opaque && body.size_hint().exact().is_none();
         !dialect.generates() && (is_event_stream(&head.headers) || may_last())
@@ -266,8 +290,8 @@ impl UpstreamAttempt {
     async fn first_content(
         &self,
         head: Box<response::Parts>,
-        body: Incoming,
-        lease: Lease,
+        body: ArrivingBody,
+        lease: Option<Lease>,
     ) -> Result<UpstreamResponse, AttemptError> {
         let replica = self.replica.name();
         let shape = self.shape.clone();
@@ -292,8 +316,8 @@ impl UpstreamAttempt {
     async fn whole(
         &self,
         mut head: Box<response::Parts>,
-        mut body: Incoming,
-        lease: Lease,
+        mut body: ArrivingBody,
+        lease: Option<Lease>,
     ) -> Result<UpstreamResponse, AttemptError> {
         let replica = self.replica.name();
         let mut answer = AnswerBuffer::new(&self.answer_memory, body.size_hint().exact());
@@ -309,7 +333,9 @@ impl UpstreamAttempt {
                 return Ok(UpstreamResponse::Large { head, first: answer.freeze(), rest: body, lease });
             }
         }
-        lease.give_back();
+        if let Some(lease) = lease {
+            lease.give_back();
+        }
         if head.status == StatusCode::RESET_CONTENT {
             headers::strip_length(&mut head.headers);
         }

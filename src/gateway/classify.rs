@@ -32,6 +32,8 @@ pub(super) struct Client<'a> {
     pub(super) slo_class: Option<&'a str>,
     /// Whether it sends an `x-vllm-priority`.
     pub(super) has_priority: bool,
+    /// Whether its answer passes through the gateway, which takes out what it asked for.
+    pub(super) gets_answer_here: bool,
 }
 
 /// A request whose body was read, and what its record says about that.
@@ -67,7 +69,7 @@ pub(super) fn classify(
     body: &Bytes,
     client: Client<'_>,
 ) -> Classified {
-    let Client { tenant, slo_class, has_priority } = client;
+    let Client { tenant, slo_class, has_priority, gets_answer_here } = client;
     let client_model = fields.model.as_deref();
     let upstream_model = upstream_model.as_deref();
     let model = upstream_model.or(client_model);
@@ -77,7 +79,7 @@ pub(super) fn classify(
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
     let may_migrate = route.config.migrate && fields.is_stream && fields.previous_response_id.is_none();
-    let ask_running = may_migrate && !has_several_choices(fields);
+    let ask_running = may_migrate && gets_answer_here && !has_several_choices(fields);
     // An engine says what is wrong with an id that is no string.
     let chosen_id = fields.request_id.and_then(|raw| raw.escaped());
     let own_id = chosen_id.and_then(|id| table.own_id(dialect, tenant.name(), id));
@@ -92,7 +94,7 @@ pub(super) fn classify(
         request_id: own_id.as_deref(),
         cache_salt: salt.as_deref(),
         priority: engine_priority.in_body(has_own).filter(|_| takes_priority),
-        ask_usage: route.config.ask_usage,
+        ask_usage: route.config.ask_usage && gets_answer_here,
         ask_running,
     };
     let spliced = splice(dialect, body, fields, edits);
@@ -130,6 +132,7 @@ pub(super) fn classify(
         is_long: class == Class::Long,
         rules: Rules { queue: route.config.queue, ..Rules::default() },
         share: Share { tenant: "default".into(), weight: 1, priority: 0 },
+        carrier: None,
     });
     Classified { prepared, model: label(route, model), class }
 }

@@ -44,6 +44,7 @@ pub(super) async fn degrade(
     after.timeouts.total = after.timeouts.total.min(prepared.timeouts.total);
     (after.session, after.read) = (prepared.session, prepared.read);
     after.share.clone_from(&prepared.share);
+    after.carrier.clone_from(&prepared.carrier);
     after.apply_slo(&Arc::clone(&after.route.config.slo));
     after.held = std::mem::replace(&mut prepared.held, HeldBody::empty());
     record.degraded_from = Some(Arc::clone(&prepared.route.config.name));
@@ -64,6 +65,7 @@ async fn classified_for(
 ) -> Option<Classified> {
     let (table, body) = (Arc::clone(&before.table), before.held.bytes.clone());
     let (tenant, has_priority) = (before.tenant.clone(), before.engine_priority == EnginePriority::Client);
+    let gets_answer_here = before.carrier.as_ref().is_none_or(|carrier| carrier.returns_answer());
     let work = move || {
         let fields = prepare::parse(dialect, &body).ok()?;
         let named = match &to.config.model {
@@ -71,7 +73,7 @@ async fn classified_for(
             ModelMatch::Any => None,
         };
         let model = to.engine_model().or(named);
-        let client = Client { tenant: &tenant, slo_class: None, has_priority };
+        let client = Client { tenant: &tenant, slo_class: None, has_priority, gets_answer_here };
         Some(classify(&table, &to, dialect, &fields, model, &body, client))
     };
     gateway.body_work.run(before.held.bytes.len(), work).await.ok()?

@@ -376,6 +376,9 @@ impl Exchange {
         let gateway = &self.incoming.gateway;
         let now = gateway.clock.now();
         pick.failed(failure, now);
+        if self.prepared.carrier.is_some() {
+            return false;
+        }
         if failure.is_idle_close() {
             self.untried.get_or_insert_with(|| self.tried.clone());
         }

@@ -72,7 +72,7 @@ pub(super) async fn fly(
 /// When the first token is overdue; `None` where the request is not to be hedged.
 pub(super) fn due(prepared: &Prepared, cause: AttemptCause, first: &Flight) -> Option<Stamp> {
     let hedge = prepared.route.config.hedge?;
-    let is_bound = prepared.pinned.is_some() || prepared.is_sent_once;
+    let is_bound = prepared.pinned.is_some() || prepared.is_sent_once || prepared.carrier.is_some();
     // Blocks that one engine has fetched are no longer there for another.
     let is_apart = first.pick().is_some_and(|pick| pick.ways.as_ref().is_some_and(|ways| ways.is_apart));
     if cause != AttemptCause::First || !prepared.shows_first_token || is_bound || is_apart {

@@ -10,6 +10,7 @@ mod asking;
 pub mod attempt;
 mod blame;
 pub mod body_work;
+pub mod carrier;
 mod classify;
 mod cold;
 mod cors;
@@ -57,6 +58,7 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use self::body_work::BodyWork;
+use self::carrier::Carrier;
 use self::cors::CorsGrant;
 use self::exchange::Exchange;
 pub use self::preflights::Preflights;
@@ -76,6 +78,7 @@ use crate::record::{ClientInfo, Opening, Outcome};
 use crate::relay::body::ReplyBody;
 use crate::relay::pins::ResponsePins;
 use crate::relay::watch::Watchdog;
+use crate::request::arriving::ArrivingBody;
 use crate::request::body;
 use crate::request::body_memory::{BodyBudget, BodyMemory};
 use crate::request::dialect::Dialect;
@@ -166,7 +169,8 @@ impl Handler for Service {
         let (parts, body) = request.into_parts();
         // A future is copied whole when it is first polled: box its state.
         let (gateway, connection) = (Arc::clone(&self.0), Arc::clone(connection));
-        Box::new(IncomingRequest { gateway, parts, body: Some(body), kill, connection }).answer()
+        let body = Some(ArrivingBody::Http(body));
+        Box::new(IncomingRequest { gateway, parts, body, kill, connection, carrier: None }).answer()
     }
 
     fn reject(&self, fault: HeadFault) -> Response<Bytes> {
@@ -220,9 +224,11 @@ pub struct IncomingRequest {
     gateway: Arc<Gateway>,
     parts: Parts,
     /// `None` once it is read.
-    body: Option<Incoming>,
+    body: Option<ArrivingBody>,
     kill: KillSwitch,
     connection: Arc<ClientConnection>,
+    /// Takes it to its replica; `None` for the gateway's own connections.
+    carrier: Option<Arc<dyn Carrier>>,
 }
 
 impl IncomingRequest {
@@ -238,11 +244,26 @@ impl IncomingRequest {
             _open: None,
         };
         let (gateway, kill) = (Arc::clone(&self.gateway), KillSwitch::default());
-        Box::new(Self { gateway, parts, body: None, kill, connection: Arc::new(connection) })
+        Box::new(Self { gateway, parts, body: None, kill, connection: Arc::new(connection), carrier: None })
+    }
+
+    /// A request that `carrier` takes to its replica, with its client's address where that is known.
+    #[must_use]
+    pub fn carried(
+        gateway: Arc<Gateway>,
+        parts: Parts,
+        body: Option<ArrivingBody>,
+        kill: KillSwitch,
+        peer: Peer,
+        carrier: Arc<dyn Carrier>,
+    ) -> Box<Self> {
+        let bodies = gateway.memory.of_connection();
+        let connection = Arc::new(ClientConnection { peer, bodies, _open: None });
+        Box::new(Self { gateway, parts, body, kill, connection, carrier: Some(carrier) })
     }
 
     /// Serves one request, from its head to its response.
-    async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
+    pub async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
         let gateway = Arc::clone(&self.gateway);
         let is_http1 = self.parts.version < http::Version::HTTP_2;
         let is_expecting = self.parts.headers.contains_key(http::header::EXPECT);
@@ -294,6 +315,7 @@ impl IncomingRequest {
         }
         let is_closing = response.headers().contains_key(http::header::CONNECTION);
         let is_last = match unread {
+            Some(ArrivingBody::Fed(_)) => false,
             Some(body) if is_http1 && !is_closing && !body.is_end_stream() => {
                 // A body that waits for a 100 is not asked for.
                 is_expecting || !Box::pin(body::is_discarded(body)).await

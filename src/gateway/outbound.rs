@@ -11,6 +11,7 @@ use http::{HeaderValue, Request};
 
 use super::attempt::{AttemptError, AttemptTimes, Deadlines, UpstreamAttempt, UpstreamResponse};
 use super::outside;
+use super::picker;
 use super::prepared::Prepared;
 use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
@@ -116,6 +117,8 @@ impl Outbound<'_> {
                 && !self.prepared.is_sent_once,
             deadlines: self.deadlines,
             sent: self.sent.cloned(),
+            fallbacks: picker::fallbacks(self.incoming.carrier.as_ref(), self.prepared, &pick, start),
+            carrier: self.incoming.carrier.clone(),
             clock: gateway.clock,
         });
         let times = AttemptTimes { start, ..AttemptTimes::default() };

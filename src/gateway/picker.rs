@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::Gateway;
 use super::apart;
 use super::asking::{Asking, Scene, Task};
+use super::carrier::{Carrier, MAX_FALLBACKS};
 use super::cold;
 use super::degrade;
 use super::prepared::Prepared;
@@ -103,6 +104,37 @@ pub(super) fn another(
     }
 }
 
+/// Where a request may go if its replica does not take it: the least busy others that it would be sent to. Only a request that a
+/// proxy carries has any: our own retries are decided when they are due.
+pub(super) fn fallbacks(
+    carrier: Option<&Arc<dyn Carrier>>,
+    request: &Prepared,
+    pick: &Pick,
+    now: Stamp,
+) -> smallvec::SmallVec<[Arc<Replica>; MAX_FALLBACKS]> {
+    if carrier.is_none() || request.pinned.is_some() || request.is_sent_once {
+        return Default::default();
+    }
+    let tried = SlotSet::new();
+    let asking = Asking {
+        request,
+        pool: &pick.pool,
+        policy: &*request.route.policy,
+        task: Task::Whole,
+        tried: &tried,
+    };
+    let replicas = pick.pool.replicas();
+    let mut found = smallvec::SmallVec::<[Arc<Replica>; MAX_FALLBACKS]>::new();
+    while found.len() < MAX_FALLBACKS {
+        let is_other =
+            |r: &&Arc<Replica>| !Arc::ptr_eq(r, &pick.replica) && !found.iter().any(|f| Arc::ptr_eq(f, r));
+        let others = replicas.iter().filter(is_other).filter(|r| asking.is_preferred(r, now));
+        let Some(next) = others.min_by_key(|r| r.target.load.inflight()) else { break };
+        found.push(Arc::clone(next));
+    }
+    found
+}
+
 /// Picks among the ready replicas not tried yet; `None` if there is none.
 #[must_use]
 pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> Option<PickOutcome> {
@@ -159,7 +191,7 @@ fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
         })
     };
     let replicas = pool.replicas();
-    let open = |r: &&Arc<Replica>| r.is_ready() && !tried.contains(r.slot());
+    let open = |r: &&Arc<Replica>| r.is_ready() && !tried.contains(r.slot()) && request.allows(r);
     let is_any = request.route.config.model == crate::config::ModelMatch::Any;
     // A route `*` over pools of different models uses the pools that list the model, if any does.
     if is_any && request.route.is_listed(request.model.as_deref()) {
@@ -181,7 +213,7 @@ fn choose(
     let tried = tried_in(context.tried, pool).unwrap_or(&none);
     let whole = Asking { request, pool, policy: &*request.route.policy, task: Task::Whole, tried };
     let place = Place { gateway, at, is_late: context.is_late, now };
-    let side = request.route.prefill.as_ref().filter(|_| context.may_go_apart);
+    let side = request.route.prefill.as_ref().filter(|_| context.may_go_apart && request.carrier.is_none());
     let Some(side) = side else { return place.ask(&whole, None) };
     let tried = tried_in(context.tried, &side.pool).cloned().unwrap_or_default();
     let choice = apart::weigh(&whole, side, &tried, now);

@@ -8,6 +8,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use hyper::body::Body as _;
 
+use super::carrier::Carrier;
 use super::classify::{Classified, Client, classify};
 use super::models::unescaped;
 use super::prepared::Prepared;
@@ -36,7 +37,7 @@ pub async fn prepare(
     table: Arc<RoutingTable>,
     guard: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
-    let IncomingRequest { gateway, parts, body, connection, .. } = incoming;
+    let IncomingRequest { gateway, parts, body, connection, carrier, .. } = incoming;
     let is_preflight = cors::is_preflight(parts);
     check(gateway, parts, guard.record())?;
     let tenant =
@@ -64,8 +65,7 @@ pub async fn prepare(
     };
     // Drops hyper's body handle; the bytes are in `held`.
     *body = None;
-    let record = guard.record();
-    let read = gateway.clock.now();
+    let (record, read) = (guard.record(), gateway.clock.now());
     record.at.read = Some(read);
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
@@ -80,6 +80,7 @@ pub async fn prepare(
         has_priority: parts.headers.contains_key(X_VLLM_PRIORITY),
         boundary: boundary.map(str::to_owned),
         is_preflight,
+        carrier: carrier.clone(),
         held,
     };
     if dialect == Dialect::StoredResponse {
@@ -132,6 +133,7 @@ struct ReadRequest {
     /// Of a form.
     boundary: Option<String>,
     is_preflight: bool,
+    carrier: Option<Arc<dyn Carrier>>,
     held: HeldBody,
 }
 
@@ -159,6 +161,7 @@ impl ReadRequest {
             has_priority,
             boundary,
             is_preflight,
+            carrier,
             held,
         } = self;
         let mut fields = match read_fields(dialect, boundary.as_deref(), &held.bytes) {
@@ -198,9 +201,12 @@ impl ReadRequest {
             return Err(Failure::bad_request(NO_SALT, None));
         }
         let model = route.engine_model();
-        let client = Client { tenant: &tenant, slo_class: slo_class.as_deref(), has_priority };
+        let gets_answer_here = carrier.as_ref().is_none_or(|carrier| carrier.returns_answer());
+        let client =
+            Client { tenant: &tenant, slo_class: slo_class.as_deref(), has_priority, gets_answer_here };
         let mut classified = classify(&table, route, dialect, &fields, model, &held.bytes, client);
         let prepared = &mut classified.prepared;
+        prepared.carrier = carrier;
         prepared.pinned = match fields.previous_response_id.as_deref() {
             Some(id) => stored::previous(&gateway, &tenant, route, id)
                 .inspect_err(|_| seen.previous = Some(id.into()))

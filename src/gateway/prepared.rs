@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{Deadline, Deadlines};
+use super::carrier::Carrier;
 use super::table::{RouteState, RoutingTable};
 use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
@@ -79,6 +80,8 @@ pub struct Prepared {
     pub rules: Rules,
     /// Its tenant's part of a pool.
     pub share: Share,
+    /// Takes it to its replica; `None` for the gateway's own connections.
+    pub carrier: Option<Arc<dyn Carrier>>,
 }
 
 impl Prepared {
@@ -121,10 +124,16 @@ impl Prepared {
         }
     }
 
+    /// Whether its carrier lets it go there.
+    pub(super) fn allows(&self, replica: &Replica) -> bool {
+        self.carrier.as_ref().is_none_or(|carrier| carrier.allows(replica))
+    }
+
     /// Whether it may wait in the queue until a replica is ready.
     pub(super) fn may_wait_for_replica(&self) -> bool {
         let queues = self.rules.queue.is_some_and(|queue| queue.max_requests > 0);
-        self.pinned.is_none() && (queues || self.cold_wait().is_some())
+        let is_confined = self.carrier.as_ref().is_some_and(|carrier| carrier.is_confined());
+        !is_confined && self.pinned.is_none() && (queues || self.cold_wait().is_some())
     }
 
     /// Sets the bounds of an SLO class.

@@ -35,7 +35,7 @@ pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
     let gateway = Arc::clone(exchange.gateway());
     let prepared = &exchange.prepared;
     let heartbeat = prepared.table.config.server.heartbeat.into_iter().chain(prepared.cold_heartbeat()).min();
-    let heartbeat = heartbeat.filter(|_| prepared.is_stream);
+    let heartbeat = heartbeat.filter(|_| prepared.is_stream && prepared.carrier.is_none());
     let Some(every) = heartbeat else {
         return response(&gateway, exchange.run().await);
     };
@@ -90,8 +90,13 @@ pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     failure.write_headers(headers);
+    response.extensions_mut().insert(OwnAnswer);
     response
 }
+
+/// In the extensions of a response that no engine made.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnAnswer;
 
 /// The response to a failure; its body owns the record.
 #[must_use]
@@ -215,6 +220,7 @@ impl Request {
         let may_migrate = prepared.route.config.migrate
             && prepared.is_stream
             && prepared.pinned.is_none()
+            && prepared.carrier.is_none()
             && !prepared.is_sent_once;
         may_migrate.then(|| {
             let running = prepared.asks_running;

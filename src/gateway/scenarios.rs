@@ -213,7 +213,7 @@ impl Live {
         let body = bytes::Bytes::from_static(br#"{"model":"m","prompt":"p"}"#);
         let fields = prepare::parse(Dialect::Completions, &body).unwrap();
         let tenant = TenantRef::anonymous();
-        let client = Client { tenant: &tenant, slo_class: None, has_priority: false };
+        let client = Client { tenant: &tenant, slo_class: None, has_priority: false, gets_answer_here: true };
         let mut prepared =
             classify(&table, &route, Dialect::Completions, &fields, None, &body, client).note(guard.record());
         prepared.prompt.chain =

@@ -78,6 +78,7 @@ impl Exchange {
         let retry = &self.prepared.table.config.retry;
         !self.prepared.is_sent_once
             && self.prepared.pinned.is_none()
+            && self.prepared.carrier.is_none()
             && retry.attempts > 0
             && !std::mem::replace(&mut self.retried_started, true)
             && pick.pool.retries.withdraw(retry, now)

@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::StatusCode;
-use hyper::body::Incoming;
 use hyper::body::{Body, Frame};
 
 use super::aborting::Aborted;
@@ -18,13 +17,14 @@ use crate::error::ReplicaFailure;
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::Outcome;
+use crate::request::arriving::ArrivingBody;
 use crate::upstream::pool::Lease;
 
 /// The body of a large unary answer.
 #[derive(Debug)]
 pub struct LargeBody {
     first: Option<Bytes>,
-    rest: Incoming,
+    rest: ArrivingBody,
     lease: Option<Lease>,
     guard: RecordGuard,
     watch: Arc<StreamWatch>,
@@ -38,15 +38,15 @@ impl LargeBody {
     #[must_use]
     pub fn new(
         first: Bytes,
-        rest: Incoming,
-        lease: Lease,
+        rest: ArrivingBody,
+        lease: Option<Lease>,
         mut guard: RecordGuard,
         watch: Arc<StreamWatch>,
         pick: Box<Pick>,
     ) -> Self {
         let status = StatusCode::from_u16(guard.record().status).unwrap_or_default();
         let first = Some(first).filter(|bytes| !bytes.is_empty());
-        Self { first, rest, lease: Some(lease), guard, watch, pick, status, is_ended: false }
+        Self { first, rest, lease, guard, watch, pick, status, is_ended: false }
     }
 
     /// Polled by hyper: the next frame, the end, or the abort.

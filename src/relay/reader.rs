@@ -10,7 +10,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::Body;
-use hyper::body::Incoming;
 use smallvec::SmallVec;
 
 use super::error_event::EventContext;
@@ -23,6 +22,7 @@ use super::usage_filter::{AskedUsage, UsageFilter};
 use super::watch::StreamWatch;
 use super::whole_events::WholeEvents;
 use crate::clock::{Clock, Stamp};
+use crate::request::arriving::ArrivingBody;
 use crate::request::dialect::Dialect;
 use crate::upstream::pool::Lease;
 
@@ -45,7 +45,7 @@ pub struct StreamShape {
 pub struct StreamReader {
     /// State shared with the watchdog.
     pub watch: Arc<StreamWatch>,
-    body: Incoming,
+    body: ArrivingBody,
     clock: Clock,
     looked_at: Stamp,
     /// For the client: nearly always all there is.
@@ -94,8 +94,8 @@ impl StreamReader {
     /// A stream whose head just came.
     #[must_use]
     pub fn new(
-        body: Incoming,
-        lease: Lease,
+        body: ArrivingBody,
+        lease: Option<Lease>,
         watch: Arc<StreamWatch>,
         shape: StreamShape,
         clock: Clock,
@@ -115,7 +115,7 @@ impl StreamReader {
             more: VecDeque::new(),
             held: 0,
             tail: None,
-            lease: Some(lease),
+            lease,
         }
     }
 

@@ -15,8 +15,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, header};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Frame, Incoming};
+use hyper::body::{Body, Frame};
 
+use super::arriving::{ArrivingBody, BrokenBody};
 use super::body_memory::{AnswerBudgets, Charge};
 use super::uploads::UploadEntry;
 use crate::clock::{Clock, Stamp};
@@ -62,7 +63,7 @@ impl HeldBody {
 /// # Errors
 /// 413 over the limit, 503 without memory, 408 when the client is too slow, 499 when it leaves, 400 for bad framing.
 pub async fn read(
-    body: &mut Incoming,
+    body: &mut ArrivingBody,
     charge: Charge,
     limits: BodyLimits,
     clock: Clock,
@@ -93,7 +94,7 @@ pub async fn read(
 
 /// Discards the body of a refused request if it is small and comes at once, so that its connection can go on; whether it
 /// was read to its end. A large one is left to the connection's close.
-pub async fn is_discarded(mut body: Incoming) -> bool {
+pub async fn is_discarded(mut body: ArrivingBody) -> bool {
     let is_small = body.size_hint().upper().is_some_and(|n| n <= MAX_DISCARDED);
     if !is_small {
         return false;
@@ -104,7 +105,7 @@ pub async fn is_discarded(mut body: Incoming) -> bool {
 }
 
 /// Discards what a client still sends of a body whose request is refused, within the bounds of a lingering close.
-pub async fn discard(mut body: Incoming) {
+pub async fn discard(mut body: ArrivingBody) {
     let mut left = LINGER_BYTES;
     let to_end = async {
         while let Ok(Some(Ok(frame))) = tokio::time::timeout(LINGER_PAUSE, body.frame()).await {
@@ -167,7 +168,7 @@ fn check_host(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> R
 
 /// A body on its way in.
 struct Upload<'b> {
-    body: &'b mut Incoming,
+    body: &'b mut ArrivingBody,
     charge: Charge,
     limits: BodyLimits,
     clock: Clock,
@@ -277,7 +278,7 @@ impl Upload<'_> {
         }
     }
 
-    async fn awaited(&mut self) -> Result<Option<Result<Frame<Bytes>, hyper::Error>>, Failure> {
+    async fn awaited(&mut self) -> Result<Option<Result<Frame<Bytes>, BrokenBody>>, Failure> {
         let (at, late) = self.deadline(self.clock.now());
         let frame = tokio::time::timeout_at(self.clock.instant(at), self.body.frame());
         let frame = match &self.entry {
@@ -304,7 +305,8 @@ impl Upload<'_> {
 }
 
 /// An upload that ended early: a framing error is the client's mistake, anything else means that it left.
-fn of_upload(error: &hyper::Error) -> Failure {
+fn of_upload(error: &BrokenBody) -> Failure {
+    let BrokenBody::Http(error) = error else { return Failure::ClientLeft };
     let mut cause = error.source();
     while let Some(error) = cause {
         let is_framing = match (error.downcast_ref::<io::Error>(), error.downcast_ref::<h2::Error>()) {

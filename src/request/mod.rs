@@ -4,6 +4,7 @@
 //! forwarded as they came.
 
 pub mod api_keys;
+pub mod arriving;
 pub mod body;
 pub mod body_memory;
 pub mod cache_salt;

@@ -51,6 +51,18 @@ impl UpstreamBody {
         let rest: Vec<Bytes> = pieces.cloned().collect();
         Self { next, rest: (!rest.is_empty()).then(|| Box::new(rest.into_iter())) }
     }
+
+    /// Its pieces, none of them empty.
+    pub fn into_pieces(self) -> impl Iterator<Item = Bytes> {
+        let rest = self.rest.into_iter().flat_map(|rest| *rest);
+        std::iter::once(self.next).chain(rest).filter(|piece| !piece.is_empty())
+    }
+
+    /// All of it in one place.
+    #[must_use]
+    pub fn whole(self) -> Bytes {
+        self.into_pieces().collect::<Pieces>().whole()
+    }
 }
 
 impl From<Bytes> for UpstreamBody {
@@ -182,6 +194,11 @@ impl Connector {
 
     fn with_tls(&self, tls: ClientTls) -> Self {
         Self { tls: Arc::new(ArcSwap::from_pointee(tls)), ..self.clone() }
+    }
+
+    /// The address of a host, as text or as it was looked up last.
+    pub(super) fn known_address(&self, host: &Arc<str>) -> Option<IpAddr> {
+        self.resolver.known(host)
     }
 
     /// Connects to a host by these addresses from now on: another name server than the system's knows them.

@@ -6,6 +6,7 @@
 //! keep-alive ends.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -161,6 +162,13 @@ impl ConnectionPool {
         for idle in self.idle.lock().extract_if(.., |idle| !idle.is_fresh(now)) {
             self.forget(&idle.connection);
         }
+    }
+
+    /// Where its connections lead: of a name the address that was looked up last.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        let host = self.connector.known_address(&self.endpoint.host)?;
+        Some(SocketAddr::new(host, self.endpoint.port))
     }
 
     /// Number of open connections, idle and leased.

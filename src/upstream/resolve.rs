@@ -86,6 +86,16 @@ impl Resolver {
         }
     }
 
+    /// The first address of a host, as far as it is known; asks for nothing.
+    pub(super) fn known(&self, host: &Arc<str>) -> Option<IpAddr> {
+        if let Ok(address) = host.parse() {
+            return Some(address);
+        }
+        let entry = self.hosts.lock().get(host).cloned()?;
+        let answer = entry.answer.borrow();
+        answer.as_ref()?.result.as_ref().ok()?.first().copied()
+    }
+
     /// The addresses of a name, by a name server that the system does not ask: from now on it is not looked up.
     pub(super) fn tell(&self, host: &Arc<str>, addresses: Vec<IpAddr>) {
         let entry = self.entry(host);

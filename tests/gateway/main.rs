@@ -9,6 +9,7 @@ mod cluster_keys;
 mod content;
 mod deadlines;
 mod discovery;
+mod epp;
 mod failures;
 mod hook;
 mod label_bounds;

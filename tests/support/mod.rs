@@ -19,6 +19,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokenway::app::App;
+use tokenway::app::foundation::Foundation;
+use tokenway::app::launch::Front;
 use tokenway::clock::Clock;
 use tokenway::config::Config;
 use tokenway::fleet::status::FleetView;
@@ -58,6 +60,15 @@ impl Gateway {
         let observer = observer(&config, clock, tap);
         let app = App::start(Arc::new(config), observer, clock, Handle::current()).unwrap();
         Self { app: Arc::new(app) }
+    }
+
+    /// The same, as Envoy's endpoint picker.
+    pub fn start_picker(config: Config, tap: Option<Arc<dyn Tap>>) -> Self {
+        let clock = Clock::start();
+        let observer = observer(&config, clock, tap);
+        let mut foundation = Foundation::lay(Arc::new(config), clock, Handle::current()).unwrap();
+        foundation.front = Front::EndpointPicker;
+        Self { app: Arc::new(App::on(foundation, observer)) }
     }
 
     pub async fn ready(&self) {

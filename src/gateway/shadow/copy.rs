@@ -259,6 +259,7 @@ impl Prepared {
             table: Arc::clone(&self.table),
             route: Arc::clone(&self.route),
             tenant: self.tenant.clone(),
+            carrier: None,
             body: self.body.clone(),
             held: HeldBody::empty(),
             prompt: self.prompt.clone(),

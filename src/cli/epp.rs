@@ -1,0 +1,40 @@
+//! `tokenway epp`: as `serve`, with Envoy's endpoint picker protocol on the data port.
+
+use std::net::SocketAddr;
+
+use clap::{ArgMatches, Args};
+
+use super::serve::{AroundArgs, SourceArgs};
+use crate::config::Overrides;
+use crate::config::load::Source;
+
+/// Arguments of `tokenway epp`.
+#[derive(Args, Clone, Debug)]
+pub struct EppArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Address of the gRPC port that Envoy asks, in place of server.listen; TLS by [server.tls]
+    #[arg(long, env = "TOKENWAY_GRPC_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:9002")]
+    grpc_listen: SocketAddr,
+    #[command(flatten)]
+    around: AroundArgs,
+}
+
+impl EppArgs {
+    /// A file, or the `--upstream` URLs.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.source.source()
+    }
+
+    /// Values that take precedence over the source.
+    #[must_use]
+    pub fn overrides(&self) -> Overrides {
+        self.around.overrides(Some(self.grpc_listen))
+    }
+
+    /// As [`SourceArgs::settle`].
+    pub(super) fn settle_source(&mut self, given: &ArgMatches) -> Result<(), clap::Error> {
+        self.source.settle(given)
+    }
+}

@@ -1,0 +1,102 @@
+//! `tokenway epp`: an endpoint picker for Envoy (Gateway API Inference Extension), in front of the same line as `serve`.
+//!
+//! Envoy opens one gRPC stream for each HTTP request and sends what it receives over it: head and body of the request, then those of
+//! the answer. A [`session`] turns that into a request of the line ([`crate::gateway`]) whose carrier is Envoy: the decision goes out
+//! as a header, the answer comes back over the same stream and is relayed, timed and recorded as if it had come over a connection of
+//! ours. There is no second router here.
+//!
+//! Protocol: `docs/proposals/004-endpoint-picker-protocol` of the extension, and `envoy.service.ext_proc.v3` of Envoy.
+
+mod codec;
+mod fields;
+mod health;
+mod proto;
+mod session;
+mod subset;
+mod transfer;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tonic::body::Body;
+use tonic::{Status, Streaming};
+
+use self::codec::Proto;
+use self::proto::{ProcessingRequest, ProcessingResponse};
+use self::session::Session;
+use crate::error::Failure;
+use crate::gateway::{Gateway, reply};
+use crate::listener::{Handler, HeadFault, KillSwitch, Peer};
+use crate::observe::metrics::GaugeGuard;
+
+/// The handler of the gRPC port.
+#[derive(Clone, Debug)]
+pub struct EndpointPicker {
+    gateway: Arc<Gateway>,
+    /// A configuration of Envoy that hides answers was logged.
+    has_warned: Arc<AtomicBool>,
+}
+
+impl EndpointPicker {
+    /// Decides by this gateway.
+    #[must_use]
+    pub fn new(gateway: Arc<Gateway>) -> Self {
+        Self { gateway, has_warned: Arc::default() }
+    }
+
+    async fn process(&self, request: Request<Incoming>, kill: KillSwitch) -> Response<Body> {
+        let limit = self.gateway.table.load().config.server.body_limit.saturating_add(ENVELOPE);
+        let open = |messages: tonic::Request<Streaming<ProcessingRequest>>| {
+            let warned = Arc::clone(&self.has_warned);
+            let session =
+                Session::new(Arc::clone(&self.gateway), messages.into_inner(), kill.clone(), warned);
+            std::future::ready(Ok::<_, Status>(tonic::Response::new(session)))
+        };
+        tonic::server::Grpc::new(Proto::<ProcessingResponse, ProcessingRequest>::default())
+            .max_decoding_message_size(limit)
+            .streaming(tower::service_fn(open), request)
+            .await
+    }
+}
+
+impl Handler for EndpointPicker {
+    type Body = Body;
+    type Connection = Arc<GaugeGuard>;
+
+    async fn handle(
+        &self,
+        request: Request<Incoming>,
+        kill: KillSwitch,
+        _: &Arc<GaugeGuard>,
+    ) -> Response<Body> {
+        match request.uri().path() {
+            PROCESS => self.process(request, kill).await,
+            health::CHECK => health::check(Arc::clone(&self.gateway), request).await,
+            _ => Status::unimplemented("this port has ext_proc v3 and grpc.health.v1 Check").into_http(),
+        }
+    }
+
+    fn reject(&self, _: HeadFault) -> Response<Bytes> {
+        reply::unreadable(&Failure::MalformedHead)
+    }
+
+    fn refuse(&self, fault: HeadFault) -> Response<Body> {
+        self.reject(fault).map(|body| Body::new(http_body_util::Full::new(body)))
+    }
+
+    fn panicked(&self) -> Response<Body> {
+        tracing::error!("serving a stream of Envoy panicked");
+        Status::internal("internal error of the endpoint picker").into_http()
+    }
+
+    fn opened(&self, _: Peer) -> Arc<GaugeGuard> {
+        Arc::new(self.gateway.observer.metrics().open_connection())
+    }
+}
+
+const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+/// Bytes of a message beside the body in it.
+const ENVELOPE: usize = 64 * 1024;

@@ -1,0 +1,446 @@
+//! One stream of Envoy: one HTTP request and its answer.
+//!
+//! A [`Session`] is the stream of what Envoy is to do, polled by its HTTP/2 stream. Each poll reads what Envoy sent, lets the line
+//! go on with it, and gives the next message. Everything of the request lives in here: where Envoy closes or resets the stream, at
+//! any point, the session is dropped, and with it place, load and record of the request.
+
+mod orders;
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use http::{HeaderMap, Response};
+use hyper::body::Body as _;
+use tonic::codegen::tokio_stream::Stream;
+use tonic::{Status, Streaming};
+
+use super::fields::{self, Head};
+use super::proto::{BodySendMode, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, Seen};
+use super::subset;
+use super::transfer::{Outgoing, Transfer};
+use crate::error::{ErrorShape, Failure};
+use crate::gateway::reply::{self, OwnAnswer};
+use crate::gateway::{Gateway, IncomingRequest};
+use crate::listener::KillSwitch;
+use crate::relay::body::ReplyBody;
+use crate::request::arriving::{ArrivingBody, Feed, fed};
+
+/// A request of Envoy with its answer.
+pub(super) struct Session {
+    gateway: Arc<Gateway>,
+    kill: KillSwitch,
+    has_warned: Arc<AtomicBool>,
+    /// `None` once Envoy has no more to send.
+    messages: Option<Streaming<ProcessingRequest>>,
+    out: VecDeque<ProcessingResponse>,
+    /// Ends the stream, after what is in `out`.
+    failure: Option<Status>,
+    modes: Modes,
+    request: Half,
+    answer: Half,
+    /// `None` before the request's head.
+    transfer: Option<Arc<Transfer>>,
+    line: Line,
+}
+
+/// How Envoy sends bodies.
+#[derive(Clone, Copy, Debug)]
+struct Modes {
+    /// The request's body comes in one message, after its head was answered.
+    is_buffered: bool,
+    /// Each message with a part of the answer is let pass by the one that the line made of it; else at once, unchanged.
+    is_duplex: bool,
+}
+
+/// One direction: what has come of it, and what was let pass.
+#[derive(Debug, Default)]
+struct Half {
+    /// Fields as they came.
+    headers: Option<HeaderMap>,
+    /// For the line, while the body comes.
+    feed: Option<Feed>,
+    end: End,
+    /// Its head was let pass.
+    is_passed: bool,
+}
+
+/// How a direction ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum End {
+    #[default]
+    Open,
+    /// With its head.
+    Head,
+    /// With its last piece.
+    Body,
+    Trailers,
+}
+
+/// The request in the line.
+enum Line {
+    /// Its head has not come.
+    Unstarted,
+    Answering(Pin<Box<dyn Future<Output = Response<ReplyBody>> + Send>>),
+    Relaying(Box<ReplyBody>),
+    Over,
+}
+
+impl Session {
+    pub(super) fn new(
+        gateway: Arc<Gateway>,
+        messages: Streaming<ProcessingRequest>,
+        kill: KillSwitch,
+        has_warned: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            gateway,
+            kill,
+            has_warned,
+            messages: Some(messages),
+            out: VecDeque::new(),
+            failure: None,
+            modes: Modes { is_buffered: false, is_duplex: true },
+            request: Half::default(),
+            answer: Half::default(),
+            transfer: None,
+            line: Line::Unstarted,
+        }
+    }
+
+    /// Reads one message, if there is room for it; whether anything happened.
+    fn poll_messages(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(messages) =
+            self.messages.as_mut().filter(|_| self.request.has_room() && self.answer.has_room())
+        else {
+            return false;
+        };
+        match Pin::new(messages).poll_next(cx) {
+            Poll::Pending => return false,
+            Poll::Ready(Some(Ok(message))) => {
+                if let Err(status) = self.take(message) {
+                    self.fail(status);
+                }
+            }
+            Poll::Ready(Some(Err(status))) => {
+                tracing::debug!(%status, "a stream of Envoy broke");
+                self.give_up();
+            }
+            // Its client left, or there is nothing more that Envoy would show.
+            Poll::Ready(None) => self.give_up(),
+        }
+        true
+    }
+
+    fn give_up(&mut self) {
+        (self.messages, self.line) = (None, Line::Over);
+    }
+
+    fn fail(&mut self, status: Status) {
+        self.give_up();
+        self.failure = Some(status);
+    }
+
+    fn take(&mut self, message: ProcessingRequest) -> Result<(), Status> {
+        if message.observability_mode {
+            return Err(Status::failed_precondition("observability_mode hides the decision: turn it off"));
+        }
+        let ProcessingRequest { seen, metadata_context, protocol_config, .. } = message;
+        let Some(seen) = seen else {
+            return Err(Status::invalid_argument("a message that is neither head, body nor trailers"));
+        };
+        let is_first = matches!(self.line, Line::Unstarted);
+        match seen {
+            Seen::RequestHeaders(head) if is_first => {
+                if let Some(config) = protocol_config {
+                    self.set_modes(config.request_body_mode(), config.response_body_mode())?;
+                }
+                self.begin(head, subset::subset_of(metadata_context.as_ref()));
+            }
+            Seen::RequestHeaders(_) => return Err(Status::invalid_argument("a second request head")),
+            _ if is_first => {
+                return Err(Status::invalid_argument(
+                    "the stream does not begin with a request head: set request_header_mode to SEND",
+                ));
+            }
+            Seen::RequestBody(body) => self.request.fed(body),
+            Seen::RequestTrailers(_) => {
+                self.request.ended(End::Trailers);
+                if self.modes.is_buffered {
+                    self.out.push_back(orders::request_trailers());
+                }
+            }
+            Seen::ResponseHeaders(head) => self.answered(head)?,
+            Seen::ResponseBody(body) => self.answer_body(body),
+            Seen::ResponseTrailers(_) => {
+                self.answer.ended(End::Trailers);
+                if !self.is_relayed() {
+                    self.out.push_back(orders::response_trailers());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_modes(&mut self, request: BodySendMode, response: BodySendMode) -> Result<(), Status> {
+        self.modes = Modes {
+            is_buffered: match request {
+                BodySendMode::Streamed | BodySendMode::BufferedPartial => {
+                    return Err(Status::failed_precondition(
+                        "request_body_mode must be FULL_DUPLEX_STREAMED or BUFFERED: a decision needs the whole body",
+                    ));
+                }
+                BodySendMode::Buffered => true,
+                // What sends no configuration of its own speaks full duplex.
+                BodySendMode::Unsent | BodySendMode::FullDuplexStreamed => false,
+            },
+            is_duplex: response == BodySendMode::FullDuplexStreamed,
+        };
+        if response == BodySendMode::Unsent && !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "Envoy sends no answers to the endpoint picker: latencies and loads stay unknown; set response_body_mode to FULL_DUPLEX_STREAMED"
+            );
+        }
+        Ok(())
+    }
+
+    /// Starts the line on a request's head.
+    fn begin(&mut self, head: HttpHeaders, subset: Option<Box<[std::net::SocketAddr]>>) {
+        let HttpHeaders { headers, end_of_stream } = head;
+        let Some(head) = Head::read(headers) else { return self.refuse(&Failure::MalformedHead) };
+        let (length, peer) = (head.length(), head.peer());
+        self.request.headers = Some(head.headers.clone());
+        let Some(parts) = head.into_request() else { return self.refuse(&Failure::MalformedHead) };
+        let body = if end_of_stream {
+            self.request.end = End::Head;
+            None
+        } else {
+            let (feed, body) = fed(length);
+            self.request.feed = Some(feed);
+            Some(ArrivingBody::Fed(body))
+        };
+        if self.modes.is_buffered && !end_of_stream {
+            self.request.is_passed = true;
+            self.out.push_back(orders::request_head(None, None));
+        }
+        let transfer = Arc::new(Transfer::new(subset, self.modes.is_duplex));
+        let (gateway, kill) = (Arc::clone(&self.gateway), Arc::clone(&self.kill));
+        let incoming = IncomingRequest::carried(gateway, parts, body, kill, peer, Arc::clone(&transfer) as _);
+        self.transfer = Some(transfer);
+        self.line = Line::Answering(Box::pin(incoming.answer()));
+    }
+
+    /// Answers a request that no record can be made of.
+    fn refuse(&mut self, failure: &Failure) {
+        self.gateway.observer.metrics().families.requests.http_rejected.inc([failure.code()]);
+        let (head, body) = reply::failure_bytes(failure, ErrorShape::OpenAi).into_parts();
+        self.out.push_back(orders::immediate(head.status, &head.headers, body));
+        self.line = Line::Over;
+    }
+
+    /// The head of an answer. One that the line does not wait for is Envoy's own, and passes. Where Envoy went on to a fallback, its
+    /// answer still counts for the replica that was chosen.
+    fn answered(&mut self, head: HttpHeaders) -> Result<(), Status> {
+        let HttpHeaders { headers, end_of_stream } = head;
+        let Some(head) = Head::read(headers) else {
+            return Err(Status::invalid_argument("the answer's head is malformed"));
+        };
+        let Some(status) = head.status else {
+            return Err(Status::invalid_argument("the answer's head has no :status"));
+        };
+        let (feed, body) = fed(head.length());
+        let mut response = Response::new(ArrivingBody::Fed(body));
+        *response.status_mut() = status;
+        response.headers_mut().clone_from(&head.headers);
+        self.answer.headers = Some(head.headers);
+        self.answer.feed = Some(feed);
+        if end_of_stream {
+            self.answer.ended(End::Head);
+        }
+        if let Some(transfer) = self.transfer.as_ref().filter(|_| self.is_waiting_for_answer()) {
+            transfer.arrived(response);
+        }
+        if !self.is_relayed() {
+            self.answer.is_passed = true;
+            self.out.push_back(orders::response_head(None));
+        }
+        Ok(())
+    }
+
+    fn answer_body(&mut self, body: HttpBody) {
+        if !self.is_relayed() {
+            // Over full duplex what is to pass is sent back; otherwise an empty message lets it pass.
+            self.out.push_back(match self.modes.is_duplex {
+                true => orders::response_body(body.clone()),
+                false => orders::response_unchanged(),
+            });
+        }
+        self.answer.fed(body);
+    }
+
+    fn is_waiting_for_answer(&self) -> bool {
+        matches!(self.line, Line::Answering(_)) && self.request.is_sent()
+    }
+
+    /// Whether the line gives what passes of the answer.
+    fn is_relayed(&self) -> bool {
+        self.modes.is_duplex && matches!(self.line, Line::Answering(_) | Line::Relaying(_))
+    }
+
+    /// Lets the line go on; whether anything happened.
+    fn poll_line(&mut self, cx: &mut Context<'_>) -> bool {
+        match &mut self.line {
+            Line::Unstarted | Line::Over => false,
+            Line::Answering(answering) => {
+                let polled = answering.as_mut().poll(cx);
+                let outgoing = self.transfer.as_ref().and_then(|transfer| transfer.take());
+                let is_placed = outgoing.is_some();
+                if let Some(outgoing) = outgoing {
+                    self.send(outgoing);
+                }
+                match polled {
+                    Poll::Ready(response) => {
+                        self.settle(response);
+                        true
+                    }
+                    Poll::Pending => is_placed,
+                }
+            }
+            Line::Relaying(body) => {
+                let Poll::Ready(frame) = Pin::new(&mut **body).poll_frame(cx) else { return false };
+                let is_last = body.is_end_stream();
+                match frame {
+                    Some(Ok(frame)) => {
+                        if let (true, Ok(data)) = (self.modes.is_duplex, frame.into_data()) {
+                            let is_last = is_last && self.answer.end == End::Body;
+                            self.out.extend(orders::pieces(data, is_last).map(orders::response_body));
+                            if is_last {
+                                self.line = Line::Over;
+                            }
+                        }
+                    }
+                    None => self.finish(),
+                    Some(Err(_)) if self.modes.is_duplex => {
+                        self.fail(Status::aborted("the answer broke off, or took too long"));
+                    }
+                    Some(Err(_)) => self.line = Line::Over,
+                }
+                true
+            }
+        }
+    }
+
+    /// Lets the request go to its destination.
+    fn send(&mut self, outgoing: Outgoing) {
+        let before = self.request.headers.take().unwrap_or_default();
+        self.out.extend(orders::destination(outgoing, &before, &self.request_state()));
+        self.request.is_passed = true;
+        self.request.feed = None;
+        if self.request.end == End::Open {
+            // Refused above where it was not: the line has read it to its end.
+            self.request.end = End::Body;
+        }
+    }
+
+    fn request_state(&self) -> orders::RequestState {
+        orders::RequestState {
+            is_buffered: self.modes.is_buffered && self.request.end != End::Head,
+            has_body: self.request.end != End::Head,
+            has_trailers: self.request.end == End::Trailers && !self.modes.is_buffered,
+        }
+    }
+
+    /// The line has an answer.
+    fn settle(&mut self, response: Response<ReplyBody>) {
+        let is_own = !self.request.is_sent() || response.extensions().get::<OwnAnswer>().is_some();
+        let (head, body) = response.into_parts();
+        if is_own && !self.answer.is_passed {
+            if let ReplyBody::Whole(whole) = &body {
+                self.out.push_back(orders::immediate(head.status, &head.headers, whole.bytes().clone()));
+            }
+            self.line = Line::Over;
+            return;
+        }
+        if self.modes.is_duplex && !std::mem::replace(&mut self.answer.is_passed, true) {
+            let before = self.answer.headers.take().unwrap_or_default();
+            self.out.push_back(orders::response_head(Some(fields::changes(&before, &head.headers, false))));
+        }
+        self.line = Line::Relaying(Box::new(body));
+    }
+
+    /// The answer was relayed to its end.
+    fn finish(&mut self) {
+        self.line = Line::Over;
+        if !self.modes.is_duplex {
+            return;
+        }
+        match self.answer.end {
+            End::Head => {}
+            End::Trailers => self.out.push_back(orders::response_trailers()),
+            End::Open | End::Body => {
+                self.out.extend(orders::pieces(bytes::Bytes::new(), true).map(orders::response_body));
+            }
+        }
+    }
+}
+
+impl Half {
+    fn fed(&mut self, body: HttpBody) {
+        let HttpBody { body, end_of_stream } = body;
+        if let Some(feed) = &self.feed {
+            feed.push(body);
+        }
+        if end_of_stream {
+            self.ended(End::Body);
+        }
+    }
+
+    fn ended(&mut self, end: End) {
+        self.end = end;
+        if let Some(feed) = self.feed.take() {
+            feed.end();
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.feed.as_ref().is_none_or(|feed| feed.unread() < MAX_UNREAD)
+    }
+
+    /// Of the request: whether it was let go.
+    fn is_sent(&self) -> bool {
+        self.headers.is_none()
+    }
+}
+
+impl Stream for Session {
+    type Item = Result<ProcessingResponse, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        loop {
+            if let Some(message) = this.out.pop_front() {
+                return Poll::Ready(Some(Ok(message)));
+            }
+            if let Some(status) = this.failure.take() {
+                return Poll::Ready(Some(Err(status)));
+            }
+            let had_room = this.request.has_room() && this.answer.has_room();
+            let has_read = this.poll_messages(cx);
+            let has_gone_on = this.poll_line(cx);
+            // What the line has read makes room, which wakes no task.
+            let has_room = this.request.has_room() && this.answer.has_room();
+            if has_read || has_gone_on || has_room && !had_room || !this.out.is_empty() {
+                continue;
+            }
+            return match (&this.messages, &this.line) {
+                (None, Line::Over | Line::Unstarted) if this.failure.is_none() => Poll::Ready(None),
+                _ => Poll::Pending,
+            };
+        }
+    }
+}
+
+/// Bytes of a body that the line has not read, from which on Envoy is not read.
+const MAX_UNREAD: usize = 256 * 1024;

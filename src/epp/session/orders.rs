@@ -1,0 +1,143 @@
+//! The messages to Envoy.
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Request, StatusCode};
+
+use super::super::fields::{self, set};
+use super::super::proto::{
+    BodyMutation, CommonResponse, HeaderMutation, HttpBody, HttpStatus, ImmediateResponse, Mutation, Order,
+    PartResponse, ProcessingResponse, TrailersResponse,
+};
+use super::super::transfer::{DESTINATION, Outgoing, metadata};
+use crate::upstream::connect::UpstreamBody;
+
+/// What has become of a request so far.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestState {
+    /// Its head has been let pass, and its body waits in one message.
+    pub(super) is_buffered: bool,
+    pub(super) has_body: bool,
+    /// They wait behind its body.
+    pub(super) has_trailers: bool,
+}
+
+/// Sends a request to its destination: its head, its body as the gateway would send it, its trailers.
+pub(super) fn destination(
+    outgoing: Outgoing,
+    before: &HeaderMap,
+    state: &RequestState,
+) -> Vec<ProcessingResponse> {
+    let Outgoing { destination, request } = outgoing;
+    let (head, body) = Request::into_parts(request);
+    let mut changes = fields::changes(before, &head.headers, state.is_buffered);
+    if let Ok(value) = HeaderValue::from_str(&destination) {
+        set(&mut changes, &HeaderName::from_static(DESTINATION), std::iter::once(&value));
+    }
+    let mut metadata = Some(metadata(&destination));
+    let mut orders = Vec::with_capacity(2);
+    if !state.is_buffered {
+        orders.push(request_head(Some(changes), metadata.take()));
+        if state.has_body {
+            orders.extend(request_pieces(body, !state.has_trailers));
+        }
+        if state.has_trailers {
+            orders.push(request_trailers());
+        }
+        return orders;
+    }
+    let mutation = Some(BodyMutation { mutation: Some(Mutation::Body(body.whole())) });
+    let common =
+        CommonResponse { header_mutation: Some(changes), body_mutation: mutation, clear_route_cache: true };
+    orders.push(of(Order::RequestBody(PartResponse { response: Some(common) }), metadata));
+    orders
+}
+
+/// Lets the head of a request pass.
+pub(super) fn request_head(
+    changes: Option<HeaderMutation>,
+    metadata: Option<super::super::proto::Struct>,
+) -> ProcessingResponse {
+    let clear_route_cache = changes.is_some();
+    let common = CommonResponse { header_mutation: changes, clear_route_cache, ..CommonResponse::default() };
+    of(Order::RequestHeaders(PartResponse { response: Some(common) }), metadata)
+}
+
+/// Lets the trailers of a request pass.
+pub(super) fn request_trailers() -> ProcessingResponse {
+    of(Order::RequestTrailers(TrailersResponse {}), None)
+}
+
+/// Lets the head of an answer pass.
+pub(super) fn response_head(changes: Option<HeaderMutation>) -> ProcessingResponse {
+    let common = CommonResponse { header_mutation: changes, ..CommonResponse::default() };
+    of(Order::ResponseHeaders(PartResponse { response: Some(common) }), None)
+}
+
+/// A piece of an answer's body, over full duplex.
+pub(super) fn response_body(piece: HttpBody) -> ProcessingResponse {
+    of(Order::ResponseBody(streamed(piece)), None)
+}
+
+/// Lets a piece of an answer pass as it is.
+pub(super) fn response_unchanged() -> ProcessingResponse {
+    of(Order::ResponseBody(PartResponse { response: Some(CommonResponse::default()) }), None)
+}
+
+/// Lets the trailers of an answer pass.
+pub(super) fn response_trailers() -> ProcessingResponse {
+    of(Order::ResponseTrailers(TrailersResponse {}), None)
+}
+
+/// Has Envoy answer.
+pub(super) fn immediate(status: StatusCode, headers: &HeaderMap, body: Bytes) -> ProcessingResponse {
+    // Envoy frames it.
+    let mut own = headers.clone();
+    own.remove(header::CONNECTION);
+    let immediate = ImmediateResponse {
+        status: Some(HttpStatus { code: i32::from(status.as_u16()) }),
+        headers: Some(fields::changes(&HeaderMap::new(), &own, false)),
+        body,
+        details: "tokenway".to_owned(),
+    };
+    of(Order::Immediate(immediate), None)
+}
+
+/// A body in pieces that every data plane takes; the last one ends it if `is_last`.
+pub(super) fn pieces(mut body: Bytes, is_last: bool) -> impl Iterator<Item = HttpBody> {
+    let mut is_over = false;
+    std::iter::from_fn(move || {
+        if is_over {
+            return None;
+        }
+        let piece = body.split_to(body.len().min(MAX_PIECE));
+        is_over = body.is_empty();
+        Some(HttpBody { body: piece, end_of_stream: is_over && is_last })
+    })
+}
+
+fn request_pieces(body: UpstreamBody, is_last: bool) -> impl Iterator<Item = ProcessingResponse> {
+    let mut parts = body.into_pieces().peekable();
+    let mut parts = std::iter::from_fn(move || {
+        let part = parts.next()?;
+        Some((part, parts.peek().is_none()))
+    })
+    .peekable();
+    let empty = parts.peek().is_none().then_some((Bytes::new(), true));
+    parts
+        .chain(empty)
+        .flat_map(move |(part, is_end)| pieces(part, is_end && is_last))
+        .map(|piece| of(Order::RequestBody(streamed(piece)), None))
+}
+
+fn streamed(piece: HttpBody) -> PartResponse {
+    let mutation = Some(BodyMutation { mutation: Some(Mutation::Streamed(piece)) });
+    PartResponse { response: Some(CommonResponse { body_mutation: mutation, ..CommonResponse::default() }) }
+}
+
+fn of(order: Order, dynamic_metadata: Option<super::super::proto::Struct>) -> ProcessingResponse {
+    ProcessingResponse { order: Some(order), dynamic_metadata }
+}
+
+/// Some data planes take 64 KiB at most; the extension's own picker sends as many.
+const MAX_PIECE: usize = 62_000;

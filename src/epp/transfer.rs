@@ -1,0 +1,122 @@
+//! What passes between a session and the line: the request with its destination, then the head of its answer.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Poll, Waker};
+
+use http::{Request, Response};
+use parking_lot::Mutex;
+
+use super::proto::{Kind, Struct, Value};
+use crate::error::ReplicaFailure;
+use crate::fleet::replica::Replica;
+use crate::gateway::carrier::{Cargo, Carrier};
+use crate::request::arriving::ArrivingBody;
+use crate::upstream::connect::UpstreamBody;
+
+/// Envoy, as the line sees it for one request.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    /// Where the request may go; `None` for anywhere.
+    subset: Option<Box<[SocketAddr]>>,
+    returns_answer: bool,
+    between: Mutex<Between>,
+}
+
+#[derive(Debug, Default)]
+struct Between {
+    outgoing: Option<Outgoing>,
+    head: Option<Response<ArrivingBody>>,
+    waker: Option<Waker>,
+}
+
+/// A request that was placed.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    /// `ip:port` of the chosen replica and of its fallbacks, with commas between.
+    pub(super) destination: String,
+    /// As the gateway itself would send it.
+    pub(super) request: Request<UpstreamBody>,
+}
+
+impl Transfer {
+    pub(super) fn new(subset: Option<Box<[SocketAddr]>>, returns_answer: bool) -> Self {
+        Self { subset, returns_answer, between: Mutex::default() }
+    }
+
+    /// The request, once it is placed.
+    pub(super) fn take(&self) -> Option<Outgoing> {
+        self.between.lock().outgoing.take()
+    }
+
+    /// The head of its answer has come.
+    pub(super) fn arrived(&self, head: Response<ArrivingBody>) {
+        let mut between = self.between.lock();
+        between.head = Some(head);
+        if let Some(waker) = between.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Carrier for Transfer {
+    fn carry(
+        &self,
+        cargo: Cargo,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<ArrivingBody>, ReplicaFailure>> + Send + '_>> {
+        Box::pin(async move {
+            let Cargo { replica, fallbacks, request } = cargo;
+            let Some(mut destination) = replica.connections.address().map(|address| address.to_string())
+            else {
+                let (replica, kind) = (replica.name(), io::ErrorKind::NotFound);
+                return Err(ReplicaFailure::Unreachable { replica, kind });
+            };
+            for address in fallbacks.iter().filter_map(|replica| replica.connections.address()) {
+                destination.push(',');
+                destination.push_str(&address.to_string());
+            }
+            self.between.lock().outgoing = Some(Outgoing { destination, request });
+            let head = poll_fn(|cx| {
+                let mut between = self.between.lock();
+                match between.head.take() {
+                    Some(head) => Poll::Ready(head),
+                    None => {
+                        between.waker = Some(cx.waker().clone());
+                        Poll::Pending
+                    }
+                }
+            });
+            Ok(head.await)
+        })
+    }
+
+    fn allows(&self, replica: &Replica) -> bool {
+        self.subset.as_ref().is_none_or(|subset| {
+            replica.connections.address().is_some_and(|address| subset.contains(&address))
+        })
+    }
+
+    fn is_confined(&self) -> bool {
+        self.subset.is_some()
+    }
+
+    fn returns_answer(&self) -> bool {
+        self.returns_answer
+    }
+}
+
+/// The destination as dynamic metadata: `envoy.lb` → `x-gateway-destination-endpoint`.
+pub(super) fn metadata(destination: &str) -> Struct {
+    let text = Value { kind: Some(Kind::Text(destination.to_owned())) };
+    let inner = Struct { fields: HashMap::from([(DESTINATION.to_owned(), text)]) };
+    let outer = Value { kind: Some(Kind::Struct(inner)) };
+    Struct { fields: HashMap::from([(NAMESPACE.to_owned(), outer)]) }
+}
+
+/// The default namespace.
+const NAMESPACE: &str = "envoy.lb";
+/// Header and key of the destination.
+pub(super) const DESTINATION: &str = "x-gateway-destination-endpoint";

@@ -1,0 +1,48 @@
+//! Who takes a request to its replica: the gateway's own connections, or a proxy that asked for the decision.
+//!
+//! A request that a proxy carries is prepared, queued, placed, timed and recorded as any other. It is sent once, as the proxy
+//! decides on retries: no second attempt, hedge, migration, prefill leg, tunnel or heartbeat.
+
+use std::fmt::Debug;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use http::{Request, Response};
+use smallvec::SmallVec;
+
+use crate::error::ReplicaFailure;
+use crate::fleet::replica::Replica;
+use crate::request::arriving::ArrivingBody;
+use crate::upstream::connect::UpstreamBody;
+
+/// A request with its destination.
+#[derive(Debug)]
+pub struct Cargo {
+    /// Where it goes.
+    pub replica: Arc<Replica>,
+    /// Where it may go instead, in this order.
+    pub fallbacks: SmallVec<[Arc<Replica>; MAX_FALLBACKS]>,
+    /// As the gateway itself would send it.
+    pub request: Request<UpstreamBody>,
+}
+
+/// A proxy that carries one request.
+pub trait Carrier: Debug + Send + Sync {
+    /// Hands the request over and waits for the head of its answer.
+    fn carry(
+        &self,
+        cargo: Cargo,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<ArrivingBody>, ReplicaFailure>> + Send + '_>>;
+
+    /// Whether the proxy lets the request go to this replica.
+    fn allows(&self, replica: &Replica) -> bool;
+
+    /// Whether [`Carrier::allows`] depends on the replica: then no other is waited for.
+    fn is_confined(&self) -> bool;
+
+    /// Whether the answer passes through the gateway, so that what was asked for here can be taken out of it.
+    fn returns_answer(&self) -> bool;
+}
+
+/// Replicas given beside the chosen one.
+pub const MAX_FALLBACKS: usize = 2;
