@@ -27,6 +27,7 @@ use tonic::{Status, Streaming};
 use self::codec::Proto;
 use self::proto::{ProcessingRequest, ProcessingResponse};
 use self::session::Session;
+use crate::config::{Config, Route};
 use crate::error::Failure;
 use crate::gateway::{Gateway, reply};
 use crate::listener::{Handler, HeadFault, KillSwitch, Peer};
@@ -44,6 +45,13 @@ impl EndpointPicker {
     /// Decides by this gateway.
     #[must_use]
     pub fn new(gateway: Arc<Gateway>) -> Self {
+        let idle = without_effect(&gateway.table.load().config);
+        if !idle.is_empty() {
+            tracing::warn!(
+                "behind Envoy these keys have no effect, its connections are not ours: {}",
+                idle.join(", ")
+            );
+        }
         Self { gateway, has_warned: Arc::default() }
     }
 
@@ -97,6 +105,34 @@ impl Handler for EndpointPicker {
     }
 }
 
+/// Keys of the file that ask for what only a connection of ours can do.
+fn without_effect(config: &Config) -> Vec<&'static str> {
+    let has = |uses: fn(&Route) -> bool| config.routes.iter().any(uses);
+    let keys = [
+        ("route.hedge", has(|route| route.hedge.is_some())),
+        ("route.migrate", has(|route| route.migrate)),
+        ("route.prefill", has(|route| route.prefill.is_some())),
+        ("pool.outside", config.pools.iter().any(|pool| pool.outside.is_some())),
+    ];
+    keys.into_iter().filter_map(|(key, is_used)| is_used.then_some(key)).collect()
+}
+
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 /// Bytes of a message beside the body in it.
 const ENVELOPE: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    #[test]
+    fn keys_that_envoys_connections_leave_idle_are_named() {
+        let of = |keys: &str| {
+            let pool = "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\n[[route]]\nmodel = \"m\"\npools = [\"p\"]\n";
+            without_effect(&check_str("gateway.toml", &format!("{pool}{keys}"), &|_| None).unwrap())
+        };
+        assert!(of("").is_empty());
+        assert_eq!(of("migrate = true\nhedge = { after = \"1s\" }"), ["route.hedge", "route.migrate"]);
+    }
+}

@@ -7,11 +7,14 @@ use std::fmt::Debug;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use http::request::Parts;
 use http::{Request, Response};
 use smallvec::SmallVec;
 
+use super::{ClientConnection, Gateway, IncomingRequest};
 use crate::error::ReplicaFailure;
 use crate::fleet::replica::Replica;
+use crate::listener::{KillSwitch, Peer};
 use crate::request::arriving::ArrivingBody;
 use crate::upstream::connect::UpstreamBody;
 
@@ -42,6 +45,23 @@ pub trait Carrier: Debug + Send + Sync {
 
     /// Whether the answer passes through the gateway, so that what was asked for here can be taken out of it.
     fn returns_answer(&self) -> bool;
+}
+
+impl IncomingRequest {
+    /// A request that `carrier` takes to its replica, with its client's address where that is known.
+    #[must_use]
+    pub fn carried(
+        gateway: Arc<Gateway>,
+        parts: Parts,
+        body: Option<ArrivingBody>,
+        kill: KillSwitch,
+        peer: Peer,
+        carrier: Arc<dyn Carrier>,
+    ) -> Box<Self> {
+        let bodies = gateway.memory.of_connection();
+        let connection = Arc::new(ClientConnection { peer, bodies, _open: None });
+        Box::new(Self { gateway, parts, body, kill, connection, carrier: Some(carrier) })
+    }
 }
 
 /// Replicas given beside the chosen one.

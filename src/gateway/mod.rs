@@ -247,21 +247,6 @@ impl IncomingRequest {
         Box::new(Self { gateway, parts, body: None, kill, connection: Arc::new(connection), carrier: None })
     }
 
-    /// A request that `carrier` takes to its replica, with its client's address where that is known.
-    #[must_use]
-    pub fn carried(
-        gateway: Arc<Gateway>,
-        parts: Parts,
-        body: Option<ArrivingBody>,
-        kill: KillSwitch,
-        peer: Peer,
-        carrier: Arc<dyn Carrier>,
-    ) -> Box<Self> {
-        let bodies = gateway.memory.of_connection();
-        let connection = Arc::new(ClientConnection { peer, bodies, _open: None });
-        Box::new(Self { gateway, parts, body, kill, connection, carrier: Some(carrier) })
-    }
-
     /// Serves one request, from its head to its response.
     pub async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
         let gateway = Arc::clone(&self.gateway);
