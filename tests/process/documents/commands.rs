@@ -196,10 +196,11 @@ impl Reader {
 }
 
 /// Commands that run until they are ended: how they begin, what they are, and what they print on stdout when they are ready.
-const SERVING: [(&str, &str, &str); 6] = [
+const SERVING: [(&str, &str, &str); 7] = [
     ("tokenway sim", "engines", "ready n="),
     ("vllm serve", "engines", "ready n="),
     ("tokenway serve", "gateway", READY),
+    ("tokenway epp", "gateway", READY),
     ("target/release/tokenway serve", "gateway", READY),
     ("tokenway demo", "demo", "http://127.0.0.1:"),
     ("cargo run --release --locked -- demo", "demo", "clients: sent "),
@@ -217,8 +218,9 @@ const ELSEWHERE: [(&str, &str, &str); 2] = [
     ("helm install tokenway config/helm/tokenway", ".ci/packages", "template tokenway \"$chart\""),
 ];
 
-/// Long runs, and what is run in their place.
-const SHORTER: [(&str, &str); 3] = [
+/// Long runs and open ports, and what is run in their place.
+const SHORTER: [(&str, &str); 4] = [
+    ("--grpc-listen 0.0.0.0:9002", "--grpc-listen 127.0.0.1:0"),
     ("--duration 30s", "--duration 1s"),
     ("--rate 8 --html", "--rate 8 --duration 1s --html"),
     ("--requests 200 --rate 2 ", "--requests 30 --rate 30 --output 4 16 "),
