@@ -27,6 +27,22 @@ pub fn hex(out: &mut Vec<u8>, number: u128, digits: usize) {
     out.extend_from_slice(&all[all.len().saturating_sub(digits)..]);
 }
 
+/// Bytes as hexadecimal digits, in lower case.
+#[must_use]
+pub fn hex_of(bytes: &[u8]) -> String {
+    let mut text = Vec::with_capacity(2 * bytes.len());
+    bytes.iter().for_each(|byte| hex(&mut text, u128::from(*byte), 2));
+    String::from_utf8(text).unwrap_or_default()
+}
+
+/// The bytes of hexadecimal digits; `None` where they are none.
+#[must_use]
+pub fn bytes_of(hex: &str) -> Option<Vec<u8>> {
+    let (pairs, []) = hex.as_bytes().as_chunks::<2>() else { return None };
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    pairs.iter().map(byte).collect()
+}
+
 /// Appends a number with `N` digits after the point, at least one: `-0.25`.
 pub fn decimal<const N: usize>(out: &mut Vec<u8>, number: f64) {
     let unit = const { 10_u64.pow(N as u32) };
@@ -97,6 +113,16 @@ mod tests {
             assert_eq!(written(|out| fraction::<3>(out, number)), format!("={:03}", number % 1000));
         }
         assert_eq!(written(|out| hex(out, u128::MAX - 5, 32)), format!("={:032x}", u128::MAX - 5));
+    }
+
+    #[test]
+    fn digits_give_the_bytes_back_and_nothing_else_is_taken() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        assert_eq!(bytes_of(&hex_of(&bytes)), Some(bytes));
+        assert_eq!(
+            (bytes_of("0"), bytes_of("zz"), bytes_of("+1"), bytes_of("")),
+            (None, None, Some(vec![1]), Some(vec![]))
+        );
     }
 
     #[test]

@@ -18,8 +18,13 @@ pub(super) struct Places(HashMap<u64, (Arc<PoolState>, Arc<Replica>)>);
 impl Places {
     /// Those of the fleet now; decisions of every pool are published from now on.
     pub(super) fn of(pools: &[Arc<PoolState>], outbox: &Arc<Outbox>) -> Self {
-        pools.iter().for_each(|pool| pool.dispatcher.announce(outbox, &pool.name));
+        Self::announce(pools, outbox);
         Self::known(pools)
+    }
+
+    /// Publishes the decisions of every pool from now on.
+    pub(super) fn announce(pools: &[Arc<PoolState>], outbox: &Arc<Outbox>) {
+        pools.iter().for_each(|pool| pool.dispatcher.announce(outbox, &pool.name));
     }
 
     /// Those of the fleet now.

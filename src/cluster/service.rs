@@ -58,7 +58,7 @@ pub struct Deps {
 /// Begins to publish, and to look for the broker.
 pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     let (outbox, notices) = queue(MAX_QUEUED);
-    Places::of(&deps.fleet.pools(), &outbox);
+    Places::announce(&deps.fleet.pools(), &outbox);
     let pins = SharedPins::new(&config.name, seed, &deps.gateway.pins, deps.clock);
     let keys = KeyRing::new(&config.name, seed, Arc::clone(&deps.keys));
     let (own, seed) = (fastrand::u64(..), fingerprint(seed));

@@ -67,7 +67,7 @@ impl Snapshot {
     #[must_use]
     pub fn start(path: PathBuf, seed: &Secret, fleet: &Arc<Fleet>, clock: Clock) -> Arc<Self> {
         let (outbox, notices) = decisions(MAX_QUEUED);
-        Places::of(&fleet.pools(), &outbox);
+        Places::announce(&fleet.pools(), &outbox);
         let head = wire::Head { sender: fastrand::u64(..), sequence: 0, seed: fingerprint(seed) };
         let (fleet, notices, entries) = (Arc::clone(fleet), Mutex::new(notices), Mutex::default());
         Arc::new(Self { path, fleet, clock, head, outbox, notices, entries })
@@ -87,7 +87,7 @@ impl Snapshot {
         for tick in 1u32.. {
             ticks.tick().await;
             if tick.is_multiple_of(RENEW_EVERY) {
-                Places::of(&self.fleet.pools(), &self.outbox);
+                Places::announce(&self.fleet.pools(), &self.outbox);
             }
             self.drain();
             if tick.is_multiple_of(KEEP_EVERY) {
@@ -116,7 +116,7 @@ impl Snapshot {
         if !entries.is_whole || !std::mem::take(&mut entries.has_news) {
             return None;
         }
-        let of = |entry: &Entry| (entry.written.as_millis() as u64, hex(&entry.batch));
+        let of = |entry: &Entry| (entry.written.as_millis() as u64, digits::hex_of(&entry.batch));
         Some(entries.all.iter().map(of).collect())
     }
 
@@ -134,9 +134,9 @@ impl Snapshot {
         let oldest = self.wall().saturating_sub(KEPT);
         let mut before = Entries::default();
         let mut decisions = 0;
-        for (written, digits) in &kept.decisions {
+        for (written, hex) in &kept.decisions {
             let written = Duration::from_millis(*written);
-            let Some(batch) = unhex(digits).filter(|_| written >= oldest) else { continue };
+            let Some(batch) = digits::bytes_of(hex).filter(|_| written >= oldest) else { continue };
             match wire::open(&batch, now) {
                 Ok(opened) if opened.head.seed == self.head.seed => {
                     decisions += places.replay(opened, written, now);
@@ -200,18 +200,6 @@ impl Entries {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    let mut text = Vec::with_capacity(2 * bytes.len());
-    bytes.iter().for_each(|byte| digits::hex(&mut text, u128::from(*byte), 2));
-    String::from_utf8(text).unwrap_or_default()
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
-    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    pairs.iter().map(byte).collect()
-}
-
 /// Between two looks at what was decided: a decision's age is written in tenths of a millisecond, to 6.5 s.
 const DRAIN_EVERY: Duration = Duration::from_millis(200);
 /// Looks at decisions between two at which pools there are: one second.
@@ -228,16 +216,6 @@ const KEPT: Duration = Duration::from_secs(24 * 3600);
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn digits_give_the_bytes_back_and_nothing_else_is_taken() {
-        let bytes: Vec<u8> = (0..=255).collect();
-        assert_eq!(unhex(&hex(&bytes)), Some(bytes));
-        assert_eq!(
-            (unhex("0"), unhex("zz"), unhex("+1"), unhex("")),
-            (None, None, Some(vec![1]), Some(vec![]))
-        );
-    }
 
     #[test]
     fn the_oldest_decisions_make_room() {

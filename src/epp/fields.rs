@@ -9,6 +9,7 @@ use http::{Method, Request, StatusCode, Uri, Version};
 
 use super::proto::{self, HeaderAppendAction, HeaderMutation, HeaderValueOption};
 use crate::listener::Peer;
+use crate::upstream::headers::is_of_connection;
 
 /// A head with its pseudo-headers, as far as they are known.
 #[derive(Debug, Default)]
@@ -66,8 +67,7 @@ impl Head {
 
 /// What turns the fields `before` into those `after`. Fields of a connection are Envoy's, as is the length of a body that streams.
 pub(super) fn changes(before: &HeaderMap, after: &HeaderMap, is_framed: bool) -> HeaderMutation {
-    let is_ours =
-        |name: &&HeaderName| !is_of_connection(name) && (is_framed || **name != header::CONTENT_LENGTH);
+    let is_ours = |name: &&HeaderName| !is_envoys(name) && (is_framed || **name != header::CONTENT_LENGTH);
     let mut changes = HeaderMutation::default();
     for name in after.keys().filter(is_ours) {
         if !before.get_all(name).iter().eq(after.get_all(name).iter()) {
@@ -94,20 +94,8 @@ pub(super) fn set<'v>(
     }
 }
 
-fn is_of_connection(name: &HeaderName) -> bool {
-    matches!(
-        name.as_str(),
-        "connection"
-            | "host"
-            | "keep-alive"
-            | "proxy-connection"
-            | "te"
-            | "trailer"
-            | "transfer-encoding"
-            | "upgrade"
-            | "via"
-            | "expect"
-    )
+fn is_envoys(name: &HeaderName) -> bool {
+    is_of_connection(name) || matches!(name.as_str(), "host" | "via" | "expect")
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ pub(super) struct HeldKv {
     /// What the decoding leg takes beside the transfer, in seconds.
     place: f64,
     /// From when on the transfer is taken for lost; `None` where the other leg flies at the same time.
-    patience: Option<Duration>,
+    lost_after: Option<Duration>,
     /// A decoding replica was asked to fetch it.
     sent: Arc<AtomicBool>,
     /// `None` where the connector holds nothing.
@@ -100,7 +100,7 @@ impl Request<'_> {
             names,
             tokens,
             place,
-            patience: beside.is_none().then(|| patience(expected)),
+            lost_after: beside.is_none().then(|| lost_after(expected)),
             sent: Arc::default(),
             release,
             is_at_once: beside.is_some(),
@@ -303,8 +303,8 @@ impl HeldKv {
     pub(super) fn deadlines(&self, whole: Deadlines, now: Stamp) -> Deadlines {
         let first_token = whole.first_token.map(|deadline| {
             let half = half_until(deadline.at, now);
-            let patience = self.patience.map(|after| Deadline { at: now.after(after), after });
-            patience.filter(|lost| lost.at < half.at).unwrap_or(half)
+            let lost = self.lost_after.map(|after| Deadline { at: now.after(after), after });
+            lost.filter(|lost| lost.at < half.at).unwrap_or(half)
         });
         Deadlines { first_token, ..whole }
     }
@@ -323,7 +323,7 @@ fn half_until(end: Stamp, now: Stamp) -> Deadline {
 }
 
 /// How long first tokens that were expected after so many seconds are waited for.
-fn patience(expected: f64) -> Duration {
+fn lost_after(expected: f64) -> Duration {
     Duration::try_from_secs_f64(LOST_TIMES * expected)
         .map_or(Duration::MAX, |times| LOST_AFTER.saturating_add(times))
 }
@@ -380,17 +380,17 @@ mod tests {
 
     #[test]
     fn a_stream_is_not_left_for_minutes_where_its_kv_does_not_come() {
-        let held = |patience| HeldKv {
+        let held = |lost_after: Option<Duration>| HeldKv {
             body: Pieces::default(),
             pair: (1, 2),
             names: ["p".into(), "d".into()],
             tokens: Tokens(900),
             place: 0.0,
-            patience,
+            lost_after,
             sent: Arc::default(),
             release: None,
             beside: None,
-            is_at_once: patience.is_none(),
+            is_at_once: lost_after.is_none(),
         };
         let deadline = |seconds| Deadline { at: at(seconds), after: Duration::from_secs(seconds) };
         let whole = |first_token| Deadlines {
@@ -405,7 +405,7 @@ mod tests {
             (None, 300, 150),
             (Some(0.0), 20, 10),
         ] {
-            let leg = held(expected.map(patience)).deadlines(whole(first_token), at(0));
+            let leg = held(expected.map(lost_after)).deadlines(whole(first_token), at(0));
             assert_eq!(leg.first_token.map(|leg| leg.at), Some(at(ends)), "{expected:?} {first_token}");
             assert_eq!(leg.total.at, at(600));
         }

@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::key_store::{KeptKey, KeyStore, MAX_KEYS, bytes_of, hex};
+use super::key_store::{KeptKey, KeyStore, MAX_KEYS, bytes_of};
+use crate::digits;
 use crate::request::api_keys::{ApiKey, KeyDigest};
 
 /// A key that another gateway made.
@@ -107,12 +108,12 @@ impl KeyStore {
     #[must_use]
     pub fn beyond(&self, has_key: impl Fn(&String) -> bool, has_revoked: impl Fn(&String) -> bool) -> Beyond {
         let all = self.keys.all();
-        let keys = all.iter().map(|(digest, key)| (hex(digest), digest, key));
+        let keys = all.iter().map(|(digest, key)| (digits::hex_of(digest), digest, key));
         let keys = keys.filter(|(name, ..)| !has_key(name)).filter_map(|(name, digest, key)| {
             Some((name, serde_json::to_string(&KeptKey::of(digest, key)).ok()?))
         });
         let revoked = self.revoked.lock();
-        let gone = revoked.iter().map(|(digest, at)| (hex(digest), at));
+        let gone = revoked.iter().map(|(digest, at)| (digits::hex_of(digest), at));
         (keys.collect(), gone.filter(|(name, _)| !has_revoked(name)).collect())
     }
 }

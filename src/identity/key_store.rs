@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 use super::random;
 use super::revocations::Revocations;
 use crate::config::{Budget, Declared as _, Secret, budgets_of};
+use crate::digits;
 use crate::request::api_keys::{ApiKey, ApiKeys, KeyDigest};
 use crate::state_file::{self, Version};
 
@@ -183,7 +184,7 @@ impl KeyStore {
     ) -> Result<(), KeyError> {
         let Some(path) = &self.file else { return Ok(()) };
         let keys = keys.iter().map(|(digest, key)| KeptKey::of(digest, key)).collect();
-        let revoked = revoked.iter().map(|(digest, at)| (hex(digest), at)).collect();
+        let revoked = revoked.iter().map(|(digest, at)| (digits::hex_of(digest), at)).collect();
         let written = state_file::write(path, &Kept { version: Version, keys, revoked });
         written.map_err(|error| KeyError::NotKept { path: path.clone(), error })
     }
@@ -199,7 +200,7 @@ impl KeptKey {
     pub(super) fn of(digest: &KeyDigest, key: &ApiKey) -> Self {
         let text = |name: &Arc<str>| Box::from(&**name);
         Self {
-            sha256: hex(digest),
+            sha256: digits::hex_of(digest),
             tenant: text(&key.tenant),
             name: text(&key.name),
             routes: key.routes.as_ref().map(|routes| routes.iter().map(text).collect()),
@@ -223,16 +224,8 @@ impl KeptKey {
     }
 }
 
-pub(super) fn hex(digest: &KeyDigest) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 pub(super) fn bytes_of(hex: &str) -> Option<KeyDigest> {
-    let mut digest = KeyDigest::default();
-    for (at, byte) in digest.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    (hex.len() == 64).then_some(digest)
+    digits::bytes_of(hex)?.try_into().ok()
 }
 
 fn digest<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {

@@ -159,19 +159,18 @@ pub(crate) fn is_looping(client: &HeaderMap, via: &HeaderValue) -> bool {
 }
 
 fn is_hop_by_hop(name: &HeaderName) -> bool {
+    is_of_connection(name)
+        || matches!(
+            name.as_str(),
+            "proxy-authorization" | "proxy-authenticate" | "proxy-authentication-info" | "http2-settings"
+        )
+}
+
+/// What one connection frames and keeps a message by (RFC 9110 §7.6.1).
+pub(crate) fn is_of_connection(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),
-        "connection"
-            | "keep-alive"
-            | "proxy-connection"
-            | "te"
-            | "trailer"
-            | "transfer-encoding"
-            | "upgrade"
-            | "proxy-authorization"
-            | "proxy-authenticate"
-            | "proxy-authentication-info"
-            | "http2-settings"
+        "connection" | "keep-alive" | "proxy-connection" | "te" | "trailer" | "transfer-encoding" | "upgrade"
     )
 }
 
