@@ -166,8 +166,8 @@ impl Pick {
     }
 
     /// The attempt was given up: sent at `sent`, it has brought nothing, neither a first token nor, if `is_whole`, an answer at once.
-    /// That is a failure of the replica where nothing has moved there since, another replica has answered meanwhile, and the wait
-    /// was clearly longer than is usual in the pool: a client that is merely impatient says nothing.
+    /// That is a failure of the replica where nothing has moved there since, another replica has answered meanwhile or it is on trial
+    /// after failures, and the wait was clearly longer than is usual in the pool: a client that is merely impatient says nothing.
     pub fn given_up(&self, sent: Stamp, is_whole: bool, now: Stamp) {
         let (replica, waited) = (&self.replica, now.since(sent));
         if self.ways.as_ref().is_some_and(|ways| ways.is_apart) {
@@ -181,7 +181,9 @@ impl Pick {
         let answered = |other: &Arc<Replica>| {
             other.slot() != replica.slot() && other.health.vitals.last_answer() >= sent
         };
-        if waited.as_secs_f64() > SILENT_FROM * usual && self.pool.replicas().iter().any(answered) {
+        // A client that asks one by one sees no answer of others meanwhile.
+        let is_proof = || replica.health.answers.is_on_trial() || self.pool.replicas().iter().any(answered);
+        if waited.as_secs_f64() > SILENT_FROM * usual && is_proof() {
             self.silent(now);
         }
     }
