@@ -44,9 +44,8 @@ pub(super) struct Account {
     pub used: Amounts,
     /// Reserved by requests under way.
     held: Amounts,
-    /// What other gateways have taken, by the last look.
-    others: Amounts,
-    lease: Option<Lease>,
+    /// The last look at other gateways, where there are some.
+    lease: Option<Box<Lease>>,
     /// The window of the last look.
     period: Option<Period>,
 }
@@ -73,8 +72,7 @@ impl TryFrom<KeptAccount> for Account {
             Some(name) => Zone::named(&name).map_err(|(message, _)| message)?,
             None => Zone::ahead(ahead),
         };
-        let [held, others] = [Amounts::default(); 2];
-        Ok(Self { window, zone, model, from, used, held, others, lease: None, period: None })
+        Ok(Self { window, zone, model, from, used, held: Amounts::default(), lease: None, period: None })
     }
 }
 
@@ -121,8 +119,7 @@ impl Ledger {
             let (own, taken) = (account.own(), account.taken());
             let is_over = |(kind, limit): &(Kind, u64)| {
                 let wanted = amounts.of(*kind).max(1);
-                let is_leased =
-                    || sharing.covers(account.lease.as_ref(), *kind, *limit, own, account.others, wanted);
+                let is_leased = || sharing.covers(account.lease.as_deref(), *kind, *limit, own, wanted);
                 taken.of(*kind).saturating_add(wanted) > *limit || !is_leased()
             };
             if let Some((kind, limit)) = budget.limits().find(is_over) {
@@ -188,7 +185,7 @@ impl Ledger {
     #[must_use]
     pub fn used(&mut self, budget: &Budget, now: SystemTime) -> Amounts {
         let (_, account) = self.account(budget, now);
-        account.used.plus(account.others)
+        account.used.plus(account.others())
     }
 
     /// Whether nothing was ever counted.
@@ -229,7 +226,6 @@ impl Ledger {
                 used: Amounts::default(),
                 held: Amounts::default(),
                 period: None,
-                others: Amounts::default(),
                 lease: None,
             });
         }
@@ -255,7 +251,12 @@ impl Account {
 
     /// Used or reserved by all gateways, as far as known.
     fn taken(&self) -> Amounts {
-        self.own().plus(self.others)
+        self.own().plus(self.others())
+    }
+
+    /// What other gateways have taken, by the last look.
+    fn others(&self) -> Amounts {
+        self.lease.as_ref().map_or_else(Amounts::default, |lease| lease.others)
     }
 
     /// Name of its window for all gateways, without the tenant's.
@@ -272,7 +273,7 @@ impl Account {
 
     /// Whether others have yet to learn of something; `is_due` asks for a look in any case.
     pub(super) fn is_to_be_shared(&self, is_due: bool) -> bool {
-        is_due || self.lease.is_none_or(|lease| lease.own != self.own())
+        is_due || self.lease.as_ref().is_none_or(|lease| lease.own != self.own())
     }
 
     /// The others know of `own`, and have taken `others`; `before` is what they knew of this gateway.
@@ -281,7 +282,7 @@ impl Account {
         if let Some(before) = before.filter(|_| self.lease.is_none()) {
             self.used = self.used.each(before, u64::max);
         }
-        (self.others, self.lease) = (others, Some(Lease { own }));
+        self.lease = Some(Box::new(Lease { own, others }));
     }
 
     /// Begins anew in a new window. The one before this counts on, where a clock was set back; what lies further ahead is an error of
@@ -290,7 +291,7 @@ impl Account {
         let period = self.period(now);
         if self.from < period.from || self.from > period.until {
             (self.from, self.used) = (period.from, Amounts::default());
-            (self.others, self.lease) = (Amounts::default(), None);
+            self.lease = None;
         }
     }
 }

@@ -29,6 +29,8 @@ pub enum Sharing {
 pub(super) struct Lease {
     /// What this gateway had taken, which the others know.
     pub(super) own: Amounts,
+    /// What they have taken.
+    pub(super) others: Amounts,
 }
 
 impl Sharing {
@@ -39,7 +41,6 @@ impl Sharing {
         kind: Kind,
         limit: u64,
         own: Amounts,
-        others: Amounts,
         wanted: u64,
     ) -> bool {
         let gateways = match (self, lease) {
@@ -47,8 +48,8 @@ impl Sharing {
             (Self::Closed { .. }, None) => return false,
             (Self::Shared { gateways } | Self::Closed { gateways }, _) => u64::from(gateways.max(1)),
         };
-        let known = lease.map_or(0, |lease| lease.own.of(kind));
-        let free = limit.saturating_sub(known).saturating_sub(others.of(kind));
+        let (known, others) = lease.map_or((0, 0), |lease| (lease.own.of(kind), lease.others.of(kind)));
+        let free = limit.saturating_sub(known).saturating_sub(others);
         let since = own.of(kind).saturating_sub(known);
         // A request that is larger than a share may be the only one until the next look.
         since.saturating_add(wanted) <= free.div_ceil(gateways) || since == 0 && wanted <= free
@@ -64,8 +65,8 @@ mod tests {
     }
 
     fn covers(sharing: Sharing, known: u64, own: u64, others: u64, wanted: u64) -> bool {
-        let lease = Lease { own: requests(known) };
-        sharing.covers(Some(&lease), Kind::Requests, 100, requests(own), requests(others), wanted)
+        let lease = Lease { own: requests(known), others: requests(others) };
+        sharing.covers(Some(&lease), Kind::Requests, 100, requests(own), wanted)
     }
 
     #[test]
@@ -90,7 +91,7 @@ mod tests {
             );
             assert!(covers(Sharing::Alone, known, own, others, wanted), "{name}");
         }
-        let never = |sharing: Sharing| sharing.covers(None, Kind::Requests, 100, requests(0), requests(0), 1);
+        let never = |sharing: Sharing| sharing.covers(None, Kind::Requests, 100, requests(0), 1);
         assert!(never(two) && !never(Sharing::Closed { gateways: 2 }));
     }
 
@@ -103,10 +104,8 @@ mod tests {
         for turn in 0..20_000 {
             let at = turn % 2;
             let [known, own, others] = gateways[at];
-            let lease = Lease { own: requests(known) };
-            if own + others < limit
-                && two.covers(Some(&lease), Kind::Requests, limit, requests(own), requests(others), 1)
-            {
+            let lease = Lease { own: requests(known), others: requests(others) };
+            if own + others < limit && two.covers(Some(&lease), Kind::Requests, limit, requests(own), 1) {
                 gateways[at][1] += 1;
             }
             // 50 looks a second at 1,000 requests/s, out of step.

@@ -1,5 +1,7 @@
 //! Time zones of calendars: UTC, an offset, or a name of the system's database (`TZDIR`, `/usr/share/zoneinfo`).
 
+use std::sync::Arc;
+
 use jiff::tz::{Offset, TimeZone};
 use serde_json::json;
 
@@ -9,7 +11,7 @@ use super::check::section::Item;
 /// Where days begin, with the name that the file gives it.
 #[derive(Clone, Debug)]
 pub struct Zone {
-    name: Box<str>,
+    name: Arc<str>,
     zone: TimeZone,
 }
 

@@ -104,11 +104,16 @@ impl BodyMemory {
         Charge::of(budgets.into_iter().flatten())
     }
 
-    /// Tenants come from the configuration, so the table is bounded.
+    /// Of thousands of tenants few have a body at any moment: where the table would grow, those without one are forgotten.
     fn of_tenant(&self, name: &Arc<str>) -> Arc<BodyBudget> {
         let mut tenants = self.by_tenant.lock();
         if let Some(known) = tenants.get(name) {
             return Arc::clone(known);
+        }
+        if tenants.len() == tenants.capacity() {
+            tenants.retain(|_, budget| Arc::strong_count(budget) > 1);
+            let used = tenants.len();
+            tenants.reserve(used.max(1));
         }
         Arc::clone(tenants.entry(Arc::clone(name)).or_insert(self.of_connection()))
     }
@@ -355,6 +360,20 @@ mod tests {
         assert_eq!(free(&memory), before - 2048);
         drop(charge);
         assert_eq!(free(&memory), before);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tenants_are_remembered_for_as_long_as_they_hold_something() {
+        let memory = memory();
+        let mut held = memory.open(None, Some(&"held".into()));
+        held.add(3 * MIB).await.unwrap();
+        for n in 0..10_000 {
+            drop(memory.open(None, Some(&format!("tenant-{n}").into())));
+        }
+        assert!(memory.by_tenant.lock().len() < 100);
+        let mut more = memory.open(None, Some(&"held".into()));
+        assert_eq!(more.shares[0].budget.id(), held.shares[0].budget.id());
+        assert_eq!(more.add(2 * MIB).await.unwrap_err().code(), "body_memory", "its share is 4 MiB");
     }
 
     #[tokio::test(start_paused = true)]
