@@ -7,5 +7,6 @@ mod cold;
 #[allow(dead_code, reason = "the bench uses the rest")]
 #[path = "../../benches/scaling/elastic.rs"]
 mod elastic;
+mod flood;
 mod overload;
 mod restarts;

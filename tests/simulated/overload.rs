@@ -80,7 +80,7 @@ impl Router for Watched {
     }
 }
 
-fn live(at: SimStamp) -> Stamp {
+pub(super) fn live(at: SimStamp) -> Stamp {
     Stamp::from_nanos(at.as_nanos())
 }
 
@@ -157,7 +157,7 @@ impl Case {
 }
 
 /// Poisson arrivals.
-fn poisson(per_second: f64, from_s: f64, to_s: f64, prompt: u64, seed: u64) -> Vec<(f64, u64)> {
+pub(super) fn poisson(per_second: f64, from_s: f64, to_s: f64, prompt: u64, seed: u64) -> Vec<(f64, u64)> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut at = from_s;
     let mut all = Vec::new();
@@ -170,7 +170,7 @@ fn poisson(per_second: f64, from_s: f64, to_s: f64, prompt: u64, seed: u64) -> V
     }
 }
 
-fn merged(mut streams: Vec<Vec<(f64, u64)>>) -> Vec<(f64, u64)> {
+pub(super) fn merged(mut streams: Vec<Vec<(f64, u64)>>) -> Vec<(f64, u64)> {
     let mut all: Vec<_> = streams.drain(..).flatten().collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     all
