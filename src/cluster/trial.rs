@@ -11,7 +11,7 @@ use crate::upstream::connect::Connector;
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// No broker is there.
-    #[error("{0}; check host, port and, for TLS, rediss:// in cluster.url")]
+    #[error("{0}; check host and port of cluster.url, for TLS also rediss:// and cluster.ca")]
     Away(LinkError),
     /// It wants a password.
     #[error("it wants a password: write redis://USER:PASSWORD@HOST in what cluster.url names")]

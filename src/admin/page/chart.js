@@ -102,7 +102,9 @@ export function lines(title, times, series, bound, text) {
   let spoken = series.map(([, name, of]) => `${name} ${text(last(of))}`).join(", ") || "nothing above 1 ms";
   if (isKnown(limit)) {
     drawn.push(svg("path", { class: "bound", d: `M${LEFT} ${scale.y(limit)}H${WIDTH}` }));
-    drawn.push(svg("text", { x: WIDTH - 4, y: Math.max(12, scale.y(limit) - 4), "text-anchor": "end" }, `bound ${text(limit)}`));
+    // Below the line where nothing fits above it.
+    const place = scale.y(limit) < 16 ? scale.y(limit) + 13 : scale.y(limit) - 4;
+    drawn.push(svg("text", { x: WIDTH - 4, y: place, "text-anchor": "end" }, `bound ${text(limit)}`));
     spoken += `, bound ${text(limit)}`;
   }
   const say = (i) => series.filter(([, , of]) => isKnown(of[i])).map(([, name, of]) => `${name} ${text(of[i])}`).join(" · ");
