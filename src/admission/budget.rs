@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::amounts::{Amounts, Kind};
-use super::calendar::Period;
+use super::calendar::{Period, Unix};
 use super::lease::{Lease, Sharing};
 use crate::config::{Budget, Window, Zone};
 use crate::error::Failure;
-use crate::record::RateLimit;
+use crate::record::{RateLimit, RateLimits};
 
 impl Budget {
     /// Its limits.
@@ -105,7 +105,7 @@ pub(super) struct Spent {
 }
 
 impl Ledger {
-    /// Whether every hard budget has room for a request.
+    /// What a request would reserve, in every budget of the model, if every hard one has room for it.
     pub(super) fn check(
         &mut self,
         budgets: &[Budget],
@@ -113,69 +113,63 @@ impl Ledger {
         amounts: Amounts,
         sharing: Sharing,
         now: SystemTime,
-    ) -> Result<(), Spent> {
-        for budget in budgets.iter().filter(|budget| budget.hard && budget.is_of(model)) {
-            let (_, account) = self.account(budget, now);
+    ) -> Result<Reservation, Spent> {
+        let (mut accounts, now) = (SmallVec::new(), Unix::from(now));
+        for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
+            let (at, account) = self.account(budget, now);
             let (own, taken) = (account.own(), account.taken());
             let is_over = |(kind, limit): &(Kind, u64)| {
                 let wanted = amounts.of(*kind).max(1);
                 let is_leased = || sharing.covers(account.lease.as_deref(), *kind, *limit, own, wanted);
                 taken.of(*kind).saturating_add(wanted) > *limit || !is_leased()
             };
-            if let Some((kind, limit)) = budget.limits().find(is_over) {
+            if let Some((kind, limit)) = budget.limits().find(|limit| budget.hard && is_over(limit)) {
                 let wait = account.period(now).left(now);
                 return Err(Spent { kind, window: budget.window, limit, taken: taken.of(kind), wait });
             }
-        }
-        Ok(())
-    }
-
-    /// Reserves in every budget of the model.
-    pub(super) fn reserve(
-        &mut self,
-        budgets: &[Budget],
-        model: &str,
-        amounts: Amounts,
-        now: SystemTime,
-    ) -> Reservation {
-        let mut accounts = SmallVec::new();
-        for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
-            let (at, account) = self.account(budget, now);
             // Two budgets of one window share an account.
             if !accounts.contains(&at) {
-                account.held = account.held.each(amounts, u64::saturating_add);
                 accounts.push(at);
             }
         }
-        Reservation { accounts, amounts }
+        Ok(Reservation { accounts, amounts })
+    }
+
+    /// Reserves it.
+    pub(super) fn hold(&mut self, reservation: &Reservation) {
+        for at in &reservation.accounts {
+            let Some(account) = self.0.get_mut(*at) else { continue };
+            account.held = account.held.each(reservation.amounts, u64::saturating_add);
+        }
     }
 
     /// The request is over and used this.
     pub(super) fn settle(&mut self, reservation: &Reservation, used: Amounts, now: SystemTime) {
         for at in &reservation.accounts {
             let Some(account) = self.0.get_mut(*at) else { continue };
-            account.roll(now);
+            account.roll(now.into());
             account.held = account.held.each(reservation.amounts, u64::saturating_sub);
             account.used = account.used.each(used, u64::saturating_add);
         }
     }
 
-    /// The tightest limit on requests or on tokens that holds for a model, hard or soft.
+    /// The tightest limits on requests and on tokens that hold for a model, hard or soft, `others` among them.
     pub(super) fn tightest(
         &mut self,
         budgets: &[Budget],
         model: &str,
-        is_of: impl Fn(Kind) -> bool,
+        others: RateLimits,
         now: SystemTime,
-    ) -> Option<RateLimit> {
-        let mut tightest: Option<RateLimit> = None;
+    ) -> RateLimits {
+        let (mut tightest, now) = (others, Unix::from(now));
         for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
             let (_, account) = self.account(budget, now);
             let taken = account.taken();
             let reset = account.period(now).left(now);
-            for (kind, limit) in budget.limits().filter(|(kind, _)| is_of(*kind)) {
+            for (kind, limit) in budget.limits().filter(|(kind, _)| *kind != Kind::Engine) {
                 let own = RateLimit { limit, remaining: limit.saturating_sub(taken.of(kind)), reset };
-                tightest = Some(own.tighter(tightest));
+                let known = if kind.is_tokens() { &mut tightest.tokens } else { &mut tightest.requests };
+                *known = Some(own.tighter(*known));
             }
         }
         tightest
@@ -184,7 +178,7 @@ impl Ledger {
     /// What is used of a budget in its window at this moment.
     #[must_use]
     pub fn used(&mut self, budget: &Budget, now: SystemTime) -> Amounts {
-        let (_, account) = self.account(budget, now);
+        let (_, account) = self.account(budget, now.into());
         account.used.plus(account.others())
     }
 
@@ -199,7 +193,7 @@ impl Ledger {
     pub(super) fn is_over(&self, now: SystemTime) -> bool {
         self.0.iter().all(|account| {
             account.held == Amounts::default()
-                && account.from < Period::of(account.window, &account.zone, now).from
+                && account.from < Period::of(account.window, &account.zone, now.into()).from
         })
     }
 
@@ -208,7 +202,7 @@ impl Ledger {
         &mut self.0
     }
 
-    fn account(&mut self, budget: &Budget, now: SystemTime) -> (usize, &mut Account) {
+    fn account(&mut self, budget: &Budget, now: Unix) -> (usize, &mut Account) {
         let is_it = |account: &Account| {
             account.window == budget.window
                 && account.zone == budget.time_zone
@@ -237,7 +231,7 @@ impl Ledger {
 
 impl Account {
     /// Looked up once a window: the calendar of a zone costs more than all else here.
-    fn period(&mut self, now: SystemTime) -> Period {
+    fn period(&mut self, now: Unix) -> Period {
         match self.period.filter(|period| period.holds(now)) {
             Some(period) => period,
             None => *self.period.insert(Period::of(self.window, &self.zone, now)),
@@ -267,7 +261,7 @@ impl Account {
 
     /// When its window ends, in seconds since 1970; `None` where it is over.
     pub(super) fn until(&mut self, now: SystemTime) -> Option<i64> {
-        let period = self.period(now);
+        let period = self.period(now.into());
         (period.from == self.from).then_some(period.until)
     }
 
@@ -287,7 +281,7 @@ impl Account {
 
     /// Begins anew in a new window. The one before this counts on, where a clock was set back; what lies further ahead is an error of
     /// the clock that wrote it.
-    fn roll(&mut self, now: SystemTime) {
+    fn roll(&mut self, now: Unix) {
         let period = self.period(now);
         if self.from < period.from || self.from > period.until {
             (self.from, self.used) = (period.from, Amounts::default());
@@ -332,30 +326,43 @@ mod tests {
         Budget { window, tokens: Some(tokens), ..Budget::default() }
     }
 
+    fn reserved(
+        ledger: &mut Ledger,
+        budgets: &[Budget],
+        model: &str,
+        amounts: Amounts,
+        now: SystemTime,
+    ) -> Reservation {
+        let reservation = ledger.check(budgets, model, amounts, Sharing::Alone, now).unwrap();
+        ledger.hold(&reservation);
+        reservation
+    }
+
     #[test]
     fn what_is_under_way_is_held_and_settled_by_what_was_used() {
         let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Hour, 100)]);
         let ask = |ledger: &mut Ledger, seconds| {
             ledger
                 .check(&budgets, "m", amounts(20, 30), Sharing::Alone, at(seconds))
+                .map(drop)
                 .map_err(|s| s.wait.as_secs())
         };
-        let first = ledger.reserve(&budgets, "m", amounts(20, 30), at(0));
-        let second = ledger.reserve(&budgets, "m", amounts(20, 30), at(0));
+        let first = reserved(&mut ledger, &budgets, "m", amounts(20, 30), at(0));
+        let second = reserved(&mut ledger, &budgets, "m", amounts(20, 30), at(0));
         assert_eq!(ask(&mut ledger, 1), Err(3599), "100 are reserved");
         ledger.settle(&first, amounts(20, 5), at(2));
         assert_eq!(ask(&mut ledger, 2), Err(3598), "75 are used or reserved");
         ledger.settle(&second, amounts(20, 5), at(3));
         assert_eq!(ask(&mut ledger, 3), Ok(()), "50 are used");
         assert_eq!(ledger.used(&budgets[0], at(3)), Amounts { requests: 2, ..amounts(40, 10) });
-        let limit = ledger.tightest(&budgets, "m", |kind| kind != Kind::Requests, at(3)).unwrap();
+        let limit = ledger.tightest(&budgets, "m", RateLimits::default(), at(3)).tokens.unwrap();
         assert_eq!((limit.limit, limit.remaining, limit.reset.as_secs()), (100, 50, 3597));
     }
 
     #[test]
     fn a_window_begins_anew_and_a_request_counts_where_it_ends() {
         let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Minute, 10)]);
-        let over = ledger.reserve(&budgets, "m", amounts(9, 0), at(59));
+        let over = reserved(&mut ledger, &budgets, "m", amounts(9, 0), at(59));
         assert!(
             ledger.check(&budgets, "m", amounts(2, 0), Sharing::Alone, at(60)).is_err(),
             "it may use the next minute's"
@@ -375,12 +382,12 @@ mod tests {
         let of_model = Budget { model: Some("large".into()), requests: Some(1), ..Budget::default() };
         let soft = Budget { hard: false, ..budget(Window::Day, 1) };
         let budgets = [of_model, soft];
-        let held = ledger.reserve(&budgets, "large", amounts(5, 5), at(0));
+        let held = reserved(&mut ledger, &budgets, "large", amounts(5, 5), at(0));
         ledger.settle(&held, amounts(5, 5), at(0));
         assert!(ledger.check(&budgets, "small", amounts(5, 5), Sharing::Alone, at(0)).is_ok());
         let spent = ledger.check(&budgets, "large", amounts(5, 5), Sharing::Alone, at(0)).unwrap_err();
         assert_eq!((spent.kind, spent.limit, spent.taken), (Kind::Requests, 1, 1));
-        let soft = ledger.tightest(&budgets, "small", |kind| kind == Kind::Tokens, at(0)).unwrap();
+        let soft = ledger.tightest(&budgets, "small", RateLimits::default(), at(0)).tokens.unwrap();
         assert_eq!((soft.limit, soft.remaining), (1, 0), "a soft one is in the headers");
         let kept: Ledger = serde_json::from_str(&serde_json::to_string(&ledger).unwrap()).unwrap();
         assert_eq!(
@@ -399,7 +406,7 @@ mod tests {
         // 2026-11-24T13:00:00Z is 14:00 there.
         for (used, is_full) in [(1_900, false), (200, true)] {
             assert!(ledger.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(0)).is_ok(), "{used}");
-            let held = ledger.reserve(&budgets, "m", amounts(9, 9), at(0));
+            let held = reserved(&mut ledger, &budgets, "m", amounts(9, 9), at(0));
             ledger.settle(&held, Amounts { engine_ms: used, ..amounts(9, 9) }, at(1));
             let spent = ledger.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(1));
             assert_eq!(spent.is_err(), is_full, "{used}");
@@ -407,7 +414,7 @@ mod tests {
                 assert_eq!((spent.kind, spent.taken, spent.wait.as_secs()), (Kind::Engine, 2, 10 * 3600 - 1));
             }
         }
-        assert!(ledger.tightest(&budgets, "m", Kind::is_tokens, at(1)).is_none(), "no tokens");
+        assert_eq!(ledger.tightest(&budgets, "m", RateLimits::default(), at(1)).tokens, None, "no tokens");
         let text = serde_json::to_string(&ledger).unwrap();
         assert!(text.contains("Europe/Berlin"), "{text}");
         let mut kept: Ledger = serde_json::from_str(&text).unwrap();

@@ -7,6 +7,17 @@ use jiff::{Timestamp, ToSpan as _};
 
 use crate::config::{Window, Zone};
 
+/// A moment, in whole seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unix(i64);
+
+impl From<SystemTime> for Unix {
+    fn from(at: SystemTime) -> Self {
+        let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Self(i64::try_from(seconds).unwrap_or(i64::MAX / 2))
+    }
+}
+
 /// A window, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Period {
@@ -16,8 +27,7 @@ pub(super) struct Period {
 
 impl Period {
     /// The window that a moment lies in, by the clocks of a zone.
-    pub(super) fn of(window: Window, zone: &Zone, at: SystemTime) -> Self {
-        let now = seconds(at);
+    pub(super) fn of(window: Window, zone: &Zone, Unix(now): Unix) -> Self {
         let regular = |length: i64| {
             let ahead = Timestamp::from_second(now).map_or(0, |at| zone.rules().to_offset(at).seconds());
             let from = (now + i64::from(ahead)).div_euclid(length) * length - i64::from(ahead);
@@ -49,18 +59,14 @@ impl Period {
     }
 
     /// Whether a moment lies in it.
-    pub(super) fn holds(self, at: SystemTime) -> bool {
-        (self.from..self.until).contains(&seconds(at))
+    pub(super) fn holds(self, Unix(at): Unix) -> bool {
+        (self.from..self.until).contains(&at)
     }
 
     /// How long it lasts yet.
-    pub(super) fn left(self, at: SystemTime) -> Duration {
-        Duration::from_secs(u64::try_from(self.until - seconds(at)).unwrap_or_default().max(1))
+    pub(super) fn left(self, Unix(at): Unix) -> Duration {
+        Duration::from_secs(u64::try_from(self.until - at).unwrap_or_default().max(1))
     }
-}
-
-fn seconds(at: SystemTime) -> i64 {
-    i64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()).unwrap_or(i64::MAX / 2)
 }
 
 const DAY: i64 = 86_400;
@@ -84,13 +90,12 @@ mod tests {
             (Window::Week, 0, midnight - DAY, 7 * DAY),
             (Window::Month, 0, midnight - 23 * DAY, 30 * DAY),
         ] {
-            let period = Period::of(window, &Zone::ahead(ahead), UNIX_EPOCH + Duration::from_secs(at as u64));
+            let period = Period::of(window, &Zone::ahead(ahead), Unix(at));
             assert_eq!(period, Period { from, until: from + length }, "{window:?} {ahead}");
         }
-        let february =
-            Period::of(Window::Month, &Zone::default(), UNIX_EPOCH + Duration::from_secs(1_709_164_800));
+        let february = Period::of(Window::Month, &Zone::default(), Unix(1_709_164_800));
         assert_eq!(february.until - february.from, 29 * DAY, "2024-02-29");
-        assert_eq!(february.left(UNIX_EPOCH + Duration::from_secs(1_709_164_800)).as_secs(), DAY as u64);
+        assert_eq!(february.left(Unix(1_709_164_800)).as_secs(), DAY as u64);
     }
 
     #[test]
@@ -101,7 +106,8 @@ mod tests {
                 .unwrap()
                 .at(hour, 30, 0, 0)
                 .to_zoned(Zone::named(zone).unwrap().rules().clone());
-            let period = Period::of(window, &Zone::named(zone).unwrap(), at.unwrap().timestamp().into());
+            let period =
+                Period::of(window, &Zone::named(zone).unwrap(), Unix(at.unwrap().timestamp().as_second()));
             (period.until - period.from) as f64 / 3600.0
         };
         for (zone, window, date, hours) in [
@@ -121,7 +127,7 @@ mod tests {
             }
         }
         let zone = Zone::named("Europe/Berlin").unwrap();
-        let far = UNIX_EPOCH + Duration::from_secs(400_000_000_000);
+        let far = Unix(400_000_000_000);
         assert!(Period::of(Window::Month, &zone, far).holds(far), "beyond the last date");
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::amounts::{Amounts, Kind};
+use super::amounts::Amounts;
 use super::budget::{Ledger, Reservation};
 use super::lease::Sharing;
 use super::limit_reached::LimitReached;
@@ -264,13 +264,20 @@ impl TenantUse {
         self.check(limits, demand, now).map_err(|refusal| refusal.failure(name))?;
         let amounts = demand.amounts();
         let room = self.ledger.check(budgets, demand.model, amounts, sharing, demand.wall);
-        room.map_err(|spent| spent.failure(&format!("tenant {name}")))?;
-        let of_key = demand.budgets_of_key();
-        let key = demand.key.filter(|_| !of_key.is_empty());
-        if let Some(key) = key {
-            let room = self.of_key(key).check(of_key, demand.model, amounts, sharing, demand.wall);
-            room.map_err(|spent| spent.failure(&format!("API key {} of tenant {name}", key.name)))?;
-        }
+        let of_tenant = room.map_err(|spent| spent.failure(&format!("tenant {name}")))?;
+        let of_key = demand.key.filter(|key| !key.budgets.is_empty());
+        let of_key = match of_key {
+            None => None,
+            Some(key) => {
+                let ledger = self.keys.entry(Arc::clone(&key.name)).or_default();
+                let room = ledger.check(&key.budgets, demand.model, amounts, sharing, demand.wall);
+                let who = || format!("API key {} of tenant {name}", key.name);
+                let reservation = room.map_err(|spent| spent.failure(&who()))?;
+                ledger.hold(&reservation);
+                Some((Arc::clone(&key.name), reservation))
+            }
+        };
+        self.ledger.hold(&of_tenant);
         self.inflight += 1;
         if let Some(per_minute) = limits.requests_per_minute {
             self.requests.charge(1.0, &Refill::per_minute(per_minute), now);
@@ -278,16 +285,7 @@ impl TenantUse {
         if let Some(per_minute) = limits.tokens_per_minute {
             self.tokens.charge(demand.tokens.0 as f64, &Refill::per_minute(per_minute), now);
         }
-        let of_key = key.map(|key| {
-            let reserved = self.of_key(key).reserve(of_key, demand.model, amounts, demand.wall);
-            (Arc::clone(&key.name), reserved)
-        });
-        let of_tenant = self.ledger.reserve(budgets, demand.model, amounts, demand.wall);
         Ok(Reserved { of_tenant, of_key })
-    }
-
-    fn of_key(&mut self, key: &ApiKey) -> &mut Ledger {
-        self.keys.entry(Arc::clone(&key.name)).or_default()
     }
 
     /// The tightest limits that hold for a request.
@@ -299,18 +297,11 @@ impl TenantUse {
         };
         let requests = of_bucket(tenant.limits.requests_per_minute, &self.requests);
         let tokens = of_bucket(tenant.limits.tokens_per_minute, &self.tokens);
-        let of_key = demand.budgets_of_key();
-        let mut of_budgets = |is_of: fn(Kind) -> bool, other: Option<RateLimit>| {
-            let tightest = self.ledger.tightest(&tenant.budgets, demand.model, is_of, demand.wall);
-            let other = tightest.map(|own| own.tighter(other)).or(other);
-            let Some(key) = demand.key.filter(|_| !of_key.is_empty()) else { return other };
-            let tightest = self.of_key(key).tightest(of_key, demand.model, is_of, demand.wall);
-            tightest.map(|own| own.tighter(other)).or(other)
-        };
-        RateLimits {
-            requests: of_budgets(|kind| kind == Kind::Requests, requests),
-            tokens: of_budgets(Kind::is_tokens, tokens),
-        }
+        let limits = RateLimits { requests, tokens };
+        let limits = self.ledger.tightest(&tenant.budgets, demand.model, limits, demand.wall);
+        let Some(key) = demand.key.filter(|key| !key.budgets.is_empty()) else { return limits };
+        let ledger = self.keys.entry(Arc::clone(&key.name)).or_default();
+        ledger.tightest(&key.budgets, demand.model, limits, demand.wall)
     }
 
     fn check(&self, limits: &TenantLimits, demand: &Demand<'_>, now: Stamp) -> Result<(), LimitReached> {

@@ -17,7 +17,7 @@ pub struct Zone {
 
 impl PartialEq for Zone {
     fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
+        Arc::ptr_eq(&self.name, &other.name) || self.name == other.name
     }
 }
 
