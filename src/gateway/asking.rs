@@ -78,7 +78,6 @@ impl Asking<'_> {
             sampling: request.sampling,
             has_media: request.prompt.size.media > 0,
             lacks_adapter: lacks_adapter.as_ref(),
-            has_prefill_pool: request.route.prefill.is_some(),
             elsewhere: None,
             tried: self.tried,
         };

@@ -66,8 +66,6 @@ pub struct Ask<'a> {
     pub has_media: bool,
     /// Replicas that would have to load the LoRA adapter that it names, where others hold it.
     pub lacks_adapter: Option<&'a SlotSet>,
-    /// Whether another pool could compute its prompt.
-    pub has_prefill_pool: bool,
     /// Where another pool computes its prompt.
     pub elsewhere: Option<Elsewhere<'a>>,
     /// Replicas that it has tried.
@@ -89,7 +87,6 @@ impl<'a> Ask<'a> {
             sampling: Sampling::default(),
             has_media: false,
             lacks_adapter: None,
-            has_prefill_pool: false,
             elsewhere: None,
             tried,
         }
@@ -159,14 +156,8 @@ impl Dispatcher {
         // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
         let bypasses_admission = !ask.tried.is_empty() || !self.model.is_taught();
         let patience = if bypasses_admission { 0.0 } else { prices::PATIENCE };
-        let aim = Aim {
-            now,
-            waited: ask.waited,
-            slo: ask.slo,
-            patience,
-            has_answers: self.silence(now).is_some(),
-            has_prefill_pool: ask.has_prefill_pool,
-        };
+        let aim =
+            Aim { now, waited: ask.waited, slo: ask.slo, patience, has_answers: self.silence(now).is_some() };
         // Prompts that begin alike have nothing to gain from one another.
         let caches_nothing = candidates.iter().all(|one| self.index.credit(one.slot) <= 0.0);
         let chain = if caches_nothing { &[] } else { ask.prompt.chain };

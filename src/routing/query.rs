@@ -75,6 +75,4 @@ pub struct Aim {
     pub patience: f64,
     /// Whether a replica of the pool has answered before.
     pub has_answers: bool,
-    /// Whether another pool could compute its prompt, so that the stall that it is here counts.
-    pub has_prefill_pool: bool,
 }

@@ -61,7 +61,6 @@ impl<'a> Stakes<'a> {
             .itl
             .iter()
             .last()
-            .filter(|_| query.aim.has_prefill_pool)
             .map_or((0, f64::INFINITY), |(percent, bound)| (percent, bound.as_secs_f64()));
         let allowed = (1.0 - f64::from(percent) / 100.0) * pool.answers.output;
         Self {

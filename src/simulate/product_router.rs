@@ -210,7 +210,6 @@ impl ProductRouter {
             slo,
             waited: now.since(live(request.at)),
             queues_late: self.rules.queue.is_some(),
-            has_prefill_pool: self.prefill.is_some(),
             ..Ask::of(prompt, &self.untried)
         };
         let base_ttft = if slo.ttft.is_some() { self.rules.base_ttft } else { Duration::ZERO };
