@@ -139,6 +139,10 @@ impl<const N: usize> Fit<N> {
             self.streak = 0;
             return seconds;
         }
+        if !expected.is_finite() {
+            *self = Self::new(self.memory);
+            return seconds;
+        }
         let side = if seconds > high { 1 } else { -1 };
         self.streak = if self.streak.signum() == side { self.streak + side } else { side };
         if self.streak.abs() < priors::CHANGE {

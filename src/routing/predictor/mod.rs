@@ -445,6 +445,22 @@ mod tests {
     }
 
     #[test]
+    fn replicas_that_are_never_idle_say_nothing_of_the_way_to_an_idle_one() {
+        let model = PoolModel::new(8);
+        let before = model.pool.average().round_trip;
+        for n in 0..20_000_u64 {
+            let slot = (n % 8) as usize;
+            let work = Work::of(Tokens(300 + 70 * (n % 26)), Tokens(0));
+            // Half of them are three times as slow as the others.
+            let busy = Duration::from_millis((30 + 5 * (n % 26)) * if slot < 4 { 1 } else { 3 });
+            model.observe(slot, &TimingSample { work, busy, was_idle: false, context: 90_000, at: at(n) });
+        }
+        assert_eq!(model.pool.average().round_trip, before);
+        let (fast, slow) = (predicted_ms(&model, 0, at(20_000)), predicted_ms(&model, 7, at(20_000)));
+        assert!(fast < 1_000 && slow < 3_000, "{fast} ms, {slow} ms");
+    }
+
+    #[test]
     fn tells_how_well_it_predicted() {
         let model = PoolModel::new(2);
         assert_eq!(model.calibration(Some(0)), None);

@@ -153,7 +153,10 @@ impl PoolCell {
         self.has_learned.store(true, Ordering::Relaxed);
         let causes = causes(1.0, sample.context, &sample.work);
         learner.shape.observe(&causes, seconds, &priors::RATES);
-        learner.round_trip += memories::LEARNED * (by.round_trip - learner.round_trip);
+        // Between busy replicas nobody measures it: what a slow one is believed to take would raise what the next one is.
+        if sample.was_idle {
+            learner.round_trip += memories::LEARNED * (by.round_trip - learner.round_trip);
+        }
         let rates = learner.shape.rates(&priors::RATES);
         for (cell, rate) in self.rates.iter().zip(rates) {
             cell.store(rate.to_bits(), Ordering::Relaxed);
