@@ -24,7 +24,6 @@ use crate::labels::labels;
 
 labels! {
     /// The replica's state, as the label `state` names it.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum ReplicaState {
         /// Nothing was asked of it yet.
         Discovered = "discovered",
