@@ -121,7 +121,7 @@ mod tests {
         let bytes: Vec<u8> = (0..=255).collect();
         assert_eq!(bytes_of(&hex_of(&bytes)), Some(bytes));
         assert_eq!(bytes_of(""), Some(vec![]));
-        ["0", "zz", "+1", "é"].map(|none| assert_eq!(bytes_of(none), None, "{none}"));
+        ["0", "zz", "+1", "é"].iter().for_each(|none| assert_eq!(bytes_of(none), None, "{none}"));
     }
 
     #[test]

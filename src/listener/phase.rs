@@ -272,7 +272,7 @@ impl Drop for EndGuard {
 
 /// A response body that keeps its connection busy until it is dropped.
 #[derive(Debug)]
-pub struct BusyBody<B> {
+pub(super) struct BusyBody<B> {
     body: B,
     busy: Busy,
     handed: Option<Arc<CancellationToken>>,
