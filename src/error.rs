@@ -26,7 +26,6 @@ pub enum ErrorShape {
 
 labels! {
     /// A deadline of `[timeouts]`; its error code is `timeout_<key>`.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Timer {
         Connect = "connect",
         FirstToken = "first_token",

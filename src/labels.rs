@@ -6,14 +6,15 @@ pub(crate) trait Labelled: Copy + PartialEq + 'static {
     const WORDS: &'static [(&'static str, Self)];
 }
 
-/// Declares an enum with the name of each variant behind it: `ALL` and `LABELS` in that order, `as_str`, `named`.
+/// Declares enums with the name of each variant behind it: `ALL` and `LABELS` in that order, `as_str`, `named`.
 macro_rules! labels {
-    (
+    ($(
         $(#[$meta:meta])*
         $visible:vis enum $set:ident {
             $($(#[$variant_meta:meta])* $variant:ident = $label:literal,)+
         }
-    ) => {
+    )+) => {$(
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         $(#[$meta])*
         $visible enum $set {
             $($(#[$variant_meta])* $variant,)+
@@ -44,7 +45,7 @@ macro_rules! labels {
         impl $crate::labels::Labelled for $set {
             const WORDS: &'static [(&'static str, Self)] = &[$(($label, Self::$variant)),+];
         }
-    };
+    )+};
 }
 
 pub(crate) use labels;

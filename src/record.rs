@@ -29,7 +29,6 @@ pub use self::ways::{ApartCost, Ways};
 
 labels! {
     /// How a request ended (label `outcome`); the five add up to the requests whose head was accepted.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Outcome {
         /// Complete response.
         Ok = "ok",

@@ -9,7 +9,6 @@ use crate::labels::labels;
 
 labels! {
     /// A stage of a request (label `stage`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Stage {
         /// Reading the request body.
         Read = "read",

@@ -10,7 +10,10 @@ both gateways, until half as many again were asked as the budget has. With --kil
 when a quarter of the budget is used, and comes back after so long; with --restart one gateway is terminated or killed at half of it and
 started again. Exits 1 if what was answered 200 differs from the limit by more than 2 %.
 """
-import argparse, asyncio, hashlib, json, os, signal, socket, statistics, subprocess, sys, tempfile, time, urllib.request
+import argparse, asyncio, hashlib, json, os, pathlib, signal, statistics, subprocess, sys, tempfile, time, urllib.request
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tests"))
+from ports import free_ports
 
 CONFIG = """
 [server]
@@ -40,14 +43,6 @@ window = "month"
 BODY = json.dumps({"model": "sim", "max_tokens": 1, "ignore_eos": True, "messages": [{"role": "user", "content": "hello there"}]}).encode()
 REQUEST = (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-a\r\ncontent-type: application/json\r\n"
            b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def get(url):

@@ -9,13 +9,10 @@ conversation asks again when its answer is there and it has thought; gateways ta
 cached_tokens over prompt tokens, TTFT is the client's. With --kill-broker the two in a cluster lose their broker under load for so
 long, with all that it knew: no request may fail, and they have to follow each other within 5 s of its return.
 """
-import argparse, asyncio, json, random, re, signal, socket, statistics, subprocess, sys, tempfile, time, urllib.request
+import argparse, asyncio, json, pathlib, random, re, signal, statistics, subprocess, sys, tempfile, time, urllib.request
 
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tests"))
+from ports import free_ports
 
 
 def wait(url):
@@ -35,20 +32,20 @@ class Run:
 
     def __init__(self, args, gateways, clustered, seed):
         self.processes, self.files = [], tempfile.TemporaryDirectory()
-        base = free_port()
+        [base] = free_ports(1)
         self.start(args.binary, "sim", "--replicas", "3", "--port", str(base), "--seed", str(seed), "--blocks", str(args.blocks))
         replicas = [f"http://127.0.0.1:{base + i}" for i in range(3)]
         for url in replicas:
             wait(url + "/health")
         cluster = ""
         if clustered:
-            port = free_port()
+            [port] = free_ports(1)
             self.broker = (args.broker, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
             self.broker_process = self.start(*self.broker)
             cluster = f'[cluster]\nurl = "redis://127.0.0.1:{port}"\n'
         self.ports, self.admins = [], []
         for at in range(gateways):
-            data, admin = free_port(), free_port()
+            data, admin = free_ports(2)
             file = f"{self.files.name}/{at}.toml"
             with open(file, "w") as f:
                 f.write(f'[server]\nlisten = "127.0.0.1:{data}"\n[admin]\nlisten = "127.0.0.1:{admin}"\n'

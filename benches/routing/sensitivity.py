@@ -126,10 +126,14 @@ def constants(folder):
                                            f"std::sync::OnceLock::new(); *CELL.get_or_init(|| {{ let by = {times}; {scaled} }}) }}")
         path.write_text(source)
     names = "|".join(name for _, name in found)
+    # What is made of them at compile time has to be a function as well.
+    made = re.compile(r"^( *)(pub(?:\([^)]*\))? )?const (\w+): ([^=]+?)\s*=\s*([^;]*(?:prices|memories|priors)::\w+\(\)[^;]*);", re.M)
     for path in (folder / "src").rglob("*.rs"):
         if path.parent.name != "tuning":
-            text = path.read_text()
-            path.write_text(re.sub(rf"\b((?:prices|memories|priors)::(?:{names}))\b(?!\()", r"\1()", text))
+            text = re.sub(rf"\b((?:prices|memories|priors)::(?:{names}))\b(?!\()", r"\1()", path.read_text())
+            calls = [r"MissCurve::(?:TTFT|TPOT)", *(derived[3] for derived in made.finditer(text))]
+            text = made.sub(r"\1#[allow(non_snake_case)]\n\1\2fn \3() -> \4 { \5 }", text)
+            path.write_text(re.sub(rf"(?<!fn )(?<![`\w])({'|'.join(calls)})\b(?!\()", r"\1()", text))
     return found
 
 

@@ -22,7 +22,6 @@ pub struct Amounts {
 
 labels! {
     /// One limit of a budget, by its key in `[[tenant.budget]]`.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Kind {
         /// Input and output.
         Tokens = "tokens",

@@ -14,7 +14,7 @@ use super::waiter::Waiter;
 use crate::clock::Stamp;
 use crate::config::QueueLimits;
 use crate::routing::tuning::{memories, prices, priors};
-use crate::routing::{Decision, Judged, Verdict};
+use crate::routing::{Decision, Judged, Verdict, span};
 
 /// Admission rules of a route, as they apply to one request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -78,8 +78,8 @@ pub fn rule(
     let arriving = arriving(outlook);
     let ahead = arriving.as_ref().and_then(|waiter| line.ahead(waiter));
     let aim = judged.aim();
-    let own = seconds(decision.terms.prefill + decision.terms.base);
-    let predicted = aim.waited + own + seconds(decision.terms.wait).max(ahead.unwrap_or_default());
+    let own = span(decision.terms.prefill + decision.terms.base);
+    let predicted = aim.waited + own + span(decision.terms.wait).max(ahead.unwrap_or_default());
     let is_over =
         |degrade: &DegradeRule| aim.slo.ttft.is_some_and(|bound| predicted > bound.mul_f64(degrade.over));
     if rules.degrade.as_ref().is_some_and(is_over) && !judged.bypasses_admission() {
@@ -115,8 +115,8 @@ fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare
     let bound = aim.slo.ttft.unwrap_or_default();
     let (first, whole) = (terms.prefill + terms.base, terms.prefill + terms.base + terms.decode);
     // Without a stream the answer is seen at its end: it is to be there by then where the bound has time for all of it.
-    let is_whole = !judged.shows_first_token() && seconds(whole) <= bound.mul_f64(IN_TIME);
-    let own = seconds(if is_whole { whole } else { first });
+    let is_whole = !judged.shows_first_token() && span(whole) <= bound.mul_f64(IN_TIME);
+    let own = span(if is_whole { whole } else { first });
     // What is sent is begun on within the lookahead, but what predictions err by has to fit in as well.
     let spent = aim.waited + own.mul_f64(spare.margin);
     let left = |share: f64| bound.mul_f64(share).saturating_sub(spent);
@@ -130,8 +130,8 @@ fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare
     let read = Stamp::from_nanos(aim.now.as_nanos().saturating_sub(span_nanos(aim.waited)));
     Outlook {
         at: aim.now,
-        drain: if knows { seconds(terms.wait).saturating_sub(lookahead) } else { Duration::ZERO },
-        work: seconds(terms.turn),
+        drain: if knows { span(terms.wait).saturating_sub(lookahead) } else { Duration::ZERO },
+        work: span(terms.turn),
         replicas: judged.candidates().len(),
         slack,
         latest: if can_be_met { aim.now.after(left(IN_TIME)) } else { read },
@@ -161,17 +161,11 @@ fn is_unproved(judged: &Judged<'_>) -> bool {
         && judged.candidates().iter().any(|candidate| candidate.requests < 1.0)
 }
 
-fn seconds(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds.max(0.0)).map_or(MAX_OUTLOOK, |time| time.min(MAX_OUTLOOK))
-}
-
 fn span_nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The pool is looked at every ten milliseconds at the latest.
 const MIN_LOOKAHEAD: Duration = Duration::from_millis(10);
-/// Upper bound of every prediction here, above any `max_wait` in use.
-const MAX_OUTLOOK: Duration = Duration::from_secs(3600);
 /// Fraction of its bound up to which a request counts as in time; the rest is a margin for prediction error.
 const IN_TIME: f64 = 1.0 - priors::ERROR;

@@ -4,57 +4,51 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// `/drift`
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Drift {
-    /// Those that hold.
-    pub(crate) active: Vec<Finding>,
-    pub(crate) mutes: Vec<Mute>,
-    /// The last ones, newest first, whether they hold or not.
-    pub(crate) recent: Vec<Finding>,
-    /// Series with a baseline.
-    pub(crate) series: usize,
-}
+answers! {
+    /// `/drift`
+    struct Drift {
+        /// Those that hold.
+        active: Vec<Finding>,
+        mutes: Vec<Mute>,
+        /// The last ones, newest first, whether they hold or not.
+        recent: Vec<Finding>,
+        /// Series with a baseline.
+        series: usize,
+    }
 
-/// A departure from the baseline; also a line of `replay --drift` and a field of the log.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Finding {
-    pub(crate) acknowledged: bool,
-    pub(crate) diagnosis: String,
-    /// Of the finding and of its diagnosis.
-    pub(crate) evidence: BTreeMap<String, Fact>,
-    pub(crate) id: String,
-    pub(crate) kind: String,
-    /// Left out where no admin port says so.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) muted: Option<bool>,
-    /// The next likely diagnosis.
-    pub(crate) runner_up: Option<RunnerUp>,
-    pub(crate) series: FindingSeries,
-    /// When it was found, in the observations' seconds.
-    pub(crate) t: f64,
-    /// `t` as a date; left out where no admin port says so.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) time: Option<String>,
-}
+    /// A departure from the baseline; also a line of `replay --drift` and a field of the log.
+    struct Finding {
+        acknowledged: bool,
+        diagnosis: String,
+        /// Of the finding and of its diagnosis.
+        evidence: BTreeMap<String, Fact>,
+        id: String,
+        kind: String,
+        /// Left out where no admin port says so.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        muted: Option<bool>,
+        /// The next likely diagnosis.
+        runner_up: Option<RunnerUp>,
+        series: FindingSeries,
+        /// When it was found, in the observations' seconds.
+        t: f64,
+        /// `t` as a date; left out where no admin port says so.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        time: Option<String>,
+    }
 
-/// Where it was found.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct FindingSeries {
-    pub(crate) replica: Option<String>,
-    pub(crate) revision: String,
-    pub(crate) route: String,
-}
+    /// Where it was found.
+    struct FindingSeries {
+        replica: Option<String>,
+        revision: String,
+        route: String,
+    }
 
-/// A diagnosis that is less likely.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct RunnerUp {
-    pub(crate) diagnosis: String,
-    pub(crate) evidence: BTreeMap<String, Fact>,
+    /// A diagnosis that is less likely.
+    struct RunnerUp {
+        diagnosis: String,
+        evidence: BTreeMap<String, Fact>,
+    }
 }
 
 /// A piece of evidence.
@@ -96,15 +90,15 @@ impl std::fmt::Display for Fact {
     }
 }
 
-/// Findings of which no alert is sent for a while, and the answer to [`MuteOrder`].
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Mute {
-    /// `None` is every kind.
-    pub(crate) kind: Option<String>,
-    /// `None` is every route.
-    pub(crate) route: Option<String>,
-    pub(crate) until: String,
+answers! {
+    /// Findings of which no alert is sent for a while, and the answer to [`MuteOrder`].
+    struct Mute {
+        /// `None` is every kind.
+        kind: Option<String>,
+        /// `None` is every route.
+        route: Option<String>,
+        until: String,
+    }
 }
 
 /// Body of `/drift/mute`.

@@ -2,47 +2,43 @@
 
 use serde::{Deserialize, Serialize};
 
-/// `/latency`
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Latency {
-    pub(crate) series: Vec<LatencySeries>,
-    /// `1m`, `5m` or `1h`.
-    pub(crate) window: String,
-}
+answers! {
+    /// `/latency`
+    struct Latency {
+        series: Vec<LatencySeries>,
+        /// `1m`, `5m` or `1h`.
+        window: String,
+    }
 
-/// A series, or the part of it that is of one class, stage or tenant. What was not asked for or not measured is left out.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct LatencySeries {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) class: Option<String>,
-    /// Of the request, or of the stage.
-    pub(crate) duration: Percentiles,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) icl: Option<Percentiles>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) itl: Option<Percentiles>,
-    pub(crate) model: String,
-    pub(crate) revision: String,
-    pub(crate) route: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) stage: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) tenant: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) tpot: Option<Percentiles>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) ttft: Option<Percentiles>,
-}
+    /// A series, or the part of it that is of one class, stage or tenant. What was not asked for or not measured is left out.
+    struct LatencySeries {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        class: Option<String>,
+        /// Of the request, or of the stage.
+        duration: Percentiles,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        icl: Option<Percentiles>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        itl: Option<Percentiles>,
+        model: String,
+        revision: String,
+        route: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        stage: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tenant: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tpot: Option<Percentiles>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ttft: Option<Percentiles>,
+    }
 
-/// A number of values and, where there are any, their percentiles.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Percentiles {
-    pub(crate) count: u64,
-    #[serde(flatten)]
-    pub(crate) of: Option<PercentileSeconds>,
+    /// A number of values and, where there are any, their percentiles.
+    struct Percentiles {
+        count: u64,
+        #[serde(flatten)]
+        of: Option<PercentileSeconds>,
+    }
 }
 
 /// Percentiles of at least one value.

@@ -4,6 +4,16 @@
 //! that it is left out; a field that is missing, as from a gateway of another version, reads as its default. Words of closed
 //! sets (states, outcomes, kinds) are strings, so that a reader can show a word that it does not know.
 
+/// Declares structs of answers.
+macro_rules! answers {
+    ($($(#[$meta:meta])* struct $Answer:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })+) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Debug, Default, serde::Deserialize, PartialEq, serde::Serialize)]
+        #[serde(default)]
+        pub(crate) struct $Answer { $($(#[$field_meta])* pub(crate) $field: $type,)* }
+    )+};
+}
+
 pub(crate) mod actions;
 pub(crate) mod canaries;
 pub(crate) mod decisions;

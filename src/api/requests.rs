@@ -2,148 +2,134 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use super::decisions::{Candidate, Way};
 
-/// `/requests`: newest first.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Requests {
-    /// For `after` of the page that follows.
-    pub(crate) next: Option<String>,
-    pub(crate) requests: Vec<Request>,
-}
+answers! {
+    /// `/requests`: newest first.
+    struct Requests {
+        /// For `after` of the page that follows.
+        next: Option<String>,
+        requests: Vec<Request>,
+    }
 
-/// An ended request.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Request {
-    pub(crate) attempts: usize,
-    pub(crate) class: String,
-    pub(crate) duration: f64,
-    /// Code of its failure.
-    pub(crate) error: Option<String>,
-    /// Why it is kept: `slow`, `failed` or `refused`.
-    pub(crate) kept: String,
-    pub(crate) model: String,
-    pub(crate) outcome: String,
-    pub(crate) replica: Option<String>,
-    pub(crate) request_id: String,
-    pub(crate) revision: String,
-    pub(crate) route: String,
-    pub(crate) slo_missed: Option<String>,
-    /// The stage that is blamed.
-    pub(crate) slo_missed_in: Option<String>,
-    /// How slow, as the list ranks it.
-    pub(crate) slow: f64,
-    pub(crate) status: u16,
-    pub(crate) tenant: String,
-    pub(crate) time: String,
-    pub(crate) tpot: Option<f64>,
-    pub(crate) ttft: Option<f64>,
-}
+    /// An ended request.
+    struct Request {
+        attempts: usize,
+        class: String,
+        duration: f64,
+        /// Code of its failure.
+        error: Option<String>,
+        /// Why it is kept: `slow`, `failed` or `refused`.
+        kept: String,
+        model: String,
+        outcome: String,
+        replica: Option<String>,
+        request_id: String,
+        revision: String,
+        route: String,
+        slo_missed: Option<String>,
+        /// The stage that is blamed.
+        slo_missed_in: Option<String>,
+        /// How slow, as the list ranks it.
+        slow: f64,
+        status: u16,
+        tenant: String,
+        time: String,
+        tpot: Option<f64>,
+        ttft: Option<f64>,
+    }
 
-/// `/requests/{id}`
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct RequestDetail {
-    #[serde(flatten)]
-    pub(crate) request: Request,
-    pub(crate) attempts_made: Vec<Attempt>,
-    pub(crate) bounds: Bounds,
-    pub(crate) cached_tokens: Option<u64>,
-    /// `None` for a request that ended before a replica was chosen.
-    pub(crate) decision: Option<Choice>,
-    /// The route that was asked for, of a degraded request.
-    pub(crate) degraded_from: Option<String>,
-    pub(crate) estimated_prompt_tokens: u64,
-    /// Since the head, as all that ends in `_at`.
-    pub(crate) first_token_at: Option<f64>,
-    /// In the admission queue.
-    pub(crate) held: f64,
-    pub(crate) longest_gap: f64,
-    pub(crate) longest_gap_at: Option<f64>,
-    pub(crate) migration_refused: Option<String>,
-    pub(crate) migrations: u32,
-    pub(crate) output_tokens: Option<u64>,
-    pub(crate) prompt_tokens: Option<u64>,
-    /// Waiting for the client to take bytes.
-    pub(crate) relay_blocked: f64,
-    pub(crate) stages: Vec<StageTime>,
-    pub(crate) stream: bool,
-    /// 32 hexadecimal digits.
-    pub(crate) trace_id: String,
-}
+    /// `/requests/{id}`
+    struct RequestDetail {
+        #[serde(flatten)]
+        request: Request,
+        attempts_made: Vec<Attempt>,
+        bounds: Bounds,
+        cached_tokens: Option<u64>,
+        /// `None` for a request that ended before a replica was chosen.
+        decision: Option<Choice>,
+        /// The route that was asked for, of a degraded request.
+        degraded_from: Option<String>,
+        estimated_prompt_tokens: u64,
+        /// Since the head, as all that ends in `_at`.
+        first_token_at: Option<f64>,
+        /// In the admission queue.
+        held: f64,
+        longest_gap: f64,
+        longest_gap_at: Option<f64>,
+        migration_refused: Option<String>,
+        migrations: u32,
+        output_tokens: Option<u64>,
+        prompt_tokens: Option<u64>,
+        /// Waiting for the client to take bytes.
+        relay_blocked: f64,
+        stages: Vec<StageTime>,
+        stream: bool,
+        /// 32 hexadecimal digits.
+        trace_id: String,
+    }
 
-/// SLO bounds of a request.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Bounds {
-    pub(crate) e2e: Option<f64>,
-    /// By percentile: `p50`, …
-    pub(crate) itl: BTreeMap<String, f64>,
-    pub(crate) tpot: Option<f64>,
-    pub(crate) ttft: Option<f64>,
-}
+    /// SLO bounds of a request.
+    struct Bounds {
+        e2e: Option<f64>,
+        /// By percentile: `p50`, …
+        itl: BTreeMap<String, f64>,
+        tpot: Option<f64>,
+        ttft: Option<f64>,
+    }
 
-/// A stage; each starts where the one before ends.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct StageTime {
-    pub(crate) budget: Option<f64>,
-    pub(crate) duration: f64,
-    pub(crate) over_budget: bool,
-    /// `measured`, `estimated`, …
-    pub(crate) source: String,
-    pub(crate) stage: String,
-    pub(crate) start: f64,
-}
+    /// A stage; each starts where the one before ends.
+    struct StageTime {
+        budget: Option<f64>,
+        duration: f64,
+        over_budget: bool,
+        /// `measured`, `estimated`, …
+        source: String,
+        stage: String,
+        start: f64,
+    }
 
-/// An attempt at one replica; times since the request's head.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Attempt {
-    /// Another attempt spoke first, or the client left.
-    pub(crate) canceled: bool,
-    /// `first`, `retry`, `hedge`, `migration` or `prefill`.
-    pub(crate) cause: String,
-    pub(crate) connected: Option<f64>,
-    pub(crate) end: Option<f64>,
-    /// Its answer was whole and had no text.
-    pub(crate) empty: bool,
-    /// The engine's error message, without what it quotes.
-    pub(crate) engine_error: Option<String>,
-    pub(crate) error: Option<String>,
-    /// Predicted, as `expected_queue`.
-    pub(crate) expected_prefill: Option<f64>,
-    pub(crate) expected_queue: Option<f64>,
-    pub(crate) head: Option<f64>,
-    pub(crate) pool: String,
-    pub(crate) replica: String,
-    pub(crate) revision: String,
-    pub(crate) start: f64,
-    pub(crate) status: Option<u16>,
-}
+    /// An attempt at one replica; times since the request's head.
+    struct Attempt {
+        /// Another attempt spoke first, or the client left.
+        canceled: bool,
+        /// `first`, `retry`, `hedge`, `migration` or `prefill`.
+        cause: String,
+        connected: Option<f64>,
+        end: Option<f64>,
+        /// Its answer was whole and had no text.
+        empty: bool,
+        /// The engine's error message, without what it quotes.
+        engine_error: Option<String>,
+        error: Option<String>,
+        /// Predicted, as `expected_queue`.
+        expected_prefill: Option<f64>,
+        expected_queue: Option<f64>,
+        head: Option<f64>,
+        pool: String,
+        replica: String,
+        revision: String,
+        start: f64,
+        status: Option<u16>,
+    }
 
-/// The first routing decision of a request.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Choice {
-    /// Replicas compared.
-    pub(crate) candidates: u16,
-    /// Whether its candidates were kept.
-    pub(crate) explained: bool,
-    pub(crate) policy: String,
-    pub(crate) predicted_hit_tokens: u64,
-    pub(crate) predicted_ttft: Option<f64>,
-    /// What made the replica win.
-    pub(crate) reason: String,
-    pub(crate) replica: Option<String>,
-    /// From arrival to decision.
-    pub(crate) waited: f64,
-    pub(crate) way: Option<Way>,
-    pub(crate) weighed: Vec<Candidate>,
-    /// In words.
-    pub(crate) why: Option<String>,
+    /// The first routing decision of a request.
+    struct Choice {
+        /// Replicas compared.
+        candidates: u16,
+        /// Whether its candidates were kept.
+        explained: bool,
+        policy: String,
+        predicted_hit_tokens: u64,
+        predicted_ttft: Option<f64>,
+        /// What made the replica win.
+        reason: String,
+        replica: Option<String>,
+        /// From arrival to decision.
+        waited: f64,
+        way: Option<Way>,
+        weighed: Vec<Candidate>,
+        /// In words.
+        why: Option<String>,
+    }
 }

@@ -1,37 +1,31 @@
 //! `/api/v1/routes`: every route with its pools.
 
-use serde::{Deserialize, Serialize};
+answers! {
+    /// `/routes`
+    struct Routes {
+        routes: Vec<Route>,
+    }
 
-/// `/routes`
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Routes {
-    pub(crate) routes: Vec<Route>,
-}
+    /// A route.
+    struct Route {
+        /// `None` without a `[route.degrade]`.
+        is_degrading: Option<bool>,
+        model: String,
+        policy: String,
+        pools: Vec<RoutePool>,
+        /// Whether readiness of the gateway needs it.
+        required: bool,
+        route: String,
+        /// Name of its SLO class.
+        slo: String,
+    }
 
-/// A route.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct Route {
-    /// `None` without a `[route.degrade]`.
-    pub(crate) is_degrading: Option<bool>,
-    pub(crate) model: String,
-    pub(crate) policy: String,
-    pub(crate) pools: Vec<RoutePool>,
-    /// Whether readiness of the gateway needs it.
-    pub(crate) required: bool,
-    pub(crate) route: String,
-    /// Name of its SLO class.
-    pub(crate) slo: String,
-}
-
-/// A pool of a route.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(default)]
-pub(crate) struct RoutePool {
-    pub(crate) pool: String,
-    pub(crate) ready: usize,
-    pub(crate) replicas: usize,
-    pub(crate) revision: String,
-    pub(crate) weight: u32,
+    /// A pool of a route.
+    struct RoutePool {
+        pool: String,
+        ready: usize,
+        replicas: usize,
+        revision: String,
+        weight: u32,
+    }
 }

@@ -41,7 +41,6 @@ pub struct Outcome {
 
 labels! {
     /// What would break first with one replica less.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Limit {
         /// Even one replica has capacity to spare.
         None = "one replica has capacity to spare",

@@ -106,7 +106,6 @@ struct Service {
 
 labels! {
     /// Why notices are dropped.
-    #[derive(Clone, Copy, PartialEq)]
     enum Dropped {
         QueueFull = "queue_full",
         Disconnected = "disconnected",

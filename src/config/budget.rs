@@ -44,7 +44,7 @@ section! {
 
 labels! {
     /// A stretch of the calendar.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[derive(Default, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Window {
         /// From the full minute.

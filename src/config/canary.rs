@@ -90,7 +90,6 @@ pub struct QuantileRatios {
 
 labels! {
     /// `route.canary.on_breach`
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum OnBreach {
         /// Traffic goes back, for good.
         Rollback = "rollback",

@@ -44,7 +44,7 @@ pub struct Broker {
 
 labels! {
     /// What holds for hard budgets while the broker is away.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[derive(Default)]
     pub enum OnLoss {
         /// Each gateway counts alone.
         #[default]

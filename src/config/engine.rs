@@ -10,7 +10,6 @@ use crate::labels::labels;
 
 labels! {
     /// The engines with a built-in profile.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum EngineKind {
         /// vLLM's own server.
         Vllm = "vllm",
@@ -25,11 +24,8 @@ labels! {
         /// An engine that speaks the OpenAI API and tells nothing else.
         Generic = "generic",
     }
-}
 
-labels! {
     /// A figure of an engine, by its key in `[pool.engine_profile]`, in logs and on the admin API.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Figure {
         /// Requests in the batch.
         Running = "running",

@@ -418,7 +418,6 @@ pub struct WeightedPool {
 
 labels! {
     /// `route.policy`
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum PolicyName {
         /// Least predicted time to first token.
         Latency = "latency",

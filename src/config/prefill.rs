@@ -33,7 +33,7 @@ section! {
 
 labels! {
     /// `pool.role`
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[derive(Default)]
     pub enum Role {
         /// It computes prompts for others: no route's own pool.
         Prefill = "prefill",
@@ -61,7 +61,6 @@ impl Role {
 
 labels! {
     /// `route.prefill.when`
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum PrefillWhen {
         /// Where it costs less.
         Auto = "auto",
@@ -70,11 +69,8 @@ labels! {
         /// Nowhere.
         Never = "never",
     }
-}
 
-labels! {
     /// `route.prefill.connector`
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Connector {
         /// The prefill answer has an object that the decoding request carries.
         Nixl = "nixl",

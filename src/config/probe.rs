@@ -32,7 +32,6 @@ section! {
 
 labels! {
     /// `pool.probe.kind`
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum ProbeKind {
         /// The first of the others that the engine answers.
         Auto = "auto",

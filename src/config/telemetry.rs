@@ -110,7 +110,7 @@ pub struct OtlpMetrics {
 
 labels! {
     /// `OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE`
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[derive(Default)]
     pub enum Temporality {
         /// Totals since the start of the process.
         #[default]
@@ -118,11 +118,9 @@ labels! {
         /// What came since the last export that arrived.
         Delta = "delta",
     }
-}
 
-labels! {
     /// `telemetry.otlp.protocol`
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[derive(Default)]
     pub enum OtlpProtocol {
         /// Protobuf over HTTP/1.1.
         #[default]
@@ -162,7 +160,6 @@ impl Sampling {
 
 labels! {
     /// Why the spans of a request are kept.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Keep {
         /// It failed.
         Error = "error",

@@ -34,7 +34,6 @@ section! {
 
 labels! {
     /// `pool.warmup.lengths`: a prompt class.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum WarmUpLength {
         /// Half of `classes.short` tokens, at most 64.
         Short = "short",
@@ -43,11 +42,8 @@ labels! {
         /// `classes.medium` tokens and a quarter.
         Long = "long",
     }
-}
 
-labels! {
     /// `pool.warmup.features`
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum WarmUpFeature {
         /// A completion with `logprobs`.
         Logprobs = "logprobs",

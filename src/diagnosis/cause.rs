@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 labels! {
     /// The most likely cause (label `diagnosis`).
-    #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+    #[derive(Deserialize, Serialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Diagnosis {
         /// The tail alone, on all replicas: network, noisy neighbours, garbage collection, name resolution.

@@ -24,9 +24,10 @@ use crate::labels::labels;
 
 labels! {
     /// The replica's state, as the label `state` names it.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Default)]
     pub enum ReplicaState {
         /// Nothing was asked of it yet.
+        #[default]
         Discovered = "discovered",
         /// Nobody listens yet, or the engine still loads.
         Starting = "starting",

@@ -31,7 +31,7 @@ impl Default for FleetView {
 }
 
 /// State of one replica.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ReplicaStatus {
     /// Name of the pool: label `pool`.
     pub pool: Arc<str>,

@@ -20,6 +20,7 @@ pub mod tls;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -40,7 +41,7 @@ pub use self::bad_request_head::HeadFault;
 pub use self::client_names::ClientNames;
 pub use self::continues::ContinueSignal;
 use self::independently_woken::IndependentlyWoken;
-use self::panics::Caught;
+use self::panics::catching;
 use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo};
 use self::socket::ClientStream;
 use self::tls::{HandshakeFault, TlsSlot};
@@ -55,6 +56,7 @@ pub trait Handler: Clone + Send + Sync + 'static {
     /// Body of its responses.
     type Body: hyper::body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
         + Send
+        + Unpin
         + 'static;
 
     /// What the requests of one connection share; dropped when it closes.
@@ -281,7 +283,7 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
             let mut response = if busy.is_ambiguous() {
                 handler.refuse(HeadFault::Ambiguous)
             } else {
-                let answered = Caught { future: handler.handle(request, signals.kill, &shared) }.await;
+                let answered = catching(pin!(handler.handle(request, signals.kill, &shared))).await;
                 answered.unwrap_or_else(|_| {
                     busy.note_panic();
                     handler.panicked()

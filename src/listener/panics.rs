@@ -1,10 +1,9 @@
 //! A panic while a request is served ends that request, not its connection's task.
 
+use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use pin_project_lite::pin_project;
+use std::task::Poll;
 
 /// What was polled panicked; the panic hook has logged it.
 #[derive(Debug, thiserror::Error)]
@@ -16,22 +15,11 @@ pub(super) fn caught<T>(poll: impl FnOnce() -> T) -> Result<T, Panicked> {
     catch_unwind(AssertUnwindSafe(poll)).map_err(|_| Panicked)
 }
 
-pin_project! {
-    /// A future whose panics are its error. Its variables are dropped while the panic unwinds.
-    pub(super) struct Caught<F> {
-        #[pin]
-        pub(super) future: F,
-    }
-}
-
-impl<F: Future> Future for Caught<F> {
-    type Output = Result<F::Output, Panicked>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let future = self.project().future;
-        match caught(|| future.poll(cx)) {
-            Ok(polled) => polled.map(Ok),
-            Err(panicked) => Poll::Ready(Err(panicked)),
-        }
-    }
+/// A future with its panics as an error. Its variables are dropped while the panic unwinds.
+pub(super) async fn catching<F: Future>(mut future: Pin<&mut F>) -> Result<F::Output, Panicked> {
+    poll_fn(|cx| match caught(|| future.as_mut().poll(cx)) {
+        Ok(polled) => polled.map(Ok),
+        Err(panicked) => Poll::Ready(Err(panicked)),
+    })
+    .await
 }

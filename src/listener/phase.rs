@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use bytes::Buf;
 use hyper::body::{Body, Frame, SizeHint};
-use pin_project_lite::pin_project;
 use prometheus::IntCounter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
@@ -271,16 +270,13 @@ impl Drop for EndGuard {
     }
 }
 
-pin_project! {
-    /// A response body that keeps its connection busy until it is dropped.
-    #[derive(Debug)]
-    pub struct BusyBody<B> {
-        #[pin]
-        body: B,
-        busy: Busy,
-        handed: Option<Arc<CancellationToken>>,
-        end: EndGuard,
-    }
+/// A response body that keeps its connection busy until it is dropped.
+#[derive(Debug)]
+pub(super) struct BusyBody<B> {
+    body: B,
+    busy: Busy,
+    handed: Option<Arc<CancellationToken>>,
+    end: EndGuard,
 }
 
 impl<B> BusyBody<B> {
@@ -292,7 +288,7 @@ impl<B> BusyBody<B> {
 
 impl<B> Body for BusyBody<B>
 where
-    B: Body<Data: Buf, Error: Into<BodyError>>,
+    B: Body<Data: Buf, Error: Into<BodyError>> + Unpin,
 {
     type Data = B::Data;
     type Error = BodyError;
@@ -301,8 +297,8 @@ where
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, BodyError>>> {
-        let mut this = self.project();
-        let polled = match caught(|| this.body.as_mut().poll_frame(cx)) {
+        let this = self.get_mut();
+        let polled = match caught(|| Pin::new(&mut this.body).poll_frame(cx)) {
             Ok(polled) => polled,
             Err(panicked) => {
                 this.busy.note_panic();
@@ -334,25 +330,22 @@ where
 
 type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-pin_project! {
-    /// Reports reads to the phase and replaces hyper's bare rejections.
-    #[derive(Debug)]
-    pub(super) struct PhaseIo<S: ClientStream> {
-        #[pin]
-        stream: S,
-        first: FirstBytes,
-        phase: Arc<ConnectionPhase>,
-        rewriter: RejectionRewriter,
-        framing: RequestFraming,
-        continues: Continues,
-        close: LingeringClose,
-    }
+/// Reports reads to the phase and replaces hyper's bare rejections.
+#[derive(Debug)]
+pub(super) struct PhaseIo<S: ClientStream> {
+    stream: S,
+    first: FirstBytes,
+    phase: Arc<ConnectionPhase>,
+    rewriter: RejectionRewriter,
+    framing: RequestFraming,
+    continues: Continues,
+    close: LingeringClose,
+}
 
-    impl<S: ClientStream> PinnedDrop for PhaseIo<S> {
-        fn drop(this: Pin<&mut Self>) {
-            if this.phase.is_cut.load(Ordering::Relaxed) {
-                socket::reset_on_close(this.stream.socket());
-            }
+impl<S: ClientStream> Drop for PhaseIo<S> {
+    fn drop(&mut self) {
+        if self.phase.is_cut.load(Ordering::Relaxed) {
+            socket::reset_on_close(self.stream.socket());
         }
     }
 }
@@ -379,9 +372,9 @@ impl<S: ClientStream> PhaseIo<S> {
 
 impl<S: ClientStream> AsyncRead for PhaseIo<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.project();
+        let this = self.get_mut();
         let before = buf.filled().len();
-        let polled = this.first.poll_read(this.stream, cx, buf);
+        let polled = this.first.poll_read(Pin::new(&mut this.stream), cx, buf);
         if polled.is_ready() {
             let bytes = buf.filled().get(before..).unwrap_or_default();
             this.phase.read(bytes);
@@ -420,25 +413,25 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut this = self.project();
+        let this = self.get_mut();
         if this.phase.looks.load(Ordering::Relaxed) {
             this.phase.looks.store(false, Ordering::Relaxed);
             if socket::has_left(this.stream.socket()) {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             }
         }
-        ready!(this.rewriter.poll_written(this.stream.as_mut(), cx))?;
+        ready!(this.rewriter.poll_written(Pin::new(&mut this.stream), cx))?;
         if this.phase.http2.is_cancelled() {
             this.continues.queue();
-            ready!(this.continues.poll_written(this.stream.as_mut(), cx))?;
+            ready!(this.continues.poll_written(Pin::new(&mut this.stream), cx))?;
         }
-        this.stream.poll_flush(cx)
+        Pin::new(&mut this.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut this = self.project();
-        ready!(this.rewriter.poll_written(this.stream.as_mut(), cx))?;
-        this.close.poll(this.stream, cx, this.phase.is_closing.load(Ordering::Relaxed))
+        let this = self.get_mut();
+        ready!(this.rewriter.poll_written(Pin::new(&mut this.stream), cx))?;
+        this.close.poll(Pin::new(&mut this.stream), cx, this.phase.is_closing.load(Ordering::Relaxed))
     }
 
     fn poll_write_vectored(
@@ -446,10 +439,10 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let mut this = self.project();
+        let this = self.get_mut();
         if this.phase.http2.is_cancelled() {
-            ready!(this.continues.poll_written(this.stream.as_mut(), cx))?;
-            let written = ready!(this.stream.poll_write_vectored(cx, bufs))?;
+            ready!(this.continues.poll_written(Pin::new(&mut this.stream), cx))?;
+            let written = ready!(Pin::new(&mut this.stream).poll_write_vectored(cx, bufs))?;
             let mut left = written;
             for buf in bufs {
                 let count = left.min(buf.len());
@@ -458,9 +451,9 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
             }
             return Poll::Ready(Ok(written));
         }
-        match take_over(this.phase, this.rewriter, bufs) {
+        match take_over(&this.phase, &mut this.rewriter, bufs) {
             Some(length) => Poll::Ready(Ok(length)),
-            None => this.stream.poll_write_vectored(cx, bufs),
+            None => Pin::new(&mut this.stream).poll_write_vectored(cx, bufs),
         }
     }
 

@@ -46,7 +46,6 @@ pub enum TlsError {
 
 labels! {
     /// Why a client's handshake failed.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum HandshakeFault {
         /// Mutual TLS: it showed no certificate, or one that is not accepted.
         ClientCertificate = "client_certificate",

@@ -17,7 +17,6 @@ use crate::stats::Counts;
 
 labels! {
     /// What a series is split by.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum SplitBy {
         /// Label `tenant`.
         Tenant = "tenant",

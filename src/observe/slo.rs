@@ -14,7 +14,6 @@ use crate::record::{EmptyAnswer, Outcome, Record};
 
 labels! {
     /// Why the SLO was missed: the first that applies, in this order (label `reason`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Missed {
         /// No response, or a broken one.
         Error = "error",

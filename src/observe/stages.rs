@@ -16,7 +16,6 @@ pub(crate) use crate::stage::Stage;
 
 labels! {
     /// Whether a duration was measured or inferred (label `source`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum StageSource {
         /// Between two stamps of ours, or reported by the engine.
         Measured = "measured",

@@ -8,7 +8,7 @@ use crate::units::Tokens;
 
 labels! {
     /// Prompt class by estimated input tokens.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[derive(Default)]
     pub enum Class {
         /// Not known: no body was classified.
         #[default]

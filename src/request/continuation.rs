@@ -49,7 +49,6 @@ pub struct Continuation {
 
 labels! {
     /// Why a stream is not continued elsewhere.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Obstacle {
         /// Its dialect cannot express it.
         Dialect = "dialect",

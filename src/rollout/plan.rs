@@ -17,7 +17,7 @@ use crate::labels::labels;
 
 labels! {
     /// State of a rollout.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Default, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum RolloutState {
         /// It walks its steps.

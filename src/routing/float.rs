@@ -22,7 +22,7 @@ pub(super) fn fast_max(a: f64, b: f64) -> f64 {
 }
 
 /// A duration from computed seconds, never a panic: beyond [`MAX_SPAN`] nothing matters.
-pub(super) fn span(seconds: f64) -> Duration {
+pub(crate) fn span(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).map_or(MAX_SPAN, |span| span.min(MAX_SPAN))
 }
 

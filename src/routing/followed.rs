@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use super::notice::{Placed, Usage};
-use super::{Dispatcher, LoadGuard, Placement, Target, Work};
+use super::work::{MOST_TOKENS, Work};
+use super::{Dispatcher, LoadGuard, Placement, Target};
 use crate::clock::Stamp;
 use crate::units::Tokens;
 
@@ -25,7 +26,7 @@ impl Dispatcher {
     #[must_use]
     pub fn follow(self: &Arc<Self>, target: &Target, placed: &Placed, at: Stamp) -> Followed {
         self.remember(target, placed, at);
-        let prompt = Tokens(placed.prompt.0.min(MAX_TOKENS));
+        let prompt = Tokens(placed.prompt.0.min(MOST_TOKENS));
         let uncached = placed.uncached.min(prompt);
         let hit = prompt.saturating_sub(uncached);
         let work = if placed.is_elsewhere { Work::default() } else { Work::of(uncached, hit) };
@@ -60,15 +61,12 @@ impl Followed {
 
     /// It ended, and the answer reported this.
     pub fn ended(self, usage: &Usage) {
-        let prompt = Tokens(usage.prompt.unwrap_or(self.prompt).0.min(MAX_TOKENS));
+        let prompt = Tokens(usage.prompt.unwrap_or(self.prompt).0.min(MOST_TOKENS));
         if let Some(cached) = usage.cached.filter(|_| !self.is_elsewhere) {
             self.dispatcher.reported_cached(self.slot, self.hit, cached.min(prompt));
         }
     }
 }
-
-/// No prompt is longer.
-const MAX_TOKENS: u64 = 1 << 25;
 
 #[cfg(test)]
 mod tests {

@@ -27,7 +27,7 @@ pub(super) struct Missed {
 
 impl MissCurve {
     /// Of the first token: predictions err by a tenth, and more often come too early.
-    pub(super) const TTFT: Self = Self { midpoint: 0.9, width: priors::ERROR, excess: 1.0 };
+    pub(super) const TTFT: Self = Self { midpoint: 1.0 - priors::ERROR, width: priors::ERROR, excess: 1.0 };
 
     /// Of the time per token: a mean over many steps, which leans to neither side.
     pub(super) const TPOT: Self =

@@ -117,7 +117,7 @@ pub fn weigh(offers: &impl Offers, rule: &Rule<'_>, tokens: Tokens, now: Stamp) 
 }
 
 /// Whether two legs cost less, by more than predictions err. Where nothing is held back, a wait for streams here (`None`) is a
-/// reason to go. A pool that has computed nothing yet gets a long prompt to be learned by.
+/// reason to go. A pool that has computed nothing yet gets a prompt of mean length to be learned by.
 fn cheaper(
     offers: &impl Offers,
     here: Option<&Quote>,
@@ -125,7 +125,7 @@ fn cheaper(
     uncached: u64,
 ) -> (bool, &'static str) {
     if !offers.is_prefill_taught() {
-        return (offers.is_prefill_idle() && uncached >= MIN_LESSON, "unlearned");
+        return (offers.is_prefill_idle() && uncached as f64 >= 2.0 * priors::ANSWER_TOKENS, "unlearned");
     }
     match here {
         Some(here) => {
@@ -142,5 +142,3 @@ pub const NO_REPLICA: &str = "no_replica";
 const MAX_PREFILL_REPLICAS: usize = 3;
 /// Share of the cost by which two legs have to be better.
 const MARGIN: f64 = 0.05;
-/// Uncached tokens of a prompt that teaches something of a pool's speed.
-const MIN_LESSON: u64 = 512;

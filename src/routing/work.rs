@@ -54,7 +54,7 @@ impl Sub for Work {
 }
 
 /// No prompt is longer; keeps the products of thousands of them within 64 bits.
-const MOST_TOKENS: u64 = 1 << 25;
+pub(super) const MOST_TOKENS: u64 = 1 << 25;
 
 #[cfg(test)]
 mod tests {

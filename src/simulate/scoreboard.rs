@@ -128,32 +128,18 @@ impl Tally {
 mod tests {
     use super::*;
     use crate::fleet::status::ReplicaState;
-    use crate::fleet::status::{LifeStatus, OwnFailures};
+    use crate::observe::fixture;
     use crate::record::{Gap, Served};
     use crate::request::class::Class;
 
     fn status(name: &str) -> ReplicaStatus {
         ReplicaStatus {
             pool: "p".into(),
-            revision: "r".into(),
             replica: name.into(),
-            url: "http://x".into(),
             state: ReplicaState::Ready,
-            reason: "".into(),
-            life: LifeStatus::default(),
-            failure_ratio: 0.0,
             traffic_share: 1.0,
-            is_on_trial: false,
             inflight: 3,
-            inflight_prompt_tokens: 0,
-            signals: None,
-            counters: None,
-            absent: Arc::from([]),
-            gpu: None,
-            failures: OwnFailures::default(),
-            connections: 0,
-            models: Vec::new(),
-            adapters: Vec::new(),
+            ..ReplicaStatus::default()
         }
     }
 
@@ -162,18 +148,10 @@ mod tests {
         FirstToken {
             route: name.clone(),
             model: name.clone(),
-            tenant: name.clone(),
+            tenant: name,
             class: Class::Short,
             operation: "chat",
-            served: Served {
-                pool: name.clone(),
-                revision: name.clone(),
-                replica: replica.into(),
-                engine: name.clone(),
-                host: name,
-                port: 1,
-                is_outside: false,
-            },
+            served: Served { replica: replica.into(), ..fixture::served() },
             ttft: Duration::from_millis(ms),
             predicted: None,
             is_cold: false,

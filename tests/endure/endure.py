@@ -26,6 +26,9 @@ import tempfile
 import time
 import urllib.request
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from ports import free_ports
+
 CHAT = "/v1/chat/completions"
 # What every client of these runs sends, and no page, log line or file of the gateway may tell.
 KEY, PROMPT = "sk-canary-of-a-client", "canary of a prompt"
@@ -33,17 +36,6 @@ CANARIES = (KEY, PROMPT)
 
 
 # ---- processes ----------------------------------------------------------------------------------------------------
-
-def free_ports(count):
-    """Ports that nobody has now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
 
 class Replica:
     """One simulated replica in a process of its own, so that it can be killed."""

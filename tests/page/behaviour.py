@@ -12,27 +12,24 @@ without a reload. A minute; not in CI.
 
 import argparse
 import asyncio
+import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+
 from playwright.async_api import async_playwright
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+from ports import free_ports
 
 
 class Demo:
     """A demo at ports of its own, which a restart keeps."""
 
     def __init__(self, binary):
-        self.admin = free_port()
-        self.command = [binary, "demo", "--listen", f"127.0.0.1:{free_port()}", "--admin-listen", f"127.0.0.1:{self.admin}"]
+        data, self.admin = free_ports(2)
+        self.command = [binary, "demo", "--listen", f"127.0.0.1:{data}", "--admin-listen", f"127.0.0.1:{self.admin}"]
         self.start()
 
     def start(self):

@@ -3,21 +3,19 @@
 import asyncio
 import hashlib
 import json
+import pathlib
 import random
 import signal
-import socket
 import subprocess
+import sys
 import time
 import urllib.request
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from ports import free_ports
+
 TOKENS = {"short": 200, "long": 6000}
 TENANTS = ("acme", "flood")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def start(binary, *arguments):
@@ -29,8 +27,8 @@ class Fleet:
 
     def __init__(self, binary, folder, incident, gateways):
         self.binary, self.folder, self.incident = binary, folder, incident
-        self.ports = [free_port() for _ in incident.replicas]
-        self.data, self.admin = [free_port() for _ in range(gateways)], [free_port() for _ in range(gateways)]
+        self.ports = free_ports(len(incident.replicas))
+        self.data, self.admin = free_ports(gateways), free_ports(gateways)
         self.has_canary = False
         self.replicas = [self.replica(n, options) for n, options in enumerate(incident.replicas)]
         self.gateways = []

@@ -24,7 +24,7 @@ import tempfile
 import time
 
 from alerts import Prometheus
-from fleet import Fleet, Traffic, free_port, read
+from fleet import Fleet, Traffic, free_ports, read
 from playwright.async_api import async_playwright
 from runbook import Either, Look, State
 
@@ -122,7 +122,7 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             fleet = Fleet(self.arguments.binary, folder, self.incident, self.gateways)
             traffic = Traffic(fleet.data, {"rate": self.incident.rate, "long": self.incident.long, "flood": 0.2})
-            prometheus = Prometheus(folder, free_port(), fleet.admin)
+            prometheus = Prometheus(folder, *free_ports(1), fleet.admin)
             try:
                 await asyncio.sleep(1)
                 fleet.start_gateways()

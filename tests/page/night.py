@@ -24,7 +24,7 @@ import time
 
 from alerts import SLOW_SPEED, SPEED, Prometheus
 from engine import Engine
-from fleet import free_port, read, start
+from fleet import free_ports, read, start
 
 # Seconds.
 CALM = 75
@@ -39,8 +39,8 @@ class Setup:
 
     def __init__(self, binary, folder, incident, gateways):
         self.binary, self.folder, self.incident = binary, folder, incident
-        self.engines = [Engine(free_port()) for _ in range(3)]
-        self.data, self.admin = [free_port() for _ in range(gateways)], [free_port() for _ in range(gateways)]
+        self.engines = [Engine(port) for port in free_ports(3)]
+        self.data, self.admin = free_ports(gateways), free_ports(gateways)
         self.rate, self.flood, self.long, self.reads, self.caught = 4.0, 0.1, 0.0, 0.0, []
         self.processes, self.running, self.tasks = [], set(), []
         self.asked = self.textless = 0
@@ -203,7 +203,7 @@ INCIDENTS = [
     Incident(13, "all hang, health green", lambda s: s.all(answer="hang"), ["still wait"], QUIET + OTHERS, "RequestsOverdue", named_by=12),
     Incident(14, "20 % answer 500 everywhere", lambda s: s.all(error_share=0.2), ["CUDA error", "shared by all 3"], ["stands out"], "ErrorBudgetBurnFast"),
     Incident(15, "discovery fails", lambda s: os.remove(f"{s.folder}/replicas.json"), QUIET, ANYBODY, "DiscoveryFailing", is_discovered=True),
-    Incident(16, "discovery names one dead address", lambda s: s.source([free_port()]), QUIET, (), "DiscoveryNamesNobodyReady", is_discovered=True),
+    Incident(16, "discovery names one dead address", lambda s: s.source(free_ports(1)), QUIET, (), "DiscoveryNamesNobodyReady", is_discovered=True),
     Incident(17, "half of the clients read slowly", lambda s: setattr(s, "reads", 0.5), QUIET, ANYBODY, ""),
     Incident(18, "prefix cache useless, within the SLO", lambda s: s.all(caches=False), QUIET, ANYBODY, ""),
     Incident(19, "all tokens twice as slow, within the SLO", lambda s: s.all(step=0.024), QUIET, ANYBODY, ""),
@@ -267,7 +267,7 @@ async def play(arguments, incident):
     played = Played(incident)
     with tempfile.TemporaryDirectory() as folder:
         setup = Setup(arguments.binary, folder, incident, incident.gateways or arguments.gateways)
-        prometheus = Prometheus(folder, free_port(), setup.admin, incident.speed)
+        prometheus = Prometheus(folder, *free_ports(1), setup.admin, incident.speed)
         try:
             if not await setup.begin():
                 played.problems.append("the fleet did not get ready")

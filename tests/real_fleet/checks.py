@@ -4,7 +4,6 @@ import argparse
 import json
 import pathlib
 import re
-import socket
 import statistics
 import sys
 import time
@@ -12,7 +11,10 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+
 import wire
+from ports import free_ports
 
 
 def main():
@@ -41,14 +43,6 @@ class Rows:
     def add(self, check, is_ok, detail=""):
         with open(self.path, "a") as file:
             file.write(f"{check}\t{'ok' if is_ok else 'FAIL'}\t{detail}\n")
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def identity(args, rows):

@@ -15,7 +15,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ import threading
 import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from checks import free_ports
 
 HERE = pathlib.Path(__file__).resolve().parent
 REQUESTS = 5
@@ -32,16 +33,6 @@ ENGINE = {}  # of a real one: its url, and the port to which it exports its span
 
 def row(check, verdict, detail=""):
     ROWS.append((check, verdict, detail))
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def wait_for(what, holds, seconds=60):

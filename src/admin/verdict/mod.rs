@@ -21,7 +21,6 @@ use crate::stage::Stage;
 
 labels! {
     /// Whether a route keeps its SLO.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Status {
         Ok = "ok",
         Bad = "bad",

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::fleet::status::{EngineCounters, KvCounters, LifeStatus, OwnFailures};
+use crate::fleet::status::{EngineCounters, KvCounters, LifeStatus};
 use crate::observe::history::{Dimension, Part};
 use crate::observe::lag::Lateness;
 use crate::routing::EngineSignals;
@@ -51,31 +51,19 @@ fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
         running: Some(8.0),
         waiting: Some(waiting),
         kv_cache_usage: Some(0.4),
-        batch_limit: None,
-        block_tokens: None,
-        total_blocks: None,
+        ..EngineSignals::default()
     };
     ReplicaStatus {
         pool: "llama".into(),
         revision: "v1".into(),
         replica: replica.into(),
-        url: "http://r".into(),
         state: ReplicaState::Ready,
         reason: "proved".into(),
-        life: LifeStatus::default(),
-        failure_ratio: 0.0,
         traffic_share: 1.0,
-        is_on_trial: false,
         inflight: 3,
-        inflight_prompt_tokens: 0,
         signals: Some(signals),
-        counters: None,
-        absent: Arc::from([]),
-        gpu: None,
-        failures: OwnFailures::default(),
         connections: 1,
-        models: vec![],
-        adapters: vec![],
+        ..ReplicaStatus::default()
     }
 }
 

@@ -11,6 +11,7 @@ use http::HeaderValue;
 
 use crate::config::endpoint::absolute_url;
 use crate::config::{Endpoint, parse_endpoint, parse_name, paths};
+use crate::digits::bytes_of;
 
 /// One way to write a value.
 pub(in crate::config) struct Form<T> {
@@ -210,16 +211,8 @@ fn origin(text: &str) -> Result<HeaderValue, String> {
 }
 
 fn digest(text: &str) -> Result<[u8; 32], String> {
-    let not_one = || "a key digest must be 64 hexadecimal digits".to_owned();
-    if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Err(not_one());
-    }
-    let mut digest = [0; 32];
-    for (byte, at) in digest.iter_mut().zip((0..64).step_by(2)) {
-        let pair = text.get(at..at + 2).unwrap_or_default();
-        *byte = u8::from_str_radix(pair, 16).map_err(|_| not_one())?;
-    }
-    Ok(digest)
+    let bytes = bytes_of(text).and_then(|bytes| bytes.try_into().ok());
+    bytes.ok_or_else(|| "a key digest must be 64 hexadecimal digits".to_owned())
 }
 
 const DURATION_HINT: &str = "write a number above zero with its unit (us, ms, s, m, h, d): \"250ms\"";

@@ -9,7 +9,7 @@ use crate::labels::labels;
 
 labels! {
     /// Kind of a finding (label `kind`).
-    #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+    #[derive(Deserialize, Serialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Kind {
         /// The slowest TTFTs grow over days, the median does not.

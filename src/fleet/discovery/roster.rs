@@ -16,7 +16,6 @@ use crate::labels::labels;
 
 labels! {
     /// A source of replicas.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum SourceKind {
         /// `pool.replicas`
         Static = "static",

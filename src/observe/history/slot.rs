@@ -15,7 +15,6 @@ use crate::stage::Stage;
 
 labels! {
     /// What a part is one of.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Dimension {
         /// Label `replica`.
         Replica = "replica",

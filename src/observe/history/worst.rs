@@ -13,7 +13,6 @@ use crate::stats::Ring;
 
 labels! {
     /// Why a request is kept.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Why {
         /// Among the slowest.
         Slow = "slow",

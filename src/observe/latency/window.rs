@@ -6,7 +6,6 @@ use crate::stats::Counts;
 
 labels! {
     /// A look-back window.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Window {
         /// `1m`
         Minute = "1m",

@@ -4,7 +4,6 @@ use crate::labels::labels;
 
 labels! {
     /// How a delivery ended, to a webhook or a collector (label `result`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum DeliveryResult {
         /// It was taken.
         Sent = "sent",
@@ -13,11 +12,8 @@ labels! {
         /// It never left: the queue was full.
         Dropped = "dropped",
     }
-}
 
-labels! {
     /// Result of joining an engine's span with a record (label `result`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum JoinResult {
         /// The record got its engine's times.
         Joined = "joined",
@@ -26,11 +22,8 @@ labels! {
         /// No record came in time.
         Unmatched = "unmatched",
     }
-}
 
-labels! {
     /// Why entries of `[telemetry.content]` were dropped (label `reason`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum ContentLoss {
         /// The disk, or the redaction, is slower than the requests.
         QueueFull = "queue_full",
@@ -39,11 +32,8 @@ labels! {
         /// The collector did not take them, or the process ended before it could.
         ExportFailed = "export_failed",
     }
-}
 
-labels! {
     /// How the hook before a request, or the one behind its answer, ended (label `outcome`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum HookOutcome {
         /// Before: it allowed the request. After: it took the answer.
         Ok = "ok",
@@ -58,11 +48,8 @@ labels! {
         /// After: the queue was full.
         Dropped = "dropped",
     }
-}
 
-labels! {
     /// Why spans were dropped (label `reason`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum DropReason {
         /// The collector is slower than the spans.
         QueueFull = "queue_full",

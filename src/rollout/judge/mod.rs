@@ -38,7 +38,6 @@ pub enum Arm {
 
 labels! {
     /// A latency that is compared.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Measure {
         /// Time to first token; of answers without a stream the whole time, per output token where it generates.
         Ttft = "ttft",

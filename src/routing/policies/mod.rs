@@ -58,7 +58,6 @@ pub struct Choice {
 
 labels! {
     /// Why a replica won (label `reason`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Reason {
         /// It holds the longest prefix of the prompt.
         Prefix = "prefix",

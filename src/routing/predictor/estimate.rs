@@ -24,6 +24,8 @@ pub struct PoolView {
     /// What a stall does to a stream that has just begun.
     pub(crate) fresh: Curve,
     pub(crate) answers: Answers,
+    /// Uncached tokens of a request that we know nothing else of.
+    pub(super) uncached: f64,
 }
 
 /// What is known of an answer before it is there.
@@ -44,8 +46,6 @@ pub struct Estimate {
     pub(super) round_trip: f64,
     /// Seconds that a request holds its place in the batch.
     pub(super) service: f64,
-    /// Uncached tokens of a request that we know nothing else of.
-    pub(super) mean_uncached: f64,
     /// Seconds of a decoding step: undisturbed and alone, and more per 100,000 tokens of context.
     pub(super) step: [f64; 2],
 }
@@ -134,10 +134,10 @@ pub(super) fn causes(steps: f64, context: u64, work: &Work) -> [f64; CAUSES] {
 
 impl PoolView {
     /// From seconds per cause, see [`causes`]: divided once here, not for every candidate.
-    pub(super) fn new(rates: &[f64; CAUSES], fresh: Curve, answers: Answers) -> Self {
+    pub(super) fn new(rates: &[f64; CAUSES], fresh: Curve, answers: Answers, uncached: f64) -> Self {
         let [step, context, tokens, attention] = rates;
         let rates = [*step, context / PER_CONTEXT, tokens / PER_TOKENS, attention / PER_ATTENTION];
-        Self { rates, fresh, answers }
+        Self { rates, fresh, answers, uncached }
     }
 
     /// For an answer of at most so many tokens.
@@ -174,6 +174,17 @@ impl PoolView {
         if other > 0.0 { self.work(work) / other } else { 1.0 }
     }
 
+    /// What so many requests of others wait with.
+    #[inline]
+    pub(super) fn work_of(&self, waiting: f64) -> Work {
+        // Mostly there are none, and floats become whole numbers slowly.
+        if waiting > 0.0 {
+            Work::of(Tokens((waiting * self.uncached) as u64), Tokens(0))
+        } else {
+            Work::default()
+        }
+    }
+
     /// Nominal seconds of work, without the steps.
     #[inline]
     pub(crate) fn work(&self, work: &Work) -> f64 {
@@ -187,7 +198,7 @@ impl Estimate {
     #[inline(always)] // made for every candidate: where only the sum is asked for, the parts need not be put together
     pub(crate) fn terms(&self, pool: &PoolView, queue: &Queue<'_>, work: Work) -> Terms {
         let own = queue.own;
-        let others = own.waiting + self.work_of(queue.foreign.waiting);
+        let others = own.waiting + pool.work_of(queue.foreign.waiting);
         let nominal = pool.step(own.context);
         let step = self.slowness * nominal;
         let is_idle = own.awaiting == 0;
@@ -237,7 +248,7 @@ impl Estimate {
         let ahead = lag * self.slowness * (steps + pool.work(&own.waiting)) - begun;
         let ours = fast_max(ahead, float(own.awaiting) * per_place);
         let waiting = queue.foreign.waiting;
-        let theirs = fast_max(lag * self.slowness * pool.work(&self.work_of(waiting)), waiting * per_place);
+        let theirs = fast_max(lag * self.slowness * pool.work(&pool.work_of(waiting)), waiting * per_place);
         if ours * prices::FOREIGN_PART > theirs { fast_max(ours, 0.0) } else { 0.0 }
     }
 
@@ -259,17 +270,6 @@ impl Estimate {
     pub(crate) fn sequence(&self, pool: &PoolView, context: f64) -> f64 {
         let [_, per_context] = self.step;
         per_context * context * (1.0 / PER_CONTEXT) + self.slowness * pool.tokens(1.0)
-    }
-
-    /// What so many requests of others wait with.
-    #[inline]
-    fn work_of(&self, waiting: f64) -> Work {
-        // Mostly there are none, and floats become whole numbers slowly.
-        if waiting > 0.0 {
-            Work::of(Tokens((waiting * self.mean_uncached) as u64), Tokens(0))
-        } else {
-            Work::default()
-        }
     }
 }
 
@@ -305,11 +305,11 @@ mod tests {
     use crate::routing::float::MAX_SPAN;
 
     fn pool() -> PoolView {
-        PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE, Answers { output: 256.0, goes_on: 1.0 })
+        PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE, Answers { output: 256.0, goes_on: 1.0 }, 100.0)
     }
 
     fn estimate() -> Estimate {
-        Estimate { slowness: 1.0, round_trip: 0.01, service: 4.0, mean_uncached: 100.0, step: [0.02, 0.01] }
+        Estimate { slowness: 1.0, round_trip: 0.01, service: 4.0, step: [0.02, 0.01] }
     }
 
     fn own(inflight: u64, waiting_tokens: u64) -> LoadView {

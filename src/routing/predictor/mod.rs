@@ -242,8 +242,8 @@ impl PoolModel {
         let cell = self.replicas.get(slot)?;
         cell.slowness()?;
         let own = cell.estimate(now, self.pool.usual_slowness())?;
-        let mean = Work::of(Tokens(self.pool.average().mean_uncached as u64), Tokens(0));
-        Some(own.slowness * self.pool.view().seconds(1.0, 0, &mean) + own.round_trip)
+        let view = self.pool.view();
+        Some(own.slowness * view.seconds(1.0, 0, &view.work_of(1.0)) + own.round_trip)
     }
 
     /// Seconds of a decoding step at the replica in `slot`; `None` until its own answers tell how fast it is.

@@ -90,19 +90,14 @@ impl PoolCell {
             &self.rates.each_ref().map(load),
             Curve::from_points(self.fresh.each_ref().map(point)),
             Answers { output: load(&self.output), goes_on: load(&self.goes_on) },
+            load(&self.average[UNCACHED]),
         )
     }
 
     /// A replica of which nothing is known yet.
     pub(super) fn average(&self) -> Estimate {
-        let [round_trip, step, per_context, slowness, mean_uncached] = self.average.each_ref().map(load);
-        Estimate {
-            slowness,
-            round_trip,
-            service: load(&self.output) * step,
-            mean_uncached,
-            step: [step, per_context],
-        }
+        let [round_trip, step, per_context, slowness, _] = self.average.each_ref().map(load);
+        Estimate { slowness, round_trip, service: load(&self.output) * step, step: [step, per_context] }
     }
 
     #[inline]

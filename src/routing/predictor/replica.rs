@@ -33,7 +33,6 @@ struct Learner {
     steps: StepFit,
     service: f64,
     served: u32,
-    mean_uncached: f64,
     ledger: Ledger,
 }
 
@@ -45,8 +44,7 @@ impl Cell {
             slowness: self.believed_slowness(now, usual)?,
             round_trip: read(1),
             service: read(2),
-            mean_uncached: read(3),
-            step: [read(4), read(5)],
+            step: [read(3), read(4)],
         })
     }
 
@@ -74,7 +72,6 @@ impl Cell {
                 &[average.slowness, average.round_trip],
             );
             learner.has_speed = true;
-            learner.mean_uncached += memories::LEARNED * (sample.work.tokens as f64 - learner.mean_uncached);
         })
     }
 
@@ -112,14 +109,13 @@ impl Cell {
             steps: learner.steps.save(),
             service: learner.service,
             served: learner.served,
-            mean_uncached: learner.mean_uncached,
             age: now.since(Stamp::from_nanos(at)).as_secs_f64(),
         })
     }
 
     /// Knows what was saved, as old as it was; returns whether it could be read.
     pub(super) fn restore(&self, saved: &SavedSpeed, now: Stamp, average: &Estimate) -> bool {
-        let figures = are_sound(&[saved.service, saved.mean_uncached, saved.age]);
+        let figures = are_sound(&[saved.service, saved.age]);
         let fits = Fit::restored(SPEED, &saved.speed).zip(StepFit::restored(&saved.steps));
         let Some((speed, steps)) = fits.filter(|_| figures) else { return false };
         let learner = Learner {
@@ -128,7 +124,6 @@ impl Cell {
             steps,
             service: saved.service,
             served: saved.served,
-            mean_uncached: saved.mean_uncached,
             ledger: Ledger::default(),
         };
         // A young clock does not reach back as far.
@@ -155,14 +150,8 @@ impl Cell {
         let [slowness, round_trip] = learner.speed.rates(&[average.slowness, average.round_trip]);
         let step = learner.steps.rates(&average.step);
         let slowness = slowness.max(LEAST_SLOWNESS);
-        let own = Estimate {
-            slowness,
-            round_trip,
-            service: learner.service,
-            mean_uncached: learner.mean_uncached,
-            step,
-        };
-        let figures = [slowness, round_trip, own.service, own.mean_uncached, step[0], step[1]];
+        let own = Estimate { slowness, round_trip, service: learner.service, step };
+        let figures = [slowness, round_trip, own.service, step[0], step[1]];
         for (cell, figure) in self.published.iter().zip(figures) {
             cell.store(figure.to_bits(), Ordering::Relaxed);
         }
@@ -180,7 +169,6 @@ impl Learner {
             steps: StepFit::default(),
             service: average.service,
             served: 0,
-            mean_uncached: average.mean_uncached,
             ledger: Ledger::default(),
         }
     }
@@ -232,4 +220,4 @@ const STEPS: Memory = Memory { kept: memories::STEPS_KEPT };
 /// No replica is a thousand times faster than its pool.
 const LEAST_SLOWNESS: f64 = 1e-3;
 /// Numbers that an estimate is made of.
-const FIGURES: usize = 6;
+const FIGURES: usize = 5;

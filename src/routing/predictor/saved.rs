@@ -25,7 +25,6 @@ pub struct SavedSpeed {
     pub(super) steps: SavedFit,
     pub(super) service: f64,
     pub(super) served: u32,
-    pub(super) mean_uncached: f64,
     /// Seconds since its last lesson.
     pub(super) age: f64,
 }

@@ -5,7 +5,6 @@
 //! failed is avoided for a while that doubles with each failure in a row; then one request tries it again.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
@@ -80,7 +79,7 @@ impl Transfers {
         let state = book.pairs.entry(pair).or_default();
         state.failures = state.failures.saturating_add(1);
         let longer = 1 << state.failures.min(MAX_DOUBLINGS).saturating_sub(1);
-        state.avoided_until = now.after(AVOIDED_FOR * longer);
+        state.avoided_until = now.after(memories::CONFIRMED_WITHIN * longer);
         state.has_worked = false;
     }
 
@@ -89,7 +88,7 @@ impl Transfers {
         if self.0.read().pairs.get(&pair).is_some_and(|state| state.failures > 0)
             && let Some(state) = self.0.write().pairs.get_mut(&pair)
         {
-            state.avoided_until = now.after(AVOIDED_FOR);
+            state.avoided_until = now.after(memories::CONFIRMED_WITHIN);
         }
     }
 }
@@ -125,8 +124,6 @@ fn causes(tokens: Tokens) -> [f64; 2] {
     [1.0, tokens.0 as f64 / 1000.0]
 }
 
-/// After a first failure.
-const AVOIDED_FOR: Duration = Duration::from_secs(10);
 /// Up to 10 s · 2⁵, some five minutes.
 const MAX_DOUBLINGS: u32 = 6;
 /// Seconds that no transfer takes.

@@ -9,7 +9,7 @@ pub(crate) const QUEUE_SETTLING: f64 = 8.0;
 /// time; and a slow replica is tried again within minutes.
 pub(crate) const STANDING: Duration = Duration::from_secs(60);
 /// How long a confirmation is waited for: the cached tokens of a timed prefill, and a first token of a pool whose predictions say that
-/// nothing fits.
+/// nothing fits. A pair of replicas whose transfer failed is tried again after as long.
 pub(crate) const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
 /// Share that the fit of a pool's rates keeps at each sample: shapes change when replicas are replaced.
 pub(crate) const SHAPE_KEPT: f64 = 0.998;
