@@ -148,7 +148,7 @@ impl PoolCell {
         self.has_learned.store(true, Ordering::Relaxed);
         let causes = causes(1.0, sample.context, &sample.work);
         learner.shape.observe(&causes, seconds, &priors::RATES);
-        // Between busy replicas nobody measures it: what a slow one is believed to take would raise what the next one is.
+        // No busy replica measures it: what a slow one is believed to take would raise what the next one is.
         if sample.was_idle {
             learner.round_trip += memories::LEARNED * (by.round_trip - learner.round_trip);
         }
