@@ -44,6 +44,7 @@ use crate::gateway::hook::Hook;
 use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
+use crate::kv_events;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
 use crate::listener::{self, Acceptor, ConnectionLimit, ConnectionLimits, ListenerCounters, Serving};
 use crate::observe::{Background, Observer, instance};
@@ -140,6 +141,7 @@ impl App {
             .hook
             .as_ref()
             .map(|hook| Hook::start(hook, connector.separate(), observer.metrics(), &background, &stopped));
+        let plain = connector.separate();
         let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
         tracker.spawn_on(stopped.clone().run_until_cancelled_owned(refreshing), &control);
         let watchdog = Watchdog::new(clock);
@@ -177,6 +179,15 @@ impl App {
             stopped: stopped.clone(),
             clock,
         };
+        kv_events::start(kv_events::Deps {
+            fleet: Arc::clone(&fleet),
+            gateway: Arc::clone(&gateway),
+            connector: plain,
+            control: control.clone(),
+            tracker: tracker.clone(),
+            stopped: stopped.clone(),
+            clock,
+        });
         let snapshot = keeping::share(&config, deps);
         usage::restore(&gateway);
         keeping::start(&gateway, &tracker, &stopped, &control);

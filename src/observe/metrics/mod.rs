@@ -49,7 +49,7 @@ pub use self::openmetrics::Exposition;
 use self::replicas::{KnownReplicas, ReplicaKey};
 use self::series::{ALL_TENANTS, ReplicaSeries, RequestKey, RequestSeries, SplitByTenant};
 pub use self::series::{StreamHistograms, StreamKey};
-pub use self::table::Cluster;
+pub use self::table::{Cluster, KvEvents};
 use self::table::Families;
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;

@@ -12,6 +12,7 @@
 mod beyond;
 mod credit;
 mod ends;
+mod exact;
 mod hash;
 mod held;
 mod shared;
@@ -25,6 +26,8 @@ use smallvec::SmallVec;
 use self::beyond::Beyond;
 use self::credit::Credit;
 use self::ends::Ends;
+use self::exact::Exact;
+pub use self::exact::{End, Turn};
 use self::hash::BuildSame;
 pub(super) use self::held::COARSE_WEIGHT;
 use self::held::{Entry, Held, MAX_WEIGHT};
@@ -48,6 +51,7 @@ pub struct PrefixIndex {
     used: AtomicUsize,
     beyond: Beyond,
     shared: SharedEnds,
+    exact: Exact,
 }
 
 /// Who holds a block: one bit a replica, by the block's hash.
@@ -89,6 +93,7 @@ impl PrefixIndex {
             used: AtomicUsize::new(0),
             beyond: Beyond::default(),
             shared: SharedEnds::default(),
+            exact: Exact::new(slots),
         }
     }
 
@@ -174,6 +179,8 @@ impl PrefixIndex {
 
     /// Sets how many blocks a replica's cache holds; see [`capacity_of`].
     pub fn set_capacity(&self, slot: usize, blocks: usize) {
+        // Events take out what is evicted: what the list forgets on its own must not come first.
+        let blocks = if self.exact.is_followed(slot) { blocks.saturating_mul(2) } else { blocks };
         self.change(slot, |replica| replica.blocks.set_capacity(blocks as u64));
     }
 
@@ -186,6 +193,9 @@ impl PrefixIndex {
     /// An answer told how many prompt tokens it found cached, where `predicted` were believed to be. Corrects what the
     /// replica is believed to hold, what its hits are worth, and what is usually found beyond them.
     pub fn reported(&self, slot: usize, predicted: Tokens, cached: Tokens) {
+        if self.exact.is_followed(slot) {
+            return;
+        }
         // What is usual is no promise: only what was sent there may be missed.
         let promised = predicted.saturating_sub(self.beyond());
         if predicted > Tokens(0) && self.credit(slot) >= 1.0 {
@@ -203,6 +213,75 @@ impl PrefixIndex {
         }
         held.credit = Credit::default();
         self.publish_credit(slot, &held);
+    }
+
+    /// Whether the KV events of a replica are followed: then its hits are counted in its own tokens where they are known.
+    pub fn follow(&self, slot: usize, is_followed: bool) {
+        self.exact.follow(slot, is_followed);
+    }
+
+    /// What is usual, less what events and counts know better; `None` where they know nothing.
+    pub(super) fn counted(
+        &self,
+        slot: usize,
+        turn: Turn,
+        prompt: &Prompt<'_>,
+        blocks: usize,
+        block_tokens: u64,
+    ) -> Option<Tokens> {
+        self.exact.hit(slot, turn, prompt, blocks, block_tokens)
+    }
+
+    /// Notes that a replica holds a block, whoever put it there.
+    pub fn hold(&self, slot: usize, block: u64, is_coarse: bool) {
+        let Some(held) = self.replicas.get(slot) else { return };
+        self.used.fetch_max(slot + 1, Ordering::AcqRel);
+        let mut held = held.lock();
+        if held.blocks.capacity() > 0 && held.blocks.touch(block, is_coarse) {
+            *self.groups[slot / GROUP].entry(block).or_insert(0) |= 1 << (slot % GROUP);
+            self.forget_surplus(slot, &mut held);
+        }
+    }
+
+    /// Notes that a replica evicted a block.
+    pub fn release(&self, slot: usize, block: u64) {
+        let Some(held) = self.replicas.get(slot) else { return };
+        let mut held = held.lock();
+        if held.blocks.remove(block) {
+            self.remove(slot, Entry::Block(block));
+        }
+    }
+
+    /// What a replica holds of a prompt and its answer.
+    #[must_use]
+    pub fn end(&self, slot: usize, whole: u64) -> Option<End> {
+        self.exact.end(slot, whole)
+    }
+
+    /// Notes what a replica holds of a prompt and its answer.
+    pub fn set_end(&self, slot: usize, whole: u64, end: Option<End>) {
+        self.exact.set_end(slot, whole, end);
+    }
+
+    /// Tokens up to the end of a block, where they are known.
+    #[must_use]
+    pub fn mark(&self, block: u64) -> Option<u32> {
+        self.exact.mark(block)
+    }
+
+    /// Notes how many tokens there are up to the end of a block.
+    pub fn set_mark(&self, block: u64, tokens: Option<u32>) {
+        self.exact.set_mark(block, tokens);
+    }
+
+    /// Notes how many tokens a prompt found that shares no more than this block with others.
+    pub fn set_fork(&self, block: u64, tokens: u32) {
+        self.exact.set_fork(block, tokens);
+    }
+
+    /// Notes how many tokens a prompt found that continued another.
+    pub fn continued(&self, end: End, cached: u32, block_tokens: u32) {
+        self.exact.continued(end, cached, block_tokens);
     }
 
     /// Blocks that a replica is believed to hold.
