@@ -418,3 +418,6 @@ const TEXT_BLOCK_TOKENS: u32 = 64;
 /// Bytes of the blocks of a prefix chain.
 const FINE_BYTES: u64 = crate::request::chain::FINE_BLOCK as u64;
 const COARSE_BYTES: u64 = crate::request::chain::COARSE_BLOCK as u64;
+
+#[cfg(test)]
+mod tests;

@@ -114,7 +114,13 @@ impl Source {
         arriving: &mut mpsc::Receiver<Arrived>,
         is_good: &mut bool,
     ) -> Result<(), Lost> {
-        let published = self.published().await?;
+        let published = match self.published().await {
+            // Those that connect may be known by their names.
+            Err(Lost::NoSources(_) | Lost::PublishesNone) if self.config.listen.is_some() => {
+                Published { replay_port: self.config.replay_port, ..Published::default() }
+            }
+            published => published?,
+        };
         match published.port {
             Some(port) => {
                 let endpoint = self.at(port);

@@ -138,7 +138,7 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
         }
         let counted = query.index.counted(candidate.slot, query.turn, &query.prompt, blocks, block_tokens);
         candidate.hit = match counted {
-            Some(hit) => hit.min(query.prompt.tokens),
+            Some(hit) => hit,
             None if blocks > 0 => query.index.believed(candidate.slot, last.2),
             None => Tokens(0),
         };
