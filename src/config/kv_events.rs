@@ -38,3 +38,33 @@ pub(super) fn kv_events(section: &Section<'_>, pool: &Pool) -> Option<KvEvents> 
     }
     Some(events)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::check::check_str;
+
+    fn check(pool: &str, events: &str) -> Result<Option<super::KvEvents>, String> {
+        let text = format!(
+            "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n{pool}\n[pool.kv_events]\n{events}\n"
+        );
+        let config = check_str("f.toml", &text, &|_| None).map_err(|faults| faults.to_string())?;
+        Ok(config.pools[0].kv_events.clone())
+    }
+
+    #[test]
+    fn what_cannot_be_followed_is_refused() {
+        let events = check("", "port = 5557\nreplay_port = 5558").unwrap().unwrap();
+        assert_eq!((events.port, events.replay_port, events.listen), (Some(5557), Some(5558), None));
+        assert!(check("", "").unwrap().is_some(), "each replica is asked");
+        for (pool, events, words) in [
+            ("engine = \"sglang\"", "", "only vLLM publishes KV events"),
+            ("", "port = 5557\nreplay_port = 5557", "port and replay_port are the same"),
+            ("", "port = 0", "port"),
+            ("", "listen = \"5557\"", "listen"),
+            ("", "ports = 1", "ports"),
+        ] {
+            let fault = check(pool, events).unwrap_err();
+            assert!(fault.contains(words), "{fault}");
+        }
+    }
+}

@@ -33,12 +33,22 @@ pub(super) struct Follower {
     sources: HashMap<usize, Following>,
     next: u64,
     /// Answered prompts whose blocks are looked for.
-    open: VecDeque<(PromptReport, Stamp)>,
+    open: VecDeque<Open>,
     stopped: CancellationToken,
+}
+
+/// An answered prompt whose blocks are looked for.
+struct Open {
+    report: PromptReport,
+    /// Looks so far, and when the next one is due.
+    looks: usize,
+    due: Stamp,
 }
 
 /// A replica that is followed.
 struct Following {
+    /// How often it had become ready: its process may be another one since.
+    life: u64,
     source: u64,
     replica: Arc<Replica>,
     stopped: CancellationToken,
@@ -59,6 +69,7 @@ impl Follower {
         stopped: CancellationToken,
     ) {
         let (reports, receiver) = queue(MAX_REPORTS);
+        pool.dispatcher.index.forget_counts();
         pool.dispatcher.reports.store(Some(Arc::clone(&reports)));
         let (sender, mut signals) = mpsc::channel(MAX_SIGNALS);
         let topics = Arc::<Topics>::default();
@@ -113,8 +124,14 @@ impl Follower {
         gone.into_iter().for_each(|slot| self.leave(slot));
         for replica in replicas.iter() {
             let slot = replica.slot();
-            if !self.sources.contains_key(&slot) {
-                self.follow(replica);
+            let life = replica.life().number;
+            match self.sources.get_mut(&slot) {
+                None => self.follow(replica),
+                Some(known) if known.life != life => {
+                    known.life = life;
+                    self.ledger.doubt(slot);
+                }
+                Some(_) => {}
             }
             if let Some(blocks) = replica.target.page().and_then(|page| page.total_blocks) {
                 self.ledger.set_capacity(slot, blocks);
@@ -141,8 +158,9 @@ impl Follower {
             topics: Arc::clone(&self.topics),
             numbers: Numbers::default(),
         };
+        let life = replica.life().number;
         let following =
-            Following { source: self.next, replica: Arc::clone(replica), stopped: stopped.clone() };
+            Following { life, source: self.next, replica: Arc::clone(replica), stopped: stopped.clone() };
         self.sources.insert(replica.slot(), following);
         self.deps.tracker.spawn_on(stopped.run_until_cancelled_owned(source.run()), &self.deps.control);
     }
@@ -184,24 +202,24 @@ impl Follower {
         for report in self.reports.try_iter().take(MAX_REPORTS) {
             if self.sources.contains_key(&report.slot) {
                 self.ledger.answered(&report, index);
-                self.open.push_back((report, now));
+                self.open.push_back(Open { report, looks: 0, due: now.after(FIRST_LOOK_AFTER) });
             }
         }
         for _ in 0..self.open.len() {
-            let Some((report, at)) = self.open.pop_front() else { break };
-            let outcome = match self.ledger.join(&report, index) {
-                Joined::Found => PromptOutcome::Found,
-                Joined::Nothing => PromptOutcome::Nothing,
-                // What it stored last may come a moment after its answer.
-                Joined::NotYet | Joined::Ambiguous
-                    if now.since(at) < GIVEN_UP_AFTER && self.open.len() < MAX_OPEN =>
-                {
-                    self.open.push_back((report, at));
-                    continue;
-                }
-                Joined::NotYet => PromptOutcome::Unknown,
-                Joined::Ambiguous => PromptOutcome::Ambiguous,
-            };
+            let Some(mut open) = self.open.pop_front() else { break };
+            if now < open.due {
+                self.open.push_back(open);
+                continue;
+            }
+            let joined = self.ledger.join(&open.report, open.looks == PAUSES.len(), index);
+            // What it stored last may come a moment after its answer.
+            let is_open = matches!(joined, Joined::NotYet | Joined::Ambiguous);
+            if let Some(wait) = PAUSES.get(open.looks).filter(|_| is_open && self.open.len() < MAX_OPEN) {
+                (open.looks, open.due) = (open.looks + 1, now.after(*wait));
+                self.open.push_back(open);
+                continue;
+            }
+            let (report, outcome) = (open.report, PromptOutcome::from(joined));
             if let Some(known) = self.sources.get(&report.slot) {
                 let labels = [&*self.pool.name, &*known.replica.name(), outcome.as_str()];
                 self.families().prompts.inc_by(labels, 1);
@@ -223,6 +241,17 @@ impl Follower {
     }
 }
 
+impl From<Joined> for PromptOutcome {
+    fn from(joined: Joined) -> Self {
+        match joined {
+            Joined::Found => Self::Found,
+            Joined::Nothing => Self::Nothing,
+            Joined::NotYet => Self::Unknown,
+            Joined::Ambiguous => Self::Ambiguous,
+        }
+    }
+}
+
 /// Between two looks at what was answered.
 const TICK: Duration = Duration::from_millis(5);
 /// Between two looks at which replicas there are.
@@ -231,6 +260,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const MAX_REPORTS: usize = 4096;
 /// Prompts whose blocks are looked for.
 const MAX_OPEN: usize = 1024;
-const GIVEN_UP_AFTER: Duration = Duration::from_millis(500);
+/// Events follow answers by a moment.
+const FIRST_LOOK_AFTER: Duration = Duration::from_millis(10);
+/// Between two looks for the blocks of one.
+const PAUSES: [Duration; 3] =
+    [Duration::from_millis(25), Duration::from_millis(100), Duration::from_millis(400)];
 /// Batches that wait; then the publisher does.
 const MAX_SIGNALS: usize = 256;

@@ -70,7 +70,7 @@ impl Ledger {
         index.follow(slot, true);
     }
 
-    /// Its cache has so many blocks.
+    /// The number of blocks in its cache.
     pub(super) fn set_capacity(&mut self, slot: usize, blocks: u64) {
         // Between two looks more may be stored than evicted.
         let blocks = usize::try_from(blocks).unwrap_or(MAX_BLOCKS).saturating_mul(2);
@@ -107,16 +107,15 @@ impl Ledger {
     pub(super) fn take(&mut self, slot: usize, event: &Event, at: Stamp, index: &PrefixIndex) {
         let Some(picture) = self.pictures.get_mut(&slot) else { return };
         let block_tokens = picture.block_tokens();
-        let links = &self.links;
-        let prompts = &self.prompts;
-        let gone = |change: Change| Self::gone(links, slot, change, block_tokens, index);
+        let (links, texts, prompts) = (&self.links, &self.texts, &self.prompts);
+        let gone = |change: Change| Self::gone(links, texts, slot, change, block_tokens, index);
         match event {
             Event::Stored(run) => {
                 let tokens = run.block_tokens;
                 picture.stored(
                     run,
                     at,
-                    |change| Self::came(links, prompts, slot, change, tokens, index),
+                    |change| Self::came(links, texts, prompts, slot, change, tokens, index),
                     gone,
                 );
             }
@@ -127,6 +126,7 @@ impl Ledger {
 
     fn came(
         links: &Links,
+        texts: &HashMap<u64, u64>,
         prompts: &LinkedHashMap<u64, Known>,
         slot: usize,
         change: Change,
@@ -135,6 +135,7 @@ impl Ledger {
     ) {
         for link in links.get(&change.name).into_iter().flatten() {
             match *link {
+                Link::Text { hash, .. } if texts.get(&hash) != Some(&change.name) => {}
                 Link::Text { hash, is_coarse } => index.hold(slot, hash, is_coarse),
                 Link::Tail { whole } => {
                     let reach = change.depth.saturating_mul(block_tokens);
@@ -149,10 +150,19 @@ impl Ledger {
         }
     }
 
-    fn gone(links: &Links, slot: usize, change: Change, block_tokens: u32, index: &PrefixIndex) {
+    fn gone(
+        links: &Links,
+        texts: &HashMap<u64, u64>,
+        slot: usize,
+        change: Change,
+        block_tokens: u32,
+        index: &PrefixIndex,
+    ) {
         let left = change.depth.saturating_sub(1).saturating_mul(block_tokens);
         for link in links.get(&change.name).into_iter().flatten() {
             match *link {
+                // Of a text that was joined anew the later block counts.
+                Link::Text { hash, .. } if texts.get(&hash) != Some(&change.name) => {}
                 Link::Text { hash, .. } => index.release(slot, hash),
                 Link::Tail { whole } => {
                     if let Some(end) = index.end(slot, whole).filter(|end| end.reach > left) {
@@ -191,6 +201,7 @@ impl Ledger {
         {
             self.pictures.keys().for_each(|slot| index.set_end(*slot, whole, None));
         }
+        index.trim_counts();
         self.mark(report, &counts, index);
     }
 
@@ -222,15 +233,15 @@ impl Ledger {
         }
     }
 
-    /// Looks for the blocks of an answered prompt and joins them with its text.
-    pub(super) fn join(&mut self, report: &PromptReport, index: &PrefixIndex) -> Joined {
+    /// Looks for the blocks of an answered prompt and joins them with its text; `is_last` where there is no later look.
+    pub(super) fn join(&mut self, report: &PromptReport, is_last: bool, index: &PrefixIndex) -> Joined {
         let Some(counts) = Counts::of(report) else { return Joined::Nothing };
         let Some(picture) = self.pictures.get(&report.slot) else { return Joined::Nothing };
         let size = picture.block_tokens();
         if size == 0 || counts.prompt < size {
             return if size == 0 { Joined::NotYet } else { Joined::Nothing };
         }
-        let tip = match self.find(picture, report, &counts, size) {
+        let tip = match self.find(picture, report, &counts, is_last) {
             Ok(tip) => tip,
             Err(why) => return why,
         };
@@ -249,8 +260,9 @@ impl Ledger {
         picture: &Picture,
         report: &PromptReport,
         counts: &Counts,
-        size: u32,
+        is_last: bool,
     ) -> Result<Tip, Joined> {
+        let size = picture.block_tokens();
         let from = counts.cached.map(|cached| cached / size);
         let (whole, last) = (counts.prompt / size, counts.end() / size);
         if from.is_some_and(|from| from >= last) {
@@ -263,7 +275,7 @@ impl Ledger {
             let base = if recent.is_piece { from.unwrap_or(u32::MAX) } else { 0 };
             let depth = recent.depth.saturating_add(base);
             // The last block of an answer that was cut off may not have been stored.
-            let is_tip = depth == last || depth + 1 == last && depth >= whole;
+            let is_tip = depth == last || is_last && depth + 1 == last && depth >= whole;
             if !is_tip || found.iter().any(|tip| tip.name == recent.name) || !picture.holds(recent.name) {
                 continue;
             }
@@ -273,11 +285,13 @@ impl Ledger {
             }
             let path = picture.path(recent.name);
             if from.is_none_or(|from| began_at(picture, report, &path, from.saturating_sub(base))) {
-                let known = self.known_on(report, &path);
-                found.push(Tip { name: recent.name, base, known });
+                found.push(Tip { name: recent.name, base, known: 0 });
             }
         }
-        found.sort_by_key(|tip| std::cmp::Reverse(tip.known));
+        if found.len() > 1 {
+            found.iter_mut().for_each(|tip| tip.known = self.known_on(report, &picture.path(tip.name)));
+            found.sort_by_key(|tip| std::cmp::Reverse(tip.known));
+        }
         match found[..] {
             [] => Err(Joined::NotYet),
             [first, second, ..] if first.known == second.known => Err(Joined::Ambiguous),
@@ -322,7 +336,9 @@ impl Ledger {
         let mut links = self.links.remove(&name).unwrap_or_default();
         if !links.contains(&link) {
             if links.len() >= MAX_LINKS {
-                links.remove(0);
+                if let Link::Text { hash, .. } = links.remove(0) {
+                    self.texts.remove(&hash);
+                }
             }
             links.push(link);
             if let Link::Text { hash, .. } = link {

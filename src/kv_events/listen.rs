@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -68,6 +69,8 @@ pub(super) async fn listen(
 }
 
 async fn greet(stream: TcpStream, from: SocketAddr, topics: &Topics) {
+    let probe = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
+    let _ = SockRef::from(&stream).set_tcp_keepalive(&probe);
     let Ok(mut wire) = Wire::open(stream, Socket::Sub).await else { return };
     let Ok(first) = wire.message().await else { return };
     match first.first().and_then(|topic| topics.of(topic)) {
@@ -76,6 +79,7 @@ async fn greet(stream: TcpStream, from: SocketAddr, topics: &Topics) {
     }
 }
 
+const KEEPALIVE: Duration = Duration::from_secs(15);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Connections that have yet to send their first message: engines without traffic stay so, and come back.
 const MAX_GREETING: usize = 1024;

@@ -1,8 +1,8 @@
-//! One engine's KV cache as its events have it: which blocks it holds, and from which block each goes on. Pure.
+//! One engine's KV cache as its events have it: which blocks it holds, and which block each follows. Pure.
 //!
 //! A block has a name that is the same on every engine: the hash of its content under its parent's name. The engine's own hash is only
-//! looked up, so that the algorithm behind it does not matter. A block whose parent is unknown (it was stored before anybody
-//! listened) begins a piece whose depth is unknown: what an answer counted as cached shows it later. What is held is bounded, whatever a
+//! looked up, so that the algorithm behind it does not matter. A block whose parent is unknown (it was stored before
+//! the gateway listened) begins a piece whose depth is unknown: what an answer counted as cached shows it later. What is held is bounded, whatever a
 //! publisher claims.
 
 use std::collections::{HashMap, VecDeque};
@@ -21,6 +21,8 @@ pub(super) struct Picture {
     /// Names by the engine's hashes.
     names: HashMap<u64, u64>,
     recent: VecDeque<Recent>,
+    /// Of those held, where the engine computes.
+    in_gpu: usize,
     block_tokens: u32,
     capacity: usize,
 }
@@ -34,7 +36,8 @@ pub(super) struct Held {
     /// From 1, counted from the start of the prompt, or of the piece.
     pub(super) depth: u32,
     pub(super) is_piece: bool,
-    in_gpu: bool,
+    /// Copies where the engine computes: prompts that are computed at one time each store their own.
+    in_gpu: u32,
     in_other: bool,
 }
 
@@ -62,6 +65,7 @@ impl Picture {
             held: LinkedHashMap::new(),
             names: HashMap::new(),
             recent: VecDeque::new(),
+            in_gpu: 0,
             block_tokens: 0,
             capacity: capacity.clamp(1, MAX_BLOCKS),
         }
@@ -74,8 +78,7 @@ impl Picture {
 
     /// Blocks held: those where the engine computes, and those in tiers behind it alone.
     pub(super) fn counts(&self) -> (usize, usize) {
-        let in_gpu = self.held.values().filter(|held| held.in_gpu).count();
-        (in_gpu, self.held.len() - in_gpu)
+        (self.in_gpu, self.held.len().saturating_sub(self.in_gpu))
     }
 
     pub(super) fn get(&self, name: u64) -> Option<&Held> {
@@ -150,15 +153,16 @@ impl Picture {
                 parent,
                 depth,
                 is_piece,
-                in_gpu: false,
+                in_gpu: 0,
                 in_other: false,
             });
             let held = Held {
                 engine: block.hash,
-                in_gpu: former.in_gpu || run.medium == Medium::Gpu,
+                in_gpu: former.in_gpu.saturating_add(u32::from(run.medium == Medium::Gpu)),
                 in_other: former.in_other || run.medium == Medium::Other,
                 ..former
             };
+            self.in_gpu += usize::from(held.in_gpu > 0 && former.in_gpu == 0);
             self.held.insert(name, held);
             self.names.insert(block.hash, name);
             if before.is_none() {
@@ -173,6 +177,7 @@ impl Picture {
         while self.held.len() > self.capacity
             && let Some((name, held)) = self.held.pop_front()
         {
+            self.in_gpu -= usize::from(held.in_gpu > 0);
             self.names.remove(&held.engine);
             went(Change { name, depth: held.depth });
         }
@@ -184,10 +189,13 @@ impl Picture {
             let Some(name) = self.names.get(hash).copied() else { continue };
             let Some(held) = self.held.get_mut(&name) else { continue };
             match medium {
-                Medium::Gpu => held.in_gpu = false,
+                Medium::Gpu => {
+                    self.in_gpu -= usize::from(held.in_gpu == 1);
+                    held.in_gpu = held.in_gpu.saturating_sub(1);
+                }
                 Medium::Other => held.in_other = false,
             }
-            if !held.in_gpu && !held.in_other {
+            if held.in_gpu == 0 && !held.in_other {
                 let depth = held.depth;
                 self.held.remove(&name);
                 self.names.remove(hash);
@@ -201,9 +209,10 @@ impl Picture {
         self.held.clear();
         self.names.clear();
         self.recent.clear();
+        self.in_gpu = 0;
     }
 
-    /// An engine's cache has so many blocks.
+    /// The number of blocks in the engine's cache.
     pub(super) fn set_capacity(&mut self, blocks: usize) {
         self.capacity = blocks.clamp(1, MAX_BLOCKS);
     }
@@ -260,6 +269,18 @@ mod tests {
         assert_eq!((gone, picture.counts()), (1, (0, 1)));
         picture.removed(&[1], Medium::Other, |_| gone += 1);
         assert_eq!((gone, picture.counts()), (2, (0, 0)));
+    }
+
+    #[test]
+    fn a_block_that_two_prompts_stored_is_held_until_both_copies_are_gone() {
+        let mut picture = Picture::new(100);
+        store(&mut picture, &run(None, &[1]));
+        store(&mut picture, &run(None, &[1]));
+        let mut gone = 0;
+        picture.removed(&[1], Medium::Gpu, |_| gone += 1);
+        assert_eq!((gone, picture.counts()), (0, (1, 0)));
+        picture.removed(&[1], Medium::Gpu, |_| gone += 1);
+        assert_eq!((gone, picture.counts()), (1, (0, 0)));
     }
 
     #[test]

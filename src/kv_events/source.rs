@@ -37,7 +37,7 @@ pub(super) enum What {
     Connected,
     /// Events, as they came.
     Events(Vec<Event>, Stamp),
-    /// Events are missing that nobody has any more.
+    /// Events are missing that cannot be replayed.
     Lost,
     /// Another process publishes.
     Restarted,
@@ -143,7 +143,7 @@ impl Source {
         }
     }
 
-    /// A port on the replica's host: what an engine says of hosts is not followed.
+    /// A port on the replica's host, whatever host its engine names.
     fn at(&self, port: u16) -> Endpoint {
         Endpoint {
             is_tls: false,
@@ -192,7 +192,7 @@ impl Source {
         self.signal(What::Connected).await;
         self.note_connected(true);
         let replay_at = published.replay_port.map(|port| self.at(port));
-        // What it stored before anybody listened.
+        // What it stored before there was a listener.
         self.catch_up(replay_at.as_ref()).await;
         let (mut next, mut undecodable) = (first, 0);
         loop {

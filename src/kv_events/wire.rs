@@ -234,7 +234,7 @@ const COMMAND: u8 = 4;
 const SUBSCRIBE: u8 = 1;
 /// Bytes of the peer's READY.
 const MAX_COMMAND: usize = 4096;
-/// A step that stores a million tokens takes some five bytes for each.
-pub(super) const MAX_MESSAGE: usize = 16 << 20;
+/// A step stores some ten thousand tokens, in up to five bytes each. Decoded, a message takes up to 32 times its length.
+pub(super) const MAX_MESSAGE: usize = 2 << 20;
 /// Topic, number and payload, and an address before them.
 const MAX_FRAMES: usize = 8;

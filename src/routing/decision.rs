@@ -50,7 +50,6 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
         reason: choice.reason,
         predicted_ttft: policy.predicts().then(|| terms.ttft()),
         hit: winner.hit,
-        is_counted: winner.is_counted,
         terms,
         candidates: u16::try_from(count).unwrap_or(u16::MAX),
     })
@@ -71,8 +70,6 @@ pub struct Decision {
     pub predicted_ttft: Option<Duration>,
     /// Prompt tokens believed to be cached there.
     pub hit: Tokens,
-    /// Whether they are the engine's own count, as its KV events have it.
-    pub is_counted: bool,
     /// What the request is expected to meet: its `work` is to be reserved.
     pub terms: Terms,
     /// How many replicas were weighed.
@@ -142,7 +139,6 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
             None if blocks > 0 => query.index.believed(candidate.slot, last.2),
             None => Tokens(0),
         };
-        candidate.is_counted = counted.is_some();
     }
 }
 

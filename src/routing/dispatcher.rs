@@ -18,7 +18,7 @@ use super::float::span;
 use super::notice::{Announced, Outbox, Placed, Prefix, Usage, place};
 use super::prefix_index::{PrefixIndex, Turn, capacity_of};
 use super::query::{Aim, Elsewhere, Sampling};
-use super::reports::{Pending, PromptReport, Reports};
+use super::reports::{Pending, Reports};
 use super::target::{EngineLimits, Target};
 use super::verdict::{Verdict, judge};
 use super::{
@@ -403,22 +403,10 @@ impl<'a> Judged<'a> {
             let placed = Placed { place: place(pool, chosen.identity), prefix, ..Placed::of(&placement) };
             Announced::placed(outbox, placed, aim.now)
         });
-        let reports = self.dispatcher.reports.load_full().filter(|_| !is_elsewhere && sampling.n == 1);
-        let pending = reports.map(|reports| Pending {
-            reports,
-            report: PromptReport {
-                slot: decision.slot,
-                sent: aim.now,
-                chain: prompt.chain.into(),
-                coarse_from: prompt.coarse_from(),
-                bytes: prompt.bytes,
-                turn,
-                blocks: chosen.blocks,
-                prompt: Tokens(0),
-                cached: None,
-                output: Tokens(0),
-            },
-        });
+        // An engine that fetches the KV of a prompt, or samples it several times, counts otherwise.
+        let is_reported = !is_elsewhere && sampling.n == 1;
+        let reports = if is_reported { self.dispatcher.reports.load_full() } else { None };
+        let pending = reports.map(|reports| Pending::sent(reports, chosen, &prompt, turn, aim.now));
         let load = LoadGuard::reserve(chosen.load, placement);
         self.dispatcher.index.note_longest(longest, aim.now);
         self.dispatcher.index.insert(decision.slot, &prompt);
@@ -464,7 +452,7 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    /// The answer has so many tokens.
+    /// The tokens of the answer.
     pub fn answer_counted(&mut self, output: Option<Tokens>) {
         if let Some(pending) = &mut self.pending {
             pending.report.output = output.unwrap_or_default();

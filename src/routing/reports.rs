@@ -1,11 +1,12 @@
 //! What answers counted, for who follows the engines' KV events: which prompt went where, and how many tokens were found.
 //!
-//! As with [`super::notice`], a full queue drops and no request waits. Nothing is copied where nobody listens.
+//! As with [`super::notice`], a full queue drops and no request waits. Nothing is copied unless there is a listener.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use super::prefix_index::Turn;
+use super::{Candidate, Prompt};
 use crate::clock::Stamp;
 use crate::units::Tokens;
 
@@ -47,11 +48,34 @@ pub fn queue(capacity: usize) -> (Arc<Reports>, Receiver<PromptReport>) {
 /// A report that is put into the queue when this is dropped, if the engine counted.
 #[derive(Debug)]
 pub(super) struct Pending {
-    pub(super) reports: Arc<Reports>,
+    reports: Arc<Reports>,
     pub(super) report: PromptReport,
 }
 
 impl Pending {
+    /// A prompt goes to a replica.
+    pub(super) fn sent(
+        reports: Arc<Reports>,
+        to: &Candidate<'_>,
+        prompt: &Prompt<'_>,
+        turn: Turn,
+        at: Stamp,
+    ) -> Self {
+        let report = PromptReport {
+            slot: to.slot,
+            sent: at,
+            chain: prompt.chain.into(),
+            coarse_from: prompt.coarse_from(),
+            bytes: prompt.bytes,
+            turn,
+            blocks: to.blocks,
+            prompt: Tokens(0),
+            cached: None,
+            output: Tokens(0),
+        };
+        Self { reports, report }
+    }
+
     pub(super) fn counted(&mut self, prompt: Option<Tokens>, cached: Option<Tokens>) {
         self.report.prompt = prompt.unwrap_or_default();
         self.report.cached = cached;

@@ -279,7 +279,9 @@ async fn engines_that_connect_are_told_apart_by_topic_and_a_reload_ends_it() {
 
     // The first of them gets the prompt; which one that is shows in who was asked.
     let answered = wire::json(200, &answer(0));
-    engines.iter().for_each(|engine| drop(engine.replica.always(answered.clone())));
+    for engine in &engines {
+        engine.replica.always(answered.clone());
+    }
     assert_eq!(gateway.post(PATH, &body("one")).await.status(), 200);
     let home = engines.iter().position(|engine| engine.replica.count() == 1).unwrap();
     engines[home].publisher.send(1, batch([stored(None, &hashes(1))]));

@@ -18,7 +18,8 @@ use crate::units::Tokens;
 const BLOCK: usize = 16;
 /// Tokens of a block of text.
 const TEXT: usize = 64;
-const LIMITS: EngineLimits = EngineLimits { scrape_interval: std::time::Duration::from_secs(1), batch_limit: None };
+const LIMITS: EngineLimits =
+    EngineLimits { scrape_interval: std::time::Duration::from_secs(1), batch_limit: None };
 
 /// An engine with a cache of a few blocks, which evicts what was used last the longest ago, tails first.
 struct Engine {
@@ -117,7 +118,7 @@ impl Scene {
         drop(assignment);
         let report = self.reports.try_recv().unwrap();
         self.ledger.answered(&report, &self.dispatcher.index);
-        assert_ne!(self.ledger.join(&report, &self.dispatcher.index), Joined::Ambiguous);
+        assert_ne!(self.ledger.join(&report, true, &self.dispatcher.index), Joined::Ambiguous);
         (predicted, cached as u64)
     }
 }
@@ -175,10 +176,12 @@ fn counts_that_lie_do_no_harm() {
     };
     let run = Stored { parent: None, medium: Medium::Gpu, block_tokens: 16, blocks: Vec::new() };
     scene.ledger.take(0, &Event::Stored(run), at(1), &scene.dispatcher.index);
-    for (prompt, cached, output) in [(1, 1, 1), (200, 500, 3), (200, 199, u64::MAX), (u64::MAX, 0, 0), (3, 0, 70)] {
+    for (prompt, cached, output) in
+        [(1, 1, 1), (200, 500, 3), (200, 199, u64::MAX), (u64::MAX, 0, 0), (3, 0, 70)]
+    {
         let report = report(prompt, cached, output);
         scene.ledger.answered(&report, &scene.dispatcher.index);
-        scene.ledger.join(&report, &scene.dispatcher.index);
+        scene.ledger.join(&report, true, &scene.dispatcher.index);
     }
     assert_eq!(scene.ledger.counts(0), (0, 0));
 }

@@ -266,17 +266,17 @@ families! {
         /// What engines publish of their KV caches.
         pub kv_events: KvEvents [pool, replica] {
             gauge connected "tokenway_kv_events_connected" []
-                "1 while the replica's KV events are followed, else 0.";
+                "1 while its KV events are followed, else 0.";
             gauge complete "tokenway_kv_events_complete" []
-                "1 if every event since the engine started, or its cache was emptied, was taken in, else 0.";
+                "1 if no event is missing since it started or was emptied, else 0.";
             gauge blocks "tokenway_kv_events_blocks" [medium]
-                "KV blocks that the replica holds by its events: gpu, or other for those in tiers behind it alone.";
+                "KV blocks held by its events: gpu, or other for those in tiers behind alone.";
             counter events "tokenway_kv_events_total" [kind]
-                "KV events by kind: stored, removed, cleared, skipped (of unknown kinds or further groups of layers), undecodable.";
+                "KV events: stored, removed, cleared, skipped (unknown kinds, further groups of layers), undecodable.";
             counter gaps "tokenway_kv_events_gaps_total" [outcome]
-                "Gaps in the numbers of batches: replayed, or lost; restarted: the numbers began again.";
+                "Gaps in the numbers of batches: replayed, lost; restarted: they began again.";
             counter prompts "tokenway_kv_events_prompts_total" [outcome]
-                "Answered prompts whose blocks were looked for among the events: found, nothing (none was stored), unknown, ambiguous.";
+                "Answered prompts, by whether their blocks were found: found, nothing (none stored), unknown, ambiguous.";
         }
 
         /// The process: connections, configuration, its own telemetry.

@@ -3,7 +3,7 @@
 //! The chain knows which text two prompts share, and not how many tokens that is. Answers count a prompt's tokens and those of its
 //! answer: a turn that continues a prompt finds both, a repeated one finds itself, and one that forks off finds what others found
 //! that forked there. What is no longer there, events take out of the index (`kv_events`). Nothing in here is estimated twice:
-//! where a count is missing, [`super::PrefixIndex`] estimates as ever.
+//! where a count is missing, [`PrefixIndex`] estimates as ever.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use dashmap::DashMap;
 
 use super::hash::BuildSame;
+use super::held::Entry;
+use super::{GROUP, PrefixIndex};
 use crate::routing::Prompt;
 use crate::units::Tokens;
 
@@ -73,7 +75,7 @@ impl Exact {
         self.followed.get(slot).is_some_and(|cell| cell.load(Ordering::Relaxed))
     }
 
-    /// Tokens that the engine in `slot` finds, of a prompt of which it holds so many leading blocks.
+    /// Tokens that the engine in `slot` finds, of a prompt of which it holds `blocks` leading blocks.
     pub(super) fn hit(
         &self,
         slot: usize,
@@ -100,7 +102,7 @@ impl Exact {
         of(&known.forks).or_else(|| of(&known.marks)).map(whole_blocks)
     }
 
-    /// A prompt that continued another found so many tokens, where that one's answer ends at `end`.
+    /// A prompt that continued another, whose answer ends at `end`, found `cached` tokens.
     pub(super) fn continued(&self, end: End, cached: u32, block_tokens: u32) {
         let answer = end.reach.saturating_sub(end.prompt);
         if answer < 2 * block_tokens {
@@ -138,8 +140,104 @@ impl Exact {
         }
     }
 
+    fn forget(&self) {
+        if let Some(known) = self.known.get() {
+            known.ends.clear();
+            known.marks.clear();
+            known.forks.clear();
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.known.get().is_some_and(|known| known.ends.len().max(known.marks.len()) > MAX_COUNTS)
+    }
+
     pub(super) fn set_fork(&self, block: u64, tokens: u32) {
         self.known.get_or_init(Known::default).forks.insert(block, tokens);
+    }
+}
+
+/// What its engine's KV events bring.
+impl PrefixIndex {
+    /// Whether the KV events of a replica are followed: then its hits are counted in its own tokens where they are known.
+    pub fn follow(&self, slot: usize, is_followed: bool) {
+        self.exact.follow(slot, is_followed);
+    }
+
+    /// Tokens that a replica finds by counts and events; `None` where they are not known.
+    pub(in crate::routing) fn counted(
+        &self,
+        slot: usize,
+        turn: Turn,
+        prompt: &Prompt<'_>,
+        blocks: usize,
+        block_tokens: u64,
+    ) -> Option<Tokens> {
+        self.exact.hit(slot, turn, prompt, blocks, block_tokens)
+    }
+
+    /// Notes that a replica holds a block, whoever put it there.
+    pub fn hold(&self, slot: usize, block: u64, is_coarse: bool) {
+        let Some(held) = self.replicas.get(slot) else { return };
+        self.used.fetch_max(slot + 1, Ordering::AcqRel);
+        let mut held = held.lock();
+        if held.blocks.capacity() > 0 && held.blocks.touch(block, is_coarse) {
+            *self.groups[slot / GROUP].entry(block).or_insert(0) |= 1 << (slot % GROUP);
+            self.forget_surplus(slot, &mut held);
+        }
+    }
+
+    /// Notes that a replica evicted a block.
+    pub fn release(&self, slot: usize, block: u64) {
+        let Some(held) = self.replicas.get(slot) else { return };
+        let mut held = held.lock();
+        if held.blocks.remove(block) {
+            self.remove(slot, Entry::Block(block));
+        }
+    }
+
+    /// What a replica holds of a prompt and its answer.
+    #[must_use]
+    pub fn end(&self, slot: usize, whole: u64) -> Option<End> {
+        self.exact.end(slot, whole)
+    }
+
+    /// Notes what a replica holds of a prompt and its answer.
+    pub fn set_end(&self, slot: usize, whole: u64, end: Option<End>) {
+        self.exact.set_end(slot, whole, end);
+    }
+
+    /// Tokens up to the end of a block, where they are known.
+    #[must_use]
+    pub fn mark(&self, block: u64) -> Option<u32> {
+        self.exact.mark(block)
+    }
+
+    /// Notes how many tokens there are up to the end of a block.
+    pub fn set_mark(&self, block: u64, tokens: Option<u32>) {
+        self.exact.set_mark(block, tokens);
+    }
+
+    /// Notes how many tokens a prompt found that shares no more than this block with others.
+    pub fn set_fork(&self, block: u64, tokens: u32) {
+        self.exact.set_fork(block, tokens);
+    }
+
+    /// Forgets all counts: who kept them does so no more.
+    pub fn forget_counts(&self) {
+        self.exact.forget();
+    }
+
+    /// Forgets all counts where there are too many: those of prompts whose blocks were never found stay otherwise.
+    pub fn trim_counts(&self) {
+        if self.exact.is_full() {
+            self.exact.forget();
+        }
+    }
+
+    /// Notes how many tokens a prompt found that continued another.
+    pub fn continued(&self, end: End, cached: u32, block_tokens: u32) {
+        self.exact.continued(end, cached, block_tokens);
     }
 }
 
@@ -148,6 +246,8 @@ fn key(whole: u64, slot: usize) -> u64 {
     whole ^ (slot as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// Counts of each kind; some 40 bytes each.
+const MAX_COUNTS: usize = 1 << 21;
 /// Turns after which a change of mind is due.
 const CERTAIN: i32 = 4;
 

@@ -12,9 +12,9 @@ use tokio::task::JoinHandle;
 use crate::support::until;
 
 /// A publisher; what it sent it replays, from `kept` on.
-pub struct Publisher {
-    pub port: u16,
-    pub replay_port: u16,
+pub(crate) struct Publisher {
+    pub(crate) port: u16,
+    pub(crate) replay_port: u16,
     state: Arc<State>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -28,7 +28,7 @@ struct State {
 
 impl Publisher {
     /// Waits for subscribers.
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let (live, replay) = (listener().await, listener().await);
         let mut publisher = Self::new("");
         publisher.port = live.local_addr().unwrap().port();
@@ -49,7 +49,7 @@ impl Publisher {
     }
 
     /// Connects to a subscriber.
-    pub async fn connect(to: SocketAddr, topic: &str) -> Self {
+    pub(crate) async fn connect(to: SocketAddr, topic: &str) -> Self {
         let mut publisher = Self::new(topic);
         let state = Arc::clone(&publisher.state);
         publisher.tasks.push(tokio::spawn(async move {
@@ -69,36 +69,36 @@ impl Publisher {
         Self { port: 0, replay_port: 0, state: Arc::new(state), tasks: Vec::new() }
     }
 
-    pub async fn subscribed(&self) {
+    pub(crate) async fn subscribed(&self) {
         until("a subscriber is there", || self.state.sending.receiver_count() > 0).await;
     }
 
     /// Publishes a batch, which stays in the buffer.
-    pub fn send(&self, number: u64, payload: Vec<u8>) {
+    pub(crate) fn send(&self, number: u64, payload: Vec<u8>) {
         self.keep(number, payload.clone());
         self.send_raw(&self.message(number, &payload));
     }
 
     /// Puts a batch into the buffer that no subscriber gets.
-    pub fn keep(&self, number: u64, payload: Vec<u8>) {
+    pub(crate) fn keep(&self, number: u64, payload: Vec<u8>) {
         self.state.buffer.lock().push((number, payload));
     }
 
     /// Another process: it has nothing in its buffer.
-    pub fn restart(&self) {
+    pub(crate) fn restart(&self) {
         self.state.buffer.lock().clear();
     }
 
-    pub fn send_raw(&self, bytes: &[u8]) {
+    pub(crate) fn send_raw(&self, bytes: &[u8]) {
         let _ = self.state.sending.send(bytes.to_vec());
     }
 
-    pub fn message(&self, number: u64, payload: &[u8]) -> Vec<u8> {
+    pub(crate) fn message(&self, number: u64, payload: &[u8]) -> Vec<u8> {
         [frame(1, self.state.topic.as_bytes()), frame(1, &number.to_be_bytes()), frame(0, payload)].concat()
     }
 
     /// From which numbers on replays were asked for.
-    pub fn replays(&self) -> Vec<u64> {
+    pub(crate) fn replays(&self) -> Vec<u64> {
         self.state.replays.lock().clone()
     }
 }
