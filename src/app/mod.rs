@@ -44,7 +44,6 @@ use crate::gateway::hook::Hook;
 use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
-use crate::kv_events;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
 use crate::listener::{self, Acceptor, ConnectionLimit, ConnectionLimits, ListenerCounters, Serving};
 use crate::observe::{Background, Observer, instance};
@@ -179,15 +178,7 @@ impl App {
             stopped: stopped.clone(),
             clock,
         };
-        kv_events::start(kv_events::Deps {
-            fleet: Arc::clone(&fleet),
-            gateway: Arc::clone(&gateway),
-            connector: plain,
-            control: control.clone(),
-            tracker: tracker.clone(),
-            stopped: stopped.clone(),
-            clock,
-        });
+        keeping::follow_caches(&deps, plain);
         let snapshot = keeping::share(&config, deps);
         usage::restore(&gateway);
         keeping::start(&gateway, &tracker, &stopped, &control);

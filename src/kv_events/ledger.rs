@@ -183,7 +183,7 @@ impl Ledger {
         {
             match before {
                 Some(end) if report.blocks >= end.blocks as usize => {
-                    index.continued(end, cached, block_tokens)
+                    index.continued(end, cached, block_tokens);
                 }
                 None if index.end(report.slot, report.turn.whole).is_none() => {
                     note_fork(report, cached, block_tokens, index);
@@ -335,10 +335,10 @@ impl Ledger {
     fn add(&mut self, name: u64, link: Link, index: &PrefixIndex) {
         let mut links = self.links.remove(&name).unwrap_or_default();
         if !links.contains(&link) {
-            if links.len() >= MAX_LINKS {
-                if let Link::Text { hash, .. } = links.remove(0) {
-                    self.texts.remove(&hash);
-                }
+            if links.len() >= MAX_LINKS
+                && let Link::Text { hash, .. } = links.remove(0)
+            {
+                self.texts.remove(&hash);
             }
             links.push(link);
             if let Link::Text { hash, .. } = link {
