@@ -35,6 +35,7 @@ pub(crate) mod error;
 pub mod fleet;
 pub mod gateway;
 pub mod identity;
+pub mod kv_events;
 pub(crate) mod labels;
 pub mod listener;
 pub mod observe;

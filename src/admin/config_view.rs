@@ -49,6 +49,7 @@ fn pool(pool: &Pool) -> Json {
             "replicas": replicas.collect::<Vec<_>>(),
             "discovery": pool.discovery.describe(),
             "outside": pool.outside.as_ref().map(Declared::view),
+            "kv_events": pool.kv_events.as_ref().map(Declared::view),
             "dcgm": pool.dcgm.pool.as_ref().map(dcgm),
             "keep_alive": pool.keep_alive.map(|interval| json!({ "interval": seconds(interval) })),
             "lora": { "load": pool.lora.load, "adapters": pool.lora.adapters.keys().map(|name| &**name).collect::<Vec<_>>() },

@@ -11,6 +11,8 @@ use super::{budgets, usage};
 use crate::cluster::{self, Snapshot};
 use crate::config::Config;
 use crate::gateway::Gateway;
+use crate::kv_events;
+use crate::upstream::connect::Connector;
 
 /// Keeps budgets and usage, and exports what is used of budgets, until `stopped`.
 pub(super) fn start(
@@ -42,6 +44,19 @@ pub(super) fn share(config: &Config, deps: cluster::Deps) -> Option<Arc<Snapshot
     let keeping = Arc::clone(&snapshot).run();
     deps.tracker.spawn_on(deps.stopped.run_until_cancelled_owned(keeping), &deps.control);
     Some(snapshot)
+}
+
+/// Follows what engines publish of their caches, where a pool has that.
+pub(super) fn follow_caches(deps: &cluster::Deps, connector: Connector) {
+    kv_events::start(kv_events::Deps {
+        fleet: Arc::clone(&deps.fleet),
+        gateway: Arc::clone(&deps.gateway),
+        connector,
+        control: deps.control.clone(),
+        tracker: deps.tracker.clone(),
+        stopped: deps.stopped.clone(),
+        clock: deps.clock,
+    });
 }
 
 /// Calls `keep`, which waits for the disk, every `span`, forever. A killed process loses what has changed since the last call.

@@ -140,6 +140,7 @@ impl App {
             .hook
             .as_ref()
             .map(|hook| Hook::start(hook, connector.separate(), observer.metrics(), &background, &stopped));
+        let plain = connector.separate();
         let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
         tracker.spawn_on(stopped.clone().run_until_cancelled_owned(refreshing), &control);
         let watchdog = Watchdog::new(clock);
@@ -177,6 +178,7 @@ impl App {
             stopped: stopped.clone(),
             clock,
         };
+        keeping::follow_caches(&deps, plain);
         let snapshot = keeping::share(&config, deps);
         usage::restore(&gateway);
         keeping::start(&gateway, &tracker, &stopped, &control);

@@ -18,6 +18,7 @@ mod drift;
 mod endpoint;
 mod engine;
 mod hedge;
+mod kv_events;
 pub mod load;
 mod otel;
 mod otlp;
@@ -63,6 +64,7 @@ pub use self::drift::{Baseline, Drift};
 pub use self::endpoint::{parse_endpoint, parse_name, segment};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::hedge::{Hedge, HedgeAfter};
+pub use self::kv_events::KvEvents;
 use self::otlp::OtlpKeys;
 pub(crate) use self::otlp::masked as masked_headers;
 pub use self::outside::Outside;
@@ -205,6 +207,8 @@ section! {
         dcgm: DcgmSources,
         /// `[pool.outside]`: it is another house's.
         outside: Option<Outside>,
+        /// `[pool.kv_events]`: what its engines publish of their caches is followed.
+        kv_events: Option<KvEvents>,
         /// `pool.keep_alive.interval`: idle replicas are asked this often.
         keep_alive: Option<Duration>,
         /// `pool.lora`

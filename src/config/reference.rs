@@ -5,8 +5,8 @@
 use super::declare::{Declaration, Declared};
 use super::{
     Admin, Baseline, Budget, Canary, CanaryShadow, Classes, Cluster, ColdWait, Content, Drift, Ejection,
-    EngineSpansConfig, Hedge, Hook, Jwt, OtlpKeys, Outside, Prefill, Probe, QueueLimits, Retry, Routing,
-    Sampling, Scale, Server, Slo, TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
+    EngineSpansConfig, Hedge, Hook, Jwt, KvEvents, OtlpKeys, Outside, Prefill, Probe, QueueLimits, Retry,
+    Routing, Sampling, Scale, Server, Slo, TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
 };
 
 /// Every declared section; those without brackets are written in one line of the section above.
@@ -18,6 +18,7 @@ pub(super) const DECLARED: &[Declaration] = &[
     Slo::DECLARATION,
     Routing::DECLARATION,
     Classes::DECLARATION,
+    KvEvents::DECLARATION,
     Outside::DECLARATION,
     Probe::DECLARATION,
     WarmUp::DECLARATION,

@@ -194,6 +194,7 @@ impl Pick {
             self.size.teach(&self.pool.ratio, input);
         }
         if tokens.input.or(tokens.cached).is_some() {
+            self.assignment.answer_counted(tokens.output);
             self.assignment.prompt_reported(tokens.input, tokens.cached);
         }
     }

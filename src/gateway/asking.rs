@@ -12,6 +12,7 @@ use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::record::{DecisionSummary, Weighed};
+use crate::routing::prefix_index::Turn;
 use crate::routing::{self, Ask, Elsewhere, Judged, Policy, Quote, Reason, SlotSet};
 
 /// What is asked of a pool.
@@ -75,6 +76,7 @@ impl Asking<'_> {
             queues_late: pool.queue.is_strict(),
             shows_first_token: request.shows_first_token,
             conversation: request.prompt.conversation,
+            turn: Turn { whole: request.prompt.chain.whole(), continues: request.prompt.continues },
             sampling: request.sampling,
             has_media: request.prompt.size.media > 0,
             lacks_adapter: lacks_adapter.as_ref(),

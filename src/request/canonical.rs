@@ -28,6 +28,9 @@ pub(super) struct PromptWalk<'s> {
     /// Bytes of the texts in it.
     text_bytes: u64,
     opening: Opening,
+    /// The hash of all before the assistant's last answer.
+    before_answer: Option<u64>,
+    was_answer: bool,
 }
 
 /// The part of a conversation that all its turns repeat: what comes before the assistant's first answer.
@@ -50,6 +53,8 @@ impl<'s> PromptWalk<'s> {
             makeup: Makeup::default(),
             text_bytes: 0,
             opening: Opening::Empty,
+            before_answer: None,
+            was_answer: false,
         }
     }
 
@@ -92,7 +97,7 @@ impl<'s> PromptWalk<'s> {
     }
 
     /// What the walk has found.
-    pub(super) fn finish(mut self) -> (PrefixChain, PromptSize, Option<u64>) {
+    pub(super) fn finish(mut self) -> (PrefixChain, PromptSize, Option<u64>, Option<u64>) {
         let exact_tokens = Some(Tokens(self.token_ids)).filter(|n| n.0 > 0 && !self.is_text);
         let chain = self.chain.finish();
         let conversation = match self.opening {
@@ -103,7 +108,7 @@ impl<'s> PromptWalk<'s> {
         let media = u64::from(self.media) * MEDIA_BYTES as u64;
         self.makeup.add_bytes(chain.bytes().saturating_sub(self.text_bytes + media));
         let size = PromptSize { bytes: chain.bytes(), makeup: self.makeup, media: self.media, exact_tokens };
-        (chain, size, conversation)
+        (chain, size, conversation, self.before_answer)
     }
 
     fn each(
@@ -139,14 +144,17 @@ impl<'s> PromptWalk<'s> {
     }
 
     fn message(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
-        let before = match self.opening {
-            Opening::Open => Some(self.chain.whole_so_far()),
-            Opening::Empty | Opening::Answered(_) => None,
-        };
+        let before = self.chain.whole_so_far();
+        let is_open = matches!(self.opening, Opening::Open);
         let is_answer = self.turn(cursor)?;
+        // What an agent does in one turn is several items of a conversation.
+        if is_answer && !std::mem::replace(&mut self.was_answer, true) {
+            self.before_answer = Some(before);
+        }
+        self.was_answer = is_answer;
         self.opening = match self.opening {
             Opening::Answered(known) => Opening::Answered(known),
-            _ if is_answer => Opening::Answered(before),
+            _ if is_answer => Opening::Answered(is_open.then_some(before)),
             _ => Opening::Open,
         };
         Ok(())

@@ -21,6 +21,8 @@ pub struct RequestPrompt {
     /// The same number for every turn of a conversation: the chain up to the first answer of the assistant. `None` of what has no
     /// turns, as completions and plain inputs.
     pub conversation: Option<u64>,
+    /// The whole hash of the prompt that the assistant's last answer in it is to.
+    pub continues: Option<u64>,
 }
 
 impl RequestPrompt {
@@ -47,8 +49,8 @@ impl RequestPrompt {
         let mut walk = PromptWalk::new(seed, root, room);
         // The fields were validated when they were parsed: a walk over them cannot meet a fault.
         let _never_faults = walk.request(dialect, fields);
-        let (chain, size, conversation) = walk.finish();
-        Self { chain, size, conversation }
+        let (chain, size, conversation, continues) = walk.finish();
+        Self { chain, size, conversation, continues }
     }
 }
 

@@ -133,7 +133,12 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
         if (last.0, last.1) != (blocks, block_tokens) {
             last = (blocks, block_tokens, query.prompt.cached(blocks, beyond, block_tokens));
         }
-        candidate.hit = if blocks > 0 { query.index.believed(candidate.slot, last.2) } else { Tokens(0) };
+        let counted = query.index.counted(candidate.slot, query.turn, &query.prompt, blocks, block_tokens);
+        candidate.hit = match counted {
+            Some(hit) => hit,
+            None if blocks > 0 => query.index.believed(candidate.slot, last.2),
+            None => Tokens(0),
+        };
     }
 }
 

@@ -10,13 +10,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use smallvec::SmallVec;
 
 use super::cache_counters::CacheReport;
 use super::float::span;
 use super::notice::{Announced, Outbox, Placed, Prefix, Usage, place};
-use super::prefix_index::{PrefixIndex, capacity_of};
+use super::prefix_index::{PrefixIndex, Turn, capacity_of};
 use super::query::{Aim, Elsewhere, Sampling};
+use super::reports::{Pending, Reports};
 use super::target::{EngineLimits, Target};
 use super::verdict::{Verdict, judge};
 use super::{
@@ -41,6 +43,8 @@ pub struct Dispatcher {
     answers_tell_cached: AtomicBool,
     /// Where decisions are published for other gateways, and the pool's name there.
     outbox: OnceLock<(Arc<Outbox>, Box<str>)>,
+    /// Where what answers counted is published for who follows KV events.
+    pub reports: ArcSwapOption<Reports>,
 }
 
 /// One request that asks for a replica.
@@ -60,6 +64,8 @@ pub struct Ask<'a> {
     pub shows_first_token: bool,
     /// What its conversation's turns have in common, where it is one.
     pub conversation: Option<u64>,
+    /// Among those turns.
+    pub turn: Turn,
     /// What it says of its answer.
     pub sampling: Sampling,
     /// Whether it has images, sounds or files, of which the answer tells how many tokens they are.
@@ -84,6 +90,7 @@ impl<'a> Ask<'a> {
             queues_late: false,
             shows_first_token: true,
             conversation: None,
+            turn: Turn::default(),
             sampling: Sampling::default(),
             has_media: false,
             lacks_adapter: None,
@@ -131,6 +138,7 @@ impl Dispatcher {
             last_answer: AtomicU64::new(0),
             answers_tell_cached: AtomicBool::new(false),
             outbox: OnceLock::new(),
+            reports: ArcSwapOption::empty(),
         })
     }
 
@@ -165,6 +173,7 @@ impl Dispatcher {
             prompt: Prompt { chain, ..ask.prompt },
             session: ask.session,
             conversation: ask.conversation,
+            turn: ask.turn,
             sampling: ask.sampling,
             aim,
             elsewhere: ask.elsewhere,
@@ -365,7 +374,7 @@ impl<'a> Judged<'a> {
     #[must_use]
     pub fn assign(self) -> Option<Assignment> {
         let Verdict::Place(decision) = self.verdict else { return None };
-        let Query { prompt, aim, sampling, elsewhere, .. } = self.query;
+        let Query { prompt, aim, sampling, elsewhere, turn, .. } = self.query;
         let is_elsewhere = elsewhere.is_some();
         let placement = Placement {
             at: aim.now,
@@ -385,6 +394,10 @@ impl<'a> Judged<'a> {
             let placed = Placed { place: place(pool, chosen.identity), prefix, ..Placed::of(&placement) };
             Announced::placed(outbox, placed, aim.now)
         });
+        // An engine that fetches the KV of a prompt, or samples it several times, counts otherwise.
+        let is_reported = !is_elsewhere && sampling.n == 1;
+        let reports = if is_reported { self.dispatcher.reports.load_full() } else { None };
+        let pending = reports.map(|reports| Pending::sent(reports, chosen, &prompt, turn, aim.now));
         let load = LoadGuard::reserve(chosen.load, placement);
         self.dispatcher.index.note_longest(longest, aim.now);
         self.dispatcher.index.insert(decision.slot, &prompt);
@@ -401,6 +414,7 @@ impl<'a> Judged<'a> {
             computed,
             is_elsewhere,
             announced,
+            pending,
         };
         Some(own)
     }
@@ -424,9 +438,18 @@ pub struct Assignment {
     is_elsewhere: bool,
     /// Other gateways know of it.
     announced: Option<Announced>,
+    /// Who follows KV events is to know.
+    pending: Option<Pending>,
 }
 
 impl Assignment {
+    /// The tokens of the answer.
+    pub fn answer_counted(&mut self, output: Option<Tokens>) {
+        if let Some(pending) = &mut self.pending {
+            pending.report.output = output.unwrap_or_default();
+        }
+    }
+
     /// The first token came: the prompt is computed, and the wait for it is an observation as soon as the answer has told how much
     /// of the prompt was cached.
     pub fn first_token(&mut self, now: Stamp) {
@@ -499,6 +522,9 @@ impl Assignment {
     pub fn prompt_reported(&mut self, prompt: Option<Tokens>, cached: Option<Tokens>) {
         if self.is_elsewhere {
             return;
+        }
+        if let Some(pending) = &mut self.pending {
+            pending.counted(prompt, cached);
         }
         let prompt = prompt.unwrap_or(self.prompt);
         let found = cached.unwrap_or(self.decision.hit).min(prompt);

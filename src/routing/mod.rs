@@ -27,6 +27,7 @@ pub mod prefix_index;
 mod prompt;
 mod query;
 pub mod rendezvous;
+pub mod reports;
 #[cfg(test)]
 mod scenarios;
 mod score;

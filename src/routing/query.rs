@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::predictor::PoolModel;
-use super::prefix_index::PrefixIndex;
+use super::prefix_index::{PrefixIndex, Turn};
 use super::prompt::Prompt;
 use super::slots::SlotSet;
 use crate::clock::Stamp;
@@ -19,6 +19,8 @@ pub struct Query<'a> {
     pub session: Option<u64>,
     /// What its conversation's turns have in common, where it is one.
     pub conversation: Option<u64>,
+    /// Among the turns of its conversation, by its own hash.
+    pub turn: Turn,
     /// What it says of its answer.
     pub sampling: Sampling,
     /// What it needs, and how long it has waited.

@@ -12,6 +12,7 @@ mod discovery;
 mod epp;
 mod failures;
 mod hook;
+mod kv_events;
 mod label_bounds;
 mod life;
 mod outside;

@@ -9,8 +9,8 @@ use serde_json::json;
 use toml::de::DeValue;
 
 use crate::config::{
-    Dcgm, DcgmSources, Declared, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, ReplicaSpec, outside,
-    warmup,
+    Dcgm, DcgmSources, Declared, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, ReplicaSpec, kv_events,
+    outside, warmup,
 };
 
 use super::codec::Own;
@@ -58,6 +58,7 @@ fn pool(section: &Section<'_>) -> Pool {
         ..pool
     };
     pool.outside = outside::outside(section, &pool);
+    pool.kv_events = kv_events::kv_events(section, &pool);
     if pool.outside.is_some() {
         // Its figures are not ours to see.
         Arc::make_mut(&mut pool.engine_profile).metrics_path = None;

@@ -263,6 +263,22 @@ families! {
                 "How long the newest batch took to the broker and back.";
         }
 
+        /// What engines publish of their KV caches.
+        pub kv_events: KvEvents [pool, replica] {
+            gauge connected "tokenway_kv_events_connected" []
+                "1 while its KV events are followed, else 0.";
+            gauge complete "tokenway_kv_events_complete" []
+                "1 if no event is missing since it started or was emptied, else 0.";
+            gauge blocks "tokenway_kv_events_blocks" [medium]
+                "KV blocks held by its events: gpu, or other for those in tiers behind alone.";
+            counter events "tokenway_kv_events_total" [kind]
+                "KV events: stored, removed, cleared, skipped (unknown kinds, further groups of layers), undecodable.";
+            counter gaps "tokenway_kv_events_gaps_total" [outcome]
+                "Gaps in the numbers of batches: replayed, lost; restarted: they began again.";
+            counter prompts "tokenway_kv_events_prompts_total" [outcome]
+                "Answered prompts, by whether their blocks were found: found, nothing (none stored), unknown, ambiguous.";
+        }
+
         /// The process: connections, configuration, its own telemetry.
         pub process: Process [] {
             level open_connections "tokenway_open_connections" []

@@ -68,6 +68,13 @@ impl Held {
         Some(if weight & END == 0 { Entry::Block(key) } else { Entry::End(key ^ END_KEY) })
     }
 
+    /// Takes out a block; false where it is not there.
+    pub(super) fn remove(&mut self, hash: u64) -> bool {
+        let Some(weight) = self.blocks.remove(&hash) else { return false };
+        self.weight -= u64::from(weight & WEIGHT);
+        true
+    }
+
     /// Makes an end the newest; true when it was not in the set before.
     pub(super) fn touch_end(&mut self, hash: u64, weight: u32) -> bool {
         let key = hash ^ END_KEY;

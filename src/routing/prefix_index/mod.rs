@@ -12,6 +12,7 @@
 mod beyond;
 mod credit;
 mod ends;
+mod exact;
 mod hash;
 mod held;
 mod shared;
@@ -25,6 +26,8 @@ use smallvec::SmallVec;
 use self::beyond::Beyond;
 use self::credit::Credit;
 use self::ends::Ends;
+use self::exact::Exact;
+pub use self::exact::{End, Turn};
 use self::hash::BuildSame;
 pub(super) use self::held::COARSE_WEIGHT;
 use self::held::{Entry, Held, MAX_WEIGHT};
@@ -48,6 +51,7 @@ pub struct PrefixIndex {
     used: AtomicUsize,
     beyond: Beyond,
     shared: SharedEnds,
+    exact: Exact,
 }
 
 /// Who holds a block: one bit a replica, by the block's hash.
@@ -89,6 +93,7 @@ impl PrefixIndex {
             used: AtomicUsize::new(0),
             beyond: Beyond::default(),
             shared: SharedEnds::default(),
+            exact: Exact::new(slots),
         }
     }
 
@@ -174,6 +179,8 @@ impl PrefixIndex {
 
     /// Sets how many blocks a replica's cache holds; see [`capacity_of`].
     pub fn set_capacity(&self, slot: usize, blocks: usize) {
+        // Events take out what is evicted: what the list forgets on its own must not come first.
+        let blocks = if self.exact.is_followed(slot) { blocks.saturating_mul(2) } else { blocks };
         self.change(slot, |replica| replica.blocks.set_capacity(blocks as u64));
     }
 
@@ -186,6 +193,9 @@ impl PrefixIndex {
     /// An answer told how many prompt tokens it found cached, where `predicted` were believed to be. Corrects what the
     /// replica is believed to hold, what its hits are worth, and what is usually found beyond them.
     pub fn reported(&self, slot: usize, predicted: Tokens, cached: Tokens) {
+        if self.exact.is_followed(slot) {
+            return;
+        }
         // What is usual is no promise: only what was sent there may be missed.
         let promised = predicted.saturating_sub(self.beyond());
         if predicted > Tokens(0) && self.credit(slot) >= 1.0 {

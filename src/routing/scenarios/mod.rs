@@ -107,6 +107,7 @@ impl Fleet {
             prompt: text.prompt(),
             session: self.session,
             conversation: None,
+            turn: prefix_index::Turn::default(),
             sampling: Sampling::default(),
             aim: Aim { now: self.now, ..self.aim },
             elsewhere: self.elsewhere(),

@@ -1,0 +1,439 @@
+//! Which text an engine's blocks are: joins what answers counted with the blocks that were stored for them. Pure.
+//!
+//! There is no tokenizer here. A prompt that was answered is known by its text (the prefix chain) and by counts: how many tokens it
+//! has, how many of them were cached, how many were generated. Its blocks are those that were stored between its sending and its
+//! end, at just these depths, behind the blocks that its beginning is known to be. Where two prompts fit, neither is joined: its
+//! next turn will be, and until then the index believes what it did before. From a joined prompt on events speak about text: a block
+//! that is evicted takes its text out of the index, and one that others store brings it in.
+
+use std::collections::{HashMap, HashSet};
+
+use hashlink::LinkedHashMap;
+use smallvec::SmallVec;
+
+use super::batch::Event;
+use super::picture::{Change, MAX_BLOCKS, Picture};
+use crate::clock::Stamp;
+use crate::routing::PrefixIndex;
+use crate::routing::prefix_index::End;
+use crate::routing::reports::PromptReport;
+
+/// What is known of one pool's caches.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    pictures: HashMap<usize, Picture>,
+    /// What blocks are, by name.
+    links: Links,
+    /// Names of blocks by the block of text that ends with them.
+    texts: HashMap<u64, u64>,
+    /// Prompts by whole hash.
+    prompts: LinkedHashMap<u64, Known>,
+}
+
+/// What blocks are, by name.
+type Links = LinkedHashMap<u64, SmallVec<[Link; 2]>>;
+
+/// What a block is the last one of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    /// A block of text.
+    Text { hash: u64, is_coarse: bool },
+    /// Some part of what follows the text blocks of a prompt: its last words, and its answer.
+    Tail { whole: u64 },
+}
+
+/// A prompt that was answered.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    bytes: u64,
+    blocks: u32,
+    tokens: u32,
+}
+
+/// Whether the blocks of an answered prompt were found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Joined {
+    /// They were.
+    Found,
+    /// It stored none.
+    Nothing,
+    /// None fit yet.
+    NotYet,
+    /// Several fit.
+    Ambiguous,
+}
+
+impl Ledger {
+    /// Begins with a replica of which nothing is known.
+    pub(super) fn open(&mut self, slot: usize, index: &PrefixIndex) {
+        self.pictures.insert(slot, Picture::new(MAX_BLOCKS));
+        index.follow(slot, true);
+    }
+
+    /// The number of blocks in its cache.
+    pub(super) fn set_capacity(&mut self, slot: usize, blocks: u64) {
+        // Between two looks more may be stored than evicted.
+        let blocks = usize::try_from(blocks).unwrap_or(MAX_BLOCKS).saturating_mul(2);
+        if let Some(picture) = self.pictures.get_mut(&slot) {
+            picture.set_capacity(blocks);
+        }
+    }
+
+    /// A replica is followed no more: what the index believes of it is left to itself.
+    pub(super) fn close(&mut self, slot: usize, index: &PrefixIndex) {
+        self.pictures.remove(&slot);
+        index.follow(slot, false);
+    }
+
+    /// Events were lost: which blocks are held is unknown from here on back.
+    pub(super) fn doubt(&mut self, slot: usize) {
+        if let Some(picture) = self.pictures.get_mut(&slot) {
+            picture.clear();
+        }
+    }
+
+    /// A replica's cache is empty.
+    pub(super) fn emptied(&mut self, slot: usize, index: &PrefixIndex) {
+        self.doubt(slot);
+        index.forget(slot);
+    }
+
+    /// Blocks held: those where the engine computes, and those in tiers behind it alone.
+    pub(super) fn counts(&self, slot: usize) -> (usize, usize) {
+        self.pictures.get(&slot).map_or((0, 0), Picture::counts)
+    }
+
+    /// Takes an event of a replica in.
+    pub(super) fn take(&mut self, slot: usize, event: &Event, at: Stamp, index: &PrefixIndex) {
+        let Some(picture) = self.pictures.get_mut(&slot) else { return };
+        let block_tokens = picture.block_tokens();
+        let (links, texts, prompts) = (&self.links, &self.texts, &self.prompts);
+        let gone = |change: Change| Self::gone(links, texts, slot, change, block_tokens, index);
+        match event {
+            Event::Stored(run) => {
+                let tokens = run.block_tokens;
+                picture.stored(
+                    run,
+                    at,
+                    |change| Self::came(links, texts, prompts, slot, change, tokens, index),
+                    gone,
+                );
+            }
+            Event::Removed { hashes, medium } => picture.removed(hashes, *medium, gone),
+            Event::Cleared => self.emptied(slot, index),
+        }
+    }
+
+    fn came(
+        links: &Links,
+        texts: &HashMap<u64, u64>,
+        prompts: &LinkedHashMap<u64, Known>,
+        slot: usize,
+        change: Change,
+        block_tokens: u32,
+        index: &PrefixIndex,
+    ) {
+        for link in links.get(&change.name).into_iter().flatten() {
+            match *link {
+                Link::Text { hash, .. } if texts.get(&hash) != Some(&change.name) => {}
+                Link::Text { hash, is_coarse } => index.hold(slot, hash, is_coarse),
+                Link::Tail { whole } => {
+                    let reach = change.depth.saturating_mul(block_tokens);
+                    let end = index.end(slot, whole);
+                    let Some(known) = prompts.get(&whole) else { continue };
+                    if end.is_none_or(|end| end.reach < reach) {
+                        let end = End { blocks: known.blocks, prompt: known.tokens, reach };
+                        index.set_end(slot, whole, Some(end));
+                    }
+                }
+            }
+        }
+    }
+
+    fn gone(
+        links: &Links,
+        texts: &HashMap<u64, u64>,
+        slot: usize,
+        change: Change,
+        block_tokens: u32,
+        index: &PrefixIndex,
+    ) {
+        let left = change.depth.saturating_sub(1).saturating_mul(block_tokens);
+        for link in links.get(&change.name).into_iter().flatten() {
+            match *link {
+                // Of a text that was joined anew the later block counts.
+                Link::Text { hash, .. } if texts.get(&hash) != Some(&change.name) => {}
+                Link::Text { hash, .. } => index.release(slot, hash),
+                Link::Tail { whole } => {
+                    if let Some(end) = index.end(slot, whole).filter(|end| end.reach > left) {
+                        index.set_end(slot, whole, Some(End { reach: left, ..end }));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A prompt was answered: its counts hold at once, whatever its blocks are.
+    pub(super) fn answered(&mut self, report: &PromptReport, index: &PrefixIndex) {
+        let Some(counts) = Counts::of(report) else { return };
+        let block_tokens = self.pictures.get(&report.slot).map_or(0, Picture::block_tokens);
+        let before = report.turn.continues.and_then(|whole| index.end(report.slot, whole));
+        if let Some(cached) = counts.cached
+            && block_tokens > 0
+        {
+            match before {
+                Some(end) if report.blocks >= end.blocks as usize => {
+                    index.continued(end, cached, block_tokens);
+                }
+                None if index.end(report.slot, report.turn.whole).is_none() => {
+                    note_fork(report, cached, block_tokens, index);
+                }
+                _ => {}
+            }
+        }
+        let known = Known { bytes: report.bytes, blocks: counts.blocks, tokens: counts.prompt };
+        let end = End { blocks: counts.blocks, prompt: counts.prompt, reach: counts.end() };
+        index.set_end(report.slot, report.turn.whole, Some(end));
+        self.prompts.remove(&report.turn.whole);
+        self.prompts.insert(report.turn.whole, known);
+        while self.prompts.len() > MAX_PROMPTS
+            && let Some((whole, _)) = self.prompts.pop_front()
+        {
+            self.pictures.keys().for_each(|slot| index.set_end(*slot, whole, None));
+        }
+        index.trim_counts();
+        self.mark(report, &counts, index);
+    }
+
+    /// Notes how many tokens there are up to each of its blocks: exact at its end and at that of the turn before, in proportion
+    /// between them.
+    fn mark(&self, report: &PromptReport, counts: &Counts, index: &PrefixIndex) {
+        let marked = |at: &usize| report.chain.get(*at).and_then(|hash| index.mark(*hash));
+        let before = report.turn.continues.and_then(|whole| self.prompts.get(&whole));
+        let mut base = before.map_or((0, 0), |known| (known.bytes, known.tokens));
+        let last = (0..report.chain.len()).rev().find_map(|at| Some((end_of(report, at), marked(&at)?)));
+        if let Some(last) = last.filter(|last| last.0 > base.0) {
+            base = last;
+        }
+        if base.0 >= report.bytes || base.1 >= counts.prompt {
+            base = (0, 0);
+        }
+        let (bytes, tokens) = ((report.bytes - base.0) as f64, f64::from(counts.prompt - base.1));
+        for (at, hash) in report.chain.iter().enumerate() {
+            let end = end_of(report, at);
+            if index.mark(*hash).is_none() {
+                let share = (end.saturating_sub(base.0)) as f64 / bytes;
+                let count = if end >= base.0 {
+                    f64::from(base.1) + share * tokens
+                } else {
+                    end as f64 / base.0 as f64 * f64::from(base.1)
+                };
+                index.set_mark(*hash, Some(count as u32));
+            }
+        }
+    }
+
+    /// Looks for the blocks of an answered prompt and joins them with its text; `is_last` where there is no later look.
+    pub(super) fn join(&mut self, report: &PromptReport, is_last: bool, index: &PrefixIndex) -> Joined {
+        let Some(counts) = Counts::of(report) else { return Joined::Nothing };
+        let Some(picture) = self.pictures.get(&report.slot) else { return Joined::Nothing };
+        let size = picture.block_tokens();
+        if size == 0 || counts.prompt < size {
+            return if size == 0 { Joined::NotYet } else { Joined::Nothing };
+        }
+        let tip = match self.find(picture, report, &counts, is_last) {
+            Ok(tip) => tip,
+            Err(why) => return why,
+        };
+        let path = picture.path(tip.name);
+        let path = match self.pictures.get_mut(&report.slot) {
+            Some(picture) => picture.settle(path, tip.base),
+            None => path,
+        };
+        self.link(report, &path, size, index);
+        Joined::Found
+    }
+
+    /// The last block that was stored for a prompt and its answer.
+    fn find(
+        &self,
+        picture: &Picture,
+        report: &PromptReport,
+        counts: &Counts,
+        is_last: bool,
+    ) -> Result<Tip, Joined> {
+        let size = picture.block_tokens();
+        let from = counts.cached.map(|cached| cached / size);
+        let (whole, last) = (counts.prompt / size, counts.end() / size);
+        if from.is_some_and(|from| from >= last) {
+            // All of it was there before: its text is that of what stored it.
+            return Err(Joined::Nothing);
+        }
+        let mut found: SmallVec<[Tip; 2]> = SmallVec::new();
+        for recent in picture.recent().take_while(|recent| recent.at >= report.sent) {
+            // Of a piece only what was computed counts.
+            let base = if recent.is_piece { from.unwrap_or(u32::MAX) } else { 0 };
+            let depth = recent.depth.saturating_add(base);
+            // The last block of an answer that was cut off may not have been stored.
+            let is_tip = depth == last || is_last && depth + 1 == last && depth >= whole;
+            if !is_tip || found.iter().any(|tip| tip.name == recent.name) || !picture.holds(recent.name) {
+                continue;
+            }
+            // Of two on one path the longer one, which came later.
+            if found.iter().any(|tip| picture.get(tip.name).is_some_and(|held| held.parent == recent.name)) {
+                continue;
+            }
+            let path = picture.path(recent.name);
+            if from.is_none_or(|from| began_at(picture, report, &path, from.saturating_sub(base))) {
+                found.push(Tip { name: recent.name, base, known: 0 });
+            }
+        }
+        if found.len() > 1 {
+            found.iter_mut().for_each(|tip| tip.known = self.known_on(report, &picture.path(tip.name)));
+            found.sort_by_key(|tip| std::cmp::Reverse(tip.known));
+        }
+        match found[..] {
+            [] => Err(Joined::NotYet),
+            [first, second, ..] if first.known == second.known => Err(Joined::Ambiguous),
+            [first, ..] => Ok(first),
+        }
+    }
+
+    /// How many blocks of a prompt's text are known to be on a path.
+    fn known_on(&self, report: &PromptReport, path: &[(u64, u32)]) -> usize {
+        let names: HashSet<u64> = path.iter().map(|(name, _)| *name).collect();
+        let is_on = |hash: &&u64| self.texts.get(*hash).is_some_and(|name| names.contains(name));
+        report.chain.iter().filter(is_on).count()
+    }
+
+    /// Names what each block on a path is.
+    fn link(&mut self, report: &PromptReport, path: &[(u64, u32)], size: u32, index: &PrefixIndex) {
+        let first = path.first().map_or(1, |(_, depth)| *depth);
+        let at_depth = |depth: u32| path.get(depth.checked_sub(first)? as usize).map(|(name, _)| *name);
+        let mut covered = 0;
+        for (at, hash) in report.chain.iter().enumerate() {
+            let Some(tokens) = index.mark(*hash) else { continue };
+            let depth = (tokens / size).max(1);
+            covered = depth;
+            let Some(name) = at_depth(depth) else { continue };
+            let is_coarse = at >= report.coarse_from;
+            self.add(name, Link::Text { hash: *hash, is_coarse }, index);
+            for (slot, picture) in &self.pictures {
+                if picture.holds(name) {
+                    index.hold(*slot, *hash, is_coarse);
+                } else if *slot == report.slot {
+                    index.release(*slot, *hash);
+                }
+            }
+        }
+        let whole = report.turn.whole;
+        for (name, _) in path.iter().filter(|(_, depth)| *depth > covered) {
+            self.add(*name, Link::Tail { whole }, index);
+        }
+    }
+
+    fn add(&mut self, name: u64, link: Link, index: &PrefixIndex) {
+        let mut links = self.links.remove(&name).unwrap_or_default();
+        if !links.contains(&link) {
+            if links.len() >= MAX_LINKS
+                && let Link::Text { hash, .. } = links.remove(0)
+            {
+                self.texts.remove(&hash);
+            }
+            links.push(link);
+            if let Link::Text { hash, .. } = link {
+                self.texts.insert(hash, name);
+            }
+        }
+        self.links.insert(name, links);
+        while self.links.len() > MAX_LINKED
+            && let Some((_, links)) = self.links.pop_front()
+        {
+            for link in links {
+                if let Link::Text { hash, .. } = link {
+                    self.texts.remove(&hash);
+                    index.set_mark(hash, None);
+                }
+            }
+        }
+    }
+}
+
+/// Notes what a prompt found that shares no more than its first blocks with others.
+fn note_fork(report: &PromptReport, cached: u32, block_tokens: u32, index: &PrefixIndex) {
+    let Some(block) = report.blocks.checked_sub(1).and_then(|last| report.chain.get(last)) else { return };
+    let is_near = |mark: u32| cached.abs_diff(mark) <= 2 * block_tokens.max(TEXT_BLOCK_TOKENS);
+    if index.mark(*block).is_some_and(is_near) {
+        index.set_fork(*block, cached);
+    }
+}
+
+/// Whether the block behind `depth` on a path was stored after the prompt was sent, as the first of a run.
+fn began_at(picture: &Picture, report: &PromptReport, path: &[(u64, u32)], depth: u32) -> bool {
+    let Some((name, _)) = path.iter().find(|(_, own)| *own == depth + 1) else { return false };
+    picture
+        .recent()
+        .take_while(|recent| recent.at >= report.sent)
+        .any(|recent| recent.name == *name && recent.run_from == depth)
+}
+
+/// The byte at which a block of a prompt's chain ends.
+fn end_of(report: &PromptReport, at: usize) -> u64 {
+    let fine = (at + 1).min(report.coarse_from) as u64;
+    let coarse = (at + 1).saturating_sub(report.coarse_from) as u64;
+    fine * FINE_BYTES + coarse * COARSE_BYTES
+}
+
+/// The last block of a prompt and its answer.
+#[derive(Clone, Copy, Debug)]
+struct Tip {
+    name: u64,
+    /// Depth before its piece.
+    base: u32,
+    /// Blocks of the prompt's text that were known to be on its path.
+    known: usize,
+}
+
+/// The counts of an answer, within reason.
+#[derive(Clone, Copy, Debug)]
+struct Counts {
+    blocks: u32,
+    prompt: u32,
+    cached: Option<u32>,
+    output: u32,
+}
+
+impl Counts {
+    fn of(report: &PromptReport) -> Option<Self> {
+        let within = |tokens: u64| u32::try_from(tokens).ok().filter(|tokens| *tokens < MAX_TOKENS);
+        let prompt = within(report.prompt.0)?;
+        let cached = report.cached.map(|cached| within(cached.0)).unwrap_or_default();
+        Some(Self {
+            blocks: u32::try_from(report.chain.len()).ok()?,
+            prompt,
+            cached: cached.filter(|cached| *cached <= prompt),
+            output: within(report.output.0)?,
+        })
+    }
+
+    /// Tokens of prompt and answer that were computed: of the last one there is no KV.
+    fn end(&self) -> u32 {
+        (self.prompt + self.output).saturating_sub(1)
+    }
+}
+
+/// No prompt is longer.
+const MAX_TOKENS: u32 = 1 << 25;
+/// Prompts whose counts are known; some 100 bytes each.
+const MAX_PROMPTS: usize = 1 << 17;
+/// Blocks of which is known what they are; some 150 bytes each.
+const MAX_LINKED: usize = 1 << 20;
+/// Texts that end with one block.
+const MAX_LINKS: usize = 16;
+const TEXT_BLOCK_TOKENS: u32 = 64;
+/// Bytes of the blocks of a prefix chain.
+const FINE_BYTES: u64 = crate::request::chain::FINE_BLOCK as u64;
+const COARSE_BYTES: u64 = crate::request::chain::COARSE_BLOCK as u64;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! Prompts on an engine that holds little: what is predicted is what it finds.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::*;
+use crate::clock::millis as at;
+use crate::config::PolicyName;
+use crate::kv_events::batch::{Block, Medium, Stored};
+use crate::routing::prefix_index::Turn;
+use crate::routing::reports::queue;
+use crate::routing::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, policies};
+use crate::units::Tokens;
+
+const BLOCK: usize = 16;
+/// Tokens of a block of text.
+const TEXT: usize = 64;
+const LIMITS: EngineLimits =
+    EngineLimits { scrape_interval: std::time::Duration::from_secs(1), batch_limit: None };
+
+/// An engine with a cache of a few blocks, which evicts what was used last the longest ago, tails first.
+struct Engine {
+    capacity: usize,
+    used: HashMap<u64, u64>,
+    clock: u64,
+}
+
+impl Engine {
+    fn chain(tokens: &[u32]) -> Vec<(u64, u64)> {
+        let mut parent = 1;
+        let link = |block: &[u32]| {
+            let bytes: Vec<u8> = block.iter().flat_map(|token| token.to_le_bytes()).collect();
+            let content = xxh3_64_with_seed(&bytes, 0);
+            parent = xxh3_64_with_seed(&content.to_le_bytes(), parent);
+            (parent, content)
+        };
+        tokens.chunks_exact(BLOCK).map(link).collect()
+    }
+
+    /// Computes a prompt and an answer; returns the cached tokens and what it publishes.
+    fn serve(&mut self, prompt: &[u32], answer: &[u32]) -> (usize, Vec<Event>) {
+        let whole: Vec<u32> = prompt.iter().chain(answer).copied().collect();
+        let chain = Self::chain(&whole[..whole.len() - 1]);
+        let most = (prompt.len() - 1) / BLOCK;
+        let cached = chain.iter().take(most).take_while(|(hash, _)| self.used.contains_key(hash)).count();
+        let new: Vec<Block> =
+            chain[cached..].iter().map(|(hash, content)| Block { hash: *hash, content: *content }).collect();
+        for (hash, _) in chain.iter().rev() {
+            self.clock += 1;
+            self.used.insert(*hash, self.clock);
+        }
+        let mut events = Vec::new();
+        while self.used.len() > self.capacity {
+            let oldest = *self.used.iter().min_by_key(|(_, used)| **used).unwrap().0;
+            self.used.remove(&oldest);
+            events.push(Event::Removed { hashes: vec![oldest], medium: Medium::Gpu });
+        }
+        let parent = cached.checked_sub(1).map(|last| chain[last].0);
+        let stored = Stored { parent, medium: Medium::Gpu, block_tokens: BLOCK as u32, blocks: new };
+        events.insert(0, Event::Stored(stored));
+        (cached * BLOCK, events)
+    }
+}
+
+struct Scene {
+    dispatcher: Arc<Dispatcher>,
+    target: Target,
+    ledger: Ledger,
+    reports: Receiver<PromptReport>,
+    engine: Engine,
+    now: u64,
+}
+
+impl Scene {
+    fn new(capacity: usize) -> Self {
+        let dispatcher = Dispatcher::new(1);
+        let (reports, receiver) = queue(16);
+        dispatcher.reports.store(Some(reports));
+        let mut ledger = Ledger::default();
+        ledger.open(0, &dispatcher.index);
+        let engine = Engine { capacity, used: HashMap::new(), clock: 0 };
+        Self { dispatcher, target: Target::new(0, 1), ledger, reports: receiver, engine, now: 1 }
+    }
+
+    fn name(tokens: &[u32]) -> u64 {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        xxh3_64_with_seed(&bytes, 9)
+    }
+
+    /// Sends a prompt that continues another; returns what was predicted to be cached and what was.
+    fn ask(&mut self, prompt: &[u32], continues: Option<&[u32]>, answer: &[u32]) -> (u64, u64) {
+        let mut last = 3;
+        let link = |block: &[u32]| {
+            last = xxh3_64_with_seed(&Self::name(block).to_le_bytes(), last);
+            last
+        };
+        let chain: Vec<u64> = prompt.chunks_exact(TEXT).map(link).collect();
+        let (block_end, tried) = (|block| 256 * (block as u64 + 1), SlotSet::new());
+        let bytes = prompt.len() as u64 * 4;
+        let own = Prompt { chain: &chain, block_end: &block_end, bytes, tokens: Tokens(bytes / 4) };
+        let turn = Turn { whole: Self::name(prompt), continues: continues.map(Self::name) };
+        let ask = Ask { turn, ..Ask::of(own, &tried) };
+        let policy = policies::named(PolicyName::Latency);
+        self.now += 10;
+        let targets = std::iter::once(&self.target);
+        let judged = self.dispatcher.judge(&*policy, &ask, &LIMITS, at(self.now), targets).unwrap();
+        let mut assignment = judged.assign().unwrap();
+        let (cached, events) = self.engine.serve(prompt, answer);
+        for event in &events {
+            self.ledger.take(0, event, at(self.now + 1), &self.dispatcher.index);
+        }
+        assignment.answer_counted(Some(Tokens(answer.len() as u64)));
+        assignment.prompt_reported(Some(Tokens(prompt.len() as u64)), Some(Tokens(cached as u64)));
+        let predicted = assignment.decision.hit.0;
+        drop(assignment);
+        let report = self.reports.try_recv().unwrap();
+        self.ledger.answered(&report, &self.dispatcher.index);
+        assert_ne!(self.ledger.join(&report, true, &self.dispatcher.index), Joined::Ambiguous);
+        (predicted, cached as u64)
+    }
+}
+
+fn tokens(random: &mut fastrand::Rng, count: usize) -> Vec<u32> {
+    (0..count).map(|_| random.u32(..100_000)).collect()
+}
+
+#[test]
+fn what_is_predicted_under_pressure_is_what_the_engine_finds() {
+    for seed in 0..4 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut scene = Scene::new(300);
+        let system = tokens(&mut random, 400);
+        // Prompts with their answers, and the prompt before the last.
+        let mut talks: Vec<(Vec<u32>, Option<Vec<u32>>)> = Vec::new();
+        let (mut right, mut all) = (0, 0);
+        for round in 0..400 {
+            let place = random.usize(..12);
+            if talks.len() <= place || talks[place].0.len() > 1500 {
+                talks.resize_with(talks.len().max(place + 1), || (system.clone(), None));
+                talks[place] = (system.clone(), None);
+            }
+            let (talk, before) = &talks[place];
+            let question = random.usize(20..200);
+            let prompt: Vec<u32> = talk.iter().copied().chain(tokens(&mut random, question)).collect();
+            let length = random.usize(1..40);
+            let answer = tokens(&mut random, length);
+            let (predicted, cached) = scene.ask(&prompt, before.as_deref(), &answer);
+            if round >= 20 {
+                all += 1;
+                right += usize::from(predicted.abs_diff(cached) <= TEXT as u64);
+            }
+            let whole = prompt.iter().chain(&answer).copied().collect();
+            talks[place] = (whole, Some(prompt));
+        }
+        assert!(right * 100 >= all * 99, "seed {seed}: {right} of {all}");
+    }
+}
+
+#[test]
+fn counts_that_lie_do_no_harm() {
+    let mut scene = Scene::new(100);
+    let report = |prompt: u64, cached: u64, output: u64| PromptReport {
+        slot: 0,
+        sent: at(1),
+        chain: [1, 2, 3].into(),
+        coarse_from: 3,
+        bytes: 800,
+        turn: Turn { whole: 5, continues: Some(5) },
+        blocks: 9,
+        prompt: Tokens(prompt),
+        cached: Some(Tokens(cached)),
+        output: Tokens(output),
+    };
+    let run = Stored { parent: None, medium: Medium::Gpu, block_tokens: 16, blocks: Vec::new() };
+    scene.ledger.take(0, &Event::Stored(run), at(1), &scene.dispatcher.index);
+    for (prompt, cached, output) in
+        [(1, 1, 1), (200, 500, 3), (200, 199, u64::MAX), (u64::MAX, 0, 0), (3, 0, 70)]
+    {
+        let report = report(prompt, cached, output);
+        scene.ledger.answered(&report, &scene.dispatcher.index);
+        scene.ledger.join(&report, true, &scene.dispatcher.index);
+    }
+    assert_eq!(scene.ledger.counts(0), (0, 0));
+}

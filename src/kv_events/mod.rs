@@ -1,0 +1,54 @@
+//! What engines publish of their KV caches (`[pool.kv_events]`): above all what they evicted, and what other gateways and direct
+//! clients put there.
+//!
+//! The prefix index stays the only thing that a request reads. A `source` follows one engine (`wire`, `batch`), a `follower` holds what
+//! is known of a pool: a `picture` of each cache, and the `ledger` that knows which text its blocks are. All of it runs beside the
+//! requests: without events, or with those of a publisher that lies, the index believes what it believes without them.
+
+mod batch;
+mod follower;
+mod ledger;
+mod listen;
+mod numbers;
+mod picture;
+mod replay;
+mod service;
+mod source;
+mod wire;
+
+pub use self::service::{Deps, start};
+
+use crate::labels::labels;
+
+labels! {
+    /// What came of an event.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum EventKind {
+        Stored = "stored",
+        Removed = "removed",
+        Cleared = "cleared",
+        Skipped = "skipped",
+        Undecodable = "undecodable",
+    }
+}
+
+labels! {
+    /// What came of a gap in the numbers of batches.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum GapOutcome {
+        Replayed = "replayed",
+        Lost = "lost",
+        Restarted = "restarted",
+    }
+}
+
+labels! {
+    /// Whether the blocks of a prompt were found.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum PromptOutcome {
+        Found = "found",
+        Nothing = "nothing",
+        Unknown = "unknown",
+        Ambiguous = "ambiguous",
+    }
+}

@@ -1,0 +1,302 @@
+//! One engine's KV cache as its events have it: which blocks it holds, and which block each follows. Pure.
+//!
+//! A block has a name that is the same on every engine: the hash of its content under its parent's name. The engine's own hash is only
+//! looked up, so that the algorithm behind it does not matter. A block whose parent is unknown (it was stored before
+//! the gateway listened) begins a piece whose depth is unknown: what an answer counted as cached shows it later. What is held is bounded, whatever a
+//! publisher claims.
+
+use std::collections::{HashMap, VecDeque};
+
+use hashlink::LinkedHashMap;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::batch::{Medium, Stored};
+use crate::clock::Stamp;
+
+/// One replica's cache.
+#[derive(Debug)]
+pub(super) struct Picture {
+    /// By name, the one that was stored last at the end.
+    held: LinkedHashMap<u64, Held>,
+    /// Names by the engine's hashes.
+    names: HashMap<u64, u64>,
+    recent: VecDeque<Recent>,
+    /// Of those held, where the engine computes.
+    in_gpu: usize,
+    block_tokens: u32,
+    capacity: usize,
+}
+
+/// A block in the cache.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    engine: u64,
+    /// Name of the block before it; 0 for none that is known.
+    pub(super) parent: u64,
+    /// From 1, counted from the start of the prompt, or of the piece.
+    pub(super) depth: u32,
+    pub(super) is_piece: bool,
+    /// Copies where the engine computes: prompts that are computed at one time each store their own.
+    in_gpu: u32,
+    in_other: bool,
+}
+
+/// A block that was stored.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recent {
+    pub(super) at: Stamp,
+    pub(super) name: u64,
+    pub(super) depth: u32,
+    /// Depth before the run of blocks that it came with.
+    pub(super) run_from: u32,
+    pub(super) is_piece: bool,
+}
+
+/// A block that came or went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) name: u64,
+    pub(super) depth: u32,
+}
+
+impl Picture {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            held: LinkedHashMap::new(),
+            names: HashMap::new(),
+            recent: VecDeque::new(),
+            in_gpu: 0,
+            block_tokens: 0,
+            capacity: capacity.clamp(1, MAX_BLOCKS),
+        }
+    }
+
+    /// Tokens in a block; 0 before the first.
+    pub(super) fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// Blocks held: those where the engine computes, and those in tiers behind it alone.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.in_gpu, self.held.len().saturating_sub(self.in_gpu))
+    }
+
+    pub(super) fn get(&self, name: u64) -> Option<&Held> {
+        self.held.get(&name)
+    }
+
+    pub(super) fn holds(&self, name: u64) -> bool {
+        self.held.contains_key(&name)
+    }
+
+    /// Those that were stored, the newest first.
+    pub(super) fn recent(&self) -> impl Iterator<Item = &Recent> {
+        self.recent.iter().rev()
+    }
+
+    /// The names of a block and of all before it, by depth.
+    pub(super) fn path(&self, name: u64) -> Vec<(u64, u32)> {
+        let mut path = Vec::new();
+        let mut at = name;
+        while let Some(held) = self.held.get(&at) {
+            path.push((at, held.depth));
+            if held.depth <= 1 || path.len() >= MAX_BLOCKS {
+                break;
+            }
+            at = held.parent;
+        }
+        path.reverse();
+        path
+    }
+
+    /// A path turns out to begin at a depth: it is no piece any more.
+    pub(super) fn settle(&mut self, mut path: Vec<(u64, u32)>, base: u32) -> Vec<(u64, u32)> {
+        for (name, depth) in path.iter_mut().filter(|_| base > 0) {
+            *depth += base;
+            if let Some(held) = self.held.get_mut(name) {
+                (held.depth, held.is_piece) = (*depth, false);
+            }
+        }
+        path
+    }
+
+    /// Takes a run of blocks in; `came` and `went` get what changed.
+    pub(super) fn stored(
+        &mut self,
+        run: &Stored,
+        at: Stamp,
+        mut came: impl FnMut(Change),
+        mut went: impl FnMut(Change),
+    ) {
+        if self.block_tokens != run.block_tokens {
+            if run.block_tokens < self.block_tokens {
+                // Part of a block.
+                return;
+            }
+            self.clear();
+            self.block_tokens = run.block_tokens;
+        }
+        let (mut parent, mut depth, is_piece) = match run.parent {
+            None => (ROOT, 0, false),
+            Some(hash) => match self.names.get(&hash).and_then(|name| Some((*name, self.held.get(name)?))) {
+                Some((name, held)) => (name, held.depth, held.is_piece),
+                None => (hash ^ PIECE, 0, true),
+            },
+        };
+        let run_from = depth;
+        for block in &run.blocks {
+            depth = depth.saturating_add(1);
+            let name = xxh3_64_with_seed(&block.content.to_le_bytes(), parent);
+            let before = self.held.remove(&name);
+            let former = before.unwrap_or(Held {
+                engine: block.hash,
+                parent,
+                depth,
+                is_piece,
+                in_gpu: 0,
+                in_other: false,
+            });
+            let held = Held {
+                engine: block.hash,
+                in_gpu: former.in_gpu.saturating_add(u32::from(run.medium == Medium::Gpu)),
+                in_other: former.in_other || run.medium == Medium::Other,
+                ..former
+            };
+            self.in_gpu += usize::from(held.in_gpu > 0 && former.in_gpu == 0);
+            self.held.insert(name, held);
+            self.names.insert(block.hash, name);
+            if before.is_none() {
+                came(Change { name, depth });
+            }
+            self.recent.push_back(Recent { at, name, depth, run_from, is_piece });
+            parent = name;
+        }
+        while self.recent.len() > MAX_RECENT {
+            self.recent.pop_front();
+        }
+        while self.held.len() > self.capacity
+            && let Some((name, held)) = self.held.pop_front()
+        {
+            self.in_gpu -= usize::from(held.in_gpu > 0);
+            self.names.remove(&held.engine);
+            went(Change { name, depth: held.depth });
+        }
+    }
+
+    /// Takes blocks out of one medium; `went` gets those that are in none any more.
+    pub(super) fn removed(&mut self, hashes: &[u64], medium: Medium, mut went: impl FnMut(Change)) {
+        for hash in hashes {
+            let Some(name) = self.names.get(hash).copied() else { continue };
+            let Some(held) = self.held.get_mut(&name) else { continue };
+            match medium {
+                Medium::Gpu => {
+                    self.in_gpu -= usize::from(held.in_gpu == 1);
+                    held.in_gpu = held.in_gpu.saturating_sub(1);
+                }
+                Medium::Other => held.in_other = false,
+            }
+            if held.in_gpu == 0 && !held.in_other {
+                let depth = held.depth;
+                self.held.remove(&name);
+                self.names.remove(hash);
+                went(Change { name, depth });
+            }
+        }
+    }
+
+    /// Nothing is held any more.
+    pub(super) fn clear(&mut self) {
+        self.held.clear();
+        self.names.clear();
+        self.recent.clear();
+        self.in_gpu = 0;
+    }
+
+    /// The number of blocks in the engine's cache.
+    pub(super) fn set_capacity(&mut self, blocks: usize) {
+        self.capacity = blocks.clamp(1, MAX_BLOCKS);
+    }
+}
+
+/// The parent of a prompt's first block.
+const ROOT: u64 = 0x6b76_2d72_6f6f_7400;
+const PIECE: u64 = 0x5bd1_e995_97f4_a7c5;
+/// Blocks of one replica; some 100 bytes each.
+pub(super) const MAX_BLOCKS: usize = 1 << 20;
+/// Blocks among which those of an answered prompt are looked for.
+const MAX_RECENT: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::seconds as at;
+    use crate::kv_events::batch::Block;
+
+    fn run(parent: Option<u64>, hashes: &[u64]) -> Stored {
+        run_in(Medium::Gpu, parent, hashes)
+    }
+
+    fn run_in(medium: Medium, parent: Option<u64>, hashes: &[u64]) -> Stored {
+        let blocks = hashes.iter().map(|&hash| Block { hash, content: hash % 1000 }).collect();
+        Stored { parent, medium, block_tokens: 16, blocks }
+    }
+
+    fn store(picture: &mut Picture, run: &Stored) -> (usize, usize) {
+        let (mut came, mut went) = (0, 0);
+        picture.stored(run, at(1), |_| came += 1, |_| went += 1);
+        (came, went)
+    }
+
+    #[test]
+    fn engines_that_hash_differently_name_the_same_blocks_alike() {
+        let (mut one, mut other) = (Picture::new(100), Picture::new(100));
+        store(&mut one, &run(None, &[1, 2]));
+        store(&mut one, &run(Some(2), &[3]));
+        store(&mut other, &run(None, &[5001, 7002, 9003]));
+        let names = |picture: &Picture| picture.recent().map(|recent| recent.name).collect::<Vec<_>>();
+        assert_eq!(names(&one), names(&other));
+        let tip = one.recent().next().unwrap();
+        assert_eq!((tip.depth, tip.run_from, one.path(tip.name).len()), (3, 2, 3));
+    }
+
+    #[test]
+    fn a_block_is_gone_when_no_medium_holds_it() {
+        let mut picture = Picture::new(100);
+        store(&mut picture, &run(None, &[1, 2]));
+        store(&mut picture, &run_in(Medium::Other, None, &[1]));
+        let mut gone = 0;
+        picture.removed(&[1, 2, 3], Medium::Gpu, |_| gone += 1);
+        assert_eq!((gone, picture.counts()), (1, (0, 1)));
+        picture.removed(&[1], Medium::Other, |_| gone += 1);
+        assert_eq!((gone, picture.counts()), (2, (0, 0)));
+    }
+
+    #[test]
+    fn a_block_that_two_prompts_stored_is_held_until_both_copies_are_gone() {
+        let mut picture = Picture::new(100);
+        store(&mut picture, &run(None, &[1]));
+        store(&mut picture, &run(None, &[1]));
+        let mut gone = 0;
+        picture.removed(&[1], Medium::Gpu, |_| gone += 1);
+        assert_eq!((gone, picture.counts()), (0, (1, 0)));
+        picture.removed(&[1], Medium::Gpu, |_| gone += 1);
+        assert_eq!((gone, picture.counts()), (1, (0, 0)));
+    }
+
+    #[test]
+    fn what_a_publisher_claims_is_bounded() {
+        let mut picture = Picture::new(10);
+        let hashes: Vec<u64> = (1..=50).collect();
+        assert_eq!(store(&mut picture, &run(None, &hashes)), (50, 40));
+        assert_eq!(picture.counts(), (10, 0));
+        assert_eq!(picture.path(picture.recent().next().unwrap().name).len(), 10);
+    }
+
+    #[test]
+    fn a_run_behind_an_unknown_block_is_a_piece() {
+        let mut picture = Picture::new(10);
+        store(&mut picture, &run(Some(99), &[1, 2]));
+        let tip = picture.recent().next().unwrap();
+        assert_eq!((tip.depth, tip.is_piece, picture.path(tip.name).len()), (2, true, 2));
+    }
+}

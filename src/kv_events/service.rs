@@ -1,0 +1,78 @@
+//! Keeps a follower for each pool that has `[pool.kv_events]`, over reloads.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::follower::Follower;
+use crate::clock::Clock;
+use crate::config::KvEvents;
+use crate::fleet::pool::PoolState;
+use crate::fleet::registry::Fleet;
+use crate::gateway::Gateway;
+use crate::upstream::connect::Connector;
+
+/// What followers work with.
+#[derive(Clone)]
+pub struct Deps {
+    /// The pools.
+    pub fleet: Arc<Fleet>,
+    /// Its metrics.
+    pub gateway: Arc<Gateway>,
+    /// Without TLS: ZeroMQ has none of it.
+    pub connector: Connector,
+    /// Their runtime, ...
+    pub control: Handle,
+    /// ... their tasks, ...
+    pub tracker: TaskTracker,
+    /// ... and their end.
+    pub stopped: CancellationToken,
+    /// The gateway's.
+    pub clock: Clock,
+}
+
+/// Begins to look for pools whose engines are to be followed.
+pub fn start(deps: Deps) {
+    let (tracker, control, stopped) = (deps.tracker.clone(), deps.control.clone(), deps.stopped.clone());
+    tracker.spawn_on(stopped.run_until_cancelled_owned(watch(Arc::new(deps))), &control);
+}
+
+struct Followed {
+    pool: Arc<PoolState>,
+    config: KvEvents,
+    stopped: CancellationToken,
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.stopped.cancel();
+    }
+}
+
+async fn watch(deps: Arc<Deps>) {
+    let mut followed: HashMap<Arc<str>, Followed> = HashMap::new();
+    loop {
+        let pools = deps.fleet.pools();
+        followed.retain(|_, one| {
+            pools.iter().any(|pool| {
+                Arc::ptr_eq(pool, &one.pool) && pool.config().kv_events.as_ref() == Some(&one.config)
+            })
+        });
+        for pool in pools.iter().filter(|pool| !followed.contains_key(&pool.name)).collect::<Vec<_>>() {
+            let Some(config) = pool.config().kv_events.clone() else { continue };
+            let stopped = deps.stopped.child_token();
+            let following =
+                Follower::run(Arc::clone(pool), config.clone(), Arc::clone(&deps), stopped.clone());
+            deps.tracker.spawn_on(following, &deps.control);
+            followed.insert(Arc::clone(&pool.name), Followed { pool: Arc::clone(pool), config, stopped });
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Between two looks at the configuration.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
