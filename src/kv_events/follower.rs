@@ -10,10 +10,10 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::PromptOutcome;
+use super::deps::Deps;
 use super::ledger::{Joined, Ledger};
 use super::listen::{Topics, listen};
 use super::numbers::Numbers;
-use super::service::Deps;
 use super::source::{Signal, Source, What};
 use crate::clock::Stamp;
 use crate::config::KvEvents;

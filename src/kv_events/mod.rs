@@ -6,6 +6,7 @@
 //! requests: without events, or with those of a publisher that lies, the index believes what it believes without them.
 
 mod batch;
+mod deps;
 mod follower;
 mod ledger;
 mod listen;
@@ -16,13 +17,13 @@ mod service;
 mod source;
 mod wire;
 
-pub use self::service::{Deps, start};
+pub use self::deps::Deps;
+pub use self::service::start;
 
 use crate::labels::labels;
 
 labels! {
     /// What came of an event.
-    #[derive(Clone, Copy, Debug, PartialEq)]
     enum EventKind {
         Stored = "stored",
         Removed = "removed",
@@ -30,21 +31,15 @@ labels! {
         Skipped = "skipped",
         Undecodable = "undecodable",
     }
-}
 
-labels! {
     /// What came of a gap in the numbers of batches.
-    #[derive(Clone, Copy, Debug, PartialEq)]
     enum GapOutcome {
         Replayed = "replayed",
         Lost = "lost",
         Restarted = "restarted",
     }
-}
 
-labels! {
     /// Whether the blocks of a prompt were found.
-    #[derive(Clone, Copy, Debug, PartialEq)]
     enum PromptOutcome {
         Found = "found",
         Nothing = "nothing",

@@ -4,36 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
+use super::deps::Deps;
 use super::follower::Follower;
-use crate::clock::Clock;
 use crate::config::KvEvents;
 use crate::fleet::pool::PoolState;
-use crate::fleet::registry::Fleet;
-use crate::gateway::Gateway;
-use crate::upstream::connect::Connector;
-
-/// What followers work with.
-#[derive(Clone)]
-pub struct Deps {
-    /// The pools.
-    pub fleet: Arc<Fleet>,
-    /// Its metrics.
-    pub gateway: Arc<Gateway>,
-    /// Without TLS: ZeroMQ has none of it.
-    pub connector: Connector,
-    /// Their runtime, ...
-    pub control: Handle,
-    /// ... their tasks, ...
-    pub tracker: TaskTracker,
-    /// ... and their end.
-    pub stopped: CancellationToken,
-    /// The gateway's.
-    pub clock: Clock,
-}
 
 /// Begins to look for pools whose engines are to be followed.
 pub fn start(deps: Deps) {

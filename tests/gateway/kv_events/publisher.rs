@@ -1,5 +1,7 @@
 //! An engine's publisher of KV events as a test scripts it: PUB and ROUTER of ZeroMQ, by hand.
 
+#![allow(clippy::disallowed_methods, reason = "scripted servers are tasks of the test")]
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 
