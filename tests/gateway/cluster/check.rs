@@ -61,8 +61,8 @@ async fn check_online_tries_the_broker_and_names_what_is_wrong_with_it() {
     let (code, out) = check(&replica, &format!("redis://{}", replica.addr)).await;
     assert!(code == 1 && out.contains("not usable"), "an engine is no broker: {out}");
     let (code, out) = check(&replica, &format!("rediss://{addr}")).await;
-    assert!(code == 1 && out.contains("for TLS, rediss://"), "{out}");
+    assert!(code == 1 && out.contains("for TLS also rediss:// and cluster.ca"), "{out}");
     redis.kill();
     let (code, out) = check(&replica, &format!("redis://{addr}")).await;
-    assert!(code == 1 && out.contains("check host, port"), "{out}");
+    assert!(code == 1 && out.contains("check host and port"), "{out}");
 }
