@@ -497,13 +497,14 @@ async fn half_uploads_that_fill_the_memory_finish_one_after_the_other() {
 
 #[tokio::test]
 async fn small_requests_pass_while_uploads_hold_the_memory() {
+    // The small ones' part is 4 MiB: more than the eight take of it while they are small themselves.
     let gateway = Gateway::with(|c| {
-        c.server.body_limit = 1 << 20;
-        c.server.body_memory = 4 << 20;
+        c.server.body_limit = 8 << 20;
+        c.server.body_memory = 64 << 20;
     })
     .await;
-    let head = format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", 1 << 20);
-    let unfinished = head + &" ".repeat((1 << 20) - 1);
+    let head = format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", 8 << 20);
+    let unfinished = head + &" ".repeat((8 << 20) - 1);
     let mut hogs = tokio::task::JoinSet::new();
     for _ in 0..8 {
         let (mut hog, unfinished) = (Client::connect(gateway.addr()).await, unfinished.clone());
@@ -513,13 +514,18 @@ async fn small_requests_pass_while_uploads_hold_the_memory() {
         });
     }
     until("all are being read", || gateway.open_requests() == 8).await;
-    for _ in 0..8 {
+    // Until one of them has waited for too long, so that the memory was full meanwhile.
+    let refused = loop {
         let mut client = Client::connect(gateway.addr()).await;
         for _ in 0..8 {
             client.send(post(CHAT_PATH, "", CHAT)).await;
             assert_eq!(client.reply().await.status, 200);
         }
-    }
+        if let Some(ended) = hogs.try_join_next() {
+            break ended.unwrap();
+        }
+    };
+    assert!([408, 503].contains(&refused), "{refused}");
 }
 
 #[tokio::test]
