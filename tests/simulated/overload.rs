@@ -270,28 +270,28 @@ const SHORT: u64 = 400;
 
 #[test]
 fn overload_without_a_queue_section_ends_with_its_cause_and_refuses_nobody() {
-    // About 120 % of what four replicas can prefill.
-    let documents = poisson(6.0, 0.0, 90.0, DOCUMENT, 5);
-    let chats = poisson(40.0, 90.0, 130.0, SHORT, 6);
-    let (fates, _) = documents_then_chats(&documents, &chats);
-    assert!(fates.iter().all(|fate| fate.first_token.is_some()), "all are answered");
-    let bound = |prompt: u64| Duration::from_micros(2_000_000 + 150 * prompt);
-    let is_late = |fate: &&Fate| fate.ttft().is_none_or(|ttft| ttft > bound(fate.prompt));
-    let late = |from: u64, prompt| {
-        let of = fates.iter().filter(|f| f.prompt == prompt && f.arrived.as_nanos() >= from * 1_000_000_000);
-        (of.clone().filter(is_late).count(), of.count())
-    };
-    let what = format!(
-        "late: {:?} documents, {:?} chats, {:?} chats after ten seconds",
-        late(0, DOCUMENT),
-        late(0, SHORT),
-        late(100, SHORT)
-    );
+    let (mut chats_missed, mut documents_missed) = ((0, 0), (0, 0));
+    // One seed says little: of eight, one in a hundred of the chats may be late, or one in six.
+    for seed in (5..85).step_by(10) {
+        // About 120 % of what four replicas can prefill.
+        let documents = poisson(6.0, 0.0, 90.0, DOCUMENT, seed);
+        let chats = poisson(40.0, 90.0, 130.0, SHORT, seed + 1);
+        let (fates, _) = documents_then_chats(&documents, &chats);
+        assert!(fates.iter().all(|fate| fate.first_token.is_some()), "all are answered");
+        let bound = |prompt: u64| Duration::from_micros(2_000_000 + 150 * prompt);
+        let is_late = |fate: &&Fate| fate.ttft().is_none_or(|ttft| ttft > bound(fate.prompt));
+        let count = |total: &mut (usize, usize), from: u64, prompt| {
+            let from = from * 1_000_000_000;
+            let of = fates.iter().filter(|fate| fate.prompt == prompt && fate.arrived.as_nanos() >= from);
+            *total = (total.0 + of.clone().filter(is_late).count(), total.1 + of.count());
+        };
+        count(&mut documents_missed, 0, DOCUMENT);
+        count(&mut chats_missed, 100, SHORT);
+    }
+    let what = format!("late: {documents_missed:?} documents, {chats_missed:?} chats after ten seconds");
     eprintln!("{what}");
-    let (missed, all) = late(100, SHORT);
-    assert!(share(missed, all) < 0.01, "{what}");
-    let (missed, all) = late(0, DOCUMENT);
-    assert!(share(missed, all) < 0.5, "{what}");
+    assert!(share(chats_missed.0, chats_missed.1) < 0.1, "{what}");
+    assert!(share(documents_missed.0, documents_missed.1) < 0.35, "{what}");
 }
 
 #[test]
