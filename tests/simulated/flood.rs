@@ -1,87 +1,49 @@
 //! What one tenant's flood costs another, in simulated time.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use tokenway_sim::engine::Gauges;
-use tokenway_sim::replay::{
-    Arrival, Bounds, Demand as Load, Ended, Fleet, KvNetwork, RequestId, Router, Scenario, Trace,
-    qwen_32b_on_two_h100, run,
-};
-use tokenway_sim::time::Stamp as SimStamp;
+use tokenway_sim::replay::{Arrival, RequestId};
 
 use tokenway::admission::{Demand, TenantLimiter, TenantPermit};
 use tokenway::clock::Stamp;
-use tokenway::config::{PolicyName, Slo, Tenant, TenantLimits, TtftBound};
-use tokenway::routing::EngineLimits;
-use tokenway::simulate::{ProductRouter, ReplayedRoute};
+use tokenway::config::{Tenant, TenantLimits};
 use tokenway::units::Tokens;
 
-use super::overload::{live, merged, poisson};
+use super::watched::{Fate, Gate, live, merged, poisson, watch_four};
 
 const CHAT: u64 = 400;
 const FLOOD: u64 = 2_000;
-const REPLICAS: usize = 4;
 const SECONDS: f64 = 120.0;
 
-/// The product's router behind the tenants' limits, and how long the chats waited.
+/// The limits of the tenant that floods.
 struct Limited {
-    router: ProductRouter,
     limiter: TenantLimiter,
     flood: Tenant,
     permits: HashMap<RequestId, TenantPermit>,
-    arrived: HashMap<RequestId, Stamp>,
-    ttfts: Vec<Duration>,
 }
 
-impl Router for Limited {
-    fn arrive(&mut self, request: Arrival, fleet: &mut dyn Fleet) {
-        let now = live(request.at);
-        if request.prompt == FLOOD {
-            let demand = Demand {
-                tokens: Tokens(request.prompt),
-                is_counted: false,
-                output: Tokens(60),
-                model: "m",
-                key: None,
-                wall: SystemTime::UNIX_EPOCH + now.since(Stamp::default()),
-            };
-            let Ok(permit) = self.limiter.admit(&self.flood, &demand, now).permit else { return };
-            self.permits.extend(permit.map(|permit| (request.id, permit)));
-        } else {
-            self.arrived.insert(request.id, now);
+impl Gate for Limited {
+    fn admits(&mut self, request: &mut Arrival) -> bool {
+        if request.prompt != FLOOD {
+            return true;
         }
-        self.router.arrive(request, fleet);
+        let now = live(request.at);
+        let demand = Demand {
+            tokens: Tokens(request.prompt),
+            is_counted: false,
+            output: Tokens(60),
+            model: "m",
+            key: None,
+            wall: SystemTime::UNIX_EPOCH + now.since(Stamp::default()),
+        };
+        let Ok(permit) = self.limiter.admit(&self.flood, &demand, now).permit else { return false };
+        self.permits.extend(permit.map(|permit| (request.id, permit)));
+        true
     }
 
-    fn first_token(&mut self, request: RequestId, at: SimStamp) {
-        self.ttfts.extend(self.arrived.get(&request).map(|arrived| live(at).since(*arrived)));
-        self.router.first_token(request, at);
-    }
-
-    fn token(&mut self, request: RequestId, at: SimStamp) {
-        self.router.token(request, at);
-    }
-
-    fn ended(&mut self, request: RequestId, end: &Ended) {
+    fn ended(&mut self, request: RequestId) {
         self.permits.remove(&request);
-        self.router.ended(request, end);
-    }
-
-    fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
-        self.router.scraped(replica, at, gauges);
-    }
-
-    fn reconsider(&mut self, fleet: &mut dyn Fleet) {
-        self.router.reconsider(fleet);
-    }
-
-    fn next_tick(&self) -> Option<SimStamp> {
-        self.router.next_tick()
-    }
-
-    fn tick(&mut self, fleet: &mut dyn Fleet) {
-        self.router.tick(fleet);
     }
 }
 
@@ -89,37 +51,16 @@ impl Router for Limited {
 fn chats_beside(per_second: f64, limits: TenantLimits, seed: u64) -> f64 {
     let chats = poisson(20.0, 0.0, SECONDS, CHAT, 2 * seed);
     let flood = poisson(per_second, 10.0, SECONDS, FLOOD, 2 * seed + 1);
-    let line = |(ms, prompt): &(f64, u64)| {
-        format!("{{\"timestamp\": {ms:.0}, \"input_length\": {prompt}, \"output_length\": 60}}\n")
-    };
-    let trace = Trace::read(&merged(vec![chats, flood]).iter().map(line).collect::<String>()).unwrap();
-    let (base, per_prompt_token) = (Duration::from_secs(2), Duration::from_micros(150));
-    let scenario = Scenario {
-        engine: qwen_32b_on_two_h100(),
-        demand: Load { replicas: REPLICAS, load: 1.0, seed, is_whole: true },
-        slow: Vec::new(),
-        scrape_interval: Duration::from_secs(1),
-        bounds: Bounds { ttft: Some(base), ttft_per_prompt_token: per_prompt_token, ..Bounds::default() },
-        network: KvNetwork::default(),
-    };
-    let route = ReplayedRoute {
-        policy: PolicyName::Latency,
-        slo: Slo { ttft: Some(TtftBound { base, per_prompt_token }), ..Slo::default() },
-        queue: None,
-        medium: Tokens(8192),
-        limits: EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None },
-    };
-    let mut limited = Limited {
-        router: ProductRouter::new(&route, REPLICAS),
+    let limited = Limited {
         limiter: TenantLimiter::default(),
         flood: Tenant { name: "flood".into(), limits, ..Tenant::default() },
         permits: HashMap::new(),
-        arrived: HashMap::new(),
-        ttfts: Vec::new(),
     };
-    let _figures = run(&trace, &scenario, &mut limited);
-    limited.ttfts.sort();
-    limited.ttfts[limited.ttfts.len() * 99 / 100].as_secs_f64()
+    let (fates, _) = watch_four(&merged(vec![chats, flood]), seed, limited);
+    let chats = fates.iter().filter(|fate| fate.prompt == CHAT);
+    let mut ttfts: Vec<_> = chats.filter_map(Fate::ttft).collect();
+    ttfts.sort();
+    ttfts[ttfts.len() * 99 / 100].as_secs_f64()
 }
 
 /// A hundred long prompts a second of a tenant that may have two at once, beside the two a second that it would send in order.

@@ -10,3 +10,4 @@ mod elastic;
 mod flood;
 mod overload;
 mod restarts;
+mod watched;

@@ -1,14 +1,9 @@
 //! Admission under ten times the load that a fleet can do, in simulated time.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
-use tokenway_sim::engine::{CostModel, EngineConfig, Gauges};
-use tokenway_sim::replay::{
-    Arrival, Bounds, Demand, Ended, Figures, Fleet, KvNetwork, RequestId, Router, Scenario, Trace,
-    qwen_32b_on_two_h100, run,
-};
-use tokenway_sim::time::Stamp as SimStamp;
+use tokenway_sim::engine::{CostModel, EngineConfig};
+use tokenway_sim::replay::{Arrival, Bounds, Demand, Figures, KvNetwork, Scenario, qwen_32b_on_two_h100};
 
 use tokenway::admission::Share;
 use tokenway::clock::Stamp;
@@ -17,72 +12,7 @@ use tokenway::routing::EngineLimits;
 use tokenway::simulate::{ProductRouter, ReplayedRoute};
 use tokenway::units::Tokens;
 
-/// What became of one request.
-#[derive(Clone, Copy, Debug, Default)]
-struct Fate {
-    arrived: Stamp,
-    prompt: u64,
-    first_token: Option<Stamp>,
-    refused: Option<(Stamp, Duration)>,
-}
-
-impl Fate {
-    fn ttft(&self) -> Option<Duration> {
-        Some(self.first_token?.since(self.arrived))
-    }
-}
-
-/// The product's router, watched from outside.
-struct Watched {
-    router: ProductRouter,
-    fates: HashMap<RequestId, Fate>,
-    /// Requests with such a prompt have no bound.
-    batch: u64,
-}
-
-impl Router for Watched {
-    fn arrive(&mut self, mut request: Arrival, fleet: &mut dyn Fleet) {
-        let fate = Fate { arrived: live(request.at), prompt: request.prompt, ..Fate::default() };
-        self.fates.insert(request.id, fate);
-        if request.prompt == self.batch {
-            request.ttft_bound = None;
-        }
-        self.router.arrive(request, fleet);
-    }
-
-    fn first_token(&mut self, request: RequestId, at: SimStamp) {
-        self.fates.entry(request).or_default().first_token = Some(live(at));
-        self.router.first_token(request, at);
-    }
-
-    fn token(&mut self, request: RequestId, at: SimStamp) {
-        self.router.token(request, at);
-    }
-
-    fn ended(&mut self, request: RequestId, end: &Ended) {
-        self.router.ended(request, end);
-    }
-
-    fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
-        self.router.scraped(replica, at, gauges);
-    }
-
-    fn reconsider(&mut self, fleet: &mut dyn Fleet) {
-        self.router.reconsider(fleet);
-    }
-
-    fn next_tick(&self) -> Option<SimStamp> {
-        self.router.next_tick()
-    }
-
-    fn tick(&mut self, fleet: &mut dyn Fleet) {
-        self.router.tick(fleet);
-    }
-}
-
-pub(super) fn live(at: SimStamp) -> Stamp {
-    Stamp::from_nanos(at.as_nanos())
-}
+use super::watched::{Fate, Gate, Open, merged, poisson, trace, watch, watch_four};
 
 /// A fleet whose engines take 100 ms for a request of ten tokens, in so many slots.
 #[derive(Clone, Copy)]
@@ -101,10 +31,6 @@ impl Case {
 
     /// Runs requests of (milliseconds, prompt tokens).
     fn run(self, arrivals: &[(f64, u64)], share: fn(&Arrival) -> Share, batch: u64) -> Vec<Fate> {
-        let line = |(ms, prompt): &(f64, u64)| {
-            format!("{{\"timestamp\": {ms:.0}, \"input_length\": {prompt}, \"output_length\": 10}}\n")
-        };
-        let trace = Trace::read(&arrivals.iter().map(line).collect::<String>()).unwrap();
         let cost = CostModel {
             step: Duration::from_millis(10),
             step_per_seq: Duration::ZERO,
@@ -144,36 +70,20 @@ impl Case {
             limits: EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit },
         };
         let router = ProductRouter::new(&route, self.replicas).with_shares(share);
-        let mut watched = Watched { router, fates: HashMap::new(), batch };
-        let _figures = run(&trace, &scenario, &mut watched);
-        for (id, at, refusal) in watched.router.refusals() {
-            let fate = watched.fates.entry(*id).or_default();
-            fate.refused = Some((*at, refusal.retry_after()));
-        }
-        let mut fates: Vec<_> = watched.fates.into_values().collect();
-        fates.sort_by_key(|fate| fate.arrived);
-        fates
+        watch(&trace(arrivals, 10), &scenario, router, Unbounded(batch)).0
     }
 }
 
-/// Poisson arrivals.
-pub(super) fn poisson(per_second: f64, from_s: f64, to_s: f64, prompt: u64, seed: u64) -> Vec<(f64, u64)> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    let mut at = from_s;
-    let mut all = Vec::new();
-    loop {
-        at -= (1.0 - random.f64()).ln() / per_second;
-        if at > to_s {
-            return all;
-        }
-        all.push((at * 1000.0, prompt));
-    }
-}
+/// Requests with such a prompt have no bound.
+struct Unbounded(u64);
 
-pub(super) fn merged(mut streams: Vec<Vec<(f64, u64)>>) -> Vec<(f64, u64)> {
-    let mut all: Vec<_> = streams.drain(..).flatten().collect();
-    all.sort_by(|a, b| a.0.total_cmp(&b.0));
-    all
+impl Gate for Unbounded {
+    fn admits(&mut self, request: &mut Arrival) -> bool {
+        if request.prompt == self.0 {
+            request.ttft_bound = None;
+        }
+        true
+    }
 }
 
 fn everybody(_: &Arrival) -> Share {
@@ -233,35 +143,10 @@ fn who_comes_back_after_retry_after_is_mostly_admitted() {
     assert!(share(in_time, returned.len()) > 0.7, "{in_time} of {}", returned.len());
 }
 
-/// A route without `[route.queue]` on four engines of the default kind: documents first, chats after.
+/// Documents first, chats after.
 fn documents_then_chats(documents: &[(f64, u64)], chats: &[(f64, u64)]) -> (Vec<Fate>, Figures) {
-    let line = |(ms, prompt): &(f64, u64)| {
-        format!("{{\"timestamp\": {ms:.0}, \"input_length\": {prompt}, \"output_length\": 60}}\n")
-    };
-    let arrivals = merged(vec![documents.to_vec(), chats.to_vec()]);
-    let trace = Trace::read(&arrivals.iter().map(line).collect::<String>()).unwrap();
-    let (base, per_prompt_token) = (Duration::from_secs(2), Duration::from_micros(150));
-    let scenario = Scenario {
-        engine: qwen_32b_on_two_h100(),
-        demand: Demand { replicas: 4, load: 1.0, seed: 3, is_whole: true },
-        slow: Vec::new(),
-        scrape_interval: Duration::from_secs(1),
-        bounds: Bounds { ttft: Some(base), ttft_per_prompt_token: per_prompt_token, ..Bounds::default() },
-        network: KvNetwork::default(),
-    };
-    let route = ReplayedRoute {
-        policy: PolicyName::Latency,
-        slo: Slo { ttft: Some(TtftBound { base, per_prompt_token }), ..Slo::default() },
-        queue: None,
-        medium: Tokens(8192),
-        limits: EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None },
-    };
-    let mut watched =
-        Watched { router: ProductRouter::new(&route, 4), fates: HashMap::new(), batch: NO_BATCH };
-    let figures = run(&trace, &scenario, &mut watched);
-    assert!(watched.router.refusals().is_empty());
-    let mut fates: Vec<_> = watched.fates.into_values().collect();
-    fates.sort_by_key(|fate| fate.arrived);
+    let (fates, figures) = watch_four(&merged(vec![documents.to_vec(), chats.to_vec()]), 3, Open);
+    assert!(fates.iter().all(|fate| fate.refused.is_none()));
     (fates, figures)
 }
 
