@@ -265,11 +265,9 @@ impl TenantUse {
         let amounts = demand.amounts();
         let room = self.ledger.check(budgets, demand.model, amounts, sharing, demand.wall);
         let of_tenant = room.map_err(|spent| spent.failure(&format!("tenant {name}")))?;
-        let of_key = demand.key.filter(|key| !key.budgets.is_empty());
-        let of_key = match of_key {
+        let of_key = match self.of_key(demand) {
             None => None,
-            Some(key) => {
-                let ledger = self.keys.entry(Arc::clone(&key.name)).or_default();
+            Some((key, ledger)) => {
                 let room = ledger.check(&key.budgets, demand.model, amounts, sharing, demand.wall);
                 let who = || format!("API key {} of tenant {name}", key.name);
                 let reservation = room.map_err(|spent| spent.failure(&who()))?;
@@ -299,9 +297,14 @@ impl TenantUse {
         let tokens = of_bucket(tenant.limits.tokens_per_minute, &self.tokens);
         let limits = RateLimits { requests, tokens };
         let limits = self.ledger.tightest(&tenant.budgets, demand.model, limits, demand.wall);
-        let Some(key) = demand.key.filter(|key| !key.budgets.is_empty()) else { return limits };
-        let ledger = self.keys.entry(Arc::clone(&key.name)).or_default();
+        let Some((key, ledger)) = self.of_key(demand) else { return limits };
         ledger.tightest(&key.budgets, demand.model, limits, demand.wall)
+    }
+
+    /// The key of a request with its ledger, where it has budgets of its own.
+    fn of_key<'a>(&mut self, demand: &Demand<'a>) -> Option<(&'a ApiKey, &mut Ledger)> {
+        let key = demand.key.filter(|key| !key.budgets.is_empty())?;
+        Some((key, self.keys.entry(Arc::clone(&key.name)).or_default()))
     }
 
     fn check(&self, limits: &TenantLimits, demand: &Demand<'_>, now: Stamp) -> Result<(), LimitReached> {

@@ -2,10 +2,12 @@
 //!
 //! The data path must not import this module or that crate.
 
+mod gateways;
 mod product_router;
 mod scoreboard;
 mod standings;
 
+pub use gateways::ReplayedGateways;
 pub use product_router::{ProductRouter, ReplayedPrefill, ReplayedRoute};
 pub use scoreboard::{DemoRow, DemoStats};
 pub use standings::Standings;

@@ -6,6 +6,7 @@
 mod prefill;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,9 +25,10 @@ use crate::clock::Stamp;
 use crate::config::{ItlBounds, PolicyName, QueueLimits, Slo};
 use crate::fleet::arrivals::Arrivals;
 use crate::record::SloBounds;
+use crate::routing::notice::{Outbox, Placed, place};
 use crate::routing::{
-    Ask, Assignment, Dispatcher, EngineLimits, EnginePage, Judged, Policy, Prompt, REFRESH_EVERY, SlotSet,
-    Target, policies, rendezvous,
+    Ask, Assignment, Dispatcher, EngineLimits, EnginePage, Followed, Judged, Policy, Prompt, REFRESH_EVERY,
+    SlotSet, Target, policies, rendezvous,
 };
 use crate::units::Tokens;
 
@@ -56,6 +58,8 @@ pub struct ProductRouter {
     /// `None` while the queue is not driven: a round that finds it empty ends the series.
     next_round: Option<Stamp>,
     decisions: u64,
+    /// Replicas of the fleet by the names that other gateways have for them.
+    places: HashMap<u64, usize>,
     /// Which replicas are in use.
     pub standings: Standings,
     /// Requests so far, and their mean work.
@@ -129,6 +133,7 @@ impl ProductRouter {
             next_refresh: Stamp::default(),
             next_round: None,
             decisions: 0,
+            places: places(0..replicas).collect(),
             standings: Standings::new(replicas),
             arrivals: Arrivals::default(),
         }
@@ -143,8 +148,31 @@ impl ProductRouter {
     /// The same with `replicas` more, which compute prompts for those that decode.
     #[must_use]
     pub fn with_prefill(mut self, keys: ReplayedPrefill, replicas: usize) -> Self {
-        self.prefill = Some(PrefillPool::new(keys, self.limits, self.targets.len(), replicas));
+        let first = self.targets.len();
+        self.prefill = Some(PrefillPool::new(keys, self.limits, first, replicas));
+        self.places.extend(places(first..first + replicas));
         self
+    }
+
+    /// Publishes its decisions from now on.
+    pub fn announce(&self, outbox: &Arc<Outbox>) {
+        self.dispatcher.announce(outbox, POOL);
+        if let Some(side) = &self.prefill {
+            side.dispatcher.announce(outbox, POOL);
+        }
+    }
+
+    /// Another gateway before the same replicas sent a request to one of them.
+    pub fn follow(&self, placed: &Placed, at: Stamp) -> Option<Followed> {
+        let (target, dispatcher) = self.at(*self.places.get(&placed.place)?)?;
+        Some(dispatcher.follow(target, placed, at))
+    }
+
+    /// A replica, with the dispatcher of its pool.
+    fn at(&self, replica: usize) -> Option<(&Target, &Arc<Dispatcher>)> {
+        let side = self.prefill.as_ref();
+        let of_side = || side.and_then(|side| Some((side.target(replica)?, &side.dispatcher)));
+        self.targets.get(replica).map(|target| (target, &self.dispatcher)).or_else(of_side)
     }
 
     /// Requests that were refused, when and why.
@@ -463,10 +491,7 @@ impl Router for ProductRouter {
             batch_limit: None,
             cache: None,
         };
-        let side = self.prefill.as_ref();
-        let of_side = || side.and_then(|side| Some((side.target(replica)?, &side.dispatcher)));
-        let own = self.targets.get(replica).map(|target| (target, &self.dispatcher));
-        if let Some((target, dispatcher)) = own.or_else(of_side) {
+        if let Some((target, dispatcher)) = self.at(replica) {
             target.scraped(page, live(at));
             dispatcher.learn_cache(target, BYTES_PER_TOKEN as f64);
         }
@@ -517,12 +542,18 @@ fn identity(replica: usize) -> u64 {
     rendezvous::identity(0, format!("http://127.0.0.1:{}", replica + 1).as_bytes())
 }
 
+fn places(replicas: Range<usize>) -> impl Iterator<Item = (u64, usize)> {
+    replicas.map(|replica| (place(POOL, identity(replica)), replica))
+}
+
 fn live(at: SimStamp) -> Stamp {
     Stamp::from_nanos(at.as_nanos())
 }
 
 /// Typical of English text; any value works, since trace prompts are given in tokens.
 const BYTES_PER_TOKEN: u64 = 4;
+/// The replicas' pool to other gateways.
+const POOL: &str = "replayed";
 /// Later than any run.
 const FAR: Stamp = Stamp::from_nanos(u64::MAX / 2);
 

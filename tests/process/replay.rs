@@ -237,10 +237,28 @@ fn wrong_flags_are_usage_errors() {
         (vec!["t", "--policies", "latency", "--signals-age", "50"], "with its unit"),
         (vec!["t", "--policies", "latency", "--slow", "1"], "N=FACTOR"),
         (vec!["t", "--policies", "latency", "--replicas", "100000"], "at most"),
+        (vec!["t", "--policies", "latency", "--gateways", "0"], "--gateways"),
         (vec!["t", "--policies", "latency", "--route", "chat"], "--config"),
     ] {
         let error = Cli::read(["tokenway", "replay"].into_iter().chain(args.iter().copied())).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{args:?}");
         assert!(error.to_string().contains(expected), "{args:?}: {error}");
     }
+}
+
+#[test]
+fn gateways_in_a_cluster_find_prefixes_as_one_does_and_alone_they_lose_them() {
+    let folder = folder();
+    let base = ["@trace.jsonl", "--config", "@latency.toml", "--replicas", "4"];
+    let with = |more: &[&str]| runs(folder.path(), &[&base, more].concat());
+    let shared = with(&["--gateways", "1,4"]);
+    let alone = with(&["--gateways", "4", "--gateways-alone"]);
+    let hits = |run: &Value| figure(run, "hit_rate");
+    let (one, four) = (hits(&shared[0]), hits(&shared[1]));
+    assert_eq!((figure(&shared[1], "gateways"), figure(&shared[1], "refused")), (4.0, 0.0));
+    assert!(four > 0.97 * one, "{four} of {one}");
+    assert!(hits(&alone[0]) < 0.9 * one, "{} of {one}", hits(&alone[0]));
+    let table = replay(folder.path(), &[&base[..], &["--gateways", "4"]].concat());
+    assert!(table.out.contains("latency ("), "{}", table.out);
+    assert!(table.out.contains("), 4 gateways "), "{}", table.out);
 }

@@ -42,6 +42,12 @@ pub struct ReplayArgs {
     /// Sizes of the fleet [default: the replicas of the first file]
     #[arg(long, env = "TOKENWAY_REPLAY_REPLICAS", value_name = "N", value_delimiter = ',', value_parser = fleet)]
     pub(super) replicas: Vec<NonZeroUsize>,
+    /// Gateways of the product before the fleet, each with a random part of the requests, in one [cluster]
+    #[arg(long, env = "TOKENWAY_REPLAY_GATEWAYS", value_name = "N", value_delimiter = ',', default_value = "1", value_parser = gateways)]
+    pub(super) gateways: Vec<NonZeroUsize>,
+    /// They share nothing
+    #[arg(long, env = "TOKENWAY_REPLAY_GATEWAYS_ALONE", requires = "gateways")]
+    pub(super) gateways_alone: bool,
     /// Speeds of the trace: 1 is its own pace, one copy of it for every four replicas
     #[arg(long, env = "TOKENWAY_REPLAY_LOAD", value_name = "X", value_delimiter = ',', default_value = "1", value_parser = positive)]
     pub(super) load: Vec<f64>,
@@ -159,8 +165,16 @@ impl ReplayArgs {
 }
 
 fn fleet(text: &str) -> Result<NonZeroUsize, String> {
-    let replicas = text.parse::<NonZeroUsize>().map_err(|error| error.to_string())?;
-    if replicas.get() > MAX_REPLICAS { Err(format!("at most {MAX_REPLICAS}")) } else { Ok(replicas) }
+    at_most(MAX_REPLICAS, text)
+}
+
+fn gateways(text: &str) -> Result<NonZeroUsize, String> {
+    at_most(MAX_GATEWAYS, text)
+}
+
+fn at_most(most: usize, text: &str) -> Result<NonZeroUsize, String> {
+    let number = text.parse::<NonZeroUsize>().map_err(|error| error.to_string())?;
+    if number.get() > most { Err(format!("at most {most}")) } else { Ok(number) }
 }
 
 pub(in crate::cli) fn positive(text: &str) -> Result<f64, String> {
@@ -183,3 +197,5 @@ fn slow(text: &str) -> Result<(usize, f64), String> {
 const JITTER: f64 = 0.3;
 /// Of a simulated fleet.
 const MAX_REPLICAS: usize = 1_024;
+/// As many as follow each other.
+const MAX_GATEWAYS: usize = 256;

@@ -13,7 +13,7 @@ use super::{ReplayArgs, ReplayError, engine, read};
 use crate::config::load::{Source, load};
 use crate::config::{Config, ItlBounds, Overrides, QueueLimits, Route, Slo, TtftBound};
 use crate::routing::EngineLimits;
-use crate::simulate::{ProductRouter, ReplayedPrefill, ReplayedRoute};
+use crate::simulate::{ProductRouter, ReplayedGateways, ReplayedPrefill, ReplayedRoute};
 use crate::units::Tokens;
 
 /// All runs of one command.
@@ -40,6 +40,8 @@ pub(super) struct Entrant {
 /// Fleet and traffic, without a seed.
 pub(super) struct Setting {
     pub(super) replicas: usize,
+    /// Gateways, and whether they share nothing.
+    pub(super) gateways: (usize, bool),
     pub(super) load: f64,
     pub(super) scrape_interval: Duration,
     pub(super) slow: Vec<(usize, f64)>,
@@ -115,11 +117,20 @@ impl Entrant {
                 let Self { slo, queue, medium, batch_limit, .. } = *self;
                 let limits = EngineLimits { scrape_interval: setting.scrape_interval, batch_limit };
                 let route = ReplayedRoute { policy, slo, queue, medium, limits };
-                let router = ProductRouter::new(&route, replicas - apart);
-                Box::new(match self.prefill {
-                    Some((keys, _)) => router.with_prefill(keys, apart),
-                    None => router,
-                })
+                let gateway = || {
+                    let router = ProductRouter::new(&route, replicas - apart);
+                    match self.prefill {
+                        Some((keys, _)) => router.with_prefill(keys, apart),
+                        None => router,
+                    }
+                };
+                match setting.gateways {
+                    (1, _) => Box::new(gateway()),
+                    (count, is_alone) => {
+                        let routers = std::iter::repeat_with(gateway).take(count).collect();
+                        Box::new(ReplayedGateways::new(routers, !is_alone))
+                    }
+                }
             }
             Contender::Rival(rival) => rival.router(replicas, &setting.engine, seed),
         }
@@ -222,20 +233,22 @@ fn settings(args: &ReplayArgs, config: Option<&Config>) -> Result<Vec<Setting>, 
     };
     let network = KvNetwork { times, lost: args.kv_lost };
     let prefill_replicas = args.prefill_replicas.map(NonZeroUsize::get);
+    let with = |replicas, load, scrape_interval, gateways: &NonZeroUsize| Setting {
+        replicas,
+        gateways: (gateways.get(), args.gateways_alone),
+        load,
+        scrape_interval,
+        slow: args.slow.clone(),
+        prefill_replicas,
+        network,
+        engine: engine.clone(),
+    };
     let mut settings = Vec::new();
     for &replicas in &fleets {
         for &load in &args.load {
             for &scrape_interval in &args.signals_age {
-                let (slow, engine) = (args.slow.clone(), engine.clone());
-                settings.push(Setting {
-                    replicas,
-                    load,
-                    scrape_interval,
-                    slow,
-                    prefill_replicas,
-                    network,
-                    engine,
-                });
+                settings
+                    .extend(args.gateways.iter().map(|count| with(replicas, load, scrape_interval, count)));
             }
         }
     }

@@ -15,6 +15,8 @@ pub(super) struct ReportLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     config: Option<String>,
     replicas: usize,
+    gateways: usize,
+    gateways_alone: bool,
     /// Of them, those that compute prompts for the others.
     prefill_replicas: usize,
     load: f64,
@@ -37,6 +39,8 @@ pub(super) fn lines(plan: &Plan, figures: &[Figures]) -> Vec<ReportLine> {
             policy: entrant.contender.as_str(),
             config: entrant.config.clone(),
             replicas: setting.replicas,
+            gateways: setting.gateways.0,
+            gateways_alone: setting.gateways.1,
             prefill_replicas: entrant.prefill_replicas(setting),
             load: setting.load,
             signals_age_s: setting.scrape_interval.as_secs_f64(),
@@ -59,9 +63,14 @@ pub(super) fn json(lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> 
 
 /// Prints the header, and one row for each contender and setting.
 pub(super) fn table(header: &str, lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> {
-    let name = |line: &ReportLine| match &line.config {
-        Some(config) => format!("{} ({config})", line.policy),
-        None => line.policy.to_owned(),
+    let name = |line: &ReportLine| {
+        let config = line.config.as_ref().map_or(String::new(), |config| format!(" ({config})"));
+        let gateways = match (line.gateways, line.gateways_alone) {
+            (1, _) => String::new(),
+            (count, false) => format!(", {count} gateways"),
+            (count, true) => format!(", {count} gateways alone"),
+        };
+        format!("{}{config}{gateways}", line.policy)
     };
     let mut rows = Vec::new();
     for runs in lines.chunk_by(|a, b| a.group == b.group) {
