@@ -71,6 +71,8 @@ pub(crate) fn ways(slot: &Slot, recent: &Slot, stage: Stage, replicas: &[Replica
     let part = |name: &Arc<str>| slot.parts.get(&(Dimension::Replica, Arc::clone(name)));
     let missed = |name: &Arc<str>| part(name).and_then(|part| part.missed_in.get(at)).copied().unwrap_or(0);
     let matters = MIN_DIFFERENCE.max(MATTERS * slot.mean_bound().unwrap_or_default());
+    // What came before the last seconds may be of before the onset: it shows nobody to be near where others have come since.
+    let has_come = replicas.iter().any(|status| enough(recent, &status.replica).is_some());
     let mut ways = Ways::default();
     for status in replicas {
         let replica = &status.replica;
@@ -81,7 +83,7 @@ pub(crate) fn ways(slot: &Slot, recent: &Slot, stage: Stage, replicas: &[Replica
         let between = seen - own;
         let is_far = between >= matters && between >= MAJORITY * seen;
         if !is_far {
-            ways.near += 1;
+            ways.near += usize::from(!has_come || enough(recent, replica).is_some());
         } else if waiting < 1.0 && missed(replica) > 0 {
             ways.far.push(Far { replica: Arc::clone(replica), between, own });
         }

@@ -11,13 +11,13 @@ use super::engines::{self, Far};
 use super::figures::{seconds, share};
 use super::table::{
     DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FAR_SLOWER, FEW, FLOOD,
-    MIN_DIFFERENCE, MISSES, NOISE, QUEUE, TOKENS,
+    LN_CHANCE, MIN_DIFFERENCE, MISSES, NOISE, QUEUE, TOKENS,
 };
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, Part, Slot};
 use crate::observe::lag::Lateness;
 use crate::stage::Stage;
-use crate::stats::{Counts, upper_quantile};
+use crate::stats::{Counts, ln_binomial_tail, upper_quantile};
 
 /// Figures of one route.
 #[derive(Default)]
@@ -249,14 +249,16 @@ fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<O
 }
 
 fn answers_nothing(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
-    let of = |empty: u32, answers: u32| f64::from(empty) / f64::from(answers.max(1));
-    let own = of(part.empty, part.answers);
-    let rest =
-        of(others.iter().map(|other| other.empty).sum(), others.iter().map(|other| other.answers).sum());
-    let is_it = part.empty >= FEW && own >= EMPTY && own >= EMPTIER * rest;
+    let own = Share { of: part.empty, all: part.answers };
+    let rest = Share::sum(others.iter().map(|other| Share { of: other.empty, all: other.answers }));
+    let is_it =
+        part.empty >= FEW && own.rate() >= EMPTY && own.rate() >= EMPTIER * rest.rate() && own.exceeds(rest);
     is_it.then(|| {
-        let evidence =
-            format!("answers {} of its requests with no text, the others {}", share(own), share(rest));
+        let evidence = format!(
+            "answers {} of its requests with no text, the others {}",
+            share(own.rate()),
+            share(rest.rate())
+        );
         (f64::from(part.empty) * 100.0, evidence)
     })
 }
@@ -314,13 +316,37 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
 
 fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
     let missed = |part: &Part| part.missed_in.get(stage as usize).copied().unwrap_or(0);
-    let rate = |missed: u32, judged: u32| f64::from(missed) / f64::from(judged.max(1));
-    let own = rate(missed(part), part.judged);
-    let rest = rate(others.iter().map(|o| missed(o)).sum(), others.iter().map(|o| o.judged).sum());
-    let is_it = missed(part) >= MISSES && own >= 2.0 * rest && own - rest >= 0.1;
+    let own = Share { of: missed(part), all: part.judged };
+    let rest = Share::sum(others.iter().map(|other| Share { of: missed(other), all: other.judged }));
+    let (rate, usual) = (own.rate(), rest.rate());
+    let is_it = own.of >= MISSES && rate >= 2.0 * usual && rate - usual >= 0.1 && own.exceeds(rest);
     is_it.then(|| {
-        (own / rest.max(0.01), format!("misses {} of its requests, the others {}", share(own), share(rest)))
+        let evidence = format!("misses {} of its requests, the others {}", share(rate), share(usual));
+        (rate / usual.max(0.01), evidence)
     })
+}
+
+/// Some of all requests.
+#[derive(Clone, Copy)]
+struct Share {
+    of: u32,
+    all: u32,
+}
+
+impl Share {
+    fn sum(all: impl Iterator<Item = Self>) -> Self {
+        all.fold(Self { of: 0, all: 0 }, |sum, one| Self { of: sum.of + one.of, all: sum.all + one.all })
+    }
+
+    fn rate(self) -> f64 {
+        f64::from(self.of) / f64::from(self.all.max(1))
+    }
+
+    /// Whether it is more than the others' share and chance: a fault that all have shows at one of them first.
+    fn exceeds(self, rest: Self) -> bool {
+        let usual = f64::from(rest.of + 1) / f64::from(rest.all + 2);
+        ln_binomial_tail(f64::from(self.of), f64::from(self.all), usual) <= LN_CHANCE
+    }
 }
 
 /// The replica with a queue while the others have none.

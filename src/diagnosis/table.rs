@@ -36,6 +36,8 @@ pub(super) const MISSES: u32 = 5;
 /// Tokens of a part, and how many times as long as its peers' they take, from which fewer misses are enough.
 pub(super) const TOKENS: u64 = 100;
 pub(super) const FAR_SLOWER: f64 = 3.0;
+/// Logarithm of the chance that a part with the others' share has as much as it: the page asks every second.
+pub(super) const LN_CHANCE: f64 = -6.0;
 /// Share of all failed attempts that makes them one replica's.
 pub(super) const FAILURES_OF_ONE: f64 = 0.6;
 /// Share of answers without text beside that of peers, or of the route before, and how many times theirs it is.

@@ -165,13 +165,21 @@ fn a_replica_that_answers_nothing_is_named_with_its_share_and_so_are_all_of_them
     }
     let both = || vec![ready("r1", 0.0), ready("r2", 0.0)];
     names_only(
-        &figures(hole.clone(), both()),
+        &figures(hole, both()),
         &[
             "20 of 100 requests got no text",
             "replica r1 stands out: answers 51 % of its requests with no text, the others 0 %",
         ],
         &["r2", "misses in"],
     );
+    // A fault of both that has shown at one of them first.
+    let decode = (Stage::Decode, 0.1, 0.1);
+    let mut early = slot(EMPTY_ANSWERS, &[did("r1", 9, 5, decode), did("r2", 20, 2, decode)]);
+    for (name, answers, empty) in [("r1", 14, 5), ("r2", 22, 2)] {
+        let part = early.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap();
+        (part.answers, part.empty) = (answers, empty);
+    }
+    names_only(&figures(early, both()), &["got no text"], &["stands out"]);
     // None stands out, and nothing is judged a miss.
     let mut alike = slot(EMPTY_ANSWERS, &[did("r1", 30, 0, (Stage::Decode, 1.0, 1.0))]);
     alike.slot.empty = 30;
@@ -317,6 +325,11 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     set(&mut figures, (0.0, 0));
     names_only(&figures, &["20 of 20 misses in network", "shared by all 2 replicas"], &["stands out"]);
     set(&mut figures, known);
+    // Nor where the other's are of before the last seconds.
+    figures.recent = figures.minute.slot.clone();
+    figures.recent.parts.remove(&(Dimension::Replica, "r2".into()));
+    names_only(&figures, &["20 of 20 misses in network", "shared by all 2 replicas"], &["stands out"]);
+    figures.recent = Slot::default();
     // Who waits in the engine explains it.
     figures.replicas[0].signals.as_mut().unwrap().waiting = Some(9.0);
     names_only(&figures, &["misses in engine_queue", "replica r1 stands out"], &["network"]);
