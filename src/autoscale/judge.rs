@@ -161,7 +161,6 @@ pub(super) fn typical() -> Typical {
         step: 0.01,
         per_sequence: 0.0005,
         round_trip: 0.01,
-        service: 3.0,
     }
 }
 

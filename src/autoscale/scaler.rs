@@ -194,12 +194,14 @@ impl Scaler {
             (told - engine.inflight as f64).max(0.0)
         };
         let foreign = self.foreign.note(now, ready.iter().map(beyond).sum());
-        terms.foreign_rate = if typical.service > 0.0 { foreign / typical.service } else { 0.0 };
         terms.backlog_rate = terms.waiting / terms.cold_start.as_secs_f64().clamp(MIN_DRAIN, MAX_DRAIN);
         let mean = |figure: fn(&EngineLoad) -> Option<f64>| {
             let all: Vec<f64> = ready.iter().filter_map(|engine| figure(engine)).collect();
             (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
         };
+        let running = mean(|engine| Some(engine.running.unwrap_or(engine.inflight as f64))).unwrap_or(0.0);
+        let service = typical.output * (typical.step + typical.per_sequence * running);
+        terms.foreign_rate = if service > 0.0 { foreign / service } else { 0.0 };
         let prompt = Tokens(typical.uncached as u64);
         let strictest =
             target.ttft.iter().map(|bound| bound.for_prompt(prompt).as_secs_f64()).min_by(f64::total_cmp);

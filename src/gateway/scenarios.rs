@@ -139,7 +139,7 @@ struct Live {
 
 struct LiveStream {
     pick: Box<Pick>,
-    first_token: Option<Stamp>,
+    has_begun: bool,
     tokens: u64,
 }
 
@@ -202,7 +202,7 @@ impl Live {
     fn send_chosen(&mut self, fleet: &mut dyn SimFleet) {
         for (request, pick) in std::mem::take(&mut *self.chosen.lock()) {
             fleet.send(request, pick.replica.slot(), pick.assignment.decision.predicted_ttft);
-            self.streams.insert(request, LiveStream { pick, first_token: None, tokens: 0 });
+            self.streams.insert(request, LiveStream { pick, has_begun: false, tokens: 0 });
         }
     }
 
@@ -274,7 +274,7 @@ impl Router for Live {
         let at = self.live(at);
         let Some(stream) = self.streams.get_mut(&request) else { return };
         stream.pick.first_token(at);
-        (stream.first_token, stream.tokens) = (Some(at), 1);
+        (stream.has_begun, stream.tokens) = (true, 1);
     }
 
     fn token(&mut self, request: RequestId, at: SimStamp) {
@@ -289,8 +289,8 @@ impl Router for Live {
         let Some(mut stream) = self.streams.remove(&request) else { return };
         stream.pick.answered(false, at);
         stream.pick.learn(TokenCounts { cached: Some(Tokens(end.cached)), ..TokenCounts::default() });
-        if let Some(first) = stream.first_token {
-            stream.pick.assignment.served(first, at, Some(Tokens(end.output)), stream.tokens);
+        if stream.has_begun {
+            stream.pick.assignment.served(Tokens(end.output), stream.tokens);
         }
     }
 

@@ -39,8 +39,8 @@ pub struct StreamPump {
     has_first_token: bool,
     /// Content events of the replicas before the present one.
     events_before: u64,
-    /// First content of the present replica, where the stream was continued.
-    segment_began: Option<Stamp>,
+    /// The present replica is not the first one.
+    is_continued: bool,
 }
 
 /// The result of a poll.
@@ -58,7 +58,7 @@ impl StreamPump {
     /// To be made when the head of the stream is passed on.
     #[must_use]
     pub fn new(reader: Box<StreamReader>, pick: Box<Pick>) -> Self {
-        Self { reader, pick, has_first_token: false, events_before: 0, segment_began: None }
+        Self { reader, pick, has_first_token: false, events_before: 0, is_continued: false }
     }
 
     /// The next bytes, the end, or an expiry. Nothing is lost where the poll is not repeated.
@@ -133,19 +133,19 @@ impl StreamPump {
         (self.reader, self.pick) = (reader, pick);
         self.reader.watch.decodes(at);
         self.pick.first_token(at);
-        self.segment_began = Some(at);
+        self.is_continued = true;
     }
 
     /// Learns from a stream that is complete.
-    pub fn learn(&mut self, now: Stamp) {
+    pub fn learn(&mut self) {
         let tokens = self.facts().tokens;
         // The prompt of a continuation is not the request's: it says nothing of the size and the cached part of that.
-        if self.segment_began.is_none() {
+        if !self.is_continued {
             self.pick.learn(tokens);
         }
-        if let Some(began) = self.segment_began.or_else(|| self.reader.timeline.first_token()) {
-            let events = self.segment_events();
-            self.pick.assignment.served(began, now, tokens.output, events);
+        let has_begun = self.is_continued || self.reader.timeline.first_token().is_some();
+        if let Some(output) = tokens.output.filter(|_| has_begun) {
+            self.pick.assignment.served(output, self.segment_events());
         }
     }
 

@@ -204,7 +204,7 @@ impl StreamBody {
         } else {
             self.pump.pick.answered(!self.pump.has_first_token(), now);
         }
-        self.pump.learn(now);
+        self.pump.learn();
         self.remember_response();
     }
 

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::clock::Stamp;
 use crate::record::SloBounds;
-use crate::routing::tuning::prices;
+use crate::routing::tuning::{memories, prices};
 use crate::units::Tokens;
 
 /// What one pool knows and learns.
@@ -222,7 +222,7 @@ impl Dispatcher {
             return;
         }
         if let Some(CacheReport { requests, promised, found }) = target.cache_report() {
-            for _ in 0..requests.min(MAX_REPORTS) {
+            for _ in 0..requests.min(u64::from(memories::ENOUGH_ANSWERS)) {
                 self.index.reported(target.slot, promised, found);
             }
         }
@@ -504,17 +504,13 @@ impl Assignment {
         let context = self.load.context();
         model.observe(slot, &TimingSample { work: self.computed, busy, was_idle, context, at: now });
         model.observe_pace(slot, now, Pace { per_token: slower * step.as_secs_f64(), context });
-        model.observe_service(slot, now, span(slower * decoding), Some(output));
+        model.observe_output(output);
     }
 
-    /// The stream is complete: it held a place in the batch since `first_token`, and brought its tokens in so many content events.
-    pub fn served(&self, first_token: Stamp, now: Stamp, output: Option<Tokens>, events: u64) {
-        let (held, model) = (now.since(first_token), &self.dispatcher.model);
-        if let Some(output) = output {
-            model.observe_events(output, events);
-        }
-        let each = output.map(|output| self.sampling.each(output));
-        model.observe_service(self.decision.slot, now, held, each);
+    /// The stream is complete, and brought its tokens in so many content events.
+    pub fn served(&self, output: Tokens, events: u64) {
+        self.dispatcher.model.observe_events(output, events);
+        self.dispatcher.model.observe_output(self.sampling.each(output));
     }
 
     /// The engine counted the prompt, and the part of it that was cached where it reports that. An engine that
@@ -550,6 +546,3 @@ impl Assignment {
         self.dispatcher.model.expected(&self.decision.terms)
     }
 }
-
-/// Of one page: as many answers would not teach more.
-const MAX_REPORTS: u64 = 64;

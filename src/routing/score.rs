@@ -162,7 +162,7 @@ impl<'a> Stakes<'a> {
         let others = || others.iter().map(|(_, one)| one).filter(|one| one.slot != winner.slot);
         let hit = others().map(|other| other.hit).min().unwrap_or(winner.hit);
         let without = self.terms(&Candidate { hit, ..*winner });
-        let enough = without.cost.total() + tolerance(self.query.model.error(), without.seconds());
+        let enough = without.cost.total() + tolerance(without.seconds());
         others().any(|other| other.cost <= enough)
     }
 
@@ -202,8 +202,8 @@ impl<'a> Stakes<'a> {
 }
 
 /// By how much two costs may differ and say the same.
-pub(super) fn tolerance(error: f64, ttft: f64) -> f64 {
-    fast_max(priors::JITTER, fast_min(error, priors::ERROR) * ttft)
+pub(super) fn tolerance(ttft: f64) -> f64 {
+    fast_max(priors::JITTER, priors::ERROR * ttft)
 }
 
 /// A decoding step, in seconds.

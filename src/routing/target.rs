@@ -187,15 +187,15 @@ impl Target {
 impl EnginePage {
     /// Without what cannot be: figures of nonsense are absent, not zero.
     fn sane(self) -> Self {
-        let above_zero = |count: Option<u64>, most| count.filter(|count| (1..=most).contains(count));
+        let above_zero = |count: Option<u64>| count.filter(|count| (1..=MOST_BLOCKS).contains(count));
         Self {
             running: self.running.and_then(sane),
             waiting: self.waiting.and_then(sane),
             kv_cache_usage: self.kv_cache_usage.filter(|usage| (0.0..=1.0).contains(usage)),
-            block_tokens: above_zero(self.block_tokens, MOST_BLOCK_TOKENS),
-            total_blocks: above_zero(self.total_blocks, MOST_BLOCKS),
+            block_tokens: above_zero(self.block_tokens),
+            total_blocks: above_zero(self.total_blocks),
             is_caching_off: self.is_caching_off,
-            batch_limit: above_zero(self.batch_limit, MOST_BLOCKS),
+            batch_limit: above_zero(self.batch_limit),
             cache: self.cache,
         }
     }
@@ -219,9 +219,7 @@ fn float(cell: &AtomicU32) -> f64 {
 
 /// Scrape intervals after which figures are absent rather than stale.
 pub const MAX_AGE: u32 = 10;
-/// Larger ones are no blocks, ...
-const MOST_BLOCK_TOKENS: u64 = 1 << 20;
-/// ... and more of them no cache.
+/// More blocks are no cache, more tokens no block.
 const MOST_BLOCKS: u64 = 1 << 40;
 
 #[cfg(test)]

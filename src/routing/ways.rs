@@ -90,8 +90,7 @@ pub fn weigh(offers: &impl Offers, rule: &Rule<'_>, tokens: Tokens, now: Stamp) 
         return Choice::together(ways, "short");
     }
     let mut closed = rule.tried.clone();
-    for _ in 0..MAX_PREFILL_REPLICAS {
-        let Some(prefill) = offers.prefill(&closed) else { break };
+    while let Some(prefill) = offers.prefill(&closed) {
         let links = rule.transfers.from(prefill.identity, now);
         let transfer = |identity, tokens| links.seconds(identity, tokens);
         let Some(decode) = offers.decode(prefill.ttft, Elsewhere { transfer: &transfer }) else { break };
@@ -138,7 +137,5 @@ fn cheaper(
 
 /// The prefill pool has no ready replica.
 pub const NO_REPLICA: &str = "no_replica";
-/// Replicas that are asked for one whose transfers work.
-const MAX_PREFILL_REPLICAS: usize = 3;
 /// Share of the cost by which two legs have to be better.
 const MARGIN: f64 = 0.05;

@@ -88,7 +88,7 @@ pub struct ReplayedRoute {
 
 struct SimulatedStream {
     assignment: Assignment,
-    first_token: Option<Stamp>,
+    has_begun: bool,
     tokens: u64,
 }
 
@@ -209,7 +209,7 @@ impl ProductRouter {
                     _ => fleet.send(id, slot, predicted),
                 }
                 self.streams
-                    .insert(id, SimulatedStream { assignment: *assignment, first_token: None, tokens: 0 });
+                    .insert(id, SimulatedStream { assignment: *assignment, has_begun: false, tokens: 0 });
                 if let Some(wait) = before {
                     self.called.extend(self.queue.placed(wait.position, now));
                     self.ends.remove(&(wait.end, id));
@@ -441,7 +441,7 @@ impl Router for ProductRouter {
             side.first_token(request, live(at));
         }
         stream.assignment.first_token(live(at));
-        (stream.first_token, stream.tokens) = (Some(live(at)), 1);
+        (stream.has_begun, stream.tokens) = (true, 1);
         self.standings.first_token(stream.assignment.decision.slot, live(at));
         self.turn();
     }
@@ -458,8 +458,8 @@ impl Router for ProductRouter {
             self.dispatcher.answered(live(end.at));
             stream.assignment.prompt_reported(None, Some(Tokens(end.cached)));
         }
-        if let Some(first) = stream.first_token {
-            stream.assignment.served(first, live(end.at), Some(Tokens(end.output)), stream.tokens);
+        if stream.has_begun {
+            stream.assignment.served(Tokens(end.output), stream.tokens);
         }
         drop(stream);
         self.turn();

@@ -206,7 +206,7 @@ impl Copy {
         let now = gateway.clock.now();
         let failure = failure.filter(|_| !pump.reader.is_whole());
         if failure.is_none() {
-            pump.learn(now);
+            pump.learn();
         }
         let tokens = pump.facts().tokens;
         pump.finish(now, tokens, &mut sink);

@@ -78,7 +78,7 @@ impl Curve {
 /// Reads a curve, wherever its points are kept.
 #[inline]
 pub(super) fn read(point: impl Fn(usize) -> Option<f32>, seconds: f32) -> f32 {
-    let x = (seconds * (1.0 / FIRST)).clamp(0.0, LAST);
+    let x = (seconds * (1.0 / FIRST)).clamp(0.0, STALLS[POINTS - 1] / FIRST);
     // Between powers of two the mantissa says how far: no logarithm is needed.
     let (at, part) = if x < 1.0 {
         (0, x)
@@ -108,8 +108,6 @@ pub const POINTS: usize = 16;
 pub(super) const FRESH_SPARE: f64 = 0.1;
 /// Seconds: a stall of less than a decoding step harms nobody.
 const FIRST: f32 = 0.01;
-/// The last point in units of the first stall.
-const LAST: f32 = (1 << (POINTS - 2)) as f32;
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 //!
 //! While prompts wait without a pause through as many ends as ever ran together, no more than those run: that is the limit,
 //! known within one generation of streams. It is a lower bound on what fits, by Little's law never below what the engine did
-//! at that time, so it is tried again: after [`RETRIED_EVERY`] ends one more is let in, and whatever runs beyond the limit raises it.
+//! at that time, so it is tried again: after [`memories::ENOUGH_ANSWERS`] ends one more is let in, and whatever runs beyond the limit raises it.
 
 use crate::routing::tuning::memories;
 
@@ -33,7 +33,8 @@ impl Concurrency {
 
     /// One of `running` sequences ended while prompts waited.
     pub(super) fn ended(&mut self, running: u32) {
-        let was_tried = self.untried >= RETRIED_EVERY && self.limit.is_some_and(|limit| running >= limit);
+        let was_tried =
+            self.untried >= memories::ENOUGH_ANSWERS && self.limit.is_some_and(|limit| running >= limit);
         self.untried = if was_tried { 0 } else { self.untried + 1 };
         self.top = self.top.max(running);
         self.ends += 1;
@@ -52,7 +53,7 @@ impl Concurrency {
 
     /// The limit as decisions should take it; zero while it is not known.
     pub(super) fn limit(&self) -> u32 {
-        self.limit.map_or(0, |limit| limit + u32::from(self.untried >= RETRIED_EVERY))
+        self.limit.map_or(0, |limit| limit + u32::from(self.untried >= memories::ENOUGH_ANSWERS))
     }
 
     /// Most that ran at once.
@@ -60,9 +61,6 @@ impl Concurrency {
         self.peak
     }
 }
-
-/// Ends after which one place more is risked.
-const RETRIED_EVERY: u32 = memories::ENOUGH_ANSWERS;
 
 #[cfg(test)]
 mod tests {

@@ -40,7 +40,7 @@ impl Policy for Latency {
             .or(query.prompt.root())
             .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
         let (first, cheapest) = eligible.iter().min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))?;
-        let enough = cheapest.cost + tolerance(query.model.error(), cheapest.ttft);
+        let enough = cheapest.cost + tolerance(cheapest.ttft);
         let (mut near, mut best) = (0, None);
         let (mut longest, mut shortest) = (Tokens(0), Tokens(u64::MAX));
         for (at, candidate) in eligible.iter() {

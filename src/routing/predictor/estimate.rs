@@ -4,6 +4,7 @@
 //! [`Estimate`] is one replica's: how fast it is by that measure. Policies know no more of prediction than the
 //! [`Terms`] that come out: a better model changes this folder, not them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::fit::dot;
@@ -44,10 +45,53 @@ pub struct Estimate {
     pub(super) slowness: f64,
     /// Seconds that a request takes to an idle replica and back, beyond computing.
     pub(super) round_trip: f64,
-    /// Seconds that a request holds its place in the batch.
-    pub(super) service: f64,
     /// Seconds of a decoding step: undisturbed and alone, and more per 100,000 tokens of context.
     pub(super) step: [f64; 2],
+}
+
+/// An [`Estimate`] that one writes and many read, number by number: a reader may mix two that follow one another, which differ by one
+/// answer.
+#[derive(Debug, Default)]
+pub(super) struct Published {
+    pub(super) slowness: Figure,
+    pub(super) round_trip: Figure,
+    pub(super) step: [Figure; 2],
+}
+
+/// A number that is published.
+#[derive(Debug, Default)]
+pub(super) struct Figure(AtomicU64);
+
+impl Figure {
+    #[inline]
+    pub(super) fn load(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(super) fn store(&self, figure: f64) {
+        self.0.store(figure.to_bits(), Ordering::Relaxed);
+    }
+}
+
+impl From<f64> for Figure {
+    fn from(figure: f64) -> Self {
+        Self(AtomicU64::new(figure.to_bits()))
+    }
+}
+
+impl Published {
+    #[inline]
+    pub(super) fn load(&self) -> Estimate {
+        let step = self.step.each_ref().map(Figure::load);
+        Estimate { slowness: self.slowness.load(), round_trip: self.round_trip.load(), step }
+    }
+
+    pub(super) fn store(&self, own: &Estimate) {
+        self.slowness.store(own.slowness);
+        self.round_trip.store(own.round_trip);
+        self.step.iter().zip(own.step).for_each(|(cell, figure)| cell.store(figure));
+    }
 }
 
 /// What a prediction is made of.
@@ -204,7 +248,7 @@ impl Estimate {
         let is_idle = own.awaiting == 0;
         let head = if is_idle { 0.0 } else { step + self.slowness * pool.work(&own.head) };
         // Overdue: it is slower than it was, and how much so shows before it answers. Unless it waits for room.
-        let due = prices::OVERDUE_FACTOR * head + prices::OVERDUE_GRACE;
+        let due = priors::OUTLIER * head + priors::JITTER;
         let is_late = !is_idle && queue.head_age > due && !queue.is_full();
         let lag = if is_late { queue.head_age / due } else { 1.0 };
         let in_a_step = 1.0 + float(others.tokens) * (1.0 / priors::STEP_TOKENS as f64);
@@ -213,7 +257,7 @@ impl Estimate {
         let wait = fast_max(lag * ahead - fast_min(queue.head_age, lag * head), 0.0);
         let prefill = lag * self.slowness * pool.work(&work);
         // Prompts are computed while they wait for places: the slower of the two is what counts.
-        let in_place = self.service + prefill;
+        let in_place = pool.answers.output * self.step(own.context) + prefill;
         let slot_wait = fast_max(slot_wait(queue, in_place) - wait, 0.0);
         let places = queue.batch_limit.filter(|limit| *limit > 0);
         let own_wait = self.own_wait(pool, queue, Served { lag, head, in_place });
@@ -305,11 +349,11 @@ mod tests {
     use crate::routing::float::MAX_SPAN;
 
     fn pool() -> PoolView {
-        PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE, Answers { output: 256.0, goes_on: 1.0 }, 100.0)
+        PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE, Answers { output: 200.0, goes_on: 1.0 }, 100.0)
     }
 
     fn estimate() -> Estimate {
-        Estimate { slowness: 1.0, round_trip: 0.01, service: 4.0, step: [0.02, 0.01] }
+        Estimate { slowness: 1.0, round_trip: 0.01, step: [0.02, 0.01] }
     }
 
     fn own(inflight: u64, waiting_tokens: u64) -> LoadView {

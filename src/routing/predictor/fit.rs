@@ -25,20 +25,14 @@ pub(super) struct Fit<const N: usize> {
     solved: Option<[f64; N]>,
     /// Observed since then.
     has_more: bool,
-    memory: Memory,
-}
-
-/// How long observations count.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Memory {
     /// What is kept of the past at each observation.
-    pub(super) kept: f64,
+    kept: f64,
 }
 
 impl<const N: usize> Fit<N> {
-    pub(super) fn new(memory: Memory) -> Self {
+    pub(super) fn new(kept: f64) -> Self {
         let (causes, seconds) = ([[0.0; N]; N], [0.0; N]);
-        Self { causes, seconds, count: 0.0, observed: 0, streak: 0, solved: None, has_more: false, memory }
+        Self { causes, seconds, count: 0.0, observed: 0, streak: 0, solved: None, has_more: false, kept }
     }
 
     pub(super) fn save(&self) -> SavedFit {
@@ -47,11 +41,11 @@ impl<const N: usize> Fit<N> {
     }
 
     /// `None` where it is no such fit.
-    pub(super) fn restored(memory: Memory, saved: &SavedFit) -> Option<Self> {
+    pub(super) fn restored(kept: f64, saved: &SavedFit) -> Option<Self> {
         let SavedFit { causes, seconds, count, observed } = saved;
         let is_sound =
             causes.len() == N * N && are_sound(causes) && are_sound(seconds) && are_sound(&[*count]);
-        let mut fit = Self { count: *count, observed: *observed, ..Self::new(memory) };
+        let mut fit = Self { count: *count, observed: *observed, ..Self::new(kept) };
         fit.seconds = seconds.as_slice().try_into().ok().filter(|_| is_sound)?;
         for (row, saved) in fit.causes.iter_mut().zip(causes.chunks_exact(N)) {
             row.copy_from_slice(saved);
@@ -72,11 +66,11 @@ impl<const N: usize> Fit<N> {
     pub(super) fn add(&mut self, causes: &[f64; N], seconds: f64, weight: f64) {
         for ((row, sum), cause) in self.causes.iter_mut().zip(&mut self.seconds).zip(causes) {
             for (cell, other) in row.iter_mut().zip(causes) {
-                *cell = *cell * self.memory.kept + weight * cause * other;
+                *cell = *cell * self.kept + weight * cause * other;
             }
-            *sum = *sum * self.memory.kept + weight * cause * seconds;
+            *sum = *sum * self.kept + weight * cause * seconds;
         }
-        self.count = self.count * self.memory.kept + 1.0;
+        self.count = self.count * self.kept + 1.0;
         self.observed = self.observed.saturating_add(1);
         self.has_more = true;
     }
@@ -140,7 +134,7 @@ impl<const N: usize> Fit<N> {
             return seconds;
         }
         if !expected.is_finite() {
-            *self = Self::new(self.memory);
+            *self = Self::new(self.kept);
             return seconds;
         }
         let side = if seconds > high { 1 } else { -1 };
@@ -148,7 +142,7 @@ impl<const N: usize> Fit<N> {
         if self.streak.abs() < priors::CHANGE {
             return seconds.clamp(low.max(0.0), high);
         }
-        *self = Self::new(self.memory);
+        *self = Self::new(self.kept);
         seconds
     }
 }
@@ -170,12 +164,11 @@ const LEAST: f64 = 1e-12;
 mod tests {
     use super::*;
 
-    const MEMORY: Memory = Memory { kept: 0.95 };
     /// Seconds of base, seconds per thousand tokens.
     const PRIOR: [f64; 2] = [0.05, 0.1];
 
     fn learned(answers: impl IntoIterator<Item = ([f64; 2], f64)>) -> [f64; 2] {
-        let mut fit = Fit::new(MEMORY);
+        let mut fit = Fit::new(0.95);
         answers.into_iter().for_each(|(causes, seconds)| fit.observe(&causes, seconds, &PRIOR));
         fit.rates(&PRIOR)
     }

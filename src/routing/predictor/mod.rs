@@ -104,17 +104,13 @@ impl PoolModel {
     /// A first token came: how well it was predicted.
     pub fn compare(&self, slot: usize, predicted: Duration, actual: Duration) {
         let Some(replica) = self.replicas.get(slot) else { return };
-        replica.compare(predicted, actual, &self.pool.average());
+        replica.compare(predicted, actual);
         self.pool.compare(predicted, actual);
     }
 
-    /// A stream of the replica in `slot` ended, `held` after its first token, with so many tokens where that is known.
-    pub fn observe_service(&self, slot: usize, now: Stamp, held: Duration, output: Option<Tokens>) {
-        let Some(replica) = self.replicas.get(slot) else { return };
-        replica.observe_service(now, held, &self.pool.average());
-        if let Some(output) = output {
-            self.pool.observe_output(output);
-        }
+    /// An answer ended, with so many tokens.
+    pub fn observe_output(&self, output: Tokens) {
+        self.pool.observe_output(output);
     }
 
     /// A stream brought its tokens in so many content events: engines that speculate, or write in intervals, put several into one.
@@ -183,7 +179,7 @@ impl PoolModel {
     pub fn usual_wait(&self, terms: &Terms, is_whole: bool) -> f64 {
         let (usual, view) = (self.pool.average(), self.pool.view());
         let ahead = view.work(&Work::of(terms.ahead, Tokens(0)));
-        let decoding = if is_whole { usual.service } else { 0.0 };
+        let decoding = if is_whole { view.answers.output * usual.step(0) } else { 0.0 };
         usual.slowness * (ahead + view.seconds(1.0, 0, &terms.work)) + usual.round_trip + decoding
     }
 
@@ -252,12 +248,6 @@ impl PoolModel {
         let cell = self.replicas.get(slot)?;
         cell.slowness()?;
         Some(cell.estimate(now, self.pool.usual_slowness())?.step(0))
-    }
-
-    /// Mean error of the latest predictions of first tokens, as the logarithm of actual over predicted.
-    #[inline]
-    pub(super) fn error(&self) -> f64 {
-        self.pool.error()
     }
 
     /// How well predictions fit: of the replica in `slot`, or of the whole pool. `None` before the first.
@@ -379,7 +369,7 @@ mod tests {
         for model in &models {
             teach(model, 0, 120, 40);
             teach(model, 1, 900, 7);
-            model.observe_service(1, at(41), Duration::from_secs(9), Some(Tokens(80)));
+            model.observe_output(Tokens(80));
         }
         assert_eq!(models[0].estimate(1, at(42)), models[1].estimate(1, at(42)));
         assert_eq!(models[0].view(), models[1].view());
@@ -393,7 +383,7 @@ mod tests {
             teach(&known, 1, 300, 20);
         }
         for _ in 0..40 {
-            known.observe_service(1, at(20), Duration::from_secs(9), Some(Tokens(80)));
+            known.observe_output(Tokens(80));
             known.observe_pace(1, at(20), Pace { per_token: 0.02, context: 1000 });
         }
         let text = |model: &PoolModel| {
@@ -411,14 +401,15 @@ mod tests {
             let (was, is) = (predicted_ms(&known, slot, at(25)), predicted_ms(&new, slot, at(6)));
             assert!(was.abs_diff(is) <= was / 20, "{slot}: {was} ms, {is} ms");
         }
-        let service = new.pool.average().service / known.pool.average().service;
-        assert!((0.99..1.01).contains(&service), "{service}");
+        let service = |model: &PoolModel| model.view().answers.output * model.pool.average().step(0);
+        let ratio = service(&new) / service(&known);
+        assert!((0.99..1.01).contains(&ratio), "{ratio}");
         teach(&new, 1, 100, 200);
         assert!(predicted_ms(&new, 1, at(200)) < 200, "it learns as before");
         // What cannot be is refused.
         let other = PoolModel::new(1);
         assert!(!other.restore(&SavedPool::default()) && !other.is_taught());
-        let absurd = SavedSpeed { service: -1.0, ..replicas[0].clone().unwrap() };
+        let absurd = SavedSpeed { age: -1.0, ..replicas[0].clone().unwrap() };
         assert!(!other.restore_replica(0, &absurd, at(6)) && !other.restore_replica(9, &absurd, at(6)));
     }
 

@@ -2,16 +2,16 @@
 //! average replica is like.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::calibration::{Calibration, Ledger};
-use super::estimate::{Answers, CAUSES, Estimate, PoolView, causes};
-use super::fit::{Fit, Memory};
-use super::replica::{StepFit, load};
+use super::estimate::{Answers, CAUSES, Estimate, Figure, PoolView, Published, causes};
+use super::fit::Fit;
+use super::replica::StepFit;
 use super::saved::{SavedPool, are_sound};
 use crate::routing::hazard::lengths::{Lengths, Survival};
 use crate::routing::hazard::{Curve, FRESH_SPARE, POINTS, Running};
@@ -22,16 +22,17 @@ use crate::units::Tokens;
 /// The pool's learner and what it published.
 #[derive(Debug)]
 pub(super) struct PoolCell {
-    rates: [AtomicU64; CAUSES],
+    rates: [Figure; CAUSES],
     fresh: [AtomicU32; POINTS],
     /// Mean tokens of an answer.
-    output: AtomicU64,
+    output: Figure,
     /// Share of answers that have more than one.
-    goes_on: AtomicU64,
-    average: [AtomicU64; AVERAGES],
-    tokens_per_event: AtomicU64,
-    /// Mean absolute logarithm of actual over predicted.
-    error: AtomicU64,
+    goes_on: Figure,
+    /// A replica of which nothing is known yet.
+    average: Published,
+    /// Uncached tokens of a prompt.
+    uncached: Figure,
+    tokens_per_event: Figure,
     has_learned: AtomicBool,
     survival: ArcSwap<Survival>,
     learner: Mutex<Learner>,
@@ -56,28 +57,31 @@ struct Learner {
 impl Default for PoolCell {
     fn default() -> Self {
         let lengths = Lengths::default();
+        let mean_uncached = 2.0 * priors::ANSWER_TOKENS;
         let cell = Self {
-            rates: priors::RATES.map(|rate| AtomicU64::new(rate.to_bits())),
+            rates: priors::RATES.map(Figure::from),
             fresh: Default::default(),
-            output: AtomicU64::new(0),
-            goes_on: AtomicU64::new(0),
-            average: UNSEEN.map(|figure| AtomicU64::new(figure.to_bits())),
-            tokens_per_event: AtomicU64::new(1.0f64.to_bits()),
-            error: AtomicU64::new(priors::ERROR.to_bits()),
+            output: Figure::default(),
+            goes_on: Figure::default(),
+            average: Published::default(),
+            uncached: mean_uncached.into(),
+            tokens_per_event: 1.0.into(),
             has_learned: AtomicBool::new(false),
             survival: ArcSwap::from_pointee(lengths.survival()),
             learner: Mutex::new(Learner {
-                shape: Fit::new(SHAPE),
+                shape: Fit::new(memories::SHAPE_KEPT),
                 steps: StepFit::default(),
                 lengths,
                 events: [priors::ANSWERS; 2],
                 taught: 0,
                 slowness: (0.0, 0),
-                round_trip: UNSEEN[0],
-                mean_uncached: UNSEEN[UNCACHED],
+                round_trip: priors::ROUND_TRIP,
+                mean_uncached,
                 ledger: Ledger::default(),
             }),
         };
+        let (round_trip, step) = (priors::ROUND_TRIP, priors::STEP);
+        cell.average.store(&Estimate { slowness: 1.0, round_trip, step });
         cell.publish_fresh();
         cell
     }
@@ -87,27 +91,21 @@ impl PoolCell {
     pub(super) fn view(&self) -> PoolView {
         let point = |point: &AtomicU32| f32::from_bits(point.load(Ordering::Relaxed));
         PoolView::new(
-            &self.rates.each_ref().map(load),
+            &self.rates.each_ref().map(Figure::load),
             Curve::from_points(self.fresh.each_ref().map(point)),
-            Answers { output: load(&self.output), goes_on: load(&self.goes_on) },
-            load(&self.average[UNCACHED]),
+            Answers { output: self.output.load(), goes_on: self.goes_on.load() },
+            self.uncached.load(),
         )
     }
 
     /// A replica of which nothing is known yet.
     pub(super) fn average(&self) -> Estimate {
-        let [round_trip, step, per_context, slowness, _] = self.average.each_ref().map(load);
-        Estimate { slowness, round_trip, service: load(&self.output) * step, step: [step, per_context] }
-    }
-
-    #[inline]
-    pub(super) fn error(&self) -> f64 {
-        load(&self.error)
+        self.average.load()
     }
 
     #[inline]
     pub(super) fn usual_slowness(&self) -> f64 {
-        load(&self.average[SLOWNESS])
+        self.average.slowness.load()
     }
 
     pub(super) fn survival(&self) -> Arc<Survival> {
@@ -136,7 +134,7 @@ impl PoolCell {
             *count += 1;
         }
         let mean = (*sum / f64::from((*count).max(1))).exp();
-        self.average[SLOWNESS].store(mean.to_bits(), Ordering::Relaxed);
+        self.average.slowness.store(mean);
     }
 
     /// Learns the shape from what a replica did, whatever its speed: the measure itself stays as the first answers made it.
@@ -154,20 +152,19 @@ impl PoolCell {
         }
         let rates = learner.shape.rates(&priors::RATES);
         for (cell, rate) in self.rates.iter().zip(rates) {
-            cell.store(rate.to_bits(), Ordering::Relaxed);
+            cell.store(rate);
         }
         let uncached = &mut learner.mean_uncached;
         *uncached += memories::LEARNED * (sample.work.tokens as f64 - *uncached);
-        self.average[UNCACHED].store(uncached.to_bits(), Ordering::Relaxed);
-        self.average[0].store(learner.round_trip.to_bits(), Ordering::Relaxed);
+        self.uncached.store(*uncached);
+        self.average.round_trip.store(learner.round_trip);
     }
 
     pub(super) fn observe_paces(&self, paces: &[Pace]) {
         let mut learner = self.learner.lock();
         learner.steps.observe(paces, &priors::STEP);
-        let [step, per_context] = learner.steps.rates(&priors::STEP);
-        self.average[1].store(step.to_bits(), Ordering::Relaxed);
-        self.average[2].store(per_context.to_bits(), Ordering::Relaxed);
+        let step = learner.steps.rates(&priors::STEP);
+        self.average.step.iter().zip(step).for_each(|(cell, figure)| cell.store(figure));
     }
 
     pub(super) fn observe_events(&self, output: Tokens, events: u64) {
@@ -176,12 +173,12 @@ impl PoolCell {
             *sum = *sum * (1.0 - memories::LEARNED) + more as f64;
         }
         let [tokens, events] = learner.events;
-        self.tokens_per_event.store((tokens / events).max(1.0).to_bits(), Ordering::Relaxed);
+        self.tokens_per_event.store((tokens / events).max(1.0));
     }
 
     /// Tokens of a content event.
     pub(super) fn tokens_per_event(&self) -> f64 {
-        load(&self.tokens_per_event)
+        self.tokens_per_event.load()
     }
 
     pub(super) fn observe_output(&self, output: Tokens) {
@@ -193,14 +190,7 @@ impl PoolCell {
     }
 
     pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
-        let mut learner = self.learner.lock();
-        learner.ledger.note(predicted, actual);
-        let error = (actual.as_secs_f64() / predicted.as_secs_f64()).ln().abs();
-        if error.is_finite() {
-            let share = 1.0 / f64::from(memories::ENOUGH_ANSWERS);
-            let mean = self.error() + share * (error - self.error());
-            self.error.store(mean.to_bits(), Ordering::Relaxed);
-        }
+        self.learner.lock().ledger.note(predicted, actual);
     }
 
     pub(super) fn calibration(&self) -> Option<Calibration> {
@@ -221,17 +211,16 @@ impl PoolCell {
             taught: learner.taught,
             round_trip: learner.round_trip,
             mean_uncached: learner.mean_uncached,
-            error: self.error(),
             slowness: self.usual_slowness(),
         }
     }
 
     /// Knows what was saved; returns whether it could be read. What is known of its replicas stays.
     pub(super) fn restore(&self, saved: &SavedPool) -> bool {
-        let SavedPool { events, round_trip, mean_uncached, error, slowness, .. } = *saved;
-        let figures = [events[0], events[1], round_trip, mean_uncached, error, slowness];
+        let SavedPool { events, round_trip, mean_uncached, slowness, .. } = *saved;
+        let figures = [events[0], events[1], round_trip, mean_uncached, slowness];
         let is_sound = are_sound(&figures) && slowness > 0.0;
-        let fits = Fit::restored(SHAPE, &saved.shape).zip(StepFit::restored(&saved.steps));
+        let fits = Fit::restored(memories::SHAPE_KEPT, &saved.shape).zip(StepFit::restored(&saved.steps));
         let Some((shape, steps)) = fits.filter(|_| is_sound && saved.taught > 0 && events[1] > 0.0) else {
             return false;
         };
@@ -242,23 +231,14 @@ impl PoolCell {
         (learner.events, learner.taught) = (events, saved.taught);
         (learner.round_trip, learner.mean_uncached) = (round_trip, mean_uncached);
         let rates = learner.shape.rates(&priors::RATES);
-        let [step, per_context] = learner.steps.rates(&priors::STEP);
+        let step = learner.steps.rates(&priors::STEP);
         self.survival.store(Arc::new(learner.lengths.survival()));
         drop(learner);
-        let tokens_per_event = (events[0] / events[1]).max(1.0);
-        let averages = [
-            (&self.average[0], round_trip),
-            (&self.average[1], step),
-            (&self.average[2], per_context),
-            // What replicas are measured by until they are known themselves.
-            (&self.average[SLOWNESS], slowness),
-            (&self.average[UNCACHED], mean_uncached),
-        ];
-        let rates = self.rates.iter().zip(rates).chain(averages);
-        for (cell, figure) in rates.chain([(&self.tokens_per_event, tokens_per_event), (&self.error, error)])
-        {
-            cell.store(figure.to_bits(), Ordering::Relaxed);
-        }
+        // Its slowness is what replicas are measured by until they are known themselves.
+        self.average.store(&Estimate { slowness, round_trip, step });
+        self.uncached.store(mean_uncached);
+        self.tokens_per_event.store((events[0] / events[1]).max(1.0));
+        self.rates.iter().zip(rates).for_each(|(cell, rate)| cell.store(rate));
         self.publish_fresh();
         self.has_learned.store(true, Ordering::Relaxed);
         true
@@ -271,18 +251,10 @@ impl PoolCell {
         let survival = self.survival.load();
         curve.add(&fresh, &survival);
         for (cell, figure) in [(&self.output, survival.mean()), (&self.goes_on, survival.at(2.0))] {
-            cell.store(f64::from(figure).to_bits(), Ordering::Relaxed);
+            cell.store(f64::from(figure));
         }
         for (cell, point) in self.fresh.iter().zip(curve.points()) {
             cell.store(point.to_bits(), Ordering::Relaxed);
         }
     }
 }
-
-/// A round trip, a step of decoding and its part of the context, slowness, uncached tokens of a prompt.
-const UNSEEN: [f64; AVERAGES] =
-    [priors::ROUND_TRIP, priors::STEP[0], priors::STEP[1], 1.0, 2.0 * priors::ANSWER_TOKENS];
-const AVERAGES: usize = 5;
-const SLOWNESS: usize = 3;
-const UNCACHED: usize = 4;
-const SHAPE: Memory = Memory { kept: memories::SHAPE_KEPT };

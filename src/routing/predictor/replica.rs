@@ -1,5 +1,5 @@
 //! What is learned of one replica: how slow it is by its pool's measure, how far the way to it is, how long a
-//! step of decoding takes, for how long requests stay.
+//! step of decoding takes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,19 +7,18 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::calibration::{Calibration, Ledger};
-use super::estimate::{Estimate, PER_CONTEXT, PoolView};
-use super::fit::{Fit, Memory, dot};
+use super::estimate::{Estimate, PER_CONTEXT, PoolView, Published};
+use super::fit::{Fit, dot};
 use super::saved::{SavedFit, SavedSpeed, are_sound};
 use crate::clock::Stamp;
 use crate::routing::load::{Pace, TimingSample};
 use crate::routing::tuning::{memories, priors};
 
-/// A learner and its last estimate. The numbers are read one by one: a reader may mix two estimates that
-/// follow one another, which differ by one answer.
+/// A learner and its last estimate.
 #[derive(Debug, Default)]
 #[repr(C, align(64))] // what a decision reads is one cache line, and two replicas never share one
 pub(super) struct Cell {
-    published: [AtomicU64; FIGURES],
+    published: Published,
     /// Nanoseconds of the last sample's stamp plus one; zero before the first.
     learned_at: AtomicU64,
     learner: Mutex<Option<Box<Learner>>>,
@@ -31,21 +30,14 @@ struct Learner {
     speed: Fit<2>,
     has_speed: bool,
     steps: StepFit,
-    service: f64,
-    served: u32,
     ledger: Ledger,
 }
 
 impl Cell {
     #[inline]
     pub(super) fn estimate(&self, now: Stamp, usual: f64) -> Option<Estimate> {
-        let read = |at: usize| self.published.get(at).map_or(0.0, load);
-        Some(Estimate {
-            slowness: self.believed_slowness(now, usual)?,
-            round_trip: read(1),
-            service: read(2),
-            step: [read(3), read(4)],
-        })
+        let slowness = self.believed_slowness(now, usual)?;
+        Some(Estimate { slowness, ..self.published.load() })
     }
 
     /// How slow it is by its own answers, which count less and less beside what is usual as they age.
@@ -56,7 +48,7 @@ impl Cell {
         // A division for those that are old only: the others lose less than a fiftieth.
         let half = memories::STANDING.as_secs_f64();
         let trust = if age < 1.0 { 1.0 } else { half / (half + age) };
-        let own = load(&self.published[0]);
+        let own = self.published.slowness.load();
         // Replicas of one kind differ by chance, and each that seems the fastest would get a crowd.
         let is_usual = (own - usual).abs() <= priors::ALIKE * usual;
         Some(if is_usual { usual } else { usual + (own - usual) * trust })
@@ -75,28 +67,19 @@ impl Cell {
         })
     }
 
-    pub(super) fn observe_service(&self, now: Stamp, held: Duration, average: &Estimate) {
-        self.learn(now, average, |learner| {
-            // The first answers count as much as all before them: what nobody measured is forgotten at once.
-            learner.served = learner.served.saturating_add(1);
-            let share = (1.0 / f64::from(learner.served)).max(memories::LEARNED);
-            learner.service += share * (held.as_secs_f64() - learner.service);
-        });
-    }
-
     pub(super) fn observe_paces(&self, now: Stamp, paces: &[Pace], average: &Estimate) {
         self.learn(now, average, |learner| learner.steps.observe(paces, &average.step));
     }
 
-    pub(super) fn compare(&self, predicted: Duration, actual: Duration, average: &Estimate) {
+    pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
         let mut learner = self.learner.lock();
-        learner.get_or_insert_with(|| Box::new(Learner::new(average))).ledger.note(predicted, actual);
+        learner.get_or_insert_default().ledger.note(predicted, actual);
     }
 
     /// How slow it is, once it has taught something.
     pub(super) fn slowness(&self) -> Option<f64> {
         let learner = self.learner.lock();
-        learner.as_ref().filter(|learner| learner.has_speed).map(|_| load(&self.published[0]))
+        learner.as_ref().filter(|learner| learner.has_speed).map(|_| self.published.slowness.load())
     }
 
     /// `None` before its speed is known.
@@ -107,25 +90,16 @@ impl Cell {
         Some(SavedSpeed {
             speed: learner.speed.save(),
             steps: learner.steps.save(),
-            service: learner.service,
-            served: learner.served,
             age: now.since(Stamp::from_nanos(at)).as_secs_f64(),
         })
     }
 
     /// Knows what was saved, as old as it was; returns whether it could be read.
     pub(super) fn restore(&self, saved: &SavedSpeed, now: Stamp, average: &Estimate) -> bool {
-        let figures = are_sound(&[saved.service, saved.age]);
-        let fits = Fit::restored(SPEED, &saved.speed).zip(StepFit::restored(&saved.steps));
+        let figures = are_sound(&[saved.age]);
+        let fits = Fit::restored(1.0 - memories::LEARNED, &saved.speed).zip(StepFit::restored(&saved.steps));
         let Some((speed, steps)) = fits.filter(|_| figures) else { return false };
-        let learner = Learner {
-            speed,
-            has_speed: true,
-            steps,
-            service: saved.service,
-            served: saved.served,
-            ledger: Ledger::default(),
-        };
+        let learner = Learner { speed, has_speed: true, steps, ledger: Ledger::default() };
         // A young clock does not reach back as far.
         let age = Duration::from_secs_f64(saved.age.min(1e6)).as_nanos();
         let at = Stamp::from_nanos(now.as_nanos().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)));
@@ -145,32 +119,23 @@ impl Cell {
 
     fn learn(&self, at: Stamp, average: &Estimate, sample: impl FnOnce(&mut Learner)) -> Estimate {
         let mut held = self.learner.lock();
-        let learner = held.get_or_insert_with(|| Box::new(Learner::new(average)));
+        let learner = held.get_or_insert_default();
         sample(learner);
         let [slowness, round_trip] = learner.speed.rates(&[average.slowness, average.round_trip]);
         let step = learner.steps.rates(&average.step);
         let slowness = slowness.max(LEAST_SLOWNESS);
-        let own = Estimate { slowness, round_trip, service: learner.service, step };
-        let figures = [slowness, round_trip, own.service, step[0], step[1]];
-        for (cell, figure) in self.published.iter().zip(figures) {
-            cell.store(figure.to_bits(), Ordering::Relaxed);
-        }
+        let own = Estimate { slowness, round_trip, step };
+        self.published.store(&own);
         // Lessons come late, and not in their order.
         self.learned_at.fetch_max(at.as_nanos().saturating_add(1), Ordering::Release);
         own
     }
 }
 
-impl Learner {
-    fn new(average: &Estimate) -> Self {
-        Self {
-            speed: Fit::new(SPEED),
-            has_speed: false,
-            steps: StepFit::default(),
-            service: average.service,
-            served: 0,
-            ledger: Ledger::default(),
-        }
+impl Default for Learner {
+    fn default() -> Self {
+        let speed = Fit::new(1.0 - memories::LEARNED);
+        Self { speed, has_speed: false, steps: StepFit::default(), ledger: Ledger::default() }
     }
 }
 
@@ -180,7 +145,7 @@ pub(super) struct StepFit(Fit<2>);
 
 impl Default for StepFit {
     fn default() -> Self {
-        Self(Fit::new(STEPS))
+        Self(Fit::new(memories::STEPS_KEPT))
     }
 }
 
@@ -190,7 +155,7 @@ impl StepFit {
     }
 
     pub(super) fn restored(saved: &SavedFit) -> Option<Self> {
-        Fit::restored(STEPS, saved).map(Self)
+        Fit::restored(memories::STEPS_KEPT, saved).map(Self)
     }
 
     pub(super) fn observe(&mut self, paces: &[Pace], prior: &[f64; 2]) {
@@ -199,7 +164,7 @@ impl StepFit {
             let causes = [1.0, pace.context as f64 / PER_CONTEXT];
             let expected = dot(&rates, &causes);
             let is_low = pace.per_token < expected;
-            let seconds = pace.per_token.min(2.0 * expected);
+            let seconds = pace.per_token.min(priors::OUTLIER * expected);
             let weight = if is_low { 0.9 } else { 0.1 };
             self.0.add(&causes, seconds, weight / (expected * expected).max(1e-12));
         }
@@ -210,14 +175,5 @@ impl StepFit {
     }
 }
 
-#[inline]
-pub(super) fn load(cell: &AtomicU64) -> f64 {
-    f64::from_bits(cell.load(Ordering::Relaxed))
-}
-
-const SPEED: Memory = Memory { kept: 1.0 - memories::LEARNED };
-const STEPS: Memory = Memory { kept: memories::STEPS_KEPT };
 /// No replica is a thousand times faster than its pool.
 const LEAST_SLOWNESS: f64 = 1e-3;
-/// Numbers that an estimate is made of.
-const FIGURES: usize = 5;

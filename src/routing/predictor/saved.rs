@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::routing::float::sane_total;
+
 /// What a pool's replicas have in common.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedPool {
@@ -13,7 +15,6 @@ pub struct SavedPool {
     pub(super) taught: u32,
     pub(super) round_trip: f64,
     pub(super) mean_uncached: f64,
-    pub(super) error: f64,
     /// Of an average replica.
     pub(super) slowness: f64,
 }
@@ -23,8 +24,6 @@ pub struct SavedPool {
 pub struct SavedSpeed {
     pub(super) speed: SavedFit,
     pub(super) steps: SavedFit,
-    pub(super) service: f64,
-    pub(super) served: u32,
     /// Seconds since its last lesson.
     pub(super) age: f64,
 }
@@ -40,8 +39,5 @@ pub(super) struct SavedFit {
 
 /// Whether these are figures that a learner may have.
 pub(super) fn are_sound(figures: &[f64]) -> bool {
-    figures.iter().all(|figure| figure.is_finite() && (0.0..MOST).contains(figure))
+    figures.iter().all(|figure| sane_total(*figure).is_some())
 }
-
-/// Seconds and tokens beyond any that are learned.
-const MOST: f64 = 1e18;

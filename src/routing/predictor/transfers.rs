@@ -8,8 +8,9 @@ use std::collections::HashMap;
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
-use super::fit::{Fit, Memory, dot};
+use super::fit::{Fit, dot};
 use crate::clock::Stamp;
+use crate::routing::float::MAX_SPAN;
 use crate::routing::tuning::{memories, prices, priors};
 use crate::units::Tokens;
 
@@ -40,7 +41,7 @@ struct State {
 
 impl Default for Transfers {
     fn default() -> Self {
-        let fit = Fit::new(Memory { kept: 1.0 - memories::LEARNED });
+        let fit = Fit::new(1.0 - memories::LEARNED);
         let (rates, handshake) = (priors::TRANSFER, priors::HANDSHAKE);
         Self(RwLock::new(Book { fit, rates, handshake, pairs: HashMap::new() }))
     }
@@ -107,7 +108,7 @@ impl Links<'_> {
     pub fn seconds(&self, decode: u64, tokens: Tokens) -> f64 {
         let transfer = dot(&self.book.rates, &causes(tokens));
         match self.book.pairs.get(&(self.prefill, decode)) {
-            Some(state) if self.now < state.avoided_until => transfer + AVOIDED,
+            Some(state) if self.now < state.avoided_until => transfer + MAX_SPAN.as_secs_f64(),
             Some(state) if state.has_worked => transfer,
             _ => transfer + prices::HANDSHAKE_SHARE * self.book.handshake,
         }
@@ -126,8 +127,6 @@ fn causes(tokens: Tokens) -> [f64; 2] {
 
 /// Up to 10 s · 2⁵, some five minutes.
 const MAX_DOUBLINGS: u32 = 6;
-/// Seconds that no transfer takes.
-const AVOIDED: f64 = 1e4;
 /// Handshakes are few.
 const HANDSHAKE_LEARNED: f64 = 0.3;
 /// Beyond any two pools that see each other's traffic.

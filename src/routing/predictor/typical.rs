@@ -19,8 +19,6 @@ pub struct Typical {
     pub per_sequence: f64,
     /// Seconds to an idle replica and back, beyond computing.
     pub round_trip: f64,
-    /// Seconds that it held its place in the batch of late.
-    pub service: f64,
 }
 
 impl PoolModel {
@@ -45,7 +43,6 @@ impl PoolModel {
             sum.step += own.step(0);
             sum.per_sequence += own.sequence(&view, context);
             sum.round_trip += own.round_trip;
-            sum.service += own.service;
             count += 1.0;
         }
         let of = |sum: f64| if count > 0.0 { (sum / count).max(0.0) } else { 0.0 };
@@ -56,9 +53,8 @@ impl PoolModel {
             step: of(sum.step),
             per_sequence: of(sum.per_sequence),
             round_trip: of(sum.round_trip),
-            service: of(sum.service),
         };
-        let all = [typical.prefill, typical.step, typical.per_sequence, typical.service, typical.output];
+        let all = [typical.prefill, typical.step, typical.per_sequence, typical.output];
         (count > 0.0 && all.iter().all(|figure| figure.is_finite())).then_some(typical)
     }
 }

@@ -22,7 +22,7 @@ fn trickle(fleet: &mut Fleet, takes: &[Duration], count: u64, every: Duration, a
             while let Some(at) = under_way.iter().position(|(one, _)| *one == end) {
                 let (_, mut assignment) = under_way.swap_remove(at);
                 assignment.first_token(end);
-                assignment.served(end, end, Some(Tokens(20)), 20);
+                assignment.served(Tokens(20), 20);
             }
         }
         next = next.max(fleet.now);

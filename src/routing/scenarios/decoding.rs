@@ -6,9 +6,8 @@ use crate::record::SloBounds;
 /// A fleet whose answers have 1,500 tokens.
 fn talkative(replicas: usize) -> Fleet {
     let fleet = Fleet::experienced(replicas);
-    for n in 0..1024 {
-        let held = Duration::from_secs(30);
-        fleet.dispatcher.model.observe_service(n % replicas, fleet.now, held, Some(Tokens(1500)));
+    for _ in 0..1024 {
+        fleet.dispatcher.model.observe_output(Tokens(1500));
     }
     fleet
 }
@@ -152,7 +151,7 @@ fn an_engine_that_reports_nonsense_is_neither_chosen_for_ever_nor_never() {
                 fleet.now = fleet.now.after(Duration::from_millis(10));
                 fleet.targets[2].scraped(page, fleet.now);
                 fleet.dispatcher.learn_cache(&fleet.targets[2], bad);
-                fleet.dispatcher.model.observe_service(2, fleet.now, Duration::ZERO, Some(Tokens(0)));
+                fleet.dispatcher.model.observe_output(Tokens(0));
             }
             let last = EnginePage {
                 running: Some(bad),

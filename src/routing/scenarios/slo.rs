@@ -20,7 +20,7 @@ impl Fleet {
         for n in 0..200 {
             let slot = n as usize % replicas;
             fleet.now = fleet.now.after(ms(1));
-            fleet.dispatcher.model.observe_service(slot, fleet.now, ms(4000), Some(Tokens(1 + 2 * n)));
+            fleet.dispatcher.model.observe_output(Tokens(1 + 2 * n));
             let tokens = 100 * (1 + n % 7);
             let work = Work::of(Tokens(tokens), Tokens(0));
             let busy = ms(20 + tokens / 10);

@@ -31,10 +31,6 @@ pub(crate) const PATIENCE: f64 = 0.8;
 /// Streams that a wait must be expected to save before it is worth one. Above one stream first tokens come sooner in most traffic,
 /// and twice as many requests miss on conversations and tools near capacity.
 pub(crate) const PACING_HARM: f64 = 0.07;
-/// A prompt is overdue when it takes so many times as long as predicted ...
-pub(crate) const OVERDUE_FACTOR: f64 = 1.5;
-/// ... and these seconds more.
-pub(crate) const OVERDUE_GRACE: f64 = 0.1;
 /// Where others have more than so many times as much waiting as we have, holding back would give them our turn. Up to three more
 /// gateways that do the same each keep to their part.
 pub(crate) const FOREIGN_PART: f64 = 3.0;

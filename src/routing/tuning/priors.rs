@@ -26,11 +26,11 @@ pub(crate) const ALIKE_LESSONS: u32 = 16;
 /// Share within which a replica's slowness is the usual one: what twenty answers of an engine whose steps vary by a third tell errs by
 /// as much. So do estimated tokens: a hit that lacks less was found.
 pub(crate) const ALIKE: f64 = 0.15;
-/// Times as long, or as short, as expected at which an observation is an outlier.
+/// Times as long, or as short, as expected at which an observation is an outlier, and a prompt without its first token overdue.
 pub(crate) const OUTLIER: f64 = 2.0;
 /// Outliers in a row on one side that are a change: the past is let go.
 pub(crate) const CHANGE: i32 = 5;
 /// Seconds that say nothing: scheduling, the network. Costs that differ by less are a tie.
 pub(crate) const JITTER: f64 = 0.005;
-/// Share by which predictions of first tokens err until that was measured, and the margin of admission.
+/// Share by which predictions of first tokens err: costs that differ by less are a tie. And the margin of admission.
 pub(crate) const ERROR: f64 = 0.1;
