@@ -437,6 +437,14 @@ fn sources_of_replicas_are_checked_without_asking_them() {
             "kubernetes = { namespace = \"n\", service = \"s\", port = 0 }",
             "f.toml:3:55: port is out of range",
         ),
+        (
+            "kubernetes = { namespace = \"n\", inference_pool = \"i\", service = \"s\" }",
+            "f.toml:3:63: replicas are those of a Service or of an InferencePool",
+        ),
+        (
+            "kubernetes = { namespace = \"n\", inference_pool = \"i\", port = 80 }",
+            "f.toml:3:60: the InferencePool's targetPorts tell the ports",
+        ),
         ("dns = \"http://a:1\"\ndata_parallel = 0", "f.toml:4:17: data_parallel is out of range"),
     ] {
         assert_eq!(diagnostics(&pool(rest))[0], expected, "{rest}");
@@ -448,6 +456,7 @@ fn sources_of_replicas_are_checked_without_asking_them() {
         "file = \"no-such-file.json\"\ndata_parallel = \"auto\"",
         "kubernetes = { namespace = \"n\", service = \"s\", port = \"http\" }\ndata_parallel = 4",
         "kubernetes = { namespace = \"n\", service = \"s\" }",
+        "kubernetes = { namespace = \"n\", inference_pool = \"i\", scheme = \"https\" }",
     ] {
         let text = pool(rest);
         assert!(check_str("f.toml", &text, &|_| None).is_ok(), "{text}");

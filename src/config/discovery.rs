@@ -25,8 +25,12 @@ impl Discovery {
     pub fn describe(&self) -> Vec<String> {
         let dns = self.dns.as_ref().map(|dns| format!("dns {dns}"));
         let file = self.file.as_ref().map(|file| format!("file {}", file.display()));
-        let kubernetes =
-            self.kubernetes.as_ref().map(|k| format!("kubernetes {}/{}", k.namespace, k.service));
+        let kubernetes = self.kubernetes.as_ref().map(|k| match &k.object {
+            KubernetesObject::Service { name, .. } => format!("kubernetes {}/{name}", k.namespace),
+            KubernetesObject::InferencePool { name } => {
+                format!("kubernetes InferencePool {}/{name}", k.namespace)
+            }
+        });
         [dns, file, kubernetes].into_iter().flatten().collect()
     }
 }
@@ -68,19 +72,34 @@ impl std::fmt::Display for DnsSource {
     }
 }
 
-/// The EndpointSlices of one Service.
+/// What a Kubernetes API tells of replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesSource {
-    /// Namespace of the Service.
+    /// Namespace of the object.
     pub namespace: Arc<str>,
-    /// Its name: the label `kubernetes.io/service-name` of its slices.
-    pub service: Arc<str>,
-    /// Which port of the pods.
-    pub port: ServicePort,
+    /// Whose replicas.
+    pub object: KubernetesObject,
     /// `scheme = "https"`
     pub is_tls: bool,
     /// API server instead of the cluster's own; without credentials where it is plain http.
     pub api: Option<Endpoint>,
+}
+
+/// What selects pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KubernetesObject {
+    /// The EndpointSlices of a Service.
+    Service {
+        /// The label `kubernetes.io/service-name` of its slices.
+        name: Arc<str>,
+        /// Which port of the pods.
+        port: ServicePort,
+    },
+    /// An InferencePool (`inference.networking.k8s.io/v1`): its pods, each of its target ports a replica.
+    InferencePool {
+        /// Its name.
+        name: Arc<str>,
+    },
 }
 
 /// Port of a pod.

@@ -59,7 +59,9 @@ pub use self::content::{Content, Hook, Pattern};
 pub use self::dcgm::{Dcgm, DcgmSources};
 pub(crate) use self::declare::Declared;
 use self::declare::{Below, section};
-pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
+pub use self::discovery::{
+    DataParallel, Discovery, DnsRecords, DnsSource, KubernetesObject, KubernetesSource, ServicePort,
+};
 pub use self::drift::{Baseline, Drift};
 pub use self::endpoint::{parse_endpoint, parse_name, segment};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};

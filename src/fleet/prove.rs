@@ -195,7 +195,8 @@ impl Prober {
         let Some(dialect) = request.shared_prompt else { return };
         let Ok(fields) = fields::parse(dialect, request.body.as_bytes()) else { return };
         let model = self.replica.engine.base_model();
-        let read = RequestPrompt::read(dialect, &fields, &model, None, &self.pool.promised.load().seed);
+        let read =
+            RequestPrompt::read(dialect, &fields, &model, None, &self.pool.promised.load().seed, false);
         let chain = &read.chain;
         let block_end = |block| chain.block_end_bytes(block);
         let prompt = Prompt {

@@ -98,6 +98,12 @@ impl RoutingTable {
         Self::build(config, pools, carried_over, &[])
     }
 
+    /// Whether a pool follows KV events: only then the turns of a conversation are told apart.
+    #[must_use]
+    pub fn follows_kv_events(&self) -> bool {
+        self.config.pools.iter().any(|pool| pool.kv_events.is_some())
+    }
+
     /// The table of the next configuration.
     #[must_use]
     pub fn next(&self, config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>) -> Self {

@@ -69,7 +69,7 @@ impl Follower {
         stopped: CancellationToken,
     ) {
         let (reports, receiver) = queue(MAX_REPORTS);
-        pool.dispatcher.index.forget_counts();
+        pool.dispatcher.index.exact().forget();
         pool.dispatcher.reports.store(Some(Arc::clone(&reports)));
         let (sender, mut signals) = mpsc::channel(MAX_SIGNALS);
         let topics = Arc::<Topics>::default();

@@ -12,6 +12,7 @@ use hashlink::LinkedHashMap;
 use smallvec::SmallVec;
 
 use super::batch::Event;
+use super::firsts::Firsts;
 use super::picture::{Change, MAX_BLOCKS, Picture};
 use crate::clock::Stamp;
 use crate::routing::PrefixIndex;
@@ -28,6 +29,7 @@ pub(super) struct Ledger {
     texts: HashMap<u64, u64>,
     /// Prompts by whole hash.
     prompts: LinkedHashMap<u64, Known>,
+    firsts: Firsts,
 }
 
 /// What blocks are, by name.
@@ -139,11 +141,11 @@ impl Ledger {
                 Link::Text { hash, is_coarse } => index.hold(slot, hash, is_coarse),
                 Link::Tail { whole } => {
                     let reach = change.depth.saturating_mul(block_tokens);
-                    let end = index.end(slot, whole);
+                    let end = index.exact().end(slot, whole);
                     let Some(known) = prompts.get(&whole) else { continue };
                     if end.is_none_or(|end| end.reach < reach) {
                         let end = End { blocks: known.blocks, prompt: known.tokens, reach };
-                        index.set_end(slot, whole, Some(end));
+                        index.exact().set_end(slot, whole, Some(end));
                     }
                 }
             }
@@ -165,8 +167,8 @@ impl Ledger {
                 Link::Text { hash, .. } if texts.get(&hash) != Some(&change.name) => {}
                 Link::Text { hash, .. } => index.release(slot, hash),
                 Link::Tail { whole } => {
-                    if let Some(end) = index.end(slot, whole).filter(|end| end.reach > left) {
-                        index.set_end(slot, whole, Some(End { reach: left, ..end }));
+                    if let Some(end) = index.exact().end(slot, whole).filter(|end| end.reach > left) {
+                        index.exact().set_end(slot, whole, Some(End { reach: left, ..end }));
                     }
                 }
             }
@@ -177,15 +179,15 @@ impl Ledger {
     pub(super) fn answered(&mut self, report: &PromptReport, index: &PrefixIndex) {
         let Some(counts) = Counts::of(report) else { return };
         let block_tokens = self.pictures.get(&report.slot).map_or(0, Picture::block_tokens);
-        let before = report.turn.continues.and_then(|whole| index.end(report.slot, whole));
+        let before = report.turn.continues.and_then(|whole| index.exact().end(report.slot, whole));
         if let Some(cached) = counts.cached
             && block_tokens > 0
         {
             match before {
                 Some(end) if report.blocks >= end.blocks as usize => {
-                    index.continued(end, cached, block_tokens);
+                    index.exact().continued(end, cached, block_tokens);
                 }
-                None if index.end(report.slot, report.turn.whole).is_none() => {
+                None if index.exact().end(report.slot, report.turn.whole).is_none() => {
                     note_fork(report, cached, block_tokens, index);
                 }
                 _ => {}
@@ -193,22 +195,22 @@ impl Ledger {
         }
         let known = Known { bytes: report.bytes, blocks: counts.blocks, tokens: counts.prompt };
         let end = End { blocks: counts.blocks, prompt: counts.prompt, reach: counts.end() };
-        index.set_end(report.slot, report.turn.whole, Some(end));
+        index.exact().set_end(report.slot, report.turn.whole, Some(end));
         self.prompts.remove(&report.turn.whole);
         self.prompts.insert(report.turn.whole, known);
         while self.prompts.len() > MAX_PROMPTS
             && let Some((whole, _)) = self.prompts.pop_front()
         {
-            self.pictures.keys().for_each(|slot| index.set_end(*slot, whole, None));
+            self.pictures.keys().for_each(|slot| index.exact().set_end(*slot, whole, None));
         }
-        index.trim_counts();
+        index.exact().trim();
         self.mark(report, &counts, index);
     }
 
     /// Notes how many tokens there are up to each of its blocks: exact at its end and at that of the turn before, in proportion
     /// between them.
     fn mark(&self, report: &PromptReport, counts: &Counts, index: &PrefixIndex) {
-        let marked = |at: &usize| report.chain.get(*at).and_then(|hash| index.mark(*hash));
+        let marked = |at: &usize| report.chain.get(*at).and_then(|hash| index.exact().mark(*hash));
         let before = report.turn.continues.and_then(|whole| self.prompts.get(&whole));
         let mut base = before.map_or((0, 0), |known| (known.bytes, known.tokens));
         let last = (0..report.chain.len()).rev().find_map(|at| Some((end_of(report, at), marked(&at)?)));
@@ -221,14 +223,14 @@ impl Ledger {
         let (bytes, tokens) = ((report.bytes - base.0) as f64, f64::from(counts.prompt - base.1));
         for (at, hash) in report.chain.iter().enumerate() {
             let end = end_of(report, at);
-            if index.mark(*hash).is_none() {
+            if index.exact().mark(*hash).is_none() {
                 let share = (end.saturating_sub(base.0)) as f64 / bytes;
                 let count = if end >= base.0 {
                     f64::from(base.1) + share * tokens
                 } else {
                     end as f64 / base.0 as f64 * f64::from(base.1)
                 };
-                index.set_mark(*hash, Some(count as u32));
+                index.exact().set_mark(*hash, Some(count as u32));
             }
         }
     }
@@ -241,15 +243,22 @@ impl Ledger {
         if size == 0 || counts.prompt < size {
             return if size == 0 { Joined::NotYet } else { Joined::Nothing };
         }
-        let tip = match self.find(picture, report, &counts, is_last) {
+        let text = first_text(report, size, index);
+        let tip = match self.find(picture, report, &counts, is_last, text) {
             Ok(tip) => tip,
             Err(why) => return why,
         };
-        let path = picture.path(tip.name);
-        let path = match self.pictures.get_mut(&report.slot) {
-            Some(picture) => picture.settle(path, tip.base),
-            None => path,
-        };
+        let mut path = picture.path(tip.name);
+        path.iter_mut().for_each(|(_, depth)| *depth += tip.base);
+        if let (Some(text), Some(&(name, 1))) = (text, path.first()) {
+            if !self.firsts.fits(text, name) && !(is_last && self.firsts.contradict(text, name)) {
+                return Joined::NotYet;
+            }
+            self.firsts.note(text, name);
+        }
+        if let Some(picture) = self.pictures.get_mut(&report.slot) {
+            picture.settle(&path, tip.base);
+        }
         self.link(report, &path, size, index);
         Joined::Found
     }
@@ -261,6 +270,7 @@ impl Ledger {
         report: &PromptReport,
         counts: &Counts,
         is_last: bool,
+        text: Option<u64>,
     ) -> Result<Tip, Joined> {
         let size = picture.block_tokens();
         let from = counts.cached.map(|cached| cached / size);
@@ -271,6 +281,10 @@ impl Ledger {
         }
         let mut found: SmallVec<[Tip; 2]> = SmallVec::new();
         for recent in picture.recent().take_while(|recent| recent.at >= report.sent) {
+            if recent.is_piece && from == Some(0) {
+                // Its beginning is another's.
+                continue;
+            }
             // Of a piece only what was computed counts.
             let base = if recent.is_piece { from.unwrap_or(u32::MAX) } else { 0 };
             let depth = recent.depth.saturating_add(base);
@@ -288,6 +302,11 @@ impl Ledger {
                 found.push(Tip { name: recent.name, base, known: 0 });
             }
         }
+        let fits =
+            |tip: &Tip| text.is_none_or(|text| self.begins_with(text, &picture.path(tip.name), tip.base));
+        if found.iter().any(fits) {
+            found.retain(|tip| fits(tip));
+        }
         if found.len() > 1 {
             found.iter_mut().for_each(|tip| tip.known = self.known_on(report, &picture.path(tip.name)));
             found.sort_by_key(|tip| std::cmp::Reverse(tip.known));
@@ -297,6 +316,11 @@ impl Ledger {
             [first, second, ..] if first.known == second.known => Err(Joined::Ambiguous),
             [first, ..] => Ok(first),
         }
+    }
+
+    /// Whether a path, where it is whole, may be that of a prompt with this text.
+    fn begins_with(&self, text: u64, path: &[(u64, u32)], base: u32) -> bool {
+        path.first().is_none_or(|(name, depth)| depth + base > 1 || self.firsts.fits(text, *name))
     }
 
     /// How many blocks of a prompt's text are known to be on a path.
@@ -312,7 +336,7 @@ impl Ledger {
         let at_depth = |depth: u32| path.get(depth.checked_sub(first)? as usize).map(|(name, _)| *name);
         let mut covered = 0;
         for (at, hash) in report.chain.iter().enumerate() {
-            let Some(tokens) = index.mark(*hash) else { continue };
+            let Some(tokens) = index.exact().mark(*hash) else { continue };
             let depth = (tokens / size).max(1);
             covered = depth;
             let Some(name) = at_depth(depth) else { continue };
@@ -352,19 +376,25 @@ impl Ledger {
             for link in links {
                 if let Link::Text { hash, .. } = link {
                     self.texts.remove(&hash);
-                    index.set_mark(hash, None);
+                    index.exact().set_mark(hash, None);
                 }
             }
         }
     }
 }
 
+/// The first block of its text that surely has a whole block of tokens: marks are estimates.
+fn first_text(report: &PromptReport, size: u32, index: &PrefixIndex) -> Option<u64> {
+    let is_whole = |hash: &&u64| index.exact().mark(**hash).is_some_and(|tokens| tokens >= size + size / 2);
+    report.chain.iter().find(is_whole).copied()
+}
+
 /// Notes what a prompt found that shares no more than its first blocks with others.
 fn note_fork(report: &PromptReport, cached: u32, block_tokens: u32, index: &PrefixIndex) {
     let Some(block) = report.blocks.checked_sub(1).and_then(|last| report.chain.get(last)) else { return };
     let is_near = |mark: u32| cached.abs_diff(mark) <= 2 * block_tokens.max(TEXT_BLOCK_TOKENS);
-    if index.mark(*block).is_some_and(is_near) {
-        index.set_fork(*block, cached);
+    if index.exact().mark(*block).is_some_and(is_near) {
+        index.exact().set_fork(*block, cached);
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod batch;
 mod deps;
+mod firsts;
 mod follower;
 mod ledger;
 mod listen;

@@ -109,15 +109,13 @@ impl Picture {
         path
     }
 
-    /// A path turns out to begin at a depth: it is no piece any more.
-    pub(super) fn settle(&mut self, mut path: Vec<(u64, u32)>, base: u32) -> Vec<(u64, u32)> {
-        for (name, depth) in path.iter_mut().filter(|_| base > 0) {
-            *depth += base;
+    /// A path turns out to begin `base` blocks further on, at these depths: it is no piece any more.
+    pub(super) fn settle(&mut self, path: &[(u64, u32)], base: u32) {
+        for (name, depth) in path.iter().filter(|_| base > 0) {
             if let Some(held) = self.held.get_mut(name) {
                 (held.depth, held.is_piece) = (*depth, false);
             }
         }
-        path
     }
 
     /// Takes a run of blocks in; `came` and `went` get what changed.

@@ -28,7 +28,8 @@ pub(super) struct PromptWalk<'s> {
     /// Bytes of the texts in it.
     text_bytes: u64,
     opening: Opening,
-    /// The hash of all before the assistant's last answer.
+    tells_turns: bool,
+    /// The hash of all before the assistant's last answer, where `tells_turns`.
     before_answer: Option<u64>,
     was_answer: bool,
 }
@@ -42,7 +43,7 @@ enum Opening {
 
 impl<'s> PromptWalk<'s> {
     /// A walk that starts an empty chain with room for about `bytes` bytes.
-    pub(super) fn new(seed: &'s ChainSeed, root: Root<'_>, bytes: usize) -> Self {
+    pub(super) fn new(seed: &'s ChainSeed, root: Root<'_>, bytes: usize, tells_turns: bool) -> Self {
         let chain = ChainBuilder::new(seed, root).with_room_for(bytes);
         Self {
             chain,
@@ -53,6 +54,7 @@ impl<'s> PromptWalk<'s> {
             makeup: Makeup::default(),
             text_bytes: 0,
             opening: Opening::Empty,
+            tells_turns,
             before_answer: None,
             was_answer: false,
         }
@@ -144,17 +146,19 @@ impl<'s> PromptWalk<'s> {
     }
 
     fn message(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
-        let before = self.chain.whole_so_far();
+        // A hash of what is in the last block: only where somebody asks for it.
+        let is_asked = self.tells_turns || matches!(self.opening, Opening::Open);
+        let before = is_asked.then(|| self.chain.whole_so_far());
         let is_open = matches!(self.opening, Opening::Open);
         let is_answer = self.turn(cursor)?;
         // What an agent does in one turn is several items of a conversation.
         if is_answer && !std::mem::replace(&mut self.was_answer, true) {
-            self.before_answer = Some(before);
+            self.before_answer = before.filter(|_| self.tells_turns);
         }
         self.was_answer = is_answer;
         self.opening = match self.opening {
             Opening::Answered(known) => Opening::Answered(known),
-            _ if is_answer => Opening::Answered(is_open.then_some(before)),
+            _ if is_answer => Opening::Answered(before.filter(|_| is_open)),
             _ => Opening::Open,
         };
         Ok(())

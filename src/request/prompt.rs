@@ -21,14 +21,13 @@ pub struct RequestPrompt {
     /// The same number for every turn of a conversation: the chain up to the first answer of the assistant. `None` of what has no
     /// turns, as completions and plain inputs.
     pub conversation: Option<u64>,
-    /// The whole hash of the prompt that the assistant's last answer in it is to.
+    /// The whole hash of the prompt that the assistant's last answer in it is to, where that was asked for.
     pub continues: Option<u64>,
 }
 
 impl RequestPrompt {
     /// Reads the prompt of a request; `model` is the engine's name of the model or LoRA adapter, `salt` stands for the body's own
-    /// `cache_salt`. Dialects whose bodies
-    /// are unknown have an empty one.
+    /// `cache_salt`; `continues` is found where `tells_turns`. Dialects whose bodies are unknown have an empty one.
     #[must_use]
     pub fn read(
         dialect: Dialect,
@@ -36,6 +35,7 @@ impl RequestPrompt {
         model: &str,
         salt: Option<&str>,
         seed: &ChainSeed,
+        tells_turns: bool,
     ) -> Self {
         let own = fields.cache_salt.and_then(|raw| raw.string());
         let root = Root {
@@ -46,7 +46,7 @@ impl RequestPrompt {
         let given = &fields.prompt;
         let longest = [given.messages, given.prompt, given.input];
         let room = longest.iter().flatten().map(|raw| raw.text().len()).sum();
-        let mut walk = PromptWalk::new(seed, root, room);
+        let mut walk = PromptWalk::new(seed, root, room, tells_turns);
         // The fields were validated when they were parsed: a walk over them cannot meet a fault.
         let _never_faults = walk.request(dialect, fields);
         let (chain, size, conversation, continues) = walk.finish();
@@ -80,7 +80,7 @@ mod tests {
     fn read_as(model: &str, dialect: Dialect, body: &Value) -> RequestPrompt {
         let body = serde_json::to_vec(body).unwrap();
         let fields = parse(dialect, &body).unwrap();
-        RequestPrompt::read(dialect, &fields, model, None, &ChainSeed::new(&Secret::new("s")))
+        RequestPrompt::read(dialect, &fields, model, None, &ChainSeed::new(&Secret::new("s")), true)
     }
 
     fn read(dialect: Dialect, body: &Value) -> RequestPrompt {
@@ -106,6 +106,28 @@ mod tests {
         assert_ne!(chat(&opening), chat(&[message("system", "be kind"), message("user", "ho")]));
         assert_eq!(chat(&[message("assistant", "hello")]), None);
         assert_eq!(chat(&[]), None);
+    }
+
+    #[test]
+    fn the_prompt_that_a_turn_continues_is_told_where_that_is_asked_for() {
+        let read = |turns: &[&str], tells_turns| {
+            let role = |at: usize| if at % 2 == 0 { "user" } else { "assistant" };
+            let messages: Vec<Value> = turns
+                .iter()
+                .enumerate()
+                .map(|(at, text)| json!({ "role": role(at), "content": text }))
+                .collect();
+            let body = serde_json::to_vec(&json!({ "messages": messages })).unwrap();
+            let fields = parse(Dialect::Chat, &body).unwrap();
+            let seed = ChainSeed::new(&Secret::new("s"));
+            RequestPrompt::read(Dialect::Chat, &fields, "m", None, &seed, tells_turns)
+        };
+        let all = ["hi", "hello", "so", "and", "more"];
+        let third = read(&all, true);
+        assert_eq!(third.continues, Some(read(&all[..3], true).chain.whole()));
+        assert_eq!(read(&all[..3], true).continues, Some(read(&all[..1], true).chain.whole()));
+        let unasked = read(&all, false);
+        assert_eq!((unasked.continues, unasked.conversation), (None, third.conversation));
     }
 
     #[test]
@@ -185,7 +207,7 @@ mod tests {
         let system = r#"{"role":"system","content":"s"}"#;
         let text = |dialect, body: String| {
             let fields = parse(dialect, body.as_bytes()).unwrap();
-            RequestPrompt::read(dialect, &fields, "m", None, &ChainSeed::new(&Secret::new("s"))).chain
+            RequestPrompt::read(dialect, &fields, "m", None, &ChainSeed::new(&Secret::new("s")), true).chain
         };
         let chat = text(Dialect::Chat, format!(r#"{{"messages":[{system},{user}]}}"#));
         for (dialect, body) in [
@@ -313,7 +335,7 @@ mod tests {
             let text = tokens.concat();
             let text = if wrap { format!("{{\"messages\":[{{{text}}}],\"prompt\":[{text}]}}") } else { text };
             if let Ok(fields) = parse(dialect, text.as_bytes()) {
-                let _ = RequestPrompt::read(dialect, &fields, "m", None, &ChainSeed::new(&Secret::new("s")));
+                let _ = RequestPrompt::read(dialect, &fields, "m", None, &ChainSeed::new(&Secret::new("s")), true);
             }
         }
     }

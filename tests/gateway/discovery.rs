@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 use tokenway::config::{
-    Config, DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, PolicyName, Pool, Role,
-    ServicePort,
+    Config, DataParallel, Discovery, DnsRecords, DnsSource, KubernetesObject, KubernetesSource, PolicyName,
+    Pool, Role, ServicePort,
 };
 use tokenway::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
 use tokenway::fleet::status::ReplicaState;
@@ -353,6 +353,78 @@ fn ready() -> Value {
     json!({ "ready": true, "serving": true, "terminating": false })
 }
 
+fn of_object(api: &ApiServer, object: KubernetesObject) -> Config {
+    let kubernetes = KubernetesSource {
+        namespace: "models".into(),
+        object,
+        is_tls: false,
+        api: Some(tokenway::config::parse_endpoint(&format!("http://{}", api.address)).unwrap()),
+    };
+    discovering(Discovery { kubernetes: Some(kubernetes), ..Discovery::default() })
+}
+
+fn inference_pool(version: &str, app: &str, port: u16) -> Value {
+    json!({
+        "metadata": { "name": "llama", "resourceVersion": version },
+        "spec": {
+            "selector": { "matchLabels": { "app": app } },
+            "targetPorts": [{ "number": port }],
+            "endpointPickerRef": { "name": "tokenway-epp", "port": { "number": 9002 } },
+        },
+    })
+}
+
+fn pod(version: &str, at: u8, ready: &str) -> Value {
+    json!({
+        "metadata": { "name": format!("vllm-{at}"), "uid": format!("uid-{at}"), "resourceVersion": version },
+        "status": {
+            "phase": "Running",
+            "podIP": host(at),
+            "conditions": [{ "type": "Ready", "status": ready }],
+        },
+    })
+}
+
+#[tokio::test]
+async fn the_pods_of_an_inference_pool_are_replicas_and_its_selector_is_followed() {
+    let engines = pods(3).await;
+    let port = engines[0].addr.port();
+    let api = ApiServer::start().await;
+    api.next_of("/inferencepools", list("10", "", &[inference_pool("9", "vllm", port)]));
+    let pool = api.next_watch_of("/inferencepools");
+    api.next_of("app%3Dvllm", list("20", "", &[pod("11", 1, "True"), pod("12", 2, "True")]));
+    let members = api.next_watch_of("app%3Dvllm");
+    let gateway =
+        Gateway::start_unready(of_object(&api, KubernetesObject::InferencePool { name: "llama".into() }));
+    has(&gateway, &["vllm-1", "vllm-2"]).await;
+    let asked = api.asked();
+    let path = "/apis/inference.networking.k8s.io/v1/namespaces/models/inferencepools?fieldSelector=metadata.name%3Dllama";
+    assert_eq!(asked[0], format!("{path}&limit=500"));
+    let path = "/api/v1/namespaces/models/pods?labelSelector=app%3Dvllm";
+    assert!(asked.contains(&format!("{path}&limit=500")), "{asked:?}");
+
+    members.send(event("MODIFIED", &pod("21", 2, "False"))).await.unwrap();
+    members.send(event("ADDED", &pod("22", 3, "True"))).await.unwrap();
+    has(&gateway, &["vllm-1", "vllm-3"]).await;
+    members.send(event("DELETED", &pod("23", 1, "True"))).await.unwrap();
+    has(&gateway, &["vllm-3"]).await;
+
+    // Another selector: another watch.
+    api.next_of("app%3Dother", list("30", "", &[pod("11", 1, "True")]));
+    let others = api.next_watch_of("app%3Dother");
+    pool.send(event("MODIFIED", &inference_pool("31", "other", port))).await.unwrap();
+    has(&gateway, &["vllm-1"]).await;
+    assert!(api.asked().iter().any(|path| path.contains("labelSelector=app%3Dother&limit=500")));
+
+    // A pool that is gone takes nobody away, and says so.
+    pool.send(event("DELETED", &inference_pool("32", "other", port))).await.unwrap();
+    until("that is said", || source(&gateway, "kubernetes").failing.is_some()).await;
+    let (_, error) = source(&gateway, "kubernetes").failing.unwrap();
+    assert!(error.contains("there is no InferencePool models/llama"), "{error}");
+    has(&gateway, &["vllm-1"]).await;
+    drop(others);
+}
+
 #[tokio::test]
 async fn endpoint_slices_are_followed_through_bookmarks_drops_and_expiry() {
     let pods = pods(3).await;
@@ -360,15 +432,9 @@ async fn endpoint_slices_are_followed_through_bookmarks_drops_and_expiry() {
     api.next(list("9", "more", &[]));
     api.next(list("10", "", &[slice("8", &[(1, ready()), (2, ready())])]));
     let watch = api.next_watch();
-    let kubernetes = KubernetesSource {
-        namespace: "models".into(),
-        service: "vllm".into(),
-        port: ServicePort::Number(pods[0].addr.port()),
-        is_tls: false,
-        api: Some(tokenway::config::parse_endpoint(&format!("http://{}", api.address)).unwrap()),
-    };
-    let discovery = Discovery { kubernetes: Some(kubernetes), ..Discovery::default() };
-    let gateway = Gateway::start_unready(discovering(discovery));
+    let port = ServicePort::Number(pods[0].addr.port());
+    let gateway =
+        Gateway::start_unready(of_object(&api, KubernetesObject::Service { name: "vllm".into(), port }));
     has(&gateway, &["vllm-1", "vllm-2"]).await;
     api.asked_times(3).await;
     let asked = api.asked();

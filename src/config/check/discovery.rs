@@ -8,7 +8,9 @@ use std::sync::Arc;
 use serde_json::json;
 use toml::de::DeValue;
 
-use crate::config::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
+use crate::config::{
+    DataParallel, Discovery, DnsRecords, DnsSource, KubernetesObject, KubernetesSource, ServicePort,
+};
 
 use super::codec::Own;
 use super::section::{Item, Section};
@@ -108,17 +110,32 @@ fn file(item: &Item<'_>) -> Option<std::path::PathBuf> {
 fn kubernetes(item: &Item<'_>) -> Option<KubernetesSource> {
     let section = item.section("pool.kubernetes")?;
     let namespace = section.require("namespace", &OBJECT);
-    let service = section.require("service", &OBJECT);
-    let port = section.get("port").map(|item| port(&section, &item));
+    let object = match section.get("inference_pool") {
+        Some(item) => inference_pool(&section, &item),
+        None => service(&section),
+    };
     let is_tls = section.get("scheme").and_then(|item| item.one_of("scheme", SCHEMES));
     let api = section.parse("api", &ENDPOINT);
-    Some(KubernetesSource {
-        namespace: namespace?,
-        service: service?,
-        port: port.map_or(Some(ServicePort::Only), |port| port)?,
-        is_tls: is_tls.unwrap_or(false),
-        api,
-    })
+    Some(KubernetesSource { namespace: namespace?, object: object?, is_tls: is_tls.unwrap_or(false), api })
+}
+
+fn service(section: &Section<'_>) -> Option<KubernetesObject> {
+    let name = section.require("service", &OBJECT);
+    let port = section.get("port").map_or(Some(ServicePort::Only), |item| port(section, &item))?;
+    Some(KubernetesObject::Service { name: name?, port })
+}
+
+fn inference_pool(section: &Section<'_>, item: &Item<'_>) -> Option<KubernetesObject> {
+    if let Some(service) = section.get("service") {
+        service.fault(
+            "replicas are those of a Service or of an InferencePool",
+            "remove one of service and inference_pool",
+        );
+    }
+    if let Some(port) = section.get("port") {
+        port.fault("the InferencePool's targetPorts tell the ports", "remove port");
+    }
+    item.parse(&OBJECT).map(|name| KubernetesObject::InferencePool { name })
 }
 
 fn port(section: &Section<'_>, item: &Item<'_>) -> Option<ServicePort> {

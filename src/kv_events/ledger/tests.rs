@@ -90,14 +90,44 @@ impl Scene {
         xxh3_64_with_seed(&bytes, 9)
     }
 
-    /// Sends a prompt that continues another; returns what was predicted to be cached and what was.
-    fn ask(&mut self, prompt: &[u32], continues: Option<&[u32]>, answer: &[u32]) -> (u64, u64) {
+    /// The chain of a prompt's text.
+    fn text(prompt: &[u32]) -> Vec<u64> {
         let mut last = 3;
         let link = |block: &[u32]| {
             last = xxh3_64_with_seed(&Self::name(block).to_le_bytes(), last);
             last
         };
-        let chain: Vec<u64> = prompt.chunks_exact(TEXT).map(link).collect();
+        prompt.chunks_exact(TEXT).map(link).collect()
+    }
+
+    /// What an answer of 10 tokens to a prompt tells that found nothing cached and whose blocks were not published; as many were
+    /// stored meanwhile for `other`. Returns whether those are taken for its own, at each of `looks`.
+    fn misses(&mut self, prompt: &[u32], other: &[u32], looks: &[bool]) -> Vec<Joined> {
+        self.now += 10;
+        let report = PromptReport {
+            slot: 0,
+            sent: at(self.now),
+            chain: Self::text(prompt).into(),
+            coarse_from: prompt.len() / TEXT,
+            bytes: prompt.len() as u64 * 4,
+            turn: Turn { whole: Self::name(prompt), continues: None },
+            blocks: 0,
+            prompt: Tokens(prompt.len() as u64),
+            cached: Some(Tokens(0)),
+            output: Tokens(10),
+        };
+        self.engine.used.clear();
+        let (_, events) = self.engine.serve(other, &[7; 10]);
+        for event in &events {
+            self.ledger.take(0, event, at(self.now + 1), &self.dispatcher.index);
+        }
+        self.ledger.answered(&report, &self.dispatcher.index);
+        looks.iter().map(|is_last| self.ledger.join(&report, *is_last, &self.dispatcher.index)).collect()
+    }
+
+    /// Sends a prompt that continues another; returns what was predicted to be cached and what was.
+    fn ask(&mut self, prompt: &[u32], continues: Option<&[u32]>, answer: &[u32]) -> (u64, u64) {
+        let chain = Self::text(prompt);
         let (block_end, tried) = (|block| 256 * (block as u64 + 1), SlotSet::new());
         let bytes = prompt.len() as u64 * 4;
         let own = Prompt { chain: &chain, block_end: &block_end, bytes, tokens: Tokens(bytes / 4) };
@@ -157,6 +187,36 @@ fn what_is_predicted_under_pressure_is_what_the_engine_finds() {
         }
         assert!(right * 100 >= all * 99, "seed {seed}: {right} of {all}");
     }
+}
+
+#[test]
+fn what_another_prompt_stored_is_not_taken_for_one_that_begins_otherwise() {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut scene = Scene::new(1000);
+    let system = tokens(&mut random, 200);
+    let mut prompt = || [&system[..], &tokens(&mut random, 100)].concat();
+    let (first, second, third) = (prompt(), prompt(), prompt());
+    scene.ask(&first, None, &[7; 10]);
+    let mut other = fastrand::Rng::with_seed(2);
+    let mut other = || tokens(&mut other, 300);
+    assert_eq!(scene.misses(&second, &other(), &[false, true]), [Joined::NotYet; 2]);
+    assert_eq!(scene.misses(&third, &other(), &[false, true]), [Joined::NotYet; 2]);
+    assert_eq!(scene.misses(&third, &third, &[false]), [Joined::Found]);
+}
+
+#[test]
+fn a_beginning_that_changes_for_good_is_followed() {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut scene = Scene::new(1000);
+    let (system, dated) = (tokens(&mut random, 200), tokens(&mut random, 200));
+    let mut joined = Vec::new();
+    scene.ask(&[&system[..], &[1; 100]].concat(), None, &[7; 10]);
+    for question in 2..7 {
+        let prompt = |system: &[u32]| [system, &[question; 100]].concat();
+        joined.extend(scene.misses(&prompt(&system), &prompt(&dated), &[true]));
+    }
+    use Joined::{Found, NotYet};
+    assert_eq!(joined, [NotYet, NotYet, Found, Found, Found]);
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub struct End {
 
 /// Counts of tokens by prompt and by block.
 #[derive(Debug)]
-pub(super) struct Exact {
+pub struct Exact {
     /// Slots whose engine's events are followed.
     followed: Box<[AtomicBool]>,
     known: OnceLock<Known>,
@@ -102,8 +102,8 @@ impl Exact {
         of(&known.forks).or_else(|| of(&known.marks)).map(whole_blocks)
     }
 
-    /// A prompt that continued another, whose answer ends at `end`, found `cached` tokens.
-    pub(super) fn continued(&self, end: End, cached: u32, block_tokens: u32) {
+    /// Notes that a prompt that continued another, whose answer ends at `end`, found `cached` tokens.
+    pub fn continued(&self, end: End, cached: u32, block_tokens: u32) {
         let answer = end.reach.saturating_sub(end.prompt);
         if answer < 2 * block_tokens {
             return;
@@ -113,11 +113,14 @@ impl Exact {
         self.answers_kept.store(kept.clamp(-CERTAIN, CERTAIN), Ordering::Relaxed);
     }
 
-    pub(super) fn end(&self, slot: usize, whole: u64) -> Option<End> {
+    /// What a replica holds of a prompt and its answer.
+    #[must_use]
+    pub fn end(&self, slot: usize, whole: u64) -> Option<End> {
         self.known.get()?.ends.get(&key(whole, slot)).map(|end| *end)
     }
 
-    pub(super) fn set_end(&self, slot: usize, whole: u64, end: Option<End>) {
+    /// Notes what a replica holds of a prompt and its answer.
+    pub fn set_end(&self, slot: usize, whole: u64, end: Option<End>) {
         let ends = &self.known.get_or_init(Known::default).ends;
         match end {
             Some(end) => drop(ends.insert(key(whole, slot), end)),
@@ -125,11 +128,14 @@ impl Exact {
         }
     }
 
-    pub(super) fn mark(&self, block: u64) -> Option<u32> {
+    /// Tokens up to the end of a block, where they are known.
+    #[must_use]
+    pub fn mark(&self, block: u64) -> Option<u32> {
         self.known.get()?.marks.get(&block).map(|tokens| *tokens)
     }
 
-    pub(super) fn set_mark(&self, block: u64, tokens: Option<u32>) {
+    /// Notes how many tokens there are up to the end of a block.
+    pub fn set_mark(&self, block: u64, tokens: Option<u32>) {
         let known = self.known.get_or_init(Known::default);
         match tokens {
             Some(tokens) => drop(known.marks.insert(block, tokens)),
@@ -140,7 +146,13 @@ impl Exact {
         }
     }
 
-    fn forget(&self) {
+    /// Notes how many tokens a prompt found that shares no more than this block with others.
+    pub fn set_fork(&self, block: u64, tokens: u32) {
+        self.known.get_or_init(Known::default).forks.insert(block, tokens);
+    }
+
+    /// Forgets all counts: who kept them does so no more.
+    pub fn forget(&self) {
         if let Some(known) = self.known.get() {
             known.ends.clear();
             known.marks.clear();
@@ -148,12 +160,11 @@ impl Exact {
         }
     }
 
-    fn is_full(&self) -> bool {
-        self.known.get().is_some_and(|known| known.ends.len().max(known.marks.len()) > MAX_COUNTS)
-    }
-
-    pub(super) fn set_fork(&self, block: u64, tokens: u32) {
-        self.known.get_or_init(Known::default).forks.insert(block, tokens);
+    /// Forgets all counts where there are too many: those of prompts whose blocks were never found stay otherwise.
+    pub fn trim(&self) {
+        if self.known.get().is_some_and(|known| known.ends.len().max(known.marks.len()) > MAX_COUNTS) {
+            self.forget();
+        }
     }
 }
 
@@ -196,48 +207,10 @@ impl PrefixIndex {
         }
     }
 
-    /// What a replica holds of a prompt and its answer.
+    /// Counts of tokens by prompt and by block.
     #[must_use]
-    pub fn end(&self, slot: usize, whole: u64) -> Option<End> {
-        self.exact.end(slot, whole)
-    }
-
-    /// Notes what a replica holds of a prompt and its answer.
-    pub fn set_end(&self, slot: usize, whole: u64, end: Option<End>) {
-        self.exact.set_end(slot, whole, end);
-    }
-
-    /// Tokens up to the end of a block, where they are known.
-    #[must_use]
-    pub fn mark(&self, block: u64) -> Option<u32> {
-        self.exact.mark(block)
-    }
-
-    /// Notes how many tokens there are up to the end of a block.
-    pub fn set_mark(&self, block: u64, tokens: Option<u32>) {
-        self.exact.set_mark(block, tokens);
-    }
-
-    /// Notes how many tokens a prompt found that shares no more than this block with others.
-    pub fn set_fork(&self, block: u64, tokens: u32) {
-        self.exact.set_fork(block, tokens);
-    }
-
-    /// Forgets all counts: who kept them does so no more.
-    pub fn forget_counts(&self) {
-        self.exact.forget();
-    }
-
-    /// Forgets all counts where there are too many: those of prompts whose blocks were never found stay otherwise.
-    pub fn trim_counts(&self) {
-        if self.exact.is_full() {
-            self.exact.forget();
-        }
-    }
-
-    /// Notes how many tokens a prompt found that continued another.
-    pub fn continued(&self, end: End, cached: u32, block_tokens: u32) {
-        self.exact.continued(end, cached, block_tokens);
+    pub fn exact(&self) -> &Exact {
+        &self.exact
     }
 }
 

@@ -33,7 +33,8 @@ pub(crate) struct ApiServer {
 
 #[derive(Default)]
 struct State {
-    answers: Mutex<VecDeque<Answer>>,
+    /// With a part of the target that each is for.
+    answers: Mutex<VecDeque<(&'static str, Answer)>>,
     asked: Mutex<Vec<String>>,
 }
 
@@ -51,13 +52,22 @@ impl ApiServer {
     }
 
     pub(crate) fn next(&self, answer: Answer) {
-        self.state.answers.lock().push_back(answer);
+        self.next_of("", answer);
+    }
+
+    /// The next GET whose target has this in it.
+    pub(crate) fn next_of(&self, part: &'static str, answer: Answer) {
+        self.state.answers.lock().push_back((part, answer));
     }
 
     /// The next GET is a watch, which the sender feeds.
     pub(crate) fn next_watch(&self) -> mpsc::Sender<Feed> {
+        self.next_watch_of("")
+    }
+
+    pub(crate) fn next_watch_of(&self, part: &'static str) -> mpsc::Sender<Feed> {
         let (feed, events) = mpsc::channel(16);
-        self.next(Answer::Watch(events));
+        self.next_of(part, Answer::Watch(events));
         feed
     }
 
@@ -80,8 +90,12 @@ async fn serve(mut socket: TcpStream, state: Arc<State>) {
     let head = String::from_utf8(head).unwrap();
     assert!(!head.to_ascii_lowercase().contains("authorization"), "credentials in the clear: {head}");
     let target = head.split(' ').nth(1).unwrap().to_owned();
+    let answer = {
+        let mut answers = state.answers.lock();
+        let place = answers.iter().position(|(part, _)| target.contains(part));
+        place.and_then(|place| answers.remove(place)).map(|(_, answer)| answer)
+    };
     state.asked.lock().push(target);
-    let answer = state.answers.lock().pop_front();
     match answer {
         // Out of script: the server is away.
         None => {}

@@ -1,7 +1,7 @@
-//! The Kubernetes API as far as it is needed: list and watch the EndpointSlices of one Service.
+//! The Kubernetes API as far as it is needed: list and watch one kind of object, by labels or by name.
 //!
 //! In a cluster address, token and CA are those of the pod's service account; the token is read for every request, because the
-//! kubelet replaces it. Nothing here knows what a slice deps.
+//! kubelet replaces it. Nothing here knows what an object says.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,16 +10,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::error::{ApiError, Refusal};
 use super::events::Events;
-use super::slices::Slice;
-use crate::config::{Endpoint, KubernetesSource, PoolTls, segment};
+use super::object::or_null;
+use crate::config::{Endpoint, PoolTls, segment};
 use crate::upstream::call::CallError;
 use crate::upstream::connect::Connector;
 use crate::upstream::streamed::{Answer, open};
 
-/// The API server, for one Service.
+/// The API server, for one list of objects.
 #[derive(Debug)]
 pub(super) struct Api {
     endpoint: Endpoint,
@@ -29,10 +30,11 @@ pub(super) struct Api {
 
 /// One page of a list.
 #[derive(Debug, Deserialize)]
-pub(super) struct Page {
+#[serde(bound = "O: serde::de::DeserializeOwned")]
+pub(super) struct Page<O> {
     pub(super) metadata: ListMetadata,
-    #[serde(default)]
-    pub(super) items: Vec<Slice>,
+    #[serde(default, deserialize_with = "or_null")]
+    pub(super) items: Vec<O>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -44,11 +46,14 @@ pub(super) struct ListMetadata {
 }
 
 impl Api {
-    /// Finds the server; reads the CA of the cluster.
-    pub(super) async fn open(source: &KubernetesSource, connector: &Connector) -> Result<Self, ApiError> {
-        let path = format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", source.namespace);
-        let path = format!("{path}?labelSelector=kubernetes.io%2Fservice-name%3D{}", source.service);
-        let endpoint = source.api.clone().map_or_else(in_cluster, Ok)?;
+    /// Finds the server, in the cluster where none is given; reads the CA of the cluster. `path` is that of the list, with its
+    /// selector.
+    pub(super) async fn open(
+        server: Option<&Endpoint>,
+        path: &str,
+        connector: &Connector,
+    ) -> Result<Self, ApiError> {
+        let endpoint = server.cloned().map_or_else(in_cluster, Ok)?;
         let connector = connector.separate();
         let ca = PathBuf::from(ACCOUNT).join("ca.crt");
         if endpoint.is_tls {
@@ -58,11 +63,11 @@ impl Api {
             let tls = connector.read(Some(&tls)).map_err(|error| ApiError::Credentials(error.to_string()))?;
             connector.secure(tls);
         }
-        Ok(Self { endpoint, connector, path })
+        Ok(Self { endpoint, connector, path: path.to_owned() })
     }
 
     /// A page of the list; `rest` is the token of the page before.
-    pub(super) async fn list(&self, rest: Option<&str>) -> Result<Page, ApiError> {
+    pub(super) async fn list<O: DeserializeOwned>(&self, rest: Option<&str>) -> Result<Page<O>, ApiError> {
         let rest = rest.map(|rest| format!("&continue={}", segment(rest))).unwrap_or_default();
         let mut answer = self.get(&format!("{}&limit=500{rest}", self.path)).await?;
         let mut page = Vec::new();

@@ -4,7 +4,7 @@ use bytes::BytesMut;
 use serde::Deserialize;
 
 use super::error::{ApiError, Refusal};
-use super::slices::{Event, Slice};
+use super::object::{Event, Object};
 use crate::upstream::call::CallError;
 use crate::upstream::streamed::Answer;
 
@@ -30,7 +30,7 @@ impl Events {
     }
 
     /// The next event; `None` when the server ended the watch in order.
-    pub(super) async fn next(&mut self) -> Result<Option<Event>, ApiError> {
+    pub(super) async fn next<O: Object>(&mut self) -> Result<Option<Event<O>>, ApiError> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.read) {
                 let line = self.read.split_to(end + 1);
@@ -51,16 +51,29 @@ impl Events {
     }
 }
 
-fn parse(line: &[u8]) -> Result<Event, ApiError> {
+#[derive(Deserialize)]
+struct Bookmark {
+    metadata: Version,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Version {
+    resource_version: Option<String>,
+}
+
+fn parse<O: Object>(line: &[u8]) -> Result<Event<O>, ApiError> {
     let wrong = |error: serde_json::Error| ApiError::Protocol(error.to_string());
     let Line { kind, object } = serde_json::from_slice(line).map_err(wrong)?;
-    let slice = || serde_json::from_str::<Slice>(object.get()).map_err(wrong);
+    let whole = || serde_json::from_str::<O>(object.get()).map_err(wrong);
     match kind {
-        "ADDED" | "MODIFIED" => slice().map(Event::Changed),
-        "DELETED" => slice().map(Event::Deleted),
+        "ADDED" | "MODIFIED" => whole().map(Event::Changed),
+        "DELETED" => whole().map(Event::Deleted),
         "BOOKMARK" => {
-            let version = slice()?.metadata.resource_version;
-            version
+            let bookmark: Bookmark = serde_json::from_str(object.get()).map_err(wrong)?;
+            bookmark
+                .metadata
+                .resource_version
                 .map(Event::Bookmark)
                 .ok_or_else(|| ApiError::Protocol("a bookmark without a version".into()))
         }
@@ -80,22 +93,26 @@ const MAX_LINE: usize = 8 << 20;
 
 #[cfg(test)]
 mod tests {
+    use super::super::slices::Slice;
     use super::*;
 
     #[test]
     fn events_are_told_apart_and_an_expired_version_is_no_other_error() {
         let slice =
             r#"{"metadata":{"name":"s","resourceVersion":"7"},"addressType":"IPv4","endpoints":null}"#;
-        let event = |kind: &str| parse(format!(r#"{{"type":"{kind}","object":{slice}}}"#).as_bytes());
+        let event =
+            |kind: &str| parse::<Slice>(format!(r#"{{"type":"{kind}","object":{slice}}}"#).as_bytes());
         assert!(matches!(event("ADDED"), Ok(Event::Changed(_))));
         assert!(matches!(event("DELETED"), Ok(Event::Deleted(_))));
         assert_eq!(event("BOOKMARK").unwrap().version(), Some("7"));
         assert!(matches!(event("WHAT"), Err(ApiError::Protocol(_))));
         let error = |code| {
-            parse(format!(r#"{{"type":"ERROR","object":{{"code":{code},"message":"m"}}}}"#).as_bytes())
+            parse::<Slice>(
+                format!(r#"{{"type":"ERROR","object":{{"code":{code},"message":"m"}}}}"#).as_bytes(),
+            )
         };
         assert!(matches!(error(410), Err(ApiError::Expired)));
         assert!(matches!(error(500), Err(ApiError::Protocol(_))));
-        assert!(parse(b"{").is_err());
+        assert!(parse::<Slice>(b"{").is_err());
     }
 }

@@ -9,37 +9,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
-use crate::config::{Endpoint, KubernetesSource, ReplicaSpec, Role, ServicePort, parse_name};
+use super::object::{Event, Metadata, Object, ROLE, or_null};
+use crate::config::{Endpoint, ReplicaSpec, Role, ServicePort, parse_name};
 use crate::fleet::discovery::roster::Found;
-
-/// One event of a watch.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// A slice is new or has changed.
-    Changed(Slice),
-    /// A slice is gone.
-    Deleted(Slice),
-    /// Nothing changed up to this version.
-    Bookmark(String),
-}
-
-impl Event {
-    /// The version that the watch has reached.
-    pub(super) fn version(&self) -> Option<&str> {
-        match self {
-            Self::Changed(slice) | Self::Deleted(slice) => slice.metadata.resource_version.as_deref(),
-            Self::Bookmark(version) => Some(version),
-        }
-    }
-}
 
 /// An EndpointSlice, as far as it is read.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Slice {
-    pub(super) metadata: Metadata,
+    metadata: Metadata,
     #[serde(default)]
     address_type: String,
     #[serde(default, deserialize_with = "or_null")]
@@ -48,15 +28,10 @@ pub(super) struct Slice {
     ports: Vec<SlicePort>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Metadata {
-    #[serde(default)]
-    name: String,
-    /// Those of the Service, as the API copies them.
-    #[serde(default, deserialize_with = "or_null")]
-    labels: HashMap<String, String>,
-    pub(super) resource_version: Option<String>,
+impl Object for Slice {
+    fn version(&self) -> Option<&str> {
+        self.metadata.resource_version.as_deref()
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -89,15 +64,11 @@ struct SlicePort {
     port: Option<u16>,
 }
 
-/// The API writes `null` for what is empty.
-fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
-    Option::<T>::deserialize(from).map(Option::unwrap_or_default)
-}
-
 /// The slices of one Service.
 #[derive(Debug)]
 pub(super) struct Slices {
-    source: KubernetesSource,
+    port: ServicePort,
+    is_tls: bool,
     by_name: BTreeMap<String, Vec<Entry>>,
 }
 
@@ -111,8 +82,8 @@ struct Entry {
 
 impl Slices {
     /// None yet.
-    pub(super) fn new(source: KubernetesSource) -> Self {
-        Self { source, by_name: BTreeMap::new() }
+    pub(super) fn new(port: ServicePort, is_tls: bool) -> Self {
+        Self { port, is_tls, by_name: BTreeMap::new() }
     }
 
     /// A list says what there is, and with that what is no more.
@@ -121,7 +92,7 @@ impl Slices {
     }
 
     /// Takes in an event.
-    pub(super) fn apply(&mut self, event: Event) {
+    pub(super) fn apply(&mut self, event: Event<Slice>) {
         match event {
             Event::Changed(slice) => {
                 let (name, entries) = self.entries(slice);
@@ -163,7 +134,7 @@ impl Slices {
 
     fn entries(&self, slice: Slice) -> (String, Vec<Entry>) {
         let is_v4 = slice.address_type != "IPv6";
-        let port = match &self.source.port {
+        let port = match &self.port {
             ServicePort::Number(port) => Some(*port),
             ServicePort::Named(name) => {
                 let is_it = |port: &&SlicePort| port.name.as_deref() == Some(name);
@@ -188,7 +159,7 @@ impl Slices {
         let conditions = endpoint.conditions;
         let is_terminating = conditions.terminating.unwrap_or(false);
         let is_serving = conditions.serving.or(conditions.ready).unwrap_or(true);
-        let place = Endpoint { is_tls: self.source.is_tls, host, port, base_path: "".into() };
+        let place = Endpoint { is_tls: self.is_tls, host, port, base_path: "".into() };
         let (name, uid) = endpoint.target_ref.map_or((None, None), |pod| (pod.name, pod.uid));
         let name = name.and_then(|name| parse_name(&name).ok()).unwrap_or_else(|| place.authority().into());
         let zone = endpoint.zone.filter(|zone| !zone.is_empty()).map(Into::into);
@@ -207,18 +178,14 @@ fn preferred<'e>(one: &'e Entry, other: &'e Entry) -> &'e Entry {
     if rank(other) > rank(one) { other } else { one }
 }
 
-/// llm-d's label of what a server is for.
-const ROLE: &str = "llm-d.ai/role";
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
     use super::*;
 
-    fn source(port: ServicePort) -> KubernetesSource {
-        let (namespace, service) = ("models".into(), "vllm".into());
-        KubernetesSource { namespace, service, port, is_tls: false, api: None }
+    fn source(port: ServicePort) -> Slices {
+        Slices::new(port, false)
     }
 
     fn slice(name: &str, family: &str, endpoints: &[Value]) -> Slice {
@@ -248,7 +215,7 @@ mod tests {
 
     #[test]
     fn slices_are_merged_and_conditions_count() {
-        let mut slices = Slices::new(source(ServicePort::Named("http".into())));
+        let mut slices = source(ServicePort::Named("http".into()));
         slices.replace(vec![
             slice(
                 "s1",
@@ -282,7 +249,7 @@ mod tests {
             (ServicePort::Named("grpc".into()), None),
             (ServicePort::Only, None),
         ] {
-            let mut slices = Slices::new(source(port.clone()));
+            let mut slices = source(port.clone());
             slices.replace(vec![slice("s", "IPv4", &[pod("a", "10.0.0.1", Value::Null)])]);
             assert_eq!(slices.targets().first().map(|f| f.spec.endpoint.port), expected, "{port:?}");
         }
@@ -295,7 +262,7 @@ mod tests {
             (json!({ "llm-d.ai/role": "something" }), None),
             (Value::Null, None),
         ] {
-            let mut slices = Slices::new(source(ServicePort::Only));
+            let mut slices = source(ServicePort::Only);
             slices.replace(vec![
                 serde_json::from_value(json!({
                     "metadata": { "name": "s", "labels": labels },
@@ -310,7 +277,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_without_a_pod_is_named_by_its_address() {
-        let mut slices = Slices::new(source(ServicePort::Number(80)));
+        let mut slices = source(ServicePort::Number(80));
         let bare = json!({ "addresses": ["10.1.1.1"], "conditions": null });
         slices.replace(vec![slice("s", "IPv4", std::slice::from_ref(&bare)), slice("t", "IPv4", &[bare])]);
         assert_eq!(shown(&slices), ["10.1.1.1:80 10.1.1.1:80"]);

@@ -1,0 +1,164 @@
+//! An InferencePool of the Gateway API Inference Extension (`inference.networking.k8s.io/v1`) and the pods that it selects.
+//!
+//! Two watches: one of the pool, and one of the pods by its selector, begun anew when that changes. A pool that is gone is a failure
+//! like any other: its last replicas stay.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use super::object::{Event, Metadata, Object};
+use super::pods::{Pod, Pods};
+use super::watching::{Collection, Watching};
+use crate::config::{KubernetesSource, segment};
+use crate::fleet::discovery::report::Report;
+
+/// Follows the pool and its pods until it is dropped.
+pub(super) async fn run(source: &KubernetesSource, name: &str, report: &Report) {
+    let (specs, changes) = watch::channel(None);
+    let place = format!("{}/{name}", source.namespace);
+    let path = format!("/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools", source.namespace);
+    let path = format!("{path}?fieldSelector=metadata.name%3D{name}");
+    let pool = Watching::new(source.api.as_ref(), path, &report.connector, Pool { place, specs, report });
+    tokio::join!(pool.run(), follow_pods(source, changes, report));
+}
+
+async fn follow_pods(
+    source: &KubernetesSource,
+    mut specs: watch::Receiver<Option<PoolSpec>>,
+    report: &Report,
+) {
+    loop {
+        let Some(spec) = specs.borrow_and_update().clone() else {
+            if specs.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let path = format!("/api/v1/namespaces/{}/pods?labelSelector={}", source.namespace, spec.selector());
+        let ports = spec.target_ports.iter().map(|port| port.number).collect();
+        let members = Members { pods: Pods::new(ports, source.is_tls), report };
+        let watching = Watching::new(source.api.as_ref(), path, &report.connector, members);
+        // Cancel-safe: the watch of another selector begins anew.
+        let is_over = tokio::select! {
+            () = watching.run() => false,
+            changed = specs.changed() => changed.is_err(),
+        };
+        if is_over {
+            return;
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct InferencePool {
+    metadata: Metadata,
+    spec: PoolSpec,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+struct PoolSpec {
+    selector: Selector,
+    target_ports: Vec<TargetPort>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+struct Selector {
+    match_labels: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+struct TargetPort {
+    number: u16,
+}
+
+impl Object for InferencePool {
+    fn version(&self) -> Option<&str> {
+        self.metadata.resource_version.as_deref()
+    }
+}
+
+impl PoolSpec {
+    /// As the value of a query.
+    fn selector(&self) -> String {
+        let labels = self.selector.match_labels.iter().map(|(key, value)| format!("{key}={value}"));
+        segment(&labels.collect::<Vec<_>>().join(","))
+    }
+}
+
+/// The pool, as a list of one.
+struct Pool<'r> {
+    /// `namespace/name`
+    place: String,
+    specs: watch::Sender<Option<PoolSpec>>,
+    report: &'r Report,
+}
+
+impl Pool<'_> {
+    fn set(&self, pool: Option<InferencePool>) {
+        // All pods of a namespace are no pool.
+        let is_usable =
+            |spec: &PoolSpec| !spec.selector.match_labels.is_empty() && !spec.target_ports.is_empty();
+        let spec = pool.map(|pool| pool.spec).filter(is_usable);
+        if spec.is_none() {
+            let Self { place, report, .. } = self;
+            report.failed(&format!("there is no InferencePool {place} with a selector and target ports"));
+        }
+        self.specs.send_if_modified(|known| {
+            let is_new = *known != spec;
+            *known = spec;
+            is_new
+        });
+    }
+}
+
+impl Collection for Pool<'_> {
+    type Object = InferencePool;
+
+    fn replace(&mut self, pools: Vec<InferencePool>) {
+        self.set(pools.into_iter().next());
+    }
+
+    fn apply(&mut self, event: Event<InferencePool>) {
+        match event {
+            Event::Changed(pool) => self.set(Some(pool)),
+            Event::Deleted(_) => self.set(None),
+            Event::Bookmark(_) => {}
+        }
+    }
+
+    fn is_current(&self) {}
+
+    fn failed(&self, error: &str) {
+        self.report.failed(error);
+    }
+}
+
+/// The pods of the pool.
+struct Members<'r> {
+    pods: Pods,
+    report: &'r Report,
+}
+
+impl Collection for Members<'_> {
+    type Object = Pod;
+
+    fn replace(&mut self, pods: Vec<Pod>) {
+        self.pods.replace(pods);
+    }
+
+    fn apply(&mut self, event: Event<Pod>) {
+        self.pods.apply(event);
+    }
+
+    fn is_current(&self) {
+        self.report.answered(self.pods.targets());
+    }
+
+    fn failed(&self, error: &str) {
+        self.report.failed(error);
+    }
+}

@@ -1,0 +1,179 @@
+//! A list of objects, kept up to date.
+//!
+//! One list, then a watch from the list's version on; a watch that ends is taken up at the version that it had reached, and
+//! one whose version the server no longer has (410) begins with a list again.
+
+use std::time::Duration;
+
+use super::api::{Api, Page, WATCH_FOR};
+use super::error::ApiError;
+use super::object::{Event, Object};
+use crate::config::Endpoint;
+use crate::upstream::call::CallError;
+use crate::upstream::connect::Connector;
+
+/// The objects of one list.
+pub(super) trait Collection {
+    /// Their kind.
+    type Object: Object;
+
+    /// A list says what there is, and with that what is no more.
+    fn replace(&mut self, objects: Vec<Self::Object>);
+
+    /// Takes in an event.
+    fn apply(&mut self, event: Event<Self::Object>);
+
+    /// What was taken in is as good as a new list.
+    fn is_current(&self);
+
+    /// The server tells nothing: what is known stays.
+    fn failed(&self, error: &str);
+}
+
+/// Keeps a collection up to date.
+pub(super) struct Watching<'w, C> {
+    server: Option<&'w Endpoint>,
+    /// Of the list, with its selector.
+    path: String,
+    connector: &'w Connector,
+    collection: C,
+    /// Where a watch goes on; `None` before a list.
+    version: Option<String>,
+    watch_for: Duration,
+}
+
+impl<'w, C: Collection> Watching<'w, C> {
+    /// Of the server of the cluster where none is given.
+    pub(super) fn new(
+        server: Option<&'w Endpoint>,
+        path: String,
+        connector: &'w Connector,
+        collection: C,
+    ) -> Self {
+        Self { server, path, connector, collection, version: None, watch_for: WATCH_FOR }
+    }
+
+    /// Watches until it is dropped.
+    pub(super) async fn run(mut self) {
+        let mut misses = 0_u32;
+        loop {
+            let reached = self.version.clone();
+            let pause = match self.follow().await {
+                // The server ends every watch after [`WATCH_FOR`].
+                Ok(()) => {
+                    misses = 0;
+                    AFTER_END
+                }
+                Err(error) => {
+                    if matches!(error, ApiError::Expired) {
+                        tracing::debug!(path = self.path, "watch expired: listing again");
+                        self.version = None;
+                    } else {
+                        self.collection.failed(&error.to_string());
+                    }
+                    let is_further = self.version.is_some() && self.version != reached;
+                    misses = if is_further { 1 } else { misses + 1 };
+                    (FIRST_RETRY * 2_u32.saturating_pow(misses.min(8) - 1)).min(MAX_RETRY)
+                }
+            };
+            // Gateways that lost the server together do not come back together.
+            tokio::time::sleep(pause.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+        }
+    }
+
+    /// Lists where that is needed, and watches until the watch ends.
+    async fn follow(&mut self) -> Result<(), ApiError> {
+        let api = Api::open(self.server, &self.path, self.connector).await?;
+        let version = match self.version.take() {
+            Some(version) => version,
+            None => self.list(&api).await?,
+        };
+        self.version = Some(version.clone());
+        let mut events = api.watch(&version, self.watch_for).await?;
+        self.collection.is_current();
+        let watching = async {
+            while let Some(event) = events.next::<C::Object>().await? {
+                if let Some(version) = event.version() {
+                    self.version = Some(version.to_owned());
+                }
+                self.collection.apply(event);
+                // Of a bookmark too: it says that the list is as good as new.
+                self.collection.is_current();
+            }
+            Ok(())
+        };
+        // A server that does not end the watch is frozen, or has forgotten it: its host may go on answering TCP.
+        let limit = self.watch_for + WATCH_GRACE;
+        tokio::time::timeout(limit, watching).await.unwrap_or(Err(CallError::Timeout.into()))
+    }
+
+    async fn list(&mut self, api: &Api) -> Result<String, ApiError> {
+        let mut items = Vec::new();
+        let mut rest: Option<String> = None;
+        for _ in 0..MAX_PAGES {
+            let mut page: Page<C::Object> = api.list(rest.as_deref()).await?;
+            items.append(&mut page.items);
+            rest = page.metadata.rest.filter(|rest| !rest.is_empty());
+            if rest.is_none() {
+                self.collection.replace(items);
+                self.collection.is_current();
+                return Ok(page.metadata.resource_version);
+            }
+        }
+        Err(ApiError::Protocol("the list has no end".into()))
+    }
+}
+
+/// Pages of one list: 500 objects each; a slice has up to a thousand endpoints.
+const MAX_PAGES: usize = 100;
+const WATCH_GRACE: Duration = Duration::from_secs(5);
+const AFTER_END: Duration = Duration::from_millis(20);
+/// Doubled for each failure in a row.
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+const MAX_RETRY: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::fleet::discovery::kubernetes::slices::Slice;
+
+    struct Nobody;
+
+    impl Collection for Nobody {
+        type Object = Slice;
+
+        fn replace(&mut self, _: Vec<Slice>) {}
+        fn apply(&mut self, _: Event<Slice>) {}
+        fn is_current(&self) {}
+        fn failed(&self, _: &str) {}
+    }
+
+    #[tokio::test]
+    async fn a_server_that_says_nothing_and_does_not_end_the_watch_has_failed() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, tracker) = (listener.local_addr().unwrap(), TaskTracker::new());
+        tracker.spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let mut head = [0; 2048];
+                let read = socket.read(&mut head).await.unwrap();
+                assert!(String::from_utf8_lossy(&head[..read]).contains("watch=1"));
+                socket.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+                open.push(socket);
+            }
+        });
+        let connector = Connector::new(tracker).unwrap();
+        let (host, base_path) = (address.ip().to_string().into(), "".into());
+        let server = Endpoint { is_tls: false, host, port: address.port(), base_path };
+        let mut following = Watching::new(Some(&server), "/slices?".into(), &connector, Nobody);
+        following.version = Some("7".to_owned());
+        // Its end is late by the grace at once.
+        following.watch_for = Duration::ZERO;
+        let error = following.follow().await.unwrap_err();
+        assert!(error.to_string().contains("no answer in time"), "{error}");
+        assert_eq!(following.version.as_deref(), Some("7"), "the next watch goes on where this one was");
+    }
+}
