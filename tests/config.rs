@@ -439,11 +439,11 @@ fn sources_of_replicas_are_checked_without_asking_them() {
         ),
         (
             "kubernetes = { namespace = \"n\", inference_pool = \"i\", service = \"s\" }",
-            "f.toml:3:63: replicas are those of a Service or of an InferencePool",
+            "f.toml:3:65: replicas are those of a Service or of an InferencePool",
         ),
         (
             "kubernetes = { namespace = \"n\", inference_pool = \"i\", port = 80 }",
-            "f.toml:3:60: the InferencePool's targetPorts tell the ports",
+            "f.toml:3:62: the InferencePool's targetPorts tell the ports",
         ),
         ("dns = \"http://a:1\"\ndata_parallel = 0", "f.toml:4:17: data_parallel is out of range"),
     ] {

@@ -214,13 +214,16 @@ name = \"p\"
 replicas = [{ url = \"http://127.0.0.1:1\", zone = \"a\", dcgm = \"http://a:9400/metrics\" }]
 dcgm = { url = \"http://a:9400/metrics\", labels = { gpu = \"0\" } }
 dns = { url = \"http://a:1\", server = \"127.0.0.1:53\" }
-kubernetes = { namespace = \"n\", service = \"s\", inference_pool = \"p\", port = \"http\", scheme = \"http\", api = \"http://127.0.0.1:1\" }
+kubernetes = { namespace = \"n\", service = \"s\", port = \"http\", scheme = \"http\", api = \"http://127.0.0.1:1\" }
 revision_info = { image = \"i\" }
 [pool.warmup]
 prompts = [\"p\"]
 features = [\"logprobs\"]
 [pool.engine_profile]
 batch_limit = [\"m\"]
+[[pool]]
+name = \"q\"
+kubernetes = { namespace = \"n\", inference_pool = \"p\" }
 [[route]]
 model = \"m\"
 [route.canary]
