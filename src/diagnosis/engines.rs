@@ -71,7 +71,7 @@ pub(crate) fn ways(slot: &Slot, recent: &Slot, stage: Stage, replicas: &[Replica
     let part = |name: &Arc<str>| slot.parts.get(&(Dimension::Replica, Arc::clone(name)));
     let missed = |name: &Arc<str>| part(name).and_then(|part| part.missed_in.get(at)).copied().unwrap_or(0);
     let matters = MIN_DIFFERENCE.max(MATTERS * slot.mean_bound().unwrap_or_default());
-    // What came before the last seconds may be of before the onset: it shows nobody to be near where others have come since.
+    // What came before the last seconds may be of before the onset: it shows no replica to be near where others have come since.
     let has_come = replicas.iter().any(|status| enough(recent, &status.replica).is_some());
     let mut ways = Ways::default();
     for status in replicas {

@@ -251,7 +251,8 @@ impl Ledger {
         let mut path = picture.path(tip.name);
         path.iter_mut().for_each(|(_, depth)| *depth += tip.base);
         if let (Some(text), Some(&(name, 1))) = (text, path.first()) {
-            if !self.firsts.fits(text, name) && !(is_last && self.firsts.contradict(text, name)) {
+            let is_meant = self.firsts.fits(text, name) || (is_last && self.firsts.contradict(text, name));
+            if !is_meant {
                 return Joined::NotYet;
             }
             self.firsts.note(text, name);

@@ -146,7 +146,7 @@ impl<'s> PromptWalk<'s> {
     }
 
     fn message(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
-        // A hash of what is in the last block: only where somebody asks for it.
+        // A hash of what is in the last block: only where it is asked for.
         let is_asked = self.tells_turns || matches!(self.opening, Opening::Open);
         let before = is_asked.then(|| self.chain.whole_so_far());
         let is_open = matches!(self.opening, Opening::Open);

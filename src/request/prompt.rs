@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn the_prompt_that_a_turn_continues_is_told_where_that_is_asked_for() {
         let read = |turns: &[&str], tells_turns| {
-            let role = |at: usize| if at % 2 == 0 { "user" } else { "assistant" };
+            let role = |at: usize| if at.is_multiple_of(2) { "user" } else { "assistant" };
             let messages: Vec<Value> = turns
                 .iter()
                 .enumerate()

@@ -100,7 +100,7 @@ impl Scene {
         prompt.chunks_exact(TEXT).map(link).collect()
     }
 
-    /// What an answer of 10 tokens to a prompt tells that found nothing cached and whose blocks were not published; as many were
+    /// What an answer of 10 tokens to a prompt shows that found nothing cached and whose blocks were not published; as many were
     /// stored meanwhile for `other`. Returns whether those are taken for its own, at each of `looks`.
     fn misses(&mut self, prompt: &[u32], other: &[u32], looks: &[bool]) -> Vec<Joined> {
         self.now += 10;

@@ -1,7 +1,7 @@
 //! The Kubernetes API as far as it is needed: list and watch one kind of object, by labels or by name.
 //!
 //! In a cluster address, token and CA are those of the pod's service account; the token is read for every request, because the
-//! kubelet replaces it. Nothing here knows what an object says.
+//! kubelet replaces it. Nothing here knows what is in an object.
 
 use std::path::PathBuf;
 use std::sync::Arc;

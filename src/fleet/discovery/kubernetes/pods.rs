@@ -1,7 +1,7 @@
-//! Pods and what they say about replicas. Pure.
+//! Pods and what they mean for replicas. Pure.
 //!
 //! A pod with an address is as many replicas as its pool has target ports: ranks of data parallelism listen on one each. One that is
-//! being deleted leaves: its streams run to their end. One that is not ready gets no new requests. Its uid tells a new pod at an old
+//! being deleted leaves: its streams run to their end. One that is not ready gets no new requests. Its uid marks a new pod at an old
 //! address.
 
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ impl Pods {
         Self { ports, is_tls, by_name: BTreeMap::new() }
     }
 
-    /// A list says what there is, and with that what is no more.
+    /// A list has all that there is; the rest is no more.
     pub(super) fn replace(&mut self, pods: Vec<Pod>) {
         self.by_name.clear();
         pods.into_iter().for_each(|pod| self.apply(Event::Changed(pod)));

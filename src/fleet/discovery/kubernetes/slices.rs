@@ -1,4 +1,4 @@
-//! EndpointSlices and what they say about replicas. Pure.
+//! EndpointSlices and what they mean for replicas. Pure.
 //!
 //! A Service has several slices, an endpoint may for a moment stand in two of them, and a pod with two families of addresses
 //! stands in slices of both: it is one replica, by its IPv4 address. One that is `terminating` leaves: its streams run to
@@ -86,7 +86,7 @@ impl Slices {
         Self { port, is_tls, by_name: BTreeMap::new() }
     }
 
-    /// A list says what there is, and with that what is no more.
+    /// A list has all that there is; the rest is no more.
     pub(super) fn replace(&mut self, slices: Vec<Slice>) {
         self.by_name = slices.into_iter().map(|slice| self.entries(slice)).collect();
     }

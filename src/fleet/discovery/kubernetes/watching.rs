@@ -17,7 +17,7 @@ pub(super) trait Collection {
     /// Their kind.
     type Object: Object;
 
-    /// A list says what there is, and with that what is no more.
+    /// A list has all that there is; the rest is no more.
     fn replace(&mut self, objects: Vec<Self::Object>);
 
     /// Takes in an event.
@@ -26,7 +26,7 @@ pub(super) trait Collection {
     /// What was taken in is as good as a new list.
     fn is_current(&self);
 
-    /// The server tells nothing: what is known stays.
+    /// The server gives no answer: what is known stays.
     fn failed(&self, error: &str);
 }
 
@@ -97,7 +97,7 @@ impl<'w, C: Collection> Watching<'w, C> {
                     self.version = Some(version.to_owned());
                 }
                 self.collection.apply(event);
-                // Of a bookmark too: it says that the list is as good as new.
+                // Of a bookmark too: with it the list is as good as new.
                 self.collection.is_current();
             }
             Ok(())
