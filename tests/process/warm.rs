@@ -34,6 +34,8 @@ fn conversations_find_their_replicas_after_a_restart() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let start = || {
         let gateway = Gateway::with_state(&file, folder.path(), port);
+        // Both: while one is ready, it has every conversation.
+        gateway.process.err.lines_with("\"to\":\"ready\"", 2);
         gateway.wait_ready();
         gateway
     };
