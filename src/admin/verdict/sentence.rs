@@ -44,7 +44,8 @@ pub(super) fn of_route(
             parts.push(format!("{waiting:.0} requests wait in the engines, {running:.0} run"));
         }
     }
-    let at_engine = [Stage::EngineQueue, Stage::Prefill, Stage::Decode];
+    // What waits in the gateway waits for the engines.
+    let at_engine = [Stage::Admit, Stage::EngineQueue, Stage::Prefill, Stage::Decode];
     if status == Status::Bad
         && cause.is_some_and(|cause| at_engine.contains(&cause.stage) && cause.far.is_empty())
     {

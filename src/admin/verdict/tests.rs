@@ -376,6 +376,10 @@ fn full_caches_are_named_with_their_preemptions() {
     let mut replicas = vec![full("r1"), full("r2")];
     replicas[1].signals.as_mut().unwrap().waiting = Some(5.0);
     names_only(&figures(queued, replicas), &[pressure, "shared by all 2"], &["stands out"]);
+    // As long as it lasts, and then the queue is in the gateway.
+    let held = (Stage::Admit, 9.0, 9.0);
+    let held = slot(TTFT, &[did("r1", 10, 14, held), did("r2", 10, 14, held)]);
+    names(&figures(held, vec![full("r1"), full("r2")]), &["misses in admit", pressure, "shared by all 2"]);
     names(&figures(all.clone(), vec![full("r1"), ready("r2", 0.0)]), &["the KV cache of r1 is full (99 %)"]);
     names_only(&figures(all, vec![ready("r1", 0.0), ready("r2", 0.0)]), &["decode"], &["KV"]);
 }
