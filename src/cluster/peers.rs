@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::wire::{self, Unreadable};
 use crate::clock::Stamp;
-use crate::routing::Followed;
 use crate::routing::notice::{Event, Left, Placed, Prefix};
+use crate::routing::{Followed, FollowedRequests};
 
 /// The other gateways.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Peers {
 struct Peer {
     next: u32,
     heard: Stamp,
-    requests: HashMap<u32, Followed>,
+    requests: FollowedRequests,
 }
 
 /// What came of a message.
@@ -97,7 +97,7 @@ impl Peers {
         if !is_alike {
             once(Warning::OtherSeed, &mut self.warned);
         }
-        let new = || Peer { next: head.sequence, heard: now, requests: HashMap::new() };
+        let new = || Peer { next: head.sequence, heard: now, requests: FollowedRequests::default() };
         let peer = self.peers.entry(head.sender).or_insert_with(new);
         if head.sequence != peer.next {
             folded.lost = u64::from(head.sequence.wrapping_sub(peer.next)).min(MAX_LOST);
@@ -114,28 +114,12 @@ impl Peers {
                     break;
                 }
             };
-            let is_taken = match notice.event {
-                Event::Placed(placed) if peer.requests.len() < MAX_REQUESTS => {
+            let is_taken = match &notice.event {
+                Event::Left(left) => doubt(left),
+                _ => peer.requests.take(&notice, |placed| {
                     let prefix = if is_alike { placed.prefix } else { Prefix::default() };
-                    let followed = follow(&Placed { prefix, ..placed }, notice.at);
-                    let is_known = followed.is_some();
-                    peer.requests.extend(followed.map(|followed| (notice.id, followed)));
-                    is_known
-                }
-                Event::Placed(_) => false,
-                Event::FirstToken => {
-                    if let Some(followed) = peer.requests.get_mut(&notice.id) {
-                        followed.first_token(notice.at);
-                    }
-                    true
-                }
-                Event::Ended(usage) => {
-                    if let Some(followed) = peer.requests.remove(&notice.id) {
-                        followed.ended(&usage);
-                    }
-                    true
-                }
-                Event::Left(left) => doubt(&left),
+                    follow(&Placed { prefix, ..*placed }, notice.at)
+                }),
             };
             if is_taken { folded.taken += 1 } else { folded.unknown += 1 }
         }
@@ -158,8 +142,6 @@ impl Peers {
 
 /// Gateways that are followed.
 const MAX_PEERS: usize = 256;
-/// Requests of one gateway.
-const MAX_REQUESTS: usize = 65_536;
 const MAX_WARNINGS: usize = 16;
 /// Batches of a gap that count.
 const MAX_LOST: u64 = 1000;

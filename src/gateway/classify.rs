@@ -74,7 +74,7 @@ pub(super) fn classify(
     let upstream_model = upstream_model.as_deref();
     let model = upstream_model.or(client_model);
     let salt = salt(route, dialect, fields, tenant);
-    let (name, salted, turns) = (model.unwrap_or_default(), salt.as_deref(), table.follows_kv_events());
+    let (name, salted, turns) = (model.unwrap_or_default(), salt.as_deref(), table.follows_kv_events);
     let prompt = RequestPrompt::read(dialect, fields, name, salted, &table.seed, turns);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.

@@ -38,6 +38,8 @@ pub struct RoutingTable {
     pub tenants: Tenants,
     /// Seed of the prefix hashes (`routing.seed`).
     pub seed: ChainSeed,
+    /// A pool follows KV events: only then the turns of a conversation are told apart.
+    pub follows_kv_events: bool,
     by_model: HashMap<Arc<str>, usize>,
     any: Option<usize>,
     carried_over: CarriedOver,
@@ -98,12 +100,6 @@ impl RoutingTable {
         Self::build(config, pools, carried_over, &[])
     }
 
-    /// Whether a pool follows KV events: only then the turns of a conversation are told apart.
-    #[must_use]
-    pub fn follows_kv_events(&self) -> bool {
-        self.config.pools.iter().any(|pool| pool.kv_events.is_some())
-    }
-
     /// The table of the next configuration.
     #[must_use]
     pub fn next(&self, config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>) -> Self {
@@ -135,7 +131,8 @@ impl RoutingTable {
         let tenants = Tenants::isolated(&config.tenants, salt_key)
             .with_tokens(Arc::clone(&carried_over.tokens))
             .with_keys(Arc::clone(&carried_over.api_keys));
-        Self { config, pools, routes, tenants, seed, by_model, any, carried_over }
+        let follows_kv_events = config.pools.iter().any(|pool| pool.kv_events.is_some());
+        Self { config, pools, routes, tenants, seed, follows_kv_events, by_model, any, carried_over }
     }
 
     /// The route of a model, else the route `*`.

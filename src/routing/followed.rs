@@ -2,9 +2,10 @@
 //! and their prompts and cached tokens teach the prefix index. Speeds are learned from our own requests only: the times of others
 //! come late.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::notice::{Placed, Usage};
+use super::notice::{Event, Notice, Placed, Usage};
 use super::work::{MOST_TOKENS, Work};
 use super::{Dispatcher, LoadGuard, Placement, Target};
 use crate::clock::Stamp;
@@ -67,6 +68,46 @@ impl Followed {
         }
     }
 }
+
+/// Requests of one other gateway, by the number of their decision.
+#[derive(Debug, Default)]
+pub struct FollowedRequests(HashMap<u32, Followed>);
+
+impl FollowedRequests {
+    /// Takes in a step of a request's life; `follow` finds the replica of a new one and reserves the load there. Returns whether it
+    /// counts here.
+    pub fn take(&mut self, notice: &Notice, follow: impl FnOnce(&Placed) -> Option<Followed>) -> bool {
+        match notice.event {
+            Event::Placed(placed) if self.0.len() < MAX_REQUESTS => {
+                let followed = follow(&placed);
+                let is_known = followed.is_some();
+                self.0.extend(followed.map(|followed| (notice.id, followed)));
+                is_known
+            }
+            Event::Placed(_) | Event::Left(_) => false,
+            Event::FirstToken => {
+                if let Some(followed) = self.0.get_mut(&notice.id) {
+                    followed.first_token(notice.at);
+                }
+                true
+            }
+            Event::Ended(usage) => {
+                if let Some(followed) = self.0.remove(&notice.id) {
+                    followed.ended(&usage);
+                }
+                true
+            }
+        }
+    }
+
+    /// Nothing is known of what is in flight; the load is released.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Requests of one gateway.
+const MAX_REQUESTS: usize = 65_536;
 
 #[cfg(test)]
 mod tests {

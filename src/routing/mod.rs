@@ -47,7 +47,7 @@ pub use self::decision::{Decision, MAX_LOGGED, cheapest, decide};
 pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged};
 pub use self::expected::Expected;
 pub(crate) use self::float::span;
-pub use self::followed::Followed;
+pub use self::followed::{Followed, FollowedRequests};
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
 pub use self::load::{

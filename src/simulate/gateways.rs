@@ -1,6 +1,5 @@
 //! Several gateways before one simulated fleet, with or without what `[cluster]` shares.
 
-use std::collections::HashMap;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -9,8 +8,8 @@ use tokenway_sim::replay::{Arrival, Ended, Fleet, RequestId, Router};
 use tokenway_sim::time::Stamp as SimStamp;
 
 use super::ProductRouter;
-use crate::routing::Followed;
-use crate::routing::notice::{Event, Notice, queue};
+use crate::routing::FollowedRequests;
+use crate::routing::notice::{Notice, queue};
 
 /// Gateways that each get a random part of the requests, so that the turns of a conversation meet any of them.
 ///
@@ -25,8 +24,8 @@ struct Gateway {
     router: ProductRouter,
     notices: Receiver<Notice>,
     on_the_way: Vec<Notice>,
-    /// Requests of each gateway, by the number of their decision.
-    followed: Vec<HashMap<u32, Followed>>,
+    /// Requests of each gateway.
+    followed: Vec<FollowedRequests>,
 }
 
 impl ReplayedGateways {
@@ -39,7 +38,7 @@ impl ReplayedGateways {
             if shares {
                 router.announce(&outbox);
             }
-            let followed = (0..count).map(|_| HashMap::new()).collect();
+            let followed = (0..count).map(|_| FollowedRequests::default()).collect();
             Gateway { router, notices, on_the_way: Vec::new(), followed }
         };
         let gateways: Vec<_> = routers.into_iter().map(gateway).collect();
@@ -74,23 +73,8 @@ impl ReplayedGateways {
 
 impl Gateway {
     fn fold(&mut self, from: usize, notice: &Notice) {
-        let Some(followed) = self.followed.get_mut(from) else { return };
-        match notice.event {
-            Event::Placed(placed) => {
-                followed.extend(self.router.follow(&placed, notice.at).map(|request| (notice.id, request)));
-            }
-            Event::FirstToken => {
-                if let Some(request) = followed.get_mut(&notice.id) {
-                    request.first_token(notice.at);
-                }
-            }
-            Event::Ended(usage) => {
-                if let Some(request) = followed.remove(&notice.id) {
-                    request.ended(&usage);
-                }
-            }
-            // No replica of a replay is ejected for failures.
-            Event::Left(_) => {}
+        if let Some(requests) = self.followed.get_mut(from) {
+            requests.take(notice, |placed| self.router.follow(placed, notice.at));
         }
     }
 }

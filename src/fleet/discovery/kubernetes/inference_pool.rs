@@ -9,7 +9,8 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::object::{Event, Metadata, Object};
-use super::pods::{Pod, Pods};
+use super::pods::Pods;
+use super::reported::Reported;
 use super::watching::{Collection, Watching};
 use crate::config::{KubernetesSource, segment};
 use crate::fleet::discovery::report::Report;
@@ -38,7 +39,7 @@ async fn follow_pods(
         };
         let path = format!("/api/v1/namespaces/{}/pods?labelSelector={}", source.namespace, spec.selector());
         let ports = spec.target_ports.iter().map(|port| port.number).collect();
-        let members = Members { pods: Pods::new(ports, source.is_tls), report };
+        let members = Reported { replicas: Pods::new(ports, source.is_tls), report };
         let watching = Watching::new(source.api.as_ref(), path, &report.connector, members);
         // Cancel-safe: the watch of another selector begins anew.
         let is_over = tokio::select! {
@@ -131,32 +132,6 @@ impl Collection for Pool<'_> {
     }
 
     fn is_current(&self) {}
-
-    fn failed(&self, error: &str) {
-        self.report.failed(error);
-    }
-}
-
-/// The pods of the pool.
-struct Members<'r> {
-    pods: Pods,
-    report: &'r Report,
-}
-
-impl Collection for Members<'_> {
-    type Object = Pod;
-
-    fn replace(&mut self, pods: Vec<Pod>) {
-        self.pods.replace(pods);
-    }
-
-    fn apply(&mut self, event: Event<Pod>) {
-        self.pods.apply(event);
-    }
-
-    fn is_current(&self) {
-        self.report.answered(self.pods.targets());
-    }
 
     fn failed(&self, error: &str) {
         self.report.failed(error);

@@ -10,12 +10,13 @@ mod events;
 mod inference_pool;
 mod object;
 mod pods;
+mod reported;
 mod slices;
 mod watching;
 
-use self::object::Event;
-use self::slices::{Slice, Slices};
-use self::watching::{Collection, Watching};
+use self::reported::Reported;
+use self::slices::Slices;
+use self::watching::Watching;
 use super::report::Report;
 use crate::config::{KubernetesObject, KubernetesSource};
 
@@ -23,38 +24,12 @@ use crate::config::{KubernetesObject, KubernetesSource};
 pub(super) async fn run(source: KubernetesSource, report: Report) {
     match &source.object {
         KubernetesObject::Service { name, port } => {
-            let slices = Slices::new(port.clone(), source.is_tls);
+            let replicas = Slices::new(port.clone(), source.is_tls);
             let path = format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", source.namespace);
             let path = format!("{path}?labelSelector=kubernetes.io%2Fservice-name%3D{name}");
-            let service = Service { slices, report: &report };
+            let service = Reported { replicas, report: &report };
             Watching::new(source.api.as_ref(), path, &report.connector, service).run().await;
         }
         KubernetesObject::InferencePool { name } => inference_pool::run(&source, name, &report).await,
-    }
-}
-
-/// The replicas of a Service.
-struct Service<'r> {
-    slices: Slices,
-    report: &'r Report,
-}
-
-impl Collection for Service<'_> {
-    type Object = Slice;
-
-    fn replace(&mut self, slices: Vec<Slice>) {
-        self.slices.replace(slices);
-    }
-
-    fn apply(&mut self, event: Event<Slice>) {
-        self.slices.apply(event);
-    }
-
-    fn is_current(&self) {
-        self.report.answered(self.slices.targets());
-    }
-
-    fn failed(&self, error: &str) {
-        self.report.failed(error);
     }
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::object::{Event, Metadata, Object, ROLE, or_null};
+use super::reported::Replicas;
 use crate::config::{Endpoint, ReplicaSpec, Role, parse_name};
 use crate::fleet::discovery::roster::Found;
 
@@ -59,29 +60,6 @@ impl Pods {
         Self { ports, is_tls, by_name: BTreeMap::new() }
     }
 
-    /// A list has all that there is; the rest is no more.
-    pub(super) fn replace(&mut self, pods: Vec<Pod>) {
-        self.by_name.clear();
-        pods.into_iter().for_each(|pod| self.apply(Event::Changed(pod)));
-    }
-
-    /// Takes in an event.
-    pub(super) fn apply(&mut self, event: Event<Pod>) {
-        match event {
-            Event::Changed(pod) => {
-                let found = self.replicas(&pod).unwrap_or_default();
-                self.by_name.insert(pod.metadata.name, found);
-            }
-            Event::Deleted(pod) => drop(self.by_name.remove(&pod.metadata.name)),
-            Event::Bookmark(_) => {}
-        }
-    }
-
-    /// The replicas, in a stable order.
-    pub(super) fn targets(&self) -> Vec<Found> {
-        self.by_name.values().flatten().cloned().collect()
-    }
-
     /// `None` of one that has no address, is being deleted or has ended.
     fn replicas(&self, pod: &Pod) -> Option<Vec<Found>> {
         let Pod { metadata, status } = pod;
@@ -107,6 +85,30 @@ impl Pods {
             Found { spec, instance, is_serving: status.conditions.iter().any(is_ready), role }
         };
         Some(self.ports.iter().map(found).collect())
+    }
+}
+
+impl Replicas for Pods {
+    type Object = Pod;
+
+    fn replace(&mut self, pods: Vec<Pod>) {
+        self.by_name.clear();
+        pods.into_iter().for_each(|pod| self.apply(Event::Changed(pod)));
+    }
+
+    fn apply(&mut self, event: Event<Pod>) {
+        match event {
+            Event::Changed(pod) => {
+                let found = self.replicas(&pod).unwrap_or_default();
+                self.by_name.insert(pod.metadata.name, found);
+            }
+            Event::Deleted(pod) => drop(self.by_name.remove(&pod.metadata.name)),
+            Event::Bookmark(_) => {}
+        }
+    }
+
+    fn targets(&self) -> Vec<Found> {
+        self.by_name.values().flatten().cloned().collect()
     }
 }
 

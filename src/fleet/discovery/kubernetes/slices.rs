@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::object::{Event, Metadata, Object, ROLE, or_null};
+use super::reported::Replicas;
 use crate::config::{Endpoint, ReplicaSpec, Role, ServicePort, parse_name};
 use crate::fleet::discovery::roster::Found;
 
@@ -86,52 +87,6 @@ impl Slices {
         Self { port, is_tls, by_name: BTreeMap::new() }
     }
 
-    /// A list has all that there is; the rest is no more.
-    pub(super) fn replace(&mut self, slices: Vec<Slice>) {
-        self.by_name = slices.into_iter().map(|slice| self.entries(slice)).collect();
-    }
-
-    /// Takes in an event.
-    pub(super) fn apply(&mut self, event: Event<Slice>) {
-        match event {
-            Event::Changed(slice) => {
-                let (name, entries) = self.entries(slice);
-                self.by_name.insert(name, entries);
-            }
-            Event::Deleted(slice) => {
-                self.by_name.remove(&slice.metadata.name);
-            }
-            Event::Bookmark(_) => {}
-        }
-    }
-
-    /// The replicas, in a stable order.
-    pub(super) fn targets(&self) -> Vec<Found> {
-        let mut by_pod: HashMap<&str, &Entry> = HashMap::new();
-        let mut alone: HashMap<&Endpoint, &Entry> = HashMap::new();
-        for entry in self.by_name.values().flatten() {
-            match entry.found.instance.as_deref() {
-                Some(pod) => {
-                    by_pod.entry(pod).and_modify(|known| *known = preferred(known, entry)).or_insert(entry);
-                }
-                None => {
-                    let endpoint = &entry.found.spec.endpoint;
-                    alone
-                        .entry(endpoint)
-                        .and_modify(|known| *known = preferred(known, entry))
-                        .or_insert(entry);
-                }
-            }
-        }
-        let stays = by_pod.into_values().chain(alone.into_values()).filter(|entry| !entry.is_terminating);
-        let mut targets: Vec<Found> = stays.map(|entry| entry.found.clone()).collect();
-        // By URL as well: an address goes to another pod before the slice of the first one is updated.
-        targets.sort_by(|a, b| {
-            (&a.spec.name, &*a.spec.endpoint.host).cmp(&(&b.spec.name, &*b.spec.endpoint.host))
-        });
-        targets
-    }
-
     fn entries(&self, slice: Slice) -> (String, Vec<Entry>) {
         let is_v4 = slice.address_type != "IPv6";
         let port = match &self.port {
@@ -169,6 +124,53 @@ impl Slices {
             is_terminating,
             is_v4,
         })
+    }
+}
+
+impl Replicas for Slices {
+    type Object = Slice;
+
+    fn replace(&mut self, slices: Vec<Slice>) {
+        self.by_name = slices.into_iter().map(|slice| self.entries(slice)).collect();
+    }
+
+    fn apply(&mut self, event: Event<Slice>) {
+        match event {
+            Event::Changed(slice) => {
+                let (name, entries) = self.entries(slice);
+                self.by_name.insert(name, entries);
+            }
+            Event::Deleted(slice) => {
+                self.by_name.remove(&slice.metadata.name);
+            }
+            Event::Bookmark(_) => {}
+        }
+    }
+
+    fn targets(&self) -> Vec<Found> {
+        let mut by_pod: HashMap<&str, &Entry> = HashMap::new();
+        let mut alone: HashMap<&Endpoint, &Entry> = HashMap::new();
+        for entry in self.by_name.values().flatten() {
+            match entry.found.instance.as_deref() {
+                Some(pod) => {
+                    by_pod.entry(pod).and_modify(|known| *known = preferred(known, entry)).or_insert(entry);
+                }
+                None => {
+                    let endpoint = &entry.found.spec.endpoint;
+                    alone
+                        .entry(endpoint)
+                        .and_modify(|known| *known = preferred(known, entry))
+                        .or_insert(entry);
+                }
+            }
+        }
+        let stays = by_pod.into_values().chain(alone.into_values()).filter(|entry| !entry.is_terminating);
+        let mut targets: Vec<Found> = stays.map(|entry| entry.found.clone()).collect();
+        // By URL as well: an address goes to another pod before the slice of the first one is updated.
+        targets.sort_by(|a, b| {
+            (&a.spec.name, &*a.spec.endpoint.host).cmp(&(&b.spec.name, &*b.spec.endpoint.host))
+        });
+        targets
     }
 }
 
