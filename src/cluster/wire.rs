@@ -3,7 +3,7 @@
 //! ```text
 //! batch       "TW" version:u8 sender:u64 sequence:u32 seed:u32, then events
 //! event       kind:u8 size:u8 id:u32 age:u16, then by kind:
-//! placed      1 place tail held fork:u64 prompt uncached:u32 added tpot:u16 flags:u8   54 bytes in all
+//! placed      1 place tail held fork:u64 prompt uncached:u32 added tpot:u16 flags:u8 landmark:u64   61 bytes in all
 //! first token 2                                                                        8 bytes
 //! ended       3 flags:u8 prompt cached:u32                                             17 bytes
 //! left        4 place:u64 flags:u8                                                     17 bytes
@@ -68,7 +68,7 @@ pub(super) fn push(notice: &Notice, now: Stamp, batch: &mut Vec<u8>) {
     batch.extend_from_slice(&tenths(now.since(notice.at)).to_le_bytes());
     match &notice.event {
         Event::Placed(placed) => {
-            let Prefix { tail, held, fork, added } = placed.prefix;
+            let Prefix { tail, held, fork, landmark, added } = placed.prefix;
             for word in [placed.place, tail, held, fork] {
                 batch.extend_from_slice(&word.to_le_bytes());
             }
@@ -77,6 +77,7 @@ pub(super) fn push(notice: &Notice, now: Stamp, batch: &mut Vec<u8>) {
             batch.extend_from_slice(&u16::try_from(added).unwrap_or(u16::MAX).to_le_bytes());
             batch.extend_from_slice(&placed.tpot.map_or(0, |tpot| tenths(tpot).max(1)).to_le_bytes());
             batch.push(flag(placed.is_stream, IS_STREAM) | flag(placed.is_elsewhere, IS_ELSEWHERE));
+            batch.extend_from_slice(&landmark.to_le_bytes());
         }
         Event::FirstToken => {}
         Event::Ended(usage) => {
@@ -186,9 +187,11 @@ fn placed(rest: &mut &[u8]) -> Option<Placed> {
     let added = u16::from_le_bytes(take(rest)?).into();
     let tpot = u16::from_le_bytes(take(rest)?);
     let [flags] = take(rest)?;
+    // Gateways of 0.1 have none.
+    let landmark = take(rest).map_or(0, u64::from_le_bytes);
     Some(Placed {
         place,
-        prefix: Prefix { tail, held, fork, added },
+        prefix: Prefix { tail, held, fork, landmark, added },
         prompt,
         uncached,
         tpot: (tpot > 0).then(|| TENTH * u32::from(tpot)),
@@ -245,7 +248,7 @@ mod tests {
     const HEAD: Head = Head { sender: 7, sequence: 8, seed: 9 };
 
     fn some() -> Vec<Notice> {
-        let prefix = Prefix { tail: 1, held: 2, fork: 3, added: 4 };
+        let prefix = Prefix { tail: 1, held: 2, fork: 3, landmark: 10, added: 4 };
         let placed = Placed {
             place: 5,
             prefix,
@@ -314,6 +317,13 @@ mod tests {
         let mut seen = open(&batch, at(10)).unwrap();
         while seen.next().unwrap().is_some() {}
         assert_eq!(seen.skipped, 2);
+        // One of a gateway without landmarks.
+        let mut older = batch[..head].to_vec();
+        push(&some()[0], at(10), &mut older);
+        older[head + 1] -= 8;
+        older.truncate(older.len() - 8);
+        let Event::Placed(placed) = read(&older).unwrap()[0].event else { panic!() };
+        assert_eq!((placed.prefix.landmark, placed.prefix.tail, placed.place), (0, 1, 5));
         // A known kind that is too short is no newer one.
         batch.truncate(head);
         batch.extend_from_slice(&[1, 3, 1, 2, 3]);

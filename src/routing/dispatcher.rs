@@ -390,7 +390,7 @@ impl<'a> Judged<'a> {
         let ahead = chosen.ahead();
         let longest = longest(&prompt, &self.candidates);
         let announced = self.dispatcher.outbox.get().map(|(outbox, pool)| {
-            let prefix = Prefix::of(&prompt, chosen.blocks, longest.last().copied());
+            let prefix = Prefix::of(&prompt, chosen.blocks, longest);
             let placed = Placed { place: place(pool, chosen.identity), prefix, ..Placed::of(&placement) };
             Announced::placed(outbox, placed, aim.now)
         });

@@ -65,7 +65,7 @@ pub struct Placed {
     pub is_elsewhere: bool,
 }
 
-/// Which blocks a prompt has, by the hashes of three of them: who holds a block holds all before it.
+/// Which blocks a prompt has, by the hashes of four of them: who holds a block holds all before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Prefix {
     /// Its last whole block.
@@ -74,6 +74,10 @@ pub struct Prefix {
     pub held: u64,
     /// The last block that any replica held: where prompts fork.
     pub fork: u64,
+    /// The one of the blocks between `fork` and `tail` with the smallest hash. Every gateway chooses the same one of a part that prompts
+    /// share (min-hash; Broder, "On the resemblance and containment of documents", 1997), so that a prompt which differs
+    /// only at its end is known before one gateway has had two of them.
+    pub landmark: u64,
     /// Weight of the blocks behind `held`, in fine blocks.
     pub added: u32,
 }
@@ -93,15 +97,17 @@ impl Placed {
 }
 
 impl Prefix {
-    /// Of a prompt of which the replica holds `held` leading blocks.
-    pub(super) fn of(prompt: &Prompt<'_>, held: usize, fork: Option<u64>) -> Self {
+    /// Of a prompt of which the replica holds `held` leading blocks, and the one that holds most the `longest`.
+    pub(super) fn of(prompt: &Prompt<'_>, held: usize, longest: &[u64]) -> Self {
         let (coarse_from, blocks) = (prompt.coarse_from(), prompt.chain.len());
         let coarse = blocks.saturating_sub(held.max(coarse_from));
         let weight = blocks.saturating_sub(held) - coarse + coarse * COARSE_WEIGHT as usize;
+        let fresh = prompt.chain.get(held.max(longest.len())..blocks.saturating_sub(1)).unwrap_or_default();
         Self {
             tail: prompt.chain.last().copied().unwrap_or_default(),
             held: held.checked_sub(1).and_then(|last| prompt.chain.get(last)).copied().unwrap_or_default(),
-            fork: fork.unwrap_or_default(),
+            fork: longest.last().copied().unwrap_or_default(),
+            landmark: fresh.iter().min().copied().unwrap_or_default(),
             added: u32::try_from(weight).unwrap_or(u32::MAX),
         }
     }
