@@ -151,7 +151,7 @@ fn a_refresh_learns_the_pace_and_what_a_stall_would_do() {
     guard.progress(11, ms(300));
     assert!(load.is_stale(ms(300)));
     let found = refresh(&load, 300);
-    assert!(!load.is_stale(ms(305)) && load.is_stale(ms(310)));
+    assert!(!load.is_stale(ms(340)) && load.is_stale(ms(350)));
     assert!((found.paces[0].per_token - 0.02).abs() < 1e-9 && found.paces[0].context == 111);
     assert!(load.harm(0.0, 5.0) > 0.1);
     drop(guard);

@@ -149,7 +149,7 @@ impl PoolModel {
         }
     }
 
-    /// How many prompts wait at each of the replicas that are ready, of ours and of others. To be told every few milliseconds.
+    /// How many prompts wait at each of the replicas that are ready, of ours and of others. Due with each refresh.
     pub fn note_backlog(&self, now: Stamp, replicas: impl Iterator<Item = Waiting>) {
         self.backlog.note(now, replicas);
     }
