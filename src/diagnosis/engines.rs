@@ -78,7 +78,8 @@ pub(crate) fn ways(slot: &Slot, recent: &Slot, stage: Stage, replicas: &[Replica
         let replica = &status.replica;
         let seen = enough(recent, replica).or_else(|| enough(slot, replica));
         let own = status.counters.and_then(|counters| counters.recent_ttft);
-        let waiting = status.signals.as_ref().and_then(|signals| signals.waiting);
+        let on_average = status.counters.and_then(|counters| counters.recent_waiting);
+        let waiting = on_average.or_else(|| status.signals.as_ref()?.waiting);
         let (Some(seen), Some(own), Some(waiting)) = (seen, own, waiting) else { continue };
         let between = seen - own;
         let is_far = between >= matters && between >= MAJORITY * seen;

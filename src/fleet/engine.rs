@@ -63,6 +63,12 @@ impl EngineFacts {
         self.models.load().iter().any(|known| &*known.id == model)
     }
 
+    /// Waiting requests of this scrape, averaged with those of the scrapes before.
+    pub(super) fn smoothed_waiting(&self, now: Option<f64>) -> Option<f64> {
+        let before = self.scraped.load_full().and_then(|scraped| scraped.counters.recent_waiting);
+        now.map(|now| before.map_or(now, |before| before + OF_A_SCRAPE * (now - before)))
+    }
+
     /// Adds what the counters did in the last seconds, or in the minute before; nothing where they have fallen since, with a restart.
     pub(super) fn with_recent(&self, now: EngineCounters, at: Stamp) -> EngineCounters {
         let mut recent = self.recent.lock();
@@ -99,6 +105,8 @@ impl EngineFacts {
     }
 }
 
+/// Weight of one scrape in what waits on average.
+const OF_A_SCRAPE: f64 = 0.2;
 /// Between two counters that are kept, and how many are.
 const RECENT_EVERY: Duration = Duration::from_secs(10);
 const RECENT_KEPT: usize = 6;

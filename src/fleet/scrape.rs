@@ -163,6 +163,7 @@ impl Scraper {
             generated: figures.get(Figure::GeneratedTokens),
             ttft: figures.get(Figure::TtftSum).zip(figures.get(Figure::TtftCount)),
             kv: figures.kv(),
+            recent_waiting: replica.engine.smoothed_waiting(figures.get(Figure::Waiting)),
             ..EngineCounters::default()
         };
         let counters = replica.engine.with_recent(counters, self.clock.now());

@@ -330,8 +330,11 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     figures.recent.parts.remove(&(Dimension::Replica, "r2".into()));
     names_only(&figures, &["20 of 20 misses in network", "shared by all 2 replicas"], &["stands out"]);
     figures.recent = Slot::default();
-    // Who waits in the engine explains it.
-    figures.replicas[0].signals.as_mut().unwrap().waiting = Some(9.0);
+    // One that waits at a moment explains nothing, a queue does.
+    figures.replicas[0].signals.as_mut().unwrap().waiting = Some(2.0);
+    figures.replicas[0].counters.as_mut().unwrap().recent_waiting = Some(0.6);
+    names(&figures, &["20 of 20 misses in network"]);
+    figures.replicas[0].counters.as_mut().unwrap().recent_waiting = Some(9.0);
     names_only(&figures, &["misses in engine_queue", "replica r1 stands out"], &["network"]);
 }
 
