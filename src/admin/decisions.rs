@@ -76,6 +76,7 @@ pub(super) fn candidate(weighed: &Weighed) -> Candidate {
         cost_seconds: cost.collect(),
         harm: weighed.harm,
         late: weighed.late,
+        predicted_hit_by: if weighed.is_counted { "kv_events" } else { "estimate" }.to_owned(),
         predicted_hit_tokens: weighed.predicted_hit.0,
         predicted_ttft: weighed.predicted_ttft.as_secs_f64(),
         prefill: weighed.cost.prefill,

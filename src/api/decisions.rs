@@ -70,6 +70,8 @@ answers! {
         harm: f64,
         /// Probability that the first token is late, 0 to 1.
         late: f64,
+        /// `kv_events`: counted by the engine's events; `estimate`: by what was sent there.
+        predicted_hit_by: String,
         predicted_hit_tokens: u64,
         predicted_ttft: f64,
         prefill: f64,

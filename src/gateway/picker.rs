@@ -303,6 +303,7 @@ fn weighed(judged: &Judged<'_>, replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
             is_chosen: candidate.slot == decision.slot,
             predicted_ttft: waited + terms.ttft(),
             predicted_hit: candidate.hit,
+            is_counted: candidate.is_counted,
             harm: terms.harm + terms.stalled + terms.slowed,
             late: terms.late,
             cost: terms.cost,

@@ -55,6 +55,7 @@ mod tests {
             replica: "a".into(),
             predicted_ttft: Duration::from_millis(150),
             predicted_hit: Tokens(64),
+            is_counted: false,
             is_chosen: true,
             harm: 0.0,
             late: 0.0,

@@ -41,6 +41,8 @@ pub struct Weighed {
     pub predicted_ttft: Duration,
     /// Prompt tokens expected in its cache.
     pub predicted_hit: Tokens,
+    /// They are counted by the engine's KV events; otherwise estimated by what was sent there.
+    pub is_counted: bool,
     /// Expected number of streams pushed over their bound on time per token, the request's own included.
     pub harm: f64,
     /// Probability, 0 to 1, that the first token is later than its bound.
@@ -176,6 +178,7 @@ mod tests {
             is_chosen,
             predicted_ttft: Duration::from_millis(300),
             predicted_hit: Tokens(0),
+            is_counted: false,
             harm: 0.0,
             late: 0.0,
             cost,

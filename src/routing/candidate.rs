@@ -34,6 +34,8 @@ pub struct Candidate<'a> {
     pub share: f64,
     /// Found by [`decide`]: prompt tokens believed to be cached there.
     pub hit: Tokens,
+    /// Found by [`decide`]: that is counted by the engine's KV events, not estimated.
+    pub is_counted: bool,
     /// Found by [`decide`]: leading blocks of the prompt's chain that it is believed to hold.
     pub blocks: usize,
     /// Found by [`decide`] where the policy predicts: what the choice costs in seconds.
@@ -80,6 +82,7 @@ impl<'a> Candidate<'a> {
             success: 1.0,
             share: 1.0,
             hit: Tokens(0),
+            is_counted: false,
             blocks: 0,
             cost: 0.0,
             ttft: 0.0,

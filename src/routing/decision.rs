@@ -134,6 +134,7 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
             last = (blocks, block_tokens, query.prompt.cached(blocks, beyond, block_tokens));
         }
         let counted = query.index.counted(candidate.slot, query.turn, &query.prompt, blocks, block_tokens);
+        candidate.is_counted = counted.is_some();
         candidate.hit = match counted {
             Some(hit) => hit,
             None if blocks > 0 => query.index.believed(candidate.slot, last.2),

@@ -135,6 +135,9 @@ impl Text<'_> {
             writeln!(out, " {:>8}", "= cost")?;
         }
         weighed.iter().try_for_each(|candidate| self.candidate(candidate, out))?;
+        if let Some(counted) = counted(weighed) {
+            writeln!(out, "  {counted}")?;
+        }
         if let Some(why) = &decision.why {
             writeln!(out, "  {why}; the columns before the cost are its parts, in seconds")?;
         }
@@ -233,6 +236,14 @@ const ADDENDS: [&str; 9] =
     ["wait", "prefill", "base", "adapter", "others", "decoding", "harm", "late", "failure"];
 
 /// Where the prompt was computed, and both ways in seconds.
+/// Whose cached tokens are no estimate; `None` where all are.
+fn counted(weighed: &[Candidate]) -> Option<String> {
+    let counted: Vec<&str> =
+        weighed.iter().filter(|one| one.predicted_hit_by == "kv_events").map(|one| &*one.replica).collect();
+    let whose = if counted.len() == weighed.len() { "all".to_owned() } else { counted.join(", ") };
+    (!counted.is_empty()).then(|| format!("cached: counted by KV events at {whose}"))
+}
+
 fn way_in_words(way: &Way) -> String {
     let cost =
         |seconds: Option<f64>| seconds.map_or("not priced".to_owned(), |seconds| format!("{seconds:.3} s"));
@@ -281,6 +292,20 @@ mod tests {
             assert!(text.contains(part), "{part}\n---\n{text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= 130), "{text}");
+    }
+
+    #[test]
+    fn cached_tokens_that_are_counted_are_marked_as_such() {
+        let with = |by: [&str; 2]| {
+            let mut request: serde_json::Value = serde_json::from_str(LATE).unwrap();
+            for (at, by) in by.into_iter().enumerate() {
+                request["decision"]["weighed"][at]["predicted_hit_by"] = json!(by);
+            }
+            explained(request)
+        };
+        assert!(with(["kv_events", "estimate"]).contains("  cached: counted by KV events at gpu-2\n"));
+        assert!(with(["kv_events"; 2]).contains("at all\n"));
+        assert!(!with(["estimate"; 2]).contains("KV events"));
     }
 
     #[test]
