@@ -9,11 +9,11 @@ use super::AdminState;
 use super::error::AdminError;
 use crate::api::canaries::{Canaries, CanaryAnswer};
 use crate::rollout::plan::Action;
-use crate::rollout::service::{ActError, RolloutView};
+use crate::rollout::service::ActError;
 
 /// GET `/canaries`
 pub(super) async fn list(State(admin): State<Arc<AdminState>>) -> Json<Canaries> {
-    Json(Canaries { canaries: admin.rollouts.board().read().iter().map(RolloutView::to_api).collect() })
+    Json(Canaries { canaries: admin.rollouts.board().read() })
 }
 
 /// POST `/canaries/{route}/{action}`
@@ -34,7 +34,6 @@ pub(super) async fn act(
         ActError::State(message) => AdminError::CanaryState(message),
         ActError::NoAnswer => AdminError::Overloaded,
     })?;
-    let now = admin.rollouts.board().read();
-    let canary = now.iter().find(|canary| *canary.route == *route).map(RolloutView::to_api);
+    let canary = admin.rollouts.board().read().into_iter().find(|canary| canary.route == route);
     Ok(Json(CanaryAnswer { canary }))
 }
