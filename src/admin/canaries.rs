@@ -21,13 +21,7 @@ pub(super) async fn act(
     State(admin): State<Arc<AdminState>>,
     Path((route, action)): Path<(String, String)>,
 ) -> Result<Json<CanaryAnswer>, AdminError> {
-    let action = match action.as_str() {
-        "promote" => Action::Promote,
-        "rollback" => Action::Rollback,
-        "pause" => Action::Pause,
-        "resume" => Action::Resume,
-        _ => return Err(AdminError::UnknownPath),
-    };
+    let action = Action::named(&action).ok_or(AdminError::UnknownPath)?;
     tracing::info!(?action, route, "canary: asked for on the admin port");
     admin.rollouts.act(&route, action).await.map_err(|error| match error {
         ActError::NoCanary(_) => AdminError::NoCanary(error.to_string()),
