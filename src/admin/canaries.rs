@@ -9,11 +9,11 @@ use super::AdminState;
 use super::error::AdminError;
 use crate::api::canaries::{Canaries, CanaryAnswer};
 use crate::rollout::plan::Action;
-use crate::rollout::service::{ActError, RolloutView};
+use crate::rollout::service::ActError;
 
 /// GET `/canaries`
 pub(super) async fn list(State(admin): State<Arc<AdminState>>) -> Json<Canaries> {
-    Json(Canaries { canaries: admin.rollouts.board().read().iter().map(RolloutView::to_api).collect() })
+    Json(Canaries { canaries: admin.rollouts.board().read() })
 }
 
 /// POST `/canaries/{route}/{action}`
@@ -21,20 +21,13 @@ pub(super) async fn act(
     State(admin): State<Arc<AdminState>>,
     Path((route, action)): Path<(String, String)>,
 ) -> Result<Json<CanaryAnswer>, AdminError> {
-    let action = match action.as_str() {
-        "promote" => Action::Promote,
-        "rollback" => Action::Rollback,
-        "pause" => Action::Pause,
-        "resume" => Action::Resume,
-        _ => return Err(AdminError::UnknownPath),
-    };
+    let action = Action::named(&action).ok_or(AdminError::UnknownPath)?;
     tracing::info!(?action, route, "canary: asked for on the admin port");
     admin.rollouts.act(&route, action).await.map_err(|error| match error {
         ActError::NoCanary(_) => AdminError::NoCanary(error.to_string()),
         ActError::State(message) => AdminError::CanaryState(message),
         ActError::NoAnswer => AdminError::Overloaded,
     })?;
-    let now = admin.rollouts.board().read();
-    let canary = now.iter().find(|canary| *canary.route == *route).map(RolloutView::to_api);
+    let canary = admin.rollouts.board().read().into_iter().find(|canary| canary.route == route);
     Ok(Json(CanaryAnswer { canary }))
 }

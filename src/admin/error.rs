@@ -7,111 +7,57 @@ use http::header::{ALLOW, HeaderValue, WWW_AUTHENTICATE};
 
 use crate::api::health::{Failure, FailureError};
 
-/// Why a request fails; the text is the `message` of the response.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum AdminError {
-    #[error("send the admin token as authorization: Bearer")]
-    InvalidToken,
-    #[error("this token may only read (GET, HEAD): changes need admin.token")]
-    ReadOnly,
-    #[error("without a token the admin port is reached as localhost or by its address only")]
-    ForeignHost,
-    #[error("more than one host header")]
-    SeveralHosts,
-    #[error("POST needs the header x-tokenway-admin: 1")]
-    MissingHeader,
-    #[error("the admin port has no such path")]
-    UnknownPath,
-    #[error("allowed here: {allowed}")]
-    MethodNotAllowed { allowed: String },
-    #[error("window is 1m, 5m or 1h")]
-    InvalidWindow,
-    #[error("{0}")]
-    InvalidQuery(String),
-    #[error(
-        "no request of that id is kept: it was neither slow, failed, refused nor among the last decisions"
-    )]
-    UnknownRequest,
-    #[error("the body is late, broken or too long")]
-    InvalidBody,
-    #[error("{0}")]
-    InvalidLevel(String),
-    #[error("{0}")]
-    InvalidConfig(String),
-    #[error("{0}")]
-    NoCanary(String),
-    #[error("{0}")]
-    CanaryState(String),
-    #[error("{0}")]
-    InvalidReplica(String),
-    #[error("{0}")]
-    NameTaken(String),
-    #[error("{0}")]
-    UnknownReplica(String),
-    #[error("there is no pool {0}; there are {1}")]
-    UnknownPool(String, String),
-    #[error("pool {0} was not looked at yet: ask again in a second")]
-    NotLookedAt(String),
-    #[error("{0}")]
-    InvalidKey(String),
-    #[error("{0}")]
-    UnknownKey(String),
-    #[error("there is no tenant {0}; there are: {1}")]
-    UnknownTenant(String, String),
-    #[error("{0}")]
-    NotKept(String),
-    #[error("no finding of this id holds")]
-    UnknownFinding,
-    #[error("{0}")]
-    InvalidMute(String),
-    #[error("name the pool: {{\"pool\":\"name\",\"replica\":\"name\"}}")]
-    NoPool,
-    #[error("the reload broke off")]
-    ReloadFailed,
-    #[error("too many requests at once; try again")]
-    Overloaded,
-    #[error("the response took too long")]
-    Timeout,
-    #[error("the handler panicked; see the log")]
-    Panicked,
+macro_rules! errors {
+    ($($Error:ident $(($($part:ty),+))? = $status:ident $code:literal $message:literal;)+) => {
+        /// Why a request fails; the text is the `message` of the response.
+        #[derive(Debug, PartialEq, Eq, thiserror::Error)]
+        pub(super) enum AdminError {
+            $(#[error($message)] $Error $(($($part),+))?,)+
+        }
+
+        impl AdminError {
+            fn status_and_code(&self) -> (StatusCode, &'static str) {
+                match self {
+                    $(Self::$Error { .. } => (StatusCode::$status, $code),)+
+                }
+            }
+        }
+    };
 }
 
-impl AdminError {
-    fn status_and_code(&self) -> (StatusCode, &'static str) {
-        match self {
-            Self::InvalidToken => (StatusCode::UNAUTHORIZED, "invalid_token"),
-            Self::ReadOnly => (StatusCode::FORBIDDEN, "read_only"),
-            Self::ForeignHost => (StatusCode::FORBIDDEN, "foreign_host"),
-            Self::SeveralHosts => (StatusCode::BAD_REQUEST, "invalid_request"),
-            Self::MissingHeader => (StatusCode::FORBIDDEN, "missing_header"),
-            Self::UnknownPath => (StatusCode::NOT_FOUND, "unknown_path"),
-            Self::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
-            Self::InvalidWindow => (StatusCode::BAD_REQUEST, "invalid_window"),
-            Self::InvalidQuery(_) => (StatusCode::BAD_REQUEST, "invalid_query"),
-            Self::UnknownRequest => (StatusCode::NOT_FOUND, "unknown_request"),
-            Self::InvalidBody => (StatusCode::BAD_REQUEST, "invalid_body"),
-            Self::NoPool => (StatusCode::BAD_REQUEST, "invalid_body"),
-            Self::InvalidLevel(_) => (StatusCode::BAD_REQUEST, "invalid_level"),
-            Self::UnknownFinding => (StatusCode::NOT_FOUND, "unknown_finding"),
-            Self::InvalidMute(_) => (StatusCode::BAD_REQUEST, "invalid_mute"),
-            Self::InvalidConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_config"),
-            Self::NoCanary(_) => (StatusCode::NOT_FOUND, "no_canary"),
-            Self::CanaryState(_) => (StatusCode::CONFLICT, "canary_state"),
-            Self::InvalidReplica(_) => (StatusCode::BAD_REQUEST, "invalid_replica"),
-            Self::NameTaken(_) => (StatusCode::CONFLICT, "name_taken"),
-            Self::UnknownReplica(_) => (StatusCode::NOT_FOUND, "unknown_replica"),
-            Self::UnknownPool(..) => (StatusCode::NOT_FOUND, "unknown_pool"),
-            Self::NotLookedAt(_) => (StatusCode::SERVICE_UNAVAILABLE, "not_looked_at"),
-            Self::InvalidKey(_) => (StatusCode::BAD_REQUEST, "invalid_key"),
-            Self::UnknownKey(_) => (StatusCode::NOT_FOUND, "unknown_key"),
-            Self::UnknownTenant(..) => (StatusCode::NOT_FOUND, "unknown_tenant"),
-            Self::NotKept(_) => (StatusCode::INTERNAL_SERVER_ERROR, "not_kept"),
-            Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
-            Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
-            Self::Timeout => (StatusCode::SERVICE_UNAVAILABLE, "timeout"),
-            Self::Panicked => (StatusCode::INTERNAL_SERVER_ERROR, "internal_error"),
-        }
-    }
+// Status, `code` and `message` of the response.
+errors! {
+    InvalidToken = UNAUTHORIZED "invalid_token" "send the admin token as authorization: Bearer";
+    ReadOnly = FORBIDDEN "read_only" "this token may only read (GET, HEAD): changes need admin.token";
+    ForeignHost = FORBIDDEN "foreign_host" "without a token the admin port is reached as localhost or by its address only";
+    SeveralHosts = BAD_REQUEST "invalid_request" "more than one host header";
+    MissingHeader = FORBIDDEN "missing_header" "POST needs the header x-tokenway-admin: 1";
+    UnknownPath = NOT_FOUND "unknown_path" "the admin port has no such path";
+    MethodNotAllowed(String) = METHOD_NOT_ALLOWED "method_not_allowed" "allowed here: {0}";
+    InvalidWindow = BAD_REQUEST "invalid_window" "window is 1m, 5m or 1h";
+    InvalidQuery(String) = BAD_REQUEST "invalid_query" "{0}";
+    UnknownRequest = NOT_FOUND "unknown_request" "no request of that id is kept: it was neither slow, failed, refused nor among the last decisions";
+    InvalidBody = BAD_REQUEST "invalid_body" "the body is late, broken or too long";
+    InvalidLevel(String) = BAD_REQUEST "invalid_level" "{0}";
+    InvalidConfig(String) = UNPROCESSABLE_ENTITY "invalid_config" "{0}";
+    NoCanary(String) = NOT_FOUND "no_canary" "{0}";
+    CanaryState(String) = CONFLICT "canary_state" "{0}";
+    InvalidReplica(String) = BAD_REQUEST "invalid_replica" "{0}";
+    NameTaken(String) = CONFLICT "name_taken" "{0}";
+    UnknownReplica(String) = NOT_FOUND "unknown_replica" "{0}";
+    UnknownPool(String, String) = NOT_FOUND "unknown_pool" "there is no pool {0}; there are {1}";
+    NotLookedAt(String) = SERVICE_UNAVAILABLE "not_looked_at" "pool {0} was not looked at yet: ask again in a second";
+    InvalidKey(String) = BAD_REQUEST "invalid_key" "{0}";
+    UnknownKey(String) = NOT_FOUND "unknown_key" "{0}";
+    UnknownTenant(String, String) = NOT_FOUND "unknown_tenant" "there is no tenant {0}; there are: {1}";
+    NotKept(String) = INTERNAL_SERVER_ERROR "not_kept" "{0}";
+    UnknownFinding = NOT_FOUND "unknown_finding" "no finding of this id holds";
+    InvalidMute(String) = BAD_REQUEST "invalid_mute" "{0}";
+    NoPool = BAD_REQUEST "invalid_body" "name the pool: {{\"pool\":\"name\",\"replica\":\"name\"}}";
+    ReloadFailed = INTERNAL_SERVER_ERROR "reload_failed" "the reload broke off";
+    Overloaded = SERVICE_UNAVAILABLE "overloaded" "too many requests at once; try again";
+    Timeout = SERVICE_UNAVAILABLE "timeout" "the response took too long";
+    Panicked = INTERNAL_SERVER_ERROR "internal_error" "the handler panicked; see the log";
 }
 
 impl IntoResponse for AdminError {
@@ -124,7 +70,7 @@ impl IntoResponse for AdminError {
             Self::InvalidToken => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            Self::MethodNotAllowed { allowed } => {
+            Self::MethodNotAllowed(allowed) => {
                 headers.extend(HeaderValue::try_from(allowed).ok().map(|allowed| (ALLOW, allowed)));
             }
             _ => {}

@@ -10,9 +10,10 @@ use serde::Deserialize;
 use super::AdminState;
 use super::error::AdminError;
 use crate::api::latency::{Latency, LatencySeries, PercentileSeconds, Percentiles};
-use crate::observe::latency::{self as observed, Window};
-use crate::observe::parts::{PartView, SplitBy};
-use crate::observe::windows::{SeriesView, WindowKey};
+use crate::observe::latency::Window;
+use crate::observe::parts::SplitBy;
+use crate::observe::windows::SeriesView;
+use crate::stats::Counts;
 
 /// Query of `/api/latency`.
 #[derive(Default, Deserialize)]
@@ -37,17 +38,11 @@ pub(super) async fn latency(
     let window = Window::named(query.window.as_deref().unwrap_or("5m")).ok_or(AdminError::InvalidWindow)?;
     let split = query.split()?;
     let (observer, now) = (&admin.observer, admin.observer.clock().now());
-    let series = match split {
-        None => {
-            let all = observer.windows().read(window, now);
-            all.iter().filter(|view| query.wants(&view.key)).map(whole).collect()
-        }
-        Some(by) => {
-            let all = observer.parts().read(by, window, now);
-            let wanted = all.iter().filter(|view| query.wants(&view.key) && query.wants_part(by, &view.name));
-            wanted.map(|view| part(by, view)).collect()
-        }
+    let all = match split {
+        None => observer.windows().read(window, now),
+        Some(by) => observer.parts().read(by, window, now),
     };
+    let series = all.iter().filter(|view| query.wants(view)).map(|view| shown(split, view)).collect();
     Ok(Json(Latency { series, window: window.as_str().to_owned() }))
 }
 
@@ -71,54 +66,47 @@ impl LatencyQuery {
         }
     }
 
-    fn wants(&self, key: &WindowKey) -> bool {
+    fn wants(&self, view: &SeriesView) -> bool {
         let is =
             |wanted: &Option<String>, label: &str| wanted.as_deref().is_none_or(|wanted| wanted == label);
-        is(&self.route, &key.route) && is(&self.model, &key.model) && is(&self.revision, &key.revision)
-    }
-
-    fn wants_part(&self, by: SplitBy, name: &str) -> bool {
-        let wanted = match by {
-            SplitBy::Tenant => &self.tenant,
-            SplitBy::Class => &self.class,
-            SplitBy::Stage => &self.stage,
-        };
-        wanted.as_deref().is_none_or(|wanted| wanted == name)
+        // A filter on a part is what series are split by.
+        let part = [&self.tenant, &self.class, &self.stage].into_iter().find_map(Option::as_deref);
+        let key = &view.key;
+        is(&self.route, &key.route)
+            && is(&self.model, &key.model)
+            && is(&self.revision, &key.revision)
+            && part.is_none_or(|part| view.part.as_deref() == Some(part))
     }
 }
 
-fn whole(view: &SeriesView) -> LatencySeries {
+fn shown(by: Option<SplitBy>, view: &SeriesView) -> LatencySeries {
+    let part = |split| view.part.as_deref().filter(|_| by == Some(split)).map(str::to_owned);
+    let of = |is_kept: bool, counts: &Counts| is_kept.then(|| percentiles(counts));
+    let (is_whole, has_tokens) = (by.is_none(), by != Some(SplitBy::Stage));
     LatencySeries {
-        icl: Some(percentiles(&view.icl)),
-        itl: Some(percentiles(&view.itl)),
-        tpot: Some(percentiles(&view.tpot)),
-        ttft: Some(percentiles(&view.ttft)),
-        ..series(&view.key, &view.duration)
+        class: part(SplitBy::Class),
+        duration: percentiles(&view.duration),
+        icl: of(is_whole, &view.icl),
+        itl: of(is_whole, &view.itl),
+        model: view.key.model.to_string(),
+        revision: view.key.revision.to_string(),
+        route: view.key.route.to_string(),
+        stage: part(SplitBy::Stage),
+        tenant: part(SplitBy::Tenant),
+        tpot: of(has_tokens, &view.tpot),
+        ttft: of(has_tokens, &view.ttft),
     }
 }
 
-fn part(by: SplitBy, view: &PartView) -> LatencySeries {
-    let (series, name) = (series(&view.key, &view.duration), Some(view.name.to_string()));
-    let (tpot, ttft) = (Some(percentiles(&view.tpot)), Some(percentiles(&view.ttft)));
-    match by {
-        SplitBy::Class => LatencySeries { class: name, tpot, ttft, ..series },
-        SplitBy::Stage => LatencySeries { stage: name, ..series },
-        SplitBy::Tenant => LatencySeries { tenant: name, tpot, ttft, ..series },
-    }
-}
-
-fn series(key: &WindowKey, duration: &observed::Percentiles) -> LatencySeries {
-    LatencySeries {
-        duration: percentiles(duration),
-        model: key.model.to_string(),
-        revision: key.revision.to_string(),
-        route: key.route.to_string(),
-        ..LatencySeries::default()
-    }
-}
-
-fn percentiles(values: &observed::Percentiles) -> Percentiles {
-    let &observed::Percentiles { count, p50, p90, p95, p99, p999, max } = values;
-    let of = (count > 0).then_some(PercentileSeconds { max, p50, p90, p95, p99, p999 });
-    Percentiles { count, of }
+fn percentiles(counts: &Counts) -> Percentiles {
+    let at = |quantile| counts.quantile(quantile).unwrap_or_default();
+    let of = PercentileSeconds {
+        max: at(1.0),
+        p50: at(0.5),
+        p90: at(0.9),
+        p95: at(0.95),
+        p99: at(0.99),
+        p999: at(0.999),
+    };
+    Percentiles { count: counts.count(), of: Some(of).filter(|_| counts.count() > 0) }
 }

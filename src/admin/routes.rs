@@ -173,7 +173,7 @@ pub(super) fn finish(mut response: Response) -> Response {
     let allow = response.headers_mut().remove(ALLOW);
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
         let allowed = allow.as_ref().and_then(|allow| allow.to_str().ok()).unwrap_or_default();
-        response = AdminError::MethodNotAllowed { allowed: allowed.replace(',', ", ") }.into_response();
+        response = AdminError::MethodNotAllowed(allowed.replace(',', ", ")).into_response();
     }
     let headers = ON_EVERY_RESPONSE.map(|(name, value)| (name, HeaderValue::from_static(value)));
     response.headers_mut().extend(headers);

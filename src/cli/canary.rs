@@ -1,11 +1,12 @@
 //! `tokenway canary URL [ACTION]`: shows the canaries of a gateway, or acts on one, over its admin port.
 
-use std::io::{self, Write};
+use std::io;
 
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
 use super::admin_client::{AdminArgs, AdminClient, AskError};
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{Outputs, print};
 use crate::api::canaries::{Canaries, Canary, CanaryAnswer};
 use crate::config::segment;
 
@@ -50,16 +51,8 @@ enum CanaryError {
 ///
 /// # Errors
 /// When `out` or `err` cannot be written.
-pub fn run(
-    args: &CanaryArgs,
-    env: &dyn Fn(&str) -> Option<String>,
-    (out, err): (&mut dyn Write, &mut dyn Write),
-) -> io::Result<u8> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    match runtime.block_on(carry_out(args, env)) {
-        Ok(text) => write!(out, "{text}").map(|()| EXIT_OK),
-        Err(error) => writeln!(err, "error: {error}").map(|()| EXIT_FAILED),
-    }
+pub fn run(args: &CanaryArgs, env: &dyn Fn(&str) -> Option<String>, outputs: Outputs<'_>) -> io::Result<u8> {
+    print(carry_out(args, env), outputs)
 }
 
 async fn carry_out(args: &CanaryArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<String, CanaryError> {
@@ -72,12 +65,8 @@ async fn carry_out(args: &CanaryArgs, env: &dyn Fn(&str) -> Option<String>) -> R
         (None, []) => return Err(CanaryError::NoCanary),
         (None, _) => return Err(CanaryError::Several),
     };
-    let action = match action {
-        CanaryAction::Promote => "promote",
-        CanaryAction::Rollback => "rollback",
-        CanaryAction::Pause => "pause",
-        CanaryAction::Resume => "resume",
-    };
+    let action = action.to_possible_value();
+    let action = action.as_ref().map(PossibleValue::get_name).unwrap_or_default();
     let done: CanaryAnswer = client.post(&format!("/api/v1/canaries/{}/{action}", segment(route))).await?;
     Ok(table(done.canary.as_slice()))
 }

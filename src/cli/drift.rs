@@ -1,12 +1,12 @@
 //! `tokenway drift URL`: lists findings; acknowledges, resets and mutes them.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io;
 
 use clap::{Args, Subcommand};
 
 use super::admin_client::{AdminArgs, AdminClient, AskError};
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{Outputs, print};
 use crate::api::drift::{Acknowledgement, Drift, Fact, Finding, Mute, MuteOrder};
 use crate::config::segment;
 
@@ -53,22 +53,13 @@ enum DriftOrder {
 ///
 /// # Errors
 /// When `out` or `err` cannot be written.
-pub fn run(
-    args: &DriftArgs,
-    env: &dyn Fn(&str) -> Option<String>,
-    (out, err): (&mut dyn Write, &mut dyn Write),
-) -> io::Result<u8> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = AdminClient::new(&args.admin, env)
-        .and_then(|client| runtime.block_on(carry_out(&client, args.order.as_ref())));
-    match answer {
-        Ok(text) => write!(out, "{text}").map(|()| EXIT_OK),
-        Err(error) => writeln!(err, "error: {error}").map(|()| EXIT_FAILED),
-    }
+pub fn run(args: &DriftArgs, env: &dyn Fn(&str) -> Option<String>, outputs: Outputs<'_>) -> io::Result<u8> {
+    print(carry_out(args, env), outputs)
 }
 
-async fn carry_out(client: &AdminClient, order: Option<&DriftOrder>) -> Result<String, AskError> {
-    Ok(match order {
+async fn carry_out(args: &DriftArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<String, AskError> {
+    let client = AdminClient::new(&args.admin, env)?;
+    Ok(match &args.order {
         None => list(&client.get("/api/v1/drift").await?),
         Some(DriftOrder::Ack { id, undo }) => {
             let path = format!("/api/v1/drift/{}/acknowledge", segment(id));

@@ -1,12 +1,12 @@
 //! `tokenway key add|list|revoke`: API keys of a running gateway, over its admin port.
 
-use std::io::{self, Write};
+use std::io;
 
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
 use super::admin_client::{AdminClient, AdminFlags, AskError};
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{Outputs, print};
 use crate::api::keys::{Key, KeyMade, KeyOrder, Keys};
 use crate::config::segment;
 
@@ -59,40 +59,34 @@ enum KeyCommand {
 ///
 /// # Errors
 /// When `out` or `err` cannot be written.
-pub fn run(
-    args: KeyArgs,
-    env: &dyn Fn(&str) -> Option<String>,
-    (out, err): (&mut dyn Write, &mut dyn Write),
-) -> io::Result<u8> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let client = AdminClient::with(&args.admin, env);
-    match client.and_then(|client| runtime.block_on(carry_out(&client, args.order))) {
-        // The key alone on stdout, for `KEY=$(tokenway key add …)`.
-        Ok((text, note)) => {
-            write!(out, "{text}")?;
-            write!(err, "{note}").map(|()| EXIT_OK)
-        }
-        Err(error) => writeln!(err, "error: {error}").map(|()| EXIT_FAILED),
-    }
+pub fn run(args: KeyArgs, env: &dyn Fn(&str) -> Option<String>, (out, err): Outputs<'_>) -> io::Result<u8> {
+    let mut note = String::new();
+    let asked = async {
+        let client = AdminClient::with(&args.admin, env)?;
+        carry_out(&client, args.order, &mut note).await
+    };
+    let code = print(asked, (out, &mut *err))?;
+    // The key alone on stdout, for `KEY=$(tokenway key add …)`.
+    write!(err, "{note}").map(|()| code)
 }
 
-async fn carry_out(client: &AdminClient, order: KeyCommand) -> Result<(String, String), AskError> {
+async fn carry_out(client: &AdminClient, order: KeyCommand, note: &mut String) -> Result<String, AskError> {
     match order {
         KeyCommand::Add { tenant, name, expires, routes, budget } => {
             let order = KeyOrder { budget, expires, name, routes, tenant };
             let made: KeyMade = client.send("/api/v1/keys", &order).await?;
-            Ok((format!("{}\n", made.secret), made_note(&made)))
+            *note = made_note(&made);
+            Ok(format!("{}\n", made.secret))
         }
         KeyCommand::List { tenant, json } => {
             let query = tenant.map(|tenant| format!("?tenant={}", segment(&tenant))).unwrap_or_default();
             let keys: Keys = client.get(&format!("/api/v1/keys{query}")).await?;
-            let text = if json { format!("{:#}\n", json!(keys)) } else { table(&keys.keys) };
-            Ok((text, String::new()))
+            Ok(if json { format!("{:#}\n", json!(keys)) } else { table(&keys.keys) })
         }
         KeyCommand::Revoke { tenant, name } => {
             let path = format!("/api/v1/keys/{}/{}/revoke", segment(&tenant), segment(&name));
             let Key { tenant, name, .. } = client.post(&path).await?;
-            Ok((format!("revoked: key {name} of tenant {tenant}\n"), String::new()))
+            Ok(format!("revoked: key {name} of tenant {tenant}\n"))
         }
     }
 }

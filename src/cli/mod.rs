@@ -28,6 +28,8 @@ pub mod usage;
 pub use crate::observe::style;
 
 use std::ffi::OsString;
+use std::fmt::Display;
+use std::io::{self, Write};
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
@@ -124,6 +126,26 @@ impl Cli {
         settled.map_err(|error| error.format(&mut Self::command()))?;
         Ok(cli)
     }
+}
+
+/// What commands print to: answers, and errors.
+type Outputs<'a> = (&'a mut dyn Write, &'a mut dyn Write);
+
+/// Prints the text that is asked for, or why there is none. The result is the exit code.
+fn print(
+    asked: impl Future<Output = Result<String, impl Display>>,
+    (out, err): Outputs<'_>,
+) -> io::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match runtime.block_on(asked) {
+        Ok(text) => write!(out, "{text}").map(|()| EXIT_OK),
+        Err(error) => failed(err, &error),
+    }
+}
+
+/// Prints an error. The result is the exit code.
+fn failed(err: &mut dyn Write, error: &impl Display) -> io::Result<u8> {
+    writeln!(err, "error: {error}").map(|()| EXIT_FAILED)
 }
 
 /// Success.

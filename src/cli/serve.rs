@@ -124,8 +124,8 @@ impl AroundArgs {
 }
 
 /// Looked up when the configuration is loaded, so that a reload reads a file of it again.
-#[expect(clippy::unnecessary_wraps, reason = "what clap wants of a parser")]
-fn secret(text: &str) -> Result<Secret, String> {
+#[expect(clippy::unnecessary_wraps, reason = "clap's value parsers return a Result")]
+pub(super) fn secret(text: &str) -> Result<Secret, String> {
     Ok(Secret::new(text))
 }
 

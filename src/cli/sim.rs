@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::replay::args::positive;
+use super::serve::secret;
 use crate::config::Secret;
 
 /// Arguments of `tokenway sim`.
@@ -162,12 +163,6 @@ pub(super) fn ended() -> io::Result<impl Future<Output = ()>> {
             _ = terminate.recv() => {}
         }
     })
-}
-
-/// A finite number above zero.
-#[expect(clippy::unnecessary_wraps, reason = "clap's value parsers return a Result")]
-fn secret(text: &str) -> Result<Secret, &'static str> {
-    Ok(Secret::new(text))
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! `tokenway usage`: what tenants, models and keys of a running gateway have used, as a table, CSV or JSON.
 
-use std::io::{self, Write};
+use std::io;
 
 use clap::Args;
 use serde_json::json;
 
 use super::admin_client::{AdminClient, AdminFlags, AskError};
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{Outputs, print};
 use crate::api::usage::{UsageAnswer, UsageRow};
 use crate::config::segment;
 
@@ -36,25 +36,20 @@ pub struct UsageArgs {
 ///
 /// # Errors
 /// When `out` or `err` cannot be written.
-pub fn run(
-    args: &UsageArgs,
-    env: &dyn Fn(&str) -> Option<String>,
-    (out, err): (&mut dyn Write, &mut dyn Write),
-) -> io::Result<u8> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = AdminClient::with(&args.admin, env).and_then(|client| runtime.block_on(ask(&client, args)));
-    match answer {
-        Ok(answer) if args.json => writeln!(out, "{:#}", json!(answer)).map(|()| EXIT_OK),
-        Ok(answer) if args.csv => write!(out, "{}", csv(&answer)).map(|()| EXIT_OK),
-        Ok(answer) => write!(out, "{}", table(&answer)).map(|()| EXIT_OK),
-        Err(error) => writeln!(err, "error: {error}").map(|()| EXIT_FAILED),
-    }
+pub fn run(args: &UsageArgs, env: &dyn Fn(&str) -> Option<String>, outputs: Outputs<'_>) -> io::Result<u8> {
+    print(ask(args, env), outputs)
 }
 
-async fn ask(client: &AdminClient, args: &UsageArgs) -> Result<UsageAnswer, AskError> {
+async fn ask(args: &UsageArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<String, AskError> {
+    let client = AdminClient::with(&args.admin, env)?;
     let until = args.until.as_ref().map(|until| format!("&until={}", segment(until))).unwrap_or_default();
     let (since, by) = (segment(&args.since), segment(&args.by));
-    client.get(&format!("/api/v1/usage?since={since}{until}&by={by}")).await
+    let answer = client.get(&format!("/api/v1/usage?since={since}{until}&by={by}")).await?;
+    Ok(match (args.json, args.csv) {
+        (true, _) => format!("{:#}\n", json!(answer)),
+        (false, true) => csv(&answer),
+        (false, false) => table(&answer),
+    })
 }
 
 /// Names of the columns, and one row's values: names first.

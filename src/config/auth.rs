@@ -60,11 +60,7 @@ impl std::fmt::Display for Jwks {
 /// Reads `[auth]`.
 pub(super) fn jwt(root: &Section<'_>) -> Option<Jwt> {
     let auth = root.section("auth", "[auth]");
-    let section = Jwt::open(&auth);
-    let jwt = Jwt::read(&section, &Jwt::default());
-    if !section.is_present() {
-        return None;
-    }
+    let (section, jwt) = Jwt::opened(&auth)?;
     for (key, hint) in [("issuer", ISSUER_HINT), ("audience", AUDIENCE_HINT), ("jwks", JWKS_HINT)] {
         section.expect(key, hint);
     }

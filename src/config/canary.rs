@@ -100,11 +100,7 @@ labels! {
 
 /// Reads `[route.canary]`. The canary's pool becomes one of the route's `pools`, if it is not yet.
 pub(super) fn canary(route: &Section<'_>, known: &[Pool], pools: &mut Vec<WeightedPool>) -> Option<Canary> {
-    let section = Canary::open(route);
-    if !section.is_present() {
-        return None;
-    }
-    let canary = Canary::read(&section, &Canary::default());
+    let (section, canary) = Canary::opened(route)?;
     if section.get("steps").is_none() {
         section.fault("[route.canary] has no steps", STEPS_HINT);
     }

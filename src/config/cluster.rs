@@ -56,11 +56,7 @@ labels! {
 
 /// Reads `[cluster]`.
 pub(super) fn cluster(root: &Section<'_>) -> Option<Cluster> {
-    let section = Cluster::open(root);
-    let cluster = Cluster::read(&section, &Cluster::default());
-    if !section.is_present() {
-        return None;
-    }
+    let (section, cluster) = Cluster::opened(root)?;
     section.expect("url", HINT);
     Some(cluster)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use regex::Regex;
 use serde_json::json;
 
-use super::check::admission::route_named;
+use super::check::admission::own_names;
 use super::check::codec::{List, NAMED, Own, Switch, Word};
 use super::check::section::{Item, Section};
 use super::check::values::{ENDPOINT, POSITIVE_DURATION, SIZE};
@@ -81,11 +81,7 @@ impl PartialEq for Pattern {
 
 /// Reads `[telemetry.content]`; `has_collector`: some collector takes log records.
 pub(super) fn content(telemetry: &Section<'_>, has_collector: bool) -> Option<Content> {
-    let section = Content::open(telemetry);
-    let content = Content::read(&section, &Content::default());
-    if !section.is_present() {
-        return None;
-    }
+    let (section, content) = Content::opened(telemetry)?;
     if content.file.is_none() && !content.otlp {
         section.fault(
             "[telemetry.content] has neither \"file\" nor otlp = true",
@@ -103,22 +99,14 @@ pub(super) fn content(telemetry: &Section<'_>, has_collector: bool) -> Option<Co
 
 /// Reads `[hook]`.
 pub(super) fn hook(root: &Section<'_>, routes: &[Route]) -> Option<Hook> {
-    let section = Hook::open(root);
-    let mut hook = Hook::read(&section, &Hook::default());
-    if !section.is_present() {
-        return None;
-    }
+    let (section, mut hook) = Hook::opened(root)?;
     if section.get("before").is_none() && section.get("after").is_none() {
         section.fault(
             "[hook] has neither \"before\" nor \"after\"",
             "write before = \"http://127.0.0.1:9100/before\" or after = \"http://127.0.0.1:9100/after\"",
         );
     }
-    let own_name = |item: &Item<'_>| {
-        let route = routes.get(route_named(item, item.value.as_str()?, routes)?)?;
-        Some(Arc::clone(&route.name))
-    };
-    hook.routes = hook.routes.map(|_| section.list("routes").iter().filter_map(own_name).collect());
+    hook.routes = hook.routes.map(|_| own_names(&section, routes));
     Some(hook)
 }
 

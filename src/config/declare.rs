@@ -163,10 +163,11 @@ pub(crate) trait Declared: Default {
         Self::read(&Self::open(parent), &Self::default())
     }
 
-    /// The same of an optional section; `None` where the file has none.
-    fn given(parent: &Section<'_>) -> Option<Self> {
+    /// The keys of an optional section, with the section for further checks; `None` where it is absent.
+    fn opened<'a>(parent: &Section<'a>) -> Option<(Section<'a>, Self)> {
         let section = Self::open(parent);
-        section.is_present().then(|| Self::read(&section, &Self::default()))
+        let read = section.is_present().then(|| Self::read(&section, &Self::default()))?;
+        Some((section, read))
     }
 
     /// Opens the section below the one that has it.

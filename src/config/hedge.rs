@@ -41,8 +41,7 @@ impl Shown for HedgeAfter {
 
 /// Reads `hedge`; `policy` is the route's.
 pub(super) fn hedge(route: &Section<'_>, policy: PolicyName) -> Option<Hedge> {
-    let section = Hedge::open(route);
-    let hedge = section.is_present().then(|| Hedge::read(&section, &Hedge::default()))?;
+    let (section, hedge) = Hedge::opened(route)?;
     if let Some(item) = section.get("budget").filter(|_| hedge.budget <= 0.0) {
         item.fault(
             "budget is zero, so that nothing is ever hedged",

@@ -22,11 +22,7 @@ section! {
 
 /// Reads `[pool.kv_events]`, and what must hold of a pool that has it.
 pub(super) fn kv_events(section: &Section<'_>, pool: &Pool) -> Option<KvEvents> {
-    let own = KvEvents::open(section);
-    let events = KvEvents::read(&own, &KvEvents::default());
-    if !own.is_present() {
-        return None;
-    }
+    let (own, events) = KvEvents::opened(section)?;
     if pool.engine != EngineKind::Vllm {
         own.fault("only vLLM publishes KV events", "remove [pool.kv_events], or set engine = \"vllm\"");
     }

@@ -22,11 +22,7 @@ section! {
 
 /// Reads `[pool.outside]`, and what must hold of a pool that has it.
 pub(super) fn outside(section: &Section<'_>, pool: &Pool) -> Option<Outside> {
-    let own = Outside::open(section);
-    let outside = Outside::read(&own, &Outside::default());
-    if !own.is_present() {
-        return None;
-    }
+    let (own, outside) = Outside::opened(section)?;
     own.expect("model", MODEL.hint);
     for (holds, message, hint) in [
         (

@@ -95,8 +95,7 @@ pub(super) fn prefill(
             route.fault(message, "name it in [route.prefill], and a pool that decodes in pools");
         }
     }
-    let section = Prefill::open(route);
-    let prefill = section.is_present().then(|| Prefill::read(&section, &Prefill::default()))?;
+    let (section, prefill) = Prefill::opened(route)?;
     section.expect("pool", "name the pool that computes prompts: pool = \"…\"");
     let item = section.get("pool")?;
     let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::check::admission::route_named;
+use super::check::admission::own_names;
 use super::check::codec::{List, NAMED, Own, Switch};
 use super::check::section::{Item, Section};
 use super::check::values::{DIGEST, NAME};
@@ -79,12 +79,7 @@ fn tenant(section: &Section<'_>, routes: &[Route], default: &Tenant) -> Tenant {
     if section.get("name").and_then(|item| item.value.as_str()) != Some(&*tenant.name) {
         tenant.name = format!("#{}", section.span.start).into();
     }
-    // What is named by its model is known by its name from here on.
-    let own_name = |item: &Item<'_>| {
-        let route = routes.get(route_named(item, item.value.as_str()?, routes)?)?;
-        Some(Arc::clone(&route.name))
-    };
-    tenant.routes = tenant.routes.map(|_| section.list("routes").iter().filter_map(own_name).collect());
+    tenant.routes = tenant.routes.map(|_| own_names(section, routes));
     tenant
 }
 

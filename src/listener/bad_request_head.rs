@@ -6,11 +6,13 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{Response, StatusCode, header};
 use tokio::io::AsyncWrite;
+
+use super::socket::poll_write_all;
 
 /// Why hyper rejected a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,17 +62,10 @@ impl RejectionRewriter {
     /// Writes the replacement, if one is pending.
     pub(super) fn poll_written<S: AsyncWrite>(
         &mut self,
-        mut stream: Pin<&mut S>,
+        stream: Pin<&mut S>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
-        while !self.unwritten.is_empty() {
-            let count = ready!(stream.as_mut().poll_write(cx, &self.unwritten))?;
-            if count == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-            }
-            drop(self.unwritten.split_to(count));
-        }
-        Poll::Ready(Ok(()))
+        poll_write_all(stream, cx, &mut self.unwritten)
     }
 }
 

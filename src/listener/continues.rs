@@ -9,11 +9,13 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{BufMut, BytesMut};
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
+
+use super::socket::poll_write_all;
 
 /// Makes a connection send `100 Continue`; an extension of HTTP/2 requests with an `Expect`.
 #[derive(Clone, Debug, Default)]
@@ -112,17 +114,10 @@ impl Continues {
     #[inline]
     pub(super) fn poll_written<S: AsyncWrite>(
         &mut self,
-        mut stream: Pin<&mut S>,
+        stream: Pin<&mut S>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
-        while self.unwritten.has_remaining() {
-            let count = ready!(stream.as_mut().poll_write(cx, &self.unwritten))?;
-            if count == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-            }
-            self.unwritten.advance(count);
-        }
-        Poll::Ready(Ok(()))
+        poll_write_all(stream, cx, &mut self.unwritten)
     }
 }
 

@@ -1,9 +1,11 @@
 //! The TCP socket of a client, under TLS or bare: its options, whether its peer left, how it closes.
 
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use bytes::Buf;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, Interest};
 use tokio::net::TcpStream;
@@ -39,6 +41,23 @@ pub(super) fn configure(socket: &TcpStream, user_timeout: Duration) {
         .with_retries(KEEPALIVE_PROBES);
     let _ = socket.set_tcp_keepalive(&keepalive);
     let _ = socket.set_tcp_user_timeout(Some(user_timeout));
+}
+
+/// Writes all that is left of `unwritten`.
+#[inline]
+pub(super) fn poll_write_all<S: AsyncWrite>(
+    mut stream: Pin<&mut S>,
+    cx: &mut Context<'_>,
+    unwritten: &mut impl Buf,
+) -> Poll<io::Result<()>> {
+    while unwritten.has_remaining() {
+        let count = ready!(stream.as_mut().poll_write(cx, unwritten.chunk()))?;
+        if count == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        unwritten.advance(count);
+    }
+    Poll::Ready(Ok(()))
 }
 
 /// Whether the peer has closed its side, also while bytes of it are still unread.

@@ -58,33 +58,27 @@ pub(super) fn each<'a>(
 
 fn gen_ai<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>)) {
     emit(key!("gen_ai.operation.name"), AttributeValue::Name(record.dialect.operation()));
-    if let Some(served) = record.served() {
-        emit(key!("gen_ai.provider.name"), AttributeValue::Str(&served.engine));
-    }
+    some(
+        emit,
+        key!("gen_ai.provider.name"),
+        record.served().map(|served| AttributeValue::Str(&served.engine)),
+    );
     let requested = record.requested_model.as_deref().or(Some(&record.model)).filter(|name| *name != "none");
-    if let Some(model) = requested {
-        emit(key!("gen_ai.request.model"), AttributeValue::Str(model));
-    }
+    some(emit, key!("gen_ai.request.model"), requested.map(AttributeValue::Str));
     emit(key!("gen_ai.request.stream"), AttributeValue::Bool(record.is_stream));
-    if let Some(model) = &record.response_model {
-        emit(key!("gen_ai.response.model"), AttributeValue::Str(model));
-    }
-    if let Some(id) = &record.response_id {
-        emit(key!("gen_ai.response.id"), AttributeValue::Str(id));
-    }
+    some(emit, key!("gen_ai.response.model"), record.response_model.as_deref().map(AttributeValue::Str));
+    some(emit, key!("gen_ai.response.id"), record.response_id.as_deref().map(AttributeValue::Str));
     if !record.finish_reasons.is_empty() {
         let reasons = record.finish_reasons.iter().map(|reason| &**reason).collect();
         emit(key!("gen_ai.response.finish_reasons"), AttributeValue::List(reasons));
     }
-    if let Some(input) = record.tokens.input {
-        emit(key!("gen_ai.usage.input_tokens"), int(input.0));
-    }
-    if let Some(cached) = record.tokens.cached {
-        emit(key!("gen_ai.usage.cache_read.input_tokens"), int(cached.0));
-    }
-    if let Some(output) = record.tokens.output {
-        emit(key!("gen_ai.usage.output_tokens"), int(output.0));
-    }
+    some(emit, key!("gen_ai.usage.input_tokens"), record.tokens.input.map(|tokens| int(tokens.0)));
+    some(
+        emit,
+        key!("gen_ai.usage.cache_read.input_tokens"),
+        record.tokens.cached.map(|tokens| int(tokens.0)),
+    );
+    some(emit, key!("gen_ai.usage.output_tokens"), record.tokens.output.map(|tokens| int(tokens.0)));
 }
 
 fn http<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>)) {
@@ -92,21 +86,13 @@ fn http<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeVal
     emit(key!("url.scheme"), AttributeValue::Name(if record.client.is_tls { "https" } else { "http" }));
     emit(key!("url.path"), AttributeValue::Str(&record.path));
     emit(key!("http.route"), AttributeValue::Str(&record.path));
-    if let Some(address) = record.client.address {
-        emit(key!("client.address"), AttributeValue::Address(address));
-    }
-    if let Some(user_agent) = &record.client.user_agent {
-        emit(key!("user_agent.original"), AttributeValue::Str(user_agent));
-    }
+    some(emit, key!("client.address"), record.client.address.map(AttributeValue::Address));
+    some(emit, key!("user_agent.original"), record.client.user_agent.as_deref().map(AttributeValue::Str));
     emit(key!("http.response.status_code"), AttributeValue::Int(i64::from(record.status)));
     emit(key!("http.request.body.size"), int(record.bytes_in));
     emit(key!("http.response.body.size"), int(record.bytes_out));
-    if let Some(error) = record.error {
-        emit(key!("error.type"), AttributeValue::Name(error));
-    }
-    if let Some(words) = record.engine_error() {
-        emit(key!("tokenway.engine.error"), AttributeValue::Str(words));
-    }
+    some(emit, key!("error.type"), record.error.map(AttributeValue::Name));
+    some(emit, key!("tokenway.engine.error"), record.engine_error().map(AttributeValue::Str));
     if let Some(served) = record.served() {
         emit(key!("server.address"), AttributeValue::Str(&served.host));
         emit(key!("server.port"), AttributeValue::Int(i64::from(served.port)));
@@ -115,50 +101,37 @@ fn http<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeVal
 
 fn tokenway<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>)) {
     emit(key!("tokenway.route"), AttributeValue::Str(&record.route));
-    if let Some(asked) = &record.degraded_from {
-        emit(key!("tokenway.degraded_from"), AttributeValue::Str(asked));
-    }
+    some(emit, key!("tokenway.degraded_from"), record.degraded_from.as_deref().map(AttributeValue::Str));
     if let Some(served) = record.served() {
         emit(key!("tokenway.pool"), AttributeValue::Str(&served.pool));
         emit(key!("tokenway.replica"), AttributeValue::Str(&served.replica));
     }
     emit(key!("tokenway.revision"), AttributeValue::Str(record.revision()));
     emit(key!("tokenway.tenant"), AttributeValue::Str(&record.tenant));
-    if *record.key != *"none" {
-        emit(key!("tokenway.key"), AttributeValue::Str(&record.key));
-    }
+    some(
+        emit,
+        key!("tokenway.key"),
+        Some(AttributeValue::Str(&record.key)).filter(|_| *record.key != *"none"),
+    );
     emit(key!("tokenway.class"), AttributeValue::Name(record.class.as_str()));
     emit(key!("tokenway.slo_class"), AttributeValue::Str(&record.slo_class));
     emit(key!("tokenway.outcome"), AttributeValue::Name(record.outcome.as_str()));
     emit(key!("tokenway.stream"), AttributeValue::Bool(record.is_stream));
     emit(key!("tokenway.attempts"), int(record.attempts.len() as u64));
     let is_hedged = record.attempts.iter().any(|attempt| attempt.cause == AttemptCause::Hedge);
-    if record.migrations > 0 {
-        emit(key!("tokenway.migrations"), int(u64::from(record.migrations)));
-    }
+    some(emit, key!("tokenway.migrations"), (record.migrations > 0).then(|| int(record.migrations.into())));
     if record.migrations > 0 || is_hedged {
         let replicas = record.attempts.iter().map(|attempt| &*attempt.served.replica).collect();
         emit(key!("tokenway.replicas"), AttributeValue::List(replicas));
     }
-    if let Some(reason) = record.migration_refused {
-        emit(key!("tokenway.migration_refused"), AttributeValue::Name(reason));
-    }
-    if is_hedged {
-        emit(key!("tokenway.hedged"), AttributeValue::Bool(true));
-    }
+    some(emit, key!("tokenway.migration_refused"), record.migration_refused.map(AttributeValue::Name));
+    some(emit, key!("tokenway.hedged"), is_hedged.then_some(AttributeValue::Bool(true)));
     emit(key!("tokenway.duration"), AttributeValue::Span(record.duration()));
-    if let Some(ttft) = record.ttft() {
-        emit(key!("tokenway.ttft"), AttributeValue::Span(ttft));
-    }
-    if let Some(tpot) = record.tpot() {
-        emit(key!("tokenway.tpot"), AttributeValue::Span(tpot));
-    }
-    if record.empty.is_some() {
-        emit(key!("tokenway.empty"), AttributeValue::Bool(true));
-    }
-    if record.content_events > 1 {
-        emit(key!("tokenway.longest_gap"), AttributeValue::Span(record.longest_gap));
-    }
+    some(emit, key!("tokenway.ttft"), record.ttft().map(AttributeValue::Span));
+    some(emit, key!("tokenway.tpot"), record.tpot().map(AttributeValue::Span));
+    some(emit, key!("tokenway.empty"), record.empty.map(|_| AttributeValue::Bool(true)));
+    let longest_gap = (record.content_events > 1).then_some(AttributeValue::Span(record.longest_gap));
+    some(emit, key!("tokenway.longest_gap"), longest_gap);
 }
 
 fn decision<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>)) {
@@ -166,12 +139,8 @@ fn decision<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, Attribut
     emit(key!("tokenway.decision.policy"), AttributeValue::Name(decision.policy));
     emit(key!("tokenway.decision.reason"), AttributeValue::Name(decision.reason));
     emit(key!("tokenway.decision.candidates"), AttributeValue::Int(i64::from(decision.candidates)));
-    if decision.is_cold {
-        emit(key!("tokenway.decision.cold"), AttributeValue::Bool(true));
-    }
-    if let Some(predicted) = decision.predicted_ttft {
-        emit(key!("tokenway.decision.predicted_ttft"), AttributeValue::Span(predicted));
-    }
+    some(emit, key!("tokenway.decision.cold"), decision.is_cold.then_some(AttributeValue::Bool(true)));
+    some(emit, key!("tokenway.decision.predicted_ttft"), decision.predicted_ttft.map(AttributeValue::Span));
     if let (Some(chosen), Some(why)) = (decision.chosen(), decision.why()) {
         emit(key!("tokenway.decision.why"), AttributeValue::Text(why));
         emit(key!("tokenway.decision.cost"), AttributeValue::Number(chosen.cost.total()));
@@ -192,18 +161,26 @@ fn judged<'a>(
     }
     // Only the engine's stages can be estimates.
     let engine = judgement.stages.iter().find(|time| time.stage == Stage::Prefill);
-    if let Some(engine) = engine {
-        emit(key!("tokenway.stage.source"), AttributeValue::Name(engine.source.as_str()));
-    }
-    if let Some(missed) = judgement.missed() {
-        emit(key!("tokenway.slo.missed"), AttributeValue::Name(missed.as_str()));
-    }
-    if let Some(stage) = judgement.blamed {
-        emit(key!("tokenway.slo.missed_in"), AttributeValue::Name(stage.as_str()));
-    }
-    if let Some(percent) = record.itl_missed {
-        emit(key!("tokenway.slo.itl_percentile"), AttributeValue::Int(i64::from(percent)));
-    }
+    some(
+        emit,
+        key!("tokenway.stage.source"),
+        engine.map(|engine| AttributeValue::Name(engine.source.as_str())),
+    );
+    some(
+        emit,
+        key!("tokenway.slo.missed"),
+        judgement.missed().map(|missed| AttributeValue::Name(missed.as_str())),
+    );
+    some(
+        emit,
+        key!("tokenway.slo.missed_in"),
+        judgement.blamed.map(|stage| AttributeValue::Name(stage.as_str())),
+    );
+    some(
+        emit,
+        key!("tokenway.slo.itl_percentile"),
+        record.itl_missed.map(|percent| AttributeValue::Int(percent.into())),
+    );
     if !judgement.over_budget.is_empty() {
         let stages = judgement.over_budget.iter().map(|stage| stage.as_str()).collect();
         emit(key!("tokenway.stage.over_budget"), AttributeValue::List(stages));
@@ -236,6 +213,17 @@ fn stage_key(stage: Stage) -> AttributeKey {
         Stage::Decode => key!("tokenway.stage.decode"),
         Stage::EngineOther => key!("tokenway.stage.engine_other"),
         Stage::Relay => key!("tokenway.stage.relay"),
+    }
+}
+
+/// Emits what there is.
+fn some<'a>(
+    emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>),
+    key: AttributeKey,
+    value: Option<AttributeValue<'a>>,
+) {
+    if let Some(value) = value {
+        emit(key, value);
     }
 }
 

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use super::latency::{LatencySeries, Measure, Newest, Percentiles, SeriesMap, Step, Window};
+use super::latency::{LatencySeries, Measure, Newest, SeriesMap, Step, Window};
 use super::stages::StageTime;
-use super::windows::{MAX_SERIES, WindowKey};
+use super::windows::{MAX_SERIES, SeriesView, WindowKey};
 use crate::clock::Stamp;
 use crate::labels::labels;
 use crate::record::Record;
@@ -25,21 +25,6 @@ labels! {
         /// Label `stage`: only the duration is measured.
         Stage = "stage",
     }
-}
-
-/// Percentiles of one part in one window.
-#[derive(Clone, Debug)]
-pub struct PartView {
-    /// Labels of the series that it is part of.
-    pub key: WindowKey,
-    /// The tenant, class or stage.
-    pub name: Arc<str>,
-    /// Time to first token; empty for a stage.
-    pub ttft: Percentiles,
-    /// Mean time per output token; empty for a stage.
-    pub tpot: Percentiles,
-    /// Of the request, or of the stage.
-    pub duration: Percentiles,
 }
 
 /// The parts of all series.
@@ -120,11 +105,9 @@ impl Parts {
 
     /// Every part of one kind with values in the window that ends `now`, ordered by series and name.
     #[must_use]
-    pub fn read(&self, by: SplitBy, window: Window, now: Stamp) -> Vec<PartView> {
+    pub fn read(&self, by: SplitBy, window: Window, now: Stamp) -> Vec<SeriesView> {
         let view = |key: &WindowKey, name: Arc<str>, series: &LatencySeries| {
-            let read = |measure| series.percentiles(measure, window, now);
-            let (ttft, tpot, duration) = (read(Measure::Ttft), read(Measure::Tpot), read(Measure::Duration));
-            PartView { key: key.clone(), name, ttft, tpot, duration }
+            SeriesView::read(key.clone(), Some(name), series, (window, now))
         };
         let mut views: Vec<_> = match by {
             SplitBy::Tenant => {
@@ -140,12 +123,12 @@ impl Parts {
                 stages.map(|(stage, series)| view(key, stage.as_str().into(), series)).collect()
             }),
         };
-        views.retain(|view| view.duration.count > 0);
-        views.sort_by(|a, b| (&a.key, &a.name).cmp(&(&b.key, &b.name)));
+        views.retain(|view| view.duration.count() > 0);
+        views.sort_by(|a, b| (&a.key, &a.part).cmp(&(&b.key, &b.part)));
         views
     }
 
-    fn each_fixed(&self, views: impl Fn(&WindowKey, &FixedParts) -> Vec<PartView>) -> Vec<PartView> {
+    fn each_fixed(&self, views: impl Fn(&WindowKey, &FixedParts) -> Vec<SeriesView>) -> Vec<SeriesView> {
         self.fixed.collect(|_| true).iter().flat_map(|(key, fixed)| views(key, fixed)).collect()
     }
 
@@ -200,14 +183,14 @@ mod tests {
         parts.record(&key, &record, &stages(&record));
         let read = |by| parts.read(by, Window::Minute, record.at.end);
         let [tenant] = &read(SplitBy::Tenant)[..] else { panic!("one tenant") };
-        assert_eq!((&*tenant.name, tenant.ttft.count, tenant.tpot.count), ("acme", 1, 1));
-        assert!((tenant.ttft.p99 / 0.2 - 1.0).abs() < 0.01, "{tenant:?}");
-        assert_eq!(&*read(SplitBy::Class)[0].name, "short");
+        assert_eq!((tenant.part.as_deref(), tenant.ttft.count(), tenant.tpot.count()), (Some("acme"), 1, 1));
+        assert!((tenant.ttft.quantile(0.99).unwrap() / 0.2 - 1.0).abs() < 0.01, "{tenant:?}");
+        assert_eq!(read(SplitBy::Class)[0].part.as_deref(), Some("short"));
         let of_stages = read(SplitBy::Stage);
         assert_eq!(of_stages.len(), 7);
-        let prefill = of_stages.iter().find(|view| &*view.name == "prefill").unwrap();
-        assert!((prefill.duration.p50 / 0.195 - 1.0).abs() < 0.01, "{prefill:?}");
-        assert_eq!(prefill.ttft.count, 0);
+        let prefill = of_stages.iter().find(|view| view.part.as_deref() == Some("prefill")).unwrap();
+        assert!((prefill.duration.quantile(0.5).unwrap() / 0.195 - 1.0).abs() < 0.01, "{prefill:?}");
+        assert_eq!(prefill.ttft.count(), 0);
         let slots = (0, Step::Minute.slot(record.at.end));
         let of_route =
             |by, name| parts.of_route((&record.route, by, name), Measure::Ttft, Step::Minute, slots).count();
@@ -227,7 +210,7 @@ mod tests {
         }
         let tenants = parts.read(SplitBy::Tenant, Window::Minute, record.at.end);
         assert!(tenants.len() <= MAX_TENANTS + 1, "{}", tenants.len());
-        let other = tenants.iter().find(|view| &*view.name == "other").unwrap();
-        assert!(other.duration.count > 800);
+        let other = tenants.iter().find(|view| view.part.as_deref() == Some("other")).unwrap();
+        assert!(other.duration.count() > 800);
     }
 }

@@ -4,16 +4,20 @@ use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::str::FromStr;
 
-/// How logs are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    /// As text on a terminal, as JSON elsewhere.
-    #[default]
-    Auto,
-    /// As text.
-    Text,
-    /// As JSON.
-    Json,
+use crate::labels::labels;
+
+labels! {
+    /// How logs are written.
+    #[derive(Default)]
+    pub enum LogFormat {
+        /// As text on a terminal, as JSON elsewhere.
+        #[default]
+        Auto = "auto",
+        /// As text.
+        Text = "text",
+        /// As JSON.
+        Json = "json",
+    }
 }
 
 /// Not one of the three.
@@ -25,12 +29,7 @@ impl FromStr for LogFormat {
     type Err = UnknownFormat;
 
     fn from_str(text: &str) -> Result<Self, UnknownFormat> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "text" => Ok(Self::Text),
-            "json" => Ok(Self::Json),
-            _ => Err(UnknownFormat),
-        }
+        Self::named(text).ok_or(UnknownFormat)
     }
 }
 

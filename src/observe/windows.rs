@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::latency::{LatencySeries, Measure, Percentiles, SeriesMap, Step, Window};
+use super::latency::{LatencySeries, Measure, SeriesMap, Step, Window};
 use crate::clock::Stamp;
 use crate::stats::Counts;
 
@@ -33,21 +33,48 @@ impl WindowKey {
     }
 }
 
-/// Percentiles of one series in one window.
+/// What was observed in one window of one series, or of one of its parts.
 #[derive(Clone, Debug)]
 pub struct SeriesView {
     /// Labels of the series.
     pub key: WindowKey,
+    /// The tenant, class or stage; `None` of all.
+    pub part: Option<Arc<str>>,
     /// Of [`Measure::Ttft`].
-    pub ttft: Percentiles,
+    pub ttft: Counts,
     /// Of [`Measure::Icl`].
-    pub icl: Percentiles,
+    pub icl: Counts,
     /// Of [`Measure::Itl`].
-    pub itl: Percentiles,
+    pub itl: Counts,
     /// Of [`Measure::Tpot`].
-    pub tpot: Percentiles,
+    pub tpot: Counts,
     /// Of [`Measure::Duration`].
-    pub duration: Percentiles,
+    pub duration: Counts,
+}
+
+impl SeriesView {
+    /// Reads the window that ends `now`.
+    pub(super) fn read(
+        key: WindowKey,
+        part: Option<Arc<str>>,
+        series: &LatencySeries,
+        (window, now): (Window, Stamp),
+    ) -> Self {
+        let read = |measure| series.window(measure, window, now);
+        Self {
+            key,
+            part,
+            ttft: read(Measure::Ttft),
+            icl: read(Measure::Icl),
+            itl: read(Measure::Itl),
+            tpot: read(Measure::Tpot),
+            duration: read(Measure::Duration),
+        }
+    }
+
+    fn has_values(&self) -> bool {
+        [&self.ttft, &self.icl, &self.itl, &self.duration].iter().any(|counts| counts.count() > 0)
+    }
 }
 
 /// The series of all labels.
@@ -66,10 +93,7 @@ impl Windows {
 
     /// Values of a route, of all its models and revisions, in the slots from `oldest` to `newest`, both included.
     pub fn of_route(&self, route: &str, measure: Measure, step: Step, oldest: i64, newest: i64) -> Counts {
-        let own = self.0.collect(|key| *key.route == *route);
-        let counts: Vec<_> =
-            own.iter().map(|(_, series)| series.counts(measure, step, oldest, newest)).collect();
-        Counts::merged(&counts)
+        self.merged(|key| *key.route == *route, |series| series.counts(measure, step, oldest, newest))
     }
 
     /// As [`Windows::of_route`], of one revision.
@@ -80,9 +104,12 @@ impl Windows {
         step: Step,
         (oldest, newest): (i64, i64),
     ) -> Counts {
-        let own = self.0.collect(|key| *key.route == *route && *key.revision == *revision);
-        let counts: Vec<_> =
-            own.iter().map(|(_, series)| series.counts(measure, step, oldest, newest)).collect();
+        let is_it = |key: &WindowKey| *key.route == *route && *key.revision == *revision;
+        self.merged(is_it, |series| series.counts(measure, step, oldest, newest))
+    }
+
+    fn merged(&self, wanted: impl Fn(&WindowKey) -> bool, read: impl Fn(&LatencySeries) -> Counts) -> Counts {
+        let counts: Vec<_> = self.0.collect(wanted).iter().map(|(_, series)| read(series)).collect();
         Counts::merged(&counts)
     }
 
@@ -96,23 +123,9 @@ impl Windows {
 
     /// Every series with values in the window that ends `now`, ordered by key.
     pub fn read(&self, window: Window, now: Stamp) -> Vec<SeriesView> {
-        let mut views: Vec<_> = self
-            .0
-            .collect(|_| true)
-            .into_iter()
-            .map(|(key, series)| {
-                let read = |measure| series.percentiles(measure, window, now);
-                SeriesView {
-                    key,
-                    ttft: read(Measure::Ttft),
-                    icl: read(Measure::Icl),
-                    itl: read(Measure::Itl),
-                    tpot: read(Measure::Tpot),
-                    duration: read(Measure::Duration),
-                }
-            })
-            .filter(|view| view.ttft.count + view.icl.count + view.itl.count + view.duration.count > 0)
-            .collect();
+        let all = self.0.collect(|_| true).into_iter();
+        let views = all.map(|(key, series)| SeriesView::read(key, None, &series, (window, now)));
+        let mut views: Vec<_> = views.filter(SeriesView::has_values).collect();
         views.sort_by(|a, b| a.key.cmp(&b.key));
         views
     }
@@ -141,20 +154,19 @@ mod tests {
         let windows = Windows::default();
         observe(&windows, 1..=1000, second(5));
         let [view] = &windows.read(Window::Minute, second(5))[..] else { panic!("one series") };
-        assert_eq!(view.ttft.count, 1000);
-        for (actual, expected) in
-            [(view.ttft.p50, 0.5), (view.ttft.p99, 0.99), (view.ttft.p999, 0.999), (view.ttft.max, 1.0)]
-        {
+        assert_eq!(view.ttft.count(), 1000);
+        for expected in [0.5, 0.99, 0.999, 1.0] {
+            let actual = view.ttft.quantile(expected).unwrap();
             assert!((actual / expected - 1.0).abs() < 0.004, "{actual} {expected}");
         }
-        assert_eq!(view.icl.count, 0);
+        assert_eq!(view.icl.count(), 0);
     }
 
     #[test]
     fn values_expire_from_each_window() {
         let windows = Windows::default();
         observe(&windows, 1..=10, second(0));
-        let count = |window, at| windows.read(window, second(at)).first().map_or(0, |view| view.ttft.count);
+        let count = |window, at| windows.read(window, second(at)).first().map_or(0, |view| view.ttft.count());
         let table = [
             (Window::Minute, 59, 10),
             (Window::Minute, 70, 0),
@@ -199,7 +211,7 @@ mod tests {
         let views = windows.read(Window::Minute, second(1));
         assert_eq!(views.len(), MAX_SERIES + 1);
         let other = views.iter().find(|view| &*view.key.route == "other").unwrap();
-        assert_eq!(other.duration.count, 136);
-        assert!((other.duration.max / 3600.0 - 1.0).abs() < 0.004, "clamped to an hour");
+        assert_eq!(other.duration.count(), 136);
+        assert!((other.duration.quantile(1.0).unwrap() / 3600.0 - 1.0).abs() < 0.004, "clamped to an hour");
     }
 }

@@ -32,17 +32,18 @@ labels! {
     }
 }
 
-/// What an operator may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// All traffic to the canary, now.
-    Promote,
-    /// All traffic back, now.
-    Rollback,
-    /// Stay at this step.
-    Pause,
-    /// Go on.
-    Resume,
+labels! {
+    /// What an operator may do.
+    pub enum Action {
+        /// All traffic to the canary, now.
+        Promote = "promote",
+        /// All traffic back, now.
+        Rollback = "rollback",
+        /// Stay at this step.
+        Pause = "pause",
+        /// Go on.
+        Resume = "resume",
+    }
 }
 
 /// Where a rollout is; what is kept over restarts.

@@ -14,7 +14,7 @@ pub const ITL_BOUNDS: &[f64] = &[
 ];
 
 /// A histogram with fixed bounds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Buckets {
     /// Upper bounds, ascending, without infinity.
     pub bounds: &'static [f64],
@@ -42,7 +42,7 @@ impl Buckets {
 }
 
 /// The engine's counters and gauges at one moment.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EngineStats {
     /// Sequences in the batch.
     pub running: usize,
@@ -72,19 +72,6 @@ pub struct EngineStats {
 
 impl EngineStats {
     pub(super) fn new() -> Self {
-        Self {
-            running: 0,
-            waiting: 0,
-            kv_cache_usage: 0.0,
-            prefix_queries: 0,
-            prefix_hits: 0,
-            prompt_tokens: 0,
-            generation_tokens: 0,
-            preemptions: 0,
-            finished: 0,
-            canceled: 0,
-            ttft: Buckets::new(TTFT_BOUNDS),
-            itl: Buckets::new(ITL_BOUNDS),
-        }
+        Self { ttft: Buckets::new(TTFT_BOUNDS), itl: Buckets::new(ITL_BOUNDS), ..Self::default() }
     }
 }

@@ -44,41 +44,36 @@ pub enum Rival {
 }
 
 impl Rival {
-    /// All of them.
-    pub const ALL: [Self; 10] = [
-        Self::PowerOfTwo,
-        Self::Chwbl,
-        Self::ChwblThreeBlocks,
-        Self::SglangCacheAware,
-        Self::LlmD,
-        Self::LlmDTokenLoad,
-        Self::Dynamo,
-        Self::DynamoPrefill4,
-        Self::Smetric,
-        Self::Oracle,
+    /// All of them with their names, in the order of the documentation.
+    const NAMED: [(Self, &'static str); 10] = [
+        (Self::PowerOfTwo, "power_of_two"),
+        (Self::Chwbl, "chwbl"),
+        (Self::ChwblThreeBlocks, "chwbl_3_blocks"),
+        (Self::SglangCacheAware, "sglang_cache_aware"),
+        (Self::LlmD, "llm_d"),
+        (Self::LlmDTokenLoad, "llm_d_token_load"),
+        (Self::Dynamo, "dynamo"),
+        (Self::DynamoPrefill4, "dynamo_prefill_4"),
+        (Self::Smetric, "smetric"),
+        (Self::Oracle, "oracle"),
     ];
 
-    /// Its name on the command line.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::PowerOfTwo => "power_of_two",
-            Self::Chwbl => "chwbl",
-            Self::ChwblThreeBlocks => "chwbl_3_blocks",
-            Self::SglangCacheAware => "sglang_cache_aware",
-            Self::LlmD => "llm_d",
-            Self::LlmDTokenLoad => "llm_d_token_load",
-            Self::Dynamo => "dynamo",
-            Self::DynamoPrefill4 => "dynamo_prefill_4",
-            Self::Smetric => "smetric",
-            Self::Oracle => "oracle",
-        }
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::NAMED.into_iter().map(|(rival, _)| rival)
     }
 
-    /// The rival of that name.
+    /// Its name on the command line and in reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        let named = Self::NAMED.into_iter().find(|(rival, _)| *rival == self);
+        named.map_or("", |(_, name)| name)
+    }
+
+    /// The rival of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|rival| rival.as_str() == name)
+        Self::NAMED.into_iter().find(|(_, known)| *known == name).map(|(rival, _)| rival)
     }
 
     /// A router with nothing learned yet.

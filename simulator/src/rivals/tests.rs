@@ -100,7 +100,7 @@ impl Bench {
 
 #[test]
 fn every_rival_is_found_by_its_name() {
-    for rival in Rival::ALL {
+    for rival in Rival::all() {
         assert_eq!(Rival::named(rival.as_str()), Some(rival));
     }
     assert_eq!(Rival::named("nobody"), None);

@@ -22,7 +22,7 @@ use self::report::Report;
 use self::schedule::Schedule;
 use super::admin_client::{AskError, read_token};
 use super::replay::ReplayError;
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{EXIT_FAILED, EXIT_OK, failed};
 use crate::app::open_files::raise_limit;
 use crate::clock::Clock;
 use crate::upstream::call::CallError;
@@ -71,7 +71,7 @@ pub fn run(
     });
     done.or_else(|error| match error {
         BenchError::Io(error) => Err(error),
-        error => writeln!(err, "error: {error}").map(|()| EXIT_FAILED),
+        error => failed(err, &error),
     })
 }
 

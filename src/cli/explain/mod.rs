@@ -4,14 +4,14 @@
 
 pub(crate) mod text;
 
-use std::io::{self, Write};
+use std::io;
 
 use clap::Args;
 use serde_json::Value;
 
 use super::admin_client::{AdminArgs, AdminClient, AskError};
 use super::style::Style;
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{Outputs, print};
 use crate::config::segment;
 
 /// Arguments of `tokenway explain`.
@@ -34,10 +34,9 @@ pub struct ExplainArgs {
 pub fn run(
     args: &ExplainArgs,
     env: &dyn Fn(&str) -> Option<String>,
-    (out, err): (&mut dyn Write, &mut dyn Write),
+    outputs: Outputs<'_>,
     style: Style,
 ) -> io::Result<u8> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let asked = async {
         let client = AdminClient::new(&args.admin, env)?;
         let path = format!("/api/v1/requests/{}", segment(&args.id));
@@ -47,18 +46,15 @@ pub fn run(
             false => text::explanation(&client.get(&path).await?, style),
         })
     };
-    match runtime.block_on(asked) {
-        Ok(text) => write!(out, "{text}").map(|()| EXIT_OK),
-        Err(AskError::NotFound(_)) => {
-            writeln!(err, "error: no request \"{}\" is kept at {}", args.id, args.admin.url)?;
-            writeln!(err, "hint: {KEPT}")?;
-            Ok(EXIT_FAILED)
-        }
-        Err(error) => {
-            writeln!(err, "error: {error}")?;
-            Ok(EXIT_FAILED)
-        }
-    }
+    let asked = async {
+        asked.await.map_err(|error: AskError| match error {
+            AskError::NotFound(_) => {
+                format!("no request \"{}\" is kept at {}\nhint: {KEPT}", args.id, args.admin.url)
+            }
+            error => error.to_string(),
+        })
+    };
+    print(asked, outputs)
 }
 
 const KEPT: &str = "a gateway keeps, in memory, the latest requests and, for an hour, the slowest and the failed of each route; \

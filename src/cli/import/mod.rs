@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 
 use super::draft::{Draft, replica_url};
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{EXIT_FAILED, EXIT_OK, failed};
 
 /// Arguments of `tokenway import`.
 #[derive(Args, Debug)]
@@ -113,10 +113,7 @@ pub fn run(args: &ImportArgs, (out, err): (&mut dyn Write, &mut dyn Write)) -> i
             write!(out, "{}", draft.render(&format!("Made by `tokenway import` from {what}.")))?;
             Ok(if notes.left.is_empty() { EXIT_OK } else { EXIT_FAILED })
         }
-        Err(error) => {
-            writeln!(err, "error: {error}")?;
-            Ok(EXIT_FAILED)
-        }
+        Err(error) => failed(err, &error),
     }
 }
 

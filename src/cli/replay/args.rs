@@ -134,7 +134,7 @@ impl Contender {
             PolicyName::named(name).map(Self::Product).or_else(|| Rival::named(name).map(Self::Rival));
         named.ok_or_else(|| {
             let policies = PolicyName::LABELS.iter().copied();
-            let known: Vec<&str> = policies.chain(Rival::ALL.into_iter().map(Rival::as_str)).collect();
+            let known: Vec<&str> = policies.chain(Rival::all().map(Rival::as_str)).collect();
             format!("unknown policy; there are {}", known.join(", "))
         })
     }

@@ -19,7 +19,7 @@ pub(super) use self::plan::default_bounds;
 pub(super) use self::report::grid;
 use crate::config::load::ConfigError;
 
-use super::{EXIT_FAILED, EXIT_OK, EXIT_USAGE, replay_drift};
+use super::{EXIT_OK, EXIT_USAGE, failed, replay_drift};
 
 /// Why a replay cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -101,10 +101,7 @@ pub fn run(
     };
     match done {
         Ok(written) => written.map(|()| EXIT_OK),
-        Err(error) => {
-            writeln!(err, "error: {error}")?;
-            Ok(EXIT_FAILED)
-        }
+        Err(error) => failed(err, &error),
     }
 }
 
@@ -119,8 +116,7 @@ fn drift(args: &ReplayArgs, out: &mut dyn Write, err: &mut dyn Write) -> io::Res
         Ok(()) => out.flush().map(|()| EXIT_OK),
         Err(error) => {
             out.flush()?;
-            writeln!(err, "error: {error}")?;
-            Ok(EXIT_FAILED)
+            failed(err, &error)
         }
     }
 }

@@ -23,7 +23,7 @@ use self::view::Known;
 use super::admin_client::{AdminArgs, AdminClient, AskError};
 use super::explain::text::explanation;
 use super::style::Style;
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{EXIT_OK, failed};
 use crate::app::signals;
 use crate::config::segment;
 
@@ -80,11 +80,6 @@ pub fn run(
     over.cancel();
     let _ = runtime.block_on(async { (asking.await, ending.await) });
     shown.map(|()| EXIT_OK)
-}
-
-fn failed(err: &mut dyn Write, error: &AskError) -> io::Result<u8> {
-    writeln!(err, "error: {error}")?;
-    Ok(EXIT_FAILED)
 }
 
 /// Everything that is shown, with the explanation of the request `wanted`.

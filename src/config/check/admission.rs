@@ -14,11 +14,7 @@ use super::values::DURATION;
 
 /// Reads `[route.queue]`; the section switches admission by prediction on, even if it is empty.
 pub(super) fn queue(route: &Section<'_>) -> Option<QueueLimits> {
-    let section = QueueLimits::open(route);
-    if !section.is_present() {
-        return None;
-    }
-    let queue = QueueLimits::read(&section, &QueueLimits::default());
+    let (section, queue) = QueueLimits::opened(route)?;
     if queue.max_wait.is_zero()
         && queue.max_requests > 0
         && let Some(item) = section.get("max_wait")
@@ -107,13 +103,22 @@ fn target<'a>(section: &Section<'a>, own: usize, routes: &[Route]) -> Option<(us
 }
 
 /// The place of the route that an item names, by its name or else by its model.
-pub(in crate::config) fn route_named(item: &Item<'_>, name: &str, routes: &[Route]) -> Option<usize> {
+fn route_named(item: &Item<'_>, name: &str, routes: &[Route]) -> Option<usize> {
     let takes = |route: &Route| matches!(&route.model, ModelMatch::Named(model) if &**model == name);
     let names: Vec<_> = routes.iter().map(|route| &*route.name).collect();
     match routes.iter().position(takes) {
         Some(by_model) if !names.contains(&name) => Some(by_model),
         _ => item.place_of("route", name, &names),
     }
+}
+
+/// The own names of the routes that the list `routes` of a section names, some of them by their models.
+pub(in crate::config) fn own_names(section: &Section<'_>, routes: &[Route]) -> Vec<Arc<str>> {
+    let own_name = |item: &Item<'_>| {
+        let route = routes.get(route_named(item, item.value.as_str()?, routes)?)?;
+        Some(Arc::clone(&route.name))
+    };
+    section.list("routes").iter().filter_map(own_name).collect()
 }
 
 /// When it begins, for whom, and when it ends.

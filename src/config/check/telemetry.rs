@@ -26,7 +26,7 @@ pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
         content: content::content(&section, otlp.as_ref().is_some_and(|otlp| otlp.logs_endpoint.is_some())),
         otlp,
         otlp_metrics: export.metrics(MetricsExporter::from_env(root.checking.env)),
-        engine_spans: EngineSpansConfig::given(&section),
+        engine_spans: EngineSpansConfig::opened(&section).map(|(_, read)| read),
         sampling: Sampling::of(&section),
         stages_by_tenant: keys.stages_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
         ttft_by_tenant: keys.ttft_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),

@@ -13,4 +13,4 @@ pub(super) use self::map::{Newest, SeriesMap};
 pub use self::series::{LatencySeries, Measure};
 pub(super) use self::slots::LatencySlots;
 pub use self::slots::{SLOTS, Step};
-pub use self::window::{Percentiles, Window};
+pub use self::window::Window;

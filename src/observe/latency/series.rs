@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::slots::{LatencySlots, Step};
-use super::window::{Percentiles, Window};
+use super::window::Window;
 use crate::clock::Stamp;
 use crate::record::Gaps;
 use crate::stats::Counts;
@@ -74,12 +74,8 @@ impl LatencySeries {
         slots.map_or_else(Counts::default, |slots| slots.lock().counts(step, oldest, newest))
     }
 
-    /// Percentiles of the window that ends `now`.
-    pub fn percentiles(&self, measure: Measure, window: Window, now: Stamp) -> Percentiles {
-        (&self.window(measure, window, now)).into()
-    }
-
-    fn window(&self, measure: Measure, window: Window, now: Stamp) -> Counts {
+    /// Values of the window that ends `now`.
+    pub(in crate::observe) fn window(&self, measure: Measure, window: Window, now: Stamp) -> Counts {
         let (step, whole) = window.slots();
         // One more than the window, because the current slot is only partly filled.
         let newest = step.slot(now);
@@ -142,9 +138,12 @@ mod tests {
         let (series, ms) = (LatencySeries::default(), Duration::from_millis);
         let gap = crate::record::Gap { length: ms(40), tokens: Some(2) };
         series.gaps(&Gaps { gaps: &[gap], late_itl: &[(ms(30), 3)] }, Stamp::default());
-        let read = |measure| series.percentiles(measure, Window::Minute, Stamp::default());
-        let (itl, icl) = (read(Measure::Itl), read(Measure::Icl));
-        assert_eq!((itl.count, icl.count), (5, 1));
-        assert!((itl.p99 / 0.02 - 1.0).abs() < 0.004 && (icl.p50 / 0.04 - 1.0).abs() < 0.004);
+        for (measure, count, quantile, seconds) in
+            [(Measure::Itl, 5, 0.99, 0.02), (Measure::Icl, 1, 0.5, 0.04)]
+        {
+            let counts = series.window(measure, Window::Minute, Stamp::default());
+            assert_eq!(counts.count(), count);
+            assert!((counts.quantile(quantile).unwrap() / seconds - 1.0).abs() < 0.004);
+        }
     }
 }

@@ -103,6 +103,12 @@ pub(super) struct RequestSeries {
     key: RequestKey,
     families: Arc<Families>,
     split: SplitByTenant,
+    handles: Handles,
+}
+
+/// Handles of the families, each resolved when it is first needed.
+#[derive(Default)]
+struct Handles {
     ttft: OnceLock<Histogram>,
     goodput: OnceLock<IntCounter>,
     tpot: OnceLock<Histogram>,
@@ -120,28 +126,11 @@ pub(super) struct RequestSeries {
 
 impl RequestSeries {
     pub(super) fn new(key: RequestKey, families: Arc<Families>, split: SplitByTenant) -> Self {
-        Self {
-            key,
-            families,
-            split,
-            ttft: OnceLock::new(),
-            goodput: OnceLock::new(),
-            tpot: OnceLock::new(),
-            duration: OnceLock::new(),
-            first_byte: OnceLock::new(),
-            overhead: OnceLock::new(),
-            requests: Memo::default(),
-            missed: Memo::default(),
-            missed_in: Memo::default(),
-            over_budget: Memo::default(),
-            stages: Memo::default(),
-            tokens: Memo::default(),
-            finish_reasons: Memo::default(),
-        }
+        Self { key, families, split, handles: Handles::default() }
     }
 
     pub(super) fn first_token(&self, ttft: Duration) {
-        let handle = self.ttft.get_or_init(|| {
+        let handle = self.handles.ttft.get_or_init(|| {
             let [route, model, tenant, revision, class] = self.tenant_labels();
             let tenant = if self.split.ttft { tenant } else { ALL_TENANTS };
             self.families.by_tenant.ttft.get([route, model, tenant, revision, class])
@@ -174,13 +163,13 @@ impl RequestSeries {
     fn count(&self, record: &Record, judgement: &Judgement) {
         let [route, model, tenant, revision, class] = self.tenant_labels();
         let by_tenant = &self.families.by_tenant;
-        let requests = self.requests.get((record.outcome, record.status), || {
+        let requests = self.handles.requests.get((record.outcome, record.status), || {
             let code = record.status.to_string();
             by_tenant.requests.get([route, model, tenant, revision, class, record.outcome.as_str(), &code])
         });
         requests.inc();
         // Created at zero: a goodput of 0 must be visible, not absent.
-        let goodput = self.goodput.get_or_init(|| {
+        let goodput = self.handles.goodput.get_or_init(|| {
             self.families.start_seen(self.tenant_labels(), record.slo);
             by_tenant.goodput.get(self.tenant_labels())
         });
@@ -191,7 +180,7 @@ impl RequestSeries {
         let of_limit = record.is_over_own_limit().then_some(Missed::Refused);
         if let Some(missed) = judgement.missed().or(of_limit) {
             let labels = [route, model, tenant, revision, class, missed.as_str()];
-            self.missed.get(missed, || by_tenant.slo_missed.get(labels)).inc();
+            self.handles.missed.get(missed, || by_tenant.slo_missed.get(labels)).inc();
         }
     }
 
@@ -201,16 +190,16 @@ impl RequestSeries {
         let observe = |slot: &OnceLock<Histogram>, family: &Family<HistogramVec, 4>, value: Duration| {
             slot.get_or_init(|| family.get(self.route_labels())).observe(value.as_secs_f64());
         };
-        observe(&self.duration, &families.duration, record.duration());
+        observe(&self.handles.duration, &families.duration, record.duration());
         if let Some(tpot) = record.tpot() {
-            observe(&self.tpot, &families.tpot, tpot);
+            observe(&self.handles.tpot, &families.tpot, tpot);
         }
         if let (Some(read), Some(first_byte)) = (at.read, at.first_byte) {
-            observe(&self.first_byte, &families.first_byte, first_byte.since(read));
+            observe(&self.handles.first_byte, &families.first_byte, first_byte.since(read));
         }
         if let (Some(read), Some(routed)) = (at.read, at.routed) {
             let own = routed.since(read).saturating_sub(record.held);
-            observe(&self.overhead, &families.overhead, own);
+            observe(&self.handles.overhead, &families.overhead, own);
         }
     }
 
@@ -232,32 +221,32 @@ impl RequestSeries {
     fn token_kind(&self, kind: &'static str) -> IntCounter {
         let [route, model, revision, class] = self.route_labels();
         let family = &self.families.by_route.tokens;
-        self.tokens.get(kind, || family.get([route, model, revision, class, kind]))
+        self.handles.tokens.get(kind, || family.get([route, model, revision, class, kind]))
     }
 
     fn finish_reason(&self, reason: &'static str) -> IntCounter {
         let [route, model, revision, class] = self.route_labels();
         let family = &self.families.by_route.finish_reasons;
-        self.finish_reasons.get(reason, || family.get([route, model, revision, class, reason]))
+        self.handles.finish_reasons.get(reason, || family.get([route, model, revision, class, reason]))
     }
 
     fn missed_in(&self, missed: Missed, stage: Stage) -> IntCounter {
         let [route, model, revision, class] = self.route_labels();
         let labels = [route, model, revision, class, missed.as_str(), stage.as_str()];
-        self.missed_in.get((missed, stage), || self.families.by_route.slo_missed_in.get(labels))
+        self.handles.missed_in.get((missed, stage), || self.families.by_route.slo_missed_in.get(labels))
     }
 
     fn stage_over_budget(&self, stage: Stage) -> IntCounter {
         let [route, model, revision, class] = self.route_labels();
         let family = &self.families.by_route.over_budget;
-        self.over_budget.get(stage, || family.get([route, model, revision, class, stage.as_str()]))
+        self.handles.over_budget.get(stage, || family.get([route, model, revision, class, stage.as_str()]))
     }
 
     fn stage(&self, stage: Stage, source: StageSource) -> Histogram {
         let [route, model, tenant, revision, _] = self.tenant_labels();
         let tenant = if self.split.stages { tenant } else { ALL_TENANTS };
         let labels = [route, model, tenant, revision, stage.as_str(), source.as_str()];
-        self.stages.get((stage, source), || self.families.requests.stage.get(labels))
+        self.handles.stages.get((stage, source), || self.families.requests.stage.get(labels))
     }
 
     fn tenant_labels(&self) -> [&str; 5] {

@@ -5,7 +5,6 @@
 
 mod board;
 mod feed;
-mod listing;
 mod rollout;
 mod shared;
 mod state;
@@ -20,7 +19,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 
-pub use self::board::{Board, RolloutView};
+pub use self::board::Board;
 pub use self::feed::{ActError, Feed};
 use self::feed::{Command, Observation, Watched};
 use self::rollout::Rollout;
@@ -173,7 +172,7 @@ impl RolloutService {
             }
         }
         for gone in &old {
-            self.metrics.canary(&gauges(&gone.view(), &evidence(&gone.view())), false);
+            self.show(gone, false);
             if self.gone.len() < MAX_GONE && self.rollouts.iter().all(|rollout| rollout.route != gone.route) {
                 self.gone.insert(Arc::clone(&gone.route), gone.save());
             }
@@ -192,7 +191,7 @@ impl RolloutService {
         let before = rollout.plan.state;
         rollout.act(action).map_err(ActError::State)?;
         if rollout.plan.state != before && !rollout.is_judged() {
-            deal(&self.data_path, &rollout.view(), false);
+            deal(&self.data_path, rollout, rollout.shares());
             let report = rollout.write_report(self.clock.wall(self.clock.now()));
             if let Some(endpoint) = &rollout.canary.webhook {
                 self.webhook.send(endpoint, report.to_string());
@@ -231,7 +230,7 @@ impl RolloutService {
                 continue;
             }
             // First the traffic, then the talk.
-            deal(&self.data_path, &rollout.view(), false);
+            deal(&self.data_path, rollout, rollout.shares());
             let report = rollout.write_report(self.clock.wall(now));
             let (route, revision, state) = (&rollout.route, &rollout.revision, rollout.plan.state.as_str());
             if let Some(reason) = &breach {
@@ -270,10 +269,10 @@ impl RolloutService {
 
     /// Shares, watched routes, board and gauges as the rollouts are now.
     fn publish(&self) {
-        let views: Vec<RolloutView> = self.rollouts.iter().map(Rollout::view).collect();
-        for view in &views {
-            deal(&self.data_path, view, self.settles_until.is_some());
-            self.metrics.canary(&gauges(view, &evidence(view)), true);
+        for rollout in &self.rollouts {
+            let shares = if self.settles_until.is_some() { [0; 2] } else { rollout.shares() };
+            deal(&self.data_path, rollout, shares);
+            self.show(rollout, true);
         }
         if let Some(topics) = &self.topics {
             topics.retain(|name| self.rollouts.iter().any(|rollout| topic(&rollout.route) == name));
@@ -286,7 +285,22 @@ impl RolloutService {
             .map(|rollout| Watched { route: Arc::clone(&rollout.route), pool: Arc::clone(&rollout.pool) })
             .collect();
         self.watched.store(watched.into());
-        self.board.set(views);
+        self.board.set(self.rollouts.iter().map(Rollout::view).collect());
+    }
+
+    /// Sets the gauges of a rollout, or removes them where it is configured no more.
+    fn show(&self, rollout: &Rollout, is_configured: bool) {
+        let evidence: Vec<_> =
+            rollout.judge.evidence().iter().map(|one| (one.test, one.share.max(0.0))).collect();
+        let [share, shadow_share] = rollout.shares().map(|share| f64::from(share) / 10_000.0);
+        let gauges = CanaryGauges {
+            labels: [&rollout.route, &rollout.pool, &rollout.revision],
+            states: RolloutState::ALL.map(|state| (state.as_str(), state == rollout.plan.state)),
+            share,
+            shadow_share,
+            evidence: &evidence,
+        };
+        self.metrics.canary(&gauges, is_configured);
     }
 
     /// Writes what changed; with `all`, the soaks and the evidence as well.
@@ -304,11 +318,10 @@ impl RolloutService {
     }
 }
 
-/// Gives a canary its share of requests, and of copies; none while it `settles`.
-fn deal(data_path: &CarriedOver, view: &RolloutView, settles: bool) {
-    let [share, shadow] = if settles { [0; 2] } else { [view.share, view.shadow_share] };
-    data_path.canaries.of(&view.route, &view.pool).set(share);
-    data_path.shadows.of(&view.route, &view.pool).set_share(shadow);
+/// Gives a canary its share of requests, and of copies.
+fn deal(data_path: &CarriedOver, rollout: &Rollout, [share, shadow]: [u32; 2]) {
+    data_path.canaries.of(&rollout.route, &rollout.pool).set(share);
+    data_path.shadows.of(&rollout.route, &rollout.pool).set_share(shadow);
 }
 
 /// What gateways show each other of the canary of a route.
@@ -324,20 +337,6 @@ fn read(path: Option<&PathBuf>, route: &str) -> Option<Saved> {
             tracing::warn!(%error, route, "route.canary.state cannot be read: the canary begins anew");
             None
         }
-    }
-}
-
-fn evidence(view: &RolloutView) -> Vec<(&'static str, f64)> {
-    view.evidence.iter().map(|evidence| (evidence.test, evidence.share.max(0.0))).collect()
-}
-
-fn gauges<'a>(view: &'a RolloutView, evidence: &'a [(&'static str, f64)]) -> CanaryGauges<'a> {
-    CanaryGauges {
-        labels: [&view.route, &view.pool, &view.revision],
-        states: RolloutState::ALL.map(|state| (state.as_str(), state == view.state)),
-        share: f64::from(view.share) / 10_000.0,
-        shadow_share: f64::from(view.shadow_share) / 10_000.0,
-        evidence,
     }
 }
 

@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::board::RolloutView;
 use super::feed::{Ended, Observation, Seen};
 use super::shared::{Elsewhere, View};
 use super::state::Saved;
+use crate::api::canaries::{self as api, CanaryRequests, CanaryTest};
 use crate::cluster::Shown;
 use crate::config::{Canary, Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::rfc3339;
 use crate::request::class::Class;
 use crate::rollout::judge::fleet::{FleetWatch, ReplicaSeen};
-use crate::rollout::judge::{Arm, Judge, Measure, Observed, SavedEvidence};
+use crate::rollout::judge::{Arm, Evidence, Judge, Measure, Observed, SavedEvidence};
 use crate::rollout::plan::{Action, Plan, RolloutState};
 
 /// A rollout of one route.
@@ -33,7 +33,7 @@ pub(super) struct Rollout {
     /// Names of the route's other pools.
     baseline: Vec<Arc<str>>,
     identity: String,
-    judge: Judge,
+    pub(super) judge: Judge,
     fleet: FleetWatch,
     requests: [u64; 2],
     shadowed: u64,
@@ -397,7 +397,13 @@ impl Rollout {
         if self.plan.is_shadow(&self.canary) { 0 } else { self.plan.step + 1 }
     }
 
-    pub(super) fn view(&self) -> RolloutView {
+    /// Its share of new requests, and of those of which it gets copies, in ten thousandths.
+    pub(super) fn shares(&self) -> [u32; 2] {
+        [self.plan.share(&self.canary), self.plan.shadow_share(&self.canary)]
+    }
+
+    /// As the admin API lists it.
+    pub(super) fn view(&self) -> api::Canary {
         let steps = self.canary.steps.len();
         let mut reason = self.plan.reason.clone();
         if self.is_judged() && !self.is_served {
@@ -408,20 +414,27 @@ impl Rollout {
         {
             let _ = write!(reason, "; it ends when a breach would have been seen: {missing}");
         }
-        RolloutView {
-            route: Arc::clone(&self.route),
-            pool: Arc::clone(&self.pool),
-            revision: Arc::clone(&self.revision),
-            state: self.plan.state,
-            step: (self.place().min(steps), steps),
-            share: self.plan.share(&self.canary),
-            shadow_share: self.plan.shadow_share(&self.canary),
-            soaked: self.plan.soaked,
-            requests: self.requests,
-            shadowed: self.shadowed,
+        let [weight, shadow_weight] = self.shares().map(|share| f64::from(share) / 100.0);
+        let [baseline, canary] = self.requests;
+        let test = |Evidence { test, bound, share, .. }| CanaryTest {
+            bound,
+            evidence: share,
+            test: test.to_owned(),
+        };
+        api::Canary {
+            pool: self.pool.to_string(),
             reason,
-            evidence: self.judge.evidence(),
             report: self.report.clone(),
+            requests: CanaryRequests { baseline, canary, shadow: self.shadowed },
+            revision: self.revision.to_string(),
+            route: self.route.to_string(),
+            shadow_weight,
+            soaked: self.plan.soaked,
+            state: self.plan.state.as_str().to_owned(),
+            step: self.place().min(steps),
+            steps,
+            tests: self.judge.evidence().into_iter().map(test).collect(),
+            weight,
         }
     }
 }

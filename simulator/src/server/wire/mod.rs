@@ -159,20 +159,14 @@ struct Inference<'a> {
 async fn infer(replica: &Arc<Replica>, socket: &Socket, request: Inference<'_>) -> SimResponse {
     let shape = request.api.error_shape();
     let mut is_half = false;
-    let replied = match parse(request.head, &request.body) {
-        Err(error) => Err(error),
-        Ok(fields) => match own_fault(&fields) {
-            Err(error) => Err(error),
-            Ok(own) => {
-                let faults = replica.draw_faults(own);
-                is_half = faults.of(FaultKind::Cut).is_some();
-                match strike(replica, socket, &faults).await {
-                    Err(error) => Err(error),
-                    Ok(()) => dispatch(replica, &request, &fields, faults).await,
-                }
-            }
-        },
+    let replied = async {
+        let fields = parse(request.head, &request.body)?;
+        let faults = replica.draw_faults(own_fault(&fields)?);
+        is_half = faults.of(FaultKind::Cut).is_some();
+        strike(replica, socket, &faults).await?;
+        dispatch(replica, &request, &fields, faults).await
     };
+    let replied = replied.await;
     let response = match replied {
         Ok(Reply::Json(content)) if is_half => half(&content),
         Ok(Reply::Json(content)) => json_response(StatusCode::OK, content),

@@ -26,30 +26,17 @@ pub(super) async fn serve(
     ask::context(&inputs, &replica.config)?;
     compute(replica, &inputs).await?;
     let tokens: usize = inputs.iter().map(|p| p.tokens.len()).sum();
-    let rows = inputs.iter().enumerate();
-    let reply = match api {
-        Api::Rerank => rerank(request_id, &model, &inputs, tokens),
-        Api::Score => {
-            let data: Vec<Value> = rows
-                .map(|(index, p)| json!({"index": index, "object": "score", "score": unit(p, 0)}))
-                .collect();
-            list(&format!("score-{request_id}"), &model, &data, replica.unix_time(), tokens)
+    let (prefix, row): (&str, fn(usize, &Prompt) -> Value) = match api {
+        Api::Rerank => {
+            return Ok(Reply::Json(rerank(request_id, &model, &inputs, tokens).to_string()));
         }
-        Api::Classify => {
-            let data: Vec<Value> = rows.map(|(index, p)| class(index, p)).collect();
-            list(&format!("classify-{request_id}"), &model, &data, replica.unix_time(), tokens)
-        }
-        Api::Pooling => {
-            let row = |(index, p): (usize, &Prompt)| json!({"index": index, "object": "pooling", "data": vector(p)});
-            let data: Vec<Value> = rows.map(row).collect();
-            list(&format!("pool-{request_id}"), &model, &data, replica.unix_time(), tokens)
-        }
-        _ => {
-            let row = |(index, p): (usize, &Prompt)| json!({"index": index, "object": "embedding", "embedding": vector(p)});
-            let data: Vec<Value> = rows.map(row).collect();
-            list(&format!("embd-{request_id}"), &model, &data, replica.unix_time(), tokens)
-        }
+        Api::Score => ("score", |index, p| json!({"index": index, "object": "score", "score": unit(p, 0)})),
+        Api::Classify => ("classify", class),
+        Api::Pooling => ("pool", |index, p| json!({"index": index, "object": "pooling", "data": vector(p)})),
+        _ => ("embd", |index, p| json!({"index": index, "object": "embedding", "embedding": vector(p)})),
     };
+    let data: Vec<Value> = inputs.iter().enumerate().map(|(index, p)| row(index, p)).collect();
+    let reply = list(&format!("{prefix}-{request_id}"), &model, &data, replica.unix_time(), tokens);
     Ok(Reply::Json(reply.to_string()))
 }
 
