@@ -174,7 +174,7 @@ impl Session {
                 }
             }
             Seen::ResponseHeaders(head) => {
-                self.answered(head, metadata::served(metadata_context.as_ref()))?
+                self.answered(head, metadata::served(metadata_context.as_ref()))?;
             }
             Seen::ResponseBody(body) => self.answer_body(body),
             Seen::ResponseTrailers(_) => {
