@@ -15,6 +15,7 @@ of their process groups, in that order) stops the one that gets the most of thre
 became of them.
 """
 import argparse
+import contextlib
 import hashlib
 import http.client
 import http.server
@@ -56,6 +57,10 @@ class Engine(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16
     disable_nagle_algorithm = True
+
+    def setup(self):
+        super().setup()
+        self.server.open.append(self.connection)
 
     def log_message(self, *_):
         pass
@@ -122,7 +127,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 def engine():
     server = Server(("127.0.0.1", 0), Engine)
-    server.seen = []
+    server.seen, server.open = [], []
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
@@ -331,13 +336,17 @@ def main():
         if args.freeze:
             frozen(args, picked, base)
         if servers:
-            servers[0].shutdown()
-            servers[0].server_close()
+            _, busiest = post_status(picked, args.model, both=True)
+            gone = next(server for server in servers if str(server.server_address[1]) == busiest.rsplit(":", 1)[1])
+            gone.shutdown()
+            gone.server_close()
+            for connection in gone.open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
             left = [post_status(picked, args.model) for _ in range(20)]
             time.sleep(1.2)
             print("of them bypassed:", wire.get(f"{base}/metrics").partition('tokenway_retries_total{reason="bypassed"} ')[2].partition("\n")[0] or 0)
-            print("one replica stopped listening:", {status: left.count(status) for status in sorted(set(left))})
-            servers.pop(0)
+            print("the replica that answered is gone:", {status: left.count(status) for status in sorted(set(left))})
         if wrong:
             log.seek(0)
             print(log.read()[-4000:])
