@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::outlook::{Deferral, Outlook};
 use super::pace::Pace;
-use super::usage::{UsageKey, Usages};
+use super::usage::{Over, UsageKey, Usages};
 use super::waiter::{Lane, Share, WaitReason, Waiter};
 use super::{MAX_STAYS, Refusal};
 use crate::clock::Stamp;
@@ -223,8 +223,8 @@ impl<T: Clone> WaitQueue<T> {
         })
     }
 
-    /// Sees to it that the queue of its route is not over its limits with the request. Those of the tenant that is furthest
-    /// above its share go, the ones with the latest start first.
+    /// Sees to it that the queue of its route is not over its limits with the request. Those of a priority below 0 and its own go
+    /// first, the lowest before others; then those of the tenant that is furthest above its share, the ones with the latest start first.
     fn make_room(
         &mut self,
         waiter: &Waiter,
@@ -236,11 +236,9 @@ impl<T: Clone> WaitQueue<T> {
             let retry_after =
                 self.promise(&waiter.outlook, self.pace.time_for(waiter.outlook.work, &waiter.outlook));
             let refusal = self.usages.refusal(&key, over, waiter.bytes, limits, retry_after);
-            let weight = |tenant: &str| self.weight_of(tenant, waiter);
-            let Some(victim) = self.usages.furthest_over(&key, over, waiter.bytes, weight) else {
+            let Some(last) = self.sheddable(waiter, limits).or_else(|| self.above_share(waiter, over)) else {
                 return Err(refusal);
             };
-            let Some(last) = self.last_of(&victim) else { return Err(refusal) };
             let Some(gone) = self.remove(last) else { return Err(refusal) };
             if self.called == Some(last) {
                 self.called = None;
@@ -255,15 +253,36 @@ impl<T: Clone> WaitQueue<T> {
         known.into_iter().find(|share| *share.tenant == *tenant).map_or(1, |share| share.weight.max(1))
     }
 
+    /// Of the requests that may be shed for the sake of this one the last; `None` where they do not make room for it.
+    fn sheddable(&self, waiter: &Waiter, limits: &QueueLimits) -> Option<Position> {
+        let key = waiter.usage();
+        let is_its = |entry: &QueueEntry<T>| entry.usage.as_ref().is_some_and(|usage| usage.is_beside(&key));
+        let below = || self.flows.iter().filter(|flow| flow.share.priority < waiter.share.priority.min(0));
+        let waiting = below().flat_map(|flow| flow.waiting.values()).filter(|entry| is_its(entry));
+        let bytes = waiting.map(|entry| entry.bytes).sum();
+        if !self.usages.fits_without(&key, bytes, waiter.bytes, limits) {
+            return None;
+        }
+        below()
+            .filter_map(|flow| flow.last(is_its))
+            .max_by_key(|(lane, position)| (lane.priority(), *lane, position.key))
+            .map(|(_, position)| position)
+    }
+
+    /// The last of the tenant that is furthest above its share, if that may go for the sake of this request.
+    fn above_share(&self, waiter: &Waiter, over: Over) -> Option<Position> {
+        let weight = |tenant: &str| self.weight_of(tenant, waiter);
+        let victim = self.usages.furthest_over(&waiter.usage(), over, waiter.bytes, weight)?;
+        let (lane, last) = self.last_of(&victim)?;
+        // What may be shed takes the place of nothing that is above it.
+        let may_take = waiter.share.priority >= 0 || lane.priority() >= waiter.lane().priority();
+        may_take.then_some(last)
+    }
+
     /// The last in order of those that count as `usage`.
-    fn last_of(&self, usage: &UsageKey) -> Option<Position> {
-        let of = |flow: &Flow<T>| {
-            let mut last = flow.waiting.iter().rev();
-            let (key, _) = last.find(|(_, entry)| entry.usage.as_ref() == Some(usage))?;
-            Some((flow.lane, Position { flow: flow.id, key: *key }))
-        };
-        let last = self.flows.iter().filter_map(of).max_by_key(|(lane, position)| (*lane, position.key));
-        last.map(|(_, position)| position)
+    fn last_of(&self, usage: &UsageKey) -> Option<(Lane, Position)> {
+        let of = |flow: &Flow<T>| flow.last(|entry| entry.usage.as_ref() == Some(usage));
+        self.flows.iter().filter_map(of).max_by_key(|(lane, position)| (*lane, position.key))
     }
 
     fn begin_round(&mut self) -> Option<T> {
@@ -400,6 +419,12 @@ impl<T: Clone> Line for WaitQueue<T> {
 }
 
 impl<T> Flow<T> {
+    /// The last of those.
+    fn last(&self, is_its: impl Fn(&QueueEntry<T>) -> bool) -> Option<(Lane, Position)> {
+        let (key, _) = self.waiting.iter().rev().find(|(_, entry)| is_its(entry))?;
+        Some((self.lane, Position { flow: self.id, key: *key }))
+    }
+
     fn add(&mut self, key: FlowKey, entry: QueueEntry<T>) {
         if entry.reason == WaitReason::Late {
             (self.late, self.work) = (self.late + 1, self.work + entry.work);

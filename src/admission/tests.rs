@@ -191,6 +191,28 @@ fn one_tenant_cannot_fill_the_queue_for_others() {
 }
 
 #[test]
+fn a_full_queue_sheds_priorities_below_zero_and_nothing_for_their_sake() {
+    let of = |tenant: &str, priority, latest| {
+        let plain = Waiter { limits: limits(3, 100), ..waiter(tenant, latest) };
+        Waiter { share: Share { priority, ..plain.share }, ..plain }
+    };
+    let mut bench = Bench::new();
+    for (id, priority) in [(0, -1), (1, -5), (2, -1)] {
+        assert_eq!(bench.enter(id, &of("a", priority, id)), Ok(vec![]));
+    }
+    assert_eq!(bench.enter(3, &of("a", -5, 9)), Err("max_requests"), "nothing is below it");
+    assert_eq!(bench.enter(4, &of("a", -1, 9)), Ok(vec![1]), "the lowest goes first");
+    let large = Waiter { bytes: 101, ..of("a", 0, 9) };
+    assert_eq!(bench.enter(5, &large), Err("max_bytes"), "and stays where that would not help");
+    assert_eq!(bench.enter(6, &of("a", 0, 9)), Ok(vec![4]), "the latest of those alike");
+    assert_eq!(bench.enter(7, &of("a", 7, 9)), Ok(vec![2]));
+    assert_eq!(bench.enter(8, &of("a", 7, 9)), Ok(vec![0]));
+    assert_eq!(bench.enter(9, &of("a", 7, 9)), Err("max_requests"), "0 is not shed");
+    assert_eq!(bench.enter(10, &of("b", -1, 9)), Err("max_requests"), "whatever its tenant's share");
+    assert_eq!(bench.enter(11, &of("b", 0, 9)), Ok(vec![6]), "among others the share decides");
+}
+
+#[test]
 fn a_wait_beyond_max_wait_or_the_slack_is_not_begun() {
     let mut bench = Bench::new();
     let slack = |ms_left: u64, drain: u64| {

@@ -14,6 +14,13 @@ pub(super) struct UsageKey {
     pub(super) tenant: Arc<str>,
 }
 
+impl UsageKey {
+    /// Whether the same limits hold for both.
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        self.route == other.route && self.is_long == other.is_long
+    }
+}
+
 /// A limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Over {
@@ -62,6 +69,12 @@ impl Usages {
         }
     }
 
+    /// Whether a request of `own` bytes would be within the limits if requests of `gone` bytes left.
+    pub(super) fn fits_without(&self, key: &UsageKey, gone: usize, own: usize, limits: &QueueLimits) -> bool {
+        let (_, bytes) = self.total(key);
+        limits.max_requests > 0 && bytes.saturating_sub(gone).saturating_add(own) <= limits.max_bytes
+    }
+
     /// The tenant with the most for its weight, if that is more than the newcomer's would have.
     pub(super) fn furthest_over(
         &self,
@@ -102,8 +115,8 @@ impl Usages {
     }
 
     fn of_route(&self, key: &UsageKey) -> impl Iterator<Item = &Usage> {
-        let (route, is_long) = (Arc::clone(&key.route), key.is_long);
-        self.0.iter().filter(move |usage| usage.key.route == route && usage.key.is_long == is_long)
+        let key = key.clone();
+        self.0.iter().filter(move |usage| usage.key.is_beside(&key))
     }
 
     /// Requests and bytes of the route's queue.

@@ -25,7 +25,7 @@ pub struct Share {
     pub tenant: Arc<str>,
     /// Its part of the work while others wait as well.
     pub weight: u32,
-    /// Higher ones go first, whatever the weights.
+    /// Higher ones go first, whatever the weights; one below 0 leaves a full queue to those above it.
     pub priority: i32,
 }
 
@@ -34,6 +34,13 @@ pub struct Share {
 pub struct Lane {
     is_best_effort: bool,
     priority: Reverse<i32>,
+}
+
+impl Lane {
+    /// Ordered as lanes are: the lowest priority last.
+    pub(super) fn priority(self) -> Reverse<i32> {
+        self.priority
+    }
 }
 
 /// A request to be queued.

@@ -10,9 +10,9 @@
 mod codec;
 mod fields;
 mod health;
+mod metadata;
 mod proto;
 mod session;
-mod subset;
 mod transfer;
 
 use std::sync::Arc;

@@ -7,6 +7,7 @@
 mod orders;
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +19,8 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use super::fields::{self, Head};
+use super::metadata;
 use super::proto::{BodySendMode, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, Seen};
-use super::subset;
 use super::transfer::{Outgoing, Transfer};
 use crate::error::{ErrorShape, Failure};
 use crate::gateway::reply::{self, OwnAnswer};
@@ -157,7 +158,7 @@ impl Session {
                 if let Some(config) = protocol_config {
                     self.set_modes(config.request_body_mode(), config.response_body_mode())?;
                 }
-                self.begin(head, subset::subset_of(metadata_context.as_ref()));
+                self.begin(head, metadata::subset_of(metadata_context.as_ref()));
             }
             Seen::RequestHeaders(_) => return Err(Status::invalid_argument("a second request head")),
             _ if is_first => {
@@ -172,7 +173,9 @@ impl Session {
                     self.out.push_back(orders::request_trailers());
                 }
             }
-            Seen::ResponseHeaders(head) => self.answered(head)?,
+            Seen::ResponseHeaders(head) => {
+                self.answered(head, metadata::served(metadata_context.as_ref()))?;
+            }
             Seen::ResponseBody(body) => self.answer_body(body),
             Seen::ResponseTrailers(_) => {
                 self.answer.ended(End::Trailers);
@@ -207,7 +210,7 @@ impl Session {
     }
 
     /// Starts the line on a request's head.
-    fn begin(&mut self, head: HttpHeaders, subset: Option<Box<[std::net::SocketAddr]>>) {
+    fn begin(&mut self, head: HttpHeaders, subset: Option<Box<[SocketAddr]>>) {
         let HttpHeaders { headers, end_of_stream } = head;
         let Some(head) = Head::read(headers) else { return self.refuse(&Failure::MalformedHead) };
         let (length, peer) = (head.length(), head.peer());
@@ -240,9 +243,8 @@ impl Session {
         self.line = Line::Over;
     }
 
-    /// The head of an answer. One that the line does not wait for is Envoy's own, and passes. Where Envoy went on to a fallback, its
-    /// answer still counts for the replica that was chosen.
-    fn answered(&mut self, head: HttpHeaders) -> Result<(), Status> {
+    /// The head of an answer, and who gave it. One that the line does not wait for is Envoy's own, and passes.
+    fn answered(&mut self, head: HttpHeaders, served: Option<SocketAddr>) -> Result<(), Status> {
         let HttpHeaders { headers, end_of_stream } = head;
         let Some(head) = Head::read(headers) else {
             return Err(Status::invalid_argument("the answer's head is malformed"));
@@ -260,7 +262,7 @@ impl Session {
             self.answer.ended(End::Head);
         }
         if let Some(transfer) = self.transfer.as_ref().filter(|_| self.is_waiting_for_answer()) {
-            transfer.arrived(response);
+            transfer.arrived(response, served);
         }
         if !self.is_relayed() {
             self.answer.is_passed = true;

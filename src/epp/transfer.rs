@@ -10,6 +10,7 @@ use std::task::{Poll, Waker};
 use http::{Request, Response};
 use parking_lot::Mutex;
 
+use super::metadata::NAMESPACE;
 use super::proto::{Kind, Struct, Value};
 use crate::error::ReplicaFailure;
 use crate::fleet::replica::Replica;
@@ -29,8 +30,18 @@ pub(super) struct Transfer {
 #[derive(Debug, Default)]
 struct Between {
     outgoing: Option<Outgoing>,
-    head: Option<Response<ArrivingBody>>,
+    answer: Option<Answer>,
+    /// The answer of another replica than the request was placed at.
+    taken: Option<Response<ArrivingBody>>,
     waker: Option<Waker>,
+}
+
+/// The head of an answer.
+#[derive(Debug)]
+struct Answer {
+    head: Response<ArrivingBody>,
+    /// Who gave it; `None` where Envoy does not name it.
+    served: Option<SocketAddr>,
 }
 
 /// A request that was placed.
@@ -52,10 +63,10 @@ impl Transfer {
         self.between.lock().outgoing.take()
     }
 
-    /// The head of its answer has come.
-    pub(super) fn arrived(&self, head: Response<ArrivingBody>) {
+    /// The head of its answer has come, from this endpoint if Envoy names it.
+    pub(super) fn arrived(&self, head: Response<ArrivingBody>, served: Option<SocketAddr>) {
         let mut between = self.between.lock();
-        between.head = Some(head);
+        between.answer = Some(Answer { head, served });
         if let Some(waker) = between.waker.take() {
             waker.wake();
         }
@@ -69,27 +80,37 @@ impl Carrier for Transfer {
     ) -> Pin<Box<dyn Future<Output = Result<Response<ArrivingBody>, ReplicaFailure>> + Send + '_>> {
         Box::pin(async move {
             let Cargo { replica, fallbacks, request } = cargo;
-            let Some(mut destination) = replica.connections.address().map(|address| address.to_string())
-            else {
+            if let Some(head) = self.between.lock().taken.take() {
+                return Ok(head);
+            }
+            let Some(address) = replica.connections.address() else {
                 let (replica, kind) = (replica.name(), io::ErrorKind::NotFound);
                 return Err(ReplicaFailure::Unreachable { replica, kind });
             };
+            let mut destination = address.to_string();
             for address in fallbacks.iter().filter_map(|replica| replica.connections.address()) {
                 destination.push(',');
                 destination.push_str(&address.to_string());
             }
             self.between.lock().outgoing = Some(Outgoing { destination, request });
-            let head = poll_fn(|cx| {
+            let answer = poll_fn(|cx| {
                 let mut between = self.between.lock();
-                match between.head.take() {
-                    Some(head) => Poll::Ready(head),
+                match between.answer.take() {
+                    Some(answer) => Poll::Ready(answer),
                     None => {
                         between.waker = Some(cx.waker().clone());
                         Poll::Pending
                     }
                 }
             });
-            Ok(head.await)
+            let Answer { head, served } = answer.await;
+            match served {
+                Some(served) if served != address => {
+                    self.between.lock().taken = Some(head);
+                    Err(ReplicaFailure::Bypassed { replica: replica.name(), served })
+                }
+                _ => Ok(head),
+            }
         })
     }
 
@@ -116,7 +137,5 @@ pub(super) fn metadata(destination: &str) -> Struct {
     Struct { fields: HashMap::from([(NAMESPACE.to_owned(), outer)]) }
 }
 
-/// The default namespace.
-const NAMESPACE: &str = "envoy.lb";
 /// Header and key of the destination.
 pub(super) const DESTINATION: &str = "x-gateway-destination-endpoint";

@@ -1,5 +1,6 @@
 //! Failures of replicas, as attempts see them.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +55,9 @@ pub enum ReplicaFailure {
     /// The response head cannot be relayed: its framing has two readings, or it switches protocols.
     #[error("replica {replica} {what}")]
     InvalidHead { replica: Arc<str>, what: &'static str },
+    /// The proxy that carries the request took it elsewhere: this replica refused it, failed, or is not among the proxy's endpoints.
+    #[error("the proxy took the request to {served} in place of replica {replica}")]
+    Bypassed { replica: Arc<str>, served: SocketAddr },
     /// The replica's connection pool was exhausted for `timeouts.connect`: nothing was sent.
     #[error(
         "all connections to replica {replica} were taken for {}; raise pool.max_connections, or timeouts.connect to wait longer",
@@ -130,6 +134,7 @@ impl ReplicaFailure {
             Self::Silent { .. } => "silent",
             Self::EmptyAnswer { .. } => "empty_answer",
             Self::InvalidHead { .. } => "invalid_head",
+            Self::Bypassed { .. } => "bypassed",
             Self::NoFreeConnection { .. } => "no_free_connection",
         }
     }

@@ -15,6 +15,7 @@ pub(crate) mod identity;
 pub(crate) mod life;
 pub mod metrics_text;
 mod model_list;
+pub mod objectives;
 pub(crate) mod outside;
 pub(crate) mod pick;
 mod poison;

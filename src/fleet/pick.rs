@@ -111,6 +111,10 @@ impl Pick {
         if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) || failure.is_idle_close() {
             return;
         }
+        if matches!(failure, ReplicaFailure::Bypassed { .. }) {
+            // The proxy does not give its reason: a probe is to find out.
+            return health.vitals.suspect(now);
+        }
         if failure.is_refusal() && now.since(health.vitals.last_sign()) < BUSY_FOR {
             // While anything moves there it is busy, not down: it gets less for a moment.
             health.answers.refused(now);

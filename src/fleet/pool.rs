@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::arrivals::Arrivals;
 use super::health::{COMPARE_EVERY, compare};
 use super::life::{Event, ReplicaState};
+use super::objectives::Objectives;
 use super::outside::{AtLimit, OutsideCharge, OutsideDemand, OutsideUse};
 use super::poison::PoisonPrompts;
 use super::promise::{EngineNames, List, Promised, Proofs};
@@ -54,6 +55,8 @@ pub struct PoolState {
     pub(super) draining: ArcSwap<Vec<Arc<Replica>>>,
     pub(super) poison: PoisonPrompts,
     outside: Arc<OutsideUse>,
+    /// InferenceObjectives that its requests may name.
+    pub objectives: Objectives,
     /// Some engine told which LoRA adapters it holds.
     tells_adapters: AtomicBool,
 }
@@ -77,6 +80,7 @@ impl PoolState {
             draining: ArcSwap::default(),
             poison: PoisonPrompts::default(),
             outside: Arc::default(),
+            objectives: Objectives::default(),
             tells_adapters: AtomicBool::new(false),
         })
     }

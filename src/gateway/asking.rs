@@ -29,6 +29,8 @@ pub(super) enum Task<'a> {
         /// What it takes to move.
         elsewhere: Elsewhere<'a>,
     },
+    /// What a proxy has taken to this replica of its own accord.
+    Taken(&'a Arc<Replica>),
 }
 
 /// A request that asks a pool for a replica.
@@ -79,6 +81,7 @@ impl Asking<'_> {
             turn: Turn { whole: request.prompt.chain.whole(), continues: request.prompt.continues },
             sampling: request.sampling,
             has_media: request.prompt.size.media > 0,
+            is_untimed: false,
             lacks_adapter: lacks_adapter.as_ref(),
             elsewhere: None,
             tried: self.tried,
@@ -87,6 +90,7 @@ impl Asking<'_> {
             Task::Whole => whole,
             Task::Prefill => whole.for_prefill(),
             Task::Decode { after, elsewhere } => whole.for_decode(after, elsewhere),
+            Task::Taken(_) => Ask { is_untimed: true, ..whole },
         };
         let takes = |replica: &&Arc<Replica>| self.may_take(replica, &scene, now);
         let targets = scene.replicas.iter().filter(takes).map(|replica| &replica.target);
@@ -109,6 +113,9 @@ impl Asking<'_> {
 
     /// Whether it may go there.
     pub(super) fn may_take(&self, replica: &Arc<Replica>, scene: &Scene, now: Stamp) -> bool {
+        if let Task::Taken(there) = self.task {
+            return Arc::ptr_eq(there, replica);
+        }
         match self.pinned() {
             Some(pinned) => {
                 replica.is_ready() && Arc::ptr_eq(pinned, replica) && self.request.allows(replica)

@@ -31,7 +31,8 @@ pub struct Cargo {
 
 /// A proxy that carries one request.
 pub trait Carrier: Debug + Send + Sync {
-    /// Hands the request over and waits for the head of its answer.
+    /// Hands the request over and waits for the head of its answer. After [`ReplicaFailure::Bypassed`] the proxy has the answer of
+    /// another replica, and gives it when the request is carried to that one.
     fn carry(
         &self,
         cargo: Cargo,

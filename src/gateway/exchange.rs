@@ -198,7 +198,10 @@ impl Exchange {
 
     /// Sends it where it was placed, by one leg or two; `None` where it is to be placed anew.
     async fn send(&mut self, mut pick: Box<Pick>) -> Result<Option<Attempted>, Failure> {
-        let Some(prefill) = pick.prefill.take() else { return Ok(Some(self.attempt(pick).await)) };
+        let Some(prefill) = pick.prefill.take() else {
+            let attempted = self.attempt(pick).await;
+            return Ok(Some(self.follow(attempted).await));
+        };
         // Boxed: only routes with a prefill pool have two legs.
         if !Box::pin(self.is_prefilled(prefill, &pick)).await? {
             return Ok(None);
@@ -303,6 +306,34 @@ impl Exchange {
             }
             waited => waited,
         }
+    }
+
+    /// Where the proxy went elsewhere, the answer is that of the replica it went to.
+    async fn follow(&mut self, attempted: Attempted) -> Attempted {
+        let (served, active) = match attempted {
+            Err((AttemptError::Replica(ReplicaFailure::Bypassed { served, replica }, _), active)) => {
+                let failure = ReplicaFailure::Bypassed { served, replica };
+                active.pick.failed(&failure, self.incoming.gateway.clock.now());
+                active.pick.assignment.withdrawn(self.prepared.prompt.chain.hashes());
+                (served, active)
+            }
+            other => return other,
+        };
+        let pick = match picker::taken(&self.incoming.gateway, &self.prepared, served, &active.pick) {
+            Some(pick) => {
+                drop(active);
+                pick
+            }
+            None => {
+                tracing::warn!(
+                    %served, route = &*self.prepared.route.config.name,
+                    "the proxy served a request at an endpoint that is no replica of its route: it counts for the one that was picked"
+                );
+                active.pick
+            }
+        };
+        // Boxed: rare, and its state would be part of every request's future.
+        Box::pin(self.attempt(pick)).await
     }
 
     async fn degrade(&mut self, reason: &'static str) -> bool {

@@ -24,6 +24,7 @@ pub mod hysteresis;
 pub mod local;
 pub mod migration;
 mod models;
+mod objectives;
 pub mod outbound;
 mod outside;
 pub mod picker;

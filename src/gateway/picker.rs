@@ -3,6 +3,7 @@
 //! [`crate::routing::Dispatcher`] decides and [`crate::admission::rule`] admits; this module adds the state of the live
 //! gateway: which replicas are ready, which were tried, which one a stored response is pinned to.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::Gateway;
@@ -133,6 +134,30 @@ pub(super) fn fallbacks(
         found.push(Arc::clone(next));
     }
     found
+}
+
+/// The replica at this address, to which a proxy took the request in place of `instead`, whether it is ready or not; with its load
+/// reserved. `None` where no pool of the route has it.
+pub(super) fn taken(
+    gateway: &Gateway,
+    request: &Prepared,
+    served: SocketAddr,
+    instead: &Pick,
+) -> Option<Box<Pick>> {
+    let rank = |replica: &Replica| replica.identity.rank.map(|rank| rank.index);
+    let (pool, there) = request.route.pools.iter().find_map(|(pool, _)| {
+        let replicas = pool.replicas();
+        // Ranks share an address, and the request names its own.
+        let at = |r: &&Arc<Replica>| r.connections.address() == Some(served);
+        let same = replicas.iter().filter(at).find(|r| rank(r) == rank(&instead.replica));
+        let there = same.or_else(|| replicas.iter().find(at))?;
+        Some((pool, Arc::clone(there)))
+    })?;
+    let others = pool.replicas().iter().map(|r| r.slot()).filter(|slot| *slot != there.slot()).collect();
+    let policy = &*request.route.policy;
+    let asking = Asking { request, pool, policy, task: Task::Taken(&there), tried: &others };
+    let now = gateway.clock.now();
+    asking.judge(now, |judged, scene| asking.take(judged, scene, Box::default(), now)).flatten()
 }
 
 /// Picks among the ready replicas not tried yet; `None` if there is none.

@@ -13,7 +13,9 @@ use super::classify::{Classified, Client, classify};
 use super::models::unescaped;
 use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable, shortened};
-use super::{Gateway, IncomingRequest, cors, given_request_id, hook, is_harmless_id, preflights, stored};
+use super::{
+    Gateway, IncomingRequest, cors, given_request_id, hook, is_harmless_id, objectives, preflights, stored,
+};
 use crate::admission::{DegradeRule, Demand, Share};
 use crate::config::{Degrade, MAX_PRIORITY, ModelMatch};
 use crate::error::Failure;
@@ -364,6 +366,11 @@ fn admit(
         None => Arc::clone(&route.config.slo),
     };
     prepared.apply_slo(&class);
+    // Whoever may not choose a number may not choose a name for one.
+    let may_choose = route.config.client_may.priority || !prepared.table.tenants.ask_for_keys();
+    if may_choose && let Some(priority) = objectives::priority(gateway, &route, headers) {
+        prepared.share.priority = priority;
+    }
     if route.config.client_may.priority
         && let Some(requested) = text(headers, "x-priority")
     {

@@ -70,6 +70,8 @@ pub struct Ask<'a> {
     pub sampling: Sampling,
     /// Whether it has images, sounds or files, of which the answer tells how many tokens they are.
     pub has_media: bool,
+    /// Whether it was sent there at a time that is not known: how long it waits is no observation.
+    pub is_untimed: bool,
     /// Replicas that would have to load the LoRA adapter that it names, where others hold it.
     pub lacks_adapter: Option<&'a SlotSet>,
     /// Where another pool computes its prompt.
@@ -93,6 +95,7 @@ impl<'a> Ask<'a> {
             turn: Turn::default(),
             sampling: Sampling::default(),
             has_media: false,
+            is_untimed: false,
             lacks_adapter: None,
             elsewhere: None,
             tried,
@@ -124,6 +127,7 @@ pub struct Judged<'a> {
     bypasses_admission: bool,
     shows_first_token: bool,
     has_media: bool,
+    is_untimed: bool,
     candidates: Vec<Candidate<'a>>,
     verdict: Verdict,
 }
@@ -188,6 +192,7 @@ impl Dispatcher {
             bypasses_admission,
             shows_first_token: ask.shows_first_token,
             has_media: ask.has_media,
+            is_untimed: ask.is_untimed,
             candidates,
             verdict,
         })
@@ -385,9 +390,10 @@ impl<'a> Judged<'a> {
             has_media: self.has_media,
             is_elsewhere,
             is_followed: false,
+            is_untimed: self.is_untimed,
         };
         let chosen = self.candidates.get(decision.at)?;
-        let ahead = chosen.ahead();
+        let (ahead, known) = (chosen.ahead(), chosen.blocks);
         let longest = longest(&prompt, &self.candidates);
         let announced = self.dispatcher.outbox.get().map(|(outbox, pool)| {
             let prefix = Prefix::of(&prompt, chosen.blocks, longest);
@@ -413,6 +419,8 @@ impl<'a> Judged<'a> {
             sampling,
             computed,
             is_elsewhere,
+            is_untimed: self.is_untimed,
+            known,
             announced,
             pending,
         };
@@ -436,6 +444,10 @@ pub struct Assignment {
     computed: Work,
     /// Another pool computes the prompt: times here are no observation of this pool's prefill.
     is_elsewhere: bool,
+    /// Since when it waits there is not known.
+    is_untimed: bool,
+    /// Leading blocks of its prompt that the replica had before.
+    known: usize,
     /// Other gateways know of it.
     announced: Option<Announced>,
     /// Who follows KV events is to know.
@@ -458,8 +470,17 @@ impl Assignment {
         if let Some(announced) = &mut self.announced {
             announced.first_token(now);
         }
-        if let Some(predicted) = self.decision.predicted_ttft.filter(|_| !self.is_elsewhere) {
+        if let Some(predicted) =
+            self.decision.predicted_ttft.filter(|_| !self.is_elsewhere && !self.is_untimed)
+        {
             self.dispatcher.model.compare(self.decision.slot, predicted, now.since(self.at));
+        }
+    }
+
+    /// The request was not sent there after all: what the replica did not have of its prompt it does not have.
+    pub fn withdrawn(&self, chain: &[u64]) {
+        for block in chain.get(self.known..).unwrap_or_default() {
+            self.dispatcher.index.release(self.decision.slot, *block);
         }
     }
 
@@ -487,7 +508,7 @@ impl Assignment {
     /// The whole answer came at once, so its first token was not seen. Its time is shared out as it was predicted, and prefill and
     /// decoding are taken to have been slower, or faster, alike.
     pub fn served_whole(&self, now: Stamp, output: Tokens) {
-        if self.is_elsewhere {
+        if self.is_elsewhere || self.is_untimed {
             return;
         }
         let (slot, model, terms) = (self.decision.slot, &self.dispatcher.model, &self.decision.terms);

@@ -40,6 +40,7 @@ impl Dispatcher {
             has_media: false,
             is_elsewhere: placed.is_elsewhere,
             is_followed: true,
+            is_untimed: false,
         };
         let load = LoadGuard::reserve(&target.load, placement);
         let (dispatcher, is_elsewhere) = (Arc::clone(self), placed.is_elsewhere);

@@ -17,14 +17,14 @@ use tokenway::units::Tokens;
 use tokio::sync::Semaphore;
 
 const PATH: &str = "/v1/chat/completions";
-const QUEUE: QueueLimits = QueueLimits {
+pub(crate) const QUEUE: QueueLimits = QueueLimits {
     max_requests: 10,
     max_bytes: 1 << 20,
     max_wait: Duration::from_secs(60),
     isolate_long: true,
 };
 
-fn chat(model: &str, text: &str) -> String {
+pub(crate) fn chat(model: &str, text: &str) -> String {
     format!(r#"{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"{text}"}}]}}"#)
 }
 
@@ -62,7 +62,7 @@ async fn busy(queue: QueueLimits) -> (Gateway, Replica, Gate, Client) {
     (gateway, replica, gate, first)
 }
 
-async fn taught(gateway: &Gateway, replica: &Replica) {
+pub(crate) async fn taught(gateway: &Gateway, replica: &Replica) {
     replica.always(slow());
     for n in 0..8 {
         // Without a queue, predictions learned from the first requests would refuse the later ones.
@@ -72,14 +72,14 @@ async fn taught(gateway: &Gateway, replica: &Replica) {
     }
 }
 
-async fn sent(gateway: &Gateway, body: &str) -> Client {
+pub(crate) async fn sent(gateway: &Gateway, body: &str) -> Client {
     let mut client = gateway.client().await;
     client.post(PATH, &[], body.as_bytes()).await;
     client
 }
 
 /// The sum of all series of a family whose labels hold each of these.
-fn sum(gateway: &Gateway, name: &str, labels: &[&str]) -> f64 {
+pub(crate) fn sum(gateway: &Gateway, name: &str, labels: &[&str]) -> f64 {
     let page = gateway.app.gateway.observer.metrics().render(&[]);
     let is_of = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
     let lines = page.lines().filter(is_of).filter(|line| labels.iter().all(|label| line.contains(label)));
@@ -91,11 +91,11 @@ fn admissions(gateway: &Gateway, decision: &str, reason: &str) -> f64 {
     sum(gateway, "tokenway_admissions_total", &[&labels[0], &labels[1]])
 }
 
-async fn waiting(gateway: &Gateway, count: usize) {
+pub(crate) async fn waiting(gateway: &Gateway, count: usize) {
     until("all of them wait", || sum(gateway, "tokenway_queue_requests", &[]) == count as f64).await;
 }
 
-fn assert_refused(reply: &Reply, code: &str) {
+pub(crate) fn assert_refused(reply: &Reply, code: &str) {
     assert_eq!((reply.status(), &*reply.code()), (429, code), "{}", reply.text());
     let seconds: u64 = reply.head.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&seconds), "{seconds}");
@@ -530,7 +530,7 @@ async fn requests_at_once_are_counted_and_given_back_when_clients_leave() {
 }
 
 /// The texts of requests in the order in which they reached the replica, from the `from`-th on.
-fn order(replica: &Replica, from: usize) -> Vec<String> {
+pub(crate) fn order(replica: &Replica, from: usize) -> Vec<String> {
     let text =
         |body: &str| body.split("\"content\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     replica.received()[from..].iter().map(|received| text(received.text())).collect()

@@ -5,6 +5,7 @@ mod codec;
 mod envoy;
 #[path = "../../src/epp/proto.rs"]
 mod proto;
+mod served;
 
 use std::collections::HashMap;
 use std::sync::Arc;

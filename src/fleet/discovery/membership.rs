@@ -16,6 +16,7 @@ use super::roster::{Found, Member, Roster, SourceKind, SourceState};
 use super::sources::{Running, Source};
 use super::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
 use crate::config::{Endpoint, MAX_REPLICAS, Pool, ReplicaSpec, parse_endpoint, parse_name};
+use crate::fleet::objectives::Priorities;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::routing::SlotSet;
@@ -252,6 +253,10 @@ impl SourceSink for Membership {
             tracing::warn!(pool, source, "removing replicas: name absent for 60 s and none is ready");
             self.match_roster(&mut roster, Cause::Changed);
         }
+    }
+
+    fn has_objectives(&self, priorities: Option<Priorities>) {
+        self.pool.objectives.set(priorities);
     }
 
     fn saw_ranks(self: Arc<Self>, endpoint: &Endpoint, ranks: u32) {

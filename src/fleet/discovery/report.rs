@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::roster::{Found, SourceKind};
 use crate::config::Endpoint;
+use crate::fleet::objectives::Priorities;
 use crate::upstream::connect::Connector;
 
 /// The members of a pool, as those see them that report.
@@ -17,6 +18,9 @@ pub(in crate::fleet) trait SourceSink: Debug + Send + Sync {
 
     /// A source says that it has none, which it says too easily.
     fn absent(self: Arc<Self>, kind: SourceKind, error: &str);
+
+    /// Priorities that requests may name, all of them; `None` where none are followed any more.
+    fn has_objectives(&self, priorities: Option<Priorities>);
 
     /// The metrics page of a URL shows so many engines.
     fn saw_ranks(self: Arc<Self>, endpoint: &Endpoint, ranks: u32);
@@ -35,6 +39,11 @@ impl Report {
     /// The whole list, as of now.
     pub(super) fn answered(&self, targets: Vec<Found>) {
         Arc::clone(&self.sink).answered(self.kind, targets);
+    }
+
+    /// Priorities that requests may name.
+    pub(super) fn has_objectives(&self, priorities: Option<Priorities>) {
+        self.sink.has_objectives(priorities);
     }
 
     /// It did not answer, or what it said makes no sense: the last list stays.

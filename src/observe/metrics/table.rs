@@ -209,6 +209,8 @@ families! {
                 "Requests handed to another route.";
             counter prefill_requests "tokenway_prefill_requests_total" [way, reason]
                 "Requests of a route with [route.prefill], by the way that they went in the end (together, apart) and why.";
+            counter unknown_objectives "tokenway_unknown_objectives_total" []
+                "Requests that named an InferenceObjective which none of the route's pools has.";
             counter standby "tokenway_standby_requests_total" [pool, reason]
                 "Requests that a standby pool got, by why: down (no other pool ready, or just back), full (a queue refused them).";
         }

@@ -235,7 +235,8 @@ impl InflightLedger {
                     context,
                     at: now,
                 };
-                let is_sample = computed.len() == 1 && !was_disturbed && !is_followed;
+                let is_timed = !is_followed && !placement.is_untimed;
+                let is_sample = computed.len() == 1 && !was_disturbed && is_timed;
                 *group = is_sample.then(|| Group { sample, open: smallvec![own], is_unsized: false });
             }
         }

@@ -113,6 +113,8 @@ pub struct Placement {
     pub is_elsewhere: bool,
     /// Whether another gateway sent it: what is known of it comes late.
     pub is_followed: bool,
+    /// Whether it was sent at a time that is not known: how long it waits teaches nothing.
+    pub is_untimed: bool,
 }
 
 impl ReplicaLoad {

@@ -12,6 +12,7 @@ fn placed(at_ms: u64, tokens: u64) -> Placement {
         has_media: false,
         is_elsewhere: false,
         is_followed: false,
+        is_untimed: false,
     }
 }
 
@@ -88,6 +89,19 @@ fn the_time_between_two_first_tokens_is_what_the_second_prompt_took() {
     let samples = refresh(&load, 600).samples;
     let seen: Vec<_> = samples.iter().map(|l| (l.work.tokens, l.busy.as_millis(), l.was_idle)).collect();
     assert_eq!(seen, [(700, 100, true), (110, 101, false), (900, 199, false)]);
+}
+
+#[test]
+fn what_was_sent_at_an_unknown_time_takes_its_place_and_teaches_nothing() {
+    let load = ReplicaLoad::new();
+    let mut own = LoadGuard::reserve(&load, Placement { is_untimed: true, ..placed(100, 700) });
+    assert_eq!(counts(&load), (1, 1, 700));
+    own.first_token(ms(101));
+    assert_eq!(counts(&load), (1, 0, 0));
+    drop(own);
+    drop(answered(&load, [(300, 400)]));
+    let samples = refresh(&load, 600).samples;
+    assert_eq!(samples.iter().map(|sample| sample.work.tokens).collect::<Vec<_>>(), [300]);
 }
 
 #[test]

@@ -121,8 +121,19 @@ impl Envoy {
     }
 
     pub(super) async fn answer_head(&self, status: &str, kind: &str) {
+        self.answer_head_with(status, kind, None).await;
+    }
+
+    /// The same with the metadata of a data plane.
+    pub(super) async fn answer_head_with(
+        &self,
+        status: &str,
+        kind: &str,
+        metadata_context: Option<Metadata>,
+    ) {
         let headers = Some(fields(&[(":status", status), ("content-type", kind), ("x-engine", "1")]));
-        self.send(Seen::ResponseHeaders(HttpHeaders { headers, end_of_stream: false })).await;
+        let seen = Some(Seen::ResponseHeaders(HttpHeaders { headers, end_of_stream: false }));
+        self.send_message(ProcessingRequest { seen, metadata_context, ..Default::default() }).await;
     }
 
     pub(super) async fn answer_body(&self, body: &str, end_of_stream: bool) {

@@ -1,6 +1,6 @@
 //! An InferencePool of the Gateway API Inference Extension (`inference.networking.k8s.io/v1`) and the pods that it selects.
 //!
-//! Two watches: one of the pool, and one of the pods by its selector, begun anew when that changes. A pool that is gone is a failure
+//! Three watches: one of the pool, one of the pods by its selector, begun anew when that changes, and one of its [`objectives`]. A pool that is gone is a failure
 //! like any other: its last replicas stay.
 
 use std::collections::BTreeMap;
@@ -9,6 +9,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::object::{Event, Metadata, Object};
+use super::objectives;
 use super::pods::Pods;
 use super::reported::Reported;
 use super::watching::{Collection, Watching};
@@ -22,7 +23,11 @@ pub(super) async fn run(source: &KubernetesSource, name: &str, report: &Report) 
     let path = format!("/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools", source.namespace);
     let path = format!("{path}?fieldSelector=metadata.name%3D{name}");
     let pool = Watching::new(source.api.as_ref(), path, &report.connector, Pool { place, specs, report });
-    tokio::join!(pool.run(), follow_pods(source, changes, report));
+    tokio::join!(
+        pool.run(),
+        follow_pods(source, changes, report),
+        Box::pin(objectives::run(source, name, report))
+    );
 }
 
 async fn follow_pods(

@@ -1,4 +1,5 @@
-//! Replicas from a Kubernetes API: the EndpointSlices of a Service, or the pods of an InferencePool (`inference_pool`).
+//! Replicas from a Kubernetes API: the EndpointSlices of a Service, or the pods of an InferencePool (`inference_pool`), whose
+//! `objectives` are followed as well.
 //!
 //! `watching` follows a list of objects over any of its failures. GETs in all, which is why this is no client library
 //! ([0012](../../../../docs/decisions/0012-own-endpointslice-watch.md)). What stands in the slices is `slices`' affair, in pods
@@ -9,6 +10,7 @@ mod error;
 mod events;
 mod inference_pool;
 mod object;
+mod objectives;
 mod pods;
 mod reported;
 mod slices;

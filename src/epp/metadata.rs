@@ -1,4 +1,4 @@
-//! The endpoints that Envoy lets a request go to: `envoy.lb.subset_hint` of its metadata.
+//! What Envoy's metadata holds: where a request may go (`envoy.lb.subset_hint`), and which endpoint answered it (`envoy.lb`).
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use super::proto::{Kind, Metadata, Value};
 
 /// The subset of a request; `None` where Envoy gives none. An entry that is no address matches no replica.
 pub(super) fn subset_of(metadata: Option<&Metadata>) -> Option<Box<[SocketAddr]>> {
-    let hint = metadata?.filter_metadata.get(NAMESPACE)?.fields.get(KEY)?;
+    let hint = entry(metadata?, SUBSET_NAMESPACE, SUBSET)?;
     let entries = match &hint.kind {
         Some(Kind::List(list)) => list.values.iter().filter_map(text).collect(),
         _ => Vec::from_iter(text(hint)),
@@ -16,6 +16,15 @@ pub(super) fn subset_of(metadata: Option<&Metadata>) -> Option<Box<[SocketAddr]>
     Some(addresses.filter_map(|entry| entry.trim().parse().ok()).collect())
 }
 
+/// The endpoint that answered; `None` where Envoy names none.
+pub(super) fn served(metadata: Option<&Metadata>) -> Option<SocketAddr> {
+    text(entry(metadata?, NAMESPACE, SERVED)?)?.trim().parse().ok()
+}
+
+fn entry<'m>(metadata: &'m Metadata, namespace: &str, key: &str) -> Option<&'m Value> {
+    metadata.filter_metadata.get(namespace)?.fields.get(key)
+}
+
 fn text(value: &Value) -> Option<&str> {
     match &value.kind {
         Some(Kind::Text(text)) => Some(text),
@@ -23,8 +32,11 @@ fn text(value: &Value) -> Option<&str> {
     }
 }
 
-const NAMESPACE: &str = "envoy.lb.subset_hint";
-const KEY: &str = "x-gateway-destination-endpoint-subset";
+const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
+const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+/// The default namespace of what is picked and of what served.
+pub(super) const NAMESPACE: &str = "envoy.lb";
+const SERVED: &str = "x-gateway-destination-endpoint-served";
 
 #[cfg(test)]
 mod tests {
@@ -34,9 +46,12 @@ mod tests {
     use super::*;
 
     fn hint(kind: Option<Kind>) -> Option<Box<[SocketAddr]>> {
-        let fields = HashMap::from([(KEY.to_owned(), Value { kind })]);
-        let filter_metadata = HashMap::from([(NAMESPACE.to_owned(), Struct { fields })]);
-        subset_of(Some(&Metadata { filter_metadata }))
+        subset_of(Some(&holding(SUBSET_NAMESPACE, SUBSET, kind)))
+    }
+
+    fn holding(namespace: &str, key: &str, kind: Option<Kind>) -> Metadata {
+        let fields = HashMap::from([(key.to_owned(), Value { kind })]);
+        Metadata { filter_metadata: HashMap::from([(namespace.to_owned(), Struct { fields })]) }
     }
 
     #[test]
@@ -53,5 +68,14 @@ mod tests {
         assert_eq!(hint(list(&["10.0.0.1:8000", "x"])), Some([address("10.0.0.1:8000")].into()));
         let both = [address("10.0.0.1:8000"), address("[::1]:80")];
         assert_eq!(hint(text("10.0.0.1:8000, [::1]:80").kind), Some(both.into()));
+    }
+
+    #[test]
+    fn the_endpoint_that_served_is_an_address_or_unknown() {
+        let of = |text: &str| served(Some(&holding(NAMESPACE, SERVED, Some(Kind::Text(text.into())))));
+        assert_eq!(of("10.0.0.1:8000"), "10.0.0.1:8000".parse().ok());
+        assert_eq!(of("[fd00::1]:80"), "[fd00::1]:80".parse().ok());
+        assert_eq!((of(""), of("engine-0"), served(None)), (None, None, None));
+        assert_eq!(served(Some(&holding(NAMESPACE, SERVED, None))), None);
     }
 }

@@ -1,0 +1,110 @@
+//! The InferenceObjectives (`inference.networking.x-k8s.io/v1alpha2`) of an InferencePool: names that stand for priorities.
+//!
+//! Optional: where the cluster has no such kind, or the account may not read it, replicas are found all the same and no objective is
+//! known.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::Deserialize;
+
+use super::object::{Event, Metadata, Object};
+use super::watching::{Collection, Watching};
+use crate::config::KubernetesSource;
+use crate::fleet::discovery::report::Report;
+use crate::fleet::objectives::Priorities;
+
+/// Follows those of the pool until it is dropped.
+pub(super) async fn run(source: &KubernetesSource, pool: &str, report: &Report) {
+    let namespace = &source.namespace;
+    let path =
+        format!("/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{namespace}/inferenceobjectives");
+    let path = format!("{path}?fieldSelector=metadata.namespace%3D{namespace}");
+    let objectives =
+        Objectives { pool, known: Priorities::new(), report, is_failing: AtomicBool::new(false) };
+    Watching::new(source.api.as_ref(), path, &report.connector, objectives).run().await;
+}
+
+#[derive(Debug, Deserialize)]
+struct InferenceObjective {
+    metadata: Metadata,
+    spec: ObjectiveSpec,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ObjectiveSpec {
+    /// Absent: 0.
+    priority: Option<i64>,
+    pool_ref: PoolRef,
+}
+
+/// Its group and kind are those of an InferencePool: the API has no others.
+#[derive(Debug, Deserialize)]
+struct PoolRef {
+    name: String,
+}
+
+impl Object for InferenceObjective {
+    fn version(&self) -> Option<&str> {
+        self.metadata.resource_version.as_deref()
+    }
+}
+
+/// Those of one pool, out of its namespace.
+struct Objectives<'r> {
+    pool: &'r str,
+    known: Priorities,
+    report: &'r Report,
+    /// Logged once.
+    is_failing: AtomicBool,
+}
+
+impl Objectives<'_> {
+    fn take(&mut self, objective: InferenceObjective) {
+        let InferenceObjective { metadata, spec } = objective;
+        if spec.pool_ref.name != self.pool {
+            self.known.remove(&*metadata.name);
+            return;
+        }
+        let priority = spec.priority.unwrap_or(0).clamp(i64::from(i32::MIN), i64::from(i32::MAX));
+        self.known.insert(metadata.name.into(), i32::try_from(priority).unwrap_or(0));
+    }
+}
+
+impl Collection for Objectives<'_> {
+    type Object = InferenceObjective;
+
+    fn replace(&mut self, objectives: Vec<InferenceObjective>) {
+        self.known.clear();
+        objectives.into_iter().for_each(|objective| self.take(objective));
+        self.report.has_objectives(Some(self.known.clone()));
+    }
+
+    fn apply(&mut self, event: Event<InferenceObjective>) {
+        match event {
+            Event::Changed(objective) => self.take(objective),
+            Event::Deleted(objective) => {
+                self.known.remove(&*objective.metadata.name);
+            }
+            Event::Bookmark(_) => return,
+        }
+        self.report.has_objectives(Some(self.known.clone()));
+    }
+
+    fn is_current(&self) {
+        self.is_failing.store(false, Ordering::Relaxed);
+    }
+
+    fn failed(&self, error: &str) {
+        if !self.is_failing.swap(true, Ordering::Relaxed) {
+            let (pool, known) = (self.pool, self.known.len());
+            tracing::warn!(pool, error, known, "cannot read InferenceObjectives: the last known ones stay");
+        }
+    }
+}
+
+impl Drop for Objectives<'_> {
+    fn drop(&mut self) {
+        self.report.has_objectives(None);
+    }
+}
