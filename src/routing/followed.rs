@@ -182,7 +182,8 @@ mod tests {
         let (outbox, notices) = queue(100);
         one.dispatcher.announce(&outbox, "p");
         let block = |from: u64| move |at: u64| xxhash_rust::xxh3::xxh3_64(&(from + at).to_le_bytes());
-        let prompt = |own: u64| -> Vec<u64> { (0..200).map(block(0)).chain((0..10).map(block(own))).collect() };
+        let prompt =
+            |own: u64| -> Vec<u64> { (0..200).map(block(0)).chain((0..10).map(block(own))).collect() };
         let mut known = Vec::new();
         for own in 1..=8 {
             let slot = one.assign(&prompt(own * 1000), at(own * 1000)).decision.slot;

@@ -154,7 +154,8 @@ impl PrefixIndex {
         // The engine evicts a prompt's tail before what it forks from: the root is touched last.
         let inherited = held.blocks.lighten_end(prefix.held);
         let added = prefix.added.min(MAX_ADDED).saturating_add(inherited);
-        for (hash, weight) in [(prefix.tail, added), (prefix.landmark, 1), (prefix.fork, 1), (prefix.held, 1)] {
+        for (hash, weight) in [(prefix.tail, added), (prefix.landmark, 1), (prefix.fork, 1), (prefix.held, 1)]
+        {
             if hash != 0 && held.blocks.touch_end(hash, weight) {
                 self.ends.insert(slot, hash);
             }
