@@ -99,6 +99,9 @@ fn figures(
         if age <= RECENT {
             figures.recent.merge(&slot);
         }
+        if age <= LATELY {
+            figures.lately.merge(&slot);
+        }
     }
     // What has missed a bound and has not ended is a miss now.
     let oldest = late.iter().map(|late| now.since(late.since)).max().unwrap_or_default();
@@ -271,6 +274,7 @@ const MIN_CALM: f64 = 30.0;
 const STUCK_AFTER: Duration = Duration::from_secs(2);
 /// Slots of 10 s before the current one.
 const RECENT: i64 = 1;
+const LATELY: i64 = 2;
 const IN_MINUTE: i64 = 6;
 const IN_FIVE: i64 = 30;
 const MAX_NOT_READY: usize = 50;

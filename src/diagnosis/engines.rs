@@ -54,9 +54,10 @@ pub(crate) struct Ways {
 }
 
 /// The replicas to blame for most misses in a stage at the engine, whose engines have no queue and whose first tokens are soon: by what
-/// came in the last seconds, or in `slot` where little did. Where every way is long, requests on it hold the places for which others
+/// came in the shortest of these windows that has enough; the last one has the misses. Where every way is long, requests on it hold the places for which others
 /// wait in the gateway.
-pub(crate) fn ways(slot: &Slot, recent: &Slot, stage: Stage, replicas: &[ReplicaStatus]) -> Ways {
+pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]) -> Ways {
+    let [recent, _, slot] = windows;
     let at = stage as usize;
     if !matches!(stage, Stage::Admit | Stage::EngineQueue | Stage::Prefill | Stage::EngineOther) {
         return Ways::default();
@@ -76,7 +77,7 @@ pub(crate) fn ways(slot: &Slot, recent: &Slot, stage: Stage, replicas: &[Replica
     let mut ways = Ways::default();
     for status in replicas {
         let replica = &status.replica;
-        let seen = enough(recent, replica).or_else(|| enough(slot, replica));
+        let seen = windows.into_iter().find_map(|window| enough(window, replica));
         let own = status.counters.and_then(|counters| counters.recent_ttft);
         let on_average = status.counters.and_then(|counters| counters.recent_waiting);
         let waiting = on_average.or_else(|| status.signals.as_ref()?.waiting);

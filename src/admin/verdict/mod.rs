@@ -124,7 +124,7 @@ fn cause(slot: &Slot, figures: &RouteFigures) -> Option<Cause> {
     let is_by_scrape =
         stage == Stage::Prefill && engines::waiting(replicas) >= QUEUED * replicas.len() as f64;
     let Ways { far, near } = if reason == "ttft" {
-        engines::ways(slot, &figures.recent, stage, replicas)
+        engines::ways([&figures.recent, &figures.lately, slot], stage, replicas)
     } else {
         Ways::default()
     };

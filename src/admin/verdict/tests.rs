@@ -325,6 +325,14 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     set(&mut figures, (0.0, 0));
     names_only(&figures, &["20 of 20 misses in network", "shared by all 2 replicas"], &["stands out"]);
     set(&mut figures, known);
+    // What came lately counts before what the minute has of before the onset.
+    figures.lately = figures.minute.slot.clone();
+    let r1 = (Dimension::Replica, "r1".into());
+    figures.minute.slot.parts.get_mut(&r1).unwrap().first_tokens = (15.0, 100);
+    names(&figures, &["20 of 20 misses in network", "replica r1 stands out"]);
+    figures.lately = Slot::default();
+    names(&figures, &["misses in engine_queue"]);
+    figures.minute.slot.parts.get_mut(&r1).unwrap().first_tokens = (one, 22);
     // Nor where the other's are of before the last seconds.
     figures.recent = figures.minute.slot.clone();
     figures.recent.parts.remove(&(Dimension::Replica, "r2".into()));
