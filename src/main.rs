@@ -93,8 +93,8 @@ fn done<T: Into<Exit>, E: std::error::Error + 'static>(result: Result<T, E>) -> 
         // The reader has what it wanted, as `head` does.
         Err(error) if is_closed_pipe(&error) => EXIT_OK,
         Err(error) => {
-            // Without a stderr there is nobody to tell.
-            let _ = writeln!(std::io::stderr(), "error: {error}");
+            // In one write: the log goes to the same place. Without a stderr there is nobody to tell.
+            let _ = std::io::stderr().write_all(format!("error: {error}\n").as_bytes());
             EXIT_FAILED
         }
     }
