@@ -187,7 +187,7 @@ fn placed(rest: &mut &[u8]) -> Option<Placed> {
     let added = u16::from_le_bytes(take(rest)?).into();
     let tpot = u16::from_le_bytes(take(rest)?);
     let [flags] = take(rest)?;
-    // Gateways of 0.1 have none.
+    // A gateway that knows no landmarks sends none.
     let landmark = take(rest).map_or(0, u64::from_le_bytes);
     Some(Placed {
         place,

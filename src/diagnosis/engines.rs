@@ -54,8 +54,8 @@ pub(crate) struct Ways {
 }
 
 /// The replicas to blame for most misses in a stage at the engine, whose engines have no queue and whose first tokens are soon: by what
-/// came in the shortest of these windows that has enough; the last one has the misses. Where every way is long, requests on it hold the places for which others
-/// wait in the gateway.
+/// came in the shortest of these windows that has enough; the last one has the misses. Where every way is long, requests on it hold
+/// the places for which others wait in the gateway.
 pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]) -> Ways {
     let [recent, _, slot] = windows;
     let at = stage as usize;

@@ -536,8 +536,7 @@ fn a_revision_under_another_name_is_rolled_back_at_its_first_404() {
     stop.store(true, Ordering::Relaxed);
     clients.into_iter().for_each(|client| client.join().unwrap());
     assert!(ended["reason"].as_str().unwrap().starts_with("model: "), "{ended}");
-    // Six clients that are refused at once send thousands a second.
-    assert!(ended["requests"]["canary"].as_u64() <= Some(500), "{ended}");
+    assert!(ended["requests"]["canary"].as_u64() <= Some(20), "six clients, some milliseconds: {ended}");
     stop_gateway(gateway);
 }
 
