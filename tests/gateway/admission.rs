@@ -28,6 +28,16 @@ pub(crate) fn chat(model: &str, text: &str) -> String {
     format!(r#"{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"{text}"}}]}}"#)
 }
 
+/// An engine of one place, and a bound that is easily met: nothing is sent ahead of its turn.
+pub(crate) fn one_at_a_time(config: &mut Config) {
+    config.pools[0].max_num_seqs = NonZeroU64::new(1);
+    let (base, per_prompt_token) = (Duration::from_millis(10), Duration::from_secs(10));
+    let ttft = Some(TtftBound { base, per_prompt_token });
+    config.slo.insert("patient".into(), Slo { ttft, ..Slo::default() });
+    let route = &mut config.routes[0];
+    (route.policy, route.slo) = (PolicyName::Latency, "patient".into());
+}
+
 /// The first token comes after 30 ms: too late for a bound of one. Then the place in the batch is taken for 50 more.
 fn slow() -> Vec<Step> {
     let wait = vec![Step::Tick, Step::Tick, Step::Tick];
@@ -540,17 +550,13 @@ pub(crate) fn order(replica: &Replica, from: usize) -> Vec<String> {
 async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
-    config.pools[0].max_num_seqs = NonZeroU64::new(1);
-    // Easily met, and nothing is sent ahead of its turn.
-    let (base, per_prompt_token) = (Duration::from_millis(10), Duration::from_secs(10));
-    let ttft = Some(TtftBound { base, per_prompt_token });
-    config.slo.insert("patient".into(), Slo { ttft, ..Slo::default() });
+    one_at_a_time(&mut config);
     let mut batch = config::route("batch", &[0]);
     (batch.policy, batch.slo) = (PolicyName::Latency, "batch".into());
     batch.upstream_model = Some("tiny".into());
     config.routes.push(batch);
     let route = &mut config.routes[0];
-    (route.policy, route.slo, route.queue) = (PolicyName::Latency, "patient".into(), Some(QUEUE));
+    route.queue = Some(QUEUE);
     route.client_may.priority = true;
     let gateway = Gateway::start(config.clone()).await;
     taught(&gateway, &replica).await;
@@ -593,13 +599,8 @@ async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first(
 async fn without_a_section_requests_are_ordered_and_none_is_refused_not_even_by_a_drain() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
-    config.pools[0].max_num_seqs = NonZeroU64::new(1);
-    let (base, per_prompt_token) = (Duration::from_millis(10), Duration::from_secs(10));
-    let ttft = Some(TtftBound { base, per_prompt_token });
-    config.slo.insert("patient".into(), Slo { ttft, ..Slo::default() });
-    let route = &mut config.routes[0];
-    (route.policy, route.slo) = (PolicyName::Latency, "patient".into());
-    route.client_may.priority = true;
+    one_at_a_time(&mut config);
+    config.routes[0].client_may.priority = true;
     let gateway = Gateway::start(config).await;
     taught(&gateway, &replica).await;
     let gate = Gate::new();

@@ -1,16 +1,13 @@
 //! InferenceObjectives: names that requests give, which stand for priorities in the queue.
 
-use std::num::NonZeroU64;
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use tokenway::config::{Config, KubernetesObject, PolicyName, QueueLimits, Slo, Tenant, TtftBound};
+use tokenway::config::{Config, KubernetesObject, QueueLimits, Tenant};
 use tokio::sync::mpsc;
 
 use super::api_server::{ApiServer, Feed};
 use super::{PATH, event, has, inference_pool, list, of_object, pod, pods};
-use crate::admission::{QUEUE, assert_refused, chat, order, sent, sum, taught, waiting};
+use crate::admission::{QUEUE, assert_refused, chat, one_at_a_time, order, sent, sum, taught, waiting};
 use crate::support::replica::{Gate, Replica, Step};
 use crate::support::{Gateway, soon, until, wire};
 
@@ -90,14 +87,8 @@ async fn a_request_has_the_priority_of_the_objective_that_it_names_and_below_zer
     ];
     let cluster = Cluster::start(replica, &known).await;
     let mut config = cluster.config();
-    config.pools[0].max_num_seqs = NonZeroU64::new(1);
-    // Easily met, and nothing is sent ahead of its turn.
-    let (base, per_prompt_token) = (Duration::from_millis(10), Duration::from_secs(10));
-    let ttft = Some(TtftBound { base, per_prompt_token });
-    config.slo.insert("patient".into(), Slo { ttft, ..Slo::default() });
-    let route = &mut config.routes[0];
-    (route.policy, route.slo) = (PolicyName::Latency, "patient".into());
-    route.queue = Some(QueueLimits { max_requests: 3, ..QUEUE });
+    one_at_a_time(&mut config);
+    config.routes[0].queue = Some(QueueLimits { max_requests: 3, ..QUEUE });
     let gateway = cluster.followed_by(config).await;
     taught(&gateway, replica).await;
 
