@@ -191,8 +191,9 @@ impl Replica {
         self.apply(Event::Sick, reason);
     }
 
-    /// Another gateway left it, which may be the fault of the way from there: its prober asks it at once, and until it has
-    /// answered, or `within` is over twice, others are preferred. Requests that failed elsewhere count, but never eject it alone.
+    /// Another gateway left it, which may be the fault of the way from there, or its page stays away: its prober asks it at once, and
+    /// until it has answered, or `within` is over twice, others are preferred. Requests that failed elsewhere count, but never eject
+    /// it alone.
     pub(crate) fn doubt(&self, is_failing: bool, within: Duration, now: Stamp) {
         if !self.is_ready() || self.health.answers.is_doubted(now) {
             return;

@@ -1,8 +1,8 @@
 //! Scrapes the metrics page of one URL: one request at a time, jittered, with a timeout.
 //!
 //! A failed scrape makes signals old, never bad: a slow page does not make a replica count as saturated. A refused
-//! connect is passed to the prober at once, and whether the engine's counters moved is evidence against a freeze. Where the page is
-//! and what its figures are called is `[pool.engine_profile]`.
+//! connect is passed to the prober at once, as is a page that stays away while no token comes from there; whether the engine's counters
+//! moved is evidence against a freeze. Where the page is and what its figures are called is `[pool.engine_profile]`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use super::metrics_text;
 use super::pool::PoolState;
 use super::replica::Replica;
 use super::status::EngineCounters;
-use crate::clock::Clock;
+use crate::clock::{Clock, Stamp};
 use crate::config::{DataParallel, Endpoint, EngineKind, EngineProfile, Figure, Pool};
 use crate::routing::EnginePage;
 use crate::upstream::call::{Call, CallError, KeptConnection};
@@ -37,6 +37,17 @@ pub(super) struct Scraper {
     clock: Clock,
 }
 
+/// How one scrape ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Read,
+    /// The engine has no page.
+    Absent,
+    /// Nothing came from the engine's own port in time.
+    Silent,
+    Failed,
+}
+
 impl Scraper {
     /// For the targets of one URL; `None` without any.
     pub(super) fn new(
@@ -52,15 +63,21 @@ impl Scraper {
 
     /// The scrape loop, until the replica is removed.
     pub(super) async fn run(self) {
-        let mut kept = KeptConnection::default();
+        let (mut kept, mut before) = (KeptConnection::default(), Outcome::Read);
         loop {
             let interval = self.pool.config().scrape_interval;
             if interval > MAX_KEPT {
                 kept = KeptConnection::default();
             }
-            let has_page = self.scrape(interval, &mut kept).await;
+            let sent = self.clock.now();
+            let outcome = self.scrape(interval, &mut kept).await;
+            if outcome == Outcome::Silent && before != Outcome::Silent {
+                self.doubt(sent);
+            }
+            before = outcome;
             self.replica.connections.reap();
-            let pause = if has_page { interval } else { interval.max(MIN_INTERVAL_WITHOUT_PAGE) };
+            let pause =
+                if outcome == Outcome::Absent { interval.max(MIN_INTERVAL_WITHOUT_PAGE) } else { interval };
             // Spreads the scrapes of replicas that started together.
             let pause = pause.mul_f64(0.9 + 0.2 * fastrand::f64());
             tokio::select! {
@@ -70,13 +87,20 @@ impl Scraper {
         }
     }
 
-    /// One scrape; `false` when the engine has no page.
-    async fn scrape(&self, interval: Duration, kept: &mut KeptConnection) -> bool {
+    /// A page that does not come is all that shows a frozen engine before requests wait long: a whole answer may take as long as it likes.
+    fn doubt(&self, sent: Stamp) {
+        let (now, within) = (self.clock.now(), self.pool.config().probe.timeout);
+        for replica in self.targets.iter().filter(|replica| replica.health.vitals.last_progress() < sent) {
+            replica.doubt(false, within, now);
+        }
+    }
+
+    async fn scrape(&self, interval: Duration, kept: &mut KeptConnection) -> Outcome {
         let config = self.pool.config();
         let profile = &config.engine_profile;
         let Some(path) = profile.metrics_path.as_deref().filter(|_| !profile.sources.is_empty()) else {
             self.note_absent(&[]);
-            return false;
+            return Outcome::Absent;
         };
         let elsewhere = profile.metrics_port.map(|port| Endpoint {
             port,
@@ -110,11 +134,12 @@ impl Scraper {
                         self.note_adapters(replica, &page);
                     }
                 }
+                Outcome::Read
             }
             Ok(_) => {
                 let expected: Vec<_> = profile.sources.iter().map(|(figure, _)| figure.as_str()).collect();
                 self.note_absent(&expected);
-                return false;
+                Outcome::Absent
             }
             Err(CallError::Refused) if is_own_port => {
                 for replica in &self.targets {
@@ -123,11 +148,11 @@ impl Scraper {
                         replica.health.vitals.check_now.notify_one();
                     }
                 }
-                return true;
+                Outcome::Failed
             }
-            Err(_) => return true,
+            Err(CallError::Timeout) if is_own_port => Outcome::Silent,
+            Err(_) => Outcome::Failed,
         }
-        true
     }
 
     fn connected(&self, is_own_port: bool) {

@@ -6,8 +6,8 @@
 
 Engines are scripted (engine.py), gateways and Prometheus (alerts.py says how its time runs) are real; no browser. Each incident follows
 a calm minute of traffic in which 60 % of the prompts share one of twelve prefixes. The sentence is taken after 30 s, or after what the incident
-needs, from every gateway, and the calm and the time to that must have no false word. `--later` asks again after four minutes. `--quiet` plays calm
-traffic alone, `--drawn` incidents by chance. One line an incident: number, truth, right or wrong, seconds until it was named, alerts, and the sentence. Exit code 1 if one is wrong.
+needs, from every gateway, and the calm and the time to that must have no false word. `--later` asks again after four minutes. `--quiet` plays
+ordinary days alone (ordinary.py: nights, reloads, deploys, gateways replaced), in which no answer may be lost, `--drawn` incidents by chance. One line an incident: number, truth, right or wrong, seconds until it was named, alerts, and the sentence. Exit code 1 if one is wrong.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import time
 from alerts import SLOW_SPEED, SPEED, Prometheus
 from engine import Engine
 from fleet import free_ports, read, start
+from ordinary import days
 
 # Seconds.
 CALM = 75
@@ -44,6 +45,7 @@ class Setup:
         self.rate, self.flood, self.long, self.reads, self.caught = 4.0, 0.1, 0.0, 0.0, []
         self.processes, self.running, self.tasks = [], set(), []
         self.asked = self.textless = 0
+        self.day = "calm"
 
     def file(self, n):
         return f"{self.folder}/gateway-{n}.toml"
@@ -110,7 +112,7 @@ class Setup:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-{tenant}\r\ncontent-type: application/json\r\n"
         answer = b""
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await self.connect(port)
             writer.write(head.encode() + f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
             slow = random.random() < self.reads
             while more := await asyncio.wait_for(reader.read(256 if slow else 65536), 90):
@@ -121,6 +123,13 @@ class Setup:
         except (OSError, asyncio.TimeoutError):
             pass
         self.asked, self.textless = self.asked + 1, self.textless + (b"word " not in answer)
+
+    async def connect(self, port):
+        """To this gateway, or to the next one while it is replaced."""
+        try:
+            return await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return await asyncio.open_connection("127.0.0.1", self.data[(self.data.index(port) + 1) % len(self.data)])
 
     def all(self, **values):
         for engine in self.engines:
@@ -272,7 +281,13 @@ async def play(arguments, incident):
             if not await setup.begin():
                 played.problems.append("the fleet did not get ready")
                 return played
+            if arguments.quiet:
+                setup.later(days(setup))
             await calm(setup, prometheus, played, CALM)
+            if arguments.quiet:
+                played.sentence = f"{setup.textless} of {setup.asked} clients got no text"
+                played.problems += [played.sentence] * (setup.textless > 0)
+                return played
             setup.asked = setup.textless = 0
             incident.fault(setup)
             await happens(arguments, setup, prometheus, played)
@@ -284,15 +299,18 @@ async def play(arguments, incident):
 
 async def calm(setup, prometheus, played, seconds):
     """No word that names anybody, and no alert."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    began, told = time.monotonic(), 0
+    while time.monotonic() < began + seconds:
         for sentence in await sentences(setup):
             # Misses of a busy machine are true, and so is that the gateway waits for CPU: it is wrong to name anybody else for them.
-            if "stands out" in sentence and "named in the calm" not in str(played.problems):
-                played.problems.append(f"named in the calm: {sentence}")
+            if "stands out" in sentence and f"named in the {setup.day}:" not in str(played.problems):
+                played.problems.append(f"named in the {setup.day}: {sentence}")
         fired = await prometheus.firing() - TRUE_IF_BUSY - played.calm
         played.calm |= fired
-        played.problems += [f"in the calm: alert {alert}" for alert in fired]
+        played.problems += [f"in the {setup.day}: alert {alert}" for alert in fired]
+        for problem in played.problems[told:]:
+            print(f"          {time.monotonic() - began:.0f} s: {problem}", file=sys.stderr, flush=True)
+        told = len(played.problems)
         await asyncio.sleep(2)
 
 
@@ -353,7 +371,7 @@ async def main():
     if arguments.drawn:
         chosen = list(drawn(arguments.drawn, arguments.seed))
     if arguments.quiet:
-        chosen = [Incident(0, f"{arguments.quiet:g} minutes of calm", lambda s: None)]
+        chosen = [Incident(0, f"{arguments.quiet:g} minutes of ordinary days", lambda s: None, is_discovered=True)]
         globals()["CALM"] = arguments.quiet * 60
     places, wrong = asyncio.Semaphore(arguments.at_once), 0
 

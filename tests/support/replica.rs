@@ -91,6 +91,8 @@ pub enum Probes {
     Answered,
     /// Green health and no completions: a frozen core.
     CompletionsUnanswered,
+    /// Not even a page: the whole process is stopped.
+    Unanswered,
     /// By scripts, like inference requests: a service that the gateway posts to.
     Scripted,
     /// 200 with this content type and body, whatever is asked for by POST.
@@ -255,7 +257,7 @@ impl Replica {
         self.state.busy.load(Ordering::SeqCst)
     }
 
-    /// Probe completions that came so far.
+    /// Probe completions that came so far; of one that is stopped, whatever asks it but for its page.
     pub fn probed(&self) -> usize {
         self.state.probed.load(Ordering::SeqCst)
     }
@@ -330,11 +332,16 @@ async fn serve(state: Arc<State>, mut socket: TcpStream) {
 
 async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
     let probes = *state.probes.lock();
+    if probes == Probes::Unanswered {
+        let is_page = request.line().starts_with("GET /metrics");
+        state.probed.fetch_add(usize::from(!is_page), Ordering::SeqCst);
+        return closed(socket).await;
+    }
     if request.line().starts_with("POST") {
         state.probed.fetch_add(1, Ordering::SeqCst);
         state.own.lock().push(request.clone());
         match probes {
-            Probes::Answered | Probes::Scripted => {}
+            Probes::Answered | Probes::Scripted | Probes::Unanswered => {}
             Probes::CompletionsUnanswered => return closed(socket).await,
             Probes::Says(content_type, body) => {
                 let _ = socket.write_all(&wire::whole(200, content_type, body)).await;

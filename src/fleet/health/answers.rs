@@ -118,7 +118,7 @@ impl Answers {
         Stamp::from_nanos(own.max(doubt))
     }
 
-    /// Another gateway left it: until then it takes no requests while other replicas do. Failures there count, once a minute.
+    /// It may be gone for all we know: until then it takes no requests while other replicas do. Failures there count, once a minute.
     pub(crate) fn doubt(&self, is_failing: bool, until: Stamp, now: Stamp) {
         self.doubted_until.store(until.as_nanos(), Ordering::Relaxed);
         let mut recent = self.recent.lock();
@@ -130,7 +130,7 @@ impl Answers {
         }
     }
 
-    /// Whether another gateway's word against it still counts.
+    /// Whether a word against it that its probes have not refuted still counts.
     pub(crate) fn is_doubted(&self, now: Stamp) -> bool {
         now < Stamp::from_nanos(self.doubted_until.load(Ordering::Relaxed))
     }

@@ -8,7 +8,7 @@ use tokenway::config::{Config, PolicyName, Tenant};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
 use super::{CHAT, PATH};
-use crate::support::replica::{Gate, Replica, Step};
+use crate::support::replica::{Gate, Probes, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
 
 const MISSING: &str = r#"{"error":{"message":"The model `tiny` does not exist.","type":"NotFoundError","param":"model","code":404}}"#;
@@ -454,6 +454,24 @@ async fn a_replica_that_hangs_while_impatient_clients_leave_is_left_by_round_rob
     }
     assert!(hung.count() - before <= 6 && lost <= 6, "{lost} of 60, {} there", hung.count() - before);
     gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_stopped_replica_gets_no_more_requests_once_its_page_stays_away() {
+    let (stopped, other) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&stopped, &other]);
+    config.pools[0].scrape_interval = Duration::from_millis(100);
+    config.pools[0].probe.timeout = Duration::from_secs(10);
+    let gateway = Gateway::start(config).await;
+    assert_eq!(failed(&gateway, 0..4).await, 0);
+    let (asked, probed) = (stopped.count(), stopped.probed());
+    assert_eq!(asked, 2, "round robin");
+    stopped.probes(Probes::Unanswered);
+    until("it is probed at once", || stopped.probed() > probed).await;
+    // Nobody knows what a whole answer takes, so that none that is late would have said anything.
+    assert_eq!(failed(&gateway, 4..12).await, 0);
+    assert_eq!(stopped.count(), asked);
+    assert_eq!(gateway.state_of(&stopped), ReplicaState::Ready, "its probe has time yet");
 }
 
 #[tokio::test]
