@@ -41,6 +41,8 @@ pub(super) enum ProbeResult {
     /// 503 or 429.
     Busy(String),
     TimedOut,
+    /// Not even its list of models came in time, which computes nothing.
+    Silent,
     /// The gateway has no descriptor left: nothing was learned.
     NotSent,
     /// A success that is no engine's answer.
@@ -190,6 +192,11 @@ impl Prober {
         let replica = &self.replica;
         let now = self.clock.now();
         match result {
+            ProbeResult::Silent => replica.health.vitals.silent(sent),
+            ProbeResult::NotSent => {}
+            _ => replica.health.vitals.spoke(),
+        }
+        match result {
             ProbeResult::Answered(kind) => {
                 replica.health.vitals.cleared();
                 replica.health.answers.believe();
@@ -209,12 +216,14 @@ impl Prober {
                 }
                 replica.apply(Event::Refused, "connection refused");
             }
-            ProbeResult::TimedOut => {
-                replica.health.vitals.frozen(sent);
-                let is_still = replica.health.vitals.frozen_since().is_some();
+            ProbeResult::TimedOut | ProbeResult::Silent => {
+                let vitals = &replica.health.vitals;
+                vitals.frozen(sent);
+                let is_still = vitals.frozen_since().is_some();
+                let may_compute = self.is_computing(now) && !vitals.is_stopped();
                 if replica.state().is_coming() {
                     replica.apply(Event::Unproved, "probe not answered in time");
-                } else if misses >= MISSES_TO_EJECT && is_still && !self.is_computing(now) {
+                } else if misses >= MISSES_TO_EJECT && is_still && !may_compute {
                     replica.apply(Event::Unproved, "probe not answered in time, and nothing moves");
                 } else {
                     replica.health.answers.pause(now, self.pool.config().probe.timeout);
@@ -389,7 +398,7 @@ impl Prober {
                 Ok(())
             }
             Err(CallError::Refused) => Err(ProbeResult::Refused),
-            Err(CallError::Timeout) => Err(ProbeResult::TimedOut),
+            Err(CallError::Timeout) => Err(ProbeResult::Silent),
             Err(CallError::NoResources) => Err(ProbeResult::NotSent),
         }
     }

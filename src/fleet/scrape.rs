@@ -71,6 +71,9 @@ impl Scraper {
             }
             let sent = self.clock.now();
             let outcome = self.scrape(interval, &mut kept).await;
+            for replica in &self.targets {
+                replica.health.vitals.page(outcome == Outcome::Silent);
+            }
             if outcome == Outcome::Silent && before != Outcome::Silent {
                 self.doubt(sent);
             }

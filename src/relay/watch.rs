@@ -207,7 +207,7 @@ impl StreamWatch {
             return Some(Expiry::Deadline(Timer::InterToken));
         }
         let refused_for = if is_decoding { REFUSED_TWICE } else { REFUSED_FOR_GOOD };
-        if silence >= QUIET && self.vitals.is_gone(refused_for) {
+        if silence >= QUIET && (self.vitals.is_gone(refused_for) || self.vitals.is_stopped()) {
             return Some(Expiry::ReplicaSilent);
         }
         let others = now.since(self.vitals.last_progress());
@@ -414,6 +414,18 @@ mod tests {
         assert_eq!(watch.expiry(), None, "the engine's counters move");
         vitals.frozen(at(40));
         watch.check(at(46), false);
+        assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent));
+    }
+
+    #[test]
+    fn nothing_waits_at_a_process_that_stands_still() {
+        let (_dog, watch, vitals, _) = watched(30);
+        vitals.page(true);
+        vitals.silent(at(3));
+        watch.check(at(8), false);
+        assert_eq!(watch.expiry(), None, "one list that stayed away");
+        vitals.silent(at(9));
+        watch.check(at(14), false);
         assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent));
     }
 

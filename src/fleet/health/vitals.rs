@@ -20,6 +20,9 @@ pub struct Vitals {
     refused_from: AtomicU64,
     refused_to: AtomicU64,
     frozen_at: AtomicU64,
+    is_page_silent: AtomicBool,
+    silent_from: AtomicU64,
+    is_silent_again: AtomicBool,
     suspected_at: AtomicU64,
     is_reported_down: AtomicBool,
     /// Wakes the prober ahead of its interval.
@@ -70,6 +73,34 @@ impl Vitals {
     /// A completion that was sent at `sent` got no answer in time.
     pub fn frozen(&self, sent: Stamp) {
         self.frozen_at.store(sent.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Its metrics page came, or did not come in time.
+    pub fn page(&self, is_silent: bool) {
+        self.is_page_silent.store(is_silent, Ordering::Relaxed);
+    }
+
+    /// Its list of models, which computes nothing, was asked for at `sent` and did not come in time.
+    pub fn silent(&self, sent: Stamp) {
+        let is_first =
+            self.silent_from.compare_exchange(0, sent.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
+        if is_first.is_err() {
+            self.is_silent_again.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A probe got an answer or a refusal: lists that stay away are counted anew.
+    pub fn spoke(&self) {
+        self.silent_from.store(0, Ordering::Relaxed);
+        self.is_silent_again.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the process or its host stands still: two lists in a row and its page stayed away, and nothing moved since the first.
+    /// What has no page may be busy: some servers answer nothing while they compute.
+    pub fn is_stopped(&self) -> bool {
+        let is_silent =
+            self.is_page_silent.load(Ordering::Relaxed) && self.is_silent_again.load(Ordering::Relaxed);
+        is_silent && nonzero(&self.silent_from).is_some_and(|from| self.last_sign() <= from)
     }
 
     /// A stream is suspiciously silent: probes at once, at most every [`MIN_CHECK_INTERVAL`].
@@ -153,6 +184,28 @@ mod tests {
         vitals.connected();
         vitals.refused(at(2000));
         assert!(!vitals.is_gone(span), "it starts anew");
+    }
+
+    #[test]
+    fn only_a_process_whose_page_and_two_lists_stay_away_while_nothing_moves_is_stopped() {
+        let vitals = Vitals::default();
+        vitals.silent(at(1000));
+        vitals.silent(at(6000));
+        assert!(
+            !vitals.is_stopped(),
+            "without a page it may be a server that answers one request after the other"
+        );
+        vitals.page(true);
+        assert!(vitals.is_stopped());
+        vitals.progressed(at(7000));
+        assert!(!vitals.is_stopped(), "a token came");
+        vitals.spoke();
+        vitals.silent(at(8000));
+        assert!(!vitals.is_stopped(), "once");
+        vitals.silent(at(13_000));
+        assert!(vitals.is_stopped());
+        vitals.page(false);
+        assert!(!vitals.is_stopped());
     }
 
     #[test]

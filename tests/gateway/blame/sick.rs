@@ -475,6 +475,25 @@ async fn a_stopped_replica_gets_no_more_requests_once_its_page_stays_away() {
 }
 
 #[tokio::test]
+async fn whole_answers_that_wait_at_a_stopped_replica_come_from_another() {
+    let (stopped, other) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&stopped, &other]);
+    config.pools[0].scrape_interval = Duration::from_millis(100);
+    let gateway = Gateway::start(config).await;
+    stopped.always(vec![Step::Hang]);
+    other.always(wire::json(200, r#"{"choices":[{"message":{"content":"a"}}]}"#));
+    let whole = CHAT.replace(r#""stream":true"#, r#""stream":false"#);
+    let both = async { tokio::join!(gateway.post(PATH, &whole), gateway.post(PATH, &whole)) };
+    let stops = async {
+        stopped.got(1).await;
+        stopped.probes(Probes::Unanswered);
+    };
+    let ((one, two), ()) = tokio::join!(both, stops);
+    assert_eq!((one.status(), two.status()), (200, 200));
+    assert_eq!((stopped.count(), other.count()), (1, 2));
+}
+
+#[tokio::test]
 async fn impatient_clients_of_a_replica_that_works_speak_against_nobody() {
     let (gateway, replicas) = four(PolicyName::RoundRobin).await;
     let [busy, ..] = replicas.as_slice() else { panic!("four replicas") };
