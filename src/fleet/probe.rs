@@ -41,8 +41,8 @@ pub(super) enum ProbeResult {
     /// 503 or 429.
     Busy(String),
     TimedOut,
-    /// Not even its list of models came in time, which computes nothing.
-    Silent,
+    /// Not even its list of models came, which computes nothing.
+    Silent(CallError),
     /// The gateway has no descriptor left: nothing was learned.
     NotSent,
     /// A success that is no engine's answer.
@@ -192,7 +192,7 @@ impl Prober {
         let replica = &self.replica;
         let now = self.clock.now();
         match result {
-            ProbeResult::Silent => replica.health.vitals.silent(sent),
+            ProbeResult::Silent(_) => replica.health.vitals.silent(sent),
             ProbeResult::NotSent => {}
             _ => replica.health.vitals.spoke(),
         }
@@ -216,15 +216,19 @@ impl Prober {
                 }
                 replica.apply(Event::Refused, "connection refused");
             }
-            ProbeResult::TimedOut | ProbeResult::Silent => {
+            ProbeResult::TimedOut | ProbeResult::Silent(_) => {
+                let why = match result {
+                    ProbeResult::Silent(CallError::NoRoute) => "no route to its host",
+                    _ => "probe not answered in time",
+                };
                 let vitals = &replica.health.vitals;
                 vitals.frozen(sent);
                 let is_still = vitals.frozen_since().is_some();
                 let may_compute = self.is_computing(now) && !vitals.is_stopped();
                 if replica.state().is_coming() {
-                    replica.apply(Event::Unproved, "probe not answered in time");
+                    replica.apply(Event::Unproved, why);
                 } else if misses >= MISSES_TO_EJECT && is_still && !may_compute {
-                    replica.apply(Event::Unproved, "probe not answered in time, and nothing moves");
+                    replica.apply(Event::Unproved, &format!("{why}, and nothing moves"));
                 } else {
                     replica.health.answers.pause(now, self.pool.config().probe.timeout);
                 }
@@ -398,7 +402,7 @@ impl Prober {
                 Ok(())
             }
             Err(CallError::Refused) => Err(ProbeResult::Refused),
-            Err(CallError::Timeout) => Err(ProbeResult::Silent),
+            Err(error @ (CallError::Timeout | CallError::NoRoute)) => Err(ProbeResult::Silent(error)),
             Err(CallError::NoResources) => Err(ProbeResult::NotSent),
         }
     }
@@ -437,7 +441,7 @@ fn unanswered(path: &str, error: CallError) -> ProbeResult {
         CallError::Refused => ProbeResult::Refused,
         CallError::Timeout => ProbeResult::TimedOut,
         CallError::NoResources => ProbeResult::NotSent,
-        CallError::Broken(why) => ProbeResult::Failed(format!("probe {path}: {why}")),
+        CallError::NoRoute | CallError::Broken(_) => ProbeResult::Failed(format!("probe {path}: {error}")),
     }
 }
 

@@ -153,7 +153,7 @@ impl Scraper {
                 }
                 Outcome::Failed
             }
-            Err(CallError::Timeout) if is_own_port => Outcome::Silent,
+            Err(CallError::Timeout | CallError::NoRoute) if is_own_port => Outcome::Silent,
             Err(_) => Outcome::Failed,
         }
     }

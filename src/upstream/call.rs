@@ -43,6 +43,9 @@ pub enum CallError {
     /// No answer in time.
     #[error("no answer in time")]
     Timeout,
+    /// The host is away, as the network knows.
+    #[error("no route to the host")]
+    NoRoute,
     /// The gateway has no descriptor or local port left.
     #[error("no descriptor or local port left")]
     NoResources,
@@ -175,6 +178,7 @@ pub(super) struct Open {
 pub(super) async fn connect(connector: &Connector, endpoint: &Endpoint) -> Result<Open, CallError> {
     let connection = connector.connect(endpoint).await.map_err(|error| match error.kind() {
         io::ErrorKind::ConnectionRefused => CallError::Refused,
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => CallError::NoRoute,
         _ if is_local(&error) => CallError::NoResources,
         _ => broken(error),
     })?;

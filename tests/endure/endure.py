@@ -70,7 +70,7 @@ class Gateway:
         self.folder = tempfile.TemporaryDirectory(prefix="endure-")
         self.file = pathlib.Path(self.folder.name) / "gateway.toml"
         telemetry = telemetry or f'access_log = "{self.folder.name}/access.jsonl"'
-        urls = ", ".join(f'"http://127.0.0.1:{replica.port}"' for replica in replicas)
+        urls = ", ".join(f'"http://{getattr(replica, "host", "127.0.0.1")}:{replica.port}"' for replica in replicas)
         self.text = f"""[server]
 listen = "127.0.0.1:{self.data}"
 drain_delay = "0s"

@@ -4,7 +4,7 @@
     surroundings.py BINARY [--only reuse,drain,…] [--write docs/results.md]
 
 Scripted replicas and the gateway run on loopback, with the standard library; faketime's library, openssl, sslscan and testssl.sh are used
-where they are installed, and `memory` needs a cgroup (v1 or v2) that it may write to. Each run prints a row; the exit code is 1 if one failed.
+where they are installed, `memory` needs a cgroup (v1 or v2) that it may write to, and `vanish` the right to make network namespaces. Each run prints a row; the exit code is 1 if one failed.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import sys
 import time
 
 import rows
-from endure import PROMPT, Gateway, Replica, ask, free_ports
+from endure import PROMPT, Gateway, Replica, ask, free_ports, wait
 from everyday import Scripted, chat, fleet, gateway, launcher, outcome, paced
 
 LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
@@ -239,6 +239,57 @@ async def memory(options):
            kills == 0 and answers == {200: 10} and not left and code == 0)
 
 
+class Far:
+    """A simulated replica on a host of its own: a network namespace at the end of a cable."""
+
+    host, port = "10.77.0.2", 8001
+
+    def __init__(self, binary):
+        self.name = f"tw{os.getpid()}"
+        near, far, inside = f"{self.name}a", f"{self.name}b", f"ip netns exec {self.name} "
+        self.pulled = f"{inside}ip link set {far} down"
+        for line in (f"ip netns add {self.name}", f"ip link add {near} type veth peer name {far}", f"ip link set {far} netns {self.name}",
+                     f"ip addr add 10.77.0.1/24 dev {near}", f"ip link set {near} up", f"{inside}ip addr add {self.host}/24 dev {far}",
+                     f"{inside}ip link set {far} up"):
+            subprocess.run(line.split(), check=True, capture_output=True)
+        self.process = subprocess.Popen([*inside.split(), binary, "sim", "--replicas", "1", "--host", self.host, "--port", str(self.port)],
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def pull(self):
+        subprocess.run(self.pulled.split(), check=True)
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+        for line in (f"ip link del {self.name}a", f"ip netns del {self.name}"):
+            subprocess.run(line.split(), check=True)
+
+
+async def vanish(options):
+    """A host that is cut off while whole answers wait there: nothing refuses, nothing is closed."""
+    event = "the cable of one of two replicas' hosts is pulled, whole answers, ten requests/s"
+    try:
+        far = Far(options.binary)
+    except (OSError, subprocess.CalledProcessError) as error:
+        yield event, f"skipped: {error}", True
+        return
+    [near] = await fleet(1)
+    one = await gateway(options, [near, far], 'policy = "round_robin"\n')
+    await asyncio.to_thread(wait, lambda: json.loads(one.get("/api/v1/slo")[1])["replicas"]["ready"] == 2, "both are ready")
+    tasks = []
+    for number in range(300):
+        if number == 60:
+            await asyncio.to_thread(far.pull)
+        tasks.append(asyncio.create_task(outcome(one.data, chat(12 * number, stream=False))))
+        await asyncio.sleep(0.1)
+    ended = await asyncio.gather(*tasks)
+    code = await asyncio.to_thread(one.stop)
+    far.stop()
+    failed, longest = sum(not is_whole for is_whole, _ in ended), max(seconds for _, seconds in ended)
+    waited = sum(seconds > 2 for _, seconds in ended)
+    yield event, f"{failed} of {len(ended)} failed, {waited} waited over 2 s, the longest {longest:.1f} s", failed == 0 and longest < 20 and code == 0
+
+
 async def handshakes(options):
     """What two scanners say of a TLS port."""
     folder = options.folder
@@ -267,7 +318,7 @@ async def handshakes(options):
     assert code == 0
 
 
-RUNS = {run.__name__: run for run in (reuse, retries, drain, clock, memory, handshakes)}
+RUNS = {run.__name__: run for run in (reuse, retries, drain, clock, memory, vanish, handshakes)}
 
 
 if __name__ == "__main__":
