@@ -422,8 +422,12 @@ fn short_len(bytes: &[u8]) -> Result<usize, usize> {
             return Err(at);
         }
     }
+    if let Some(last) = bytes.last_chunk().filter(|_| at > 0) {
+        // What of it was looked at has no stop.
+        return Ok(first_stop(*last).map_or(bytes.len(), |stop| bytes.len() - 8 + stop));
+    }
     let is_plain = |byte: &&u8| !matches!(**byte, ..0x20 | b'"' | b'\\');
-    Ok(at + behind(bytes, at).iter().take_while(is_plain).count())
+    Ok(bytes.iter().take_while(is_plain).count())
 }
 
 fn long_len(bytes: &[u8]) -> usize {
