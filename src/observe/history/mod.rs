@@ -230,6 +230,31 @@ mod tests {
     }
 
     #[test]
+    fn a_minute_is_the_sum_of_its_slots_while_it_lasts_and_afterwards() {
+        let history = History::default();
+        let route = history.route(&"chat".into());
+        let requests = |now| -> Vec<(i64, u32)> {
+            let minutes = route.slots(Step::Minute, 60, at(now));
+            minutes.iter().map(|(number, slot)| (*number, slot.requests)).collect()
+        };
+        for (second, expected) in [
+            (0, vec![(0, 1)]),
+            (15, vec![(0, 2)]),
+            (59, vec![(0, 3)]),
+            (60, vec![(0, 3), (1, 1)]),
+            (200, vec![(0, 3), (1, 1), (3, 1)]),
+        ] {
+            let record = ended("chat", second);
+            history.record(&record, &Judgement::of(&record));
+            assert_eq!(requests(second), expected, "{second}");
+        }
+        let replica = Arc::clone(&fixture::stream().attempts[0].served.replica);
+        let slots = route.slots(Step::Minute, 60, at(200));
+        let first = &slots[0].1.parts[&(Dimension::Replica, replica)];
+        assert_eq!((first.requests, first.answers), (3, 3));
+    }
+
+    #[test]
     fn what_was_usual_is_remembered_for_as_long_as_the_misses_last() {
         let history = History::default();
         let route = history.route(&"chat".into());
