@@ -83,7 +83,7 @@ impl Fleet {
     /// All that the live path does: signals, candidates, verdict, reservation, insert.
     fn decide(&self, policy: &dyn Policy, chain: &[u64], bytes: usize) {
         let tried = SlotSet::new();
-        drop(black_box(self.judge(policy, &ask(chain, bytes, &tried)).and_then(Judged::assign)));
+        drop(black_box(self.judge(policy, &ask(chain, bytes, &tried)).and_then(|judged| judged.assign())));
     }
 
     fn judge<'a>(&'a self, policy: &dyn Policy, ask: &Ask<'a>) -> Option<Judged<'a>> {
@@ -117,8 +117,10 @@ impl Sides<'_> {
         let after = choice.prefill.map_or(Duration::from_millis(300), |prefill| prefill.ttft);
         let transfer = |_: u64, tokens: Tokens| tokens.0 as f64 * 1e-5;
         let second = self.whole.for_decode(after, Elsewhere { transfer: &transfer });
-        drop(black_box(self.prefill.judge(self.policy, &self.whole.for_prefill()).and_then(Judged::assign)));
-        drop(black_box(self.decode.judge(self.policy, &second).and_then(Judged::assign)));
+        drop(black_box(
+            self.prefill.judge(self.policy, &self.whole.for_prefill()).and_then(|judged| judged.assign()),
+        ));
+        drop(black_box(self.decode.judge(self.policy, &second).and_then(|judged| judged.assign())));
     }
 }
 

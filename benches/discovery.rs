@@ -20,7 +20,7 @@ use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
 use tokenway::routing::policies::named;
-use tokenway::routing::{Ask, EngineLimits, Judged, Prompt, SlotSet};
+use tokenway::routing::{Ask, EngineLimits, Prompt, SlotSet};
 use tokenway::units::Tokens;
 use tokio_util::task::TaskTracker;
 
@@ -141,7 +141,7 @@ fn decisions(app: &App, clock: Clock) -> f64 {
             let targets = replicas.iter().map(|replica| &replica.target);
             let now = Stamp::from_nanos(1_000_000_000);
             let judged = pool.dispatcher.judge(policy.as_ref(), &ask, &limits, now, targets);
-            drop(judged.and_then(Judged::assign));
+            drop(judged.and_then(|judged| judged.assign()));
         }
     }
     clock.now().since(began).as_secs_f64() / f64::from(DECISIONS)

@@ -8,6 +8,10 @@ use std::time::Duration;
 
 /// Appends an integer in decimal.
 pub fn int(out: &mut Vec<u8>, number: u64) {
+    if number < 10 {
+        out.push(b'0' + number as u8);
+        return;
+    }
     let (mut digits, mut rest, mut used) = ([b'0'; 20], number, 0);
     for digit in digits.iter_mut().rev() {
         *digit += (rest % 10) as u8;
@@ -21,11 +25,31 @@ pub fn int(out: &mut Vec<u8>, number: u64) {
 
 /// Appends the low `digits` (at most 32) hexadecimal digits of a number, in lower case.
 pub fn hex(out: &mut Vec<u8>, number: u128, digits: usize) {
-    let digit = |nibble: u8| if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 };
-    let all = number.to_be_bytes().map(|byte| [digit(byte >> 4), digit(byte & 0xf)]);
-    let all = all.as_flattened();
+    let all = hex_digits(number);
     out.extend_from_slice(&all[all.len().saturating_sub(digits)..]);
 }
+
+/// All hexadecimal digits of a number, in lower case.
+#[must_use]
+pub fn hex_digits(number: u128) -> [u8; 32] {
+    let mut all = [0; 32];
+    for (digits, shift) in all.as_chunks_mut().0.iter_mut().zip([96, 64, 32, 0]) {
+        *digits = hex_word((number >> shift) as u32);
+    }
+    all
+}
+
+/// The eight digits of a number, all at once: one in each byte of a word.
+fn hex_word(number: u32) -> [u8; 8] {
+    let mut word = u64::from(number);
+    for (shift, kept) in [(16, 0x0000_ffff_0000_ffff), (8, 0x00ff_00ff_00ff_00ff), (4, ONES * 0xf)] {
+        word = (word | word << shift) & kept;
+    }
+    let is_letter = (word + ONES * 6) >> 4 & ONES;
+    (word + ONES * u64::from(b'0') + is_letter * u64::from(b'a' - b'0' - 10)).to_be_bytes()
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
 
 /// Bytes as hexadecimal digits, in lower case.
 #[must_use]
@@ -65,18 +89,18 @@ pub fn decimal<const N: usize>(out: &mut Vec<u8>, number: f64) {
 pub fn millis(out: &mut Vec<u8>, span: Duration) {
     let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
     int(out, micros / 1000);
-    out.push(b'.');
-    fraction::<3>(out, micros % 1000);
+    let [a, b, c] = places::<3>(micros % 1000);
+    out.extend_from_slice(&[b'.', a, b, c]);
 }
 
 /// Appends a duration in seconds, rounded to the microsecond, without trailing zeros: `1.25`.
 pub fn seconds(out: &mut Vec<u8>, span: Duration) {
     let micros = u64::from(span.subsec_nanos() + 500) / 1000;
     int(out, span.as_secs() + micros / 1_000_000);
-    out.push(b'.');
-    let digits = places::<6>(micros % 1_000_000);
-    let zeros = digits[1..].iter().rev().take_while(|digit| **digit == b'0').count();
-    out.extend_from_slice(&digits[..digits.len() - zeros]);
+    let [a, b, c, d, e, f] = places::<6>(micros % 1_000_000);
+    let text = [b'0', b'.', a, b, c, d, e, f];
+    let zeros = (u64::from_be_bytes(text) ^ u64::from_be_bytes(*b"0.000000")).trailing_zeros() / 8;
+    out.extend_from_slice(&text[1..text.len() - zeros.min(5) as usize]);
 }
 
 /// Appends the last `N` digits of a number, leading zeros included.

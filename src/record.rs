@@ -212,6 +212,14 @@ pub struct TokenCounts {
     pub output: Option<Tokens>,
 }
 
+impl TokenCounts {
+    /// Those that are known, by the value of the label `kind`.
+    pub fn by_kind(&self) -> impl Iterator<Item = (&'static str, Tokens)> {
+        let all = [("input", self.input), ("cached", self.cached), ("output", self.output)];
+        all.into_iter().filter_map(|(kind, tokens)| Some((kind, tokens?)))
+    }
+}
+
 /// One ended request.
 #[derive(Clone, Debug)]
 pub struct Record {

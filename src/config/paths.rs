@@ -7,6 +7,9 @@
 /// Whether a request's path has this pattern.
 #[must_use]
 pub fn matches(pattern: &str, path: &str) -> bool {
+    if pattern == path {
+        return true;
+    }
     let (mut wanted, mut given) = (pattern.split('/'), path.split('/'));
     loop {
         match (wanted.next(), given.next()) {

@@ -58,7 +58,7 @@ impl Asking<'_> {
     }
 
     /// Judges the replicas that may take it, for `then`; `None` where there is none.
-    pub(super) fn judge<R>(&self, now: Stamp, then: impl FnOnce(Judged<'_>, &Scene) -> R) -> Option<R> {
+    pub(super) fn judge<R>(&self, now: Stamp, then: impl FnOnce(&Judged<'_>, &Scene) -> R) -> Option<R> {
         let Self { request, pool, .. } = *self;
         let replicas = pool.replicas();
         let is_untried = |replica: &Replica| !self.tried.contains(replica.slot());
@@ -95,7 +95,7 @@ impl Asking<'_> {
         let takes = |replica: &&Arc<Replica>| self.may_take(replica, &scene, now);
         let targets = scene.replicas.iter().filter(takes).map(|replica| &replica.target);
         let judged = pool.dispatcher.judge(self.policy, &ask, &pool.engine_limits(), now, targets)?;
-        Some(then(judged, &scene))
+        Some(then(&judged, &scene))
     }
 
     /// The only replica that may answer it; a prompt may be computed by any.
@@ -128,7 +128,7 @@ impl Asking<'_> {
     /// Acts on a decision that places.
     pub(super) fn take(
         &self,
-        judged: Judged<'_>,
+        judged: &Judged<'_>,
         scene: &Scene,
         weighed: Box<[Weighed]>,
         now: Stamp,

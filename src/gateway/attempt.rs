@@ -7,14 +7,13 @@
 use std::future::poll_fn;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header, response};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
-use memchr::memmem::Finder;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -130,6 +129,12 @@ impl BufferedResponse {
     pub(super) fn facts(&self, dialect: Dialect) -> &AnswerFacts {
         self.facts.get_or_init(|| Box::new(usage::of_unary(dialect, &self.body)))
     }
+
+    /// The same, for the last that asks.
+    pub(super) fn take_facts(&mut self, dialect: Dialect) -> AnswerFacts {
+        let known = self.facts.take();
+        known.map_or_else(|| usage::of_unary(dialect, &self.body), |facts| *facts)
+    }
 }
 
 /// Why an attempt failed.
@@ -160,14 +165,14 @@ impl UpstreamAttempt {
     /// # Errors
     /// [`AttemptError`]; [`ReplicaFailure::is_unsent`] says whether the replica may have started.
     pub async fn send(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
-        let (watch, deadlines) = (Arc::clone(&self.watch), self.deadlines);
-        let name = self.replica.name();
+        let (watch, deadlines, replica) =
+            (Arc::clone(&self.watch), self.deadlines, Arc::clone(&self.replica));
         // Both arms are cancel-safe: a dropped exchange closes its connection. The watchdog keeps the deadlines, because a
         // timer per request would cost more than all its clock reads.
         tokio::select! {
             biased;
             answer = self.exchange(times) => answer,
-            expiry = poll_fn(|cx| watch.poll_expiry(cx)) => Err(of_expiry(expiry, &deadlines, name)),
+            expiry = poll_fn(|cx| watch.poll_expiry(cx)) => Err(of_expiry(expiry, &deadlines, &replica)),
         }
     }
 
@@ -178,13 +183,14 @@ impl UpstreamAttempt {
                 (self.carried(&*carrier).await.map_err(failed)?, None)
             }
             None => {
-                let deadline = self.clock.instant(self.clock.now().after(self.deadlines.connect));
+                let deadline = self.clock.instant(times.start.after(self.deadlines.connect));
                 let lease = self.checkout(deadline).await?;
-                times.connected = Some(self.clock.now());
+                let connected = self.clock.now();
+                times.connected = Some(connected);
                 if let Some(sent) = &self.sent {
                     sent.store(true, Ordering::Relaxed);
                 }
-                let (response, lease) = self.response(lease, deadline).await.map_err(failed)?;
+                let (response, lease) = self.response(lease, deadline, connected).await.map_err(failed)?;
                 (response.map(ArrivingBody::Http), Some(lease))
             }
         };
@@ -220,11 +226,10 @@ impl UpstreamAttempt {
     }
 
     async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
-        let replica = self.replica.name();
         let after = self.deadlines.connect;
         let reuse = if self.takes_idle { Reuse::Idle } else { Reuse::Warm };
         let lease = self.replica.connections.checkout(reuse, deadline).await;
-        lease.map_err(|error| match no_connection(error, replica, after) {
+        lease.map_err(|error| match no_connection(error, self.replica.name(), after) {
             Failure::Replica(failure) => failed(failure),
             ours => AttemptError::Ours(ours),
         })
@@ -234,25 +239,27 @@ impl UpstreamAttempt {
         &mut self,
         mut lease: Lease,
         deadline: Instant,
+        sent: Stamp,
     ) -> Result<(http::Response<hyper::body::Incoming>, Lease), ReplicaFailure> {
-        let replica = self.replica.name();
-        let Some(connection) = lease.connection() else {
-            return Err(ReplicaFailure::ClosedBeforeHead { replica, closed: Closed::Unsent });
+        let closed = match lease.connection() {
+            None => Closed::Unsent,
+            Some(connection) => {
+                let request = std::mem::take(&mut self.request);
+                let mut error = match connection.sender.try_send_request(request).await {
+                    Ok(response) => return Ok((response, lease)),
+                    Err(error) => error,
+                };
+                if error.take_message().is_some() {
+                    Closed::Unsent
+                } else if lease.was_idle() && self.clock.now().since(sent) < CLOSING {
+                    drop(lease);
+                    Box::pin(self.how_closed(deadline)).await
+                } else {
+                    Closed::Asked
+                }
+            }
         };
-        let sent = self.clock.now();
-        let mut error = match connection.sender.try_send_request(std::mem::take(&mut self.request)).await {
-            Ok(response) => return Ok((response, lease)),
-            Err(error) => error,
-        };
-        let closed = if error.take_message().is_some() {
-            Closed::Unsent
-        } else if lease.was_idle() && self.clock.now().since(sent) < CLOSING {
-            drop(lease);
-            Box::pin(self.how_closed(deadline)).await
-        } else {
-            Closed::Asked
-        };
-        Err(ReplicaFailure::ClosedBeforeHead { replica, closed })
+        Err(ReplicaFailure::ClosedBeforeHead { replica: self.replica.name(), closed })
     }
 
     /// What the close of an idle connection was, right after a request was written to it: an engine that ends idle connections
@@ -271,12 +278,15 @@ impl UpstreamAttempt {
         if !head.status.is_success() || dialect.body_form() != BodyForm::Json {
             return None;
         }
-        let value = head.headers.get(header::CONTENT_TYPE);
         let name =
-            String::from_utf8_lossy(value.map_or(b"no content type", HeaderValue::as_bytes)).to_lowercase();
-        let is_stream = self.is_stream && dialect.generates();
-        let is_foreign = if is_stream { !name.contains("json") } else { name.starts_with("text/html") };
-        is_foreign.then(|| name.chars().take(MAX_TYPE).collect())
+            head.headers.get(header::CONTENT_TYPE).map_or(&b"no content type"[..], HeaderValue::as_bytes);
+        let is = |piece: &[u8], text: &str| piece.eq_ignore_ascii_case(text.as_bytes());
+        let is_foreign = if self.is_stream && dialect.generates() {
+            !name.windows(4).any(|piece| is(piece, "json"))
+        } else {
+            name.get(..9).is_some_and(|start| is(start, "text/html"))
+        };
+        is_foreign.then(|| String::from_utf8_lossy(name).to_lowercase().chars().take(MAX_TYPE).collect())
     }
 
     /// Whether its body may last: nothing in a stream of another dialect is a content event that we know, so there is
@@ -319,11 +329,10 @@ impl UpstreamAttempt {
         mut body: ArrivingBody,
         lease: Option<Lease>,
     ) -> Result<UpstreamResponse, AttemptError> {
-        let replica = self.replica.name();
         let mut answer = AnswerBuffer::new(&self.answer_memory, body.size_hint().exact());
         while let Some(frame) = body.frame().await {
             let frame =
-                frame.map_err(|_| failed(ReplicaFailure::Truncated { replica: Arc::clone(&replica) }))?;
+                frame.map_err(|_| failed(ReplicaFailure::Truncated { replica: self.replica.name() }))?;
             let Ok(data) = frame.into_data() else { continue };
             if head.status == StatusCode::RESET_CONTENT {
                 // It has no content, whatever came (RFC 9110 §15.3.6).
@@ -341,9 +350,12 @@ impl UpstreamAttempt {
         }
         let answer = BufferedResponse::new(head, answer.freeze());
         if is_aborted(&answer, self.shape.dialect) {
-            return Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }));
+            return Err(failed(ReplicaFailure::EngineDown {
+                replica: self.replica.name(),
+                is_orderly: true,
+            }));
         }
-        match retriable(&answer, self.shape.dialect, replica) {
+        match retriable(&answer, self.shape.dialect, &self.replica) {
             Some(failure) => Err(AttemptError::Replica(failure, Some(answer))),
             None => Ok(UpstreamResponse::Buffered(answer)),
         }
@@ -393,9 +405,9 @@ fn failed(failure: ReplicaFailure) -> AttemptError {
     AttemptError::Replica(failure, None)
 }
 
-fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: Arc<str>) -> AttemptError {
+fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: &Replica) -> AttemptError {
     match expiry {
-        Expiry::ReplicaSilent => failed(ReplicaFailure::Silent { replica }),
+        Expiry::ReplicaSilent => failed(ReplicaFailure::Silent { replica: replica.name() }),
         Expiry::DrainOver => AttemptError::Overdue(Failure::DrainCut),
         Expiry::Deadline(timer) => {
             let of_stream = deadlines.first_token.filter(|_| timer == Timer::FirstToken);
@@ -407,37 +419,35 @@ fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: Arc<str>) -> Attemp
 
 /// The failure of a response that another replica should be tried for: 502, 503, 504, a 500 whose message is that of an
 /// engine that is dead or shutting down, and a 200 without content where JSON is due. Any other 500 is relayed.
-fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: Arc<str>) -> Option<ReplicaFailure> {
+fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: &Replica) -> Option<ReplicaFailure> {
+    let of = || replica.name();
     match answer.head.status {
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
-            Some(ReplicaFailure::Status { replica, status: answer.head.status.as_u16() })
+            Some(ReplicaFailure::Status { replica: of(), status: answer.head.status.as_u16() })
         }
         StatusCode::INTERNAL_SERVER_ERROR => {
             let kind = answer.facts(dialect).error.as_ref().map(|error| error.kind);
             match kind {
                 Some(EngineErrorKind::EngineDead) => {
-                    Some(ReplicaFailure::EngineDown { replica, is_orderly: false })
+                    Some(ReplicaFailure::EngineDown { replica: of(), is_orderly: false })
                 }
                 Some(EngineErrorKind::ShuttingDown) => {
-                    Some(ReplicaFailure::EngineDown { replica, is_orderly: true })
+                    Some(ReplicaFailure::EngineDown { replica: of(), is_orderly: true })
                 }
                 _ => None,
             }
         }
         StatusCode::OK if answer.body.is_empty() && dialect.body_form() == BodyForm::Json => {
-            Some(ReplicaFailure::NotAnAnswer { replica, content_type: "nothing".into() })
+            Some(ReplicaFailure::NotAnAnswer { replica: of(), content_type: "nothing".into() })
         }
         _ => None,
     }
 }
 
-/// Whether the engine gave the request up at shutdown: vLLM then returns the truncated completion with 200. The word alone says
-/// nothing, as an answer may hold it wherever a client or a model put it.
+/// Whether the engine gave the request up at shutdown: vLLM then returns the truncated completion with 200.
 fn is_aborted(answer: &BufferedResponse, dialect: Dialect) -> bool {
-    static WORD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""abort""#));
     matches!(dialect, Dialect::Chat | Dialect::Completions)
         && answer.head.status.is_success()
-        && WORD.find(&answer.body).is_some()
         && answer.facts(dialect).is_aborted()
 }
 

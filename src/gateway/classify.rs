@@ -101,6 +101,7 @@ pub(super) fn classify(
     let is_stream = fields.is_stream && dialect.generates();
     let sampling = Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices };
     let class = class_of(&table.config.classes, tokens);
+    let label = label(route, model);
     let prepared = Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
@@ -117,7 +118,7 @@ pub(super) fn classify(
         asks_running: spliced.asks_running,
         has_several_choices: spliced.asks_usage && has_several_choices(fields),
         echo: echo(fields),
-        model: model.map(Arc::from),
+        model: model.map(|model| if *label == *model { Arc::clone(&label) } else { model.into() }),
         timeouts: route.config.timeouts,
         session: None,
         sampling,
@@ -131,10 +132,15 @@ pub(super) fn classify(
         slo: SloBounds::default(),
         is_long: class == Class::Long,
         rules: Rules { queue: route.config.queue, ..Rules::default() },
-        share: Share { tenant: "default".into(), weight: 1, priority: 0 },
+        share: share_of(tenant),
         carrier: None,
     });
-    Classified { prepared, model: label(route, model), class }
+    Classified { prepared, model: label, class }
+}
+
+fn share_of(tenant: &TenantRef) -> Share {
+    let config = tenant.config();
+    Share { tenant: Arc::clone(&config.name), weight: config.weight, priority: config.priority }
 }
 
 /// Predicted tokens of an answer.

@@ -445,11 +445,7 @@ fn strip_root(uri: &mut http::Uri, root: &str) {
 pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
     match given_request_id(headers) {
         Some(id) => id.into(),
-        None => {
-            let mut id = Vec::with_capacity(32);
-            digits::hex(&mut id, fastrand::u128(1..), 32);
-            String::from_utf8(id).unwrap_or_default().into()
-        }
+        None => str::from_utf8(&digits::hex_digits(fastrand::u128(1..))).unwrap_or_default().into(),
     }
 }
 

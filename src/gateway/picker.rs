@@ -277,7 +277,7 @@ impl Place<'_> {
     fn rule(
         &self,
         asking: &Asking<'_>,
-        judged: Judged<'_>,
+        judged: &Judged<'_>,
         scene: &Scene,
         prefill: Option<&Asking<'_>>,
     ) -> Option<PickOutcome> {
@@ -288,7 +288,7 @@ impl Place<'_> {
             Some(PickOutcome::Wait(QueueWait { reason, stay, pool: Some(at), outlook }))
         };
         let rules = Rules { is_pinned: request.pinned.is_some(), ..degrade::rules(request, now) };
-        match rule(&rules, &judged, pool.queue.is_strict(), &mut &*pool.queue, arriving) {
+        match rule(&rules, judged, pool.queue.is_strict(), &mut &*pool.queue, arriving) {
             Ruling::Hold(outlook) => return wait(WaitReason::Held, Deferral::Request, outlook),
             Ruling::Queue(outlook, stay) => {
                 // Others may go where this one may not.
@@ -300,7 +300,7 @@ impl Place<'_> {
             Ruling::Place => {}
         }
         let is_explained = judged.predicts() && gateway.explained.takes(now, MAX_EXPLAINED);
-        let weighed = if is_explained { weighed(&judged, &scene.replicas) } else { Box::default() };
+        let weighed = if is_explained { weighed(judged, &scene.replicas) } else { Box::default() };
         let prefill = match prefill {
             Some(prefill) => Some(
                 prefill.judge(now, |judged, scene| prefill.take(judged, scene, Box::default(), now))??,

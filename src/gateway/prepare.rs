@@ -16,7 +16,7 @@ use super::table::{RouteState, RoutingTable, shortened};
 use super::{
     Gateway, IncomingRequest, cors, given_request_id, hook, is_harmless_id, objectives, preflights, stored,
 };
-use crate::admission::{DegradeRule, Demand, Share};
+use crate::admission::{DegradeRule, Demand};
 use crate::config::{Degrade, MAX_PRIORITY, ModelMatch};
 use crate::error::Failure;
 use crate::listener::ContinueSignal;
@@ -78,7 +78,7 @@ pub async fn prepare(
         tenant: tenant.clone(),
         dialect,
         uri: parts.uri.clone(),
-        slo_class: text(&parts.headers, "x-slo-class").map(|class| class.into()),
+        slo_class: text(&parts.headers, &X_SLO_CLASS).map(|class| class.into()),
         has_priority: parts.headers.contains_key(X_VLLM_PRIORITY),
         boundary: boundary.map(str::to_owned),
         is_preflight,
@@ -108,7 +108,6 @@ pub async fn prepare(
         let fetching = Box::pin(stored::fetch_previous(gateway, &tenant, &prepared.route, &id));
         prepared.pinned = Some(fetching.await?);
     }
-    prepared.share = share_of(&tenant);
     prepared.read = read;
     if is_preflight {
         prepared.timeouts.total = prepared.timeouts.total.min(preflights::MAX_TIME);
@@ -233,7 +232,8 @@ impl ReadRequest {
 
 fn check(gateway: &Gateway, parts: &Parts, record: &Record) -> Result<(), Failure> {
     let allow = record.dialect.allowed(&record.path);
-    if !allow.split(", ").any(|method| method == parts.method.as_str()) {
+    let mut allowed = allow.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+    if !allowed.any(|method| method == parts.method.as_str().as_bytes()) {
         return Err(Failure::MethodNotAllowed { allow });
     }
     body::check_head(parts.version, &parts.uri, &parts.headers)?;
@@ -350,12 +350,12 @@ fn admit(
 ) -> Result<Box<Prepared>, Failure> {
     let route = Arc::clone(&prepared.route);
     if route.config.client_may.timeout
-        && let Some(requested) = seconds(headers, "x-request-timeout")?
+        && let Some(requested) = seconds(headers, &X_REQUEST_TIMEOUT)?
     {
         prepared.timeouts.total = prepared.timeouts.total.min(requested);
     }
     let table = &prepared.table;
-    let requested = route.config.client_may.slo_class.then(|| text(headers, "x-slo-class")).flatten();
+    let requested = route.config.client_may.slo_class.then(|| text(headers, &X_SLO_CLASS)).flatten();
     let class = match requested {
         Some(name) => table
             .config
@@ -372,7 +372,7 @@ fn admit(
         prepared.share.priority = priority;
     }
     if route.config.client_may.priority
-        && let Some(requested) = text(headers, "x-priority")
+        && let Some(requested) = text(headers, &X_PRIORITY)
     {
         prepared.share.priority = priority(&requested)?;
     }
@@ -414,11 +414,6 @@ fn model_name<'a>(route: &'a RouteState, record: &'a Record) -> &'a str {
     }
 }
 
-fn share_of(tenant: &TenantRef) -> Share {
-    let config = tenant.config();
-    Share { tenant: Arc::clone(&config.name), weight: config.weight, priority: config.priority }
-}
-
 fn priority(requested: &str) -> Result<i32, Failure> {
     let known = requested.trim().parse().ok().filter(|n| (-MAX_PRIORITY..=MAX_PRIORITY).contains(n));
     known.ok_or_else(|| {
@@ -429,7 +424,7 @@ fn priority(requested: &str) -> Result<i32, Failure> {
     })
 }
 
-fn seconds(headers: &HeaderMap, name: &'static str) -> Result<Option<Duration>, Failure> {
+fn seconds(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Duration>, Failure> {
     let Some(value) = text(headers, name) else { return Ok(None) };
     let requested = value.parse::<f64>().ok().filter(|s| *s > 0.0).map(Duration::try_from_secs_f64);
     match requested {
@@ -438,7 +433,7 @@ fn seconds(headers: &HeaderMap, name: &'static str) -> Result<Option<Duration>, 
     }
 }
 
-fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
+fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<Cow<'h, str>> {
     headers.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()))
 }
 
@@ -450,4 +445,7 @@ fn default_stall(table: &RoutingTable) -> Duration {
 /// Its body has no `cache_salt`, and engines that are asked by it share what they cached.
 const COHERE_EMBED: &str = "/v2/embed";
 const NO_SALT: &str = "cache_isolation: /v2/embed has no cache_salt that would keep this tenant's texts apart; use /v1/embeddings";
+const X_PRIORITY: HeaderName = HeaderName::from_static("x-priority");
+const X_REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
+const X_SLO_CLASS: HeaderName = HeaderName::from_static("x-slo-class");
 const X_SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");

@@ -13,6 +13,7 @@ use super::migration::ReplicaSuccessor;
 use super::outbound::{ActiveAttempt, Identity};
 use super::prepared::Prepared;
 use super::{Gateway, IncomingRequest, request_id};
+use crate::clock::Stamp;
 use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};
 use crate::observe::record_guard::RecordGuard;
@@ -173,7 +174,8 @@ fn relay(
     request: Request,
 ) -> (HeaderMap, ReplyBody) {
     // A body may never be polled: over HTTP/2 its window may be closed from the start.
-    active.watch.waits_for_client(gateway.clock.now());
+    let now = gateway.clock.now();
+    active.watch.waits_for_client(now);
     let table = Arc::clone(&request.prepared.table);
     let server = &table.config.server;
     let timeouts = request.prepared.timeouts;
@@ -189,7 +191,7 @@ fn relay(
     match answer {
         UpstreamResponse::Buffered(mut answer) => {
             let headers = finish(guard.record(), std::mem::take(&mut answer.head.headers));
-            (headers, whole(gateway, guard, active, answer))
+            (headers, whole(gateway, guard, active, answer, now))
         }
         UpstreamResponse::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
@@ -234,9 +236,9 @@ fn whole(
     gateway: &Gateway,
     mut guard: RecordGuard,
     mut active: ActiveAttempt,
-    answer: BufferedResponse,
+    mut answer: BufferedResponse,
+    now: Stamp,
 ) -> ReplyBody {
-    let now = gateway.clock.now();
     let status = answer.head.status;
     if status.is_server_error() {
         guard.settle(Outcome::Failed, Some("replica_error"));
@@ -258,7 +260,7 @@ fn whole(
     let record = guard.record();
     record.bytes_out = answer.body.len() as u64;
     if status.is_success() && record.dialect.generates() {
-        let facts = answer.facts(record.dialect);
+        let facts = answer.take_facts(record.dialect);
         if let Some(id) = facts.id.as_deref().filter(|_| record.dialect.is_stateful()) {
             gateway.pins.remember(&record.tenant, id, &active.pick.replica.identity.url);
         }

@@ -92,13 +92,20 @@ impl RequestFraming {
     fn read_line<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let end = memchr::memchr(b'\n', bytes);
         let part = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
+        let rest = end.map_or(&[][..], |end| bytes.get(end + 1..).unwrap_or_default());
+        if end.is_some() && self.line.is_empty() && part.len() <= LINE_KEPT {
+            // Nearly every line: nothing is to be kept.
+            self.state = self.after_line(part.strip_suffix(b"\r").unwrap_or(part));
+            return rest;
+        }
         self.keep(part);
-        let Some(end) = end else { return &[] };
-        let line = std::mem::take(&mut self.line);
-        self.state = self.after_line(line.strip_suffix(b"\r").unwrap_or(&line));
-        self.line = line;
-        self.line.clear();
-        bytes.get(end + 1..).unwrap_or_default()
+        if end.is_some() {
+            let line = std::mem::take(&mut self.line);
+            self.state = self.after_line(line.strip_suffix(b"\r").unwrap_or(&line));
+            self.line = line;
+            self.line.clear();
+        }
+        rest
     }
 
     /// Keeps a piece of the current line as far as there is room: of one with a number without what pads it, in any amount.
@@ -162,7 +169,10 @@ impl Head {
     fn line(&mut self, line: &[u8]) {
         self.lines = self.lines.saturating_add(1);
         // The first one is the request line.
-        let Some(colon) = memchr::memchr(b':', line).filter(|_| self.lines > 1) else { return };
+        if self.lines == 1 || !line.first().is_some_and(|byte| matches!(byte | 0x20, b'c' | b't')) {
+            return;
+        }
+        let Some(colon) = memchr::memchr(b':', line) else { return };
         let (name, value) = line.split_at(colon);
         if name.eq_ignore_ascii_case(b"transfer-encoding") {
             self.has_coding = true;

@@ -14,7 +14,7 @@ pub(crate) mod fixture;
 pub mod history;
 pub mod instance;
 pub(crate) mod judgement;
-mod label_hasher;
+pub(crate) mod label_hasher;
 pub mod lag;
 pub mod latency;
 pub mod line_writer;

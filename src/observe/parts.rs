@@ -52,17 +52,17 @@ impl Newest for FixedParts {
 impl Parts {
     /// Adds an ended request to its tenant, its class and its stages.
     pub fn record(&self, key: &WindowKey, record: &Record, stages: &[StageTime]) {
-        let now = record.at.end;
+        let (now, ttft, tpot) = (record.at.end, record.ttft(), record.tpot());
         let (tenant, fixed) = (self.tenant(key, &record.tenant), self.fixed(key));
         for series in [Some(&*tenant), fixed.classes.get(record.class as usize)].into_iter().flatten() {
-            series.observe(Measure::Ttft, record.ttft(), now);
-            series.observe(Measure::Tpot, record.tpot(), now);
+            series.observe(Measure::Ttft, ttft, now);
+            series.observe(Measure::Tpot, tpot, now);
             series.observe(Measure::Duration, [record.duration()], now);
         }
         if let Some(answered) = record.answered() {
             let series = self.replica(&answered.served.replica);
-            series.observe(Measure::Ttft, record.ttft(), now);
-            series.observe(Measure::Tpot, record.tpot(), now);
+            series.observe(Measure::Ttft, ttft, now);
+            series.observe(Measure::Tpot, tpot, now);
         }
         for time in stages {
             if let Some(series) = fixed.stages.get(time.stage as usize) {

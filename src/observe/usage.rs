@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::label_hasher::LabelHasher;
 use super::stages::{Stage, StageTime};
 use crate::record::Record;
 
@@ -62,7 +63,7 @@ pub struct Payer {
 #[derive(Clone, Debug, Default)]
 pub struct Span {
     /// By payer.
-    pub rows: HashMap<Payer, Used>,
+    pub rows: HashMap<Payer, Used, LabelHasher>,
 }
 
 /// All usage that is kept.

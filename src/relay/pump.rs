@@ -156,7 +156,7 @@ impl StreamPump {
         record.at.last_token = timeline.last_token();
         record.content_events = timeline.content_events();
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
-        record_facts(record, self.facts());
+        record_facts(record, self.facts().clone());
         record.tokens = tokens;
         self.pick.used(self.facts().tokens);
     }
@@ -213,11 +213,11 @@ pub fn first_token_of(record: &Record, pick: &Pick, at: Stamp) -> Option<FirstTo
     })
 }
 
-/// Copies the facts of an answer into the record.
-pub fn record_facts(record: &mut Record, facts: &AnswerFacts) {
+/// Moves the facts of an answer into the record.
+pub fn record_facts(record: &mut Record, facts: AnswerFacts) {
     record.tokens = facts.tokens;
     record.engine = facts.engine;
-    record.response_id.clone_from(&facts.id);
-    record.response_model.clone_from(&facts.model);
-    record.finish_reasons.clone_from(&facts.finish_reasons);
+    record.response_id = facts.id;
+    record.response_model = facts.model;
+    record.finish_reasons = facts.finish_reasons;
 }

@@ -62,6 +62,7 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
     let _ = Cursor::new(text).object(|key, value| {
         match key.escaped().unwrap_or_default() {
             "choices" if value.ahead() == JsonKind::Array => answer.note_choices(dialect, value)?,
+            "usage" if value.ahead() == JsonKind::Object => answer.note_counts(&Usage::read(value)?),
             name => answer.note_member(dialect, name, value.value()?),
         }
         Ok::<_, JsonError>(())
@@ -109,8 +110,8 @@ impl AnswerFacts {
                 match key.escaped() {
                     Some("finish_reason") if has_reasons => self.note_reason(value.value()?.string()),
                     Some("text") => self.has_content |= is_content(value.value()?),
-                    Some("message") => {
-                        let members = value.value()?.members(CONTENT);
+                    Some("message") if value.ahead() == JsonKind::Object => {
+                        let members = value.members(CONTENT)?;
                         self.has_content |= members.into_iter().flatten().any(is_content);
                     }
                     _ => {}
@@ -149,7 +150,12 @@ impl AnswerFacts {
 
     /// Merges a `usage` object: what it leaves out keeps its earlier value.
     pub(super) fn note_usage(&mut self, usage: Option<Raw<'_>>) {
-        let Some(usage) = usage.and_then(Usage::of) else { return };
+        if let Some(usage) = usage.and_then(Usage::of) {
+            self.note_counts(&usage);
+        }
+    }
+
+    fn note_counts(&mut self, usage: &Usage) {
         let counts = usage.counts();
         let tokens = &mut self.tokens;
         tokens.input = counts.input.or(tokens.input);
@@ -242,32 +248,34 @@ pub(super) struct Usage {
 
 impl Usage {
     pub(super) fn of(object: Raw<'_>) -> Option<Self> {
+        Self::read(&mut object.cursor()).ok()
+    }
+
+    /// Takes the object ahead.
+    fn read(object: &mut Cursor<'_>) -> Result<Self, JsonError> {
         let mut usage = Self::default();
-        object
-            .cursor()
-            .object(|key, value| {
-                let slot = match key.escaped().unwrap_or_default() {
-                    "prompt_tokens" => &mut usage.prompt_tokens,
-                    "completion_tokens" => &mut usage.completion_tokens,
-                    "input_tokens" => &mut usage.input_tokens,
-                    "output_tokens" => &mut usage.output_tokens,
-                    "cache_read_input_tokens" => &mut usage.cache_read_input_tokens,
-                    "cache_creation_input_tokens" => &mut usage.cache_creation_input_tokens,
-                    "prompt_tokens_details" | "input_tokens_details" if value.ahead() == JsonKind::Object => {
-                        return value.object(|key, value| {
-                            if key.escaped() == Some("cached_tokens") {
-                                usage.cached_tokens = count(value.value()?);
-                            }
-                            Ok(())
-                        });
-                    }
-                    _ => return Ok(()),
-                };
-                *slot = count(value.value()?);
-                Ok::<_, JsonError>(())
-            })
-            .ok()?;
-        Some(usage)
+        object.object(|key, value| {
+            let slot = match key.escaped().unwrap_or_default() {
+                "prompt_tokens" => &mut usage.prompt_tokens,
+                "completion_tokens" => &mut usage.completion_tokens,
+                "input_tokens" => &mut usage.input_tokens,
+                "output_tokens" => &mut usage.output_tokens,
+                "cache_read_input_tokens" => &mut usage.cache_read_input_tokens,
+                "cache_creation_input_tokens" => &mut usage.cache_creation_input_tokens,
+                "prompt_tokens_details" | "input_tokens_details" if value.ahead() == JsonKind::Object => {
+                    return value.object(|key, value| {
+                        if key.escaped() == Some("cached_tokens") {
+                            usage.cached_tokens = count(value.value()?);
+                        }
+                        Ok(())
+                    });
+                }
+                _ => return Ok(()),
+            };
+            *slot = count(value.value()?);
+            Ok::<_, JsonError>(())
+        })?;
+        Ok(usage)
     }
 
     /// Generated tokens so far.

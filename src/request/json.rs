@@ -297,18 +297,21 @@ impl<'a> Cursor<'a> {
 
     fn skip_string(&mut self, expected: &'static str) -> Result<(), JsonError> {
         self.expect(b'"', expected)?;
-        if self.is_validated
-            && let Some(len) = string_len(self.text.as_bytes().get(self.at..).unwrap_or_default())
-        {
-            self.at += len + 1;
-            return Ok(());
-        }
         loop {
-            self.at += plain_len(self.text.as_bytes().get(self.at..).unwrap_or_default());
+            let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
+            // Keys are short and code is dense in escapes: look at a few words before setting up for a long run.
+            self.at += match short_len(rest) {
+                Ok(len) => len,
+                Err(looked_at) if self.is_validated => looked_at + string_len(behind(rest, looked_at)),
+                Err(looked_at) => looked_at + long_len(behind(rest, looked_at)),
+            };
             match self.peek() {
                 Some(b'"') => {
                     self.at += 1;
                     return Ok(());
+                }
+                Some(b'\\') if self.is_validated => {
+                    self.at += string_len(behind(self.text.as_bytes(), self.at));
                 }
                 Some(b'\\') => self.skip_escape()?,
                 Some(_) => return Err(self.fault("control character in a string")),
@@ -388,31 +391,52 @@ impl<'a> Cursor<'a> {
 }
 
 /// How many bytes of a valid JSON string are in front of the quote that ends it.
-fn string_len(bytes: &[u8]) -> Option<usize> {
-    memchr::memchr_iter(b'"', bytes).find(|at| {
+fn string_len(bytes: &[u8]) -> usize {
+    let end = memchr::memchr_iter(b'"', bytes).find(|at| {
         let before = bytes.get(..*at).unwrap_or_default();
         before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0
-    })
+    });
+    end.unwrap_or(bytes.len())
+}
+
+/// Whether a JSON string holds the text as it is.
+pub(crate) fn is_plain(text: &str) -> bool {
+    plain_len(text.as_bytes()) == text.len()
 }
 
 /// How many bytes at the start of `bytes` a JSON string holds as they are: up to a quote, backslash or control byte.
-pub(crate) fn plain_len(bytes: &[u8]) -> usize {
-    // Keys are short and code is dense in escapes: look at a few words before setting up for a long run.
-    let (words, _) = bytes.as_chunks::<8>();
-    let few = words.get(..4).unwrap_or(words);
-    for (at, word) in few.iter().enumerate() {
+fn plain_len(bytes: &[u8]) -> usize {
+    short_len(bytes).unwrap_or_else(|looked_at| looked_at + long_len(behind(bytes, looked_at)))
+}
+
+/// The same where it ends within a few words or the text does; else how many bytes were looked at.
+#[inline]
+fn short_len(bytes: &[u8]) -> Result<usize, usize> {
+    let mut at = 0;
+    while let Some(word) = bytes.get(at..).and_then(<[u8]>::first_chunk) {
         if let Some(stop) = first_stop(*word) {
-            return at * 8 + stop;
+            return Ok(at + stop);
+        }
+        at += 8;
+        if at == SHORT {
+            return Err(at);
         }
     }
-    let looked_at = few.len() * 8;
-    let rest = bytes.get(looked_at..).unwrap_or_default();
-    if rest.len() < 8 {
-        let is_plain = |byte: &&u8| !matches!(**byte, ..0x20 | b'"' | b'\\');
-        return looked_at + rest.iter().take_while(is_plain).count();
+    if let Some(last) = bytes.last_chunk().filter(|_| at > 0) {
+        // What of it was looked at has no stop.
+        return Ok(first_stop(*last).map_or(bytes.len(), |stop| bytes.len() - 8 + stop));
     }
-    let run = memchr::memchr2(b'"', b'\\', rest).map_or(rest, |end| rest.get(..end).unwrap_or_default());
-    looked_at + printable_len(run)
+    let is_plain = |byte: &&u8| !matches!(**byte, ..0x20 | b'"' | b'\\');
+    Ok(bytes.iter().take_while(is_plain).count())
+}
+
+fn long_len(bytes: &[u8]) -> usize {
+    let run = memchr::memchr2(b'"', b'\\', bytes).map_or(bytes, |end| bytes.get(..end).unwrap_or_default());
+    printable_len(run)
+}
+
+fn behind(bytes: &[u8], at: usize) -> &[u8] {
+    bytes.get(at..).unwrap_or_default()
 }
 
 /// How many bytes at the start of `bytes` are no control characters.
@@ -431,10 +455,12 @@ fn printable_len(bytes: &[u8]) -> usize {
 }
 
 /// The place of the first quote, backslash or control character of eight bytes.
+#[inline]
 fn first_stop(word: [u8; 8]) -> Option<usize> {
     let word = u64::from_le_bytes(word);
-    let equal = |byte: u8| below(word ^ (ONES * u64::from(byte)), 1);
-    first_of(below(word, 0x20) | equal(b'"') | equal(b'\\'))
+    // A quote is two above the control characters: with that bit turned over it comes right behind them.
+    let quote_or_control = below(word ^ (ONES * 2), u64::from(b'"' ^ 2) + 1);
+    first_of(quote_or_control | below(word ^ (ONES * u64::from(b'\\')), 1))
 }
 
 /// The high bit of every byte below the limit. Bits above the lowest one set may be wrong (a borrow runs upwards), which does
@@ -448,6 +474,8 @@ fn first_of(high_bits: u64) -> Option<usize> {
 }
 
 const ONES: u64 = 0x0101_0101_0101_0101;
+/// Bytes that a string is looked at word by word; whole words.
+const SHORT: usize = 32;
 
 /// Nesting that is accepted. The walk recurses, so this also bounds the stack.
 const MAX_DEPTH: u8 = 128;

@@ -377,7 +377,7 @@ impl<'a> Judged<'a> {
 
     /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.
     #[must_use]
-    pub fn assign(self) -> Option<Assignment> {
+    pub fn assign(&self) -> Option<Assignment> {
         let Verdict::Place(decision) = self.verdict else { return None };
         let Query { prompt, aim, sampling, elsewhere, turn, .. } = self.query;
         let is_elsewhere = elsewhere.is_some();

@@ -38,6 +38,7 @@ use self::series::RouteSeries;
 use self::slow::SlowSetup;
 use self::table::{HOUR, StepRow, TICK};
 use crate::diagnosis::Signals;
+use crate::observe::label_hasher::LabelHasher;
 
 /// Baseline, error budget and bounds of the detectors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,7 +100,7 @@ pub struct Detectors {
     settings: Settings,
     series: Vec<RouteSeries>,
     /// Index of a series by route and revision.
-    indices: HashMap<Arc<str>, HashMap<Arc<str>, usize>>,
+    indices: HashMap<Arc<str>, HashMap<Arc<str>, usize, LabelHasher>, LabelHasher>,
     now: f64,
     last_tick: i64,
 }
@@ -111,7 +112,7 @@ impl Detectors {
         Self {
             settings,
             series: Vec::new(),
-            indices: HashMap::new(),
+            indices: HashMap::default(),
             now: f64::NEG_INFINITY,
             last_tick: i64::MIN,
         }

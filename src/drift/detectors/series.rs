@@ -15,6 +15,7 @@ use super::observation::Observation;
 use super::recent::RecentWindow;
 use super::replicas::ReplicaHistory;
 use crate::diagnosis::SignalHistory;
+use crate::observe::label_hasher::LabelHasher;
 
 /// A series and all that is known of it.
 #[derive(Clone, Debug)]
@@ -37,7 +38,7 @@ pub(super) struct RouteSeries {
     pub(super) signals: SignalHistory,
     pub(super) replica_names: Vec<Arc<str>>,
     pub(super) replicas: Vec<ReplicaHistory>,
-    replica_indices: HashMap<Arc<str>, usize>,
+    replica_indices: HashMap<Arc<str>, usize, LabelHasher>,
     pub(super) judged: JudgedUntil,
     pub(super) active: ActiveFindings,
 }
@@ -104,7 +105,7 @@ impl RouteSeries {
             signals: SignalHistory::default(),
             replica_names: Vec::new(),
             replicas: Vec::new(),
-            replica_indices: HashMap::new(),
+            replica_indices: HashMap::default(),
             judged: JudgedUntil::default(),
             active: ActiveFindings::default(),
         }

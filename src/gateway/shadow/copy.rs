@@ -175,7 +175,7 @@ impl Copy {
         if let Some(output) = facts.tokens.output {
             pick.assignment.served_whole(now, output);
         }
-        record_facts(&mut self.record, facts);
+        record_facts(&mut self.record, facts.clone());
     }
 
     /// Reads a stream to its end.

@@ -76,7 +76,7 @@ fn write_value(out: &mut Vec<u8>, value: &AttributeValue<'_>) {
 
 /// A JSON string; only text that needs escapes goes through serde_json.
 fn write_text(out: &mut Vec<u8>, text: &str) {
-    if json::plain_len(text.as_bytes()) < text.len() {
+    if !json::is_plain(text) {
         // Writing JSON into memory does not fail.
         let _ = serde_json::to_writer(&mut *out, text);
         return;

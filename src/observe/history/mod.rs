@@ -20,7 +20,7 @@ use self::worst::Worst;
 pub use self::worst::{Kept, Why};
 use super::judgement::Judgement;
 use super::label_hasher::LabelHasher;
-use super::latency::{LatencySlots, SLOTS, Step};
+use super::latency::{IN_MINUTE, LatencySlots, SLOTS, Step};
 use crate::clock::Stamp;
 use crate::record::{Gaps, Record};
 use crate::stage::Stage;
@@ -82,12 +82,12 @@ impl RouteHistory {
             (seconds + itl.as_secs_f64() * f64::from(tokens), count + u64::from(tokens))
         });
         if sum.1 > 0 {
-            self.rings.lock().each(now, |slot| slot.add_itl(replica, sum));
+            self.rings.lock().at(now).add_itl(replica, sum);
         }
     }
 
     fn record(&self, record: &Arc<Record>, judgement: &Judgement) {
-        self.rings.lock().each(record.at.end, |slot| slot.record(record, judgement));
+        self.rings.lock().at(record.at.end).record(record, judgement);
         for time in &judgement.stages {
             if let Some(stage) = self.stages.get(time.stage as usize) {
                 stage.lock().add([(time.duration, 1)].into_iter(), record.at.end);
@@ -103,7 +103,10 @@ impl RouteHistory {
     pub fn slots(&self, step: Step, n: i64, now: Stamp) -> Vec<(i64, Slot)> {
         let newest = step.slot(now);
         let rings = self.rings.lock();
-        rings.of(step).range(newest - n, newest).map(|(number, slot)| (number, slot.clone())).collect()
+        let kept = rings.of(step).range(newest - n, newest).map(|(number, slot)| (number, slot.clone()));
+        let minute = if step == Step::Minute { rings.minute() } else { None };
+        let in_progress = minute.filter(|(number, _)| (newest - n..=newest).contains(number));
+        kept.chain(in_progress).collect()
     }
 
     /// What was usual: the last ten minutes in which the SLO was kept, however long ago, and how many seconds they are. What lasts is
@@ -129,7 +132,8 @@ impl RouteHistory {
 #[derive(Default)]
 struct Rings {
     short: Ring<Slot>,
-    long: Ring<Slot>,
+    /// Those that are over.
+    minutes: Ring<Slot>,
     /// Of ten seconds each, with their numbers, oldest first.
     calm: VecDeque<(i64, Slot)>,
 }
@@ -138,7 +142,7 @@ impl Rings {
     fn of(&self, step: Step) -> &Ring<Slot> {
         match step {
             Step::TenSeconds => &self.short,
-            Step::Minute => &self.long,
+            Step::Minute => &self.minutes,
         }
     }
 
@@ -158,13 +162,29 @@ impl Rings {
         }
     }
 
-    fn each(&mut self, now: Stamp, mut add: impl FnMut(&mut Slot)) {
-        if self.short.newest().is_some_and(|newest| newest < Step::TenSeconds.slot(now)) {
+    /// The newest minute so far, with its number.
+    fn minute(&self) -> Option<(i64, Slot)> {
+        let minute = self.short.newest()? / IN_MINUTE;
+        let first = minute * IN_MINUTE;
+        let mut sum = Slot::default();
+        for (_, slot) in self.short.range(first, first + IN_MINUTE - 1) {
+            sum.absorb(slot);
+        }
+        Some((minute, sum))
+    }
+
+    /// The slot to count in.
+    fn at(&mut self, now: Stamp) -> &mut Slot {
+        let next = Step::TenSeconds.slot(now);
+        if self.short.newest().is_some_and(|newest| newest < next) {
             self.note_calm();
+            if self.short.newest().is_some_and(|newest| newest / IN_MINUTE < next / IN_MINUTE)
+                && let Some((minute, slot)) = self.minute()
+            {
+                self.minutes.push(minute, slot, SLOTS);
+            }
         }
-        for (step, ring) in [(Step::TenSeconds, &mut self.short), (Step::Minute, &mut self.long)] {
-            add(ring.at(step.slot(now), SLOTS));
-        }
+        self.short.at(next, SLOTS)
     }
 }
 
@@ -207,6 +227,31 @@ mod tests {
         assert_eq!(requests(Step::Minute, 60, 3660), [1, 1]);
         assert_eq!(requests(Step::TenSeconds, 6, 3599), [1]);
         assert_eq!(requests(Step::Minute, 60, 100_000), [0u32; 0]);
+    }
+
+    #[test]
+    fn a_minute_is_the_sum_of_its_slots_while_it_lasts_and_afterwards() {
+        let history = History::default();
+        let route = history.route(&"chat".into());
+        let requests = |now| -> Vec<(i64, u32)> {
+            let minutes = route.slots(Step::Minute, 60, at(now));
+            minutes.iter().map(|(number, slot)| (*number, slot.requests)).collect()
+        };
+        for (second, expected) in [
+            (0, vec![(0, 1)]),
+            (15, vec![(0, 2)]),
+            (59, vec![(0, 3)]),
+            (60, vec![(0, 3), (1, 1)]),
+            (200, vec![(0, 3), (1, 1), (3, 1)]),
+        ] {
+            let record = ended("chat", second);
+            history.record(&record, &Judgement::of(&record));
+            assert_eq!(requests(second), expected, "{second}");
+        }
+        let replica = Arc::clone(&fixture::stream().attempts[0].served.replica);
+        let slots = route.slots(Step::Minute, 60, at(200));
+        let first = &slots[0].1.parts[&(Dimension::Replica, replica)];
+        assert_eq!((first.requests, first.answers), (3, 3));
     }
 
     #[test]

@@ -5,12 +5,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::labels::labels;
 use crate::observe::judgement::Judgement;
 use crate::observe::label_hasher::LabelHasher;
 use crate::observe::overdue::Late;
 use crate::observe::slo::{Missed, SloVerdict};
-use crate::record::{Record, Served};
+use crate::record::{Attempt, Record, Served};
 use crate::stage::Stage;
 
 labels! {
@@ -83,6 +85,20 @@ impl Part {
     #[must_use]
     pub fn over_expected(&self) -> Option<f64> {
         (self.ttft.1 > 0.0).then(|| self.ttft.0 / self.ttft.1)
+    }
+
+    /// Counts how an attempt ended.
+    fn attempt(&mut self, dimension: Dimension, attempt: &Attempt) {
+        if is_answered(attempt) {
+            self.answers += 1;
+            self.empty += u32::from(attempt.is_empty);
+        }
+        if dimension == Dimension::Replica && has_failed(attempt) {
+            self.failures += 1;
+            if let Some(words) = &attempt.engine_error {
+                self.engine_error = Some((&**words).into());
+            }
+        }
     }
 
     /// Adds everything of another part.
@@ -160,15 +176,27 @@ impl Slot {
 
     /// Adds everything of another slot.
     pub fn merge(&mut self, other: &Self) {
+        self.merge_sums(other);
+        for (key, part) in &other.parts {
+            self.parts.entry(key.clone()).or_default().merge(part);
+        }
+    }
+
+    /// The same, with as few parts as if all had been recorded here.
+    pub(super) fn absorb(&mut self, other: &Self) {
+        self.merge_sums(other);
+        for ((dimension, name), part) in &other.parts {
+            self.part(*dimension, name).merge(part);
+        }
+    }
+
+    fn merge_sums(&mut self, other: &Self) {
         self.requests += other.requests;
         self.good += other.good;
         self.empty += other.empty;
         add_all(&mut self.missed, &other.missed);
         add_all(&mut self.missed_in, &other.missed_in);
         self.bound = (self.bound.0 + other.bound.0, self.bound.1 + other.bound.1);
-        for (key, part) in &other.parts {
-            self.parts.entry(key.clone()).or_default().merge(part);
-        }
     }
 
     /// Adds inter-token latencies of a replica: their sum in seconds and their number.
@@ -199,44 +227,50 @@ impl Slot {
         let class: Arc<str> = record.class.as_str().into();
         let expected =
             record.decision.as_ref().and_then(|d| Some(d.predicted_ttft?.as_secs_f64() / d.pace.max(0.01)));
-        let ttft = record.ttft().map(|ttft| ttft.as_secs_f64()).zip(expected);
-        for (dimension, name) in took_part(served(record), &record.tenant, &class) {
+        let ttft = record.ttft().map(|ttft| ttft.as_secs_f64());
+        let times: SmallVec<[_; STAGES]> =
+            judgement.stages.iter().map(|time| (time.stage as usize, time.duration.as_secs_f64())).collect();
+        let charged = charged(record);
+        let served = charged.map(|(_, attempt)| (&attempt.served.replica, &attempt.served.revision));
+        for (dimension, name) in took_part(served, &record.tenant, &class) {
             let part = self.part(dimension, name);
             part.requests += 1;
             part.judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
             part.prompt_tokens += record.tokens.input.unwrap_or(record.estimated_input).0;
-            if let Some(ttft) = record.ttft() {
-                part.first_tokens = (part.first_tokens.0 + ttft.as_secs_f64(), part.first_tokens.1 + 1);
+            if let Some(ttft) = ttft {
+                part.first_tokens = (part.first_tokens.0 + ttft, part.first_tokens.1 + 1);
             }
-            if let Some((ttft, expected)) = ttft {
+            if let Some((ttft, expected)) = ttft.zip(expected) {
                 part.ttft = (part.ttft.0 + ttft, part.ttft.1 + expected);
             }
             if missed.is_some() {
                 count(&mut part.missed_in, blamed);
             }
-            for time in &judgement.stages {
-                count(&mut part.stage_requests, time.stage as usize);
-                if let Some(sum) = part.stage_seconds.get_mut(time.stage as usize) {
-                    *sum += time.duration.as_secs_f64();
+            for (stage, seconds) in &times {
+                count(&mut part.stage_requests, *stage);
+                if let Some(sum) = part.stage_seconds.get_mut(*stage) {
+                    *sum += seconds;
                 }
+            }
+            if let (Dimension::Replica | Dimension::Revision, Some((_, attempt))) = (dimension, charged) {
+                part.attempt(dimension, attempt);
             }
         }
-        for attempt in &record.attempts {
-            let Served { replica, revision, .. } = &attempt.served;
-            if attempt.status.is_some_and(|status| status < 300) {
-                for (dimension, name) in [(Dimension::Replica, replica), (Dimension::Revision, revision)] {
-                    let part = self.part(dimension, name);
-                    part.answers += 1;
-                    part.empty += u32::from(attempt.is_empty);
-                }
+        for (at, attempt) in record.attempts.iter().enumerate() {
+            if charged.is_none_or(|(charged, _)| charged != at) {
+                self.attempt(attempt);
             }
-            if attempt.error.is_some() || attempt.status.is_some_and(|status| status >= 500) {
-                let part = self.part(Dimension::Replica, replica);
-                part.failures += 1;
-                if let Some(words) = &attempt.engine_error {
-                    part.engine_error = Some((&**words).into());
-                }
-            }
+        }
+    }
+
+    /// Counts an attempt of a request that is charged to another one.
+    fn attempt(&mut self, attempt: &Attempt) {
+        let Served { replica, revision, .. } = &attempt.served;
+        if is_answered(attempt) || has_failed(attempt) {
+            self.part(Dimension::Replica, replica).attempt(Dimension::Replica, attempt);
+        }
+        if is_answered(attempt) {
+            self.part(Dimension::Revision, revision).attempt(Dimension::Revision, attempt);
         }
     }
 
@@ -278,11 +312,18 @@ fn took_part<'a>(
     all.into_iter().filter_map(|(dimension, name)| Some((dimension, name?)))
 }
 
-/// Replica and revision that a request's time is charged to: of its longest attempt, which is the last one unless that
-/// came after a long wait elsewhere.
-fn served(record: &Record) -> Option<(&Arc<str>, &Arc<str>)> {
-    let attempt = record.attempts.iter().max_by_key(|attempt| attempt.end.since(attempt.start))?;
-    Some((&attempt.served.replica, &attempt.served.revision))
+/// The attempt that a request's time is charged to, and its place: the longest, which is the last one unless that came after a long
+/// wait elsewhere.
+fn charged(record: &Record) -> Option<(usize, &Attempt)> {
+    record.attempts.iter().enumerate().max_by_key(|(_, attempt)| attempt.end.since(attempt.start))
+}
+
+fn is_answered(attempt: &Attempt) -> bool {
+    attempt.status.is_some_and(|status| status < 300)
+}
+
+fn has_failed(attempt: &Attempt) -> bool {
+    attempt.error.is_some() || attempt.status.is_some_and(|status| status >= 500)
 }
 
 fn count(counts: &mut [u32], at: usize) {

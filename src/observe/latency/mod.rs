@@ -11,6 +11,7 @@ mod window;
 
 pub(super) use self::map::{Newest, SeriesMap};
 pub use self::series::{LatencySeries, Measure};
+pub(super) use self::slots::IN_MINUTE;
 pub(super) use self::slots::LatencySlots;
 pub use self::slots::{SLOTS, Step};
 pub use self::window::Window;

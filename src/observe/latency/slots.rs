@@ -107,4 +107,4 @@ impl LatencySlots {
 /// Kept slots of either step, the current one included.
 pub const SLOTS: i64 = 61;
 /// Slots of 10 s in a minute.
-const IN_MINUTE: i64 = 6;
+pub(in crate::observe) const IN_MINUTE: i64 = 6;

@@ -32,7 +32,7 @@ use dashmap::DashMap;
 // Labels come from code and configuration, not from clients, so a fast hash is safe.
 use parking_lot::Mutex;
 use prometheus::process_collector::ProcessCollector;
-use prometheus::{Registry, TextEncoder};
+use prometheus::{IntCounter, Registry, TextEncoder};
 
 use self::buckets::Edges;
 pub use self::canary::CanaryGauges;
@@ -45,6 +45,7 @@ pub use self::guards::{GaugeGuard, QueuedGuard};
 use self::guards::{OverdueRequests, Waiting};
 pub use self::labels::{ContentLoss, DeliveryResult, DropReason, HookOutcome, JoinResult};
 pub use self::log_drops::LogDrops;
+use self::memo::Memo;
 pub use self::openmetrics::Exposition;
 use self::replicas::{KnownReplicas, ReplicaKey};
 use self::series::{ALL_TENANTS, ReplicaSeries, RequestKey, RequestSeries, SplitByTenant};
@@ -105,6 +106,8 @@ pub struct Metrics {
     other: Arc<str>,
     by_stream: DashMap<StreamKey, Arc<StreamHistograms>, LabelHasher>,
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, LabelHasher>,
+    decisions: Memo<(&'static str, &'static str), IntCounter>,
+    prefix_tokens: Memo<&'static str, IntCounter>,
     known_replicas: Mutex<KnownReplicas>,
     waiting: Waiting,
     overdue: Mutex<OverdueRequests>,
@@ -143,6 +146,8 @@ impl Metrics {
             other: OTHER.into(),
             by_stream: DashMap::default(),
             by_replica: DashMap::default(),
+            decisions: Memo::default(),
+            prefix_tokens: Memo::default(),
             known_replicas: Mutex::default(),
             waiting: Waiting::default(),
             overdue: Mutex::default(),
@@ -198,6 +203,7 @@ impl Metrics {
     pub fn record(&self, record: &Record, judgement: &Judgement, is_settled: bool) {
         let series = self.request_series(key_of(record));
         series.record(record, judgement);
+        series.count_tenant_tokens(record);
         if is_settled {
             series.settled(judgement);
             self.count_engine_seconds(record, judgement);
@@ -214,7 +220,7 @@ impl Metrics {
         if let Some(ways) = &record.ways {
             self.families.routes.prefill_requests.inc([&*record.route, ways.way(), ways.reason]);
         }
-        self.count_tenant_tokens(record);
+        self.count_outside_tokens(record);
         let stages: &[StageTime] = if is_settled { &judgement.stages } else { &[] };
         self.usage.count(record, stages, self.clock.wall(record.at.end));
     }
@@ -266,31 +272,26 @@ impl Metrics {
         }
     }
 
-    fn count_tenant_tokens(&self, record: &Record) {
-        let counts = &record.tokens;
-        for (kind, tokens) in [("input", counts.input), ("cached", counts.cached), ("output", counts.output)]
-        {
-            let Some(tokens) = tokens else { continue };
-            let labels = [&*record.route, &record.model, &record.tenant, kind];
-            self.families.requests.tenant_tokens.inc_by(labels, tokens.0);
-            if let Some(served) = record.served().filter(|served| served.is_outside) {
-                let labels = [&*record.route, &served.pool, &record.tenant, kind];
-                self.families.requests.outside_tokens.inc_by(labels, tokens.0);
-            }
+    fn count_outside_tokens(&self, record: &Record) {
+        let Some(served) = record.served().filter(|served| served.is_outside) else { return };
+        for (kind, tokens) in record.tokens.by_kind() {
+            let labels = [&*record.route, &served.pool, &record.tenant, kind];
+            self.families.requests.outside_tokens.inc_by(labels, tokens.0);
         }
     }
 
     fn count_decision(&self, record: &Record) {
         let Some(decision) = &record.decision else { return };
         let requests = &self.families.requests;
-        requests.decisions.inc([decision.policy, decision.reason]);
+        let made = (decision.policy, decision.reason);
+        self.decisions.get(made, || requests.decisions.get([made.0, made.1])).inc();
         let prefix = [
             ("looked_up", record.tokens.input.unwrap_or(record.estimated_input)),
             ("predicted", decision.predicted_hit),
             ("reported", record.tokens.cached.unwrap_or_default()),
         ];
         for (kind, tokens) in prefix {
-            requests.prefix_tokens.inc_by([kind], tokens.0);
+            self.prefix_tokens.get(kind, || requests.prefix_tokens.get([kind])).inc_by(tokens.0);
         }
     }
 

@@ -121,6 +121,7 @@ struct Handles {
     over_budget: Memo<Stage, IntCounter>,
     stages: Memo<(Stage, StageSource), Histogram>,
     tokens: Memo<&'static str, IntCounter>,
+    tenant_tokens: Memo<&'static str, IntCounter>,
     finish_reasons: Memo<&'static str, IntCounter>,
 }
 
@@ -215,6 +216,17 @@ impl RequestSeries {
         }
         if let Some(output) = record.tokens.output {
             self.token_kind("output").inc_by(output.0);
+        }
+    }
+
+    /// Counts tokens for the tenant, which may be one of those that share this series.
+    pub(super) fn count_tenant_tokens(&self, record: &Record) {
+        let family = &self.families.requests.tenant_tokens;
+        let is_own = *self.key.tenant == *record.tenant;
+        for (kind, tokens) in record.tokens.by_kind() {
+            let handle = || family.get([&*record.route, &record.model, &record.tenant, kind]);
+            let handle = if is_own { self.handles.tenant_tokens.get(kind, handle) } else { handle() };
+            handle.inc_by(tokens.0);
         }
     }
 

@@ -7,14 +7,19 @@ use std::array::from_fn;
 
 use crate::routing::tuning::{memories, priors};
 
-/// Counts of recent answers by length.
+/// Recent answers by length, counted so that every answer can publish what is known: no sum runs over the bins.
 #[derive(Debug)]
 pub(in crate::routing) struct Lengths {
     recent: Vec<u8>,
     next: usize,
-    counts: [u32; BINS],
+    /// Answers that reach each bin.
+    reached: [u32; BINS + 1],
+    /// Tokens of all answers, each taken for the middle of its bin and without its first one. Exact: edges are short binary fractions.
+    tokens: f64,
     /// What stands in for answers at each edge: exponentials take longer than everything else that an answer teaches.
     prior: [f32; BINS + 1],
+    /// The same of `tokens`.
+    prior_tokens: f64,
 }
 
 /// The survival function as it stood when it was taken: plain values.
@@ -30,7 +35,10 @@ impl Default for Lengths {
     fn default() -> Self {
         let count = priors::ANSWERS as f32;
         let prior = from_fn(|bin| count * (-(edge(bin) - 1.0) / (priors::ANSWER_TOKENS as f32)).exp());
-        Self { recent: Vec::new(), next: 0, counts: [0; BINS], prior }
+        // The area under the survival function.
+        let area = |bin: usize| (edge(bin + 1) - edge(bin)) * f32::midpoint(prior[bin], prior[bin + 1]);
+        let prior_tokens = (0..BINS).map(|bin| f64::from(area(bin))).sum();
+        Self { recent: Vec::new(), next: 0, reached: [0; BINS + 1], tokens: 0.0, prior, prior_tokens }
     }
 }
 
@@ -38,17 +46,25 @@ impl Lengths {
     /// Learns from a complete answer.
     pub(in crate::routing) fn observe(&mut self, tokens: u64) {
         let (bin, _) = place(tokens.clamp(1, MOST) as f32);
-        self.counts[bin] += 1;
         // There are fewer bins than a byte has values.
         let bin = u8::try_from(bin).unwrap_or(u8::MAX);
+        self.add(bin);
         if self.recent.len() < memories::ANSWERS {
             self.recent.push(bin);
             return;
         }
         if let Some(slot) = self.recent.get_mut(self.next) {
-            self.counts[usize::from(std::mem::replace(slot, bin))] -= 1;
+            let old = usize::from(std::mem::replace(slot, bin));
+            self.reached[..=old].iter_mut().for_each(|count| *count -= 1);
+            self.tokens -= middle(old);
         }
         self.next = (self.next + 1) % memories::ANSWERS;
+    }
+
+    fn add(&mut self, bin: u8) {
+        let bin = usize::from(bin);
+        self.reached[..=bin].iter_mut().for_each(|count| *count += 1);
+        self.tokens += middle(bin);
     }
 
     /// The bins of the answers that count, in their order.
@@ -62,7 +78,7 @@ impl Lengths {
         let mut lengths = Self::default();
         let known = bins.iter().filter(|bin| usize::from(**bin) < BINS);
         for bin in known.take(memories::ANSWERS) {
-            lengths.counts[usize::from(*bin)] += 1;
+            lengths.add(*bin);
             lengths.recent.push(*bin);
         }
         lengths
@@ -71,18 +87,10 @@ impl Lengths {
     /// What is known now.
     pub(in crate::routing) fn survival(&self) -> Survival {
         let total = self.recent.len() as f32 + (priors::ANSWERS as f32);
-        let mut reach = [0.0; BINS + 1];
-        let mut longer = 0;
-        for bin in (0..=BINS).rev() {
-            longer += self.counts.get(bin).copied().unwrap_or(0);
-            reach[bin] = (longer as f32 + self.prior[bin]) / total;
-        }
-        // A mean is the area under the survival function; an answer has at least one token.
-        let below_one = 1.0;
-        let mean = (0..BINS).fold(below_one, |area, bin| {
-            let width = edge(bin + 1) - edge(bin);
-            area + width * f32::midpoint(reach[bin], reach[bin + 1])
-        });
+        let share = 1.0 / total;
+        let reach = from_fn(|bin| (self.reached[bin] as f32 + self.prior[bin]) * share);
+        // An answer has at least one token.
+        let mean = 1.0 + (self.tokens + self.prior_tokens) as f32 * share;
         Survival { reach, mean }
     }
 }
@@ -114,6 +122,11 @@ fn place(tokens: f32) -> (usize, f32) {
 /// Where a bin begins: [`place`] the other way round.
 fn edge(bin: usize) -> f32 {
     f32::from_bits(((bin + (127 << SUB_BITS)) as u32) << (23 - SUB_BITS))
+}
+
+/// Tokens behind the first one in the middle of a bin.
+fn middle(bin: usize) -> f64 {
+    f64::midpoint(edge(bin).into(), edge(bin + 1).into()) - 1.0
 }
 
 /// Bins of a quarter of an octave: finer ones would be empty.

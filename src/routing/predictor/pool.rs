@@ -1,11 +1,9 @@
 //! What is learned of all replicas of a pool together: how the causes of a prefill compare, how long answers are, what an
 //! average replica is like.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::calibration::{Calibration, Ledger};
@@ -34,7 +32,6 @@ pub(super) struct PoolCell {
     uncached: Figure,
     tokens_per_event: Figure,
     has_learned: AtomicBool,
-    survival: ArcSwap<Survival>,
     learner: Mutex<Learner>,
 }
 
@@ -57,6 +54,7 @@ struct Learner {
 impl Default for PoolCell {
     fn default() -> Self {
         let lengths = Lengths::default();
+        let survival = lengths.survival();
         let mean_uncached = 2.0 * priors::ANSWER_TOKENS;
         let cell = Self {
             rates: priors::RATES.map(Figure::from),
@@ -67,7 +65,6 @@ impl Default for PoolCell {
             uncached: mean_uncached.into(),
             tokens_per_event: 1.0.into(),
             has_learned: AtomicBool::new(false),
-            survival: ArcSwap::from_pointee(lengths.survival()),
             learner: Mutex::new(Learner {
                 shape: Fit::new(memories::SHAPE_KEPT),
                 steps: StepFit::default(),
@@ -82,7 +79,7 @@ impl Default for PoolCell {
         };
         let (round_trip, step) = (priors::ROUND_TRIP, priors::STEP);
         cell.average.store(&Estimate { slowness: 1.0, round_trip, step });
-        cell.publish_fresh();
+        cell.publish_fresh(&survival);
         cell
     }
 }
@@ -108,8 +105,9 @@ impl PoolCell {
         self.average.slowness.load()
     }
 
-    pub(super) fn survival(&self) -> Arc<Survival> {
-        self.survival.load_full()
+    /// How long answers are.
+    pub(super) fn survival(&self) -> Survival {
+        self.learner.lock().lengths.survival()
     }
 
     /// Whether anything was learned at all.
@@ -184,9 +182,9 @@ impl PoolCell {
     pub(super) fn observe_output(&self, output: Tokens) {
         let mut learner = self.learner.lock();
         learner.lengths.observe(output.0);
-        self.survival.store(Arc::new(learner.lengths.survival()));
+        let survival = learner.lengths.survival();
         drop(learner);
-        self.publish_fresh();
+        self.publish_fresh(&survival);
     }
 
     pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
@@ -232,24 +230,23 @@ impl PoolCell {
         (learner.round_trip, learner.mean_uncached) = (round_trip, mean_uncached);
         let rates = learner.shape.rates(&priors::RATES);
         let step = learner.steps.rates(&priors::STEP);
-        self.survival.store(Arc::new(learner.lengths.survival()));
+        let survival = learner.lengths.survival();
         drop(learner);
         // Its slowness is what replicas are measured by until they are known themselves.
         self.average.store(&Estimate { slowness, round_trip, step });
         self.uncached.store(mean_uncached);
         self.tokens_per_event.store((events[0] / events[1]).max(1.0));
         self.rates.iter().zip(rates).for_each(|(cell, rate)| cell.store(rate));
-        self.publish_fresh();
+        self.publish_fresh(&survival);
         self.has_learned.store(true, Ordering::Relaxed);
         true
     }
 
-    fn publish_fresh(&self) {
+    fn publish_fresh(&self, survival: &Survival) {
         let mut curve = Curve::NONE;
         // Without a step of its own: how much slack a token brings is for the reader to say.
         let fresh = Running { tokens: 1.0, elapsed: 0.0, bound: FRESH_SPARE as f32, step: 0.0 };
-        let survival = self.survival.load();
-        curve.add(&fresh, &survival);
+        curve.add(&fresh, survival);
         for (cell, figure) in [(&self.output, survival.mean()), (&self.goes_on, survival.at(2.0))] {
             cell.store(f64::from(figure));
         }

@@ -130,7 +130,7 @@ impl Fleet {
             ..Ask::of(text.prompt(), &self.excluded)
         };
         let judged = self.dispatcher.judge(&*self.policy, &ask, &LIMITS, self.now, self.targets.iter());
-        let assignment = judged.and_then(Judged::assign).unwrap();
+        let assignment = judged.and_then(|judged| judged.assign()).unwrap();
         (assignment.decision, assignment)
     }
 
