@@ -367,9 +367,8 @@ async def main():
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     only = {int(number) for number in arguments.only.split(",") if number}
-    chosen = [incident for incident in INCIDENTS if not only or incident.number in only]
-    if arguments.drawn:
-        chosen = list(drawn(arguments.drawn, arguments.seed))
+    chosen = list(drawn(arguments.drawn, arguments.seed)) if arguments.drawn else INCIDENTS
+    chosen = [incident for incident in chosen if not only or incident.number in only]
     if arguments.quiet:
         chosen = [Incident(0, f"{arguments.quiet:g} minutes of ordinary days", lambda s: None, is_discovered=True)]
         globals()["CALM"] = arguments.quiet * 60
