@@ -6,8 +6,9 @@ import signal
 from engine import Engine
 from fleet import free_ports, read, start
 
-# Seconds that each part of a day has at least.
+# Seconds that each part of a day has at least, and after which a load balancer has seen that a gateway is not ready.
 PART = 240
+NOTICED = 2
 
 
 async def days(setup, part=PART):
@@ -50,12 +51,15 @@ async def deploy(setup):
 
 
 async def replace(setup):
-    """Each gateway drains and is started again; its clients go to the next one meanwhile."""
+    """Each gateway drains and is started again; a load balancer sends its clients to the next one meanwhile."""
     for n, process in enumerate(setup.processes):
         process.terminate()
+        await asyncio.sleep(NOTICED)
+        setup.away = setup.data[n]
         await asyncio.to_thread(process.wait)
         setup.processes[n] = start(setup.binary, "serve", "--config", setup.file(n))
         await ready(setup, 3)
+        setup.away = None
 
 
 async def ready(setup, count, limit=60):
