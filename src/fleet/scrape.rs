@@ -63,7 +63,7 @@ impl Scraper {
 
     /// The scrape loop, until the replica is removed.
     pub(super) async fn run(self) {
-        let (mut kept, mut before) = (KeptConnection::default(), Outcome::Read);
+        let mut kept = KeptConnection::default();
         loop {
             let interval = self.pool.config().scrape_interval;
             if interval > MAX_KEPT {
@@ -71,13 +71,7 @@ impl Scraper {
             }
             let sent = self.clock.now();
             let outcome = self.scrape(interval, &mut kept).await;
-            for replica in &self.targets {
-                replica.health.vitals.page(outcome == Outcome::Silent);
-            }
-            if outcome == Outcome::Silent && before != Outcome::Silent {
-                self.doubt(sent);
-            }
-            before = outcome;
+            self.note_silence(outcome == Outcome::Silent, sent);
             self.replica.connections.reap();
             let pause =
                 if outcome == Outcome::Absent { interval.max(MIN_INTERVAL_WITHOUT_PAGE) } else { interval };
@@ -91,10 +85,12 @@ impl Scraper {
     }
 
     /// A page that does not come is all that shows a frozen engine before requests wait long: a whole answer may take as long as it likes.
-    fn doubt(&self, sent: Stamp) {
-        let (now, within) = (self.clock.now(), self.pool.config().probe.timeout);
-        for replica in self.targets.iter().filter(|replica| replica.health.vitals.last_progress() < sent) {
-            replica.doubt(false, within, now);
+    fn note_silence(&self, is_silent: bool, sent: Stamp) {
+        for replica in &self.targets {
+            let vitals = &replica.health.vitals;
+            if vitals.page(is_silent) && vitals.last_progress() < sent {
+                replica.doubt(false, self.pool.config().probe.timeout, self.clock.now());
+            }
         }
     }
 

@@ -17,16 +17,44 @@ pub struct Vitals {
     last_progress: AtomicU64,
     last_answer: AtomicU64,
     engine_moved: AtomicU64,
-    refused_from: AtomicU64,
-    refused_to: AtomicU64,
+    refused: InARow,
     frozen_at: AtomicU64,
     is_page_silent: AtomicBool,
-    silent_from: AtomicU64,
-    is_silent_again: AtomicBool,
+    silent: InARow,
     suspected_at: AtomicU64,
     is_reported_down: AtomicBool,
     /// Wakes the prober ahead of its interval.
     pub check_now: Notify,
+}
+
+/// Times of the first and the last of some failures in a row: one may be a moment's, a later one proves more.
+#[derive(Debug, Default)]
+struct InARow {
+    first: AtomicU64,
+    last: AtomicU64,
+}
+
+impl InARow {
+    fn note(&self, at: Stamp) {
+        let is_first = self.first.compare_exchange(0, at.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
+        if is_first.is_err() {
+            self.last.fetch_max(at.as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    fn clear(&self) {
+        self.first.store(0, Ordering::Relaxed);
+        self.last.store(0, Ordering::Relaxed);
+    }
+
+    fn first(&self) -> Option<Stamp> {
+        nonzero(&self.first)
+    }
+
+    /// The first and the last, once there were two.
+    fn both(&self) -> Option<(Stamp, Stamp)> {
+        self.first().zip(nonzero(&self.last))
+    }
 }
 
 impl Vitals {
@@ -63,11 +91,7 @@ impl Vitals {
 
     /// A connect was refused: nobody listens.
     pub fn refused(&self, now: Stamp) {
-        let from =
-            self.refused_from.compare_exchange(0, now.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
-        if from.is_err() {
-            self.refused_to.fetch_max(now.as_nanos(), Ordering::Relaxed);
-        }
+        self.refused.note(now);
     }
 
     /// A completion that was sent at `sent` got no answer in time.
@@ -75,32 +99,26 @@ impl Vitals {
         self.frozen_at.store(sent.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Its metrics page came, or did not come in time.
-    pub fn page(&self, is_silent: bool) {
-        self.is_page_silent.store(is_silent, Ordering::Relaxed);
+    /// Its metrics page came, or did not come in time; whether it fell silent now.
+    pub fn page(&self, is_silent: bool) -> bool {
+        !self.is_page_silent.swap(is_silent, Ordering::Relaxed) && is_silent
     }
 
     /// Its list of models, which computes nothing, was asked for at `sent` and did not come in time.
     pub fn silent(&self, sent: Stamp) {
-        let is_first =
-            self.silent_from.compare_exchange(0, sent.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
-        if is_first.is_err() {
-            self.is_silent_again.store(true, Ordering::Relaxed);
-        }
+        self.silent.note(sent);
     }
 
     /// A probe got an answer or a refusal: lists that stay away are counted anew.
     pub fn spoke(&self) {
-        self.silent_from.store(0, Ordering::Relaxed);
-        self.is_silent_again.store(false, Ordering::Relaxed);
+        self.silent.clear();
     }
 
     /// Whether the process or its host stands still: two lists in a row and its page stayed away, and nothing moved since the first.
     /// What has no page may be busy: some servers answer nothing while they compute.
     pub fn is_stopped(&self) -> bool {
-        let is_silent =
-            self.is_page_silent.load(Ordering::Relaxed) && self.is_silent_again.load(Ordering::Relaxed);
-        is_silent && nonzero(&self.silent_from).is_some_and(|from| self.last_sign() <= from)
+        let is_page_silent = self.is_page_silent.load(Ordering::Relaxed);
+        is_page_silent && self.silent.both().is_some_and(|(first, _)| self.last_sign() <= first)
     }
 
     /// A stream is suspiciously silent: probes at once, at most every [`MIN_CHECK_INTERVAL`].
@@ -125,8 +143,7 @@ impl Vitals {
 
     /// A connect succeeded: somebody listens.
     pub fn connected(&self) {
-        self.refused_from.store(0, Ordering::Relaxed);
-        self.refused_to.store(0, Ordering::Relaxed);
+        self.refused.clear();
     }
 
     /// A probe succeeded: clears earlier evidence.
@@ -138,13 +155,12 @@ impl Vitals {
 
     /// First of the refused connects, unless one succeeded since.
     pub fn refused_since(&self) -> Option<Stamp> {
-        nonzero(&self.refused_from)
+        self.refused.first()
     }
 
     /// Whether connects were refused over at least this span and no stream moved meanwhile: the process is gone.
     pub fn is_gone(&self, span: Duration) -> bool {
-        let (Some(from), Some(to)) = (self.refused_since(), nonzero(&self.refused_to)) else { return false };
-        to.since(from.max(self.last_progress())) >= span
+        self.refused.both().is_some_and(|(from, to)| to.since(from.max(self.last_progress())) >= span)
     }
 
     /// When the last probe that got no answer was sent, unless a probe succeeded, a stream progressed or the engine's counters
