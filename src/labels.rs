@@ -1,4 +1,5 @@
-//! Closed sets whose members have a name outside: in metrics, logs, the API. A variant and its name are declared once.
+//! Labels: closed sets whose members have a name outside (in metrics, logs, the API), each declared once, and the hasher of maps
+//! whose keys are labels.
 
 /// A closed set by its names, for what reads any of them.
 pub(crate) trait Labelled: Copy + PartialEq + 'static {
@@ -49,3 +50,7 @@ macro_rules! labels {
 }
 
 pub(crate) use labels;
+
+/// The hasher of maps that every request reads. Seeded at random in each process as the standard library's is, so that label values
+/// cannot be made to collide; fast on short keys.
+pub(crate) type LabelHasher = hashlink::DefaultHashBuilder;

@@ -64,12 +64,12 @@ pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]
     }
     // Sent until the first token.
     let enough = |slot: &Slot, name: &Arc<str>| {
-        let part = slot.parts.get(&(Dimension::Replica, Arc::clone(name)))?;
+        let part = slot.of(Dimension::Replica, name)?;
         let (seconds, count) = part.first_tokens;
         let held = part.mean(Stage::Admit).unwrap_or_default();
         (count >= FEW).then(|| seconds / f64::from(count) - held)
     };
-    let part = |name: &Arc<str>| slot.parts.get(&(Dimension::Replica, Arc::clone(name)));
+    let part = |name: &Arc<str>| slot.of(Dimension::Replica, name);
     let missed = |name: &Arc<str>| part(name).and_then(|part| part.missed_in.get(at)).copied().unwrap_or(0);
     let matters = MIN_DIFFERENCE.max(MATTERS * slot.mean_bound().unwrap_or_default());
     // What came before the last seconds may be of before the onset: it shows no replica to be near where others have come since.

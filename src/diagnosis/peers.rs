@@ -108,7 +108,7 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     });
     add(&mut found, compare(slot, Dimension::Replica, of_engines));
     for status in &figures.replicas {
-        add(&mut found, demoted(status, &figures.replicas));
+        add(&mut found, demoted(status, &figures.replicas, slot));
         add(&mut found, back(status));
     }
     add(&mut found, compare(slot, Dimension::Revision, of_engines));
@@ -165,7 +165,7 @@ fn back(status: &ReplicaStatus) -> Option<Outlier> {
 
 /// Has requests, and nothing came of it for a minute while it did before.
 fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
-    let part = |slot: &Slot| slot.parts.get(&(Dimension::Replica, Arc::clone(&status.replica))).cloned();
+    let part = |slot: &Slot| slot.of(Dimension::Replica, &status.replica).cloned();
     let is_busy = |part: &Part| part.requests > 0 || part.itl.1 > 0;
     let now = part(&figures.minute.slot).is_some_and(|part| is_busy(&part));
     let before = part(&figures.before.0).is_some_and(|part| is_busy(&part));
@@ -185,7 +185,7 @@ fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
 fn stuck(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
     let waited = figures.stuck_at.get(&status.replica)?;
     let came = |name: &Arc<str>| {
-        let part = figures.recent.parts.get(&(Dimension::Replica, Arc::clone(name)));
+        let part = figures.recent.of(Dimension::Replica, name);
         part.is_some_and(|part| part.requests > 0 || part.itl.1 > 0)
     };
     // What came of another that holds late requests as well came before it hung.
@@ -201,11 +201,14 @@ fn stuck(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
 }
 
 /// Gets little traffic, because it fails more than its pool's others; slow start alone is no fault, and neither is what fails at all.
-fn demoted(status: &ReplicaStatus, all: &[ReplicaStatus]) -> Option<Outlier> {
+fn demoted(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -> Option<Outlier> {
     let peers = all.iter().filter(|peer| peer.pool == status.pool && peer.replica != status.replica);
-    let usual = upper_quantile(&mut peers.map(|peer| peer.failure_ratio).collect::<Vec<_>>(), 0.5);
-    let is_failing =
-        status.failure_ratio >= FAILING && status.failure_ratio >= DIFFERS * usual.unwrap_or_default();
+    let usual = upper_quantile(&mut peers.clone().map(|peer| peer.failure_ratio).collect::<Vec<_>>(), 0.5);
+    let failures = |of: &ReplicaStatus| slot.of(Dimension::Replica, &of.replica).map(failures_of);
+    let (own, rest) = (failures(status).unwrap_or_default(), Share::sum(peers.filter_map(failures)));
+    let is_failing = status.failure_ratio >= FAILING
+        && status.failure_ratio >= DIFFERS * usual.unwrap_or_default()
+        && !is_shared(own, rest);
     let is_little = is_failing && status.traffic_share < DEMOTED && !status.life.is_in_slow_start;
     if status.state != ReplicaState::Ready || !(is_little || status.is_on_trial) {
         return None;
@@ -265,9 +268,21 @@ fn answers_nothing(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
     })
 }
 
+/// Failed attempts, of all that have an end.
+fn failures_of(part: &Part) -> Share {
+    Share { of: part.failures, all: part.answers.saturating_sub(part.empty) + part.failures }
+}
+
+/// Whether the others fail as well, and it no more than by chance: it gets less traffic for it all the same.
+fn is_shared(own: Share, rest: Share) -> bool {
+    rest.of > 0 && !own.exceeds(rest)
+}
+
 fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
-    let all = others.iter().map(|other| other.failures).sum::<u32>() + part.failures;
-    let is_it = part.failures >= FEW && f64::from(part.failures) >= FAILURES_OF_ONE * f64::from(all);
+    let (own, rest) = (failures_of(part), Share::sum(others.iter().map(|other| failures_of(other))));
+    let all = own.of + rest.of;
+    let is_it =
+        own.of >= FEW && f64::from(own.of) >= FAILURES_OF_ONE * f64::from(all) && !is_shared(own, rest);
     is_it.then(|| {
         let words = match &part.engine_error {
             Some(words) => format!(" (\u{201c}{words}\u{201d})"),
@@ -329,7 +344,7 @@ fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, Stri
 }
 
 /// Some of all requests.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Share {
     of: u32,
     all: u32,

@@ -14,7 +14,6 @@ pub(crate) mod fixture;
 pub mod history;
 pub mod instance;
 pub(crate) mod judgement;
-pub(crate) mod label_hasher;
 pub mod lag;
 pub mod latency;
 pub mod line_writer;

@@ -11,8 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::label_hasher::LabelHasher;
 use super::stages::{Stage, StageTime};
+use crate::labels::LabelHasher;
 use crate::record::Record;
 
 /// What was used.

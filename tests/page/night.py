@@ -337,9 +337,9 @@ async def happens(arguments, setup, prometheus, played):
             else:
                 played.problems += [f"{word!r} is not said" for word in incident.words if not all(re.search(word, s) for s in said)]
         if passed >= 10:
-            wrong = {word for word in incident.not_words for sentence in said if re.search(word, sentence)} - played.wrong
-            played.wrong |= wrong
-            played.problems += [f"{word!r} is said after {passed:.0f} s: {said[0]}" for word in sorted(wrong)]
+            wrong = {word: sentence for word in incident.not_words for sentence in said if re.search(word, sentence) and word not in played.wrong}
+            played.wrong |= set(wrong)
+            played.problems += [f"{word!r} is said after {passed:.0f} s: {sentence}" for word, sentence in sorted(wrong.items())]
         played.fired |= await prometheus.firing()
         if played.sentence and (played.fired & incident.alerts or not incident.alerts):
             break

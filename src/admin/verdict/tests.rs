@@ -263,6 +263,24 @@ fn where_all_fail_alike_the_one_with_less_traffic_does_not_stand_out() {
 }
 
 #[test]
+fn where_all_fail_the_one_that_failed_more_by_chance_does_not_stand_out() {
+    let prefill = (Stage::Prefill, 0.2, 0.2);
+    let now = |failures: [u32; 3]| {
+        let all = ["r1", "r2", "r3"].map(|name| did(name, 15, 0, prefill));
+        let mut now = slot(ERROR, &all);
+        for (name, failures) in ["r1", "r2", "r3"].into_iter().zip(failures) {
+            let part = now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap();
+            (part.answers, part.failures) = (15, failures);
+        }
+        let demoted = ReplicaStatus { failure_ratio: 0.19, traffic_share: 0.39, ..ready("r3", 0.0) };
+        figures(now, vec![ready("r1", 0.0), ready("r2", 0.0), demoted])
+    };
+    names_only(&now([1, 1, 4]), &["45 of 45 requests within their SLO"], &["stands out"]);
+    names(&now([1, 1, 12]), &["replica r3 stands out: 12 of 14 failed attempts are its own"]);
+    names(&now([0, 0, 2]), &["replica r3 stands out: is given 39 % of its ordinary traffic"]);
+}
+
+#[test]
 fn a_replica_that_is_ejected_for_empty_answers_is_named_with_the_reason() {
     let prefill = (Stage::Prefill, 0.2, 0.2);
     let mut now = slot(TTFT, &[did("r1", 90, 0, prefill), did("r2", 30, 0, prefill)]);

@@ -38,7 +38,7 @@ use self::series::RouteSeries;
 use self::slow::SlowSetup;
 use self::table::{HOUR, StepRow, TICK};
 use crate::diagnosis::Signals;
-use crate::observe::label_hasher::LabelHasher;
+use crate::labels::LabelHasher;
 
 /// Baseline, error budget and bounds of the detectors.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -15,7 +15,7 @@ use super::observation::Observation;
 use super::recent::RecentWindow;
 use super::replicas::ReplicaHistory;
 use crate::diagnosis::SignalHistory;
-use crate::observe::label_hasher::LabelHasher;
+use crate::labels::LabelHasher;
 
 /// A series and all that is known of it.
 #[derive(Clone, Debug)]

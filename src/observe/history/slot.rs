@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::labels::labels;
+use crate::labels::{LabelHasher, labels};
 use crate::observe::judgement::Judgement;
-use crate::observe::label_hasher::LabelHasher;
 use crate::observe::overdue::Late;
 use crate::observe::slo::{Missed, SloVerdict};
 use crate::record::{Attempt, Record, Served};
@@ -286,6 +285,11 @@ impl Slot {
             part.judged += 1;
             count(&mut part.missed_in, blamed);
         }
+    }
+
+    /// What one has of it.
+    pub fn of(&self, dimension: Dimension, name: &Arc<str>) -> Option<&Part> {
+        self.parts.get(&(dimension, Arc::clone(name)))
     }
 
     /// The part of that name; past [`MAX_PARTS`] new ones share `other`.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dashmap::DashMap;
 
 use super::series::LatencySeries;
-use crate::observe::label_hasher::LabelHasher;
+use crate::labels::LabelHasher;
 
 /// One or several series under one key.
 pub(in crate::observe) trait Newest: Default {

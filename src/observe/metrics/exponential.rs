@@ -10,7 +10,7 @@ use std::time::Duration;
 use dashmap::DashMap;
 use parking_lot::Mutex;
 
-use crate::observe::label_hasher::LabelHasher;
+use crate::labels::LabelHasher;
 use crate::record::{FirstToken, Record};
 use crate::request::class::Class;
 use crate::stats::{Counts, Histogram};

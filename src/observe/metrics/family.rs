@@ -15,7 +15,7 @@ use prometheus::{CounterVec, GaugeVec, IntCounterVec};
 
 use super::declared::Declared;
 use super::foreseen::Foreseen;
-use crate::observe::label_hasher::LabelHasher;
+use crate::labels::LabelHasher;
 
 /// Label value that replaces those beyond the bounds.
 pub(super) const OTHER: &str = "other";
