@@ -164,9 +164,15 @@ impl RecentWindow {
         self.ratio(at, hours).is_some_and(|ratio| ratio >= row.clear())
     }
 
-    /// Centre of the window without the values of one replica, over the baseline.
-    pub(super) fn ratio_without(&mut self, replica: usize, at: f64, hours: &HourHistory) -> Option<f64> {
-        let others = self.since(at - WINDOW).filter(|value| value.replica != replica);
+    /// Centre of the newest values without those of one replica, over the baseline.
+    pub(super) fn ratio_without(
+        &mut self,
+        replica: usize,
+        since: f64,
+        at: f64,
+        hours: &HourHistory,
+    ) -> Option<f64> {
+        let others = self.since(since).filter(|value| value.replica != replica);
         let others = trimmed_mean(others.map(|value| value.ln).collect())?;
         Some((others - self.baseline(at, hours)?.center).exp())
     }

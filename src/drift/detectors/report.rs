@@ -116,26 +116,28 @@ pub(super) fn doubling(series: &mut RouteSeries, at: f64, kind: Kind, doubling: 
         .with("baseline_hours", doubling.baseline_hours as f64)
         .with("baseline_requests", doubling.baseline_requests)
         .maybe("ttft_over_predicted", doubling.over_predicted);
-    let affected = Affected::now(series, at, kind, now / baseline);
-    Seen::new(kind, affected, at - doubling.window, 0).finding(series, at, evidence)
+    let onset = at - doubling.window;
+    let affected = Affected::now(series, at, onset, kind, now / baseline);
+    Seen::new(kind, affected, onset, 0).finding(series, at, evidence)
 }
 
 pub(super) fn late(series: &mut RouteSeries, at: f64, late: &Burn) -> ActiveFinding {
     let ttft = series.ttft.ratio(at);
-    let affected = Affected::now(series, at, Kind::TtftP99OverSlo, ttft.unwrap_or(1.0));
+    let onset = at - late.lasted;
+    let affected = Affected::now(series, at, onset, Kind::TtftP99OverSlo, ttft.unwrap_or(1.0));
     let evidence = Evidence::default()
         .with("share_over_slo", late.count.share())
         .with("allowed_share", LATE_BUDGET)
         .with("lasted_seconds", late.lasted)
         .with("requests", late.count.all as f64)
         .maybe("ttft_p50_ratio", ttft);
-    Seen::new(Kind::TtftP99OverSlo, affected, at - late.lasted, 0)
+    Seen::new(Kind::TtftP99OverSlo, affected, onset, 0)
         .tail_alone(ttft.is_some_and(|ratio| ratio < UNMOVED))
         .finding(series, at, evidence)
 }
 
 pub(super) fn shift(series: &mut RouteSeries, at: f64, kind: Kind, shift: &Shift) -> ActiveFinding {
-    let affected = Affected::now(series, at, kind, shift.now / shift.baseline);
+    let affected = Affected::now(series, at, at - WINDOW, kind, shift.now / shift.baseline);
     let signal = match kind.row().subject {
         Subject::Itl => |signals: &Signals| signals.itl,
         _ => |signals: &Signals| signals.ttft,
@@ -265,7 +267,7 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
         let onset = active.onset.unwrap_or(Onset::at(minute_of(found_at) - gap()));
         let changes = series.signals.changes_from(&active.before, minute_of(at));
         let ratio = series.ttft.ratio(at).unwrap_or(1.0);
-        let affected = Affected::now(series, at, kind, ratio);
+        let affected = Affected::now(series, at, onset.earliest as f64 * 60.0, kind, ratio);
         let causes = Seen { kind, affected, onset, shape: Vec::new() }.diagnose(series, at, &changes);
         if let Some(active) = series.active.entries_mut().get_mut(index) {
             active.finding.causes.revise(causes);
@@ -304,7 +306,7 @@ impl Affected {
     }
 
     /// By the median of the last five minutes: up by half of the series' own ratio, and for its work.
-    fn now(series: &mut RouteSeries, at: f64, kind: Kind, ratio: f64) -> Self {
+    fn now(series: &mut RouteSeries, at: f64, onset: f64, kind: Kind, ratio: f64) -> Self {
         if kind.row().subject != Subject::Ttft {
             return Self::default();
         }
@@ -316,14 +318,17 @@ impl Affected {
             let has_risen = now - replica.usual_median().or(of_series)? >= min_rise;
             Some(has_risen && over_work.is_none_or(|over| over >= UNMOVED.ln()))
         });
-        // One alone is the cause only where the others are unmoved: chance picks one out of few requests.
+        // One alone is the cause only where the others are unmoved: chance picks one out of few requests, and minutes from before the
+        // onset hide that the others have risen since.
+        let RouteSeries { ttft, replica_names, .. } = series;
         if let [name] = affected.names.as_slice()
-            && let Some(index) = series.replica_names.iter().position(|other| other == name)
-            && series
-                .ttft
-                .recent
-                .ratio_without(index, at, &series.ttft.hours)
-                .is_none_or(|ratio| ratio >= UNMOVED)
+            && let Some(index) = replica_names.iter().position(|other| other == name)
+            && [(at - WINDOW, UNMOVED), (onset.max(at - WINDOW), min_rise.exp())].into_iter().any(
+                |(since, moved)| {
+                    let others = ttft.recent.ratio_without(index, since, at, &ttft.hours);
+                    others.is_none_or(|ratio| ratio >= moved)
+                },
+            )
         {
             affected.judged = 0;
         }
