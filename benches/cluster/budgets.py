@@ -10,10 +10,9 @@ both gateways, until half as many again were asked as the budget has. With --kil
 when a quarter of the budget is used, and comes back after so long; with --restart one gateway is terminated or killed at half of it and
 started again. Exits 1 if what was answered 200 differs from the limit by more than 2 %.
 """
-import argparse, asyncio, hashlib, json, os, pathlib, signal, statistics, subprocess, sys, tempfile, time, urllib.request
+import argparse, asyncio, hashlib, json, statistics, sys, time
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tests"))
-from ports import free_ports
+from processes import Processes, free_ports, get, wait
 
 CONFIG = """
 [server]
@@ -45,47 +44,23 @@ REQUEST = (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bea
            b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
 
 
-def get(url):
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return answer.read().decode()
-
-
-def wait(url, text=""):
-    for _ in range(600):
-        try:
-            if text in get(url):
-                return
-        except OSError:
-            pass
-        time.sleep(0.05)
-    sys.exit(f"{url} does not answer{text and ' with '}{text}")
-
-
-class Run:
-    """Processes of one run; all end with it."""
-
+class Run(Processes):
     def __init__(self, args, seed):
-        self.args, self.processes, self.files = args, [], tempfile.TemporaryDirectory()
-        engines, broker, *ports = free_ports(6)
+        super().__init__(args)
+        engines, *ports = free_ports(5)
         self.start(args.binary, "sim", "--replicas", "1", "--port", str(engines), "--seed", str(seed), *args.sim.split())
         wait(f"http://127.0.0.1:{engines}/health")
-        self.broker = (args.broker, "--port", str(broker), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
-        self.broker_process = self.start(*self.broker)
+        self.start_broker()
         self.data, self.admin, self.commands, self.gateways = ports[:2], ports[2:], [], []
         for at in range(2):
             file = f"{self.files.name}/{at}.toml"
             with open(file, "w") as f:
-                f.write(CONFIG.format(data=self.data[at], admin=self.admin[at], folder=self.files.name, at=at, broker=broker,
+                f.write(CONFIG.format(data=self.data[at], admin=self.admin[at], folder=self.files.name, at=at, broker=self.broker_port,
                                       on_loss=args.on_loss, replicas=f'"http://127.0.0.1:{engines}"', kind=args.kind,
                                       limit=args.limit, digest=hashlib.sha256(b"key-a").hexdigest()))
             self.commands.append((args.binary, "serve", "--config", file))
             self.gateways.append(self.start(*self.commands[at]))
         self.wait_for_peers()
-
-    def start(self, *command):
-        log = open(f"{self.files.name}/log", "ab")
-        self.processes.append(subprocess.Popen(command, stdout=log, stderr=log))
-        return self.processes[-1]
 
     def wait_for_peers(self):
         for admin in self.admin:
@@ -94,12 +69,9 @@ class Run:
 
     async def lose_broker(self, load):
         await load.reaches(0.25)
-        self.broker_process.kill()
-        self.broker_process.wait()
         before = load.taken
-        await asyncio.sleep(self.args.kill_broker)
+        await self.without_broker(self.args.kill_broker)
         print(f"  {load.taken - before} taken while the broker was away", flush=True)
-        self.broker_process = self.start(*self.broker)
 
     async def restart(self, load):
         await load.reaches(0.5)
@@ -111,12 +83,6 @@ class Run:
         self.gateways[1] = self.start(*self.commands[1])
         await asyncio.to_thread(wait, f"http://127.0.0.1:{self.admin[1]}/readyz")
         load.ports = self.data
-
-    def end(self):
-        for process in reversed(self.processes):
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        self.files.cleanup()
 
 
 class Connection(asyncio.Protocol):

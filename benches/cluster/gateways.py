@@ -9,29 +9,14 @@ conversation asks again when its answer is there and it has thought; gateways ta
 cached_tokens over prompt tokens, TTFT is the client's. With --kill-broker the two in a cluster lose their broker under load for so
 long, with all that it knew: no request may fail, and they have to follow each other within 5 s of its return.
 """
-import argparse, asyncio, json, pathlib, random, re, signal, statistics, subprocess, sys, tempfile, time, urllib.request
+import argparse, asyncio, json, random, re, statistics, sys, time
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tests"))
-from ports import free_ports
-
-
-def wait(url):
-    for _ in range(400):
-        try:
-            with urllib.request.urlopen(url, timeout=1) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            pass
-        time.sleep(0.05)
-    sys.exit(f"{url} does not answer")
+from processes import Processes, free_ports, get, wait
 
 
-class Run:
-    """Processes of one run; all end with it."""
-
+class Run(Processes):
     def __init__(self, args, gateways, clustered, seed):
-        self.processes, self.files = [], tempfile.TemporaryDirectory()
+        super().__init__(args)
         [base] = free_ports(1)
         self.start(args.binary, "sim", "--replicas", "3", "--port", str(base), "--seed", str(seed), "--blocks", str(args.blocks))
         replicas = [f"http://127.0.0.1:{base + i}" for i in range(3)]
@@ -39,10 +24,8 @@ class Run:
             wait(url + "/health")
         cluster = ""
         if clustered:
-            [port] = free_ports(1)
-            self.broker = (args.broker, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
-            self.broker_process = self.start(*self.broker)
-            cluster = f'[cluster]\nurl = "redis://127.0.0.1:{port}"\n'
+            self.start_broker()
+            cluster = f'[cluster]\nurl = "redis://127.0.0.1:{self.broker_port}"\n'
         self.ports, self.admins = [], []
         for at in range(gateways):
             data, admin = free_ports(2)
@@ -57,20 +40,13 @@ class Run:
             self.admins.append(admin)
         time.sleep(1.5)
 
-    def start(self, *command):
-        self.processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        return self.processes[-1]
-
     def metrics(self, admin):
-        return urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics").read().decode()
+        return get(f"http://127.0.0.1:{admin}/metrics")
 
     async def lose_broker(self, after, away):
         """Seconds from the broker's return until all gateways follow each other."""
         await asyncio.sleep(after)
-        self.broker_process.send_signal(signal.SIGKILL)
-        self.broker_process.wait()
-        await asyncio.sleep(away)
-        self.broker_process = self.start(*self.broker)
+        await self.without_broker(away)
         back, wanted = time.perf_counter(), f"tokenway_cluster_peers{{cluster=\"tokenway\"}} {len(self.admins) - 1}\n"
         while time.perf_counter() - back < 30:
             pages = [await asyncio.to_thread(self.metrics, admin) for admin in self.admins]
@@ -78,12 +54,6 @@ class Run:
                 break
             await asyncio.sleep(0.05)
         return time.perf_counter() - back
-
-    def end(self):
-        for process in reversed(self.processes):
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        self.files.cleanup()
 
 
 async def ask(port, messages, tokens):
