@@ -128,8 +128,10 @@ impl Follower {
             match self.sources.get_mut(&slot) {
                 None => self.follow(replica),
                 Some(known) if known.life != life => {
-                    known.life = life;
-                    self.ledger.doubt(slot);
+                    // Of what was not ready before, nothing was lost.
+                    if std::mem::replace(&mut known.life, life) > 0 {
+                        self.ledger.doubt(slot);
+                    }
                 }
                 Some(_) => {}
             }

@@ -182,6 +182,15 @@ async fn an_evicted_prompt_is_predicted_to_be_uncached() {
 }
 
 #[tokio::test]
+async fn what_a_replica_stored_right_after_it_became_ready_is_kept() {
+    let scene = Scene::start(false).await;
+    scene.ask("one", 0, Some((0, &hashes(1)))).await;
+    // Counted when the follower looks at its replicas the next time, and finds this one ready.
+    scene.counted("tokenway_kv_events_blocks", "gpu", hashes(1).len() as f64).await;
+    assert_eq!(scene.predicted("one").await, WHOLE);
+}
+
+#[tokio::test]
 async fn an_emptied_cache_and_another_process_are_forgotten_whole() {
     let scene = Scene::start(false).await;
     scene.ask("one", 0, Some((0, &hashes(1)))).await;
