@@ -69,8 +69,9 @@ pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]
         let held = part.mean(Stage::Admit).unwrap_or_default();
         (count >= FEW).then(|| seconds / f64::from(count) - held)
     };
-    let part = |name: &Arc<str>| slot.of(Dimension::Replica, name);
-    let missed = |name: &Arc<str>| part(name).and_then(|part| part.missed_in.get(at)).copied().unwrap_or(0);
+    let missed = |name: &Arc<str>| {
+        slot.of(Dimension::Replica, name).and_then(|part| part.missed_in.get(at)).copied().unwrap_or(0)
+    };
     let matters = MIN_DIFFERENCE.max(MATTERS * slot.mean_bound().unwrap_or_default());
     // What came before the last seconds may be of before the onset: it shows no replica to be near where others have come since.
     let has_come = replicas.iter().any(|status| enough(recent, &status.replica).is_some());

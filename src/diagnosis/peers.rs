@@ -163,12 +163,15 @@ fn back(status: &ReplicaStatus) -> Option<Outlier> {
     is_back.then(|| replica(status, format!("was ejected ({ejections} so far), and is back for {seconds} s")))
 }
 
+/// Whether requests ended at a replica, or tokens came.
+fn came_of(slot: &Slot, replica: &Arc<str>) -> bool {
+    slot.of(Dimension::Replica, replica).is_some_and(|part| part.requests > 0 || part.itl.1 > 0)
+}
+
 /// Has requests, and nothing came of it for a minute while it did before.
 fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
-    let part = |slot: &Slot| slot.of(Dimension::Replica, &status.replica).cloned();
-    let is_busy = |part: &Part| part.requests > 0 || part.itl.1 > 0;
-    let now = part(&figures.minute.slot).is_some_and(|part| is_busy(&part));
-    let before = part(&figures.before.0).is_some_and(|part| is_busy(&part));
+    let now = came_of(&figures.minute.slot, &status.replica);
+    let before = came_of(&figures.before.0, &status.replica);
     // What is in flight there may be of other routes.
     let has_traffic = figures.minute.slot.requests > 0 || figures.overdue.0 > 0;
     let is_silent =
@@ -184,10 +187,7 @@ fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
 /// Has a request that is long overdue, and nothing came of it lately while the others answered.
 fn stuck(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
     let waited = figures.stuck_at.get(&status.replica)?;
-    let came = |name: &Arc<str>| {
-        let part = figures.recent.of(Dimension::Replica, name);
-        part.is_some_and(|part| part.requests > 0 || part.itl.1 > 0)
-    };
+    let came = |name: &Arc<str>| came_of(&figures.recent, name);
     // What came of another that holds late requests as well came before it hung.
     let answers = |other: &Arc<str>| came(other) && !figures.stuck_at.contains_key(other);
     let others =
