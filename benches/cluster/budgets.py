@@ -15,14 +15,6 @@ import argparse, asyncio, hashlib, json, statistics, sys, time
 from processes import Processes, free_ports, get, wait
 
 CONFIG = """
-[server]
-listen = "127.0.0.1:{data}"
-[admin]
-listen = "127.0.0.1:{admin}"
-[telemetry]
-access_log = "off"
-[drift]
-state = "{folder}/state-{at}.json"
 [cluster]
 url = "redis://127.0.0.1:{broker}"
 on_loss = "{on_loss}"
@@ -47,24 +39,18 @@ REQUEST = (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bea
 class Run(Processes):
     def __init__(self, args, seed):
         super().__init__(args)
-        engines, *ports = free_ports(5)
+        [engines] = free_ports(1)
         self.start(args.binary, "sim", "--replicas", "1", "--port", str(engines), "--seed", str(seed), *args.sim.split())
         wait(f"http://127.0.0.1:{engines}/health")
         self.start_broker()
-        self.data, self.admin, self.commands, self.gateways = ports[:2], ports[2:], [], []
-        for at in range(2):
-            file = f"{self.files.name}/{at}.toml"
-            with open(file, "w") as f:
-                f.write(CONFIG.format(data=self.data[at], admin=self.admin[at], folder=self.files.name, at=at, broker=self.broker_port,
-                                      on_loss=args.on_loss, replicas=f'"http://127.0.0.1:{engines}"', kind=args.kind,
-                                      limit=args.limit, digest=hashlib.sha256(b"key-a").hexdigest()))
-            self.commands.append((args.binary, "serve", "--config", file))
-            self.gateways.append(self.start(*self.commands[at]))
+        for _ in range(2):
+            self.start_gateway(CONFIG.format(broker=self.broker_port, on_loss=args.on_loss, replicas=f'"http://127.0.0.1:{engines}"',
+                                             kind=args.kind, limit=args.limit, digest=hashlib.sha256(b"key-a").hexdigest()))
         self.wait_for_peers()
 
     def wait_for_peers(self):
+        self.wait_for_gateways()
         for admin in self.admin:
-            wait(f"http://127.0.0.1:{admin}/readyz")
             wait(f"http://127.0.0.1:{admin}/metrics", 'tokenway_cluster_peers{cluster="tokenway"} 1\n')
 
     async def lose_broker(self, load):
@@ -77,11 +63,7 @@ class Run(Processes):
         await load.reaches(0.5)
         load.ports = self.data[:1]
         await asyncio.sleep(0.3)
-        gateway = self.gateways[1]
-        (gateway.kill if self.args.restart == "kill" else gateway.terminate)()
-        await asyncio.to_thread(gateway.wait)
-        self.gateways[1] = self.start(*self.commands[1])
-        await asyncio.to_thread(wait, f"http://127.0.0.1:{self.admin[1]}/readyz")
+        await self.restart_gateway(1, is_killed=self.args.restart == "kill")
         load.ports = self.data
 
 

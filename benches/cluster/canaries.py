@@ -6,23 +6,15 @@
 
 Starts four replicas of `tokenway sim`, the broker and two gateways on free ports, anew for every run, and ends them. Two of the replicas
 are the canary, with half of the traffic: the same engine, which has to be promoted, or one whose tokens take twice as long, which has to
-be rolled back. In half of the runs one gateway is terminated and started again while clients ask the other one, or the broker is killed
+be rolled back. In four of the six one gateway is terminated and started again while clients ask the other one, or the broker is killed
 for 20 s, with all that it knew: each judges alone then. Exits 1 if a verdict is wrong, the gateways disagree two seconds later (two
 seconds after the broker's return where it was away), or a request fails.
 """
-import argparse, asyncio, collections, json, pathlib, random, signal, statistics, sys, time
+import argparse, asyncio, collections, json, random, statistics, sys, time
 
 from processes import Processes, free_ports, get, wait
 
 CONFIG = """
-[server]
-listen = "127.0.0.1:{data}"
-[admin]
-listen = "127.0.0.1:{admin}"
-[telemetry]
-access_log = "off"
-[drift]
-state = "{folder}/drift-{at}.json"
 [routing]
 seed = "one seed for both of these gateways"
 [cluster]
@@ -63,19 +55,12 @@ class Run(Processes):
         urls = [f'"http://127.0.0.1:{port}"' for port in engines]
         for port in engines:
             wait(f"http://127.0.0.1:{port}/health")
-        self.data, self.admin, self.gateways = free_ports(2), free_ports(2), []
         for at in range(2):
-            config = CONFIG.format(data=self.data[at], admin=self.admin[at], folder=self.files.name, at=at, broker=self.broker_port,
-                                   baseline=", ".join(urls[:2]), canary=", ".join(urls[2:]))
-            pathlib.Path(self.files.name, f"{at}.toml").write_text(config)
-            self.gateways.append(self.gateway(at))
-        for admin in self.admin:
-            wait(f"http://127.0.0.1:{admin}/readyz")
+            self.start_gateway(CONFIG.format(folder=self.files.name, at=at, broker=self.broker_port,
+                                             baseline=", ".join(urls[:2]), canary=", ".join(urls[2:])))
+        self.wait_for_gateways()
         # Clients go where they are let in.
         self.open, self.statuses, self.is_over = [0, 1], collections.Counter(), False
-
-    def gateway(self, at):
-        return self.start(self.args.binary, "serve", "--config", f"{self.files.name}/{at}.toml")
 
     async def ask(self, number):
         content = f"{number} " + "word " * self.random.randrange(20, 400)
@@ -104,10 +89,7 @@ class Run(Processes):
         await asyncio.sleep(after)
         if what == "restart":
             self.open = [1]
-            self.gateways[0].send_signal(signal.SIGTERM)
-            await asyncio.to_thread(self.gateways[0].wait)
-            self.gateways[0] = self.gateway(0)
-            await asyncio.to_thread(wait, f"http://127.0.0.1:{self.admin[0]}/readyz")
+            await self.restart_gateway(0)
             self.open = [0, 1]
         elif what == "broker":
             await self.without_broker(AWAY)

@@ -26,18 +26,9 @@ class Run(Processes):
         if clustered:
             self.start_broker()
             cluster = f'[cluster]\nurl = "redis://127.0.0.1:{self.broker_port}"\n'
-        self.ports, self.admins = [], []
-        for at in range(gateways):
-            data, admin = free_ports(2)
-            file = f"{self.files.name}/{at}.toml"
-            with open(file, "w") as f:
-                f.write(f'[server]\nlisten = "127.0.0.1:{data}"\n[admin]\nlisten = "127.0.0.1:{admin}"\n'
-                        f'[telemetry]\naccess_log = "off"\n{cluster}'
-                        f'[[pool]]\nname = "p"\nreplicas = {json.dumps(replicas)}\n[[route]]\nmodel = "sim"\npools = ["p"]\n')
-            self.start(args.binary, "serve", "--config", file)
-            wait(f"http://127.0.0.1:{admin}/readyz")
-            self.ports.append(data)
-            self.admins.append(admin)
+        for _ in range(gateways):
+            self.start_gateway(f'{cluster}[[pool]]\nname = "p"\nreplicas = {json.dumps(replicas)}\n[[route]]\nmodel = "sim"\npools = ["p"]\n')
+        self.wait_for_gateways()
         time.sleep(1.5)
 
     def metrics(self, admin):
@@ -47,9 +38,9 @@ class Run(Processes):
         """Seconds from the broker's return until all gateways follow each other."""
         await asyncio.sleep(after)
         await self.without_broker(away)
-        back, wanted = time.perf_counter(), f"tokenway_cluster_peers{{cluster=\"tokenway\"}} {len(self.admins) - 1}\n"
+        back, wanted = time.perf_counter(), f"tokenway_cluster_peers{{cluster=\"tokenway\"}} {len(self.admin) - 1}\n"
         while time.perf_counter() - back < 30:
-            pages = [await asyncio.to_thread(self.metrics, admin) for admin in self.admins]
+            pages = [await asyncio.to_thread(self.metrics, admin) for admin in self.admin]
             if all(wanted in page for page in pages):
                 break
             await asyncio.sleep(0.05)
@@ -117,7 +108,7 @@ def lose_broker(args):
     run = Run(args, 2, True, 1)
 
     async def both():
-        return await asyncio.gather(conversations(args, run.ports, 1), run.lose_broker(args.warm_up + 5, args.kill_broker))
+        return await asyncio.gather(conversations(args, run.data, 1), run.lose_broker(args.warm_up + 5, args.kill_broker))
 
     try:
         (samples, failed), back = asyncio.run(both())
@@ -147,9 +138,9 @@ def main():
         for way, (gateways, clustered) in ways.items():
             run = Run(args, gateways, clustered, seed)
             try:
-                samples, failed = asyncio.run(conversations(args, run.ports, seed))
+                samples, failed = asyncio.run(conversations(args, run.data, seed))
                 if clustered:
-                    page = run.metrics(run.admins[-1])
+                    page = run.metrics(run.admin[-1])
                     print("\n".join(re.findall(r"^tokenway_cluster.*", page, re.M)), file=sys.stderr)
             finally:
                 run.end()
