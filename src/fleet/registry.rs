@@ -254,6 +254,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_replica_that_comes_back_is_not_routed_by_what_it_was_ejected_for() {
+        let fleet = fleet();
+        let one = apply(&fleet, "p", "", "\"http://127.0.0.9:1\"").replicas()[0].clone();
+        one.apply(Event::Adopted, "answered");
+        let now = Clock::start().now();
+        for prompt in 0..4 {
+            one.health.answers.failed(prompt, now);
+        }
+        one.member().publish(now);
+        assert!(one.target.share() < 0.5, "{}", one.target.share());
+        one.eject("500");
+        one.apply(Event::Proved, "answered");
+        assert_eq!((one.is_on_trial(), one.target.share(), one.target.success()), (true, 1.0, 1.0));
+        fleet.retire();
+    }
+
+    #[tokio::test]
     async fn replaced_replicas_serve_until_a_new_one_is_ready() {
         let fleet = fleet();
         let pool = apply(&fleet, "p", "", "\"http://127.0.0.9:1\"");

@@ -152,7 +152,11 @@ impl Replica {
         }
         let Some(change) = self.life.apply(event, reason, now) else { return };
         match change.to {
-            ReplicaState::Ready => self.health.became_ready(),
+            ReplicaState::Ready => {
+                self.health.became_ready();
+                // What it was worth when it was ejected no longer holds.
+                self.member().publish(now);
+            }
             ReplicaState::Ejected | ReplicaState::Unreachable => {
                 self.health.was_left();
                 self.connections.drain();
