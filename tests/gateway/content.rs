@@ -215,7 +215,8 @@ async fn exporting(replica: &Replica, collector: &Replica, keys: &str) -> Trail 
         logs_endpoint: Some(endpoint("logs")),
         protocol: OtlpProtocol::Http,
         headers: vec![],
-        timeout: Duration::from_secs(10),
+        // One export that hangs outlasts the test: each that ends empties the queue.
+        timeout: Duration::from_secs(300),
     });
     config.telemetry.sampling.routine = 0.0;
     config.telemetry.sampling.keep = vec![];
