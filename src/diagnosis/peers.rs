@@ -331,8 +331,10 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     })
 }
 
+/// By answers that came too late: those that were wrong are [`fails`]'s.
 fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
-    let missed = |part: &Part| part.missed_in.get(stage as usize).copied().unwrap_or(0);
+    let of = |all: &[u32]| all.get(stage as usize).copied().unwrap_or(0);
+    let missed = |part: &Part| of(&part.missed_in).saturating_sub(of(&part.wrong_in));
     let own = Share { of: missed(part), all: part.judged };
     let rest = Share::sum(others.iter().map(|other| Share { of: missed(other), all: other.judged }));
     let (rate, usual) = (own.rate(), rest.rate());

@@ -35,6 +35,7 @@ fn slot(reason: usize, all: &[Did]) -> WindowFigures {
         part.requests += good + missed;
         part.judged += good + missed;
         part.missed_in[at] += missed;
+        part.wrong_in[at] += if [ERROR, EMPTY_ANSWERS].contains(&reason) { *missed } else { 0 };
         part.stage_requests[at] += good + missed;
         part.stage_seconds[at] += f64::from(*missed) * slow + f64::from(*good) * fast;
         slot.bound.0 += 2.0 * f64::from(good + missed);
@@ -278,6 +279,23 @@ fn where_all_fail_the_one_that_failed_more_by_chance_does_not_stand_out() {
     names_only(&now([1, 1, 4]), &["45 of 45 requests within their SLO"], &["stands out"]);
     names(&now([1, 1, 12]), &["replica r3 stands out: 12 of 14 failed attempts are its own"]);
     names(&now([0, 0, 2]), &["replica r3 stands out: is given 39 % of its ordinary traffic"]);
+}
+
+#[test]
+fn where_all_fail_the_one_that_is_asked_last_does_not_stand_out() {
+    // A request that two have failed ends at the third, with the third's failure or none.
+    let now = |reason| {
+        let connect = (Stage::Connect, 0.002, 0.002);
+        let all = [did("r1", 46, 4, connect), did("r2", 46, 4, connect), did("r3", 30, 12, connect)];
+        let mut now = slot(reason, &all);
+        for (name, answers) in [("r1", 46), ("r2", 46), ("r3", 30)] {
+            let part = now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap();
+            (part.answers, part.failures) = (answers, 12);
+        }
+        figures(now, vec![ready("r1", 0.0), ready("r2", 0.0), ready("r3", 0.0)])
+    };
+    names_only(&now(ERROR), &["20 of 142 requests failed", "shared by all 3 replicas"], &["stands out"]);
+    names(&now(TTFT), &["replica r3 stands out: misses 29 % of its requests, the others 8 %"]);
 }
 
 #[test]

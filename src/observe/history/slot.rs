@@ -47,6 +47,9 @@ pub struct Part {
     pub prompt_tokens: u64,
     /// Misses by the stage that is blamed, in the order of [`Stage::ALL`].
     pub missed_in: [u32; STAGES],
+    /// Those of them that failed or had no content. Which replica a request ends at that several have failed is chance: `failures` and
+    /// `empty` count each attempt where it was made.
+    pub wrong_in: [u32; STAGES],
     /// Seconds in each stage.
     pub stage_seconds: [f64; STAGES],
     /// Requests that reached each stage.
@@ -112,6 +115,7 @@ impl Part {
         }
         self.prompt_tokens += other.prompt_tokens;
         add_all(&mut self.missed_in, &other.missed_in);
+        add_all(&mut self.wrong_in, &other.wrong_in);
         add_all(&mut self.stage_requests, &other.stage_requests);
         for (sum, more) in self.stage_seconds.iter_mut().zip(&other.stage_seconds) {
             *sum += more;
@@ -242,8 +246,11 @@ impl Slot {
             if let Some((ttft, expected)) = ttft.zip(expected) {
                 part.ttft = (part.ttft.0 + ttft, part.ttft.1 + expected);
             }
-            if missed.is_some() {
+            if let Some(missed) = missed {
                 count(&mut part.missed_in, blamed);
+                if matches!(missed, Missed::Error | Missed::Empty) {
+                    count(&mut part.wrong_in, blamed);
+                }
             }
             for (stage, seconds) in &times {
                 count(&mut part.stage_requests, *stage);
