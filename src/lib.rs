@@ -50,3 +50,4 @@ pub mod state_file;
 pub mod stats;
 pub mod units;
 pub mod upstream;
+pub(crate) mod whole_file;

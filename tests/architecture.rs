@@ -20,6 +20,7 @@ const MODULES: &[&str] = &[
     "stats",
     "digits",
     "state_file",
+    "whole_file",
     "error",
     "config",
     "listener",

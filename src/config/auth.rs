@@ -13,6 +13,7 @@ use super::check::section::{Item, Section};
 use super::check::shape::Kind;
 use super::check::values::{DURATION, ENDPOINT, POSITIVE_DURATION};
 use super::declare::{Declared, section};
+use crate::whole_file;
 
 section! {
     #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,7 +114,7 @@ fn jwks(item: &Item<'_>) -> Option<Jwks> {
         };
     };
     let path = item.checking.directory.join(path);
-    let fault = match std::fs::read(&path) {
+    let fault = match whole_file::read(&path) {
         Ok(json) => holds_keys(&json).err().map(|fault| format!("{} {fault}", path.display())),
         Err(error) => Some(format!("cannot read {}: {error}", path.display())),
     };

@@ -11,6 +11,7 @@ use super::diagnostics::{Diagnostic, Diagnostics, Fault};
 use super::server::{ADMIN_TOKEN_HINT, ONE_TOKEN, ONE_TOKEN_HINT};
 use super::state::StatePlace;
 use super::{Admin, Config, Endpoint, ModelMatch, Overrides};
+use crate::whole_file;
 
 /// Where the configuration is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +89,7 @@ pub fn load_with_warnings(
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
-    let bytes = std::fs::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
+    let bytes = whole_file::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let text = String::from_utf8_lossy(error.as_bytes());

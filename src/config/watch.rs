@@ -9,6 +9,8 @@ use std::time::Duration;
 use notify::{RecursiveMode, Watcher as _};
 use tokio::sync::watch;
 
+use crate::whole_file;
+
 /// Watches a file for as long as it lives.
 #[derive(Debug)]
 pub struct Watcher {
@@ -98,7 +100,7 @@ impl FileWatch {
 }
 
 fn content_hash(path: &Path) -> Option<u64> {
-    std::fs::read(path).ok().map(|content| xxhash_rust::xxh3::xxh3_64(&content))
+    whole_file::read(path).ok().map(|content| xxhash_rust::xxh3::xxh3_64(&content))
 }
 
 const DEBOUNCE: Duration = Duration::from_millis(200);

@@ -14,6 +14,7 @@ use crate::config::Jwks;
 use crate::request::jwt::{KeySet, KeySetError, TokenKeys};
 use crate::upstream::call::{CallError, exchange};
 use crate::upstream::connect::Connector;
+use crate::whole_file;
 
 /// Reads the keys again and again, for as long as the process lives.
 pub async fn refresh_keys(keys: Arc<TokenKeys>, connector: Connector) {
@@ -65,7 +66,7 @@ pub enum JwksError {
 
 async fn read(jwks: &Jwks, connector: &Connector) -> Result<KeySet, JwksError> {
     let json = match jwks {
-        Jwks::File(path) => Bytes::from(tokio::fs::read(path).await?),
+        Jwks::File(path) => Bytes::from(whole_file::read_in_background(path).await?),
         Jwks::Url { endpoint, target } => {
             let request =
                 Request::get(target).header(header::ACCEPT, "application/json").body(Bytes::new())?;

@@ -8,6 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::section::Section;
+use crate::whole_file;
 
 /// The path of a PEM file, relative to the configuration; its content is looked at.
 pub(in crate::config) fn pem_file(
@@ -17,7 +18,7 @@ pub(in crate::config) fn pem_file(
 ) -> Option<PathBuf> {
     let item = section.get(key)?;
     let path = section.checking.directory.join(item.text()?);
-    let fault = match std::fs::read(&path) {
+    let fault = match whole_file::read(&path) {
         Ok(pem) => holds(&pem).err().map(|fault| format!("{} {fault}", path.display())),
         Err(error) => {
             let message = format!("cannot read {}: {error}", path.display());

@@ -7,6 +7,7 @@ use crate::config::Secret;
 use crate::config::diagnostics::is_reference;
 
 use super::section::Item;
+use crate::whole_file;
 
 /// The secret that an item names.
 pub(in crate::config) fn read(item: &Item<'_>) -> Option<Secret> {
@@ -35,7 +36,7 @@ fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
         }
     } else {
         let path = item.checking.directory.join(text.strip_prefix("file:")?);
-        match std::fs::read_to_string(&path) {
+        match whole_file::read_text(&path) {
             Ok(content) => content.trim_end_matches(['\r', '\n']).to_owned(),
             Err(error) => {
                 let message = format!("cannot read {}: {error}", path.display());
@@ -63,7 +64,7 @@ pub fn secret_of(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Sec
     let value = if let Some(name) = text.strip_prefix("env:") {
         env(name).ok_or_else(|| format!("environment variable {name} is not set"))?
     } else if let Some(path) = text.strip_prefix("file:") {
-        std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?
+        whole_file::read_text(path.as_ref()).map_err(|error| format!("cannot read {path}: {error}"))?
     } else {
         text.to_owned()
     };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::file_sd;
 use super::report::Report;
 use crate::config::watch::watch_file;
+use crate::whole_file;
 
 /// Reads until the task is dropped.
 pub(super) async fn run(path: PathBuf, report: Report) {
@@ -18,7 +19,7 @@ pub(super) async fn run(path: PathBuf, report: Report) {
         }
     };
     loop {
-        match tokio::fs::read(&path).await {
+        match whole_file::read_in_background(&path).await {
             Ok(text) => match file_sd::parse(&text) {
                 Ok(targets) => report.answered(targets),
                 Err(error) => report.failed(&format!("{}: {error}", path.display())),
