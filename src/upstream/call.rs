@@ -5,6 +5,7 @@
 //! None of them enters a request metric.
 
 use std::io;
+use std::iter;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -134,14 +135,14 @@ pub async fn exchange(
     in_time(timeout, answer).await
 }
 
-/// Waits for an answer, and a moment longer: after the gateway stood still (SIGSTOP, a paused machine) the timer is over before
-/// anybody has looked at what the socket holds.
+/// Waits for an answer, by the time in which the gateway itself ran: where it stands still (SIGSTOP, a paused machine, no CPU) that costs
+/// one of the turns at most. And a moment longer: the last one is over before anybody has looked at what the socket holds.
 async fn in_time<T>(
     timeout: Duration,
     answer: impl Future<Output = Result<T, CallError>>,
 ) -> Result<T, CallError> {
     let mut answer = Box::pin(answer);
-    for span in [timeout, LOOK] {
+    for span in iter::repeat_n(timeout / TURNS, TURNS as usize).chain([LOOK]) {
         if let Ok(answer) = tokio::time::timeout(span, answer.as_mut()).await {
             return answer;
         }
@@ -212,3 +213,26 @@ const PROBE: HeaderName = HeaderName::from_static("x-tokenway-probe");
 const MAX_ANSWER: usize = 8 << 20;
 /// Long enough to read what has come.
 const LOOK: Duration = Duration::from_millis(50);
+/// Parts of a timeout, each over at its own end.
+const TURNS: u32 = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_the_gateway_stood_still_is_not_waited() {
+        let asked = |answers_after: Duration| {
+            let answer = async move {
+                tokio::time::sleep(answers_after).await;
+                Ok::<_, CallError>(())
+            };
+            in_time(Duration::from_secs(5), answer)
+        };
+        let waits = tokio::spawn(asked(Duration::from_secs(20)));
+        tokio::task::yield_now().await;
+        tokio::time::advance(Duration::from_secs(17)).await;
+        assert!(waits.await.unwrap().is_ok(), "three seconds of the five are over");
+        assert!(matches!(asked(Duration::from_secs(20)).await, Err(CallError::Timeout)));
+    }
+}
