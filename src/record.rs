@@ -478,7 +478,8 @@ impl Record {
 
     /// Whether its own tenant's limits refused it: the gateway and the fleet had room, so it says nothing about them.
     pub fn is_over_own_limit(&self) -> bool {
-        let is_limit = |code| ["concurrency", "requests_per_minute", "tokens_per_minute"].contains(&code);
+        let is_limit =
+            |code| ["budget", "concurrency", "requests_per_minute", "tokens_per_minute"].contains(&code);
         self.outcome == Outcome::Refused && self.error.is_some_and(is_limit)
     }
 

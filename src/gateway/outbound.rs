@@ -3,6 +3,7 @@
 //! A [`Flight`] owns its pick (the reserved load) and its watch, so that an exchange can fly two at once (a hedge) and a
 //! migration can fly one after the exchange is over. Dropping it closes the connection and releases the load.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -164,25 +165,30 @@ impl Outbound<'_> {
         };
         let parts = &self.incoming.parts;
         let outside = config.outside.as_ref();
-        let body = match outside {
-            Some(outside) => outside::body(self.prepared, self.identity.dialect, self.body, &outside.model),
-            None => self.body.clone(),
+        let (body, headers, uri) = match outside {
+            Some(outside) => (
+                outside::body(self.prepared, self.identity.dialect, self.body, &outside.model),
+                Cow::Owned(outside::headers(&parts.headers)),
+                Cow::Owned(outside::uri(&parts.uri)),
+            ),
+            None => (self.body.clone(), Cow::Borrowed(&parts.headers), Cow::Borrowed(&parts.uri)),
         };
+        let state = trace.state.as_deref().filter(|_| outside.is_none());
         let has_body = !body.is_empty() || parts.method == http::Method::POST;
         let prepared = self.prepared;
         let own_id = prepared.table.own_id(self.identity.dialect, &prepared.share.tenant, request_id);
         let id = HeaderValue::from_str(own_id.as_deref().unwrap_or(request_id));
         let mut request = Request::new(UpstreamBody::of(&body));
         *request.method_mut() = parts.method.clone();
-        *request.uri_mut() = target(&pick.replica.identity.endpoint.base_path, &parts.uri);
+        *request.uri_mut() = target(&pick.replica.identity.endpoint.base_path, &uri);
         *request.headers_mut() = headers::upstream_request(
-            &parts.headers,
+            &headers,
             Upstream {
                 host: &pick.replica.identity.host,
                 body_len: has_body.then_some(body.len()),
                 request_id: &id.unwrap_or_else(|_| HeaderValue::from_static("none")),
                 traceparent: Some(trace_context::traceparent(trace, span)),
-                tracestate: trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
+                tracestate: state.and_then(|state| HeaderValue::from_str(state).ok()),
                 credential,
                 via: &self.gateway().via,
                 priority: if outside.is_some() {

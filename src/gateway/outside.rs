@@ -1,5 +1,9 @@
-//! What goes to an outside provider (`[pool.outside]`): the client's own body with the provider's name of the model, and nothing that
-//! the gateway writes for its own engines.
+//! What goes to an outside provider (`[pool.outside]`): the client's own body with the provider's name of the model and the few headers
+//! that say how to read it. Neither what the gateway writes for its own engines, nor what a client or a proxy before the gateway means for
+//! this house: cookies, keys, addresses, names of users, the query.
+
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Uri};
 
 use super::Gateway;
 use super::prepared::Prepared;
@@ -22,6 +26,18 @@ pub(super) fn body(prepared: &Prepared, dialect: Dialect, sent: &Pieces, model: 
     splice(dialect, own, &fields, Edits { model: Some(model), ask_usage, ..Edits::default() }).body
 }
 
+/// Those of a client's headers that a provider gets.
+pub(super) fn headers(client: &HeaderMap) -> HeaderMap {
+    let is_passed = |name: &str| PASSED.contains(&name) || name.starts_with("anthropic-");
+    let passed = client.iter().filter(|(name, _)| is_passed(name.as_str()));
+    passed.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// The path that a provider is asked for.
+pub(super) fn uri(client: &Uri) -> Uri {
+    PathAndQuery::try_from(client.path()).map(Uri::from).unwrap_or_default()
+}
+
 /// Counts an attempt there, apart.
 pub(super) fn count(gateway: &Gateway, prepared: &Prepared, pick: &mut Pick) {
     let Some(charge) = &mut pick.outside else { return };
@@ -29,3 +45,7 @@ pub(super) fn count(gateway: &Gateway, prepared: &Prepared, pick: &mut Pick) {
     let labels = [&*prepared.route.config.name, &pick.pool.name, &prepared.share.tenant];
     gateway.observer.metrics().families.requests.outside.inc(labels);
 }
+
+/// Besides the `anthropic-` ones, which name versions of the API.
+const PASSED: [&str; 6] =
+    ["accept", "accept-language", "content-encoding", "content-type", "openai-beta", "user-agent"];

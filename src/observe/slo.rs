@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn a_tenants_own_limit_is_no_miss_and_a_full_queue_is() {
         let refused = |code| Record { outcome: Outcome::Refused, error: Some(code), ..fixture::stream() };
-        for code in ["concurrency", "requests_per_minute", "tokens_per_minute"] {
+        for code in ["budget", "concurrency", "requests_per_minute", "tokens_per_minute"] {
             assert_eq!(verdict(&refused(code)), SloVerdict::NotCounted, "{code}");
         }
         for code in ["max_requests", "max_wait", "ttft", NO_REPLICA] {

@@ -94,6 +94,29 @@ async fn a_provider_gets_the_clients_body_with_its_own_model_and_key_while_the_h
 }
 
 #[tokio::test]
+async fn a_provider_gets_nothing_that_a_client_means_for_this_house() {
+    let (gateway, local, provider) = with_provider(None, None).await;
+    local.stop_listening().await;
+    let mut client = gateway.client().await;
+    let private = ["cookie", "x-goog-api-key", "x-user-email", "x-forwarded-for", "referer", "tracestate"];
+    let passed = ("anthropic-version", "2023-06-01");
+    let mut headers = vec![("authorization", "Bearer own-key")];
+    headers.extend(private.iter().map(|name| (*name, "house=secret")));
+    headers.push(("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"));
+    headers.push(passed);
+    client.post(&format!("{PATH}?api_key=secret"), &headers, BODY.as_bytes()).await;
+    assert_eq!(client.reply().await.status(), 200);
+    let got = provider.received().pop().unwrap();
+    assert_eq!(got.line(), format!("POST {PATH} HTTP/1.1"));
+    for name in private {
+        assert_eq!(got.header(name), None, "{name}");
+    }
+    assert_eq!(got.header(passed.0), Some(passed.1));
+    assert_eq!(got.header("content-type"), Some("application/json"));
+    gateway.idle().await;
+}
+
+#[tokio::test]
 async fn a_provider_gets_no_more_than_its_own_limit() {
     let (gateway, local, provider) = with_provider(Some(2), None).await;
     local.stop_listening().await;
