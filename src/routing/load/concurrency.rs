@@ -2,10 +2,11 @@
 //! another ends.
 //!
 //! While prompts wait without a pause through as many ends as ever ran together, no more than those run: that is the limit,
-//! known within one generation of streams. It is a lower bound on what fits, by Little's law never below what the engine did
+//! known within one generation of streams. Sooner, where first tokens come late again and again, each as soon after the end of one of the
+//! most that ever ran as its prompt takes to compute. It is a lower bound on what fits, by Little's law never below what the engine did
 //! at that time, so it is tried again: after [`memories::ENOUGH_ANSWERS`] ends one more is let in, and whatever runs beyond the limit raises it.
 
-use crate::routing::tuning::memories;
+use crate::routing::tuning::{memories, priors};
 
 /// What ends and first tokens of one replica have shown.
 #[derive(Debug, Default)]
@@ -18,6 +19,8 @@ pub(super) struct Concurrency {
     top: u32,
     /// Ends since one more than the limit was last let in.
     untried: u32,
+    /// First tokens in a row that seem to have waited for an end.
+    handed_over: u32,
 }
 
 impl Concurrency {
@@ -43,6 +46,15 @@ impl Concurrency {
                 self.untried = 0;
             }
             (self.ends, self.top) = (0, 0);
+        }
+    }
+
+    /// A first token came after the end of one of the most that ever ran at once; `is_explained`: late, and as soon after that end as
+    /// its prompt takes.
+    pub(super) fn handed_over(&mut self, is_explained: bool) {
+        self.handed_over = if is_explained { self.handed_over + 1 } else { 0 };
+        if self.handed_over >= priors::CHANGE.unsigned_abs() && self.limit.is_none() {
+            self.limit = Some(self.peak);
         }
     }
 

@@ -115,6 +115,8 @@ pub(super) struct InflightLedger {
     concurrency: Concurrency,
     /// When a place in a full batch last came free.
     last_free: Stamp,
+    /// When one of as many as ever ran at once ended last, while it is not known how many can.
+    last_end_at_peak: Stamp,
 }
 
 /// Prompts that were computed in one step of the engine.
@@ -125,6 +127,8 @@ struct Group {
     open: SmallVec<[Waiting; 2]>,
     /// One of them had media, and ended without telling how many tokens they were.
     is_unsized: bool,
+    /// How long it took since a stream ended which may have held its place.
+    since_end: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -218,11 +222,12 @@ impl InflightLedger {
         let own = Waiting { id, placement };
         match &mut self.group {
             // The same step: the engine computed them side by side.
-            Some(Group { sample, open, .. })
+            Some(Group { sample, open, since_end, .. })
                 if !is_followed && now.since(sample.at) <= reach(sample) && placement.at <= sample.at =>
             {
                 sample.work += placement.work;
                 sample.busy += now.since(sample.at);
+                *since_end = since_end.map(|span| span + now.since(sample.at));
                 sample.at = sample.at.max(now);
                 open.push(own);
             }
@@ -237,7 +242,9 @@ impl InflightLedger {
                 };
                 let is_timed = !is_followed && !placement.is_untimed;
                 let is_sample = computed.len() == 1 && !was_disturbed && is_timed;
-                *group = is_sample.then(|| Group { sample, open: smallvec![own], is_unsized: false });
+                let since_end = (self.last_end_at_peak > since).then(|| now.since(self.last_end_at_peak));
+                *group =
+                    is_sample.then(|| Group { sample, open: smallvec![own], is_unsized: false, since_end });
             }
         }
         self.last_first_token = self.last_first_token.max(now);
@@ -318,9 +325,10 @@ impl InflightLedger {
         let end = Stamp::from_nanos(gone.progress.at.load(Ordering::Relaxed));
         // What ends with its first token was never decoded and held no place.
         if !self.waiting.is_empty() && end.since(gone.first) > memories::ONE_STEP {
-            let limit = self.concurrency.limit();
-            if limit > 0 && running >= limit {
-                self.last_free = end;
+            match self.concurrency.limit() {
+                0 if running >= self.concurrency.peak() => self.last_end_at_peak = end,
+                limit if limit > 0 && running >= limit => self.last_free = end,
+                _ => {}
             }
             self.concurrency.ended(running);
         }
@@ -390,6 +398,16 @@ impl InflightLedger {
         let is_idle = self.streams.is_empty() && self.waiting.is_empty();
         let is_over = |group: &TimingSample| is_idle || now.since(group.at) > reach(group);
         self.unconfirmed.extend(self.group.take_if(|group| is_over(&group.sample)));
+        for group in &mut self.unconfirmed {
+            let Some(since_end) = group.since_end.take() else { continue };
+            let due = span(priors::OUTLIER * seconds(&group.sample.work) + priors::JITTER);
+            let was_late = group.sample.busy > due;
+            self.concurrency.handed_over(was_late && since_end <= due);
+            if was_late {
+                // It may have waited for that place: only what it took from then on was its work.
+                group.sample.busy = since_end;
+            }
+        }
         let is_unsized =
             |group: &Group| group.is_unsized || group.open.iter().any(|one| one.placement.has_media);
         let is_told = |group: &mut Group| {

@@ -275,3 +275,37 @@ fn requests_of_others_count_as_load_and_teach_no_speed() {
     drop(theirs);
     assert_eq!((counts(&load), load.own(), load.context()), ((0, 0, 0), 0, 0));
 }
+
+#[test]
+fn first_tokens_that_wait_for_ends_show_how_many_run_and_teach_no_slowness() {
+    // Four run. Each second one is sent; `ends` after so much one of the four ends, and the new one has its first token.
+    let after = |rounds: u64, ends: u64, first_token: u64| {
+        let load = ReplicaLoad::new();
+        let mut running = std::collections::VecDeque::from(answered(
+            &load,
+            [(100, 110), (100, 120), (100, 130), (100, 140)],
+        ));
+        let mut busy = Vec::new();
+        for round in 1..=rounds {
+            let at = round * 1000;
+            let mut next = LoadGuard::reserve(&load, placed(at, 100));
+            let mut oldest = running.pop_front().unwrap();
+            oldest.progress(200, ms(at + ends));
+            if ends < first_token {
+                drop(oldest);
+                next.first_token(ms(at + first_token));
+            } else {
+                next.first_token(ms(at + first_token));
+                drop(oldest);
+            }
+            running.push_back(next);
+            let samples = refresh(&load, at + 990).samples;
+            busy.extend(samples.iter().filter(|s| s.at > ms(at)).map(|s| s.busy.as_millis()));
+        }
+        (load.batch_limit(), busy)
+    };
+    assert_eq!(after(4, 500, 510), (None, vec![10; 4]), "the engine needed 10 ms, and they waited 500");
+    assert_eq!(after(5, 500, 510).0, Some(4));
+    assert_eq!(after(9, 500, 900), (None, vec![400; 9]), "slow whoever ended");
+    assert_eq!(after(9, 510, 500), (None, vec![500; 9]), "nobody made room");
+}
