@@ -101,7 +101,7 @@ impl Replica {
     }
 
     /// Why it takes no requests: `http://gpu-1:8000: connection refused (3 tries)`.
-    pub(super) fn why_unready(&self) -> String {
+    pub(crate) fn why_unready(&self) -> String {
         let reason = match (self.state(), self.life.held_for()) {
             (ReplicaState::Ready, held) => held.unwrap_or("ready").into(),
             _ => self.reason(),

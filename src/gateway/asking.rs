@@ -11,6 +11,7 @@ use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
+use crate::fleet::status::ReplicaState;
 use crate::record::{DecisionSummary, Weighed};
 use crate::routing::prefix_index::Turn;
 use crate::routing::{self, Ask, Elsewhere, Judged, Policy, Quote, Reason, SlotSet};
@@ -118,7 +119,9 @@ impl Asking<'_> {
         }
         match self.pinned() {
             Some(pinned) => {
-                replica.is_ready() && Arc::ptr_eq(pinned, replica) && self.request.allows(replica)
+                // One that drains is asked for what it alone has.
+                let is_there = replica.state() == ReplicaState::Ready;
+                is_there && Arc::ptr_eq(pinned, replica) && self.request.allows(replica)
             }
             None if scene.has_preferred => self.is_preferred(replica, now),
             None => replica.is_ready() && self.request.allows(replica),

@@ -119,7 +119,7 @@ impl Prepared {
         let probe = self.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
         Failure::NoReadyReplica {
             route: Arc::clone(&self.route.config.name),
-            detail: self.route.why_unready(),
+            detail: self.pinned.as_ref().map_or_else(|| self.route.why_unready(), |one| one.why_unready()),
             retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),
         }
     }

@@ -6,6 +6,7 @@ use super::Gateway;
 use super::table::{RouteState, RoutingTable, shortened};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
+use crate::fleet::status::ReplicaState;
 use crate::request::tenant::TenantRef;
 
 /// The replica that a request with `previous_response_id` has to go to.
@@ -19,7 +20,7 @@ pub(super) fn previous(
     id: &str,
 ) -> Result<Arc<Replica>, Failure> {
     let url = gateway.pins.replica_of(tenant.name(), id);
-    url.and_then(|url| ready_replica(route, &url))
+    url.and_then(|url| maker(route, &url))
         .ok_or_else(|| Failure::PreviousResponseNotFound { id: shortened(id) })
 }
 
@@ -36,7 +37,7 @@ pub(super) fn of_path<'t>(
     let id = id_of(path);
     let url = gateway.pins.replica_of(tenant.name(), id);
     let visible = table.routes.iter().filter(|route| route.is_visible_to(tenant));
-    url.and_then(|url| visible.into_iter().find_map(|route| Some((route, ready_replica(route, &url)?))))
+    url.and_then(|url| visible.into_iter().find_map(|route| Some((route, maker(route, &url)?))))
         .ok_or_else(|| Failure::ResponseNotFound { id: shortened(id) })
 }
 
@@ -63,9 +64,11 @@ fn id_of(path: &str) -> &str {
     path.split('/').nth(3).unwrap_or_default()
 }
 
-fn ready_replica(route: &RouteState, url: &str) -> Option<Arc<Replica>> {
+/// The replica that made a response, whether it takes requests now or not, unless its process seems to be gone and the response with it.
+fn maker(route: &RouteState, url: &str) -> Option<Arc<Replica>> {
     let of_pool = |pool: &crate::fleet::pool::PoolState| {
         pool.replicas().iter().find(|r| *r.identity.url == *url).cloned()
     };
-    route.pools.iter().find_map(|(pool, _)| of_pool(pool)).filter(|replica| replica.is_ready())
+    let made = route.pools.iter().find_map(|(pool, _)| of_pool(pool));
+    made.filter(|replica| replica.state() != ReplicaState::Unreachable)
 }

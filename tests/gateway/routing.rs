@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokenway::config::{Config, EngineKind, PolicyName};
+use tokenway::fleet::discovery::{ReplicaAction, ReplicaChange};
 use tokenway::fleet::status::ReplicaState;
 
 use crate::support::client::Reply;
@@ -317,6 +318,32 @@ async fn a_follow_up_goes_to_the_replica_that_made_the_response() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_response_is_read_and_continued_where_it_is_while_its_replica_drains() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    for replica in [&one, &two] {
+        replica.always(response("resp_1", false));
+    }
+    let maker = replica_of(&gateway.post(RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await);
+    gateway.idle().await;
+    let url = Some(format!("http://{maker}"));
+    let action = ReplicaAction::Drain;
+    gateway.app.fleet.change(&ReplicaChange { action, pool: None, url, name: None, zone: None }).unwrap();
+    for replica in [&one, &two] {
+        replica.always(response("resp_2", false));
+    }
+    until("it drains", || gateway.replicas().iter().any(|one| one.state == ReplicaState::Draining)).await;
+    for _ in 0..3 {
+        let other = gateway.post(RESPONSES, r#"{"model":"tiny","input":"new"}"#).await;
+        assert_ne!(replica_of(&other), maker, "nothing new goes there");
+        let reply = gateway.post(RESPONSES, &follow_up("resp_1")).await;
+        assert_eq!((reply.status(), replica_of(&reply)), (200, maker.clone()));
+    }
+    assert_eq!(replica_of(&gateway.call("GET", "/v1/responses/resp_1").await), maker);
+    gateway.idle().await;
 }
 
 #[tokio::test]
