@@ -91,7 +91,9 @@ fn response<'a>(
     emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
     if let Some(number) = event.sequence_number.and_then(|raw| raw.text().parse::<u64>().ok()) {
-        state.next_sequence = number.saturating_add(1);
+        // The engine's own failure is withheld: the gateway's takes its number.
+        let is_withheld = kind == "response.failed";
+        state.next_sequence = number.saturating_add(u64::from(!is_withheld));
     }
     if kind.starts_with("response.") && kind.ends_with(".delta") {
         let mut values = ContentValues::default();

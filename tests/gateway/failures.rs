@@ -546,7 +546,10 @@ async fn a_broken_responses_stream_ends_with_response_failed_and_the_next_number
                  \"sequence_number\":1,\"delta\":\"x\"}\n\n";
     let replica = Replica::start().await;
     let gateway = Gateway::start(config::of(&[&replica])).await;
-    for (_, broken) in breaks().into_iter().take(3) {
+    let own = "event: response.failed\ndata: {\"type\":\"response.failed\",\"sequence_number\":2,\
+               \"response\":{\"id\":\"resp_1\",\"error\":{\"code\":\"server_error\",\"message\":\"boom\"}}}\n\n";
+    let failed = vec![wire::event(own), Step::End];
+    for broken in breaks().into_iter().take(3).map(|(_, broken)| broken).chain([failed]) {
         let script = vec![wire::sse_head(), wire::event(created), wire::event(delta)];
         replica.next([script, broken].concat());
         let body = r#"{"model":"tiny","stream":true,"input":"hi"}"#;
