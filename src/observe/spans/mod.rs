@@ -69,7 +69,7 @@ impl Spans {
             return false;
         }
         // A caller who sampled its trace gets our part of it in any case.
-        if record.trace.sampled == Some(true) || self.kept.takes(record.at.end, sampling.max_per_second) {
+        if sampling::is_asked_for(record) || self.kept.takes(record.at.end, sampling.max_per_second) {
             return true;
         }
         self.dropped(DropReason::RateLimited, record);

@@ -22,7 +22,7 @@ pub struct Seen {
 /// Whether the spans of an ended request are to be exported.
 #[must_use]
 pub fn keep(record: &Record, judgement: &Judgement, seen: Seen, sampling: &Sampling) -> bool {
-    record.trace.sampled == Some(true)
+    is_asked_for(record)
         || (sampling.keeps(Keep::Error) && is_error(record))
         || (sampling.keeps(Keep::SloMiss) && judgement.missed().is_some())
         || (sampling.keeps(Keep::Tail) && seen.is_tail)
@@ -30,6 +30,11 @@ pub fn keep(record: &Record, judgement: &Judgement, seen: Seen, sampling: &Sampl
         || (sampling.keeps(Keep::Canary) && seen.is_canary)
         || (sampling.keeps(Keep::Retry) && record.attempts.len() > 1)
         || in_share(record.trace.trace_id, sampling.routine)
+}
+
+/// Whether its caller sampled the trace, as one of ours: whoever has no key fills no collector.
+pub(super) fn is_asked_for(record: &Record) -> bool {
+    record.trace.sampled == Some(true) && record.status != 401
 }
 
 fn is_error(record: &Record) -> bool {
@@ -76,6 +81,8 @@ mod tests {
         let good = fixture::stream();
         let sampled = with(|r| r.trace.sampled = Some(true));
         let unsampled = with(|r| r.trace.sampled = Some(false));
+        let stranger =
+            with(|r| (r.trace.sampled, r.outcome, r.status) = (Some(true), Outcome::ClientError, 401));
         let failed = with(|r| r.outcome = Outcome::Failed);
         let late = with(|r| r.slo.ttft = Some(Duration::from_millis(100)));
         let retried = with(|r| r.attempts.push(r.attempts[0].clone()));
@@ -84,6 +91,7 @@ mod tests {
             (&good, true, false, true),
             (&sampled, false, true, true),
             (&unsampled, false, false, false),
+            (&stranger, false, false, false),
             (&failed, false, false, true),
             (&late, false, false, true),
             (&retried, false, false, true),
