@@ -80,6 +80,7 @@ fn row(used: &Used) -> UsageRow {
     UsageRow {
         cached_tokens: used.cached,
         decode_seconds: used.decode_us as f64 / 1e6,
+        engine_other_seconds: used.engine_other_us as f64 / 1e6,
         input_tokens: used.input,
         output_tokens: used.output,
         prefill_seconds: used.prefill_us as f64 / 1e6,

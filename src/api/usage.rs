@@ -23,6 +23,8 @@ pub(crate) struct UsageRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) day: Option<String>,
     pub(crate) decode_seconds: f64,
+    /// Of whole answers for which engines report neither prefill nor decode.
+    pub(crate) engine_other_seconds: f64,
     /// Cached ones included.
     pub(crate) input_tokens: u64,
     #[serde(skip_serializing_if = "Option::is_none")]

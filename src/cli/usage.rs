@@ -68,8 +68,8 @@ fn values(by: &[String], row: &UsageRow) -> Vec<String> {
     let names = by.iter().map(|by| name(by).clone().unwrap_or_default());
     let counts = [row.requests, row.input_tokens, row.cached_tokens, row.output_tokens];
     let counts = counts.into_iter().map(|count| count.to_string());
-    let seconds = [row.prefill_seconds, row.decode_seconds].map(|seconds| format!("{seconds:.6}"));
-    names.chain(counts).chain(seconds).collect()
+    let seconds = [row.prefill_seconds, row.decode_seconds, row.engine_other_seconds];
+    names.chain(counts).chain(seconds.map(|seconds| format!("{seconds:.6}"))).collect()
 }
 
 /// RFC 4180.
@@ -103,8 +103,15 @@ fn table(answer: &UsageAnswer) -> String {
     format!("since {since} until {}\n{}", answer.until, shown.collect::<String>())
 }
 
-const FIGURES: [&str; 6] =
-    ["requests", "input_tokens", "cached_tokens", "output_tokens", "prefill_seconds", "decode_seconds"];
+const FIGURES: [&str; 7] = [
+    "requests",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "prefill_seconds",
+    "decode_seconds",
+    "engine_other_seconds",
+];
 
 #[cfg(test)]
 mod tests {
@@ -126,8 +133,9 @@ mod tests {
             total: UsageRow { tenant: None, ..row("", 3, 23) },
             until: "2026-11-24T11:00:00Z".to_owned(),
         };
-        let head = "tenant,requests,input_tokens,cached_tokens,output_tokens,prefill_seconds,decode_seconds";
-        let rows = "a,1,0,0,20,0.000000,1.500000\r\n\"b,c\",2,0,0,3,0.000000,1.500000";
+        let head = "tenant,requests,input_tokens,cached_tokens,output_tokens,prefill_seconds,decode_seconds,\
+                    engine_other_seconds";
+        let rows = "a,1,0,0,20,0.000000,1.500000,0.000000\r\n\"b,c\",2,0,0,3,0.000000,1.500000,0.000000";
         assert_eq!(csv(&answer), format!("{head}\r\n{rows}\r\n"));
         let text = table(&answer);
         let lines: Vec<_> = text.lines().collect();

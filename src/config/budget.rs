@@ -33,7 +33,7 @@ section! {
         output_tokens: Option<u64> as 1..=MAX, example 10000000;
         /// requests
         requests: Option<u64> as 1..=MAX, example 100000;
-        /// of engines: prefill and decode of its requests, also where requests of one batch share a replica; never predicted, charged at the end
+        /// of engines: prefill and decode of its requests, or all of a unary answer's time there if neither is reported, also where requests of one batch share a replica; never predicted, charged at the end
         engine_seconds: Option<u64> as 1..=MAX, example 36000;
         /// of this model only, as clients ask for it
         model: Option<Arc<str>> as MODEL, example "llama-8b";

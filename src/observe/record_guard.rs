@@ -15,7 +15,7 @@ use crate::observe::Observer;
 use crate::observe::content::Capture;
 use crate::observe::metrics::GaugeGuard;
 use crate::observe::overdue::BoundGuard;
-use crate::observe::stages::{self, Stage, StageTime};
+use crate::observe::stages;
 use crate::record::{Opening, Outcome, Record, Served};
 
 /// How the original of a copy ended.
@@ -180,8 +180,7 @@ impl Drop for RecordGuard {
         }
         if let Some(permit) = self.permit.take() {
             let stages = stages::stages(&shared);
-            let is_work = |time: &&StageTime| matches!(time.stage, Stage::Prefill | Stage::Decode);
-            permit.settle(&shared, stages.iter().filter(is_work).map(|time| time.duration).sum());
+            permit.settle(&shared, stages::charged(&shared, &stages).map(|time| time.duration).sum());
         }
         self.observer.record(&shared);
         if let Some(capture) = self.capture.take() {

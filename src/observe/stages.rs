@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::clock::Stamp;
 use crate::labels::labels;
 use crate::record::{Attempt, EngineTimes, ExpectedWait, Record};
+use crate::request::dialect::Dialect;
 pub(crate) use crate::stage::Stage;
 
 labels! {
@@ -52,7 +53,7 @@ pub(crate) fn stages(record: &Record) -> StageTimes {
     if at.connected.is_none() {
         return cursor.times;
     }
-    if at.first_token.is_some() || record.is_stream {
+    if is_streamed(record) {
         stream(record, &mut cursor);
     } else {
         unary(record, &mut cursor);
@@ -68,6 +69,23 @@ pub(crate) fn at_the_engine(record: &Record) -> StageTimes {
     let wait = cursor.until(first);
     cursor.wait(wait, record);
     cursor.times
+}
+
+/// The times that budgets, metrics and the bill count: in the engine's prefill and decode, and all of a whole answer's time there where
+/// the engine reports neither.
+pub(crate) fn charged<'a>(record: &Record, stages: &'a [StageTime]) -> impl Iterator<Item = &'a StageTime> {
+    let is_of = |stage| stages.iter().any(|time| time.stage == stage);
+    // A tunnel is open for as long as its client likes.
+    let is_whole = !is_streamed(record) && record.dialect != Dialect::Realtime && !is_of(Stage::Decode);
+    stages.iter().filter(move |time| match time.stage {
+        Stage::Prefill | Stage::Decode => true,
+        Stage::EngineOther => is_whole,
+        _ => false,
+    })
+}
+
+fn is_streamed(record: &Record) -> bool {
+    record.at.first_token.is_some() || record.is_stream
 }
 
 /// Wait for the first token, decoding, relaying. Without a token the wait lasts until the end.
@@ -304,6 +322,32 @@ mod tests {
             assert!(found.is_none_or(|time| time.source == StageSource::Estimated));
             assert_eq!(sum(&record), record.duration());
         }
+    }
+
+    #[test]
+    fn prefill_and_decode_are_charged_and_a_whole_answer_s_time_where_they_are_not_reported() {
+        let charged = |record: &Record| -> Vec<_> {
+            let stages = stages(record);
+            charged(record, &stages).map(|time| (time.stage.as_str(), time.duration.as_millis())).collect()
+        };
+        let mut record = fixture::stream();
+        assert_eq!(charged(&record), [("prefill", 195), ("decode", 1090)]);
+        let times =
+            |prefill, generation| EngineTimes { queue: Some(ms(5)), prefill, first_token: None, generation };
+        record.engine = Some(times(Some(ms(150)), None));
+        assert_eq!(charged(&record), [("prefill", 150), ("decode", 1090)], "not what is neither");
+        record.is_stream = false;
+        (record.at.first_token, record.at.last_token) = (None, None);
+        record.at.first_byte = Some(record.at.head.after(ms(1250)));
+        record.engine = None;
+        assert_eq!(charged(&record), [("engine_other", 1235)]);
+        record.engine = Some(times(Some(ms(150)), Some(ms(900))));
+        assert_eq!(charged(&record), [("prefill", 150), ("decode", 900)]);
+        record.engine = None;
+        record.at.first_byte = None;
+        assert_eq!(charged(&record), [("engine_other", 1285)], "its client left before its end");
+        record.dialect = Dialect::Realtime;
+        assert!(charged(&record).is_empty(), "an open tunnel");
     }
 
     #[test]

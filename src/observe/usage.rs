@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::stages::{Stage, StageTime};
+use super::stages::{self, Stage, StageTime};
 use crate::labels::LabelHasher;
 use crate::record::Record;
 
@@ -30,6 +30,9 @@ pub struct Used {
     pub prefill_us: u64,
     /// Microseconds in its decode.
     pub decode_us: u64,
+    /// Microseconds of whole answers for which it reports neither.
+    #[serde(default)]
+    pub engine_other_us: u64,
 }
 
 impl Used {
@@ -42,6 +45,7 @@ impl Used {
             (&mut self.output, other.output),
             (&mut self.prefill_us, other.prefill_us),
             (&mut self.decode_us, other.decode_us),
+            (&mut self.engine_other_us, other.engine_other_us),
         ] {
             *own = own.saturating_add(more);
         }
@@ -91,12 +95,12 @@ impl Usage {
         let tokens = |count: Option<crate::units::Tokens>| count.unwrap_or_default().0;
         let (input, cached) = (tokens(record.tokens.input), tokens(record.tokens.cached));
         let output = tokens(record.tokens.output);
-        self.add(record, at, &Used { requests: 1, input, cached, output, ..engine_time(stages) });
+        self.add(record, at, &Used { requests: 1, input, cached, output, ..engine_time(record, stages) });
     }
 
     /// Counts its time at the engine, which was not known at its end.
     pub(super) fn count_engine(&self, record: &Record, stages: &[StageTime], at: SystemTime) {
-        self.add(record, at, &engine_time(stages));
+        self.add(record, at, &engine_time(record, stages));
     }
 
     fn add(&self, record: &Record, at: SystemTime, used: &Used) {
@@ -149,12 +153,17 @@ impl Usage {
     }
 }
 
-fn engine_time(stages: &[StageTime]) -> Used {
-    let of = |stage: Stage| {
-        let own = stages.iter().filter(|time| time.stage == stage);
-        own.map(|time| u64::try_from(time.duration.as_micros()).unwrap_or(u64::MAX)).sum()
-    };
-    Used { prefill_us: of(Stage::Prefill), decode_us: of(Stage::Decode), ..Used::default() }
+fn engine_time(record: &Record, stages: &[StageTime]) -> Used {
+    let mut used = Used::default();
+    for time in stages::charged(record, stages) {
+        let us = u64::try_from(time.duration.as_micros()).unwrap_or(u64::MAX);
+        match time.stage {
+            Stage::Prefill => used.prefill_us = us,
+            Stage::Decode => used.decode_us = us,
+            _ => used.engine_other_us = us,
+        }
+    }
+    used
 }
 
 impl Span {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
 mod admission;
+mod bill;
 mod blame;
 mod cluster;
 mod cluster_keys;

@@ -60,7 +60,7 @@ use crate::labels::LabelHasher;
 use crate::observe::judgement::Judgement;
 use crate::observe::lag::{self, Lag};
 use crate::observe::overdue::Overdue;
-use crate::observe::stages::{Stage, StageTime};
+use crate::observe::stages::{self, StageTime};
 use crate::observe::usage::Usage;
 use crate::record::{AttemptCause, FirstToken, Outcome, Record};
 
@@ -233,8 +233,7 @@ impl Metrics {
     }
 
     fn count_engine_seconds(&self, record: &Record, judgement: &Judgement) {
-        let is_work = |time: &&StageTime| matches!(time.stage, Stage::Prefill | Stage::Decode);
-        for time in judgement.stages.iter().filter(is_work) {
+        for time in stages::charged(record, &judgement.stages) {
             let labels = [&*record.route, &record.model, &record.tenant, time.stage.as_str()];
             self.families.requests.tenant_seconds.add(labels, time.duration.as_secs_f64());
         }
