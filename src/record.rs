@@ -3,6 +3,7 @@
 //! Emitted once, from the drop of the response body, so that every end is recorded: complete, client gone, replica gone,
 //! panic. Observers have no other input about a request but its first token and its gaps.
 
+mod charge;
 mod decision;
 mod gaps;
 mod rate_limits;

@@ -12,14 +12,14 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::amounts::Amounts;
+use super::amounts::{Amounts, Kind};
 use super::budget::{Ledger, Reservation};
 use super::lease::Sharing;
 use super::limit_reached::LimitReached;
 use crate::clock::Stamp;
 use crate::config::{Budget, Tenant, TenantLimits};
 use crate::error::Failure;
-use crate::record::{Outcome, RateLimit, RateLimits, Record};
+use crate::record::{RateLimit, RateLimits, Record, TokenCounts};
 use crate::request::api_keys::ApiKey;
 use crate::state_file::Version;
 use crate::stats::{Refill, TokenBucket};
@@ -192,21 +192,21 @@ impl TenantLimiter {
 }
 
 impl TenantPermit {
-    /// The request ended after so much time at engines: its tokens are charged by what it used, and a refused one by nothing.
+    /// The request ended after so much time at engines: it is charged by what it used ([`Record::charged_tokens`]), and a refused one
+    /// by nothing.
     pub fn settle(self, record: &Record, engine: Duration) {
         let mut used = self.state.lock();
-        let is_refused = record.outcome == Outcome::Refused;
-        let tokens = if is_refused || record.at.routed.is_none() { 0 } else { tokens_of(record) };
-        if is_refused {
+        if record.is_refused() {
             used.requests.give_back(1.0);
         }
+        let amounts = amounts_of(record, engine);
+        let tokens = amounts.of(Kind::Tokens);
         if let Some(per_minute) = self.limits.tokens_per_minute {
             let (more, less) = (tokens.saturating_sub(self.charged), self.charged.saturating_sub(tokens));
             used.tokens.charge(more as f64, &Refill::per_minute(per_minute), record.at.end);
             used.tokens.give_back(less as f64);
         }
         let (began, wall) = self.began;
-        let amounts = if is_refused { Amounts::default() } else { amounts_of(record, engine) };
         let wall = wall + record.at.end.since(began);
         used.ledger.settle(&self.reserved.of_tenant, amounts, wall);
         if let Some((key, reserved)) = &self.reserved.of_key
@@ -224,20 +224,13 @@ impl Drop for TenantPermit {
     }
 }
 
-/// By the engine's usage, else by the estimated prompt and the content that was seen.
-fn tokens_of(record: &Record) -> u64 {
-    let input = record.tokens.input.unwrap_or(record.estimated_input).0;
-    input.saturating_add(record.tokens.output.map_or(record.content_events, |output| output.0))
-}
-
-/// The same by kind; who reached no replica used one request.
 fn amounts_of(record: &Record, engine: Duration) -> Amounts {
-    let Some(_) = record.at.routed else { return Amounts { requests: 1, ..Amounts::default() } };
+    let TokenCounts { input, cached, output } = record.charged_tokens();
     Amounts {
-        input: record.tokens.input.unwrap_or(record.estimated_input).0,
-        cached: record.tokens.cached.unwrap_or_default().0,
-        output: record.tokens.output.map_or(record.content_events, |output| output.0),
-        requests: 1,
+        input: input.unwrap_or_default().0,
+        cached: cached.unwrap_or_default().0,
+        output: output.unwrap_or_default().0,
+        requests: u64::from(!record.is_refused()),
         engine_ms: u64::try_from(engine.as_millis()).unwrap_or(u64::MAX),
     }
 }
@@ -333,7 +326,7 @@ mod tests {
     use super::*;
     use crate::clock::seconds as at;
     use crate::config::Window;
-    use crate::record::{ClientInfo, Opening};
+    use crate::record::{ClientInfo, Opening, Outcome};
     use crate::request::dialect::Dialect;
     use crate::request::trace_context::trace_of;
 
@@ -440,6 +433,31 @@ mod tests {
         canceled.settle(&record(Outcome::Canceled, 100, 0), Duration::ZERO);
         assert_eq!(admit(&limiter, &tenant, 1, at(0)).unwrap_err().0, "requests_per_minute");
         assert!(admit(&limiter, &tenant, 100, at(60)).is_ok(), "it never reached a replica: no tokens");
+    }
+
+    #[test]
+    fn an_error_as_the_whole_answer_gives_its_tokens_back_and_a_broken_stream_keeps_what_it_used() {
+        let (limiter, tenant) = (TenantLimiter::default(), tenant(None, Some(100), None));
+        let ended = |outcome, status, content_events| {
+            let mut record = Record { outcome, status, content_events, ..record(outcome, 0, 0) };
+            (record.at.routed, record.tokens) = (Some(at(0)), TokenCounts::default());
+            record.estimated_input = Tokens(90);
+            record
+        };
+        let late_head = Record { is_stream: true, ..ended(Outcome::ClientError, 200, 0) };
+        let free = [ended(Outcome::ClientError, 400, 0), ended(Outcome::Failed, 503, 0), late_head];
+        for record in &free {
+            let permit = admit(&limiter, &tenant, 90, at(0)).unwrap();
+            assert!(admit(&limiter, &tenant, 90, at(0)).is_err(), "while it runs it is charged");
+            permit.settle(record, Duration::ZERO);
+        }
+        for (record, tokens) in [
+            (Record { is_stream: true, ..ended(Outcome::Failed, 200, 7) }, 97),
+            (ended(Outcome::Failed, 200, 0), 90),
+            (Record { is_stream: true, ..ended(Outcome::Canceled, 499, 0) }, 90),
+        ] {
+            assert_eq!(amounts_of(&record, Duration::ZERO).of(Kind::Tokens), tokens, "{:?}", record.outcome);
+        }
     }
 
     #[test]

@@ -72,14 +72,15 @@ pub(crate) fn at_the_engine(record: &Record) -> StageTimes {
 }
 
 /// The times that budgets, metrics and the bill count: in the engine's prefill and decode, and all of a whole answer's time there where
-/// the engine reports neither.
+/// the engine reports neither. A request that is free has none.
 pub(crate) fn charged<'a>(record: &Record, stages: &'a [StageTime]) -> impl Iterator<Item = &'a StageTime> {
     let is_of = |stage| stages.iter().any(|time| time.stage == stage);
     // A tunnel is open for as long as its client likes.
     let is_whole = !is_streamed(record) && record.dialect != Dialect::Realtime && !is_of(Stage::Decode);
+    let is_free = record.is_free();
     stages.iter().filter(move |time| match time.stage {
-        Stage::Prefill | Stage::Decode => true,
-        Stage::EngineOther => is_whole,
+        Stage::Prefill | Stage::Decode => !is_free,
+        Stage::EngineOther => !is_free && is_whole,
         _ => false,
     })
 }
@@ -215,7 +216,7 @@ const NOISE: f64 = 1.5;
 mod tests {
     use super::*;
     use crate::observe::fixture;
-    use crate::record::{AttemptCause, Moments, Ways};
+    use crate::record::{AttemptCause, Moments, Outcome, TokenCounts, Ways};
 
     const fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
@@ -346,6 +347,14 @@ mod tests {
         record.engine = None;
         record.at.first_byte = None;
         assert_eq!(charged(&record), [("engine_other", 1285)], "its client left before its end");
+        let failed = Record {
+            outcome: Outcome::Failed,
+            status: 503,
+            tokens: TokenCounts::default(),
+            ..record.clone()
+        };
+        let is_free = charged(&Record { content_events: 0, ..failed }).is_empty();
+        assert!(is_free, "an error is all that it got");
         record.dialect = Dialect::Realtime;
         assert!(charged(&record).is_empty(), "an open tunnel");
     }

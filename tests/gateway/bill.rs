@@ -4,11 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 use tokenway::admission::Amounts;
-use tokenway::config::{Budget, Tenant, Window};
+use tokenway::config::{Budget, Hook, Tenant, Window};
 use tokenway::observe::usage::Used;
 
 use crate::support::client::{Client, Reply};
-use crate::support::replica::{Replica, Step};
+use crate::support::replica::{Probes, Replica, Step};
 use crate::support::{Gateway, config, wire};
 
 const PATH: &str = "/v1/chat/completions";
@@ -71,7 +71,19 @@ fn counted(gateway: &Gateway, family: &str, label: &str) -> f64 {
     values.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
 }
 
+/// Tokens of prompts and of answers: by the budget, the bill and the metric, which are the same.
+fn tokens(gateway: &Gateway) -> (u64, u64) {
+    let family = "tokenway_tenant_tokens_total";
+    let metric = |kind: &str| counted(gateway, family, &format!("kind=\"{kind}\"")) as u64;
+    let (of_budget, of_bill) = (charged(gateway), billed(gateway));
+    let all = (of_budget.input, of_budget.output);
+    assert_eq!((of_bill.input, of_bill.output), all, "the bill is by {of_bill:?}");
+    assert_eq!((metric("input"), metric("output")), all, "by the metric");
+    all
+}
+
 const ANSWER: &str = r#"{"id":"c","object":"chat.completion","model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":50,"completion_tokens":10}}"#;
+const REFUSED: &str = r#"{"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}"#;
 
 #[tokio::test]
 async fn the_time_of_a_whole_answer_at_its_engine_is_charged_and_billed() {
@@ -89,4 +101,52 @@ async fn the_time_of_a_whole_answer_at_its_engine_is_charged_and_billed() {
     let metric = counted(&gateway, "tokenway_tenant_engine_seconds_total", "stage=\"engine_other\"");
     assert!(metric > 1.0 && (metric - of_bill).abs() < 1e-3, "{metric} and {of_bill}");
     assert!((of_budget - of_bill).abs() < 2e-3, "{of_budget} and {of_bill}");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_an_error_costs_a_request_and_no_tokens() {
+    let replica = Replica::start().await;
+    let gateway = start(&replica, budget()).await;
+    let event = format!("data: {REFUSED}\n\n");
+    let mut left = Vec::new();
+    for (is_stream, script) in [
+        (false, wire::json(400, REFUSED)),
+        (true, wire::json(400, REFUSED)),
+        (false, wire::json(500, REFUSED)),
+        (true, wire::stream([&*event, wire::DONE])),
+        (false, wire::json(400, REFUSED)),
+    ] {
+        replica.always(script);
+        let reply = ask(&gateway, is_stream).await;
+        assert!(reply.text().contains("error"), "{} {}", reply.status(), reply.text());
+        let header = |name: &str| reply.head.header(name).unwrap().parse::<u64>().unwrap();
+        left.push((header("x-ratelimit-remaining-tokens"), header("x-ratelimit-remaining-requests")));
+    }
+    assert!(left[0].0 < 100_000 - WORDS as u64, "while it runs its prompt is held: {left:?}");
+    assert!(left.iter().all(|(tokens, _)| *tokens == left[0].0), "{left:?}");
+    assert_eq!(left[4].1, 95, "as requests they count");
+    assert_eq!((tokens(&gateway), charged(&gateway).engine_ms), ((0, 0), 0));
+    replica.always(wire::json(200, ANSWER));
+    assert_eq!(ask(&gateway, false).await.status(), 200);
+    assert_eq!(tokens(&gateway), (50, 10), "by the engine's usage");
+}
+
+#[tokio::test]
+async fn what_a_hook_refuses_costs_nothing() {
+    let (replica, service) = (Replica::start().await, Replica::start().await);
+    replica.always(wire::json(200, ANSWER));
+    service.probes(Probes::Scripted);
+    service.always(wire::json(200, r#"{"allow":false,"status":422}"#));
+    let mut config = config::of(&[&replica]);
+    config.tenants = vec![tenant(Budget { requests: Some(1), ..Budget::default() })];
+    config.tenants[0].limits.requests_per_minute = Some(1);
+    config.hook = Some(Hook { before: Some(service.endpoint()), ..Hook::default() });
+    let gateway = Gateway::start(config).await;
+    for _ in 0..3 {
+        let reply = ask(&gateway, false).await;
+        assert_eq!((reply.status(), &*reply.code()), (422, "hook_refused"), "{}", reply.text());
+    }
+    service.always(wire::json(200, r#"{"allow":true}"#));
+    assert_eq!(ask(&gateway, false).await.status(), 200, "the one request is left");
+    assert_eq!(ask(&gateway, false).await.status(), 429);
 }

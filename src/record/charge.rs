@@ -1,0 +1,36 @@
+//! What a request costs its tenant: what limits, budgets, metrics and the bill all count.
+
+use super::{Outcome, Record, TokenCounts};
+use crate::units::Tokens;
+
+impl Record {
+    /// The gateway, a limit or `[hook]` refused it: it does not even count as a request.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.outcome == Outcome::Refused || self.error == Some("hook_refused")
+    }
+
+    /// It used nothing of an engine, as far as known: it reached none, or all of its answer was an error.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        let is_error = matches!(self.outcome, Outcome::ClientError | Outcome::Failed);
+        let has_usage = self.tokens.input.or(self.tokens.output).is_some();
+        // A stream's head may be out before its error; a whole answer that breaks off behind a good head had content.
+        let has_content = self.content_events > 0 || !self.is_stream && self.status < 400;
+        self.at.routed.is_none() || self.is_refused() || is_error && !has_usage && !has_content
+    }
+
+    /// Its tokens by the engine's usage; where that is absent, by the estimated prompt and the content that was seen.
+    #[must_use]
+    pub fn charged_tokens(&self) -> TokenCounts {
+        if self.is_free() {
+            return TokenCounts::default();
+        }
+        let seen = |tokens: Tokens| Some(tokens).filter(|tokens| tokens.0 > 0);
+        TokenCounts {
+            input: self.tokens.input.or(seen(self.estimated_input)),
+            cached: self.tokens.cached,
+            output: self.tokens.output.or(seen(Tokens(self.content_events))),
+        }
+    }
+}
