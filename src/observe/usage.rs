@@ -92,9 +92,9 @@ pub struct Spans {
 impl Usage {
     /// Counts a request that ended at `at`, and its time at the engine as far as known.
     pub(super) fn count(&self, record: &Record, stages: &[StageTime], at: SystemTime) {
-        let tokens = |count: Option<crate::units::Tokens>| count.unwrap_or_default().0;
-        let (input, cached) = (tokens(record.tokens.input), tokens(record.tokens.cached));
-        let output = tokens(record.tokens.output);
+        let charged = record.charged_tokens();
+        let [input, cached, output] =
+            [charged.input, charged.cached, charged.output].map(|count| count.unwrap_or_default().0);
         self.add(record, at, &Used { requests: 1, input, cached, output, ..engine_time(record, stages) });
     }
 

@@ -8,7 +8,7 @@ use tokenway::config::{Budget, Hook, Tenant, Window};
 use tokenway::observe::usage::Used;
 
 use crate::support::client::{Client, Reply};
-use crate::support::replica::{Probes, Replica, Step};
+use crate::support::replica::{Gate, Probes, Replica, Step};
 use crate::support::{Gateway, config, wire};
 
 const PATH: &str = "/v1/chat/completions";
@@ -149,4 +149,31 @@ async fn what_a_hook_refuses_costs_nothing() {
     service.always(wire::json(200, r#"{"allow":true}"#));
     assert_eq!(ask(&gateway, false).await.status(), 200, "the one request is left");
     assert_eq!(ask(&gateway, false).await.status(), 429);
+}
+
+#[tokio::test]
+async fn streams_without_usage_are_billed_by_what_budgets_count() {
+    let replica = Replica::start().await;
+    let gateway = start(&replica, budget()).await;
+    replica.next(wire::chat_stream(&["x", "y", "z"]));
+    assert_eq!(ask(&gateway, true).await.status(), 200);
+    let (input, output) = tokens(&gateway);
+    assert!(input > WORDS as u64 && output == 3, "by the estimated prompt and the events: {input}, {output}");
+
+    let gate = Gate::new();
+    replica.next(wire::begun_then("x", [wire::event(wire::content("y")), Step::Wait(gate.clone())]));
+    let mut client = asking(&gateway, true).await;
+    client.read_until("\"y\"").await;
+    drop(client);
+    gateway.idle().await;
+    gate.cancel();
+    assert_eq!(tokens(&gateway), (2 * input, output + 2), "its client left");
+
+    replica.next(wire::begun_then("x", [Step::Close]));
+    ask(&gateway, true).await;
+    assert_eq!(tokens(&gateway), (3 * input, output + 3), "it broke after content");
+
+    replica.next(wire::stream([wire::ROLE, &wire::content("x"), wire::FINISH, wire::USAGE, wire::DONE]));
+    ask(&gateway, true).await;
+    assert_eq!(tokens(&gateway), (3 * input + 9, output + 5), "the engine's usage is better");
 }

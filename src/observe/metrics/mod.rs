@@ -273,7 +273,7 @@ impl Metrics {
 
     fn count_outside_tokens(&self, record: &Record) {
         let Some(served) = record.served().filter(|served| served.is_outside) else { return };
-        for (kind, tokens) in record.tokens.by_kind() {
+        for (kind, tokens) in record.charged_tokens().by_kind() {
             let labels = [&*record.route, &served.pool, &record.tenant, kind];
             self.families.requests.outside_tokens.inc_by(labels, tokens.0);
         }

@@ -223,7 +223,7 @@ impl RequestSeries {
     pub(super) fn count_tenant_tokens(&self, record: &Record) {
         let family = &self.families.requests.tenant_tokens;
         let is_own = *self.key.tenant == *record.tenant;
-        for (kind, tokens) in record.tokens.by_kind() {
+        for (kind, tokens) in record.charged_tokens().by_kind() {
             let handle = || family.get([&*record.route, &record.model, &record.tenant, kind]);
             let handle = if is_own { self.handles.tenant_tokens.get(kind, handle) } else { handle() };
             handle.inc_by(tokens.0);

@@ -74,7 +74,7 @@ families! {
             gauge queued_longest "tokenway_queue_oldest_seconds" []
                 "How long the oldest request in the queue has waited.";
             counter tenant_tokens "tokenway_tenant_tokens_total" [route, model, tenant, kind]
-                "Tokens in the engine's usage, by tenant and kind: input (all of the prompt), cached (the part of it found in the cache), output.";
+                "Tokens that budgets count, by tenant and kind: input (all of the prompt), cached (the part of it found in the cache), output; estimated without the engine's usage.";
             amount tenant_seconds "tokenway_tenant_engine_seconds_total" [route, model, tenant, stage]
                 "Seconds that requests spent in the engine's prefill and decode (unary: engine_other); those of one batch share the engine.";
             counter hook "tokenway_hook_calls_total" [call = &["before", "after"], outcome = HookOutcome::LABELS]
@@ -82,7 +82,7 @@ families! {
             counter outside "tokenway_outside_requests_total" [route, pool, tenant]
                 "Attempts at outside providers ([pool.outside]).";
             counter outside_tokens "tokenway_outside_tokens_total" [route, pool, tenant, kind]
-                "Tokens in their usage, by kind as in tokenway_tenant_tokens_total, which has them too.";
+                "Their tokens, by kind as in tokenway_tenant_tokens_total, which has them too.";
             gauge budget_used "tokenway_tenant_budget_used" [tenant, window, kind, model]
                 "What a tenant has used of a budget in its window; model is * for all models.";
             gauge budget_limit "tokenway_tenant_budget_limit" [tenant, window, kind, model]
