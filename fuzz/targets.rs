@@ -175,6 +175,7 @@ fn splice_with(data: &[u8], ask_running: bool) {
         priority: Some(1),
         ask_usage: true,
         ask_running,
+        counts_only_beside_usage: true,
     };
     let after = spliced(dialect, &body, &fields, edits);
     let sent = after.body.whole();
@@ -194,6 +195,9 @@ fn splice_with(data: &[u8], ask_running: bool) {
     assert_eq!((&result["cache_salt"], &result["priority"]), (&"ours".into(), &1.into()));
     if after.asks_usage {
         assert_eq!(result["stream_options"]["include_usage"], true);
+    }
+    if after.asks_usage && !after.asks_running {
+        assert_ne!(result["stream_options"]["continuous_usage_stats"], true);
     }
     if after.asks_running {
         assert_eq!(result["stream_options"]["include_usage"], true);

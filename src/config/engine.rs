@@ -151,6 +151,12 @@ impl EngineKind {
         matches!(self, Self::Vllm | Self::RayServe | Self::Sglang)
     }
 
+    /// Whether it counts in no chunk of a stream (`continuous_usage_stats`) whose client turned `include_usage` off.
+    #[must_use]
+    pub fn counts_only_beside_usage(self) -> bool {
+        matches!(self, Self::Vllm | Self::RayServe)
+    }
+
     /// The profile that [`EngineProfile::default`] stands for where nothing is overridden.
     #[must_use]
     pub fn profile(self) -> EngineProfile {

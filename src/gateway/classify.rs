@@ -96,6 +96,7 @@ pub(super) fn classify(
         priority: engine_priority.in_body(has_own).filter(|_| takes_priority),
         ask_usage: route.config.ask_usage && gets_answer_here,
         ask_running,
+        counts_only_beside_usage: route.counts_only_beside_usage(),
     };
     let spliced = splice(dialect, body, fields, edits);
     let is_stream = fields.is_stream && dialect.generates();

@@ -239,6 +239,15 @@ impl RouteState {
         self.pools.iter().any(|(pool, _)| pool.config().engine.takes_cache_salt())
     }
 
+    /// Whether none of its engines counts in chunks without `include_usage`.
+    #[must_use]
+    pub fn counts_only_beside_usage(&self) -> bool {
+        // A provider's body is made from the client's own.
+        let own = |pool: &PoolState| pool.config().outside.is_none();
+        let mut pools = self.pools.iter().filter(|(pool, _)| own(pool));
+        pools.all(|(pool, _)| pool.config().engine.counts_only_beside_usage())
+    }
+
     /// Whether its requests are degraded now; `None` without a `[route.degrade]`.
     #[must_use]
     pub fn is_degrading(&self, now: Stamp) -> Option<bool> {

@@ -30,6 +30,8 @@ pub struct Edits<'a> {
     pub ask_usage: bool,
     /// Ask for it with every chunk as well.
     pub ask_running: bool,
+    /// No engine of the route counts in chunks where `include_usage` is off.
+    pub counts_only_beside_usage: bool,
 }
 
 /// A body ready to be sent.
@@ -46,8 +48,7 @@ pub struct Spliced {
 /// Applies the edits to a body; `fields` must have been parsed from it.
 #[must_use]
 pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<'_>) -> Spliced {
-    let asked =
-        if edits.ask_usage { ask_usage(dialect, body, fields, edits.ask_running) } else { Asked::default() };
+    let asked = if edits.ask_usage { ask_usage(dialect, body, fields, &edits) } else { Asked::default() };
     let mut all = asked.edits;
     all.extend(edits.model.and_then(|model| rename(fields, model)));
     let chosen = fields.request_id.zip(edits.request_id);
@@ -112,12 +113,14 @@ struct Asked {
     edits: SmallVec<[Edit; 3]>,
 }
 
-/// Nothing where usage is not to be asked for, or the client has asked for it already. Never where the client wants
-/// `continuous_usage_stats`: an engine that counts nothing without `include_usage` would then count in every chunk.
-fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, running: bool) -> Asked {
+/// Nothing where usage is not to be asked for, or the client has asked for it already. Where the client wants
+/// `continuous_usage_stats` only if it turned `include_usage` off before engines that then count nowhere: as it gets no count, both are
+/// turned round. Elsewhere an engine would then count in every chunk.
+fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: &Edits<'_>) -> Asked {
     if !fields.is_stream || !matches!(dialect, Dialect::Chat | Dialect::Completions) {
         return Asked::default();
     }
+    let running = edits.ask_running;
     let whole = if running { RUNNING } else { USAGE };
     let by = |edit| Asked { usage: true, running, edits: SmallVec::from_iter([edit]) };
     let Some(options) = fields.stream_options else {
@@ -129,13 +132,14 @@ fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, running: bool)
     };
     match options.kind() {
         JsonKind::Null => by(Edit::replace(options.span(), &format!("{{{whole}}}"))),
-        JsonKind::Object => ask_in_options(options, running).unwrap_or_default(),
+        JsonKind::Object => ask_in_options(options, edits).unwrap_or_default(),
         // The engine reports what is wrong with it.
         _ => Asked::default(),
     }
 }
 
-fn ask_in_options(options: Raw<'_>, running: bool) -> Result<Asked, JsonError> {
+fn ask_in_options(options: Raw<'_>, edits: &Edits<'_>) -> Result<Asked, JsonError> {
+    let running = edits.ask_running;
     let mut is_empty = true;
     // Of duplicates the engine takes the last.
     let (mut include_usage, mut continuous) = (None, None);
@@ -152,7 +156,10 @@ fn ask_in_options(options: Raw<'_>, running: bool) -> Result<Asked, JsonError> {
     let is_off = |value: Raw<'_>| matches!(value.text(), "false" | "null");
     // The engine reports what is wrong with a value that is neither on nor off.
     let is_odd = |value: Raw<'_>| !is_off(value) && value.text() != "true";
-    if continuous.is_some_and(|value| !is_off(value)) || include_usage.is_some_and(is_odd) {
+    let wanted = continuous.filter(|value| !is_off(*value));
+    let is_void = edits.counts_only_beside_usage && include_usage.is_some_and(is_off);
+    let void = wanted.filter(|value| is_void && value.text() == "true");
+    if wanted.is_some() && void.is_none() || include_usage.is_some_and(is_odd) {
         return Ok(Asked::default());
     }
     // No comma may follow what is alone.
@@ -163,6 +170,7 @@ fn ask_in_options(options: Raw<'_>, running: bool) -> Result<Asked, JsonError> {
     }
     let usage = include_usage.is_none_or(is_off);
     let mut asked = Asked { usage, running, edits: SmallVec::new() };
+    asked.edits.extend(void.filter(|_| !running).map(|value| Edit::replace(value.span(), "false")));
     for (is_asked, value, member) in [(usage, include_usage, USAGE), (running, continuous, CONTINUOUS)] {
         asked.edits.extend(is_asked.then(|| match value {
             Some(value) => Edit::replace(value.span(), "true"),
@@ -220,6 +228,7 @@ mod tests {
         priority: None,
         ask_usage: true,
         ask_running: false,
+        counts_only_beside_usage: false,
     };
 
     fn spliced(dialect: Dialect, body: &str, edits: Edits<'_>) -> (String, bool) {
@@ -327,6 +336,28 @@ mod tests {
                 "{options:?}"
             );
             assert_eq!((spliced.asks_usage, spliced.asks_running), asks, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn counts_that_an_engine_would_not_send_are_turned_off_where_usage_is_turned_on() {
+        let vllm = Edits { counts_only_beside_usage: true, ..ASK };
+        let body = |options: &str| format!(r#"{{"stream":true,"stream_options":{{{options}}}}}"#);
+        for off in ["false", "null"] {
+            let own = body(&format!(r#""continuous_usage_stats" : true,"include_usage":{off}"#));
+            let counted = body(r#""continuous_usage_stats" : true,"include_usage":true"#);
+            let plain = counted.replace(": true", ": false");
+            assert_eq!(spliced(Dialect::Chat, &own, vllm), (plain, true));
+            let running = Edits { ask_running: true, ..vllm };
+            assert_eq!(spliced(Dialect::Chat, &own, running), (counted, true), "withheld likewise");
+            assert_eq!(spliced(Dialect::Chat, &own, ASK), (own, false), "SGLang counts all the same");
+        }
+        for own in [
+            r#""continuous_usage_stats":true"#,
+            r#""include_usage":true,"continuous_usage_stats":true"#,
+            r#""include_usage":false,"continuous_usage_stats":"yes""#,
+        ] {
+            assert_eq!(spliced(Dialect::Completions, &body(own), vllm), (body(own), false));
         }
     }
 

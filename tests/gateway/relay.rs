@@ -262,15 +262,24 @@ async fn asked_usage_is_spliced_in_and_its_chunk_is_withheld() {
         assert_eq!(received, serde_json::from_str::<serde_json::Value>(sent).unwrap());
     }
 
-    let own = CHAT.replace("\"stream\":true", "\"stream\":true,\"stream_options\":{\"include_usage\":true}");
+    let with_options = |options: &str| {
+        CHAT.replace("\"stream\":true", &format!("\"stream\":true,\"stream_options\":{options}"))
+    };
+    replica.next(wire::stream(&events));
+    let off = r#"{"include_usage":false,"continuous_usage_stats":true}"#;
+    assert_eq!(gateway.post(PATH, &with_options(off)).await.text(), without, "as vLLM answers it");
+    let sent = r#"{"include_usage":true,"continuous_usage_stats":false}"#;
+    assert_eq!(replica.received()[2].text(), with_options(sent));
+
+    let own = with_options(r#"{"include_usage":true}"#);
     replica.next(wire::stream(&events));
     let reply = gateway.post(PATH, &own).await;
     assert_eq!(reply.text(), with, "a client that asked for usage keeps it");
-    assert_eq!(replica.received()[2].text(), own);
+    assert_eq!(replica.received()[3].text(), own);
 
     replica.next(wire::json(200, "{}"));
     gateway.post(PATH, UNARY).await;
-    assert_eq!(replica.received()[3].text(), UNARY, "nothing is asked of a unary answer");
+    assert_eq!(replica.received()[4].text(), UNARY, "nothing is asked of a unary answer");
 }
 
 #[tokio::test]
