@@ -293,8 +293,10 @@ impl UpstreamAttempt {
     /// nothing to wait for.
     fn is_relayed_from_head(&self, head: &response::Parts, body: &ArrivingBody) -> bool {
         let dialect = self.shape.dialect;
-        let may_last = || dialect.body_form() == BodyForm::Opaque && body.size_hint().exact().is_none();
-        !dialect.generates() && (is_event_stream(&head.headers) || may_last())
+        if is_event_stream(&head.headers) {
+            return !dialect.has_known_stream();
+        }
+        dialect.body_form() == BodyForm::Opaque && body.size_hint().exact().is_none()
     }
 
     async fn first_content(

@@ -99,7 +99,7 @@ pub(super) fn classify(
         counts_only_beside_usage: route.counts_only_beside_usage(),
     };
     let spliced = splice(dialect, body, fields, edits);
-    let is_stream = fields.is_stream && dialect.generates();
+    let is_stream = fields.is_stream && dialect.has_known_stream();
     let sampling = Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices };
     let class = class_of(&table.config.classes, tokens);
     let label = label(route, model);

@@ -1,6 +1,6 @@
 //! What one SSE event means: reads it by the wire shape of its dialect.
 //!
-//! The shapes are in `openai` (chat, completions) and `typed` (messages, responses). Keys are read at their place in the
+//! The shapes are in `openai` (chat, completions, audio) and `typed` (messages, responses). Keys are read at their place in the
 //! JSON, never searched for in model output.
 
 use crate::relay::stream_state::{Event, PlainContent, StreamState};
@@ -23,7 +23,7 @@ pub(super) fn read<'a>(
         return None;
     }
     match state.dialect() {
-        Dialect::Chat | Dialect::Completions => openai::read(state, data, emit),
+        Dialect::Chat | Dialect::Completions | Dialect::Audio => openai::read(state, data, emit),
         Dialect::Messages | Dialect::Responses => typed::read(state, name, data, emit),
         _ => {
             emit(Event::Other);

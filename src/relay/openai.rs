@@ -1,10 +1,12 @@
-//! The facts of a chunk of `/v1/chat/completions` or `/v1/completions`.
+//! The facts of a chunk of `/v1/chat/completions`, `/v1/completions` or a transcription.
 //!
 //! A chunk that is no JSON object of this shape is [`Event::Other`].
 
 use crate::relay::chunk::{ChoiceView, ChunkView};
 use crate::relay::stream_state::{Counts, Event, PlainContent, StreamState};
+use crate::relay::typed;
 use crate::relay::usage::Usage;
+use crate::request::dialect::Dialect;
 use crate::request::json::Raw;
 use crate::units::Tokens;
 
@@ -20,6 +22,10 @@ pub(super) fn read<'a>(
     if chunk.error.is_some() {
         state.error(chunk.error, emit);
         return None;
+    }
+    if chunk.choice_count.is_none() && state.dialect() == Dialect::Audio {
+        // vLLM sends chunks, OpenAI events that name their type.
+        return typed::read(state, b"", data, emit);
     }
     state.answer.note_id(chunk.id);
     state.answer.note_model(chunk.model);

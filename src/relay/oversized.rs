@@ -18,7 +18,7 @@ pub(super) fn read(state: &mut StreamState, head: &[u8], tail: &[u8], emit: &mut
     let head = String::from_utf8_lossy(fields.data.unwrap_or_default());
     let tail = String::from_utf8_lossy(tail);
     match state.dialect() {
-        Dialect::Chat | Dialect::Completions => chunk(state, &head, &tail, emit),
+        Dialect::Chat | Dialect::Completions | Dialect::Audio => chunk(state, &head, &tail, emit),
         Dialect::Messages | Dialect::Responses => typed(state, &name, &head, &tail, emit),
         _ => emit(Event::Other),
     }

@@ -104,7 +104,7 @@ impl StreamState {
         match (self.is_done, is_clean) {
             (true, _) => StreamEnd::Complete,
             (false, false) => StreamEnd::Truncated,
-            (false, true) if is_finished || !self.dialect.generates() => StreamEnd::Complete,
+            (false, true) if is_finished || !self.dialect.has_known_stream() => StreamEnd::Complete,
             (false, true) => StreamEnd::Unfinished,
         }
     }
@@ -113,12 +113,16 @@ impl StreamState {
     /// A vLLM that is ended by SIGTERM closes the streams that still waited so, with `[DONE]`.
     #[must_use]
     pub fn gives_no_reason(&self) -> bool {
-        matches!(self.dialect, Dialect::Chat | Dialect::Completions) && !self.is_finished()
+        matches!(self.dialect, Dialect::Chat | Dialect::Completions | Dialect::Audio) && !self.has_reasons()
     }
 
-    /// Whether every choice has its finish reason.
+    /// Whether every choice has its finish reason and nothing can follow. A transcription has one for each piece of its audio.
     #[must_use]
     pub fn is_finished(&self) -> bool {
+        self.dialect != Dialect::Audio && self.has_reasons()
+    }
+
+    fn has_reasons(&self) -> bool {
         !self.choices.is_empty() && self.choices.iter().all(|c| c.is_finished)
     }
 
@@ -146,6 +150,11 @@ impl StreamState {
         if reason.escaped() == Some(ABORTED) && !self.is_done {
             return emit(Event::Error(self.answer.note_abort()));
         }
+        self.finished(choice, emit);
+    }
+
+    /// A choice has ended.
+    pub(super) fn finished(&mut self, choice: u32, emit: &mut dyn FnMut(Event)) {
         if let Some(state) = self.choice(choice) {
             state.is_finished = true;
         }

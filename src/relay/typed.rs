@@ -1,4 +1,4 @@
-//! Events of `/v1/messages` and `/v1/responses`: each names its type, in `event:` and in its JSON.
+//! Events of `/v1/messages`, `/v1/responses` and OpenAI's transcriptions: each names its type, in `event:` and in its JSON.
 //!
 //! These streams have one choice, no `[DONE]`, and an event that ends them. Only deltas are content: the `done` and
 //! `completed` events repeat what was sent.
@@ -30,6 +30,7 @@ pub(super) fn read<'a>(
     }
     match state.dialect() {
         Dialect::Messages => message(state, &kind, &event, emit),
+        Dialect::Audio => transcript(state, &kind, &event, emit),
         _ => response(state, &kind, &event, emit),
     }
 }
@@ -124,6 +125,31 @@ fn response<'a>(
             state.done(emit);
         }
         "response.failed" => state.error(whole().and_then(|whole| whole.error).or(event.response), emit),
+        _ => emit(Event::Other),
+    }
+    None
+}
+
+fn transcript<'a>(
+    state: &mut StreamState,
+    kind: &Cow<'a, str>,
+    event: &TypedEvent<'a>,
+    emit: &mut dyn FnMut(Event),
+) -> Option<PlainContent<'a>> {
+    match kind.as_ref() {
+        "transcript.text.delta" => {
+            let mut values = ContentValues::default();
+            values.add(event.delta);
+            return content(&values, emit);
+        }
+        "transcript.text.done" => {
+            state.answer.note_usage(event.usage);
+            if event.usage.is_some() {
+                emit(Event::Usage);
+            }
+            state.finished(0, emit);
+            state.done(emit);
+        }
         _ => emit(Event::Other),
     }
     None

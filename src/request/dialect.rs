@@ -54,7 +54,7 @@ pub enum Dialect {
 pub enum BodyForm {
     /// A JSON object, whose fields are read.
     Json,
-    /// `multipart/form-data`, of which the field `model` is read.
+    /// `multipart/form-data`, of which the fields `model` and `stream` are read.
     Multipart,
     /// Bytes; of a JSON object and of a form the field `model` is read.
     Opaque,
@@ -66,6 +66,7 @@ struct Facts {
     /// `gen_ai.operation.name` of the OpenTelemetry GenAI semantic conventions, or the API's own word.
     operation: &'static str,
     generates: bool,
+    has_known_stream: bool,
     body: BodyForm,
     errors: ErrorShape,
 }
@@ -93,11 +94,17 @@ impl Dialect {
         self.facts().operation
     }
 
-    /// Whether the engine generates tokens for it whose stream is understood, so that TTFT and inter-token latency mean
-    /// something. Any other stream is relayed from its head on.
+    /// Whether the engine writes an answer to a prompt, whose length is predicted and which is not empty without a reason.
     #[must_use]
     pub fn generates(self) -> bool {
         self.facts().generates
+    }
+
+    /// Whether the events of its streams are understood, so that TTFT and inter-token latency mean something. Any other
+    /// stream is relayed from its head on.
+    #[must_use]
+    pub fn has_known_stream(self) -> bool {
+        self.facts().has_known_stream
     }
 
     /// What its requests' bodies are.
@@ -141,10 +148,11 @@ impl Dialect {
         let json = |operation| Facts {
             operation,
             generates: false,
+            has_known_stream: false,
             body: BodyForm::Json,
             errors: ErrorShape::OpenAi,
         };
-        let stream = |operation| Facts { generates: true, ..json(operation) };
+        let stream = |operation| Facts { generates: true, has_known_stream: true, ..json(operation) };
         let opaque = |operation| Facts { body: BodyForm::Opaque, ..json(operation) };
         match self {
             Self::Chat | Self::Responses => stream("chat"),
@@ -162,7 +170,7 @@ impl Dialect {
             Self::Tokenize => json("tokenize"),
             Self::Detokenize => json("detokenize"),
             Self::TokenizerInfo => opaque("tokenizer_info"),
-            Self::Audio => Facts { body: BodyForm::Multipart, ..json("audio") },
+            Self::Audio => Facts { body: BodyForm::Multipart, has_known_stream: true, ..json("audio") },
             Self::Realtime => opaque("realtime"),
             Self::Extra => opaque("extra"),
         }

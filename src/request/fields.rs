@@ -307,8 +307,6 @@ impl<'a> FieldReader<'a> {
 
 /// What the engine takes for true and false: vLLM's fields are pydantic's, in its lax mode.
 fn truth(value: &Raw<'_>) -> Option<bool> {
-    const TRUE: [&str; 6] = ["true", "1", "yes", "on", "t", "y"];
-    const FALSE: [&str; 6] = ["false", "0", "no", "off", "f", "n"];
     match value.kind() {
         JsonKind::Bool => Some(value.text() == "true"),
         JsonKind::Number => match value.text() {
@@ -316,13 +314,17 @@ fn truth(value: &Raw<'_>) -> Option<bool> {
             "0" | "0.0" => Some(false),
             _ => None,
         },
-        JsonKind::Str => {
-            let word = value.string()?;
-            let is_among = |words: [&str; 6]| words.iter().any(|known| word.eq_ignore_ascii_case(known));
-            if is_among(TRUE) { Some(true) } else { is_among(FALSE).then_some(false) }
-        }
+        JsonKind::Str => truth_of_word(&value.string()?),
         _ => None,
     }
+}
+
+/// The same of a string, or of a field of a form.
+pub(super) fn truth_of_word(word: &str) -> Option<bool> {
+    const TRUE: [&str; 6] = ["true", "1", "yes", "on", "t", "y"];
+    const FALSE: [&str; 6] = ["false", "0", "no", "off", "f", "n"];
+    let is_among = |words: [&str; 6]| words.iter().any(|known| word.eq_ignore_ascii_case(known));
+    if is_among(TRUE) { Some(true) } else { is_among(FALSE).then_some(false) }
 }
 
 #[cfg(test)]

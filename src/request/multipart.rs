@@ -1,7 +1,7 @@
-//! The field `model` of a `multipart/form-data` body (RFC 7578), read in place.
+//! The fields `model` and `stream` of a `multipart/form-data` body (RFC 7578), read in place.
 //!
-//! Audio comes in such bodies. They are forwarded as they came; only the part named `model` is looked at, and where
-//! the route maps the name its value is what a rename replaces. The walk is bounded in parts and in header bytes of each.
+//! Audio comes in such bodies. They are forwarded as they came; only the parts of these names are looked at, and where
+//! the route maps the model's name its value is what a rename replaces. The walk is bounded in parts and in header bytes of each.
 //! Heads that parsers read differently (a parameter twice, RFC 8187's `name*`, escapes, folded lines) are errors.
 
 use std::borrow::Cow;
@@ -33,17 +33,45 @@ pub fn boundary(headers: &HeaderMap) -> Option<&str> {
 /// # Errors
 /// A body that does not have the boundary's form, a part whose head has two readings, or two parts named `model`.
 pub fn parse<'a>(boundary: &str, body: &'a [u8]) -> Result<Fields<'a>, FieldError> {
+    let mut fields = fields::none();
+    each_part(boundary, body, |part| {
+        match name_of(part.head)? {
+            Some(b"model") => model(&mut fields, part.value, part.start)?,
+            // Of several the last counts, as in the engine, which reports what is wrong with a value.
+            Some(b"stream") => {
+                let word = std::str::from_utf8(part.value).unwrap_or_default();
+                fields.is_stream = fields::truth_of_word(word) == Some(true);
+            }
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok(fields)
+}
+
+/// One part of a form.
+struct Part<'a> {
+    head: &'a [u8],
+    value: &'a [u8],
+    /// Where the value begins in the body.
+    start: usize,
+}
+
+fn each_part<'a>(
+    boundary: &str,
+    body: &'a [u8],
+    mut each: impl FnMut(Part<'a>) -> Result<(), FieldError>,
+) -> Result<(), FieldError> {
     if !(1..=MAX_BOUNDARY).contains(&boundary.len()) {
         return Err(form("needs a content-type with one boundary of 1 to 70 characters"));
     }
-    let mut fields = fields::none();
     let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
     let finder = Finder::new(&delimiter);
     let mut at = first_part(&delimiter, &finder, body)?;
     for _ in 0..MAX_PARTS {
         let rest = body.get(at..).unwrap_or_default();
         if rest.starts_with(b"--") {
-            return Ok(fields);
+            return Ok(());
         }
         // White space may follow a boundary (RFC 2046 §5.1.1).
         let line_end = memmem::find(rest, b"\r\n").ok_or(form("ends inside a part"))?;
@@ -58,9 +86,8 @@ pub fn parse<'a>(boundary: &str, body: &'a [u8]) -> Result<Fields<'a>, FieldErro
         let start = at + line_end + head_len + 4;
         let value = body.get(start..).unwrap_or_default();
         let length = finder.find(value).ok_or(form("ends inside a part"))?;
-        if name_of(head.get(..head_len).unwrap_or_default())? == Some(b"model") {
-            model(&mut fields, value.get(..length).unwrap_or_default(), start)?;
-        }
+        let head = head.get(..head_len).unwrap_or_default();
+        each(Part { head, value: value.get(..length).unwrap_or_default(), start })?;
         at = start + length + delimiter.len();
     }
     Err(form("has over 1000 parts"))
