@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use memchr::memmem;
 
 use super::attempt::{BufferedResponse, UpstreamResponse, is_event_stream};
 use super::exchange::{Exchange, ExchangeResult};
@@ -202,11 +203,19 @@ fn relay(
             (headers, ReplyBody::Stream(Box::new(body)))
         }
         UpstreamResponse::Large { head, first, rest, lease } => {
+            if is_event_stream(&head.headers) || is_json_lines(&head.headers) {
+                guard.answers_in_pieces();
+            }
             let headers = finish(guard.record(), head.headers);
             let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick);
             (headers, ReplyBody::Large(Box::new(body)))
         }
     }
+}
+
+fn is_json_lines(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
+    kind.is_some_and(|kind| [&b"ndjson"[..], b"jsonl"].iter().any(|name| memmem::find(&kind, name).is_some()))
 }
 
 /// The request of an answer.

@@ -112,6 +112,13 @@ impl RecordGuard {
         self.capture = Some(capture);
     }
 
+    /// The answer's body is one of events or lines, relayed as it comes.
+    pub fn answers_in_pieces(&mut self) {
+        if let Some(capture) = &mut self.capture {
+            capture.comes_in_pieces();
+        }
+    }
+
     /// Bytes of an answer's body go to the client.
     pub fn answered(&mut self, bytes: &[u8]) {
         if let Some(capture) = &mut self.capture {

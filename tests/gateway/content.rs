@@ -54,8 +54,14 @@ impl Trail {
 
     /// Asks as a tenant, and waits for the end of the request.
     async fn ask(&self, tenant: &str, body: &str) -> u16 {
+        self.ask_at("POST", PATH, tenant, "application/json", body).await
+    }
+
+    async fn ask_at(&self, method: &str, path: &str, tenant: &str, kind: &str, body: &str) -> u16 {
         let mut client = self.gateway.client().await;
-        client.post(PATH, &[("authorization", &*format!("Bearer {tenant}"))], body.as_bytes()).await;
+        let (key, length) = (format!("Bearer {tenant}"), body.len().to_string());
+        let headers = [("authorization", &*key), ("content-type", kind), ("content-length", &*length)];
+        client.write(method, path, &headers, body.as_bytes()).await;
         let status = client.reply().await.status();
         self.gateway.idle().await;
         status
@@ -124,6 +130,72 @@ async fn only_tenants_and_routes_that_have_opted_in_are_written_down_and_pattern
     assert_eq!(mode & 0o777, 0o600);
     let page = trail.gateway.app.gateway.observer.metrics().render(&[]);
     assert!(!page.contains("4111") && !page.contains("ann"), "no content in metrics");
+}
+
+/// Answers with these pieces of a body of this type, each by itself.
+fn pieces(kind: &str, pieces: &[String]) -> Vec<Step> {
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n");
+    let mut script = vec![Step::Raw(head.into_bytes())];
+    script.extend(pieces.iter().map(wire::event));
+    script.push(Step::End);
+    script
+}
+
+#[tokio::test]
+async fn a_secret_in_pieces_is_left_out_of_every_stream_also_of_one_that_is_not_understood() {
+    let replica = Replica::start().await;
+    let form = "--B\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n--B--\r\n";
+    let (json, form_kind, sse) = ("application/json", "multipart/form-data; boundary=B", "text/event-stream");
+    let stored = r#"{"model":"tiny","input":"x","store":true}"#;
+    let of = |event: &dyn Fn(&str) -> String| ["card 41111", "111111", "11111 end"].map(|text| event(text));
+    let mut chat = of(&|text| wire::content(text)).to_vec();
+    chat.extend([wire::FINISH.to_owned(), wire::DONE.to_owned()]);
+    let deltas =
+        of(&|text| format!("data: {{\"type\":\"response.output_text.delta\",\"delta\":\"{text}\"}}\n\n"));
+    let unknown = of(&|text| format!("data: {{\"piece\":\"{text}\"}}\n\n"));
+    let lines = of(&|text| format!("{{\"piece\":\"{text}\"}}\n"));
+    for is_redacted in [true, false] {
+        let keys = if is_redacted { r#"redact = ["\\d{16}"]"# } else { "" };
+        let (mut config, file, folder) = config_of(&replica, keys);
+        config.server.extra_paths = vec!["/v1/custom".into()];
+        let trail = Trail { gateway: Gateway::start(config).await, file, _folder: folder };
+        replica.next(wire::json(200, r#"{"id":"resp_1","object":"response","output":[]}"#));
+        assert_eq!(trail.ask_at("POST", "/v1/responses", "agreed", json, stored).await, 200);
+        let [custom, audio, kept] =
+            ["/v1/custom", "/v1/audio/transcriptions", "/v1/responses/resp_1?stream=true"];
+        for (method, path, kind, body, answer_kind, events) in [
+            ("POST", audio, form_kind, form, sse, &chat[..]),
+            ("GET", kept, json, "", sse, &deltas),
+            ("POST", custom, json, r#"{"model":"tiny"}"#, sse, &chat),
+            ("POST", custom, json, r#"{"model":"tiny"}"#, sse, &unknown),
+            ("POST", custom, json, r#"{"model":"tiny"}"#, "application/x-ndjson", &lines),
+        ] {
+            replica.next(pieces(answer_kind, events));
+            assert_eq!(trail.ask_at(method, path, "agreed", kind, body).await, 200, "{path}");
+        }
+        let entries = trail.entries(6).await;
+        let answers: Vec<_> = entries[1..].iter().map(|entry| &entry["answer"]).collect();
+        if is_redacted {
+            let text = "card [redacted] end";
+            let expected = [
+                json!([{ "content": text }]),
+                json!([{ "text": text }]),
+                json!([{ "content": text }]),
+                json!("[redacted]"),
+                json!("[redacted]"),
+            ];
+            assert_eq!(answers, expected.iter().collect::<Vec<_>>());
+            let written = std::fs::read_to_string(&trail.file).unwrap();
+            assert!(!written.contains("41111") && !written.contains("111111"), "{written}");
+        } else {
+            assert_eq!(
+                *answers[3],
+                json!(unknown.concat()),
+                "with nothing to leave out it is kept as it came"
+            );
+            assert_eq!(*answers[4], json!(lines.concat()));
+        }
+    }
 }
 
 #[tokio::test]

@@ -119,7 +119,7 @@ impl Client {
         self.write("POST", path, headers, body).await;
     }
 
-    async fn write(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
+    pub async fn write(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
         let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let mut request = format!("{method} {path} HTTP/1.1\r\nhost: gateway\r\n{headers}\r\n").into_bytes();
         request.extend_from_slice(body);

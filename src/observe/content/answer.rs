@@ -80,6 +80,11 @@ impl StreamText {
         }
     }
 
+    /// Whether no text was found.
+    pub(super) fn is_empty(&self) -> bool {
+        self.texts.is_empty()
+    }
+
     /// Whether there was more of it than `limit` bytes.
     pub(super) fn is_cut(&self, limit: usize) -> bool {
         self.is_cut || self.bytes > limit

@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use smallvec::SmallVec;
 
 use super::answer::StreamText;
-use super::redact::Redact;
+use super::redact::{REDACTED, Redact};
 use crate::record::Record;
 
 /// Who takes what was asked and answered, at the end of a request.
@@ -39,6 +39,8 @@ enum Answer {
     None,
     /// Beginning of a body, and whether that is all.
     Whole(Vec<u8>, bool),
+    /// The same of events or lines, in whose frames no pattern finds what spans two of them.
+    Pieces(Vec<u8>, bool),
     Stream(StreamText),
 }
 
@@ -61,9 +63,23 @@ impl Capture {
     pub(super) fn redacted_answer(&self, redact: &Redact, limit: usize) -> (Json, bool) {
         match &self.answer {
             Answer::None => (Json::Null, false),
-            Answer::Whole(bytes, is_all) => (redact.body(bytes, limit), !is_all || bytes.len() > limit),
+            Answer::Pieces(bytes, is_all) if !redact.is_empty() => {
+                let mut text = StreamText::default();
+                text.push(bytes, self.limit);
+                // What cannot be put together may be any secret.
+                let json = if text.is_empty() { REDACTED.into() } else { text.json(redact, limit) };
+                (json, !is_all || text.is_cut(limit))
+            }
+            Answer::Whole(bytes, is_all) | Answer::Pieces(bytes, is_all) => {
+                (redact.body(bytes, limit), !is_all || bytes.len() > limit)
+            }
             Answer::Stream(text) => (text.json(redact, limit), text.is_cut(limit)),
         }
+    }
+
+    /// The body is one of events or lines.
+    pub(crate) fn comes_in_pieces(&mut self) {
+        self.answer = Answer::Pieces(Vec::new(), true);
     }
 
     /// Bytes of an answer's body went to the client.
@@ -71,7 +87,7 @@ impl Capture {
         if let Answer::None = self.answer {
             self.answer = Answer::Whole(Vec::new(), true);
         }
-        if let Answer::Whole(kept, is_all) = &mut self.answer {
+        if let Answer::Whole(kept, is_all) | Answer::Pieces(kept, is_all) = &mut self.answer {
             let room = self.limit - kept.len().min(self.limit);
             *is_all &= bytes.len() <= room;
             kept.extend_from_slice(bytes.get(..room).unwrap_or(bytes));

@@ -15,6 +15,11 @@ impl Redact {
         Self(patterns.to_vec())
     }
 
+    /// Whether nothing is taken out.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The text without what a pattern matches.
     pub(super) fn text<'t>(&self, text: &'t str) -> Cow<'t, str> {
         self.0.iter().fold(Cow::Borrowed(text), |text, pattern| {
@@ -39,7 +44,7 @@ impl Redact {
     }
 
     fn json(&self, json: Json) -> Json {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return json;
         }
         match json {
@@ -97,7 +102,9 @@ fn unescape(escape: &str) -> (char, usize) {
     }
 }
 
-const MARK: regex::NoExpand<'static> = regex::NoExpand("[redacted]");
+/// Stands for what was taken out.
+pub(super) const REDACTED: &str = "[redacted]";
+const MARK: regex::NoExpand<'static> = regex::NoExpand(REDACTED);
 
 #[cfg(test)]
 mod tests {
