@@ -3,8 +3,10 @@
 //! What to allow is its business, guardrails included; the gateway keeps the time limit, and decides as configured where there is no
 //! answer. Connections are kept for the next request. What has been answered is posted behind the client's back, from a bounded queue.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use http::HeaderMap;
 use http::request::Parts;
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -23,6 +25,7 @@ use crate::observe::metrics::{HookOutcome, Metrics};
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{Record, cut};
 use crate::request::dialect::BodyForm;
+use crate::request::multipart;
 use crate::upstream::call::{Call, CallError, KeptConnection};
 use crate::upstream::connect::Connector;
 
@@ -88,22 +91,34 @@ impl Hook {
         let (outcome, result) = if prepared.held.bytes.len() > config.max_body {
             (HookOutcome::TooLarge, self.unasked())
         } else {
-            match self.caller.call(endpoint, &question(prepared, record, parts)).await {
-                Ok(answer) => match serde_json::from_slice::<Verdict>(&answer) {
-                    Ok(verdict) if verdict.allow => (HookOutcome::Ok, Ok(())),
-                    Ok(verdict) => (HookOutcome::Refused, Err(verdict.refusal())),
-                    Err(_) => {
-                        tracing::warn!(
-                            "hook.before: the answer is not {{\"allow\": true}} or {{\"allow\": false}}"
-                        );
-                        (HookOutcome::Failed, self.unasked())
-                    }
-                },
-                Err(outcome) => (outcome, self.unasked()),
+            match question(prepared, record, parts) {
+                Some(question) => self.verdict(endpoint, &question).await,
+                None => {
+                    tracing::warn!(
+                        "hook.before: a body that is not UTF-8 text cannot be checked (hook.on_failure)"
+                    );
+                    (HookOutcome::Failed, self.unasked())
+                }
             }
         };
         self.caller.count("before", outcome);
         result
+    }
+
+    async fn verdict(&self, endpoint: &Endpoint, question: &str) -> (HookOutcome, Result<(), Failure>) {
+        match self.caller.call(endpoint, question).await {
+            Ok(answer) => match serde_json::from_slice::<Verdict>(&answer) {
+                Ok(verdict) if verdict.allow => (HookOutcome::Ok, Ok(())),
+                Ok(verdict) => (HookOutcome::Refused, Err(verdict.refusal())),
+                Err(_) => {
+                    tracing::warn!(
+                        "hook.before: the answer is not {{\"allow\": true}} or {{\"allow\": false}}"
+                    );
+                    (HookOutcome::Failed, self.unasked())
+                }
+            },
+            Err(outcome) => (outcome, self.unasked()),
+        }
     }
 
     fn unasked(&self) -> Result<(), Failure> {
@@ -158,8 +173,9 @@ impl Verdict {
     }
 }
 
-/// What the service gets of a request: all but the client's credentials.
-fn question(prepared: &Prepared, record: &Record, parts: &Parts) -> String {
+/// What the service gets of a request: all but the client's credentials. `None` where its body is no text.
+fn question(prepared: &Prepared, record: &Record, parts: &Parts) -> Option<String> {
+    let body = body_text(record.dialect.body_form(), &parts.headers, &prepared.held.bytes)?;
     let mut headers = Map::new();
     for (name, value) in &parts.headers {
         if !is_secret(name.as_str()) {
@@ -179,14 +195,6 @@ fn question(prepared: &Prepared, record: &Record, parts: &Parts) -> String {
     ] {
         head.insert(name.to_owned(), value);
     }
-    let body = &prepared.held.bytes;
-    let text = std::str::from_utf8(body).unwrap_or_default();
-    let body = match record.dialect.body_form() {
-        _ if text.is_empty() => "null".into(),
-        // It was read as JSON, and goes as it came.
-        BodyForm::Json => std::borrow::Cow::Borrowed(text),
-        _ => json!(text).to_string().into(),
-    };
     let mut question = Json::from(head).to_string();
     // The body stands behind the other members, and is not copied twice.
     question.pop();
@@ -194,7 +202,19 @@ fn question(prepared: &Prepared, record: &Record, parts: &Parts) -> String {
     for part in [",\"body\":", &body, "}"] {
         question.push_str(part);
     }
-    question
+    Some(question)
+}
+
+/// A body as JSON: as it came, or as one text, of a form without the files that are none.
+fn body_text<'b>(form: BodyForm, headers: &HeaderMap, body: &'b [u8]) -> Option<Cow<'b, str>> {
+    match std::str::from_utf8(body) {
+        Ok("") => Some("null".into()),
+        // It was read as JSON.
+        Ok(text) if form == BodyForm::Json => Some(text.into()),
+        // UTF-16 may be UTF-8 with zeros in it.
+        Ok(text) if !text.contains('\0') => Some(json!(text).to_string().into()),
+        _ => Some(json!(multipart::text(multipart::boundary(headers)?, body)?).to_string().into()),
+    }
 }
 
 /// Whether a header carries a credential, or may.

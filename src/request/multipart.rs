@@ -49,6 +49,27 @@ pub fn parse<'a>(boundary: &str, body: &'a [u8]) -> Result<Fields<'a>, FieldErro
     Ok(fields)
 }
 
+/// The text of a form, in which files that are no text are empty. `None` where anything else is no text, which an engine
+/// takes for one in another character set.
+#[must_use]
+pub fn text(boundary: &str, body: &[u8]) -> Option<String> {
+    let mut text = String::new();
+    each_part(boundary, body, |part| {
+        let value = match std::str::from_utf8(part.value) {
+            Ok(value) => value,
+            Err(_) if is_file(part.head)? => "",
+            Err(_) => return Err(form("has a field that is no text")),
+        };
+        let head = String::from_utf8_lossy(part.head);
+        // The head begins with the line break behind its boundary.
+        text.extend(["--", boundary, &head, "\r\n\r\n", value, "\r\n"]);
+        Ok(())
+    })
+    .ok()?;
+    text.extend(["--", boundary, "--\r\n"]);
+    Some(text)
+}
+
 /// One part of a form.
 struct Part<'a> {
     head: &'a [u8],
@@ -115,6 +136,20 @@ fn model<'a>(fields: &mut Fields<'a>, value: &'a [u8], start: usize) -> Result<(
 
 /// The name that a part's head gives it.
 fn name_of(head: &[u8]) -> Result<Option<&[u8]>, FieldError> {
+    disposition(head)?.map_or(Ok(None), |value| parameter(value, "name"))
+}
+
+/// Whether a part is a file to engines, which know the parameter in lower case alone.
+fn is_file(head: &[u8]) -> Result<bool, FieldError> {
+    let mut is_file = false;
+    each_parameter(disposition(head)?.unwrap_or_default(), |key, _| {
+        is_file |= matches!(key, b"filename" | b"filename*");
+        Ok(())
+    })?;
+    Ok(is_file)
+}
+
+fn disposition(head: &[u8]) -> Result<Option<&[u8]>, FieldError> {
     let mut disposition = None;
     let mut lines = head.split(|byte| *byte == b'\n').peekable();
     while let Some(line) = lines.next() {
@@ -131,7 +166,7 @@ fn name_of(head: &[u8]) -> Result<Option<&[u8]>, FieldError> {
             return Err(AMBIGUOUS);
         }
     }
-    disposition.map_or(Ok(None), |value| parameter(value, "name"))
+    Ok(disposition)
 }
 
 /// The value of a header's parameter, without its quotes.
@@ -140,6 +175,22 @@ fn name_of(head: &[u8]) -> Result<Option<&[u8]>, FieldError> {
 /// Where the parameter is given twice or in its extended form, or where a value is not simply quoted or unquoted.
 fn parameter<'v>(value: &'v [u8], name: &str) -> Result<Option<&'v [u8]>, FieldError> {
     let mut found = None;
+    each_parameter(value, |key, text| {
+        let own = key.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()));
+        match key.get(name.len()..) {
+            Some(b"") if own && found.replace(text).is_none() => Ok(()),
+            Some(b"" | [b'*', ..]) if own => Err(AMBIGUOUS),
+            _ => Ok(()),
+        }
+    })?;
+    Ok(found)
+}
+
+/// Visits the parameters of a header, by name and value without its quotes.
+fn each_parameter<'v>(
+    value: &'v [u8],
+    mut each: impl FnMut(&'v [u8], &'v [u8]) -> Result<(), FieldError>,
+) -> Result<(), FieldError> {
     let mut rest = after(value, b';').unwrap_or_default().trim_ascii();
     while !rest.is_empty() {
         let equals = memchr::memchr(b'=', rest).ok_or(AMBIGUOUS)?;
@@ -162,15 +213,10 @@ fn parameter<'v>(value: &'v [u8], name: &str) -> Result<Option<&'v [u8]>, FieldE
         if is_odd || !(behind.is_empty() || behind.starts_with(b";")) {
             return Err(AMBIGUOUS);
         }
-        let own = key.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()));
-        match key.get(name.len()..) {
-            Some(b"") if own && found.replace(text).is_none() => {}
-            Some(b"" | [b'*', ..]) if own => return Err(AMBIGUOUS),
-            _ => {}
-        }
+        each(key, text)?;
         rest = behind.get(1..).unwrap_or_default().trim_ascii();
     }
-    Ok(found)
+    Ok(())
 }
 
 /// What stands behind the first of these bytes.

@@ -200,3 +200,72 @@ async fn answers_that_the_service_is_too_slow_for_are_dropped_and_counted() {
     tokio::time::timeout(Duration::from_secs(60), asked).await.expect("the queue is bounded");
     assert_eq!(calls(&gateway, "after", "ok"), 0.0);
 }
+
+/// Posts a body of this type to a gateway of one model and `/v1/custom`, whose hook allows everything it is asked about.
+async fn post_raw(
+    service: &Replica,
+    on_failure: OnLoss,
+    path: &str,
+    kind: &str,
+    body: &[u8],
+) -> (Reply, Replica) {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.server.extra_paths = vec!["/v1/custom".into()];
+    config.hook = Some(Hook { before: at(service, ""), on_failure, ..Hook::default() });
+    let gateway = Gateway::start(config).await;
+    let length = body.len().to_string();
+    let mut client = gateway.client().await;
+    client.post_framed(path, &[("content-type", kind), ("content-length", &*length)], body).await;
+    (client.reply().await, replica)
+}
+
+const AUDIO: &str = "/v1/audio/transcriptions";
+const FORM: &str = "multipart/form-data; boundary=B";
+
+/// A form whose binary part has this disposition.
+fn form(binary: &str) -> Vec<u8> {
+    let text = "--B\r\ncontent-disposition: form-data; name=\"prompt\"\r\n\r\nspell it \"Zoë\"\r\n";
+    let head = format!("--B\r\ncontent-disposition: form-data; {binary}\r\n\r\n");
+    [text.as_bytes(), head.as_bytes(), b"RIFF\xff\xfe\0", b"\r\n--B--\r\n"].concat()
+}
+
+#[tokio::test]
+async fn of_a_form_with_a_binary_file_the_service_gets_all_but_the_file() {
+    let service = service(wire::json(200, ALLOW)).await;
+    for file in [r#"name="file"; filename="a.wav""#, r#"name="file"; filename*=utf-8''a.wav"#] {
+        let (reply, replica) = post_raw(&service, OnLoss::Closed, AUDIO, FORM, &form(file)).await;
+        assert_eq!(reply.status(), 200, "{}", reply.text());
+        assert_eq!(replica.only().body, form(file), "the engine gets what came");
+        let question: Value = serde_json::from_slice(&service.received().pop().unwrap().body).unwrap();
+        let seen = String::from_utf8_lossy(&form(file)).replace("RIFF\u{fffd}\u{fffd}\0", "");
+        assert_eq!(question["body"], json!(seen));
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_no_text_is_not_shown_as_nothing_but_a_failure() {
+    let service = service(wire::json(200, ALLOW)).await;
+    let utf16 = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    let json = "application/json";
+    for (path, kind, body) in [
+        ("/v1/custom", json, b"{\"prompt\":\"Zo\xeb\"}".to_vec()),
+        ("/v1/custom", json, utf16("\u{feff}{\"prompt\":\"x\"}")),
+        ("/v1/custom", json, utf16("{\"prompt\":\"x\"}")),
+        // An engine takes these for texts, in another character set.
+        (AUDIO, FORM, form("name=\"prompt\"")),
+        (AUDIO, FORM, form("name=\"prompt\"; FileName=\"a\"")),
+        (AUDIO, FORM, b"\xff no form".to_vec()),
+    ] {
+        for (on_failure, status) in [(OnLoss::Open, 200), (OnLoss::Closed, 503)] {
+            let (reply, replica) = post_raw(&service, on_failure, path, kind, &body).await;
+            assert_eq!(reply.status(), status, "{path} {body:?}: {}", reply.text());
+            assert_eq!(replica.count(), usize::from(status == 200), "{path} {body:?}");
+            if status == 503 {
+                assert_eq!(reply.code(), "hook_unavailable");
+            }
+        }
+    }
+    assert_eq!(service.count(), 0, "the service is not asked about what it cannot see");
+}
