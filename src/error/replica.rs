@@ -46,6 +46,13 @@ pub enum ReplicaFailure {
         /// As the replica named it, cut.
         content_type: Box<str>,
     },
+    /// The replica answered a request for a stream whole, when the head of a stream was out (`server.heartbeat`).
+    #[error("replica {replica} answered {content_type} where a stream had begun")]
+    NotAStream {
+        replica: Arc<str>,
+        /// As above.
+        content_type: Box<str>,
+    },
     /// The stream was silent, and the replica refused a connect or did not answer a probe.
     #[error("replica {replica} went silent and does not answer any more")]
     Silent { replica: Arc<str> },
@@ -130,7 +137,7 @@ impl ReplicaFailure {
             Self::Status { status: 504, .. } => "status_504",
             Self::Status { .. } => "status",
 
-            Self::NotAnAnswer { .. } => "not_an_answer",
+            Self::NotAnAnswer { .. } | Self::NotAStream { .. } => "not_an_answer",
             Self::Silent { .. } => "silent",
             Self::EmptyAnswer { .. } => "empty_answer",
             Self::InvalidHead { .. } => "invalid_head",

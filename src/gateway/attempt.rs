@@ -278,15 +278,14 @@ impl UpstreamAttempt {
         if !head.status.is_success() || dialect.body_form() != BodyForm::Json {
             return None;
         }
-        let name =
-            head.headers.get(header::CONTENT_TYPE).map_or(&b"no content type"[..], HeaderValue::as_bytes);
+        let name = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
         let is = |piece: &[u8], text: &str| piece.eq_ignore_ascii_case(text.as_bytes());
         let is_foreign = if self.is_stream && dialect.generates() {
             !name.windows(4).any(|piece| is(piece, "json"))
         } else {
             name.get(..9).is_some_and(|start| is(start, "text/html"))
         };
-        is_foreign.then(|| String::from_utf8_lossy(name).to_lowercase().chars().take(MAX_TYPE).collect())
+        is_foreign.then(|| content_type(&head.headers))
     }
 
     /// Whether its body may last: nothing in a stream of another dialect is a content event that we know, so there is
@@ -382,10 +381,16 @@ impl UpstreamResponse {
     /// HTTP status as the engine sent it.
     #[must_use]
     pub fn status(&self) -> StatusCode {
+        self.head().status
+    }
+
+    /// Status and headers as the engine sent them.
+    #[must_use]
+    pub fn head(&self) -> &response::Parts {
         match self {
             Self::Buffered(BufferedResponse { head, .. })
             | Self::Stream { head, .. }
-            | Self::Large { head, .. } => head.status,
+            | Self::Large { head, .. } => head,
         }
     }
 }
@@ -451,6 +456,12 @@ fn is_aborted(answer: &BufferedResponse, dialect: Dialect) -> bool {
     matches!(dialect, Dialect::Chat | Dialect::Completions)
         && answer.head.status.is_success()
         && answer.facts(dialect).is_aborted()
+}
+
+/// The content type of a response as error messages name it.
+pub(super) fn content_type(headers: &HeaderMap) -> Box<str> {
+    let name = headers.get(header::CONTENT_TYPE).map_or(&b"no content type"[..], HeaderValue::as_bytes);
+    String::from_utf8_lossy(name).to_lowercase().chars().take(MAX_TYPE).collect()
 }
 
 /// Whether a response is a stream of server-sent events.

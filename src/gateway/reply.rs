@@ -8,7 +8,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use memchr::memmem;
 
-use super::attempt::{BufferedResponse, UpstreamResponse, is_event_stream};
+use super::attempt::{BufferedResponse, UpstreamResponse, content_type, is_event_stream};
 use super::exchange::{Exchange, ExchangeResult};
 use super::migration::ReplicaSuccessor;
 use super::outbound::{ActiveAttempt, Identity};
@@ -158,9 +158,14 @@ fn late_body(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> ReplyBody {
         }
         Ok((answer, active)) => {
             let replica = active.pick.replica.name();
-            let status = answer.status().as_u16();
             active.watch.close();
-            ReplyBody::failed(guard, &Failure::Replica(ReplicaFailure::Status { replica, status }))
+            let (status, headers) = (answer.status(), &answer.head().headers);
+            let failure = if status.is_success() {
+                ReplicaFailure::NotAStream { replica, content_type: content_type(headers) }
+            } else {
+                ReplicaFailure::Status { replica, status: status.as_u16() }
+            };
+            ReplyBody::failed(guard, &Failure::Replica(failure))
         }
         Err(failed) => ReplyBody::failed(guard, &failed),
     }

@@ -592,6 +592,16 @@ async fn a_failure_behind_a_heartbeat_is_an_error_event() {
 }
 
 #[tokio::test]
+async fn json_behind_a_heartbeat_is_reported_as_what_it_is() {
+    let json = r#"{"id":"c","choices":[{"message":{"content":"whole"},"finish_reason":"stop"}]}"#;
+    let (gateway, _replica, rest) = behind_a_heartbeat(wire::json(200, json)).await;
+    let text = std::str::from_utf8(&rest.bytes).unwrap();
+    assert_broken(text.trim_start_matches(": heartbeat\n\n"), "", "replica_failed", "behind a heartbeat");
+    assert!(text.contains("answered application/json where a stream had begun"), "{text}");
+    gateway.idle().await;
+}
+
+#[tokio::test]
 async fn what_an_engine_rejects_behind_a_heartbeat_is_told_in_its_own_words() {
     let error_body =
         "{\"error\":\n{\"message\":\"too long\",\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}";
