@@ -7,7 +7,10 @@ use std::path::Path;
 use clap::{CommandFactory as _, Parser as _};
 use serde_json::Value as Json;
 use tokenway::cli::Cli;
+use tokenway::config::check::check_str;
+use tokenway::config::diagnostics::{Diagnostic, Diagnostics};
 use tokenway::config::schema::json_schema;
+use toml::de::DeTable;
 
 use super::{Page, root};
 
@@ -57,6 +60,25 @@ fn names_of_files_commands_keys_and_metrics_are_right() {
 }
 
 #[test]
+fn configuration_that_is_shown_is_taken() {
+    let headers = headers();
+    let mut wrong = Vec::new();
+    for page in Page::all() {
+        // The whole reference has tests of its own.
+        for block in page.blocks("toml").into_iter().filter(|block| !block.starts_with("{{#include")) {
+            wrong.extend(faults(&page.path, block, &headers).iter().map(ToString::to_string));
+        }
+        let is_line =
+            |span: &String| span.contains(" = ") && !span.contains('…') && DeTable::parse(span).is_ok();
+        let lines = page.spans().into_iter().filter(is_line);
+        wrong.extend(
+            lines.filter_map(|line| refused(&line, &headers)).map(|fault| format!("{}: {fault}", page.path)),
+        );
+    }
+    assert!(wrong.is_empty(), "`tokenway check` refuses:\n{}", wrong.join("\n"));
+}
+
+#[test]
 fn figures_of_the_readme_are_those_of_the_results() {
     let readme = Page::read("README.md").text;
     let pages = ["docs/results.md", "docs/performance.md"];
@@ -89,6 +111,49 @@ fn pages_keep_to_their_length() {
     let of_page = |page: &Page| words(&fs::read_to_string(root().join(&page.path)).unwrap());
     let all: usize = Page::all().iter().filter(is_read).map(of_page).sum();
     assert!(all <= 30_000, "the book has {all} words");
+}
+
+/// What `check` finds in a piece of a file, but for what stands in the rest of it or on another machine.
+fn faults(path: &str, piece: &str, lists: &[String]) -> Vec<Diagnostic> {
+    // `[pool.scale]` is of a `[[pool]]` above.
+    let list = piece.trim_start_matches('[').split(['.', ']']).next().map(|name| format!("[[{name}]]"));
+    let list = list.filter(|list| lists.contains(list) && !piece.starts_with(list.as_str()));
+    let text = format!("{}\n{piece}", list.unwrap_or_default());
+    let checked = check_str(path, &text, &|name| Some(format!("value of {name}")));
+    let is_of_the_rest = |fault: &&Diagnostic| {
+        fault.source_line.starts_with('[')
+            || fault.source_line.is_empty()
+            || ["cannot read", "unknown pool"].iter().any(|known| fault.message.contains(known))
+    };
+    let faults = checked.err();
+    let faults = faults.iter().flat_map(Diagnostics::iter);
+    faults.filter(|fault| !is_of_the_rest(fault)).cloned().collect()
+}
+
+/// The sections of a file, as the reference heads them.
+fn headers() -> Vec<String> {
+    let reference = fs::read_to_string(root().join("config/reference.toml")).unwrap();
+    let lines =
+        reference.lines().map(|line| line.trim_start_matches("# ")).filter(|line| line.starts_with('['));
+    lines.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+}
+
+/// What is wrong with a line of a configuration in every section that has its key.
+fn refused(line: &str, headers: &[String]) -> Option<String> {
+    let key = line.split([' ', '.']).next()?;
+    let unknown = format!("unknown key \"{key}\" in ");
+    let mut found = None;
+    for header in headers {
+        let own = format!("{}.", header.trim_matches(['[', ']']));
+        let line = line.strip_prefix(&own).unwrap_or(line);
+        let faults = faults("", &format!("{header}\n{line}\n"), headers);
+        match faults.first() {
+            None => return None,
+            Some(fault) if fault.message.starts_with(&unknown) => {}
+            Some(fault) => found = found.or_else(|| Some(format!("`{line}`: {}", fault.message))),
+        }
+    }
+    found
 }
 
 /// What this version has.
