@@ -119,6 +119,14 @@ pub enum DataParallel {
     /// As many as the metrics page of the URL shows.
     #[default]
     Auto,
-    /// This many; 1 leaves the choice of a rank to the engine.
+    /// This many; 1 leaves the choice of a rank to the engine, or to the client.
     Ranks(std::num::NonZeroU32),
+}
+
+impl DataParallel {
+    /// Whether it is 1 by the file: several engines may stand there, and the gateway picks none.
+    #[must_use]
+    pub fn is_left_to_the_engine(self) -> bool {
+        self == Self::Ranks(std::num::NonZeroU32::MIN)
+    }
 }

@@ -26,7 +26,7 @@ use crate::request::engine_priority::EnginePriority;
 use crate::request::pieces::Pieces;
 use crate::request::trace_context::{self, Trace};
 use crate::upstream::connect::UpstreamBody;
-use crate::upstream::headers::{self, Credential, Upstream};
+use crate::upstream::headers::{self, Credential, EngineRank, Upstream};
 
 /// A request as its attempts see it.
 #[derive(Clone, Copy, Debug)]
@@ -196,7 +196,11 @@ impl Outbound<'_> {
                 } else {
                     prepared.engine_priority
                 },
-                rank: pick.replica.identity.rank.map(|rank| rank.index),
+                rank: match pick.replica.identity.rank {
+                    Some(rank) => EngineRank::Ours(rank.index),
+                    None if config.data_parallel.is_left_to_the_engine() => EngineRank::Client,
+                    None => EngineRank::Unnamed,
+                },
             },
         );
         request

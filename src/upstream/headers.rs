@@ -30,8 +30,19 @@ pub(crate) struct Upstream<'a> {
     pub via: &'a HeaderValue,
     /// What becomes of the client's `x-vllm-priority`, which goes before the body's `priority`.
     pub priority: EnginePriority,
-    /// Engine behind the URL that the request was routed to; `None` leaves the client's choice, or the engine's.
-    pub rank: Option<u32>,
+    /// What becomes of the client's `x-data-parallel-rank`.
+    pub rank: EngineRank,
+}
+
+/// Which engine behind a URL is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EngineRank {
+    /// The one that the request was routed to.
+    Ours(u32),
+    /// The client's choice.
+    Client,
+    /// None: the URL is one target, and vLLM answers 400 to a rank that it does not have.
+    Unnamed,
 }
 
 /// Handling of the client's credential.
@@ -52,7 +63,8 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
     let nominated = nominated(client);
     for (name, value) in client {
         let is_priority = *name == X_VLLM_PRIORITY && ours.priority != EnginePriority::Client;
-        let is_dropped = is_hop_by_hop(name) || nominated.contains(name) || is_priority;
+        let is_rank = *name == DATA_PARALLEL_RANK && ours.rank != EngineRank::Client;
+        let is_dropped = is_hop_by_hop(name) || nominated.contains(name) || is_priority || is_rank;
         if !is_dropped && !is_rewritten(name, ours.credential) {
             out.append(name, value.clone());
         }
@@ -72,7 +84,7 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
     if let EnginePriority::Ours(priority) = ours.priority {
         out.insert(X_VLLM_PRIORITY, HeaderValue::from(priority));
     }
-    if let Some(rank) = ours.rank {
+    if let EngineRank::Ours(rank) = ours.rank {
         out.insert(DATA_PARALLEL_RANK, HeaderValue::from(rank));
     }
     if let Credential::Replace(key) = ours.credential
@@ -202,9 +214,9 @@ fn nominated(headers: &HeaderMap) -> SmallVec<[HeaderName; 2]> {
 }
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Of vLLM: index of the data-parallel engine that is to answer.
 /// vLLM's, of the request's priority.
 pub(crate) const X_VLLM_PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
+/// Of vLLM: index of the data-parallel engine that is to answer.
 pub(crate) const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 #[cfg(test)]
@@ -229,7 +241,7 @@ mod tests {
                 credential,
                 via: &via,
                 priority: EnginePriority::None,
-                rank: None,
+                rank: EngineRank::Unnamed,
             },
         )
     }

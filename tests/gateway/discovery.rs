@@ -604,3 +604,21 @@ async fn each_engine_behind_one_url_is_a_target_of_its_own() {
     assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
     assert_eq!(replica.received().pop().unwrap().header("x-data-parallel-rank"), None);
 }
+
+#[tokio::test]
+async fn a_clients_rank_reaches_the_engine_only_where_the_choice_is_left_to_it() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    let gateway = Gateway::start(config.clone()).await;
+    let rank_there = async || {
+        let mut client = gateway.client().await;
+        client.post(PATH, &[("x-data-parallel-rank", "3")], CHAT.as_bytes()).await;
+        assert_eq!(client.reply().await.head.status, 200);
+        replica.received().pop().unwrap().header("x-data-parallel-rank").map(str::to_owned)
+    };
+    // One engine would answer 400: it has no rank 3.
+    assert_eq!(rank_there().await, None);
+    config.pools[0].data_parallel = DataParallel::Ranks(std::num::NonZeroU32::MIN);
+    gateway.app.reload(Arc::new(config.clone())).unwrap();
+    assert_eq!(rank_there().await.as_deref(), Some("3"));
+}
