@@ -19,11 +19,17 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
     for entry in models {
         deployment(&mut draft, entry, notes);
     }
-    for (section, settings) in
-        file.as_object().into_iter().flatten().filter(|(name, _)| *name != "model_list")
-    {
+    let sections = file.as_object().into_iter().flatten().filter(|(name, _)| *name != "model_list");
+    for (section, settings) in sections {
         for (key, value) in settings.as_object().into_iter().flatten() {
-            setting(&mut draft, section, key, value, notes);
+            let weak = (section.as_str(), key.as_str());
+            let twin = TWINS.iter().find(|(known, _)| *known == weak).map(|(_, strong)| strong);
+            match twin.filter(|(section, key)| !file[section][key].is_null()) {
+                Some((other, twin)) => {
+                    notes.left(format_args!("{section}.{key}"), &format!("{other}.{twin} goes before it"));
+                }
+                None => setting(&mut draft, section, key, value, notes),
+            }
         }
     }
     Ok(draft)
@@ -37,6 +43,13 @@ fn deployment(draft: &mut Draft, entry: &Json, notes: &mut Notes) {
     let what = format!("model {name} ({model})");
     let Some(base) = params["api_base"].as_str() else {
         return notes.left(what, "no api_base: a provider's own API is not an engine of yours");
+    };
+    if let Some((provider, _)) = model.split_once('/').filter(|(provider, _)| FOREIGN.contains(provider)) {
+        return notes.left(what, &format!("{provider} has an API of its own, which LiteLLM translates to"));
+    }
+    let weight = match params["weight"].as_u64() {
+        Some(0) => return notes.left(what, "weight 0: it gets no requests"),
+        weight => weight.unwrap_or(1),
     };
     let Some(url) = notes.replica(base) else { return };
     unmapped(entry, &what, notes);
@@ -54,18 +67,28 @@ fn deployment(draft: &mut Draft, entry: &Json, notes: &mut Notes) {
     if pool.replicas.contains(&url) {
         return notes.left(format_args!("{what} at {url}"), "listed twice");
     }
+    let others = pool.replicas.len() as u64;
     pool.replicas.push(url);
     let pool_name = pool.name.clone();
-    match draft.routes.iter_mut().find(|route| route.model == name) {
-        Some(route) if route.pools.iter().any(|(pool, _)| *pool == pool_name) => {}
+    let route = draft.routes.iter_mut().find(|route| route.model == name);
+    match route {
+        Some(DraftRoute { pools, .. }) if pools.iter().any(|(pool, _)| *pool == pool_name) => {
+            for (_, all) in pools.iter_mut().filter(|(pool, _)| *pool == pool_name) {
+                if *all != weight.saturating_mul(others) {
+                    let why = "replicas of a pool are weighed by what they can do";
+                    notes.left(format_args!("{what}: weight {weight}"), why);
+                }
+                *all = all.saturating_add(weight);
+            }
+        }
         Some(route) if route.upstream_model.as_deref().unwrap_or(name) == upstream => {
-            route.pools.push((pool_name, 1));
+            route.pools.push((pool_name, weight));
         }
         Some(_) => notes.left(what, "a route has one upstream_model: its pool is written without a route"),
         None => draft.routes.push(DraftRoute {
             model: name.to_owned(),
             upstream_model: (upstream != name && !upstream.is_empty()).then(|| upstream.to_owned()),
-            pools: vec![(pool_name, 1)],
+            pools: vec![(pool_name, weight)],
             ..DraftRoute::default()
         }),
     }
@@ -76,10 +99,7 @@ fn unmapped(entry: &Json, what: &str, notes: &mut Notes) {
     for (key, value) in entry["litellm_params"].as_object().into_iter().flatten() {
         match key.as_str() {
             "model" | "api_base" | "api_key" => {}
-            "weight" => {
-                let why = "replicas of a pool are weighed by what they can do";
-                notes.left(format_args!("{what}: weight {value}"), why);
-            }
+            "weight" if value.is_u64() => {}
             _ => notes.left(format_args!("{what}: {key}"), "no counterpart"),
         }
     }
@@ -128,10 +148,11 @@ fn setting(draft: &mut Draft, section: &str, key: &str, value: &Json, notes: &mu
             }
         }
         ("router_settings" | "litellm_settings", "num_retries") if value.is_u64() => {
-            draft.attempts = value.as_u64().and_then(|n| u32::try_from(n).ok());
+            draft.attempts = value.as_u64().map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         }
         ("router_settings", "timeout") | ("litellm_settings", "request_timeout") if value.is_number() => {
-            draft.routes.iter_mut().for_each(|route| route.total = Some(format!("{value}s")));
+            let total = notes.seconds(format_args!("{what} {value}"), value);
+            draft.routes.iter_mut().for_each(|route| route.total.clone_from(&total));
         }
         ("general_settings", "master_key") => {
             notes.left(what, "clients' keys are digests: [[tenant]] key_sha256");
@@ -157,5 +178,32 @@ fn json(yaml: &Yaml<'_>) -> Json {
         .unwrap_or_default()
 }
 
+/// Settings of one meaning, of which the second wins.
+const TWINS: &[((&str, &str), (&str, &str))] = &[
+    (("litellm_settings", "request_timeout"), ("router_settings", "timeout")),
+    (("litellm_settings", "num_retries"), ("router_settings", "num_retries")),
+];
+/// Providers that are no OpenAI-compatible server.
+const FOREIGN: &[&str] = &[
+    "anthropic",
+    "azure",
+    "azure_ai",
+    "azure_text",
+    "bedrock",
+    "cohere",
+    "cohere_chat",
+    "gemini",
+    "huggingface",
+    "ollama",
+    "ollama_chat",
+    "predibase",
+    "replicate",
+    "sagemaker",
+    "sagemaker_chat",
+    "triton",
+    "vertex_ai",
+    "watsonx",
+    "watsonx_text",
+];
 const PROVIDERS: &[&str] =
     &["openai", "hosted_vllm", "vllm", "text-completion-openai", "custom_openai", "litellm_proxy"];

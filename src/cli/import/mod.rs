@@ -1,6 +1,7 @@
 //! `tokenway import`: another gateway's flags or file as a configuration of ours.
 //!
-//! The TOML goes to stdout; what could not be mapped goes to stderr, line by line, and makes the exit code 1.
+//! The TOML goes to stdout; what could not be mapped goes to stderr, line by line, and makes the exit code 1. With exit
+//! code 0 it passes `tokenway check`.
 
 mod litellm;
 mod nginx;
@@ -13,6 +14,7 @@ use clap::{Args, Subcommand};
 
 use super::draft::{Draft, replica_url};
 use super::{EXIT_FAILED, EXIT_OK, failed};
+use crate::config::check::{check_elsewhere, parse_span};
 
 /// Arguments of `tokenway import`.
 #[derive(Args, Debug)]
@@ -83,6 +85,28 @@ impl Notes {
     fn replica(&mut self, url: &str) -> Option<String> {
         replica_url(url).inspect_err(|why| self.left(format_args!("replica {url}"), why)).ok()
     }
+
+    /// Lists a replica in a pool, once.
+    fn add_replica(&mut self, replicas: &mut Vec<String>, url: &str) {
+        match self.replica(url) {
+            Some(url) if replicas.contains(&url) => self.left(format_args!("replica {url}"), "listed twice"),
+            url => replicas.extend(url),
+        }
+    }
+
+    /// A duration above zero, or a note why it is none.
+    fn seconds(&mut self, what: impl std::fmt::Display, seconds: impl std::fmt::Display) -> Option<String> {
+        let span = format!("{seconds}s");
+        parse_span(&span).inspect_err(|why| self.left(what, why)).ok().map(|_| span)
+    }
+
+    /// What `tokenway check` would refuse in the result, should anything be left.
+    fn refused(&mut self, text: &str) {
+        for fault in check_elsewhere(text).err().iter().flat_map(|faults| faults.iter()) {
+            let line = fault.source_line.split(" #").next().unwrap_or_default().trim();
+            self.left(line, &fault.message);
+        }
+    }
 }
 
 /// Prints the configuration. The result is the exit code.
@@ -98,9 +122,14 @@ pub fn run(args: &ImportArgs, (out, err): (&mut dyn Write, &mut dyn Write)) -> i
         From::Litellm(File { file }) => ("LiteLLM's file", parsed(file, &mut notes, litellm::import)),
         From::Nginx(File { file }) => ("nginx's upstream blocks", parsed(file, &mut notes, nginx::import)),
     };
-    let draft = draft.and_then(|draft| {
+    let text = draft.and_then(|draft| {
         let has_replicas = draft.pools.iter().any(|pool| !pool.replicas.is_empty());
-        if has_replicas { Ok(draft) } else { Err(ImportError::NoReplicas) }
+        if !has_replicas {
+            return Err(ImportError::NoReplicas);
+        }
+        let text = draft.render(&format!("Made by `tokenway import` from {what}."));
+        notes.refused(&text);
+        Ok(text)
     });
     for line in &notes.lines {
         writeln!(err, "note: {line}")?;
@@ -108,9 +137,9 @@ pub fn run(args: &ImportArgs, (out, err): (&mut dyn Write, &mut dyn Write)) -> i
     for left in &notes.left {
         writeln!(err, "not mapped: {left}")?;
     }
-    match draft {
-        Ok(draft) => {
-            write!(out, "{}", draft.render(&format!("Made by `tokenway import` from {what}.")))?;
+    match text {
+        Ok(text) => {
+            write!(out, "{text}")?;
             Ok(if notes.left.is_empty() { EXIT_OK } else { EXIT_FAILED })
         }
         Err(error) => failed(err, &error),

@@ -42,6 +42,7 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
             "only upstream blocks are read",
         );
     }
+    drop_empty(&mut draft, notes);
     if let [route] = draft.routes.as_mut_slice() {
         route.model = "*".to_owned();
     } else if draft.routes.len() > 1 {
@@ -50,13 +51,27 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
     Ok(draft)
 }
 
+/// A pool needs a replica: an upstream of which none was taken is none.
+fn drop_empty(draft: &mut Draft, notes: &mut Notes) {
+    let (pools, empty): (Vec<_>, Vec<_>) =
+        draft.pools.drain(..).partition(|pool: &DraftPool| !pool.replicas.is_empty());
+    draft.pools = pools;
+    for pool in empty {
+        draft.routes.retain(|route| route.pools.iter().all(|(name, _)| *name != pool.name));
+        notes.left(format_args!("upstream {}", pool.name), "none of its servers was taken");
+    }
+}
+
 fn server(pool: &mut DraftPool, address: &str, rest: &[&str], notes: &mut Notes) {
     let what = format!("server {address}");
     if rest.contains(&"down") {
         return notes.left(what, "it is marked down");
     }
     if rest.contains(&"backup") {
-        return notes.left(what, "it is a backup: give it a pool of its own with weight 1 beside 99");
+        return notes.left(
+            what,
+            "it is a backup: list it in a pool of its own with standby = true, which the route names too",
+        );
     }
     if address.starts_with("unix:") {
         return notes.left(what, "a socket file is no URL");
@@ -64,7 +79,7 @@ fn server(pool: &mut DraftPool, address: &str, rest: &[&str], notes: &mut Notes)
     for parameter in rest {
         notes.left(format_args!("{what} {parameter}"), "replicas are weighed and ejected by how they answer");
     }
-    pool.replicas.extend(notes.replica(&format!("http://{address}")));
+    notes.add_replica(&mut pool.replicas, &format!("http://{address}"));
 }
 
 fn upstream_directive(draft: &mut Draft, at: usize, words: &[&str], notes: &mut Notes) {

@@ -2,7 +2,7 @@
 
 use super::super::draft::{Draft, DraftPool, DraftRoute, quoted};
 use super::Notes;
-use crate::config::PolicyName;
+use crate::config::{PolicyName, Server};
 
 /// Maps the flags; `--name value …`, `--name=value`.
 pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
@@ -10,7 +10,7 @@ pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
     for flag in split(flags, notes) {
         let shown = format!("--{} {}", flag.name, flag.values.join(" "));
         let shown = shown.trim_end();
-        if !(read.engine(&flag, shown, notes) || read.server(&flag)) {
+        if !(read.engine(&flag, shown, notes) || read.server(&flag, shown, notes)) {
             notes.left(shown, why(&flag.name));
         }
     }
@@ -47,7 +47,7 @@ impl Read {
         let value = flag.value();
         match flag.name.as_str() {
             "worker-urls" | "worker-url" => {
-                self.pool.replicas.extend(flag.values.iter().filter_map(|url| notes.replica(url)));
+                flag.values.iter().for_each(|url| notes.add_replica(&mut self.pool.replicas, url));
             }
             "policy" => match PolicyName::from_elsewhere(value) {
                 Some(policy) => {
@@ -60,14 +60,16 @@ impl Read {
                 self.pool.keys.push("engine_api_key = \"env:ENGINE_API_KEY\"".to_owned());
                 notes.add("--api-key: put the key into the variable ENGINE_API_KEY, or say file:PATH");
             }
-            "request-timeout-secs" if flag.is_number() => self.route.total = Some(format!("{value}s")),
+            "request-timeout-secs" if flag.is_number() => self.route.total = notes.seconds(shown, value),
             "retry-max-retries" if flag.is_number() => self.draft.attempts = value.parse().ok(),
             "disable-retries" => self.draft.attempts = Some(0),
             "health-check-interval-secs" if flag.is_number() => {
-                self.pool.keys.push(format!("probe.interval = \"{value}s\""));
+                let span = notes.seconds(shown, value);
+                self.pool.keys.extend(span.map(|span| format!("probe.interval = {}", quoted(&span))));
             }
             "health-check-timeout-secs" if flag.is_number() => {
-                self.pool.keys.push(format!("probe.timeout = \"{value}s\""));
+                let span = notes.seconds(shown, value);
+                self.pool.keys.extend(span.map(|span| format!("probe.timeout = {}", quoted(&span))));
             }
             _ => return false,
         }
@@ -75,7 +77,7 @@ impl Read {
     }
 
     /// Takes a flag about the router's own ports, if it is one.
-    fn server(&mut self, flag: &Flag) -> bool {
+    fn server(&mut self, flag: &Flag, shown: &str, notes: &mut Notes) -> bool {
         let value = flag.value();
         match flag.name.as_str() {
             "host" => self.host = Some(value.to_owned()),
@@ -83,10 +85,14 @@ impl Read {
             "prometheus-port" if value.parse::<u16>().is_ok() => {
                 self.draft.admin_listen = Some(format!("127.0.0.1:{value}"));
             }
-            "max-payload-size" if flag.is_number() => {
-                let kib = value.parse::<u64>().unwrap_or(0).div_ceil(1024).max(1);
-                self.draft.server.push(format!("body_limit = \"{kib}KiB\""));
-            }
+            "max-payload-size" if flag.is_number() => match value.parse::<usize>() {
+                Ok(0) => notes.left(shown, "no request has a body of no bytes; the default is 32MiB"),
+                Ok(bytes) if bytes > Server::default().body_memory => {
+                    notes.left(shown, "more than server.body_memory: raise that, and server.body_limit");
+                }
+                Ok(bytes) => self.draft.server.push(format!("body_limit = {}", quoted(&size(bytes)))),
+                Err(error) => notes.left(shown, &error.to_string()),
+            },
             "cors-allowed-origins" => {
                 let origins: Vec<_> = flag.values.iter().map(|origin| quoted(origin)).collect();
                 self.draft.server.push(format!("cors_origins = [{}]", origins.join(", ")));
@@ -113,6 +119,13 @@ fn listen(draft: &mut Draft, host: Option<String>, port: Option<String>, notes: 
     }
 }
 
+/// As many bytes, in the largest unit that has them exactly.
+fn size(bytes: usize) -> String {
+    let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    let unit = units.into_iter().find(|(_, of)| bytes.is_multiple_of(*of));
+    unit.map_or_else(|| format!("{bytes}B"), |(unit, of)| format!("{}{unit}", bytes / of))
+}
+
 /// Why a flag is not mapped, as far as it is known here.
 fn why(flag: &str) -> &'static str {
     match flag {
@@ -126,7 +139,7 @@ fn why(flag: &str) -> &'static str {
         "max-concurrent-requests" | "rate-limit-tokens-per-second" => "see tenant.limits",
         "queue-size" | "queue-timeout-secs" => "see [route.queue]",
         "service-discovery" | "selector" | "service-discovery-port" | "service-discovery-namespace" => {
-            "see pool.discovery.kubernetes"
+            "see pool.kubernetes"
         }
         "pd-disaggregation" | "prefill" | "decode" | "vllm-pd-disaggregation" => "not mapped by this version",
         _ if flag.starts_with("cb-") || flag == "disable-circuit-breaker" => "see pool.ejection",

@@ -41,6 +41,35 @@ fn flags_of_routers_become_a_pool_and_a_route() {
 }
 
 #[test]
+fn what_flags_write_passes_check_or_is_a_line() {
+    let url = "--worker-urls http://a:8000";
+    for (flags, left) in [
+        ("--health-check-interval-secs 0", "--health-check-interval-secs 0: "),
+        ("--health-check-timeout-secs 0", "--health-check-timeout-secs 0: "),
+        ("--request-timeout-secs 0", "--request-timeout-secs 0: "),
+        ("--request-timeout-secs 4294967295", "is longer than ten years"),
+        ("--worker-url http://a:8000/v1", "replica http://a:8000: listed twice"),
+        ("--max-payload-size 0", "--max-payload-size 0: "),
+        ("--max-payload-size 2147483648", "server.body_memory"),
+        ("--service-discovery", "see pool.kubernetes"),
+    ] {
+        let args: Vec<_> =
+            ["smg", "--"].into_iter().chain(format!("{url} {flags}").leak().split(' ')).collect();
+        let (code, text, shown) = import(&args);
+        assert_eq!((code, checked(&text).pools[0].replicas.len()), (1, 1), "{flags}: {shown}");
+        assert!(shown.contains(left), "{flags}: {shown}");
+    }
+    let (code, text, shown) = import(&["smg", "--", "--worker-urls", "http://a:1", "--port", "9090"]);
+    assert!(code == 1 && text.contains("9090") && shown.contains("is taken by another port"), "{shown}");
+    for (bytes, written) in [("1000000", "1000000B"), ("1048576", "1MiB"), ("1025024", "1001KiB")] {
+        let (code, text, _) =
+            import(&["smg", "--", "--worker-urls", "http://a:1", "--max-payload-size", bytes]);
+        assert!(code == 0 && text.contains(&format!("body_limit = \"{written}\"")), "{text}");
+        assert_eq!(checked(&text).server.body_limit.to_string(), bytes);
+    }
+}
+
+#[test]
 fn a_flag_without_a_counterpart_is_a_line_and_the_exit_code() {
     let (code, text, said) =
         import(&["smg", "--", "--worker-urls", "http://a:1", "grpc://b:2", "--tokenizer-path", "x"]);
@@ -80,6 +109,56 @@ fn a_model_list_becomes_pools_and_routes() {
 }
 
 #[test]
+fn weights_of_deployments_are_those_of_their_pools() {
+    let entry = |url: &str, rest: &str| {
+        format!(
+            "  - model_name: m\n    litellm_params: {{ model: openai/m, api_base: \"http://{url}\", {rest} }}\n"
+        )
+    };
+    let weights = |entries: &[String]| {
+        let (code, text, shown) = import_file("litellm", &format!("model_list:\n{}", entries.concat()));
+        let route = &checked(&text).routes[0];
+        (code, route.pools.iter().map(|pool| pool.weight).collect::<Vec<_>>(), shown)
+    };
+    let (a, b) =
+        ("api_key: os.environ/A, weight: 3".to_owned(), "api_key: os.environ/B, weight: 1".to_owned());
+    let (code, found, shown) = weights(&[entry("a:1", &a), entry("b:1", &b)]);
+    assert_eq!((code, found), (0, vec![3, 1]), "{shown}");
+    let (code, found, shown) = weights(&[entry("a:1", &a), entry("a:2", &a), entry("b:1", &b)]);
+    assert_eq!((code, found), (0, vec![6, 1]), "{shown}");
+    let (code, _, shown) = weights(&[entry("a:1", "weight: 3"), entry("a:2", "weight: 1")]);
+    assert!(code == 1 && shown.contains("weight 1: replicas of a pool"), "{shown}");
+    let (code, found, shown) = weights(&[entry("a:1", &a), entry("b:1", "weight: 0")]);
+    assert!(code == 1 && found.len() == 1 && shown.contains("weight 0: it gets no requests"), "{shown}");
+}
+
+#[test]
+fn what_is_no_openai_api_or_no_timeout_is_a_line() {
+    let model = |model: &str| {
+        format!(
+            "  - model_name: {model}\n    litellm_params: {{ model: {model}, api_base: \"http://a:1\" }}\n"
+        )
+    };
+    let models = ["azure/dep", "ollama/llama3", "openai/m"].map(model).concat();
+    let (code, text, shown) = import_file(
+        "litellm",
+        &format!(
+            "model_list:\n{models}litellm_settings: {{ request_timeout: 60 }}\nrouter_settings: {{ timeout: 0 }}\n"
+        ),
+    );
+    let config = checked(&text);
+    assert_eq!((code, config.pools.len(), config.routes.len()), (1, 1, 1), "{shown}");
+    for line in [
+        "model azure/dep (azure/dep): azure has an API of its own",
+        "model ollama/llama3 (ollama/llama3): ollama has",
+        "router_settings.timeout 0: ",
+        "litellm_settings.request_timeout: router_settings.timeout goes before it",
+    ] {
+        assert!(shown.contains(line), "{line}\n{shown}");
+    }
+}
+
+#[test]
 fn upstream_blocks_become_pools() {
     let (code, text, said) = import_file(
         "nginx",
@@ -92,9 +171,17 @@ fn upstream_blocks_become_pools() {
         (1, 1, PolicyName::LeastLoaded)
     );
     for line in
-        ["server 10.0.0.1:8000 weight=5: ", "server 10.0.0.2:8000: it is a backup", "2 directives outside"]
+        ["server 10.0.0.1:8000 weight=5: ", "a pool of its own with standby = true", "2 directives outside"]
     {
         assert!(said.contains(line), "{line}\n{said}");
+    }
+    let (code, text, shown) = import_file(
+        "nginx",
+        "upstream a { server unix:/a; } upstream b { server b:1; server b:1; } upstream c { server c:1; }",
+    );
+    assert_eq!((code, checked(&text).routes.len()), (1, 2), "{shown}");
+    for line in ["upstream a: none of its servers", "replica http://b:1: listed twice"] {
+        assert!(shown.contains(line), "{line}\n{shown}");
     }
     let (code, _, said) = import_file("nginx", "upstream a { server b:1;");
     assert!(code == 1 && said.contains("the file is cut"), "{said}");
