@@ -67,8 +67,13 @@ fn broker(item: &Item<'_>) -> Option<Broker> {
         return Some(Broker::default());
     }
     let broker = parse(text.reveal());
-    if let Err(fault) = &broker {
-        item.fault_masked(format!("cluster.url is no URL of a broker: {fault}"), HINT);
+    match &broker {
+        Err(fault) => item.fault_masked(format!("cluster.url is no URL of a broker: {fault}"), HINT),
+        Ok(broker) if broker.password.is_some() => {
+            let hint = "name where the URL is kept: \"env:NAME\" or \"file:PATH\"";
+            item.warn_of_plain_secret("cluster.url has its password in the file", hint);
+        }
+        Ok(_) => {}
     }
     broker.ok()
 }

@@ -117,6 +117,43 @@ fn a_setting_without_an_effect_is_a_warning() {
 }
 
 #[test]
+fn what_a_tenant_never_gets_and_a_password_in_the_file_are_warnings() {
+    let route = "[[route]]\nmodel = \"m\"\n";
+    let tenant = |more: &str| format!("[[tenant]]\nname = \"t\"\nkey_sha256 = []\n{more}");
+    let budget = "[[tenant.budget]]\ntokens = 5\n[[tenant.budget]]\ntokens = 5\nmodel = \"n\"\n";
+    let cluster = |url: &str| format!("[cluster]\nurl = \"{url}\"\n");
+    for (text, warnings) in [
+        (
+            route.to_owned() + &tenant("routes = []\n"),
+            &["gateway.toml:9:10: warning: tenant \"t\" may use nothing"][..],
+        ),
+        (
+            route.to_owned() + &tenant(budget),
+            &[
+                "gateway.toml:13:9: warning: this budget of tenant \"t\" never counts: no route that it may use takes model \"n\"",
+            ],
+        ),
+        (tenant(budget), &[]),
+        (route.replace("\"m\"", "\"n\"") + &tenant(budget), &[]),
+        (
+            cluster("redis://:hunter2@a"),
+            &["gateway.toml:5:7: warning: cluster.url has its password in the file"],
+        ),
+        (cluster("redis://a"), &[]),
+    ] {
+        let shown = check(&format!("{ONE_POOL}{text}"));
+        assert_eq!(
+            (shown.code, shown.err.matches("warning: ").count()),
+            (0, warnings.len()),
+            "{}",
+            shown.err
+        );
+        assert!(warnings.iter().all(|warning| shown.err.contains(warning)), "{}", shown.err);
+        assert!(!shown.err.contains("hunter2"), "{}", shown.err);
+    }
+}
+
+#[test]
 fn an_isolation_that_keeps_less_apart_than_it_seems_is_a_warning() {
     let tenant = |name: &str, more: &str| format!("[[tenant]]\nname = \"{name}\"\nkey_sha256 = []\n{more}\n");
     let isolated = tenant("t", "cache_isolation = true");

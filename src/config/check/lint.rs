@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::config::diagnostics::Fault;
-use crate::config::{Config, Jwks, PolicyName, Route, Routing, Slo, Tenant};
+use crate::config::{Config, Jwks, ModelMatch, PolicyName, Route, Routing, Slo, Tenant};
 
 use super::section::Section;
 
@@ -221,6 +221,7 @@ impl Lint<'_, '_> {
                 let place = self.place("tenant", at, &["weight", "priority"]);
                 self.warn(place, message, "use policy latency on a route, or remove them");
             }
+            self.reach(at, tenant);
             self.isolation(at, tenant);
             if !checks_clients && !tenant.client_names.is_empty() {
                 let message = format!(
@@ -230,6 +231,40 @@ impl Lint<'_, '_> {
                 self.warn(place, message, "set client_ca in server.tls, or remove them");
             }
         }
+    }
+
+    /// What a tenant cannot use, and budgets of what it cannot.
+    fn reach(&self, at: usize, tenant: &Tenant) {
+        let name = &tenant.name;
+        if tenant.routes.as_ref().is_some_and(Vec::is_empty) {
+            let message = format!("tenant \"{name}\" may use nothing: its list of routes is empty");
+            let hint = "name its routes, or leave routes out: then it may use all";
+            self.warn(self.place("tenant", at, &["routes"]), message, hint);
+            return;
+        }
+        let is_served = |model: &str| {
+            let takes = |route: &Route| match &route.model {
+                ModelMatch::Any => true,
+                ModelMatch::Named(named) => **named == *model,
+            };
+            self.usable(tenant).any(takes)
+        };
+        for (which, budget) in tenant.budgets.iter().enumerate() {
+            let Some(model) = budget.model.as_ref().filter(|model| !is_served(model)) else { continue };
+            let message = format!(
+                "this budget of tenant \"{name}\" never counts: no route that it may use takes model \"{model}\""
+            );
+            let list = self.root.get("tenant").and_then(|tenants| tenants.peek("budget", at));
+            let model = list.and_then(|budgets| budgets.peek("model", which));
+            let place = model.map_or_else(|| self.place("tenant", at, &["budget"]), |model| model.span);
+            self.warn(place, message, "write the model of a [[route]], which is what clients ask for");
+        }
+    }
+
+    /// The routes that a tenant may use.
+    fn usable<'s>(&'s self, tenant: &'s Tenant) -> impl Iterator<Item = &'s Route> {
+        let may_use = |route: &&Route| tenant.routes.as_ref().is_none_or(|names| names.contains(&route.name));
+        self.config.routes.iter().filter(may_use)
     }
 
     /// What keeps a tenant's cached prompts less apart than they seem.
@@ -244,8 +279,7 @@ impl Lint<'_, '_> {
             }
             return;
         }
-        let may_use = |route: &&Route| tenant.routes.as_ref().is_none_or(|names| names.contains(&route.name));
-        let pools = config.routes.iter().filter(may_use).flat_map(|route| &route.pools);
+        let pools = self.usable(tenant).flat_map(|route| &route.pools);
         let mut pools = pools.filter_map(|weighted| config.pools.get(weighted.pool));
         if let Some(pool) = pools.find(|pool| !pool.engine.takes_cache_salt()) {
             let message = format!(

@@ -433,6 +433,14 @@ impl<'a> Item<'a> {
         self.checking.report(&self.span, Fault { is_secret: true, ..Fault::new(message, hint) });
     }
 
+    /// Warns of a secret that stands in the file itself, where that has always been taken.
+    pub(in crate::config) fn warn_of_plain_secret(&self, message: &str, hint: &str) {
+        let is_plain = self.value.as_str().is_some_and(|text| !is_reference(text));
+        if is_plain {
+            self.checking.warn(&self.span, Fault { is_secret: true, ..Fault::new(message, hint) });
+        }
+    }
+
     /// Reports that the key itself is at fault.
     pub(in crate::config) fn fault_at_key(&self, message: impl Into<String>, hint: impl Into<String>) {
         self.checking.report(&self.key_span, Fault::new(message, hint));
