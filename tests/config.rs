@@ -269,6 +269,22 @@ fn a_secret_in_the_file_is_not_repeated() {
 }
 
 #[test]
+fn what_is_empty_is_no_path_and_no_name() {
+    let tenant = "[[tenant]]\nname = \"t\"\nkey_sha256 = []\n";
+    let jwt =
+        |keys: &str| format!("{tenant}[auth.jwt]\naudience = \"a\"\njwks = \"https://a/keys\"\n{keys}\n");
+    for (rest, expected) in [
+        ("[telemetry.content]\nfile = \"\"\n".to_owned(), "f.toml:5:8: file is empty"),
+        ("[drift]\nstate = \"\"\n".to_owned(), "f.toml:5:9: state is empty"),
+        ("[cluster]\nurl = \"redis://a\"\nname = \"\"\n".to_owned(), "f.toml:6:8: name is empty"),
+        (jwt("issuer = \"\""), "f.toml:10:10: issuer is empty"),
+        (jwt("issuer = \"i\"\ntenant_claim = \"\""), "f.toml:11:16: tenant_claim is empty"),
+    ] {
+        assert_told(&with_pool(&rest), &[expected]);
+    }
+}
+
+#[test]
 fn two_ports_at_one_address_are_refused() {
     let taken = |addr: &str| format!("{addr} is taken by another port of this configuration");
     let spans = "[telemetry.engine_spans]\nlisten = \"127.0.0.1:8080\"\n";

@@ -8,7 +8,7 @@ use serde_json::json;
 use toml::de::DeValue;
 
 use super::Endpoint;
-use super::check::codec::{Codec, List, Own, TEXT, Words};
+use super::check::codec::{Codec, FILLED, List, Own, Words};
 use super::check::section::{Item, Section};
 use super::check::shape::Kind;
 use super::check::values::{DURATION, ENDPOINT, POSITIVE_DURATION};
@@ -19,13 +19,13 @@ section! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Jwt for "[auth.jwt]", optional {
         /// required: `iss`
-        issuer: String as TEXT, required "https://login.example/";
+        issuer: String as FILLED, required "https://login.example/";
         /// required: one of them is in `aud`
         audience: Vec<String> as AUDIENCE, required ["tokenway"];
         /// required: the issuer's keys; or "file:jwks.json"
         jwks: Jwks as JWKS, required "https://login.example/.well-known/jwks.json";
         /// its value is the name of a `[[tenant]]`
-        tenant_claim: String as TEXT, default "tenant";
+        tenant_claim: String as FILLED, default "tenant";
         /// also RS384, RS512, PS256, PS384, PS512, ES384; never a shared secret
         algorithms: Vec<Algorithm> as ALGORITHMS, default ["RS256", "ES256", "EdDSA"];
         /// difference of clocks for `exp` and `nbf`

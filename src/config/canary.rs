@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::check::codec::{Codec, Own, Share, Word};
+use super::check::codec::{Codec, FILE, Own, Share, Word};
 use super::check::section::{Item, Section};
 use super::check::values::{ENDPOINT, NAME, POSITIVE_DURATION, SIZE};
 use super::declare::{Declared, section};
@@ -46,7 +46,7 @@ section! {
         /// gets the report as JSON when a canary is stopped or promoted
         webhook: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9000/canaries";
         /// beside this file; keeps step, soak, evidence and verdicts over restarts; may be that of several routes
-        state: Option<PathBuf> as STATE, example "canary.json";
+        state: Option<PathBuf> as FILE, example "canary.json";
     } with {
         /// Index into [`Config::pools`](super::Config::pools) of the new revision; one of the route's pools.
         pool: usize,
@@ -202,11 +202,6 @@ fn false_rollback_rate(item: &Item<'_>) -> Option<f64> {
     }
     is_valid.then_some(rate)
 }
-
-const STATE: Own<PathBuf> = Own {
-    read: |item| Some(item.checking.directory.join(item.text()?)),
-    show: |path| json!(path.display().to_string()),
-};
 
 const STEPS_HINT: &str = "write increasing weights in percent: steps = [{ weight = 10, soak = \"10m\" }, { weight = 50, soak = \"24h\" }]";
 const SHADOW_HINT: &str = "write how many percent of the requests are copied, and for how long: shadow = { weight = 5, soak = \"10m\" }";

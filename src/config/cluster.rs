@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::check::codec::{NAMED, Own, Word};
+use super::check::codec::{FILE, NAMED, Own, Word};
 use super::check::secret;
 use super::check::section::{Item, Section};
 use super::declare::{Declared, section};
@@ -181,10 +181,6 @@ impl std::fmt::Display for Broker {
 }
 
 const BROKER: Own<Broker> = Own { read: broker, show: |broker| json!(broker.to_string()) };
-pub(super) const FILE: Own<PathBuf> = Own {
-    read: |item| Some(item.checking.directory.join(item.text()?)),
-    show: |path| json!(path.to_string_lossy()),
-};
 const HINT: &str =
     "write url = \"redis://127.0.0.1:6379\", or name where it is kept: \"env:NAME\" or \"file:PATH\"";
 

@@ -8,10 +8,9 @@ use regex::Regex;
 use serde_json::json;
 
 use super::check::admission::own_names;
-use super::check::codec::{List, NAMED, Own, Switch, Word};
+use super::check::codec::{FILE, List, NAMED, Own, Switch, Word};
 use super::check::section::{Item, Section};
 use super::check::values::{ENDPOINT, POSITIVE_DURATION, SIZE};
-use super::cluster::FILE;
 use super::declare::{Declared, section};
 use super::{Endpoint, OnLoss, Route};
 
@@ -82,7 +81,7 @@ impl PartialEq for Pattern {
 /// Reads `[telemetry.content]`; `has_collector`: some collector takes log records.
 pub(super) fn content(telemetry: &Section<'_>, has_collector: bool) -> Option<Content> {
     let (section, content) = Content::opened(telemetry)?;
-    if content.file.is_none() && !content.otlp {
+    if section.get("file").is_none() && !content.otlp {
         section.fault(
             "[telemetry.content] has neither \"file\" nor otlp = true",
             "write file = \"content.jsonl\", on a disk with room for all that is kept, or otlp = true",

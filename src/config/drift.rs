@@ -63,7 +63,7 @@ fn state(item: &Item<'_>) -> Option<DriftState> {
     if item.value.as_bool() == Some(false) {
         return Some(DriftState::Off);
     }
-    item.text().map(|path| DriftState::At(item.checking.directory.join(path)))
+    item.path().map(DriftState::At)
 }
 
 fn contradiction(block: Duration, from: Duration, to: Duration) -> Option<String> {

@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -147,9 +148,16 @@ impl<T> Codec<T> for Own<T> {
 pub(in crate::config) const TEXT: Own<String> =
     Own { read: |item| item.text().map(Into::into), show: |text| json!(text) };
 
+/// Plain text with something in it.
+pub(in crate::config) const FILLED: Own<String> = Own { read: |item| item.filled().map(Into::into), ..TEXT };
+
 /// Plain text that names something.
 pub(in crate::config) const NAMED: Own<Arc<str>> =
-    Own { read: |item| item.text().map(Into::into), show: |text| json!(**text) };
+    Own { read: |item| item.filled().map(Into::into), show: |text| json!(**text) };
+
+/// A file that the gateway writes, or reads later.
+pub(in crate::config) const FILE: Own<PathBuf> =
+    Own { read: |item| item.path(), show: |path| json!(path.to_string_lossy()) };
 
 /// `env:NAME` or `file:PATH`; never shown.
 pub(in crate::config) const SECRET: Own<Secret> = Own { read: secret::read, show: |_| json!(MASK) };

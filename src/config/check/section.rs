@@ -10,7 +10,7 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::{Range, RangeInclusive};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use toml::de::{DeTable, DeValue};
@@ -239,6 +239,20 @@ impl<'a> Item<'a> {
     pub(in crate::config) fn text(&self) -> Option<&'a str> {
         self.record(Kind::Text { hint: "" });
         self.plain_text()
+    }
+
+    /// Text that is not empty.
+    pub(in crate::config) fn filled(&self) -> Option<&'a str> {
+        let text = self.text()?;
+        if text.is_empty() {
+            self.fault(format!("{} is empty", self.key), "write it between the quotes, or leave the key out");
+        }
+        Some(text).filter(|text| !text.is_empty())
+    }
+
+    /// A path, relative to the file's directory.
+    pub(in crate::config) fn path(&self) -> Option<PathBuf> {
+        Some(self.checking.directory.join(self.filled()?))
     }
 
     fn plain_text(&self) -> Option<&'a str> {
