@@ -58,7 +58,7 @@ pub use self::shadow::Shadowed;
 use self::spans::{Seen, Spans};
 use self::windows::{WindowKey, Windows};
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::fleet::status::FleetView;
 use crate::record::{FirstToken, Gaps, Record};
 use crate::request::trace_context::{Trace, trace_of};
@@ -87,8 +87,13 @@ pub trait Tap: Send + Sync {
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
     /// `telemetry.access_log` cannot be opened.
-    #[error("access log: {0}")]
-    AccessLog(#[from] io::Error),
+    #[error("telemetry.access_log: {target}: {error}")]
+    AccessLog {
+        /// Where lines would go.
+        target: config::AccessLog,
+        /// Why.
+        error: io::Error,
+    },
     /// `telemetry.content.file` cannot be opened.
     #[error("telemetry.content: {path}: {error}", path = path.display())]
     Content {
@@ -166,7 +171,10 @@ impl Observer {
             .map(|otlp| MetricsExport::start(otlp, &around, &metrics))
             .transpose()?;
         let Surroundings { clock, build, background, instance, .. } = around;
-        let access_log = AccessLogger::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
+        let target = &telemetry.access_log;
+        let access_log = AccessLogger::start(target, clock, &metrics)
+            .map_err(|error| ObserveError::AccessLog { target: target.clone(), error })?
+            .map(Arc::new);
         let collector = telemetry
             .otlp
             .as_ref()
