@@ -55,6 +55,11 @@ impl Controls {
         let config = Arc::new(new.config);
         self.app.reload(Arc::clone(&config)).map_err(|error| format!("certificates: {error}"))?;
         self.observers.observer.reconfigure(&config);
+        // Also on loopback: whoever reaches the port was refused a moment ago.
+        if config.tenants.is_empty() && !old.tenants.is_empty() {
+            let listen = config.server.listen;
+            tracing::warn!(%listen, "the data port is open from now on: no [[tenant]] asks for a key");
+        }
         self.config.send_replace(config);
         Ok(new.warnings)
     }

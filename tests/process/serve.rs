@@ -121,6 +121,25 @@ fn a_changed_file_is_taken_a_broken_one_is_refused_and_sighup_reads_again() {
 }
 
 #[test]
+fn a_reload_that_drops_the_last_tenant_warns_that_the_port_is_open() {
+    let fleet = Fleet::start(&[]);
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("gateway.toml");
+    let pool = format!("[[pool]]\nname = \"main\"\nreplicas = {}\n", fleet.toml());
+    let tenant = format!("[[tenant]]\nname = \"t\"\nkey_sha256 = [\"{}\"]\n", "0".repeat(64));
+    replace(&file, &format!("{pool}{tenant}"));
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    replace(&file, &pool);
+    let warning = gateway.process.err.line_with("no [[tenant]] asks for a key");
+    assert!(warning.contains("WARN") && warning.contains("127.0.0.1"), "{warning}");
+    gateway.process.err.line_with("configuration reloaded");
+    gateway.process.signal("HUP");
+    gateway.process.err.lines_with("configuration reloaded", 2);
+    assert_eq!(gateway.process.err.count("no [[tenant]] asks for a key"), 1, "open before, it is no change");
+}
+
+#[test]
 fn wrong_command_lines_end_with_2_and_say_what_is_wrong() {
     let cases: [(&[&str], &str); 6] = [
         (&["serve", "--config", "a.toml", "--upstream", "http://a:1"], "--config"),
