@@ -114,12 +114,17 @@ impl Prepared {
         }
     }
 
-    /// The failure if no replica is ready.
+    /// The failure if no replica is ready. Tenants are not the operator: the addresses of replicas are not theirs to see.
     pub(super) fn no_ready_replica(&self) -> Failure {
         let probe = self.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
+        let has_tenants = self.table.tenants.ask_for_keys();
         Failure::NoReadyReplica {
             route: Arc::clone(&self.route.config.name),
-            detail: self.pinned.as_ref().map_or_else(|| self.route.why_unready(), |one| one.why_unready()),
+            detail: match &self.pinned {
+                _ if has_tenants => FOR_TENANTS.to_owned(),
+                Some(maker) => maker.why_unready(),
+                None => self.route.why_unready(),
+            },
             retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),
         }
     }
@@ -143,4 +148,6 @@ impl Prepared {
     }
 }
 
+/// In place of the reasons, which name replicas.
+const FOR_TENANTS: &str = "try again later; the gateway's operator finds the reasons under /readyz";
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(5);

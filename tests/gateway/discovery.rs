@@ -14,9 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 use tokenway::config::{
     Config, DataParallel, Discovery, DnsRecords, DnsSource, KubernetesObject, KubernetesSource, PolicyName,
-    Pool, Role, ServicePort,
+    Pool, Role, ServicePort, Tenant,
 };
 use tokenway::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
 use tokenway::fleet::status::ReplicaState;
@@ -304,6 +305,19 @@ async fn a_refusal_says_why_nothing_is_ready() {
     let text = gateway.post(PATH, CHAT).await.text().to_owned();
     let why = format!("no ready replica for route *: http://{}: connection refused (", gone.name());
     assert!(text.contains(&why) && text.contains(" tries)"), "{text}");
+
+    // Tenants are not the operator: where replicas are is not theirs to see.
+    let mut config = config::of(&[&gone]);
+    let key_digests = vec![Sha256::digest("key").into()];
+    config.tenants = vec![Tenant { name: "a".into(), key_digests, ..Tenant::default() }];
+    let gateway = Gateway::start_unready(config);
+    until("it was tried", || gateway.replicas()[0].failures.probes > 1).await;
+    let mut client = gateway.client().await;
+    client.post(PATH, &[("authorization", "Bearer key")], CHAT.as_bytes()).await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
+    let text = reply.text();
+    assert!(text.contains("no ready replica for route *: ") && !text.contains(&gone.name()), "{text}");
 
     let mut config = config::of(&[&gone]);
     config.pools[0].replicas[0].endpoint.host = "no-such-name.invalid".into();
