@@ -251,6 +251,8 @@ impl UpstreamAttempt {
                 };
                 if error.take_message().is_some() {
                     Closed::Unsent
+                } else if let Some(what) = head_fault(error.error()) {
+                    return Err(ReplicaFailure::InvalidHead { replica: self.replica.name(), what });
                 } else if lease.was_idle() && self.clock.now().since(sent) < CLOSING {
                     drop(lease);
                     Box::pin(self.how_closed(deadline)).await
@@ -392,6 +394,15 @@ impl UpstreamResponse {
             | Self::Stream { head, .. }
             | Self::Large { head, .. } => head,
         }
+    }
+}
+
+/// What is wrong with a response head that came and cannot be read.
+pub(super) fn head_fault(error: &hyper::Error) -> Option<&'static str> {
+    match (error.is_parse_too_large(), error.is_parse()) {
+        (true, _) => Some("answered with a head over 256 headers or 64 KiB"),
+        (false, true) => Some("answered with a head that is no valid HTTP (RFC 9112)"),
+        (false, false) => None,
     }
 }
 

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
-use super::attempt::{BufferedResponse, UpstreamResponse, no_connection};
+use super::attempt::{BufferedResponse, UpstreamResponse, head_fault, no_connection};
 use super::exchange::{Exchange, ExchangeResult};
 use super::outbound::{ActiveAttempt, Identity};
 use super::outside;
@@ -113,7 +113,9 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
                 None => Ok((answer, lease)),
                 Some(what) => Err(Failure::Replica(ReplicaFailure::InvalidHead { replica: name, what })),
             },
-            Ok(Err(_)) => Err(closed),
+            Ok(Err(error)) => Err(head_fault(&error).map_or(closed, |what| {
+                Failure::Replica(ReplicaFailure::InvalidHead { replica: name, what })
+            })),
             Err(_) => Err(Failure::Timeout { timer: Timer::FirstToken, after: timeouts.first_token }),
         }
     };

@@ -673,3 +673,24 @@ async fn a_client_that_leaves_behind_a_heartbeat_ends_the_work_of_the_engine() {
     replica.abandoned(1).await;
     gateway.idle().await;
 }
+
+#[tokio::test]
+async fn a_response_head_that_is_no_http_is_named_for_what_it_is() {
+    for (head, why) in [
+        ("this is no HTTP\r\n\r\n".to_owned(), "no valid HTTP"),
+        ("HTTP/1.1 200 OK\r\nx: a\r\n folded\r\ncontent-length: 0\r\n\r\n".to_owned(), "no valid HTTP"),
+        ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok".to_owned(), "no valid HTTP"),
+        (format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(300)), "a head over 256 headers or 64 KiB"),
+    ] {
+        let replica = Replica::start().await;
+        let gateway = Gateway::start(config::of(&[&replica])).await;
+        replica.always(vec![Step::Raw(head.clone().into()), Step::Close]);
+        let reply = gateway.post(PATH, CHAT).await;
+        assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"), "{head}");
+        let told = reply.text();
+        assert!(
+            told.contains(&format!("replica {} answered with", replica.name())) && told.contains(why),
+            "{told}"
+        );
+    }
+}
