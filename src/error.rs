@@ -191,7 +191,9 @@ pub enum Failure {
     #[error("the request target is over 65534 bytes; what is long belongs into the body")]
     UriTooLong,
     /// Too many headers, or too many bytes of them.
-    #[error("the request head has over 100 headers or 64 KiB; send fewer or shorter ones")]
+    #[error(
+        "the request head has over 100 headers, or is longer than the 64 KiB that always fit; send fewer or shorter ones"
+    )]
     HeadTooLarge,
     /// Our own `Via` entry is in the request.
     #[error("this request already passed through this gateway; check the upstream URLs")]
