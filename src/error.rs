@@ -31,6 +31,8 @@ labels! {
         FirstToken = "first_token",
         InterToken = "inter_token",
         Total = "total",
+        /// The client's own bound of the whole, `x-request-timeout`; to codes and metrics it is `total`.
+        Asked = "asked",
         ClientStall = "client_stall",
     }
 }
@@ -41,7 +43,7 @@ impl Timer {
             Self::Connect => "timeout_connect",
             Self::FirstToken => "timeout_first_token",
             Self::InterToken => "timeout_inter_token",
-            Self::Total => "timeout_total",
+            Self::Total | Self::Asked => "timeout_total",
             Self::ClientStall => "timeout_client_stall",
         }
     }
@@ -198,8 +200,8 @@ pub enum Failure {
     /// Our own `Via` entry is in the request.
     #[error("this request already passed through this gateway; check the upstream URLs")]
     Loop,
-    /// A deadline of `[timeouts]` passed.
-    #[error("no {} within {} (timeouts.{})", what(*.timer), Seconds(*.after), .timer.as_str())]
+    /// A deadline of `[timeouts]`, or the client's own, passed.
+    #[error("no {} within {} ({})", what(*.timer), Seconds(*.after), setter(*.timer))]
     Timeout { timer: Timer, after: Duration },
     /// A replica failed and no other took over.
     #[error("{0}")]
@@ -390,8 +392,16 @@ fn what(timer: Timer) -> &'static str {
         Timer::Connect => "connection to a replica",
         Timer::FirstToken => "first token",
         Timer::InterToken => "further token",
-        Timer::Total => "complete answer",
+        Timer::Total | Timer::Asked => "complete answer",
         Timer::ClientStall => "progress of the client",
+    }
+}
+
+/// Where its length stands.
+fn setter(timer: Timer) -> String {
+    match timer {
+        Timer::Asked => "x-request-timeout".to_owned(),
+        of_file => format!("timeouts.{}", of_file.as_str()),
     }
 }
 

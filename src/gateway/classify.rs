@@ -10,6 +10,7 @@ use super::table::{RouteState, RoutingTable};
 use crate::admission::{Rules, Share};
 use crate::clock::Stamp;
 use crate::config::ModelMatch;
+use crate::error::Timer;
 use crate::record::{Record, SloBounds};
 use crate::relay::stream_state::Echo;
 use crate::request::body::HeldBody;
@@ -121,6 +122,7 @@ pub(super) fn classify(
         echo: echo(fields),
         model: model.map(|model| if *label == *model { Arc::clone(&label) } else { model.into() }),
         timeouts: route.config.timeouts,
+        total_timer: Timer::Total,
         session: None,
         sampling,
         pinned: None,

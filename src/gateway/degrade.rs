@@ -41,7 +41,7 @@ pub(super) async fn degrade(
     families.routes.degraded.inc([&prepared.route.config.name, &classified.prepared.route.config.name]);
     let record = guard.record();
     let mut after = classified.note(record);
-    after.timeouts.total = after.timeouts.total.min(prepared.timeouts.total);
+    after.end_within(prepared.timeouts.total, prepared.total_timer);
     (after.session, after.read) = (prepared.session, prepared.read);
     after.share.clone_from(&prepared.share);
     after.carrier.clone_from(&prepared.carrier);

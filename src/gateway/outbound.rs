@@ -104,6 +104,7 @@ impl Outbound<'_> {
             patience: patience(&self.deadlines, pick.decision.predicted_ttft),
             first_token_at: self.deadlines.first_token.map(|deadline| deadline.at),
             total_at: self.deadlines.total.at,
+            total: self.prepared.total_timer,
         };
         let vitals = Arc::clone(&pick.replica.health.vitals);
         let watch = gateway.watchdog.watch(vitals, self.incoming.kill.clone(), limits, start);

@@ -312,7 +312,8 @@ impl HeldKv {
 
 /// Whether a leg's own deadline passed, and not the request's.
 fn has_time(prepared: &Prepared, failure: &Failure, now: Stamp) -> bool {
-    let is_timer = matches!(failure, Failure::Timeout { timer: Timer::FirstToken | Timer::Total, .. });
+    let is_timer =
+        matches!(failure, Failure::Timeout { timer: Timer::FirstToken | Timer::Total | Timer::Asked, .. });
     let Deadlines { first_token, total, .. } = prepared.deadlines();
     is_timer && first_token.is_none_or(|deadline| now < deadline.at) && now < total.at
 }

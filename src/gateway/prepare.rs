@@ -18,7 +18,7 @@ use super::{
 };
 use crate::admission::{DegradeRule, Demand};
 use crate::config::{Degrade, MAX_PRIORITY, ModelMatch};
-use crate::error::Failure;
+use crate::error::{Failure, Timer};
 use crate::listener::ContinueSignal;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{MAX_MODEL_NAME, Record, cut};
@@ -352,7 +352,7 @@ fn admit(
     if route.config.client_may.timeout
         && let Some(requested) = seconds(headers, &X_REQUEST_TIMEOUT)?
     {
-        prepared.timeouts.total = prepared.timeouts.total.min(requested);
+        prepared.end_within(requested, Timer::Asked);
     }
     let table = &prepared.table;
     let requested = route.config.client_may.slo_class.then(|| text(headers, &X_SLO_CLASS)).flatten();
@@ -426,9 +426,11 @@ fn priority(requested: &str) -> Result<i32, Failure> {
 
 fn seconds(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Duration>, Failure> {
     let Some(value) = text(headers, name) else { return Ok(None) };
-    let requested = value.parse::<f64>().ok().filter(|s| *s > 0.0).map(Duration::try_from_secs_f64);
-    match requested {
-        Some(Ok(requested)) => Ok(Some(requested)),
+    match value.parse::<f64>() {
+        // More than a duration holds is longer than anything else.
+        Ok(seconds) if seconds > 0.0 && seconds.is_finite() => {
+            Ok(Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
+        }
         _ => Err(Failure::bad_request(format!("{name} must be a positive number of seconds"), None)),
     }
 }

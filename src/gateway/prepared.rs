@@ -9,7 +9,7 @@ use super::table::{RouteState, RoutingTable};
 use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
 use crate::config::Timeouts;
-use crate::error::Failure;
+use crate::error::{Failure, Timer};
 use crate::fleet::outside::OutsideDemand;
 use crate::fleet::replica::Replica;
 use crate::record::SloBounds;
@@ -59,6 +59,8 @@ pub struct Prepared {
     pub model: Option<Arc<str>>,
     /// The route's timeouts, `total` lowered by `x-request-timeout`.
     pub timeouts: Timeouts,
+    /// Whose `timeouts.total` is: the route's, or the client's own.
+    pub total_timer: Timer,
     /// Hash of `x-session-id` under `routing.seed`, of its tenant alone where that is isolated.
     pub session: Option<u64>,
     /// What it says of its answer.
@@ -111,6 +113,13 @@ impl Prepared {
             connect: self.timeouts.connect,
             first_token: self.is_stream.then(|| at(self.timeouts.first_token)),
             total: at(self.timeouts.total),
+        }
+    }
+
+    /// Ends the whole after `bound`, if it would take longer.
+    pub(super) fn end_within(&mut self, bound: Duration, timer: Timer) {
+        if bound < self.timeouts.total {
+            (self.timeouts.total, self.total_timer) = (bound, timer);
         }
     }
 

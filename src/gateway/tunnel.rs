@@ -180,6 +180,7 @@ fn watch(gateway: &Gateway, exchange: &Exchange, pick: &Pick) -> Arc<StreamWatch
         patience: timeouts.total,
         first_token_at: None,
         total_at: exchange.prepared.read.after(timeouts.total),
+        total: exchange.prepared.total_timer,
     };
     let now = gateway.clock.now();
     let vitals = Arc::clone(&pick.replica.health.vitals);
@@ -327,6 +328,7 @@ impl RealtimeTunnel {
                 return Some(failure);
             }
             (Ended::Gateway, Some(Expiry::DrainOver)) => Failure::DrainCut,
+            (Ended::Gateway, Some(Expiry::Deadline(timer))) => Failure::Timeout { timer, after: self.total },
             (Ended::Gateway, Some(_)) => Failure::Timeout { timer: Timer::Total, after: self.total },
             (Ended::Client | Ended::Engine, _) if is_closing => {
                 self.pick.answered(false, now);

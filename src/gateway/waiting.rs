@@ -168,7 +168,7 @@ impl Waits {
     fn end_of_wait(&self, hold: &QueueWait, prepared: &Prepared) -> (Stamp, GaveUp) {
         let deadlines = prepared.deadlines();
         let timeout = |timer, Deadline { at, after }| (at, GaveUp::Timeout(timer, after));
-        let mut ends = vec![timeout(Timer::Total, deadlines.total)];
+        let mut ends = vec![timeout(prepared.total_timer, deadlines.total)];
         if let Some(cold) = prepared.cold_wait().filter(|_| hold.reason == WaitReason::NoReplica) {
             let since = self.late_since.unwrap_or(prepared.read);
             ends.push((since.after(cold.max_wait), GaveUp::Queue(EndOfWait::MaxWait(cold.max_wait))));

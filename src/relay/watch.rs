@@ -88,6 +88,8 @@ pub struct StreamDeadlines {
     pub first_token_at: Option<Stamp>,
     /// When the request is over.
     pub total_at: Stamp,
+    /// Whose end that is: the route's, or the client's own.
+    pub total: Timer,
 }
 
 impl StreamWatch {
@@ -172,7 +174,7 @@ impl StreamWatch {
         let expiry = if drain_over {
             Some(Expiry::DrainOver)
         } else if is_past(self.deadlines.total_at) {
-            Some(Expiry::Deadline(Timer::Total))
+            Some(Expiry::Deadline(self.deadlines.total))
         } else if !is_decoding && self.deadlines.first_token_at.is_some_and(is_past) {
             Some(Expiry::Deadline(Timer::FirstToken))
         } else if is_waiting {
@@ -359,6 +361,7 @@ mod tests {
             patience: Duration::from_secs(40),
             first_token_at: Some(at(300)),
             total_at: at(1000),
+            total: Timer::Total,
         };
         let watch = dog.watch(Arc::clone(&vitals), kill.clone(), deadlines, at(1));
         (dog, watch, vitals, kill)

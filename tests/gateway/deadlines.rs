@@ -109,13 +109,31 @@ async fn a_client_may_lower_the_total_deadline_where_the_route_lets_it() {
     let mut config = config::of(&[&replica]);
     config.routes[0].client_may.timeout = true;
     let gateway = Gateway::start(config).await;
+    // More than a duration holds is no bound.
+    let mut client = gateway.client().await;
+    client.post(PATH, &[("x-request-timeout", "99999999999999999999")], UNARY.as_bytes()).await;
+    assert_eq!(client.reply().await.status(), 200);
     replica.always(vec![Step::Hang]);
-    for (wish, status, code) in [("0.2", 504, "timeout_total"), ("soon", 400, "invalid_request")] {
+    for (wish, status, code, why) in [
+        ("0.2", 504, "timeout_total", "no complete answer within 0.2 s (x-request-timeout)"),
+        ("soon", 400, "invalid_request", "must be a positive number of seconds"),
+    ] {
         let mut client = gateway.client().await;
         client.post(PATH, &[("x-request-timeout", wish)], UNARY.as_bytes()).await;
         let reply = client.reply().await;
         assert_eq!((reply.status(), &*reply.code()), (status, code));
+        assert!(reply.text().contains(why), "{}", reply.text());
     }
+    // In mid-stream it ends as an error event.
+    replica.next(wire::begun_then("x", [Step::Hang]));
+    let mut client = gateway.client().await;
+    client.post(PATH, &[("x-request-timeout", "1")], CHAT.as_bytes()).await;
+    let reply = client.reply().await;
+    assert!(
+        reply.status() == 200 && reply.text().contains("within 1 s (x-request-timeout)"),
+        "{}",
+        reply.text()
+    );
 }
 
 #[tokio::test]
