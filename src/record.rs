@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::config::ItlBounds;
-use crate::error::Failure;
+use crate::error::{Failure, Timer};
 use crate::labels::labels;
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
@@ -39,7 +39,7 @@ labels! {
         Refused = "refused",
         /// No response, or a broken stream (its `code` stays 200).
         Failed = "failed",
-        /// The client disconnected; `code` is 499 before the head. Never charged to a replica.
+        /// The client disconnected, `code` 499 before the head, or its own `x-request-timeout` passed, 504. Never charged to a replica.
         Canceled = "canceled",
     }
 }
@@ -55,10 +55,11 @@ impl Outcome {
             | Failure::HookUnavailable
             | Failure::LocalResources
             | Failure::SuspectedPoison { .. } => Self::Refused,
+            // The time that it gave is over: it left, as far as the fleet is concerned.
+            Failure::ClientLeft | Failure::Timeout { timer: Timer::Asked, .. } => Self::Canceled,
             Failure::Timeout { .. } | Failure::Replica(_) | Failure::DrainCut | Failure::Internal => {
                 Self::Failed
             }
-            Failure::ClientLeft => Self::Canceled,
             _ => Self::ClientError,
         }
     }

@@ -16,6 +16,7 @@ use super::picker;
 use super::prepared::Prepared;
 use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
+use crate::error::Timer;
 use crate::fleet::pick::Pick;
 use crate::record::{self, AttemptCause, Record, Served};
 use crate::relay::reader::StreamShape;
@@ -238,6 +239,10 @@ impl Flight {
             Ok(answer) => (Some(answer.status().as_u16()), None),
             Err(AttemptError::Replica(failure, answer)) => {
                 (answer.as_ref().map(|a| a.head.status.as_u16()), Some(failure.code()))
+            }
+            // The client's own time was over: no failure of the replica.
+            Err(AttemptError::Overdue(failure)) if failure.timer() == Some(Timer::Asked) => {
+                return self.lost_entry(end);
             }
             Err(AttemptError::Overdue(failure) | AttemptError::Ours(failure)) => (None, Some(failure.code())),
         };

@@ -35,7 +35,10 @@ impl Expiry {
     /// How a request ends that has to: a client that takes nothing is no failure.
     #[must_use]
     pub fn outcome(self) -> Outcome {
-        if self == Self::Deadline(Timer::ClientStall) { Outcome::Canceled } else { Outcome::Failed }
+        match self {
+            Self::Deadline(Timer::ClientStall | Timer::Asked) => Outcome::Canceled,
+            _ => Outcome::Failed,
+        }
     }
 
     /// The code of its failure.

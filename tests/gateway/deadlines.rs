@@ -134,6 +134,17 @@ async fn a_client_may_lower_the_total_deadline_where_the_route_lets_it() {
         "{}",
         reply.text()
     );
+    // It says as much of route and replica as a client that leaves.
+    gateway.idle().await;
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let count = |family: &str, outcome: &str| -> f64 {
+        let is_it =
+            |line: &&str| line.starts_with(family) && line.contains(&format!("outcome=\"{outcome}\""));
+        page.lines().filter(is_it).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    for family in ["tokenway_requests_total{", "tokenway_replica_requests_total{"] {
+        assert_eq!((count(family, "canceled"), count(family, "failed")), (2.0, 0.0), "{family}");
+    }
 }
 
 #[tokio::test]
