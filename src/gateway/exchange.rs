@@ -429,16 +429,12 @@ impl Exchange {
     async fn attempt(&mut self, pick: Box<Pick>) -> Attempted {
         let cause = self.cause();
         let identity = Identity::of(self.guard.record());
-        let flight = self.outbound(&identity).launch(pick, cause);
-        let due = hedge::due(&self.prepared, cause, &flight);
-        // In the record from here on: a client that leaves now drops this future, and it waited for this replica.
-        let open = flight.lost_entry(flight.times().start);
-        self.guard.asks(&open.served);
-        let attempts = &mut self.guard.record().attempts;
-        // Nearly always it stays the only one, and a list that grows by itself has room for four.
-        attempts.reserve_exact(1);
-        attempts.push(open);
-        let flown = hedge::fly(&self.outbound(&identity), flight, due, &self.tried).await;
+        let Self { incoming, prepared, held_kv, guard, tried, .. } = self;
+        let outbound = outbound(incoming, prepared, held_kv.as_deref(), &identity);
+        let flight = outbound.launch(pick, cause);
+        let due = hedge::due(prepared, cause, &flight);
+        flight.open(guard);
+        let flown = hedge::fly(&outbound, flight, guard.record(), due, tried).await;
         let Flown { flight, landed: result, other } = flown;
         self.guard.record().attempts.pop();
         if let Some(Other { entry, failed }) = other {
@@ -488,17 +484,7 @@ impl Exchange {
     }
 
     pub(super) fn outbound<'r>(&'r self, identity: &'r Identity) -> Outbound<'r> {
-        Outbound {
-            incoming: &self.incoming,
-            prepared: &self.prepared,
-            identity,
-            body: self.held_kv.as_ref().map_or(&self.prepared.body, |held| &held.body),
-            deadlines: match &self.held_kv {
-                Some(held) => held.deadlines(self.prepared.deadlines(), self.incoming.gateway.clock.now()),
-                None => self.prepared.deadlines(),
-            },
-            sent: self.held_kv.as_ref().map(|held| held.sent()),
-        }
+        outbound(&self.incoming, &self.prepared, self.held_kv.as_deref(), identity)
     }
 
     pub(super) fn note_decision(&mut self, pick: &Pick) {
@@ -541,5 +527,23 @@ impl Exchange {
             pick.replica.note_error(words, end);
         }
         record::Attempt { engine_error, ..flight.entry(result, end) }
+    }
+}
+
+/// What is sent: where `held_kv` is the KV of its prompt, without computing that again.
+fn outbound<'r>(
+    incoming: &'r IncomingRequest,
+    prepared: &'r Prepared,
+    held_kv: Option<&'r HeldKv>,
+    identity: &'r Identity,
+) -> Outbound<'r> {
+    let whole = prepared.deadlines();
+    Outbound {
+        incoming,
+        prepared,
+        identity,
+        body: held_kv.map_or(&prepared.body, |held| &held.body),
+        deadlines: held_kv.map_or(whole, |held| held.deadlines(whole, incoming.gateway.clock.now())),
+        sent: held_kv.map(HeldKv::sent),
     }
 }

@@ -16,7 +16,7 @@ use crate::clock::Stamp;
 use crate::config::HedgeAfter;
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
-use crate::record::{self, AttemptCause};
+use crate::record::{self, AttemptCause, Record};
 
 /// What an attempt came to.
 type Landed = Result<UpstreamResponse, AttemptError>;
@@ -53,19 +53,20 @@ pub(super) struct Other {
     pub(super) failed: Option<(Flight, Landed)>,
 }
 
-/// Flies the first attempt, and a second one where it is overdue.
+/// Flies the first attempt, which is open in `record`, and a second one where it is overdue.
 pub(super) async fn fly(
     outbound: &Outbound<'_>,
     mut first: Flight,
+    record: &mut Record,
     due: Option<Stamp>,
     tried: &Tried,
 ) -> Flown {
     let Some(due) = due else {
-        let landed = first.land().await;
+        let landed = first.land_in(record).await;
         return Flown { flight: first, landed, other: None };
     };
     // Boxed: few routes hedge, and the two attempts' state would be in every request's future.
-    let (second, race) = Box::pin(race(outbound, &mut first, due, tried)).await;
+    let (second, race) = Box::pin(race(outbound, &mut first, record, due, tried)).await;
     settle(&outbound.incoming.gateway, first, second, race)
 }
 
@@ -90,17 +91,18 @@ pub(super) fn due(prepared: &Prepared, cause: AttemptCause, first: &Flight) -> O
 async fn race(
     outbound: &Outbound<'_>,
     first: &mut Flight,
+    record: &mut Record,
     due: Stamp,
     tried: &Tried,
 ) -> (Option<Flight>, Race) {
     let gateway = &outbound.incoming.gateway;
     let (pool, tried) = {
-        let Some(pick) = first.pick() else { return (None, Race::Alone(first.land().await)) };
+        let Some(pick) = first.pick() else { return (None, Race::Alone(first.land_in(record).await)) };
         let mut tried = tried.clone();
         picker::note_tried(&mut tried, pick);
         (Arc::clone(&pick.pool), tried)
     };
-    let mut one = pin!(first.land());
+    let mut one = pin!(first.land_in(record));
     // Both arms are cancel-safe: the first attempt is polled on.
     let landed = tokio::select! {
         biased;

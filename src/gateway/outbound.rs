@@ -18,6 +18,7 @@ use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
 use crate::error::Timer;
 use crate::fleet::pick::Pick;
+use crate::observe::record_guard::RecordGuard;
 use crate::record::{self, AttemptCause, Record, Served};
 use crate::relay::reader::StreamShape;
 use crate::relay::usage_filter::AskedUsage;
@@ -80,6 +81,13 @@ pub struct Flight {
     has_landed: bool,
     /// `None` once it has been handed on.
     active: Option<ActiveAttempt>,
+}
+
+/// An attempt that lands. Dropped before it has, because its client left, it leaves the times that it reached in the record.
+#[derive(Debug)]
+pub(super) struct Landing<'f> {
+    flight: &'f mut Flight,
+    record: &'f mut Record,
 }
 
 /// The attempt whose response is relayed; lives until the end of the body.
@@ -210,6 +218,22 @@ impl Outbound<'_> {
 }
 
 impl Flight {
+    /// The attempt is in the record from here on: a client that leaves now waited for this replica.
+    pub(super) fn open(&self, guard: &mut RecordGuard) {
+        let open = self.lost_entry(self.times.start);
+        guard.asks(&open.served);
+        let attempts = &mut guard.record().attempts;
+        // Nearly always it stays the only one, and a list that grows by itself has room for four.
+        attempts.reserve_exact(1);
+        attempts.push(open);
+    }
+
+    /// [`Flight::land`] of an attempt that is open in `record`.
+    pub(super) async fn land_in(&mut self, record: &mut Record) -> Result<UpstreamResponse, AttemptError> {
+        let landing = Landing { flight: self, record };
+        landing.flight.land().await
+    }
+
     /// Sends the request and waits until the response is worth relaying.
     ///
     /// # Errors
@@ -278,6 +302,20 @@ impl Flight {
     #[must_use]
     pub fn into_active(mut self) -> ActiveAttempt {
         self.active.take().expect("invariant: a flight has its pick and watch until it is consumed here")
+    }
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        let Self { flight, record } = self;
+        let AttemptTimes { connected, head, .. } = flight.times;
+        if let Some(open) = record.attempts.iter_mut().rfind(|attempt| attempt.span == flight.span) {
+            (open.connected, open.head) = (connected, head);
+        }
+        // The request's own stages are those of the replica that answers it.
+        if connected.is_some() && flight.cause != AttemptCause::Prefill {
+            (record.at.connected, record.at.first_byte) = (connected, head);
+        }
     }
 }
 

@@ -189,9 +189,7 @@ impl Request<'_> {
         let (incoming, prepared) = (self.incoming, self.prepared);
         let outbound = Outbound { incoming, prepared, identity: &identity, body, deadlines, sent: None };
         let flight = outbound.launch(prefill, AttemptCause::Prefill);
-        let open = flight.lost_entry(flight.times().start);
-        self.guard.asks(&open.served);
-        self.guard.record().attempts.push(open);
+        flight.open(self.guard);
         flight
     }
 
@@ -201,7 +199,7 @@ impl Request<'_> {
         body: Pieces,
     ) -> (Result<UpstreamResponse, AttemptError>, Box<Pick>) {
         let mut flight = self.depart(prefill, &body);
-        let landed = flight.land().await;
+        let landed = flight.land_in(self.guard.record()).await;
         self.note(flight.entry(&landed, self.now()));
         let ActiveAttempt { pick, watch } = flight.into_active();
         watch.close();

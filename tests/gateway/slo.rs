@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::replica::{Replica, Step};
-use crate::support::wire::{DONE, FINISH, content, event, sse_head};
+use crate::support::wire::{DONE, FINISH, ROLE, content, event, sse_head};
 use crate::support::{Gateway, config, until};
 use tokenway::config::{Config, ItlBounds, Slo};
 use tokenway::stage::{Stage, StageBudget};
@@ -128,4 +128,29 @@ async fn a_request_that_waits_past_its_bound_is_late_now_and_not_only_when_it_en
     assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"outcome="ok""#]), 0.0);
     drop(client);
     until("who has left waits no longer", || overdue() == 0.0).await;
+}
+
+#[tokio::test]
+async fn who_leaves_before_the_first_token_waited_at_the_engine_and_not_for_a_connection() {
+    let stages = |gateway: &Gateway, stage: &str| {
+        sum(gateway, "tokenway_stage_duration_seconds_sum", &[&format!("stage=\"{stage}\"")])
+    };
+    let silent = vec![sse_head(), event(ROLE), Step::Hang];
+    for (body, script, at_the_engine) in [
+        (CHAT, silent.clone(), "prefill"),
+        (CHAT, vec![Step::Hang], "prefill"),
+        (UNARY, vec![Step::Hang], "engine_other"),
+    ] {
+        let replica = Replica::start().await;
+        replica.always(script);
+        let gateway = Gateway::start(config::of(&[&replica])).await;
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], body.as_bytes()).await;
+        replica.got(1).await;
+        drop(client);
+        ended(&gateway, 1.0).await;
+        let (connect, whole) =
+            (stages(&gateway, "connect"), sum(&gateway, "tokenway_stage_duration_seconds_sum", &[]));
+        assert!(stages(&gateway, at_the_engine) > 0.0, "{body}: connect {connect} of {whole}");
+    }
 }

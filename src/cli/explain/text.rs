@@ -189,7 +189,7 @@ impl Text<'_> {
             return Ok(());
         }
         writeln!(out, "\n{}", self.style.paint(Paint::Bold, "Attempts"))?;
-        for attempt in &self.detail.attempts_made {
+        for (at, attempt) in self.detail.attempts_made.iter().enumerate() {
             let Attempt { cause, replica, start, connected, head, end, status, canceled, error, .. } =
                 attempt;
             let mut parts = vec![format!("from {}", time(*start))];
@@ -198,7 +198,7 @@ impl Text<'_> {
             parts.extend(end.map(|at| format!("end {}", time(at))));
             parts.extend(status.map(|status| format!("status {status}")));
             if *canceled {
-                parts.push("given up: another spoke first".to_owned());
+                parts.push(self.given_up(at).to_owned());
             }
             if attempt.empty {
                 parts.push("no text".to_owned());
@@ -208,6 +208,16 @@ impl Text<'_> {
             writeln!(out, "  {cause:<9} {replica:<24} {}{}", parts.join(", "), error.unwrap_or_default())?;
         }
         Ok(())
+    }
+
+    /// Why the attempt at this place has no end of its own. That of a hedge that lost stands before the one that spoke.
+    fn given_up(&self, at: usize) -> &'static str {
+        let mut later = self.detail.attempts_made.iter().skip(at + 1);
+        match &*self.detail.request.outcome {
+            _ if later.any(|other| !other.canceled) => "given up: another spoke first",
+            "canceled" => "given up: the client left",
+            _ => "given up",
+        }
     }
 }
 
@@ -313,6 +323,32 @@ mod tests {
         let text = explained(json!({"request_id": "x", "outcome": "refused", "status": 429}));
         assert!(text.starts_with("x  refused 429  -\n"), "{text}");
         assert!(text.contains("No replica was chosen"), "{text}");
+    }
+
+    #[test]
+    fn an_attempt_is_given_up_because_another_spoke_or_because_the_client_left() {
+        let attempt = |cause: &str, canceled: bool, status: Option<u16>| {
+            json!({"cause": cause, "replica": "gpu-1", "start": 0.0, "connected": 0.1, "head": null, "end": 1.0,
+                   "status": status, "canceled": canceled, "error": null, "empty": false})
+        };
+        let made = |outcome: &str, attempts: Vec<serde_json::Value>| {
+            explained(
+                json!({"request_id": "x", "outcome": outcome, "status": 499, "attempts_made": attempts}),
+            )
+        };
+        let (lost, won) = (attempt("first", true, None), attempt("hedge", false, Some(200)));
+        let cases = [
+            (made("canceled", vec![lost.clone()]), "given up: the client left\n"),
+            (
+                made("canceled", vec![attempt("prefill", false, Some(200)), lost.clone()]),
+                "given up: the client left\n",
+            ),
+            (made("ok", vec![lost.clone(), won]), "given up: another spoke first\n"),
+            (made("failed", vec![lost]), "given up\n"),
+        ];
+        for (text, part) in cases {
+            assert!(text.contains(part), "{part}\n---\n{text}");
+        }
     }
 
     const LATE: &str = r#"{
