@@ -239,6 +239,21 @@ fn minutes_over_the_slo_and_failing_hours_are_found() {
 }
 
 #[test]
+fn requests_that_no_replica_served_are_no_replica_s_fault() {
+    let trace = month(7, |line, day, _| {
+        if (10.4..10.45).contains(&day) {
+            (line.revision, line.replica, line.outcome) = ("none", "none", "failed");
+        }
+    });
+    let found = replay(&trace).unwrap();
+    let (burn, day) = first(&found, "availability_burn").unwrap_or_else(|| panic!("{found:?}"));
+    assert!((10.4..10.5).contains(&day), "{day}");
+    assert_eq!(burn["diagnosis"], "unknown", "{burn}");
+    let compared = (&burn["evidence"]["replicas_judged"], &burn["evidence"]["replicas"]);
+    assert_eq!(compared, (&4.0.into(), &serde_json::json!([])), "{burn}");
+}
+
+#[test]
 fn jitter_of_tokens_is_told_from_slow_tokens() {
     let trace = month(6, |line, day, normal| {
         if day >= 10.0 && normal > 0.8 {

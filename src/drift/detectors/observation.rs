@@ -4,7 +4,7 @@
 
 use crate::record::Outcome;
 
-/// Revision and replica of a request that was not served.
+/// Revision and replica of a request that was not served: no replica, so none is compared for it.
 pub const NOT_SERVED: &str = "none";
 
 /// One ended request.

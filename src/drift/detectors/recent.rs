@@ -25,7 +25,8 @@ struct RecentValue {
     ln: f64,
     /// Logarithm of the value over its prediction.
     residual: Option<f64>,
-    replica: usize,
+    /// Unknown in some recorded traces.
+    replica: Option<usize>,
 }
 
 /// A latency far above its baseline.
@@ -54,7 +55,7 @@ impl RecentWindow {
         &mut self,
         at: f64,
         value: f64,
-        replica: usize,
+        replica: Option<usize>,
         predicted: Option<f64>,
         hours: &mut HourHistory,
     ) {
@@ -172,14 +173,14 @@ impl RecentWindow {
         at: f64,
         hours: &HourHistory,
     ) -> Option<f64> {
-        let others = self.since(since).filter(|value| value.replica != replica);
+        let others = self.since(since).filter(|value| value.replica != Some(replica));
         let others = trimmed_mean(others.map(|value| value.ln).collect())?;
         Some((others - self.baseline(at, hours)?.center).exp())
     }
 
     /// Medians of one replica's values and of their ratios to the prediction (logarithms), where there are a few.
     pub(super) fn of_replica(&self, replica: usize) -> Option<(f64, Option<f64>)> {
-        let own = || self.values.iter().filter(|value| value.replica == replica);
+        let own = || self.values.iter().filter(|value| value.replica == Some(replica));
         let values: Vec<f64> = own().map(|value| value.ln).collect();
         let residuals: Vec<f64> = own().filter_map(|value| value.residual).collect();
         let is_known = residuals.len() as f64 >= MOST * values.len() as f64;
@@ -222,7 +223,7 @@ mod tests {
             let (ttft, per_hour, share) = of(at);
             let ttft = ttft * (0.47 * crate::stats::normal(&mut random)).exp();
             let predicted = share.map(|share| share * ttft);
-            recent.add(at, ttft, 0, predicted, &mut hours);
+            recent.add(at, ttft, Some(0), predicted, &mut hours);
             if at >= tick {
                 tick = at + 5.0;
                 if let Some(doubling) = recent.judge(at, &hours, &MINUTES) {

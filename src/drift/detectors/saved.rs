@@ -17,6 +17,7 @@ use super::finding::{Fact, Finding, SeriesName};
 use super::hours::{HourHistory, HourSummary, hour_index};
 use super::kind::Kind;
 use super::mute::Mute;
+use super::observation::NOT_SERVED;
 use super::replicas::ReplicaHistory;
 use super::series::RouteSeries;
 use super::slow::TailBound;
@@ -168,7 +169,9 @@ impl File {
         self.restore_blocks(&mut series.itl.blocks, &saved.itl);
         series.ttft.hours = restore_hours(&saved.ttft_hours, now);
         series.itl.hours = restore_hours(&saved.itl_hours, now);
-        for saved in saved.replicas.iter().take(settings.max_replicas_per_series) {
+        // Files of before had the requests that no replica served as one.
+        let replicas = saved.replicas.iter().filter(|replica| replica.name != NOT_SERVED);
+        for saved in replicas.take(settings.max_replicas_per_series) {
             let index = series.replica_index(&saved.name, settings);
             if let Some(replica) = series.replicas.get_mut(index) {
                 self.restore_blocks(&mut replica.blocks, &saved.parts);

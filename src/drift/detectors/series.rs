@@ -11,7 +11,7 @@ use super::blocks::BlockHistory;
 use super::burn::{BadRequests, HoursOfDay};
 use super::hours::HourHistory;
 use super::kind::{Kind, Subject};
-use super::observation::Observation;
+use super::observation::{NOT_SERVED, Observation};
 use super::recent::RecentWindow;
 use super::replicas::ReplicaHistory;
 use crate::diagnosis::SignalHistory;
@@ -63,7 +63,7 @@ impl Measure {
         Self { hours: self.hours.clone(), ..Self::new(self.blocks.clone()) }
     }
 
-    fn add(&mut self, at: f64, value: f64, replica: usize, predicted: Option<f64>) {
+    fn add(&mut self, at: f64, value: f64, replica: Option<usize>, predicted: Option<f64>) {
         self.blocks.add(at, value);
         self.recent.add(at, value, replica, predicted, &mut self.hours);
     }
@@ -130,11 +130,12 @@ impl RouteSeries {
     pub(super) fn observe(&mut self, observation: &Observation<'_>, settings: &Settings) {
         let at = observation.at;
         self.last_seen = at;
-        let replica = self.replica_index(observation.replica, settings);
+        let replica =
+            (observation.replica != NOT_SERVED).then(|| self.replica_index(observation.replica, settings));
         if let Some(is_bad) = observation.is_bad() {
             self.failed.add(at, is_bad);
             self.hours_of_day.add(at, is_bad);
-            if let Some(replica) = self.replicas.get_mut(replica) {
+            if let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) {
                 replica.recent_requests += 1.0;
                 replica.recent_failures += f64::from(u8::from(is_bad));
             }
@@ -153,7 +154,7 @@ impl RouteSeries {
             replica,
             observation.residual().map(|residual| scale * ttft / residual),
         );
-        if let Some(replica) = self.replicas.get_mut(replica) {
+        if let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) {
             replica.add(at, scale * ttft, observation.residual());
         }
         if let Some((bound, _)) = observation.ttft_bound {
