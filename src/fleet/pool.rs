@@ -92,7 +92,7 @@ impl PoolState {
     }
 
     /// Refreshes the dispatcher's view of running streams every [`REFRESH_EVERY`], and what each replica's answers are worth
-    /// beside the others', until the pool is retired.
+    /// beside the others', until the pool is retired; then only lets those go that left, as their streams end.
     pub(super) async fn refresh(self: Arc<Self>, clock: Clock) {
         let mut ticks = tokio::time::interval(REFRESH_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -109,6 +109,20 @@ impl PoolState {
                 self.compare(&replicas, now);
             }
         }
+        while !self.left().is_empty() {
+            ticks.tick().await;
+            self.sweep();
+        }
+    }
+
+    /// Retires every replica, before the pool itself is retired.
+    pub(super) fn drain_all(&self) {
+        self.drain(self.replicas().to_vec());
+    }
+
+    /// Replicas that left and whose streams have not ended.
+    pub(super) fn left(&self) -> Arc<Vec<Arc<Replica>>> {
+        self.draining.load_full()
     }
 
     /// Retires replicas; they are listed until their streams have ended.

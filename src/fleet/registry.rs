@@ -34,6 +34,8 @@ pub struct Fleet {
     memberships: ArcSwap<Vec<Arc<Membership>>>,
     /// Pools that the last configuration dropped, until requests see the new one.
     dropped: Mutex<Vec<Arc<Membership>>>,
+    /// Pools that were dropped, for as long as their replicas have streams.
+    ending: Mutex<Vec<Arc<PoolState>>>,
     /// By pool: each has TLS settings of its own.
     connectors: Mutex<HashMap<Arc<str>, Connector>>,
 }
@@ -55,6 +57,7 @@ impl Fleet {
             pools: ArcSwap::default(),
             memberships: ArcSwap::default(),
             dropped: Mutex::default(),
+            ending: Mutex::default(),
             connectors: Mutex::default(),
         }
     }
@@ -116,8 +119,12 @@ impl Fleet {
 
     /// Retires the pools that the last configuration dropped: no request can choose them any more.
     pub fn retire_dropped(&self) {
-        for pool in self.dropped.lock().drain(..) {
-            pool.retire();
+        let mut ending = self.ending.lock();
+        ending.retain(|pool| !pool.left().is_empty());
+        for membership in self.dropped.lock().drain(..) {
+            membership.pool.drain_all();
+            membership.retire();
+            ending.push(Arc::clone(&membership.pool));
         }
     }
 
@@ -162,13 +169,24 @@ impl Fleet {
         Ok((Arc::clone(&membership.pool.name), membership.change(change)?))
     }
 
-    /// Status of every replica.
+    /// Status of every replica, also of those that left and have streams.
     pub fn statuses(&self) -> Vec<ReplicaStatus> {
         let now = self.clock.now();
         let mut all = Vec::new();
         for pool in self.pools.load().iter() {
             let limits = pool.engine_limits();
             all.extend(pool.listed().iter().map(|replica| replica.status(now, &limits)));
+        }
+        let mut ending = self.ending.lock();
+        ending.retain(|pool| !pool.left().is_empty());
+        for pool in ending.iter() {
+            let limits = pool.engine_limits();
+            for status in pool.left().iter().map(|replica| replica.status(now, &limits)) {
+                // Of two with one name, the one that did not leave.
+                if !all.iter().any(|known| (&known.pool, &known.replica) == (&status.pool, &status.replica)) {
+                    all.push(status);
+                }
+            }
         }
         all
     }

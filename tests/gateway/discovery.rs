@@ -636,3 +636,28 @@ async fn a_clients_rank_reaches_the_engine_only_where_the_choice_is_left_to_it()
     gateway.app.reload(Arc::new(config.clone())).unwrap();
     assert_eq!(rank_there().await.as_deref(), Some("3"));
 }
+
+#[tokio::test]
+async fn replicas_of_a_pool_that_a_reload_drops_are_listed_until_their_streams_have_ended() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let of_pool = |pool: &str, replica: &Replica| {
+        let mut config = config::of(&[replica]);
+        config.pools = vec![config::pool(pool, &[replica])];
+        config
+    };
+    let gateway = Gateway::start(of_pool("b", &one)).await;
+    let gate = Gate::new();
+    let held = [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    one.next(wire::begun_then("a", held));
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+
+    gateway.app.reload(Arc::new(of_pool("c", &two))).unwrap();
+    let left = || gateway.replicas().into_iter().find(|status| &*status.pool == "b");
+    assert_eq!(left().map(|left| (left.state, left.inflight)), Some((ReplicaState::Draining, 1)));
+    gate.cancel();
+    assert!(String::from_utf8_lossy(&client.rest().await.bytes).ends_with("data: [DONE]\n\n"));
+    until("it is gone", || left().is_none()).await;
+    has(&gateway, &[&two.name()]).await;
+}

@@ -176,6 +176,36 @@ async fn a_replica_that_is_gone_for_five_minutes_leaves_and_may_come_back() {
     assert_eq!(scrape(&[]), Some(1.0), "a new series, not a handle to the old one");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_left_counts_as_drained_and_gone_once() {
+    let observer = observer(&config());
+    let scrape = async |fleet: &[_]| {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let page = observer.metrics().render(fleet);
+        ["draining", "gone"].map(|state| {
+            let labels = format!(r#"{REPLICA},state="{state}""#);
+            let of = |family: &str| value(&page, &format!("{family}{{{labels}}}"));
+            (of("tokenway_replica_state"), of("tokenway_replica_state_changes_total"))
+        })
+    };
+    assert_eq!(scrape(&[status(ReplicaState::Ready, true)]).await, [(Some(0.0), Some(0.0)); 2]);
+    let gone = [(Some(0.0), Some(1.0)), (Some(1.0), Some(1.0))];
+    assert_eq!([scrape(&[]).await, scrape(&[]).await], [gone; 2]);
+    assert_eq!(
+        scrape(&[status(ReplicaState::Ready, true)]).await,
+        [(Some(0.0), Some(0.0)); 2],
+        "another one"
+    );
+    let drains = |entered| {
+        let mut status = status(ReplicaState::Draining, true);
+        let at = ReplicaState::ALL.iter().position(|state| *state == ReplicaState::Draining).unwrap();
+        status.life.entered[at] = entered;
+        status
+    };
+    assert_eq!(scrape(&[drains(1)]).await[0], (Some(1.0), Some(1.0)));
+    assert_eq!(scrape(&[]).await, gone, "once, though it was seen to drain");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn spans_reach_a_collector_as_one_tree() {
     let collector = Collector::start(true).await;

@@ -27,6 +27,8 @@ pub(super) struct KnownReplicas(HashMap<ReplicaKey, Known>);
 struct Known {
     /// When it was last part of the fleet.
     last: Stamp,
+    /// Its state then; of one that is gone, that.
+    state: ReplicaState,
     /// Cold starts that were observed.
     cold_starts: u64,
     /// Revision and zone as labels.
@@ -45,7 +47,7 @@ impl KnownReplicas {
             let key = (Arc::clone(&status.pool), Arc::clone(&status.replica));
             set(&families.replicas, &key, Some(status));
             let known = self.0.entry(key).or_default();
-            known.last = now;
+            (known.last, known.state) = (now, status.state);
             known.observe(families, status);
         }
         let mut gone = Vec::new();
@@ -60,6 +62,7 @@ impl KnownReplicas {
                 return false;
             }
             set(&families.replicas, key, None);
+            known.leave(&families.replicas, key);
             true
         });
         gone
@@ -72,6 +75,17 @@ impl KnownReplicas {
 }
 
 impl Known {
+    /// Counts once that it is gone; one without streams was not seen to drain.
+    fn leave(&mut self, families: &Replicas, (pool, replica): &ReplicaKey) {
+        let passed = match self.state {
+            ReplicaState::Gone => return,
+            ReplicaState::Draining => &[ReplicaState::Gone][..],
+            _ => &[ReplicaState::Draining, ReplicaState::Gone],
+        };
+        passed.iter().for_each(|state| families.state_changes.inc([pool, replica, state.as_str()]));
+        self.state = ReplicaState::Gone;
+    }
+
     /// Observes the cold starts since the last page, and sets the facts of the replica.
     fn observe(&mut self, families: &Families, status: &ReplicaStatus) {
         let (life, pool, replica) = (&status.life, &*status.pool, &*status.replica);
