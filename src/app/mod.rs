@@ -271,6 +271,11 @@ impl App {
         self.fleet.retire();
         self.tracker.close();
         if tokio::time::timeout(grace, self.tracker.wait()).await.is_err() {
+            let left = self.gateway.requests.load(Ordering::Relaxed);
+            if left > 0 {
+                tracing::warn!(left, "closing every connection: ending what still runs");
+            }
+            self.gateway.observer.cut_off();
             self.cut_off.cancel();
             // Dropping takes no time, but the records of what was cut are to be counted.
             let _ = tokio::time::timeout(DROP_GRACE, self.tracker.wait()).await;

@@ -35,6 +35,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -59,6 +60,7 @@ use self::spans::{Seen, Spans};
 use self::windows::{WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::{self, Config};
+use crate::error::Failure;
 use crate::fleet::status::FleetView;
 use crate::record::{FirstToken, Gaps, Record};
 use crate::request::trace_context::{Trace, trace_of};
@@ -155,6 +157,8 @@ pub struct Observer {
     taps: Arc<[Arc<dyn Tap>]>,
     clock: Clock,
     stop: CancellationToken,
+    /// The gateway ends what still runs.
+    is_cut_off: AtomicBool,
 }
 
 impl Observer {
@@ -228,7 +232,21 @@ impl Observer {
             taps: Arc::default(),
             clock,
             stop,
+            is_cut_off: AtomicBool::new(false),
         })
+    }
+
+    /// From now on the gateway ends what still runs: a request that ends without a result was not left by its client.
+    pub fn cut_off(&self) {
+        self.is_cut_off.store(true, Ordering::Relaxed);
+    }
+
+    /// Why a request is dropped here and now, where its client did not leave.
+    fn ended_by(&self) -> Option<Failure> {
+        if std::thread::panicking() {
+            return Some(Failure::Internal);
+        }
+        self.is_cut_off.load(Ordering::Relaxed).then_some(Failure::DrainCut)
     }
 
     /// Writes the access log as the process' log is written: for a process that has one.

@@ -155,6 +155,14 @@ impl RecordGuard {
         (record.outcome, record.error) = (outcome, error);
     }
 
+    /// The rest of an answer whose end is settled was not taken.
+    pub fn not_taken(&mut self) {
+        match self.observer.ended_by() {
+            Some(failure) => self.cut_short(Outcome::of(&failure), Some(failure.code())),
+            None => self.cut_short(Outcome::Canceled, None),
+        }
+    }
+
     /// Sets a failure as the end of the request; only the first end has effect.
     pub fn fail(&mut self, failure: &Failure) {
         self.settle(Outcome::of(failure), Some(failure.code()));
@@ -174,13 +182,12 @@ impl Drop for RecordGuard {
         if let Some(ways) = record.ways.as_ref().filter(|ways| ways.is_apart) {
             record.tokens.cached = ways.cached;
         }
-        let has_panicked = !self.is_settled && std::thread::panicking();
-        if has_panicked {
-            record.outcome = Outcome::Failed;
-            record.error = Some(Failure::Internal.code());
+        let ended_by = (!self.is_settled).then(|| self.observer.ended_by()).flatten();
+        if let Some(failure) = &ended_by {
+            (record.outcome, record.error) = (Outcome::of(failure), Some(failure.code()));
         }
         if !self.has_head && !self.is_settled {
-            record.status = if has_panicked { Failure::Internal.status().as_u16() } else { 499 };
+            record.status = ended_by.map_or(499, |failure| failure.status().as_u16());
         }
         if let Some(end) = self.copy.take() {
             if record.outcome == Outcome::Canceled { end.left.cancel() } else { end.over.cancel() }

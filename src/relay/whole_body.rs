@@ -9,7 +9,6 @@ use bytes::Bytes;
 
 use super::watch::StreamWatch;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::Outcome;
 
 /// The body of an answer of ours, or of a unary answer that was read whole.
 #[derive(Debug)]
@@ -77,7 +76,7 @@ impl Drop for WholeBody {
         let has_left = self.has_begun && !self.rest.is_empty();
         match watch.expiry() {
             Some(expiry) => guard.cut_short(expiry.outcome(), Some(expiry.code())),
-            None if has_left => guard.cut_short(Outcome::Canceled, None),
+            None if has_left => guard.not_taken(),
             None => {}
         }
     }

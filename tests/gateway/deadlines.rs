@@ -398,6 +398,39 @@ async fn streams_that_outlive_the_drain_end_with_an_error_event() {
 }
 
 #[tokio::test]
+async fn what_a_second_signal_cuts_was_cut_by_the_gateway_and_not_by_its_client() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.always(wire::begun_then("x", [Step::Hang]));
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+    replica.always(vec![Step::Hang]);
+    let mut waiting = gateway.client().await;
+    waiting.post(PATH, &[], UNARY.as_bytes()).await;
+    replica.got(2).await;
+    let mut gone = gateway.client().await;
+    gone.post(PATH, &[], UNARY.as_bytes()).await;
+    replica.got(3).await;
+    drop(gone);
+    replica.abandoned(1).await;
+
+    gateway.app.begin_drain();
+    soon("the end", gateway.app.stop(Duration::ZERO)).await;
+    gateway.idle().await;
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let ends = page.lines().filter(|line| line.starts_with("tokenway_requests_total{"));
+    let ends: Vec<_> = ends.filter(|line| line.ends_with(" 1")).collect();
+    let count = |code: &str, outcome: &str| {
+        let parts = [format!("code=\"{code}\""), format!("outcome=\"{outcome}\"")];
+        ends.iter().filter(|line| parts.iter().all(|part| line.contains(part))).count()
+    };
+    let counted =
+        [("200", "failed"), ("503", "failed"), ("499", "canceled")].map(|(code, end)| count(code, end));
+    assert_eq!((counted, ends.len()), ([1, 1, 1], 3), "{ends:#?}");
+}
+
+#[tokio::test]
 async fn a_client_that_stops_in_its_body_is_408_and_reaches_nobody() {
     let replica = Replica::start().await;
     let gateway = Gateway::start(timeouts(&replica, |t| t.client_stall = SHORT)).await;
