@@ -709,6 +709,35 @@ fn tls_files_are_looked_at() {
 }
 
 #[test]
+fn a_certificate_and_a_key_that_do_not_belong_together_are_found_with_their_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gateway.toml");
+    for name in ["one", "two"] {
+        let pair = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+        std::fs::write(directory.path().join(format!("{name}.pem")), pair.cert.pem()).unwrap();
+        std::fs::write(directory.path().join(format!("{name}.key")), pair.signing_key.serialize_pem())
+            .unwrap();
+    }
+    let loaded = |of_server: &str, of_pool: &str| {
+        let files = |key: &str| format!("tls = {{ cert = \"one.pem\", key = \"{key}\" }}\n");
+        let text = format!(
+            "[server]\n{}[[pool]]\nname = \"p\"\nreplicas = [\"https://gpu-1:8000\"]\n{}[[route]]\nmodel = \"*\"\npools = [\"p\"]\n",
+            files(of_server),
+            files(of_pool)
+        );
+        std::fs::write(&file, text).unwrap();
+        load(&Source::File(file.clone()), &Overrides::default(), &no_env).map_err(|error| error.to_string())
+    };
+    assert!(loaded("one.key", "one.key").is_ok());
+    for (of_server, of_pool, place) in [("two.key", "one.key", "2:33"), ("one.key", "two.key", "6:33")] {
+        let found = loaded(of_server, of_pool).unwrap_err();
+        let expected = [format!("gateway.toml:{place}: "), "one.pem".to_owned(), "two.key".to_owned()];
+        assert!(expected.iter().all(|part| found.contains(part)), "{found}");
+        assert!(found.contains("do not belong together"), "{found}");
+    }
+}
+
+#[test]
 fn a_reload_keeps_what_needs_a_restart_and_says_so() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gateway.toml");

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 
 use super::Secret;
 use super::check::codec::{List, Own, SECRET, Switch};
-use super::check::pem::{self, holds_certificate, holds_key, pem_file};
+use super::check::pem::{self, holds_certificate, pem_file, pem_pair};
 use super::check::secret;
 use super::check::section::{Item, Section};
 use super::check::values::{
@@ -152,8 +152,7 @@ impl Server {
 
 fn tls(item: &Item<'_>) -> Option<Tls> {
     let section = item.section("server.tls")?;
-    let cert = pem_file(&section, "cert", holds_certificate);
-    let key = pem_file(&section, "key", holds_key);
+    let (cert, key) = pem_pair(&section);
     for required in ["cert", "key"] {
         section.expect(required, pem::HINT);
     }

@@ -1,11 +1,14 @@
 //! PEM files, opened here so that a missing or empty one is reported with its line and not at the first connection.
 //!
-//! The certificates' own meaning is the listener's.
+//! Whether a certificate is valid is the listener's affair, and its clients'.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use rustls::Error;
+use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
 
 use super::section::Section;
 use crate::whole_file;
@@ -31,6 +34,35 @@ pub(in crate::config) fn pem_file(
     Some(path)
 }
 
+/// Files of a certificate and its key, each looked at alone and then both together.
+pub(in crate::config) fn pem_pair(section: &Section<'_>) -> (Option<PathBuf>, Option<PathBuf>) {
+    let cert = pem_file(section, "cert", holds_certificate);
+    let key = pem_file(section, "key", holds_key);
+    if let (Some(cert), Some(key), Some(item)) = (&cert, &key, section.get("key"))
+        && let Some(error) = mismatch(cert, key)
+    {
+        let (cert, key) = (cert.display(), key.display());
+        match error {
+            Error::InconsistentKeys(_) => {
+                item.fault(format!("{key} is not the key of {cert}: they do not belong together"), PAIR_HINT);
+            }
+            other => item.fault(format!("{cert} with {key} cannot be used: {other}"), PAIR_HINT),
+        }
+    }
+    (cert, key)
+}
+
+/// Why TLS refuses the pair; `None` also for a file that has a fault of its own.
+fn mismatch(cert: &Path, key: &Path) -> Option<Error> {
+    let (cert, key) = (whole_file::read(cert).ok()?, whole_file::read(key).ok()?);
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(&cert).collect::<Result<_, _>>().ok()?;
+    let key = PrivateKeyDer::from_pem_slice(&key).ok()?;
+    if chain.is_empty() {
+        return None;
+    }
+    CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider()).err()
+}
+
 /// Whether a PEM file holds a certificate.
 pub(in crate::config) fn holds_certificate(pem: &[u8]) -> Result<(), String> {
     match CertificateDer::pem_slice_iter(pem).next() {
@@ -40,12 +72,14 @@ pub(in crate::config) fn holds_certificate(pem: &[u8]) -> Result<(), String> {
 }
 
 /// Whether a PEM file holds a private key.
-pub(in crate::config) fn holds_key(pem: &[u8]) -> Result<(), String> {
+fn holds_key(pem: &[u8]) -> Result<(), String> {
     match PrivateKeyDer::from_pem_slice(pem) {
         Ok(_) => Ok(()),
         Err(_) => Err("holds no private key in PEM form".to_owned()),
     }
 }
 
+const PAIR_HINT: &str =
+    "name the private key that this certificate was issued for; where both were renewed, replace both files";
 /// How PEM files are named.
 pub(in crate::config) const HINT: &str = "name PEM files, relative to the configuration file: tls = { cert = \"server.pem\", key = \"server.key\" }";

@@ -15,7 +15,7 @@ use crate::config::{
 
 use super::codec::Own;
 use super::dcgm::dcgm;
-use super::pem::{holds_certificate, holds_key, pem_file};
+use super::pem::{holds_certificate, pem_file, pem_pair};
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::{ENDPOINT, NAME};
@@ -146,8 +146,7 @@ pub(in crate::config) const TLS: Own<PoolTls> = Own {
 
 fn tls(item: &Item<'_>) -> Option<PoolTls> {
     let section = item.section("pool.tls")?;
-    let cert = pem_file(&section, "cert", holds_certificate);
-    let key = pem_file(&section, "key", holds_key);
+    let (cert, key) = pem_pair(&section);
     for (present, missing) in [(&cert, "key"), (&key, "cert")] {
         if present.is_some() && section.get(missing).is_none() {
             section.fault(format!("pool.tls has no \"{missing}\""), POOL_TLS_HINT);
