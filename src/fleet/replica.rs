@@ -104,6 +104,8 @@ impl Replica {
     pub(crate) fn why_unready(&self) -> String {
         let reason = match (self.state(), self.life.held_for()) {
             (ReplicaState::Ready, held) => held.unwrap_or("ready").into(),
+            // The last probe was answered, which is no reason to refuse.
+            (ReplicaState::Warming, _) => "warming up".into(),
             _ => self.reason(),
         };
         let tries = match self.own.misses.load(Ordering::Relaxed) {

@@ -354,3 +354,24 @@ async fn figures_of_a_replica_s_gpus_are_shown_where_an_exporter_tells_them_and_
     ask(&gateway, 10).await;
     assert_eq!((told.count(), untold.count()), (5, 5), "nothing is routed by them");
 }
+
+#[tokio::test]
+async fn a_client_learns_that_the_only_replica_warms_up() {
+    let replica = Replica::start().await;
+    let mut config = with_warm_up(&[&replica]);
+    config.pools[0].warmup.timeout = Duration::from_secs(600);
+    replica.probes(Probes::Scripted);
+    replica.answers(|request| match request.line() {
+        line if line.starts_with("GET") => wire::json(200, r#"{"object":"list","data":[{"id":"tiny"}]}"#),
+        _ if request.text().contains("\"max_tokens\":4") => vec![Step::Hang],
+        _ => wire::json(
+            200,
+            r#"{"choices":[{"index":0,"text":"a","message":{"role":"assistant","content":"a"}}]}"#,
+        ),
+    });
+    let gateway = Gateway::start_unready(config);
+    until("it warms up", || gateway.state_of(&replica) == ReplicaState::Warming).await;
+    let reply = gateway.post("/v1/chat/completions", CHAT).await;
+    let reason = format!("http://{}: warming up", replica.name());
+    assert!(reply.status() == 503 && reply.text().contains(&reason), "{}", reply.text());
+}
