@@ -755,6 +755,11 @@ fn a_reload_keeps_what_needs_a_restart_and_says_so() {
     assert_eq!(new.config.server.body_memory, old.server.body_memory);
     assert_eq!(new.config.server.listen, old.server.listen);
     assert_eq!(new.config.server.body_limit, 1 << 20);
+    // State is kept by the admin port's number, and stays where it is with that.
+    std::fs::write(&file, with_pool("[admin]\nlisten = \"127.0.0.1:7\"\n")).unwrap();
+    let new = reload(&source, &Overrides::default(), &no_env, &old).unwrap();
+    assert_eq!(new.warnings, [kept("admin.listen")]);
+    assert_eq!(format!("{:?}", new.config), format!("{old:?}"), "nothing else is in force");
     std::fs::write(&file, "[[pool]]\n").unwrap();
     let error = reload(&source, &Overrides::default(), &no_env, &old).unwrap_err().to_string();
     assert!(error.contains("gateway.toml:1:1: "), "{error}");

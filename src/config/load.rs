@@ -3,6 +3,7 @@
 //! A list of URLs is turned into the file that a person would have written for it, so that both have the same
 //! defaults and the same checks.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -70,6 +71,29 @@ pub fn load_with_warnings(
     overrides: &Overrides,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Checked, ConfigError> {
+    let mut checked = read_and_check(source, overrides, env)?;
+    let admin = checked.config.admin.listen;
+    settle_places(&mut checked.config, admin, source, env);
+    Ok(checked)
+}
+
+/// Like [`load`], for a gateway whose admin port is open at `admin`, whatever address is configured now.
+pub(super) fn load_at(
+    admin: SocketAddr,
+    source: &Source,
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, ConfigError> {
+    let mut config = read_and_check(source, overrides, env)?.config;
+    settle_places(&mut config, admin, source, env);
+    Ok(config)
+}
+
+fn read_and_check(
+    source: &Source,
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Checked, ConfigError> {
     let mut checked = match source {
         Source::File(path) => {
             let text = read(path)?;
@@ -78,14 +102,22 @@ pub fn load_with_warnings(
         Source::Upstreams(endpoints) => check_with("--upstream", &file_of(endpoints)?, env, overrides)?,
     };
     apply(overrides, env, &mut checked.config)?;
+    Ok(checked)
+}
+
+/// Where state is kept by default.
+fn settle_places(
+    config: &mut Config,
+    admin: SocketAddr,
+    source: &Source,
+    env: &dyn Fn(&str) -> Option<String>,
+) {
     let file = match source {
         Source::File(path) => Some(path.as_path()),
         Source::Upstreams(_) => None,
     };
-    let config = &mut checked.config;
-    config.drift.state = config.drift.state.clone().settled(config.admin.listen, file, env);
-    config.state = StatePlace::of(config.admin.listen, file, env);
-    Ok(checked)
+    config.drift.state = config.drift.state.clone().settled(admin, file, env);
+    config.state = StatePlace::of(admin, file, env);
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {

@@ -5,7 +5,7 @@
 //! API, are the application's.
 
 use super::declare::{Declared, Fixed};
-use super::load::{ConfigError, Source, load};
+use super::load::{ConfigError, Source, load_at};
 use super::{Config, Overrides};
 
 /// A configuration that replaces a running one.
@@ -20,14 +20,14 @@ pub struct Reloaded {
 /// Loads the configuration again; nothing changes where it is wrong.
 ///
 /// # Errors
-/// As [`load`].
+/// As [`load`](super::load::load).
 pub fn reload(
     source: &Source,
     overrides: &Overrides,
     env: &dyn Fn(&str) -> Option<String>,
     old: &Config,
 ) -> Result<Reloaded, ConfigError> {
-    let mut config = load(source, overrides, env)?;
+    let mut config = load_at(old.admin.listen, source, overrides, env)?;
     let warnings = keep_fixed(&mut config, old);
     Ok(Reloaded { config, warnings })
 }
