@@ -39,7 +39,7 @@ pub(super) fn place(
         return None;
     }
     let open = route.standbys.iter().copied().find(|at| is_open(*at))?;
-    if !past.overflows && (0..route.pools.len()).any(|at| route.is_in_turn(at) && is_open(at)) {
+    if !past.overflows && (0..route.pools.len()).any(|at| route.wheel.may_use(at) && is_open(at)) {
         return route.standby.down.is_on(now, DWELL).then_some(open);
     }
     // What one request has tried is no evidence about the pool.
@@ -77,11 +77,6 @@ impl RouteState {
         if self.standbys.iter().any(is_it) {
             gateway.observer.metrics().families.routes.standby.inc([&self.config.name, &pool.name, reason]);
         }
-    }
-
-    /// Whether a pool is one of those that share the route's traffic.
-    fn is_in_turn(&self, at: usize) -> bool {
-        self.wheel.uses(at) || self.pools.get(at).is_some_and(|(_, weight)| *weight > 0)
     }
 }
 

@@ -262,7 +262,7 @@ impl RouteState {
 
     /// Whether a pool gets requests, always or while others cannot.
     fn serves(&self, place: usize) -> bool {
-        self.wheel.uses(place) || self.standbys.contains(&place)
+        self.wheel.may_use(place) || self.standbys.contains(&place)
     }
 
     /// Whether a request is answered now, or after the cold start of a pool that may scale to zero.

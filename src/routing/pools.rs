@@ -77,6 +77,22 @@ impl PoolWheel {
         self.shares().any(|(pool, weight)| pool == place && weight > 0)
     }
 
+    /// Whether a pool may get requests: as things are, or while those that do cannot take them.
+    #[must_use]
+    pub fn may_use(&self, place: usize) -> bool {
+        self.uses(place) || self.fallbacks().any(|pool| pool == place)
+    }
+
+    /// The pools that serve while a promoted canary is down: what it replaced is better than an error, for as long as it is there.
+    fn fallbacks(&self) -> impl Iterator<Item = usize> {
+        let is_promoted = self.canary.as_ref().is_some_and(|(_, share)| share.get() == WHOLE);
+        self.weights
+            .iter()
+            .enumerate()
+            .filter(move |(_, weight)| **weight > 0 && is_promoted)
+            .map(|(pool, _)| pool)
+    }
+
     /// Weights with the canary's share applied.
     fn shares(&self) -> impl Iterator<Item = (usize, u64)> {
         let canary = self.canary.as_ref().map(|(place, share)| (*place, u64::from(share.get())));
@@ -98,13 +114,7 @@ impl PoolWheel {
             Some(key) => by_session(key, open()),
             None => by_turn(self.turn.fetch_add(GOLDEN, Ordering::Relaxed), open),
         };
-        // A promoted canary that is down: what it replaced is better than an error, for as long as it is there.
-        let is_promoted = || self.canary.as_ref().is_some_and(|(_, share)| share.get() == WHOLE);
-        chosen.or_else(|| {
-            let mut left =
-                self.weights.iter().enumerate().filter(|(_, weight)| **weight > 0 && is_promoted());
-            left.find(|(pool, _)| is_available(*pool)).map(|(pool, _)| pool)
-        })
+        chosen.or_else(|| self.fallbacks().find(|pool| is_available(*pool)))
     }
 }
 
@@ -191,8 +201,13 @@ mod tests {
         share.set(10_000);
         assert_eq!(counts(&wheel, 100, |_| None), [0, 0, 100]);
         assert_eq!(wheel.choose(None, |pool| pool != 2), Some(0), "what it replaced takes over");
+        assert_eq!(
+            [0, 1, 2].map(|pool| (wheel.uses(pool), wheel.may_use(pool))),
+            [(false, true), (false, true), (true, true)]
+        );
         share.set(0);
         assert_eq!(wheel.choose(None, |pool| pool == 2), None);
+        assert!(!wheel.may_use(2));
     }
 
     #[test]

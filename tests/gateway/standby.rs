@@ -1,11 +1,17 @@
 //! Where requests go that no pool of their route can take: to its standby pool, or to the route that it degrades to.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::replica::Replica;
-use crate::support::{Gateway, config, soon, until, wire};
+use crate::support::{Gateway, config, observer, soon, until, wire};
+use tokenway::app::App;
+use tokenway::app::foundation::Foundation;
+use tokenway::clock::Clock;
+use tokenway::config::check::check_str;
 use tokenway::config::{Degrade, PolicyName, QueueLimits, Slo, TtftBound, WeightedPool};
 use tokenway::fleet::status::ReplicaState;
+use tokio::runtime::Handle;
 
 const PATH: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -97,5 +103,38 @@ async fn a_route_without_a_replica_degrades_as_well() {
         let reply = gateway.post(PATH, BODY).await;
         assert_eq!(reply.status(), 200, "{}", reply.text());
         assert_eq!(reply.head.header("x-tokenway-degraded-from"), Some("tiny"));
+    }
+}
+
+#[tokio::test]
+async fn a_promoted_canary_that_is_down_leaves_the_gateway_ready_while_its_baseline_serves() {
+    let (baseline, canary) = (Replica::start().await, Replica::start().await);
+    let text = "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"new\"\n\
+        replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"old\"]\n[route.canary]\npool = \"new\"\n\
+        steps = [{ weight = 10, soak = \"1h\" }]\n";
+    let mut config = config::of(&[&baseline]);
+    config.pools.push(config::pool("new", &[&canary]));
+    config.routes[0].canary.clone_from(&check_str("f.toml", text, &|_| None).unwrap().routes[0].canary);
+    config.routes[0].pools.push(WeightedPool { pool: 1, weight: 0 });
+    let clock = Clock::start();
+    let observer = observer(&config, clock, None);
+    let foundation = Foundation::lay(Arc::new(config), clock, Handle::current()).unwrap();
+    foundation.carried_over.canaries.of(&"*".into(), &"new".into()).set(10_000);
+    let gateway = Gateway { app: Arc::new(App::on(foundation, observer)) };
+    gateway.ready().await;
+    // Without a connection that is still open to the replica that goes.
+    canary.stop_listening().await;
+    assert_eq!(answered_by(&gateway).await, "default", "the documented fallback");
+    until("the canary is left", || gateway.state_of(&canary) == ReplicaState::Unreachable).await;
+    assert_eq!(answered_by(&gateway).await, "default");
+    assert_eq!(gateway.call("GET", "/health").await.status(), 200);
+    baseline.stop_listening().await;
+    baseline.always(vec![crate::support::replica::Step::Close]);
+    assert_ne!(gateway.post(PATH, BODY).await.status(), 200);
+    until("both are left", || gateway.state_of(&baseline) == ReplicaState::Unreachable).await;
+    assert_eq!(gateway.call("GET", "/health").await.status(), 503);
+    let refused = gateway.post(PATH, BODY).await;
+    for replica in [&canary, &baseline] {
+        assert!(refused.text().contains(&replica.name()), "{}", refused.text());
     }
 }
