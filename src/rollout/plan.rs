@@ -148,17 +148,19 @@ impl Plan {
     }
 
     fn place(&self, canary: &Canary) -> String {
-        format!("step {} of {}", self.step + 1, canary.steps.len())
+        format!("{PLACE}{} of {}", self.step + 1, canary.steps.len())
     }
 
     /// Takes other steps: one that is past the last of them keeps to that, and soaks again.
     pub fn resteps(&mut self, canary: &Canary) {
         let last = canary.steps.len().saturating_sub(1);
-        if self.step > last && self.state != RolloutState::Promoted {
+        let is_past = self.step > last && self.state != RolloutState::Promoted;
+        if is_past {
             (self.step, self.soaked, self.answers) = (last, 0.0, 0);
-            if self.state == RolloutState::Running {
-                self.reason = self.place(canary);
-            }
+        }
+        // The number of steps is part of it; an operator's word stays.
+        if self.state == RolloutState::Running && (is_past || self.reason.starts_with(PLACE)) {
+            self.reason = self.place(canary);
         }
     }
 
@@ -254,6 +256,8 @@ impl Plan {
 const MAX_SOAKS: f64 = 4.0;
 const ALL_STEPS: &str = "all steps held";
 const SHADOW: &str = "shadow: copies of requests";
+/// How the reason of one that runs begins.
+const PLACE: &str = "step ";
 
 #[cfg(test)]
 mod tests {
@@ -363,6 +367,22 @@ mod tests {
         plan.resteps(&after);
         assert_eq!((plan.state, plan.share(&after), plan.soaked), (RolloutState::Running, 1000, 0.0));
         assert!(!plan.soak(&after, Duration::from_secs(1), None));
+    }
+
+    #[test]
+    fn its_place_among_the_steps_is_that_of_the_configuration_in_force() {
+        let (before, mut after) = (canary(""), canary(""));
+        let mut plan = Plan { answers: 10, ..Plan::new(&before) };
+        assert!(plan.soak(&before, Duration::from_secs(60), None));
+        let of = before.steps.len();
+        assert_eq!(plan.reason, format!("step 2 of {of}"));
+        after.steps.push(after.steps[0]);
+        plan.resteps(&after);
+        assert_eq!(plan.reason, format!("step 2 of {}", of + 1));
+        plan.act(Action::Pause).unwrap();
+        plan.act(Action::Resume).unwrap();
+        plan.resteps(&before);
+        assert_eq!(plan.reason, "resumed by hand");
     }
 
     #[test]
