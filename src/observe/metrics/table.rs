@@ -115,8 +115,8 @@ families! {
                 "Time to first token, by the replica that answered.";
             histogram(token) itl "tokenway_replica_inter_token_latency_seconds" []
                 "Inter-token latency, by the replica that answered.";
-            counter requests "tokenway_replica_requests_total" [outcome = &["ok", "failed"]]
-                "Attempts at the replica, by how they ended; one that was tried again elsewhere has failed.";
+            counter requests "tokenway_replica_requests_total" [outcome = &["ok", "failed", "canceled", "client_error"]]
+                "Attempts at the replica, by how they ended; one tried again elsewhere has failed.";
             counter empty_answers "tokenway_replica_empty_answers_total" []
                 "Answers of the replica that were whole and had no text, though the model ended them.";
             gauge inflight "tokenway_replica_inflight" []
