@@ -229,10 +229,9 @@ mod tests {
             };
             in_time(Duration::from_secs(5), answer)
         };
-        let waits = tokio::spawn(asked(Duration::from_secs(20)));
-        tokio::task::yield_now().await;
-        tokio::time::advance(Duration::from_secs(17)).await;
-        assert!(waits.await.unwrap().is_ok(), "three seconds of the five are over");
+        let (waits, ()) =
+            tokio::join!(asked(Duration::from_secs(20)), tokio::time::advance(Duration::from_secs(17)));
+        assert!(waits.is_ok(), "three seconds of the five are over");
         assert!(matches!(asked(Duration::from_secs(20)).await, Err(CallError::Timeout)));
     }
 }

@@ -46,16 +46,21 @@ async fn ask(gateway: &Gateway, is_stream: bool) -> Reply {
     reply
 }
 
+fn wall_now(gateway: &Gateway) -> SystemTime {
+    let clock = gateway.app.gateway.clock;
+    clock.wall(clock.now())
+}
+
 /// Of the tenant's budget.
 fn charged(gateway: &Gateway) -> Amounts {
-    let now = gateway.app.gateway.clock.wall(gateway.app.gateway.clock.now());
+    let now = wall_now(gateway);
     let mut ledgers = gateway.app.gateway.tenants.ledgers(now).tenants;
     ledgers.get_mut("a").map_or(Amounts::default(), |ledger| ledger.used(&budget(), now))
 }
 
 /// What `tokenway usage` has.
 fn billed(gateway: &Gateway) -> Used {
-    let until = SystemTime::now() + Duration::from_secs(3600);
+    let until = wall_now(gateway) + Duration::from_secs(3600);
     let usage = &gateway.app.gateway.observer.metrics().usage;
     let (sums, _) = usage.sum(SystemTime::UNIX_EPOCH, until, |_, payer| (0, payer.clone()));
     let mut total = Used::default();
@@ -163,6 +168,7 @@ async fn streams_without_usage_are_billed_by_what_budgets_count() {
     let gate = Gate::new();
     replica.next(wire::begun_then("x", [wire::event(wire::content("y")), Step::Wait(gate.clone())]));
     let mut client = asking(&gateway, true).await;
+    client.head().await;
     client.read_until("\"y\"").await;
     drop(client);
     gateway.idle().await;

@@ -147,7 +147,7 @@ async fn a_secret_in_pieces_is_left_out_of_every_stream_also_of_one_that_is_not_
     let form = "--B\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n--B--\r\n";
     let (json, form_kind, sse) = ("application/json", "multipart/form-data; boundary=B", "text/event-stream");
     let stored = r#"{"model":"tiny","input":"x","store":true}"#;
-    let of = |event: &dyn Fn(&str) -> String| ["card 41111", "111111", "11111 end"].map(|text| event(text));
+    let of = |event: &dyn Fn(&str) -> String| ["card 41111", "111111", "11111 end"].map(event);
     let mut chat = of(&|text| wire::content(text)).to_vec();
     chat.extend([wire::FINISH.to_owned(), wire::DONE.to_owned()]);
     let deltas =

@@ -87,11 +87,12 @@ async fn tokens_and_engine_seconds_are_counted_by_tenant_and_model() {
         sent(&gateway, &replica, "a", r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#)
             .await;
     }
-    replica.always(wire::chat_stream(&["x", "y"]));
+    let events = [wire::ROLE, &wire::content("x"), wire::FINISH, wire::USAGE, wire::DONE];
+    replica.always(wire::stream(events));
     sent(&gateway, &replica, "a", r#"{"model":"tiny","stream":true,"messages":[]}"#).await;
     gateway.idle().await;
     let page = gateway.app.gateway.observer.metrics().render(&[]);
-    for (kind, tokens) in [("input", 100), ("cached", 64), ("output", 6)] {
+    for (kind, tokens) in [("input", 109), ("cached", 64), ("output", 8)] {
         let series = format!(
             "tokenway_tenant_tokens_total{{kind=\"{kind}\",model=\"tiny\",route=\"*\",tenant=\"a\"}}"
         );

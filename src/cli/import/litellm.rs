@@ -178,8 +178,11 @@ fn json(yaml: &Yaml<'_>) -> Json {
         .unwrap_or_default()
 }
 
+/// Section and key.
+type Setting = (&'static str, &'static str);
+
 /// Settings of one meaning, of which the second wins.
-const TWINS: &[((&str, &str), (&str, &str))] = &[
+const TWINS: [(Setting, Setting); 2] = [
     (("litellm_settings", "request_timeout"), ("router_settings", "timeout")),
     (("litellm_settings", "num_retries"), ("router_settings", "num_retries")),
 ];

@@ -289,7 +289,7 @@ fn first_tokens_that_wait_for_ends_show_how_many_run_and_teach_no_slowness() {
         for round in 1..=rounds {
             let at = round * 1000;
             let mut next = LoadGuard::reserve(&load, placed(at, 100));
-            let mut oldest = running.pop_front().unwrap();
+            let oldest = running.pop_front().unwrap();
             oldest.progress(200, ms(at + ends));
             if ends < first_token {
                 drop(oldest);
