@@ -194,6 +194,11 @@ impl PoolState {
         }
     }
 
+    /// Whether it is another house's.
+    pub fn is_outside(&self) -> bool {
+        self.config.load().outside.is_some()
+    }
+
     /// Why none of its replicas takes requests, in a phrase for people.
     pub fn why_unready(&self) -> String {
         let replicas = self.replicas.load();
@@ -204,9 +209,9 @@ impl PoolState {
                 None => format!("pool {} has no replicas", self.name),
             };
         }
-        let is_outside = self.config.load().outside.is_some();
+        let is_outside = self.is_outside();
         let reason = |one: &Arc<Replica>| match one.is_ready() && is_outside {
-            true => format!("{}: at the limits of [pool.outside]", one.name()),
+            true => format!("{}: {AT_OUTSIDE_LIMITS}", one.name()),
             false => one.why_unready(),
         };
         let mut reasons: Vec<String> = replicas.iter().take(MAX_REASONS).map(reason).collect();
@@ -339,5 +344,7 @@ fn lists<'r>(replicas: impl Iterator<Item = &'r Arc<Replica>>) -> Vec<List> {
     replicas.map(|replica| replica.engine.models.load_full()).filter(|models| !models.is_empty()).collect()
 }
 
+/// Why a provider that is there gets no request.
+pub const AT_OUTSIDE_LIMITS: &str = "at the limits of [pool.outside]";
 /// Replicas of which an error message says why they take no requests.
 const MAX_REASONS: usize = 3;

@@ -11,6 +11,7 @@ use crate::clock::Stamp;
 use crate::config::Timeouts;
 use crate::error::{Failure, Timer};
 use crate::fleet::outside::OutsideDemand;
+use crate::fleet::pool::{AT_OUTSIDE_LIMITS, PoolState};
 use crate::fleet::replica::Replica;
 use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
@@ -130,12 +131,19 @@ impl Prepared {
         Failure::NoReadyReplica {
             route: Arc::clone(&self.route.config.name),
             detail: match &self.pinned {
-                _ if has_tenants => FOR_TENANTS.to_owned(),
+                _ if has_tenants => self.why_for_tenants().to_owned(),
                 Some(maker) => maker.why_unready(),
                 None => self.route.why_unready(),
             },
             retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),
         }
+    }
+
+    /// Without names of replicas.
+    fn why_for_tenants(&self) -> &'static str {
+        let is_at_limit = |pool: &PoolState| pool.is_outside() && pool.is_ready();
+        let is_any = self.route.pools.iter().any(|(pool, _)| is_at_limit(pool));
+        if is_any { AT_OUTSIDE_LIMITS } else { FOR_TENANTS }
     }
 
     /// Whether its carrier lets it go there.
