@@ -345,6 +345,6 @@ fn lists<'r>(replicas: impl Iterator<Item = &'r Arc<Replica>>) -> Vec<List> {
 }
 
 /// Why a provider that is there gets no request.
-pub const AT_OUTSIDE_LIMITS: &str = "at the limits of [pool.outside]";
+pub(crate) const AT_OUTSIDE_LIMITS: &str = "at the limits of [pool.outside]";
 /// Replicas of which an error message says why they take no requests.
 const MAX_REASONS: usize = 3;
