@@ -84,13 +84,13 @@ impl Observers {
         Ok(Self { observer: Arc::new(observer), drift, rollouts, scale })
     }
 
-    /// Writes and exports queued data, for at most about `limit`.
-    pub async fn shutdown(&self, limit: Duration) {
+    /// Writes and exports queued data, for at most about `limit`, and states that outlast the process, for at most `states`.
+    pub async fn shutdown(&self, limit: Duration, states: Duration) {
         self.scale.end();
         tokio::join!(
             self.observer.shutdown(limit),
-            service::end(&self.drift, limit),
-            rollouts::end(&self.rollouts, limit)
+            service::end(&self.drift, states),
+            rollouts::end(&self.rollouts, states)
         );
     }
 }

@@ -219,7 +219,7 @@ impl Running {
     pub async fn shutdown(&self, end: Shutdown, cut: impl Future<Output = ()>) {
         let orderly = async {
             self.app.drain_within(end.delay, end.grace).await;
-            self.close_rest(end.grace).await;
+            self.close_rest(end.grace, STATES_GRACE).await;
         };
         // Both arms are cancel-safe: an unfinished drain is finished below.
         let is_cut = tokio::select! {
@@ -228,13 +228,13 @@ impl Running {
         };
         if is_cut {
             self.app.stop(Duration::ZERO).await;
-            self.close_rest(CUT_GRACE).await;
+            self.close_rest(CUT_GRACE, CUT_GRACE).await;
         }
     }
 
-    /// What stands around the data path; each of two steps takes at most `grace`.
-    async fn close_rest(&self, grace: Duration) {
-        self.observers.shutdown(grace).await;
+    /// What stands around the data path; each of two steps takes at most `grace`, the writing of states at most `states`.
+    async fn close_rest(&self, grace: Duration, states: Duration) {
+        self.observers.shutdown(grace, states).await;
         self.stop_admin.cancel();
         self.tracker.close();
         let _ = tokio::time::timeout(grace, self.tracker.wait()).await;
@@ -340,6 +340,8 @@ async fn second_signal(signals: &mut mpsc::Receiver<Signal>) {
 
 /// As [`Shutdown::grace`], after a second signal.
 const CUT_GRACE: Duration = Duration::from_millis(50);
+/// A canary's hours are worth more than an exit within half a second, where the disk is slow.
+const STATES_GRACE: Duration = Duration::from_secs(5);
 const FOLLOW_WALL_EVERY: Duration = Duration::from_secs(10);
 const THREADS_GRACE: Duration = Duration::from_millis(20);
 

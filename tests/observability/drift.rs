@@ -441,7 +441,7 @@ async fn a_broken_state_is_moved_aside_and_findings_survive_a_restart() {
     let before = observers(&config);
     outage(&before.observer);
     until(|| !before.drift.board().read().active.is_empty()).await;
-    before.shutdown(Duration::from_secs(5)).await;
+    before.shutdown(Duration::from_secs(5), Duration::from_secs(5)).await;
     assert!(path.with_file_name("drift.json.corrupt").exists());
     let after = observers(&config);
     until(|| !after.drift.board().read().active.is_empty()).await;
