@@ -55,12 +55,18 @@ impl Outcome {
             | Failure::HookUnavailable
             | Failure::LocalResources
             | Failure::SuspectedPoison { .. } => Self::Refused,
-            // The time that it gave is over: it left, as far as the fleet is concerned.
-            Failure::ClientLeft | Failure::Timeout { timer: Timer::Asked, .. } => Self::Canceled,
-            Failure::Timeout { .. } | Failure::Replica(_) | Failure::DrainCut | Failure::Internal => {
-                Self::Failed
-            }
+            Failure::ClientLeft => Self::Canceled,
+            Failure::Timeout { timer, .. } => Self::of_timer(*timer),
+            Failure::Replica(_) | Failure::DrainCut | Failure::Internal => Self::Failed,
             _ => Self::ClientError,
+        }
+    }
+
+    /// The same of a deadline: a client that takes nothing, or whose own time is over, has left as far as the fleet is concerned.
+    pub fn of_timer(timer: Timer) -> Self {
+        match timer {
+            Timer::ClientStall | Timer::Asked => Self::Canceled,
+            _ => Self::Failed,
         }
     }
 }

@@ -243,8 +243,7 @@ impl RouteState {
     #[must_use]
     pub fn counts_only_beside_usage(&self) -> bool {
         // A provider's body is made from the client's own.
-        let own = |pool: &PoolState| pool.config().outside.is_none();
-        let mut pools = self.pools.iter().filter(|(pool, _)| own(pool));
+        let mut pools = self.pools.iter().filter(|(pool, _)| !pool.is_outside());
         pools.all(|(pool, _)| pool.config().engine.counts_only_beside_usage())
     }
 

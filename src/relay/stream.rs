@@ -322,10 +322,7 @@ impl StreamBody {
         if std::mem::replace(&mut self.is_settled, true) {
             return;
         }
-        let is_client = failure.timer() == Some(Timer::ClientStall);
-        self.client
-            .guard
-            .settle(if is_client { Outcome::Canceled } else { Outcome::of(failure) }, Some(failure.code()));
+        self.client.guard.fail(failure);
         self.blame(failure);
     }
 

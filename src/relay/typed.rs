@@ -97,9 +97,7 @@ fn response<'a>(
         state.next_sequence = number.saturating_add(u64::from(!is_withheld));
     }
     if kind.starts_with("response.") && kind.ends_with(".delta") {
-        let mut values = ContentValues::default();
-        values.add(event.delta);
-        return content(&values, emit);
+        return delta(event, emit);
     }
     let whole = || event.response.and_then(ResponseObject::read);
     match kind.as_ref() {
@@ -137,11 +135,7 @@ fn transcript<'a>(
     emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
     match kind.as_ref() {
-        "transcript.text.delta" => {
-            let mut values = ContentValues::default();
-            values.add(event.delta);
-            return content(&values, emit);
-        }
+        "transcript.text.delta" => return delta(event, emit),
         "transcript.text.done" => {
             state.answer.note_usage(event.usage);
             if event.usage.is_some() {
@@ -153,6 +147,13 @@ fn transcript<'a>(
         _ => emit(Event::Other),
     }
     None
+}
+
+/// Content that an event carries as its whole `delta`.
+fn delta<'a>(event: &TypedEvent<'a>, emit: &mut dyn FnMut(Event)) -> Option<PlainContent<'a>> {
+    let mut values = ContentValues::default();
+    values.add(event.delta);
+    content(&values, emit)
 }
 
 fn content<'a>(values: &ContentValues<'a>, emit: &mut dyn FnMut(Event)) -> Option<PlainContent<'a>> {

@@ -32,12 +32,12 @@ pub enum Expiry {
 }
 
 impl Expiry {
-    /// How a request ends that has to: a client that takes nothing is no failure.
+    /// How a request ends that has to.
     #[must_use]
     pub fn outcome(self) -> Outcome {
         match self {
-            Self::Deadline(Timer::ClientStall | Timer::Asked) => Outcome::Canceled,
-            _ => Outcome::Failed,
+            Self::Deadline(timer) => Outcome::of_timer(timer),
+            Self::ReplicaSilent | Self::DrainOver => Outcome::Failed,
         }
     }
 
