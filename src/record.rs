@@ -469,6 +469,12 @@ impl Record {
         self.served().map_or("none", |s| &s.revision)
     }
 
+    /// Whether its client is owed an answer with content.
+    #[must_use]
+    pub fn owes_answer(&self) -> bool {
+        self.dialect.owes_answer(&self.client.method)
+    }
+
     /// Time to first token: from the last request byte to the first content event; `None` without content.
     pub fn ttft(&self) -> Option<Duration> {
         Some(self.at.first_token?.since(self.at.read?))

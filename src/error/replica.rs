@@ -33,17 +33,17 @@ pub enum ReplicaFailure {
         /// It shuts down, as asked to.
         is_orderly: bool,
     },
-    /// The engine reported an error inside the stream.
-    #[error("replica {replica} reported an error inside the stream")]
+    /// The engine reported an error in a stream, or as the body of a success.
+    #[error("replica {replica} reported an error under status 200")]
     ErrorEvent { replica: Arc<str> },
     /// The replica responded with a status that speaks against it.
     #[error("replica {replica} answered {status}")]
     Status { replica: Arc<str>, status: u16 },
-    /// The replica answered a request for a stream with success, but neither with events nor with JSON.
+    /// The replica answered with a redirect, or with success and neither events nor JSON.
     #[error("replica {replica} answered {content_type} in place of a stream or JSON")]
     NotAnAnswer {
         replica: Arc<str>,
-        /// As the replica named it, cut.
+        /// As the replica named it, cut; else the status.
         content_type: Box<str>,
     },
     /// The replica answered a request for a stream whole, when the head of a stream was out (`server.heartbeat`).

@@ -23,7 +23,8 @@ use crate::clock::{Clock, Stamp};
 use crate::error::{Closed, Failure, ReplicaFailure, Timer};
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
-use crate::relay::usage::{self, AnswerFacts, EngineErrorKind};
+use crate::relay::usage::{self, AnswerFacts, EngineError, EngineErrorKind};
+use crate::relay::verdict;
 use crate::relay::watch::{Expiry, StreamWatch};
 use crate::request::arriving::ArrivingBody;
 use crate::request::body_memory::AnswerBudgets;
@@ -47,6 +48,8 @@ pub struct UpstreamAttempt {
     pub deadlines: Deadlines,
     /// Whether the client asked for a stream.
     pub is_stream: bool,
+    /// Whether its client is owed an answer with content.
+    pub owes_answer: bool,
     /// Whether it takes a connection that has been idle, which the engine may be about to close: a request's first attempt does, if
     /// it may be repeated.
     pub takes_idle: bool,
@@ -134,6 +137,14 @@ impl BufferedResponse {
     pub(super) fn take_facts(&mut self, dialect: Dialect) -> AnswerFacts {
         let known = self.facts.take();
         known.map_or_else(|| usage::of_unary(dialect, &self.body), |facts| *facts)
+    }
+
+    /// The error that its body reports under a status of success, where an answer is owed. An error is short: what is long and no text
+    /// of a model is not read for one.
+    pub(super) fn error_under_success(&self, dialect: Dialect, owes_answer: bool) -> Option<EngineError> {
+        let is_read = dialect.generates() || self.body.len() <= MAX_SHORT;
+        let may_be = owes_answer && is_read && self.head.status.is_success();
+        may_be.then(|| self.facts(dialect).error).flatten()
     }
 }
 
@@ -358,10 +369,36 @@ impl UpstreamAttempt {
                 is_orderly: true,
             }));
         }
-        match retriable(&answer, self.shape.dialect, &self.replica) {
+        match self.retriable(&answer) {
             Some(failure) => Err(AttemptError::Replica(failure, Some(answer))),
             None => Ok(UpstreamResponse::Buffered(answer)),
         }
+    }
+
+    /// The failure of a response that another replica should be tried for: 502, 503, 504, the message of an engine that is dead or
+    /// shutting down under 500 or a status of success, and what is no answer. Any other 500 and any other error is relayed.
+    fn retriable(&self, answer: &BufferedResponse) -> Option<ReplicaFailure> {
+        let (replica, status, dialect) = (self.replica.name(), answer.head.status, self.shape.dialect);
+        let error = match status {
+            StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
+                return Some(ReplicaFailure::Status { replica, status: status.as_u16() });
+            }
+            StatusCode::INTERNAL_SERVER_ERROR => answer.facts(dialect).error,
+            _ if self.owes_answer && verdict::is_no_answer(dialect, status, answer.body.is_empty()) => {
+                let content_type = match status {
+                    StatusCode::OK => "nothing".into(),
+                    other => other.to_string().into(),
+                };
+                return Some(ReplicaFailure::NotAnAnswer { replica, content_type });
+            }
+            _ => answer.error_under_success(dialect, self.owes_answer),
+        };
+        let is_orderly = match error?.kind {
+            EngineErrorKind::EngineDead => false,
+            EngineErrorKind::ShuttingDown => true,
+            EngineErrorKind::Other => return None,
+        };
+        Some(ReplicaFailure::EngineDown { replica, is_orderly })
     }
 }
 
@@ -371,13 +408,23 @@ impl UpstreamResponse {
     pub fn is_empty_answer(&self, dialect: Dialect) -> bool {
         match self {
             _ if !dialect.generates() || !self.status().is_success() => false,
-            Self::Buffered(answer) if answer.body.len() <= MAX_EMPTY => {
+            Self::Buffered(answer) if answer.body.len() <= MAX_SHORT => {
                 let facts = answer.facts(dialect);
                 !facts.has_content && facts.has_stopped() && facts.error.is_none()
             }
             Self::Stream { reader, .. } => reader.is_empty_answer(),
             Self::Buffered(_) | Self::Large { .. } => false,
         }
+    }
+
+    /// Whether it is an error by its status, or as a whole by its body.
+    #[must_use]
+    pub fn is_error(&self, dialect: Dialect, owes_answer: bool) -> bool {
+        let has_error = || match self {
+            Self::Buffered(answer) => answer.error_under_success(dialect, owes_answer).is_some(),
+            Self::Stream { .. } | Self::Large { .. } => false,
+        };
+        !self.status().is_success() || has_error()
     }
 
     /// HTTP status as the engine sent it.
@@ -435,33 +482,6 @@ fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: &Replica) -> Attemp
     }
 }
 
-/// The failure of a response that another replica should be tried for: 502, 503, 504, a 500 whose message is that of an
-/// engine that is dead or shutting down, and a 200 without content where JSON is due. Any other 500 is relayed.
-fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: &Replica) -> Option<ReplicaFailure> {
-    let of = || replica.name();
-    match answer.head.status {
-        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
-            Some(ReplicaFailure::Status { replica: of(), status: answer.head.status.as_u16() })
-        }
-        StatusCode::INTERNAL_SERVER_ERROR => {
-            let kind = answer.facts(dialect).error.as_ref().map(|error| error.kind);
-            match kind {
-                Some(EngineErrorKind::EngineDead) => {
-                    Some(ReplicaFailure::EngineDown { replica: of(), is_orderly: false })
-                }
-                Some(EngineErrorKind::ShuttingDown) => {
-                    Some(ReplicaFailure::EngineDown { replica: of(), is_orderly: true })
-                }
-                _ => None,
-            }
-        }
-        StatusCode::OK if answer.body.is_empty() && dialect.body_form() == BodyForm::Json => {
-            Some(ReplicaFailure::NotAnAnswer { replica: of(), content_type: "nothing".into() })
-        }
-        _ => None,
-    }
-}
-
 /// Whether the engine gave the request up at shutdown: vLLM then returns the truncated completion with 200.
 fn is_aborted(answer: &BufferedResponse, dialect: Dialect) -> bool {
     matches!(dialect, Dialect::Chat | Dialect::Completions)
@@ -484,7 +504,7 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
 
 /// How soon after a request its idle connection ends if the engine had closed it before: a round trip, also a far one.
 const CLOSING: Duration = Duration::from_millis(100);
-/// Bytes of a unary answer that may have no content: ids, usage and names take some.
-const MAX_EMPTY: usize = 4096;
+/// Bytes of a unary answer that may be an error, or have no content: ids, usage and names take some.
+const MAX_SHORT: usize = 4096;
 /// Characters of a foreign content type that an error message shows.
 const MAX_TYPE: usize = 64;

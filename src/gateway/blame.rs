@@ -1,7 +1,7 @@
 //! Whether an answer that is relayed as it is speaks against its replica.
 //!
-//! A server error does, and a full queue; a model that is missing there alone, and a key of ours that it refuses. Any other 4xx
-//! is the request's own. Pure but for the lists of models.
+//! A server error does, also one under a status of success, and a full queue; a model that is missing there alone, and a key of
+//! ours that it refuses. Any other 4xx is the request's own. Pure but for the lists of models.
 
 use http::StatusCode;
 
@@ -9,14 +9,19 @@ use super::attempt::BufferedResponse;
 use super::prepared::Prepared;
 use crate::error::ReplicaFailure;
 use crate::fleet::pick::Pick;
+use crate::record::Record;
 
 /// What the answer says against the replica; `None` where it is the request's own, or good.
 pub(super) fn of_answer(
     answer: &BufferedResponse,
     pick: &Pick,
     prepared: &Prepared,
+    record: &Record,
 ) -> Option<ReplicaFailure> {
     let status = answer.head.status;
+    if let Some(error) = answer.error_under_success(record.dialect, record.owes_answer()) {
+        return (!error.is_of_request()).then(|| ReplicaFailure::ErrorEvent { replica: pick.replica.name() });
+    }
     let is_bad = match status {
         StatusCode::NOT_IMPLEMENTED => false,
         StatusCode::TOO_MANY_REQUESTS => true,

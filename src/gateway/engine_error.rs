@@ -6,20 +6,19 @@
 use std::collections::HashSet;
 
 use super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
-use crate::record::cut;
+use crate::record::{Record, cut};
 use crate::relay::usage::{self, AnswerFacts};
-use crate::request::dialect::Dialect;
 use crate::request::pieces::Pieces;
 
 /// The words of an error that speaks against its engine; `None` where there are none.
 pub(super) fn of_result(
     result: &Result<UpstreamResponse, AttemptError>,
-    dialect: Dialect,
+    record: &Record,
     request: &Pieces,
 ) -> Option<Box<str>> {
     let words = match result {
         Ok(UpstreamResponse::Buffered(answer)) | Err(AttemptError::Replica(_, Some(answer))) => {
-            of_body(answer, dialect)?
+            of_body(answer, record)?
         }
         Ok(UpstreamResponse::Stream { reader, .. }) => {
             let AnswerFacts { message, .. } = &reader.scanner.state().answer;
@@ -31,11 +30,13 @@ pub(super) fn of_result(
     (!words.is_empty()).then(|| words.into())
 }
 
-fn of_body(answer: &BufferedResponse, dialect: Dialect) -> Option<Box<str>> {
-    let body = answer.body.get(..MAX_BODY.min(answer.body.len()))?;
+fn of_body(answer: &BufferedResponse, record: &Record) -> Option<Box<str>> {
+    let dialect = record.dialect;
     if !answer.head.status.is_server_error() {
-        return None;
+        answer.error_under_success(dialect, record.owes_answer())?;
+        return answer.facts(dialect).message.clone();
     }
+    let body = answer.body.get(..MAX_BODY.min(answer.body.len()))?;
     let message = usage::of_unary(dialect, body).message;
     let is_text = || body.first().is_some_and(u8::is_ascii_alphanumeric);
     message.or_else(|| is_text().then(|| String::from_utf8_lossy(body).into()))

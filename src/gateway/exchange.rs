@@ -376,9 +376,9 @@ impl Exchange {
     }
 
     /// What an answer that is good enough to relay says against its replica.
-    fn blamed(&self, (answer, active): &Answered) -> Option<ReplicaFailure> {
+    fn blamed(&mut self, (answer, active): &Answered) -> Option<ReplicaFailure> {
         let UpstreamResponse::Buffered(answer) = answer else { return None };
-        blame::of_answer(answer, &active.pick, &self.prepared)
+        blame::of_answer(answer, &active.pick, &self.prepared, self.guard.record())
     }
 
     /// Counts the failure. An error of a replica on trial is more likely the replica's than the request's, so another replica
@@ -521,8 +521,7 @@ impl Exchange {
         result: &Result<UpstreamResponse, AttemptError>,
         end: Stamp,
     ) -> record::Attempt {
-        let dialect = self.guard.record().dialect;
-        let engine_error = engine_error::of_result(result, dialect, &self.prepared.body);
+        let engine_error = engine_error::of_result(result, self.guard.record(), &self.prepared.body);
         if let (Some(words), Some(pick)) = (&engine_error, flight.pick()) {
             pick.replica.note_error(words, end);
         }

@@ -115,6 +115,7 @@ async fn race(
     let Some(pick) = second(gateway, outbound.prepared, &pool, &tried) else {
         return (None, Race::Alone(one.await));
     };
+    let owes_answer = outbound.identity.dialect.owes_answer(&outbound.incoming.parts.method);
     let mut flight = outbound.launch(pick, AttemptCause::Hedge);
     let race = {
         let mut two = pin!(flight.land());
@@ -126,7 +127,7 @@ async fn race(
                 Err(_) => Race::SecondAfter { first: landed, second: two.await },
             },
             landed = two.as_mut() => match &landed {
-                Ok(answer) if answer.status().is_success() => Race::Second(landed),
+                Ok(answer) if !answer.is_error(outbound.identity.dialect, owes_answer) => Race::Second(landed),
                 // An instant refusal is no answer to prefer.
                 _ => Race::FirstAfter { second: landed, first: one.await },
             },

@@ -124,6 +124,7 @@ impl Outbound<'_> {
             watch: Arc::clone(&watch),
             answer_memory: self.prepared.held.answer_budgets(),
             is_stream: self.prepared.is_stream,
+            owes_answer: self.identity.dialect.owes_answer(&self.incoming.parts.method),
             takes_idle: matches!(cause, AttemptCause::First | AttemptCause::Prefill)
                 && !self.prepared.is_sent_once,
             deadlines: self.deadlines,

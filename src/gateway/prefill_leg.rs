@@ -157,14 +157,14 @@ impl Request<'_> {
                 return Err(if has_time { Leg::Stays("prefill_late") } else { Leg::Failed(failure) });
             }
         };
-        if !answer.head.status.is_success() {
-            return Err(match blame::of_answer(&answer, &pick, self.prepared) {
-                Some(failure) => Leg::Broken(failure, pick),
-                // The decoding replica's own error is for the client.
-                None => Leg::Stays("prefill_refused"),
-            });
-        }
         let record = self.guard.record();
+        if let Some(failure) = blame::of_answer(&answer, &pick, self.prepared, record) {
+            return Err(Leg::Broken(failure, pick));
+        }
+        if !answer.head.status.is_success() {
+            // The decoding replica's own error is for the client.
+            return Err(Leg::Stays("prefill_refused"));
+        }
         let tokens = learn(&mut pick, &answer, record.dialect, now);
         if let Some(ways) = &mut record.ways {
             ways.cached = tokens.cached;

@@ -29,6 +29,7 @@ use crate::relay::migration::Migration;
 use crate::relay::pump::record_facts;
 use crate::relay::stream::StreamBody;
 use crate::relay::transcript::Transcript;
+use crate::relay::verdict;
 use crate::relay::whole_body::WholeBody;
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
@@ -254,12 +255,11 @@ fn whole(
     now: Stamp,
 ) -> ReplyBody {
     let status = answer.head.status;
-    if status.is_server_error() {
-        guard.settle(Outcome::Failed, Some("replica_error"));
-    } else if status.is_client_error() {
-        guard.settle(Outcome::ClientError, Some("engine_rejected"));
-    } else {
-        guard.settle(Outcome::Ok, None);
+    let record = guard.record();
+    let error = answer.error_under_success(record.dialect, record.owes_answer());
+    let (outcome, why) = verdict::of_answer(record, status, answer.body.is_empty(), error);
+    guard.settle(outcome, why);
+    if outcome == Outcome::Ok {
         let generates = guard.record().dialect.generates();
         if guard.record().empty.is_some() {
             active.pick.answered_empty(now);
@@ -278,9 +278,11 @@ fn whole(
         if let Some(id) = facts.id.as_deref().filter(|_| record.dialect.is_stateful()) {
             gateway.pins.remember(&record.tenant, id, &active.pick.replica.identity.url);
         }
-        active.pick.learn(facts.tokens);
         active.pick.used(facts.tokens);
-        if let Some(output) = facts.tokens.output {
+        if outcome == Outcome::Ok {
+            active.pick.learn(facts.tokens);
+        }
+        if let Some(output) = facts.tokens.output.filter(|_| outcome == Outcome::Ok) {
             active.pick.assignment.served_whole(now, output);
         }
         record_facts(record, facts);

@@ -12,6 +12,7 @@ use http::StatusCode;
 use hyper::body::{Body, Frame};
 
 use super::aborting::Aborted;
+use super::verdict;
 use super::watch::{Expiry, StreamWatch};
 use crate::error::ReplicaFailure;
 use crate::fleet::pick::Pick;
@@ -99,12 +100,9 @@ impl LargeBody {
 
     fn complete(&mut self) {
         self.is_ended = true;
-        if self.status.is_server_error() {
-            self.guard.settle(Outcome::Failed, Some("replica_error"));
-        } else if self.status.is_client_error() {
-            self.guard.settle(Outcome::ClientError, Some("engine_rejected"));
-        } else {
-            self.guard.settle(Outcome::Ok, None);
+        let (outcome, code) = verdict::of_answer(self.guard.record(), self.status, false, None);
+        self.guard.settle(outcome, code);
+        if outcome == Outcome::Ok {
             self.pick.answered(false, self.guard.clock().now());
         }
         if let Some(lease) = self.lease.take() {

@@ -5,7 +5,7 @@
 //! answer says of itself, [`timeline`] turns content events into latencies, [`itl_slo`] checks them against the SLO.
 //! [`usage_filter`] and [`error_event`] are the only places where a stream's bytes change.
 //!
-//! [`ws_frames`] tells where a WebSocket's frames end.
+//! [`ws_frames`] tells where a WebSocket's frames end, [`verdict`] how a request ends by an answer that is relayed as it is.
 //!
 //! With sockets and timers: [`reader`] polls the engine's body, [`stream`], [`large_body`] and [`heartbeat`] are the
 //! bodies that hyper polls ([`body`]), [`watch`] enforces their deadlines from one task.
@@ -37,6 +37,7 @@ pub mod transcript;
 mod typed;
 pub mod usage;
 pub mod usage_filter;
+pub mod verdict;
 pub mod watch;
 pub mod whole_body;
 pub mod whole_events;

@@ -18,6 +18,8 @@ use super::pins::ResponsePins;
 use super::pump::{Pumped, StreamPump, StreamSink, first_token_of};
 use super::reader::StreamReader;
 use super::stream_state::StreamEnd;
+use super::usage::EngineError;
+use super::verdict;
 use super::watch::Expiry;
 use crate::clock::Stamp;
 use crate::config::Timeouts;
@@ -172,17 +174,15 @@ impl StreamBody {
             // What the engine blames on the request says nothing about the replica. It is relayed as it is; half an answer before
             // it must not look complete.
             StreamEnd::Failed(error) if error.is_of_request() => {
-                self.is_settled = true;
-                self.client.guard.settle(Outcome::ClientError, Some("engine_rejected"));
+                self.settle(error);
                 if self.pump.has_first_token() {
                     self.broken = Some(Box::new(AbortingBody::new(Bytes::new())));
                 }
                 None
             }
             // Any other error before content is the engine's whole answer: relayed as it is, but no success.
-            StreamEnd::Failed(_) if !self.pump.has_first_token() => {
-                self.is_settled = true;
-                self.client.guard.settle(Outcome::Failed, Some("replica_error"));
+            StreamEnd::Failed(error) if !self.pump.has_first_token() => {
+                self.settle(error);
                 let (now, replica) = (self.client.guard.clock().now(), self.pump.pick.replica.name());
                 let why = ReplicaFailure::ErrorEvent { replica };
                 self.pump.pick.failed(&why, now);
@@ -190,6 +190,13 @@ impl StreamBody {
             }
             _ => Some(Failure::Replica(self.pump.failure_of_end(end))),
         }
+    }
+
+    /// An error of the engine is the end.
+    fn settle(&mut self, error: EngineError) {
+        self.is_settled = true;
+        let (outcome, code) = verdict::of_error(error);
+        self.client.guard.settle(outcome, code);
     }
 
     fn complete(&mut self) {

@@ -78,7 +78,7 @@ impl AnswerFacts {
             ("usage", _) => self.note_usage(Some(value)),
             ("metrics", _) => self.note_engine_times(value.non_null()),
             ("error", _) => {
-                if let Some(error) = value.non_null() {
+                if let Some(error) = value.non_null().filter(Raw::is_filled) {
                     self.note_error(Some(error));
                 }
             }

@@ -3,6 +3,8 @@
 //! A path that is not here is 404, so that an engine's control endpoints (sleep, LoRA, reset, collective RPC)
 //! are never reachable through the gateway. What the gateway knows of an API is one row of [`Dialect::facts`].
 
+use http::Method;
+
 use crate::config::paths;
 use crate::error::ErrorShape;
 
@@ -117,6 +119,13 @@ impl Dialect {
     #[must_use]
     pub fn is_stateful(self) -> bool {
         matches!(self, Self::Responses)
+    }
+
+    /// Whether a request by this method is owed an answer with content, or a tunnel. One about a stored response, or on a path that is
+    /// not known, may be answered without.
+    #[must_use]
+    pub fn owes_answer(self, method: &Method) -> bool {
+        self == Self::Realtime || (*method == Method::POST && self.body_form() != BodyForm::Opaque)
     }
 
     /// Whether its body may have a `cache_salt`, as vLLM 0.32 has it. Others fill no prefix cache, or leave no way to divide it.

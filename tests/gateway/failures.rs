@@ -9,6 +9,7 @@ mod hedge;
 mod matrix;
 mod migration;
 mod shadow;
+mod wrong;
 
 use std::time::Duration;
 

@@ -141,6 +141,7 @@ impl Client {
         self.framing = match (head.header("transfer-encoding"), head.header("content-length")) {
             (Some("chunked"), None) => Framing::Chunked,
             (None, Some(length)) => Framing::Length(length.parse().unwrap()),
+            (None, None) if matches!(head.status, 204 | 304) => Framing::Length(0),
             other => panic!("unclear framing {other:?} in {}", head.text),
         };
         head

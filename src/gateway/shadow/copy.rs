@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 
 use super::super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
 use super::super::outbound::{Identity, Outbound};
@@ -26,6 +26,8 @@ use crate::record::{AttemptCause, ClientInfo, Gaps, Opening, Original, Outcome, 
 use crate::relay::pump::{Pumped, StreamPump, StreamSink, first_token_of, record_facts};
 use crate::relay::reader::StreamReader;
 use crate::relay::stream_state::StreamEnd;
+use crate::relay::usage::EngineError;
+use crate::relay::verdict;
 use crate::request::body::HeldBody;
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError};
@@ -125,7 +127,7 @@ impl Copy {
             }
             Ok(UpstreamResponse::Buffered(answer)) => self.whole(&answer, &mut active.pick, now),
             // More than anybody wants to read: its head says whether it is an answer.
-            Ok(UpstreamResponse::Large { .. }) => self.settle_by_status(),
+            Ok(UpstreamResponse::Large { head, .. }) => self.settle(head.status, false, None),
             Err(AttemptError::Replica(failure, _)) => self.fail(&Failure::Replica(failure)),
             Err(AttemptError::Overdue(failure)) => {
                 active.pick.assignment.censored(now);
@@ -153,16 +155,13 @@ impl Copy {
         (self.record.outcome, self.record.error) = (Outcome::of(failure), Some(failure.code()));
     }
 
-    fn settle_by_status(&mut self) {
-        (self.record.outcome, self.record.error) = match self.record.status {
-            500.. => (Outcome::Failed, Some("replica_error")),
-            400.. => (Outcome::ClientError, Some("engine_rejected")),
-            _ => (Outcome::Ok, None),
-        };
+    fn settle(&mut self, status: StatusCode, is_empty: bool, error: Option<EngineError>) {
+        (self.record.outcome, self.record.error) = verdict::of_answer(&self.record, status, is_empty, error);
     }
 
     fn whole(&mut self, answer: &BufferedResponse, pick: &mut Pick, now: Stamp) {
-        self.settle_by_status();
+        let error = answer.error_under_success(self.record.dialect, self.record.owes_answer());
+        self.settle(answer.head.status, answer.body.is_empty(), error);
         if self.record.outcome != Outcome::Ok {
             return;
         }

@@ -12,7 +12,7 @@ use crate::support::replica::{Gate, Probes, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
 
 const MISSING: &str = r#"{"error":{"message":"The model `tiny` does not exist.","type":"NotFoundError","param":"model","code":404}}"#;
-const FAULTS: [&str; 6] = ["500", "404 model", "HTML", "error event", "503", "reset"];
+const FAULTS: [&str; 8] = ["500", "404 model", "HTML", "error event", "503", "reset", "302", "error 200"];
 
 /// What a sick replica answers at once; its probes are fine.
 fn fault(name: &str) -> Vec<Step> {
@@ -22,6 +22,8 @@ fn fault(name: &str) -> Vec<Step> {
         "HTML" => vec![Step::Raw(wire::whole(200, "text/html; charset=utf-8", "<h1>It works!</h1>"))],
         "error event" => wire::stream([wire::ENGINE_ERROR, wire::DONE]),
         "503" => wire::json(503, "{}"),
+        "302" => wire::json(302, "{}"),
+        "error 200" => wire::json(200, r#"{"error":{"message":"boom"}}"#),
         _ => vec![Step::Reset],
     }
 }

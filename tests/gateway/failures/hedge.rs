@@ -63,7 +63,13 @@ async fn the_first_replica_answers_where_it_speaks_first_all_the_same() {
 
 #[tokio::test]
 async fn an_instant_refusal_of_the_second_replica_is_no_answer() {
-    for refusal in [wire::json(503, "{}"), wire::json(500, "{}"), wire::json(404, "{}"), vec![Step::Close]] {
+    for refusal in [
+        wire::json(503, "{}"),
+        wire::json(500, "{}"),
+        wire::json(404, "{}"),
+        wire::json(200, r#"{"error":"no"}"#),
+        vec![Step::Close],
+    ] {
         let gate = Gate::new();
         let mut script = vec![wire::sse_head(), Step::Wait(gate.clone())];
         script.extend(wire::chat_events(&["a", "b"]).iter().map(wire::event));

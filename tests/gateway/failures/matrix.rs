@@ -64,6 +64,14 @@ const CELLS: &[Cell] = &[
     ("429",         Unary,            Relayed(429), None),
     ("page",        BeforeHead,       Elsewhere,    Some("not_an_answer")),
     ("page",        Unary,            Elsewhere,    Some("not_an_answer")),
+    ("302",         BeforeHead,       Elsewhere,    Some("not_an_answer")),
+    ("302",         Unary,            Elsewhere,    Some("not_an_answer")),
+    ("204",         BeforeHead,       Elsewhere,    Some("not_an_answer")),
+    ("204",         Unary,            Elsewhere,    Some("not_an_answer")),
+    ("dead 200",    BeforeHead,       Elsewhere,    Some("engine_down")),
+    ("dead 200",    Unary,            Elsewhere,    Some("engine_down")),
+    ("error 200",   BeforeHead,       Relayed(200), None),
+    ("error 200",   Unary,            Relayed(200), None),
 ];
 
 fn answer(fault: &str) -> Vec<Step> {
@@ -75,6 +83,9 @@ fn answer(fault: &str) -> Vec<Step> {
         "abort event" => vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End],
         "error event" => vec![wire::event(wire::ENGINE_ERROR), wire::event(wire::DONE), Step::End],
         "dead 500" => wire::json(500, wire::SHUTTING_DOWN),
+        "dead 200" => wire::json(200, wire::SHUTTING_DOWN),
+        "error 200" => wire::json(200, r#"{"error":{"message":"no"}}"#),
+        "204" => vec![Step::Raw(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec())],
         "page" => vec![Step::Raw(wire::whole(200, "text/html", "<html>"))],
         status => wire::json(status.parse().unwrap(), r#"{"error":{"message":"no"}}"#),
     }
@@ -138,7 +149,7 @@ async fn every_fault_in_every_phase_is_what_the_contract_says_from_both_sides() 
 }
 
 /// Sum of a family's series that carry this label.
-fn sum(page: &str, family: &str, label: &str) -> f64 {
+pub(super) fn sum(page: &str, family: &str, label: &str) -> f64 {
     let lines = page.lines().filter(|line| line.starts_with(family) && line.contains(label));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }

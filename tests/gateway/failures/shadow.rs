@@ -103,6 +103,8 @@ async fn whatever_the_canary_does_with_its_copy_the_client_s_answer_is_the_same(
     let scripts = [
         dead,
         error,
+        wire::json(302, "{}"),
+        wire::json(200, r#"{"error":{"message":"no"}}"#),
         vec![Step::Close],
         vec![Step::Reset],
         wire::begun_then("a", [Step::Reset]),
