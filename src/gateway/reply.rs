@@ -27,10 +27,13 @@ use crate::relay::heartbeat::HeartbeatBody;
 use crate::relay::large_body::LargeBody;
 use crate::relay::migration::Migration;
 use crate::relay::pump::record_facts;
+use crate::relay::sse::Scanner;
 use crate::relay::stream::StreamBody;
+use crate::relay::stream_state::Echo;
 use crate::relay::transcript::Transcript;
 use crate::relay::verdict;
 use crate::relay::whole_body::WholeBody;
+use crate::request::dialect::Dialect;
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
 /// Runs an exchange and builds its response; with a heartbeat the head may be sent before the engine answers.
@@ -209,11 +212,15 @@ fn relay(
             (headers, ReplyBody::Stream(Box::new(body)))
         }
         UpstreamResponse::Large { head, first, rest, lease } => {
-            if is_event_stream(&head.headers) || is_json_lines(&head.headers) {
+            let is_stream = is_event_stream(&head.headers);
+            if is_stream || is_json_lines(&head.headers) {
                 guard.answers_in_pieces();
             }
+            // The stream of a response that was made before, from where its client has it.
+            let is_resumed = is_stream && guard.record().dialect == Dialect::StoredResponse;
+            let events = is_resumed.then(|| Scanner::new(Dialect::Responses, Echo::Off));
             let headers = finish(guard.record(), head.headers);
-            let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick);
+            let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick).judged_by(events);
             (headers, ReplyBody::Large(Box::new(body)))
         }
     }

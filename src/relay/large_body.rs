@@ -12,9 +12,11 @@ use http::StatusCode;
 use hyper::body::{Body, Frame};
 
 use super::aborting::Aborted;
+use super::sse::Scanner;
+use super::stream_state::StreamEnd;
 use super::verdict;
 use super::watch::{Expiry, StreamWatch};
-use crate::error::ReplicaFailure;
+use crate::error::{ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::Outcome;
@@ -31,6 +33,8 @@ pub struct LargeBody {
     watch: Arc<StreamWatch>,
     pick: Box<Pick>,
     status: StatusCode,
+    /// The state of a stream by its events, where they are understood.
+    events: Option<Box<Scanner>>,
     is_ended: bool,
 }
 
@@ -47,7 +51,14 @@ impl LargeBody {
     ) -> Self {
         let status = StatusCode::from_u16(guard.record().status).unwrap_or_default();
         let first = Some(first).filter(|bytes| !bytes.is_empty());
-        Self { first, rest, lease, guard, watch, pick, status, is_ended: false }
+        Self { first, rest, lease, guard, watch, pick, status, events: None, is_ended: false }
+    }
+
+    /// It is a stream whose events these are.
+    #[must_use]
+    pub fn judged_by(mut self, events: Option<Scanner>) -> Self {
+        self.events = events.map(Box::new);
+        self
     }
 
     /// Polled by hyper: the next frame, the end, or the abort.
@@ -89,6 +100,9 @@ impl LargeBody {
     fn hand(&mut self, data: Bytes) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
         self.guard.record().bytes_out += data.len() as u64;
         self.guard.answered(&data);
+        if let Some(events) = &mut self.events {
+            events.feed(&data, |_, _| {});
+        }
         let now = self.guard.clock().now();
         self.watch.restart_silence(now);
         self.watch.waits_for_client(now);
@@ -100,14 +114,38 @@ impl LargeBody {
 
     fn complete(&mut self) {
         self.is_ended = true;
-        let (outcome, code) = verdict::of_answer(self.guard.record(), self.status, false, None);
+        self.settle();
+        if let Some(lease) = self.lease.take() {
+            lease.give_back();
+        }
+    }
+
+    /// All of it came. A stream may end with an error of long ago, which is no evidence against its replica now.
+    fn settle(&mut self) {
+        let end = self.events.as_ref().map(|events| events.finish(true));
+        let (outcome, code) = match end {
+            Some(StreamEnd::Failed(error)) => verdict::of_error(error),
+            Some(StreamEnd::Unfinished | StreamEnd::Truncated) if self.has_begun() => {
+                (Outcome::Failed, Some("replica_failed"))
+            }
+            _ => verdict::of_answer(self.guard.record(), self.status, false, None),
+        };
         self.guard.settle(outcome, code);
         if outcome == Outcome::Ok {
             self.pick.answered(false, self.guard.clock().now());
         }
-        if let Some(lease) = self.lease.take() {
-            lease.give_back();
-        }
+    }
+
+    /// Whether any event came: of a response whose last event its client has, none does.
+    fn has_begun(&self) -> bool {
+        self.events.as_ref().is_some_and(|events| events.state().next_sequence > 0)
+    }
+
+    /// Whether the stream's own end went to its client, who takes what comes: a body that is left open behind it changes nothing.
+    fn has_its_end(&self) -> bool {
+        let is_stalled = self.watch.expiry() == Some(Expiry::Deadline(Timer::ClientStall));
+        let state = self.events.as_ref().map(|events| events.state());
+        !is_stalled && state.is_some_and(|state| state.is_done() || state.answer.error.is_some())
     }
 
     fn replica_failed(&mut self, why: &ReplicaFailure) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
@@ -117,6 +155,9 @@ impl LargeBody {
 
     fn abort(&mut self, outcome: Outcome, code: &'static str) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
         self.is_ended = true;
+        if self.has_its_end() {
+            self.settle();
+        }
         self.guard.settle(outcome, Some(code));
         self.lease = None;
         Poll::Ready(Some(Err(Aborted)))
@@ -127,7 +168,10 @@ impl Drop for LargeBody {
     fn drop(&mut self) {
         self.watch.close();
         // A client that was cut from outside never polled again.
-        if let Some(expiry) = self.watch.expiry() {
+        if !self.is_ended && self.has_its_end() {
+            // Clients leave at the stream's own end, before that of its body.
+            self.settle();
+        } else if let Some(expiry) = self.watch.expiry() {
             self.guard.settle(expiry.outcome(), Some(expiry.code()));
         }
     }

@@ -118,3 +118,74 @@ async fn no_content_and_a_stored_error_are_good_where_they_may_be_asked_for() {
         assert_eq!(counted(&gateway, "ok"), before.map(|count| count + 1.0), "{method} {path}");
     }
 }
+
+fn event(kind: &str, number: u8, members: &str) -> String {
+    format!("event: {kind}\ndata: {{\"type\":\"{kind}\",\"sequence_number\":{number}{members}}}\n\n")
+}
+
+#[tokio::test]
+async fn a_stored_response_s_stream_is_judged_like_the_one_that_made_it() {
+    let made = event("response.created", 0, r#","response":{"id":"resp_1","status":"in_progress"}"#);
+    let begun = format!("{made}{}", event("response.output_text.delta", 1, r#","delta":"hi""#));
+    let failed =
+        r#","response":{"id":"resp_1","status":"failed","error":{"code":"server_error","message":"boom"}}"#;
+    let rejected = r#","error":{"code":400,"message":"no such tool","type":"BadRequestError"}"#;
+    let whole = r#","response":{"id":"resp_1","status":"completed"}"#;
+    for (what, end, outcome) in [
+        ("whole", event("response.completed", 2, whole), "ok"),
+        ("failed", event("response.failed", 2, failed), "failed"),
+        ("error", event("error", 2, r#","code":"server_error","message":"boom""#), "failed"),
+        ("rejected", event("error", 2, rejected), "client_error"),
+        ("no end", String::new(), "failed"),
+    ] {
+        let replica = Replica::start().await;
+        let gateway = Gateway::start(config::of(&[&replica])).await;
+        replica.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"completed"}"#));
+        call(&gateway, "POST", RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await;
+        // Split where reads may split it.
+        let (head, tail) = begun.split_at(begun.len() - 9);
+        replica.always(wire::stream([head, &*format!("{tail}{end}")]));
+        let before = counted(&gateway, outcome);
+        call(&gateway, "POST", RESPONSES, r#"{"model":"tiny","input":"hi","stream":true}"#).await;
+        assert_eq!(counted(&gateway, outcome), before.map(|count| count + 1.0), "{what}, made");
+        let reply = call(&gateway, "GET", "/v1/responses/resp_1?stream=true", "").await;
+        assert_eq!(reply.text(), begun.clone() + &end, "{what}: as the engine sent it");
+        assert!(reply.body.is_complete, "{what}");
+        assert_eq!(counted(&gateway, outcome), before.map(|count| count + 2.0), "{what}, resumed");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_at_the_end_of_a_stored_response_s_stream_has_seen_it() {
+    let failed = event("response.failed", 0, r#","response":{"id":"resp_1","error":{"message":"boom"}}"#);
+    let whole = event("response.completed", 0, r#","response":{"id":"resp_1","status":"completed"}"#);
+    for (end, outcome) in [(failed, "failed"), (whole, "ok")] {
+        let replica = Replica::start().await;
+        let gateway = Gateway::start(config::of(&[&replica])).await;
+        replica.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"completed"}"#));
+        call(&gateway, "POST", RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await;
+        let before = counted(&gateway, outcome);
+        // An engine may leave the body open behind it.
+        replica.next(vec![wire::sse_head(), wire::event(end), Step::Hang]);
+        let mut client = gateway.client().await;
+        client.send("GET", "/v1/responses/resp_1?stream=true", &[], b"").await;
+        client.head().await;
+        client.read_until("}}\n\n").await;
+        drop(client);
+        replica.abandoned(1).await;
+        gateway.idle().await;
+        assert_eq!(counted(&gateway, outcome), before.map(|count| count + 1.0), "{outcome}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_left_of_a_stored_response_s_stream_is_no_failure() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"completed"}"#));
+    call(&gateway, "POST", RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await;
+    replica.next(wire::stream([": nothing after 7\n\n"]));
+    let reply = call(&gateway, "GET", "/v1/responses/resp_1?stream=true&starting_after=7", "").await;
+    assert!(reply.body.is_complete);
+    assert_eq!(counted(&gateway, "ok"), [2.0, 2.0]);
+}
