@@ -206,6 +206,15 @@ pub enum Failure {
     /// A replica failed and no other took over.
     #[error("{0}")]
     Replica(ReplicaFailure),
+    /// The same as tenants see it.
+    #[error(
+        "a replica failed ({reason}) and no other took over; try again later, or ask the gateway's operator, who finds more \
+         under this request id"
+    )]
+    UnnamedReplica {
+        /// [`ReplicaFailure::code`]
+        reason: &'static str,
+    },
     /// This gateway has no descriptor or local port left for a connection to a replica.
     #[error(
         "the gateway is out of descriptors or local ports for connections to replicas; try again later, and raise its \
@@ -224,6 +233,18 @@ impl Failure {
     /// A 400 with the field at fault.
     pub fn bad_request(message: impl Into<String>, param: Option<&'static str>) -> Self {
         Self::BadRequest { message: message.into(), param }
+    }
+
+    /// As tenants may see it: they are not the operator, and where replicas are is not theirs to see.
+    #[must_use]
+    pub fn for_tenants(&self) -> Self {
+        match self {
+            Self::Replica(
+                ReplicaFailure::ConnectTimeout { after, .. } | ReplicaFailure::NoFreeConnection { after, .. },
+            ) => Self::Timeout { timer: Timer::Connect, after: *after },
+            Self::Replica(failure) => Self::UnnamedReplica { reason: failure.code() },
+            other => other.clone(),
+        }
     }
 
     /// Status, code and OpenAI `error.type`.
@@ -272,7 +293,9 @@ impl Failure {
             Self::Replica(
                 ReplicaFailure::ConnectTimeout { .. } | ReplicaFailure::NoFreeConnection { .. },
             ) => (S::GATEWAY_TIMEOUT, Timer::Connect.code(), "timeout_error"),
-            Self::Replica(_) => (S::BAD_GATEWAY, "replica_failed", "upstream_error"),
+            Self::Replica(_) | Self::UnnamedReplica { .. } => {
+                (S::BAD_GATEWAY, "replica_failed", "upstream_error")
+            }
             Self::LocalResources => (S::SERVICE_UNAVAILABLE, "local_resources", OVERLOADED),
             Self::DrainCut => (S::SERVICE_UNAVAILABLE, "drain_timeout", OVERLOADED),
             Self::Internal => (S::INTERNAL_SERVER_ERROR, "internal_error", "upstream_error"),
@@ -426,6 +449,23 @@ mod tests {
         assert_eq!(body["type"], "error");
         assert_eq!(body["error"]["type"], "api_error");
         assert_eq!(failure.status(), 502);
+    }
+
+    #[test]
+    fn tenants_see_the_same_error_without_the_replica() {
+        let (replica, after): (Arc<str>, _) = ("10.0.0.1:8000".into(), Duration::from_secs(5));
+        for failure in [
+            ReplicaFailure::Refused { replica: Arc::clone(&replica) },
+            ReplicaFailure::Truncated { replica: Arc::clone(&replica) },
+            ReplicaFailure::ConnectTimeout { replica: Arc::clone(&replica), after },
+            ReplicaFailure::NoFreeConnection { replica: Arc::clone(&replica), after },
+            ReplicaFailure::Bypassed { replica, served: ([10, 0, 0, 2], 8000).into() },
+        ] {
+            let own = Failure::Replica(failure);
+            let shown = own.for_tenants();
+            assert_eq!(shown.row(), own.row());
+            assert!(own.to_string().contains("10.0.0.") && !shown.to_string().contains("10.0.0."), "{shown}");
+        }
     }
 
     #[test]

@@ -57,7 +57,9 @@ impl Outcome {
             | Failure::SuspectedPoison { .. } => Self::Refused,
             Failure::ClientLeft => Self::Canceled,
             Failure::Timeout { timer, .. } => Self::of_timer(*timer),
-            Failure::Replica(_) | Failure::DrainCut | Failure::Internal => Self::Failed,
+            Failure::Replica(_) | Failure::UnnamedReplica { .. } | Failure::DrainCut | Failure::Internal => {
+                Self::Failed
+            }
             _ => Self::ClientError,
         }
     }

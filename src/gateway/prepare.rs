@@ -41,6 +41,7 @@ pub async fn prepare(
 ) -> Result<Box<Prepared>, Failure> {
     let IncomingRequest { gateway, parts, body, connection, carrier, .. } = incoming;
     let is_preflight = cors::is_preflight(parts);
+    guard.hides_replicas(table.tenants.ask_for_keys());
     check(gateway, parts, guard.record())?;
     let tenant =
         if is_preflight { TenantRef::anonymous() } else { identify(gateway, &table, guard, parts).await? };

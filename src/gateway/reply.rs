@@ -109,8 +109,9 @@ pub struct OwnAnswer;
 pub fn failure(mut guard: RecordGuard, failure: &Failure) -> Response<ReplyBody> {
     guard.fail(failure);
     guard.head_sent(failure.status().as_u16());
+    let shown = guard.shown(failure);
     let record = guard.record();
-    let mut response = failure_bytes(failure, record.dialect.error_shape());
+    let mut response = failure_bytes(&shown, record.dialect.error_shape());
     write_own_headers(response.headers_mut(), record);
     record.bytes_out = response.body().len() as u64;
     response.map(|body| ReplyBody::Whole(WholeBody::new(body, Some(Box::new(guard)))))

@@ -35,6 +35,7 @@ pub struct RecordGuard {
     clock: Clock,
     has_head: bool,
     is_settled: bool,
+    hides_replicas: bool,
     open: Arc<AtomicU64>,
     permit: Option<TenantPermit>,
     copy: Option<OriginalEnd>,
@@ -54,6 +55,7 @@ impl RecordGuard {
             clock,
             has_head: false,
             is_settled: false,
+            hides_replicas: false,
             open: Arc::clone(open),
             permit: None,
             copy: None,
@@ -161,6 +163,17 @@ impl RecordGuard {
             Some(failure) => self.cut_short(Outcome::of(&failure), Some(failure.code())),
             None => self.cut_short(Outcome::Canceled, None),
         }
+    }
+
+    /// Its client is a tenant, to whom no error names a replica.
+    pub fn hides_replicas(&mut self, hides_replicas: bool) {
+        self.hides_replicas = hides_replicas;
+    }
+
+    /// A failure as its client may see it.
+    #[must_use]
+    pub fn shown(&self, failure: &Failure) -> Failure {
+        if self.hides_replicas { failure.for_tenants() } else { failure.clone() }
     }
 
     /// Sets a failure as the end of the request; only the first end has effect.

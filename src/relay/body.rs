@@ -47,7 +47,7 @@ impl ReplyBody {
     pub fn failed(mut guard: RecordGuard, failure: &Failure) -> Self {
         guard.fail(failure);
         let dialect = guard.record().dialect;
-        let error = DialectError::new(failure, dialect.error_shape());
+        let error = DialectError::new(&guard.shown(failure), dialect.error_shape());
         let event = error_event::event(dialect, &error, &EventContext::default());
         Self::Broken(AbortingBody::new(event), Box::new(guard))
     }

@@ -16,7 +16,7 @@ use crate::request::dialect::Dialect;
 pub struct DialectError {
     /// ErrorObject type of the dialect's shape (`upstream_error`; for messages `api_error`).
     pub kind: &'static str,
-    /// Text for people; names the replica or the limit.
+    /// Text for people; names the limit or, but to tenants, the replica.
     pub message: String,
     /// Stable code for programs (`replica_failed`, `timeout_inter_token`).
     pub code: &'static str,

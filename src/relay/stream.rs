@@ -320,7 +320,7 @@ impl StreamBody {
         let left = self.pump.reader.close();
         let left = self.fitted(left).unwrap_or_default();
         self.bytes_out += left.len() as u64;
-        let error = DialectError::new(failure, dialect.error_shape());
+        let error = DialectError::new(&self.client.guard.shown(failure), dialect.error_shape());
         let event = error_event::event(dialect, &error, &self.pump.reader.event_context());
         self.broken = Some(Box::new(AbortingBody::new([left, event].concat().into())));
     }

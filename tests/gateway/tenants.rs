@@ -1,9 +1,12 @@
-//! What a gateway writes for its tenants into requests, and into the bill.
+//! What a gateway writes for its tenants into requests, into errors, and into the bill.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tokenway::config::{Budget, Slo, Tenant, Window};
 
-use crate::support::replica::{Received, Replica};
+use crate::support::replica::{Gate, Received, Replica, Step};
 use crate::support::{Gateway, config, wire};
 
 const PATH: &str = "/v1/chat/completions";
@@ -183,4 +186,80 @@ async fn a_tenant_named_like_a_label_bomb_is_one_label_and_a_longer_or_quoted_on
     let is_series = |line: &str| line.rsplit_once(' ').is_some_and(|(_, value)| value.parse::<f64>().is_ok());
     let broken: Vec<_> = page.lines().filter(|line| !line.starts_with('#') && !is_series(line)).collect();
     assert!(broken.is_empty(), "{broken:?}");
+}
+
+/// What a client with this key gets for a request, as text; it is an error of the gateway.
+async fn refusal(gateway: &Gateway, body: &str) -> String {
+    let mut client = gateway.client().await;
+    client.post(PATH, &[("authorization", "Bearer a")], body.as_bytes()).await;
+    let reply = client.reply().await;
+    gateway.idle().await;
+    reply.text().to_owned()
+}
+
+#[tokio::test]
+async fn no_error_names_a_replica_to_tenants_and_each_does_to_a_sole_user() {
+    let stream = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+    let unary = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
+    let page = vec![Step::Raw(wire::whole(200, "text/html", "<h1>It works!</h1>"))];
+    for (what, script, body, code) in [
+        ("502", vec![Step::Reset], unary, "replica_failed"),
+        ("502 to a stream", vec![Step::Reset], stream, "replica_failed"),
+        ("page", page, unary, "replica_failed"),
+        ("broken stream", wire::begun_then("x", [Step::Close]), stream, "replica_failed"),
+    ] {
+        for has_tenants in [true, false] {
+            let replica = Replica::start().await;
+            replica.always(script.clone());
+            let mut config = config::of(&[&replica]);
+            config.tenants = has_tenants.then(|| tenant("a", None)).into_iter().collect();
+            let gateway = Gateway::start(config).await;
+            let text = refusal(&gateway, body).await;
+            assert!(text.contains(&format!(r#""code":"{code}""#)), "{what}: {text}");
+            assert_eq!(text.contains(&replica.name()), !has_tenants, "{what}: {text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_error_behind_a_heartbeat_names_no_replica_to_tenants() {
+    let gate = Gate::new();
+    let replica = Replica::start().await;
+    replica.always(vec![Step::Wait(gate.clone()), Step::Reset]);
+    let mut config = config::of(&[&replica]);
+    config.tenants = vec![tenant("a", None)];
+    config.server.heartbeat = Some(Duration::from_millis(10));
+    let gateway = Gateway::start(config).await;
+    let mut client = gateway.client().await;
+    let stream = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+    client.post(PATH, &[("authorization", "Bearer a")], stream.as_bytes()).await;
+    assert_eq!(client.head().await.status, 200);
+    gate.cancel();
+    let body = client.rest().await;
+    let text = String::from_utf8(body.bytes).unwrap();
+    assert!(text.contains("replica_failed") && !text.contains(&replica.name()), "{text}");
+}
+
+#[tokio::test]
+async fn a_connect_timeout_names_no_replica_to_tenants() {
+    let gate = Gate::new();
+    let replica = Replica::start().await;
+    replica.always(wire::begun_then("x", [Step::Wait(gate.clone())]));
+    for has_tenants in [true, false] {
+        let mut config = config::of(&[&replica]);
+        config.pools[0].max_connections = NonZeroUsize::MIN;
+        config.routes[0].timeouts.connect = Duration::from_millis(50);
+        config.tenants = has_tenants.then(|| tenant("a", None)).into_iter().collect();
+        let gateway = Gateway::start(config).await;
+        let body = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+        let mut first = gateway.client().await;
+        first.post(PATH, &[("authorization", "Bearer a")], body.as_bytes()).await;
+        first.head().await;
+        let mut second = gateway.client().await;
+        second.post(PATH, &[("authorization", "Bearer a")], body.as_bytes()).await;
+        let reply = second.reply().await;
+        assert_eq!((reply.status(), &*reply.code()), (504, "timeout_connect"));
+        assert_eq!(reply.text().contains(&replica.name()), !has_tenants, "{}", reply.text());
+    }
+    gate.cancel();
 }
