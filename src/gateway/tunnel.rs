@@ -322,13 +322,11 @@ impl RealtimeTunnel {
     fn settle(&mut self, ended: &Ended, is_closing: bool) -> Option<Failure> {
         let now = self.clock.now();
         let failure = match (ended, self.watch.expiry()) {
-            (Ended::Gateway, Some(Expiry::Deadline(Timer::ClientStall))) => {
-                let failure = Failure::Timeout { timer: Timer::ClientStall, after: self.client_stall };
-                self.guard.settle(Outcome::Canceled, Some(failure.code()));
-                return Some(failure);
-            }
             (Ended::Gateway, Some(Expiry::DrainOver)) => Failure::DrainCut,
-            (Ended::Gateway, Some(Expiry::Deadline(timer))) => Failure::Timeout { timer, after: self.total },
+            (Ended::Gateway, Some(Expiry::Deadline(timer))) => {
+                let after = if timer == Timer::ClientStall { self.client_stall } else { self.total };
+                Failure::Timeout { timer, after }
+            }
             (Ended::Gateway, Some(_)) => Failure::Timeout { timer: Timer::Total, after: self.total },
             (Ended::Client | Ended::Engine, _) if is_closing => {
                 self.pick.answered(false, now);

@@ -639,6 +639,11 @@ async fn a_websocket_that_never_speaks_is_closed_by_a_named_deadline() {
     assert!(client.is_closed().await);
     replica.abandoned(1).await;
     gateway.idle().await;
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let ends =
+        page.lines().filter(|line| line.starts_with("tokenway_requests_total{") && !line.ends_with(" 0"));
+    let ends: Vec<_> = ends.collect();
+    assert!(ends.len() == 1 && ends[0].contains(r#"outcome="canceled""#), "{ends:?}");
 }
 
 #[tokio::test]
