@@ -19,6 +19,7 @@ mod ruling;
 mod tenant;
 mod ticket;
 mod usage;
+mod virtual_time;
 mod wait;
 mod waiter;
 

@@ -1,13 +1,12 @@
 //! The admission queue of a pool: requests of all its routes that wait, bounded and in order. Pure.
 //!
-//! The order is: lane (requests with a bound that can be met, then best effort; in each by priority), then the tenant with
-//! the least virtual time (predicted work placed so far over its weight: start-time fair queueing, Goyal et al. 1996), then the
-//! earliest of the latest starts (EDF). Where `isolate_long` is set, long prompts of a tenant are a flow of their own. One waiter
-//! at a time is called to retry routing, which keeps the order; a round ends when no replica has room, and who cannot be placed
-//! for reasons of its own is passed over. The caller keeps time and wakes tasks.
+//! The order is: lane (requests with a bound that can be met, then best effort; in each by priority), then the tenant that
+//! starts first in virtual time (`virtual_time`), then the earliest of the latest starts (EDF). Where `isolate_long` is set, long
+//! prompts of a tenant are a flow of their own. One waiter at a time is called to retry routing, which keeps the order; a round
+//! ends when no replica has room, and who cannot be placed for reasons of its own is passed over. The caller keeps time and wakes
+//! tasks.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -15,6 +14,7 @@ use smallvec::SmallVec;
 use super::outlook::{Deferral, Outlook};
 use super::pace::Pace;
 use super::usage::{Over, UsageKey, Usages};
+use super::virtual_time::VirtualTime;
 use super::waiter::{Lane, Share, WaitReason, Waiter};
 use super::{MAX_STAYS, Refusal};
 use crate::clock::Stamp;
@@ -44,9 +44,7 @@ pub struct Entered<T> {
 pub struct WaitQueue<T> {
     flows: Vec<Flow<T>>,
     usages: Usages,
-    /// Virtual time by tenant and length of prompts: nanoseconds of work over the weight.
-    served: Vec<(Arc<str>, bool, u64)>,
-    virtual_now: u64,
+    virtual_time: VirtualTime,
     next: u64,
     /// Called, no answer yet.
     called: Option<Position>,
@@ -98,6 +96,9 @@ impl<T: Clone> WaitQueue<T> {
             self.make_room(waiter, &limits, &mut evicted)?;
         }
         let at = waiter.outlook.at;
+        if self.is_empty() {
+            self.virtual_time.resume(at);
+        }
         let usage = limits.map(|_| waiter.usage());
         if let Some(usage) = &usage {
             self.usages.add(usage, waiter.bytes);
@@ -307,28 +308,15 @@ impl<T: Clone> WaitQueue<T> {
         let of = |flow: &Flow<T>| {
             let is_due = |entry: &QueueEntry<T>| !entry.is_silent && entry.due <= self.round;
             let (key, entry) = flow.waiting.iter().find(|(_, entry)| is_due(entry))?;
-            let order = (flow.lane, self.virtual_time(&flow.share.tenant, flow.is_long), *key);
+            let order = (flow.lane, self.virtual_time.start(&flow.share.tenant, flow.is_long), *key);
             Some((order, (Position { flow: flow.id, key: *key }, entry.call.clone())))
         };
         self.flows.iter().filter_map(of).min_by_key(|(order, _)| *order).map(|(_, first)| first)
     }
 
-    fn virtual_time(&self, tenant: &str, is_long: bool) -> u64 {
-        let known = self.served.iter().find(|(name, long, _)| **name == *tenant && *long == is_long);
-        known.map_or(self.virtual_now, |(.., at)| *at)
-    }
-
     fn charge(&mut self, share: &Share, is_long: bool, work: Duration, now: Stamp) {
         self.pace.placed(work, now);
-        let start = self.virtual_time(&share.tenant, is_long).max(self.virtual_now);
-        self.virtual_now = start;
-        let work = u64::try_from(work.as_nanos()).unwrap_or(u64::MAX);
-        let after = start.saturating_add((work / u64::from(share.weight.max(1))).max(1));
-        let known = self.served.iter_mut().find(|(name, long, _)| *name == share.tenant && *long == is_long);
-        match known {
-            Some((.., at)) => *at = after,
-            None => self.served.push((Arc::clone(&share.tenant), is_long, after)),
-        }
+        self.virtual_time.charge(share, is_long, work, now);
     }
 
     /// The index of a waiter's flow, made if there is none.
@@ -340,12 +328,7 @@ impl<T: Clone> WaitQueue<T> {
         if let Some(known) = self.flows.iter().position(is_its) {
             return known;
         }
-        // A tenant that was away has no claim on what others got meanwhile.
-        let is_of =
-            |(name, long, _): &&mut (Arc<str>, bool, u64)| *name == waiter.share.tenant && *long == is_long;
-        if let Some((.., at)) = self.served.iter_mut().find(is_of) {
-            *at = (*at).max(self.virtual_now);
-        }
+        self.virtual_time.enter(&waiter.share.tenant, is_long);
         let id = self.next;
         self.next += 1;
         let (share, waiting) = (waiter.share.clone(), BTreeMap::new());
@@ -362,14 +345,14 @@ impl<T: Clone> WaitQueue<T> {
         let flow = self.flows.get_mut(at)?;
         let gone = flow.take(position.key)?;
         if flow.waiting.is_empty() {
-            self.flows.swap_remove(at);
+            let flow = self.flows.swap_remove(at);
+            self.virtual_time.leave(&flow.share.tenant, flow.is_long);
         }
         if let Some(usage) = &gone.usage {
             self.usages.remove(usage, gone.bytes);
         }
         if self.flows.is_empty() {
-            (self.virtual_now, self.is_due) = (0, false);
-            self.served.clear();
+            self.is_due = false;
         }
         if !self.has_backlog() {
             self.pace.pause();
@@ -446,8 +429,7 @@ impl<T> Default for WaitQueue<T> {
         Self {
             flows: Vec::new(),
             usages: Usages::default(),
-            served: Vec::new(),
-            virtual_now: 0,
+            virtual_time: VirtualTime::default(),
             next: 0,
             called: None,
             round: 0,

@@ -228,3 +228,65 @@ fn a_wait_beyond_max_wait_or_the_slack_is_not_begun() {
     assert_eq!(bench.enter(8, &slack(400, 50)), Err("ttft"), "400 ms of work are before it");
     assert_eq!(bench.enter(9, &slack(450, 50)), Ok(vec![]));
 }
+
+/// One of two tenants that ask again and again: 100 ms of work with such a weight.
+fn weighted(tenant: &str, weight: u32, now: u64) -> Waiter {
+    let plain = waiter(tenant, now + 600);
+    let outlook = Outlook { at: at(now), ..plain.outlook };
+    Waiter { share: Share { weight, ..plain.share }, outlook, ..plain }
+}
+
+/// Every 100 ms both tenants ask, in turn first, and there is room for one; the other's client gives up and the queue is empty.
+/// The tenants that were placed.
+fn rounds(queue: &mut WaitQueue<usize>, weights: [u32; 2], rounds: std::ops::Range<u64>) -> Vec<usize> {
+    let tenants = ["a", "b"];
+    let place = |round: u64| {
+        let now = 100 * round;
+        let mut positions = [None, None];
+        for n in [round, round + 1] {
+            let one = usize::from(n % 2 == 1);
+            let waiter = weighted(tenants[one], weights[one], now);
+            positions[one] = Some(queue.enter(&waiter, one).unwrap().position);
+        }
+        let first = queue.turn().unwrap();
+        queue.placed(positions[first].unwrap(), at(now));
+        queue.leave(positions[1 - first].unwrap());
+        assert!(queue.is_empty());
+        first
+    };
+    rounds.map(place).collect()
+}
+
+#[test]
+fn weights_hold_in_a_queue_that_keeps_emptying() {
+    for (weights, expected) in [([3, 1], 300), ([1, 1], 200), ([100, 300], 100)] {
+        let placed = rounds(&mut WaitQueue::default(), weights, 0..400);
+        let of_a = placed.iter().filter(|one| **one == 0).count();
+        assert!(of_a.abs_diff(expected) <= 1, "{weights:?}: {of_a} of 400, not {expected}");
+        // And smoothly: in any eight as many as in any other eight, but one.
+        for some in placed.windows(8) {
+            let of_a = some.iter().filter(|one| **one == 0).count();
+            assert!(of_a.abs_diff(expected / 50) <= 1, "{weights:?}: {some:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tenant_that_was_away_is_neither_owed_what_others_got_nor_held_to_what_it_had() {
+    let mut queue = WaitQueue::default();
+    for now in 0..100 {
+        let position = queue.enter(&weighted("b", 1, 100 * now), 1).unwrap().position;
+        queue.placed(position, at(100 * now));
+    }
+    let placed = rounds(&mut queue, [3, 1], 100..140);
+    let of_b = placed.iter().filter(|one| **one == 1).count();
+    assert!(of_b.abs_diff(10) <= 1, "no credit for idle time: {placed:?}");
+    assert!(placed.windows(5).all(|some| some.contains(&1)), "and no starvation: {placed:?}");
+
+    let mut queue = WaitQueue::default();
+    let long = Waiter { outlook: Outlook { work: ms(5000), ..waiter("a", 1).outlook }, ..waiter("a", 1) };
+    let position = queue.enter(&long, 0).unwrap().position;
+    queue.placed(position, at(0));
+    assert_eq!(rounds(&mut queue, [1, 1], 2..6), [1; 4], "it has just had fifty times as much");
+    assert_eq!(rounds(&mut queue, [1, 1], 36_000..36_004), [0, 1, 0, 1], "an hour later that is over");
+}

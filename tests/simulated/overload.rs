@@ -228,3 +228,31 @@ fn batch_waits_behind_what_has_a_bound_and_takes_what_is_left() {
     assert!(share(in_time, of(CHAT).count()) >= 0.98, "{what}");
     assert!(done as f64 > 0.3 * case.capacity() * 18.0, "{what}");
 }
+
+const LIGHT: u64 = CHAT + 1;
+
+fn three_to_one(request: &Arrival) -> Share {
+    let (tenant, weight) = if request.prompt == LIGHT { ("light", 1) } else { ("heavy", 3) };
+    Share { tenant: tenant.into(), weight, priority: 0 }
+}
+
+#[test]
+fn weights_hold_where_the_queue_keeps_emptying() {
+    // One request at a time and four fifths of the load: a handful wait, then none.
+    let case = Case { slots: 1, is_told: true, replicas: 1, max_requests: 1000 };
+    let (mut heavy, mut light) = (Duration::ZERO, Duration::ZERO);
+    for seed in 1..=5 {
+        let of = |prompt, seed| poisson(0.4 * case.capacity(), 0.0, 100.0, prompt, seed);
+        let fates =
+            case.run(&merged(vec![of(CHAT, 2 * seed), of(LIGHT, 2 * seed + 1)]), three_to_one, NO_BATCH);
+        let mean = |prompt| {
+            let of = fates.iter().filter(|fate| fate.prompt == prompt);
+            let ttfts: Vec<_> = of.filter_map(Fate::ttft).collect();
+            ttfts.iter().sum::<Duration>() / u32::try_from(ttfts.len()).unwrap()
+        };
+        (heavy, light) = (heavy + mean(CHAT), light + mean(LIGHT));
+    }
+    let ratio = light.as_secs_f64() / heavy.as_secs_f64();
+    eprintln!("the light tenant waits {ratio:.2} times as long as one of three times its weight");
+    assert!(ratio > 1.6, "{ratio}");
+}
