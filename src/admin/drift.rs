@@ -96,11 +96,26 @@ pub(super) async fn mute(
             "for is more than 30 days: mute again when they are over".to_owned(),
         ));
     }
+    if let Some(route) = &order.route {
+        known(&admin, route)?;
+    }
     let until = admin.drift.now() + length.as_secs_f64();
     let mute = Mute { route: order.route, kind, until };
     let answer = shown_mute(&mute);
     admin.drift.mute(mute).await.map_err(|_| AdminError::Overloaded)?;
     Ok(Json(answer))
+}
+
+/// Whether there is such a route, or was one that is still found or muted.
+fn known(admin: &AdminState, route: &str) -> Result<(), AdminError> {
+    let (config, found) = (admin.control.config(), admin.drift.board().read());
+    let routes: Vec<&str> = config.routes.iter().map(|route| &*route.name).collect();
+    let is_left = found.active.iter().any(|one| *one.series.route == *route)
+        || found.mutes.iter().any(|mute| mute.route.as_deref() == Some(route));
+    if is_left || routes.contains(&route) {
+        return Ok(());
+    }
+    Err(AdminError::UnknownRoute(route.escape_debug().to_string(), routes.join(", ")))
 }
 
 const MAX_MUTE: Duration = Duration::from_secs(30 * 86_400);

@@ -49,6 +49,7 @@ errors! {
     NotLookedAt(String) = SERVICE_UNAVAILABLE "not_looked_at" "pool {0} was not looked at yet: ask again in a second";
     InvalidKey(String) = BAD_REQUEST "invalid_key" "{0}";
     UnknownKey(String) = NOT_FOUND "unknown_key" "{0}";
+    UnknownRoute(String, String) = NOT_FOUND "unknown_route" "there is no route {0}; there are {1}";
     UnknownTenant(String, String) = NOT_FOUND "unknown_tenant" "there is no tenant {0}; there are: {1}";
     NotKept(String) = INTERNAL_SERVER_ERROR "not_kept" "{0}";
     UnknownFinding = NOT_FOUND "unknown_finding" "no finding of this id holds";

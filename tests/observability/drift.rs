@@ -403,6 +403,10 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
     assert_eq!(post(admin, "/api/drift/0000/reset", "").await, 404);
     assert_eq!(post(admin, "/api/v1/drift/mute", r#"{"route":"chat","for":"1h"}"#).await, 200);
     assert_eq!(post(admin, "/api/drift/mute", r#"{"kind":"slowness","for":"1h"}"#).await, 400);
+    let (status, body) = post_with_body(admin, "/api/v1/drift/mute", r#"{"route":"chta","for":"1h"}"#).await;
+    let refused: Json = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &refused["error"]["code"]), (404, &"unknown_route".into()), "{body}");
+    assert_eq!(refused["error"]["message"], "there is no route chta; there are chat", "{body}");
     let (_, _, body) = get(admin, "/api/drift").await;
     let shown: Json = serde_json::from_str(&body).unwrap();
     assert_eq!(
@@ -418,6 +422,11 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
 
 /// The status of a POST to the admin port.
 async fn post(admin: SocketAddr, path: &str, body: &str) -> u16 {
+    post_with_body(admin, path, body).await.0
+}
+
+/// Status and body of the answer to a POST to the admin port.
+async fn post_with_body(admin: SocketAddr, path: &str, body: &str) -> (u16, String) {
     let mut stream = tokio::net::TcpStream::connect(admin).await.unwrap();
     let length = body.len();
     let head = format!(
@@ -427,7 +436,8 @@ async fn post(admin: SocketAddr, path: &str, body: &str) -> u16 {
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
-    text.split(' ').nth(1).unwrap().parse().unwrap()
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
 #[tokio::test]

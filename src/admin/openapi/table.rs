@@ -241,7 +241,7 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
         ..post(
             "/drift/mute",
             "No alerts of such findings for a while",
-            "They are found and shown all the same.",
+            "They are found and shown all the same. 404 where there is no such route.",
         )
     },
     Endpoint { status: "202", ..post("/drain", "Drain and stop", "As SIGTERM does.") },
