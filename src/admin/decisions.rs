@@ -3,21 +3,41 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use serde::Deserialize;
 
 use super::AdminState;
+use super::error::AdminError;
+use super::query::parse_limit;
 use crate::api::decisions::{Candidate, Decision, Decisions, Way};
+use crate::observe::decisions::KEPT;
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
 use crate::observe::{Observer, rfc3339};
 use crate::record::{Record, Weighed};
 
+/// Query of `/api/decisions`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DecisionsQuery {
+    route: Option<String>,
+    limit: Option<String>,
+}
+
 /// `/api/decisions`
-pub(super) async fn decisions(State(admin): State<Arc<AdminState>>) -> Json<Decisions> {
+pub(super) async fn decisions(
+    State(admin): State<Arc<AdminState>>,
+    query: Result<Query<DecisionsQuery>, QueryRejection>,
+) -> Result<Json<Decisions>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+    let limit = parse_limit(query.limit.as_deref(), KEPT, KEPT)?;
     let latest = admin.observer.decisions().latest();
-    let decisions = latest.iter().filter_map(|record| decision(&admin.observer, record)).collect();
-    Json(Decisions { decisions })
+    let wanted =
+        latest.iter().filter(|record| query.route.as_deref().is_none_or(|route| *record.route == *route));
+    let decisions = wanted.filter_map(|record| decision(&admin.observer, record)).take(limit).collect();
+    Ok(Json(Decisions { decisions }))
 }
 
 fn decision(observer: &Observer, record: &Record) -> Option<Decision> {

@@ -20,6 +20,7 @@ mod latency;
 mod live;
 mod moment;
 mod openapi;
+mod query;
 mod replicas;
 mod requests;
 mod routes;

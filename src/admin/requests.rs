@@ -13,6 +13,7 @@ use serde::Deserialize;
 use super::AdminState;
 use super::decisions::{candidate, way};
 use super::error::AdminError;
+use super::query::parse_limit;
 use crate::api::requests::{Attempt, Bounds, Choice, Request, RequestDetail, Requests, StageTime};
 use crate::clock::Stamp;
 use crate::observe::history::{Kept, Why};
@@ -33,7 +34,7 @@ pub(super) struct RequestsQuery {
     outcome: Option<String>,
     stage: Option<String>,
     missed: Option<bool>,
-    limit: Option<usize>,
+    limit: Option<String>,
     after: Option<String>,
 }
 
@@ -43,10 +44,7 @@ pub(super) async fn requests(
     query: Result<Query<RequestsQuery>, QueryRejection>,
 ) -> Result<Json<Requests>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
-    let limit = query.limit.unwrap_or(DEFAULT_LIMIT);
-    if limit == 0 || limit > MAX_LIMIT {
-        return Err(AdminError::InvalidQuery(format!("limit is 1 to {MAX_LIMIT}")));
-    }
+    let limit = parse_limit(query.limit.as_deref(), DEFAULT_LIMIT, MAX_LIMIT)?;
     let observer = &admin.observer;
     let kept = observer.history().kept(observer.clock().now());
     let after = query.after.as_deref().map(parse_cursor).transpose()?;

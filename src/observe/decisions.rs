@@ -39,7 +39,8 @@ impl Decisions {
     }
 }
 
-const KEPT: usize = 200;
+/// Decisions kept.
+pub(crate) const KEPT: usize = 200;
 const MIN_RING_AGE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ mod access_log;
 mod attributes;
 pub mod content;
 mod debug;
-mod decisions;
+pub(crate) mod decisions;
 mod engine_spans;
 #[cfg(test)]
 pub(crate) mod fixture;

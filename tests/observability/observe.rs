@@ -477,6 +477,19 @@ async fn the_admin_api_tells_what_happened() {
     assert_eq!(latency["series"][0]["duration"]["count"], 1);
     assert_eq!(latency["series"][0]["icl"]["count"], 2);
     assert_eq!(json("/api/decisions").await["decisions"][0]["reason"], "prefix");
+    assert_eq!(json("/api/v1/decisions?route=chat&limit=1").await["decisions"].as_array().unwrap().len(), 1);
+    assert_eq!(json("/api/v1/decisions?route=other").await["decisions"], serde_json::json!([]));
+    for (wrong, named) in [
+        ("limit=0", "limit is 1 to 200"),
+        ("limit=201", "limit is 1 to 200"),
+        ("limit=many", "limit is 1 to 200"),
+        ("colour=red", "unknown field `colour`, expected `route` or `limit`"),
+    ] {
+        let (status, _, body) = get(address, &format!("/api/v1/decisions?{wrong}")).await;
+        let refused: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!((status, &refused["error"]["code"]), (400, &"invalid_query".into()), "{wrong}: {body}");
+        assert!(refused["error"]["message"].as_str().unwrap().contains(named), "{wrong}: {body}");
+    }
     let latency = json("/api/v1/latency?window=1m&by=stage&route=chat").await;
     let of_stage = |name| latency["series"].as_array().unwrap().iter().find(|s| s["stage"] == name).cloned();
     assert!(

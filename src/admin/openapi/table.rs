@@ -136,7 +136,12 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
         &[],
     ),
     get("/routes", "Every route", "Pools with weight and ready replicas.", &[]),
-    get("/decisions", "The last 200 decisions", "Newest first, with each candidate's cost.", &[]),
+    get(
+        "/decisions",
+        "The last 200 decisions",
+        "Newest first, with each candidate's cost.",
+        &[ROUTE, Parameter { kind: "integer", ..text("limit", "1 to 200; all if absent") }],
+    ),
     get(
         "/canaries",
         "Every canary",

@@ -1,0 +1,11 @@
+//! Parameters that queries of several endpoints have in common.
+
+use super::error::AdminError;
+
+/// How many an answer has at most.
+pub(super) fn parse_limit(asked: Option<&str>, default: usize, max: usize) -> Result<usize, AdminError> {
+    let limit = asked.map_or(Some(default), |asked| asked.parse().ok());
+    limit
+        .filter(|limit| (1..=max).contains(limit))
+        .ok_or_else(|| AdminError::InvalidQuery(format!("limit is 1 to {max}")))
+}
