@@ -30,6 +30,11 @@ pub trait Control: Send + Sync {
         None
     }
 
+    /// Each pool's share of a route's new requests, in the order of the route, 0 to 1.
+    fn pool_shares(&self, _route: &str) -> Vec<f64> {
+        Vec::new()
+    }
+
     /// Whether the gateway should get traffic.
     fn readiness(&self) -> Readiness;
 

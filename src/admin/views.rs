@@ -43,7 +43,8 @@ pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: Heade
 pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Routes> {
     let (config, fleet) = (admin.control.config(), admin.control.replicas());
     let routes = config.routes.iter().map(|route| {
-        let pools = route.pools.iter().filter_map(|weighted| {
+        let shares = admin.control.pool_shares(&route.name);
+        let pools = route.pools.iter().enumerate().filter_map(|(at, weighted)| {
             let pool = config.pools.get(weighted.pool)?;
             let of_pool = || fleet.iter().filter(|status| status.pool == pool.name);
             Some(RoutePool {
@@ -51,6 +52,7 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Routes>
                 ready: of_pool().filter(|status| status.state == ReplicaState::Ready).count(),
                 replicas: of_pool().count(),
                 revision: pool.revision.to_string(),
+                share: shares.get(at).copied().unwrap_or_default(),
                 weight: weighted.weight,
             })
         });

@@ -26,6 +26,9 @@ answers! {
         ready: usize,
         replicas: usize,
         revision: String,
+        /// Of the route's new requests, 0 to 1: by the weights, and a canary's by the step that it is at.
+        share: f64,
+        /// As configured.
         weight: u32,
     }
 }

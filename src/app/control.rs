@@ -88,6 +88,12 @@ impl Control for Controls {
         route.is_degrading(self.app.gateway.clock.now())
     }
 
+    fn pool_shares(&self, route: &str) -> Vec<f64> {
+        let table = self.app.gateway.table.load();
+        let route = table.routes.iter().find(|known| *known.config.name == *route);
+        route.map(|route| route.wheel.fractions()).unwrap_or_default()
+    }
+
     fn readiness(&self) -> Readiness {
         let mut reasons = Vec::new();
         if self.app.gateway.drain.is_on() {

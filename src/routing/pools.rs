@@ -83,6 +83,13 @@ impl PoolWheel {
         self.uses(place) || self.fallbacks().any(|pool| pool == place)
     }
 
+    /// Each pool's share of new requests as things are, 0 to 1, in the order of the route.
+    #[must_use]
+    pub fn fractions(&self) -> Vec<f64> {
+        let total: u64 = self.shares().map(|(_, weight)| weight).sum();
+        self.shares().map(|(_, weight)| weight as f64 / total.max(1) as f64).collect()
+    }
+
     /// The pools that serve while a promoted canary is down: what it replaced is better than an error, for as long as it is there.
     fn fallbacks(&self) -> impl Iterator<Item = usize> {
         let is_promoted = self.canary.as_ref().is_some_and(|(_, share)| share.get() == WHOLE);
@@ -195,6 +202,7 @@ mod tests {
             assert!((*count as f64 - due).abs() <= 4.0, "{found:?}");
         }
         let before: Vec<_> = (0..1000).map(|s| wheel.choose(Some(s), |_| true)).collect();
+        assert_eq!(wheel.fractions(), [0.2, 0.6, 0.2]);
         share.set(5000);
         let after: Vec<_> = (0..1000).map(|s| wheel.choose(Some(s), |_| true)).collect();
         assert!(before.iter().zip(&after).all(|(a, b)| a == b || *b == Some(2)));

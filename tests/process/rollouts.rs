@@ -616,12 +616,20 @@ fn an_operator_pauses_resumes_promotes_and_rolls_back() {
     let file = file(folder.path(), &old, &new, "steps = [{ weight = 10, soak = \"1h\" }]");
     let gateway = Gateway::with_file(&file);
     gateway.wait_ready();
-    for (action, state) in
-        [("pause", "paused"), ("resume", "running"), ("promote", "promoted"), ("rollback", "rolled_back")]
-    {
+    for (action, state, shares) in [
+        ("pause", "paused", [0.9, 0.1]),
+        ("resume", "running", [0.9, 0.1]),
+        ("promote", "promoted", [0.0, 1.0]),
+        ("rollback", "rolled_back", [1.0, 0.0]),
+    ] {
         let (status, body) = act(&gateway, action);
         assert_eq!(status, 200, "{action}: {body}");
         assert_eq!(canary(&gateway)["state"], state);
+        let routes: Json = serde_json::from_str(&get(&gateway.admin, "/api/routes").body).unwrap();
+        let pools = routes["routes"][0]["pools"].as_array().unwrap();
+        let dealt: Vec<_> = pools.iter().map(|pool| (&pool["pool"], pool["share"].as_f64())).collect();
+        let expected = [(&"old".into(), Some(shares[0])), (&"new".into(), Some(shares[1]))];
+        assert_eq!(dealt, expected, "{action}: {routes}");
     }
     assert_eq!(act(&gateway, "explode").0, 404);
     let url = format!("http://{}", gateway.admin);

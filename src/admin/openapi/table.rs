@@ -135,7 +135,12 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
         "State with its reason, load, the engine's own figures and their age.",
         &[],
     ),
-    get("/routes", "Every route", "Pools with weight and ready replicas.", &[]),
+    get(
+        "/routes",
+        "Every route",
+        "Pools with weight, share of new requests (a canary's as it is now) and ready replicas.",
+        &[],
+    ),
     get(
         "/decisions",
         "The last 200 decisions",
