@@ -107,8 +107,11 @@ impl Plan {
     }
 
     /// Time has passed in which the canary could answer, and `missing` says what a verdict lacks; returns whether the step ended. One
-    /// that lacks something goes on, for [`MAX_SOAKS`] soaks in all, and then pauses.
+    /// that lacks something goes on, for [`MAX_SOAKS`] soaks in all, and then pauses, with what it lacks by now as the reason.
     pub fn soak(&mut self, canary: &Canary, passed: Duration, missing: Option<&str>) -> bool {
+        if self.state == RolloutState::Paused && self.reason.starts_with(NO_VERDICT) {
+            self.reason = no_verdict(self.lacks(canary, missing).as_deref().unwrap_or(NOTHING_MISSING));
+        }
         if self.state != RolloutState::Running {
             return false;
         }
@@ -116,22 +119,19 @@ impl Plan {
         let shadow = canary.shadow.filter(|_| self.is_shadow(canary));
         // One that has had requests does not go back to copies, whatever is configured later.
         self.is_past_shadow = shadow.is_none();
-        let of_step = || Some((canary.steps.get(self.step)?.soak, canary.min_requests));
-        let Some((soak, answers)) = shadow.map(|shadow| (shadow.soak, shadow.min_requests)).or_else(of_step)
-        else {
+        let of_step = || canary.steps.get(self.step).map(|step| step.soak);
+        let Some(soak) = shadow.map(|shadow| shadow.soak).or_else(of_step) else {
             self.enter(RolloutState::Promoted, ALL_STEPS);
             return true;
         };
         if self.soaked < soak.as_secs_f64() {
             return false;
         }
-        let all = self.answers + self.answers_elsewhere;
-        let few = (all < answers).then(|| format!("{all} of {answers} answers"));
-        if let Some(missing) = few.as_deref().or(missing) {
+        if let Some(missing) = self.lacks(canary, missing) {
             if self.soaked >= MAX_SOAKS * soak.as_secs_f64() {
                 // Resumed, it has the other soaks again.
                 self.soaked = soak.as_secs_f64();
-                self.enter(RolloutState::Paused, &format!("no verdict after {MAX_SOAKS} soaks: {missing}"));
+                self.enter(RolloutState::Paused, &no_verdict(&missing));
                 return true;
             }
             return false;
@@ -145,6 +145,14 @@ impl Plan {
             self.reason = self.place(canary);
         }
         true
+    }
+
+    /// What a verdict on this step lacks: answers, or else what is `missing`.
+    fn lacks(&self, canary: &Canary, missing: Option<&str>) -> Option<String> {
+        let shadow = canary.shadow.filter(|_| self.is_shadow(canary));
+        let answers = shadow.map_or(canary.min_requests, |shadow| shadow.min_requests);
+        let all = self.answers + self.answers_elsewhere;
+        if all < answers { Some(format!("{all} of {answers} answers")) } else { missing.map(str::to_owned) }
     }
 
     fn place(&self, canary: &Canary) -> String {
@@ -252,12 +260,19 @@ impl Plan {
     }
 }
 
+fn no_verdict(missing: &str) -> String {
+    format!("{NO_VERDICT}{MAX_SOAKS} soaks: {missing}")
+}
+
 /// Soaks that a step may take until a breach would have been seen.
 const MAX_SOAKS: f64 = 4.0;
 const ALL_STEPS: &str = "all steps held";
 const SHADOW: &str = "shadow: copies of requests";
 /// How the reason of one that runs begins.
 const PLACE: &str = "step ";
+/// How the reason of one that paused without a verdict begins.
+const NO_VERDICT: &str = "no verdict after ";
+const NOTHING_MISSING: &str = "nothing is missing any more, resume it";
 
 #[cfg(test)]
 mod tests {
@@ -357,6 +372,25 @@ mod tests {
         assert_eq!(plan.act(Action::Resume), Ok(false));
         assert!(plan.soak(&canary, Duration::ZERO, None));
         assert_eq!((plan.state, plan.step), (RolloutState::Running, 1));
+    }
+
+    #[test]
+    fn a_pause_without_a_verdict_says_what_is_missing_now() {
+        let (canary, mut plan) = (canary("min_requests = 10\n"), Plan::default());
+        let minute = Duration::from_secs(60);
+        (0..4).for_each(|_| _ = plan.soak(&canary, minute, None));
+        assert_eq!(
+            (plan.state, &*plan.reason),
+            (RolloutState::Paused, "no verdict after 4 soaks: 0 of 10 answers")
+        );
+        plan.answers = 12;
+        assert!(!plan.soak(&canary, minute, Some("the baseline has answered nothing")), "it stays paused");
+        assert_eq!(plan.reason, "no verdict after 4 soaks: the baseline has answered nothing");
+        assert!(!plan.soak(&canary, minute, None));
+        assert_eq!(plan.reason, "no verdict after 4 soaks: nothing is missing any more, resume it");
+        assert!(plan.act(Action::Resume).is_ok() && plan.act(Action::Pause).is_ok());
+        plan.soak(&canary, minute, Some("the baseline has answered nothing"));
+        assert_eq!(plan.reason, "paused by hand", "an operator's word stays");
     }
 
     #[test]
