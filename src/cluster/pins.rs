@@ -115,5 +115,6 @@ impl SharedPins {
 /// Seconds that a pin is kept: engines forget their responses when they restart.
 const KEPT: u32 = 24 * 3600;
 const MAX_AT_ONCE: usize = 500;
-/// A pin is written within [`FLUSH_EVERY`] of its response.
-const ON_ITS_WAY: std::time::Duration = FLUSH_EVERY.saturating_mul(4);
+/// A pin is written within [`FLUSH_EVERY`] of its response, on a busy machine later: an id that no gateway made waits in vain,
+/// one that was made must not be refused.
+const ON_ITS_WAY: std::time::Duration = FLUSH_EVERY.saturating_mul(40);

@@ -156,7 +156,7 @@ const MAX_PINS: usize = 100_000;
 /// Questions that wait.
 const MAX_ASKED: usize = 256;
 /// For another gateway's answer.
-const PATIENCE: Duration = Duration::from_millis(250);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -58,9 +58,16 @@ fn metric(gateway: &Gateway, family: &str) -> f64 {
 async fn in_step([one, other]: &[Gateway; 2]) {
     let of = |gateway, direction| sum(gateway, "tokenway_cluster_notices_total", direction);
     let is_in_step = || of(one, "sent") == of(other, "received") && of(other, "sent") == of(one, "received");
-    // A batch is due every 20 ms: what just ended is in none yet.
-    tokio::time::sleep(Duration::from_millis(60)).await;
-    until("what one knows the other knows", is_in_step).await;
+    let mut before = None;
+    loop {
+        // A batch is due every 20 ms: what just ended is in none yet, and a busy broker may not have taken the last one.
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        until("what one knows the other knows", is_in_step).await;
+        let sent = of(one, "sent") + of(other, "sent");
+        if before.replace(sent) == Some(sent) {
+            return;
+        }
+    }
 }
 
 fn body(prompt: &str) -> String {
