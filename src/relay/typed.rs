@@ -63,7 +63,7 @@ fn message<'a>(
             if let Some(start) = event.message.and_then(ResponseObject::read) {
                 state.answer.note_id(start.id);
                 state.answer.note_model(start.model);
-                state.answer.note_usage(start.usage);
+                state.answer.note_prompt_usage(start.usage);
             }
             state.choice(0);
             emit(Event::Other);

@@ -62,7 +62,7 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
     let _ = Cursor::new(text).object(|key, value| {
         match key.escaped().unwrap_or_default() {
             "choices" if value.ahead() == JsonKind::Array => answer.note_choices(dialect, value)?,
-            "usage" if value.ahead() == JsonKind::Object => answer.note_counts(&Usage::read(value)?),
+            "usage" if value.ahead() == JsonKind::Object => answer.note_counts(Usage::read(value)?.counts()),
             name => answer.note_member(dialect, name, value.value()?),
         }
         Ok::<_, JsonError>(())
@@ -151,12 +151,18 @@ impl AnswerFacts {
     /// Merges a `usage` object: what it leaves out keeps its earlier value.
     pub(super) fn note_usage(&mut self, usage: Option<Raw<'_>>) {
         if let Some(usage) = usage.and_then(Usage::of) {
-            self.note_counts(&usage);
+            self.note_counts(usage.counts());
         }
     }
 
-    fn note_counts(&mut self, usage: &Usage) {
-        let counts = usage.counts();
+    /// The same at the start of an answer: its output tokens, none or one, are no count of what follows.
+    pub(super) fn note_prompt_usage(&mut self, usage: Option<Raw<'_>>) {
+        if let Some(usage) = usage.and_then(Usage::of) {
+            self.note_counts(TokenCounts { output: None, ..usage.counts() });
+        }
+    }
+
+    fn note_counts(&mut self, counts: TokenCounts) {
         let tokens = &mut self.tokens;
         tokens.input = counts.input.or(tokens.input);
         tokens.cached = counts.cached.or(tokens.cached);

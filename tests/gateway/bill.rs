@@ -30,14 +30,22 @@ async fn start(replica: &Replica, budget: Budget) -> Gateway {
     Gateway::start(config).await
 }
 
-async fn asking(gateway: &Gateway, is_stream: bool) -> Client {
+async fn posting(gateway: &Gateway, path: &str, body: &str) -> Client {
     let mut client = gateway.client().await;
+    client.post(path, &[("authorization", "Bearer a")], body.as_bytes()).await;
+    client
+}
+
+async fn asking_at(gateway: &Gateway, path: &str, is_stream: bool) -> Client {
     let words = "word ".repeat(WORDS);
     let body = format!(
         r#"{{"model":"tiny","stream":{is_stream},"max_tokens":9,"messages":[{{"role":"user","content":"{words}"}}]}}"#
     );
-    client.post(PATH, &[("authorization", "Bearer a")], body.as_bytes()).await;
-    client
+    posting(gateway, path, &body).await
+}
+
+async fn asking(gateway: &Gateway, is_stream: bool) -> Client {
+    asking_at(gateway, PATH, is_stream).await
 }
 
 async fn ask(gateway: &Gateway, is_stream: bool) -> Reply {
@@ -182,4 +190,48 @@ async fn streams_without_usage_are_billed_by_what_budgets_count() {
     replica.next(wire::stream([wire::ROLE, &wire::content("x"), wire::FINISH, wire::USAGE, wire::DONE]));
     ask(&gateway, true).await;
     assert_eq!(tokens(&gateway), (3 * input + 9, output + 5), "the engine's usage is better");
+}
+
+const MESSAGES: &str = "/v1/messages";
+const MESSAGE_START: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\
+    \"type\":\"message\",\"role\":\"assistant\",\"content\":[],\"model\":\"tiny\",\"stop_reason\":null,\
+    \"usage\":{\"input_tokens\":22,\"output_tokens\":0}}}\n\n";
+const MESSAGE_END: &str = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\
+    \"usage\":{\"input_tokens\":22,\"output_tokens\":9}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+
+/// A message that has begun with two events of content.
+fn begun_message(then: impl IntoIterator<Item = Step>) -> Vec<Step> {
+    let delta = |text: &str| {
+        wire::event(format!(
+            "event: content_block_delta\ndata: {{\"type\":\"content_block_delta\",\"index\":0,\
+             \"delta\":{{\"type\":\"text_delta\",\"text\":\"{text}\"}}}}\n\n"
+        ))
+    };
+    let begun = [wire::sse_head(), wire::event(MESSAGE_START), delta("x"), delta("y")];
+    begun.into_iter().chain(then).collect()
+}
+
+#[tokio::test]
+async fn a_message_that_ends_early_is_billed_by_what_was_delivered() {
+    let replica = Replica::start().await;
+    let gateway = start(&replica, budget()).await;
+    let gate = Gate::new();
+    replica.next(begun_message([Step::Wait(gate.clone())]));
+    let mut client = asking_at(&gateway, MESSAGES, true).await;
+    client.head().await;
+    client.read_until("\"y\"").await;
+    drop(client);
+    gateway.idle().await;
+    gate.cancel();
+    assert_eq!(tokens(&gateway), (22, 2), "its client left");
+
+    replica.next(begun_message([Step::Close]));
+    asking_at(&gateway, MESSAGES, true).await.reply().await;
+    gateway.idle().await;
+    assert_eq!(tokens(&gateway), (44, 4), "it broke after content");
+
+    replica.next(begun_message([wire::event(MESSAGE_END), Step::End]));
+    assert_eq!(asking_at(&gateway, MESSAGES, true).await.reply().await.status(), 200);
+    gateway.idle().await;
+    assert_eq!(tokens(&gateway), (66, 13), "the engine's usage is better");
 }
