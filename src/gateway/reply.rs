@@ -21,6 +21,7 @@ use crate::observe::record_guard::RecordGuard;
 use crate::observe::stages::{StageSource, at_the_engine};
 use crate::record::{DecisionSummary, Outcome, RateLimit, RateLimits, Record, Ways, cut};
 use crate::relay::aborting::AbortingBody;
+use crate::relay::answer_ends;
 use crate::relay::body::ReplyBody;
 use crate::relay::error_event;
 use crate::relay::heartbeat::HeartbeatBody;
@@ -214,15 +215,18 @@ fn relay(
         }
         UpstreamResponse::Large { head, first, rest, lease } => {
             let is_stream = is_event_stream(&head.headers);
-            if is_stream || is_json_lines(&head.headers) {
+            let is_in_pieces = is_stream || is_json_lines(&head.headers);
+            if is_in_pieces {
                 guard.answers_in_pieces();
             }
+            let is_counted =
+                !is_in_pieces && head.status.is_success() && guard.record().dialect.has_own_usage();
             // The stream of a response that was made before, from where its client has it.
             let is_resumed = is_stream && guard.record().dialect == Dialect::StoredResponse;
             let events = is_resumed.then(|| Scanner::new(Dialect::Responses, Echo::Off));
             let headers = finish(guard.record(), head.headers);
-            let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick).judged_by(events);
-            (headers, ReplyBody::Large(Box::new(body)))
+            let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick);
+            (headers, ReplyBody::Large(Box::new(body.judged_by(events).counted(is_counted))))
         }
     }
 }
@@ -294,6 +298,10 @@ fn whole(
             active.pick.assignment.served_whole(now, output);
         }
         record_facts(record, facts);
+    } else if status.is_success() && record.dialect.has_own_usage() {
+        // It is charged and not learned from: vectors and scores show nothing of how fast text is written.
+        record.tokens = answer_ends::tokens(&answer.body);
+        active.pick.used(record.tokens);
     }
     ReplyBody::Whole(WholeBody::watched(answer.body, guard, active.watch))
 }

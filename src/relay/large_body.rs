@@ -12,6 +12,7 @@ use http::StatusCode;
 use hyper::body::{Body, Frame};
 
 use super::aborting::Aborted;
+use super::answer_ends::AnswerEnds;
 use super::sse::Scanner;
 use super::stream_state::StreamEnd;
 use super::verdict;
@@ -35,6 +36,8 @@ pub struct LargeBody {
     status: StatusCode,
     /// The state of a stream by its events, where they are understood.
     events: Option<Box<Scanner>>,
+    /// Where its token counts are, if it has any of its own.
+    ends: Option<Box<AnswerEnds>>,
     is_ended: bool,
 }
 
@@ -51,13 +54,20 @@ impl LargeBody {
     ) -> Self {
         let status = StatusCode::from_u16(guard.record().status).unwrap_or_default();
         let first = Some(first).filter(|bytes| !bytes.is_empty());
-        Self { first, rest, lease, guard, watch, pick, status, events: None, is_ended: false }
+        Self { first, rest, lease, guard, watch, pick, status, events: None, ends: None, is_ended: false }
     }
 
     /// It is a stream whose events these are.
     #[must_use]
     pub fn judged_by(mut self, events: Option<Scanner>) -> Self {
         self.events = events.map(Box::new);
+        self
+    }
+
+    /// It may have `usage` of its request.
+    #[must_use]
+    pub fn counted(mut self, is_counted: bool) -> Self {
+        self.ends = is_counted.then(Box::default);
         self
     }
 
@@ -103,6 +113,9 @@ impl LargeBody {
         if let Some(events) = &mut self.events {
             events.feed(&data, |_, _| {});
         }
+        if let Some(ends) = &mut self.ends {
+            ends.take(&data);
+        }
         let now = self.guard.clock().now();
         self.watch.restart_silence(now);
         self.watch.waits_for_client(now);
@@ -115,6 +128,11 @@ impl LargeBody {
     fn complete(&mut self) {
         self.is_ended = true;
         self.settle();
+        if let Some(ends) = self.ends.take() {
+            let tokens = ends.tokens();
+            self.pick.used(tokens);
+            self.guard.record().tokens = tokens;
+        }
         if let Some(lease) = self.lease.take() {
             lease.give_back();
         }

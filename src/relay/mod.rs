@@ -2,7 +2,8 @@
 //!
 //! Pure (bytes and stamps in, facts out; the same code runs live, in tests and in simulated time): [`frame`] finds where
 //! SSE events end, [`sse`] feeds whole events to [`classify`] ([`template`] is its fast path), [`usage`] keeps what an
-//! answer says of itself, [`timeline`] turns content events into latencies, [`itl_slo`] checks them against the SLO.
+//! answer says of itself ([`answer_ends`]: one that is not read whole), [`timeline`] turns content events into latencies,
+//! [`itl_slo`] checks them against the SLO.
 //! [`usage_filter`] and [`error_event`] are the only places where a stream's bytes change.
 //!
 //! [`ws_frames`] tells where a WebSocket's frames end, [`verdict`] how a request ends by an answer that is relayed as it is.
@@ -11,6 +12,7 @@
 //! bodies that hyper polls ([`body`]), [`watch`] enforces their deadlines from one task.
 
 pub mod aborting;
+pub mod answer_ends;
 pub mod body;
 mod chunk;
 pub mod classify;

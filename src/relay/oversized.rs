@@ -64,7 +64,7 @@ fn typed(state: &mut StreamState, name: &str, head: &str, tail: &str, emit: &mut
 }
 
 /// A member of the object whose beginning is `head`.
-fn member_of<'a>(name: &str, head: &'a str) -> Option<Raw<'a>> {
+pub(super) fn member_of<'a>(name: &str, head: &'a str) -> Option<Raw<'a>> {
     let mut found = None;
     // As above.
     let _ = Cursor::new(head).object(|key, value| {
@@ -78,7 +78,7 @@ fn member_of<'a>(name: &str, head: &'a str) -> Option<Raw<'a>> {
 
 /// The value of the last such key in `tail`, the end of an event, that stands within `depth` brackets. Behind the end of the
 /// JSON there is no string, so quotes and brackets can be counted from there.
-fn value_of<'a>(name: &str, depth: usize, tail: &'a str) -> Option<Raw<'a>> {
+pub(super) fn value_of<'a>(name: &str, depth: usize, tail: &'a str) -> Option<Raw<'a>> {
     let bytes = tail.as_bytes();
     let mut open = 0_usize;
     // Where the string ends that is being walked through.
@@ -108,7 +108,7 @@ fn value_of<'a>(name: &str, depth: usize, tail: &'a str) -> Option<Raw<'a>> {
 }
 
 /// Brackets around the members of an event, of a response inside it, of a choice inside it.
-const EVENT: usize = 1;
+pub(super) const EVENT: usize = 1;
 const RESPONSE: usize = 2;
 const CHOICE: usize = 3;
 

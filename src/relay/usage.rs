@@ -247,6 +247,7 @@ pub(super) struct Usage {
     completion_tokens: Option<u64>,
     input_tokens: Option<u64>,
     output_tokens: Option<u64>,
+    total_tokens: Option<u64>,
     cache_read_input_tokens: Option<u64>,
     cache_creation_input_tokens: Option<u64>,
     cached_tokens: Option<u64>,
@@ -266,6 +267,7 @@ impl Usage {
                 "completion_tokens" => &mut usage.completion_tokens,
                 "input_tokens" => &mut usage.input_tokens,
                 "output_tokens" => &mut usage.output_tokens,
+                "total_tokens" => &mut usage.total_tokens,
                 "cache_read_input_tokens" => &mut usage.cache_read_input_tokens,
                 "cache_creation_input_tokens" => &mut usage.cache_creation_input_tokens,
                 "prompt_tokens_details" | "input_tokens_details" if value.ahead() == JsonKind::Object => {
@@ -293,8 +295,11 @@ impl Usage {
         // Anthropic counts what was read from or written to the cache beside `input_tokens`, the others within.
         let [read, created] = [self.cache_read_input_tokens, self.cache_creation_input_tokens];
         let beside = read.unwrap_or(0).saturating_add(created.unwrap_or(0));
+        // Other engines' reranks have the total alone.
+        let rest = || self.total_tokens.map(|n| n.saturating_sub(self.output().unwrap_or(0)));
+        let input = self.prompt_tokens.or(self.input_tokens.map(|n| n.saturating_add(beside)));
         TokenCounts {
-            input: self.prompt_tokens.or(self.input_tokens.map(|n| n.saturating_add(beside))).map(Tokens),
+            input: input.or_else(rest).map(Tokens),
             cached: self.cached_tokens.or(self.cache_read_input_tokens).map(Tokens),
             output: self.output().map(Tokens),
         }

@@ -121,6 +121,13 @@ impl Dialect {
         matches!(self, Self::Responses)
     }
 
+    /// Whether the `usage` of a whole answer is that of its request. A stored response has that of the request that made it; of other
+    /// opaque bodies nothing is known.
+    #[must_use]
+    pub fn has_own_usage(self) -> bool {
+        self.body_form() != BodyForm::Opaque
+    }
+
     /// Whether a request by this method is owed an answer with content, or a tunnel. One about a stored response, or on a path that is
     /// not known, may be answered without.
     #[must_use]

@@ -235,3 +235,64 @@ async fn a_message_that_ends_early_is_billed_by_what_was_delivered() {
     gateway.idle().await;
     assert_eq!(tokens(&gateway), (66, 13), "the engine's usage is better");
 }
+
+#[tokio::test]
+async fn vectors_and_scores_are_billed_by_the_engines_usage() {
+    let usage =
+        r#"{"prompt_tokens":5000,"total_tokens":5000,"completion_tokens":0,"prompt_tokens_details":null}"#;
+    let vectors = |bytes: usize| {
+        let vector = "0.125,".repeat(bytes / 6) + "1";
+        format!(
+            r#"{{"id":"e","object":"list","model":"tiny","data":[{{"index":0,"embedding":[{vector}]}}],"usage":{usage}}}"#
+        )
+    };
+    // vLLM's rerank has its usage in front of documents, which may quote anything.
+    let ranks = |texts: usize| {
+        let text = r#"\"usage\":{\"prompt_tokens\":7}}"#.repeat(texts);
+        format!(
+            r#"{{"id":"r","model":"tiny","usage":{usage},"results":[{{"index":0,"document":{{"text":"{text}"}},"relevance_score":0.5}}]}}"#
+        )
+    };
+    let cohere = r#"{"id":"e","embeddings":{"float":[[0.1]]},"texts":["x"],"meta":{"api_version":{"version":"2"},"tokens":{"input_tokens":5000}}}"#;
+    let embed = r#"{"model":"tiny","input":"x"}"#;
+    let rank = r#"{"model":"tiny","query":"x","documents":["y"]}"#;
+    for (path, body, answer) in [
+        ("/v1/embeddings", embed, vectors(60)),
+        ("/v1/embeddings", embed, vectors(100_000)),
+        ("/v1/embeddings", embed, vectors(3 << 20)),
+        ("/v2/embed", embed, cohere.to_owned()),
+        ("/rerank", rank, ranks(1)),
+        ("/v1/rerank", rank, ranks(1_000)),
+        ("/v2/rerank", rank, ranks(100_000)),
+        ("/v1/rerank", rank, r#"{"results":[],"usage":{"total_tokens":5000}}"#.to_owned()),
+        ("/v1/score", rank, format!(r#"{{"data":[{{"index":0,"score":0.5}}],"usage":{usage}}}"#)),
+        (PATH, r#"{"model":"tiny","messages":[]}"#, vectors(3 << 20)),
+    ] {
+        let replica = Replica::start().await;
+        let gateway = start(&replica, budget()).await;
+        replica.always(wire::json(200, &answer));
+        let reply = posting(&gateway, path, body).await.reply().await;
+        assert_eq!((reply.status(), reply.text().len()), (200, answer.len()), "{path}");
+        gateway.idle().await;
+        assert_eq!(tokens(&gateway), (5000, 0), "{path} of {} bytes", answer.len());
+        let all = counted(&gateway, "tokenway_tokens_total", "kind=\"input_unknown\"");
+        assert!((all - 5000.0).abs() < 1e-9, "{path}: {all}");
+    }
+}
+
+#[tokio::test]
+async fn a_stored_response_that_is_read_again_is_not_billed_again() {
+    let replica = Replica::start().await;
+    let gateway = start(&replica, budget()).await;
+    let response = r#"{"id":"resp_1","object":"response","model":"tiny","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"x"}]}],"usage":{"input_tokens":50,"output_tokens":10,"total_tokens":60}}"#;
+    replica.always(wire::json(200, response));
+    let made = posting(&gateway, "/v1/responses", r#"{"model":"tiny","input":"x"}"#).await.reply().await;
+    assert_eq!(made.status(), 200);
+    gateway.idle().await;
+    assert_eq!(tokens(&gateway), (50, 10));
+    let mut client = gateway.client().await;
+    client.send("GET", "/v1/responses/resp_1", &[("authorization", "Bearer a")], b"").await;
+    assert_eq!(client.reply().await.status(), 200);
+    gateway.idle().await;
+    assert_eq!(tokens(&gateway), (50, 10));
+}

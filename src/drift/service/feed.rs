@@ -141,7 +141,9 @@ impl EndedRequest {
         let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
         let predicted = record.decision.as_ref().and_then(|d| d.predicted_ttft).map(seconds);
         let whole = answer_in_one_piece(record).map(seconds);
-        let output = record.tokens.output.map(|tokens| tokens.0 as f64);
+        // A whole answer of another API, such as a batch, is judged by its time alone.
+        let output = record.tokens.output.filter(|_| record.is_stream || record.dialect.generates());
+        let output = output.map(|tokens| tokens.0 as f64);
         let has_tokens = output.is_some_and(|tokens| tokens > 0.0);
         let ttft = record.ttft().map(seconds).or(whole.filter(|_| !has_tokens)).filter(|_| !is_cold);
         let is_answered = (record.ttft().is_some() || whole.is_some()) && !is_cold;
@@ -222,6 +224,7 @@ pub(super) fn seconds(clock: Clock, stamp: Stamp) -> f64 {
 mod tests {
     use super::*;
     use crate::observe::fixture;
+    use crate::request::dialect::Dialect;
     use crate::units::Tokens;
 
     #[test]
@@ -235,6 +238,9 @@ mod tests {
         };
         // 1,290 ms from its last byte, 150 of them predicted for the first of 21 tokens.
         assert_eq!(observed(&whole), (None, Some(54.0)));
+        whole.dialect = Dialect::ChatBatch;
+        assert_eq!(observed(&whole), (Some(1290.0), None), "a batch has no pace");
+        whole.dialect = Dialect::Chat;
         whole.tokens.output = None;
         assert_eq!(observed(&whole), (Some(1290.0), None));
         whole.tokens.output = Some(Tokens(0));

@@ -201,8 +201,8 @@ impl Tap for Feed {
         let is_refused = is_unary && is_over && record.status < 500;
         let is_open = !is_answered && !is_refused;
         let waited = || Some(record.at.end.since(record.at.read?).as_secs_f64());
-        let per_token =
-            |seconds: f64| seconds / record.tokens.output.map_or(1.0, |tokens| tokens.0.max(1) as f64);
+        let output = record.tokens.output.filter(|_| record.dialect.generates());
+        let per_token = |seconds: f64| seconds / output.map_or(1.0, |tokens| tokens.0.max(1) as f64);
         let answer_time = record.answered().filter(|_| is_unary && record.outcome == Outcome::Ok && !is_cold);
         let ended = Ended {
             attempts: attempts.collect(),
