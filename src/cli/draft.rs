@@ -16,6 +16,8 @@ pub(super) struct Draft {
     pub(super) attempts: Option<u32>,
     pub(super) pools: Vec<DraftPool>,
     pub(super) routes: Vec<DraftRoute>,
+    /// SHA-256 of the key that clients send, in hexadecimal.
+    pub(super) client_key: Option<String>,
 }
 
 /// A `[[pool]]`.
@@ -79,6 +81,13 @@ impl Draft {
             pool.keys.iter().for_each(|line| push_line(&mut out, line));
         }
         self.routes.iter().for_each(|route| route.render(&mut out));
+        if let Some(digest) = &self.client_key {
+            let _ = write!(
+                out,
+                "\n[[tenant]]   # clients send its key; others are refused\nname = \"clients\"\nkey_sha256 = [{}]\n",
+                quoted(digest)
+            );
+        }
         out
     }
 }

@@ -1,8 +1,11 @@
 //! Flags of the SGLang family: vllm-router, sglang-router, SMG.
 
+use sha2::{Digest as _, Sha256};
+
 use super::super::draft::{Draft, DraftPool, DraftRoute, quoted};
 use super::Notes;
 use crate::config::{PolicyName, Server};
+use crate::digits;
 
 /// Maps the flags; `--name value …`, `--name=value`.
 pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
@@ -56,9 +59,14 @@ impl Read {
                 }
                 None => notes.left(shown, "no such policy here; latency is used"),
             },
-            "api-key" => {
+            // These gateways ask their clients for it and send it to the engines.
+            "api-key" if !value.is_empty() => {
+                self.draft.client_key = Some(digits::hex_of(&Sha256::digest(value)));
                 self.pool.keys.push("engine_api_key = \"env:ENGINE_API_KEY\"".to_owned());
-                notes.add("--api-key: put the key into the variable ENGINE_API_KEY, or say file:PATH");
+                notes.add("--api-key: clients have to send it; remove [[tenant]] to let everyone in");
+                notes.add(
+                    "--api-key: for the engines put it into the variable ENGINE_API_KEY, or say file:PATH",
+                );
             }
             "request-timeout-secs" if flag.is_number() => self.route.total = notes.seconds(shown, value),
             "retry-max-retries" if flag.is_number() => self.draft.attempts = value.parse().ok(),

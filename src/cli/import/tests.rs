@@ -1,5 +1,7 @@
 //! What other gateways' settings become, and that nothing is lost without a word.
 
+use sha2::{Digest as _, Sha256};
+
 use super::*;
 use crate::cli::{Cli, Command};
 use crate::config::check::check_str;
@@ -37,6 +39,10 @@ fn flags_of_routers_become_a_pool_and_a_route() {
         assert_eq!((config.routes[0].policy, config.server.listen.port()), (PolicyName::Latency, 30000));
         assert_eq!((config.routes[0].timeouts.total.as_secs(), config.server.body_limit), (600, 1 << 20));
         assert!(said.contains("cache_aware: latency here") && !text.contains("sk-1"), "{said}");
+        let key: [u8; 32] = Sha256::digest("sk-1").into();
+        let keys: Vec<_> = config.tenants.iter().flat_map(|tenant| &tenant.key_digests).collect();
+        assert_eq!(keys, [&key], "clients need the key that they needed before");
+        assert!(config.pools[0].engine_api_key.is_some() && said.contains("clients have to send it"));
     }
 }
 
@@ -44,6 +50,7 @@ fn flags_of_routers_become_a_pool_and_a_route() {
 fn what_flags_write_passes_check_or_is_a_line() {
     let url = "--worker-urls http://a:8000";
     for (flags, left) in [
+        ("--api-key", "--api-key: "),
         ("--health-check-interval-secs 0", "--health-check-interval-secs 0: "),
         ("--health-check-timeout-secs 0", "--health-check-timeout-secs 0: "),
         ("--request-timeout-secs 0", "--request-timeout-secs 0: "),
