@@ -37,7 +37,8 @@ pub struct Fields<'a> {
     pub previous_response_id: Option<Cow<'a, str>>,
     /// `request_id` as it stands in the body: the client's own, where it sends no header.
     pub request_id: Option<Raw<'a>>,
-    /// `store` or `background` is true: of responses, what the engine makes stays there.
+    /// `store` or `background` is true: of responses, what the engine makes stays there. Without `store`, which OpenAI's API takes for
+    /// true, vLLM keeps nothing unless its operator wants it (`VLLM_ENABLE_RESPONSES_API_STORE`).
     pub is_stored: bool,
     /// What the engine makes its prompt of.
     pub prompt: PromptFields<'a>,

@@ -514,6 +514,7 @@ async fn work_that_acts_at_the_engine_is_sent_once() {
     let stored = r#"{"model":"tiny","input":"hi","store":true}"#;
     let background = r#"{"model":"tiny","input":"hi","background":true}"#;
     let plain = r#"{"model":"tiny","input":"hi","store":false}"#;
+    let default = r#"{"model":"tiny","input":"hi"}"#;
     let cut = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{".to_vec();
     let extra = |config: &mut Config| config.server.extra_paths = vec!["/v1/custom".into()];
     for (path, body, is_once) in [
@@ -521,6 +522,7 @@ async fn work_that_acts_at_the_engine_is_sent_once() {
         ("/v1/responses", background, true),
         ("/v1/custom", r#"{"model":"tiny"}"#, true),
         ("/v1/responses", plain, false),
+        ("/v1/responses", default, false),
     ] {
         for (script, status) in [
             (vec![Step::Reset], 502),

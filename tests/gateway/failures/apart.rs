@@ -193,6 +193,30 @@ async fn what_one_replica_has_to_answer_alone_is_sent_to_it_untouched() {
     assert_eq!(two.prefill.count(), 0);
 }
 
+/// vLLM stores a response without `store` only where its operator has switched that on: then it is found where it was decoded.
+#[tokio::test]
+async fn a_response_stays_in_one_place_where_its_client_asks_for_it_to_be_stored() {
+    let made = r#"{"id":"resp_1","object":"response","model":"tiny","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"x"}]}]}"#;
+    for (store, way) in [
+        ("\"store\":true,", "together stored 1"),
+        ("\"background\":true,", "together stored 1"),
+        ("", "apart always 1"),
+        ("\"store\":null,", "apart always 1"),
+        ("\"store\":false,", "apart always 1"),
+    ] {
+        let two = Two::start().await;
+        two.decode.always(wire::json(200, made));
+        let reply = two.post("/v1/responses", &format!(r#"{{"model":"tiny",{store}"input":"hi"}}"#)).await;
+        assert_eq!((reply.status(), reply.text()), (200, made), "{store}");
+        assert_eq!(ways(&two.gateway), [way], "{store}");
+        let asked = two.prefill.count();
+        let mut client = two.gateway.client().await;
+        client.send("GET", "/v1/responses/resp_1", &[], b"").await;
+        assert_eq!(client.reply().await.text(), made, "{store}");
+        assert_eq!((two.prefill.count(), two.decode.count()), (asked, 2), "{store}");
+    }
+}
+
 #[tokio::test]
 async fn never_and_too_few_tokens_stay_in_one_place() {
     let short = Prefill { min_uncached_tokens: 10_000, ..keys(PrefillWhen::Always) };
