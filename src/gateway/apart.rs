@@ -92,7 +92,7 @@ fn forbidden(request: &Prepared, side: &PrefillSide, pool: &PoolState, now: Stam
         Some(reason) => Some(reason),
         None if side.keys.when == PrefillWhen::Never => Some("never"),
         None if request.pinned.is_some() => Some("stored"),
-        None if pool.config().revision != side.pool.config().revision => Some("revision"),
+        None if !side.reaches(pool) => Some("revision"),
         None if side.is_closed(now) => Some("no_params"),
         None => None,
     }

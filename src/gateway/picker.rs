@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Gateway;
 use super::apart;
@@ -202,6 +203,21 @@ pub(super) fn pick_for_copy(gateway: &Gateway, request: &Prepared, at: usize) ->
         PickOutcome::Take(pick) => Some(pick),
         PickOutcome::Wait(_) | PickOutcome::Degrade => None,
     }
+}
+
+/// Picks a replica that fetches KV of the prefill pool for no client: the first pool's that can use it, past admission, because
+/// nothing is computed there; `None` if none is ready.
+pub(super) fn pick_for_release(gateway: &Gateway, request: &Prepared, tried: &Tried) -> Option<Box<Pick>> {
+    let side = request.route.prefill.as_ref()?;
+    let (now, none) = (gateway.clock.now(), SlotSet::new());
+    let elsewhere = Elsewhere { transfer: &|_, _| 0.0 };
+    let task = Task::Decode { after: Duration::ZERO, elsewhere };
+    let mut pools = request.route.pools.iter().map(|(pool, _)| pool).filter(|pool| side.reaches(pool));
+    pools.find_map(|pool| {
+        let tried = tried_in(tried, pool).unwrap_or(&none);
+        let asking = Asking { request, pool, policy: &*request.route.policy, task, tried };
+        asking.judge(now, |judged, scene| asking.take(judged, scene, Box::default(), now)).flatten()
+    })
 }
 
 fn tried_in<'t>(tried: &'t Tried, pool: &PoolState) -> Option<&'t SlotSet> {

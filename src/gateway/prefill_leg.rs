@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::attempt::{AttemptError, BufferedResponse, Deadline, Deadlines, UpstreamResponse};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
+use super::picker::Tried;
 use super::prefill_beside::{Beside, Landed, learn};
 use super::prefill_side::PrefillSide;
 use super::prepared::Prepared;
@@ -20,7 +21,7 @@ use crate::config::Connector;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{Attempt, AttemptCause};
+use crate::record::{Attempt, AttemptCause, SloBounds};
 use crate::request::dialect::Dialect;
 use crate::request::handoff::{self, Handoff, KEEP_KV, Room};
 use crate::request::pieces::Pieces;
@@ -222,7 +223,9 @@ impl Request<'_> {
     fn release(&mut self, body: Pieces) -> Box<Release> {
         let mut identity = Identity::of(self.guard.record());
         identity.request_id = format!("{}-release", identity.request_id).into();
-        let prepared = Box::new(self.prepared.copied(self.now()));
+        let mut prepared = Box::new(self.prepared.copied(self.now()));
+        // No client waits for it.
+        prepared.slo = SloBounds::default();
         Box::new(Release { incoming: self.incoming.copied(), prepared, identity, body })
     }
 
@@ -327,7 +330,7 @@ fn lost_after(expected: f64) -> Duration {
         .map_or(Duration::MAX, |times| LOST_AFTER.saturating_add(times))
 }
 
-/// A request of one token that fetches KV for no client.
+/// A request of one token that fetches KV for no client. Nothing waits for it, so it passes admission.
 #[derive(Debug)]
 struct Release {
     incoming: Box<IncomingRequest>,
@@ -338,19 +341,31 @@ struct Release {
 
 impl Release {
     async fn run(self: Box<Self>) {
-        let Self { incoming, prepared, identity, body } = &*self;
-        let gateway = &incoming.gateway;
-        let mut places = 0..prepared.route.pools.len();
-        let pick = places.find_map(|at| picker::pick_for_copy(gateway, prepared, at));
-        let Some(pick) = pick else { return };
-        let total = Deadline { at: gateway.clock.now().after(RELEASE_WITHIN), after: RELEASE_WITHIN };
+        let gateway = &self.incoming.gateway;
+        let end = gateway.clock.now().after(RELEASE_WITHIN);
+        let (mut tried, mut is_fetched) = (Tried::new(), false);
+        for _ in 0..RELEASE_ATTEMPTS {
+            let Some(pick) = picker::pick_for_release(gateway, &self.prepared, &tried) else { break };
+            picker::note_tried(&mut tried, &pick);
+            let sent = Arc::new(AtomicBool::new(false));
+            is_fetched = self.is_fetched(pick, end, &sent).await;
+            if is_fetched || sent.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        let result = if is_fetched { "fetched" } else { "failed" };
+        gateway.observer.metrics().families.requests.kv_released.inc([result]);
+    }
+
+    async fn is_fetched(&self, pick: Box<Pick>, end: Stamp, sent: &Arc<AtomicBool>) -> bool {
+        let Self { incoming, prepared, identity, body } = self;
+        let total = Deadline { at: end, after: RELEASE_WITHIN };
         let deadlines = Deadlines { first_token: None, total, ..prepared.deadlines() };
-        let outbound = Outbound { incoming, prepared, identity, body, deadlines, sent: None };
+        let outbound = Outbound { incoming, prepared, identity, body, deadlines, sent: Some(sent) };
         let mut flight = outbound.launch(pick, AttemptCause::Retry);
         let is_fetched = flight.land().await.is_ok_and(|answer| answer.status().is_success());
         flight.into_active().watch.close();
-        let result = if is_fetched { "fetched" } else { "failed" };
-        gateway.observer.metrics().families.requests.kv_released.inc([result]);
+        is_fetched
     }
 }
 
@@ -371,6 +386,8 @@ const LOST_AFTER: Duration = Duration::from_secs(30);
 const LOST_TIMES: f64 = 4.0;
 /// A transfer that takes longer has failed.
 const RELEASE_WITHIN: Duration = Duration::from_secs(10);
+/// Decoding replicas that are asked to release KV, as long as none has got the request.
+const RELEASE_ATTEMPTS: u8 = 2;
 
 #[cfg(test)]
 mod tests {

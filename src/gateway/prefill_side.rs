@@ -51,6 +51,11 @@ impl PrefillSide {
         })
     }
 
+    /// Whether KV of its replicas is of use in this pool: the house's own, of the same model on the same image.
+    pub(super) fn reaches(&self, pool: &PoolState) -> bool {
+        !pool.is_outside() && pool.config().revision == self.pool.config().revision
+    }
+
     /// Its engines answer without the object: no request goes there for a while.
     pub(super) fn close(&self, route: &str, now: Stamp) {
         self.gate.closed_until.store(now.after(CLOSED_FOR).as_nanos(), Ordering::Relaxed);

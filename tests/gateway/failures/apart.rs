@@ -1,6 +1,10 @@
 //! Prompts computed by one replica and decoded by another (`[route.prefill]`): one answer, whatever becomes of either leg.
 
-use tokenway::config::{Connector, Prefill, PrefillWhen};
+use std::time::Duration;
+
+use tokenway::config::{
+    Config, Connector, EngineKind, Outside, PolicyName, Pool, Prefill, PrefillWhen, WeightedPool,
+};
 
 use super::{CHAT, PATH, UNARY, clean};
 use crate::support::client::Reply;
@@ -33,7 +37,7 @@ async fn start(prefill: &[&Replica], decode: &[&Replica], keys: Prefill) -> Gate
     gateway
 }
 
-fn configured(prefill: &[&Replica], decode: &[&Replica], keys: Prefill) -> tokenway::config::Config {
+fn configured(prefill: &[&Replica], decode: &[&Replica], keys: Prefill) -> Config {
     let mut config = config::of(decode);
     config.pools[0].revision = "r".into();
     let mut pool = config::pool("prefill", prefill);
@@ -305,7 +309,7 @@ async fn without_a_ready_prefill_replica_the_route_works_all_the_same() {
 async fn a_prefill_that_hangs_leaves_time_to_compute_it_elsewhere() {
     let (prefill, decode) = (Replica::start().await, Replica::start().await);
     let mut config = configured(&[&prefill], &[&decode], keys(PrefillWhen::Always));
-    config.routes[0].timeouts.first_token = std::time::Duration::from_millis(600);
+    config.routes[0].timeouts.first_token = Duration::from_millis(600);
     let gateway = Gateway::start(config).await;
     for (body, script, expected) in [
         (CHAT, wire::chat_stream(&["a", "b"]), clean()),
@@ -367,9 +371,8 @@ async fn kv_that_no_replica_was_asked_to_fetch_is_fetched_and_thrown_away() {
     }
     until("it is counted", || total(&gateway, "tokenway_kv_released_total{result=\"fetched\"}") == 1).await;
     gateway.idle().await;
-    let is_release = |request: &&Received| request.header("x-request-id").unwrap().ends_with("-release");
     let received = two.received();
-    let released: Vec<_> = received.iter().filter(is_release).collect();
+    let released: Vec<_> = received.iter().filter(|request| is_release(request)).collect();
     assert_eq!((released.len(), received.len(), prefill.count()), (1, 3, 3));
     let body: serde_json::Value = serde_json::from_slice(&released[0].body).unwrap();
     let params: serde_json::Value = serde_json::from_str(PARAMS).unwrap();
@@ -377,6 +380,105 @@ async fn kv_that_no_replica_was_asked_to_fetch_is_fetched_and_thrown_away() {
         (&body["kv_transfer_params"], &body["max_tokens"], &body["stream"]),
         (&params, &1.into(), &false.into())
     );
+}
+
+fn is_release(request: &Received) -> bool {
+    request.header("x-request-id").unwrap().ends_with("-release")
+}
+
+/// [`configured`], with an outside provider and a pool of another revision as standbys, in this order before the route's own.
+fn with_standbys(prefill: &Replica, decode: &[&Replica], standbys: [(&str, &Replica); 2]) -> Config {
+    let mut config = configured(&[prefill], decode, keys(PrefillWhen::Always));
+    for (at, (name, replica)) in standbys.into_iter().enumerate() {
+        let mut pool = Pool { standby: true, ..config::pool(name, &[replica]) };
+        if name == "provider" {
+            // Even if it is called the same there.
+            pool.revision = "r".into();
+            let model = "gpt-x".into();
+            pool.outside = Some(Outside { model, requests_per_minute: None, tokens_per_minute: None });
+            pool.engine = EngineKind::Generic;
+            pool.engine_profile = EngineKind::Generic.profile().into();
+        }
+        config.routes[0].pools.insert(at, WeightedPool { pool: config.pools.len(), weight: 0 });
+        config.pools.push(pool);
+    }
+    config.routes[0].outside = true;
+    config
+}
+
+#[tokio::test]
+async fn kv_leaves_neither_the_house_nor_its_revision() {
+    for is_provider_first in [true, false] {
+        let (prefill, provider, other) =
+            (Replica::start().await, Replica::start().await, Replica::start().await);
+        let (one, two) = (Replica::start().await, Replica::start().await);
+        prefill.always(computed());
+        let mut standbys = [("provider", &provider), ("other", &other)];
+        standbys.sort_unstable_by_key(|(name, _)| (*name == "provider") != is_provider_first);
+        let gateway = Gateway::start(with_standbys(&prefill, &[&one, &two], standbys)).await;
+        one.stop_listening().await;
+        for _ in 0..2 {
+            assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+        }
+        let fetched = || total(&gateway, "tokenway_kv_released_total{result=\"fetched\"}") == 1;
+        until("it is counted", fetched).await;
+        gateway.idle().await;
+        assert_eq!((provider.count(), other.count()), (0, 0));
+        assert_eq!(two.received().iter().filter(|request| is_release(request)).count(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_provider_gets_no_second_leg_once_it_is_all_that_is_left() {
+    let (prefill, provider, other) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let own = Replica::start().await;
+    prefill.always(computed());
+    let standbys = [("provider", &provider), ("other", &other)];
+    let gateway = Gateway::start(with_standbys(&prefill, &[&own], standbys)).await;
+    own.stop_listening().await;
+    assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+    assert_eq!(provider.only().text(), CHAT.replace("tiny", "gpt-x"));
+}
+
+#[tokio::test]
+async fn kv_that_no_replica_can_fetch_is_counted() {
+    let two = Two::start().await;
+    two.decode.stop_listening().await;
+    assert!(two.post(PATH, CHAT).await.status() >= 500);
+    until("it is counted", || total(&two.gateway, "tokenway_kv_released_total{result=\"failed\"}") == 1)
+        .await;
+    assert_eq!(total(&two.gateway, "tokenway_kv_released_total{result=\"fetched\"}"), 0);
+}
+
+/// A prompt of one token waits for no queue.
+#[tokio::test]
+async fn kv_is_released_by_a_replica_that_has_prompts_to_compute() {
+    let (prefill, decode) = (Replica::start().await, Replica::start().await);
+    let mut config = configured(&[&prefill], &[&decode], keys(PrefillWhen::Always));
+    config.routes[0].policy = PolicyName::Latency;
+    config.routes[0].timeouts.connect = Duration::from_secs(1);
+    config.pools[0].max_connections = std::num::NonZeroUsize::MIN;
+    let gateway = Gateway::start(config).await;
+    let in_place = CHAT.replace("\"stream\"", "\"n\":2,\"stream\"");
+    decode.next([vec![Step::Tick], wire::chat_stream(&["a", "b"])].concat());
+    assert_eq!(gateway.post(PATH, &in_place).await.status(), 200);
+    gateway.idle().await;
+    let (computes, decodes) = (Gate::new(), Gate::new());
+    prefill.next([vec![Step::Wait(computes.clone())], computed()].concat());
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    prefill.got(1).await;
+    // The only connection, and seconds of work.
+    decode.next([vec![Step::Wait(decodes.clone())], wire::chat_stream(&["a", "b"])].concat());
+    let mut busy = gateway.client().await;
+    let long = "word ".repeat(100_000);
+    busy.post(PATH, &[], in_place.replace("\"hi\"", &format!("\"{long}\"")).as_bytes()).await;
+    decode.got(2).await;
+    computes.cancel();
+    assert_eq!(client.reply().await.status(), 504, "no connection was free in time");
+    until("it is counted", || total(&gateway, "tokenway_kv_released_total{result") == 1).await;
+    decodes.cancel();
+    assert_eq!(busy.reply().await.status(), 200);
 }
 
 /// Its engine lets the blocks go; a second reader would read another prompt's.
