@@ -73,6 +73,10 @@ impl ReplicaSuccessor {
         progress: Progress,
         pool: &PoolState,
     ) -> Result<Option<Continuation>, &'static str> {
+        if pool.is_outside() {
+            // A provider gets the client's own body and nothing that the gateway writes.
+            return Err("outside");
+        }
         self.left = self.left.checked_sub(1).ok_or("limit")?;
         let gateway = &self.incoming.gateway;
         let prompt = self.prepared.prompt.chain.whole();

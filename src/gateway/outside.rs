@@ -13,16 +13,15 @@ use crate::request::fields;
 use crate::request::pieces::Pieces;
 use crate::request::splice::{Edits, splice};
 
-/// The body for the provider; `sent` is what the gateway's own engines would get.
-pub(super) fn body(prepared: &Prepared, dialect: Dialect, sent: &Pieces, model: &str) -> Pieces {
-    // A continued stream has a body of its own, which is the gateway's.
-    let is_first = std::ptr::eq(sent, &raw const prepared.body);
-    let own = &if is_first { prepared.held.bytes.clone() } else { sent.whole() };
-    if dialect.body_form() != BodyForm::Json || own.is_empty() {
-        return sent.clone();
+/// The body for the provider. The gateway's own engines would get [`Prepared::body`].
+pub(super) fn body(prepared: &Prepared, dialect: Dialect, model: &str) -> Pieces {
+    if dialect.body_form() != BodyForm::Json {
+        // The gateway writes nothing into a form but the name of its model.
+        return prepared.body.clone();
     }
-    let Ok(fields) = fields::parse(dialect, own) else { return sent.clone() };
-    let ask_usage = prepared.route.config.ask_usage && is_first;
+    let own = &prepared.held.bytes;
+    let Ok(fields) = fields::parse(dialect, own) else { return own.clone().into() };
+    let ask_usage = prepared.route.config.ask_usage;
     splice(dialect, own, &fields, Edits { model: Some(model), ask_usage, ..Edits::default() }).body
 }
 

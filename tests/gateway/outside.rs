@@ -1,7 +1,7 @@
 //! An outside provider as the last pool: what it gets, when, and how much.
 
 use sha2::{Digest, Sha256};
-use tokenway::config::{EngineKind, Outside, Pool, Secret, Tenant, WeightedPool};
+use tokenway::config::{Config, EngineKind, Outside, Pool, Secret, Tenant, WeightedPool};
 use tokenway::fleet::status::ReplicaState;
 
 use crate::support::client::Client;
@@ -19,15 +19,28 @@ async fn with_provider(
     for replica in [&local, &provider] {
         replica.always(answer(1));
     }
-    let mut config = config::of(&[&local]);
+    let mut config = configured(&local, &[&provider]);
     let outside = Outside { model: "gpt-x".into(), requests_per_minute, tokens_per_minute };
+    config.pools[1].outside = Some(outside);
+    (started(config).await, local, provider)
+}
+
+async fn started(config: Config) -> Gateway {
+    let gateway = Gateway::start(config).await;
+    until("all are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
+    gateway
+}
+
+fn configured(local: &Replica, providers: &[&Replica]) -> Config {
+    let mut config = config::of(&[local]);
+    let outside = Outside { model: "gpt-x".into(), requests_per_minute: None, tokens_per_minute: None };
     config.pools.push(Pool {
         standby: true,
         outside: Some(outside),
         engine: EngineKind::Generic,
         engine_profile: EngineKind::Generic.profile().into(),
         engine_api_key: Some(Secret::new("sk-provider")),
-        ..config::pool("provider", &[&provider])
+        ..config::pool("provider", providers)
     });
     let route = &mut config.routes[0];
     route.pools.push(WeightedPool { pool: 1, weight: 0 });
@@ -40,9 +53,7 @@ async fn with_provider(
         engine_priority: Some(3),
         ..Tenant::default()
     }];
-    let gateway = Gateway::start(config).await;
-    until("both are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
-    (gateway, local, provider)
+    config
 }
 
 fn answer(output: u64) -> Vec<Step> {
@@ -114,6 +125,26 @@ async fn a_provider_gets_nothing_that_a_client_means_for_this_house() {
     assert_eq!(got.header(passed.0), Some(passed.1));
     assert_eq!(got.header("content-type"), Some("application/json"));
     gateway.idle().await;
+}
+
+/// A continuation needs fields that engines of this house know, in a body that the gateway writes.
+#[tokio::test]
+async fn a_stream_that_breaks_at_a_provider_is_not_continued_there() {
+    let (local, one, two) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    for provider in [&one, &two] {
+        provider.always(wire::begun_then("he", [wire::event(wire::content("llo")), Step::Close]));
+    }
+    let mut config = configured(&local, &[&one, &two]);
+    config.routes[0].migrate = true;
+    let gateway = started(config).await;
+    local.stop_listening().await;
+    let body = BODY.replace("0.5", "0.5,\"stream\":true");
+    let reply = asking(&gateway, &body).await.reply().await;
+    assert!(reply.text().contains("llo") && !reply.text().contains("[DONE]"), "{}", reply.text());
+    gateway.idle().await;
+    let got: Vec<String> =
+        [one.received(), two.received()].concat().iter().map(|got| got.text().to_owned()).collect();
+    assert_eq!(got, [body.replace("tiny", "gpt-x")]);
 }
 
 #[tokio::test]
