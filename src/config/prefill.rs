@@ -106,7 +106,11 @@ pub(super) fn prefill(
             format!("pool \"{}\" has role \"decode\": it computes no prompts for others", pool.name);
         item.fault(message, "give it role = \"prefill\" or \"both\", or name another pool");
     }
-    if pools.iter().any(|weighted| weighted.pool == at) {
+    if pool.outside.is_some() {
+        let message =
+            format!("pool \"{}\" has [pool.outside]: a provider computes no prompts for others", pool.name);
+        item.fault(message, "name a pool of this house");
+    } else if pools.iter().any(|weighted| weighted.pool == at) {
         item.fault(
             "the route's own pool cannot be its prefill pool: prompts would go to where they are decoded",
             "list the replicas that compute prompts in a [[pool]] of their own",
@@ -164,11 +168,14 @@ mod tests {
     }
 
     fn first_fault(text: &str) -> Option<String> {
-        let faults = check_str("f.toml", text, &|_| None).err()?;
+        let faults = check_str("f.toml", text, &|_| Some("key".to_owned())).err()?;
         faults.iter().next().map(|fault| fault.message.clone())
     }
 
     const ONE: [&str; 2] = ["revision = \"r\"\nrole = \"prefill\"", "revision = \"r\"\nrole = \"decode\""];
+
+    const OUTSIDE: &str = "revision = \"r\"\nstandby = true\nengine = \"generic\"\nengine_api_key = \"env:KEY\"\n\
+                           [pool.outside]\nmodel = \"x\"";
 
     #[test]
     fn a_prefill_pool_beside_a_decoding_one_is_taken() {
@@ -216,6 +223,12 @@ mod tests {
                 "pools = [\"d\"]",
                 "pool = \"p\"",
                 Some("pool \"p\" has role \"decode\""),
+            ),
+            (
+                [OUTSIDE, "revision = \"r\""],
+                "pools = [\"d\"]\noutside = true",
+                "pool = \"p\"",
+                Some("pool \"p\" has [pool.outside]: a provider computes no prompts"),
             ),
             (both, "pools = [\"d\"]", "pool = \"q\"", Some("unknown pool \"q\"")),
             (both, "pools = [\"d\"]", "when = \"always\"", Some("[route.prefill] has no \"pool\"")),
