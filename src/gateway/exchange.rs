@@ -143,10 +143,7 @@ impl Exchange {
             shadow::offer(&self.incoming, &self.prepared, &mut self.guard, &pick);
             let Some(attempted) = self.send(pick).await? else { continue };
             if self.has_lost_kv(&attempted) {
-                if let Ok(answered) = attempted {
-                    answered.1.watch.close();
-                    last = Some(Ok(answered));
-                }
+                last = answer_of(attempted).map(Ok).or(last);
                 continue;
             }
             match attempted {
@@ -527,6 +524,17 @@ impl Exchange {
         }
         record::Attempt { engine_error, ..flight.entry(result, end) }
     }
+}
+
+/// The engine's own answer of an attempt that is over, for the client if no other is had.
+fn answer_of(attempted: Attempted) -> Option<Answered> {
+    let answered = match attempted {
+        Ok(answered) => answered,
+        Err((AttemptError::Replica(_, answer), active)) => (UpstreamResponse::Buffered(answer?), active),
+        Err(_) => return None,
+    };
+    answered.1.watch.close();
+    Some(answered)
 }
 
 /// What is sent: where `held_kv` is the KV of its prompt, without computing that again.

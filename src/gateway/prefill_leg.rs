@@ -247,7 +247,10 @@ impl HeldKv {
             // With its prompt computed elsewhere it was good enough.
             Ok((answer, _)) if answer.status().is_client_error() => Some("decode_refused"),
             Ok(_) => None,
-            Err(AttemptError::Replica(ReplicaFailure::ErrorEvent { .. }, _)) => Some(LOST),
+            Err(AttemptError::Replica(
+                ReplicaFailure::ErrorEvent { .. } | ReplicaFailure::Status { .. },
+                _,
+            )) => Some(LOST),
             Err(AttemptError::Overdue(failure)) if has_time(request.prepared, failure, now) => Some(LOST),
             // The replica itself failed, or the request.
             Err(_) => return None,

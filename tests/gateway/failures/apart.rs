@@ -334,6 +334,9 @@ async fn a_lost_transfer_is_computed_in_place_and_the_pair_avoided() {
     for (body, script, then, expected) in [
         (CHAT, lost(), wire::chat_stream(&["a", "b"]), clean()),
         (UNARY, wire::json(500, error), wire::json(200, whole), whole.to_owned()),
+        (CHAT, wire::json(503, error), wire::chat_stream(&["a", "b"]), clean()),
+        (UNARY, wire::json(502, "{}"), wire::json(200, whole), whole.to_owned()),
+        (UNARY, wire::json(504, "{}"), wire::json(200, whole), whole.to_owned()),
     ] {
         let two = Two::start().await;
         two.decode.next(script).next(then.clone());
@@ -347,6 +350,16 @@ async fn a_lost_transfer_is_computed_in_place_and_the_pair_avoided() {
         assert_eq!((two.prefill.count(), two.decode.count()), (1, 3));
         assert_eq!(ways(&two.gateway), ["together avoided 1", "together transfer_failed 1"]);
     }
+}
+
+#[tokio::test]
+async fn an_error_of_the_decoding_replica_is_the_client_s_where_no_other_can_take_the_request() {
+    let two = Two::start().await;
+    let error =
+        r#"{"error":{"message":"overloaded","type":"ServiceUnavailableError","param":null,"code":503}}"#;
+    two.decode.next(wire::json(503, error)).next(wire::json(503, error));
+    let reply = two.post(PATH, UNARY).await;
+    assert_eq!((reply.status(), reply.text()), (503, error));
 }
 
 #[tokio::test]
