@@ -154,12 +154,17 @@ impl Request<'_> {
             Err(AttemptError::Ours(failure)) => return Err(Leg::Failed(failure)),
             Err(AttemptError::Overdue(failure)) => {
                 pick.assignment.censored(now);
-                let has_time = has_time(self.prepared, &failure, now);
-                return Err(if has_time { Leg::Stays("prefill_late") } else { Leg::Failed(failure) });
+                if !has_time(self.prepared, &failure, now) {
+                    return Err(Leg::Failed(failure));
+                }
+                // Half of the time was the leg's own: none of the request's timers has passed.
+                self.note_error(LATE);
+                return Err(Leg::Stays(LATE));
             }
         };
         let record = self.guard.record();
         if let Some(failure) = blame::of_answer(&answer, &pick, self.prepared, record) {
+            self.note_error(failure.code());
             return Err(Leg::Broken(failure, pick));
         }
         if !answer.head.status.is_success() {
@@ -215,6 +220,18 @@ impl Request<'_> {
         }
     }
 
+    /// What was wrong with the leg that has just ended.
+    fn note_error(&mut self, error: &'static str) {
+        if let Some(leg) = self.last_leg() {
+            leg.error = Some(error);
+        }
+    }
+
+    fn last_leg(&mut self) -> Option<&mut Attempt> {
+        let attempts = &mut self.guard.record().attempts;
+        attempts.iter_mut().rfind(|attempt| attempt.cause == AttemptCause::Prefill)
+    }
+
     fn without_params(&self, side: &PrefillSide) -> Leg {
         side.close(&self.prepared.route.config.name, self.now());
         Leg::Stays("no_params")
@@ -265,7 +282,9 @@ impl HeldKv {
                 families.kv_transfers.inc([prefill, decode, "failed"]);
             }
             if let Some(attempt) = record.attempts.last_mut() {
-                attempt.error = attempt.error.or(Some(reason));
+                // A deadline that passed was half of the request's.
+                let own = attempt.error.filter(|_| !matches!(attempted, Err(AttemptError::Overdue(_))));
+                attempt.error = own.or(Some(reason));
             }
             return lost;
         }
@@ -381,6 +400,8 @@ impl Drop for HeldKv {
     }
 }
 
+/// The prompt was not computed in time.
+const LATE: &str = "prefill_late";
 /// The KV did not come.
 const LOST: &str = "transfer_failed";
 /// Longer than two engines shake hands (18 s at most on two busy cores), ...

@@ -245,7 +245,10 @@ impl Metrics {
         for (i, attempt) in record.attempts.iter().enumerate() {
             let is_last = i + 1 == record.attempts.len();
             let outcome = match attempt.error {
-                None if attempt.cause == AttemptCause::Prefill && !attempt.is_canceled => Outcome::Ok,
+                None if attempt.cause == AttemptCause::Prefill && !attempt.is_canceled => {
+                    let is_refused = attempt.status.is_some_and(|status| status >= 400);
+                    if is_refused { Outcome::ClientError } else { Outcome::Ok }
+                }
                 None if is_last => record.outcome,
                 // Another attempt of its hedge spoke first.
                 _ if attempt.is_canceled => Outcome::Canceled,

@@ -100,6 +100,17 @@ fn total(gateway: &Gateway, series: &str) -> u64 {
         .sum::<f64>() as u64
 }
 
+/// Requests that the prefill pool got, by how they ended.
+fn prefill_ended(gateway: &Gateway, outcome: &str) -> u64 {
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let labels = [r#"pool="prefill""#.to_owned(), format!("outcome=\"{outcome}\"")];
+    page.lines()
+        .filter(|line| line.starts_with("tokenway_replica_requests_total{"))
+        .filter(|line| labels.iter().all(|label| line.contains(label)))
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+        .sum()
+}
+
 /// The client's body with the object of the prefill answer.
 fn decoding(body: &str) -> String {
     format!("{{\"kv_transfer_params\":{PARAMS},{}", &body[1..])
@@ -245,12 +256,14 @@ async fn a_shared_store_needs_the_order_alone() {
 #[tokio::test]
 async fn a_prefill_replica_that_fails_costs_the_client_nothing() {
     let huge = format!(r#"{{"id":"{}","kv_transfer_params":{{}}}}"#, "x".repeat(2 << 20));
+    let dead = r#"{"error":{"message":"no","type":"InternalServerError","param":null,"code":500}}"#;
     for (name, script, reason) in [
         ("closed", vec![Step::Close], "prefill_failed"),
         ("reset", vec![Step::Reset], "prefill_failed"),
         ("503", wire::json(503, "{}"), "prefill_failed"),
         ("500", wire::json(500, "{}"), "prefill_failed"),
         ("full", wire::json(429, "{}"), "prefill_failed"),
+        ("an error under 200", wire::json(200, dead), "prefill_failed"),
         ("400", wire::json(400, r#"{"error":{"message":"no"}}"#), "prefill_refused"),
         ("no object", wire::json(200, r#"{"id":"p"}"#), "no_params"),
         ("null", wire::json(200, r#"{"kv_transfer_params":null}"#), "no_params"),
@@ -265,6 +278,13 @@ async fn a_prefill_replica_that_fails_costs_the_client_nothing() {
         assert_eq!((reply.status(), reply.text()), (200, &*clean()), "{name}");
         assert_eq!(two.decode.only().text(), CHAT, "{name}");
         assert_eq!(ways(&two.gateway), [format!("together {reason} 1")], "{name}");
+        let outcome = match reason {
+            "prefill_failed" => "failed",
+            "prefill_refused" => "client_error",
+            _ => "ok",
+        };
+        let ended = ["ok", "client_error", "failed"].map(|outcome| prefill_ended(&two.gateway, outcome));
+        assert_eq!((prefill_ended(&two.gateway, outcome), ended.iter().sum()), (1, 1), "{name}: {ended:?}");
         let asked = two.prefill.count();
         two.post(PATH, CHAT).await;
         let is_closed = reason == "no_params";
@@ -324,6 +344,24 @@ async fn a_prefill_that_hangs_leaves_time_to_compute_it_elsewhere() {
     prefill.abandoned(2).await;
     gateway.idle().await;
     assert_eq!(ways(&gateway), ["together prefill_late 2"]);
+    assert_eq!(prefill_ended(&gateway, "failed"), 2);
+    assert_eq!(total(&gateway, "tokenway_timeouts_total{"), 0, "no timer of the configuration has passed");
+}
+
+#[tokio::test]
+async fn kv_that_does_not_come_leaves_time_to_compute_it_in_place() {
+    let (prefill, decode) = (Replica::start().await, Replica::start().await);
+    prefill.always(computed());
+    let mut config = configured(&[&prefill], &[&decode], keys(PrefillWhen::Always));
+    config.routes[0].timeouts.first_token = Duration::from_millis(600);
+    let gateway = Gateway::start(config).await;
+    decode.next(vec![Step::Hang]);
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (200, &*clean()));
+    decode.abandoned(1).await;
+    gateway.idle().await;
+    assert_eq!(ways(&gateway), ["together transfer_failed 1"]);
+    assert_eq!(total(&gateway, "tokenway_timeouts_total{"), 0, "no timer of the configuration has passed");
 }
 
 #[tokio::test]
