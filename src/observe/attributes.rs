@@ -193,6 +193,7 @@ fn addend_key(name: &str) -> AttributeKey {
         "prefill" => key!("tokenway.decision.cost.prefill"),
         "base" => key!("tokenway.decision.cost.base"),
         "adapter" => key!("tokenway.decision.cost.adapter"),
+        "transfer" => key!("tokenway.decision.cost.transfer"),
         "others" => key!("tokenway.decision.cost.others"),
         "decoding" => key!("tokenway.decision.cost.decoding"),
         "harm" => key!("tokenway.decision.cost.harm"),

@@ -127,14 +127,17 @@ impl Text<'_> {
             "  policy {policy}, reason {reason}, {candidates} candidates, decided {} after arrival",
             time(decision.waited)
         )?;
+        let moves_kv = |one: &Candidate| one.cost_seconds.get(TRANSFER).is_some_and(|cost| *cost != 0.0);
+        let has_transfer = weighed.iter().any(moves_kv);
+        let addends = || ADDENDS.into_iter().filter(|name| *name != TRANSFER || has_transfer);
         if weighed.is_empty() {
             writeln!(out, "  its candidates were not kept: the policy predicts nothing, or load was high")?;
         } else {
             write!(out, "    {:<18} {:>9} {:>7}", "candidate", "predicted", "cached")?;
-            ADDENDS.iter().try_for_each(|name| write!(out, " {name:>8}"))?;
+            addends().try_for_each(|name| write!(out, " {name:>8}"))?;
             writeln!(out, " {:>8}", "= cost")?;
         }
-        weighed.iter().try_for_each(|candidate| self.candidate(candidate, out))?;
+        weighed.iter().try_for_each(|candidate| self.candidate(candidate, addends(), out))?;
         if let Some(counted) = counted(weighed) {
             writeln!(out, "  {counted}")?;
         }
@@ -147,7 +150,12 @@ impl Text<'_> {
         self.outcome(decision, out)
     }
 
-    fn candidate(&self, candidate: &Candidate, out: &mut String) -> std::fmt::Result {
+    fn candidate(
+        &self,
+        candidate: &Candidate,
+        addends: impl Iterator<Item = &'static str>,
+        out: &mut String,
+    ) -> std::fmt::Result {
         let mut line = format!(
             "  {} {:<18} {:>9} {:>7}",
             if candidate.chosen { "*" } else { " " },
@@ -155,7 +163,7 @@ impl Text<'_> {
             time(candidate.predicted_ttft),
             candidate.predicted_hit_tokens,
         );
-        for name in ADDENDS {
+        for name in addends {
             match candidate.cost_seconds.get(name) {
                 Some(seconds) => write!(line, " {seconds:>8.3}")?,
                 None => write!(line, " {:>8}", "-")?,
@@ -242,10 +250,11 @@ pub(crate) fn time(seconds: f64) -> String {
 
 const BAR: usize = 40;
 /// Parts of a cost, in seconds.
-const ADDENDS: [&str; 9] =
-    ["wait", "prefill", "base", "adapter", "others", "decoding", "harm", "late", "failure"];
+const ADDENDS: [&str; 10] =
+    ["wait", "prefill", "base", "adapter", TRANSFER, "others", "decoding", "harm", "late", "failure"];
+/// Only where a prompt may be computed elsewhere.
+const TRANSFER: &str = "transfer";
 
-/// Where the prompt was computed, and both ways in seconds.
 /// Whose cached tokens are no estimate; `None` where all are.
 fn counted(weighed: &[Candidate]) -> Option<String> {
     let counted: Vec<&str> =
@@ -254,6 +263,7 @@ fn counted(weighed: &[Candidate]) -> Option<String> {
     (!counted.is_empty()).then(|| format!("cached: counted by KV events at {whose}"))
 }
 
+/// Where the prompt was computed, and both ways in seconds.
 fn way_in_words(way: &Way) -> String {
     let cost =
         |seconds: Option<f64>| seconds.map_or("not priced".to_owned(), |seconds| format!("{seconds:.3} s"));
@@ -302,6 +312,23 @@ mod tests {
             assert!(text.contains(part), "{part}\n---\n{text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= 130), "{text}");
+    }
+
+    #[test]
+    fn the_parts_of_a_cost_are_its_addends() {
+        let names = crate::record::Addends::default().named().map(|(name, _)| name);
+        assert_eq!(ADDENDS, names);
+        let mut request: serde_json::Value = serde_json::from_str(LATE).unwrap();
+        assert!(!explained(request.clone()).contains("transfer"));
+        request["decision"]["weighed"][0]["cost_seconds"]["transfer"] = json!(0.105);
+        let text = explained(request);
+        let columns = [
+            "    0.100    0.000        -    0.105    0.010 ",
+            "    0.100    0.000        -        -    0.000 ",
+        ];
+        for part in ["  adapter transfer   others ", columns[0], columns[1]] {
+            assert!(text.contains(part), "{part}\n---\n{text}");
+        }
     }
 
     #[test]

@@ -88,10 +88,14 @@ fn write_text(out: &mut Vec<u8>, text: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::Value as Json;
 
     use super::*;
     use crate::observe::fixture;
+    use crate::record::{Addends, Weighed};
+    use crate::units::Tokens;
 
     #[test]
     fn a_line_has_the_names_of_the_span_attributes() {
@@ -112,6 +116,43 @@ mod tests {
         assert_eq!(line["tokenway.stage.prefill"], 0.195);
         assert!(text("time").ends_with('Z'));
         assert!(line.get("error.type").is_none());
+    }
+
+    #[test]
+    fn each_part_of_a_cost_has_a_name_of_its_own() {
+        let mut record = fixture::stream();
+        let cost = Addends {
+            wait: 1.0,
+            prefill: 2.0,
+            base: 3.0,
+            adapter: 4.0,
+            transfer: 5.0,
+            others: 6.0,
+            decoding: 7.0,
+            harm: 8.0,
+            late: 9.0,
+            failure: 10.0,
+        };
+        let weighed = |replica: &str, is_chosen| Weighed {
+            replica: replica.into(),
+            is_chosen,
+            predicted_ttft: Duration::ZERO,
+            predicted_hit: Tokens(0),
+            is_counted: false,
+            harm: 0.0,
+            late: 0.0,
+            cost,
+        };
+        record.decision.as_mut().unwrap().weighed = [weighed("a", true), weighed("b", false)].into();
+        let mut out = Vec::new();
+        write(&mut out, &record, &Judgement::of(&record), &Clock::start());
+        let text = String::from_utf8(out).unwrap();
+        let line: Json = serde_json::from_str(&text).unwrap();
+        for (name, seconds) in cost.named() {
+            let name = format!("tokenway.decision.cost.{name}");
+            assert_eq!(text.matches(&format!("\"{name}\":")).count(), 1, "{name}: {text}");
+            assert_eq!(line[&name], seconds, "{name}");
+        }
     }
 
     #[test]
