@@ -37,7 +37,7 @@ pub(super) fn obstacle(
     is_bound.then_some("stored")
 }
 
-/// The way of a request that asks `whole` for its place; `tried` are replicas of the prefill pool.
+/// The way of a request that asks `whole` for its place; `tried` are replicas of the prefill pool that are out of the question.
 pub(super) fn weigh(whole: &Asking<'_>, side: &PrefillSide, tried: &SlotSet, now: Stamp) -> Choice {
     let request = whole.request;
     if let Some(reason) = forbidden(request, side, whole.pool, now) {

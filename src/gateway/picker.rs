@@ -256,7 +256,7 @@ fn choose(
     let place = Place { gateway, at, is_late: context.is_late, now };
     let side = request.route.prefill.as_ref().filter(|_| context.may_go_apart && request.carrier.is_none());
     let Some(side) = side else { return place.ask(&whole, None) };
-    let tried = tried_in(context.tried, &side.pool).cloned().unwrap_or_default();
+    let tried = side.excluded(tried_in(context.tried, &side.pool), now);
     let choice = apart::weigh(&whole, side, &tried, now);
     let outcome = choice.prefill.and_then(|quote| {
         let links = side.transfers.from(quote.identity, now);

@@ -20,6 +20,7 @@ use crate::clock::Stamp;
 use crate::config::Connector;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
+use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{Attempt, AttemptCause, SloBounds};
 use crate::request::dialect::Dialect;
@@ -116,6 +117,7 @@ impl Request<'_> {
             }
             connector => connector == Connector::Nixl,
         };
+        let replica = Arc::clone(&prefill.replica);
         let (landed, pick) = self.fly(prefill, handoff.prefill(is_nixl.then_some(KEEP_KV)).into()).await;
         let answer = match self.received(landed, pick) {
             Ok(answer) => answer,
@@ -123,9 +125,9 @@ impl Request<'_> {
         };
         let params = if is_nixl { handoff::params_of(&answer.body) } else { None };
         if is_nixl && params.is_none() {
-            return self.without_params(side);
+            return self.without_params(side, &replica);
         }
-        side.opened();
+        side.opened(pair.0);
         let release = params.map(|params| self.release(handoff.prefill(Some(params)).into()));
         Leg::Done(Box::new(held(handoff.decode(params).into(), release, None)))
     }
@@ -148,7 +150,7 @@ impl Request<'_> {
             Ok(UpstreamResponse::Buffered(answer)) => answer,
             Ok(_) => {
                 let side = self.prepared.route.prefill.as_ref();
-                return Err(side.map_or(Leg::Stays("never"), |side| self.without_params(side)));
+                return Err(side.map_or(Leg::Stays("never"), |side| self.without_params(side, &pick.replica)));
             }
             Err(AttemptError::Replica(failure, _)) => return Err(Leg::Broken(failure, pick)),
             Err(AttemptError::Ours(failure)) => return Err(Leg::Failed(failure)),
@@ -232,8 +234,8 @@ impl Request<'_> {
         attempts.iter_mut().rfind(|attempt| attempt.cause == AttemptCause::Prefill)
     }
 
-    fn without_params(&self, side: &PrefillSide) -> Leg {
-        side.close(&self.prepared.route.config.name, self.now());
+    fn without_params(&self, side: &PrefillSide, replica: &Replica) -> Leg {
+        side.close(&self.prepared.route.config.name, replica, self.now());
         Leg::Stays("no_params")
     }
 

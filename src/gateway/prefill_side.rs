@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use crate::clock::Stamp;
 use crate::config::{Config, PolicyName, Prefill, Route};
 use crate::fleet::pool::PoolState;
-use crate::routing::{Policy, Transfers, policies};
+use crate::fleet::replica::Replica;
+use crate::routing::{Policy, SlotSet, Transfers, policies};
 
 /// The prefill pool of a route.
 #[derive(Debug)]
@@ -22,12 +25,21 @@ pub struct PrefillSide {
     pub(super) gate: Arc<Gate>,
 }
 
-/// Whether the pool is of use; each change is logged once.
+/// Whether the pool and its replicas are of use; each change is logged once.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
+    /// The end of the last of `closed`, which few requests have to look at.
     closed_until: AtomicU64,
-    is_closed: AtomicBool,
+    closed: Mutex<Vec<Closed>>,
     is_unready: AtomicBool,
+}
+
+/// A replica whose last answer was without the object.
+#[derive(Clone, Copy, Debug)]
+struct Closed {
+    /// [`crate::routing::rendezvous::identity`]
+    identity: u64,
+    until: Stamp,
 }
 
 impl PrefillSide {
@@ -56,29 +68,61 @@ impl PrefillSide {
         !pool.is_outside() && pool.config().revision == self.pool.config().revision
     }
 
-    /// Its engines answer without the object: no request goes there for a while.
-    pub(super) fn close(&self, route: &str, now: Stamp) {
-        self.gate.closed_until.store(now.after(CLOSED_FOR).as_nanos(), Ordering::Relaxed);
-        if !self.gate.is_closed.swap(true, Ordering::Relaxed) {
-            let pool = &*self.pool.name;
+    /// A replica answers without the object: no request goes there for a while.
+    pub(super) fn close(&self, route: &str, replica: &Replica, now: Stamp) {
+        let own = Closed { identity: replica.target.identity, until: now.after(CLOSED_FOR) };
+        let is_known = {
+            let mut closed = self.gate.closed.lock();
+            let is_known = closed.iter().any(|one| one.identity == own.identity);
+            let replicas = self.pool.replicas();
+            let is_there = |one: &Closed| replicas.iter().any(|r| r.target.identity == one.identity);
+            closed.retain(|one| one.identity != own.identity && is_there(one));
+            closed.push(own);
+            is_known
+        };
+        self.gate.closed_until.store(own.until.as_nanos(), Ordering::Relaxed);
+        if !is_known {
+            let (pool, replica) = (&*self.pool.name, &*replica.name());
             tracing::warn!(
                 route,
                 pool,
-                "prefill pool answers without kv_transfer_params: prompts are computed where they are decoded; \
+                replica,
+                "prefill replica answers without kv_transfer_params: it computes no prompts for others; \
                  is its engine started with --kv-transfer-config?"
             );
         }
     }
 
-    /// An answer had the object.
-    pub(super) fn opened(&self) {
-        if self.gate.is_closed.load(Ordering::Relaxed) {
-            self.gate.is_closed.store(false, Ordering::Relaxed);
+    /// An answer of this replica had the object.
+    pub(super) fn opened(&self, identity: u64) {
+        if self.gate.closed_until.load(Ordering::Relaxed) != 0 {
+            self.gate.closed.lock().retain(|one| one.identity != identity);
         }
     }
 
-    /// Whether its engines answered without the object a short while ago.
+    /// `tried`, and the replicas that answered without the object a short while ago.
+    pub(super) fn excluded(&self, tried: Option<&SlotSet>, now: Stamp) -> SlotSet {
+        let mut excluded = tried.cloned().unwrap_or_default();
+        if self.may_be_closed(now) {
+            let closed = self.gate.closed.lock();
+            let replicas = self.pool.replicas();
+            replicas.iter().filter(|r| is_closed(&closed, r, now)).for_each(|r| excluded.insert(r.slot()));
+        }
+        excluded
+    }
+
+    /// Whether all of its ready replicas answered without the object a short while ago.
     pub(super) fn is_closed(&self, now: Stamp) -> bool {
+        if !self.may_be_closed(now) {
+            return false;
+        }
+        let closed = self.gate.closed.lock();
+        let replicas = self.pool.replicas();
+        let mut ready = replicas.iter().filter(|replica| replica.is_ready()).peekable();
+        ready.peek().is_some() && ready.all(|replica| is_closed(&closed, replica, now))
+    }
+
+    fn may_be_closed(&self, now: Stamp) -> bool {
         now < Stamp::from_nanos(self.gate.closed_until.load(Ordering::Relaxed))
     }
 
@@ -95,6 +139,10 @@ impl PrefillSide {
             }
         }
     }
+}
+
+fn is_closed(closed: &[Closed], replica: &Replica, now: Stamp) -> bool {
+    closed.iter().any(|one| one.identity == replica.target.identity && now < one.until)
 }
 
 /// After an answer without the object.

@@ -1,5 +1,7 @@
 //! Prompts computed by one replica and decoded by another (`[route.prefill]`): one answer, whatever becomes of either leg.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokenway::config::{
@@ -294,6 +296,40 @@ async fn a_prefill_replica_that_fails_costs_the_client_nothing() {
             "{name}: a pool that makes no object is left alone"
         );
     }
+}
+
+#[tokio::test]
+async fn a_prefill_replica_without_the_object_is_left_alone_and_not_its_whole_pool() {
+    let (one, two, decode) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    // Whichever is asked first.
+    let is_first = Arc::new(AtomicBool::new(true));
+    for replica in [&one, &two] {
+        let is_first = Arc::clone(&is_first);
+        replica.answers(move |_| match is_first.swap(false, Ordering::Relaxed) {
+            true => wire::json(200, r#"{"id":"p"}"#),
+            false => computed(),
+        });
+    }
+    let gateway = start(&[&one, &two], &[&decode], keys(PrefillWhen::Always)).await;
+    gateway.ready().await;
+    for _ in 0..4 {
+        assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+        gateway.idle().await;
+    }
+    let mut asked = [one.count(), two.count()];
+    asked.sort_unstable();
+    assert_eq!(
+        (asked, &*ways(&gateway)),
+        ([1, 3], &["apart always 3".into(), "together no_params 1".into()][..])
+    );
+    // And the pool once it is true of all.
+    is_first.store(true, Ordering::Relaxed);
+    for _ in 0..2 {
+        assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+        gateway.idle().await;
+    }
+    assert_eq!(one.count() + two.count(), 5);
+    assert_eq!(ways(&gateway), ["apart always 3", "together no_params 3"]);
 }
 
 #[tokio::test]
