@@ -245,10 +245,12 @@ impl Exchange {
         match raced {
             Ok(attempted) => {
                 let dialect = self.guard.record().dialect;
-                if attempted.is_ok()
-                    && let Some(landed) = beside.finish(&self.incoming.gateway, dialect)
-                {
-                    let _ = self.two_legs().settle_beside(landed);
+                if let Ok((answer, _)) = &attempted {
+                    match beside.finish(&self.incoming.gateway, dialect) {
+                        Some(landed) => drop(self.two_legs().settle_beside(landed)),
+                        None if answer.status().is_success() => self.two_legs().has_computed(),
+                        None => {}
+                    }
                 }
                 Ok(Some(attempted))
             }

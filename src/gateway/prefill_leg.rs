@@ -229,6 +229,14 @@ impl Request<'_> {
         }
     }
 
+    /// The decoding engine has spoken, so that the leg beside it has computed the prompt, though its answer is still to come.
+    pub(super) fn has_computed(&mut self) {
+        let now = self.now();
+        if let Some(leg) = self.last_leg() {
+            (leg.is_canceled, leg.end) = (false, now);
+        }
+    }
+
     fn last_leg(&mut self) -> Option<&mut Attempt> {
         let attempts = &mut self.guard.record().attempts;
         attempts.iter_mut().rfind(|attempt| attempt.cause == AttemptCause::Prefill)

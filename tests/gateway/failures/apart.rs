@@ -654,6 +654,18 @@ async fn engines_of_sglang_are_asked_at_once_and_meet_in_one_room() {
 }
 
 #[tokio::test]
+async fn a_prefill_engine_of_sglang_that_answers_last_has_computed_its_prompt() {
+    let two = Two::with(at_once()).await;
+    let gate = Gate::new();
+    two.prefill.next([vec![Step::Wait(gate.clone())], moved()].concat());
+    assert_eq!(two.gateway.post(PATH, CHAT).await.text(), clean());
+    until("the record is closed", || !ways(&two.gateway).is_empty()).await;
+    gate.cancel();
+    two.gateway.idle().await;
+    assert_eq!((prefill_ended(&two.gateway, "ok"), prefill_ended(&two.gateway, "canceled")), (1, 0));
+}
+
+#[tokio::test]
 async fn a_prefill_engine_of_sglang_that_fails_takes_its_decoding_leg_along() {
     for (name, script, reason) in [
         ("closed", vec![Step::Close], "prefill_failed"),
