@@ -26,6 +26,7 @@ pub(super) async fn act(
     admin.rollouts.act(&route, action).await.map_err(|error| match error {
         ActError::NoCanary(_) => AdminError::NoCanary(error.to_string()),
         ActError::State(message) => AdminError::CanaryState(message),
+        ActError::NotKept { .. } => AdminError::NotKept(error.to_string()),
         ActError::NoAnswer => AdminError::Overloaded,
     })?;
     let canary = admin.rollouts.board().read().into_iter().find(|canary| canary.route == route);

@@ -14,6 +14,7 @@ mod rollouts;
 mod serve;
 #[path = "../serve_support/mod.rs"]
 mod serve_support;
+mod states;
 mod tenants;
 mod warm;
 

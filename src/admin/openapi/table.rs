@@ -167,7 +167,11 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
                 ..in_path("action", "What becomes of its canary")
             },
         ],
-        ..post("/canaries/{route}/{action}", "Act on a canary", "409 where its state does not allow it.")
+        ..post(
+            "/canaries/{route}/{action}",
+            "Act on a canary",
+            "409 where its state does not allow it; 500 not_kept where it holds and route.canary.state cannot be written.",
+        )
     },
     get(
         "/drift",

@@ -232,6 +232,8 @@ impl DriftService {
         saved.mutes.clone_from(&self.told.mutes);
         let shown = path.display().to_string();
         let written = tokio::task::spawn_blocking(move || state_file::write(&path, &saved)).await;
+        // Tried again within a minute.
+        self.is_dirty = !matches!(written, Ok(Ok(())));
         match written {
             Ok(Err(error)) if !std::mem::replace(&mut self.is_write_failing, true) => {
                 tracing::warn!(%error, path = shown, "drift.state cannot be written: baselines will not survive a restart");

@@ -100,7 +100,7 @@ pub(super) enum Command {
     Judge,
 }
 
-/// Why an action had no effect.
+/// Why an action had no effect, or has one that does not last.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ActError {
     /// The route is not known or has no canary.
@@ -109,6 +109,18 @@ pub enum ActError {
     /// Its state does not allow it.
     #[error("{0}")]
     State(String),
+    /// It is in force, and its state cannot be written.
+    #[error(
+        "the canary is {state}, and a restart would forget it: route.canary.state {path} cannot be written: {error}"
+    )]
+    NotKept {
+        /// That it has now.
+        state: &'static str,
+        /// Of the state.
+        path: String,
+        /// Why.
+        error: String,
+    },
     /// The task is gone or did not answer in time.
     #[error("the rollouts do not answer")]
     NoAnswer,

@@ -11,7 +11,8 @@ mod state;
 mod webhook;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -135,8 +136,11 @@ impl RolloutService {
             };
             match command {
                 Some(Command::Act { route, action, done }) => {
-                    let result = self.act(&route, action);
+                    let mut result = self.act(&route, action);
                     self.save(false).await;
+                    if result.is_ok() {
+                        result = self.kept(&route);
+                    }
                     // Nobody may be waiting any more.
                     let _ = done.send(result);
                 }
@@ -303,18 +307,39 @@ impl RolloutService {
         self.metrics.canary(&gauges, is_configured);
     }
 
-    /// Writes what changed; with `all`, the soaks and the evidence as well.
+    /// Writes what changed; with `all`, the soaks and the evidence as well, and again what could not be written.
     async fn save(&mut self, all: bool) {
         for rollout in &mut self.rollouts {
-            let is_due = std::mem::take(&mut rollout.is_dirty) || (all && rollout.is_judged());
+            let is_wanted = rollout.is_judged() || rollout.unwritten.is_some();
+            let is_due = std::mem::take(&mut rollout.is_dirty) || (all && is_wanted);
             let Some(path) = rollout.canary.state.clone().filter(|_| is_due) else { continue };
             let saved = rollout.save();
             let route = Arc::clone(&rollout.route);
             let written = tokio::task::spawn_blocking(move || state::write(&path, &route, saved)).await;
-            if let Ok(Err(error)) = written {
-                tracing::warn!(%error, route = %rollout.route, "route.canary.state cannot be written");
+            let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+            let error = written.err().map(|error| error.to_string());
+            let route = &rollout.route;
+            match (&rollout.unwritten, &error) {
+                (None, Some(error)) => tracing::warn!(error, %route, "route.canary.state cannot be written"),
+                (Some(_), None) => tracing::info!(%route, "route.canary.state is written again"),
+                _ => {}
             }
+            rollout.unwritten = error;
         }
+    }
+
+    /// Whether what was done by hand outlasts a restart.
+    fn kept(&self, route: &str) -> Result<(), ActError> {
+        let rollout = self.rollouts.iter().find(|rollout| *rollout.route == *route);
+        let unwritten = rollout.and_then(|rollout| Some((rollout, rollout.unwritten.as_ref()?)));
+        unwritten.map_or(Ok(()), |(rollout, error)| {
+            let path = rollout.canary.state.as_deref().unwrap_or(Path::new(""));
+            Err(ActError::NotKept {
+                state: rollout.plan.state.as_str(),
+                path: path.display().to_string(),
+                error: error.clone(),
+            })
+        })
     }
 }
 

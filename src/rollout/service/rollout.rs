@@ -29,6 +29,8 @@ pub(super) struct Rollout {
     pub(super) plan: Plan,
     /// Changed since the state was written.
     pub(super) is_dirty: bool,
+    /// Why the last write of the state failed.
+    pub(super) unwritten: Option<String>,
     info: Json,
     /// Names of the route's other pools.
     baseline: Vec<Arc<str>>,
@@ -82,6 +84,7 @@ impl Rollout {
             judge: Judge::new(canary, &saved.evidence),
             plan: saved.plan,
             is_dirty: false,
+            unwritten: None,
             info,
             baseline: baseline.collect(),
             identity,

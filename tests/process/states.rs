@@ -1,0 +1,43 @@
+//! State files over failures: what could not be written or read, and who is told.
+
+use serde_json::Value as Json;
+use tempfile::TempDir;
+
+use super::rollouts::{act, canary, file, stop_gateway};
+use super::serve_support::{Fleet, Gateway, replace, until};
+
+const STEPS: &str = "steps = [{ weight = 30, soak = \"1h\" }]";
+
+#[test]
+fn a_rollback_that_cannot_be_kept_is_in_force_says_so_and_is_kept_once_it_can() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = file(folder.path(), &old, &new, STEPS);
+    let text = std::fs::read_to_string(&file).unwrap();
+    replace(&file, &text.replace("canary.json", "states/canary.json"));
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let states = folder.path().join("states");
+    until("a saved state", || states.join("canary.json").exists().then_some(()));
+    std::fs::rename(&states, folder.path().join("away")).unwrap();
+    std::fs::write(&states, "no directory").unwrap();
+    let (status, body) = act(&gateway, "rollback");
+    assert!(
+        status == 500 && body.contains("not_kept") && body.contains("states/canary.json"),
+        "{status} {body}"
+    );
+    assert_eq!(canary(&gateway)["state"], "rolled_back");
+    std::fs::remove_file(&states).unwrap();
+    std::fs::rename(folder.path().join("away"), &states).unwrap();
+    let kept = || {
+        let kept: Json = serde_json::from_slice(&std::fs::read(states.join("canary.json")).ok()?).ok()?;
+        (kept["routes"]["chat"]["plan"]["state"] == "rolled_back").then_some(())
+    };
+    until("the verdict is kept", kept);
+    gateway.process.signal("KILL");
+    drop(gateway);
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    assert_eq!(canary(&gateway)["state"], "rolled_back");
+    stop_gateway(gateway);
+}
