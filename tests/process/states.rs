@@ -41,3 +41,20 @@ fn a_rollback_that_cannot_be_kept_is_in_force_says_so_and_is_kept_once_it_can() 
     assert_eq!(canary(&gateway)["state"], "rolled_back");
     stop_gateway(gateway);
 }
+
+#[test]
+fn each_route_of_a_broken_state_file_is_named() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = file(folder.path(), &old, &new, STEPS);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let (_, route) = text.split_once("[[route]]").unwrap();
+    let other = route.replace("\"chat\"", "\"other\"").replace("\"sim\"", "\"sim-2\"");
+    replace(&file, &format!("{text}[[route]]{other}"));
+    std::fs::write(folder.path().join("canary.json"), "{").unwrap();
+    let gateway = Gateway::with_file(&file);
+    let told = gateway.process.err.lines_with("the canary begins anew", 2);
+    assert!(told[0].contains("\"chat\"") && told[1].contains("\"other\""), "{told:?}");
+    assert!(told.iter().all(|line| line.contains("canary.json.corrupt")), "{told:?}");
+    stop_gateway(gateway);
+}

@@ -12,7 +12,7 @@ mod webhook;
 
 use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub use self::board::Board;
 pub use self::feed::{ActError, Feed};
 use self::feed::{Command, Observation, Watched};
 use self::rollout::Rollout;
-use self::state::Saved;
+use self::state::{Saved, StateFiles};
 use self::webhook::Webhook;
 use crate::clock::{Clock, Stamp};
 use crate::cluster::Topics;
@@ -163,11 +163,12 @@ impl RolloutService {
     /// Takes the canaries of a configuration. Those of the same revision go on; their bounds and steps are the new ones.
     fn take(&mut self, config: &Config) {
         let mut old = std::mem::take(&mut self.rollouts);
+        let mut files = StateFiles::default();
         for route in &config.routes {
             let Some(canary) = &route.canary else { continue };
             let kept = old.iter().find(|rollout| rollout.route == route.name).map(Rollout::save);
             let kept = kept.or_else(|| self.gone.remove(&route.name));
-            let saved = kept.or_else(|| read(canary.state.as_ref(), &route.name));
+            let saved = kept.or_else(|| read(&mut files, canary.state.as_deref()?, &route.name));
             if let Some(mut rollout) = Rollout::new(config, route, canary, saved) {
                 if let Some(at) = old.iter().position(|old| old.is_same(&rollout)) {
                     rollout.go_on(old.swap_remove(at));
@@ -355,14 +356,11 @@ fn topic(route: &str) -> String {
 }
 
 /// Files are small, and a canary's share depends on it: read before the first request.
-fn read(path: Option<&PathBuf>, route: &str) -> Option<Saved> {
-    match state::read(path?, route) {
-        Ok(saved) => saved,
-        Err(error) => {
-            tracing::warn!(%error, route, "route.canary.state cannot be read: the canary begins anew");
-            None
-        }
-    }
+fn read(files: &mut StateFiles, path: &Path, route: &str) -> Option<Saved> {
+    files.read(path, route).unwrap_or_else(|error| {
+        tracing::warn!(%error, route, "route.canary.state cannot be read: the canary begins anew");
+        None
+    })
 }
 
 /// Routes without a section that are remembered.

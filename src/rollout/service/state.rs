@@ -1,8 +1,8 @@
 //! What is kept of rollouts over restarts: a file may be that of several routes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -48,9 +48,16 @@ struct Routes<'a> {
     routes: &'a BTreeMap<String, Saved>,
 }
 
-/// What a file has of a route.
-pub(super) fn read(path: &Path, route: &str) -> io::Result<Option<Saved>> {
-    Ok(read_all(path)?.remove(route))
+/// Files of one look at a configuration, each read once: one that is broken is so for all its routes.
+#[derive(Default)]
+pub(super) struct StateFiles(HashMap<PathBuf, io::Result<BTreeMap<String, Saved>>>);
+
+impl StateFiles {
+    /// What a file has of a route.
+    pub(super) fn read(&mut self, path: &Path, route: &str) -> Result<Option<Saved>, &io::Error> {
+        let read = self.0.entry(path.to_owned()).or_insert_with(|| read_all(path));
+        read.as_mut().map(|routes| routes.remove(route)).map_err(|error| &*error)
+    }
 }
 
 /// Writes the state of a route, beside those of others.
