@@ -64,7 +64,7 @@ pub struct Plan {
     pub reason: String,
     /// A breach took its traffic, and it may come back.
     pub is_off: bool,
-    /// How often an operator changed it.
+    /// When an operator changed it last, in milliseconds since 1970 or, by a clock that is behind, one more than before; 0: never.
     #[serde(default)]
     pub acts: u64,
     /// Answers in this step at other gateways.
@@ -196,14 +196,16 @@ impl Plan {
         }
     }
 
-    /// An operator acts; returns whether what was judged so far is to be forgotten.
+    /// An operator acts at `now`, in milliseconds since 1970; returns whether what was judged so far is to be forgotten.
     ///
     /// # Errors
     /// Where the state does not allow it.
-    pub fn act(&mut self, action: Action) -> Result<bool, String> {
+    pub fn act(&mut self, action: Action, now: u64) -> Result<bool, String> {
         let from = self.state;
         let forgets = self.act_from(from, action)?;
-        self.acts += u64::from(self.state != from);
+        if self.state != from {
+            self.acts = now.max(self.acts + 1);
+        }
         Ok(forgets)
     }
 
@@ -226,7 +228,7 @@ impl Plan {
         Ok(false)
     }
 
-    /// Which of two gateways' plans holds, the higher one: an operator's word before none, caution before progress.
+    /// Which of two gateways' plans holds, the higher one: the last operator's word, caution before progress.
     #[must_use]
     pub fn rank(&self) -> (u64, u8, usize) {
         let caution = match self.state {
@@ -311,7 +313,7 @@ mod tests {
         assert!(!one.follow(&promoted), "a breach holds against what was promoted meanwhile");
         let mut late = promoted;
         assert!(late.follow(&one));
-        assert!(late.act(Action::Promote).is_ok() && one.follow(&late) && !late.follow(&other));
+        assert!(late.act(Action::Promote, 0).is_ok() && one.follow(&late) && !late.follow(&other));
         assert_eq!((one.state, one.acts), (RolloutState::Promoted, 1));
         let mut soaking = begun.clone();
         assert!(!soaking.follow(&Plan { soaked: 9.0, answers: 9, ..begun }), "the same step");
@@ -321,13 +323,30 @@ mod tests {
     }
 
     #[test]
+    fn of_two_operators_who_did_not_hear_of_each_other_the_later_one_decides() {
+        let canary = canary("");
+        let begun = Plan { is_past_shadow: true, ..Plan::new(&canary) };
+        let (mut here, mut there) = (begun.clone(), begun);
+        here.act(Action::Pause, 1_000).unwrap();
+        here.act(Action::Resume, 2_000).unwrap();
+        there.act(Action::Rollback, 3_000).unwrap();
+        assert!(!there.follow(&here), "however often it was changed before");
+        assert!(here.follow(&there));
+        assert_eq!(here.state, RolloutState::RolledBack);
+        // A clock that is behind.
+        here.act(Action::Promote, 900).unwrap();
+        assert!(there.follow(&here), "what an operator saw before goes before");
+        assert_eq!(there.state, RolloutState::Promoted);
+    }
+
+    #[test]
     fn the_shadow_step_comes_first_has_no_share_and_is_left_for_the_first_step() {
         let canary = canary("shadow = { weight = 5, soak = \"1m\", min_requests = 20 }\nmin_requests = 10\n");
         let mut plan = Plan::new(&canary);
         assert_eq!((plan.share(&canary), plan.shadow_share(&canary)), (0, 500));
-        assert!(plan.act(Action::Pause).is_ok());
+        assert!(plan.act(Action::Pause, 0).is_ok());
         assert_eq!((plan.share(&canary), plan.shadow_share(&canary)), (0, 500), "it stays at its step");
-        assert!(plan.act(Action::Resume).is_ok());
+        assert!(plan.act(Action::Resume, 0).is_ok());
         let minute = Duration::from_secs(60);
         assert!(!plan.soak(&canary, minute, None), "no copy was answered");
         let saved = serde_json::to_string(&plan).unwrap();
@@ -369,7 +388,7 @@ mod tests {
         assert!(plan.soak(&canary, minute, Some("ttft_p99: too few answers")));
         assert_eq!((plan.state, plan.share(&canary)), (RolloutState::Paused, 1000));
         assert!(plan.reason.ends_with("ttft_p99: too few answers"), "{}", plan.reason);
-        assert_eq!(plan.act(Action::Resume), Ok(false));
+        assert_eq!(plan.act(Action::Resume, 0), Ok(false));
         assert!(plan.soak(&canary, Duration::ZERO, None));
         assert_eq!((plan.state, plan.step), (RolloutState::Running, 1));
     }
@@ -388,7 +407,7 @@ mod tests {
         assert_eq!(plan.reason, "no verdict after 4 soaks: the baseline has answered nothing");
         assert!(!plan.soak(&canary, minute, None));
         assert_eq!(plan.reason, "no verdict after 4 soaks: nothing is missing any more, resume it");
-        assert!(plan.act(Action::Resume).is_ok() && plan.act(Action::Pause).is_ok());
+        assert!(plan.act(Action::Resume, 0).is_ok() && plan.act(Action::Pause, 0).is_ok());
         plan.soak(&canary, minute, Some("the baseline has answered nothing"));
         assert_eq!(plan.reason, "paused by hand", "an operator's word stays");
     }
@@ -413,8 +432,8 @@ mod tests {
         after.steps.push(after.steps[0]);
         plan.resteps(&after);
         assert_eq!(plan.reason, format!("step 2 of {}", of + 1));
-        plan.act(Action::Pause).unwrap();
-        plan.act(Action::Resume).unwrap();
+        plan.act(Action::Pause, 0).unwrap();
+        plan.act(Action::Resume, 0).unwrap();
         plan.resteps(&before);
         assert_eq!(plan.reason, "resumed by hand");
     }
@@ -427,17 +446,17 @@ mod tests {
             (plan.state, plan.share(&final_one), &*plan.reason),
             (RolloutState::RolledBack, 0, "ttft_p99")
         );
-        assert!(plan.act(Action::Resume).is_err() && plan.act(Action::Pause).is_err());
+        assert!(plan.act(Action::Resume, 0).is_err() && plan.act(Action::Pause, 0).is_err());
         let (pausing, mut plan) = (canary("on_breach = \"pause\"\n"), Plan::default());
         plan.breach(&pausing, "errors");
         assert_eq!((plan.state, plan.share(&pausing)), (RolloutState::Paused, 0));
-        assert_eq!(plan.act(Action::Resume), Ok(true), "what was held against it is forgotten");
+        assert_eq!(plan.act(Action::Resume, 0), Ok(true), "what was held against it is forgotten");
         assert_eq!(plan.share(&pausing), 1000);
-        assert_eq!(plan.act(Action::Pause), Ok(false));
+        assert_eq!(plan.act(Action::Pause, 0), Ok(false));
         assert_eq!(plan.share(&pausing), 1000, "by hand it keeps its step");
         let mut bad = plan.clone();
         bad.breach(&pausing, "errors");
         assert_eq!(bad.share(&pausing), 0, "a paused one is judged as well");
-        assert_eq!(plan.act(Action::Resume), Ok(false));
+        assert_eq!(plan.act(Action::Resume, 0), Ok(false));
     }
 }

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -194,7 +194,8 @@ impl RolloutService {
         let rollout = self.rollouts.iter_mut().find(|rollout| *rollout.route == *route);
         let rollout = rollout.ok_or_else(|| ActError::NoCanary(route.to_owned()))?;
         let before = rollout.plan.state;
-        rollout.act(action).map_err(ActError::State)?;
+        let now = self.clock.wall(self.clock.now()).duration_since(UNIX_EPOCH).unwrap_or_default();
+        rollout.act(action, now.as_millis() as u64).map_err(ActError::State)?;
         if rollout.plan.state != before && !rollout.is_judged() {
             deal(&self.data_path, rollout, rollout.shares());
             let report = rollout.write_report(self.clock.wall(self.clock.now()));

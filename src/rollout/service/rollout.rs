@@ -133,8 +133,9 @@ impl Rollout {
         self.plan.is_judged()
     }
 
-    pub(super) fn act(&mut self, action: Action) -> Result<(), String> {
-        if self.plan.act(action)? {
+    /// An operator acts at `now`, in milliseconds since 1970.
+    pub(super) fn act(&mut self, action: Action, now: u64) -> Result<(), String> {
+        if self.plan.act(action, now)? {
             self.forget();
         }
         self.is_dirty = true;

@@ -1,6 +1,6 @@
 //! One verdict for all gateways: each judges what it sees, and shows where its rollout is and how strong its evidence is.
 //!
-//! A plan that ranks higher is taken over: an operator's word before none, caution before progress, the later step before the
+//! A plan that ranks higher is taken over: the last operator's word, caution before progress, the later step before the
 //! earlier one. So a breach anywhere stops the canary everywhere, and a step ends for all as soon as it ends for one, which takes
 //! the answers of all together and no suspicion anywhere.
 
