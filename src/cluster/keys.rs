@@ -2,7 +2,8 @@
 //!
 //! A digest is made once, and a revoked one stays revoked, so both hashes only grow together: no clock decides, and whoever comes
 //! late or finds the broker empty puts back what it knows. A counter shows that there is something to read. Every entry is signed with
-//! `routing.seed`: who may write to the broker, but does not know the seed, can make no key.
+//! `routing.seed`: who may write to the broker, but does not know the seed, can make no key. The hashes are those of one seed: under
+//! another one each gateway writes again what it knows, and one that still has the old seed keeps to the old hashes.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use tokio::time::MissedTickBehavior;
 use super::link::{Link, LinkError};
 use super::refusals::Refusals;
 use crate::config::Secret;
+use crate::digits;
 use crate::identity::{KeyStore, Revocation, SharedKey};
 use crate::request::cache_salt::keyed;
 
@@ -26,12 +28,24 @@ pub(super) struct KeyRing {
     store: Arc<KeyStore>,
 }
 
+/// What the broker has, as digests.
+struct Known {
+    /// Of keys, but for entries that were looked at and are no gateway's.
+    listed: HashSet<String>,
+    revoked: HashSet<String>,
+    /// Entries that are no gateway's of this seed.
+    foreign: usize,
+}
+
 /// What was true when both sides were the same.
 type Seen = (Option<u64>, u64);
 
 impl KeyRing {
     pub(super) fn new(cluster: &str, seed: &Secret, store: Arc<KeyStore>) -> Self {
-        Self { prefix: format!("{cluster}:keys"), signer: keyed(DOMAIN, seed.reveal()), store }
+        let signer = keyed(DOMAIN, seed.reveal());
+        let mut seed = digits::hex_of(&keyed(&signer, "which seed"));
+        seed.truncate(SEED_DIGITS);
+        Self { prefix: format!("{cluster}:keys:{seed}"), signer, store }
     }
 
     /// Follows the broker until the connection ends.
@@ -41,9 +55,10 @@ impl KeyRing {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // On a new connection the broker may be another one.
         let (mut seen, mut refusals) = (None, Refusals::of("API keys are not shared"));
+        let mut is_warned = false;
         loop {
             ticks.tick().await;
-            let looked = self.look(&mut connection, &mut seen).await;
+            let looked = self.look(&mut connection, &mut seen, &mut is_warned).await;
             if let Err(error) = refusals.note(looked) {
                 return error;
             }
@@ -54,47 +69,63 @@ impl KeyRing {
         &self,
         connection: &mut MultiplexedConnection,
         seen: &mut Option<Seen>,
+        is_warned: &mut bool,
     ) -> Result<(), RedisError> {
         let counter = format!("{}:changes", self.prefix);
         let changes: Option<u64> = redis::cmd("GET").arg(&counter).query_async(connection).await?;
         if *seen == Some((changes, self.store.changes())) {
             return Ok(());
         }
-        let (listed, revoked) = self.read(connection).await?;
+        let Known { listed, revoked, foreign } = self.read(connection, seen.is_none()).await?;
+        if foreign > 0 && !std::mem::replace(is_warned, true) {
+            tracing::warn!(
+                entries = foreign,
+                "the broker has API keys or revocations that no gateway with this routing.seed wrote: they do not count"
+            );
+        }
         let own = self.store.changes();
         self.write(connection, &counter, &listed, &revoked).await?;
         *seen = Some((changes, own));
         Ok(())
     }
 
-    /// Takes in what the others know; returns what the broker has.
-    async fn read(
-        &self,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<(HashSet<String>, HashSet<String>), RedisError> {
+    /// Takes in what the others know; returns what the broker has. With `all`, entries of keys that are known here are looked at as
+    /// well: others may not know them, and take only what is signed.
+    async fn read(&self, connection: &mut MultiplexedConnection, all: bool) -> Result<Known, RedisError> {
         let mut asking = Pipeline::with_capacity(2);
         asking.cmd("HKEYS").arg(&self.prefix).cmd("HGETALL").arg(self.revoked());
-        let (listed, revoked): (HashSet<String>, HashMap<String, String>) =
+        let (mut listed, revoked): (HashSet<String>, HashMap<String, String>) =
             asking.query_async(connection).await?;
-        let unknown: Vec<&String> = listed.iter().filter(|digest| !self.store.knows(digest)).collect();
-        let mut keys = Vec::new();
-        for digests in unknown.chunks(MAX_ENTRIES) {
+        let unread: Vec<String> =
+            listed.iter().filter(|digest| all || !self.store.knows(digest)).cloned().collect();
+        let (mut keys, mut foreign) = (Vec::new(), 0);
+        for digests in unread.chunks(MAX_ENTRIES) {
             let mut asking = redis::cmd("HMGET");
             asking.arg(&self.prefix).arg(digests);
             let entries: Vec<Option<String>> = asking.query_async(connection).await?;
-            let entries = digests.iter().zip(entries).filter_map(|(digest, entry)| Some((*digest, entry?)));
-            keys.extend(entries.filter_map(|(digest, entry)| {
-                SharedKey::read(self.verified(digest, &entry)?).filter(|key| key.is_of(digest))
-            }));
+            for (digest, entry) in digests.iter().zip(entries) {
+                let Some(entry) = entry else { continue };
+                let key = self.verified(digest, &entry).and_then(SharedKey::read);
+                match key.filter(|key| key.is_of(digest)) {
+                    Some(key) if !self.store.knows(digest) => keys.push(key),
+                    Some(_) => {}
+                    None => {
+                        foreign += 1;
+                        listed.remove(digest);
+                    }
+                }
+            }
         }
         let of_entry = |(digest, entry): (&String, &String)| {
             Revocation::read(digest, self.verified(digest, entry)?.parse().ok()?)
         };
-        let gone = revoked.iter().filter_map(of_entry).collect();
+        let (signed, unsigned): (HashMap<_, _>, HashMap<_, _>) =
+            revoked.into_iter().partition(|(digest, entry)| of_entry((digest, entry)).is_some());
+        let gone = signed.iter().filter_map(of_entry).collect();
         let store = Arc::clone(&self.store);
         // It waits for the disk.
         let _ = tokio::task::spawn_blocking(move || store.merge(keys, gone)).await;
-        Ok((listed, revoked.into_keys().collect()))
+        Ok(Known { listed, revoked: signed.into_keys().collect(), foreign: foreign + unsigned.len() })
     }
 
     /// Writes what the broker lacks, and takes out what is revoked.
@@ -153,6 +184,8 @@ impl KeyRing {
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Of one round trip.
 const MAX_ENTRIES: usize = 500;
+/// Enough for any two seeds.
+const SEED_DIGITS: usize = 16;
 const DOMAIN: &[u8; 32] = b"tokenway shared API keys, v1    ";
 
 #[cfg(test)]

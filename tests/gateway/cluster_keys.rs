@@ -80,6 +80,12 @@ fn state(folder: &Path) -> Option<StatePlace> {
     load(&source, &overrides, &env).unwrap().state
 }
 
+/// A command on the hash of keys of whatever seed.
+fn of_hash(command: &str, pattern: &str) -> String {
+    let name = format!("redis.call('keys', 'tokenway:keys:{pattern}')[1] or 'none'");
+    format!("EVAL \"return redis.call('{command}', {name})\" 0")
+}
+
 /// A look a quarter of a second, and a machine that others use.
 const SOON: Duration = Duration::from_secs(20);
 
@@ -92,7 +98,7 @@ async fn a_key_is_in_force_in_every_gateway_and_a_revoked_one_in_none() {
     let key = one.make("ci");
     assert_eq!(one.status(&key).await, 200, "at once where it was made");
     other.answers(&key, 200, SOON).await;
-    let seen = redis.ask("HGETALL tokenway:keys").await.unwrap();
+    let seen = redis.ask(&of_hash("hgetall", "????????????????")).await.unwrap();
     assert!(seen.contains("acme") && !seen.contains(&key), "digests, and no secret: {seen}");
     let late = Keyed::start(&redis, &replica, "s", None).await;
     late.answers(&key, 200, SOON).await;
@@ -139,7 +145,7 @@ async fn a_gateway_that_was_away_brings_no_revoked_key_back() {
     away.gateway.app.stop(Duration::ZERO).await;
     one.keys.revoke("acme", "ci", 100).unwrap();
     soon("the broker knows it", async {
-        while redis.ask("HLEN tokenway:keys:revoked").await.unwrap() != ":1\r\n" {
+        while redis.ask(&of_hash("hlen", "*:revoked")).await.unwrap() != ":1\r\n" {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
@@ -162,6 +168,53 @@ async fn a_key_that_is_not_signed_with_the_seed_is_none() {
     tokio::time::sleep(SOON).await;
     assert_eq!((one.status(&forged).await, stranger.status(&own).await), (401, 401));
     assert_eq!((one.status(&own).await, stranger.status(&forged).await), (200, 200));
+}
+
+#[tokio::test]
+async fn keys_and_revocations_outlive_another_seed() {
+    let (redis, replica) = (Redis::start().await, Replica::start().await);
+    let [folder, other_folder, as_it_was] = [(); 3].map(|()| TempDir::new().unwrap());
+    let one = Keyed::start(&redis, &replica, "old", Some(&folder)).await;
+    let away = Keyed::start(&redis, &replica, "old", Some(&other_folder)).await;
+    let [key, gone] = [one.make("key"), one.make("gone")];
+    away.answers(&key, 200, SOON).await;
+    away.answers(&gone, 200, SOON).await;
+    let file = |folder: &TempDir| state(folder.path()).unwrap().file("keys");
+    std::fs::copy(file(&other_folder), file(&as_it_was)).unwrap();
+    away.gateway.app.stop(Duration::ZERO).await;
+    one.keys.revoke("acme", "gone", 100).unwrap();
+    one.answers(&gone, 401, SOON).await;
+    one.gateway.app.stop(Duration::ZERO).await;
+
+    let one = Keyed::start(&redis, &replica, "new", Some(&folder)).await;
+    let back = Keyed::start(&redis, &replica, "new", Some(&as_it_was)).await;
+    back.answers(&gone, 401, SOON).await;
+    let fresh = Keyed::start(&redis, &replica, "new", None).await;
+    fresh.answers(&key, 200, SOON).await;
+    assert_eq!((one.status(&key).await, one.status(&gone).await), (200, 401));
+}
+
+#[tokio::test]
+async fn an_entry_that_is_no_gateways_is_written_over() {
+    let (redis, replica, folder) = (Redis::start().await, Replica::start().await, TempDir::new().unwrap());
+    let one = Keyed::start(&redis, &replica, "s", Some(&folder)).await;
+    let [key, gone] = [one.make("key"), one.make("gone")];
+    let other = Keyed::start(&redis, &replica, "s", None).await;
+    other.answers(&gone, 200, SOON).await;
+    one.keys.revoke("acme", "gone", 100).unwrap();
+    other.answers(&gone, 401, SOON).await;
+    one.gateway.app.stop(Duration::ZERO).await;
+    other.gateway.app.stop(Duration::ZERO).await;
+    let forge = "for _, name in ipairs(redis.call('keys', 'tokenway:keys*')) do \
+                 if redis.call('type', name).ok == 'hash' then \
+                 for _, field in ipairs(redis.call('hkeys', name)) do redis.call('hset', name, field, 'forged') end \
+                 end end return 1";
+    assert_eq!(redis.ask(&format!("EVAL \"{forge}\" 0")).await.unwrap(), ":1\r\n");
+    let one = Keyed::start(&redis, &replica, "s", Some(&folder)).await;
+    until("it is back", || one.is_connected()).await;
+    let fresh = Keyed::start(&redis, &replica, "s", None).await;
+    fresh.answers(&key, 200, SOON).await;
+    assert_eq!(fresh.status(&gone).await, 401);
 }
 
 #[tokio::test]
