@@ -1,7 +1,7 @@
 //! Files that keep state over restarts.
 //!
-//! A lost or broken file stops nothing: its owner starts empty, and the broken file is kept under another name. A file is
-//! written beside its place and renamed, so that a crash leaves the old one.
+//! A lost or broken file stops nothing: its owner starts empty, and the broken file is kept under another name. One that cannot
+//! be read stays as it is. A file is written beside its place and renamed, so that a crash leaves the old one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read as _, Write as _};
@@ -36,11 +36,7 @@ impl<'de, const N: u32> Deserialize<'de> for Version<N> {
 /// # Errors
 /// A file that cannot be read, or that was moved aside.
 pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
+    let Some(file) = open(path)? else { return Ok(None) };
     let mut text = Vec::new();
     file.take(MAX_BYTES).read_to_end(&mut text)?;
     match serde_json::from_slice(&text) {
@@ -56,11 +52,20 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     }
 }
 
+fn open(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Writes a file, whole or not at all, and its directory where there is none.
 ///
 /// # Errors
-/// A directory or file that cannot be written.
+/// A directory or file that cannot be written, or one with a state that cannot be read: a rename would replace it all the same.
 pub fn write<T: Serialize>(path: &Path, state: &T) -> io::Result<()> {
+    open(path)?;
     let beside = with_suffix(path, ".new");
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         fs::create_dir_all(directory)?;
@@ -107,6 +112,17 @@ mod tests {
         assert_eq!(read::<Vec<u8>>(&path).unwrap(), Some(vec![3]));
         let kept = fs::read_dir(path.parent().unwrap()).unwrap().count();
         assert_eq!(kept, 2, "the state and the corrupt one");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        // Also root cannot read a link to itself.
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        read::<Vec<u8>>(&path).unwrap_err();
+        write(&path, &[1]).unwrap_err();
+        assert!(path.is_symlink());
     }
 
     #[test]

@@ -78,7 +78,7 @@ async fn change<T: Send + 'static>(
         KeyError::NameTaken { .. } => AdminError::NameTaken(error.to_string()),
         KeyError::Unknown { .. } => AdminError::UnknownKey(error.to_string()),
         KeyError::TooMany => AdminError::InvalidKey(error.to_string()),
-        KeyError::NotKept { .. } => AdminError::NotKept(error.to_string()),
+        KeyError::NotKept { .. } | KeyError::Unread { .. } => AdminError::NotKept(error.to_string()),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Makes, keeps and revokes API keys at run time ([`crate::request::api_keys`]).
 //!
-//! A change is written before it is in force, so that a restart forgets none; the secret itself is kept nowhere. A file that cannot
-//! be read is kept aside and its keys are refused.
+//! A change is written before it is in force, so that a restart forgets none; the secret itself is kept nowhere. A broken file is
+//! kept aside and its keys are refused; one that cannot be read stays as it is, and keys do not change until a start that reads it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -27,6 +27,8 @@ pub struct KeyStore {
     pub(super) keys: Arc<ApiKeys>,
     /// `None` where the gateway keeps no state: keys last as long as the process.
     file: Option<PathBuf>,
+    /// Why the file's keys are not known, though it may have some: written now, it would lose them.
+    unread: Option<String>,
     /// Held while keys change.
     pub(super) revoked: Mutex<Revocations>,
     pub(super) changes: AtomicU64,
@@ -54,6 +56,17 @@ pub enum KeyError {
     /// The bound of all keys.
     #[error("there are {MAX_KEYS} keys already: revoke some, such as expired ones")]
     TooMany,
+    /// The file of keys could not be read at the start.
+    #[error(
+        "nothing has changed: {path} could not be read ({error}), and its keys would be lost: make it readable, or move it away, and start the gateway again",
+        path = path.display()
+    )]
+    Unread {
+        /// Of the keys.
+        path: PathBuf,
+        /// Why.
+        error: String,
+    },
     /// The file of keys cannot be written.
     #[error("nothing has changed: {path} cannot be written: {error}", path = path.display())]
     NotKept {
@@ -96,7 +109,7 @@ impl KeyStore {
     /// Puts the keys of the file in force.
     #[must_use]
     pub fn open(keys: Arc<ApiKeys>, file: Option<PathBuf>) -> Self {
-        let mut revoked = Revocations::default();
+        let (mut revoked, mut unread) = (Revocations::default(), None);
         if let Some(path) = &file {
             match state_file::read::<Kept>(path) {
                 Ok(kept) => {
@@ -107,10 +120,14 @@ impl KeyStore {
                 }
                 Err(error) => {
                     tracing::error!(path = %path.display(), %error, "API keys made at run time are refused: their file cannot be read");
+                    // One that is broken was moved aside.
+                    let is_gone =
+                        path.symlink_metadata().is_err_and(|it| it.kind() == io::ErrorKind::NotFound);
+                    unread = (!is_gone).then(|| error.to_string());
                 }
             }
         }
-        Self { keys, file, revoked: Mutex::new(revoked), changes: AtomicU64::default() }
+        Self { keys, file, unread, revoked: Mutex::new(revoked), changes: AtomicU64::default() }
     }
 
     /// Whether keys outlast a restart.
@@ -183,6 +200,9 @@ impl KeyStore {
         revoked: &Revocations,
     ) -> Result<(), KeyError> {
         let Some(path) = &self.file else { return Ok(()) };
+        if let Some(error) = &self.unread {
+            return Err(KeyError::Unread { path: path.clone(), error: error.clone() });
+        }
         let keys = keys.iter().map(|(digest, key)| KeptKey::of(digest, key)).collect();
         let revoked = revoked.iter().map(|(digest, at)| (digits::hex_of(digest), at)).collect();
         let written = state_file::write(path, &Kept { version: Version, keys, revoked });
@@ -297,6 +317,25 @@ mod tests {
         let store = KeyStore::open(Arc::default(), Some(file.join("keys.json")));
         let error = store.make(key("a", "ci")).unwrap_err().to_string();
         assert!(error.starts_with("nothing has changed: ") && store.all().is_empty(), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, hidden) = (folder.path().join("keys.json"), folder.path().join("hidden.json"));
+        KeyStore::open(Arc::default(), Some(file.clone())).make(key("a", "ci")).unwrap();
+        std::fs::rename(&file, &hidden).unwrap();
+        // Also root cannot read a link to itself.
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        let store = KeyStore::open(Arc::default(), Some(file.clone()));
+        assert!(store.all().is_empty());
+        let error = store.make(key("a", "new")).unwrap_err().to_string();
+        assert!(error.contains("keys.json") && error.contains("start the gateway again"), "{error}");
+        // Nor once it can be, for what is in it is not known.
+        std::fs::rename(&hidden, &file).unwrap();
+        store.make(key("a", "new")).unwrap_err();
+        let again = KeyStore::open(Arc::default(), Some(file)).all();
+        assert_eq!(again.iter().map(|key| &*key.name).collect::<Vec<_>>(), ["ci"]);
     }
 
     #[test]
