@@ -609,6 +609,64 @@ fn faults_of_canaries() {
 }
 
 #[test]
+fn two_keys_that_name_one_file_are_refused() {
+    let file = |drift: &str, canary: &str| {
+        format!(
+            "[drift]\nstate = {drift:?}\n[[pool]]\nname = \"a\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"b\"\n\
+             replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n[route.canary]\npool = \"b\"\n\
+             steps = [{{ weight = 10, soak = \"1m\" }}]\nstate = {canary:?}\n"
+        )
+    };
+    let itself = "is the configuration file itself";
+    for (drift, canary, rest, expected) in [
+        ("f.toml", "c.json", "", format!("f.toml:2:9: drift.state {itself}")),
+        ("d.json", "./f.toml", "", format!("f.toml:15:9: route.canary.state {itself}")),
+        (
+            "s.json",
+            "src/../s.json",
+            "",
+            "f.toml:15:9: route.canary.state is the file of drift.state".to_owned(),
+        ),
+        (
+            "d.json",
+            "c.json",
+            "[telemetry]\naccess_log = \"./c.json\"\n",
+            "f.toml:15:9: route.canary.state is the file of telemetry.access_log".to_owned(),
+        ),
+        (
+            "d.json",
+            "Cargo.toml",
+            "[admin]\ntoken = \"file:Cargo.toml\"\n",
+            "f.toml:15:9: route.canary.state is a file that another key reads".to_owned(),
+        ),
+    ] {
+        assert_told(&format!("{}{rest}", file(drift, canary)), &[&expected]);
+    }
+    let other = "[[route]]\nmodel = \"n\"\npools = [\"a\"]\n[route.canary]\npool = \"b\"\n\
+                 steps = [{ weight = 10, soak = \"1m\" }]\nstate = \"c.json\"\n";
+    checked(&format!("{}{other}", file("d.json", "c.json")));
+}
+
+#[test]
+fn files_that_the_start_opens_are_looked_at() {
+    let gone = "no-such-directory is no directory";
+    for (rest, expected) in [
+        (
+            "[cluster]\nurl = \"rediss://a\"\nca = \"Cargo.toml\"\n",
+            "f.toml:6:6: Cargo.toml holds no certificate in PEM form",
+        ),
+        ("[telemetry.content]\nfile = \"src\"\n", "f.toml:5:8: src is a directory"),
+        ("[telemetry]\naccess_log = \"./src\"\n", "f.toml:5:14: ./src is a directory"),
+        (
+            "[telemetry]\naccess_log = \"no-such-directory/log\"\n",
+            &format!("f.toml:5:14: cannot write no-such-directory/log: {gone}"),
+        ),
+    ] {
+        assert_told(&with_pool(rest), &[expected]);
+    }
+}
+
+#[test]
 fn faults_of_drift() {
     for (rest, expected) in [
         ("[drift]\nblock = \"24h\"\nwindow = \"1h\"\n", "f.toml:6:1: unknown key \"window\" in [drift]"),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::check::codec::{FILE, NAMED, Own, Word};
+use super::check::codec::{NAMED, Own, Word};
+use super::check::pem::CERTIFICATES;
 use super::check::secret;
 use super::check::section::{Item, Section};
 use super::declare::{Declared, section};
@@ -21,7 +22,7 @@ section! {
         /// gateways of one name work together; others may share the broker
         name: Arc<str> as NAMED, default "tokenway";
         /// PEM file of the CA that signs the broker's certificate
-        ca: Option<PathBuf> as FILE, example "ca.pem";
+        ca: Option<PathBuf> as CERTIFICATES, example "ca.pem";
         /// hard budgets while the broker is away: "open" counts alone, "closed" refuses what no lease covers
         on_loss: OnLoss as Word("on_loss"), default "open";
     }

@@ -8,7 +8,7 @@ use regex::Regex;
 use serde_json::json;
 
 use super::check::admission::own_names;
-use super::check::codec::{FILE, List, NAMED, Own, Switch, Word};
+use super::check::codec::{LOG, List, NAMED, Own, Switch, Word};
 use super::check::section::{Item, Section};
 use super::check::values::{ENDPOINT, POSITIVE_DURATION, SIZE};
 use super::declare::{Declared, section};
@@ -19,7 +19,7 @@ section! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Content for "[telemetry.content]", optional {
         /// as JSON lines; mode 0600
-        file: Option<PathBuf> as FILE, example "content.jsonl";
+        file: Option<PathBuf> as LOG, example "content.jsonl";
         /// true sends them as log records (gen_ai.client.inference.operation.details) to the collector of [telemetry.otlp]
         otlp: bool as Switch, default false;
         /// regular expressions; what they match is written as [redacted]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::Content;
-use super::check::codec::{List, Own, Share, Switch, Word};
+use super::check::codec::{self, List, Own, Share, Switch, Word};
 use super::check::section::Item;
 use super::check::values::{ADDRESS, HTTP_URL};
 use super::declare::section;
@@ -181,7 +181,7 @@ fn access_log(item: &Item<'_>) -> Option<AccessLog> {
         "stdout" => AccessLog::Stdout,
         "stderr" => AccessLog::Stderr,
         "off" => AccessLog::Off,
-        path if path.contains(['/', '.']) => AccessLog::File(item.checking.directory.join(path)),
+        path if path.contains(['/', '.']) => AccessLog::File(codec::log(item)?),
         word => {
             let hint = "known: stdout, stderr, off, or the path of a file: \"./access.log\"";
             item.fault_unknown("access log", word, &["stdout", "stderr", "off"], hint);

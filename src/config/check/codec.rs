@@ -159,11 +159,27 @@ pub(in crate::config) const NAMED: Own<Arc<str>> =
 pub(in crate::config) const FILE: Own<PathBuf> =
     Own { read: |item| item.path(), show: |path| json!(path.to_string_lossy()) };
 
+/// A file that lines are appended to, opened at the start.
+pub(in crate::config) const LOG: Own<PathBuf> = Own { read: log, ..FILE };
+
 /// `env:NAME` or `file:PATH`; never shown.
 pub(in crate::config) const SECRET: Own<Secret> = Own { read: secret::read, show: |_| json!(MASK) };
 
 /// Like [`SECRET`], or the text itself; never shown.
 pub(in crate::config) const SEED: Own<Secret> = Own { read: secret::read_or_plain, ..SECRET };
+
+/// The path of a file that lines are appended to.
+pub(in crate::config) fn log(item: &Item<'_>) -> Option<PathBuf> {
+    let path = item.path()?;
+    if path.is_dir() {
+        item.fault(format!("{} is a directory", path.display()), LOG_HINT);
+        return None;
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.is_dir());
+    let Some(parent) = parent else { return Some(path) };
+    let message = format!("cannot write {}: {} is no directory", path.display(), parent.display());
+    item.missing(message, LOG_HINT, ()).map(|()| path)
+}
 
 /// A value with one way to be shown.
 pub(in crate::config) trait Shown {
@@ -218,3 +234,5 @@ whole!(Tokens => |number| Some(Self(number)));
 
 /// In place of a secret.
 const MASK: &str = "***";
+
+const LOG_HINT: &str = "name a file in a directory that is there";

@@ -10,6 +10,8 @@ pub(super) mod codec;
 mod dcgm;
 mod discovery;
 mod engine;
+mod files;
+pub(super) mod inputs;
 mod lint;
 pub(super) mod pem;
 pub(super) mod pool;
@@ -75,6 +77,7 @@ pub(super) fn check_with(
     let root = Section::open(&checking, ROOT, 0..0, Some(tree.get_ref()));
     let config = read(&root);
     ports::expect_ports_apart(&root, &config);
+    files::expect_files_apart(&root, &config, Path::new(file_name));
     lint::lint(&root, &config);
     drop(root);
     let faults = checking.faults.take();

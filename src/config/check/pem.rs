@@ -10,7 +10,9 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
-use super::section::Section;
+use super::codec::{FILE, Own};
+use super::inputs::input;
+use super::section::{Item, Section};
 use crate::whole_file;
 
 /// The path of a PEM file, relative to the configuration; its content is looked at.
@@ -19,8 +21,15 @@ pub(in crate::config) fn pem_file(
     key: &'static str,
     holds: fn(&[u8]) -> Result<(), String>,
 ) -> Option<PathBuf> {
-    let item = section.get(key)?;
-    let path = section.checking.directory.join(item.text()?);
+    read(&section.get(key)?, holds)
+}
+
+/// One with certificates.
+pub(in crate::config) const CERTIFICATES: Own<PathBuf> =
+    Own { read: |item| read(item, holds_certificate), ..FILE };
+
+fn read(item: &Item<'_>, holds: fn(&[u8]) -> Result<(), String>) -> Option<PathBuf> {
+    let path = input(item, item.filled()?);
     let fault = match whole_file::read(&path) {
         Ok(pem) => holds(&pem).err().map(|fault| format!("{} {fault}", path.display())),
         Err(error) => {

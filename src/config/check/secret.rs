@@ -6,6 +6,7 @@
 use crate::config::Secret;
 use crate::config::diagnostics::is_reference;
 
+use super::inputs::input;
 use super::section::Item;
 use crate::whole_file;
 
@@ -35,7 +36,7 @@ fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
             }
         }
     } else {
-        let path = item.checking.directory.join(text.strip_prefix("file:")?);
+        let path = input(item, text.strip_prefix("file:")?);
         match whole_file::read_text(&path) {
             Ok(content) => content.trim_end_matches(['\r', '\n']).to_owned(),
             Err(error) => {

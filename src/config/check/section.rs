@@ -33,6 +33,8 @@ pub(in crate::config) struct Checking<'a> {
     pub(in crate::config) faults: RefCell<Vec<(Range<usize>, Fault)>>,
     /// What is worth a look and no fault.
     pub(in crate::config) warnings: RefCell<Vec<(Range<usize>, Fault)>>,
+    /// Files that keys name to be read.
+    pub(in crate::config) inputs: RefCell<Vec<PathBuf>>,
     /// Every requested key, with what it was read as.
     pub(in crate::config) shapes: RefCell<Shapes>,
 }
@@ -50,6 +52,7 @@ impl<'a> Checking<'a> {
             overrides,
             faults: RefCell::default(),
             warnings: RefCell::default(),
+            inputs: RefCell::default(),
             shapes: RefCell::default(),
         }
     }
