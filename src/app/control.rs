@@ -36,13 +36,11 @@ impl Controls {
         Arc::new(Self { app, observers, launch, config, reloading, drain })
     }
 
-    /// SIGHUP: reopens the access log and reloads the configuration, and logs the result.
+    /// SIGHUP: reopens the access log and reloads the configuration.
     pub(super) fn hang_up(&self) {
         self.observers.observer.reopen();
-        match self.reload() {
-            Ok(restart) => tracing::info!(?restart, "configuration reloaded"),
-            Err(error) => tracing::error!(%error, "configuration refused; the old one stays"),
-        }
+        // Logged there.
+        let _ = self.reload();
     }
 
     fn load_and_apply(&self) -> Result<Vec<String>, String> {
@@ -117,6 +115,10 @@ impl Control for Controls {
     fn reload(&self) -> Result<Vec<String>, String> {
         let result = self.load_and_apply();
         self.observers.observer.metrics().config_reload(result.is_ok());
+        match &result {
+            Ok(restart) => tracing::info!(?restart, "configuration reloaded"),
+            Err(error) => tracing::error!(%error, "configuration refused; the old one stays"),
+        }
         result
     }
 

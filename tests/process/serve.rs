@@ -118,6 +118,17 @@ fn a_changed_file_is_taken_a_broken_one_is_refused_and_sighup_reads_again() {
     gateway.process.signal("HUP");
     gateway.process.err.lines_with("configuration reloaded", 3);
     assert_eq!((status(&gateway, "second-name"), status(&gateway, "third-name")), (404, 200));
+
+    let reload = || {
+        let asked = request("POST", "/api/reload", "x-tokenway-admin: 1\r\n", "");
+        exchange(connect(&gateway.admin).unwrap(), &asked).status
+    };
+    assert_eq!(reload(), 200);
+    gateway.process.err.lines_with("configuration reloaded", 4);
+    replace(&file, "[server]\nlisten = 1\n");
+    gateway.process.err.lines_with("configuration refused", 3);
+    assert_eq!(reload(), 422);
+    gateway.process.err.lines_with("configuration refused", 4);
 }
 
 #[test]
