@@ -106,6 +106,7 @@ fn a_breach_that_one_gateway_sees_stops_the_canary_at_the_one_that_sees_nothing(
     // The step that it found the other at is followed as well, where it started later.
     let follows =
         r#"canary follows another gateway's verdict","route":"chat","revision":"r2","state":"rolled_back""#;
+    until("the line of the one that follows", || (second.process.err.count(follows) > 0).then_some(()));
     assert_eq!(second.process.err.count(follows), 1);
     stop_gateway(first);
     stop_gateway(second);

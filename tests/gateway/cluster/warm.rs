@@ -59,12 +59,15 @@ async fn hits(gateway: &Gateway, homes: &[String]) -> usize {
 /// Until what is cached was read: a request of that gateway alone would teach it.
 async fn read(gateway: &Gateway) {
     until("it is connected", || metric(gateway, "tokenway_cluster_connected") == 1.0).await;
-    let is_known = || {
+    let held = || {
         let pools = gateway.app.fleet.pools();
-        (0..3).any(|slot| pools[0].dispatcher.index.held(slot) > 0)
+        (0..3).map(|slot| pools[0].dispatcher.index.held(slot)).sum::<usize>()
     };
-    until("the index is filled", is_known).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut before = 0;
+    until("the index is filled", || held() > 0).await;
+    while std::mem::replace(&mut before, held()) != held() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 #[tokio::test]
