@@ -111,7 +111,8 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         add(&mut found, demoted(status, &figures.replicas, slot));
         add(&mut found, back(status));
     }
-    add(&mut found, compare(slot, Dimension::Revision, of_engines));
+    let revision = compare(slot, Dimension::Revision, of_engines);
+    add(&mut found, revision.filter(|it| !is_of_one_replica(&it.name, &figures.replicas, slot, of_engines)));
     if let Some(cause) = cause.filter(|cause| cause.far.is_empty()) {
         add(&mut found, longest_queue(&figures.replicas, cause));
         let is_load =
@@ -233,24 +234,40 @@ fn parts_of(slot: &Slot, dimension: Dimension) -> Vec<(&Arc<str>, &Part)> {
 /// The one whose requests fail, miss or take longer in the blamed stage than those of the others.
 fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<Outlier> {
     let parts = parts_of(slot, dimension);
+    let found = parts.iter().filter_map(|(name, part)| {
+        let (strength, evidence) = differs(part, &others_of(&parts, name), cause)?;
+        Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
+    });
+    found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
+}
+
+fn others_of<'a>(parts: &[(&Arc<str>, &'a Part)], name: &Arc<str>) -> Vec<&'a Part> {
+    parts.iter().filter(|(other, _)| *other != name).map(|(_, part)| *part).collect()
+}
+
+/// How much it differs from the others, and in what.
+fn differs(part: &Part, others: &[&Part], cause: Option<&Cause>) -> Option<(f64, String)> {
+    if others.is_empty() {
+        return None;
+    }
     // What the gateway itself takes is no replica's, whatever requests happened to go there next.
     let stage = cause
         .map(|cause| cause.stage)
         .filter(|stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route | Stage::Relay));
-    let found = parts.iter().filter_map(|(name, part)| {
-        let others: Vec<&Part> =
-            parts.iter().filter(|(other, _)| other != name).map(|(_, part)| *part).collect();
-        if others.is_empty() {
-            return None;
-        }
-        let named = answers_nothing(part, &others).or_else(|| fails(part, &others));
-        let (strength, evidence) = named.or_else(|| {
-            let stage = stage.filter(|stage| !is_explained(part, &others, *stage))?;
-            is_slower(part, &others, stage).or_else(|| misses_more(part, &others, stage))
-        })?;
-        Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
-    });
-    found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
+    let named = answers_nothing(part, others).or_else(|| fails(part, others));
+    named.or_else(|| {
+        let stage = stage.filter(|stage| !is_explained(part, others, *stage))?;
+        is_slower(part, others, stage).or_else(|| misses_more(part, others, stage))
+    })
+}
+
+/// Whether a revision is like the others without one of its replicas: then that one is sick, and the revision is not.
+fn is_of_one_replica(name: &Arc<str>, all: &[ReplicaStatus], slot: &Slot, cause: Option<&Cause>) -> bool {
+    let Some(revision) = slot.of(Dimension::Revision, name) else { return false };
+    let others = others_of(&parts_of(slot, Dimension::Revision), name);
+    let own = all.iter().filter(|status| status.revision == *name);
+    let mut rests = own.filter_map(|status| revision.without(slot.of(Dimension::Replica, &status.replica)?));
+    rests.any(|rest| differs(&rest, &others, cause).is_none())
 }
 
 fn answers_nothing(part: &Part, others: &[&Part]) -> Option<(f64, String)> {

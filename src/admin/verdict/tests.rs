@@ -573,6 +573,26 @@ fn a_slow_canary_is_named_with_revision_and_replica() {
 }
 
 #[test]
+fn a_revision_is_named_only_if_it_is_slow_without_its_slowest_replica_too() {
+    let judged = |others: (u32, u32, (Stage, f64, f64))| {
+        let (good, missed, stage) = others;
+        let sick = did("a1", 0, 20, (Stage::Prefill, 1.6, 1.6));
+        let fine = did("b1", 60, 0, (Stage::Prefill, 0.07, 0.07));
+        let all = [sick, did("a2", good, missed, stage), did("a3", good, missed, stage), fine];
+        let mut now = slot(TTFT, &all);
+        for (replica, revision) in [("a1", "v1"), ("a2", "v1"), ("a3", "v1"), ("b1", "v2")] {
+            let part = now.slot.parts[&(Dimension::Replica, replica.into())].clone();
+            now.slot.parts.entry((Dimension::Revision, revision.into())).or_default().merge(&part);
+        }
+        let of = |replica, revision: &str| ReplicaStatus { revision: revision.into(), ..ready(replica, 0.0) };
+        figures(now, vec![of("a1", "v1"), of("a2", "v1"), of("a3", "v1"), of("b1", "v2")])
+    };
+    let sick = "replica a1 stands out: has 1.6 s of prefill on average, the others 7";
+    names_only(&judged((20, 0, (Stage::Prefill, 0.07, 0.07))), &[sick], &["revision"]);
+    names(&judged((5, 15, (Stage::Prefill, 1.6, 1.0))), &["revision v1 stands out: has 1.5 s of prefill"]);
+}
+
+#[test]
 fn refusals_and_slow_connections_are_told_by_their_stage() {
     // Refused at once: microseconds of routing are the longest stage of some.
     let (admit, route) = ((Stage::Admit, 1.0, 0.1), (Stage::Route, 0.00001, 0.00001));

@@ -125,6 +125,27 @@ impl Part {
         let (seconds, count) = other.first_tokens;
         self.first_tokens = (self.first_tokens.0 + seconds, self.first_tokens.1 + count);
     }
+
+    /// A revision without one of its replicas; `None` if nothing is left, or if the replica has requests of another revision as well.
+    #[must_use]
+    pub fn without(&self, replica: &Self) -> Option<Self> {
+        let judged = self.judged.checked_sub(replica.judged).filter(|judged| *judged > 0)?;
+        let mut rest =
+            Self { judged, requests: self.requests.checked_sub(replica.requests)?, ..self.clone() };
+        rest.answers = self.answers.checked_sub(replica.answers)?;
+        rest.empty = self.empty.checked_sub(replica.empty)?;
+        rest.prompt_tokens = self.prompt_tokens.saturating_sub(replica.prompt_tokens);
+        subtract_all(&mut rest.missed_in, &replica.missed_in);
+        subtract_all(&mut rest.wrong_in, &replica.wrong_in);
+        subtract_all(&mut rest.stage_requests, &replica.stage_requests);
+        for (sum, less) in rest.stage_seconds.iter_mut().zip(&replica.stage_seconds) {
+            *sum -= less;
+        }
+        rest.ttft = (self.ttft.0 - replica.ttft.0, self.ttft.1 - replica.ttft.1);
+        let (seconds, count) = replica.first_tokens;
+        rest.first_tokens = (self.first_tokens.0 - seconds, self.first_tokens.1.saturating_sub(count));
+        Some(rest)
+    }
 }
 
 /// Counts of one route in one slot.
@@ -349,6 +370,12 @@ fn add_all(sums: &mut [u32], more: &[u32]) {
     }
 }
 
+fn subtract_all(sums: &mut [u32], less: &[u32]) {
+    for (sum, less) in sums.iter_mut().zip(less) {
+        *sum = sum.saturating_sub(*less);
+    }
+}
+
 const STAGES: usize = Stage::ALL.len();
 const MAX_PARTS: usize = 256;
 
@@ -385,6 +412,13 @@ mod tests {
             assert_eq!((part.requests, part.judged, part.missed(), part.prompt_tokens), (3, 2, 1, 300));
             assert!((part.mean(Stage::Prefill).unwrap() - 0.195).abs() < 1e-9);
         }
+        let revision = part(Dimension::Revision, "v1");
+        assert!(revision.without(&part(Dimension::Replica, "gpu-a:8000")).is_none(), "its only replica");
+        let mut both = revision.clone();
+        both.merge(&revision);
+        let rest = both.without(&revision).unwrap();
+        assert_eq!((rest.requests, rest.judged, rest.missed(), rest.prompt_tokens), (3, 2, 1, 300));
+        assert!((rest.mean(Stage::Prefill).unwrap() - 0.195).abs() < 1e-9);
         let mut twice = slot.clone();
         twice.merge(&slot);
         assert_eq!((twice.judged(), twice.all_missed()), (4, 2));
