@@ -101,11 +101,7 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         let (dimension, name) = (Dimension::Replica, Arc::clone(&far.replica));
         add(&mut found, Some(Outlier { dimension, name, evidence: far.evidence() }));
     }
-    // Whose way is long is no slower engine, and neither is it compared with the others.
-    let of_engines = cause.filter(|cause| {
-        let is_shared_queue = cause.stage == Stage::EngineQueue && engines::queue_alike(&figures.replicas);
-        cause.far.is_empty() && !is_shared_queue && !engines::are_all_full(&figures.replicas)
-    });
+    let of_engines = cause.filter(|cause| is_of_one_engine(cause, &figures.replicas));
     add(&mut found, compare(slot, Dimension::Replica, of_engines));
     for status in &figures.replicas {
         add(&mut found, demoted(status, &figures.replicas, slot));
@@ -124,6 +120,31 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     }
     found.truncate(MAX_OUTLIERS);
     found
+}
+
+/// The replica that is later than the others by more than a starved gateway can have made it, in the last minute, while they are on time.
+pub(crate) fn beyond_lag(figures: &RouteFigures, cause: &Cause) -> Option<Outlier> {
+    // Any other stage has no bound on how often it waits for a thread.
+    let is_of_prompts = matches!(cause.stage, Stage::EngineQueue | Stage::Prefill);
+    let of_engines = Some(cause).filter(|_| is_of_prompts && is_of_one_engine(cause, &figures.replicas));
+    let (slot, stage) = (&figures.minute.slot, of_engines?.stage);
+    let outlier = compare(slot, Dimension::Replica, of_engines)?;
+    let missed = |part: &Part| part.missed_in.get(stage as usize).copied().unwrap_or(0);
+    let own = slot.of(Dimension::Replica, &outlier.name)?;
+    let others = others_of(&parts_of(slot, Dimension::Replica), &outlier.name);
+    let late: u32 = others.iter().map(|other| missed(other)).sum();
+    let judged: u32 = others.iter().map(|other| other.judged).sum();
+    // As many of theirs as of its own were not late: a starved gateway spares no replica.
+    let are_on_time = late < FEW && judged >= late + missed(own);
+    let slowest = others.iter().filter_map(|other| other.mean(stage)).reduce(f64::max)?;
+    let is_beyond = own.mean(stage)? - slowest >= WAKES * figures.lateness.worst.as_secs_f64();
+    (missed(own) >= MISSES && are_on_time && is_beyond).then_some(outlier)
+}
+
+/// Whether misses of this cause can be one engine's: whose way is long is no slower engine, and neither is it compared with the others.
+fn is_of_one_engine(cause: &Cause, replicas: &[ReplicaStatus]) -> bool {
+    let is_shared_queue = cause.stage == Stage::EngineQueue && engines::queue_alike(replicas);
+    cause.far.is_empty() && !is_shared_queue && !engines::are_all_full(replicas)
 }
 
 /// Adds one that is not named yet.
@@ -438,6 +459,8 @@ const JOINS_WITHIN: Duration = Duration::from_secs(600);
 /// The same where the gateway has just started: it finds a fleet that serves, and whoever does not is no newcomer.
 const FOUND_WITHIN: Duration = Duration::from_secs(20);
 const MAX_OUTLIERS: usize = 6;
+/// Waits for a thread between a request's last byte and its first token: to send it, and to read the answer.
+const WAKES: f64 = 2.0;
 /// A wait that is no long prompt beside others'.
 const STUCK: Duration = Duration::from_secs(10);
 /// Some ejections long.

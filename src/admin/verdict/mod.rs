@@ -48,10 +48,16 @@ pub(super) fn judge(figures: &RouteFigures) -> Verdict {
     let slot = &of_window.slot;
     let cause = cause(slot, figures);
     // While the SLO is kept, differences in time are noise: only who fails, or is out, is named.
-    // A gateway without CPU sees everybody late: it compares no one until it has some.
-    let to_explain = cause.as_ref().filter(|_| status != Status::Ok && !figures.lateness.is_starved());
-    let outliers = peers::find(figures, slot, to_explain);
-    let sentence = sentence::of_route(figures, status, of_window, cause.as_ref(), &outliers);
+    // A gateway without CPU sees everybody late: until it has some, it names only who is later than that explains.
+    let is_starved = figures.lateness.is_starved();
+    let to_explain = cause.as_ref().filter(|_| status != Status::Ok && !is_starved);
+    let mut outliers = peers::find(figures, slot, to_explain);
+    let blames_itself = status == Status::Bad && is_starved;
+    let beyond = cause.as_ref().filter(|_| blames_itself).and_then(|cause| peers::beyond_lag(figures, cause));
+    let named = if blames_itself { beyond.as_slice() } else { &outliers };
+    let sentence = sentence::of_route(figures, status, of_window, cause.as_ref(), named);
+    outliers.retain(|known| beyond.as_ref().is_none_or(|beyond| beyond.name != known.name));
+    outliers.splice(0..0, beyond);
     Verdict { route: Arc::clone(&figures.route), status, sentence, window, cause, outliers }
 }
 

@@ -67,7 +67,9 @@ pub(super) fn of_route(
     }
     if status == Status::Bad && figures.lateness.is_starved() {
         parts.insert(0, of_lateness(figures.lateness));
-        return format!("{route}: {}", parts.join("; "));
+        if outliers.is_empty() {
+            return format!("{route}: {}", parts.join("; "));
+        }
     }
     parts.extend(who(figures, status, outliers));
     format!("{route}: {}", parts.join("; "))

@@ -501,6 +501,23 @@ fn who_still_waits_is_counted_and_a_gateway_without_cpu_blames_itself_alone() {
 }
 
 #[test]
+fn a_gateway_without_cpu_names_only_a_replica_that_is_later_than_it_can_have_made_it() {
+    let of = |worst, good, missed| {
+        let prefill = (Stage::Prefill, 3.0, 0.07);
+        let all = [did("r1", good, 0, prefill), did("r2", 0, 20, prefill), did("r3", good, missed, prefill)];
+        let lateness = Lateness { worst: Duration::from_millis(worst), late: 0.12 };
+        let replicas = vec![ready("r1", 0.0), ready("r2", 0.0), ejected("r3", "probe_timeout")];
+        RouteFigures { lateness, ..figures(slot(TTFT, &all), replicas) }
+    };
+    let sick = "replica r2 stands out: has 3.0 s of prefill on average, the others 7";
+    names_only(&of(700, 40, 0), &["the gateway itself waits for CPU 12 % of the time", sick], &["r3"]);
+    // The gateway can have made it as late, others are late as well, or few are known not to be.
+    for figures in [of(1600, 40, 0), of(700, 40, 5), of(700, 4, 0)] {
+        names_only(&figures, &["the gateway itself waits for CPU 12 % of the time"], &["stands out"]);
+    }
+}
+
+#[test]
 fn a_frozen_replica_is_named_when_it_is_ejected_and_before() {
     let relay = (Stage::Decode, 5.0, 1.0);
     let good = slot(TTFT, &[did("r1", 40, 0, relay)]);
