@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 use http::{HeaderMap, Response};
 use hyper::body::Body as _;
 use tonic::codegen::tokio_stream::Stream;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::fields::{self, Head};
 use super::metadata;
@@ -127,12 +127,27 @@ impl Session {
             }
             Poll::Ready(Some(Err(status))) => {
                 tracing::debug!(%status, "a stream of Envoy broke");
-                self.give_up();
+                self.broken(status);
             }
             // Its client left, or there is nothing more that Envoy would show.
             Poll::Ready(None) => self.give_up(),
         }
         true
+    }
+
+    /// A message that cannot be read, or a stream that broke. Ended properly, Envoy would let the request pass without a decision.
+    fn broken(&mut self, status: Status) {
+        let is_too_long = status.code() == Code::OutOfRange;
+        match self.request.feed.take() {
+            // The line refuses its body as it would one in pieces.
+            Some(feed) if is_too_long && !self.request.is_sent() => {
+                feed.overflow();
+                self.messages = None;
+            }
+            // An answer that passes as it is does so without the picker too.
+            _ if self.request.is_sent() && !self.modes.is_duplex => self.give_up(),
+            _ => self.fail(status),
+        }
     }
 
     fn give_up(&mut self) {

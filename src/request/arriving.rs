@@ -31,6 +31,9 @@ pub enum BrokenBody {
     /// Its feeder is gone.
     #[error("the proxy gave the request up")]
     Left,
+    /// A piece is longer than a whole body may be.
+    #[error("the proxy sent more than a body may have")]
+    TooLarge,
 }
 
 impl Body for ArrivingBody {
@@ -79,6 +82,7 @@ struct Pipe {
     unread: usize,
     has_ended: bool,
     is_broken: bool,
+    is_too_large: bool,
     has_reader: bool,
     waker: Option<Waker>,
 }
@@ -121,6 +125,11 @@ impl Feed {
         pipe.wake();
     }
 
+    /// A piece came that is longer than a whole body may be, and was not read.
+    pub fn overflow(self) {
+        self.0.lock().is_too_large = true;
+    }
+
     /// Bytes that were not read yet.
     #[must_use]
     pub fn unread(&self) -> usize {
@@ -147,7 +156,8 @@ impl FedBody {
             return Poll::Ready(None);
         }
         if pipe.is_broken {
-            return Poll::Ready(Some(Err(BrokenBody::Left)));
+            let why = if pipe.is_too_large { BrokenBody::TooLarge } else { BrokenBody::Left };
+            return Poll::Ready(Some(Err(why)));
         }
         pipe.waker = Some(cx.waker().clone());
         Poll::Pending

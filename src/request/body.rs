@@ -266,7 +266,7 @@ impl Upload<'_> {
             };
             match frame {
                 None => return Ok(None),
-                Some(Err(error)) => return Err(of_upload(&error)),
+                Some(Err(error)) => return Err(of_upload(&error, self.limits.size)),
                 Some(Ok(frame)) => {
                     // Trailers are dropped: they never become headers.
                     if let Ok(data) = frame.into_data() {
@@ -305,8 +305,12 @@ impl Upload<'_> {
 }
 
 /// An upload that ended early: a framing error is the client's mistake, anything else means that it left.
-fn of_upload(error: &BrokenBody) -> Failure {
-    let BrokenBody::Http(error) = error else { return Failure::ClientLeft };
+fn of_upload(error: &BrokenBody, limit: usize) -> Failure {
+    let error = match error {
+        BrokenBody::Http(error) => error,
+        BrokenBody::TooLarge => return Failure::BodyTooLarge { limit },
+        BrokenBody::Left => return Failure::ClientLeft,
+    };
     let mut cause = error.source();
     while let Some(error) = cause {
         let is_framing = match (error.downcast_ref::<io::Error>(), error.downcast_ref::<h2::Error>()) {

@@ -264,6 +264,42 @@ async fn what_the_line_refuses_envoy_answers_with_our_error() {
 }
 
 #[tokio::test]
+async fn a_body_in_one_message_over_the_limit_is_refused_as_one_in_pieces() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.server.body_limit = 100_000;
+    let picker = Picker::start(config).await;
+    let long = "x".repeat(400_000);
+    for modes in [[BodySendMode::Buffered, DUPLEX[1]], DUPLEX] {
+        for size in [30_000, 400_000] {
+            let mut envoy = Envoy::request(&picker.gateway.app, post(&[]), modes).await;
+            let mut left = &*long;
+            while !left.is_empty() {
+                let (piece, rest) = left.split_at(left.len().min(size));
+                envoy.body(piece, rest.is_empty()).await;
+                left = rest;
+            }
+            if modes != DUPLEX {
+                let order = envoy.order().await.order;
+                assert!(
+                    matches!(order, Some(Order::RequestHeaders(_))),
+                    "the head of a buffered body passes"
+                );
+            }
+            let (status, _, body) = envoy.immediate().await;
+            assert!(
+                status == 413 && body.contains("\"code\":\"body_limit\""),
+                "{modes:?} {size}: {status} {body}"
+            );
+            envoy.close();
+            assert!(envoy.next().await.unwrap().is_none());
+            let record = picker.end().await;
+            assert_eq!((record.outcome, record.status), (Outcome::ClientError, 413), "{modes:?} {size}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_list_of_models_is_answered_without_an_engine() {
     let replica = Replica::start().await;
     let picker = Picker::start(config::of(&[&replica])).await;
