@@ -120,8 +120,8 @@ impl Carrier for Transfer {
         })
     }
 
-    fn is_confined(&self) -> bool {
-        self.subset.is_some()
+    fn subset(&self) -> Option<&[SocketAddr]> {
+        self.subset.as_deref()
     }
 
     fn returns_answer(&self) -> bool {

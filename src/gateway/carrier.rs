@@ -4,6 +4,7 @@
 //! decides on retries: no second attempt, hedge, migration, prefill leg, tunnel or heartbeat.
 
 use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -41,8 +42,8 @@ pub trait Carrier: Debug + Send + Sync {
     /// Whether the proxy lets the request go to this replica.
     fn allows(&self, replica: &Replica) -> bool;
 
-    /// Whether [`Carrier::allows`] depends on the replica: then no other is waited for.
-    fn is_confined(&self) -> bool;
+    /// Where alone the request may go; `None` for anywhere. With it no other replica is waited for.
+    fn subset(&self) -> Option<&[SocketAddr]>;
 
     /// Whether the answer passes through the gateway, so that what was asked for here can be taken out of it.
     fn returns_answer(&self) -> bool;

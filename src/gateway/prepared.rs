@@ -1,5 +1,6 @@
 //! A request ready to be routed: what every attempt of it, its wait and its body share.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -133,7 +134,10 @@ impl Prepared {
             detail: match &self.pinned {
                 _ if has_tenants => self.why_for_tenants().to_owned(),
                 Some(maker) => maker.why_unready(),
-                None => self.route.why_unready(),
+                None => match self.subset() {
+                    Some(subset) => self.why_within(subset),
+                    None => self.route.why_unready(),
+                },
             },
             retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),
         }
@@ -146,6 +150,29 @@ impl Prepared {
         if is_any { AT_OUTSIDE_LIMITS } else { FOR_TENANTS }
     }
 
+    /// Where alone its carrier lets it go.
+    fn subset(&self) -> Option<&[SocketAddr]> {
+        self.carrier.as_ref()?.subset()
+    }
+
+    /// Why no replica of `subset` takes it.
+    fn why_within(&self, subset: &[SocketAddr]) -> String {
+        let used = self.route.pools.iter().enumerate().filter(|(place, _)| self.route.serves(*place));
+        let replicas: Vec<_> = used.flat_map(|(_, (pool, _))| pool.replicas().to_vec()).collect();
+        let allowed = replicas.iter().filter(|replica| self.allows(replica));
+        let reasons: Vec<String> = allowed.take(MAX_NAMED).map(|replica| replica.why_unready()).collect();
+        if !reasons.is_empty() {
+            return format!("of the proxy's subset, {}", reasons.join("; "));
+        }
+        let mut named: Vec<String> = subset.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+        match subset.len().saturating_sub(MAX_NAMED) {
+            0 if subset.is_empty() => named.push("no address".to_owned()),
+            0 => {}
+            more => named.push(format!("and {more} more")),
+        }
+        format!("no replica of the route is in the proxy's subset ({})", named.join(", "))
+    }
+
     /// Whether its carrier lets it go there.
     pub(super) fn allows(&self, replica: &Replica) -> bool {
         self.carrier.as_ref().is_none_or(|carrier| carrier.allows(replica))
@@ -154,8 +181,7 @@ impl Prepared {
     /// Whether it may wait in the queue until a replica is ready.
     pub(super) fn may_wait_for_replica(&self) -> bool {
         let queues = self.rules.queue.is_some_and(|queue| queue.max_requests > 0);
-        let is_confined = self.carrier.as_ref().is_some_and(|carrier| carrier.is_confined());
-        !is_confined && self.pinned.is_none() && (queues || self.cold_wait().is_some())
+        self.subset().is_none() && self.pinned.is_none() && (queues || self.cold_wait().is_some())
     }
 
     /// Sets the bounds of an SLO class.
@@ -167,4 +193,6 @@ impl Prepared {
 
 /// In place of the reasons, which name replicas.
 const FOR_TENANTS: &str = "try again later; the gateway's operator finds the reasons under /readyz";
+/// Replicas or addresses of a subset in a message.
+const MAX_NAMED: usize = 3;
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(5);

@@ -260,7 +260,7 @@ impl RouteState {
     }
 
     /// Whether a pool gets requests, always or while others cannot.
-    fn serves(&self, place: usize) -> bool {
+    pub(super) fn serves(&self, place: usize) -> bool {
         self.wheel.may_use(place) || self.standbys.contains(&place)
     }
 

@@ -213,13 +213,17 @@ async fn a_subset_is_kept_to_and_one_without_a_replica_is_refused() {
         envoy.body(BODY, true).await;
         assert_eq!(envoy.placed().await.destination, two.name(), "and no fallback outside of it");
     }
-    for endpoints in [&[][..], &["10.9.9.9:1"]] {
+    for (endpoints, named) in
+        [(&[][..], "no address"), (&["10.9.9.9:1", "10.9.9.9:2"], "10.9.9.9:1, 10.9.9.9:2")]
+    {
         let mut envoy = Envoy::hinted(&picker.gateway.app, post(&[]), DUPLEX, hint(endpoints)).await;
         envoy.body(BODY, true).await;
         let (status, headers, body) = envoy.immediate().await;
         assert_eq!(status, 503, "{body}");
         assert!(headers.iter().any(|(name, _)| name == "retry-after"), "{headers:?}");
         assert!(body.contains("no_ready_replica"), "{body}");
+        let why = format!("no replica of the route is in the proxy's subset ({named})");
+        assert!(body.contains(&why) && !body.contains(": ready"), "{body}");
     }
     picker.gateway.idle().await;
 }
