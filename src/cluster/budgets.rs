@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError};
 
+use super::refusals::Written;
 use crate::admission::{Amounts, Claim, TenantLimiter};
 
 /// What this gateway is called in the broker.
@@ -27,8 +28,9 @@ impl Books<'_> {
         connection: &mut MultiplexedConnection,
         is_due: bool,
         now: SystemTime,
-    ) -> Result<(), RedisError> {
+    ) -> Result<Written, RedisError> {
         let claims = self.tenants.claims(is_due, now);
+        let round = if claims.is_empty() { Written::Nothing } else { Written::Taken };
         for claims in claims.chunks(MAX_CLAIMS) {
             let mut asking = Pipeline::with_capacity(3 * claims.len());
             for claim in claims {
@@ -42,7 +44,7 @@ impl Books<'_> {
                 self.take_in(claim, &taken);
             }
         }
-        Ok(())
+        Ok(round)
     }
 
     fn take_in(&self, claim: &Claim, taken: &HashMap<Vec<u8>, Vec<u8>>) {

@@ -12,7 +12,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::link::LinkError;
 use super::places::Places;
-use super::refusals::Refusals;
+use super::refusals::{Refusals, Written};
 use super::{wait_for_pages, wire};
 use crate::clock::{Clock, Stamp};
 use crate::fleet::registry::Fleet;
@@ -73,17 +73,17 @@ impl Journal {
         }
     }
 
-    async fn write(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    async fn write(&self, connection: &mut MultiplexedConnection) -> Result<Written, RedisError> {
         let entry = std::mem::take(&mut *self.unwritten.lock());
         if entry.is_empty() {
-            return Ok(());
+            return Ok(Written::Nothing);
         }
         let most = (MAX_BYTES / entry.len()).min(MAX_ENTRIES);
         let mut adding = redis::cmd("XADD");
         adding.arg(&self.key).arg("MAXLEN").arg("~").arg(most).arg("*").arg(FIELD).arg(&entry[..]);
         let id: String = adding.query_async(connection).await?;
         *self.newest.lock() = id;
-        redis::cmd("EXPIRE").arg(&self.key).arg(KEPT).query_async(connection).await
+        redis::cmd("EXPIRE").arg(&self.key).arg(KEPT).query_async::<()>(connection).await.map(Into::into)
     }
 
     async fn read(

@@ -13,7 +13,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::FLUSH_EVERY;
 use super::link::LinkError;
-use super::refusals::Refusals;
+use super::refusals::{Refusals, Written};
 use crate::clock::{Clock, Stamp};
 use crate::config::Secret;
 use crate::relay::pins::{PinAsked, ResponsePins};
@@ -55,8 +55,8 @@ impl SharedPins {
             let began = self.clock.now();
             self.waiting.extend(asked.map(|asked| (asked, began)));
             let result = async {
-                self.write(&mut connection).await?;
-                self.answer(&mut connection).await
+                let written = self.write(&mut connection).await?;
+                self.answer(&mut connection).await.map(|()| written)
             };
             if let Err(error) = refusals.note(result.await) {
                 return error;
@@ -64,17 +64,17 @@ impl SharedPins {
         }
     }
 
-    async fn write(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    async fn write(&self, connection: &mut MultiplexedConnection) -> Result<Written, RedisError> {
         let unshared = self.pins.take_unshared(MAX_AT_ONCE);
         if unshared.is_empty() {
-            return Ok(());
+            return Ok(Written::Nothing);
         }
         let mut writing = Pipeline::with_capacity(unshared.len());
         for (id, pin) in &unshared {
             let set = writing.cmd("SET").arg(self.key(&pin.tenant, id)).arg(&*pin.replica_url);
             set.arg("EX").arg(KEPT).ignore();
         }
-        writing.query_async(connection).await
+        writing.query_async::<()>(connection).await.map(Into::into)
     }
 
     async fn answer(&mut self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {

@@ -18,6 +18,7 @@ use super::link::{Link, LinkError, Messages};
 use super::peers::Peers;
 use super::pins::SharedPins;
 use super::places::Places;
+use super::refusals::Refusals;
 use super::standings::Standings;
 use super::topics::Topics;
 use super::{FLUSH_EVERY, HEARTBEAT, fingerprint, speeds, wire};
@@ -268,23 +269,19 @@ impl Service {
         let (mut connection, clock) = (link.connection.clone(), self.deps.clock);
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut is_logged = false;
+        let mut refusals = Refusals::of("budgets are not shared");
         for look in 0u32.. {
             ticks.tick().await;
-            match books.look(&mut connection, look.is_multiple_of(LOOKS), clock.wall(clock.now())).await {
-                Ok(()) => {
-                    let gateways = self.gateways.load(Ordering::Relaxed);
-                    tenants.share(Sharing::Shared { gateways });
-                    is_logged = false;
-                }
-                Err(error) if error.is_io_error() || error.is_connection_dropped() => return error.into(),
-                Err(error) => {
-                    self.share_no_budgets();
-                    if !is_logged {
-                        tracing::warn!(%error, "cluster: budgets are not shared, the broker refuses");
-                    }
-                    is_logged = true;
-                }
+            let now = clock.wall(clock.now());
+            let looked = books.look(&mut connection, look.is_multiple_of(LOOKS), now).await;
+            if let Err(error) = refusals.note(looked) {
+                return error;
+            }
+            if refusals.is_refused() {
+                self.share_no_budgets();
+            } else {
+                let gateways = self.gateways.load(Ordering::Relaxed);
+                tenants.share(Sharing::Shared { gateways });
             }
         }
         LinkError::Closed

@@ -10,7 +10,7 @@ use redis::aio::MultiplexedConnection;
 use tokio::time::MissedTickBehavior;
 
 use super::link::LinkError;
-use super::refusals::Refusals;
+use super::refusals::{Refusals, Written};
 use crate::clock::Clock;
 use crate::fleet::pool::PoolState;
 use crate::fleet::registry::Fleet;
@@ -42,7 +42,7 @@ async fn share(
     pool: &Arc<PoolState>,
     clock: Clock,
     connection: &mut MultiplexedConnection,
-) -> Result<(), RedisError> {
+) -> Result<Written, RedisError> {
     let key = format!("{cluster}:speeds:{}", pool.name);
     if pool.dispatcher.model.is_young() {
         let known: Option<Vec<u8>> = redis::cmd("GET").arg(&key).query_async(connection).await?;
@@ -50,14 +50,16 @@ async fn share(
         if let Some(replicas) = known.and_then(|known| pool.take_speeds(&known, clock.now())) {
             tracing::info!(pool = %pool.name, replicas, "cluster: speeds are known from other gateways");
         }
-        return Ok(());
+        return Ok(Written::Nothing);
     }
     let mut asking = redis::cmd("SET");
     asking.arg(format!("{key}:turn")).arg("").arg("NX").arg("PX").arg(TURN_MS);
     let turn: Option<String> = asking.query_async(connection).await?;
     let speeds = turn.and_then(|_| serde_json::to_vec(&pool.speeds(clock.now())?).ok());
-    let Some(speeds) = speeds else { return Ok(()) };
-    redis::cmd("SET").arg(&key).arg(speeds).arg("EX").arg(KEPT).query_async(connection).await
+    let Some(speeds) = speeds else { return Ok(Written::Taken) };
+    let mut writing = redis::cmd("SET");
+    writing.arg(&key).arg(speeds).arg("EX").arg(KEPT);
+    writing.query_async::<()>(connection).await.map(Into::into)
 }
 
 /// Between two looks, and between two writes of one pool.

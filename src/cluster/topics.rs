@@ -3,6 +3,7 @@
 //! Texts are whole statements, so that a command that was lost or came twice changes nothing, and a broker that lost its memory
 //! has it again after one look. What a text means is the affair of whoever shows it.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use redis::{Pipeline, RedisError};
 use tokio::time::MissedTickBehavior;
 
 use super::link::LinkError;
-use super::refusals::Refusals;
+use super::refusals::{Refusals, Written};
 use crate::clock::{Clock, Stamp};
 
 /// Every topic of this gateway.
@@ -72,9 +73,14 @@ impl Topics {
     pub fn others(&self, topic: &str, now: Stamp) -> Option<Vec<Shown>> {
         let state = self.0.lock();
         let topic = state.topics.get(topic).filter(|topic| state.is_connected && topic.is_looked_at)?;
-        let alive = |seen: &Seen| Shown { text: seen.text.clone(), is_alive: now.since(seen.moved) < SILENT };
+        let alive = |seen: &Seen| Shown { text: seen.text.clone(), is_alive: seen.is_alive(now) };
         let former = topic.former.iter().map(|text| Shown { text: text.clone(), is_alive: false });
-        Some(topic.others.values().map(alive).chain(former).collect())
+        let mut others: Vec<&Seen> = topic.others.values().collect();
+        if others.len() > MAX_GATEWAYS {
+            others.sort_unstable_by_key(|seen| Reverse(seen.moved));
+            others.truncate(MAX_GATEWAYS);
+        }
+        Some(others.into_iter().map(alive).chain(former).collect())
     }
 
     /// Looks every [`LOOK_EVERY`] until the connection ends.
@@ -88,9 +94,16 @@ impl Topics {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut refusals = Refusals::of("verdicts on canaries are not shared");
+        // Before, a field that never moves looks as alive as any.
+        let mut sweep_at = clock.now().after(2 * SILENT);
         loop {
             ticks.tick().await;
-            let result = self.look(cluster, field, clock, &mut connection).await;
+            let mut result = self.look(cluster, field, clock, &mut connection).await;
+            if result.is_ok() && clock.now() >= sweep_at {
+                sweep_at = clock.now().after(SWEEP_EVERY);
+                let swept = self.sweep(cluster, field, clock.now(), &mut connection).await;
+                result = swept.and(result);
+            }
             if let Err(error) = refusals.note(result) {
                 return error;
             }
@@ -113,7 +126,7 @@ impl Topics {
         field: &str,
         clock: Clock,
         connection: &mut MultiplexedConnection,
-    ) -> Result<(), RedisError> {
+    ) -> Result<Written, RedisError> {
         let (beat, own): (u64, Vec<(String, String)>) = {
             let mut state = self.0.lock();
             state.beat += 1;
@@ -121,7 +134,7 @@ impl Topics {
             (state.beat, state.topics.iter().map(|(name, topic)| (name.clone(), topic.own.clone())).collect())
         };
         if own.is_empty() {
-            return Ok(());
+            return Ok(Written::Nothing);
         }
         let mut asking = Pipeline::with_capacity(3 * own.len());
         for (topic, text) in &own {
@@ -138,14 +151,70 @@ impl Topics {
                 topic.take(fields, field, now);
             }
         }
-        Ok(())
+        Ok(Written::Taken)
+    }
+
+    /// Drops fields that were not renewed for [`KEPT`]: those who are alive keep the hash itself from expiring. When a field was
+    /// renewed is in a sorted set beside it, by the broker's clock, noted by all who see it move: an earlier version notes nothing.
+    async fn sweep(
+        &self,
+        cluster: &str,
+        field: &str,
+        now: Stamp,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<(), RedisError> {
+        let topics: Vec<(String, Vec<String>, Vec<String>)> = {
+            let state = self.0.lock();
+            let looked_at = state.topics.iter().filter(|(_, topic)| topic.is_looked_at);
+            looked_at.map(|(name, topic)| topic.renewed_or_silent(name, field, now)).collect()
+        };
+        let (seconds, _micros): (i64, i64) = redis::cmd("TIME").query_async(connection).await?;
+        let renewed = |topic: &str| format!("{cluster}:renewed:{topic}");
+        let mut noting = Pipeline::new();
+        for (topic, moving, silent) in &topics {
+            let key = renewed(topic);
+            let scored =
+                |fields: &[String]| fields.iter().map(|one| (seconds, one.clone())).collect::<Vec<_>>();
+            noting.cmd("ZADD").arg(&key).arg(scored(moving)).ignore();
+            if !silent.is_empty() {
+                noting.cmd("ZADD").arg(&key).arg("NX").arg(scored(silent)).ignore();
+            }
+            noting.cmd("EXPIRE").arg(&key).arg(KEPT).ignore();
+            noting.cmd("ZRANGEBYSCORE").arg(&key).arg("-inf").arg(seconds - i64::from(KEPT));
+        }
+        let gone: Vec<Vec<String>> = noting.query_async(connection).await?;
+        let mut dropping = Pipeline::new();
+        for ((topic, ..), gone) in topics.iter().zip(&gone).filter(|(_, gone)| !gone.is_empty()) {
+            dropping.cmd("HDEL").arg(format!("{cluster}:{topic}")).arg(gone).ignore();
+            dropping.cmd("ZREM").arg(renewed(topic)).arg(gone).ignore();
+            tracing::info!(
+                topic,
+                gateways = gone.len(),
+                "cluster: what gateways have shown that are gone is dropped"
+            );
+        }
+        if dropping.is_empty() { Ok(()) } else { dropping.query_async(connection).await }
+    }
+}
+
+impl Seen {
+    fn is_alive(&self, now: Stamp) -> bool {
+        now.since(self.moved) < SILENT
     }
 }
 
 impl Topic {
+    /// With its name: fields that were just renewed, `own` among them, and the others.
+    fn renewed_or_silent(&self, name: &str, own: &str, now: Stamp) -> (String, Vec<String>, Vec<String>) {
+        let (mut renewed, silent): (Vec<_>, Vec<_>) =
+            self.others.keys().cloned().partition(|gateway| self.others[gateway].is_alive(now));
+        renewed.push(own.to_owned());
+        (name.to_owned(), renewed, silent)
+    }
+
     fn take(&mut self, fields: HashMap<String, String>, own: &str, now: Stamp) {
         self.others.retain(|gateway, _| fields.contains_key(gateway));
-        for (gateway, shown) in fields.into_iter().take(MAX_GATEWAYS) {
+        for (gateway, shown) in fields {
             let Some((beat, text)) = shown.split_once(' ') else { continue };
             if gateway == own {
                 // What this process wrote itself is no news.
@@ -170,6 +239,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 const SILENT: Duration = Duration::from_secs(2);
 /// Seconds that a topic outlives the last gateway that shows it.
 const KEPT: u32 = 7 * 24 * 3600;
+/// Between two looks for fields of gateways that are gone.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// Others that count: those who moved last.
 const MAX_GATEWAYS: usize = 256;
 
 #[cfg(test)]
@@ -201,5 +273,23 @@ mod tests {
         assert_eq!(topics.others("t", at(12)), None);
         topics.retain(|_| false);
         assert!(topics.0.lock().topics.is_empty());
+    }
+
+    #[test]
+    fn gateways_that_are_alive_count_however_many_are_gone() {
+        let topics = Topics::default();
+        topics.show("t", "mine".to_owned());
+        let look = |beat: u64, second: u64| {
+            let gone = (0..2 * MAX_GATEWAYS).map(|n| (format!("gone-{n}"), "1 gone".to_owned()));
+            let alive = (0..40).map(|n| (format!("alive-{n}"), format!("{beat} alive")));
+            let mut state = topics.0.lock();
+            state.is_connected = true;
+            state.topics.get_mut("t").unwrap().take(gone.chain(alive).collect(), "me", at(second));
+        };
+        look(1, 9);
+        look(2, 12);
+        let shown = topics.others("t", at(12)).unwrap();
+        assert_eq!(shown.len(), MAX_GATEWAYS);
+        assert_eq!(shown.iter().filter(|one| one.is_alive && one.text == "alive").count(), 40);
     }
 }

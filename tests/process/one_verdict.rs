@@ -27,6 +27,10 @@ impl Broker {
         Self { redis: runtime.block_on(Redis::start()), runtime }
     }
 
+    fn ask(&self, command: &str) -> String {
+        self.runtime.block_on(self.redis.ask(command)).unwrap()
+    }
+
     fn start_again(&mut self) {
         self.runtime.block_on(self.redis.start_again());
     }
@@ -139,3 +143,44 @@ fn a_gateway_that_starts_takes_the_step_that_another_is_at() {
     stop_gateway(first);
     stop_gateway(second);
 }
+
+#[test]
+fn what_gateways_showed_that_are_gone_for_a_week_is_dropped_and_nothing_else() {
+    let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let gateway = start(&clustered(file(folder.path(), &old, &new, STEPS), &broker));
+    let shows = |field: &str| broker.ask(&format!("HEXISTS {TOPIC} {field}")).starts_with(":1");
+    // A peer of an earlier version notes nowhere when it renewed its text: the text moves, and that is enough.
+    for field in ["gone", "recent", "earlier-version"] {
+        broker.ask(&format!("HSET {TOPIC} {field} \"1 {{}}\""));
+    }
+    for field in ["gone", "earlier-version"] {
+        broker.ask(&format!("ZADD tokenway:renewed:canary:chat 1000 {field}"));
+    }
+    let mut beat = 1;
+    until("the text of one that is gone is dropped", || {
+        beat += 1;
+        broker.ask(&format!("HSET {TOPIC} earlier-version \"{beat} {{}}\""));
+        (!shows("gone")).then_some(())
+    });
+    assert!(shows("recent") && shows("earlier-version"));
+    assert!(broker.ask(&format!("HLEN {TOPIC}")).starts_with(":3"), "and its own");
+    stop_gateway(gateway);
+}
+
+#[test]
+fn a_full_broker_is_in_the_log_when_it_begins_to_refuse_and_when_it_ends() {
+    let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let gateway = start(&clustered(file(folder.path(), &old, &new, STEPS), &broker));
+    broker.ask("CONFIG SET maxmemory 1");
+    let what = "verdicts on canaries are not shared";
+    gateway.process.err.line_with(&format!("cluster: the broker refuses; {what}"));
+    broker.ask("CONFIG SET maxmemory 0");
+    let back = gateway.process.err.line_with("cluster: the broker takes writes again");
+    assert!(back.contains(what), "{back}");
+    assert_eq!(gateway.process.err.count("cluster: the broker refuses"), 1);
+    stop_gateway(gateway);
+}
+
+const TOPIC: &str = "tokenway:canary:chat";
