@@ -81,7 +81,11 @@ pub(super) async fn request(
     let exact = known.iter().find(|kept| is_it(&kept.record));
     let found = match exact {
         Some(kept) => kept,
-        None if id.len() < MIN_PREFIX => return Err(AdminError::UnknownRequest),
+        None if id.len() < MIN_PREFIX => {
+            return Err(AdminError::InvalidQuery(format!(
+                "{id} is too short for a beginning of an id: give the first {MIN_PREFIX} characters, or more"
+            )));
+        }
         None => {
             let mut all = known.iter().filter(|kept| begins(&kept.record));
             let first = all.next().ok_or(AdminError::UnknownRequest)?;

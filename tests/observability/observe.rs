@@ -591,6 +591,11 @@ async fn a_slow_request_is_kept_with_its_stages_attempts_and_decision() {
         assert_eq!(get(address, &format!("/api/v1/requests?{wrong}")).await.0, 400, "{wrong}");
     }
     assert_eq!(get(address, "/api/v1/requests/unheard-of").await.0, 404);
+    let (status, _, body) = get(address, "/api/v1/requests/slo").await;
+    assert!(
+        status == 400 && body.contains("the first 4 characters"),
+        "a beginning of several: {status} {body}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
