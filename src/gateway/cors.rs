@@ -84,4 +84,6 @@ impl CorsGrant {
 
 /// Headers of ours that a page may read.
 const EXPOSED: &str = "x-request-id, server-timing, retry-after, x-tokenway-replica, x-tokenway-revision, \
-                       x-tokenway-decision, x-tokenway-degraded-from";
+                       x-tokenway-decision, x-tokenway-degraded-from, \
+                       x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, \
+                       x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens";

@@ -245,9 +245,10 @@ async fn configured_origins_are_answered_and_marked_by_the_gateway() {
     for (reply, status) in [(unknown_key, 401), (relayed, 200), (models, 200)] {
         assert_eq!(reply.status(), status);
         assert_eq!(reply.head.header("access-control-allow-origin"), Some("https://app.example"));
-        assert!(
-            reply.head.header("access-control-expose-headers").is_some_and(|e| e.contains("x-request-id"))
-        );
+        let exposed = reply.head.header("access-control-expose-headers").unwrap();
+        for name in ["x-request-id", "x-ratelimit-remaining-requests", "x-ratelimit-reset-tokens"] {
+            assert!(exposed.split(", ").any(|header| header == name), "{name}: {exposed}");
+        }
         assert_eq!(reply.head.header("vary"), Some("origin"));
     }
     let strange = call(&gateway, "POST", CHAT, &[strange[0], KEYED[0]], b"{}").await;
