@@ -60,6 +60,7 @@ fn folder() -> tempfile::TempDir {
              \"{policy}\"\nslo = \"mine\"\n"
         )
     };
+    let at = |ms: u64| format!("{{\"timestamp\": {ms}, \"input_length\": 9, \"output_length\": 9}}\n");
     for (file, text) in [
         ("trace.jsonl", trace),
         ("azure.csv", azure),
@@ -67,6 +68,7 @@ fn folder() -> tempfile::TempDir {
         ("turns.toml", config("round_robin")),
         ("wrong.toml", "[server]\nlisten = \"nowhere\"\n".to_owned()),
         ("wrong.jsonl", "{\"timestamp\": 1}\n".to_owned()),
+        ("years.jsonl", at(0) + &at(99_999_999_999_999)),
         ("slow.json", "{\"step_s\": 0.05, \"prompt_token_s\": 0.0005}".to_owned()),
         ("wrong.json", "{\"steps\": 1}".to_owned()),
     ] {
@@ -208,7 +210,7 @@ fn an_engine_fitted_to_a_recording_can_be_replayed_on() {
 #[test]
 fn what_cannot_be_run_is_explained() {
     let folder = folder();
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["--fit", "@azure.csv"], "azure.csv: line 1: "),
         (&["@none.jsonl", "--policies", "latency"], "cannot read"),
         (&["@wrong.jsonl", "--policies", "latency"], "wrong.jsonl: line 1: missing field"),
@@ -220,6 +222,14 @@ fn what_cannot_be_run_is_explained() {
         (&["@trace.jsonl", "--policies", "latency", "--replicas", "4", "--slow", "4=2"], "replicas 0 to 3"),
         (&["@trace.jsonl", "--policies", "latency", "--engine", "@wrong.json"], "wrong.json: unknown field"),
         (&["@trace.jsonl", "--policies", "latency", "--engine", "@none.json"], "none.json"),
+        (
+            &["@years.jsonl", "--policies", "latency"],
+            "the trace lasts 1736111 days at --load 1.0, more than 366",
+        ),
+        (
+            &["@trace.jsonl", "--policies", "latency", "--load", "1,1e-300"],
+            "days at --load 1e-300, more than 366",
+        ),
     ];
     for (args, expected) in cases {
         let said = replay(folder.path(), args);

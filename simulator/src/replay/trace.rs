@@ -62,6 +62,8 @@ impl Trace {
     /// # Errors
     /// The first line that is not a request, or a text without any.
     pub fn read(text: &str) -> Result<Self, TraceError> {
+        // As spreadsheets and PowerShell write it.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).peekable();
         let is_json = lines.peek().is_some_and(|(_, line)| line.trim_start().starts_with('{'));
         let mut requests = Vec::new();
@@ -176,6 +178,7 @@ mod tests {
         assert_eq!(trace.requests[1].at, Duration::from_secs(2));
         assert_eq!((trace.requests[1].blocks.len(), trace.duration), (2, Duration::from_secs(3)));
         assert_eq!(trace.grain, Duration::ZERO);
+        assert_eq!(Trace::read(&format!("\u{feff}{mooncake}")), Ok(trace), "with a byte order mark");
 
         let azure = concat!(
             "TIMESTAMP,ContextTokens,GeneratedTokens\n",

@@ -40,6 +40,21 @@ pub enum ReplayError {
         /// First fault in it.
         error: TraceError,
     },
+    /// It would be simulated for ever.
+    #[error(
+        "{}: the trace lasts {days:.0} days at --load {load}, more than {most}; timestamps of JSON lines are milliseconds",
+        path.display()
+    )]
+    TooLong {
+        /// File as given on the command line.
+        path: PathBuf,
+        /// A speed of the trace.
+        load: String,
+        /// What it lasts then.
+        days: f64,
+        /// What it may last.
+        most: f64,
+    },
     /// The engine file does not parse.
     #[error("{}: {error}", path.display())]
     Engine {

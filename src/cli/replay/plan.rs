@@ -68,6 +68,11 @@ impl Plan {
         }
         let entrants = entrants(args, &configs)?;
         let settings = settings(args, configs.first().map(|(_, config)| config))?;
+        let lasts = |load: &f64| trace.duration.as_secs_f64() / load / 86_400.0;
+        if let Some(&load) = args.load.iter().find(|load| lasts(load) > MAX_DAYS) {
+            let (path, days, load) = (args.trace.clone(), lasts(&load), format!("{load:?}"));
+            return Err(ReplayError::TooLong { path, load, days, most: MAX_DAYS });
+        }
         let cells = cells(args, entrants.len(), settings.len());
         Ok(Self { trace, entrants, settings, cells })
     }
@@ -275,3 +280,5 @@ const DEFAULT_SLO: Slo = Slo {
     engine_priority: None,
 };
 const DEFAULT_REPLICAS: usize = 8;
+/// Of simulated time: a year's traffic, while a timestamp in another unit would be simulated for ever.
+const MAX_DAYS: f64 = 366.0;
