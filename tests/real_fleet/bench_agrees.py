@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""`tokenway bench` beside `vllm bench serve`: the same prompts at the same times to the same simulated engine.
+"""`tokenway bench` beside `vllm bench serve` and aiperf: the same prompts at the same times to the same simulated engine.
 
-    tests/real_fleet/bench_agrees.py target/release/tokenway VENV/bin/vllm --tokenizer MODEL_DIR [--reps 3]
+    tests/real_fleet/bench_agrees.py target/release/tokenway --tokenizer MODEL_DIR [--vllm VENV/bin/vllm] [--aiperf VENV/bin/aiperf]
+                                     [--reps 3]
 
 vLLM's virtual environment needs pandas and datasets (`pip install vllm[bench]`). Prompts are those that `tokenway bench --trace` sends to a
-server that keeps them; vLLM's benchmark gets them as a data set, at the same even rate. Each run has an engine of its own (`tokenway sim`), so that no cache is warm, and the two take turns.
-Prints the medians of the percentiles and how far apart they are; exit code 1 beyond 2 %.
+server that keeps them; the others get them as a data set, at the same even rate. Each run has an engine of its own (`tokenway sim`), so
+that no cache is warm, and they take turns. aiperf's "inter token latency" is a request's mean, TPOT here; of single gaps it has none.
+Prints the medians of the percentiles and how far they are from ours; exit code 1 beyond 2 %.
 """
 import argparse
 import http.server
@@ -26,8 +28,9 @@ PERCENTILES = [50, 90, 99]
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenway", type=pathlib.Path)
-    parser.add_argument("vllm", type=pathlib.Path)
-    parser.add_argument("--tokenizer", required=True, help="any that vllm loads; the engine's figures count")
+    parser.add_argument("--vllm", type=pathlib.Path)
+    parser.add_argument("--aiperf", type=pathlib.Path)
+    parser.add_argument("--tokenizer", required=True, help="any that they load; the engine's figures count")
     parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--rate", type=float, default=1.0)
     parser.add_argument("--prefill-rate", default="1500", help="of the engine, tokens a second")
@@ -90,58 +93,86 @@ def prompts_of(args, trace):
 def ours(args, trace):
     with Sim(args) as sim:
         command = [args.tokenway, "bench", sim.url, "--trace", trace, "--json"]
-        told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)[0]
-    figures = {f"{name}_p{p}": told["figures"][f"{name}_p{p}_s"] for name in ("ttft", "tpot") for p in PERCENTILES}
-    return figures | {f"itl_p{p}": told["itl"][f"p{p}_s"] for p in PERCENTILES} | {"answers": told["figures"]["requests"]}
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)[0]
+    figures = {f"{name}_p{p}": found["figures"][f"{name}_p{p}_s"] for name in ("ttft", "tpot") for p in PERCENTILES}
+    return figures | {f"itl_p{p}": found["itl"][f"p{p}_s"] for p in PERCENTILES} | {"answers": found["figures"]["requests"]}
 
 
-def theirs(args, data, folder):
+def vllm(args, data, folder):
+    command = [
+        args.vllm, "bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions",
+        "--model", "sim", "--tokenizer", args.tokenizer, "--dataset-name", "custom", "--dataset-path", data,
+        "--custom-output-len", "-1", "--skip-chat-template", "--disable-shuffle", "--no-oversample", "--num-prompts", str(args.requests),
+        "--request-rate", str(args.rate), "--burstiness", "inf", "--ignore-eos", "--ready-check-timeout-sec", "0",
+        "--percentile-metrics", ",".join(FIGURES), "--metric-percentiles", ",".join(map(str, PERCENTILES)),
+        "--save-result", "--result-dir", folder, "--result-filename", "result.json", "--disable-tqdm",
+    ]  # fmt: skip
     with Sim(args) as sim:
-        command = [
-            args.vllm, "bench", "serve", "--backend", "openai-chat", "--base-url", sim.url, "--endpoint", "/v1/chat/completions",
-            "--model", "sim", "--tokenizer", args.tokenizer, "--dataset-name", "custom", "--dataset-path", data,
-            "--custom-output-len", "-1", "--skip-chat-template", "--disable-shuffle", "--no-oversample", "--num-prompts", str(args.requests),
-            "--request-rate", str(args.rate), "--burstiness", "inf", "--ignore-eos", "--ready-check-timeout-sec", "0",
-            "--percentile-metrics", ",".join(FIGURES), "--metric-percentiles", ",".join(map(str, PERCENTILES)),
-            "--save-result", "--result-dir", folder, "--result-filename", "result.json", "--disable-tqdm",
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(done.stdout + done.stderr)
-    told = json.loads((pathlib.Path(folder) / "result.json").read_text())
-    figures = {f"{name}_p{p}": told[f"p{p}_{name}_ms"] / 1e3 for name in FIGURES for p in PERCENTILES}
-    return figures | {"answers": told["completed"]}
+        finished(command + ["--base-url", sim.url])
+    found = json.loads((pathlib.Path(folder) / "result.json").read_text())
+    figures = {f"{name}_p{p}": found[f"p{p}_{name}_ms"] / 1e3 for name in FIGURES for p in PERCENTILES}
+    return figures | {"answers": found["completed"]}
+
+
+def aiperf(args, data, folder):
+    command = [
+        args.aiperf, "profile", "--model", "sim", "--tokenizer", args.tokenizer, "--endpoint-type", "chat", "--streaming",
+        "--input-file", data, "--custom-dataset-type", "single_turn", "--fixed-schedule", "--use-server-token-count",
+        "--extra-inputs", "ignore_eos:true", "--artifact-dir", folder, "--ui", "none",
+    ]  # fmt: skip
+    with Sim(args) as sim:
+        finished(command + ["--url", sim.url])
+    (path,) = pathlib.Path(folder).glob("**/profile_export_aiperf.json")
+    found = json.loads(path.read_text())
+    names = {"ttft": "time_to_first_token", "tpot": "inter_token_latency"}
+    figures = {f"{ours}_p{p}": found[theirs][f"p{p}"] / 1e3 for ours, theirs in names.items() for p in PERCENTILES}
+    return figures | {"answers": found["request_count"]["avg"]}
+
+
+def finished(command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
 
 
 def main():
     args = options()
+    others = [measure for measure, path in ((vllm, args.vllm), (aiperf, args.aiperf)) if path]
     draw = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
-        trace, data = f"{folder}/trace.jsonl", f"{folder}/prompts.jsonl"
+        trace = f"{folder}/trace.jsonl"
+        times = [round(1e3 * n / args.rate) for n in range(args.requests)]
         with open(trace, "w") as file:
-            for n in range(args.requests):
+            for at in times:
                 # Milliseconds, as in Mooncake's traces.
-                request = {"timestamp": round(1e3 * n / args.rate), "input_length": draw.randint(200, 1200), "output_length": draw.randint(16, 96)}
+                request = {"timestamp": at, "input_length": draw.randint(200, 1200), "output_length": draw.randint(16, 96)}
                 file.write(json.dumps(request | {"hash_ids": []}) + "\n")
         kept = prompts_of(args, trace)
-        with open(data, "w") as file:
+        with open(f"{folder}/vllm.jsonl", "w") as file:
             for prompt, tokens in kept:
                 file.write(json.dumps({"prompt": prompt, "output_tokens": tokens}) + "\n")
-        runs = {"bench": [], "vllm": []}
+        with open(f"{folder}/aiperf.jsonl", "w") as file:
+            for at, (prompt, tokens) in zip(times, kept):
+                file.write(json.dumps({"timestamp": at, "text": prompt, "output_length": tokens}) + "\n")
+        runs = {name: [] for name in ["bench"] + [measure.__name__ for measure in others]}
         for _ in range(args.reps):
             runs["bench"].append(ours(args, trace))
-            runs["vllm"].append(theirs(args, data, folder))
+            for measure in others:
+                with tempfile.TemporaryDirectory() as out:
+                    runs[measure.__name__].append(measure(args, f"{folder}/{measure.__name__}.jsonl", out))
     print(f"{args.requests} requests, {args.rate}/s, {args.reps} runs each, medians, ms")
-    print("| figure | `tokenway bench` | `vllm bench serve` | apart |\n|---|---|---|---|")
     worst = 0.0
-    for figure in runs["bench"][0]:
-        a, b = (statistics.median(run[figure] for run in runs[who]) for who in ("bench", "vllm"))
-        if figure == "answers":
-            print(f"| answers | {a:.0f} | {b:.0f} | |")
-            continue
-        apart = abs(a - b) / b
-        worst = max(worst, apart)
-        print(f"| {figure.replace('_', ' ').upper().replace(' P', ' p')} | {1e3 * a:.2f} | {1e3 * b:.2f} | {100 * apart:.1f} % |")
+    for measure in others:
+        name = measure.__name__
+        print(f"| figure | `tokenway bench` | {name} | apart |\n|---|---|---|---|")
+        for figure in runs[name][0]:
+            a, b = (statistics.median(run[figure] for run in runs[who]) for who in ("bench", name))
+            if figure == "answers":
+                print(f"| answers | {a:.0f} | {b:.0f} | |")
+                continue
+            apart = abs(a - b) / b
+            worst = max(worst, apart)
+            print(f"| {figure.replace('_', ' ').upper().replace(' P', ' p')} | {1e3 * a:.2f} | {1e3 * b:.2f} | {100 * apart:.1f} % |")
     return 1 if worst > BOUND else 0
 
 
