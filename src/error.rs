@@ -20,7 +20,7 @@ use crate::labels::labels;
 pub enum ErrorShape {
     /// `{"error":{"message","type","param","code"}}`
     OpenAi,
-    /// `{"type":"error","error":{"type","message"}}`
+    /// `{"type":"error","error":{"type","message","code"}}`: Anthropic's own has no `code`.
     Anthropic,
 }
 
@@ -310,11 +310,15 @@ impl Failure {
         self.row().1
     }
 
-    /// `error.type` of a dialect: `upstream_error` is Anthropic's `api_error`.
+    /// `error.type` of a dialect; Anthropic's are those of its API's page on errors.
     pub fn kind(&self, shape: ErrorShape) -> &'static str {
-        match (self.row().2, shape) {
-            ("upstream_error", ErrorShape::Anthropic) => "api_error",
-            (kind, _) => kind,
+        let (status, _, kind) = self.row();
+        match (shape, status, kind) {
+            (ErrorShape::OpenAi, ..) => kind,
+            (_, StatusCode::NOT_FOUND, _) => "not_found_error",
+            (_, StatusCode::PAYLOAD_TOO_LARGE, _) => "request_too_large",
+            (.., "upstream_error") => "api_error",
+            (.., kind) => kind,
         }
     }
 
@@ -363,7 +367,7 @@ impl Failure {
                 "error": { "message": message, "type": kind, "param": self.param(), "code": self.code() }
             }),
             ErrorShape::Anthropic => {
-                json!({ "type": "error", "error": { "type": kind, "message": message } })
+                json!({ "type": "error", "error": { "type": kind, "message": message, "code": self.code() } })
             }
         }
         .to_string()
@@ -443,12 +447,17 @@ mod tests {
     }
 
     #[test]
-    fn anthropic_clients_see_api_error_for_a_failed_replica() {
-        let failure = Failure::Replica(ReplicaFailure::Truncated { replica: "a".into() });
-        let body: serde_json::Value = serde_json::from_str(&failure.body(ErrorShape::Anthropic)).unwrap();
-        assert_eq!(body["type"], "error");
-        assert_eq!(body["error"]["type"], "api_error");
-        assert_eq!(failure.status(), 502);
+    fn anthropic_clients_see_their_types_and_the_code() {
+        let failed = Failure::Replica(ReplicaFailure::Truncated { replica: "a".into() });
+        for (failure, status, kind, code) in [
+            (failed, 502, "api_error", "replica_failed"),
+            (Failure::ResponseNotFound { id: "r".into() }, 404, "not_found_error", "response_not_found"),
+            (Failure::bad_request("no", None), 400, "invalid_request_error", "invalid_request"),
+        ] {
+            let body: serde_json::Value = serde_json::from_str(&failure.body(ErrorShape::Anthropic)).unwrap();
+            assert_eq!((&body["type"], failure.status().as_u16()), (&"error".into(), status));
+            assert_eq!((&body["error"]["type"], &body["error"]["code"]), (&kind.into(), &code.into()));
+        }
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub fn event(dialect: Dialect, error: &DialectError, at: &EventContext<'_>) -> B
     let DialectError { kind, message, code } = error;
     match dialect {
         Dialect::Messages | Dialect::CountTokens => {
-            let error = ErrorObject { kind, message, param: None, code: None };
+            let error = ErrorObject { kind, message, param: None, code };
             write(&mut out, "error", &AnthropicBody { kind: "error", error });
         }
         Dialect::Responses => {
@@ -81,7 +81,7 @@ pub fn event(dialect: Dialect, error: &DialectError, at: &EventContext<'_>) -> B
             write(&mut out, kind, &ResponsesEvent { kind, sequence_number: at.sequence_number, response });
         }
         _ => {
-            let error = ErrorObject { kind, message, param: Some(None), code: Some(code) };
+            let error = ErrorObject { kind, message, param: Some(None), code };
             write(&mut out, "", &OpenAiBody { error });
         }
     }
@@ -140,8 +140,7 @@ struct ErrorObject<'a> {
     /// Null where it is `Some(None)`: OpenAI's shape has it always.
     #[serde(skip_serializing_if = "Option::is_none")]
     param: Option<Option<&'a str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    code: Option<&'a str>,
+    code: &'a str,
 }
 
 #[derive(Serialize)]
@@ -193,7 +192,7 @@ mod tests {
         assert_eq!(
             after(Dialect::Messages, ""),
             "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"upstream_error\",\
-             \"message\":\"replica \\\"r0\\\"\\nclosed\"}}\n\n"
+             \"message\":\"replica \\\"r0\\\"\\nclosed\",\"code\":\"replica_failed\"}}\n\n"
         );
         let begun = "event: response.created\ndata: {\"response\":{\"id\":\"resp_1\",\"model\":\"m\"},\
                      \"sequence_number\":6,\"type\":\"response.created\"}\n\n";
