@@ -92,8 +92,12 @@ pub(crate) struct Outlier {
 
 /// Outliers, the replicas first.
 pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -> Vec<Outlier> {
-    let mut found: Vec<Outlier> =
-        figures.replicas.iter().filter_map(|status| not_ready(status, figures.uptime)).collect();
+    let is_by_chance = |status: &ReplicaStatus| {
+        let (own, rest) = failures_beside(status, &figures.replicas, slot);
+        own.of >= FEW && is_shared(own, rest)
+    };
+    let out = figures.replicas.iter().filter_map(|status| not_ready(status, figures.uptime, is_by_chance));
+    let mut found: Vec<Outlier> = out.collect();
     let hangs = |status| silent(status, figures).or_else(|| stuck(status, figures));
     found.extend(figures.replicas.iter().filter_map(hangs));
     // They stand out where there is another to compare with.
@@ -105,7 +109,7 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     add(&mut found, compare(slot, Dimension::Replica, of_engines));
     for status in &figures.replicas {
         add(&mut found, demoted(status, &figures.replicas, slot));
-        add(&mut found, back(status));
+        add(&mut found, back(status).filter(|_| !is_by_chance(status)));
     }
     let revision = compare(slot, Dimension::Revision, of_engines);
     add(&mut found, revision.filter(|it| !is_of_one_replica(&it.name, &figures.replicas, slot, of_engines)));
@@ -160,9 +164,18 @@ fn replica(status: &ReplicaStatus, evidence: String) -> Outlier {
     Outlier { dimension: Dimension::Replica, name: Arc::clone(&status.replica), evidence }
 }
 
-fn not_ready(status: &ReplicaStatus, uptime: Duration) -> Option<Outlier> {
+fn not_ready(
+    status: &ReplicaStatus,
+    uptime: Duration,
+    is_by_chance: impl Fn(&ReplicaStatus) -> bool,
+) -> Option<Outlier> {
     let state = status.state;
-    let is_out = !matches!(state, ReplicaState::Ready | ReplicaState::Draining);
+    let is_out = match state {
+        ReplicaState::Ready | ReplicaState::Draining => false,
+        // Where all fail, one is the first to be ejected.
+        ReplicaState::Ejected => !is_by_chance(status),
+        _ => true,
+    };
     // One that joins is no fault; one that does not get through its start, or was there before, is.
     let was_ready = times_in(status, ReplicaState::Ready) > 0;
     let was_there_at_start = status.life.since + FOUND_WITHIN >= uptime;
@@ -224,10 +237,9 @@ fn stuck(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
 
 /// Gets little traffic, because it fails more than its pool's others; slow start alone is no fault, and neither is what fails at all.
 fn demoted(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -> Option<Outlier> {
-    let peers = all.iter().filter(|peer| peer.pool == status.pool && peer.replica != status.replica);
-    let usual = upper_quantile(&mut peers.clone().map(|peer| peer.failure_ratio).collect::<Vec<_>>(), 0.5);
-    let failures = |of: &ReplicaStatus| slot.of(Dimension::Replica, &of.replica).map(failures_of);
-    let (own, rest) = (failures(status).unwrap_or_default(), Share::sum(peers.filter_map(failures)));
+    let ratios = peers_of(status, all).map(|peer| peer.failure_ratio);
+    let usual = upper_quantile(&mut ratios.collect::<Vec<_>>(), 0.5);
+    let (own, rest) = failures_beside(status, all, slot);
     let is_failing = status.failure_ratio >= FAILING
         && status.failure_ratio >= DIFFERS * usual.unwrap_or_default()
         && !is_shared(own, rest);
@@ -245,6 +257,16 @@ fn demoted(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -> Option
         format!("gets one request at a time: {why}")
     };
     Some(replica(status, evidence))
+}
+
+fn peers_of<'a>(status: &ReplicaStatus, all: &'a [ReplicaStatus]) -> impl Iterator<Item = &'a ReplicaStatus> {
+    all.iter().filter(|peer| peer.pool == status.pool && peer.replica != status.replica)
+}
+
+/// Failures at a replica, and at its peers.
+fn failures_beside(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -> (Share, Share) {
+    let failures = |of: &ReplicaStatus| slot.of(Dimension::Replica, &of.replica).map(failures_of);
+    (failures(status).unwrap_or_default(), Share::sum(peers_of(status, all).filter_map(failures)))
 }
 
 fn parts_of(slot: &Slot, dimension: Dimension) -> Vec<(&Arc<str>, &Part)> {
