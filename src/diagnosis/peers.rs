@@ -107,9 +107,9 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     }
     let of_engines = cause.filter(|cause| is_of_one_engine(cause, &figures.replicas));
     add(&mut found, compare(slot, Dimension::Replica, of_engines));
-    for status in &figures.replicas {
+    for status in figures.replicas.iter().filter(|status| !is_by_chance(status)) {
         add(&mut found, demoted(status, &figures.replicas, slot));
-        add(&mut found, back(status).filter(|_| !is_by_chance(status)));
+        add(&mut found, back(status));
     }
     let revision = compare(slot, Dimension::Revision, of_engines);
     add(&mut found, revision.filter(|it| !is_of_one_replica(&it.name, &figures.replicas, slot, of_engines)));

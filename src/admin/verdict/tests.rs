@@ -280,20 +280,23 @@ fn where_all_fail_the_one_that_failed_more_by_chance_does_not_stand_out() {
     names(&now([1, 1, 12]), &["replica r3 stands out: 12 of 14 failed attempts are its own"]);
     names(&now([0, 0, 2]), &["replica r3 stands out: is given 39 % of its ordinary traffic"]);
     // One is the first to be ejected, and to come back.
-    let first = |failures, state| {
+    let first = |failures, state, is_on_trial| {
         let mut figures = now(failures);
         let was_ejected = LifeStatus { entered: [1; ReplicaState::ALL.len()], ..LifeStatus::default() };
         let broken = "replica r3 broke off in the middle of the answer";
-        figures.replicas[2] = ReplicaStatus { state, life: was_ejected, ..ejected("r3", broken) };
+        figures.replicas[2] =
+            ReplicaStatus { state, is_on_trial, life: was_ejected, ..ejected("r3", broken) };
         figures
     };
-    for (state, words) in
-        [(ReplicaState::Ejected, "is ejected: "), (ReplicaState::Ready, "was ejected (1 so far)")]
-    {
-        names_only(&first([12, 12, 12], state), &["45 of 45 requests"], &["stands out"]);
-        names(&first([0, 0, 0], state), &[&format!("replica r3 stands out: {words}")]);
+    for (state, is_on_trial, words) in [
+        (ReplicaState::Ejected, false, "is ejected: "),
+        (ReplicaState::Ready, true, "gets one request at a time: "),
+        (ReplicaState::Ready, false, "was ejected (1 so far)"),
+    ] {
+        names_only(&first([12, 12, 12], state, is_on_trial), &["45 of 45 requests"], &["stands out"]);
+        names(&first([0, 0, 0], state, is_on_trial), &[&format!("replica r3 stands out: {words}")]);
     }
-    names(&first([1, 1, 12], ReplicaState::Ejected), &["replica r3 stands out: is ejected: "]);
+    names(&first([1, 1, 12], ReplicaState::Ejected, false), &["replica r3 stands out: is ejected: "]);
 }
 
 #[test]
