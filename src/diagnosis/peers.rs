@@ -96,8 +96,10 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         let (own, rest) = failures_beside(status, &figures.replicas, slot);
         own.of >= FEW && is_shared(own, rest)
     };
-    let out = figures.replicas.iter().filter_map(|status| not_ready(status, figures.uptime, is_by_chance));
-    let mut found: Vec<Outlier> = out.collect();
+    // Where all fail, one is the first to be ejected.
+    let is_named = |status: &&ReplicaStatus| status.state != ReplicaState::Ejected || !is_by_chance(status);
+    let named = figures.replicas.iter().filter(is_named);
+    let mut found: Vec<Outlier> = named.filter_map(|status| not_ready(status, figures.uptime)).collect();
     let hangs = |status| silent(status, figures).or_else(|| stuck(status, figures));
     found.extend(figures.replicas.iter().filter_map(hangs));
     // They stand out where there is another to compare with.
@@ -107,9 +109,9 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     }
     let of_engines = cause.filter(|cause| is_of_one_engine(cause, &figures.replicas));
     add(&mut found, compare(slot, Dimension::Replica, of_engines));
-    for status in figures.replicas.iter().filter(|status| !is_by_chance(status)) {
-        add(&mut found, demoted(status, &figures.replicas, slot));
-        add(&mut found, back(status));
+    for status in &figures.replicas {
+        let failing = demoted(status, &figures.replicas, slot).or_else(|| back(status));
+        add(&mut found, failing.filter(|_| !is_by_chance(status)));
     }
     let revision = compare(slot, Dimension::Revision, of_engines);
     add(&mut found, revision.filter(|it| !is_of_one_replica(&it.name, &figures.replicas, slot, of_engines)));
@@ -164,18 +166,9 @@ fn replica(status: &ReplicaStatus, evidence: String) -> Outlier {
     Outlier { dimension: Dimension::Replica, name: Arc::clone(&status.replica), evidence }
 }
 
-fn not_ready(
-    status: &ReplicaStatus,
-    uptime: Duration,
-    is_by_chance: impl Fn(&ReplicaStatus) -> bool,
-) -> Option<Outlier> {
+fn not_ready(status: &ReplicaStatus, uptime: Duration) -> Option<Outlier> {
     let state = status.state;
-    let is_out = match state {
-        ReplicaState::Ready | ReplicaState::Draining => false,
-        // Where all fail, one is the first to be ejected.
-        ReplicaState::Ejected => !is_by_chance(status),
-        _ => true,
-    };
+    let is_out = !matches!(state, ReplicaState::Ready | ReplicaState::Draining);
     // One that joins is no fault; one that does not get through its start, or was there before, is.
     let was_ready = times_in(status, ReplicaState::Ready) > 0;
     let was_there_at_start = status.life.since + FOUND_WITHIN >= uptime;
@@ -237,14 +230,18 @@ fn stuck(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
 
 /// Gets little traffic, because it fails more than its pool's others; slow start alone is no fault, and neither is what fails at all.
 fn demoted(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -> Option<Outlier> {
+    let gets_little = status.traffic_share < DEMOTED && !status.life.is_in_slow_start;
+    if status.state != ReplicaState::Ready || !(gets_little || status.is_on_trial) {
+        return None;
+    }
     let ratios = peers_of(status, all).map(|peer| peer.failure_ratio);
     let usual = upper_quantile(&mut ratios.collect::<Vec<_>>(), 0.5);
     let (own, rest) = failures_beside(status, all, slot);
     let is_failing = status.failure_ratio >= FAILING
         && status.failure_ratio >= DIFFERS * usual.unwrap_or_default()
         && !is_shared(own, rest);
-    let is_little = is_failing && status.traffic_share < DEMOTED && !status.life.is_in_slow_start;
-    if status.state != ReplicaState::Ready || !(is_little || status.is_on_trial) {
+    let is_little = is_failing && gets_little;
+    if !(is_little || status.is_on_trial) {
         return None;
     }
     let why = match status.failure_ratio {
