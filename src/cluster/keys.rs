@@ -116,16 +116,22 @@ impl KeyRing {
                 }
             }
         }
-        let of_entry = |(digest, entry): (&String, &String)| {
-            Revocation::read(digest, self.verified(digest, entry)?.parse().ok()?)
-        };
-        let (signed, unsigned): (HashMap<_, _>, HashMap<_, _>) =
-            revoked.into_iter().partition(|(digest, entry)| of_entry((digest, entry)).is_some());
-        let gone = signed.iter().filter_map(of_entry).collect();
+        let (mut known, mut gone) = (HashSet::new(), Vec::new());
+        for (digest, entry) in revoked {
+            let signed =
+                self.verified(&digest, &entry).and_then(|at| Revocation::read(&digest, at.parse().ok()?));
+            match signed {
+                Some(revocation) => {
+                    gone.push(revocation);
+                    known.insert(digest);
+                }
+                None => foreign += 1,
+            }
+        }
         let store = Arc::clone(&self.store);
         // It waits for the disk.
         let _ = tokio::task::spawn_blocking(move || store.merge(keys, gone)).await;
-        Ok(Known { listed, revoked: signed.into_keys().collect(), foreign: foreign + unsigned.len() })
+        Ok(Known { listed, revoked: known, foreign })
     }
 
     /// Writes what the broker lacks, and takes out what is revoked.
