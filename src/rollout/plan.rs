@@ -64,7 +64,8 @@ pub struct Plan {
     pub reason: String,
     /// A breach took its traffic, and it may come back.
     pub is_off: bool,
-    /// When an operator changed it last, in milliseconds since 1970 or, by a clock that is behind, one more than before; 0: never.
+    /// When an operator or a breach changed it last, in milliseconds since 1970 or, by a clock that is behind, one more than before;
+    /// 0: never.
     #[serde(default)]
     pub acts: u64,
     /// Answers in this step at other gateways.
@@ -182,11 +183,12 @@ impl Plan {
         }
     }
 
-    /// A bound was broken.
-    pub fn breach(&mut self, canary: &Canary, reason: &str) {
+    /// A bound was broken at `now`, in milliseconds since 1970.
+    pub fn breach(&mut self, canary: &Canary, reason: &str, now: u64) {
         if !self.is_judged() {
             return;
         }
+        self.acts = now.max(self.acts + 1);
         match canary.on_breach {
             OnBreach::Rollback => self.enter(RolloutState::RolledBack, reason),
             OnBreach::Pause => {
@@ -228,9 +230,9 @@ impl Plan {
         Ok(false)
     }
 
-    /// Which of two gateways' plans holds, the higher one: the last operator's word, caution before progress.
+    /// What all gateways have in common of it, the higher one before the lower: caution before progress.
     #[must_use]
-    pub fn rank(&self) -> (u64, u8, usize) {
+    pub fn stance(&self) -> (u8, usize) {
         let caution = match self.state {
             RolloutState::RolledBack => 3,
             RolloutState::Paused if self.is_off => 2,
@@ -241,19 +243,23 @@ impl Plan {
             RolloutState::Promoted => usize::MAX,
             _ => 2 * self.step + usize::from(self.is_past_shadow),
         };
-        (self.acts, caution, progress)
+        (caution, progress)
     }
 
-    /// Takes over another gateway's plan of the same revision where that one holds; returns whether it does.
+    /// Takes over another gateway's plan of the same revision where that one holds: the last word of an operator or a breach, then the
+    /// higher [`stance`](Self::stance). Returns whether it is another one now.
     pub fn follow(&mut self, other: &Self) -> bool {
-        if other.rank() > self.rank() {
-            *self = Self { answers: 0, answers_elsewhere: 0, ..other.clone() };
-            return true;
-        }
-        if other.rank() == self.rank() {
+        let (ours, theirs) = (self.stance(), other.stance());
+        if ours == theirs {
+            self.acts = self.acts.max(other.acts);
             self.soaked = self.soaked.max(other.soaked);
+            return false;
         }
-        false
+        let holds = (other.acts, theirs) > (self.acts, ours);
+        if holds {
+            *self = Self { answers: 0, answers_elsewhere: 0, ..other.clone() };
+        }
+        holds
     }
 
     fn enter(&mut self, state: RolloutState, reason: &str) {
@@ -294,7 +300,7 @@ mod tests {
         assert!(!plan.soak(&canary, minute, None));
         assert!(plan.soak(&canary, minute, None));
         assert_eq!((plan.state, plan.share(&canary)), (RolloutState::Promoted, 10_000));
-        plan.breach(&canary, "late");
+        plan.breach(&canary, "late", 0);
         assert_eq!(plan.state, RolloutState::Promoted, "what is over is over");
     }
 
@@ -306,7 +312,7 @@ mod tests {
             (begun.clone(), Plan { step: 1, soaked: 30.0, answers: 7, ..begun.clone() });
         assert!(one.follow(&other) && !other.follow(&begun), "the later step");
         assert_eq!((one.step, one.soaked, one.answers), (1, 30.0, 0));
-        other.breach(&canary, "ttft_p99");
+        other.breach(&canary, "ttft_p99", 0);
         assert!(one.follow(&other));
         assert_eq!((one.state, &*one.reason), (RolloutState::RolledBack, "ttft_p99"));
         let promoted = Plan { state: RolloutState::Promoted, ..begun.clone() };
@@ -314,7 +320,7 @@ mod tests {
         let mut late = promoted;
         assert!(late.follow(&one));
         assert!(late.act(Action::Promote, 0).is_ok() && one.follow(&late) && !late.follow(&other));
-        assert_eq!((one.state, one.acts), (RolloutState::Promoted, 1));
+        assert_eq!((one.state, one.acts), (RolloutState::Promoted, 2));
         let mut soaking = begun.clone();
         assert!(!soaking.follow(&Plan { soaked: 9.0, answers: 9, ..begun }), "the same step");
         assert_eq!((soaking.soaked, soaking.answers), (9.0, 0));
@@ -340,6 +346,23 @@ mod tests {
     }
 
     #[test]
+    fn a_breach_holds_against_what_an_operator_did_before_it_elsewhere() {
+        let canary = canary("");
+        let begun = Plan { is_past_shadow: true, ..Plan::new(&canary) };
+        let (mut here, mut there) = (begun.clone(), begun);
+        here.act(Action::Pause, 1_000).unwrap();
+        here.act(Action::Resume, 2_000).unwrap();
+        there.breach(&canary, "ttft_p99", 3_000);
+        assert!(!there.follow(&here) && here.follow(&there));
+        assert_eq!((here.state, &*here.reason), (RolloutState::RolledBack, "ttft_p99"));
+        // Both saw it: each keeps its own words, and both know the later time.
+        let mut third = Plan { is_past_shadow: true, ..Plan::new(&canary) };
+        third.breach(&canary, "errors", 4_000);
+        assert!(!here.follow(&third) && !third.follow(&here));
+        assert_eq!((&*here.reason, here.acts), ("ttft_p99", 4_000));
+    }
+
+    #[test]
     fn the_shadow_step_comes_first_has_no_share_and_is_left_for_the_first_step() {
         let canary = canary("shadow = { weight = 5, soak = \"1m\", min_requests = 20 }\nmin_requests = 10\n");
         let mut plan = Plan::new(&canary);
@@ -362,7 +385,7 @@ mod tests {
         assert_eq!((plan.step, plan.share(&canary)), (1, 5000));
 
         let mut slow = Plan::new(&canary);
-        slow.breach(&canary, "ttft_p99");
+        slow.breach(&canary, "ttft_p99", 0);
         assert_eq!(
             (slow.state, slow.share(&canary), slow.shadow_share(&canary)),
             (RolloutState::RolledBack, 0, 0)
@@ -441,21 +464,21 @@ mod tests {
     #[test]
     fn a_breach_takes_the_traffic_and_a_paused_one_may_come_back() {
         let (final_one, mut plan) = (canary(""), Plan::default());
-        plan.breach(&final_one, "ttft_p99");
+        plan.breach(&final_one, "ttft_p99", 0);
         assert_eq!(
             (plan.state, plan.share(&final_one), &*plan.reason),
             (RolloutState::RolledBack, 0, "ttft_p99")
         );
         assert!(plan.act(Action::Resume, 0).is_err() && plan.act(Action::Pause, 0).is_err());
         let (pausing, mut plan) = (canary("on_breach = \"pause\"\n"), Plan::default());
-        plan.breach(&pausing, "errors");
+        plan.breach(&pausing, "errors", 0);
         assert_eq!((plan.state, plan.share(&pausing)), (RolloutState::Paused, 0));
         assert_eq!(plan.act(Action::Resume, 0), Ok(true), "what was held against it is forgotten");
         assert_eq!(plan.share(&pausing), 1000);
         assert_eq!(plan.act(Action::Pause, 0), Ok(false));
         assert_eq!(plan.share(&pausing), 1000, "by hand it keeps its step");
         let mut bad = plan.clone();
-        bad.breach(&pausing, "errors");
+        bad.breach(&pausing, "errors", 0);
         assert_eq!(bad.share(&pausing), 0, "a paused one is judged as well");
         assert_eq!(plan.act(Action::Resume, 0), Ok(false));
     }

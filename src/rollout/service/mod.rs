@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -194,8 +194,8 @@ impl RolloutService {
         let rollout = self.rollouts.iter_mut().find(|rollout| *rollout.route == *route);
         let rollout = rollout.ok_or_else(|| ActError::NoCanary(route.to_owned()))?;
         let before = rollout.plan.state;
-        let now = self.clock.wall(self.clock.now()).duration_since(UNIX_EPOCH).unwrap_or_default();
-        rollout.act(action, now.as_millis() as u64).map_err(ActError::State)?;
+        let now = milliseconds(self.clock.wall(self.clock.now()));
+        rollout.act(action, now).map_err(ActError::State)?;
         if rollout.plan.state != before && !rollout.is_judged() {
             deal(&self.data_path, rollout, rollout.shares());
             let report = rollout.write_report(self.clock.wall(self.clock.now()));
@@ -229,9 +229,10 @@ impl RolloutService {
         let is_any_judged = self.rollouts.iter().any(Rollout::is_judged);
         let fleet = if is_any_judged { self.fleet.statuses() } else { Vec::new() };
         let seconds = now.since(self.began).as_secs_f64();
+        let wall = milliseconds(self.clock.wall(now));
         for rollout in &mut self.rollouts {
             let before = rollout.plan.state;
-            let breach = rollout.advance(seconds, passed, &fleet);
+            let breach = rollout.advance(seconds, wall, passed, &fleet);
             if rollout.plan.state == before {
                 continue;
             }
@@ -349,6 +350,11 @@ impl RolloutService {
 fn deal(data_path: &CarriedOver, rollout: &Rollout, [share, shadow]: [u32; 2]) {
     data_path.canaries.of(&rollout.route, &rollout.pool).set(share);
     data_path.shadows.of(&rollout.route, &rollout.pool).set_share(shadow);
+}
+
+/// Since 1970.
+fn milliseconds(wall: SystemTime) -> u64 {
+    wall.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 /// What gateways show each other of the canary of a route.

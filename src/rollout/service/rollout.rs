@@ -159,7 +159,7 @@ impl Rollout {
         }
         // The other one may have more steps.
         plan.resteps(&self.canary);
-        let is_another = plan.rank() != self.plan.rank();
+        let is_another = plan.stance() != self.plan.stance();
         if is_another {
             let was_off = std::mem::replace(&mut self.plan, plan).is_off;
             self.is_dirty = true;
@@ -168,7 +168,8 @@ impl Rollout {
             }
             self.judge.begin_step();
         } else {
-            self.plan.soaked = plan.soaked.max(self.plan.soaked);
+            self.is_dirty |= plan.acts != self.plan.acts;
+            (self.plan.acts, self.plan.soaked) = (plan.acts, plan.soaked);
         }
         self.elsewhere = Elsewhere::of(views, &self.plan);
         self.plan.answers_elsewhere = self.elsewhere.answers;
@@ -290,8 +291,15 @@ impl Rollout {
         self.worst.truncate(MAX_WORST);
     }
 
-    /// Time passed: judges, and ends a step whose soak is over. Returns the bound that was broken.
-    pub(super) fn advance(&mut self, now: f64, passed: Duration, fleet: &[ReplicaStatus]) -> Option<String> {
+    /// Time passed: judges, and ends a step whose soak is over. Returns the bound that was broken, at `wall`, in milliseconds since
+    /// 1970.
+    pub(super) fn advance(
+        &mut self,
+        now: f64,
+        wall: u64,
+        passed: Duration,
+        fleet: &[ReplicaStatus],
+    ) -> Option<String> {
         if !self.is_judged() {
             return None;
         }
@@ -303,7 +311,7 @@ impl Rollout {
         let fault = self.fault.take().or_else(|| self.unlisted_model(fleet));
         let breach = fault.or(breach).or_else(|| self.fleet.look(now, &self.canary, &replicas));
         if let Some(reason) = &breach {
-            self.plan.breach(&self.canary, reason);
+            self.plan.breach(&self.canary, reason, wall);
             self.is_dirty = true;
             return breach;
         }

@@ -1,8 +1,8 @@
 //! One verdict for all gateways: each judges what it sees, and shows where its rollout is and how strong its evidence is.
 //!
-//! A plan that ranks higher is taken over: the last operator's word, caution before progress, the later step before the
-//! earlier one. So a breach anywhere stops the canary everywhere, and a step ends for all as soon as it ends for one, which takes
-//! the answers of all together and no suspicion anywhere.
+//! One plan holds: the last word of an operator or a breach, caution before progress, the later step before the earlier one. So a
+//! breach anywhere stops the canary everywhere, and a step ends for all as soon as it ends for one, which takes the answers of all
+//! together and no suspicion anywhere.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -67,7 +67,7 @@ impl Elsewhere {
         let mut alive = Self::default();
         for view in views.into_iter().filter(|view| view.is_alive) {
             alive.gateways += 1;
-            if view.plan.rank() == plan.rank() {
+            if view.plan.stance() == plan.stance() {
                 alive.answers += view.plan.answers;
                 alive.tests.extend(view.tests);
             }
