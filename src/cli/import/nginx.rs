@@ -94,24 +94,32 @@ fn upstream_directive(draft: &mut Draft, at: usize, words: &[&str], notes: &mut 
     }
 }
 
-/// Directives with the line where they end and what ended them: `;`, `{` or `}`.
+/// Directives with the line where they end and what ended them: `;`, `{` or `}`. In quotes, after a backslash and in `${name}` these
+/// are ordinary characters; `#` begins a comment where a word would begin.
 fn directives(text: &str) -> Vec<(usize, Vec<String>, char)> {
-    let mut found = Vec::new();
-    let mut words = Vec::new();
-    for (at, line) in text.lines().enumerate() {
-        let code = line.split('#').next().unwrap_or_default();
-        let mut word = String::new();
-        for c in code.chars().chain([' ']) {
-            match c {
-                ';' | '{' | '}' => {
-                    words.extend(Some(std::mem::take(&mut word)).filter(|word| !word.is_empty()));
-                    found.push((at + 1, std::mem::take(&mut words), c));
-                }
-                c if c.is_whitespace() => {
-                    words.extend(Some(std::mem::take(&mut word)).filter(|word| !word.is_empty()));
-                }
-                c => word.push(c),
+    let (mut found, mut words) = (Vec::new(), Vec::new());
+    let (mut word, mut quote): (Option<String>, Option<char>) = (None, None);
+    let (mut line, mut rest) = (1, text.chars());
+    while let Some(c) = rest.next() {
+        line += usize::from(c == '\n');
+        match (quote, c) {
+            (_, '\\') => word.get_or_insert_default().extend(rest.next()),
+            (Some(open), _) if c == open => quote = None,
+            (Some(_), _) => word.get_or_insert_default().push(c),
+            (None, '"' | '\'') if word.is_none() => (word, quote) = (Some(String::new()), Some(c)),
+            (None, '#') if word.is_none() => {
+                line += usize::from(rest.any(|c| c == '\n'));
             }
+            (None, '{') if word.as_deref().is_some_and(|word| word.ends_with('$')) => {
+                let name = rest.by_ref().take_while(|c| *c != '}');
+                word.get_or_insert_default().extend(name);
+            }
+            (None, ';' | '{' | '}') => {
+                words.extend(word.take());
+                found.push((line, std::mem::take(&mut words), c));
+            }
+            (None, _) if c.is_whitespace() => words.extend(word.take()),
+            (None, _) => word.get_or_insert_default().push(c),
         }
     }
     found

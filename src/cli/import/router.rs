@@ -186,5 +186,20 @@ fn split(flags: &[String], notes: &mut Notes) -> Vec<Flag> {
             (None, None) => notes.left(word, "stands before the first flag"),
         }
     }
+    let names: Vec<String> = found.iter().map(|flag| flag.name.clone()).collect();
+    let mut at = 0;
+    found.retain(|flag| {
+        at += 1;
+        let is_last = is_listed(flag) || !names[at..].contains(&flag.name);
+        if !is_last {
+            notes.left(format_args!("--{}", flag.name), "the last of several counts");
+        }
+        is_last
+    });
     found
+}
+
+/// Whether each of several counts.
+fn is_listed(flag: &Flag) -> bool {
+    matches!(flag.name.as_str(), "worker-urls" | "worker-url")
 }

@@ -55,6 +55,8 @@ fn what_flags_write_passes_check_or_is_a_line() {
         ("--health-check-timeout-secs 0", "--health-check-timeout-secs 0: "),
         ("--request-timeout-secs 0", "--request-timeout-secs 0: "),
         ("--request-timeout-secs 4294967295", "is longer than ten years"),
+        ("--api-key a --api-key b", "--api-key: the last of several counts"),
+        ("--health-check-interval-secs 1 --health-check-interval-secs 2", "the last of several counts"),
         ("--worker-url http://a:8000/v1", "replica http://a:8000: listed twice"),
         ("--max-payload-size 0", "--max-payload-size 0: "),
         ("--max-payload-size 2147483648", "server.body_memory"),
@@ -190,6 +192,13 @@ fn upstream_blocks_become_pools() {
     for line in ["upstream a: none of its servers", "replica http://b:1: listed twice"] {
         assert!(shown.contains(line), "{line}\n{shown}");
     }
+    let (code, text, shown) = import_file(
+        "nginx",
+        "log_format json escape=json '{ \"at\": \"$time_iso8601\"; # no comment\n \"say\": \"it\\'s\" }';\n\
+         map $http_a $b { \"~^x{2};\" ${c}d; }\nupstream a { # }\n server \"b:1\"; }\n",
+    );
+    assert_eq!((code, checked(&text).pools[0].replicas.len()), (1, 1), "{shown}");
+    assert!(shown.contains("2 directives outside"), "{shown}");
     let (code, _, said) = import_file("nginx", "upstream a { server b:1;");
     assert!(code == 1 && said.contains("the file is cut"), "{said}");
 }
