@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::config::diagnostics::Fault;
-use crate::config::{Config, Jwks, ModelMatch, PolicyName, Route, Routing, Slo, Tenant};
+use crate::config::{Config, Jwks, ModelMatch, PolicyName, Route, Routing, Slo, Tenant, Timeouts};
 
 use super::section::Section;
 
@@ -178,6 +178,14 @@ impl Lint<'_, '_> {
             self.warn(place(), message, "raise the timeout well above the bound of the SLO class");
         }
         let total = route.timeouts.total;
+        // The default was not asked for.
+        if first_token > total && first_token != Timeouts::default().first_token {
+            let message = format!(
+                "timeouts.first_token ({first_token:?}) of route \"{}\" has no effect: timeouts.total ({total:?}) ends its requests before",
+                route.name
+            );
+            self.warn(place(), message, "raise timeouts.total, or lower the other");
+        }
         if let Some(e2e) = slo.e2e.filter(|e2e| *e2e >= total) {
             let message = format!(
                 "timeouts.total ({total:?}) of route \"{}\" ends requests before their e2e bound ({e2e:?})",
