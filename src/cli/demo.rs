@@ -126,7 +126,7 @@ pub async fn print_tables(
     }
 }
 
-/// The table: a header with units, a line for each replica, a line of what the clients saw. At most 100 columns.
+/// The table: a header with units, a line for each replica, two of what the clients saw. At most 100 columns.
 #[must_use]
 pub fn table(rows: &[DemoRow], clients: &TrafficSummary) -> String {
     let mut out = String::new();
@@ -158,9 +158,10 @@ pub fn table(rows: &[DemoRow], clients: &TrafficSummary) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(
         out,
-        "clients: sent {} ok {} failed {} skipped {}; TTFT p50 {} p99 {} ms; gap p50 {} p99 {} ms",
+        "clients: sent {} ok {} refused {} failed {} skipped {}\n         TTFT p50 {} p99 {} ms; gap p50 {} p99 {} ms",
         clients.sent,
         clients.ok,
+        clients.refused,
         clients.failed,
         clients.skipped,
         milliseconds(clients.ttft_p50, 0),
@@ -228,6 +229,7 @@ mod tests {
         let clients = TrafficSummary {
             sent: 1_240,
             ok: 1_230,
+            refused: 9,
             failed: 1,
             skipped: 0,
             ttft_p50: ms(85),
@@ -245,7 +247,8 @@ mod tests {
 replica               requests   /s failed hit %     p50    p99 second    p50    p99 queue flight
 127.0.0.1:34567           1234    3      1    73      84   1203     91   12.3  130.0     2      9
 a-name-longer-than-it        0    0      0     -       -      -      -      -      -     -      0
-clients: sent 1240 ok 1230 failed 1 skipped 0; TTFT p50 85 p99 1210 ms; gap p50 12.0 p99 131.0 ms
+clients: sent 1240 ok 1230 refused 9 failed 1 skipped 0
+\x20        TTFT p50 85 p99 1210 ms; gap p50 12.0 p99 131.0 ms
 ";
 
     #[test]

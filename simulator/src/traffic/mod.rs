@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use http::StatusCode;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -71,6 +72,7 @@ pub struct TrafficStats(Mutex<Tally>);
 struct Tally {
     sent: u64,
     ok: u64,
+    refused: u64,
     failed: u64,
     skipped: u64,
     ttft: Histogram<u64>,
@@ -84,7 +86,9 @@ pub struct TrafficSummary {
     pub sent: u64,
     /// Complete answers.
     pub ok: u64,
-    /// Errors and broken streams.
+    /// Answers with 429.
+    pub refused: u64,
+    /// Other errors and broken streams.
     pub failed: u64,
     /// Arrivals skipped because too many requests were in flight.
     pub skipped: u64,
@@ -101,7 +105,7 @@ pub struct TrafficSummary {
 impl Default for TrafficStats {
     fn default() -> Self {
         let (ttft, gaps) = (microseconds(), microseconds());
-        Self(Mutex::new(Tally { sent: 0, ok: 0, failed: 0, skipped: 0, ttft, gaps }))
+        Self(Mutex::new(Tally { sent: 0, ok: 0, refused: 0, failed: 0, skipped: 0, ttft, gaps }))
     }
 }
 
@@ -113,6 +117,7 @@ impl TrafficStats {
         TrafficSummary {
             sent: tally.sent,
             ok: tally.ok,
+            refused: tally.refused,
             failed: tally.failed,
             skipped: tally.skipped,
             ttft_p50: quantile(&tally.ttft, 0.5),
@@ -132,9 +137,10 @@ impl TrafficStats {
 
     fn ended(&self, sent: Stamp, answer: Result<&client::Answer, &client::ClientError>) {
         let mut tally = self.0.lock();
-        let Ok(answer) = answer else {
-            tally.failed += 1;
-            return;
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(client::ClientError::Status(StatusCode::TOO_MANY_REQUESTS)) => return tally.refused += 1,
+            Err(_) => return tally.failed += 1,
         };
         tally.ok += 1;
         if let Some(first) = answer.contents.first() {
