@@ -178,7 +178,7 @@ impl Outbound<'_> {
         let outside = config.outside.as_ref();
         let (body, headers, uri) = match outside {
             Some(outside) => (
-                outside::body(self.prepared, self.identity.dialect, &outside.model),
+                outside::body(self.prepared, self.identity.dialect, &parts.headers, &outside.model),
                 Cow::Owned(outside::headers(&parts.headers)),
                 Cow::Owned(outside::uri(&parts.uri)),
             ),

@@ -6,21 +6,20 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Uri};
 
 use super::Gateway;
+use super::prepare::read_fields;
 use super::prepared::Prepared;
 use crate::fleet::pick::Pick;
-use crate::request::dialect::{BodyForm, Dialect};
-use crate::request::fields;
+use crate::request::dialect::Dialect;
+use crate::request::multipart;
 use crate::request::pieces::Pieces;
 use crate::request::splice::{Edits, splice};
 
-/// The body for the provider. The gateway's own engines would get [`Prepared::body`].
-pub(super) fn body(prepared: &Prepared, dialect: Dialect, model: &str) -> Pieces {
-    if dialect.body_form() != BodyForm::Json {
-        // The gateway writes nothing into a form but the name of its model.
-        return prepared.body.clone();
-    }
+/// The body for the provider, of a client with these headers. The gateway's own engines would get [`Prepared::body`].
+pub(super) fn body(prepared: &Prepared, dialect: Dialect, client: &HeaderMap, model: &str) -> Pieces {
     let own = &prepared.held.bytes;
-    let Ok(fields) = fields::parse(dialect, own) else { return own.clone().into() };
+    let Ok(fields) = read_fields(dialect, multipart::boundary(client), own) else {
+        return own.clone().into();
+    };
     let ask_usage = prepared.route.config.ask_usage;
     splice(dialect, own, &fields, Edits { model: Some(model), ask_usage, ..Edits::default() }).body
 }

@@ -293,7 +293,7 @@ pub(super) fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure
 
 /// The fields of a body of any form. What follows its content type on an opaque path is known to the engine alone: JSON may stand
 /// where the type says form.
-fn read_fields<'b>(
+pub(super) fn read_fields<'b>(
     dialect: Dialect,
     boundary: Option<&str>,
     body: &'b [u8],

@@ -105,6 +105,26 @@ async fn a_provider_gets_the_clients_body_with_its_own_model_and_key_while_the_h
 }
 
 #[tokio::test]
+async fn a_provider_gets_a_form_with_its_own_model() {
+    let (local, provider) = (Replica::start().await, Replica::start().await);
+    provider.always(answer(1));
+    let mut config = configured(&local, &[&provider]);
+    // What the house's own engines call it is nothing to the provider.
+    config.routes[0].upstream_model = Some("large-v3".into());
+    let gateway = started(config).await;
+    local.stop_listening().await;
+    let part = |name: &str, value: &str| {
+        format!("--B\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+    };
+    let form = |model: &str| format!("{}{}--B--\r\n", part("file", "RIFF"), part("model", model));
+    let headers = [("authorization", "Bearer own-key"), ("content-type", "multipart/form-data; boundary=B")];
+    let mut client = gateway.client().await;
+    client.post("/v1/audio/transcriptions", &headers, form("tiny").as_bytes()).await;
+    assert_eq!(client.reply().await.status(), 200);
+    assert_eq!(provider.received().pop().unwrap().text(), form("gpt-x"));
+}
+
+#[tokio::test]
 async fn a_provider_gets_nothing_that_a_client_means_for_this_house() {
     let (gateway, local, provider) = with_provider(None, None).await;
     local.stop_listening().await;
