@@ -262,8 +262,8 @@ fn choose(
         let links = side.transfers.from(quote.identity, now);
         let transfer = |identity, tokens| links.seconds(identity, tokens);
         let task = Task::Decode { after: quote.ttft, elsewhere: Elsewhere { transfer: &transfer } };
-        let prefill =
-            Asking { pool: &side.pool, policy: &*side.policy, task: Task::Prefill, tried: &tried, ..whole };
+        let (policy, tried) = (&*side.policy, &choice.closed);
+        let prefill = Asking { pool: &side.pool, policy, task: Task::Prefill, tried, ..whole };
         place.ask(&Asking { task, ..whole }, Some(&prefill))
     });
     let mut outcome = outcome.or_else(|| place.ask(&whole, None))?;

@@ -71,13 +71,15 @@ pub struct Choice {
     pub ways: Ways,
     /// The prefill replica, where another pool computes the prompt.
     pub prefill: Option<Quote>,
+    /// Replicas of the prefill pool that are out of the question, those of avoided pairs among them.
+    pub closed: SlotSet,
 }
 
 impl Choice {
     /// In one place, for a reason.
     #[must_use]
     pub fn together(ways: Ways, reason: &'static str) -> Self {
-        Self { ways: Ways { reason, ..ways }, prefill: None }
+        Self { ways: Ways { reason, ..ways }, prefill: None, closed: SlotSet::new() }
     }
 }
 
@@ -109,7 +111,7 @@ pub fn weigh(offers: &impl Offers, rule: &Rule<'_>, tokens: Tokens, now: Stamp) 
             _ => cheaper(offers, here.as_ref(), &apart, uncached.0),
         };
         let prefill = is_apart.then_some(prefill);
-        return Choice { ways: Ways { is_apart, reason, ..ways }, prefill };
+        return Choice { ways: Ways { is_apart, reason, ..ways }, prefill, closed };
     }
     let reason = if offers.is_prefill_ready() { "avoided" } else { NO_REPLICA };
     Choice::together(ways, reason)
