@@ -44,6 +44,8 @@ pub(super) struct ConnectionPhase {
     since: AtomicU64,
     /// Requests so far.
     total: AtomicU64,
+    /// Heads that have begun to arrive.
+    begun: AtomicU64,
     /// Number of the first request with two framings, from 1; 0 for none.
     ambiguous: AtomicU64,
     /// ALPN chose HTTP/2, so that nothing else may follow.
@@ -81,6 +83,7 @@ impl ConnectionPhase {
             is_closing: AtomicBool::new(false),
             since: AtomicU64::new(accepted.as_nanos()),
             total: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
             ambiguous: AtomicU64::new(0),
             is_http2_agreed: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
@@ -141,6 +144,7 @@ impl ConnectionPhase {
     /// Takes note of the heads that have begun: those behind the next request, or behind one that is under way, are in
     /// hyper's buffer, which reads nothing then.
     fn note_heads(&self, begun: u64) {
+        self.begun.store(begun, Ordering::Relaxed);
         let next = self.total.load(Ordering::Relaxed) + u64::from(self.is_between_requests());
         if begun > next {
             self.pipelined.notify_one();
@@ -247,8 +251,12 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.phase.since.store(self.phase.clock.now().as_nanos(), Ordering::Relaxed);
-        self.phase.requests.fetch_sub(1, Ordering::Relaxed);
+        let phase = &self.phase;
+        phase.since.store(phase.clock.now().as_nanos(), Ordering::Relaxed);
+        // A client that pipelines may have begun the next head already.
+        let has_begun = phase.begun.load(Ordering::Relaxed) > phase.total.load(Ordering::Relaxed);
+        phase.is_reading_head.store(has_begun, Ordering::Relaxed);
+        phase.requests.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

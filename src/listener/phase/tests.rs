@@ -44,3 +44,16 @@ async fn a_busy_connection_has_no_deadline_here() {
     pass(75).await;
     assert!(phase.next_check(&DEADLINES).is_none());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_began_behind_a_request_is_due_from_its_answer() {
+    let phase = Arc::new(begun());
+    phase.note_heads(2);
+    let busy = ConnectionPhase::request(&phase);
+    pass(60).await;
+    drop(busy);
+    pass(9).await;
+    assert!(phase.next_check(&DEADLINES).is_some());
+    pass(1).await;
+    assert!(phase.next_check(&DEADLINES).is_none(), "no idle time");
+}
