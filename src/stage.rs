@@ -34,6 +34,11 @@ labels! {
 }
 
 impl Stage {
+    /// Whether its time is the gateway's and its clients': no replica has a part in it.
+    pub fn is_of_gateway(self) -> bool {
+        matches!(self, Self::Read | Self::Admit | Self::Route | Self::Relay)
+    }
+
     /// Whether its time is part of TTFT.
     pub fn is_before_first_token(self) -> bool {
         match self {

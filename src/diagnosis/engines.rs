@@ -35,13 +35,18 @@ pub(crate) fn running(replicas: &[ReplicaStatus]) -> f64 {
     replicas.iter().filter_map(|status| status.signals.as_ref()?.running).sum()
 }
 
+/// Requests that wait in an engine on average over the last scrapes: one that waits at a moment is no queue.
+pub(crate) fn queue(status: &ReplicaStatus) -> Option<f64> {
+    let on_average = status.counters.and_then(|counters| counters.recent_waiting);
+    on_average.or_else(|| status.signals.as_ref()?.waiting)
+}
+
 /// Whether most engines have a queue: then whose is the longest at a moment, or whose requests wait longest, is chance.
 pub(crate) fn queue_alike(replicas: &[ReplicaStatus]) -> bool {
-    let waiting = replicas.iter().filter_map(|status| status.signals.as_ref()?.waiting);
-    let mut queues: Vec<f64> = waiting.collect();
+    let mut queues: Vec<f64> = replicas.iter().filter_map(queue).collect();
     queues.sort_by(f64::total_cmp);
     let Some(longest) = queues.pop() else { return false };
-    upper_quantile(&mut queues, 0.5).is_some_and(|usual| usual >= (longest / OUTSTANDING).max(1.0))
+    upper_quantile(&mut queues, 0.5).is_some_and(|usual| usual >= (longest / OUTSTANDING).max(QUEUED))
 }
 
 /// Replicas by the way to their engines.
@@ -80,9 +85,7 @@ pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]
         let replica = &status.replica;
         let seen = windows.into_iter().find_map(|window| enough(window, replica));
         let own = status.counters.and_then(|counters| counters.recent_ttft);
-        let on_average = status.counters.and_then(|counters| counters.recent_waiting);
-        let waiting = on_average.or_else(|| status.signals.as_ref()?.waiting);
-        let (Some(seen), Some(own), Some(waiting)) = (seen, own, waiting) else { continue };
+        let (Some(seen), Some(own), Some(waiting)) = (seen, own, queue(status)) else { continue };
         let between = seen - own;
         let is_far = between >= matters && between >= MAJORITY * seen;
         if !is_far {
@@ -146,5 +149,7 @@ const MATTERS: f64 = 0.25;
 /// Preemptions a second of one engine, and its share of cache in use.
 const PREEMPTS: f64 = 0.05;
 const FULL: f64 = 0.8;
+/// Requests that wait on average in an engine that has a queue: more often than not there is one.
+const QUEUED: f64 = 0.5;
 /// How many times as long as the others' the one queue is that stands out.
 const OUTSTANDING: f64 = 10.0;

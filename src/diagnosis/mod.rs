@@ -7,6 +7,7 @@ mod changes;
 pub(crate) mod engines;
 mod events;
 pub(crate) mod figures;
+mod growth;
 pub(crate) mod peers;
 mod signals;
 pub(crate) mod table;

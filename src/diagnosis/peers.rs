@@ -1,4 +1,4 @@
-//! Who differs from the others: a replica, a revision, a tenant that floods, a class of prompts that grows; pure.
+//! Who differs from the others: a replica, a revision, or whose load has grown ([`super::growth`]); pure.
 //!
 //! A replica or revision is compared with the others of the same route, a tenant and a class with their own share before
 //! the last minute. Whoever does not differ is not named: then the cause is shared.
@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use super::engines::{self, Far};
 use super::figures::{seconds, share};
+use super::growth::grown;
 use super::table::{
-    DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FAR_SLOWER, FEW, FLOOD,
+    DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FAR_SLOWER, FEW,
     LN_CHANCE, MIN_DIFFERENCE, MISSES, NOISE, QUEUE, TOKENS,
 };
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
@@ -126,6 +127,15 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     }
     found.truncate(MAX_OUTLIERS);
     found
+}
+
+/// The replica that has all of several misses in a stage that is not the gateway's.
+pub(crate) fn with_all_misses<'a>(slot: &'a Slot, cause: &Cause) -> Option<&'a Arc<str>> {
+    let missed = |of: &[u32]| of.get(cause.stage as usize).copied().unwrap_or(0);
+    let all = missed(&slot.missed_in);
+    let mut parts = parts_of(slot, Dimension::Replica).into_iter();
+    let found = parts.find(|(_, part)| missed(&part.missed_in) == all).filter(|_| all >= FEW);
+    found.map(|(name, _)| name).filter(|_| !cause.stage.is_of_gateway())
 }
 
 /// The replica that is later than the others by more than a starved gateway can have made it, in the last minute, while they are on time.
@@ -291,9 +301,7 @@ fn differs(part: &Part, others: &[&Part], cause: Option<&Cause>) -> Option<(f64,
         return None;
     }
     // What the gateway itself takes is no replica's, whatever requests happened to go there next.
-    let stage = cause
-        .map(|cause| cause.stage)
-        .filter(|stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route | Stage::Relay));
+    let stage = cause.map(|cause| cause.stage).filter(|stage| !stage.is_of_gateway());
     let named = answers_nothing(part, others).or_else(|| fails(part, others));
     named.or_else(|| {
         let stage = stage.filter(|stage| !is_explained(part, others, *stage))?;
@@ -370,10 +378,14 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     let usual = upper_quantile(&mut rest, 0.5)?;
     let missed = part.missed_in.get(stage as usize).copied().unwrap_or(0);
     // A mean over hundreds of tokens is no hiccup.
-    let by_token = stage == Stage::Decode && part.itl.1 >= TOKENS && own >= FAR_SLOWER * usual;
-    let is_it = missed >= if by_token { FEW } else { MISSES }
+    let by_token = stage == Stage::Decode && part.itl.1 >= TOKENS;
+    let is_far = own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
+    // Tokens of the calm minute before are in the mean of one that has just become slow.
+    let is_late =
+        || by_token && own - usual >= NOISE && late_of(part, stage).exceeds(late_of_all(others, stage));
+    let is_it = missed >= if by_token && own >= FAR_SLOWER * usual { FEW } else { MISSES }
         && own >= DIFFERS * usual
-        && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
+        && (is_far || is_late());
     let (what, in_mean) = match stage {
         Stage::Decode if part.itl.1 > 0 => ("a token", "takes"),
         _ => (stage.as_str(), "needs on average"),
@@ -388,12 +400,18 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     })
 }
 
-/// By answers that came too late: those that were wrong are [`fails`]'s.
-fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
+/// Answers that came too late: those that were wrong are [`fails`]'s.
+fn late_of(part: &Part, stage: Stage) -> Share {
     let of = |all: &[u32]| all.get(stage as usize).copied().unwrap_or(0);
-    let missed = |part: &Part| of(&part.missed_in).saturating_sub(of(&part.wrong_in));
-    let own = Share { of: missed(part), all: part.judged };
-    let rest = Share::sum(others.iter().map(|other| Share { of: missed(other), all: other.judged }));
+    Share { of: of(&part.missed_in).saturating_sub(of(&part.wrong_in)), all: part.judged }
+}
+
+fn late_of_all(parts: &[&Part], stage: Stage) -> Share {
+    Share::sum(parts.iter().map(|part| late_of(part, stage)))
+}
+
+fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
+    let (own, rest) = (late_of(part, stage), late_of_all(others, stage));
     let (rate, usual) = (own.rate(), rest.rate());
     let is_it = own.of >= MISSES && rate >= 2.0 * usual && rate - usual >= 0.1 && own.exceeds(rest);
     is_it.then(|| {
@@ -430,47 +448,14 @@ fn longest_queue(replicas: &[ReplicaStatus], cause: &Cause) -> Option<Outlier> {
     if cause.stage != Stage::EngineQueue || replicas.len() < 2 {
         return None;
     }
-    let waiting = |status: &ReplicaStatus| status.signals.as_ref().and_then(|signals| signals.waiting);
     let mut queues: Vec<(f64, &ReplicaStatus)> =
-        replicas.iter().filter_map(|status| Some((waiting(status)?, status))).collect();
+        replicas.iter().filter_map(|status| Some((engines::queue(status)?, status))).collect();
     queues.sort_by(|a, b| b.0.total_cmp(&a.0));
     let [(longest, status), (next, _), ..] = &queues[..] else { return None };
     let is_far_longer = *longest >= QUEUE && *longest >= 3.0 * next.max(1.0);
     // Full caches put requests back into the queue of whichever engine lacks a block first.
     let is_it = is_far_longer && !engines::queue_alike(replicas) && !engines::are_all_full(replicas);
     is_it.then(|| replica(status, format!("has {longest:.0} waiting in its engine, the next {next:.0}")))
-}
-
-/// The tenant or class whose share of the prompt tokens has at least doubled to a large one, while the load as a whole grew.
-fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
-    let (before, before_seconds) = (&figures.before.0, figures.before.1);
-    let tokens = |slot: &Slot| -> Vec<(Arc<str>, f64)> {
-        let of_kind = slot.parts.iter().filter(|((of, _), _)| *of == dimension);
-        of_kind.map(|((_, name), part)| (Arc::clone(name), part.prompt_tokens as f64)).collect()
-    };
-    let (now, past) = (tokens(&figures.minute.slot), tokens(before));
-    let sum = |all: &[(Arc<str>, f64)]| all.iter().map(|(_, tokens)| tokens).sum::<f64>();
-    let (all_now, all_past) = (sum(&now), sum(&past));
-    if before.requests < MIN_BEFORE || all_now <= 0.0 || all_past <= 0.0 {
-        return None;
-    }
-    let per_second = |tokens: f64, seconds: f64| tokens / seconds.max(1.0);
-    now.iter()
-        .filter_map(|(name, tokens)| {
-            let earlier = past.iter().find(|(known, _)| known == name).map_or(0.0, |(_, tokens)| *tokens);
-            let (own, was) = (tokens / all_now, earlier / all_past);
-            let rate_grew = per_second(*tokens, 60.0) >= 2.0 * per_second(earlier, before_seconds);
-            let is_it = own >= FLOOD && (own >= 2.0 * was || own - was >= 0.25) && rate_grew;
-            let evidence = || match dimension {
-                Dimension::Class => {
-                    format!("prompts are {} of the prompt tokens, {} before", share(own), share(was))
-                }
-                _ => format!("sends {} of the prompt tokens, {} before", share(own), share(was)),
-            };
-            is_it.then(|| (own, Outlier { dimension, name: Arc::clone(name), evidence: evidence() }))
-        })
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, outlier)| outlier)
 }
 
 /// In one state of its start: a large model takes minutes to load.
@@ -484,5 +469,3 @@ const WAKES: f64 = 2.0;
 const STUCK: Duration = Duration::from_secs(10);
 /// Some ejections long.
 const SETTLED: Duration = Duration::from_secs(120);
-/// Requests before the last minute: fewer are no share.
-const MIN_BEFORE: u32 = 10;

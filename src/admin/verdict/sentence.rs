@@ -1,8 +1,11 @@
 //! The verdict in words: figures first, then stage, then who stands out.
 
+use std::sync::Arc;
+
 use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, emptier};
 use crate::diagnosis::engines;
 use crate::diagnosis::figures::seconds;
+use crate::diagnosis::peers;
 use crate::fleet::status::ReplicaState;
 use crate::observe::history::{Dimension, Slot};
 use crate::observe::lag::Lateness;
@@ -71,7 +74,10 @@ pub(super) fn of_route(
             return format!("{route}: {}", parts.join("; "));
         }
     }
-    parts.extend(who(figures, status, outliers));
+    // What still waits may be at another.
+    let all_at =
+        cause.filter(|_| figures.overdue.0 == 0).and_then(|cause| peers::with_all_misses(slot, cause));
+    parts.extend(who(figures, status, outliers, all_at));
     format!("{route}: {}", parts.join("; "))
 }
 
@@ -150,7 +156,12 @@ fn good(figures: &RouteFigures) -> String {
 }
 
 /// Names each outlier, or the fact that there is none.
-fn who(figures: &RouteFigures, status: Status, outliers: &[Outlier]) -> Vec<String> {
+fn who(
+    figures: &RouteFigures,
+    status: Status,
+    outliers: &[Outlier],
+    all_at: Option<&Arc<str>>,
+) -> Vec<String> {
     let named = outliers.iter().map(|outlier| match outlier.dimension {
         Dimension::Class => format!("{} {}", outlier.name, outlier.evidence),
         Dimension::Replica => format!("replica {} stands out: {}", outlier.name, outlier.evidence),
@@ -160,10 +171,12 @@ fn who(figures: &RouteFigures, status: Status, outliers: &[Outlier]) -> Vec<Stri
     let mut named: Vec<String> = named.collect();
     let has_replica = outliers.iter().any(|outlier| outlier.dimension == Dimension::Replica);
     if status == Status::Bad && !has_replica {
-        let alike = match &figures.replicas[..] {
-            [] => return named,
-            [one] => format!("its only replica is {}", one.replica),
-            all => format!("shared by all {} replicas", all.len()),
+        let alike = match (&figures.replicas[..], all_at) {
+            ([], _) => return named,
+            ([one], _) => format!("its only replica is {}", one.replica),
+            // Too little to say that it differs, and shared by none.
+            (_, Some(replica)) => format!("all at replica {replica}"),
+            (all, None) => format!("shared by all {} replicas", all.len()),
         };
         named.insert(0, alike);
     }

@@ -251,6 +251,19 @@ fn the_longest_of_several_queues_is_no_replica_s_fault() {
     let all = [did("r1", 3, 14, queue), did("r2", 3, 13, queue), did("r3", 3, 15, queue)];
     let figures = figures(slot(TTFT, &all), vec![ready("r1", 1.0), ready("r2", 2.0), ready("r3", 6.0)]);
     names_only(&figures, &["42 of 42 misses in engine_queue", "shared by all 3 replicas"], &["stands out"]);
+    // Nor is one that has just got many, where all have had a queue for some seconds.
+    let mut replicas = vec![ready("r1", 11.0), ready("r2", 1.0), ready("r3", 1.0)];
+    for (status, recent) in replicas.iter_mut().zip([4.5, 0.8, 0.7]) {
+        let counters = EngineCounters { recent_waiting: Some(recent), ..EngineCounters::default() };
+        status.counters = Some(counters);
+    }
+    let few = [did("r1", 9, 3, queue), did("r2", 9, 4, queue), did("r3", 9, 3, queue)];
+    let mut figures = self::figures(slot(TTFT, &few), replicas);
+    names_only(&figures, &["10 of 10 misses in engine_queue", "shared by all 3 replicas"], &["stands out"]);
+    for status in &mut figures.replicas[1..] {
+        status.counters.as_mut().unwrap().recent_waiting = Some(0.2);
+    }
+    names(&figures, &["replica r1 stands out: has 4 waiting in its engine, the next 0"]);
 }
 
 #[test]
@@ -377,7 +390,7 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
             first_tokens;
     };
     set(&mut figures, (0.0, 0));
-    names_only(&figures, &["20 of 20 misses in network", "shared by all 2 replicas"], &["stands out"]);
+    names_only(&figures, &["20 of 20 misses in network", "all at replica r1"], &["stands out"]);
     set(&mut figures, known);
     // What came lately counts before what the minute has of before the onset.
     figures.lately = figures.minute.slot.clone();
@@ -390,7 +403,7 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     // Nor where the other's are of before the last seconds.
     figures.recent = figures.minute.slot.clone();
     figures.recent.parts.remove(&(Dimension::Replica, "r2".into()));
-    names_only(&figures, &["20 of 20 misses in network", "shared by all 2 replicas"], &["stands out"]);
+    names_only(&figures, &["20 of 20 misses in network", "all at replica r1"], &["stands out"]);
     figures.recent = Slot::default();
     // One that waits at a moment explains nothing, a queue does.
     figures.replicas[0].signals.as_mut().unwrap().waiting = Some(2.0);
@@ -663,6 +676,21 @@ fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
     );
     let figures = of(&[did("r1", 30, 1, decode), did("r2", 12, 14, decode)], 500);
     names(&figures, &["ITL p99 1", "replica r2 stands out: takes 110 ms for a token, the others 20 ms"]);
+    // It has just begun: most of its tokens in the minute came before.
+    let mut figures = of(&[did("r1", 190, 0, decode), did("r2", 50, 5, decode)], 1_800);
+    let r2 = (Dimension::Replica, "r2".into());
+    figures.minute.slot.parts.get_mut(&r2).unwrap().itl.0 = 0.036 * 1_800.0;
+    figures.five = figures.minute.clone();
+    names(
+        &figures,
+        &["5 of 5 misses in decode", "replica r2 stands out: takes 36 ms for a token, the others 20"],
+    );
+    // Too little to say that it differs, and yet shared by none.
+    figures.minute.slot.parts.get_mut(&r2).unwrap().itl.0 = 0.025 * 1_800.0;
+    figures.five = figures.minute.clone();
+    names_only(&figures, &["5 of 5 misses in decode", "all at replica r2"], &["stands out", "shared"]);
+    figures.overdue = (1, Duration::from_secs(3));
+    names_only(&figures, &["5 of 5 misses in decode"], &["all at replica"]);
 }
 
 #[test]

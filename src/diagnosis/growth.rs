@@ -1,0 +1,43 @@
+//! Whose load has grown: a tenant that floods, a class of prompts; pure.
+
+use std::sync::Arc;
+
+use super::figures::share;
+use super::peers::{Outlier, RouteFigures};
+use super::table::FLOOD;
+use crate::observe::history::{Dimension, Slot};
+
+/// The tenant or class whose share of the prompt tokens has at least doubled to a large one, while the load as a whole grew.
+pub(super) fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
+    let (before, before_seconds) = (&figures.before.0, figures.before.1);
+    let tokens = |slot: &Slot| -> Vec<(Arc<str>, f64)> {
+        let of_kind = slot.parts.iter().filter(|((of, _), _)| *of == dimension);
+        of_kind.map(|((_, name), part)| (Arc::clone(name), part.prompt_tokens as f64)).collect()
+    };
+    let (now, past) = (tokens(&figures.minute.slot), tokens(before));
+    let sum = |all: &[(Arc<str>, f64)]| all.iter().map(|(_, tokens)| tokens).sum::<f64>();
+    let (all_now, all_past) = (sum(&now), sum(&past));
+    if before.requests < MIN_BEFORE || all_now <= 0.0 || all_past <= 0.0 {
+        return None;
+    }
+    let per_second = |tokens: f64, seconds: f64| tokens / seconds.max(1.0);
+    now.iter()
+        .filter_map(|(name, tokens)| {
+            let earlier = past.iter().find(|(known, _)| known == name).map_or(0.0, |(_, tokens)| *tokens);
+            let (own, was) = (tokens / all_now, earlier / all_past);
+            let rate_grew = per_second(*tokens, 60.0) >= 2.0 * per_second(earlier, before_seconds);
+            let is_it = own >= FLOOD && (own >= 2.0 * was || own - was >= 0.25) && rate_grew;
+            let evidence = || match dimension {
+                Dimension::Class => {
+                    format!("prompts are {} of the prompt tokens, {} before", share(own), share(was))
+                }
+                _ => format!("sends {} of the prompt tokens, {} before", share(own), share(was)),
+            };
+            is_it.then(|| (own, Outlier { dimension, name: Arc::clone(name), evidence: evidence() }))
+        })
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, outlier)| outlier)
+}
+
+/// Requests before the last minute: fewer are no share.
+const MIN_BEFORE: u32 = 10;
