@@ -69,6 +69,12 @@ struct Flow<T> {
     late: usize,
 }
 
+/// What would be left of a queue without some of those that wait.
+struct Rest {
+    usages: Usages,
+    gone: Vec<FlowKey>,
+}
+
 #[derive(Debug)]
 struct QueueEntry<T> {
     reason: WaitReason,
@@ -226,6 +232,7 @@ impl<T: Clone> WaitQueue<T> {
 
     /// Sees to it that the queue of its route is not over its limits with the request. Those of a priority below 0 and its own go
     /// first, the lowest before others; then those of the tenant that is furthest above its share, the ones with the latest start first.
+    /// None goes where all that may go are too few.
     fn make_room(
         &mut self,
         waiter: &Waiter,
@@ -233,20 +240,38 @@ impl<T: Clone> WaitQueue<T> {
         evicted: &mut SmallVec<[(T, Refusal); 1]>,
     ) -> Result<(), Refusal> {
         let key = waiter.usage();
-        while let Some(over) = self.usages.over(&key, waiter.bytes, limits) {
-            let retry_after =
-                self.promise(&waiter.outlook, self.pace.time_for(waiter.outlook.work, &waiter.outlook));
-            let refusal = self.usages.refusal(&key, over, waiter.bytes, limits, retry_after);
-            let Some(last) = self.sheddable(waiter, limits).or_else(|| self.above_share(waiter, over)) else {
-                return Err(refusal);
-            };
-            let Some(gone) = self.remove(last) else { return Err(refusal) };
-            if self.called == Some(last) {
+        let Some(over) = self.usages.over(&key, waiter.bytes, limits) else { return Ok(()) };
+        let victims = self.victims(waiter, limits);
+        let refusal = |queue: &mut Self, over| {
+            let until = queue.pace.time_for(waiter.outlook.work, &waiter.outlook);
+            let retry_after = queue.promise(&waiter.outlook, until);
+            queue.usages.refusal(&key, over, waiter.bytes, limits, retry_after)
+        };
+        let Some(victims) = victims else { return Err(refusal(self, over)) };
+        for (position, over) in victims {
+            let refusal = refusal(self, over);
+            let Some(gone) = self.remove(position) else { continue };
+            if self.called == Some(position) {
                 self.called = None;
             }
             evicted.push((gone.call, refusal));
         }
         Ok(())
+    }
+
+    /// Those that have to go, each with the limit that it takes; `None` where that is not enough.
+    fn victims(&self, waiter: &Waiter, limits: &QueueLimits) -> Option<SmallVec<[(Position, Over); 1]>> {
+        let (key, mut victims) = (waiter.usage(), SmallVec::new());
+        let mut rest = Rest { usages: self.usages.clone(), gone: Vec::new() };
+        while let Some(over) = rest.usages.over(&key, waiter.bytes, limits) {
+            let last = self.sheddable(waiter, limits, &rest);
+            let last = last.or_else(|| self.above_share(waiter, over, &rest))?;
+            let entry = self.flows.iter().find(|flow| flow.id == last.flow)?.waiting.get(&last.key)?;
+            rest.usages.remove(entry.usage.as_ref()?, entry.bytes);
+            rest.gone.push(last.key);
+            victims.push((last, over));
+        }
+        Some(victims)
     }
 
     fn weight_of(&self, tenant: &str, waiter: &Waiter) -> u32 {
@@ -255,13 +280,15 @@ impl<T: Clone> WaitQueue<T> {
     }
 
     /// Of the requests that may be shed for the sake of this one the last; `None` where they do not make room for it.
-    fn sheddable(&self, waiter: &Waiter, limits: &QueueLimits) -> Option<Position> {
+    fn sheddable(&self, waiter: &Waiter, limits: &QueueLimits, rest: &Rest) -> Option<Position> {
         let key = waiter.usage();
-        let is_its = |entry: &QueueEntry<T>| entry.usage.as_ref().is_some_and(|usage| usage.is_beside(&key));
+        let is_its = |place: &FlowKey, entry: &QueueEntry<T>| {
+            entry.usage.as_ref().is_some_and(|usage| usage.is_beside(&key)) && !rest.gone.contains(place)
+        };
         let below = || self.flows.iter().filter(|flow| flow.share.priority < waiter.share.priority.min(0));
-        let waiting = below().flat_map(|flow| flow.waiting.values()).filter(|entry| is_its(entry));
-        let bytes = waiting.map(|entry| entry.bytes).sum();
-        if !self.usages.fits_without(&key, bytes, waiter.bytes, limits) {
+        let waiting = below().flat_map(|flow| &flow.waiting).filter(|(place, entry)| is_its(place, entry));
+        let bytes = waiting.map(|(_, entry)| entry.bytes).sum();
+        if !rest.usages.fits_without(&key, bytes, waiter.bytes, limits) {
             return None;
         }
         below()
@@ -271,18 +298,21 @@ impl<T: Clone> WaitQueue<T> {
     }
 
     /// The last of the tenant that is furthest above its share, if that may go for the sake of this request.
-    fn above_share(&self, waiter: &Waiter, over: Over) -> Option<Position> {
+    fn above_share(&self, waiter: &Waiter, over: Over, rest: &Rest) -> Option<Position> {
         let weight = |tenant: &str| self.weight_of(tenant, waiter);
-        let victim = self.usages.furthest_over(&waiter.usage(), over, waiter.bytes, weight)?;
-        let (lane, last) = self.last_of(&victim)?;
+        let victim = rest.usages.furthest_over(&waiter.usage(), over, waiter.bytes, weight)?;
+        let (lane, last) = self.last_of(&victim, rest)?;
         // What may be shed takes the place of nothing that is above it.
         let may_take = waiter.share.priority >= 0 || lane.priority() >= waiter.lane().priority();
         may_take.then_some(last)
     }
 
     /// The last in order of those that count as `usage`.
-    fn last_of(&self, usage: &UsageKey) -> Option<(Lane, Position)> {
-        let of = |flow: &Flow<T>| flow.last(|entry| entry.usage.as_ref() == Some(usage));
+    fn last_of(&self, usage: &UsageKey, rest: &Rest) -> Option<(Lane, Position)> {
+        let is_its = |place: &FlowKey, entry: &QueueEntry<T>| {
+            entry.usage.as_ref() == Some(usage) && !rest.gone.contains(place)
+        };
+        let of = |flow: &Flow<T>| flow.last(is_its);
         self.flows.iter().filter_map(of).max_by_key(|(lane, position)| (*lane, position.key))
     }
 
@@ -326,6 +356,10 @@ impl<T: Clone> WaitQueue<T> {
             (flow.lane, flow.is_long) == (lane, is_long) && flow.share.tenant == waiter.share.tenant
         };
         if let Some(known) = self.flows.iter().position(is_its) {
+            // A reload may have changed the weight since.
+            if let Some(flow) = self.flows.get_mut(known) {
+                flow.share.weight = waiter.share.weight;
+            }
             return known;
         }
         self.virtual_time.enter(&waiter.share.tenant, is_long);
@@ -403,8 +437,8 @@ impl<T: Clone> Line for WaitQueue<T> {
 
 impl<T> Flow<T> {
     /// The last of those.
-    fn last(&self, is_its: impl Fn(&QueueEntry<T>) -> bool) -> Option<(Lane, Position)> {
-        let (key, _) = self.waiting.iter().rev().find(|(_, entry)| is_its(entry))?;
+    fn last(&self, is_its: impl Fn(&FlowKey, &QueueEntry<T>) -> bool) -> Option<(Lane, Position)> {
+        let (key, _) = self.waiting.iter().rev().find(|(key, entry)| is_its(key, entry))?;
         Some((self.lane, Position { flow: self.id, key: *key }))
     }
 

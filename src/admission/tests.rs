@@ -191,6 +191,39 @@ fn one_tenant_cannot_fill_the_queue_for_others() {
 }
 
 #[test]
+fn none_goes_for_a_request_that_is_refused_all_the_same() {
+    let small = |tenant: &str, latest| Waiter { limits: limits(100, 100), ..waiter(tenant, latest) };
+    let mut bench = Bench::new();
+    for id in 0..9 {
+        bench.enter(id, &small(if id < 6 { "flood" } else { "chats" }, id)).unwrap();
+    }
+    // Two of the flood's would make room for 30 bytes; then neither has as much as the newcomer would.
+    assert_eq!(bench.enter(9, &Waiter { bytes: 45, ..small("third", 9) }), Err("max_bytes"));
+    assert_eq!(bench.queue.len(), 9);
+    assert_eq!(bench.enter(10, &Waiter { bytes: 30, ..small("third", 9) }), Ok(vec![5, 4]));
+    let mut order = bench.drain();
+    order.sort_unstable();
+    assert_eq!(order, [0, 1, 2, 3, 6, 7, 8, 10], "who is not told anything is placed");
+}
+
+#[test]
+fn a_weight_that_a_reload_changed_holds_for_those_that_wait() {
+    let mut bench = Bench::new();
+    let of = |tenant: &str, weight, latest| {
+        let plain = waiter(tenant, latest);
+        Waiter { share: Share { weight, ..plain.share }, ..plain }
+    };
+    for id in 0..20 {
+        bench.enter(id, &of(if id % 2 == 0 { "a" } else { "b" }, 1, id)).unwrap();
+    }
+    for (id, tenant, weight) in [(20, "a", 1), (21, "b", 4)] {
+        bench.enter(id, &of(tenant, weight, 99)).unwrap();
+    }
+    let first = bench.drain().into_iter().take(10).filter(|id| id % 2 == 1).count();
+    assert!(first >= 7, "{first} of ten are of the tenant with four times the weight");
+}
+
+#[test]
 fn a_full_queue_sheds_priorities_below_zero_and_nothing_for_their_sake() {
     let of = |tenant: &str, priority, latest| {
         let plain = Waiter { limits: limits(3, 100), ..waiter(tenant, latest) };

@@ -29,10 +29,10 @@ pub(super) enum Over {
 }
 
 /// Usage by tenant, of those that wait.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Usages(Vec<Usage>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Usage {
     key: UsageKey,
     requests: usize,
