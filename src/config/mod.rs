@@ -123,6 +123,13 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether a pool is the canary of a route.
+    #[must_use]
+    pub fn is_canary(&self, pool: &Pool) -> bool {
+        let canaries = self.routes.iter().filter_map(|route| route.canary.as_ref());
+        canaries.filter_map(|canary| self.pools.get(canary.pool)).any(|known| known.name == pool.name)
+    }
+
     /// Whether requests of a pool may be refused: one of its routes has a `[route.queue]`.
     #[must_use]
     pub fn queues(&self, pool: &Pool) -> bool {

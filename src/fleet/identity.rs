@@ -22,6 +22,8 @@ pub struct Identity {
     pub rank: Option<Rank>,
     /// What tells its process from an earlier one at the same URL, where its source says.
     pub instance: Option<Arc<str>>,
+    /// Revision of its pool when it was found.
+    pub began_as: Arc<str>,
     served: ArcSwap<Served>,
     zone: Mutex<Option<Arc<str>>>,
 }
@@ -48,6 +50,7 @@ impl Identity {
             host,
             rank,
             instance,
+            began_as: Arc::clone(&served.revision),
             served: ArcSwap::from_pointee(served),
             zone: Mutex::default(),
         }

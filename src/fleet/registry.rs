@@ -103,7 +103,7 @@ impl Fleet {
                 let state = before.iter().find(|known| known.pool.name == pool.name).cloned();
                 let state = state.unwrap_or_else(|| self.open(pool));
                 state.pool.promised.store(Arc::new(Promised::of(config, pool)));
-                state.configure(pool, &former);
+                state.configure(pool, config.is_canary(pool), &former);
                 state.pool.settle_names();
                 state.pool.queue.set_strict(config.queues(pool));
                 state

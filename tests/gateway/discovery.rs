@@ -242,6 +242,14 @@ async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_
     let page = metrics.render(&gateway.replicas());
     assert!(page.contains("tokenway_discovery_kept_replicas{pool=\"default\",source=\"file\"} 2"), "{page}");
 
+    // Named again, they are kept no more.
+    write(&path, &[&one, &two]);
+    until("they are named again", || source(&gateway, "file").targets == 2).await;
+    assert_eq!(source(&gateway, "file").kept, 0);
+    write(&path, &[]);
+    until("the empty list is read", || source(&gateway, "file").targets == 0).await;
+    assert_eq!(source(&gateway, "file").kept, 2);
+
     // A reload that does not touch the source changes nothing about that.
     let mut reloaded = discovering(Discovery { file: Some(path.clone()), ..Discovery::default() });
     reloaded.pools[0].revision = "r2".into();

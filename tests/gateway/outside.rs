@@ -117,9 +117,12 @@ async fn a_provider_gets_a_form_with_its_own_model() {
         format!("--B\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
     };
     let form = |model: &str| format!("{}{}--B--\r\n", part("file", "RIFF"), part("model", model));
-    let headers = [("authorization", "Bearer own-key"), ("content-type", "multipart/form-data; boundary=B")];
+    let (body, form_type) = (form("tiny"), "multipart/form-data; boundary=B");
+    let length = body.len().to_string();
+    let headers =
+        [("authorization", "Bearer own-key"), ("content-type", form_type), ("content-length", &*length)];
     let mut client = gateway.client().await;
-    client.post("/v1/audio/transcriptions", &headers, form("tiny").as_bytes()).await;
+    client.post_framed("/v1/audio/transcriptions", &headers, body.as_bytes()).await;
     assert_eq!(client.reply().await.status(), 200);
     assert_eq!(provider.received().pop().unwrap().text(), form("gpt-x"));
 }

@@ -9,7 +9,7 @@ use tokenway::app::App;
 use tokenway::app::foundation::Foundation;
 use tokenway::clock::Clock;
 use tokenway::config::check::check_str;
-use tokenway::config::{Degrade, PolicyName, QueueLimits, Slo, TtftBound, WeightedPool};
+use tokenway::config::{Config, Degrade, PolicyName, QueueLimits, Slo, TtftBound, WeightedPool};
 use tokenway::fleet::status::ReplicaState;
 use tokio::runtime::Handle;
 
@@ -106,22 +106,49 @@ async fn a_route_without_a_replica_degrades_as_well() {
     }
 }
 
-#[tokio::test]
-async fn a_promoted_canary_that_is_down_leaves_the_gateway_ready_while_its_baseline_serves() {
-    let (baseline, canary) = (Replica::start().await, Replica::start().await);
+/// A route of this replica, with another pool as its canary.
+fn with_canary(baseline: &Replica, canary: &Replica) -> Config {
     let text = "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"new\"\n\
         replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"old\"]\n[route.canary]\npool = \"new\"\n\
         steps = [{ weight = 10, soak = \"1h\" }]\n";
-    let mut config = config::of(&[&baseline]);
-    config.pools.push(config::pool("new", &[&canary]));
+    let mut config = config::of(&[baseline]);
+    config.pools.push(config::pool("new", &[canary]));
     config.routes[0].canary.clone_from(&check_str("f.toml", text, &|_| None).unwrap().routes[0].canary);
     config.routes[0].pools.push(WeightedPool { pool: 1, weight: 0 });
+    config
+}
+
+/// Its canary has all traffic.
+async fn promoted(config: Config) -> Gateway {
     let clock = Clock::start();
     let observer = observer(&config, clock, None);
     let foundation = Foundation::lay(Arc::new(config), clock, Handle::current()).unwrap();
     foundation.carried_over.canaries.of(&"*".into(), &"new".into()).set(10_000);
     let gateway = Gateway { app: Arc::new(App::on(foundation, observer)) };
     gateway.ready().await;
+    until("all are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
+    gateway
+}
+
+#[tokio::test]
+async fn a_replica_of_the_revision_before_never_serves_as_the_canary() {
+    let (baseline, former, next) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let mut config = with_canary(&baseline, &former);
+    config.pools[1].revision = "r2".into();
+    let gateway = promoted(config.clone()).await;
+    assert_eq!((answered_by(&gateway).await, former.count()), ("r2".to_owned(), 1));
+    // Another revision, whose replica is not there yet.
+    next.stop_listening().await;
+    config.pools[1] = config::pool("new", &[&next]);
+    config.pools[1].revision = "r3".into();
+    gateway.app.reload(Arc::new(config)).unwrap();
+    assert_eq!((answered_by(&gateway).await, former.count()), ("default".to_owned(), 1));
+}
+
+#[tokio::test]
+async fn a_promoted_canary_that_is_down_leaves_the_gateway_ready_while_its_baseline_serves() {
+    let (baseline, canary) = (Replica::start().await, Replica::start().await);
+    let gateway = promoted(with_canary(&baseline, &canary)).await;
     // Without a connection that is still open to the replica that goes.
     canary.stop_listening().await;
     assert_eq!(answered_by(&gateway).await, "default", "the documented fallback");

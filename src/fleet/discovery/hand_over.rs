@@ -1,7 +1,7 @@
 //! Replicas that left a pool and serve until a new one is ready.
 //!
 //! Sources never take the last replicas that answer: they serve until a new one is ready, until they answer no more, or until an
-//! operator says so.
+//! operator says so. A canary has a baseline for that: replicas of another revision never serve in its name.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,8 +45,8 @@ impl Membership {
         let stays: SlotSet = after.iter().map(|replica| replica.slot()).collect();
         let gone: Vec<_> = before.iter().filter(|old| !stays.contains(old.slot())).cloned().collect();
         let (mut at_once, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|old| match cause {
-            Cause::Ordered { taken_out } => taken_out == Some(&old.identity.endpoint),
-            _ => false,
+            Cause::Ordered { taken_out: Some(url) } if *url == old.identity.endpoint => true,
+            _ => self.is_of_another_revision(old),
         });
         let leaving = self.leaving.load();
         let may_serve = |old: &Arc<Replica>| old.is_ready() || leaving.slots.contains(old.slot());
@@ -89,6 +89,12 @@ impl Membership {
             let task = Arc::clone(self).hand_over();
             self.deps.tracker.spawn_on(task, &self.deps.tasks);
         }
+    }
+
+    /// Whether a canary's replica was started for another revision than the canary is of by now.
+    fn is_of_another_revision(&self, replica: &Replica) -> bool {
+        let is_canary = self.is_canary.load(Ordering::Relaxed);
+        is_canary && replica.identity.began_as != self.pool.config().revision
     }
 
     /// Lets those that left go once one of the others is ready; after [`HAND_OVER`] also when they answer no more, or if the

@@ -60,6 +60,9 @@ impl Membership {
         }
         if !is_same(&before, &after) {
             self.publish(&before, after, cause);
+        } else if self.leaving.load().slots != SlotSet::default() {
+            // Those that had left are named again.
+            self.leaving.store(Arc::default());
         }
     }
 

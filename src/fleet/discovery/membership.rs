@@ -30,6 +30,8 @@ pub(crate) struct Membership {
     running: Mutex<Vec<Running>>,
     pub(super) leaving: ArcSwap<Leaving>,
     pub(super) is_handing_over: AtomicBool,
+    /// It is a route's canary: what serves in its name is of its revision.
+    pub(super) is_canary: AtomicBool,
     /// As the log said last.
     left_out: AtomicUsize,
     of_other_role: AtomicUsize,
@@ -65,13 +67,20 @@ impl Membership {
             running: Mutex::default(),
             leaving: ArcSwap::default(),
             is_handing_over: AtomicBool::new(false),
+            is_canary: AtomicBool::new(false),
             left_out: AtomicUsize::new(0),
             of_other_role: AtomicUsize::new(0),
         })
     }
 
     /// Takes a configuration over; `former` are the pools of the one before.
-    pub(in crate::fleet) fn configure(self: &Arc<Self>, config: &Pool, former: &[Arc<PoolState>]) {
+    pub(in crate::fleet) fn configure(
+        self: &Arc<Self>,
+        config: &Pool,
+        is_canary: bool,
+        former: &[Arc<PoolState>],
+    ) {
+        self.is_canary.store(is_canary, Ordering::Relaxed);
         self.pool.config.store(Arc::new(config.clone()));
         {
             let mut roster = self.roster.lock();

@@ -89,11 +89,18 @@ enum Override {
     Removed,
 }
 
+/// What they made of a URL, which holds for the process that was there then, where its source tells processes apart.
+#[derive(Clone, Debug)]
+struct Order {
+    order: Override,
+    instance: Option<Arc<str>>,
+}
+
 /// The sources of one pool and what they said.
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
     sources: HashMap<SourceKind, SourceState>,
-    overrides: HashMap<Endpoint, Override>,
+    orders: HashMap<Endpoint, Order>,
     added: Vec<ReplicaSpec>,
     /// Names that were given last.
     given: HashMap<Endpoint, Arc<str>>,
@@ -124,6 +131,12 @@ impl Roster {
     pub(crate) fn configure(&mut self, replicas: &[ReplicaSpec], data_parallel: DataParallel, now: Stamp) {
         self.data_parallel = data_parallel;
         let targets: Arc<[Found]> = replicas.iter().cloned().map(Found::from).collect();
+        // Whoever writes the file means it: what leaves it and comes back takes part.
+        let was_dropped = |endpoint: &Endpoint| {
+            let before = self.sources.get(&SourceKind::Static);
+            before.is_some_and(|before| names(&before.targets, endpoint)) && !names(&targets, endpoint)
+        };
+        self.orders.retain(|endpoint, _| !was_dropped(endpoint));
         let state = SourceState { targets, answered: Some(now), ..SourceState::default() };
         self.sources.insert(SourceKind::Static, state);
     }
@@ -186,7 +199,7 @@ impl Roster {
 
     /// An operator adds a replica, or lets one that is drained or removed take part again.
     pub(crate) fn add(&mut self, spec: ReplicaSpec, now: Stamp) {
-        self.overrides.remove(&spec.endpoint);
+        self.orders.remove(&spec.endpoint);
         let is_known = self.sources.values().any(|state| names(&state.targets, &spec.endpoint));
         if !is_known {
             self.added.push(spec);
@@ -196,18 +209,22 @@ impl Roster {
 
     /// An operator takes a replica's new requests away; it stays listed.
     pub(crate) fn drain(&mut self, endpoint: &Endpoint) {
-        self.overrides.insert(endpoint.clone(), Override::Drained);
+        self.order(endpoint, Override::Drained);
     }
 
-    /// An operator takes a replica out, also where another source still names it.
+    fn order(&mut self, endpoint: &Endpoint, order: Override) {
+        let sources = SourceKind::ALL.into_iter().filter_map(|kind| self.sources.get(&kind));
+        let mut found = sources.flat_map(|state| state.targets.iter());
+        let found = found.find(|found| found.spec.endpoint == *endpoint);
+        let instance = found.and_then(|found| found.instance.clone());
+        self.orders.insert(endpoint.clone(), Order { order, instance });
+    }
+
+    /// An operator takes a replica out, also where another source still names it, or does so later.
     pub(crate) fn remove(&mut self, endpoint: &Endpoint, now: Stamp) {
         self.added.retain(|spec| spec.endpoint != *endpoint);
         self.publish_added(now);
-        if self.sources.values().any(|state| names(&state.targets, endpoint)) {
-            self.overrides.insert(endpoint.clone(), Override::Removed);
-        } else {
-            self.overrides.remove(endpoint);
-        }
+        self.order(endpoint, Override::Removed);
     }
 
     fn publish_added(&mut self, now: Stamp) {
@@ -226,8 +243,9 @@ impl Roster {
             // Where nobody serves, by the orchestrator's probes, ours decide: under overload all of its probes fail at once.
             let any_serves = state.targets.iter().any(|found| found.is_serving);
             for found in state.targets.iter() {
-                let order = self.overrides.get(&found.spec.endpoint);
-                if !seen.insert(&found.spec.endpoint) || order == Some(&Override::Removed) {
+                let order = self.orders.get(&found.spec.endpoint);
+                let order = order.filter(|order| order.instance == found.instance).map(|order| order.order);
+                if !seen.insert(&found.spec.endpoint) || order == Some(Override::Removed) {
                     continue;
                 }
                 if found.role.is_some_and(|role| !self.role.takes(role)) {
@@ -252,7 +270,10 @@ impl Roster {
         self.given = uniquely_named(&mut target_set.members, &self.given);
         let seen: HashSet<Endpoint> = seen.into_iter().cloned().collect();
         self.seen_ranks.retain(|endpoint, _| seen.contains(endpoint));
-        self.overrides.retain(|endpoint, _| seen.contains(endpoint));
+        // Sources that fail and come back change no order; where URLs come and go for ever, those of now are enough.
+        if self.orders.len() > MAX_REPLICAS {
+            self.orders.retain(|endpoint, _| seen.contains(endpoint));
+        }
         target_set
     }
 }
@@ -402,6 +423,25 @@ mod tests {
         assert_eq!(shown(&mut roster), ["b@h2"]);
         roster.configure(&[spec("a", "h1")], DataParallel::Auto, at(4));
         assert_eq!(shown(&mut roster), ["a@h1"], "what left the file is drained no more");
+        // A source that names it later, and one that lost it for a while, know nothing of that.
+        roster.open(SourceKind::File);
+        for targets in
+            [vec![found("c", "h3"), found("d", "h4")], vec![], vec![found("c", "h3"), found("d", "h4")]]
+        {
+            roster.answered(SourceKind::File, targets, at(5));
+            roster.drain(&spec("", "h4").endpoint);
+            let all = shown(&mut roster);
+            assert!(all == ["a@h1", "d@h4!"] || all == ["a@h1"], "{all:?}");
+        }
+        assert_eq!(shown(&mut roster), ["a@h1", "d@h4!"]);
+        // Another pod at the same address is another replica.
+        let pod = |uid: &str| Found { instance: Some(uid.into()), ..found("p", "h5") };
+        roster.open(SourceKind::Kubernetes);
+        roster.answered(SourceKind::Kubernetes, vec![pod("u1")], at(6));
+        roster.drain(&spec("", "h5").endpoint);
+        assert_eq!(shown(&mut roster).pop().unwrap(), "p@h5!");
+        roster.answered(SourceKind::Kubernetes, vec![pod("u2")], at(7));
+        assert_eq!(shown(&mut roster).pop().unwrap(), "p@h5");
     }
 
     #[test]
