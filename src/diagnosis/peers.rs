@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::engines::{self, Far};
-use super::figures::{seconds, share};
+use super::figures::{exceeds, seconds, share};
 use super::growth::grown;
 use super::table::{
     DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FAR_SLOWER, FEW,
-    LN_CHANCE, MIN_DIFFERENCE, MISSES, NOISE, QUEUE, TOKENS,
+    MIN_DIFFERENCE, MISSES, NOISE, QUEUE, TOKENS,
 };
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, Part, Slot};
 use crate::observe::lag::Lateness;
 use crate::stage::Stage;
-use crate::stats::{Counts, ln_binomial_tail, upper_quantile};
+use crate::stats::{Counts, upper_quantile};
 
 /// Figures of one route.
 #[derive(Default)]
@@ -436,10 +436,9 @@ impl Share {
         f64::from(self.of) / f64::from(self.all.max(1))
     }
 
-    /// Whether it is more than the others' share and chance: a fault that all have shows at one of them first.
+    /// By more than chance.
     fn exceeds(self, rest: Self) -> bool {
-        let usual = f64::from(rest.of + 1) / f64::from(rest.all + 2);
-        ln_binomial_tail(f64::from(self.of), f64::from(self.all), usual) <= LN_CHANCE
+        exceeds((self.of.into(), self.all.into()), (rest.of.into(), rest.all.into()))
     }
 }
 

@@ -254,6 +254,28 @@ fn requests_that_no_replica_served_are_no_replica_s_fault() {
 }
 
 #[test]
+fn failures_are_one_replica_s_where_its_peers_do_not_fail_as_much() {
+    // Of two replicas each third request fails, from the middle of day 10 on: at both, or at one.
+    let burn = |seed, is_sick: fn(&str) -> bool| {
+        let trace = month(seed, |line, day, normal| {
+            line.replica = if matches!(line.replica, "a" | "b") { "a" } else { "b" };
+            if (10.5..10.52).contains(&day) && normal > 0.4 && is_sick(line.replica) {
+                line.outcome = "failed";
+            }
+        });
+        let found = replay(&trace).unwrap();
+        first(&found, "availability_burn").unwrap_or_else(|| panic!("{found:?}")).0.clone()
+    };
+    for seed in 11..17 {
+        let of_both = burn(seed, |_| true);
+        assert_ne!(of_both["diagnosis"], "replica", "seed {seed}: {of_both}");
+        let of_one = burn(seed, |name| name == "b");
+        assert_eq!(of_one["diagnosis"], "replica", "seed {seed}: {of_one}");
+        assert_eq!(of_one["evidence"]["replicas"], serde_json::json!(["b"]));
+    }
+}
+
+#[test]
 fn jitter_of_tokens_is_told_from_slow_tokens() {
     let trace = month(6, |line, day, normal| {
         if day >= 10.0 && normal > 0.8 {

@@ -15,6 +15,7 @@ use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
 use super::table::{HOUR, LATE_BUDGET, PARTS, StepRow, TAIL, WINDOW};
+use crate::diagnosis::figures::exceeds;
 use crate::diagnosis::table::{BUSIER, DIFFERS, LONGER, UNMOVED};
 use crate::diagnosis::{Case, Causes, Diagnosis, Onset, SignalChange, Signals, Tier, of_changes};
 
@@ -229,7 +230,7 @@ fn drift_evidence(drift: &SlowDrift) -> Evidence {
 }
 
 pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &Burn) -> ActiveFinding {
-    let affected = Affected::failing(series, burn.count.share());
+    let affected = Affected::failing(series);
     let evidence = Evidence::default()
         .with("burn_rate", burn.rate)
         .with("long_window_seconds", burn.long)
@@ -260,14 +261,16 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
         let Some(active) = series.active.entries().get(index) else { return };
         let kind = active.finding.kind;
         let (row, found_at) = (kind.row(), active.finding.at);
-        let is_of_signals = row.horizon != Horizon::Days && row.subject != Subject::Availability;
-        if !is_of_signals || kind == Kind::ReplicaSlow || found_at >= at {
+        if row.horizon == Horizon::Days || kind == Kind::ReplicaSlow || found_at >= at {
             continue;
         }
         let onset = active.onset.unwrap_or(Onset::at(minute_of(found_at) - gap()));
         let changes = series.signals.changes_from(&active.before, minute_of(at));
         let ratio = series.ttft.ratio(at).unwrap_or(1.0);
-        let affected = Affected::now(series, at, onset.earliest as f64 * 60.0, kind, ratio);
+        let affected = match row.subject {
+            Subject::Availability => Affected::failing(series),
+            _ => Affected::now(series, at, onset.earliest as f64 * 60.0, kind, ratio),
+        };
         let causes = Seen { kind, affected, onset, shape: Vec::new() }.diagnose(series, at, &changes);
         if let Some(active) = series.active.entries_mut().get_mut(index) {
             active.finding.causes.revise(causes);
@@ -344,11 +347,22 @@ impl Affected {
     }
 
     /// By their failures: at least the series' share.
-    fn failing(series: &RouteSeries, share: f64) -> Self {
-        Self::of(series, |_, replica| {
-            let (all, bad) = (replica.recent_requests, replica.recent_failures);
-            (all >= 1.0).then_some(bad >= 1.0 && bad >= share * all)
-        })
+    fn failing(series: &RouteSeries) -> Self {
+        let of = |replica: &ReplicaHistory| (replica.recent_failures, replica.recent_requests);
+        let all = series.replicas.iter().map(of).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let mut affected = Self::of(series, |_, replica| {
+            let (bad, requests) = of(replica);
+            (requests >= 1.0).then_some(bad >= 1.0 && bad * all.1 >= all.0 * requests)
+        });
+        // Of two that fail alike one is above their share: one alone is the cause where that is no chance.
+        let is_chance = |(bad, requests)| !exceeds((bad, requests), (all.0 - bad, all.1 - requests));
+        if let [name] = affected.names.as_slice()
+            && let Some(index) = series.replica_names.iter().position(|other| other == name)
+            && series.replicas.get(index).map(of).is_some_and(is_chance)
+        {
+            affected.judged = 0;
+        }
+        affected
     }
 }
 
