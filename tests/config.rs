@@ -250,6 +250,18 @@ fn faults_of_ports() {
 }
 
 #[test]
+fn a_key_that_no_header_takes_is_a_fault_and_is_not_repeated() {
+    let env = |name: &str| (name == "KEY").then(|| "hunter2\nhunter3".to_owned());
+    for text in [
+        "[admin]\ntoken = \"env:KEY\"\n",
+        "[[pool]]\nname = \"q\"\nreplicas = [\"http://a:1\"]\nengine_api_key = \"env:KEY\"\n",
+    ] {
+        let said = check_str("f.toml", text, &env).unwrap_err().to_string();
+        assert!(said.contains("env:KEY has a line break") && !said.contains("hunter"), "{said}");
+    }
+}
+
+#[test]
 fn a_secret_in_the_file_is_not_repeated() {
     for rest in [
         "[admin]\ntoken = \"hunter2\"\n",
@@ -635,8 +647,8 @@ fn two_keys_that_name_one_file_are_refused() {
         ),
         (
             "d.json",
-            "Cargo.toml",
-            "[admin]\ntoken = \"file:Cargo.toml\"\n",
+            "src/admin/page/favicon.svg",
+            "[admin]\ntoken = \"file:src/admin/page/favicon.svg\"\n",
             "f.toml:15:9: route.canary.state is a file that another key reads".to_owned(),
         ),
     ] {

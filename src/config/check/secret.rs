@@ -3,6 +3,8 @@
 //! A file is copied, committed and shown; so a secret stands in it as `env:NAME` or `file:PATH` only. What is wrong
 //! with one is reported without its value.
 
+use http::HeaderValue;
+
 use crate::config::Secret;
 use crate::config::diagnostics::is_reference;
 
@@ -10,12 +12,16 @@ use super::inputs::input;
 use super::section::Item;
 use crate::whole_file;
 
-/// The secret that an item names.
+/// The secret that an item names, which goes out and comes in as a header.
 pub(in crate::config) fn read(item: &Item<'_>) -> Option<Secret> {
     let text = item.text()?;
     let secret = resolve(item, text);
     if secret.is_none() && !is_reference(text) {
         item.fault_masked("a secret does not belong into the file", HINT);
+    }
+    if secret.as_ref().is_some_and(|secret| HeaderValue::from_str(secret.reveal()).is_err()) {
+        item.fault(format!("{text} has a line break or another control character inside"), ONE_LINE);
+        return None;
     }
     secret
 }
@@ -78,4 +84,5 @@ pub fn secret_of(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Sec
 /// Of a secret that is not on the machine where a file is checked; nothing is ever sent with it.
 const STAND_IN: &str = "missing";
 const SET_IT: &str = "set it; where a file is only checked, --allow-missing-secrets does without";
+const ONE_LINE: &str = "a key is one line of a header: keep nothing else there";
 const HINT: &str = "name where it is kept: \"env:NAME\" or \"file:PATH\"";
