@@ -323,6 +323,19 @@ async fn a_dead_collector_costs_counted_spans_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn spans_that_a_collector_rejects_are_counted() {
+    let collector = Collector::start(true).await;
+    collector.rejects.store(3, Ordering::Relaxed);
+    let mut config = config();
+    config.telemetry.otlp = Some(collector.otlp());
+    config.telemetry.sampling.routine = 1.0;
+    let observer = observer(&config);
+    observer.record(&Arc::new(record()));
+    observer.shutdown(Duration::from_secs(20)).await;
+    assert_eq!(dropped_spans(&observer, "export_failed"), Some(3.0), "of seven in one export");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn more_spans_than_fit_are_dropped_and_counted() {
     let hanging = Collector::start(false).await;
     let mut config = config();

@@ -7,14 +7,16 @@ mod quiet;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
 use parking_lot::Mutex;
 use prost::Message;
 use tokenway::admin::{Control, Readiness};
@@ -210,6 +212,8 @@ pub(crate) struct Collector {
     pub(crate) received: Received,
     /// Log records, by export.
     pub(crate) logs: Arc<Mutex<Vec<ExportLogsServiceRequest>>>,
+    /// Spans of each export that it does not take.
+    pub(crate) rejects: Arc<AtomicI64>,
     address: SocketAddr,
     _tasks: TaskTracker,
 }
@@ -220,12 +224,14 @@ impl Collector {
         let address = listener.local_addr().unwrap();
         let (received, logs) = (Received::default(), Arc::new(Mutex::new(Vec::new())));
         let tasks = TaskTracker::new();
-        let (of_connections, sinks) = (tasks.clone(), (Arc::clone(&received), Arc::clone(&logs)));
+        let rejects = Arc::<AtomicI64>::default();
+        let sinks = (Arc::clone(&received), Arc::clone(&logs), Arc::clone(&rejects));
+        let of_connections = tasks.clone();
         tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let sinks = sinks.clone();
                 let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
-                    let (spans, logs) = sinks.clone();
+                    let (spans, logs, rejects) = sinks.clone();
                     async move {
                         let (head, body) = request.into_parts();
                         let body = body.collect().await?.to_bytes();
@@ -239,7 +245,12 @@ impl Collector {
                                 spans.lock().push((head.headers, export));
                             }
                         }
-                        Ok::<_, hyper::Error>(http::Response::new(Full::<bytes::Bytes>::default()))
+                        let rejected_spans = rejects.load(Ordering::Relaxed);
+                        let error_message = "too many".to_owned();
+                        let partial = ExportTracePartialSuccess { rejected_spans, error_message };
+                        let partial_success = (rejected_spans > 0).then_some(partial);
+                        let answer = ExportTraceServiceResponse { partial_success }.encode_to_vec();
+                        Ok::<_, hyper::Error>(http::Response::new(Full::<bytes::Bytes>::from(answer)))
                     }
                 });
                 let server = hyper::server::conn::http1::Builder::new();
@@ -247,7 +258,7 @@ impl Collector {
                 of_connections.spawn(connection);
             }
         });
-        Self { received, logs, address, _tasks: tasks }
+        Self { received, logs, rejects, address, _tasks: tasks }
     }
 
     pub(crate) fn otlp(&self) -> Otlp {

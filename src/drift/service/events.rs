@@ -73,9 +73,11 @@ async fn export(
     let mut batch = Vec::new();
     while events.recv_many(&mut batch, MAX_FINDINGS).await > 0 {
         let events = batch.len() as u64;
-        let is_sent = exporter.send(logs(std::mem::take(&mut batch), resource.clone())).await;
-        let result = if is_sent { DeliveryResult::Sent } else { DeliveryResult::Failed };
-        metrics.families.control.drift_events.inc_by([result.as_str()], events);
+        let sent = exporter.send(logs(std::mem::take(&mut batch), resource.clone())).await;
+        let lost = sent.map_or_else(|lost| lost.of(events), |()| 0);
+        for (result, count) in [(DeliveryResult::Sent, events - lost), (DeliveryResult::Failed, lost)] {
+            metrics.families.control.drift_events.inc_by([result.as_str()], count);
+        }
     }
 }
 

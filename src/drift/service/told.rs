@@ -58,11 +58,14 @@ impl Told {
 
     /// A finding that holds no more.
     fn ended(&self, finding: &Finding, now: f64) {
+        if self.is_muted(finding, now) {
+            return;
+        }
         tracing::info!(
             kind = finding.kind.as_str(), route = %finding.series.route, revision = %finding.series.revision,
             replica = finding.series.replica.as_deref(), "drift ended"
         );
-        if let Some(events) = self.events.as_ref().filter(|_| !self.is_muted(finding, now)) {
+        if let Some(events) = &self.events {
             events.ended(finding, now);
         }
     }

@@ -55,8 +55,12 @@ impl Forward {
 
 async fn send(mut exports: mpsc::Receiver<Export>, mut exporter: Exporter, metrics: Arc<Metrics>) {
     while let Some(Export { payload, spans, _free }) = exports.recv().await {
-        if !exporter.pass(payload).await {
-            metrics.families.process.spans_dropped.inc_by([DropReason::ExportFailed.as_str()], spans);
+        if let Err(lost) = exporter.pass(payload).await {
+            metrics
+                .families
+                .process
+                .spans_dropped
+                .inc_by([DropReason::ExportFailed.as_str()], lost.of(spans));
         }
     }
 }

@@ -87,8 +87,8 @@ impl<B: Batch> Task<B> {
             // Boxed: large, and once a batch.
             let export = Box::pin(self.exporter.send(self.batch.export(parts)));
             match self.end.given_up.run_until_cancelled(export).await {
-                Some(true) => {}
-                Some(false) => self.batch.lost(Loss::Failed, count),
+                Some(Ok(())) => {}
+                Some(Err(lost)) => self.batch.lost(Loss::Failed, lost.of(count)),
                 None => return self.drop_rest(count),
             }
         }

@@ -1,6 +1,5 @@
 //! Sends exports of any signal, bounded in time; logs failures sparingly.
 
-use std::fmt;
 use std::io::Write as _;
 use std::time::Duration;
 
@@ -42,14 +41,27 @@ impl Exporter {
         Self { transport, health }
     }
 
-    /// Sends an export; returns whether it arrived and was taken.
-    pub(crate) async fn send<S: Signal>(&mut self, export: S) -> bool {
+    /// Sends an export.
+    ///
+    /// # Errors
+    /// What did not arrive, or was not taken.
+    pub(crate) async fn send<S: Signal>(&mut self, export: S) -> Result<(), Undelivered> {
         self.health.watch(self.transport.send(export)).await
     }
 
     /// The same with spans that are encoded; over gRPC they are encoded anew.
-    pub(crate) async fn pass(&mut self, spans: Bytes) -> bool {
+    pub(crate) async fn pass(&mut self, spans: Bytes) -> Result<(), Undelivered> {
         self.health.watch(self.transport.pass(spans)).await
+    }
+}
+
+/// An export, or some of its parts, that the collector does not have.
+pub(crate) struct Undelivered(Option<u64>);
+
+impl Undelivered {
+    /// How many, of an export of so many.
+    pub(crate) fn of(&self, all: u64) -> u64 {
+        self.0.map_or(all, |rejected| rejected.min(all))
     }
 }
 
@@ -63,10 +75,8 @@ pub(crate) trait Signal: Message + Sized {
         channel: Grpc,
         is_gzip: bool,
     ) -> impl Future<Output = Result<Self::Answer, tonic::Status>> + Send;
-    /// How many data points the collector did not take, and why.
-    fn rejected(_answer: Self::Answer) -> Option<(i64, String)> {
-        None
-    }
+    /// How many spans, log records or data points the collector did not take, and why.
+    fn rejected(answer: Self::Answer) -> Option<(i64, String)>;
 }
 
 type Grpc = InterceptedService<Channel, Headers>;
@@ -85,10 +95,18 @@ macro_rules! call {
 
 impl Signal for ExportTraceServiceRequest {
     call!(ExportTraceServiceResponse, TraceServiceClient);
+
+    fn rejected(answer: ExportTraceServiceResponse) -> Option<(i64, String)> {
+        answer.partial_success.map(|partial| (partial.rejected_spans, partial.error_message))
+    }
 }
 
 impl Signal for ExportLogsServiceRequest {
     call!(ExportLogsServiceResponse, LogsServiceClient);
+
+    fn rejected(answer: ExportLogsServiceResponse) -> Option<(i64, String)> {
+        answer.partial_success.map(|partial| (partial.rejected_log_records, partial.error_message))
+    }
 }
 
 impl Signal for ExportMetricsServiceRequest {
@@ -107,27 +125,34 @@ pub(super) enum Transport {
 impl Transport {
     async fn send<S: Signal>(&self, export: S) -> Result<(), ExportError> {
         let answer = match self {
-            Self::Http(http) => {
-                let answer = http.post(export.encode_to_vec()).await?;
-                // Some collectors answer with an empty body or with JSON.
-                S::Answer::decode(answer).unwrap_or_default()
-            }
+            Self::Http(http) => return taken::<S>(http.post(export.encode_to_vec()).await?),
             Self::Grpc { channel, headers, is_gzip } => {
                 let channel = InterceptedService::new(channel.clone(), headers.clone());
                 export.call(channel, *is_gzip).await.map_err(|status| ExportError::Grpc(Box::new(status)))?
             }
         };
-        match S::rejected(answer) {
-            Some((points, message)) if points > 0 => Err(ExportError::Rejected { points, message }),
-            _ => Ok(()),
-        }
+        whole::<S>(answer)
     }
 
     async fn pass(&self, spans: Bytes) -> Result<(), ExportError> {
         match self {
-            Self::Http(http) => http.post(spans.into()).await.map(drop),
+            Self::Http(http) => taken::<ExportTraceServiceRequest>(http.post(spans.into()).await?),
             Self::Grpc { .. } => self.send(ExportTraceServiceRequest::decode(spans)?).await,
         }
+    }
+}
+
+/// Whether all was taken, by the body of a good answer: some collectors answer with an empty one or with JSON.
+fn taken<S: Signal>(answer: Bytes) -> Result<(), ExportError> {
+    whole::<S>(S::Answer::decode(answer).unwrap_or_default())
+}
+
+fn whole<S: Signal>(answer: S::Answer) -> Result<(), ExportError> {
+    match S::rejected(answer) {
+        Some((parts, message)) if parts > 0 => {
+            Err(ExportError::Rejected { parts: parts.unsigned_abs(), message })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -191,8 +216,8 @@ impl Interceptor for Headers {
 enum ExportError {
     #[error("the collector answered {0}")]
     Status(http::StatusCode),
-    #[error("the collector rejected {points} data points: {message}")]
-    Rejected { points: i64, message: String },
+    #[error("the collector rejected {parts} of the parts of an export: {message}")]
+    Rejected { parts: u64, message: String },
     #[error("{0}")]
     Grpc(Box<tonic::Status>),
     #[error("{0}: {1}")]
@@ -219,11 +244,20 @@ impl Health {
         Self { what, timeout, clock, warned: None }
     }
 
-    /// Awaits an export; returns whether it arrived.
-    async fn watch<E: fmt::Display>(&mut self, export: impl Future<Output = Result<(), E>>) -> bool {
+    /// Awaits an export.
+    async fn watch(
+        &mut self,
+        export: impl Future<Output = Result<(), ExportError>>,
+    ) -> Result<(), Undelivered> {
+        let mut rejected = None;
         let failure = match tokio::time::timeout(self.timeout, export).await {
             Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
+            Ok(Err(error)) => {
+                if let ExportError::Rejected { parts, .. } = error {
+                    rejected = Some(parts);
+                }
+                Some(error.to_string())
+            }
             Err(_) => Some(format!("no answer within {:?}", self.timeout)),
         };
         let (what, now) = (self.what, self.clock.now());
@@ -240,7 +274,7 @@ impl Health {
             }
             _ => {}
         }
-        failure.is_none()
+        failure.map_or(Ok(()), |_| Err(Undelivered(rejected)))
     }
 }
 
