@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::amounts::{Amounts, Kind};
 use super::calendar::{Period, Unix};
 use super::lease::{Lease, Sharing};
+use super::limit_reached::AGAIN;
 use crate::config::{Budget, Window, Zone};
 use crate::error::Failure;
 use crate::record::{RateLimit, RateLimits};
@@ -100,7 +101,9 @@ pub(super) struct Spent {
     kind: Kind,
     window: Window,
     limit: u64,
-    taken: u64,
+    used: u64,
+    /// Of what it would exceed only beside what requests under way have reserved: more than is used may be free when they end.
+    held: Option<u64>,
     wait: Duration,
 }
 
@@ -124,8 +127,13 @@ impl Ledger {
                 taken.of(*kind).saturating_add(wanted) > *limit || !is_leased()
             };
             if let Some((kind, limit)) = budget.limits().find(|limit| budget.hard && is_over(limit)) {
-                let wait = account.period(now).left(now);
-                return Err(Spent { kind, window: budget.window, limit, taken: taken.of(kind), wait });
+                // A request under way is one that will be used; of its tokens less may be.
+                let held = if kind == Kind::Requests { 0 } else { account.held.of(kind) };
+                let used = taken.of(kind).saturating_sub(held);
+                let held = Some(held)
+                    .filter(|held| *held > 0 && used.saturating_add(amounts.of(kind).max(1)) <= limit);
+                let wait = if held.is_some() { AGAIN } else { account.period(now).left(now) };
+                return Err(Spent { kind, window: budget.window, limit, used, held, wait });
             }
             // Two budgets of one window share an account.
             if !accounts.contains(&at) {
@@ -293,17 +301,20 @@ impl Account {
 impl Spent {
     /// `who` has spent it: a tenant, or one of its keys.
     pub(super) fn failure(self, who: &str) -> Failure {
-        let Self { kind, window, limit, taken, wait } = self;
+        let Self { kind, window, limit, used, held, wait } = self;
         let (kind, window) = (kind.as_str(), window.as_str());
-        Failure::NotAdmitted {
-            limit: "budget",
-            message: format!(
-                "{who} has used {taken} of its {limit} {kind} of this {window}, and this request needs more \
-                 (budget.{kind} = {limit}); the next {window} begins in {} s",
+        let rest = match held {
+            Some(held) => format!(
+                "{held} are reserved for its requests under way, and this one needs more than the rest \
+                 (budget.{kind} = {limit}); it may fit when they have ended"
+            ),
+            None => format!(
+                "and this request needs more (budget.{kind} = {limit}); the next {window} begins in {} s",
                 wait.as_secs()
             ),
-            retry_after: Some(wait),
-        }
+        };
+        let message = format!("{who} has used {used} of its {limit} {kind} of this {window}, {rest}");
+        Failure::NotAdmitted { limit: "budget", message, retry_after: Some(wait) }
     }
 }
 
@@ -349,11 +360,13 @@ mod tests {
         };
         let first = reserved(&mut ledger, &budgets, "m", amounts(20, 30), at(0));
         let second = reserved(&mut ledger, &budgets, "m", amounts(20, 30), at(0));
-        assert_eq!(ask(&mut ledger, 1), Err(3599), "100 are reserved");
+        assert_eq!(ask(&mut ledger, 1), Err(1), "100 are reserved, of which some may be free soon");
         ledger.settle(&first, amounts(20, 5), at(2));
-        assert_eq!(ask(&mut ledger, 2), Err(3598), "75 are used or reserved");
+        assert_eq!(ask(&mut ledger, 2), Err(1), "25 are used and 50 reserved");
         ledger.settle(&second, amounts(20, 5), at(3));
         assert_eq!(ask(&mut ledger, 3), Ok(()), "50 are used");
+        let spent = ledger.check(&budgets, "m", amounts(20, 31), Sharing::Alone, at(3)).unwrap_err();
+        assert_eq!((spent.used, spent.held, spent.wait.as_secs()), (50, None, 3597), "in the next hour");
         assert_eq!(ledger.used(&budgets[0], at(3)), Amounts { requests: 2, ..amounts(40, 10) });
         let limit = ledger.tightest(&budgets, "m", RateLimits::default(), at(3)).tokens.unwrap();
         assert_eq!((limit.limit, limit.remaining, limit.reset.as_secs()), (100, 50, 3597));
@@ -386,7 +399,7 @@ mod tests {
         ledger.settle(&held, amounts(5, 5), at(0));
         assert!(ledger.check(&budgets, "small", amounts(5, 5), Sharing::Alone, at(0)).is_ok());
         let spent = ledger.check(&budgets, "large", amounts(5, 5), Sharing::Alone, at(0)).unwrap_err();
-        assert_eq!((spent.kind, spent.limit, spent.taken), (Kind::Requests, 1, 1));
+        assert_eq!((spent.kind, spent.limit, spent.used), (Kind::Requests, 1, 1));
         let soft = ledger.tightest(&budgets, "small", RateLimits::default(), at(0)).tokens.unwrap();
         assert_eq!((soft.limit, soft.remaining), (1, 0), "a soft one is in the headers");
         let kept: Ledger = serde_json::from_str(&serde_json::to_string(&ledger).unwrap()).unwrap();
@@ -411,7 +424,7 @@ mod tests {
             let spent = ledger.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(1));
             assert_eq!(spent.is_err(), is_full, "{used}");
             if let Err(spent) = spent {
-                assert_eq!((spent.kind, spent.taken, spent.wait.as_secs()), (Kind::Engine, 2, 10 * 3600 - 1));
+                assert_eq!((spent.kind, spent.used, spent.wait.as_secs()), (Kind::Engine, 2, 10 * 3600 - 1));
             }
         }
         assert_eq!(ledger.tightest(&budgets, "m", RateLimits::default(), at(1)).tokens, None, "no tokens");

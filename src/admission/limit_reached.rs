@@ -55,4 +55,4 @@ impl LimitReached {
 }
 
 /// When one of its other requests ends is not known.
-const AGAIN: Duration = Duration::from_secs(1);
+pub(super) const AGAIN: Duration = Duration::from_secs(1);

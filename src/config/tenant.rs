@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::check::admission::own_names;
 use super::check::codec::{List, NAMED, Own, Switch};
 use super::check::section::{Item, Section};
-use super::check::values::{DIGEST, NAME};
+use super::check::values::{DIGEST, LABEL, NAME};
 use super::declare::{Below, Declared, section};
 use super::{Budget, ENGINE_PRIORITIES, MAX_PRIORITY, Route};
 
@@ -14,7 +14,7 @@ section! {
     #[derive(Clone, Debug)]
     pub struct Tenant for "[[tenant]]", optional {
         /// required, unique
-        name: Arc<str> as NAME, required "acme";
+        name: Arc<str> as LABEL, required "acme";
         /// printf %s "$KEY" | sha256sum; [] where all are made at run time: `tokenway key add`
         key_digests @ "key_sha256": Vec<[u8; 32]> as List(DIGEST), empty ["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"];
         /// with server.tls.client_ca: DNS name, URI or common name in its client certificate; no key is needed then

@@ -15,7 +15,7 @@ use crate::config::{
 use super::codec::Own;
 use super::section::{Item, Section};
 use super::shape::Kind;
-use super::values::{MODEL, NAME};
+use super::values::{LABEL, MODEL, NAME};
 use super::{admission, stage_budget};
 
 /// What routes refer to.
@@ -67,7 +67,7 @@ pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> 
 
 fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
     let model = section.require("model", &MODEL).unwrap_or_else(|| format!("#{}", section.span.start).into());
-    let name = match section.parse("name", &NAME) {
+    let name = match section.parse("name", &LABEL) {
         Some(name) => name,
         None => model.clone(),
     };

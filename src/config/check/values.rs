@@ -74,6 +74,15 @@ pub(in crate::config) const NAME: Form<Arc<str>> = Form {
     parse: parse_name,
 };
 
+/// The name of a route or a tenant.
+pub(in crate::config) const LABEL: Form<Arc<str>> = Form {
+    parse: |text| match text {
+        "none" => Err("\"none\" stands for no route and no tenant in metrics and logs".to_owned()),
+        _ => parse_name(text),
+    },
+    ..NAME
+};
+
 /// The name of a model, as engines give it.
 pub(in crate::config) const MODEL: Form<Arc<str>> = Form {
     noun: "a model name",
