@@ -11,7 +11,7 @@ use crate::labels::{LabelHasher, labels};
 use crate::observe::judgement::Judgement;
 use crate::observe::overdue::Late;
 use crate::observe::slo::{Missed, SloVerdict};
-use crate::record::{Attempt, Record, Served};
+use crate::record::{Attempt, AttemptCause, Record, Served};
 use crate::stage::Stage;
 
 labels! {
@@ -256,7 +256,15 @@ impl Slot {
             judgement.stages.iter().map(|time| (time.stage as usize, time.duration.as_secs_f64())).collect();
         let charged = charged(record);
         let served = charged.map(|(_, attempt)| (&attempt.served.replica, &attempt.served.revision));
+        // Attempts that failed or were overtaken are in the connect stage, and theirs is that time.
+        let is_later = charged.is_some_and(|(at, _)| {
+            record.attempts.iter().take(at).any(|attempt| attempt.cause != AttemptCause::Prefill)
+        });
         for (dimension, name) in took_part(served, &record.tenant, &class) {
+            let is_others = |stage| {
+                let is_engine = matches!(dimension, Dimension::Replica | Dimension::Revision);
+                is_later && is_engine && stage == Stage::Connect as usize
+            };
             let part = self.part(dimension, name);
             part.requests += 1;
             part.judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
@@ -267,13 +275,13 @@ impl Slot {
             if let Some((ttft, expected)) = ttft.zip(expected) {
                 part.ttft = (part.ttft.0 + ttft, part.ttft.1 + expected);
             }
-            if let Some(missed) = missed {
+            if let Some(missed) = missed.filter(|_| !is_others(blamed)) {
                 count(&mut part.missed_in, blamed);
                 if matches!(missed, Missed::Error | Missed::Empty) {
                     count(&mut part.wrong_in, blamed);
                 }
             }
-            for (stage, seconds) in &times {
+            for (stage, seconds) in times.iter().filter(|(stage, _)| !is_others(*stage)) {
                 count(&mut part.stage_requests, *stage);
                 if let Some(sum) = part.stage_seconds.get_mut(*stage) {
                     *sum += seconds;
@@ -438,6 +446,27 @@ mod tests {
         let replica = |name: &str| slot.parts[&(Dimension::Replica, name.into())].clone();
         assert_eq!((replica("gpu-b:8000").failures, replica("gpu-b:8000").requests), (1, 0));
         assert_eq!((replica("gpu-a:8000").failures, replica("gpu-a:8000").requests), (0, 1));
+    }
+
+    #[test]
+    fn what_a_hedge_waited_for_is_not_the_winner_s_connect() {
+        let mut slot = Slot::default();
+        let mut hedged = fixture::stream();
+        hedged.slo = SloBounds { ttft: Some(Duration::from_millis(100)), ..SloBounds::default() };
+        let mut overtaken = hedged.attempts[0].clone();
+        overtaken.served.replica = "gpu-b:8000".into();
+        overtaken.end = overtaken.start.after(Duration::from_millis(1));
+        hedged.attempts.insert(0, overtaken);
+        let connected = hedged.at.first_token.unwrap();
+        hedged.at.connected = Some(connected);
+        let judgement = Judgement::of(&hedged);
+        assert_eq!(judgement.blamed, Some(Stage::Connect));
+        slot.record(&hedged, &judgement);
+        let part = |dimension, name: &str| slot.parts[&(dimension, name.into())].clone();
+        let winner = part(Dimension::Replica, "gpu-a:8000");
+        assert_eq!((winner.requests, winner.missed(), winner.mean(Stage::Connect)), (1, 0, None));
+        assert_eq!(part(Dimension::Tenant, "acme").missed(), 1);
+        assert_eq!(slot.missed_in[Stage::Connect as usize], 1);
     }
 
     #[test]
