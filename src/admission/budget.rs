@@ -102,7 +102,7 @@ pub(super) struct Spent {
     window: Window,
     limit: u64,
     used: u64,
-    /// Of what it would exceed only beside what requests under way have reserved: more than is used may be free when they end.
+    /// Reserved by requests under way, where it would fit without those, or without what other gateways may take meanwhile.
     held: Option<u64>,
     wait: Duration,
 }
@@ -130,9 +130,9 @@ impl Ledger {
                 // A request under way is one that will be used; of its tokens less may be.
                 let held = if kind == Kind::Requests { 0 } else { account.held.of(kind) };
                 let used = taken.of(kind).saturating_sub(held);
-                let held = Some(held)
-                    .filter(|held| *held > 0 && used.saturating_add(amounts.of(kind).max(1)) <= limit);
-                let wait = if held.is_some() { AGAIN } else { account.period(now).left(now) };
+                let fits = used.saturating_add(amounts.of(kind).max(1)) <= limit;
+                let wait = if fits { AGAIN } else { account.period(now).left(now) };
+                let held = fits.then_some(held);
                 return Err(Spent { kind, window: budget.window, limit, used, held, wait });
             }
             // Two budgets of one window share an account.
@@ -304,6 +304,9 @@ impl Spent {
         let Self { kind, window, limit, used, held, wait } = self;
         let (kind, window) = (kind.as_str(), window.as_str());
         let rest = match held {
+            Some(0) => format!(
+                "and until gateways know what the others took each has a share of the rest (budget.{kind} = {limit})"
+            ),
             Some(held) => format!(
                 "{held} are reserved for its requests under way, and this one needs more than the rest \
                  (budget.{kind} = {limit}); it may fit when they have ended"
@@ -365,6 +368,9 @@ mod tests {
         assert_eq!(ask(&mut ledger, 2), Err(1), "25 are used and 50 reserved");
         ledger.settle(&second, amounts(20, 5), at(3));
         assert_eq!(ask(&mut ledger, 3), Ok(()), "50 are used");
+        let shared = Sharing::Shared { gateways: 2 };
+        let spent = ledger.check(&budgets, "m", amounts(20, 30), shared, at(3)).unwrap_err();
+        assert_eq!((spent.used, spent.held, spent.wait.as_secs()), (50, Some(0), 1), "of two gateways");
         let spent = ledger.check(&budgets, "m", amounts(20, 31), Sharing::Alone, at(3)).unwrap_err();
         assert_eq!((spent.used, spent.held, spent.wait.as_secs()), (50, None, 3597), "in the next hour");
         assert_eq!(ledger.used(&budgets[0], at(3)), Amounts { requests: 2, ..amounts(40, 10) });
