@@ -21,6 +21,8 @@ pub struct EngineFacts {
     pub models: ArcSwap<Vec<EngineModel>>,
     /// Promised models that it does not list.
     pub(super) lacks: ArcSwap<Vec<Arc<str>>>,
+    /// Adapters that it was asked to load since it was proved last, whether it did or not.
+    pub(super) asked_to_load: Mutex<Vec<Arc<str>>>,
     /// LoRA adapters that it is known to hold.
     pub adapters: Adapters,
     /// What it puts into a stream that asks for nothing; `None` until a probe told.

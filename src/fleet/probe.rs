@@ -95,10 +95,15 @@ impl Prober {
                     self.probe_stream_defaults(config).await;
                 }
                 result = self.prove(config, kind).await;
-            } else if kind != ProbeKind::Health
-                && let Some(another) = self.serves_another()
-            {
-                (result, is_another) = (ProbeResult::Failed(another), true);
+            } else if kind != ProbeKind::Health {
+                // Those that a reload has added.
+                if self.load_adapters(config).await
+                    && let Err(failed) = self.list_models(config).await
+                {
+                    result = failed;
+                } else if let Some(another) = self.serves_another() {
+                    (result, is_another) = (ProbeResult::Failed(another), true);
+                }
             }
         }
         let is_proved = matches!(result, ProbeResult::Answered(_));

@@ -60,8 +60,10 @@ impl Promised {
     pub(super) fn of(config: &Config, pool: &Pool) -> Self {
         let mut models: Vec<Promise> = Vec::new();
         let mut add = |name: &Arc<str>, is_exact| {
-            if !models.iter().any(|known| known.name == *name) {
-                models.push(Promise { name: Arc::clone(name), is_exact });
+            match models.iter_mut().find(|known| known.name == *name) {
+                // An adapter that a route names as well stands for no base model.
+                Some(known) => known.is_exact |= is_exact,
+                None => models.push(Promise { name: Arc::clone(name), is_exact }),
             }
         };
         let here = config.pools.iter().position(|other| other.name == pool.name);
@@ -194,6 +196,17 @@ mod tests {
         assert_eq!(proofs(&other, &[a]), [vec![], vec!["c".to_owned()], vec!["c".to_owned()]]);
         assert_eq!(proofs(&other, &[]), none, "an engine without a list");
     }
+
+    #[test]
+    fn an_adapter_that_a_route_names_stands_for_no_base_model() {
+        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\nlora.adapters = { sql = \"/a\" }\n\
+                    [[route]]\nmodel = \"sql\"\npools = [\"p\"]\n";
+        let config = check_str("f.toml", text, &|_| None).unwrap();
+        let promised = Promised::of(&config, &config.pools[0]);
+        let base: List = Arc::new(listed(&[("m", true)]));
+        assert_eq!(promised.names(&[base], &EngineNames::new()), EngineNames::new());
+    }
+
     #[test]
     fn what_most_replicas_list_is_what_a_name_stands_for_and_the_odd_one_serves_nothing() {
         let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n\

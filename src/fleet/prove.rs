@@ -23,6 +23,7 @@ impl Prober {
         if kind == ProbeKind::Health {
             return ProbeResult::Answered(kind);
         }
+        self.replica.engine.asked_to_load.lock().clear();
         if self.load_adapters(config).await
             && let Err(failed) = self.list_models(config).await
         {
@@ -61,17 +62,18 @@ impl Prober {
         proofs.other
     }
 
-    /// Asks its engine to load the pool's adapters that it does not list; returns whether it loaded any.
-    async fn load_adapters(&self, config: &Pool) -> bool {
+    /// Asks its engine to load the pool's adapters that it does not list, once each; returns whether it loaded any.
+    pub(super) async fn load_adapters(&self, config: &Pool) -> bool {
         let path = match config.engine {
             EngineKind::Sglang => "/load_lora_adapter",
             _ => "/v1/load_lora_adapter",
         };
         let mut has_loaded = false;
         for (name, source) in config.lora.adapters.iter().filter(|_| config.lora.load) {
-            if self.replica.lists(name) {
+            if self.replica.lists(name) || self.replica.engine.asked_to_load.lock().contains(name) {
                 continue;
             }
+            self.replica.engine.asked_to_load.lock().push(Arc::clone(name));
             let body = json!({ "lora_name": &**name, "lora_path": &**source }).to_string();
             let call = Call {
                 timeout: config.warmup.timeout.max(config.probe.timeout),

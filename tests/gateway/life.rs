@@ -252,7 +252,7 @@ async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are(
     with.lists(listed);
     let mut config = config::of(&[&with, &without]);
     config.pools[0].lora = Lora { load: true, adapters: [("sql".into(), "/adapters/sql".into())].into() };
-    let gateway = Gateway::start(config).await;
+    let gateway = Gateway::start(config.clone()).await;
     let loads = |replica: &Replica| {
         let own = replica.own();
         own.iter().filter(|one| one.line().starts_with("POST /v1/load_lora_adapter ")).count()
@@ -271,6 +271,11 @@ async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are(
         );
     }
     assert_eq!((with.count(), without.count()), (4, 0));
+    // One that a reload adds is loaded at replicas that serve already.
+    config.pools[0].lora.adapters.insert("code".into(), "/adapters/code".into());
+    gateway.app.reload(std::sync::Arc::new(config)).unwrap();
+    until("it is loaded", || (loads(&with), loads(&without)) == (1, 2)).await;
+    assert!(with.own().iter().any(|one| one.text().contains(r#""lora_name":"code""#)));
 }
 
 #[tokio::test]

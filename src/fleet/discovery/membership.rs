@@ -81,6 +81,7 @@ impl Membership {
         former: &[Arc<PoolState>],
     ) {
         self.is_canary.store(is_canary, Ordering::Relaxed);
+        let has_adapters = self.pool.config().lora != config.lora;
         self.pool.config.store(Arc::new(config.clone()));
         {
             let mut roster = self.roster.lock();
@@ -96,6 +97,9 @@ impl Membership {
                 }
             }
             self.match_roster(&mut roster, Cause::Configured { former });
+        }
+        if has_adapters {
+            self.pool.replicas().iter().for_each(|replica| replica.health.vitals.check_now.notify_one());
         }
         let mut running = self.running.lock();
         let wanted: Vec<Source> = Source::all(&config.discovery).collect();
