@@ -84,11 +84,17 @@ impl Promised {
     }
 
     /// The engines' names by these lists: for each promise the one that most lists have. A tie goes to the promised name itself,
-    /// then to the `former` one.
+    /// then to the `former` one. Where engines of several models share a pool, none answers for another.
     pub(super) fn names(&self, lists: &[List], former: &EngineNames) -> EngineNames {
         let of_promise = |promise: &Promise| {
             let mut votes: Vec<(&Arc<str>, usize)> = Vec::new();
-            for name in lists.iter().filter_map(|list| name_in(list, &promise.name)) {
+            let lists_it = |list: &List| list.iter().any(|model| model.id == promise.name);
+            let is_own = former.get(&promise.name) == Some(&promise.name) || lists.iter().any(lists_it);
+            let is_of_another = |name: &Arc<str>| {
+                *name != promise.name && self.models.iter().any(|other| other.name == *name)
+            };
+            let named = lists.iter().filter_map(|list| name_in(list, &promise.name));
+            for name in named.filter(|name| !(is_own && is_of_another(name))) {
                 match votes.iter_mut().find(|(known, _)| *known == name) {
                     Some((_, count)) => *count += 1,
                     None => votes.push((name, 1)),
@@ -98,8 +104,11 @@ impl Promised {
                 (count, *name == promise.name, former.get(&promise.name) == Some(name))
             };
             // The first of equals: `max_by_key` would take the last.
-            let most = votes.iter().rev().max_by_key(|(name, count)| rank(name, *count))?;
-            Some((Arc::clone(&promise.name), Arc::clone(most.0)))
+            let most =
+                votes.iter().rev().max_by_key(|(name, count)| rank(name, *count)).map(|(name, _)| *name);
+            // None that has it is ready now.
+            let most = most.or_else(|| is_own.then_some(&promise.name))?;
+            Some((Arc::clone(&promise.name), Arc::clone(most)))
         };
         self.models.iter().filter(|promise| !promise.is_exact).filter_map(of_promise).collect()
     }
@@ -195,6 +204,24 @@ mod tests {
         let other = route("gpt").replace("pools", "upstream_model = \"c\"\npools");
         assert_eq!(proofs(&other, &[a]), [vec![], vec!["c".to_owned()], vec!["c".to_owned()]]);
         assert_eq!(proofs(&other, &[]), none, "an engine without a list");
+    }
+
+    #[test]
+    fn of_two_models_in_one_pool_none_answers_for_the_other() {
+        let route = |model: &str| format!("[[route]]\nmodel = \"{model}\"\npools = [\"p\"]\n");
+        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n".to_owned();
+        let config = check_str("f.toml", &(text + &route("alpha") + &route("beta")), &|_| None).unwrap();
+        let promised = Promised::of(&config, &config.pools[0]);
+        let list = |name: &str| -> List { Arc::new(listed(&[(name, true)])) };
+        let names = |lists: &[&str], former: &EngineNames| {
+            promised.names(&lists.iter().map(|name| list(name)).collect::<Vec<_>>(), former)
+        };
+        let itself: EngineNames = ["alpha", "beta"].map(|name| (Arc::from(name), Arc::from(name))).into();
+        let all = names(&["alpha", "alpha", "beta"], &EngineNames::new());
+        assert_eq!(all, itself, "though most have the other one");
+        assert_eq!(names(&["alpha", "alpha"], &all), itself, "the one that has it is ejected");
+        let alias: EngineNames = ["alpha", "beta"].map(|name| (Arc::from(name), Arc::from("alpha"))).into();
+        assert_eq!(names(&["alpha"], &EngineNames::new()), alias, "a second name of the only model");
     }
 
     #[test]

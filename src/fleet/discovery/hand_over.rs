@@ -68,7 +68,8 @@ impl Membership {
                 _ => leaving.is_configured,
             };
             let is_news = leaving.slots != slots;
-            self.leaving.store(Arc::new(Leaving { slots, is_configured }));
+            let since = if is_news { self.deps.clock.now() } else { leaving.since };
+            self.leaving.store(Arc::new(Leaving { slots, is_configured, since }));
             if is_news && !is_configured {
                 let (pool, kept, named) = (&*self.pool.name, gone.len(), after.len());
                 tracing::warn!(
@@ -100,14 +101,13 @@ impl Membership {
     /// Lets those that left go once one of the others is ready; after [`HAND_OVER`] also when they answer no more, or if the
     /// configuration dropped them.
     async fn hand_over(self: Arc<Self>) {
-        let began = self.deps.clock.now();
         let is_over = || {
             let leaving = self.leaving.load();
             let replicas = self.pool.replicas.load();
             let is_old = |replica: &&Arc<Replica>| leaving.slots.contains(replica.slot());
             let mut old = replicas.iter().filter(is_old).peekable();
             let mut new = replicas.iter().filter(|replica| !is_old(replica));
-            let has_time = self.deps.clock.now().since(began) < HAND_OVER;
+            let has_time = self.deps.clock.now().since(leaving.since) < HAND_OVER;
             old.peek().is_none()
                 || new.any(|replica| replica.is_ready())
                 || !has_time && (leaving.is_configured || !old.any(|replica| replica.is_ready()))

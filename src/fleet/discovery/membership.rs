@@ -15,6 +15,7 @@ use super::report::SourceSink;
 use super::roster::{Found, Member, Roster, SourceKind, SourceState};
 use super::sources::{Running, Source};
 use super::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
+use crate::clock::Stamp;
 use crate::config::{Endpoint, MAX_REPLICAS, Pool, ReplicaSpec, parse_endpoint, parse_name};
 use crate::fleet::objectives::Priorities;
 use crate::fleet::pool::PoolState;
@@ -43,6 +44,8 @@ pub(super) struct Leaving {
     pub(super) slots: SlotSet,
     /// The configuration dropped them: they go after [`HAND_OVER`], whether they answer or not.
     pub(super) is_configured: bool,
+    /// Since when they are these.
+    pub(super) since: Stamp,
 }
 
 /// Why the list is made anew.
