@@ -62,7 +62,7 @@ pub struct Plan {
     pub answers: u64,
     /// Why it is in its state, for people.
     pub reason: String,
-    /// A breach took its traffic, and it may come back.
+    /// It has no traffic, and may come back: a breach took it, or what was decided cannot be read.
     pub is_off: bool,
     /// When an operator or a breach changed it last, in milliseconds since 1970 or, by a clock that is behind, one more than before;
     /// 0: never.

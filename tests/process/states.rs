@@ -53,8 +53,12 @@ fn each_route_of_a_broken_state_file_is_named() {
     replace(&file, &format!("{text}[[route]]{other}"));
     std::fs::write(folder.path().join("canary.json"), "{").unwrap();
     let gateway = Gateway::with_file(&file);
-    let told = gateway.process.err.lines_with("the canary begins anew", 2);
+    let told = gateway.process.err.lines_with("the canary waits to be resumed", 2);
     assert!(told[0].contains("\"chat\"") && told[1].contains("\"other\""), "{told:?}");
     assert!(told.iter().all(|line| line.contains("canary.json.corrupt")), "{told:?}");
+    // One of them may have been rolled back.
+    gateway.wait_ready();
+    let waits = canary(&gateway);
+    assert_eq!((&waits["state"], &waits["weight"]), (&"paused".into(), &0.0.into()), "{waits}");
     stop_gateway(gateway);
 }

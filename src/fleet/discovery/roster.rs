@@ -244,7 +244,8 @@ impl Roster {
             let any_serves = state.targets.iter().any(|found| found.is_serving);
             for found in state.targets.iter() {
                 let order = self.orders.get(&found.spec.endpoint);
-                let order = order.filter(|order| order.instance == found.instance).map(|order| order.order);
+                let is_its = |order: &&Order| order.instance.is_none() || order.instance == found.instance;
+                let order = order.filter(is_its).map(|order| order.order);
                 if !seen.insert(&found.spec.endpoint) || order == Some(Override::Removed) {
                     continue;
                 }

@@ -168,8 +168,14 @@ impl RolloutService {
             let Some(canary) = &route.canary else { continue };
             let kept = old.iter().find(|rollout| rollout.route == route.name).map(Rollout::save);
             let kept = kept.or_else(|| self.gone.remove(&route.name));
-            let saved = kept.or_else(|| read(&mut files, canary.state.as_deref()?, &route.name));
+            let mut read = || read(&mut files, canary.state.as_deref()?, &route.name);
+            let (saved, is_lost) =
+                kept.map_or_else(|| read().unwrap_or_default(), |kept| (Some(kept), false));
             if let Some(mut rollout) = Rollout::new(config, route, canary, saved) {
+                // Other gateways know better.
+                if is_lost && self.topics.is_none() {
+                    rollout.waits();
+                }
                 if let Some(at) = old.iter().position(|old| old.is_same(&rollout)) {
                     rollout.go_on(old.swap_remove(at));
                 }
@@ -362,12 +368,13 @@ fn topic(route: &str) -> String {
     format!("canary:{route}")
 }
 
-/// Files are small, and a canary's share depends on it: read before the first request.
-fn read(files: &mut StateFiles, path: &Path, route: &str) -> Option<Saved> {
-    files.read(path, route).unwrap_or_else(|error| {
-        tracing::warn!(%error, route, "route.canary.state cannot be read: the canary begins anew");
-        None
-    })
+/// What is kept, and whether there is something that cannot be read. Files are small, and a canary's share depends on it: read before
+/// the first request.
+fn read(files: &mut StateFiles, path: &Path, route: &str) -> Option<(Option<Saved>, bool)> {
+    Some(files.read(path, route).map(|saved| (saved, false)).unwrap_or_else(|error| {
+        tracing::warn!(%error, route, "route.canary.state cannot be read: the canary waits to be resumed");
+        (None, true)
+    }))
 }
 
 /// Routes without a section that are remembered.

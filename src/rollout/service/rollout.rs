@@ -110,6 +110,13 @@ impl Rollout {
         self.is_dirty = true;
     }
 
+    /// What was decided of it cannot be read: it gets nothing until an operator says so.
+    pub(super) fn waits(&mut self) {
+        self.plan.state = RolloutState::Paused;
+        self.plan.is_off = true;
+        "its state cannot be read: resume it to begin anew".clone_into(&mut self.plan.reason);
+    }
+
     /// The same revision under another configuration keeps what it has.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.identity == other.identity

@@ -60,9 +60,13 @@ impl StateFiles {
     }
 }
 
-/// Writes the state of a route, beside those of others.
-pub(super) fn write(path: &Path, route: &str, saved: Saved) -> io::Result<()> {
+/// Writes the state of a route, beside those of others. Of two gateways with one file the later word of an operator or a breach stays.
+pub(super) fn write(path: &Path, route: &str, mut saved: Saved) -> io::Result<()> {
     let mut routes = read_all(path).unwrap_or_default();
+    let there = routes.remove(route).filter(|there| there.identity == saved.identity);
+    if let Some(there) = there.filter(|there| there.plan.acts > saved.plan.acts) {
+        saved.plan = there.plan;
+    }
     routes.insert(route.to_owned(), saved);
     state_file::write(path, &Routes { routes: &routes })
 }
@@ -76,4 +80,30 @@ fn read_all(path: &Path) -> io::Result<BTreeMap<String, Saved>> {
         }
         None => BTreeMap::new(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rollout::plan::RolloutState;
+
+    #[test]
+    fn of_two_gateways_with_one_file_the_rollback_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("canary.json");
+        let saved = |identity: &str, state, acts| Saved {
+            identity: identity.to_owned(),
+            plan: Plan { state, acts, ..Plan::default() },
+            ..Saved::default()
+        };
+        let state = || read_all(&path).unwrap()["chat"].plan.state;
+        write(&path, "chat", saved("r2", RolloutState::Running, 0)).unwrap();
+        write(&path, "chat", saved("r2", RolloutState::RolledBack, 5)).unwrap();
+        write(&path, "chat", saved("r2", RolloutState::Running, 0)).unwrap();
+        assert_eq!(state(), RolloutState::RolledBack, "the other gateway has not seen it");
+        write(&path, "chat", saved("r2", RolloutState::Running, 6)).unwrap();
+        assert_eq!(state(), RolloutState::Running, "resumed by an operator");
+        write(&path, "chat", saved("r3", RolloutState::Running, 0)).unwrap();
+        assert_eq!(read_all(&path).unwrap()["chat"].identity, "r3", "another revision");
+    }
 }
