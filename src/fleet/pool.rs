@@ -229,6 +229,9 @@ impl PoolState {
     /// Publishes what its engines call what is promised: as those list it that take traffic, or all where none does.
     pub(super) fn settle_names(&self) {
         let replicas = self.replicas.load();
+        if let Some(promised) = self.promised.load().with_adapters(&lists(replicas.iter())) {
+            self.promised.store(Arc::new(promised));
+        }
         let ready = lists(replicas.iter().filter(|replica| replica.is_ready()));
         let former = self.engine_names.load();
         let names =

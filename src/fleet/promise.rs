@@ -27,6 +27,15 @@ struct Promise {
     name: Arc<str>,
     /// `upstream_model` or an adapter: no other name of the engine's is meant.
     is_exact: bool,
+    /// An engine has listed it as one.
+    is_adapter: bool,
+}
+
+impl Promise {
+    /// Whether no other name of the engine's is meant.
+    fn is_itself(&self) -> bool {
+        self.is_exact || self.is_adapter
+    }
 }
 
 /// What is to be asked of a replica before it takes traffic.
@@ -63,7 +72,7 @@ impl Promised {
             match models.iter_mut().find(|known| known.name == *name) {
                 // An adapter that a route names as well stands for no base model.
                 Some(known) => known.is_exact |= is_exact,
-                None => models.push(Promise { name: Arc::clone(name), is_exact }),
+                None => models.push(Promise { name: Arc::clone(name), is_exact, is_adapter: false }),
             }
         };
         let here = config.pools.iter().position(|other| other.name == pool.name);
@@ -81,6 +90,33 @@ impl Promised {
         }
         pool.lora.adapters.keys().for_each(|name| add(name, true));
         Self { models, classes: config.classes, seed: ChainSeed::new(&config.routing.seed) }
+    }
+
+    /// The same where an engine lists what is promised as an adapter, `None` if that is known: from then on no base model stands for it,
+    /// whoever loses it.
+    pub(super) fn with_adapters(&self, lists: &[List]) -> Option<Self> {
+        let is_adapter = |name: &Arc<str>| {
+            lists.iter().any(|list| list.iter().any(|model| model.id == *name && !model.is_base))
+        };
+        let is_new = |promise: &Promise| !promise.is_adapter && is_adapter(&promise.name);
+        if !self.models.iter().any(is_new) {
+            return None;
+        }
+        let models = self.models.iter().cloned();
+        let models = models.map(|promise| Promise {
+            is_adapter: promise.is_adapter || is_adapter(&promise.name),
+            ..promise
+        });
+        Some(Self { models: models.collect(), classes: self.classes, seed: self.seed.clone() })
+    }
+
+    /// With the adapters that engines have listed under the configuration before.
+    pub(super) fn after(mut self, before: &Self) -> Self {
+        for promise in &mut self.models {
+            promise.is_adapter =
+                before.models.iter().any(|known| known.name == promise.name && known.is_adapter);
+        }
+        self
     }
 
     /// The engines' names by these lists: for each promise the one that most lists have. A tie goes to the promised name itself,
@@ -110,7 +146,7 @@ impl Promised {
             let most = most.or_else(|| is_own.then_some(&promise.name))?;
             Some((Arc::clone(&promise.name), Arc::clone(most)))
         };
-        self.models.iter().filter(|promise| !promise.is_exact).filter_map(of_promise).collect()
+        self.models.iter().filter(|promise| !promise.is_itself()).filter_map(of_promise).collect()
     }
 
     /// What a replica that lists these models has to prove, its first model aside, which every probe asks for. One that lists
@@ -129,7 +165,7 @@ impl Promised {
                 continue;
             }
             proofs.lacks.push(Arc::clone(&promise.name));
-            let only = name_in(listed, &promise.name).filter(|_| !promise.is_exact);
+            let only = name_in(listed, &promise.name).filter(|_| !promise.is_itself());
             let expected = names.map(|names| names.get(&promise.name));
             match (only, expected[0].or(expected[1])) {
                 (Some(only), Some(usual)) if !expected.contains(&Some(only)) => {
@@ -222,6 +258,26 @@ mod tests {
         assert_eq!(names(&["alpha", "alpha"], &all), itself, "the one that has it is ejected");
         let alias: EngineNames = ["alpha", "beta"].map(|name| (Arc::from(name), Arc::from("alpha"))).into();
         assert_eq!(names(&["alpha"], &EngineNames::new()), alias, "a second name of the only model");
+    }
+
+    #[test]
+    fn for_what_was_an_adapter_no_base_model_stands() {
+        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
+                    [[route]]\nmodel = \"sql\"\npools = [\"p\"]\n";
+        let config = check_str("f.toml", text, &|_| None).unwrap();
+        let promised = Promised::of(&config, &config.pools[0]);
+        let list = |models: &[(&str, bool)]| -> [List; 1] { [Arc::new(listed(models))] };
+        let (base, loaded) = (list(&[("m", true)]), list(&[("m", true), ("sql", false)]));
+        let sql = |promised: &Promised| promised.names(&base, &EngineNames::new()).get("sql").cloned();
+        assert_eq!(sql(&promised).as_deref(), Some("m"), "it may be another name of the only model");
+        assert!(promised.with_adapters(&base).is_none());
+        let promised = promised.with_adapters(&loaded).unwrap();
+        assert!(promised.with_adapters(&loaded).is_none(), "known");
+        let reloaded = Promised::of(&config, &config.pools[0]).after(&promised);
+        for promised in [promised, reloaded] {
+            assert_eq!(sql(&promised), None, "it is gone from the engine, or its replica is ejected");
+            assert_eq!(promised.proofs(&base[0], [&EngineNames::new(); 2]).lacks, [Arc::from("sql")]);
+        }
     }
 
     #[test]

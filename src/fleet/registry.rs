@@ -102,7 +102,8 @@ impl Fleet {
             .map(|pool| {
                 let state = before.iter().find(|known| known.pool.name == pool.name).cloned();
                 let state = state.unwrap_or_else(|| self.open(pool));
-                state.pool.promised.store(Arc::new(Promised::of(config, pool)));
+                let promised = Promised::of(config, pool).after(&state.pool.promised.load());
+                state.pool.promised.store(Arc::new(promised));
                 state.configure(pool, config.is_canary(pool), &former);
                 state.pool.settle_names();
                 state.pool.queue.set_strict(config.queues(pool));
