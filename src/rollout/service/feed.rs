@@ -13,7 +13,7 @@ use super::board::Board;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
 use crate::observe::{Judgement, Shadowed, Tap};
-use crate::record::{Attempt, AttemptCause, FirstToken, Gaps, Outcome, Record};
+use crate::record::{Attempt, AttemptCause, FirstToken, Gaps, Outcome, Record, Served};
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
 use crate::rollout::judge::Arm;
@@ -33,6 +33,7 @@ pub struct Feed {
 pub(super) struct Watched {
     pub(super) route: Arc<str>,
     pub(super) pool: Arc<str>,
+    pub(super) revision: Arc<str>,
 }
 
 /// Something of a route with a canary.
@@ -147,10 +148,18 @@ impl Feed {
         }
     }
 
-    fn arm(&self, route: &str, pool: &str) -> Option<Arm> {
+    /// Which side a pool's replica of a revision is on: neither where a reload has made the canary another revision since.
+    fn arm(&self, route: &str, pool: &str, revision: &str) -> Option<Arm> {
         let watched = self.watched.load();
         let of_route = watched.iter().find(|watched| *watched.route == *route)?;
-        Some(if *of_route.pool == *pool { Arm::Canary } else { Arm::Baseline })
+        match *of_route.pool == *pool {
+            true => (*of_route.revision == *revision).then_some(Arm::Canary),
+            false => Some(Arm::Baseline),
+        }
+    }
+
+    fn arm_of(&self, route: &str, served: &Served) -> Option<Arm> {
+        self.arm(route, &served.pool, &served.revision)
     }
 
     fn send(&self, route: &Arc<str>, class: Class, seen: Seen) {
@@ -167,7 +176,7 @@ impl Tap for Feed {
         if first.is_cold {
             return;
         }
-        if let Some(arm) = self.arm(&first.route, &first.served.pool) {
+        if let Some(arm) = self.arm_of(&first.route, &first.served) {
             let (ttft, conversation) = (first.ttft.as_secs_f64(), first.conversation);
             self.send(
                 &first.route,
@@ -183,7 +192,7 @@ impl Tap for Feed {
     }
 
     fn gaps(&self, stream: &StreamKey, gaps: &Gaps<'_>) {
-        let Some(arm) = self.arm(&stream.route, &stream.pool) else { return };
+        let Some(arm) = self.arm(&stream.route, &stream.pool, &stream.revision) else { return };
         let gaps: Vec<_> = gaps.itl().map(|(itl, tokens)| (itl.as_secs_f64(), f64::from(tokens))).collect();
         if !gaps.is_empty() {
             let replica = id(&stream.pool, &stream.replica);
@@ -193,8 +202,7 @@ impl Tap for Feed {
 
     fn record(&self, record: &Record, judgement: &Judgement) {
         let Some(served) = record.served() else { return };
-        let Some(arm) = self.arm(&record.route, &served.pool) else { return };
-        let arm_of = |pool: &str| self.arm(&record.route, pool).unwrap_or(arm);
+        let Some(arm) = self.arm_of(&record.route, served) else { return };
         let last = record.attempts.len().saturating_sub(1);
         let is_over = record.outcome != Outcome::Canceled;
         let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
@@ -204,7 +212,8 @@ impl Tap for Feed {
         let is_bad = record.outcome != Outcome::Ok || is_empty(record);
         let attempts = attempts.filter_map(|(at, attempt)| {
             let is_failed = attempt.error.is_some() || (at == last && is_over && is_bad);
-            (is_failed || (at == last && is_over)).then(|| (arm_of(&attempt.served.pool), is_failed))
+            let arm = self.arm_of(&record.route, &attempt.served)?;
+            (is_failed || (at == last && is_over)).then_some((arm, is_failed))
         });
         let is_unary = !record.is_stream;
         let is_answered =
@@ -258,7 +267,7 @@ impl Tap for Feed {
     }
 
     fn is_canary(&self, record: &Record) -> bool {
-        record.served().is_some_and(|served| self.arm(&record.route, &served.pool) == Some(Arm::Canary))
+        record.served().is_some_and(|served| self.arm_of(&record.route, served) == Some(Arm::Canary))
     }
 }
 
@@ -289,11 +298,36 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
-    use super::id;
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::check::check_str;
+    use crate::observe::fixture;
+    use crate::observe::metrics::BuildInfo;
 
     #[test]
     fn replicas_of_two_pools_may_have_one_name() {
         assert_ne!(id("old", "r1"), id("new", "r1"));
         assert_eq!(id("old", "r1"), id("old", "r1"));
+    }
+
+    #[test]
+    fn what_began_under_the_revision_before_is_not_the_canary_s() {
+        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
+        let config = check_str("f.toml", text, &|_| None).unwrap();
+        let metrics = Arc::new(Metrics::new(&config, BuildInfo::THIS, Clock::start()));
+        let ((observations, mut seen), (commands, _asked)) = (mpsc::channel(9), mpsc::channel(9));
+        let (watched, board) = (Arc::default(), Arc::default());
+        let feed = Feed { observations, commands, watched, board, metrics };
+        let record = fixture::stream();
+        let Served { pool, revision, .. } = record.served().unwrap();
+        let mut arms = |revision: &Arc<str>| {
+            let (route, pool) = (Arc::clone(&record.route), Arc::clone(pool));
+            feed.watched.store(Arc::new(vec![Watched { route, pool, revision: Arc::clone(revision) }]));
+            feed.record(&record, &Judgement::of(&record));
+            let seen = seen.try_recv().ok().map(|observation| observation.seen);
+            seen.map(|seen| matches!(seen, Seen::Ended(ended) if ended.arm == Arm::Canary))
+        };
+        assert_eq!(arms(revision), Some(true));
+        assert_eq!(arms(&"after-a-reload".into()), None);
     }
 }

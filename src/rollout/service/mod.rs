@@ -295,7 +295,11 @@ impl RolloutService {
             .rollouts
             .iter()
             .filter(|rollout| rollout.is_judged())
-            .map(|rollout| Watched { route: Arc::clone(&rollout.route), pool: Arc::clone(&rollout.pool) })
+            .map(|rollout| Watched {
+                route: Arc::clone(&rollout.route),
+                pool: Arc::clone(&rollout.pool),
+                revision: Arc::clone(&rollout.revision),
+            })
             .collect();
         self.watched.store(watched.into());
         self.board.set(self.rollouts.iter().map(Rollout::view).collect());
