@@ -10,6 +10,7 @@ use bytes::Bytes;
 
 use crate::labels::labels;
 use crate::request::dialect::Dialect;
+use crate::request::fields::truth;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::request::pieces::Pieces;
 use crate::request::splice::{Edit, apply};
@@ -145,8 +146,9 @@ impl<'a> Request<'a> {
     }
 
     fn member(&mut self, key: &str, value: Raw<'a>) {
-        let is_on = value.text() == "true";
         let is_set = value.kind() != JsonKind::Null;
+        // What the engine may take for true is no less an obstacle.
+        let is_on = is_set && truth(&value) != Some(false);
         let slot = match key {
             "messages" => &mut self.messages,
             "prompt" => &mut self.prompt,
@@ -186,11 +188,12 @@ impl<'a> Request<'a> {
         if solid.is_empty() {
             return Ok((Vec::new(), progress.text.clone(), 0));
         }
-        let is = |field: Option<Raw<'_>>, value| field.is_some_and(|raw| raw.text() == value);
+        let is = |field: Option<Raw<'_>>| field.and_then(Raw::non_null).map(|raw| truth(&raw));
         let mut edits = Vec::new();
-        if is(self.continues_final, "true") {
+        let (continues, adds) = (is(self.continues_final), is(self.adds_prompt));
+        if continues == Some(Some(true)) {
             edits.push(append(last_content(messages)?, solid)?);
-        } else if is(self.adds_prompt, "false") {
+        } else if continues == Some(None) || matches!(adds, Some(None | Some(false))) {
             return Err(Obstacle::PromptShape);
         } else {
             let message = serde_json::to_string(solid).map_err(|_| Obstacle::Unreadable)?;
@@ -275,9 +278,9 @@ fn obstacle_in(key: &str, value: Raw<'_>, is_on: bool, is_set: bool) -> Option<O
             let [kind] = value.members(["type"]);
             (is_set && kind.is_none_or(|kind| kind.text() != "\"text\""), Obstacle::StructuredOutput)
         }
-        "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" => {
-            (is_set, Obstacle::StructuredOutput)
-        }
+        // Of vLLM, and of SGLang.
+        "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar"
+        | "regex" | "ebnf" | "json_schema" => (is_set, Obstacle::StructuredOutput),
         "echo" => (is_on, Obstacle::Echo),
         "suffix" | "truncate_prompt_tokens" | "prompt_embeds" | "kv_transfer_params" => {
             (is_set, Obstacle::PromptShape)
@@ -448,6 +451,16 @@ mod tests {
             (r#""structured_outputs":{"choice":["a"]}"#, Some(StructuredOutput)),
             (r#""guided_json":null"#, None),
             (r#""echo":true"#, Some(Echo)),
+            // As the engine reads them.
+            (r#""echo":1"#, Some(Echo)),
+            (r#""echo":"Yes""#, Some(Echo)),
+            (r#""echo":"off""#, None),
+            (r#""use_beam_search":"t""#, Some(SeveralChoices)),
+            (r#""continue_final_message":1"#, Some(PromptShape)),
+            (r#""add_generation_prompt":0"#, Some(PromptShape)),
+            (r#""stop":["a"],"include_stop_str_in_output":1"#, Some(StopInOutput)),
+            (r#""regex":"[0-9]{4}""#, Some(StructuredOutput)),
+            (r#""ebnf":"root ::= a""#, Some(StructuredOutput)),
             (r#""truncate_prompt_tokens":5"#, Some(PromptShape)),
             (r#""add_generation_prompt":false"#, Some(PromptShape)),
             (r#""continue_final_message":true"#, Some(PromptShape)),

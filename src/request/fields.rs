@@ -247,7 +247,7 @@ impl<'a> FieldReader<'a> {
                 let most: Option<u64> = value.text().parse().ok();
                 fields.max_tokens = most.into_iter().chain(fields.max_tokens).min();
             }
-            "echo" => fields.echo = value.text() == "true",
+            "echo" => fields.echo = truth(&value) == Some(true),
             "cache_salt" => fields.cache_salt = Some(value),
             "priority" => fields.priority = Some(value),
             "previous_response_id" => fields.previous_response_id = value.string(),
@@ -307,7 +307,7 @@ impl<'a> FieldReader<'a> {
 }
 
 /// What the engine takes for true and false: vLLM's fields are pydantic's, in its lax mode.
-fn truth(value: &Raw<'_>) -> Option<bool> {
+pub(super) fn truth(value: &Raw<'_>) -> Option<bool> {
     match value.kind() {
         JsonKind::Bool => Some(value.text() == "true"),
         JsonKind::Number => match value.text() {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::request::dialect::Dialect;
-use crate::request::fields::{Fields, ModelAt};
+use crate::request::fields::{Fields, ModelAt, truth};
 use crate::request::json::{JsonError, JsonKind, Raw};
 use crate::request::pieces::Pieces;
 
@@ -153,12 +153,13 @@ fn ask_in_options(options: Raw<'_>, edits: &Edits<'_>) -> Result<Asked, JsonErro
         }
         Ok::<_, JsonError>(())
     })?;
-    let is_off = |value: Raw<'_>| matches!(value.text(), "false" | "null");
+    let is_off = |value: Raw<'_>| value.kind() == JsonKind::Null || truth(&value) == Some(false);
+    let is_on = |value: &Raw<'_>| truth(value) == Some(true);
     // The engine reports what is wrong with a value that is neither on nor off.
-    let is_odd = |value: Raw<'_>| !is_off(value) && value.text() != "true";
+    let is_odd = |value: Raw<'_>| !is_off(value) && !is_on(&value);
     let wanted = continuous.filter(|value| !is_off(*value));
     let is_void = edits.counts_only_beside_usage && include_usage.is_some_and(is_off);
-    let void = wanted.filter(|value| is_void && value.text() == "true");
+    let void = wanted.filter(|value| is_void && is_on(value));
     if wanted.is_some() && void.is_none() || include_usage.is_some_and(is_odd) {
         return Ok(Asked::default());
     }
@@ -320,7 +321,9 @@ mod tests {
             ),
             (Some(r#"{"x":1}"#), format!(r#"{{{u},{c},"x":1}}"#), (true, true)),
             (Some(r#"{"continuous_usage_stats":true}"#), format!("{{{c}}}"), (false, false)),
-            (Some(r#"{"include_usage":"yes"}"#), r#"{"include_usage":"yes"}"#.to_owned(), (false, false)),
+            (Some(r#"{"include_usage":"off"}"#), format!("{{{c},{u}}}"), (true, true)),
+            (Some(r#"{"include_usage":"yes"}"#), format!(r#"{{{c},"include_usage":"yes"}}"#), (false, true)),
+            (Some(r#"{"include_usage":"maybe"}"#), r#"{"include_usage":"maybe"}"#.to_owned(), (false, false)),
             (Some("5"), "5".to_owned(), (false, false)),
         ] {
             let body = match options {
@@ -343,7 +346,7 @@ mod tests {
     fn counts_that_an_engine_would_not_send_are_turned_off_where_usage_is_turned_on() {
         let vllm = Edits { counts_only_beside_usage: true, ..ASK };
         let body = |options: &str| format!(r#"{{"stream":true,"stream_options":{{{options}}}}}"#);
-        for off in ["false", "null"] {
+        for off in ["false", "null", "0", "\"off\""] {
             let own = body(&format!(r#""continuous_usage_stats" : true,"include_usage":{off}"#));
             let counted = body(r#""continuous_usage_stats" : true,"include_usage":true"#);
             let plain = counted.replace(": true", ": false");
@@ -355,7 +358,7 @@ mod tests {
         for own in [
             r#""continuous_usage_stats":true"#,
             r#""include_usage":true,"continuous_usage_stats":true"#,
-            r#""include_usage":false,"continuous_usage_stats":"yes""#,
+            r#""include_usage":false,"continuous_usage_stats":"maybe""#,
         ] {
             assert_eq!(spliced(Dialect::Completions, &body(own), vllm), (body(own), false));
         }
