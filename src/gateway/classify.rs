@@ -80,7 +80,8 @@ pub(super) fn classify(
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
     let may_migrate = route.config.migrate && fields.is_stream && fields.previous_response_id.is_none();
-    let ask_running = may_migrate && gets_answer_here && !has_several_choices(fields);
+    let choices = choices(fields);
+    let ask_running = may_migrate && gets_answer_here && choices == 1;
     // An engine says what is wrong with an id that is no string.
     let chosen_id = fields.request_id.and_then(|raw| raw.escaped());
     let own_id = chosen_id.and_then(|id| table.own_id(dialect, tenant.name(), id));
@@ -118,7 +119,7 @@ pub(super) fn classify(
         shows_first_token: is_stream || !dialect.generates(),
         asks_usage: spliced.asks_usage,
         asks_running: spliced.asks_running,
-        has_several_choices: spliced.asks_usage && has_several_choices(fields),
+        choices,
         echo: echo(fields),
         model: model.map(|model| if *label == *model { Arc::clone(&label) } else { model.into() }),
         timeouts: route.config.timeouts,
@@ -127,10 +128,7 @@ pub(super) fn classify(
         sampling,
         pinned: None,
         is_sent_once: dialect.is_stateful() && fields.is_stored,
-        stays: route
-            .prefill
-            .as_ref()
-            .and_then(|_| apart::obstacle(dialect, fields, has_several_choices(fields))),
+        stays: route.prefill.as_ref().and_then(|_| apart::obstacle(dialect, fields, choices > 1)),
         read: Stamp::default(),
         slo: SloBounds::default(),
         is_long: class == Class::Long,
@@ -173,9 +171,11 @@ fn echo(fields: &Fields<'_>) -> Echo {
     Echo::On { prompts: prompts.collect(), choices_per_prompt: fields.choices }
 }
 
-/// `n` above 1, or several prompts of completions.
-fn has_several_choices(fields: &Fields<'_>) -> bool {
-    fields.choices > 1 || fields.prompt.prompt.is_some() && prompts(fields).len() > 1
+/// `n` of each prompt.
+fn choices(fields: &Fields<'_>) -> u32 {
+    let is_list = fields.prompt.prompt.is_some_and(|raw| raw.kind() == JsonKind::Array);
+    let prompts = if is_list { prompts(fields).len() } else { 1 };
+    fields.choices.max(1).saturating_mul(u32::try_from(prompts.max(1)).unwrap_or(u32::MAX))
 }
 
 /// The prompts of completions; `None` for what is absent or no JSON list.

@@ -145,6 +145,7 @@ impl Outbound<'_> {
         StreamShape {
             dialect: self.identity.dialect,
             echo: self.prepared.echo.clone(),
+            choices: self.prepared.choices,
             asked_usage: self.asked_usage(pick),
             whole_events: self.prepared.is_stream && self.prepared.route.config.migrate,
         }
@@ -155,7 +156,7 @@ impl Outbound<'_> {
         if !self.prepared.asks_usage {
             return None;
         }
-        let has_several_choices = self.prepared.has_several_choices;
+        let has_several_choices = self.prepared.choices > 1;
         let Some(unasked) = pick.replica.engine.stream_defaults.load_full() else {
             // What counts in every chunk does so because it was asked to.
             let is_sure = self.prepared.asks_running;

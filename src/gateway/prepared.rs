@@ -53,8 +53,8 @@ pub struct Prepared {
     pub asks_usage: bool,
     /// Whether it asked for the usage of every chunk, of which the client is to see nothing either.
     pub asks_running: bool,
-    /// Whether its stream may have several choices.
-    pub has_several_choices: bool,
+    /// Choices that it asks for: `n` of each prompt.
+    pub choices: u32,
     /// `echo` of completions.
     pub echo: Echo,
     /// Model name as sent upstream.

@@ -33,6 +33,8 @@ pub struct StreamShape {
     pub dialect: Dialect,
     /// Whether the prompt comes back in it.
     pub echo: Echo,
+    /// `n`, of each prompt.
+    pub choices: u32,
     /// The usage-only chunk is ours and does not go to the client.
     pub asked_usage: Option<AskedUsage>,
     /// An event is relayed when it is whole: the stream may be continued elsewhere.
@@ -110,7 +112,7 @@ impl StreamReader {
             ending: None,
             filter: shape.asked_usage.map(|asked| Box::new(UsageFilter::new(asked))),
             whole: shape.whole_events.then(Box::default),
-            scanner: Scanner::new(shape.dialect, shape.echo),
+            scanner: Scanner::new(shape.dialect, shape.echo).of_choices(shape.choices),
             timeline: Timeline::default(),
             more: VecDeque::new(),
             held: 0,

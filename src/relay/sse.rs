@@ -60,6 +60,13 @@ impl Scanner {
         }
     }
 
+    /// The same for a request of several choices.
+    #[must_use]
+    pub fn of_choices(mut self, choices: u32) -> Self {
+        self.rest.state.expect(choices);
+        self
+    }
+
     /// Takes the next bytes of the stream and emits each fact, in order, with the position in `read` behind its event.
     /// Events without data (comments) have no facts.
     pub fn feed(&mut self, read: &[u8], mut emit: impl FnMut(Event, usize)) -> FeedResult {
@@ -384,6 +391,12 @@ mod tests {
             (Responses, ["data: {\"type\":\"response.incomplete\"}\n\n", "", ""], true, StreamEnd::Complete),
             (Dialect::Extra, ["data: x\n\n", "", ""], true, StreamEnd::Complete),
         ];
+        let half = "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":\"length\"}]}\n\n";
+        for (choices, expected) in [(1, StreamEnd::Complete), (2, StreamEnd::Unfinished)] {
+            let mut scanner = Scanner::new(Completions, Echo::Off).of_choices(choices);
+            scanner.feed(half.as_bytes(), |_, _| ());
+            assert_eq!(scanner.finish(true), expected, "one of {choices}");
+        }
         for (dialect, parts, is_clean, expected) in cases {
             let stream = parts.concat();
             assert_eq!(scan(dialect, Echo::Off, &stream).0.finish(is_clean), expected, "{stream}");

@@ -75,6 +75,8 @@ pub struct StreamState {
     dialect: Dialect,
     echo: Echo,
     choices: SmallVec<[ChoiceState; 1]>,
+    /// That were asked for.
+    expected: usize,
     is_done: bool,
 }
 
@@ -86,7 +88,15 @@ impl StreamState {
             dialect,
             echo,
             choices: SmallVec::new(),
+            expected: 1,
             is_done: false,
+        }
+    }
+
+    /// So many choices were asked for: none of them is left out of a whole answer.
+    pub(super) fn expect(&mut self, choices: u32) {
+        if matches!(self.dialect, Dialect::Chat | Dialect::Completions) {
+            self.expected = usize::try_from(choices).unwrap_or(MAX_CHOICES).clamp(1, MAX_CHOICES);
         }
     }
 
@@ -123,7 +133,7 @@ impl StreamState {
     }
 
     fn has_reasons(&self) -> bool {
-        !self.choices.is_empty() && self.choices.iter().all(|c| c.is_finished)
+        self.choices.len() >= self.expected && self.choices.iter().all(|c| c.is_finished)
     }
 
     pub(super) fn done(&mut self, emit: &mut dyn FnMut(Event)) {

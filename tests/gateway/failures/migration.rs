@@ -97,6 +97,24 @@ async fn a_stream_that_was_cut_behind_its_finish_reason_ends_without_another_rep
 }
 
 #[tokio::test]
+async fn a_stream_that_was_cut_before_its_second_choice_is_no_whole_answer() {
+    let first = "data: {\"id\":\"c1\",\"object\":\"text_completion\",\"model\":\"tiny\",\"choices\":[{\"index\":0,\
+                 \"text\":\"one\",\"finish_reason\":\"length\"}]}\n\n";
+    for (body, is_whole) in [
+        (r#"{"model":"tiny","stream":true,"prompt":["a","b"],"max_tokens":1}"#, false),
+        (r#"{"model":"tiny","stream":true,"prompt":"a","n":2,"max_tokens":1}"#, false),
+        (r#"{"model":"tiny","stream":true,"prompt":"a","max_tokens":1}"#, true),
+    ] {
+        let pair = pair(vec![wire::sse_head(), wire::event(first), Step::Reset]).await;
+        let reply = pair.gateway.post("/v1/completions", body).await;
+        assert_eq!(reply.text().ends_with(wire::DONE) && reply.body.is_complete, is_whole, "{body}");
+        if !is_whole {
+            assert!(reply.text().contains("\"error\""), "{}", reply.text());
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_stream_that_lost_only_its_finish_has_no_token_more_than_was_asked_for() {
     let pair = pair(wire::begun_then("he", [wire::event(wire::content("llo")), Step::Close])).await;
     let reply = pair.post(&CHAT.replace("\"stream\":true", "\"stream\":true,\"max_tokens\":2")).await;
