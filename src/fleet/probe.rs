@@ -45,7 +45,7 @@ pub(super) enum ProbeResult {
     Silent(CallError),
     /// The gateway has no descriptor left: nothing was learned.
     NotSent,
-    /// A success that is no engine's answer.
+    /// It serves this path, and not with an engine's answer: `/health` proves nothing then.
     NoAnswer(String),
     Failed(String),
 }
@@ -276,7 +276,7 @@ impl Prober {
         };
         let mut last = ProbeResult::Failed("no probe was answered".into());
         for kind in kinds {
-            // What serves inference paths without answers is no engine, however healthy it is.
+            // What serves inference paths without answers serves nobody, however healthy it is.
             if kinds.len() > 1 && *kind == ProbeKind::Health && matches!(last, ProbeResult::NoAnswer(_)) {
                 break;
             }
@@ -346,6 +346,15 @@ impl Prober {
             },
             Ok((status @ (StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS), _)) => {
                 ProbeResult::Busy(format!("probe {path} answered {status}"))
+            }
+            Ok((status, _)) if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
+                ProbeResult::NoAnswer(format!("probe {path} answered {status}"))
+            }
+            // Without a key of ours clients may have theirs.
+            Ok((status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN), _))
+                if config.engine_api_key.is_some() =>
+            {
+                ProbeResult::NoAnswer(format!("probe {path} answered {status}; engine_api_key is its key?"))
             }
             Ok((status, _)) => ProbeResult::Failed(format!("probe {path} answered {status}")),
             Err(error) => unanswered(path, error),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support::replica::{Gate, Probes, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
-use tokenway::config::{Config, Dcgm, Lora, ProbeKind, WarmUp, WarmUpFeature, WarmUpLength};
+use tokenway::config::{Config, Dcgm, Lora, ProbeKind, Secret, WarmUp, WarmUpFeature, WarmUpLength};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -95,6 +95,43 @@ async fn a_success_that_is_no_answer_proves_nothing_whatever_the_kind_of_probe()
         }
         ask(&gateway, 7).await;
         assert_eq!(well.count(), 7);
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_fails_every_inference_path_is_not_ready_for_its_green_health() {
+    for (status_code, key, is_ready) in [
+        (500, None, false),
+        (502, None, false),
+        (401, Some(Secret::new("sk-engine")), false),
+        // Clients have their own keys.
+        (401, None, true),
+        // It serves something else.
+        (404, None, true),
+        (400, None, true),
+        (501, None, true),
+    ] {
+        let replica = Replica::start().await;
+        replica.probes(Probes::Refused(status_code));
+        let mut config = config::of(&[&replica]);
+        (config.pools[0].engine_api_key, config.pools[0].probe.kind) = (key, ProbeKind::Auto);
+        let gateway = Gateway::start_unready(config);
+        if is_ready {
+            until(&format!("it is ready after {status_code}"), || {
+                gateway.state_of(&replica) == ReplicaState::Ready
+            })
+            .await;
+            continue;
+        }
+        until("its probes were judged", || status(&gateway, &replica).failures.probes > 1).await;
+        let seen = status(&gateway, &replica);
+        assert_eq!(seen.state, ReplicaState::Probing, "{status_code}: {}", seen.reason);
+        assert!(seen.reason.contains(&format!("answered {status_code}")), "{}", seen.reason);
+        replica.probes(Probes::Answered);
+        until(&format!("it is ready after {status_code}"), || {
+            gateway.state_of(&replica) == ReplicaState::Ready
+        })
+        .await;
     }
 }
 

@@ -97,6 +97,8 @@ pub enum Probes {
     Scripted,
     /// 200 with this content type and body, whatever is asked for by POST.
     Says(&'static str, &'static str),
+    /// This status, whatever is asked for by POST.
+    Refused(u16),
 }
 
 /// A scripted replica.
@@ -343,6 +345,10 @@ async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
         match probes {
             Probes::Answered | Probes::Scripted | Probes::Unanswered => {}
             Probes::CompletionsUnanswered => return closed(socket).await,
+            Probes::Refused(status) => {
+                let _ = socket.write_all(&wire::whole(status, "application/json", "{}")).await;
+                return;
+            }
             Probes::Says(content_type, body) => {
                 let _ = socket.write_all(&wire::whole(200, content_type, body)).await;
                 return;
