@@ -20,8 +20,19 @@ impl Redact {
         self.0.is_empty()
     }
 
-    /// The text without what a pattern matches.
+    /// The text without what a pattern matches, in it or, as in the arguments of a tool call, behind escapes of its own.
     pub(super) fn text<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let redacted = self.matched(text);
+        if self.is_empty() || !redacted.contains('\\') {
+            return redacted;
+        }
+        match self.matched(&unescaped(&redacted)) {
+            Cow::Borrowed(_) => redacted,
+            Cow::Owned(read) => read.into(),
+        }
+    }
+
+    fn matched<'t>(&self, text: &'t str) -> Cow<'t, str> {
         self.0.iter().fold(Cow::Borrowed(text), |text, pattern| {
             match pattern.regex().replace_all(&text, MARK) {
                 Cow::Borrowed(_) => text,
@@ -59,7 +70,11 @@ impl Redact {
             Json::Array(list) => list.into_iter().map(|entry| self.json(entry)).collect(),
             Json::Object(members) => members
                 .into_iter()
-                .map(|(name, value)| (self.text(&name).into_owned(), self.json(value)))
+                .map(|(name, value)| match name.as_str() {
+                    // Tokens one by one show what no pattern sees.
+                    _ if TOKENS.contains(&&*name) && !value.is_null() => (name, REDACTED.into()),
+                    _ => (self.text(&name).into_owned(), self.json(value)),
+                })
                 .collect(),
             json => json,
         }
@@ -102,6 +117,8 @@ fn unescape(escape: &str) -> (char, usize) {
     }
 }
 
+/// Members that hold an answer's or a prompt's tokens.
+const TOKENS: [&str; 4] = ["logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids"];
 /// Stands for what was taken out.
 pub(super) const REDACTED: &str = "[redacted]";
 const MARK: regex::NoExpand<'static> = regex::NoExpand(REDACTED);
@@ -132,6 +149,22 @@ mod tests {
         });
         assert_eq!(redact.body(body.as_bytes(), 1000), expected);
         assert_eq!(Redact::default().body(body.as_bytes(), 1000)["n"], 7);
+    }
+
+    #[test]
+    fn tokens_and_escapes_within_escapes_hide_nothing() {
+        let redact = redact(&[r"[\w.]+@[\w.]+"]);
+        let body = json!({ "choices": [{
+            "message": { "tool_calls": [{ "arguments": r#"{"to":"joe\u0040x.org"}"# }], "content": "a\\b" },
+            "logprobs": { "content": [{ "token": "joe", "bytes": [106] }] },
+            "token_ids": null,
+        }] });
+        let expected = json!({ "choices": [{
+            "message": { "tool_calls": [{ "arguments": r#"{"to":"[redacted]"}"# }], "content": "a\\b" },
+            "logprobs": "[redacted]",
+            "token_ids": null,
+        }] });
+        assert_eq!(redact.body(body.to_string().as_bytes(), 1000), expected);
     }
 
     #[test]
