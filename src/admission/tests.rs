@@ -203,7 +203,7 @@ fn none_goes_for_a_request_that_is_refused_all_the_same() {
     assert_eq!(bench.enter(10, &Waiter { bytes: 30, ..small("third", 9) }), Ok(vec![5, 4]));
     let mut order = bench.drain();
     order.sort_unstable();
-    assert_eq!(order, [0, 1, 2, 3, 6, 7, 8, 10], "who is not told anything is placed");
+    assert_eq!(order, [0, 1, 2, 3, 6, 7, 8, 10], "who keeps its place is placed");
 }
 
 #[test]

@@ -3,18 +3,21 @@
 use std::sync::Arc;
 
 use super::figures::share;
-use super::peers::{Outlier, RouteFigures};
 use super::table::FLOOD;
 use crate::observe::history::{Dimension, Slot};
 
-/// The tenant or class whose share of the prompt tokens has at least doubled to a large one, while the load as a whole grew.
-pub(super) fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
-    let (before, before_seconds) = (&figures.before.0, figures.before.1);
+/// The tenant or class whose share of the prompt tokens has at least doubled to a large one, while the load as a whole grew, with the
+/// evidence: in the last minute, against these seconds before.
+pub(super) fn grown(
+    minute: &Slot,
+    (before, before_seconds): (&Slot, f64),
+    dimension: Dimension,
+) -> Option<(Arc<str>, String)> {
     let tokens = |slot: &Slot| -> Vec<(Arc<str>, f64)> {
         let of_kind = slot.parts.iter().filter(|((of, _), _)| *of == dimension);
         of_kind.map(|((_, name), part)| (Arc::clone(name), part.prompt_tokens as f64)).collect()
     };
-    let (now, past) = (tokens(&figures.minute.slot), tokens(before));
+    let (now, past) = (tokens(minute), tokens(before));
     let sum = |all: &[(Arc<str>, f64)]| all.iter().map(|(_, tokens)| tokens).sum::<f64>();
     let (all_now, all_past) = (sum(&now), sum(&past));
     if before.requests < MIN_BEFORE || all_now <= 0.0 || all_past <= 0.0 {
@@ -33,10 +36,10 @@ pub(super) fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outl
                 }
                 _ => format!("sends {} of the prompt tokens, {} before", share(own), share(was)),
             };
-            is_it.then(|| (own, Outlier { dimension, name: Arc::clone(name), evidence: evidence() }))
+            is_it.then(|| (own, (Arc::clone(name), evidence())))
         })
         .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, outlier)| outlier)
+        .map(|(_, found)| found)
 }
 
 /// Requests before the last minute: fewer are no share.

@@ -121,8 +121,10 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         let is_load =
             [Stage::Admit, Stage::EngineQueue, Stage::Prefill, Stage::Decode].contains(&cause.stage);
         if is_load {
-            add(&mut found, grown(figures, Dimension::Tenant));
-            add(&mut found, grown(figures, Dimension::Class));
+            for dimension in [Dimension::Tenant, Dimension::Class] {
+                let grown = grown(&figures.minute.slot, (&figures.before.0, figures.before.1), dimension);
+                add(&mut found, grown.map(|(name, evidence)| Outlier { dimension, name, evidence }));
+            }
         }
     }
     found.truncate(MAX_OUTLIERS);

@@ -93,7 +93,7 @@ impl StreamState {
         }
     }
 
-    /// So many choices were asked for: none of them is left out of a whole answer.
+    /// This number of choices was asked for: none of them is left out of a whole answer.
     pub(super) fn expect(&mut self, choices: u32) {
         if matches!(self.dialect, Dialect::Chat | Dialect::Completions) {
             self.expected = usize::try_from(choices).unwrap_or(MAX_CHOICES).clamp(1, MAX_CHOICES);

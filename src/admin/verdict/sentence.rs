@@ -174,7 +174,7 @@ fn who(
         let alike = match (&figures.replicas[..], all_at) {
             ([], _) => return named,
             ([one], _) => format!("its only replica is {}", one.replica),
-            // Too little to say that it differs, and shared by none.
+            // It does not differ clearly, and yet none shares it.
             (_, Some(replica)) => format!("all at replica {replica}"),
             (all, None) => format!("shared by all {} replicas", all.len()),
         };

@@ -685,7 +685,7 @@ fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
         &figures,
         &["5 of 5 misses in decode", "replica r2 stands out: takes 36 ms for a token, the others 20"],
     );
-    // Too little to say that it differs, and yet shared by none.
+    // It does not differ clearly, and yet none shares it.
     figures.minute.slot.parts.get_mut(&r2).unwrap().itl.0 = 0.025 * 1_800.0;
     figures.five = figures.minute.clone();
     names_only(&figures, &["5 of 5 misses in decode", "all at replica r2"], &["stands out", "shared"]);

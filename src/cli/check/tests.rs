@@ -115,10 +115,10 @@ fn a_setting_without_an_effect_is_a_warning() {
     let denied = check_with(&format!("{ONE_POOL}{tenant}"), |args| args.deny_warnings = true, Style::Plain);
     assert_eq!(denied.code, 1);
     let route = |timeouts: &str| format!("{ONE_POOL}[[route]]\nmodel = \"m\"\n[route.timeouts]\n{timeouts}");
-    let said = check(&route("first_token = \"2m\"\ntotal = \"90s\"\n"));
-    assert!(said.err.contains("first_token (120s) of route \"m\" has no effect"), "{}", said.err);
-    let said = check(&route("total = \"20s\"\n"));
-    assert!(!said.err.contains("has no effect"), "of the default: {}", said.err);
+    let checked = check(&route("first_token = \"2m\"\ntotal = \"90s\"\n"));
+    assert!(checked.err.contains("first_token (120s) of route \"m\" has no effect"), "{}", checked.err);
+    let checked = check(&route("total = \"20s\"\n"));
+    assert!(!checked.err.contains("has no effect"), "of the default: {}", checked.err);
 }
 
 #[test]

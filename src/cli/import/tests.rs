@@ -194,7 +194,7 @@ fn upstream_blocks_become_pools() {
     }
     let (code, text, shown) = import_file(
         "nginx",
-        "log_format json escape=json '{ \"at\": \"$time_iso8601\"; # no comment\n \"say\": \"it\\'s\" }';\n\
+        "log_format json escape=json '{ \"at\": \"$time_iso8601\"; # no comment\n \"of\": \"it\\'s\" }';\n\
          map $http_a $b { \"~^x{2};\" ${c}d; }\nupstream a { # }\n server \"b:1\"; }\n",
     );
     assert_eq!((code, checked(&text).pools[0].replicas.len()), (1, 1), "{shown}");

@@ -59,7 +59,7 @@ impl Exporter {
 pub(crate) struct Undelivered(Option<u64>);
 
 impl Undelivered {
-    /// How many, of an export of so many.
+    /// How many, of an export of `all`.
     pub(crate) fn of(&self, all: u64) -> u64 {
         self.0.map_or(all, |rejected| rejected.min(all))
     }

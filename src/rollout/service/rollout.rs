@@ -110,7 +110,7 @@ impl Rollout {
         self.is_dirty = true;
     }
 
-    /// What was decided of it cannot be read: it gets nothing until an operator says so.
+    /// What was decided of it cannot be read: it gets nothing until it is resumed.
     pub(super) fn waits(&mut self) {
         self.plan.state = RolloutState::Paused;
         self.plan.is_off = true;
