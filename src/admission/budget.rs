@@ -89,7 +89,7 @@ impl From<Account> for KeptAccount {
 pub struct Ledger(Vec<Account>);
 
 /// What a request reserved, and where.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Reservation {
     accounts: SmallVec<[usize; 4]>,
     amounts: Amounts,
@@ -158,6 +158,23 @@ impl Ledger {
             account.roll(now.into());
             account.held = account.held.each(reservation.amounts, u64::saturating_sub);
             account.used = account.used.each(used, u64::saturating_add);
+        }
+    }
+
+    /// Of a request that ended at `end`, `charged` is to be `used`. Nothing is corrected in a window that is over.
+    pub(super) fn correct(
+        &mut self,
+        reservation: &Reservation,
+        charged: Amounts,
+        used: Amounts,
+        end: SystemTime,
+    ) {
+        for at in &reservation.accounts {
+            let Some(account) = self.0.get_mut(*at) else { continue };
+            if account.from == Period::of(account.window, &account.zone, end.into()).from {
+                let others = account.used.each(charged, u64::saturating_sub);
+                account.used = others.plus(used);
+            }
         }
     }
 
@@ -393,6 +410,20 @@ mod tests {
         // A file of a clock that was a year ahead.
         assert_eq!(ledger.used(&budgets[0], at(31_536_000)).input, 0);
         assert_eq!(ledger.used(&budgets[0], at(200)).input, 0);
+    }
+
+    #[test]
+    fn engine_time_is_corrected_in_the_window_that_it_was_charged_in() {
+        let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Minute, 99)]);
+        let time = |engine_ms| Amounts { engine_ms, ..amounts(9, 0) };
+        let held = reserved(&mut ledger, &budgets, "m", amounts(9, 0), at(0));
+        ledger.settle(&held, time(2500), at(50));
+        ledger.correct(&held, time(2500), time(100), at(50));
+        assert_eq!(ledger.used(&budgets[0], at(55)), time(100));
+        let next = reserved(&mut ledger, &budgets, "m", amounts(9, 0), at(61));
+        ledger.settle(&next, time(700), at(62));
+        ledger.correct(&held, time(100), time(5000), at(50));
+        assert_eq!(ledger.used(&budgets[0], at(63)), time(700), "the minute of the other is over");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub use self::outlook::{Deferral, Outlook};
 pub use self::queue::{Entered, Line, Position, WaitQueue};
 pub use self::refusal::Refusal;
 pub use self::ruling::{DegradeRule, Rules, Ruling, rule};
-pub use self::tenant::{Admission, Demand, Ledgers, TenantLimiter, TenantPermit};
+pub use self::tenant::{Admission, Demand, EngineCharge, Ledgers, TenantLimiter, TenantPermit};
 pub use self::ticket::{PoolQueue, ROUND_EVERY, Ticket, TurnOnDrop};
 pub use self::wait::EndOfWait;
 pub use self::waiter::{Share, WaitReason, Waiter};

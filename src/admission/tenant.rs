@@ -6,6 +6,7 @@
 //! the request's record and gives everything back when it is dropped; a request that was refused costs nothing.
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -92,8 +93,18 @@ pub struct TenantPermit {
     began: (Stamp, SystemTime),
 }
 
-/// In budgets.
+/// What a request was charged of time at engines, for a correction once its engine has reported it.
 #[derive(Debug)]
+pub struct EngineCharge {
+    state: Arc<Mutex<TenantUse>>,
+    reserved: Reserved,
+    charged: Amounts,
+    /// When the request ended.
+    wall: SystemTime,
+}
+
+/// In budgets.
+#[derive(Debug, Default)]
 struct Reserved {
     of_tenant: Reservation,
     /// With the name of the key.
@@ -194,7 +205,7 @@ impl TenantLimiter {
 impl TenantPermit {
     /// The request ended after so much time at engines: it is charged by what it used ([`Record::charged_tokens`]), and a refused one
     /// by nothing.
-    pub fn settle(self, record: &Record, engine: Duration) {
+    pub fn settle(mut self, record: &Record, engine: Duration) -> EngineCharge {
         let mut used = self.state.lock();
         if record.is_refused() {
             used.requests.give_back(1.0);
@@ -214,6 +225,23 @@ impl TenantPermit {
         {
             ledger.settle(reserved, amounts, wall);
         }
+        drop(used);
+        let (state, reserved) = (Arc::clone(&self.state), mem::take(&mut self.reserved));
+        EngineCharge { state, reserved, charged: amounts, wall }
+    }
+}
+
+impl EngineCharge {
+    /// The engine reported this time.
+    pub fn correct(self, engine: Duration) {
+        let measured = Amounts { engine_ms: whole_ms(engine), ..self.charged };
+        let mut used = self.state.lock();
+        used.ledger.correct(&self.reserved.of_tenant, self.charged, measured, self.wall);
+        if let Some((key, reserved)) = &self.reserved.of_key
+            && let Some(ledger) = used.keys.get_mut(key)
+        {
+            ledger.correct(reserved, self.charged, measured, self.wall);
+        }
     }
 }
 
@@ -231,8 +259,12 @@ fn amounts_of(record: &Record, engine: Duration) -> Amounts {
         cached: cached.unwrap_or_default().0,
         output: output.unwrap_or_default().0,
         requests: u64::from(!record.is_refused()),
-        engine_ms: u64::try_from(engine.as_millis()).unwrap_or(u64::MAX),
+        engine_ms: whole_ms(engine),
     }
+}
+
+fn whole_ms(engine: Duration) -> u64 {
+    u64::try_from(engine.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Demand<'_> {

@@ -58,6 +58,7 @@ use self::parts::Parts;
 pub use self::shadow::Shadowed;
 use self::spans::{Seen, Spans};
 use self::windows::{WindowKey, Windows};
+use crate::admission::EngineCharge;
 use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::error::Failure;
@@ -349,6 +350,11 @@ impl Observer {
 
     /// Observes a request's end.
     pub fn record(&self, record: &Arc<Record>) {
+        self.record_charged(record, None);
+    }
+
+    /// The same, of a tenant that was charged: `charge` is corrected by what the engine reports later.
+    pub(crate) fn record_charged(&self, record: &Arc<Record>, charge: Option<EngineCharge>) {
         let judgement = Judgement::of(record);
         let is_tail = self.note_duration(record);
         let seen = Seen {
@@ -357,7 +363,8 @@ impl Observer {
             is_canary: self.taps.iter().any(|tap| tap.is_canary(record)),
         };
         let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, seen));
-        let waits = self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep));
+        let waits =
+            self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep, charge));
         self.metrics.record(record, &judgement, !waits);
         if !waits {
             self.settled.keep(record, &judgement);

@@ -205,11 +205,11 @@ impl Drop for RecordGuard {
         if let Some(end) = self.copy.take() {
             if record.outcome == Outcome::Canceled { end.left.cancel() } else { end.over.cancel() }
         }
-        if let Some(permit) = self.permit.take() {
-            let stages = stages::stages(&shared);
-            permit.settle(&shared, stages::charged(&shared, &stages).map(|time| time.duration).sum());
-        }
-        self.observer.record(&shared);
+        let charge = self.permit.take().map(|permit| {
+            let engine = stages::charged_time(&shared, &stages::stages(&shared));
+            permit.settle(&shared, engine)
+        });
+        self.observer.record_charged(&shared, charge);
         if let Some(capture) = self.capture.take() {
             capture.deliver(&shared);
         }

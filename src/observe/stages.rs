@@ -85,6 +85,11 @@ pub(crate) fn charged<'a>(record: &Record, stages: &'a [StageTime]) -> impl Iter
     })
 }
 
+/// The sum of [`charged`].
+pub(crate) fn charged_time(record: &Record, stages: &[StageTime]) -> Duration {
+    charged(record, stages).map(|time| time.duration).sum()
+}
+
 fn is_streamed(record: &Record) -> bool {
     record.at.first_token.is_some() || record.is_stream
 }

@@ -2,13 +2,18 @@
 
 use std::time::{Duration, SystemTime};
 
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
+use prost::Message;
 use sha2::{Digest, Sha256};
 use tokenway::admission::Amounts;
-use tokenway::config::{Budget, Hook, Tenant, Window};
+use tokenway::config::{Budget, EngineSpansConfig, Hook, Tenant, Window};
 use tokenway::observe::usage::Used;
 
 use crate::support::client::{Client, Reply};
-use crate::support::replica::{Gate, Probes, Replica, Step};
+use crate::support::replica::{Gate, Probes, Received, Replica, Step};
 use crate::support::{Gateway, config, wire};
 
 const PATH: &str = "/v1/chat/completions";
@@ -114,6 +119,51 @@ async fn the_time_of_a_whole_answer_at_its_engine_is_charged_and_billed() {
     let metric = counted(&gateway, "tokenway_tenant_engine_seconds_total", "stage=\"engine_other\"");
     assert!(metric > 1.0 && (metric - of_bill).abs() < 1e-3, "{metric} and {of_bill}");
     assert!((of_budget - of_bill).abs() < 2e-3, "{of_budget} and {of_bill}");
+}
+
+/// What the engine reports of a request that it served with this head: little work, and the rest in its queue.
+fn engine_span(head: &Received) -> Vec<u8> {
+    let parts: Vec<_> = head.header("traceparent").unwrap().split('-').collect();
+    let times = [("time_in_queue", 0.9), ("time_in_model_prefill", 0.05), ("time_in_model_decode", 0.05)];
+    let attributes = times.map(|(name, seconds)| KeyValue {
+        key: format!("gen_ai.latency.{name}"),
+        value: Some(AnyValue { value: Some(Value::DoubleValue(seconds)) }),
+        ..KeyValue::default()
+    });
+    let span = Span {
+        trace_id: u128::from_str_radix(parts[1], 16).unwrap().to_be_bytes().into(),
+        parent_span_id: u64::from_str_radix(parts[2], 16).unwrap().to_be_bytes().into(),
+        span_id: vec![1; 8],
+        attributes: attributes.to_vec(),
+        ..Span::default()
+    };
+    let scope = ScopeSpans { spans: vec![span], ..ScopeSpans::default() };
+    let resource_spans = vec![ResourceSpans { scope_spans: vec![scope], ..ResourceSpans::default() }];
+    ExportTraceServiceRequest { resource_spans }.encode_to_vec()
+}
+
+#[tokio::test]
+async fn a_budget_counts_the_time_that_the_engine_reports_as_the_bill_does() {
+    let replica = Replica::start().await;
+    replica.always([vec![Step::Tick; 105], wire::json(200, ANSWER)].concat());
+    let mut config = config::of(&[&replica]);
+    let seconds = Budget { engine_seconds: Some(1), window: Window::Month, ..Budget::default() };
+    config.tenants = vec![tenant(seconds)];
+    config.telemetry.sampling.routine = 1.0;
+    config.telemetry.engine_spans = Some(EngineSpansConfig { listen: "127.0.0.1:0".parse().unwrap() });
+    let gateway = Gateway::start(config).await;
+    assert_eq!(ask(&gateway, false).await.status(), 200);
+    assert!(charged(&gateway).engine_ms > 1000, "as long as nothing better is known");
+
+    let receiver = gateway.app.gateway.observer.engine_spans_address().unwrap();
+    let mut engine = Client::connect(receiver).await;
+    let of_protobuf = ("content-type", "application/x-protobuf");
+    engine.post("/v1/traces", &[of_protobuf], &engine_span(&replica.received().pop().unwrap())).await;
+    assert_eq!(engine.reply().await.status(), 200);
+    assert_eq!(charged(&gateway).engine_ms, 100);
+    let used = billed(&gateway);
+    assert_eq!((used.prefill_us + used.decode_us + used.engine_other_us) / 1000, 100);
+    assert_eq!(ask(&gateway, false).await.status(), 200, "nine tenths of its second are left");
 }
 
 #[tokio::test]

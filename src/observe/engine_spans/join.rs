@@ -8,14 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::figures::Figures;
+use crate::admission::EngineCharge;
 use crate::clock::Stamp;
 use crate::record::{EngineTimes, Record};
 
-/// A record that is ready to be published, and whether its spans are to be exported.
+/// A record that is ready to be published.
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) record: Arc<Record>,
+    /// Its spans are to be exported.
     pub(super) keep: bool,
+    /// What its tenant was charged before its engine's times were known.
+    pub(super) charge: Option<EngineCharge>,
 }
 
 /// What became of a record that was offered.
@@ -26,7 +30,7 @@ pub(super) enum Offered {
     /// Nothing to wait for, or too many wait.
     Refused,
     /// The figures were here already.
-    Joined(Arc<Record>),
+    Joined(Box<Ready>),
 }
 
 /// Both sides that wait, by the id of the attempt.
@@ -41,16 +45,17 @@ pub(super) struct Join {
 
 impl Join {
     /// Takes a record that ended `now`.
-    pub(super) fn offer(&mut self, record: &Arc<Record>, keep: bool, now: Stamp) -> Offered {
-        let Some(attempt) = awaited(record) else { return Offered::Refused };
-        if let Some(figures) = self.figures.remove(&attempt).filter(|f| f.trace == record.trace.trace_id) {
-            return Offered::Joined(with(record, figures.times));
+    pub(super) fn offer(&mut self, ready: Ready, now: Stamp) -> Offered {
+        let Some(attempt) = awaited(&ready.record) else { return Offered::Refused };
+        let trace = ready.record.trace.trace_id;
+        if let Some(figures) = self.figures.remove(&attempt).filter(|figures| figures.trace == trace) {
+            return Offered::Joined(Box::new(with(ready, figures.times)));
         }
         if self.records_until.len() >= MAX_WAITING {
             return Offered::Refused;
         }
         self.records_until.push_back((now.after(RECORD_TIMEOUT), attempt));
-        self.records.insert(attempt, Ready { record: Arc::clone(record), keep });
+        self.records.insert(attempt, ready);
         Offered::Waits
     }
 
@@ -58,8 +63,7 @@ impl Join {
     pub(super) fn receive(&mut self, figures: Figures, now: Stamp) -> Option<Ready> {
         let waits = |ready: &Ready| ready.record.trace.trace_id == figures.trace;
         if self.records.get(&figures.attempt).is_some_and(waits) {
-            let Ready { record, keep } = self.records.remove(&figures.attempt)?;
-            return Some(Ready { record: with(&record, figures.times), keep });
+            return self.records.remove(&figures.attempt).map(|ready| with(ready, figures.times));
         }
         if self.figures_until.len() < MAX_WAITING {
             self.figures_until.push_back((now.after(FIGURES_TIMEOUT), figures.attempt));
@@ -103,8 +107,9 @@ fn awaited(record: &Record) -> Option<u64> {
     may_come.then_some(attempt.span)
 }
 
-fn with(record: &Arc<Record>, times: EngineTimes) -> Arc<Record> {
-    Arc::new(Record { engine: Some(times), ..Record::clone(record) })
+fn with(ready: Ready, times: EngineTimes) -> Ready {
+    let record = Arc::new(Record { engine: Some(times), ..Record::clone(&ready.record) });
+    Ready { record, ..ready }
 }
 
 /// Of either side: about 400 sampled requests a second.
@@ -127,6 +132,10 @@ mod tests {
         Arc::new(record)
     }
 
+    fn ended(attempt: u64, keep: bool) -> Ready {
+        Ready { record: record(attempt), keep, charge: None }
+    }
+
     fn figures(attempt: u64) -> Figures {
         let times = EngineTimes { queue: Some(Duration::from_millis(50)), ..EngineTimes::default() };
         Figures { trace: record(1).trace.trace_id, attempt, times }
@@ -135,12 +144,12 @@ mod tests {
     #[test]
     fn whichever_comes_first_waits_for_the_other() {
         let mut join = Join::default();
-        assert!(matches!(join.offer(&record(1), true, second(0)), Offered::Waits));
+        assert!(matches!(join.offer(ended(1, true), second(0)), Offered::Waits));
         let ready = join.receive(figures(1), second(5)).unwrap();
         assert_eq!((ready.record.engine, ready.keep), (Some(figures(1).times), true));
         assert!(join.receive(figures(2), second(6)).is_none());
-        let Offered::Joined(joined) = join.offer(&record(2), false, second(60)) else { panic!("joined") };
-        assert_eq!(joined.engine, Some(figures(2).times));
+        let Offered::Joined(joined) = join.offer(ended(2, false), second(60)) else { panic!("joined") };
+        assert_eq!(joined.record.engine, Some(figures(2).times));
         let (late, unmatched) = join.overdue(second(1000));
         assert_eq!((late.len(), unmatched), (0, 0), "nothing is published twice");
     }
@@ -148,14 +157,14 @@ mod tests {
     #[test]
     fn waits_are_bounded_in_time() {
         let mut join = Join::default();
-        join.offer(&record(1), true, second(0));
+        join.offer(ended(1, true), second(0));
         join.receive(figures(2), second(0));
         assert_eq!(join.overdue(second(9)).0.len(), 0);
         let (late, unmatched) = join.overdue(second(10));
         assert_eq!((late.len(), late[0].record.engine, unmatched), (1, None, 0));
         assert_eq!(join.overdue(second(60)).1, 1);
         assert!(join.receive(figures(1), second(61)).is_none());
-        join.offer(&record(3), true, second(61));
+        join.offer(ended(3, true), second(61));
         assert_eq!(join.give_up().len(), 1);
     }
 
@@ -172,21 +181,24 @@ mod tests {
             change(|r| r.attempts[0].error = Some("connect_refused")),
             change(|r| r.engine = Some(EngineTimes::default())),
         ] {
-            assert!(matches!(Join::default().offer(&record, true, second(0)), Offered::Refused));
+            assert!(matches!(
+                Join::default().offer(Ready { record, ..ended(1, true) }, second(0)),
+                Offered::Refused
+            ));
         }
         let mut join = Join::default();
         join.receive(Figures { trace: 1, ..figures(1) }, second(0));
-        assert!(matches!(join.offer(&record(1), true, second(0)), Offered::Waits), "another trace's figures");
+        assert!(matches!(join.offer(ended(1, true), second(0)), Offered::Waits), "another trace's figures");
     }
 
     #[test]
     fn neither_side_grows_without_bound() {
         let mut join = Join::default();
         for attempt in 1..=2 * MAX_WAITING as u64 {
-            join.offer(&record(attempt), true, second(0));
+            join.offer(ended(attempt, true), second(0));
             join.receive(figures(attempt + 1_000_000), second(0));
         }
         assert_eq!((join.records.len(), join.figures.len()), (MAX_WAITING, MAX_WAITING));
-        assert!(matches!(join.offer(&record(1_000_000_000), true, second(1)), Offered::Refused));
+        assert!(matches!(join.offer(ended(1_000_000_000, true), second(1)), Offered::Refused));
     }
 }

@@ -30,7 +30,9 @@ use super::metrics::{JoinResult, Metrics};
 use super::otlp::{Collector, CollectorError};
 use super::parts::Parts;
 use super::spans::{Background, Spans};
+use super::stages;
 use super::windows::WindowKey;
+use crate::admission::EngineCharge;
 use crate::clock::Clock;
 use crate::record::Record;
 
@@ -61,12 +63,16 @@ pub(super) struct Settled {
 
 impl Settled {
     /// Judged anew: the engine's times may move the blame to another stage.
-    fn publish(&self, Ready { record, keep }: &Ready) {
-        let judgement = Judgement::of(record);
-        self.metrics.settled(record, &judgement);
-        self.keep(record, &judgement);
-        if *keep {
-            self.export(record);
+    fn publish(&self, Ready { record, keep, charge }: Ready) {
+        let judgement = Judgement::of(&record);
+        // Where the engine reported nothing, the time that was charged stays as estimated.
+        if let Some(charge) = charge.filter(|_| record.engine.is_some()) {
+            charge.correct(stages::charged_time(&record, &judgement.stages));
+        }
+        self.metrics.settled(&record, &judgement);
+        self.keep(&record, &judgement);
+        if keep {
+            self.export(&record);
         }
     }
 
@@ -142,14 +148,15 @@ impl EngineSpans {
     }
 
     /// Whether it takes a record over, to publish what depends on its stages when its engine's times are known.
-    pub(super) fn takes(&self, record: &Arc<Record>, keep: bool) -> bool {
-        let offered = self.shared.join.lock().offer(record, keep, self.shared.clock.now());
+    pub(super) fn takes(&self, record: &Arc<Record>, keep: bool, charge: Option<EngineCharge>) -> bool {
+        let ready = Ready { record: Arc::clone(record), keep, charge };
+        let offered = self.shared.join.lock().offer(ready, self.shared.clock.now());
         match offered {
             Offered::Waits => true,
             Offered::Refused => false,
-            Offered::Joined(record) => {
+            Offered::Joined(ready) => {
                 self.shared.count(JoinResult::Joined, 1);
-                self.shared.settled.publish(&Ready { record, keep });
+                self.shared.settled.publish(*ready);
                 true
             }
         }
@@ -158,7 +165,7 @@ impl EngineSpans {
     /// Publishes every record that still waits.
     pub(super) fn give_up(&self) {
         let left = self.shared.join.lock().give_up();
-        for ready in &left {
+        for ready in left {
             self.shared.settled.publish(ready);
         }
     }
@@ -171,7 +178,7 @@ impl Shared {
             let ready = self.join.lock().receive(figures, now);
             if let Some(ready) = ready {
                 self.count(JoinResult::Joined, 1);
-                self.settled.publish(&ready);
+                self.settled.publish(ready);
             }
         }
         if let Some(forward) = &self.forward {
@@ -184,7 +191,7 @@ impl Shared {
             let (late, unmatched) = self.join.lock().overdue(self.clock.now());
             self.count(JoinResult::Missing, late.len() as u64);
             self.count(JoinResult::Unmatched, unmatched);
-            for ready in &late {
+            for ready in late {
                 self.settled.publish(ready);
             }
         }
