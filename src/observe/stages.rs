@@ -33,10 +33,22 @@ pub struct StageTime {
 }
 
 /// The stages of one request, each at most once.
-pub(crate) type StageTimes = SmallVec<[StageTime; 10]>;
+pub(crate) type StageTimes = SmallVec<[StageTime; 12]>;
 
-/// The stages that a request reached, in order.
+/// The stages that a request reached, in order. Of two legs each has the time of both.
 pub(crate) fn stages(record: &Record) -> StageTimes {
+    let mut stages = StageTimes::new();
+    for time in by_leg(record) {
+        match stages.iter_mut().find(|before| before.stage == time.stage) {
+            Some(before) => before.duration += time.duration,
+            None => stages.push(time),
+        }
+    }
+    stages
+}
+
+/// The same without a hole from head to end, as they followed each other: two legs meet some stages twice.
+pub(crate) fn by_leg(record: &Record) -> StageTimes {
     let at = &record.at;
     let mut cursor = StageCursor { at: at.head, end: at.end, times: StageTimes::new() };
     let before_the_engine = [(Stage::Read, at.read), (Stage::Admit, at.admitted), (Stage::Route, at.routed)];
@@ -147,12 +159,8 @@ impl StageCursor {
         passed
     }
 
-    /// Two legs meet some stages twice.
     fn push(&mut self, stage: Stage, duration: Duration, source: StageSource) {
-        match self.times.iter_mut().find(|time| time.stage == stage) {
-            Some(time) => time.duration += duration,
-            None => self.times.push(StageTime { stage, duration, source }),
-        }
+        self.times.push(StageTime { stage, duration, source });
     }
 
     /// The leg of the replica that computed the prompt for another.

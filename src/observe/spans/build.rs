@@ -1,7 +1,7 @@
 //! Spans of one request, from its record.
 //!
 //! A SERVER root, INTERNAL `admit` and `route`, and a CLIENT `attempt` for each try; the attempt's id went upstream,
-//! so the engine's own spans hang below it. Below the attempt that was answered are INTERNAL spans of the stages there.
+//! so the engine's own spans hang below it. Below the attempts that were answered are INTERNAL spans of the stages there.
 //! Built without a tracer: ids and stamps are the record's.
 
 use std::time::Duration;
@@ -11,26 +11,39 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{Span, SpanFlags, Status};
+use smallvec::SmallVec;
 
 use crate::clock::{Clock, Stamp};
 use crate::observe::attributes;
 use crate::observe::judgement::Judgement;
 use crate::observe::otlp::{attribute, key_value, nanos, text};
-use crate::observe::stages::{Stage, StageTime, stages};
-use crate::record::{Attempt, Original, Outcome, Record};
+use crate::observe::stages::{Stage, StageTime, by_leg};
+use crate::record::{Attempt, AttemptCause, Original, Outcome, Record};
 use crate::request::trace_context::new_span_id;
 
 /// How many spans [`spans`] makes at most.
 pub(super) fn span_count(record: &Record) -> u64 {
     let ours = [record.at.admitted, record.at.routed].iter().flatten().count();
-    let at_the_replica = record.answered().map_or(0, |_| stages_at_the_replica(record).count());
-    1 + (ours + record.attempts.len() + at_the_replica) as u64
+    1 + (ours + record.attempts.len() + stages_at_replicas(record).len()) as u64
 }
 
-/// The stages that have a span below the attempt.
-fn stages_at_the_replica(record: &Record) -> impl Iterator<Item = StageTime> {
-    let is_shown = |time: &StageTime| {
-        let at_the_replica = matches!(
+/// A stage that has a span below its attempt.
+struct StageAt<'a> {
+    time: StageTime,
+    attempt: &'a Attempt,
+    during: (Stamp, Stamp),
+}
+
+/// The stages at replicas of a request that was answered: cut where the stream was continued elsewhere.
+fn stages_at_replicas(record: &Record) -> SmallVec<[StageAt<'_>; 8]> {
+    let mut stages = SmallVec::new();
+    if record.answered().is_none() {
+        return stages;
+    }
+    let mut start = record.at.head;
+    for time in by_leg(record) {
+        let end = start.after(time.duration);
+        let is_shown = matches!(
             time.stage,
             Stage::EngineQueue
                 | Stage::Prefill
@@ -39,9 +52,29 @@ fn stages_at_the_replica(record: &Record) -> impl Iterator<Item = StageTime> {
                 | Stage::EngineOther
                 | Stage::Relay
         );
-        at_the_replica && !time.duration.is_zero()
-    };
-    stages(record).into_iter().filter(is_shown)
+        while is_shown && start < end {
+            let cut = continuations(record).map(|next| next.start).find(|next| start < *next && *next < end);
+            let until = cut.unwrap_or(end);
+            let Some(attempt) = at_work(record, start) else { break };
+            stages.push(StageAt { time, attempt, during: (start, until) });
+            start = until;
+        }
+        start = end;
+    }
+    stages
+}
+
+/// The attempts that continued its stream.
+fn continuations(record: &Record) -> impl DoubleEndedIterator<Item = &Attempt> {
+    record.attempts.iter().filter(|attempt| attempt.cause == AttemptCause::Migration)
+}
+
+/// The attempt that worked at an answered request at `at`.
+fn at_work(record: &Record, at: Stamp) -> Option<&Attempt> {
+    let continuation = continuations(record).rfind(|attempt| attempt.start <= at);
+    let leg = || record.prefill_leg().filter(|leg| at < leg.end);
+    let answered = || record.attempts.iter().rfind(|attempt| attempt.cause != AttemptCause::Migration);
+    continuation.or_else(leg).or_else(answered)
 }
 
 /// All spans of a request, the root first.
@@ -56,16 +89,7 @@ pub(super) fn spans(record: &Record, clock: &Clock) -> Vec<Span> {
         spans.push(build.stage("route", admitted, routed));
     }
     spans.extend(record.attempts.iter().map(|attempt| build.attempt(attempt)));
-    if let Some(answered) = record.answered() {
-        // Stages follow each other without a hole, to the end of the request.
-        let times = stages_at_the_replica(record);
-        let mut start = answered.connected.unwrap_or(answered.start);
-        for time in times {
-            let end = start.after(time.duration);
-            spans.push(build.replica_stage(answered, &time, (start, end)));
-            start = end;
-        }
-    }
+    spans.extend(stages_at_replicas(record).iter().map(|stage| build.replica_stage(stage)));
     spans
 }
 
@@ -127,10 +151,10 @@ impl Build<'_> {
     }
 
     /// A stage at the replica, below its attempt.
-    fn replica_stage(&self, attempt: &Attempt, time: &StageTime, during: (Stamp, Stamp)) -> Span {
-        let name = time.stage.as_str().to_owned();
-        let mut span = self.span(name, new_span_id(), Some(attempt.span), during);
-        span.attributes = vec![text("tokenway.stage.source", time.source.as_str())];
+    fn replica_stage(&self, stage: &StageAt<'_>) -> Span {
+        let name = stage.time.stage.as_str().to_owned();
+        let mut span = self.span(name, new_span_id(), Some(stage.attempt.span), stage.during);
+        span.attributes = vec![text("tokenway.stage.source", stage.time.source.as_str())];
         span
     }
 
@@ -222,6 +246,7 @@ const STALL: Duration = Duration::from_secs(1);
 mod tests {
     use super::*;
     use crate::observe::fixture;
+    use crate::record::Ways;
 
     #[test]
     fn a_request_becomes_a_tree_whose_attempt_has_the_id_that_went_upstream() {
@@ -260,6 +285,63 @@ mod tests {
         assert_eq!(events, ["first_token", "stall", "last_token"]);
         assert_eq!(spans[0].start_time_unix_nano, nanos(clock.wall(record.at.head)));
         assert_eq!(spans[0].status, None);
+    }
+
+    /// Names of the spans of stages, from when to when in milliseconds from the head, and the attempts' ids.
+    fn stage_spans(record: &Record) -> Vec<(String, u64, u64, u64)> {
+        let spans = spans(record, &Clock::start());
+        assert_eq!(spans.len() as u64, span_count(record));
+        let began = spans[0].start_time_unix_nano;
+        let after = |nanos: u64| (nanos - began) / 1_000_000;
+        let is_stage = |span: &&Span| span.attributes.iter().any(|it| it.key == "tokenway.stage.source");
+        let stage = |span: &Span| {
+            let (start, end) = (after(span.start_time_unix_nano), after(span.end_time_unix_nano));
+            let parent = span.parent_span_id.clone().try_into().map(u64::from_be_bytes);
+            (span.name.clone(), start, end, parent.unwrap())
+        };
+        spans[1..].iter().filter(is_stage).map(stage).collect()
+    }
+
+    #[test]
+    fn the_stages_of_two_legs_are_below_the_attempts_that_they_were_spent_at() {
+        let mut record = fixture::stream();
+        let at = |ms| record.at.head.after(Duration::from_millis(ms));
+        let leg = Attempt {
+            cause: AttemptCause::Prefill,
+            span: 0xa0,
+            connected: Some(at(14)),
+            end: at(70),
+            ..record.attempts[0].clone()
+        };
+        (record.attempts[0].start, record.at.connected) = (at(71), Some(at(73)));
+        record.attempts.insert(0, leg);
+        record.ways =
+            Some(Ways { is_apart: true, transfer: Some(Duration::from_millis(100)), ..Ways::default() });
+        let expected = [
+            ("prefill", 14, 70, 0xa0),
+            ("engine_queue", 73, 110, 0xa1),
+            ("kv_transfer", 110, 210, 0xa1),
+            ("decode", 210, 1300, 0xa1),
+        ];
+        assert_eq!(stage_spans(&record), expected.map(|(name, a, b, at)| (name.to_owned(), a, b, at)));
+    }
+
+    #[test]
+    fn a_stream_that_was_continued_elsewhere_decodes_below_both_attempts() {
+        let mut record = fixture::stream();
+        let at = |ms| record.at.head.after(Duration::from_millis(ms));
+        let next = Attempt {
+            cause: AttemptCause::Migration,
+            span: 0xa2,
+            start: at(900),
+            connected: Some(at(902)),
+            head: Some(at(905)),
+            ..record.attempts[0].clone()
+        };
+        (record.attempts[0].error, record.attempts[0].end) = (Some("replica_closed"), at(900));
+        record.attempts.push(next);
+        let expected = [("prefill", 15, 210, 0xa1), ("decode", 210, 900, 0xa1), ("decode", 900, 1300, 0xa2)];
+        assert_eq!(stage_spans(&record), expected.map(|(name, a, b, at)| (name.to_owned(), a, b, at)));
     }
 
     #[test]
