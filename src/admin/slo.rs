@@ -53,7 +53,7 @@ pub(super) fn summary(admin: &AdminState) -> Slo {
             .zip(&config.routes)
             .map(|((figures, verdict), of)| {
                 let known = route(figures, verdict, now);
-                with_times(known, figures.overdue, (admin, &config, of), now)
+                with_times(known, figures.missing_for, (admin, &config, of), now)
             })
             .collect(),
         sentence,
@@ -103,15 +103,21 @@ fn figures(
             figures.lately.merge(&slot);
         }
     }
-    // What has missed a bound and has not ended is a miss now.
-    let oldest = late.iter().map(|late| now.since(late.since)).max().unwrap_or_default();
-    figures.overdue = (late.len(), oldest);
-    figures.stuck = late.iter().filter(|late| late.by >= STUCK_AFTER).count();
-    for late in late {
-        if let Some(asked) = late.asked.as_ref().filter(|_| late.by >= STUCK_AFTER) {
-            let waited = figures.stuck_at.entry(Arc::clone(&asked.replica)).or_default();
-            *waited = (*waited).max(now.since(late.since));
+    figures.missing_for = late.iter().map(|late| now.since(late.since)).max();
+    // What has missed a bound and has not ended is a miss now, also where its first token came too late.
+    for late in late.iter().filter(|late| late.waits_for.is_some()) {
+        let waited = now.since(late.since);
+        figures.overdue = (figures.overdue.0 + 1, figures.overdue.1.max(waited));
+        if late.by < STUCK_AFTER {
+            continue;
         }
+        figures.stuck += 1;
+        if let Some(asked) = &late.asked {
+            let longest = figures.stuck_at.entry(Arc::clone(&asked.replica)).or_default();
+            *longest = (*longest).max(waited);
+        }
+    }
+    for late in late {
         for window in [&mut figures.minute, &mut figures.five] {
             window.slot.add_late(late);
         }
@@ -183,7 +189,7 @@ fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> RouteVerdict 
 /// Adds what the verdict does not need: time per output token, and since when it is bad.
 fn with_times(
     known: RouteVerdict,
-    overdue: (usize, Duration),
+    missing_for: Option<Duration>,
     (admin, config, route): (&AdminState, &Config, &Route),
     now: Stamp,
 ) -> RouteVerdict {
@@ -193,21 +199,15 @@ fn with_times(
     let bound = config.slo.get(&route.slo).and_then(|slo| slo.tpot);
     RouteVerdict {
         bound: BoundMeans { tpot: bound.map(|bound| bound.as_secs_f64()), ..known.bound },
-        since: (known.status == "bad").then(|| bad_for(admin, &route.name, overdue, now)).flatten(),
+        since: (known.status == "bad").then(|| bad_for(admin, &route.name, missing_for, now)).flatten(),
         tpot: quantiles(&tpot),
         ..known
     }
 }
 
 /// Seconds since the first miss after the last pause of a minute.
-fn bad_for(
-    admin: &AdminState,
-    route: &Arc<str>,
-    (late, oldest_late): (usize, Duration),
-    now: Stamp,
-) -> Option<f64> {
+fn bad_for(admin: &AdminState, route: &Arc<str>, missing_for: Option<Duration>, now: Stamp) -> Option<f64> {
     let history = admin.observer.history().route(route);
-    let waiting = (late > 0).then_some(oldest_late.as_secs_f64());
     let (mut oldest, mut is_over) = (None, false);
     for step in [Step::TenSeconds, Step::Minute] {
         if is_over {
@@ -230,7 +230,7 @@ fn bad_for(
         }
     }
     let counted = oldest.map(|at| now.since(at).as_secs_f64());
-    counted.into_iter().chain(waiting).reduce(f64::max)
+    counted.into_iter().chain(missing_for.map(|since| since.as_secs_f64())).reduce(f64::max)
 }
 
 fn named(names: &[&str], counts: &[u32]) -> BTreeMap<String, u32> {

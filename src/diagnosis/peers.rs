@@ -37,9 +37,11 @@ pub(crate) struct RouteFigures {
     pub(crate) uptime: Duration,
     /// Replicas of its pools as they are now.
     pub(crate) replicas: Vec<ReplicaStatus>,
-    /// Requests that have missed a bound and have not ended, and how long the oldest has waited.
+    /// Requests that wait for what is past its bound, and how long the oldest has waited.
     pub(crate) overdue: (usize, Duration),
-    /// Those of them whose bound has passed for seconds.
+    /// How long ago the oldest request came that has missed a bound and has not ended, whether it waits for that or not.
+    pub(crate) missing_for: Option<Duration>,
+    /// Those that wait and whose bound has passed for seconds.
     pub(crate) stuck: usize,
     /// How long the oldest of those has waited, by the replica that it was sent to.
     pub(crate) stuck_at: HashMap<Arc<str>, Duration>,

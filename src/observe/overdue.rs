@@ -1,7 +1,7 @@
 //! Requests in flight that have already missed a bound of their SLO. Their records count only at the end.
 //!
-//! Requests to a hung engine do not end while their clients wait. The page, `/api/v1/slo` and
-//! `tokenway_requests_overdue` count them as misses at once.
+//! Requests to a hung engine do not end while their clients wait. The page and `/api/v1/slo` count them as misses at once, and
+//! `tokenway_requests_overdue` those that still wait for what is past its bound.
 
 use std::array;
 use std::collections::HashMap;
@@ -45,6 +45,7 @@ impl Overdue {
             class: record.class.as_str(),
             since,
             ttft,
+            first_token: None,
             e2e,
             asked: None,
         };
@@ -71,11 +72,13 @@ impl Overdue {
 /// A request that has missed a bound and has not ended.
 #[derive(Clone, Debug)]
 pub struct Late {
-    /// Which bound.
+    /// Which bound, the first of them.
     pub missed: Missed,
+    /// The bound of what it still waits for; `None` where its first token came late and the answer has time yet.
+    pub waits_for: Option<Missed>,
     /// Since when it waits: its request was read.
     pub since: Stamp,
-    /// For how long the bound has passed.
+    /// For how long that bound has passed; else by how much its first token was late.
     pub by: Duration,
     /// Label `tenant`.
     pub tenant: Arc<str>,
@@ -97,7 +100,7 @@ pub struct Asked {
 }
 
 impl Late {
-    /// The stage that it is in.
+    /// The stage in which it missed its bound.
     #[must_use]
     pub fn stage(&self) -> Stage {
         match (&self.asked, self.missed) {
@@ -125,8 +128,8 @@ impl BoundGuard {
     }
 
     /// Its first token came: from here on the bound on its duration is what is left to miss.
-    pub(super) fn first_token(&self) {
-        self.update(|waiting| waiting.ttft = None);
+    pub(super) fn first_token(&self, at: Stamp) {
+        self.update(|waiting| waiting.first_token = Some(at));
     }
 
     fn update(&self, change: impl FnOnce(&mut Waiting)) {
@@ -151,22 +154,26 @@ struct Waiting {
     class: &'static str,
     since: Stamp,
     ttft: Option<Stamp>,
+    first_token: Option<Stamp>,
     e2e: Option<Stamp>,
     asked: Option<Asked>,
 }
 
 impl Waiting {
-    /// The bound that has passed, and for how long.
-    fn missed(&self, now: Stamp) -> Option<(Missed, Duration)> {
-        let by = |bound: Option<Stamp>| bound.filter(|bound| now > *bound).map(|bound| now.since(bound));
-        let ttft = by(self.ttft).map(|by| (Missed::Ttft, by));
-        ttft.or_else(|| by(self.e2e).map(|by| (Missed::E2e, by)))
-    }
-
     fn late(&self, now: Stamp) -> Option<Late> {
-        let (missed, by) = self.missed(now)?;
+        let by =
+            |bound: Option<Stamp>, at: Stamp| bound.filter(|bound| at > *bound).map(|bound| at.since(bound));
+        let ttft = by(self.ttft, self.first_token.unwrap_or(now));
+        let e2e = by(self.e2e, now);
+        let missed = if ttft.is_some() { Missed::Ttft } else { Missed::E2e };
+        let (by, waits_for) = match (self.first_token, ttft, e2e) {
+            (None, Some(by), _) => (by, Some(Missed::Ttft)),
+            (_, _, Some(by)) => (by, Some(Missed::E2e)),
+            (Some(_), Some(by), None) => (by, None),
+            (_, None, None) => return None,
+        };
         let (tenant, asked) = (Arc::clone(&self.tenant), self.asked.clone());
-        Some(Late { missed, since: self.since, by, tenant, class: self.class, asked })
+        Some(Late { missed, waits_for, since: self.since, by, tenant, class: self.class, asked })
     }
 }
 
@@ -229,12 +236,25 @@ mod tests {
         let late = of_route(&overdue, &record.route, ms(101)).pop().unwrap();
         assert_eq!(late.by, Duration::from_millis(1));
         assert_eq!(late.asked.unwrap().replica, record.attempts[0].served.replica);
-        guard.first_token();
-        assert_eq!(missed(999), None);
+        guard.first_token(ms(100));
+        assert_eq!(missed(999), None, "it came in time");
         assert_eq!(missed(1001), Some((Missed::E2e, Stage::Decode)));
         assert!(of_route(&overdue, "another", ms(1001)).is_empty());
         drop(guard);
         assert_eq!(missed(1001), None);
+    }
+
+    #[test]
+    fn a_first_token_that_came_late_was_missed_and_is_no_longer_waited_for() {
+        let (overdue, record) = (Arc::new(Overdue::default()), record());
+        let guard = overdue.watch(&record).unwrap();
+        let late = |at| {
+            of_route(&overdue, &record.route, ms(at)).pop().map(|late| (late.missed, late.waits_for, late.by))
+        };
+        assert_eq!(late(150), Some((Missed::Ttft, Some(Missed::Ttft), Duration::from_millis(50))));
+        guard.first_token(ms(170));
+        assert_eq!(late(999), Some((Missed::Ttft, None, Duration::from_millis(70))));
+        assert_eq!(late(1001), Some((Missed::Ttft, Some(Missed::E2e), Duration::from_millis(1))));
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl RecordGuard {
     pub fn first_token(&mut self, at: Stamp) {
         self.record().at.first_token = Some(at);
         if let Some(bounds) = &self.bounds {
-            bounds.first_token();
+            bounds.first_token(at);
         }
     }
 

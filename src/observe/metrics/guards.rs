@@ -111,8 +111,8 @@ impl OverdueRequests {
         self.counts.values_mut().for_each(|count| *count = 0);
         let mut longest: HashMap<Asked, Duration> = HashMap::new();
         for (route, late) in overdue.by_route(now) {
-            self.counts.insert(route, late.len());
-            for late in late.into_iter().filter(|late| late.missed == Missed::Ttft) {
+            self.counts.insert(route, late.iter().filter(|late| late.waits_for.is_some()).count());
+            for late in late.into_iter().filter(|late| late.waits_for == Some(Missed::Ttft)) {
                 let Some(asked) = late.asked else { continue };
                 let by = longest.entry(asked).or_default();
                 *by = (*by).max(late.by);

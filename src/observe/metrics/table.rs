@@ -106,7 +106,7 @@ families! {
             level inflight "tokenway_requests_inflight" []
                 "Requests being served.";
             gauge overdue "tokenway_requests_overdue" [route]
-                "Requests being served that have missed a bound of their SLO already, on the first token or on the duration.";
+                "Requests being served that wait past a bound of their SLO: for the first token, or for the end.";
         }
 
         /// Replicas, as the gateway sees them and as their engines and GPUs report themselves.
