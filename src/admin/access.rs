@@ -39,7 +39,8 @@ pub(super) async fn one_host(request: Request, next: Next) -> Result<Response, A
     Ok(next.run(request).await)
 }
 
-fn check(admin: &Admin, method: &Method, headers: &HeaderMap) -> Result<(), AdminError> {
+/// Whether a request may be answered.
+pub(super) fn check(admin: &Admin, method: &Method, headers: &HeaderMap) -> Result<(), AdminError> {
     let has = |token: &Option<Secret>| token.as_ref().is_some_and(|token| has_token(headers, token));
     if !admin.is_guarded() {
         if !is_local_host(headers) {

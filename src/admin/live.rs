@@ -1,7 +1,7 @@
 //! `/api/events`: the verdict once a second, as server-sent events.
 //!
 //! Computed once for all subscribers and only while there are any. Subscribers are limited; one that does not read loses
-//! events, not memory: it holds one. Streams end with the admin port.
+//! events, not memory: it holds one. Streams end with the admin port, and with the token that they were opened with.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,14 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Method};
 use http_body_util::channel::Channel;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::error::AdminError;
-use super::{AdminState, slo};
+use super::{AdminState, access, slo};
 
 /// Where events come from.
 pub(super) struct Live {
@@ -51,16 +52,22 @@ impl Live {
         }
     }
 
-    /// A stream of events, the first at once.
-    pub(super) fn subscribe(&self, admin: &AdminState) -> Result<Response, AdminError> {
+    /// A stream of events, the first at once. It ends where its request would be refused by now: a reload may change the token.
+    pub(super) fn subscribe(
+        &self,
+        admin: Arc<AdminState>,
+        headers: HeaderMap,
+    ) -> Result<Response, AdminError> {
         let permit = Arc::clone(&self.subscribers).try_acquire_owned().map_err(|_| AdminError::Overloaded)?;
         let mut events = self.events.subscribe();
         let (mut sender, body) = Channel::<Bytes>::new(1);
-        let (first, shutdown) = (event(admin), self.shutdown.clone());
+        let (first, shutdown) = (event(&admin), self.shutdown.clone());
         self.tracker.spawn(async move {
             let forward = async {
                 let mut next = first;
-                while sender.send_data(next).await.is_ok() && events.changed().await.is_ok() {
+                let may_read =
+                    || access::check(&admin.control.config().admin, &Method::GET, &headers).is_ok();
+                while sender.send_data(next).await.is_ok() && events.changed().await.is_ok() && may_read() {
                     next = events.borrow_and_update().clone();
                 }
             };

@@ -14,11 +14,11 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{BoxError, Router};
-use http::StatusCode;
 use http::header::{
     ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
 };
+use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tower::ServiceBuilder;
@@ -130,7 +130,8 @@ fn actions() -> Router<Arc<AdminState>> {
 
 /// What does not end by itself: without a timeout, bounded by [`Live`].
 fn streams(live: Arc<Live>) -> Router<Arc<AdminState>> {
-    let events = async move |State(admin): State<Arc<AdminState>>| live.subscribe(&admin);
+    let events =
+        async move |State(admin): State<Arc<AdminState>>, headers: HeaderMap| live.subscribe(admin, headers);
     Router::new().route("/events", get(events))
 }
 

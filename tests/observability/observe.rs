@@ -656,6 +656,29 @@ async fn the_verdict_and_the_history_show_an_incident_and_the_stream_tells_it() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stream_of_events_ends_with_the_token_that_it_was_opened_with() {
+    let (address, gateway, _observer) = admin(Some("s3cret")).await;
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request =
+        format!("GET /api/v1/events HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer s3cret\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut heard = Vec::new();
+    let mut read = async |until: fn(&str) -> bool| {
+        let reading = async {
+            while !until(&String::from_utf8_lossy(&heard)) && stream.read_buf(&mut heard).await.unwrap() > 0 {
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), reading).await.expect("in time");
+        String::from_utf8_lossy(&heard).matches("event: slo").count()
+    };
+    let two = |heard: &str| heard.matches("event: slo").count() == 2;
+    assert_eq!(read(two).await, 2, "it goes on");
+    gateway.rotate("another");
+    let whole = |heard: &str| heard.ends_with("\r\n0\r\n\r\n");
+    assert!(read(whole).await < 6, "it ends with the next event");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_browser_gets_the_page_without_the_token_and_nothing_else() {
     let (address, ..) = admin(Some("s3cret")).await;
     for path in ["/", "/page.js", "/page.css", "/page/chart.js", "/favicon.svg"] {

@@ -274,7 +274,7 @@ impl Collector {
 
 /// A gateway as the admin port sees it.
 pub(crate) struct Gateway {
-    config: Arc<Config>,
+    config: Mutex<Arc<Config>>,
     pub(crate) is_ready: AtomicBool,
     pub(crate) is_draining: AtomicBool,
     /// Its readiness cannot be computed without a panic.
@@ -285,12 +285,18 @@ pub(crate) struct Gateway {
 impl Gateway {
     pub(crate) fn new(config: Config) -> Self {
         Self {
-            config: Arc::new(config),
+            config: Mutex::new(Arc::new(config)),
             is_ready: AtomicBool::new(true),
             is_draining: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
             level: Mutex::new("info".into()),
         }
+    }
+
+    /// A reload gave it another token.
+    pub(crate) fn rotate(&self, token: &str) {
+        let mut config = self.config.lock();
+        Arc::make_mut(&mut config).admin.token = Some(Secret::new(token));
     }
 }
 
@@ -333,7 +339,7 @@ impl Control for Gateway {
     }
 
     fn config(&self) -> Arc<Config> {
-        Arc::clone(&self.config)
+        Arc::clone(&self.config.lock())
     }
 
     fn reload(&self) -> Result<Vec<String>, String> {
