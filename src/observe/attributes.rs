@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::record::{AttemptCause, Record};
+use crate::record::{AttemptCause, Record, cut};
 
 use super::judgement::Judgement;
 use super::stages::Stage;
@@ -82,7 +82,13 @@ fn gen_ai<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeV
 }
 
 fn http<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>)) {
-    emit(key!("http.request.method"), AttributeValue::Str(record.client.method.as_str()));
+    let method = record.client.method.as_str();
+    let is_known = KNOWN_METHODS.contains(&method);
+    emit(key!("http.request.method"), AttributeValue::Str(if is_known { method } else { "_OTHER" }));
+    if !is_known {
+        let original = cut(method, MAX_METHOD);
+        emit(key!("http.request.method_original"), AttributeValue::Str(original));
+    }
     emit(key!("url.scheme"), AttributeValue::Name(if record.client.is_tls { "https" } else { "http" }));
     emit(key!("url.path"), AttributeValue::Str(&record.path));
     emit(key!("http.route"), AttributeValue::Str(&record.path));
@@ -231,3 +237,9 @@ fn some<'a>(
 fn int<'a>(count: u64) -> AttributeValue<'a> {
     AttributeValue::Int(i64::try_from(count).unwrap_or(i64::MAX))
 }
+
+/// Of RFC 9110, and PATCH: what the convention calls known; others are `_OTHER`.
+const KNOWN_METHODS: [&str; 9] =
+    ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+/// Longest unknown method that is shown, in bytes: registered ones have up to 17.
+const MAX_METHOD: usize = 32;

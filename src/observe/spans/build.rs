@@ -303,6 +303,25 @@ mod tests {
     }
 
     #[test]
+    fn a_method_that_http_does_not_know_is_other() {
+        let mut record = fixture::stream();
+        let mut methods = |method: &[u8]| {
+            record.client.method = http::Method::from_bytes(method).unwrap();
+            let root = spans(&record, &Clock::start()).swap_remove(0);
+            let of = |name: &str| root.attributes.iter().find(|it| it.key == name).cloned();
+            ["http.request.method", "http.request.method_original"].map(of)
+        };
+        let has = |name: &str, value: &str| Some(text(name, value));
+        assert_eq!(methods(b"PATCH"), [has("http.request.method", "PATCH"), None]);
+        let other = has("http.request.method", "_OTHER");
+        assert_eq!(methods(b"FOO"), [other.clone(), has("http.request.method_original", "FOO")]);
+        assert_eq!(methods(b"get")[0], other, "methods are case-sensitive");
+        let long = "X".repeat(32);
+        let cut = has("http.request.method_original", &long);
+        assert_eq!(methods("X".repeat(4000).as_bytes())[1], cut);
+    }
+
+    #[test]
     fn the_stages_of_two_legs_are_below_the_attempts_that_they_were_spent_at() {
         let mut record = fixture::stream();
         let at = |ms| record.at.head.after(Duration::from_millis(ms));
