@@ -121,6 +121,8 @@ impl RolloutService {
                 command = asked.recv() => command,
                 // Commands outlive configurations: a gateway that ends changes no more.
                 Ok(()) = configs.changed() => {
+                    // Arms are those of the canaries before: another revision must not be judged by them.
+                    self.drain(&mut seen);
                     self.take(&Arc::clone(&configs.borrow_and_update()));
                     continue;
                 }
@@ -394,3 +396,46 @@ const MAX_PASSED: Duration = Duration::from_secs(2);
 const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 /// Five seconds.
 const TICKS_PER_SAVE: u32 = 20;
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Handle;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::config::check::check_str;
+    use crate::observe::metrics::BuildInfo;
+    use crate::observe::{Background, Judgement, Tap as _, fixture};
+
+    fn config(revision: &str) -> Arc<Config> {
+        let text = format!(
+            "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"llama\"\n\
+             revision = \"{revision}\"\nreplicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"llama\"\n\
+             pools = [\"old\"]\n[route.canary]\npool = \"llama\"\nsteps = [{{ weight = 50, soak = \"1h\" }}]\n"
+        );
+        Arc::new(check_str("f.toml", &text, &|_| None).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_ended_before_a_reload_is_judged_as_of_the_revision_before_it() {
+        let record = fixture::stream();
+        let before = config(&record.served().unwrap().revision);
+        let (configs, configured) = watch::channel(Arc::clone(&before));
+        let (clock, build) = (Clock::start(), BuildInfo::THIS);
+        let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
+        let fleet = FleetView::default();
+        let around = Surroundings { clock, build, background, instance: "test".into(), fleet };
+        let metrics = Arc::new(Metrics::new(&before, build, clock));
+        let feed = start(configured, &around, &metrics, CarriedOver::default(), None).unwrap();
+        let counted = || feed.board().read()[0].requests.canary;
+        // Between two ticks.
+        tokio::time::sleep(TICK / 2).await;
+        feed.record(&record, &Judgement::of(&record));
+        tokio::time::sleep(TICK).await;
+        assert_eq!(counted(), 1);
+        feed.record(&record, &Judgement::of(&record));
+        configs.send(config("after-a-reload")).unwrap();
+        tokio::time::sleep(2 * TICK).await;
+        assert_eq!((&*feed.board().read()[0].revision, counted()), ("after-a-reload", 0));
+    }
+}
