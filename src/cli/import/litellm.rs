@@ -47,15 +47,19 @@ fn deployment(draft: &mut Draft, entry: &Json, notes: &mut Notes) {
     if let Some((provider, _)) = model.split_once('/').filter(|(provider, _)| FOREIGN.contains(provider)) {
         return notes.left(what, &format!("{provider} has an API of its own, which LiteLLM translates to"));
     }
+    // The provider's prefix is LiteLLM's, not the engine's.
+    let upstream = model.split_once('/').filter(|(provider, _)| PROVIDERS.contains(provider));
+    let upstream = upstream.map_or(model, |(_, model)| model);
+    let is_every_name = name == "*" && (upstream == "*" || !upstream.contains('*'));
+    if !is_every_name && [name, upstream].iter().any(|model| model.contains('*')) {
+        return notes.left(what, WILDCARD);
+    }
     let weight = match params["weight"].as_u64() {
         Some(0) => return notes.left(what, "weight 0: it gets no requests"),
         weight => weight.unwrap_or(1),
     };
     let Some(url) = notes.replica(base) else { return };
     unmapped(entry, &what, notes);
-    // The provider's prefix is LiteLLM's, not the engine's.
-    let upstream = model.split_once('/').filter(|(provider, _)| PROVIDERS.contains(provider));
-    let upstream = upstream.map_or(model, |(_, model)| model);
     let key = params["api_key"].as_str().and_then(|key| engine_key(key, &what, notes));
     let keys: Vec<_> = key.into_iter().collect();
     let pool_name = if upstream == name || upstream.is_empty() {
@@ -186,6 +190,7 @@ const TWINS: [(Setting, Setting); 2] = [
     (("litellm_settings", "request_timeout"), ("router_settings", "timeout")),
     (("litellm_settings", "num_retries"), ("router_settings", "num_retries")),
 ];
+const WILDCARD: &str = "a route's model is one name or \"*\": list each model by name";
 /// Providers that are no OpenAI-compatible server.
 const FOREIGN: &[&str] = &[
     "anthropic",

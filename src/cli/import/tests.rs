@@ -168,6 +168,27 @@ fn what_is_no_openai_api_or_no_timeout_is_a_line() {
 }
 
 #[test]
+fn wildcards_are_lines_and_every_name_is_a_route() {
+    let entry = |name: &str, model: &str| {
+        format!(
+            "  - model_name: \"{name}\"\n    litellm_params: {{ model: \"{model}\", api_base: \"http://a:1\" }}\n"
+        )
+    };
+    let models = [("gpt*", "openai/*"), ("openai/*", "openai/*"), ("m", "openai/*"), ("*", "openai/meta/*")];
+    let all = models.map(|(name, model)| entry(name, model)).concat();
+    let (code, text, shown) =
+        import_file("litellm", &format!("model_list:\n{all}{}", entry("*", "openai/*")));
+    let config = checked(&text);
+    let routes: Vec<_> =
+        config.routes.iter().map(|route| (route.model.as_str(), route.upstream_model.as_deref())).collect();
+    assert_eq!((code, routes), (1, vec![("*", None)]), "{shown}");
+    for (name, model) in models {
+        let line = format!("not mapped: model {name} ({model}): a route's model is one name or \"*\"");
+        assert!(shown.contains(&line), "{line}\n{shown}");
+    }
+}
+
+#[test]
 fn upstream_blocks_become_pools() {
     let (code, text, said) = import_file(
         "nginx",
