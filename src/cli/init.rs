@@ -1,5 +1,6 @@
 //! `tokenway init`: a commented configuration file from flags, or from a few questions at a terminal.
 
+use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
@@ -54,6 +55,9 @@ pub fn run(
             writeln!(err, "error: no replica: give --upstream URL for each; at a terminal it is asked for")?;
             return Ok(EXIT_USAGE);
         }
+    }
+    for url in answers.take_repeated() {
+        writeln!(err, "note: {url} is given twice; it is written once")?;
     }
     let text = answers.draft().render("Tokenway's configuration, made by `tokenway init`.");
     if args.file.as_os_str() == "-" {
@@ -119,6 +123,12 @@ impl Answers {
         Ok(true)
     }
 
+    /// Takes out the replicas that were given before.
+    fn take_repeated(&mut self) -> Vec<String> {
+        let mut seen = HashSet::new();
+        self.replicas.extract_if(.., |url| !seen.insert(url.clone())).collect()
+    }
+
     fn draft(&self) -> Draft {
         let pool = DraftPool { name: "main".to_owned(), replicas: self.replicas.clone(), keys: Vec::new() };
         let route = DraftRoute {
@@ -172,6 +182,15 @@ mod tests {
             "{shown}"
         );
         assert!(shown.contains("  gpu: "), "{shown}");
+        for (args, input) in [
+            (&["-", "--upstream", "http://a:1", "http://A:1/,http://b:2"] as &[_], None),
+            (&["-"], Some("http://a:1 http://a:1/v1 http://b:2\n\n\n")),
+        ] {
+            let (_, text, shown) = init(args, input);
+            let config = check_str("gateway.toml", &text, &|_| None).unwrap();
+            assert_eq!(config.pools[0].replicas.len(), 2, "{text}");
+            assert!(shown.contains("http://a:1 is given twice"), "{shown}");
+        }
         assert_eq!(init(&["-"], None).0, EXIT_USAGE);
         assert_eq!(init(&["-"], Some("")).0, EXIT_USAGE);
     }
