@@ -9,7 +9,7 @@ use tokenway_sim::replay::{Bounds, Figures, Measured};
 
 use super::BenchArgs;
 use super::client::Client;
-use crate::cli::replay::grid;
+use crate::cli::replay::{grid, per_second};
 use crate::stats::Counts;
 
 /// A run's figures.
@@ -132,7 +132,7 @@ fn row(name: &str, figures: &Figures, itl: &Counts) -> Vec<String> {
         percent(figures.violations),
         percent(figures.ttft_violations),
         percent(figures.tpot_violations),
-        format!("{:.2}", figures.goodput_per_second),
+        per_second(figures.goodput_per_second),
         seconds(figures.ttft_p50_s),
         seconds(figures.ttft_p90_s),
         seconds(figures.ttft_p99_s),

@@ -68,6 +68,17 @@ fn latency_counts_from_when_a_request_was_due() {
 }
 
 #[test]
+fn a_single_request_has_no_rate() {
+    let (_runtime, sim) = engine();
+    let trace = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(trace.path(), "{\"timestamp\":0,\"input_length\":9,\"output_length\":2}\n").unwrap();
+    let (code, out, err) = bench(&[&sim.url(), "--trace", trace.path().to_str().unwrap()]);
+    let lines: Vec<Vec<_>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(code == EXIT_OK && lines.iter().flatten().all(|cell| *cell != "inf"), "{out}{err}");
+    assert!(lines.iter().any(|cells| cells.contains(&"-")), "{out}");
+}
+
+#[test]
 fn what_cannot_be_run_says_why() {
     let (code, out, err) = bench(&["127.0.0.1:1", "--duration", "1s"]);
     assert!(

@@ -89,6 +89,11 @@ pub(super) fn table(header: &str, lines: &[ReportLine], out: &mut dyn Write) -> 
     write!(out, "{}", grid(&HEADINGS, &rows))
 }
 
+/// A rate; requests that all come at one moment have none.
+pub(in crate::cli) fn per_second(rate: f64) -> String {
+    if rate.is_finite() { format!("{rate:.2}") } else { "-".to_owned() }
+}
+
 /// Rows below their headings, the first column to the left.
 pub(in crate::cli) fn grid(headings: &[&str], rows: &[Vec<String>]) -> String {
     let first = rows.iter().filter_map(|row| row.first()).map(String::len).max().unwrap_or(0);
@@ -145,7 +150,7 @@ fn figures(runs: &[ReportLine]) -> Vec<String> {
         percent(&|f| f.ttft_violations),
         percent(&|f| f.tpot_violations),
         percent(&|f| f.itl_violations),
-        format!("{:.2}", mean(&|f| f.goodput_per_second)),
+        per_second(mean(&|f| f.goodput_per_second)),
         seconds(&|f| f.ttft_p50_s),
         seconds(&|f| f.ttft_p90_s),
         seconds(&|f| f.ttft_p99_s),
