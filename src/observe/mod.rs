@@ -350,31 +350,35 @@ impl Observer {
 
     /// Observes a request's end.
     pub fn record(&self, record: &Arc<Record>) {
-        self.record_charged(record, None);
+        self.record_judged(record, &Judgement::of(record), None);
     }
 
-    /// The same, of a tenant that was charged: `charge` is corrected by what the engine reports later.
-    pub(crate) fn record_charged(&self, record: &Arc<Record>, charge: Option<EngineCharge>) {
-        let judgement = Judgement::of(record);
+    /// The same, with its judgement, of a tenant that was charged: `charge` is corrected by what the engine reports later.
+    pub(crate) fn record_judged(
+        &self,
+        record: &Arc<Record>,
+        judgement: &Judgement,
+        charge: Option<EngineCharge>,
+    ) {
         let is_tail = self.note_duration(record);
         let seen = Seen {
             is_tail,
             is_drifting: self.taps.iter().any(|tap| tap.wants_trace(record)),
             is_canary: self.taps.iter().any(|tap| tap.is_canary(record)),
         };
-        let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, seen));
+        let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, judgement, seen));
         let waits =
             self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep, charge));
-        self.metrics.record(record, &judgement, !waits);
+        self.metrics.record(record, judgement, !waits);
         if !waits {
-            self.settled.keep(record, &judgement);
+            self.settled.keep(record, judgement);
         }
         if keep && !waits {
             self.settled.export(record);
         }
         self.decisions.record(record);
         for tap in &*self.taps {
-            tap.record(record, &judgement);
+            tap.record(record, judgement);
         }
     }
 

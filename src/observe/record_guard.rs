@@ -11,11 +11,10 @@ use tokio_util::sync::CancellationToken;
 use crate::admission::TenantPermit;
 use crate::clock::{Clock, Stamp};
 use crate::error::Failure;
-use crate::observe::Observer;
 use crate::observe::content::Capture;
 use crate::observe::metrics::GaugeGuard;
 use crate::observe::overdue::BoundGuard;
-use crate::observe::stages;
+use crate::observe::{Judgement, Observer, stages};
 use crate::record::{Opening, Outcome, Record, Served};
 
 /// How the original of a copy ended.
@@ -205,11 +204,10 @@ impl Drop for RecordGuard {
         if let Some(end) = self.copy.take() {
             if record.outcome == Outcome::Canceled { end.left.cancel() } else { end.over.cancel() }
         }
-        let charge = self.permit.take().map(|permit| {
-            let engine = stages::charged_time(&shared, &stages::stages(&shared));
-            permit.settle(&shared, engine)
-        });
-        self.observer.record_charged(&shared, charge);
+        let judgement = Judgement::of(&shared);
+        let engine = || stages::charged_time(&shared, &judgement.stages);
+        let charge = self.permit.take().map(|permit| permit.settle(&shared, engine()));
+        self.observer.record_judged(&shared, &judgement, charge);
         if let Some(capture) = self.capture.take() {
             capture.deliver(&shared);
         }
