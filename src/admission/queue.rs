@@ -72,7 +72,14 @@ struct Flow<T> {
 /// What would be left of a queue without some of those that wait.
 struct Rest {
     usages: Usages,
-    gone: Vec<FlowKey>,
+    /// Those, each with the limit that it takes.
+    gone: SmallVec<[(Position, Over); 1]>,
+}
+
+impl Rest {
+    fn has(&self, key: &FlowKey) -> bool {
+        !self.gone.iter().any(|(gone, _)| gone.key == *key)
+    }
 }
 
 #[derive(Debug)]
@@ -261,17 +268,16 @@ impl<T: Clone> WaitQueue<T> {
 
     /// Those that have to go, each with the limit that it takes; `None` where that is not enough.
     fn victims(&self, waiter: &Waiter, limits: &QueueLimits) -> Option<SmallVec<[(Position, Over); 1]>> {
-        let (key, mut victims) = (waiter.usage(), SmallVec::new());
-        let mut rest = Rest { usages: self.usages.clone(), gone: Vec::new() };
+        let key = waiter.usage();
+        let mut rest = Rest { usages: self.usages.clone(), gone: SmallVec::new() };
         while let Some(over) = rest.usages.over(&key, waiter.bytes, limits) {
             let last = self.sheddable(waiter, limits, &rest);
             let last = last.or_else(|| self.above_share(waiter, over, &rest))?;
             let entry = self.flows.iter().find(|flow| flow.id == last.flow)?.waiting.get(&last.key)?;
             rest.usages.remove(entry.usage.as_ref()?, entry.bytes);
-            rest.gone.push(last.key);
-            victims.push((last, over));
+            rest.gone.push((last, over));
         }
-        Some(victims)
+        Some(rest.gone)
     }
 
     fn weight_of(&self, tenant: &str, waiter: &Waiter) -> u32 {
@@ -283,7 +289,7 @@ impl<T: Clone> WaitQueue<T> {
     fn sheddable(&self, waiter: &Waiter, limits: &QueueLimits, rest: &Rest) -> Option<Position> {
         let key = waiter.usage();
         let is_its = |place: &FlowKey, entry: &QueueEntry<T>| {
-            entry.usage.as_ref().is_some_and(|usage| usage.is_beside(&key)) && !rest.gone.contains(place)
+            entry.usage.as_ref().is_some_and(|usage| usage.is_beside(&key)) && rest.has(place)
         };
         let below = || self.flows.iter().filter(|flow| flow.share.priority < waiter.share.priority.min(0));
         let waiting = below().flat_map(|flow| &flow.waiting).filter(|(place, entry)| is_its(place, entry));
@@ -309,9 +315,8 @@ impl<T: Clone> WaitQueue<T> {
 
     /// The last in order of those that count as `usage`.
     fn last_of(&self, usage: &UsageKey, rest: &Rest) -> Option<(Lane, Position)> {
-        let is_its = |place: &FlowKey, entry: &QueueEntry<T>| {
-            entry.usage.as_ref() == Some(usage) && !rest.gone.contains(place)
-        };
+        let is_its =
+            |place: &FlowKey, entry: &QueueEntry<T>| entry.usage.as_ref() == Some(usage) && rest.has(place);
         let of = |flow: &Flow<T>| flow.last(is_its);
         self.flows.iter().filter_map(of).max_by_key(|(lane, position)| (*lane, position.key))
     }
