@@ -367,11 +367,13 @@ impl Observer {
             is_canary: self.taps.iter().any(|tap| tap.is_canary(record)),
         };
         let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, judgement, seen));
+        // Before anything can correct it.
+        self.settled.count(record, judgement);
         let waits =
             self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep, charge));
         self.metrics.record(record, judgement, !waits);
         if !waits {
-            self.settled.keep(record, judgement);
+            self.settled.keep(record, judgement, None);
         }
         if keep && !waits {
             self.settled.export(record);

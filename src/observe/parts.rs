@@ -50,8 +50,8 @@ impl Newest for FixedParts {
 }
 
 impl Parts {
-    /// Adds an ended request to its tenant, its class and its stages.
-    pub fn record(&self, key: &WindowKey, record: &Record, stages: &[StageTime]) {
+    /// Adds an ended request to its tenant, its class and its replica.
+    pub fn record(&self, key: &WindowKey, record: &Record) {
         let (now, ttft, tpot) = (record.at.end, record.ttft(), record.tpot());
         let (tenant, fixed) = (self.tenant(key, &record.tenant), self.fixed(key));
         for series in [Some(&*tenant), fixed.classes.get(record.class as usize)].into_iter().flatten() {
@@ -64,9 +64,14 @@ impl Parts {
             series.observe(Measure::Ttft, ttft, now);
             series.observe(Measure::Tpot, tpot, now);
         }
+    }
+
+    /// Adds the times in the stages of a request that ended then.
+    pub fn stages(&self, key: &WindowKey, stages: &[StageTime], end: Stamp) {
+        let fixed = self.fixed(key);
         for time in stages {
             if let Some(series) = fixed.stages.get(time.stage as usize) {
-                series.observe(Measure::Duration, [time.duration], now);
+                series.observe(Measure::Duration, [time.duration], end);
             }
         }
     }
@@ -180,7 +185,8 @@ mod tests {
     fn a_request_counts_for_its_tenant_its_class_and_each_of_its_stages() {
         let (parts, record) = (Parts::default(), fixture::stream());
         let key = WindowKey::new(&record.route, &record.model, &"v1".into());
-        parts.record(&key, &record, &stages(&record));
+        parts.record(&key, &record);
+        parts.stages(&key, &stages(&record), record.at.end);
         let read = |by| parts.read(by, Window::Minute, record.at.end);
         let [tenant] = &read(SplitBy::Tenant)[..] else { panic!("one tenant") };
         assert_eq!((tenant.part.as_deref(), tenant.ttft.count(), tenant.tpot.count()), (Some("acme"), 1, 1));
@@ -206,7 +212,7 @@ mod tests {
         let key = WindowKey::new(&record.route, &record.model, &"v1".into());
         for i in 0..1000 {
             record.tenant = format!("t{i}").into();
-            parts.record(&key, &record, &[]);
+            parts.record(&key, &record);
         }
         let tenants = parts.read(SplitBy::Tenant, Window::Minute, record.at.end);
         assert!(tenants.len() <= MAX_TENANTS + 1, "{}", tenants.len());

@@ -51,6 +51,11 @@ impl<T> Ring<T> {
         self.0.back().map(|(number, _)| *number)
     }
 
+    /// The slot of that number, if it is kept.
+    pub fn get_mut(&mut self, number: i64) -> Option<&mut T> {
+        self.0.iter_mut().rev().find(|(kept, _)| *kept == number).map(|(_, value)| value)
+    }
+
     /// Slots with their numbers, oldest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (i64, &T)> + Clone {
         self.0.iter().map(|(number, value)| (*number, value))

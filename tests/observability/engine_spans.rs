@@ -12,7 +12,10 @@ use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message;
 use tokenway::config::{AccessLog, Config, EngineSpansConfig, Otlp, OtlpProtocol};
 use tokenway::observe::Observer;
-use tokenway::record::Record;
+use tokenway::observe::history::Dimension;
+use tokenway::observe::latency::Step;
+use tokenway::record::{Record, SloBounds};
+use tokenway::stage::Stage;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -46,6 +49,10 @@ fn receiving() -> Config {
 
 /// The engine's own view of the attempt that answered `record()`: 50 ms of queue, 120 ms of prefill.
 fn engine_span(record: &Record) -> ExportTraceServiceRequest {
+    engine_span_of(record, 0.05, 0.12)
+}
+
+fn engine_span_of(record: &Record, queue: f64, prefill: f64) -> ExportTraceServiceRequest {
     let seconds = |key: &str, seconds| KeyValue {
         key: key.to_owned(),
         value: Some(AnyValue { value: Some(any_value::Value::DoubleValue(seconds)) }),
@@ -57,8 +64,8 @@ fn engine_span(record: &Record) -> ExportTraceServiceRequest {
         span_id: vec![1; 8],
         parent_span_id: record.attempts.last().unwrap().span.to_be_bytes().to_vec(),
         attributes: vec![
-            seconds("gen_ai.latency.time_in_queue", 0.05),
-            seconds("gen_ai.latency.time_in_model_prefill", 0.12),
+            seconds("gen_ai.latency.time_in_queue", queue),
+            seconds("gen_ai.latency.time_in_model_prefill", prefill),
         ],
         ..Span::default()
     };
@@ -123,6 +130,39 @@ async fn the_stages_of_a_sampled_request_are_those_its_engine_measured() {
 
 fn name_of(export: &ExportTraceServiceRequest) -> &str {
     &export.resource_spans[0].scope_spans[0].spans[0].name
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_miss_is_in_the_history_at_once_and_its_stage_moves_when_the_engine_measured_it() {
+    let observer = observer(&receiving());
+    let address = observer.engine_spans_address().unwrap();
+    let mut record = sampled();
+    record.slo = SloBounds { ttft: Some(Duration::from_millis(100)), ..SloBounds::default() };
+    let end = record.at.end;
+    let export = engine_span_of(&record, 0.15, 0.02).encode_to_vec();
+    let root = record.trace.root;
+    observer.record(&Arc::new(record));
+    let history = observer.history().route(&"chat".into());
+    let misses = |of: Stage| {
+        let slots = history.slots(Step::TenSeconds, 6, end);
+        let replica = slots[0].1.parts.iter().find(|((by, _), _)| *by == Dimension::Replica).unwrap().1;
+        (slots[0].1.missed_in[of as usize], replica.missed_in[of as usize], replica.mean(of))
+    };
+    let at_once = misses(Stage::Prefill);
+    assert_eq!((at_once.0, at_once.1, misses(Stage::EngineQueue).0), (1, 1, 0), "as estimated");
+    assert!(at_once.2.unwrap() > 0.15, "{at_once:?}");
+
+    assert_eq!(post(address, "/v1/traces", "application/x-protobuf", &export).await, 200);
+    until(|| joins(&observer, "joined") == Some(1.0)).await;
+    until(|| misses(Stage::EngineQueue).0 == 1).await;
+    assert_eq!(misses(Stage::EngineQueue), (1, 1, Some(0.15)), "as measured");
+    let prefill = misses(Stage::Prefill);
+    assert_eq!((prefill.0, prefill.1), (0, 0), "moved, not counted twice");
+    assert!((prefill.2.unwrap() - 0.02).abs() < 1e-9, "{prefill:?}");
+    let slots = history.slots(Step::TenSeconds, 6, end);
+    assert_eq!((slots[0].1.requests, slots[0].1.all_missed()), (1, 1));
+    let kept = observer.history().kept(end);
+    assert!(kept.iter().any(|kept| kept.record.trace.root == root && kept.record.engine.is_some()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,6 +20,8 @@ pub(super) struct Ready {
     pub(super) keep: bool,
     /// What its tenant was charged before its engine's times were known.
     pub(super) charge: Option<EngineCharge>,
+    /// As its engine measured them, once they came.
+    pub(super) times: Option<EngineTimes>,
 }
 
 /// What became of a record that was offered.
@@ -49,7 +51,7 @@ impl Join {
         let Some(attempt) = awaited(&ready.record) else { return Offered::Refused };
         let trace = ready.record.trace.trace_id;
         if let Some(figures) = self.figures.remove(&attempt).filter(|figures| figures.trace == trace) {
-            return Offered::Joined(Box::new(with(ready, figures.times)));
+            return Offered::Joined(Box::new(Ready { times: Some(figures.times), ..ready }));
         }
         if self.records_until.len() >= MAX_WAITING {
             return Offered::Refused;
@@ -63,7 +65,8 @@ impl Join {
     pub(super) fn receive(&mut self, figures: Figures, now: Stamp) -> Option<Ready> {
         let waits = |ready: &Ready| ready.record.trace.trace_id == figures.trace;
         if self.records.get(&figures.attempt).is_some_and(waits) {
-            return self.records.remove(&figures.attempt).map(|ready| with(ready, figures.times));
+            let ready = self.records.remove(&figures.attempt);
+            return ready.map(|ready| Ready { times: Some(figures.times), ..ready });
         }
         if self.figures_until.len() < MAX_WAITING {
             self.figures_until.push_back((now.after(FIGURES_TIMEOUT), figures.attempt));
@@ -107,11 +110,6 @@ fn awaited(record: &Record) -> Option<u64> {
     may_come.then_some(attempt.span)
 }
 
-fn with(ready: Ready, times: EngineTimes) -> Ready {
-    let record = Arc::new(Record { engine: Some(times), ..Record::clone(&ready.record) });
-    Ready { record, ..ready }
-}
-
 /// Of either side: about 400 sampled requests a second.
 const MAX_WAITING: usize = 4096;
 /// The batch delay of OpenTelemetry's SDKs is five seconds.
@@ -133,7 +131,7 @@ mod tests {
     }
 
     fn ended(attempt: u64, keep: bool) -> Ready {
-        Ready { record: record(attempt), keep, charge: None }
+        Ready { record: record(attempt), keep, charge: None, times: None }
     }
 
     fn figures(attempt: u64) -> Figures {
@@ -146,10 +144,10 @@ mod tests {
         let mut join = Join::default();
         assert!(matches!(join.offer(ended(1, true), second(0)), Offered::Waits));
         let ready = join.receive(figures(1), second(5)).unwrap();
-        assert_eq!((ready.record.engine, ready.keep), (Some(figures(1).times), true));
+        assert_eq!((ready.times, ready.keep), (Some(figures(1).times), true));
         assert!(join.receive(figures(2), second(6)).is_none());
         let Offered::Joined(joined) = join.offer(ended(2, false), second(60)) else { panic!("joined") };
-        assert_eq!(joined.record.engine, Some(figures(2).times));
+        assert_eq!(joined.times, Some(figures(2).times));
         let (late, unmatched) = join.overdue(second(1000));
         assert_eq!((late.len(), unmatched), (0, 0), "nothing is published twice");
     }
@@ -161,7 +159,7 @@ mod tests {
         join.receive(figures(2), second(0));
         assert_eq!(join.overdue(second(9)).0.len(), 0);
         let (late, unmatched) = join.overdue(second(10));
-        assert_eq!((late.len(), late[0].record.engine, unmatched), (1, None, 0));
+        assert_eq!((late.len(), late[0].times, unmatched), (1, None, 0));
         assert_eq!(join.overdue(second(60)).1, 1);
         assert!(join.receive(figures(1), second(61)).is_none());
         join.offer(ended(3, true), second(61));

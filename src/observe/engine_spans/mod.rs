@@ -62,27 +62,48 @@ pub(super) struct Settled {
 }
 
 impl Settled {
-    /// Judged anew: the engine's times may move the blame to another stage.
-    fn publish(&self, Ready { record, keep, charge }: Ready) {
-        let judgement = Judgement::of(&record);
-        // Where the engine reported nothing, the time that was charged stays as estimated.
-        if let Some(charge) = charge.filter(|_| record.engine.is_some()) {
-            charge.correct(stages::charged_time(&record, &judgement.stages));
-        }
-        self.metrics.settled(&record, &judgement);
-        self.keep(&record, &judgement);
+    fn publish(&self, Ready { record, keep, charge, times }: Ready) {
+        let estimated = Judgement::of(&record);
+        // Where the engine reported nothing, what was charged and blamed stays as estimated.
+        let record = match times {
+            None => {
+                self.settle(&record, &estimated, None);
+                record
+            }
+            Some(times) => {
+                let record = Arc::new(Record { engine: Some(times), ..Record::clone(&record) });
+                let measured = Judgement::of(&record);
+                if let Some(charge) = charge {
+                    charge.correct(stages::charged_time(&record, &measured.stages));
+                }
+                self.settle(&record, &measured, Some(&estimated));
+                record
+            }
+        };
         if keep {
             self.export(&record);
         }
     }
 
-    /// Writes the record's line and adds it to the history.
-    pub(super) fn keep(&self, record: &Arc<Record>, judgement: &Judgement) {
-        if let Some(served) = record.served() {
-            let key = WindowKey::new(&record.route, &record.model, &served.revision);
-            self.parts.record(&key, record, &judgement.stages);
+    fn settle(&self, record: &Arc<Record>, judgement: &Judgement, before: Option<&Judgement>) {
+        self.metrics.settled(record, judgement);
+        self.keep(record, judgement, before);
+    }
+
+    /// Counts an ended request: at its end, whatever its engine has yet to report.
+    pub(super) fn count(&self, record: &Arc<Record>, judgement: &Judgement) {
+        if let Some(key) = key_of(record) {
+            self.parts.record(&key, record);
         }
         self.history.record(record, judgement);
+    }
+
+    /// Adds its times by stage, in place of those that were estimated `before`, and writes its line.
+    pub(super) fn keep(&self, record: &Arc<Record>, judgement: &Judgement, before: Option<&Judgement>) {
+        if let Some(key) = key_of(record) {
+            self.parts.stages(&key, &judgement.stages, record.at.end);
+        }
+        self.history.settled(record, judgement, before);
         if let Some(log) = &self.access_log {
             log.record(record, judgement);
         }
@@ -149,7 +170,7 @@ impl EngineSpans {
 
     /// Whether it takes a record over, to publish what depends on its stages when its engine's times are known.
     pub(super) fn takes(&self, record: &Arc<Record>, keep: bool, charge: Option<EngineCharge>) -> bool {
-        let ready = Ready { record: Arc::clone(record), keep, charge };
+        let ready = Ready { record: Arc::clone(record), keep, charge, times: None };
         let offered = self.shared.join.lock().offer(ready, self.shared.clock.now());
         match offered {
             Offered::Waits => true,
@@ -200,6 +221,10 @@ impl Shared {
     fn count(&self, result: JoinResult, records: u64) {
         self.settled.metrics.families.process.engine_spans.inc_by([result.as_str()], records);
     }
+}
+
+fn key_of(record: &Record) -> Option<WindowKey> {
+    record.served().map(|served| WindowKey::new(&record.route, &record.model, &served.revision))
 }
 
 const CHECK_EVERY: Duration = Duration::from_millis(500);

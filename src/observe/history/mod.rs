@@ -49,10 +49,23 @@ impl History {
         routes
     }
 
-    /// Counts an ended request. One that ended before its route was known is of no route.
+    /// Counts an ended request but for the times in its stages. One that ended before its route was known is of no route.
     pub fn record(&self, record: &Arc<Record>, judgement: &Judgement) {
         if &*record.route != "none" {
             self.route(&record.route).record(record, judgement);
+        }
+    }
+
+    /// Adds a counted request's times in its stages: as its engine measured them where they were estimated `before`.
+    pub(super) fn settled(&self, record: &Arc<Record>, judgement: &Judgement, before: Option<&Judgement>) {
+        if &*record.route == "none" {
+            return;
+        }
+        let route = self.route(&record.route);
+        route.stages(record, judgement);
+        if let Some(before) = before {
+            route.rings.lock().correct(record, before, judgement);
+            route.worst.lock().correct(record);
         }
     }
 
@@ -88,14 +101,17 @@ impl RouteHistory {
 
     fn record(&self, record: &Arc<Record>, judgement: &Judgement) {
         self.rings.lock().at(record.at.end).record(record, judgement);
+        let dropped = self.worst.lock().record(record, judgement);
+        // Freed outside of the lock.
+        drop(dropped);
+    }
+
+    fn stages(&self, record: &Record, judgement: &Judgement) {
         for time in &judgement.stages {
             if let Some(stage) = self.stages.get(time.stage as usize) {
                 stage.lock().add([(time.duration, 1)].into_iter(), record.at.end);
             }
         }
-        let dropped = self.worst.lock().record(record, judgement);
-        // Freed outside of the lock.
-        drop(dropped);
     }
 
     /// Slots with values of the last `n` whole steps and the current one, oldest first, with their numbers.
@@ -160,6 +176,13 @@ impl Rings {
             }
             self.calm.push_back((number, slot.clone()));
         }
+    }
+
+    /// Corrects the slot that a record is counted in, and its minute if that is over.
+    fn correct(&mut self, record: &Record, before: &Judgement, measured: &Judgement) {
+        let number = Step::TenSeconds.slot(record.at.end);
+        let slots = [self.short.get_mut(number), self.minutes.get_mut(number / IN_MINUTE)];
+        slots.into_iter().flatten().for_each(|slot| slot.correct(record, before, measured));
     }
 
     /// The newest minute so far, with its number.

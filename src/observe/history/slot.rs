@@ -5,8 +5,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
 use crate::labels::{LabelHasher, labels};
 use crate::observe::judgement::Judgement;
 use crate::observe::overdue::Late;
@@ -25,6 +23,13 @@ labels! {
         Tenant = "tenant",
         /// Label `class`.
         Class = "class",
+    }
+}
+
+impl Dimension {
+    /// Whether it is of an engine, not of the client.
+    fn is_engine(self) -> bool {
+        matches!(self, Self::Replica | Self::Revision)
     }
 }
 
@@ -87,6 +92,38 @@ impl Part {
     #[must_use]
     pub fn over_expected(&self) -> Option<f64> {
         (self.ttft.1 > 0.0).then(|| self.ttft.0 / self.ttft.1)
+    }
+
+    /// Adds the times in the stages and the blame of a miss, but for connecting where that is others' time (`is_later`).
+    fn add_stages(&mut self, judgement: &Judgement, is_later: bool) {
+        if let Some((missed, at)) = own_miss(judgement, is_later) {
+            count(&mut self.missed_in, at);
+            if is_wrong(missed) {
+                count(&mut self.wrong_in, at);
+            }
+        }
+        for time in judgement.stages.iter().filter(|time| is_own(time.stage, is_later)) {
+            count(&mut self.stage_requests, time.stage as usize);
+            if let Some(sum) = self.stage_seconds.get_mut(time.stage as usize) {
+                *sum += time.duration.as_secs_f64();
+            }
+        }
+    }
+
+    /// Takes back what was added.
+    fn take_stages(&mut self, judgement: &Judgement, is_later: bool) {
+        if let Some((missed, at)) = own_miss(judgement, is_later) {
+            discount(&mut self.missed_in, at);
+            if is_wrong(missed) {
+                discount(&mut self.wrong_in, at);
+            }
+        }
+        for time in judgement.stages.iter().filter(|time| is_own(time.stage, is_later)) {
+            discount(&mut self.stage_requests, time.stage as usize);
+            if let Some(sum) = self.stage_seconds.get_mut(time.stage as usize) {
+                *sum -= time.duration.as_secs_f64();
+            }
+        }
     }
 
     /// Counts how an attempt ended.
@@ -235,36 +272,19 @@ impl Slot {
         if let Some(bound) = record.slo.ttft.filter(|_| record.is_stream) {
             self.bound = (self.bound.0 + bound.as_secs_f64(), self.bound.1 + 1);
         }
-        let missed = match judgement.verdict {
-            SloVerdict::Met => {
-                self.good += 1;
-                None
-            }
-            SloVerdict::Missed(missed) => Some(missed),
-            SloVerdict::NotCounted => None,
-        };
-        let blamed = judgement.blamed.unwrap_or(Stage::Route) as usize;
-        if let Some(missed) = missed {
+        self.good += u32::from(judgement.verdict == SloVerdict::Met);
+        if let Some(missed) = judgement.missed() {
             count(&mut self.missed, missed as usize);
-            count(&mut self.missed_in, blamed);
+            count(&mut self.missed_in, blamed(judgement) as usize);
         }
         let class: Arc<str> = record.class.as_str().into();
         let expected =
             record.decision.as_ref().and_then(|d| Some(d.predicted_ttft?.as_secs_f64() / d.pace.max(0.01)));
         let ttft = record.ttft().map(|ttft| ttft.as_secs_f64());
-        let times: SmallVec<[_; STAGES]> =
-            judgement.stages.iter().map(|time| (time.stage as usize, time.duration.as_secs_f64())).collect();
         let charged = charged(record);
         let served = charged.map(|(_, attempt)| (&attempt.served.replica, &attempt.served.revision));
-        // Attempts that failed or were overtaken are in the connect stage, and theirs is that time.
-        let is_later = charged.is_some_and(|(at, _)| {
-            record.attempts.iter().take(at).any(|attempt| attempt.cause != AttemptCause::Prefill)
-        });
+        let is_later = is_later(record, charged);
         for (dimension, name) in took_part(served, &record.tenant, &class) {
-            let is_others = |stage| {
-                let is_engine = matches!(dimension, Dimension::Replica | Dimension::Revision);
-                is_later && is_engine && stage == Stage::Connect as usize
-            };
             let part = self.part(dimension, name);
             part.requests += 1;
             part.judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
@@ -275,18 +295,7 @@ impl Slot {
             if let Some((ttft, expected)) = ttft.zip(expected) {
                 part.ttft = (part.ttft.0 + ttft, part.ttft.1 + expected);
             }
-            if let Some(missed) = missed.filter(|_| !is_others(blamed)) {
-                count(&mut part.missed_in, blamed);
-                if matches!(missed, Missed::Error | Missed::Empty) {
-                    count(&mut part.wrong_in, blamed);
-                }
-            }
-            for (stage, seconds) in times.iter().filter(|(stage, _)| !is_others(*stage)) {
-                count(&mut part.stage_requests, *stage);
-                if let Some(sum) = part.stage_seconds.get_mut(*stage) {
-                    *sum += seconds;
-                }
-            }
+            part.add_stages(judgement, is_later && dimension.is_engine());
             if let (Dimension::Replica | Dimension::Revision, Some((_, attempt))) = (dimension, charged) {
                 part.attempt(dimension, attempt);
             }
@@ -295,6 +304,23 @@ impl Slot {
             if charged.is_none_or(|(charged, _)| charged != at) {
                 self.attempt(attempt);
             }
+        }
+    }
+
+    /// Counts a recorded request's stages as they were measured in place of what they were `before`. Its verdict is the same.
+    pub(super) fn correct(&mut self, record: &Record, before: &Judgement, measured: &Judgement) {
+        if before.missed().is_some() {
+            discount(&mut self.missed_in, blamed(before) as usize);
+            count(&mut self.missed_in, blamed(measured) as usize);
+        }
+        let class: Arc<str> = record.class.as_str().into();
+        let charged = charged(record);
+        let served = charged.map(|(_, attempt)| (&attempt.served.replica, &attempt.served.revision));
+        let is_later = is_later(record, charged);
+        for (dimension, name) in took_part(served, &record.tenant, &class) {
+            let part = self.part(dimension, name);
+            part.take_stages(before, is_later && dimension.is_engine());
+            part.add_stages(measured, is_later && dimension.is_engine());
         }
     }
 
@@ -358,6 +384,31 @@ fn charged(record: &Record) -> Option<(usize, &Attempt)> {
     record.attempts.iter().enumerate().max_by_key(|(_, attempt)| attempt.end.since(attempt.start))
 }
 
+/// Whether other attempts came before the one that is charged: they failed or were overtaken, and the connect stage is their time.
+fn is_later(record: &Record, charged: Option<(usize, &Attempt)>) -> bool {
+    charged.is_some_and(|(at, _)| {
+        record.attempts.iter().take(at).any(|attempt| attempt.cause != AttemptCause::Prefill)
+    })
+}
+
+fn blamed(judgement: &Judgement) -> Stage {
+    judgement.blamed.unwrap_or(Stage::Route)
+}
+
+fn is_own(stage: Stage, is_later: bool) -> bool {
+    !(is_later && stage == Stage::Connect)
+}
+
+/// A miss and the place of the stage that is blamed, where that is not others' time.
+fn own_miss(judgement: &Judgement, is_later: bool) -> Option<(Missed, usize)> {
+    let stage = blamed(judgement);
+    judgement.missed().filter(|_| is_own(stage, is_later)).map(|missed| (missed, stage as usize))
+}
+
+fn is_wrong(missed: Missed) -> bool {
+    matches!(missed, Missed::Error | Missed::Empty)
+}
+
 fn is_answered(attempt: &Attempt) -> bool {
     attempt.status.is_some_and(|status| status < 300)
 }
@@ -369,6 +420,12 @@ fn has_failed(attempt: &Attempt) -> bool {
 fn count(counts: &mut [u32], at: usize) {
     if let Some(count) = counts.get_mut(at) {
         *count += 1;
+    }
+}
+
+fn discount(counts: &mut [u32], at: usize) {
+    if let Some(count) = counts.get_mut(at) {
+        *count = count.saturating_sub(1);
     }
 }
 

@@ -70,6 +70,15 @@ impl Worst {
         dropped
     }
 
+    /// Keeps a record as its engine measured it in place of the one that is kept.
+    pub(super) fn correct(&mut self, record: &Arc<Record>) {
+        let slot = self.0.get_mut(number(record.at.end));
+        let same = |kept: &&mut Kept| kept.record.trace.root == record.trace.root;
+        if let Some(kept) = slot.and_then(|slot| slot.iter_mut().find(same)) {
+            kept.record = Arc::clone(record);
+        }
+    }
+
     pub(super) fn read(&self, now: Stamp) -> Vec<Kept> {
         let newest = number(now);
         self.0.range(newest - SLOTS + 1, i64::MAX).flat_map(|(_, slot)| slot.iter().cloned()).collect()
