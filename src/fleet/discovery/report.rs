@@ -1,6 +1,6 @@
 //! How those that learn of replicas say so: the tasks of sources, and scrapes that see several engines behind one URL.
 
-use std::fmt::Debug;
+use std::fmt;
 use std::sync::Arc;
 
 use super::roster::{Found, SourceKind};
@@ -9,7 +9,7 @@ use crate::fleet::objectives::Priorities;
 use crate::upstream::connect::Connector;
 
 /// The members of a pool, as those see them that report.
-pub(in crate::fleet) trait SourceSink: Debug + Send + Sync {
+pub(in crate::fleet) trait SourceSink: Send + Sync {
     /// A source named its replicas.
     fn answered(self: Arc<Self>, kind: SourceKind, targets: Vec<Found>);
 
@@ -24,6 +24,13 @@ pub(in crate::fleet) trait SourceSink: Debug + Send + Sync {
 
     /// The metrics page of a URL shows so many engines.
     fn saw_ranks(self: Arc<Self>, endpoint: &Endpoint, ranks: u32);
+}
+
+/// Its name: what implements it would bring the `Debug` of all that it holds into the binary.
+impl fmt::Debug for dyn SourceSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SourceSink")
+    }
 }
 
 /// What a source's task reports to.

@@ -1,5 +1,6 @@
 //! One request with its answer, on the way to who reads them.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
@@ -10,7 +11,7 @@ use super::redact::{REDACTED, Redact};
 use crate::record::Record;
 
 /// Who takes what was asked and answered, at the end of a request.
-pub trait Reader: std::fmt::Debug + Send + Sync {
+pub trait Reader: Send + Sync {
     /// Bytes that it reads of an answer.
     fn limit(&self) -> usize;
 
@@ -21,6 +22,13 @@ pub trait Reader: std::fmt::Debug + Send + Sync {
 
     /// Takes it at once, or drops and counts it.
     fn take(&self, record: &Arc<Record>, capture: &Arc<Capture>);
+}
+
+/// Its name: what implements it would bring the `Debug` of all that it holds into the binary.
+impl fmt::Debug for dyn Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reader")
+    }
 }
 
 /// What was asked, and what of the answer has passed.

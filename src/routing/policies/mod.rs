@@ -10,7 +10,7 @@ mod prefix;
 mod round_robin;
 mod session;
 
-use std::fmt::Debug;
+use std::fmt;
 
 pub use self::latency::Latency;
 pub use self::least_loaded::LeastLoaded;
@@ -22,7 +22,7 @@ use crate::config::PolicyName;
 use crate::labels::labels;
 
 /// A way to choose a replica. One instance serves one route, from many threads.
-pub trait Policy: Send + Sync + Debug {
+pub trait Policy: Send + Sync {
     /// Its name in TOML and labels.
     fn name(&self) -> PolicyName;
 
@@ -33,6 +33,13 @@ pub trait Policy: Send + Sync + Debug {
 
     /// Chooses one of the eligible candidates, of which there are at least two.
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice>;
+}
+
+/// Its name: what implements it would bring the `Debug` of all that it holds into the binary.
+impl fmt::Debug for dyn Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Policy")
+    }
 }
 
 /// A fresh policy of that name, for one route.
