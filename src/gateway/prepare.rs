@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bytes::Buf as _;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use hyper::body::Body as _;
@@ -164,8 +165,12 @@ impl ReadRequest {
             boundary,
             is_preflight,
             carrier,
-            held,
+            mut held,
         } = self;
+        // RFC 8259, section 8.1: a parser may ignore it, and engines do.
+        if dialect.body_form() == BodyForm::Json && held.bytes.starts_with(BYTE_ORDER_MARK) {
+            held.bytes.advance(BYTE_ORDER_MARK.len());
+        }
         let mut fields = match read_fields(dialect, boundary.as_deref(), &held.bytes) {
             // Where there is one model, the engine may find in a body what it can.
             Err(error)
@@ -446,6 +451,8 @@ fn default_stall(table: &RoutingTable) -> Duration {
 }
 
 /// Its body has no `cache_salt`, and engines that are asked by it share what they cached.
+/// Of UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 const COHERE_EMBED: &str = "/v2/embed";
 const NO_SALT: &str = "cache_isolation: /v2/embed has no cache_salt that would keep this tenant's texts apart; use /v1/embeddings";
 const X_PRIORITY: HeaderName = HeaderName::from_static("x-priority");

@@ -35,6 +35,16 @@ async fn the_request_body_reaches_the_replica_byte_for_byte() {
 }
 
 #[tokio::test]
+async fn a_body_behind_a_byte_order_mark_is_read_and_sent_without_it() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let body = r#"{"model":"tiny","messages":[],"stream":true}"#;
+    let answer = gateway.post(PATH, &format!("\u{feff}{body}")).await;
+    assert_eq!(answer.status(), 200, "{}", answer.text());
+    assert_eq!(replica.received()[0].text(), body);
+}
+
+#[tokio::test]
 async fn a_chunked_request_body_is_sent_with_a_length() {
     let replica = Replica::start().await;
     let gateway = Gateway::start(config::of(&[&replica])).await;
