@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokenway::app::App;
+use tokenway::background::Background;
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::PolicyName;
 use tokenway::config::check::check_str;
 use tokenway::fleet::discovery::{ReplicaAction, ReplicaChange};
 use tokenway::fleet::status::FleetView;
 use tokenway::observe::metrics::BuildInfo;
-use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
 use tokenway::routing::policies::named;
 use tokenway::routing::{Ask, EngineLimits, Prompt, SlotSet};

@@ -23,6 +23,7 @@ pub mod admission;
 pub(crate) mod api;
 pub mod app;
 pub mod autoscale;
+pub mod background;
 pub mod cli;
 pub mod clock;
 pub mod cluster;

@@ -16,6 +16,7 @@ const MODULES: &[&str] = &[
     "labels",
     "units",
     "clock",
+    "background",
     "stage",
     "stats",
     "digits",

@@ -12,6 +12,7 @@ use super::StartError;
 use super::launch::Front;
 use super::observers::DataPath;
 use super::salt_key::settle_salts;
+use crate::background::Background;
 use crate::clock::Clock;
 use crate::cluster::Topics;
 use crate::config::{Config, PoolTls};
@@ -37,7 +38,7 @@ pub struct Foundation {
     pub front: Front,
     pub(super) config: Arc<Config>,
     pub(super) clock: Clock,
-    pub(super) control: Handle,
+    pub(super) background: Background,
     pub(super) pools: Arc<Vec<Arc<PoolState>>>,
     pub(super) tls: Option<Arc<TlsSlot>>,
     pub(super) socket: TcpListener,
@@ -47,7 +48,6 @@ pub struct Foundation {
     pub(super) broker: Connector,
     /// What parts of this gateway show the others.
     pub(super) topics: Arc<Topics>,
-    pub(super) tracker: TaskTracker,
     pub(super) stopped: CancellationToken,
 }
 
@@ -63,8 +63,8 @@ impl Foundation {
         let failed = |source| StartError::Listen { addr, source };
         let socket = listener::bind(addr).map_err(failed)?;
         let data = socket.local_addr().map_err(failed)?;
-        let tracker = TaskTracker::new();
-        let connector = Connector::new(tracker.clone())?;
+        let background = Background { runtime: control, tasks: TaskTracker::new() };
+        let connector = Connector::new(background.tasks.clone())?;
         let broker = connector.separate();
         if let Some(cluster) = &config.cluster {
             let tls = PoolTls { ca: cluster.ca.clone(), ..PoolTls::default() };
@@ -77,7 +77,7 @@ impl Foundation {
         settle_salts(&carried_over.salt_key, &config);
         let kept = config.state.as_ref().map(|place| place.file("keys"));
         let keys = Arc::new(KeyStore::open(Arc::clone(&carried_over.api_keys), kept));
-        let fleet = Arc::new(Fleet::new(connector.clone(), clock, tracker.clone(), control.clone()));
+        let fleet = Arc::new(Fleet::new(connector.clone(), clock, background.clone()));
         fleet.secure(&config)?;
         let pools = fleet.apply(&config);
         Ok(Self {
@@ -87,7 +87,7 @@ impl Foundation {
             front: Front::default(),
             config,
             clock,
-            control,
+            background,
             pools,
             tls,
             socket,
@@ -95,7 +95,6 @@ impl Foundation {
             connector,
             broker,
             topics: Arc::default(),
-            tracker,
             stopped,
         })
     }

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::{budgets, usage};
+use crate::background::Background;
 use crate::cluster::{self, Snapshot};
 use crate::config::Config;
 use crate::gateway::Gateway;
@@ -15,17 +14,10 @@ use crate::kv_events;
 use crate::upstream::connect::Connector;
 
 /// Keeps budgets and usage, and exports what is used of budgets, until `stopped`.
-pub(super) fn start(
-    gateway: &Arc<Gateway>,
-    tracker: &TaskTracker,
-    stopped: &CancellationToken,
-    control: &Handle,
-) {
-    let exporting = budgets::export(Arc::clone(gateway));
-    tracker.spawn_on(stopped.clone().run_until_cancelled_owned(exporting), control);
+pub(super) fn start(gateway: &Arc<Gateway>, background: &Background, stopped: &CancellationToken) {
+    background.spawn_until(stopped, budgets::export(Arc::clone(gateway)));
     let keep = |span, keep: fn(&Gateway)| {
-        let keeping = keep_every(span, Arc::clone(gateway), keep);
-        tracker.spawn_on(stopped.clone().run_until_cancelled_owned(keeping), control);
+        background.spawn_until(stopped, keep_every(span, Arc::clone(gateway), keep));
     };
     keep(budgets::KEEP_EVERY, budgets::keep);
     keep(usage::KEEP_EVERY, usage::keep);
@@ -41,8 +33,7 @@ pub(super) fn share(config: &Config, deps: cluster::Deps) -> Option<Arc<Snapshot
     }
     let path = config.state.as_ref()?.file("decisions");
     let snapshot = Snapshot::start(path, seed, &deps.fleet, deps.clock);
-    let keeping = Arc::clone(&snapshot).run();
-    deps.tracker.spawn_on(deps.stopped.run_until_cancelled_owned(keeping), &deps.control);
+    deps.background.spawn_until(&deps.stopped, Arc::clone(&snapshot).run());
     Some(snapshot)
 }
 
@@ -52,8 +43,7 @@ pub(super) fn follow_caches(deps: &cluster::Deps, connector: Connector) {
         fleet: Arc::clone(&deps.fleet),
         gateway: Arc::clone(&deps.gateway),
         connector,
-        control: deps.control.clone(),
-        tracker: deps.tracker.clone(),
+        background: deps.background.clone(),
         stopped: deps.stopped.clone(),
         clock: deps.clock,
     });

@@ -46,7 +46,7 @@ use crate::gateway::{Gateway, Service};
 use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
 use crate::listener::{self, Acceptor, ConnectionLimit, ConnectionLimits, ListenerCounters, Serving};
-use crate::observe::{Background, Observer, instance};
+use crate::observe::{Observer, instance};
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
 use crate::request::cache_salt::SaltKey;
@@ -131,18 +131,19 @@ impl App {
 
     /// Starts gateway, watchdog and accept loop.
     pub fn on(foundation: Foundation, observer: Arc<Observer>) -> Self {
-        let Foundation { fleet, carried_over, config, clock, control, pools, keys, front, .. } = foundation;
-        let Foundation { tls, socket, data, connector, broker, topics, tracker, stopped, .. } = foundation;
+        let Foundation { fleet, carried_over, config, clock, background, pools, keys, front, .. } =
+            foundation;
+        let Foundation { tls, socket, data, connector, broker, topics, stopped, .. } = foundation;
         note_expiry(&observer, &config, clock);
         let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
-        let background = Background { runtime: control.clone(), tasks: tracker.clone() };
         let hook = config
             .hook
             .as_ref()
             .map(|hook| Hook::start(hook, connector.separate(), observer.metrics(), &background, &stopped));
         let plain = connector.separate();
         let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
-        tracker.spawn_on(stopped.clone().run_until_cancelled_owned(refreshing), &control);
+        background.spawn_until(&stopped, refreshing);
+        let tracker = background.tasks.clone();
         let watchdog = Watchdog::new(clock);
         let memory = memory_limit::fitting_body_memory(&config);
         let gateway = Arc::new(Gateway {
@@ -173,15 +174,14 @@ impl App {
             keys,
             instance: has_state.then(|| instance::name(config.admin.listen)),
             connector: broker,
-            control: control.clone(),
-            tracker: tracker.clone(),
+            background: background.clone(),
             stopped: stopped.clone(),
             clock,
         };
         keeping::follow_caches(&deps, plain);
         let snapshot = keeping::share(&config, deps);
         usage::restore(&gateway);
-        keeping::start(&gateway, &tracker, &stopped, &control);
+        keeping::start(&gateway, &background, &stopped);
         let serving = serving(&gateway, &config, tls.clone(), &stopped);
         let limit = ConnectionLimit {
             connections: open_files::fitting_connections(&config),

@@ -21,13 +21,13 @@ use super::observers::Observers;
 use super::signals::{self, Signal};
 use super::{App, StartError};
 use crate::admin::{self, AdminState, Control};
+use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::load::{ConfigError, Source};
 use crate::config::watch::{Watcher, watch_file};
 use crate::listener;
 use crate::observe::metrics::BuildInfo;
-use crate::observe::spans::Background;
 use crate::observe::{Surroundings, Tap, instance};
 use crate::request::dialect::SERVED;
 
@@ -163,12 +163,13 @@ impl Running {
         runtimes: &Runtimes,
         tap: Option<Arc<dyn Tap>>,
     ) -> Result<Self, StartError> {
-        let (clock, tracker) = (foundation.clock, TaskTracker::new());
+        let clock = foundation.clock;
         let (configs, config) = watch::channel(Arc::clone(&foundation.config));
         let addr = config.borrow().admin.listen;
-        let background = Background { runtime: runtimes.control.handle().clone(), tasks: tracker.clone() };
+        let background = Background { runtime: runtimes.control.handle().clone(), tasks: TaskTracker::new() };
         let (instance, fleet) = (instance::name(addr), foundation.view());
-        let around = Surroundings { clock, build: BuildInfo::THIS, background, instance, fleet };
+        let around =
+            Surroundings { clock, build: BuildInfo::THIS, background: background.clone(), instance, fleet };
         let observers = Observers::start(&config, around, foundation.data_path(), tap)?;
         observers.observer.metrics().count_log_drops(launch.log.drops());
         observers.observer.write_as(launch.log.format());
@@ -200,17 +201,17 @@ impl Running {
         let state = Arc::new(state);
         let metrics = metrics.map(|(metrics, socket)| {
             let serving = admin::serve_metrics(socket, Arc::clone(&state), stop_admin.clone());
-            tracker.spawn_on(serving, runtimes.control.handle());
+            background.spawn(serving);
             metrics
         });
-        let serving = admin::serve(socket, state, tracker.clone(), stop_admin.clone());
-        tracker.spawn_on(serving, runtimes.control.handle());
+        background.spawn(admin::serve(socket, state, background.tasks.clone(), stop_admin.clone()));
         // On the threads of the data path, whose waits it measures.
-        tracker.spawn_on(
+        background.tasks.spawn_on(
             Arc::clone(observers.observer.lag()).measure(clock, stop_admin.clone()),
             runtimes.data.handle(),
         );
-        tracker.spawn_on(follow_wall(clock, stop_admin.clone()), runtimes.control.handle());
+        background.spawn(follow_wall(clock, stop_admin.clone()));
+        let tracker = background.tasks;
         Ok(Self { app, observers, admin, metrics, launch, control, stop_admin, tracker })
     }
 

@@ -63,7 +63,7 @@ pub fn start(
         began: around.clock.now(),
         looks: 0,
     };
-    around.background.tasks.spawn_on(service.run(), &around.background.runtime);
+    around.background.spawn(service.run());
     board
 }
 

@@ -6,10 +6,8 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::budgets::Books;
 use super::journal::Journal;
@@ -23,6 +21,7 @@ use super::standings::Standings;
 use super::topics::Topics;
 use super::{FLUSH_EVERY, HEARTBEAT, fingerprint, speeds, wire};
 use crate::admission::Sharing;
+use crate::background::Background;
 use crate::clock::{Clock, Stamp};
 use crate::config::{Cluster, OnLoss, Secret};
 use crate::fleet::registry::Fleet;
@@ -46,11 +45,9 @@ pub struct Deps {
     pub instance: Option<Arc<str>>,
     /// Secured for the broker.
     pub connector: Connector,
-    /// Its runtime, ...
-    pub control: Handle,
-    /// ... its tasks, ...
-    pub tracker: TaskTracker,
-    /// ... and their end.
+    /// Where it runs, ...
+    pub background: Background,
+    /// ... and its end.
     pub stopped: CancellationToken,
     /// The gateway's.
     pub clock: Clock,
@@ -82,9 +79,8 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
         sent: Mutex::default(),
         pins: tokio::sync::Mutex::new(pins),
     };
-    let (tracker, control) = (service.deps.tracker.clone(), service.deps.control.clone());
-    let stopped = service.deps.stopped.clone();
-    tracker.spawn_on(stopped.run_until_cancelled_owned(service.run()), &control);
+    let (background, stopped) = (service.deps.background.clone(), service.deps.stopped.clone());
+    background.spawn_until(&stopped, service.run());
 }
 
 struct Service {
@@ -124,12 +120,13 @@ impl Service {
         let mut peers = Peers::new(identity.sender, identity.seed);
         loop {
             self.note_connected(false, 0);
-            let error = match Link::open(&self.config.url, &self.deps.connector, &self.deps.tracker).await {
-                Ok((link, messages)) => {
-                    self.follow(link, messages, &mut peers, &mut is_logged, &mut backoff).await
-                }
-                Err(error) => error,
-            };
+            let error =
+                match Link::open(&self.config.url, &self.deps.connector, &self.deps.background.tasks).await {
+                    Ok((link, messages)) => {
+                        self.follow(link, messages, &mut peers, &mut is_logged, &mut backoff).await
+                    }
+                    Err(error) => error,
+                };
             self.deps.gateway.pins.others_known(false);
             self.deps.topics.lost();
             peers.forget();

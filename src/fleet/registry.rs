@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio_util::task::TaskTracker;
 
 use super::discovery::deps::Deps;
 use super::discovery::membership::{Membership, SLOTS};
@@ -17,6 +16,7 @@ use super::pool::PoolState;
 use super::promise::Promised;
 use super::replica::Replica;
 use super::status::{PoolCalibration, ReplicaStatus};
+use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::{Config, Pool, ReplicaSpec};
 use crate::listener::tls::TlsError;
@@ -27,8 +27,7 @@ use crate::upstream::connect::Connector;
 pub struct Fleet {
     connector: Connector,
     clock: Clock,
-    tracker: TaskTracker,
-    tasks: tokio::runtime::Handle,
+    background: Background,
     pools: ArcSwap<Vec<Arc<PoolState>>>,
     /// Of the same pools, in the same order.
     memberships: ArcSwap<Vec<Arc<Membership>>>,
@@ -41,19 +40,12 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// A fleet without pools. Probes and scrapes run on `tasks`, not on the data path's runtime, so that they get
-    /// through while it is saturated.
-    pub fn new(
-        connector: Connector,
-        clock: Clock,
-        tracker: TaskTracker,
-        tasks: tokio::runtime::Handle,
-    ) -> Self {
+    /// A fleet without pools.
+    pub fn new(connector: Connector, clock: Clock, background: Background) -> Self {
         Self {
             connector,
             clock,
-            tracker,
-            tasks,
+            background,
             pools: ArcSwap::default(),
             memberships: ArcSwap::default(),
             dropped: Mutex::default(),
@@ -138,12 +130,11 @@ impl Fleet {
 
     fn open(&self, config: &Pool) -> Arc<Membership> {
         let pool = PoolState::new(config, SLOTS);
-        self.tracker.spawn_on(Arc::clone(&pool).refresh(self.clock), &self.tasks);
+        self.background.spawn(Arc::clone(&pool).refresh(self.clock));
         let deps = Deps {
             connector: self.connector_of(&pool.name),
             clock: self.clock,
-            tracker: self.tracker.clone(),
-            tasks: self.tasks.clone(),
+            background: self.background.clone(),
         };
         Membership::new(pool, deps)
     }
@@ -222,6 +213,8 @@ impl Fleet {
 
 #[cfg(test)]
 mod tests {
+    use tokio_util::task::TaskTracker;
+
     use super::super::discovery::membership::LOOK_EVERY;
     use super::super::life::Event;
     use super::*;
@@ -231,8 +224,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reload_may_replace_every_replica_of_the_largest_pool() {
-        let (tracker, tasks) = (TaskTracker::new(), tokio::runtime::Handle::current());
-        let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), Clock::start(), tracker, tasks);
+        let fleet = fleet();
         for host in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
             let urls: Vec<_> = (1..=MAX_REPLICAS).map(|port| format!("\"http://{host}:{port}\"")).collect();
             let text = format!("[[pool]]\nname = \"p\"\nreplicas = [{}]\n", urls.join(", "));
@@ -243,8 +235,8 @@ mod tests {
     }
 
     fn fleet() -> Fleet {
-        let (tracker, tasks) = (TaskTracker::new(), tokio::runtime::Handle::current());
-        Fleet::new(Connector::new(tracker.clone()).unwrap(), Clock::start(), tracker, tasks)
+        let background = Background { runtime: tokio::runtime::Handle::current(), tasks: TaskTracker::new() };
+        Fleet::new(Connector::new(background.tasks.clone()).unwrap(), Clock::start(), background)
     }
 
     fn apply(fleet: &Fleet, pool: &str, more: &str, replica: &str) -> Arc<PoolState> {

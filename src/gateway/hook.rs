@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
 use super::prepared::Prepared;
+use crate::background::Background;
 use crate::config::{Endpoint, Hook as Config, OnLoss};
 use crate::error::Failure;
-use crate::observe::Background;
 use crate::observe::content::{Capture, Reader, fields};
 use crate::observe::metrics::{HookOutcome, Metrics};
 use crate::observe::record_guard::RecordGuard;
@@ -69,8 +69,7 @@ impl Hook {
         let after = caller.config.after.clone().map(|endpoint| {
             let (sender, ended) = mpsc::channel(MAX_QUEUED);
             let posting = post_all(ended, caller.clone(), endpoint, background.clone());
-            let posting = stopped.clone().run_until_cancelled_owned(posting);
-            background.tasks.spawn_on(posting, &background.runtime);
+            background.spawn_until(stopped, posting);
             Arc::new(After { sender, caller: caller.clone() })
         });
         Self { caller, after }
@@ -289,7 +288,7 @@ async fn post_all(
             caller.count("after", outcome);
             drop(place);
         };
-        background.tasks.spawn_on(post, &background.runtime);
+        background.spawn(post);
     }
 }
 

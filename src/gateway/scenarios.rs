@@ -37,9 +37,9 @@ use crate::fleet::pick::Pick;
 use crate::fleet::registry::Fleet;
 use crate::fleet::status::FleetView;
 
+use crate::background::Background;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::record_guard::RecordGuard;
-use crate::observe::spans::Background;
 use crate::observe::{Observer, Surroundings};
 use crate::record::{ClientInfo, Opening, TokenCounts};
 use crate::relay::watch::Watchdog;
@@ -337,11 +337,12 @@ fn page(gauges: &Gauges) -> EnginePage {
 fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let (clock, tracker) = (Clock::start(), TaskTracker::new());
     let build = BuildInfo { version: "test", revision: "test", date: "test" };
-    let background = Background { runtime: runtime.clone(), tasks: tracker.clone() };
+    let background = Background { runtime, tasks: tracker.clone() };
     let fleet = FleetView::default();
-    let around = Surroundings { clock, build, background, instance: "test".into(), fleet };
+    let around =
+        Surroundings { clock, build, background: background.clone(), instance: "test".into(), fleet };
     let observer = Observer::start(config, around).unwrap();
-    let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), clock, tracker.clone(), runtime);
+    let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), clock, background);
     let pools = fleet.apply(config);
     Gateway {
         shadows: Arc::default(),

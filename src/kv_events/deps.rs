@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
+use crate::background::Background;
 use crate::clock::Clock;
 use crate::fleet::registry::Fleet;
 use crate::gateway::Gateway;
@@ -20,10 +19,8 @@ pub struct Deps {
     pub gateway: Arc<Gateway>,
     /// Without TLS: ZeroMQ has none of it.
     pub connector: Connector,
-    /// Their runtime, ...
-    pub control: Handle,
-    /// ... their tasks, ...
-    pub tracker: TaskTracker,
+    /// Where they run, ...
+    pub background: Background,
     /// ... and their end.
     pub stopped: CancellationToken,
     /// The gateway's.

@@ -74,8 +74,8 @@ impl Follower {
         let (sender, mut signals) = mpsc::channel(MAX_SIGNALS);
         let topics = Arc::<Topics>::default();
         if let Some(at) = config.listen {
-            let listening = listen(at, Arc::clone(&topics), deps.tracker.clone(), stopped.clone());
-            deps.tracker.spawn(stopped.clone().run_until_cancelled_owned(listening));
+            let listening = listen(at, Arc::clone(&topics), deps.background.tasks.clone(), stopped.clone());
+            deps.background.spawn_until(&stopped, listening);
         }
         let mut follower = Self {
             pool,
@@ -164,7 +164,7 @@ impl Follower {
         let following =
             Following { life, source: self.next, replica: Arc::clone(replica), stopped: stopped.clone() };
         self.sources.insert(replica.slot(), following);
-        self.deps.tracker.spawn_on(stopped.run_until_cancelled_owned(source.run()), &self.deps.control);
+        self.deps.background.spawn_until(&stopped, source.run());
     }
 
     fn leave(&mut self, slot: usize) {

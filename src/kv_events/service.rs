@@ -13,8 +13,8 @@ use crate::fleet::pool::PoolState;
 
 /// Begins to look for pools whose engines are to be followed.
 pub fn start(deps: Deps) {
-    let (tracker, control, stopped) = (deps.tracker.clone(), deps.control.clone(), deps.stopped.clone());
-    tracker.spawn_on(stopped.run_until_cancelled_owned(watch(Arc::new(deps))), &control);
+    let (background, stopped) = (deps.background.clone(), deps.stopped.clone());
+    background.spawn_until(&stopped, watch(Arc::new(deps)));
 }
 
 struct Followed {
@@ -43,7 +43,7 @@ async fn watch(deps: Arc<Deps>) {
             let stopped = deps.stopped.child_token();
             let following =
                 Follower::run(Arc::clone(pool), config.clone(), Arc::clone(&deps), stopped.clone());
-            deps.tracker.spawn_on(following, &deps.control);
+            deps.background.spawn(following);
             followed.insert(Arc::clone(&pool.name), Followed { pool: Arc::clone(pool), config, stopped });
         }
         tokio::time::sleep(LOOK_EVERY).await;

@@ -39,7 +39,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use self::access_log::AccessLogger;
 use self::content::{Reader, Trail};
@@ -59,6 +58,7 @@ pub use self::shadow::Shadowed;
 use self::spans::{Seen, Spans};
 use self::windows::{WindowKey, Windows};
 use crate::admission::EngineCharge;
+use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::error::Failure;
@@ -114,15 +114,6 @@ pub enum ObserveError {
     /// Spans of engines cannot be received.
     #[error(transparent)]
     EngineSpans(#[from] EngineSpansError),
-}
-
-/// Where background tasks of the observers run.
-#[derive(Clone, Debug)]
-pub struct Background {
-    /// The runtime of telemetry, probes and the admin port.
-    pub runtime: tokio::runtime::Handle,
-    /// Awaited at shutdown.
-    pub tasks: TaskTracker,
 }
 
 /// What observers need of the process.
@@ -201,7 +192,7 @@ impl Observer {
         let stop = CancellationToken::new();
         if spans.is_some() {
             let tails = update_p99(Arc::clone(&windows), clock, stop.clone());
-            background.tasks.spawn_on(tails, &background.runtime);
+            background.spawn(tails);
         }
         let settled = Arc::new(Settled {
             metrics: Arc::clone(&metrics),

@@ -11,12 +11,12 @@ use opentelemetry_proto::tonic::logs::v1::{LogRecord, SeverityNumber};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use tokio::sync::mpsc;
 
+use crate::background::Background;
 use crate::clock;
 use crate::drift::detectors::table::MAX_FINDINGS;
 use crate::drift::detectors::{Fact, Finding};
 use crate::observe::metrics::{DeliveryResult, Metrics};
 use crate::observe::otlp::{Collector, CollectorError, Exporter, attribute, logs, nanos, text};
-use crate::observe::spans::Background;
 
 /// Queues events for the collector.
 pub struct FindingEvents {
@@ -42,7 +42,7 @@ impl FindingEvents {
         };
         let (queue, events) = mpsc::channel(MAX_FINDINGS);
         let export = export(events, exporter, collector.resource(), Arc::clone(metrics));
-        background.tasks.spawn_on(export, &background.runtime);
+        background.spawn(export);
         Ok(Some(Self { queue, metrics: Arc::clone(metrics) }))
     }
 

@@ -82,7 +82,7 @@ pub fn start(
         is_dirty: false,
         is_write_failing: false,
     };
-    background.tasks.spawn_on(service.run(receiver), &background.runtime);
+    background.spawn(service.run(receiver));
     Ok(feed)
 }
 

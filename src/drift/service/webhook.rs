@@ -35,7 +35,7 @@ pub(super) fn start(
         clock: around.clock,
         metrics,
     };
-    background.tasks.spawn_on(poster.run(findings), &background.runtime);
+    background.spawn(poster.run(findings));
     Ok(())
 }
 

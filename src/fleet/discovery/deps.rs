@@ -1,7 +1,6 @@
 //! What replicas and sources run on.
 
-use tokio_util::task::TaskTracker;
-
+use crate::background::Background;
 use crate::clock::Clock;
 use crate::upstream::connect::Connector;
 
@@ -10,6 +9,5 @@ use crate::upstream::connect::Connector;
 pub(in crate::fleet) struct Deps {
     pub(in crate::fleet) connector: Connector,
     pub(in crate::fleet) clock: Clock,
-    pub(in crate::fleet) tracker: TaskTracker,
-    pub(in crate::fleet) tasks: tokio::runtime::Handle,
+    pub(in crate::fleet) background: Background,
 }

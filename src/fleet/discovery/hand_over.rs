@@ -88,7 +88,7 @@ impl Membership {
         self.pool.drain(at_once);
         if is_bridged && !self.is_handing_over.swap(true, Ordering::AcqRel) {
             let task = Arc::clone(self).hand_over();
-            self.deps.tracker.spawn_on(task, &self.deps.tasks);
+            self.deps.background.spawn(task);
         }
     }
 

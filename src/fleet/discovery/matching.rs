@@ -130,7 +130,7 @@ impl Membership {
                 connector: connector.clone(),
                 clock: self.deps.clock,
             };
-            self.deps.tracker.spawn_on(prober.run(), &self.deps.tasks);
+            self.deps.background.spawn(prober.run());
         }
         let gpus = GpuScraper {
             pool: Arc::clone(&self.pool),
@@ -138,12 +138,12 @@ impl Membership {
             connector: self.deps.connector.clone(),
             clock: self.deps.clock,
         };
-        self.deps.tracker.spawn_on(gpus.run(), &self.deps.tasks);
+        self.deps.background.spawn(gpus.run());
         // One page tells of all engines of a URL.
         if let Some(scraper) =
             Scraper::new(Arc::clone(self) as Arc<dyn SourceSink>, &self.pool, started.clone(), &self.deps)
         {
-            self.deps.tracker.spawn_on(scraper.run(), &self.deps.tasks);
+            self.deps.background.spawn(scraper.run());
         }
         started
     }

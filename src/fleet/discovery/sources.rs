@@ -57,7 +57,7 @@ impl Source {
                 Self::Kubernetes(source) => kubernetes::run(source, report).await,
             }
         };
-        deps.tracker.spawn_on(stop.clone().run_until_cancelled_owned(asking), &deps.tasks);
+        deps.background.spawn_until(&stop, asking);
         Running { source: self, _stop: stop.drop_guard() }
     }
 }

@@ -8,8 +8,8 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
 use tokio::sync::mpsc;
 
+use crate::background::Background;
 use crate::clock::Clock;
-use crate::observe::Background;
 use crate::observe::metrics::{ContentLoss, Metrics};
 use crate::observe::otlp::{Batch, BatchTask, Collector, CollectorError, End, Loss, logs};
 
@@ -35,7 +35,7 @@ impl Events {
         let batch = Entries { resource: collector.resource(), metrics: Arc::clone(metrics) };
         let end = End::default();
         let task = BatchTask { queue: entries, exporter, batch, clock, end: end.clone() };
-        background.tasks.spawn_on(task.run(), &background.runtime);
+        background.spawn(task.run());
         Ok(Self { queue, end })
     }
 }

@@ -13,12 +13,13 @@ use super::capture::{Capture, Reader};
 use super::entry::Entry;
 use super::events::Events;
 use super::redact::Redact;
+use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::Content;
+use crate::observe::ObserveError;
 use crate::observe::line_writer::{LineWriter, LogOutput, LostLines};
 use crate::observe::metrics::{ContentLoss, Metrics};
 use crate::observe::otlp::Collector;
-use crate::observe::{Background, ObserveError};
 use crate::record::Record;
 
 /// Queues entries for the thread that writes them.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use crate::background::Background;
 use crate::observe::metrics::{DropReason, Metrics};
 use crate::observe::otlp::{Collector, CollectorError, Exporter};
-use crate::observe::spans::Background;
 
 /// Queues exports for the collector.
 pub(super) struct Forward {
@@ -35,7 +35,7 @@ impl Forward {
         let exporter = collector.forwarder()?;
         let (queue, exports) = mpsc::channel(MAX_QUEUED_EXPORTS);
         let send = send(exports, exporter, Arc::clone(metrics));
-        background.tasks.spawn_on(send, &background.runtime);
+        background.spawn(send);
         let free = Arc::new(Semaphore::new(MAX_QUEUED_BYTES));
         Ok(Self { queue, free, metrics: Arc::clone(metrics) })
     }

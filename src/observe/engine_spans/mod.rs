@@ -29,10 +29,11 @@ use super::judgement::Judgement;
 use super::metrics::{JoinResult, Metrics};
 use super::otlp::{Collector, CollectorError};
 use super::parts::Parts;
-use super::spans::{Background, Spans};
+use super::spans::Spans;
 use super::stages;
 use super::windows::WindowKey;
 use crate::admission::EngineCharge;
+use crate::background::Background;
 use crate::clock::Clock;
 use crate::record::Record;
 
@@ -158,9 +159,9 @@ impl EngineSpans {
             Arc::new(move |payload, export: &_| shared.received(payload, export))
         };
         let serving = receiver::serve(socket, sink, background.clone(), stop.clone());
-        background.tasks.spawn_on(serving, &background.runtime);
+        background.spawn(serving);
         let waiting = Arc::clone(&shared).run(stop.clone());
-        background.tasks.spawn_on(waiting, &background.runtime);
+        background.spawn(waiting);
         tracing::info!(%address, "spans of engines are received");
         if !address.ip().is_loopback() {
             tracing::warn!(%address, "anyone who can reach this port can forge stage timings and write to the collector");

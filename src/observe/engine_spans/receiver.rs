@@ -31,8 +31,8 @@ use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tower::Service;
 
+use crate::background::Background;
 use crate::observe::otlp::PROTOBUF;
-use crate::observe::spans::Background;
 
 /// Takes an export: its bytes and their decoded form.
 pub(super) type Sink = Arc<dyn Fn(Bytes, &ExportTraceServiceRequest) + Send + Sync>;
@@ -67,14 +67,10 @@ pub(super) async fn serve(
         match accepted.await {
             Some((Ok(permit), Ok((stream, _)))) => {
                 let serving = connection(stream, Arc::clone(&sink), background.clone());
-                let stop = stop.clone();
-                background.tasks.spawn_on(
-                    async move {
-                        stop.run_until_cancelled(serving).await;
-                        drop(permit);
-                    },
-                    &background.runtime,
-                );
+                background.spawn_until(&stop, async move {
+                    serving.await;
+                    drop(permit);
+                });
             }
             Some((Ok(_), Err(error))) => {
                 tracing::warn!(%error, "port for engines' spans: accept");

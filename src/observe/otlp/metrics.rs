@@ -59,7 +59,7 @@ impl MetricsExport {
             task.run(interval).await;
             drop(done);
         };
-        background.tasks.spawn_on(run, &background.runtime);
+        background.spawn(run);
         Ok(this)
     }
 

@@ -16,10 +16,10 @@ use tokio::sync::mpsc;
 
 use self::export::SpanBatch;
 pub use self::sampling::{Seen, keep};
-pub use super::Background;
 use super::judgement::Judgement;
 use super::metrics::{DropReason, Metrics};
 use super::otlp::{BatchTask, Collector, CollectorError, End};
+use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::Sampling;
 use crate::record::Record;
@@ -51,7 +51,7 @@ impl Spans {
         let (metrics, end) = (Arc::clone(metrics), End::default());
         let batch = SpanBatch { resource, clock, metrics: Arc::clone(&metrics) };
         let task = BatchTask { queue: records, exporter, batch, clock, end: end.clone() };
-        background.tasks.spawn_on(task.run(), &background.runtime);
+        background.spawn(task.run());
         Ok(Self {
             queue,
             sampling: ArcSwap::from_pointee(sampling.clone()),

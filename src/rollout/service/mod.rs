@@ -72,7 +72,7 @@ pub fn start(
         last: clock.now(),
     };
     service.take(&Arc::clone(&configs.borrow_and_update()));
-    around.background.tasks.spawn_on(service.run(seen, asked, configs), &around.background.runtime);
+    around.background.spawn(service.run(seen, asked, configs));
     Ok(feed)
 }
 
@@ -403,9 +403,10 @@ mod tests {
     use tokio_util::task::TaskTracker;
 
     use super::*;
+    use crate::background::Background;
     use crate::config::check::check_str;
     use crate::observe::metrics::BuildInfo;
-    use crate::observe::{Background, Judgement, Tap as _, fixture};
+    use crate::observe::{Judgement, Tap as _, fixture};
 
     fn config(revision: &str) -> Arc<Config> {
         let text = format!(

@@ -22,7 +22,7 @@ impl Webhook {
         let (sender, receiver) = mpsc::channel(MAX_QUEUED);
         let background = &around.background;
         let connector = Connector::new(background.tasks.clone())?;
-        background.tasks.spawn_on(deliver(receiver, connector, Arc::clone(metrics)), &background.runtime);
+        background.spawn(deliver(receiver, connector, Arc::clone(metrics)));
         Ok(Self { sender, metrics: Arc::clone(metrics) })
     }
 

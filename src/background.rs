@@ -1,0 +1,34 @@
+//! Where work runs that no request waits for: probes, scrapes, exports, verdicts.
+
+use std::pin::Pin;
+
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// A runtime of its own, so that what runs there gets through while the data path's is saturated.
+#[derive(Clone, Debug)]
+pub struct Background {
+    /// The runtime.
+    pub runtime: Handle,
+    /// Awaited at shutdown.
+    pub tasks: TaskTracker,
+}
+
+impl Background {
+    /// Runs `work` to its end.
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        // One kind of task for all: each kind has three kilobytes of code of its own.
+        let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
+        self.tasks.spawn_on(work, &self.runtime)
+    }
+
+    /// Runs `work` until `stopped`.
+    pub fn spawn_until(&self, stopped: &CancellationToken, work: impl Future<Output = ()> + Send + 'static) {
+        let stopped = stopped.clone();
+        self.spawn(async move {
+            stopped.run_until_cancelled(work).await;
+        });
+    }
+}
