@@ -228,9 +228,9 @@ impl App {
         salt_key::settle_salts(&self.salt_key, &config);
         let pools = self.fleet.apply(&config);
         let table = self.gateway.table.load().next(config, pools);
-        self.gateway.table.store(Arc::new(table));
+        let before = Arc::downgrade(&self.gateway.table.swap(Arc::new(table)));
         self.gateway.table_changed.notify_one();
-        self.fleet.retire_dropped();
+        self.fleet.retire_dropped(move || before.strong_count() > 0);
         Ok(())
     }
 

@@ -10,7 +10,8 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::discovery::deps::Deps;
-use super::discovery::membership::{Membership, SLOTS};
+use super::discovery::hand_over::HAND_OVER;
+use super::discovery::membership::{LOOK_EVERY, Membership, SLOTS};
 use super::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use super::pool::PoolState;
 use super::promise::Promised;
@@ -33,6 +34,8 @@ pub struct Fleet {
     memberships: ArcSwap<Vec<Arc<Membership>>>,
     /// Pools that the last configuration dropped, until requests see the new one.
     dropped: Mutex<Vec<Arc<Membership>>>,
+    /// Pools that were dropped, for as long as requests have the configuration before.
+    parting: Mutex<Vec<Arc<Membership>>>,
     /// Pools that were dropped, for as long as their replicas have streams.
     ending: Mutex<Vec<Arc<PoolState>>>,
     /// By pool: each has TLS settings of its own.
@@ -49,6 +52,7 @@ impl Fleet {
             pools: ArcSwap::default(),
             memberships: ArcSwap::default(),
             dropped: Mutex::default(),
+            parting: Mutex::default(),
             ending: Mutex::default(),
             connectors: Mutex::default(),
         }
@@ -110,22 +114,37 @@ impl Fleet {
         pools
     }
 
-    /// Retires the pools that the last configuration dropped: no request can choose them any more.
-    pub fn retire_dropped(&self) {
+    /// Retires the pools that the last configuration dropped as soon as no request can choose them any more: `is_in_use` says whether
+    /// one has the configuration before. After [`HAND_OVER`] they go all the same.
+    pub fn retire_dropped(self: &Arc<Self>, is_in_use: impl Fn() -> bool + Send + 'static) {
+        let gone = std::mem::take(&mut *self.dropped.lock());
+        if gone.is_empty() || !is_in_use() {
+            return self.part_with(&gone);
+        }
+        self.parting.lock().extend(gone.iter().cloned());
+        let (fleet, since) = (Arc::clone(self), self.clock.now());
+        self.background.spawn(async move {
+            while is_in_use() && fleet.clock.now().since(since) < HAND_OVER {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            fleet.part_with(&gone);
+        });
+    }
+
+    fn part_with(&self, gone: &[Arc<Membership>]) {
         let mut ending = self.ending.lock();
         ending.retain(|pool| !pool.left().is_empty());
-        for membership in self.dropped.lock().drain(..) {
+        for membership in gone {
             membership.pool.drain_all();
             membership.retire();
             ending.push(Arc::clone(&membership.pool));
         }
+        self.parting.lock().retain(|parting| !gone.iter().any(|gone| Arc::ptr_eq(gone, parting)));
     }
 
     /// Ends every task of the fleet.
     pub fn retire(&self) {
-        for membership in self.memberships.load().iter() {
-            membership.retire();
-        }
+        self.memberships.load().iter().chain(self.parting.lock().iter()).for_each(|known| known.retire());
     }
 
     fn open(&self, config: &Pool) -> Arc<Membership> {
@@ -171,9 +190,16 @@ impl Fleet {
         }
         let mut ending = self.ending.lock();
         ending.retain(|pool| !pool.left().is_empty());
-        for pool in ending.iter() {
+        let left = ending.iter().map(|pool| (Arc::clone(pool), pool.left()));
+        let parting: Vec<_> = self
+            .parting
+            .lock()
+            .iter()
+            .map(|known| (Arc::clone(&known.pool), known.pool.replicas()))
+            .collect();
+        for (pool, replicas) in left.chain(parting) {
             let limits = pool.engine_limits();
-            for status in pool.left().iter().map(|replica| replica.status(now, &limits)) {
+            for status in replicas.iter().map(|replica| replica.status(now, &limits)) {
                 // Of two with one name, the one that did not leave.
                 if !all.iter().any(|known| (&known.pool, &known.replica) == (&status.pool, &status.replica)) {
                     all.push(status);
@@ -215,7 +241,6 @@ impl Fleet {
 mod tests {
     use tokio_util::task::TaskTracker;
 
-    use super::super::discovery::membership::LOOK_EVERY;
     use super::super::life::Event;
     use super::*;
     use crate::config::MAX_REPLICAS;
@@ -234,9 +259,9 @@ mod tests {
         fleet.retire();
     }
 
-    fn fleet() -> Fleet {
+    fn fleet() -> Arc<Fleet> {
         let background = Background { runtime: tokio::runtime::Handle::current(), tasks: TaskTracker::new() };
-        Fleet::new(Connector::new(background.tasks.clone()).unwrap(), Clock::start(), background)
+        Arc::new(Fleet::new(Connector::new(background.tasks.clone()).unwrap(), Clock::start(), background))
     }
 
     fn apply(fleet: &Fleet, pool: &str, more: &str, replica: &str) -> Arc<PoolState> {
@@ -259,7 +284,7 @@ mod tests {
         let other = apply(&fleet, "q", "", &named);
         assert_eq!(other.replicas()[0].state(), ReplicaState::Ready, "it was ready in the pool before");
         assert_eq!(one.state(), ReplicaState::Ready, "requests may still have the old configuration");
-        fleet.retire_dropped();
+        fleet.retire_dropped(|| false);
         assert_eq!(one.state(), ReplicaState::Draining);
         fleet.retire();
     }

@@ -2,6 +2,8 @@
 //! keep-alive.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::support::replica::{Gate, Probes, Replica, Step};
@@ -225,7 +227,7 @@ async fn a_replica_that_comes_back_with_another_model_gets_nothing_and_changes_n
         until("its list is read", || seen().reason.contains("serves other")).await;
         assert_eq!(seen().state, ReplicaState::Probing);
         assert_eq!(*seen().reason, format!("serves other, and its pool's other replicas {usual}"));
-        assert_eq!(&*seen().life.lacks, [std::sync::Arc::from("tiny")]);
+        assert_eq!(&*seen().life.lacks, [Arc::from("tiny")]);
         let before = (first.count(), second.count());
         ask(&gateway, 10).await;
         assert_eq!((first.count(), second.count()), (before.0, before.1 + 10));
@@ -298,7 +300,7 @@ async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are(
     let load = without.own().into_iter().find(|one| one.line().contains("load_lora")).unwrap();
     assert_eq!(load.text(), r#"{"lora_name":"sql","lora_path":"/adapters/sql"}"#);
     assert!(with.own().iter().any(|one| one.text().contains(r#""model":"sql""#)), "it was proved");
-    assert_eq!(&*status(&gateway, &without).life.lacks, [std::sync::Arc::from("sql")]);
+    assert_eq!(&*status(&gateway, &without).life.lacks, [Arc::from("sql")]);
     for _ in 0..4 {
         let reply = gateway.post("/v1/chat/completions", &CHAT.replace("tiny", "sql")).await;
         assert_eq!(reply.status(), 200);
@@ -310,7 +312,7 @@ async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are(
     assert_eq!((with.count(), without.count()), (4, 0));
     // One that a reload adds is loaded at replicas that serve already.
     config.pools[0].lora.adapters.insert("code".into(), "/adapters/code".into());
-    gateway.app.reload(std::sync::Arc::new(config)).unwrap();
+    gateway.app.reload(Arc::new(config)).unwrap();
     until("it is loaded", || (loads(&with), loads(&without)) == (1, 2)).await;
     assert!(with.own().iter().any(|one| one.text().contains(r#""lora_name":"code""#)));
 }
@@ -416,4 +418,31 @@ async fn a_client_learns_that_the_only_replica_warms_up() {
     let reply = gateway.post("/v1/chat/completions", CHAT).await;
     let reason = format!("http://{}: warming up", replica.name());
     assert!(reply.status() == 503 && reply.text().contains(&reason), "{}", reply.text());
+}
+
+#[tokio::test]
+async fn a_request_that_began_before_a_reload_is_answered_by_a_pool_that_it_drops() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    let gateway = Gateway::start(config.clone()).await;
+    let mut client = gateway.client().await;
+    let (begun, rest) = CHAT.split_at(20);
+    let head =
+        format!("POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n", CHAT.len());
+    client.send_raw(format!("{head}{begun}").as_bytes()).await;
+    until("its body is read", || gateway.app.gateway.requests.load(Ordering::Relaxed) == 1).await;
+
+    config.pools[0].name = "renamed".into();
+    gateway.app.reload(Arc::new(config)).unwrap();
+    let state = |pool: &str| {
+        let statuses = gateway.replicas();
+        statuses.iter().find(|status| *status.pool == *pool).map(|status| status.state)
+    };
+    assert_eq!(state("default"), Some(ReplicaState::Ready), "of the pool that is dropped");
+    client.send_raw(rest.as_bytes()).await;
+    let reply = client.reply().await;
+    assert_eq!(reply.status(), 200, "{reply:?}");
+    until("no request has the configuration before", || state("default").is_none()).await;
+    assert_eq!(gateway.post("/v1/chat/completions", CHAT).await.status(), 200);
+    gateway.idle().await;
 }

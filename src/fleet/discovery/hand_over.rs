@@ -140,5 +140,6 @@ fn has_ready(replicas: &[Arc<Replica>]) -> bool {
     replicas.iter().any(|replica| replica.is_ready())
 }
 
-/// How long replicas serve on at least that are named no more, where none of their successors is ready.
-const HAND_OVER: Duration = Duration::from_secs(60);
+/// How long replicas serve on at least that are named no more, where none of their successors is ready; and those of a dropped pool, where
+/// requests have the configuration before.
+pub(in crate::fleet) const HAND_OVER: Duration = Duration::from_secs(60);

@@ -7,7 +7,7 @@ pub(in crate::fleet) mod deps;
 mod dns;
 mod file;
 mod file_sd;
-mod hand_over;
+pub(in crate::fleet) mod hand_over;
 mod kubernetes;
 mod matching;
 pub mod membership;
