@@ -92,6 +92,8 @@ impl Fleet {
     pub fn apply(&self, config: &Config) -> Arc<Vec<Arc<PoolState>>> {
         let former = self.pools.load_full();
         let before = self.memberships.load_full();
+        let is_gone = |known: &&Arc<Membership>| config.pools.iter().all(|pool| pool.name != known.pool.name);
+        let gone: Vec<_> = before.iter().filter(is_gone).cloned().collect();
         let after: Vec<Arc<Membership>> = config
             .pools
             .iter()
@@ -100,14 +102,14 @@ impl Fleet {
                 let state = state.unwrap_or_else(|| self.open(pool));
                 let promised = Promised::of(config, pool).after(&state.pool.promised.load());
                 state.pool.promised.store(Arc::new(promised));
+                gone.iter().for_each(|gone| state.inherit(pool, gone));
                 state.configure(pool, config.is_canary(pool), &former);
                 state.pool.settle_names();
                 state.pool.queue.set_strict(config.queues(pool));
                 state
             })
             .collect();
-        let gone = before.iter().filter(|p| !after.iter().any(|a| Arc::ptr_eq(a, p)));
-        self.dropped.lock().extend(gone.cloned());
+        self.dropped.lock().extend(gone);
         let pools: Arc<Vec<_>> = Arc::new(after.iter().map(|known| Arc::clone(&known.pool)).collect());
         self.memberships.store(Arc::new(after));
         self.pools.store(Arc::clone(&pools));
@@ -241,6 +243,7 @@ impl Fleet {
 mod tests {
     use tokio_util::task::TaskTracker;
 
+    use super::super::discovery::ReplicaAction;
     use super::super::life::Event;
     use super::*;
     use crate::config::MAX_REPLICAS;
@@ -320,6 +323,33 @@ mod tests {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         assert_eq!(old.state(), ReplicaState::Draining);
+        fleet.retire();
+    }
+
+    fn order(action: ReplicaAction, url: Option<&str>, name: Option<&str>) -> ReplicaChange {
+        let text = |text: &str| text.to_owned();
+        ReplicaChange { action, pool: None, url: url.map(text), name: name.map(text), zone: None }
+    }
+
+    #[tokio::test]
+    async fn a_drain_holds_for_the_url_whatever_its_pool_is_called() {
+        let fleet = fleet();
+        let (one, other) = ("http://127.0.0.9:1", "http://127.0.0.9:2");
+        let both = format!("\"{one}\", \"{other}\"");
+        let held = |pool: &PoolState| {
+            let replicas = pool.replicas();
+            replicas.iter().map(|replica| replica.member().is_held).collect::<Vec<_>>()
+        };
+        apply(&fleet, "p", "", &both);
+        fleet.change(&order(ReplicaAction::Drain, Some(one), None)).unwrap();
+        assert_eq!(held(&apply(&fleet, "p", "", &both)), [true, false]);
+        assert_eq!(held(&apply(&fleet, "q", "", &both)), [true, false], "under another name");
+        apply(&fleet, "r", "", &format!("\"{other}\""));
+        assert_eq!(
+            held(&apply(&fleet, "r", "", &both)),
+            [false, false],
+            "what left the file is drained no more"
+        );
         fleet.retire();
     }
 }

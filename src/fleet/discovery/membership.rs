@@ -115,6 +115,14 @@ impl Membership {
         }
     }
 
+    /// Takes over the orders of a pool that a configuration drops: they hold for the URL, whatever its pool is called.
+    pub(in crate::fleet) fn inherit(&self, config: &Pool, gone: &Self) {
+        // What sources will name is not known yet.
+        let has_sources = Source::all(&config.discovery).next().is_some();
+        let is_listed = |url: &Endpoint| config.replicas.iter().any(|replica| replica.endpoint == *url);
+        self.roster.lock().inherit(&gone.roster.lock(), |url| has_sources || is_listed(url));
+    }
+
     /// Ends sources, replicas and the pool's tasks.
     pub(in crate::fleet) fn retire(&self) {
         self.running.lock().clear();

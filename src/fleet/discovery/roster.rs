@@ -141,6 +141,15 @@ impl Roster {
         self.sources.insert(SourceKind::Static, state);
     }
 
+    /// Takes over what operators ordered at URLs of a pool that is gone: what this one has known before keeps its own.
+    pub(crate) fn inherit(&mut self, gone: &Self, is_wanted: impl Fn(&Endpoint) -> bool) {
+        for (endpoint, order) in gone.orders.iter().filter(|(endpoint, _)| is_wanted(endpoint)) {
+            if !self.sources.values().any(|state| names(&state.targets, endpoint)) {
+                self.orders.entry(endpoint.clone()).or_insert_with(|| order.clone());
+            }
+        }
+    }
+
     /// A source is no longer configured: its replicas leave.
     pub(crate) fn forget(&mut self, kind: SourceKind) {
         self.sources.remove(&kind);
