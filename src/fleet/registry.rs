@@ -352,4 +352,22 @@ mod tests {
         );
         fleet.retire();
     }
+
+    #[tokio::test]
+    async fn a_url_and_a_name_of_two_replicas_change_neither() {
+        let fleet = fleet();
+        let both =
+            "{ url = \"http://127.0.0.9:1\", name = \"a\" }, { url = \"http://127.0.0.9:2\", name = \"b\" }";
+        let pool = apply(&fleet, "p", "", both);
+        for action in [ReplicaAction::Drain, ReplicaAction::Remove, ReplicaAction::Add] {
+            let refused = fleet.change(&order(action, Some("http://127.0.0.9:1"), Some("b"))).unwrap_err();
+            let ChangeError::Invalid(why) = refused else { panic!("{refused}") };
+            assert!(why.contains("\"a\"") && why.contains("\"b\""), "{why}");
+        }
+        let held = || pool.replicas().iter().filter(|replica| replica.member().is_held).count();
+        assert_eq!((pool.replicas().len(), held()), (2, 0));
+        fleet.change(&order(ReplicaAction::Drain, Some("http://127.0.0.9:1"), Some("a"))).unwrap();
+        assert_eq!(held(), 1);
+        fleet.retire();
+    }
 }

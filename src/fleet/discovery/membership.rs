@@ -141,13 +141,8 @@ impl Membership {
         let name = change.name.as_deref().map(parse_name).transpose().map_err(ChangeError::Invalid)?;
         let now = self.deps.clock.now();
         let mut roster = self.roster.lock();
-        let known = roster.sources().flat_map(|(_, state)| state.targets.iter()).find(|found| match &url {
-            Some(url) => found.spec.endpoint == *url,
-            None => name.as_ref().is_some_and(|name| found.spec.name == *name),
-        });
-        let known = known
-            .map(|found| found.spec.clone())
-            .or_else(|| self.leaving_spec(url.as_ref(), name.as_deref()));
+        let known = known(&roster, url.as_ref(), name.as_deref())?;
+        let known = known.or_else(|| self.leaving_spec(url.as_ref(), name.as_deref()));
         let unknown = || ChangeError::UnknownReplica {
             pool: self.pool.name.to_string(),
             replica: change.url.clone().or_else(|| change.name.clone()).unwrap_or_default(),
@@ -291,6 +286,26 @@ impl SourceSink for Membership {
             self.match_roster(&mut roster, Cause::Changed);
         }
     }
+}
+
+/// The replica with a URL, or else with a name: both must not mean two.
+fn known(
+    roster: &Roster,
+    url: Option<&Endpoint>,
+    name: Option<&str>,
+) -> Result<Option<ReplicaSpec>, ChangeError> {
+    let specs = || roster.sources().flat_map(|(_, state)| state.targets.iter()).map(|found| &found.spec);
+    let has_url = |spec: &&ReplicaSpec| Some(&spec.endpoint) == url;
+    let has_name = |spec: &&ReplicaSpec| Some(&*spec.name) == name;
+    if let (Some(one), Some(other)) = (specs().find(has_url), specs().find(has_name))
+        && !specs().any(|spec| has_url(&spec) && has_name(&spec))
+    {
+        return Err(ChangeError::Invalid(format!(
+            "url is that of replica {:?}, and name that of {:?} ({}): send one of them",
+            &*one.name, &*other.name, other.endpoint
+        )));
+    }
+    Ok(specs().find(|spec| if url.is_some() { has_url(spec) } else { has_name(spec) }).cloned())
 }
 
 pub(in crate::fleet) const LOOK_EVERY: Duration = Duration::from_millis(20);
