@@ -72,6 +72,10 @@ pub fn segment(text: &str) -> String {
         .collect()
 }
 
+/// What [`parse_name`] takes, for people.
+pub const NAME_FORM: &str =
+    "use 1 to 128 visible ASCII characters without spaces, quotes, commas or semicolons";
+
 #[cfg(test)]
 mod tests {
     use super::*;

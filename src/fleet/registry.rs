@@ -370,4 +370,21 @@ mod tests {
         assert_eq!(held(), 1);
         fleet.retire();
     }
+
+    #[tokio::test]
+    async fn a_zone_that_no_file_may_have_is_refused() {
+        let fleet = fleet();
+        let pool = apply(&fleet, "p", "", "\"http://127.0.0.9:1\"");
+        let add = |zone: &str| {
+            let change = order(ReplicaAction::Add, Some("http://127.0.0.9:2"), None);
+            fleet.change(&ReplicaChange { zone: Some(zone.to_owned()), ..change })
+        };
+        for zone in ["a\nb", "a\u{1b}[2J", ""] {
+            let refused = add(zone).unwrap_err();
+            assert!(matches!(&refused, ChangeError::Invalid(why) if why.starts_with("zone: ")), "{refused}");
+        }
+        assert_eq!(pool.replicas().len(), 1);
+        assert_eq!(add("eu-1a").unwrap().1.zone.as_deref(), Some("eu-1a"));
+        fleet.retire();
+    }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use http::HeaderValue;
 
 use crate::config::endpoint::absolute_url;
-use crate::config::{Endpoint, parse_endpoint, parse_name, paths};
+use crate::config::{Endpoint, NAME_FORM, parse_endpoint, parse_name, paths};
 use crate::digits::bytes_of;
 
 /// One way to write a value.
@@ -68,11 +68,8 @@ pub(in crate::config) const HTTP_URL: Form<String> = Form {
 };
 
 /// A name that goes into headers, labels and logs.
-pub(in crate::config) const NAME: Form<Arc<str>> = Form {
-    noun: "a name",
-    hint: "use 1 to 128 visible ASCII characters without spaces, quotes, commas or semicolons",
-    parse: parse_name,
-};
+pub(in crate::config) const NAME: Form<Arc<str>> =
+    Form { noun: "a name", hint: NAME_FORM, parse: parse_name };
 
 /// The name of a route or a tenant.
 pub(in crate::config) const LABEL: Form<Arc<str>> = Form {

@@ -16,7 +16,7 @@ use super::roster::{Found, Member, Roster, SourceKind, SourceState};
 use super::sources::{Running, Source};
 use super::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
 use crate::clock::Stamp;
-use crate::config::{Endpoint, MAX_REPLICAS, Pool, ReplicaSpec, parse_endpoint, parse_name};
+use crate::config::{Endpoint, MAX_REPLICAS, NAME_FORM, Pool, ReplicaSpec, parse_endpoint, parse_name};
 use crate::fleet::objectives::Priorities;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
@@ -138,7 +138,11 @@ impl Membership {
         change: &ReplicaChange,
     ) -> Result<ReplicaSpec, ChangeError> {
         let url = change.url.as_deref().map(parse_endpoint).transpose().map_err(ChangeError::Invalid)?;
-        let name = change.name.as_deref().map(parse_name).transpose().map_err(ChangeError::Invalid)?;
+        let named = |key: &str, text: Option<&String>| {
+            let invalid = |error| ChangeError::Invalid(format!("{key}: {error}; {NAME_FORM}"));
+            text.map(|text| parse_name(text).map_err(invalid)).transpose()
+        };
+        let (name, zone) = (named("name", change.name.as_ref())?, named("zone", change.zone.as_ref())?);
         let now = self.deps.clock.now();
         let mut roster = self.roster.lock();
         let known = known(&roster, url.as_ref(), name.as_deref())?;
@@ -151,7 +155,6 @@ impl Membership {
             (_, Some(known), _) => known,
             (ReplicaAction::Add, None, Some(endpoint)) => {
                 let name = name.unwrap_or_else(|| endpoint.authority().into());
-                let zone = change.zone.as_deref().map(Into::into);
                 ReplicaSpec { name, endpoint, zone }
             }
             _ => return Err(unknown()),
