@@ -14,7 +14,7 @@ use super::AdminState;
 use super::error::AdminError;
 use super::moment::Moment;
 use crate::api::keys::{Key, KeyMade, KeyOrder, Keys};
-use crate::config::{Budget, Config, Declared as _, ModelMatch, Tenant, budgets_of, parse_name};
+use crate::config::{Budget, Config, Declared as _, ModelMatch, NO_LIMIT, Tenant, budgets_of, parse_name};
 use crate::identity::{KeyError, KeyStore};
 use crate::observe::rfc3339;
 use crate::request::api_keys::ApiKey;
@@ -96,6 +96,9 @@ fn ordered(order: KeyOrder, config: &Config, now: SystemTime) -> Result<ApiKey, 
     let routes =
         order.routes.map(|routes| routes.into_iter().map(|name| route(name, tenant, config)).collect());
     let budgets = budgets_of(&order.budget).map_err(|error| invalid(format!("budget: {error}")))?;
+    if !budgets.iter().all(Budget::has_limit) {
+        return Err(invalid(format!("budget: {NO_LIMIT}")));
+    }
     let expires = order.expires.map(|text| expiry(&text, now)).transpose()?;
     Ok(ApiKey {
         tenant: Arc::clone(&tenant.name),

@@ -8,8 +8,8 @@ use serde_json::{Value as Json, json};
 use toml::de::DeTable;
 
 use super::Overrides;
-use super::check::codec::{Switch, Word};
-use super::check::section::{Checking, Section};
+use super::check::codec::{Own, Switch, Word};
+use super::check::section::{Checking, Item, Section};
 use super::check::values::MODEL;
 use super::declare::{Declared, section};
 use super::zone::{ZONE, Zone};
@@ -62,11 +62,27 @@ labels! {
 }
 
 impl Budget {
+    /// Whether it bounds anything.
+    #[must_use]
+    pub fn has_limit(&self) -> bool {
+        let tokens = [self.tokens, self.input_tokens, self.cached_tokens, self.output_tokens];
+        tokens.into_iter().chain([self.requests, self.engine_seconds]).any(|limit| limit.is_some())
+    }
+
     /// Whether it holds for requests of a model.
     #[must_use]
     pub fn is_of(&self, model: &str) -> bool {
         self.model.as_deref().is_none_or(|own| own == model)
     }
+}
+
+fn budget(item: &Item<'_>) -> Option<Budget> {
+    let section = item.section(Budget::DECLARATION.header)?;
+    let budget = Budget::read(&section, &Budget::default());
+    if !budget.has_limit() {
+        section.fault(NO_LIMIT, LIMITS_HINT);
+    }
+    Some(budget)
 }
 
 /// Reads budgets that stand in no file, such as those of a key, as JSON writes them.
@@ -96,4 +112,34 @@ pub fn budgets_of(budgets: &[Json]) -> Result<Vec<Budget>, String> {
     }
 }
 
+/// One that the file has.
+pub(super) const BUDGET: Own<Budget> = Own { read: budget, show: |budget| budget.view() };
+/// What is wrong with a budget that bounds nothing.
+pub const NO_LIMIT: &str = "a budget without a limit";
+const LIMITS_HINT: &str =
+    "add tokens, input_tokens, cached_tokens, output_tokens, requests or engine_seconds";
 const MAX: i64 = 1_000_000_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    #[test]
+    fn a_budget_without_a_limit_is_a_fault() {
+        let tenant = "[[tenant]]\nname = \"t\"\nkey_sha256 = []\n[[tenant.budget]]\nwindow = \"day\"\n";
+        let check = |more: &str| {
+            let pool = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
+            check_str("f.toml", &format!("{pool}{tenant}{more}"), &|_| None)
+        };
+        assert!(check("requests = 5\n").is_ok());
+        let faults = check("model = \"m\"\n").unwrap_err().to_string();
+        assert!(faults.contains("f.toml:7:") && faults.contains("a budget without a limit"), "{faults}");
+        assert!(faults.contains("tokens"), "a hint: {faults}");
+        assert!(
+            budgets_of(&[json!({ "window": "day" })]).is_ok(),
+            "keys that were made before stay readable"
+        );
+        assert_eq!(budgets_of(&[json!({ "tokens": 5 })]).unwrap()[0].tokens, Some(5));
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::budget::BUDGET;
 use super::check::admission::own_names;
 use super::check::codec::{List, NAMED, Own, Switch};
 use super::check::section::{Item, Section};
@@ -34,7 +35,7 @@ section! {
         /// `[telemetry.content]` may record its prompts and answers, on routes that have it too
         content: bool as Switch, default false;
         /// what it may use in windows of the calendar
-        budgets @ "budget": Vec<Budget> as List(Below), section {};
+        budgets @ "budget": Vec<Budget> as List(BUDGET), section {};
         /// each optional; 429 beyond. A minute's allowance may be used at once; tokens are those of prompts and answers
         limits: TenantLimits as Below, empty { requests_per_minute = 600, tokens_per_minute = 100000, concurrency = 64 };
     }
