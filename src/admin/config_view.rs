@@ -183,4 +183,18 @@ mod tests {
             assert_eq!(without_userinfo(url), expected);
         }
     }
+
+    #[test]
+    fn the_path_of_a_webhook_is_not_shown() {
+        let pool = |name: &str| format!("[[pool]]\nname = \"{name}\"\nreplicas = [\"http://{name}:1\"]\n");
+        let text = pool("a")
+            + &pool("b")
+            + "[drift]\nwebhook = \"https://hooks.example/services/T0/s3cret\"\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n\
+               [route.canary]\npool = \"b\"\nwebhook = \"http://127.0.0.1:9000\"\n\
+               steps = [{ weight = 50, soak = \"1h\" }]\n";
+        let shown = config(&crate::config::check::check_str("f.toml", &text, &|_| None).unwrap());
+        assert_eq!(shown["drift"]["webhook"], "https://hooks.example:443/***");
+        assert_eq!(shown["route"][0]["canary"]["webhook"], "http://127.0.0.1:9000");
+        assert!(!shown.to_string().contains("s3cret"));
+    }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::check::codec::{Codec, FILE, Own, Share, Word};
+use super::check::codec::{Codec, FILE, Own, Share, WEBHOOK, Word};
 use super::check::section::{Item, Section};
-use super::check::values::{ENDPOINT, NAME, POSITIVE_DURATION, SIZE};
+use super::check::values::{NAME, POSITIVE_DURATION, SIZE};
 use super::declare::{Declared, section};
 use super::{Endpoint, Pool, WeightedPool};
 use crate::labels::labels;
@@ -44,7 +44,7 @@ section! {
         /// answers of the canary without which no step ends; nor does one end before a breach would have been seen (docs/rollouts.md)
         min_requests: u64 as 0..=1_000_000_000, default 1;
         /// gets the report as JSON when a canary is stopped or promoted
-        webhook: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9000/canaries";
+        webhook: Option<Endpoint> as WEBHOOK, example "http://127.0.0.1:9000/canaries";
         /// beside this file; keeps step, soak, evidence and verdicts over restarts; may be that of several routes
         state: Option<PathBuf> as FILE, example "canary.json";
     } with {

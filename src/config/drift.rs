@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::check::codec::{Own, Share};
+use super::check::codec::{Own, Share, WEBHOOK};
 use super::check::section::{Item, Section};
-use super::check::values::{ENDPOINT, POSITIVE_DURATION};
+use super::check::values::POSITIVE_DURATION;
 use super::declare::{Below, Declared, section};
 use super::{DriftState, Endpoint};
 
@@ -24,7 +24,7 @@ section! {
         /// target share of requests that succeed; burn rates are of its error budget
         availability: f64 as Share, default 0.999;
         /// findings as alerts; off unless given
-        webhook: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9093/api/v2/alerts";
+        webhook: Option<Endpoint> as WEBHOOK, example "http://127.0.0.1:9093/api/v2/alerts";
         /// baselines and findings over restarts; by default `drift-<admin port>.json` in `$STATE_DIRECTORY`, `$XDG_STATE_HOME/tokenway`, `~/.local/state/tokenway`, or beside this file; false keeps none
         state: DriftState as STATE, empty "drift.json";
     }

@@ -18,7 +18,7 @@ use crate::units::Tokens;
 
 use super::secret;
 use super::section::{Item, Section};
-use super::values::Form;
+use super::values::{ENDPOINT, Form};
 
 /// Both directions of a value: from the file, and to the admin API.
 pub(in crate::config) trait Codec<T> {
@@ -167,6 +167,15 @@ pub(in crate::config) const SECRET: Own<Secret> = Own { read: secret::read, show
 
 /// Like [`SECRET`], or the text itself; never shown.
 pub(in crate::config) const SEED: Own<Secret> = Own { read: secret::read_or_plain, ..SECRET };
+
+/// The URL of a webhook: its path, often the secret, is never shown.
+pub(in crate::config) const WEBHOOK: Own<Endpoint> =
+    Own { read: |item| item.parse(&ENDPOINT), show: |endpoint| json!(without_path(endpoint)) };
+
+fn without_path(endpoint: &Endpoint) -> String {
+    let base_path = if endpoint.base_path.is_empty() { "" } else { "/***" };
+    Endpoint { base_path: base_path.into(), ..endpoint.clone() }.to_string()
+}
 
 /// The path of a file that lines are appended to.
 pub(in crate::config) fn log(item: &Item<'_>) -> Option<PathBuf> {
