@@ -39,14 +39,11 @@ impl GpuScraper {
                 () = first.removed().cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
             }
-            if let Some(problem) = self.look(first).await
-                && !std::mem::replace(&mut was_failing, true)
-            {
+            let problem = self.look(first).await;
+            if let Some(problem) = news(&mut was_failing, problem) {
                 let served = first.served();
                 let (pool, replica) = (&served.pool, &served.replica);
                 tracing::warn!(%pool, %replica, problem, "no figures of its GPUs; check pool.dcgm");
-            } else {
-                was_failing = false;
             }
             pause = INTERVAL.mul_f64(0.9 + 0.2 * fastrand::f64());
         }
@@ -77,6 +74,12 @@ impl GpuScraper {
         }
         None
     }
+}
+
+/// The problem of a scrape that failed after one that did not.
+fn news(was_failing: &mut bool, problem: Option<String>) -> Option<String> {
+    let was_failing = std::mem::replace(was_failing, problem.is_some());
+    problem.filter(|_| !was_failing)
 }
 
 /// One GPU, or an instance of one.
@@ -178,6 +181,16 @@ DCGM_FI_DEV_GPU_UTIL nonsense
         let idle = of(&[("UUID", &["GPU-604ac76c"])]).unwrap();
         assert!(!idle.throttling.unwrap().is_any(), "an idle GPU is not throttled");
         assert_eq!(idle.xid, None, "absent is not zero");
+    }
+
+    #[test]
+    fn a_page_that_stays_unreadable_is_logged_once() {
+        let mut was_failing = false;
+        let mut logged = |problem: Option<&str>| news(&mut was_failing, problem.map(str::to_owned)).is_some();
+        let problems =
+            [None, Some("404"), Some("404"), Some("503"), Some("404"), None, Some("404"), Some("404")];
+        let logged = problems.map(&mut logged);
+        assert_eq!(logged, [false, true, false, false, false, false, true, false]);
     }
 
     #[test]
