@@ -3,6 +3,8 @@
 //! Every rule that has evidence makes one [`Case`]: first who differs alone, then what happened just before, then the largest
 //! change upstream of the stage that rose. The next other cause is the runner-up; without a case the cause is unknown.
 
+use std::borrow::Cow;
+
 use crate::labels::labels;
 
 use serde::{Deserialize, Serialize};
@@ -62,7 +64,7 @@ pub struct Case {
     /// Size of the change, in thresholds.
     pub(crate) strength: f64,
     /// The numbers that speak for it.
-    pub facts: Vec<(&'static str, f64)>,
+    pub facts: Vec<(Cow<'static, str>, f64)>,
 }
 
 impl Case {
@@ -77,7 +79,7 @@ impl Case {
 
     /// Adds a known number.
     pub(crate) fn with(mut self, name: &'static str, value: impl Into<Option<f64>>) -> Self {
-        self.facts.extend(value.into().map(|value| (name, value)));
+        self.facts.extend(value.into().map(|value| (Cow::Borrowed(name), value)));
         self
     }
 }
@@ -120,12 +122,26 @@ impl Causes {
     }
 }
 
-/// A diagnosis in the state file; numbers come back with the next look.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+/// A diagnosis in the state file.
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct SavedCause {
-    pub(crate) cause: Diagnosis,
+    cause: Diagnosis,
     #[serde(default)]
-    pub(crate) tier: Tier,
+    tier: Tier,
+    /// The numbers that speak for it, as far as JSON has them; none in files of older versions.
+    #[serde(default)]
+    facts: Vec<(Cow<'static, str>, f64)>,
+}
+
+impl SavedCause {
+    pub(crate) fn of(case: &Case) -> Self {
+        let facts = case.facts.iter().filter(|(_, value)| value.is_finite()).cloned().collect();
+        Self { cause: case.cause, tier: case.tier, facts }
+    }
+
+    pub(crate) fn case(&self) -> Case {
+        Case { facts: self.facts.clone(), ..Case::new(self.cause, self.tier) }
+    }
 }
 
 #[cfg(test)]
@@ -169,6 +185,6 @@ mod tests {
     fn a_cause_of_an_older_file_is_read() {
         let saved: SavedCause =
             serde_json::from_str(r#"{"cause":"replica","grounds":"stands_out"}"#).unwrap();
-        assert_eq!((saved.cause, saved.tier), (Diagnosis::Replica, Tier::Shape));
+        assert_eq!(saved.case(), case(Diagnosis::Replica, Tier::Shape));
     }
 }

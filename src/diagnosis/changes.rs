@@ -343,7 +343,7 @@ mod tests {
             assert_eq!(case.cause, Diagnosis::Replica);
             case.facts
         };
-        assert!(facts(Some(1.0)).contains(&("gpu_clocks_throttled", 1.0)));
+        assert!(facts(Some(1.0)).contains(&("gpu_clocks_throttled".into(), 1.0)));
         assert!(facts(None).iter().all(|(name, _)| *name != "gpu_clocks_throttled"));
         let all = vec![throttled(1.0, 1.0, Some(1.0)); 3];
         assert_eq!(Causes::of(of_changes(&all, None, None, 0)).diagnosis(), Diagnosis::Unknown);
@@ -354,7 +354,7 @@ mod tests {
         let busy = with(slow(3.0, 1.3), |now| (now.requests, now.waiting) = (16.0, Some(9.0)));
         let causes = Causes::of(of_changes(&[busy; 4], None, None, 0));
         let (first, next) = (causes.first.unwrap(), causes.runner_up.unwrap());
-        assert!(first.facts.contains(&("load_ratio", 1.6)), "{first:?}");
+        assert!(first.facts.contains(&("load_ratio".into(), 1.6)), "{first:?}");
         assert_eq!(next.cause, Diagnosis::Contention);
         assert!(next.facts.iter().any(|(name, value)| *name == "itl_ratio" && (value - 1.3).abs() < 1e-9));
     }

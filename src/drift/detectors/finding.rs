@@ -69,7 +69,7 @@ impl Finding {
     pub fn facts(&self) -> impl Iterator<Item = (&str, Fact)> {
         let found = self.evidence.iter().map(|(name, fact)| (&**name, fact.clone()));
         let of_cause = self.causes.first.iter().flat_map(|case| &case.facts);
-        found.chain(of_cause.map(|(name, value)| (*name, Fact::Number(*value))))
+        found.chain(of_cause.map(|(name, value)| (&**name, Fact::Number(*value))))
     }
 
     /// As in the admin API, in `replay --drift` and in the log.
@@ -95,7 +95,7 @@ impl Finding {
 }
 
 fn runner_up(case: &Case) -> api::RunnerUp {
-    let evidence = case.facts.iter().map(|(name, value)| ((*name).to_owned(), Fact::Number(*value)));
+    let evidence = case.facts.iter().map(|(name, value)| (name.to_string(), Fact::Number(*value)));
     api::RunnerUp { diagnosis: case.cause.as_str().to_owned(), evidence: evidence.collect() }
 }
 

@@ -23,7 +23,7 @@ use super::series::RouteSeries;
 use super::slow::TailBound;
 use super::table::{MAX_FINDINGS, PARTS};
 use super::{Detectors, Settings};
-use crate::diagnosis::{Case, Causes, Onset, SavedCause, Snapshot};
+use crate::diagnosis::{Causes, Onset, SavedCause, Snapshot};
 use crate::stats::Counts;
 
 /// Baselines of all series.
@@ -182,7 +182,7 @@ impl File {
     }
 
     fn restore_finding(&self, series: &SavedSeries, saved: &SavedFinding) -> ActiveFinding {
-        let first = saved.cause.map(|known| Case::new(known.cause, known.tier));
+        let first = saved.cause.as_ref().map(SavedCause::case);
         let finding = Finding {
             at: saved.at.min(self.now),
             kind: saved.kind,
@@ -221,7 +221,7 @@ fn save_finding(active: &ActiveFinding) -> SavedFinding {
         last_seen: active.last_seen,
         kind: finding.kind,
         replica: finding.series.replica.as_deref().map(str::to_owned),
-        cause: finding.causes.first.as_ref().map(|case| SavedCause { cause: case.cause, tier: case.tier }),
+        cause: finding.causes.first.as_ref().map(SavedCause::of),
         evidence: finding.evidence.clone(),
         acknowledged: finding.is_acknowledged,
         before: active.before.clone(),
@@ -250,6 +250,7 @@ const VERSION: u32 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diagnosis::{Case, Diagnosis, Tier};
     use crate::drift::detectors::Observation;
     use crate::record::Outcome;
 
@@ -309,6 +310,27 @@ mod tests {
         assert!(after.reset(&id).is_some_and(|ended| ended.id() == id));
         assert_eq!(after.active().count(), 0);
         assert_eq!(run(&mut after, 3.0 * DAY + 900.0, 3.0 * DAY + 3600.0, 2.0), [""; 0], "this is usual now");
+    }
+
+    #[test]
+    fn the_numbers_of_a_cause_survive_a_restart() {
+        let mut before = Detectors::new(Settings::default());
+        run(&mut before, 0.0, 3.0 * DAY, 1.0);
+        run(&mut before, 3.0 * DAY, 3.0 * DAY + 600.0, 2.0);
+        let mut saved = before.save();
+        let case = Case::new(Diagnosis::Replica, Tier::Alone).with("replicas_affected", 1.0);
+        let known = &before.series[0].active.entries()[0];
+        let causes = Causes::of(vec![case.with("ratio", f64::INFINITY)]);
+        let finding = Finding { causes, ..known.finding.clone() };
+        let (before, last_seen) = (known.before.clone(), known.last_seen);
+        let known = ActiveFinding { finding, last_seen, before, onset: known.onset, bound: known.bound };
+        saved.series[0].findings = vec![save_finding(&known)];
+        let text = serde_json::to_string(&saved).unwrap();
+        let mut after = Detectors::new(Settings::default());
+        after.restore(serde_json::from_str(&text).unwrap(), 3.0 * DAY + 600.0);
+        let found = after.active().next().unwrap();
+        assert_eq!(found.diagnosis(), Diagnosis::Replica);
+        assert!(found.facts().any(|fact| fact == ("replicas_affected", Fact::Number(1.0))));
     }
 
     #[test]
