@@ -30,7 +30,16 @@ pub(super) async fn usage(
     query: Result<Query<UsageQuery>, QueryRejection>,
 ) -> Result<Json<UsageAnswer>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
-    let now = admin.now();
+    let (since, until) = span(&query, admin.now())?;
+    let by: Vec<&str> = query.by.as_deref().unwrap_or("tenant").split(',').map(str::trim).collect();
+    if let Some(unknown) = by.iter().find(|name| !BY.contains(name)) {
+        return Err(AdminError::InvalidQuery(format!("by is a list of {}, not {unknown:?}", BY.join(", "))));
+    }
+    Ok(Json(answer(&admin, since, until, &by)))
+}
+
+/// From when on, and up to when.
+fn span(query: &UsageQuery, now: SystemTime) -> Result<(SystemTime, SystemTime), AdminError> {
     let moment = |text: &str| match Moment::parse(text) {
         Ok(Moment::Away(ago)) => Ok(now.checked_sub(ago).unwrap_or(UNIX_EPOCH)),
         Ok(Moment::At(at)) => Ok(at),
@@ -38,11 +47,12 @@ pub(super) async fn usage(
     };
     let since = moment(query.since.as_deref().unwrap_or("1d"))?;
     let until = query.until.as_deref().map_or(Ok(now + Duration::from_secs(1)), moment)?;
-    let by: Vec<&str> = query.by.as_deref().unwrap_or("tenant").split(',').map(str::trim).collect();
-    if let Some(unknown) = by.iter().find(|name| !BY.contains(name)) {
-        return Err(AdminError::InvalidQuery(format!("by is a list of {}, not {unknown:?}", BY.join(", "))));
+    if until < since {
+        let (since, until) = (rfc3339::seconds(since), rfc3339::seconds(until));
+        let why = format!("the span is reversed: since {since} is after until {until}");
+        return Err(AdminError::InvalidQuery(why));
     }
-    Ok(Json(answer(&admin, since, until, &by)))
+    Ok((since, until))
 }
 
 fn answer(admin: &AdminState, since: SystemTime, until: SystemTime, by: &[&str]) -> UsageAnswer {
@@ -94,3 +104,22 @@ fn at(seconds: u64) -> SystemTime {
 }
 
 const BY: [&str; 4] = ["tenant", "model", "key", "day"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reversed_span_is_refused() {
+        let asked = |since: &str, until: Option<&str>| {
+            let query = UsageQuery { since: Some(since.into()), until: until.map(Into::into), by: None };
+            span(&query, at(1_000_000))
+        };
+        assert_eq!(asked("2h", Some("1h")).unwrap(), (at(992_800), at(996_400)));
+        assert_eq!(asked("1h", None).unwrap(), (at(996_400), at(1_000_001)));
+        for (since, until) in [("1h", Some("2h")), ("2999-01-01", None)] {
+            let refused = asked(since, until).unwrap_err().to_string();
+            assert!(refused.contains("reversed"), "{refused}");
+        }
+    }
+}
