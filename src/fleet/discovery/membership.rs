@@ -196,7 +196,7 @@ impl Membership {
         let of = |(kind, state): (SourceKind, &SourceState)| SourceStatus {
             pool: Arc::clone(&self.pool.name),
             source: kind.as_str(),
-            targets: state.targets.len(),
+            targets: state.urls(),
             age: state.answered.map(|at| if kind.is_ours() { Duration::ZERO } else { now.since(at) }),
             failing: state.failing.as_ref().map(|(since, error)| (now.since(*since), Arc::clone(error))),
             failures: state.failures,

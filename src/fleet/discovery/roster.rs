@@ -82,6 +82,13 @@ pub struct SourceState {
     pub failures: u64,
 }
 
+impl SourceState {
+    /// URLs that it named last, each counted once.
+    pub(super) fn urls(&self) -> usize {
+        self.targets.iter().map(|found| &found.spec.endpoint).collect::<HashSet<_>>().len()
+    }
+}
+
 /// What operators made of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Override {
@@ -368,6 +375,13 @@ mod tests {
             ["a@h1", "http://h4:8000@h4", "gpu@h3", "http://h2:8000@h2"],
             "one that serves keeps its name"
         );
+    }
+
+    #[test]
+    fn one_url_under_two_names_counts_once() {
+        let mut roster = roster(&[SourceKind::Dns]);
+        roster.answered(SourceKind::Dns, vec![found("a", "h1"), found("b", "h1"), found("c", "h2")], at(0));
+        assert_eq!(roster.sources().next().unwrap().1.urls(), 2);
     }
 
     #[test]
