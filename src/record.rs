@@ -286,6 +286,8 @@ pub struct Record {
     pub tokens: TokenCounts,
     /// Input tokens estimated from the prompt's bytes.
     pub estimated_input: Tokens,
+    /// Output tokens estimated from the text of a whole answer that the engine did not count.
+    pub estimated_output: Tokens,
     /// Number of content events relayed.
     pub content_events: u64,
     /// Longest gap between two content events of one choice.
@@ -441,6 +443,7 @@ impl Record {
             ways: None,
             tokens: TokenCounts::default(),
             estimated_input: Tokens(0),
+            estimated_output: Tokens(0),
             content_events: 0,
             longest_gap: Duration::ZERO,
             longest_gap_at: None,

@@ -19,7 +19,7 @@ use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::stages::{StageSource, at_the_engine};
-use crate::record::{DecisionSummary, Outcome, RateLimit, RateLimits, Record, Ways, cut};
+use crate::record::{DecisionSummary, Outcome, RateLimit, RateLimits, Record, TokenCounts, Ways, cut};
 use crate::relay::aborting::AbortingBody;
 use crate::relay::answer_ends;
 use crate::relay::body::ReplyBody;
@@ -32,6 +32,7 @@ use crate::relay::sse::Scanner;
 use crate::relay::stream::StreamBody;
 use crate::relay::stream_state::Echo;
 use crate::relay::transcript::Transcript;
+use crate::relay::usage;
 use crate::relay::verdict;
 use crate::relay::whole_body::WholeBody;
 use crate::request::dialect::Dialect;
@@ -290,7 +291,12 @@ fn whole(
         if let Some(id) = facts.id.as_deref().filter(|_| record.dialect.is_stateful()) {
             gateway.pins.remember(&record.tenant, id, &active.pick.replica.identity.url);
         }
-        active.pick.used(facts.tokens);
+        if facts.tokens.output.is_none() {
+            let text = usage::text_of_unary(record.dialect, &answer.body);
+            record.estimated_output = active.pick.pool.ratio.estimate(&text);
+        }
+        let output = facts.tokens.output.or(Some(record.estimated_output));
+        active.pick.used(TokenCounts { output, ..facts.tokens });
         if outcome == Outcome::Ok {
             active.pick.learn(facts.tokens);
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::record::{EngineTimes, TokenCounts, cut};
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
+use crate::request::makeup::Makeup;
 use crate::units::Tokens;
 
 /// Facts of an answer, as far as it was read.
@@ -70,6 +71,61 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
     answer
 }
 
+/// What a model wrote in a unary answer, for an estimate of its tokens where the engine counted none.
+#[must_use]
+pub fn text_of_unary(dialect: Dialect, body: &[u8]) -> Makeup {
+    let mut text = Makeup::default();
+    let Ok(body) = std::str::from_utf8(body) else { return text };
+    let mut add = |value: Raw<'_>| {
+        if let Some(value) = value.non_null() {
+            text.add(value.escaped().unwrap_or(value.text()));
+        }
+    };
+    // What was read before a fault is no less true.
+    let _ = Cursor::new(body).object(|key, value| {
+        match (key.escaped().unwrap_or_default(), dialect) {
+            ("choices", _) if value.ahead() == JsonKind::Array => each_of_choices(value, |name, value| {
+                // Audio is no text, and its base64 would count for thousands of tokens.
+                if !matches!(name, "finish_reason" | "audio") {
+                    add(value);
+                }
+            })?,
+            ("content", Dialect::Messages) | ("output", Dialect::Responses) => add(value.value()?),
+            _ => {}
+        }
+        Ok::<_, JsonError>(())
+    });
+    text
+}
+
+/// Finish reason and content of every choice of a unary answer, by the names of their members.
+fn each_of_choices(
+    choices: &mut Cursor<'_>,
+    mut note: impl FnMut(&'static str, Raw<'_>),
+) -> Result<(), JsonError> {
+    choices.array(|choice| {
+        if choice.ahead() != JsonKind::Object {
+            return choice.value().map(drop);
+        }
+        choice.object(|key, value| {
+            match key.escaped() {
+                Some("finish_reason") => note("finish_reason", value.value()?),
+                Some("text") => note("text", value.value()?),
+                Some("message") if value.ahead() == JsonKind::Object => {
+                    let members = CONTENT.into_iter().zip(value.members(CONTENT)?);
+                    members.for_each(|(name, member)| {
+                        if let Some(member) = member {
+                            note(name, member);
+                        }
+                    });
+                }
+                _ => {}
+            }
+            Ok(())
+        })
+    })
+}
+
 impl AnswerFacts {
     fn note_member(&mut self, dialect: Dialect, name: &str, value: Raw<'_>) {
         match (name, dialect) {
@@ -102,22 +158,10 @@ impl AnswerFacts {
 
     fn note_choices(&mut self, dialect: Dialect, choices: &mut Cursor<'_>) -> Result<(), JsonError> {
         let has_reasons = matches!(dialect, Dialect::Chat | Dialect::Completions);
-        choices.array(|choice| {
-            if choice.ahead() != JsonKind::Object {
-                return choice.value().map(drop);
-            }
-            choice.object(|key, value| {
-                match key.escaped() {
-                    Some("finish_reason") if has_reasons => self.note_reason(value.value()?.string()),
-                    Some("text") => self.has_content |= is_content(value.value()?),
-                    Some("message") if value.ahead() == JsonKind::Object => {
-                        let members = value.members(CONTENT)?;
-                        self.has_content |= members.into_iter().flatten().any(is_content);
-                    }
-                    _ => {}
-                }
-                Ok(())
-            })
+        each_of_choices(choices, |name, value| match name {
+            "finish_reason" if !has_reasons => {}
+            "finish_reason" => self.note_reason(value.string()),
+            _ => self.has_content |= is_content(value),
         })
     }
 

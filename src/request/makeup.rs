@@ -27,7 +27,7 @@ impl Makeup {
     }
 
     /// The inside of a JSON string, escapes included.
-    pub(super) fn add(&mut self, text: &str) {
+    pub(crate) fn add(&mut self, text: &str) {
         let bytes = text.as_bytes();
         self.add_utf8(bytes);
         for at in memchr::memchr_iter(b'\\', bytes) {

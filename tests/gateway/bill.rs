@@ -242,6 +242,29 @@ async fn streams_without_usage_are_billed_by_what_budgets_count() {
     assert_eq!(tokens(&gateway), (3 * input + 9, output + 5), "the engine's usage is better");
 }
 
+#[tokio::test]
+async fn whole_answers_without_usage_are_billed_by_their_text() {
+    let replica = Replica::start().await;
+    let gateway = start(&replica, budget()).await;
+    let answer = |message: &str| {
+        let head = r#"{"id":"c","object":"chat.completion","model":"tiny","choices":[{"index":0,"message":"#;
+        wire::json(200, &format!(r#"{head}{{"role":"assistant",{message}}},"finish_reason":"stop"}}]}}"#))
+    };
+    replica.next(answer(&format!(r#""content":"{}""#, "word ".repeat(40))));
+    assert_eq!(ask(&gateway, false).await.status(), 200);
+    let (input, output) = tokens(&gateway);
+    assert!(input > WORDS as u64 && (40..=60).contains(&output), "of 200 bytes: {input}, {output}");
+
+    let audio = "A".repeat(4000);
+    replica.next(answer(&format!(r#""content":null,"audio":{{"data":"{audio}"}}"#)));
+    ask(&gateway, false).await;
+    assert_eq!(tokens(&gateway), (2 * input, output), "audio is no text");
+
+    replica.next(wire::json(200, ANSWER));
+    ask(&gateway, false).await;
+    assert_eq!(tokens(&gateway), (2 * input + 50, output + 10), "the engine's usage is better");
+}
+
 const MESSAGES: &str = "/v1/messages";
 const MESSAGE_START: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\
     \"type\":\"message\",\"role\":\"assistant\",\"content\":[],\"model\":\"tiny\",\"stop_reason\":null,\
