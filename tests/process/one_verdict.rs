@@ -183,4 +183,23 @@ fn a_full_broker_is_in_the_log_when_it_begins_to_refuse_and_when_it_ends() {
     stop_gateway(gateway);
 }
 
+#[test]
+fn a_gateway_without_a_canary_has_no_complaint_about_the_broker() {
+    let (broker, old) = (Broker::start(), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = clustered(file(folder.path(), &old, &Fleet::start(&[]), STEPS), &broker);
+    let text = std::fs::read_to_string(&file).unwrap();
+    replace(&file, text.split_once("[route.canary]").unwrap().0);
+    let gateway = start(&file);
+    let beats = || broker.ask("INFO commandstats").split("cmdstat_publish:calls=").nth(1).map(beats_of);
+    // Half a second each: what is looked after at the start was looked after.
+    until("it has published for six seconds", || (beats()? >= 12).then_some(()));
+    assert_eq!(gateway.process.err.count("cluster: the broker refuses"), 0);
+    stop_gateway(gateway);
+}
+
+fn beats_of(text: &str) -> u64 {
+    text.split(',').next().unwrap().parse().unwrap()
+}
+
 const TOPIC: &str = "tokenway:canary:chat";
