@@ -94,34 +94,21 @@ impl Part {
         (self.ttft.1 > 0.0).then(|| self.ttft.0 / self.ttft.1)
     }
 
-    /// Adds the times in the stages and the blame of a miss, but for connecting where that is others' time (`is_later`).
-    fn add_stages(&mut self, judgement: &Judgement, is_later: bool) {
-        if let Some((missed, at)) = own_miss(judgement, is_later) {
-            count(&mut self.missed_in, at);
-            if is_wrong(missed) {
-                count(&mut self.wrong_in, at);
+    /// Adds the times in the stages and the blame of a miss (`by` 1), or takes them back (-1); not of connecting where that is others'
+    /// time (`is_later`).
+    fn add_stages(&mut self, judgement: &Judgement, is_later: bool, by: i32) {
+        let is_own = |stage: Stage| !(is_later && stage == Stage::Connect);
+        let blamed = blamed(judgement);
+        if let Some(missed) = judgement.missed().filter(|_| is_own(blamed)) {
+            add(&mut self.missed_in, blamed as usize, by);
+            if matches!(missed, Missed::Error | Missed::Empty) {
+                add(&mut self.wrong_in, blamed as usize, by);
             }
         }
-        for time in judgement.stages.iter().filter(|time| is_own(time.stage, is_later)) {
-            count(&mut self.stage_requests, time.stage as usize);
+        for time in judgement.stages.iter().filter(|time| is_own(time.stage)) {
+            add(&mut self.stage_requests, time.stage as usize, by);
             if let Some(sum) = self.stage_seconds.get_mut(time.stage as usize) {
-                *sum += time.duration.as_secs_f64();
-            }
-        }
-    }
-
-    /// Takes back what was added.
-    fn take_stages(&mut self, judgement: &Judgement, is_later: bool) {
-        if let Some((missed, at)) = own_miss(judgement, is_later) {
-            discount(&mut self.missed_in, at);
-            if is_wrong(missed) {
-                discount(&mut self.wrong_in, at);
-            }
-        }
-        for time in judgement.stages.iter().filter(|time| is_own(time.stage, is_later)) {
-            discount(&mut self.stage_requests, time.stage as usize);
-            if let Some(sum) = self.stage_seconds.get_mut(time.stage as usize) {
-                *sum -= time.duration.as_secs_f64();
+                *sum += f64::from(by) * time.duration.as_secs_f64();
             }
         }
     }
@@ -295,7 +282,7 @@ impl Slot {
             if let Some((ttft, expected)) = ttft.zip(expected) {
                 part.ttft = (part.ttft.0 + ttft, part.ttft.1 + expected);
             }
-            part.add_stages(judgement, is_later && dimension.is_engine());
+            part.add_stages(judgement, is_later && dimension.is_engine(), 1);
             if let (Dimension::Replica | Dimension::Revision, Some((_, attempt))) = (dimension, charged) {
                 part.attempt(dimension, attempt);
             }
@@ -310,8 +297,8 @@ impl Slot {
     /// Counts a recorded request's stages as they were measured in place of what they were `before`. Its verdict is the same.
     pub(super) fn correct(&mut self, record: &Record, before: &Judgement, measured: &Judgement) {
         if before.missed().is_some() {
-            discount(&mut self.missed_in, blamed(before) as usize);
-            count(&mut self.missed_in, blamed(measured) as usize);
+            add(&mut self.missed_in, blamed(before) as usize, -1);
+            add(&mut self.missed_in, blamed(measured) as usize, 1);
         }
         let class: Arc<str> = record.class.as_str().into();
         let charged = charged(record);
@@ -319,8 +306,8 @@ impl Slot {
         let is_later = is_later(record, charged);
         for (dimension, name) in took_part(served, &record.tenant, &class) {
             let part = self.part(dimension, name);
-            part.take_stages(before, is_later && dimension.is_engine());
-            part.add_stages(measured, is_later && dimension.is_engine());
+            part.add_stages(before, is_later && dimension.is_engine(), -1);
+            part.add_stages(measured, is_later && dimension.is_engine(), 1);
         }
     }
 
@@ -395,20 +382,6 @@ fn blamed(judgement: &Judgement) -> Stage {
     judgement.blamed.unwrap_or(Stage::Route)
 }
 
-fn is_own(stage: Stage, is_later: bool) -> bool {
-    !(is_later && stage == Stage::Connect)
-}
-
-/// A miss and the place of the stage that is blamed, where that is not others' time.
-fn own_miss(judgement: &Judgement, is_later: bool) -> Option<(Missed, usize)> {
-    let stage = blamed(judgement);
-    judgement.missed().filter(|_| is_own(stage, is_later)).map(|missed| (missed, stage as usize))
-}
-
-fn is_wrong(missed: Missed) -> bool {
-    matches!(missed, Missed::Error | Missed::Empty)
-}
-
 fn is_answered(attempt: &Attempt) -> bool {
     attempt.status.is_some_and(|status| status < 300)
 }
@@ -418,14 +391,12 @@ fn has_failed(attempt: &Attempt) -> bool {
 }
 
 fn count(counts: &mut [u32], at: usize) {
-    if let Some(count) = counts.get_mut(at) {
-        *count += 1;
-    }
+    add(counts, at, 1);
 }
 
-fn discount(counts: &mut [u32], at: usize) {
+fn add(counts: &mut [u32], at: usize, by: i32) {
     if let Some(count) = counts.get_mut(at) {
-        *count = count.saturating_sub(1);
+        *count = count.saturating_add_signed(by);
     }
 }
 
