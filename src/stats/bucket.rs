@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 
-/// A token bucket, full at first. Its size and refill are arguments: a reload may change them under what was used.
+/// A token bucket, full at first. Its size and refill are arguments: a reload may change them under what was used. A smaller bucket is as
+/// full as the one before: held in tokens, 600 used would be a debt of many minutes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TokenBucket {
     /// Tokens below full; above the burst, the bucket is in debt.
     used: f64,
     at: Stamp,
+    /// Its size then; 0 before anything was taken.
+    burst: f64,
 }
 
 /// Size and refill of a [`TokenBucket`], in tokens.
@@ -34,7 +37,7 @@ impl TokenBucket {
     /// A bucket of this size without tokens.
     #[must_use]
     pub const fn empty(burst: f64) -> Self {
-        Self { used: burst, at: Stamp::from_nanos(0) }
+        Self { used: burst, at: Stamp::from_nanos(0), burst }
     }
 
     /// Takes `amount` tokens.
@@ -69,7 +72,8 @@ impl TokenBucket {
 
     /// Takes `amount` tokens whether they are there or not.
     pub fn charge(&mut self, amount: f64, refill: &Refill, now: Stamp) {
-        *self = Self { used: self.used_at(refill, now) + amount, at: self.at.max(now) };
+        let used = self.used_at(refill, now) + amount;
+        *self = Self { used, at: self.at.max(now), burst: refill.burst };
     }
 
     /// Takes `amount` tokens that were used since, there or not, as of the last charge.
@@ -83,7 +87,9 @@ impl TokenBucket {
     }
 
     fn used_at(&self, refill: &Refill, now: Stamp) -> f64 {
-        (self.used - now.since(self.at).as_secs_f64() * refill.per_second).max(0.0)
+        let is_smaller = refill.burst < self.burst;
+        let resized = if is_smaller { self.used * refill.burst / self.burst } else { self.used };
+        (resized - now.since(self.at).as_secs_f64() * refill.per_second).max(0.0)
     }
 }
 
@@ -140,6 +146,17 @@ mod tests {
         (0..10).for_each(|_| bucket.give_back(0.1));
         assert_eq!(bucket.take(1.0, &refill, at(0)), Ok(()));
         assert!(bucket.take(1.0, &refill, at(0)).is_err());
+    }
+
+    #[test]
+    fn a_smaller_bucket_is_as_full_as_it_was_and_a_larger_one_has_more_at_once() {
+        let [small, large] = [Refill::per_minute(60), Refill::per_minute(6_000)];
+        let mut bucket = TokenBucket::default();
+        bucket.charge(6_000.0, &large, at(0));
+        assert_eq!(bucket.check(1.0, &small, at(0)), Err(Duration::from_secs(1)), "no debt of 99 minutes");
+        assert_eq!(bucket.left(&small, at(30_000)), (30.0, Duration::from_secs(30)));
+        bucket.charge(15.0, &small, at(30_000));
+        assert_eq!(bucket.left(&large, at(30_000)).0, 5_955.0);
     }
 
     #[test]
