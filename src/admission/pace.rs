@@ -1,12 +1,14 @@
 //! How fast a pool works off what waits, and what refused requests are told about it.
 //!
 //! The pace is predicted work placed per second while requests wait, so that it corrects whatever the predictions are wrong
-//! by. Refused requests are told to come back one after the other, each when the ones before it are done: told the same time
-//! all would come at once and be refused again.
+//! by. Refused requests of a tenant are sent away for as long as the ones before them take: with one `Retry-After` for all they would come
+//! at once and be refused again. Tenants take turns by their weights, so that one's flood puts off no other.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::outlook::Outlook;
+use super::waiter::Share;
 use crate::clock::Stamp;
 use crate::routing::tuning::{memories, priors};
 
@@ -17,8 +19,16 @@ pub(super) struct Pace {
     seconds: f64,
     /// Counted up to here, while there is a backlog.
     since: Option<Stamp>,
-    /// When those that were refused so far are done, if they come back as told.
-    promised: Stamp,
+    /// Of each tenant with refused requests that have not come back.
+    promised: Vec<Promised>,
+}
+
+#[derive(Debug)]
+struct Promised {
+    tenant: Arc<str>,
+    weight: u32,
+    /// When its refused requests are done, if they come back in time.
+    until: Stamp,
 }
 
 impl Pace {
@@ -48,11 +58,21 @@ impl Pace {
             .map_or(MAX_WAIT, |time| time.min(MAX_WAIT))
     }
 
-    /// `Retry-After` of a request that would fit in a while: behind those that were told so before.
-    pub(super) fn promise(&mut self, outlook: &Outlook, until_it_fits: Duration) -> Duration {
-        let turn = self.promised.max(outlook.at.after(until_it_fits));
-        let most = outlook.at.after(MAX_RETRY);
-        self.promised = turn.after(self.time_for(outlook.work, outlook)).min(most);
+    /// `Retry-After` of a request that would fit in a while: behind those of its tenant that were refused before.
+    pub(super) fn promise(&mut self, share: &Share, outlook: &Outlook, until_it_fits: Duration) -> Duration {
+        self.promised.retain(|promised| promised.until > outlook.at);
+        let (tenant, weight) = (&share.tenant, share.weight.max(1));
+        let known =
+            self.promised.iter().position(|promised| promised.tenant == *tenant).unwrap_or_else(|| {
+                let (tenant, until) = (Arc::clone(tenant), Stamp::default());
+                self.promised.push(Promised { tenant, weight, until });
+                self.promised.len() - 1
+            });
+        let all: u32 = self.promised.iter().map(|promised| promised.weight).fold(0, u32::saturating_add);
+        let time = self.time_for(outlook.work, outlook).saturating_mul(all) / weight;
+        let Some(own) = self.promised.get_mut(known) else { return MIN_RETRY };
+        let turn = own.until.max(outlook.at.after(until_it_fits));
+        own.until = turn.after(time).min(outlook.at.after(MAX_RETRY));
         turn.since(outlook.at).clamp(MIN_RETRY, MAX_RETRY)
     }
 
@@ -97,10 +117,16 @@ mod tests {
     #[test]
     fn refused_requests_are_told_to_come_one_after_the_other() {
         let mut pace = Pace::default();
-        let told: Vec<_> =
-            (0..200).map(|_| pace.promise(&outlook(0), Duration::from_millis(500)).as_millis()).collect();
+        let [flood, other] =
+            ["flood", "other"].map(|tenant| Share { tenant: tenant.into(), weight: 1, priority: 0 });
+        let fits = Duration::from_millis(500);
+        let waits: Vec<_> = (0..200).map(|_| pace.promise(&flood, &outlook(0), fits).as_millis()).collect();
         // 25 ms each: two replicas.
-        assert_eq!((told[0], told[20], told[60], told[199]), (1000, 1000, 2000, 5475));
-        assert_eq!(pace.promise(&outlook(5_000), Duration::ZERO).as_millis(), 1000, "most of them have come");
+        assert_eq!((waits[0], waits[20], waits[60], waits[199]), (1000, 1000, 2000, 5475));
+        let waits: Vec<_> = (0..40).map(|_| pace.promise(&other, &outlook(0), fits).as_millis()).collect();
+        // 50 ms each: it has half of them.
+        assert_eq!((waits[0], waits[10], waits[39]), (1000, 1000, 2450), "behind none of another tenant's");
+        let wait = pace.promise(&flood, &outlook(5_000), Duration::ZERO).as_millis();
+        assert_eq!(wait, 1000, "most of them have come");
     }
 }

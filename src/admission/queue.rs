@@ -139,9 +139,9 @@ impl<T: Clone> WaitQueue<T> {
         Ok(Entered { position, evicted })
     }
 
-    /// When a request like this one is told to come back: when it would fit, behind those that were told so before.
-    pub fn promise(&mut self, outlook: &Outlook, until_it_fits: Duration) -> Duration {
-        self.pace.promise(outlook, until_it_fits)
+    /// `Retry-After` of a request like this one: when it would fit, behind those of its tenant that were refused before.
+    pub fn promise(&mut self, share: &Share, outlook: &Outlook, until_it_fits: Duration) -> Duration {
+        self.pace.promise(share, outlook, until_it_fits)
     }
 
     /// Removes a request. If it was the called one, the next is called and returned.
@@ -229,7 +229,7 @@ impl<T: Clone> WaitQueue<T> {
         if wait <= most {
             return Ok(());
         }
-        let retry_after = self.promise(outlook, wait.saturating_sub(most));
+        let retry_after = self.promise(&waiter.share, outlook, wait.saturating_sub(most));
         Err(if wait > limits.max_wait {
             Refusal::TooLong { wait, max: limits.max_wait, retry_after }
         } else {
@@ -249,14 +249,16 @@ impl<T: Clone> WaitQueue<T> {
         let key = waiter.usage();
         let Some(over) = self.usages.over(&key, waiter.bytes, limits) else { return Ok(()) };
         let victims = self.victims(waiter, limits);
-        let refusal = |queue: &mut Self, over| {
+        let refusal = |queue: &mut Self, share: &Share, over| {
             let until = queue.pace.time_for(waiter.outlook.work, &waiter.outlook);
-            let retry_after = queue.promise(&waiter.outlook, until);
+            let retry_after = queue.promise(share, &waiter.outlook, until);
             queue.usages.refusal(&key, over, waiter.bytes, limits, retry_after)
         };
-        let Some(victims) = victims else { return Err(refusal(self, over)) };
+        let Some(victims) = victims else { return Err(refusal(self, &waiter.share, over)) };
         for (position, over) in victims {
-            let refusal = refusal(self, over);
+            let whose =
+                self.flows.iter().find(|flow| flow.id == position.flow).map(|flow| flow.share.clone());
+            let refusal = refusal(self, whose.as_ref().unwrap_or(&waiter.share), over);
             let Some(gone) = self.remove(position) else { continue };
             if self.called == Some(position) {
                 self.called = None;

@@ -67,6 +67,17 @@ pub enum Refusal {
         /// `Retry-After`.
         retry_after: Duration,
     },
+    /// It has waited until no replica could answer it in time.
+    #[error(
+        "no replica had room while its first token could have come within {:.2} s (the SLO class's ttft)",
+        .bound.as_secs_f64()
+    )]
+    WaitedLate {
+        /// Its bound on TTFT.
+        bound: Duration,
+        /// `Retry-After`.
+        retry_after: Duration,
+    },
     /// It has waited for `max_wait` and could not be placed.
     #[error(
         "no replica had room within {:.1} s of waiting (route.queue.max_wait); predicted are another {:.1} s",
@@ -90,7 +101,7 @@ impl Refusal {
             Self::MaxRequests { .. } => "max_requests",
             Self::MaxBytes { .. } => "max_bytes",
             Self::TooLong { .. } | Self::Waited { .. } => "max_wait",
-            Self::Late { .. } => "ttft",
+            Self::Late { .. } | Self::WaitedLate { .. } => "ttft",
         }
     }
 
@@ -102,6 +113,7 @@ impl Refusal {
             | Self::MaxBytes { retry_after, .. }
             | Self::TooLong { retry_after, .. }
             | Self::Late { retry_after, .. }
+            | Self::WaitedLate { retry_after, .. }
             | Self::Waited { retry_after, .. } => *retry_after,
         }
     }

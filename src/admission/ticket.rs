@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use super::Refusal;
 use super::outlook::{Deferral, Outlook};
 use super::queue::{Entered, Line, Position, WaitQueue};
-use super::waiter::{Lane, WaitReason, Waiter};
+use super::waiter::{Lane, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
 
 /// The queue of one pool; it outlives reloads with its pool.
@@ -102,8 +102,8 @@ impl PoolQueue {
     }
 
     /// As [`WaitQueue::promise`].
-    pub fn promise(&self, outlook: &Outlook, until_it_fits: Duration) -> Duration {
-        self.state.lock().waiting.promise(outlook, until_it_fits)
+    pub fn promise(&self, share: &Share, outlook: &Outlook, until_it_fits: Duration) -> Duration {
+        self.state.lock().waiting.promise(share, outlook, until_it_fits)
     }
 
     /// A replica of the pool may have room: calls the first in order.

@@ -37,12 +37,7 @@ impl EndOfWait {
     pub fn refusal(self, outlook: &Outlook, retry_after: Duration) -> Refusal {
         match self {
             Self::MaxWait(max) => Refusal::Waited { max, wait: outlook.drain, retry_after },
-            Self::Late => Refusal::Late {
-                wait: outlook.drain,
-                slack: Duration::ZERO,
-                bound: outlook.bound,
-                retry_after,
-            },
+            Self::Late => Refusal::WaitedLate { bound: outlook.bound, retry_after },
         }
     }
 }

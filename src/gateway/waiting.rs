@@ -186,7 +186,9 @@ impl Waits {
         match reason {
             GaveUp::Timeout(timer, after) => Failure::Timeout { timer, after },
             GaveUp::Queue(_) if hold.pool.is_none() => prepared.no_ready_replica(),
-            GaveUp::Queue(end) => end.refusal(outlook, queue.promise(outlook, outlook.drain)).into(),
+            GaveUp::Queue(end) => {
+                end.refusal(outlook, queue.promise(&prepared.share, outlook, outlook.drain)).into()
+            }
         }
     }
 }

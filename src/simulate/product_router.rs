@@ -323,7 +323,7 @@ impl ProductRouter {
     /// Refuses a request whose wait is over.
     fn give_up(&mut self, id: RequestId, wait: &Wait, now: Stamp) {
         let outlook = wait.waiter.outlook;
-        let retry_after = self.queue.promise(&outlook, outlook.drain);
+        let retry_after = self.queue.promise(&wait.waiter.share, &outlook, outlook.drain);
         self.refuse(id, wait.why.refusal(&outlook, retry_after), now);
         self.leave(id, wait);
     }
