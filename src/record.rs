@@ -212,7 +212,7 @@ pub struct Moments {
 }
 
 /// Token counts of the engine's `usage`; `None` where it has none.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenCounts {
     /// Prompt tokens, cached ones included.
     pub input: Option<Tokens>,
@@ -286,8 +286,10 @@ pub struct Record {
     pub tokens: TokenCounts,
     /// Input tokens estimated from the prompt's bytes.
     pub estimated_input: Tokens,
-    /// Output tokens estimated from the text of a whole answer that the engine did not count.
+    /// Output tokens of an answer that the engine did not count: of a whole one by its text, of a stream by its events.
     pub estimated_output: Tokens,
+    /// Choices that it asks for, over all its prompts.
+    pub choices: u32,
     /// Number of content events relayed.
     pub content_events: u64,
     /// Longest gap between two content events of one choice.
@@ -444,6 +446,7 @@ impl Record {
             tokens: TokenCounts::default(),
             estimated_input: Tokens(0),
             estimated_output: Tokens(0),
+            choices: 1,
             content_events: 0,
             longest_gap: Duration::ZERO,
             longest_gap_at: None,
@@ -502,11 +505,13 @@ impl Record {
         self.outcome == Outcome::Refused && self.error.is_some_and(is_limit)
     }
 
-    /// Time per output token: (last − first content event) / (output tokens − 1). `None` below two tokens.
+    /// Time per output token: (last − first content event) / (output tokens − 1), of choices that are written side by side each. `None`
+    /// below two tokens a choice, and where all came at once.
     pub fn tpot(&self) -> Option<Duration> {
-        let steps = self.tokens.output?.0.checked_sub(1).filter(|n| *n > 0)?;
+        let choices = u64::from(self.choices.max(1));
+        let steps = self.tokens.output?.0.checked_sub(choices).filter(|n| *n > 0)?;
         let span = self.at.last_token?.since(self.at.first_token?);
-        Some(span.div_f64(steps as f64))
+        (!span.is_zero()).then(|| span.div_f64(steps as f64 / choices as f64))
     }
 }
 

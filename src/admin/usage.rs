@@ -65,7 +65,9 @@ fn answer(admin: &AdminState, since: SystemTime, until: SystemTime, by: &[&str])
         let payer = Payer { tenant: kept(tenant, whose), model: kept(model, of), key: kept(key, with) };
         (if day { from } else { 0 }, payer)
     };
-    let (sums, first) = admin.observer.metrics().usage.sum(since, until, asked);
+    let (sums, counted) = admin.observer.metrics().usage.sum(since, until, asked);
+    // Hours and days are whole; what comes after now is in none.
+    let last = counted.map_or(until, |(_, end)| at(end).min(admin.now()));
     let mut total = Used::default();
     let rows = sums.iter().map(|((from, payer), used)| {
         total.add(used);
@@ -80,9 +82,9 @@ fn answer(admin: &AdminState, since: SystemTime, until: SystemTime, by: &[&str])
     UsageAnswer {
         by: by.iter().map(|name| (*name).to_owned()).collect(),
         rows: rows.collect(),
-        since: first.map(|from| rfc3339::seconds(at(from))),
+        since: counted.map(|(from, _)| rfc3339::seconds(at(from))),
         total: row(&total),
-        until: rfc3339::seconds(until),
+        until: rfc3339::seconds(until.max(last)),
     }
 }
 

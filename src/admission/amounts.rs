@@ -20,6 +20,22 @@ pub struct Amounts {
     pub engine_ms: u64,
 }
 
+/// What a request is expected to use.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wanted {
+    pub(super) expected: Amounts,
+    /// What of it its client determines, and may change.
+    pub(super) counted: Amounts,
+}
+
+impl Wanted {
+    /// Towards one limit of which so much is left. An estimate alone asks for no more than that: by an answer that is expected to be long
+    /// a small budget would be refused unspent, and for good.
+    pub(super) fn of(&self, kind: Kind, left: u64) -> u64 {
+        self.expected.of(kind).min(left.max(self.counted.of(kind))).max(1)
+    }
+}
+
 labels! {
     /// One limit of a budget, by its key in `[[tenant.budget]]`.
     pub enum Kind {

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::amounts::{Amounts, Kind};
+use super::amounts::{Amounts, Kind, Wanted};
 use super::calendar::{Period, Unix};
 use super::lease::{Lease, Sharing};
 use super::limit_reached::AGAIN;
@@ -113,7 +113,7 @@ impl Ledger {
         &mut self,
         budgets: &[Budget],
         model: &str,
-        amounts: Amounts,
+        wanted: Wanted,
         sharing: Sharing,
         now: SystemTime,
     ) -> Result<Reservation, Spent> {
@@ -121,8 +121,13 @@ impl Ledger {
         for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
             let (at, account) = self.account(budget, now);
             let (own, taken) = (account.own(), account.taken());
+            // One that is under way may use all that it reserved.
+            let left = |kind: Kind, limit: u64| match account.held.of(kind) {
+                0 => limit.saturating_sub(taken.of(kind)),
+                _ => limit,
+            };
             let is_over = |(kind, limit): &(Kind, u64)| {
-                let wanted = amounts.of(*kind).max(1);
+                let wanted = wanted.of(*kind, left(*kind, *limit));
                 let is_leased = || sharing.covers(account.lease.as_deref(), *kind, *limit, own, wanted);
                 taken.of(*kind).saturating_add(wanted) > *limit || !is_leased()
             };
@@ -130,7 +135,7 @@ impl Ledger {
                 // A request under way is one that will be used; of its tokens less may be.
                 let held = if kind == Kind::Requests { 0 } else { account.held.of(kind) };
                 let used = taken.of(kind).saturating_sub(held);
-                let fits = used.saturating_add(amounts.of(kind).max(1)) <= limit;
+                let fits = used.saturating_add(wanted.of(kind, limit.saturating_sub(used))) <= limit;
                 let wait = if fits { AGAIN } else { account.period(now).left(now) };
                 let held = fits.then_some(held);
                 return Err(Spent { kind, window: budget.window, limit, used, held, wait });
@@ -140,7 +145,7 @@ impl Ledger {
                 accounts.push(at);
             }
         }
-        Ok(Reservation { accounts, amounts })
+        Ok(Reservation { accounts, amounts: wanted.expected })
     }
 
     /// Reserves it.
@@ -329,7 +334,7 @@ impl Spent {
                  (budget.{kind} = {limit}); it may fit when they have ended"
             ),
             None => format!(
-                "and this request needs more (budget.{kind} = {limit}); the next {window} begins in {} s",
+                "and this request may need more (budget.{kind} = {limit}); the next {window} begins in {} s",
                 wait.as_secs()
             ),
         };
@@ -353,6 +358,11 @@ mod tests {
         Amounts { input, output, requests: 1, ..Amounts::default() }
     }
 
+    /// A counted prompt and an answer that the client bounded.
+    fn wanted(input: u64, output: u64) -> Wanted {
+        Wanted { expected: amounts(input, output), counted: amounts(input, output) }
+    }
+
     fn budget(window: Window, tokens: u64) -> Budget {
         Budget { window, tokens: Some(tokens), ..Budget::default() }
     }
@@ -361,10 +371,10 @@ mod tests {
         ledger: &mut Ledger,
         budgets: &[Budget],
         model: &str,
-        amounts: Amounts,
+        wanted: Wanted,
         now: SystemTime,
     ) -> Reservation {
-        let reservation = ledger.check(budgets, model, amounts, Sharing::Alone, now).unwrap();
+        let reservation = ledger.check(budgets, model, wanted, Sharing::Alone, now).unwrap();
         ledger.hold(&reservation);
         reservation
     }
@@ -374,21 +384,21 @@ mod tests {
         let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Hour, 100)]);
         let ask = |ledger: &mut Ledger, seconds| {
             ledger
-                .check(&budgets, "m", amounts(20, 30), Sharing::Alone, at(seconds))
+                .check(&budgets, "m", wanted(20, 30), Sharing::Alone, at(seconds))
                 .map(drop)
                 .map_err(|s| s.wait.as_secs())
         };
-        let first = reserved(&mut ledger, &budgets, "m", amounts(20, 30), at(0));
-        let second = reserved(&mut ledger, &budgets, "m", amounts(20, 30), at(0));
+        let first = reserved(&mut ledger, &budgets, "m", wanted(20, 30), at(0));
+        let second = reserved(&mut ledger, &budgets, "m", wanted(20, 30), at(0));
         assert_eq!(ask(&mut ledger, 1), Err(1), "100 are reserved, of which some may be free soon");
         ledger.settle(&first, amounts(20, 5), at(2));
         assert_eq!(ask(&mut ledger, 2), Err(1), "25 are used and 50 reserved");
         ledger.settle(&second, amounts(20, 5), at(3));
         assert_eq!(ask(&mut ledger, 3), Ok(()), "50 are used");
         let shared = Sharing::Shared { gateways: 2 };
-        let spent = ledger.check(&budgets, "m", amounts(20, 30), shared, at(3)).unwrap_err();
+        let spent = ledger.check(&budgets, "m", wanted(20, 30), shared, at(3)).unwrap_err();
         assert_eq!((spent.used, spent.held, spent.wait.as_secs()), (50, Some(0), 1), "of two gateways");
-        let spent = ledger.check(&budgets, "m", amounts(20, 31), Sharing::Alone, at(3)).unwrap_err();
+        let spent = ledger.check(&budgets, "m", wanted(20, 31), Sharing::Alone, at(3)).unwrap_err();
         assert_eq!((spent.used, spent.held, spent.wait.as_secs()), (50, None, 3597), "in the next hour");
         assert_eq!(ledger.used(&budgets[0], at(3)), Amounts { requests: 2, ..amounts(40, 10) });
         let limit = ledger.tightest(&budgets, "m", RateLimits::default(), at(3)).tokens.unwrap();
@@ -398,9 +408,9 @@ mod tests {
     #[test]
     fn a_window_begins_anew_and_a_request_counts_where_it_ends() {
         let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Minute, 10)]);
-        let over = reserved(&mut ledger, &budgets, "m", amounts(9, 0), at(59));
+        let over = reserved(&mut ledger, &budgets, "m", wanted(9, 0), at(59));
         assert!(
-            ledger.check(&budgets, "m", amounts(2, 0), Sharing::Alone, at(60)).is_err(),
+            ledger.check(&budgets, "m", wanted(2, 0), Sharing::Alone, at(60)).is_err(),
             "it may use the next minute's"
         );
         ledger.settle(&over, amounts(9, 0), at(61));
@@ -416,11 +426,11 @@ mod tests {
     fn engine_time_is_corrected_in_the_window_that_it_was_charged_in() {
         let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Minute, 99)]);
         let time = |engine_ms| Amounts { engine_ms, ..amounts(9, 0) };
-        let held = reserved(&mut ledger, &budgets, "m", amounts(9, 0), at(0));
+        let held = reserved(&mut ledger, &budgets, "m", wanted(9, 0), at(0));
         ledger.settle(&held, time(2500), at(50));
         ledger.correct(&held, time(2500), time(100), at(50));
         assert_eq!(ledger.used(&budgets[0], at(55)), time(100));
-        let next = reserved(&mut ledger, &budgets, "m", amounts(9, 0), at(61));
+        let next = reserved(&mut ledger, &budgets, "m", wanted(9, 0), at(61));
         ledger.settle(&next, time(700), at(62));
         ledger.correct(&held, time(100), time(5000), at(50));
         assert_eq!(ledger.used(&budgets[0], at(63)), time(700), "the minute of the other is over");
@@ -432,10 +442,10 @@ mod tests {
         let of_model = Budget { model: Some("large".into()), requests: Some(1), ..Budget::default() };
         let soft = Budget { hard: false, ..budget(Window::Day, 1) };
         let budgets = [of_model, soft];
-        let held = reserved(&mut ledger, &budgets, "large", amounts(5, 5), at(0));
+        let held = reserved(&mut ledger, &budgets, "large", wanted(5, 5), at(0));
         ledger.settle(&held, amounts(5, 5), at(0));
-        assert!(ledger.check(&budgets, "small", amounts(5, 5), Sharing::Alone, at(0)).is_ok());
-        let spent = ledger.check(&budgets, "large", amounts(5, 5), Sharing::Alone, at(0)).unwrap_err();
+        assert!(ledger.check(&budgets, "small", wanted(5, 5), Sharing::Alone, at(0)).is_ok());
+        let spent = ledger.check(&budgets, "large", wanted(5, 5), Sharing::Alone, at(0)).unwrap_err();
         assert_eq!((spent.kind, spent.limit, spent.used), (Kind::Requests, 1, 1));
         let soft = ledger.tightest(&budgets, "small", RateLimits::default(), at(0)).tokens.unwrap();
         assert_eq!((soft.limit, soft.remaining), (1, 0), "a soft one is in the headers");
@@ -448,6 +458,22 @@ mod tests {
     }
 
     #[test]
+    fn an_estimate_alone_is_no_reason_to_refuse_while_anything_is_left() {
+        let mut ledger = Ledger::default();
+        let budgets = [budget(Window::Hour, 50)];
+        let open = |input| Wanted { expected: amounts(input, 500), counted: amounts(input, 0) };
+        let held = reserved(&mut ledger, &budgets, "m", open(10), at(0));
+        let beside = ledger.check(&budgets, "m", wanted(10, 0), Sharing::Alone, at(1)).unwrap_err();
+        assert_eq!((beside.held, beside.wait), (Some(510), AGAIN), "the first may use all");
+        ledger.settle(&held, amounts(10, 20), at(2));
+        let held = reserved(&mut ledger, &budgets, "m", open(10), at(3));
+        ledger.settle(&held, amounts(10, 10), at(4));
+        let spent = ledger.check(&budgets, "m", open(1), Sharing::Alone, at(5)).unwrap_err();
+        assert_eq!((spent.used, spent.held), (50, None));
+        assert!(ledger.check(&budgets, "m", wanted(51, 0), Sharing::Alone, at(7_200)).is_err(), "counted");
+    }
+
+    #[test]
     fn engine_seconds_are_charged_at_the_end_and_a_day_ends_by_its_zone() {
         let berlin = Zone::named("Europe/Berlin").unwrap();
         let budget =
@@ -455,10 +481,10 @@ mod tests {
         let (mut ledger, budgets) = (Ledger::default(), [budget]);
         // 2026-11-24T13:00:00Z is 14:00 there.
         for (used, is_full) in [(1_900, false), (200, true)] {
-            assert!(ledger.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(0)).is_ok(), "{used}");
-            let held = reserved(&mut ledger, &budgets, "m", amounts(9, 9), at(0));
+            assert!(ledger.check(&budgets, "m", wanted(9, 9), Sharing::Alone, at(0)).is_ok(), "{used}");
+            let held = reserved(&mut ledger, &budgets, "m", wanted(9, 9), at(0));
             ledger.settle(&held, Amounts { engine_ms: used, ..amounts(9, 9) }, at(1));
-            let spent = ledger.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(1));
+            let spent = ledger.check(&budgets, "m", wanted(9, 9), Sharing::Alone, at(1));
             assert_eq!(spent.is_err(), is_full, "{used}");
             if let Err(spent) = spent {
                 assert_eq!((spent.kind, spent.used, spent.wait.as_secs()), (Kind::Engine, 2, 10 * 3600 - 1));
@@ -468,10 +494,8 @@ mod tests {
         let text = serde_json::to_string(&ledger).unwrap();
         assert!(text.contains("Europe/Berlin"), "{text}");
         let mut kept: Ledger = serde_json::from_str(&text).unwrap();
-        assert!(
-            kept.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(1)).is_err() && kept.0.len() == 1
-        );
-        assert!(kept.check(&budgets, "m", amounts(9, 9), Sharing::Alone, at(10 * 3600)).is_ok(), "tomorrow");
+        assert!(kept.check(&budgets, "m", wanted(9, 9), Sharing::Alone, at(1)).is_err() && kept.0.len() == 1);
+        assert!(kept.check(&budgets, "m", wanted(9, 9), Sharing::Alone, at(10 * 3600)).is_ok(), "tomorrow");
         let used = r#"{"input":5,"cached":0,"output":0,"requests":1}"#;
         let old = format!(r#"[{{"window":"day","ahead":7200,"model":null,"from":0,"used":{used}}}]"#);
         let old: Ledger = serde_json::from_str(&old).unwrap();

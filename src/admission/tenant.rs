@@ -1,7 +1,7 @@
 //! Limits of tenants: requests and tokens a minute, requests at once, and budgets ([`super::budget`]).
 //!
-//! Rates are held by a bucket of one minute's allowance that refills steadily, and what was used is held against a limit that a reload
-//! changed. Tokens are charged by the prompt's estimate and corrected by the engine's usage at the end, so that a bucket can be
+//! Rates are held by a bucket of one minute's allowance that refills steadily; a limit that a reload lowered is as far used as it was.
+//! Tokens are charged by the prompt's estimate and corrected by the engine's usage at the end, so that a bucket can be
 //! in debt. State is kept by the tenant's name: it outlives reloads, and new limits count at once. A [`TenantPermit`] lives in
 //! the request's record and gives everything back when it is dropped; a request that was refused costs nothing.
 
@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::amounts::{Amounts, Kind};
+use super::amounts::{Amounts, Kind, Wanted};
 use super::budget::{Ledger, Reservation};
 use super::lease::Sharing;
 use super::limit_reached::LimitReached;
@@ -64,6 +64,8 @@ pub struct Demand<'a> {
     pub is_counted: bool,
     /// Predicted tokens of the answer.
     pub output: Tokens,
+    /// It is what the client's own bound allows.
+    pub is_output_bounded: bool,
     /// As the client asks for it.
     pub model: &'a str,
     /// The key that it came with, for the key's own budgets.
@@ -272,8 +274,12 @@ impl Demand<'_> {
         self.key.map(|key| &*key.budgets).unwrap_or_default()
     }
 
-    fn amounts(&self) -> Amounts {
-        Amounts { input: self.tokens.0, output: self.output.0, requests: 1, ..Amounts::default() }
+    fn wanted(&self) -> Wanted {
+        let expected =
+            Amounts { input: self.tokens.0, output: self.output.0, requests: 1, ..Amounts::default() };
+        let input = if self.is_counted { expected.input } else { 0 };
+        let output = if self.is_output_bounded { expected.output } else { 0 };
+        Wanted { expected, counted: Amounts { input, output, ..expected } }
     }
 }
 
@@ -287,13 +293,13 @@ impl TenantUse {
     ) -> Result<Reserved, Failure> {
         let Tenant { limits, budgets, name, .. } = tenant;
         self.check(limits, demand, now).map_err(|refusal| refusal.failure(name))?;
-        let amounts = demand.amounts();
-        let room = self.ledger.check(budgets, demand.model, amounts, sharing, demand.wall);
+        let wanted = demand.wanted();
+        let room = self.ledger.check(budgets, demand.model, wanted, sharing, demand.wall);
         let of_tenant = room.map_err(|spent| spent.failure(&format!("tenant {name}")))?;
         let of_key = match self.of_key(demand) {
             None => None,
             Some((key, ledger)) => {
-                let room = ledger.check(&key.budgets, demand.model, amounts, sharing, demand.wall);
+                let room = ledger.check(&key.budgets, demand.model, wanted, sharing, demand.wall);
                 let who = || format!("API key {} of tenant {name}", key.name);
                 let reservation = room.map_err(|spent| spent.failure(&who()))?;
                 ledger.hold(&reservation);
@@ -399,8 +405,15 @@ mod tests {
         now: Stamp,
     ) -> Result<TenantPermit, (String, Option<u64>)> {
         let wall = SystemTime::UNIX_EPOCH + now.since(Stamp::default());
-        let demand =
-            Demand { tokens: Tokens(prompt), is_counted, output: Tokens(0), model: "m", key: None, wall };
+        let demand = Demand {
+            tokens: Tokens(prompt),
+            is_counted,
+            output: Tokens(0),
+            is_output_bounded: false,
+            model: "m",
+            key: None,
+            wall,
+        };
         match limiter.admit(tenant, &demand, now).permit {
             Ok(permit) => Ok(permit.unwrap()),
             Err(failure) => {
@@ -508,6 +521,7 @@ mod tests {
             tokens: Tokens(1),
             is_counted: false,
             output: Tokens(0),
+            is_output_bounded: false,
             model: "m",
             key: None,
             wall: SystemTime::UNIX_EPOCH,

@@ -53,6 +53,7 @@ impl Classified {
         record.route = Arc::clone(&prepared.route.config.name);
         record.model = self.model;
         record.is_stream = prepared.is_stream;
+        record.choices = prepared.choices;
         record.estimated_input = prepared.tokens;
         record.class = self.class;
         record.conversation = prepared.session.or(prepared.prompt.conversation);
@@ -80,7 +81,8 @@ pub(super) fn classify(
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
     let may_migrate = route.config.migrate && fields.is_stream && fields.previous_response_id.is_none();
-    let choices = choices(fields);
+    let choices = choices(dialect, fields);
+    let (output, is_output_bounded) = expected_output(route, dialect, fields.max_tokens, choices);
     let ask_running = may_migrate && gets_answer_here && choices == 1;
     // An engine says what is wrong with an id that is no string.
     let chosen_id = fields.request_id.and_then(|raw| raw.escaped());
@@ -114,7 +116,8 @@ pub(super) fn classify(
         held: HeldBody::empty(),
         prompt,
         tokens,
-        output: expected_output(route, dialect, sampling),
+        output,
+        is_output_bounded,
         is_stream,
         shows_first_token: is_stream || !dialect.generates(),
         asks_usage: spliced.asks_usage,
@@ -144,14 +147,15 @@ fn share_of(tenant: &TenantRef) -> Share {
     Share { tenant: Arc::clone(&config.name), weight: config.weight, priority: config.priority }
 }
 
-/// Predicted tokens of an answer.
-fn expected_output(route: &RouteState, dialect: Dialect, sampling: Sampling) -> Tokens {
-    let Some((pool, _)) = route.pools.first().filter(|_| dialect.generates()) else {
-        return Tokens(0);
+/// Predicted tokens of an answer with all its choices, and whether they are what the client's own bound allows.
+fn expected_output(route: &RouteState, dialect: Dialect, most: Option<u64>, choices: u32) -> (Tokens, bool) {
+    let writes = dialect.generates() || dialect == Dialect::ChatBatch;
+    let Some((pool, _)) = route.pools.first().filter(|_| writes) else {
+        return (Tokens(0), false);
     };
-    let most = sampling.max_tokens.map_or(u64::MAX, |most| most.0);
-    let each = pool.dispatcher.expected_output().0.min(most);
-    Tokens(each.saturating_mul(u64::from(sampling.n.max(1))))
+    let usual = pool.dispatcher.expected_output().0;
+    let each = most.map_or(usual, |most| usual.min(most));
+    (Tokens(each.saturating_mul(choices.into())), most == Some(each))
 }
 
 /// The `cache_salt` of an isolated tenant, the client's own folded in.
@@ -172,9 +176,13 @@ fn echo(fields: &Fields<'_>) -> Echo {
 }
 
 /// `n` of each prompt.
-fn choices(fields: &Fields<'_>) -> u32 {
+fn choices(dialect: Dialect, fields: &Fields<'_>) -> u32 {
     let is_list = fields.prompt.prompt.is_some_and(|raw| raw.kind() == JsonKind::Array);
-    let prompts = if is_list { prompts(fields).len() } else { 1 };
+    let prompts = match fields.prompt.messages.filter(|_| dialect == Dialect::ChatBatch) {
+        Some(chats) => items(chats).map_or(1, |chats| chats.len()),
+        None if is_list => prompts(fields).len(),
+        None => 1,
+    };
     fields.choices.max(1).saturating_mul(u32::try_from(prompts.max(1)).unwrap_or(u32::MAX))
 }
 
@@ -184,16 +192,20 @@ fn prompts<'a>(fields: &Fields<'a>) -> Vec<Option<Raw<'a>>> {
         Some(raw) if raw.kind() == JsonKind::Array => raw,
         one => return vec![one],
     };
+    items(list).map_or(vec![None], |items| items.into_iter().map(Some).collect())
+}
+
+/// Those of a list of texts, objects or lists; a list of token ids is one prompt, of which this is the first.
+fn items(list: Raw<'_>) -> Option<Vec<Raw<'_>>> {
     let mut all = Vec::new();
-    // A list of token ids is one prompt; of texts or of lists, several.
     let walked = list.cursor().array(|items| {
         let item = items.value()?;
         if item.kind() != JsonKind::Number || all.is_empty() {
-            all.push(Some(item));
+            all.push(item);
         }
         Ok::<_, JsonError>(())
     });
-    if walked.is_ok() { all } else { vec![None] }
+    walked.is_ok().then_some(all)
 }
 
 /// The model name as a bounded label: listed by a pool or configured, else `other`.

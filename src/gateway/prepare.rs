@@ -401,6 +401,7 @@ fn admit(
         tokens: prepared.tokens,
         is_counted,
         output: prepared.output,
+        is_output_bounded: prepared.is_output_bounded,
         model: model_name(&route, guard.record()),
         key: tenant.key(),
         wall: gateway.clock.wall(now),

@@ -45,6 +45,8 @@ pub struct Prepared {
     pub tokens: Tokens,
     /// Predicted tokens of its answer.
     pub output: Tokens,
+    /// Whether that is what the client's own bound allows, which is below what is usual.
+    pub is_output_bounded: bool,
     /// `stream: true` on a path that generates.
     pub is_stream: bool,
     /// Whether the end of its prefill is observable: streams, and paths that do not generate.

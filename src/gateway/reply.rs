@@ -13,7 +13,7 @@ use super::exchange::{Exchange, ExchangeResult};
 use super::migration::ReplicaSuccessor;
 use super::outbound::{ActiveAttempt, Identity};
 use super::prepared::Prepared;
-use super::{Gateway, IncomingRequest, request_id};
+use super::{Gateway, IncomingRequest, request_id, stored};
 use crate::clock::Stamp;
 use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};
@@ -27,6 +27,7 @@ use crate::relay::error_event;
 use crate::relay::heartbeat::HeartbeatBody;
 use crate::relay::large_body::LargeBody;
 use crate::relay::migration::Migration;
+use crate::relay::pins::StoredAnswer;
 use crate::relay::pump::record_facts;
 use crate::relay::sse::Scanner;
 use crate::relay::stream::StreamBody;
@@ -192,6 +193,8 @@ fn relay(
     let table = Arc::clone(&request.prepared.table);
     let server = &table.config.server;
     let timeouts = request.prepared.timeouts;
+    let is_stored = guard.record().dialect == Dialect::StoredResponse;
+    let stored = is_stored.then(|| stored::answer(gateway, request.incoming.parts.uri.path()));
     let finish = |record: &Record, mut headers: HeaderMap| {
         strip_response(&mut headers);
         headers.reserve(OWN_HEADERS);
@@ -204,7 +207,7 @@ fn relay(
     match answer {
         UpstreamResponse::Buffered(mut answer) => {
             let headers = finish(guard.record(), std::mem::take(&mut answer.head.headers));
-            (headers, whole(gateway, guard, active, answer, now))
+            (headers, whole(gateway, guard, active, answer, stored, now))
         }
         UpstreamResponse::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
@@ -220,14 +223,17 @@ fn relay(
             if is_in_pieces {
                 guard.answers_in_pieces();
             }
-            let is_counted =
-                !is_in_pieces && head.status.is_success() && guard.record().dialect.has_own_usage();
+            let has_usage = guard.record().dialect.has_own_usage() || stored.is_some();
+            let is_counted = !is_in_pieces && head.status.is_success() && has_usage;
             // The stream of a response that was made before, from where its client has it.
-            let is_resumed = is_stream && guard.record().dialect == Dialect::StoredResponse;
+            let is_resumed = is_stream && stored.is_some();
             let events = is_resumed.then(|| Scanner::new(Dialect::Responses, Echo::Off));
             let headers = finish(guard.record(), head.headers);
             let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick);
-            (headers, ReplyBody::Large(Box::new(body.judged_by(events).counted(is_counted))))
+            (
+                headers,
+                ReplyBody::Large(Box::new(body.judged_by(events).counted(is_counted).of_stored(stored))),
+            )
         }
     }
 }
@@ -265,6 +271,7 @@ fn whole(
     mut guard: RecordGuard,
     mut active: ActiveAttempt,
     mut answer: BufferedResponse,
+    stored: Option<StoredAnswer>,
     now: Stamp,
 ) -> ReplyBody {
     let status = answer.head.status;
@@ -304,6 +311,10 @@ fn whole(
             active.pick.assignment.served_whole(now, output);
         }
         record_facts(record, facts);
+        gateway.pins.owe_usage_of(record);
+    } else if let Some(stored) = stored.filter(|_| status.is_success()) {
+        record.tokens = stored.take_owed(&record.tenant, answer_ends::tokens(&answer.body));
+        active.pick.used(record.tokens);
     } else if status.is_success() && record.dialect.has_own_usage() {
         // It is charged and not learned from: vectors and scores show nothing of how fast text is written.
         record.tokens = answer_ends::tokens(&answer.body);

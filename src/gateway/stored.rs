@@ -7,6 +7,7 @@ use super::table::{RouteState, RoutingTable, shortened};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::fleet::status::ReplicaState;
+use crate::relay::pins::StoredAnswer;
 use crate::request::tenant::TenantRef;
 
 /// The replica that a request with `previous_response_id` has to go to.
@@ -58,6 +59,11 @@ pub(super) async fn fetch_previous(
 ) -> Result<Arc<Replica>, Failure> {
     gateway.pins.fetch(tenant.name(), id).await;
     previous(gateway, tenant, route, id)
+}
+
+/// The response that a path names.
+pub(super) fn answer(gateway: &Gateway, path: &str) -> StoredAnswer {
+    StoredAnswer { pins: Arc::clone(&gateway.pins), id: id_of(path).into() }
 }
 
 fn id_of(path: &str) -> &str {

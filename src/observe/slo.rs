@@ -153,6 +153,20 @@ mod tests {
     }
 
     #[test]
+    fn choices_that_are_written_side_by_side_have_each_its_own_pace() {
+        let mut record = record(Outcome::Ok, 100, 50, 1_000);
+        let alone = record.tpot().unwrap();
+        let tokens = record.tokens.output.unwrap();
+        (record.choices, record.tokens.output) = (4, Some(Tokens(4 * tokens.0)));
+        assert_eq!(record.tpot(), Some(alone), "four of them take as long as one");
+        record.tokens.output = Some(Tokens(4));
+        assert_eq!(record.tpot(), None, "one token each");
+        (record.choices, record.tokens.output) = (1, Some(tokens));
+        record.at.last_token = record.at.first_token;
+        assert_eq!(record.tpot(), None, "all in one event");
+    }
+
+    #[test]
     fn a_missed_percentile_comes_after_ttft_and_before_tpot() {
         let mut slow = record(Outcome::Ok, 200, 1, 1);
         slow.itl_missed = Some(99);

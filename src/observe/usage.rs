@@ -18,7 +18,7 @@ use crate::record::Record;
 /// What was used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Used {
-    /// Requests, refused ones included.
+    /// Requests that were let in.
     pub requests: u64,
     /// Prompt tokens, cached ones included.
     pub input: u64,
@@ -90,8 +90,11 @@ pub struct Spans {
 }
 
 impl Usage {
-    /// Counts a request that ended at `at`, and its time at the engine as far as known.
+    /// Counts a request that ended at `at`, and its time at the engine as far as known. One that was refused is none.
     pub(super) fn count(&self, record: &Record, stages: &[StageTime], at: SystemTime) {
+        if record.is_refused() {
+            return;
+        }
         let charged = record.charged_tokens();
         let [input, cached, output] =
             [charged.input, charged.cached, charged.output].map(|count| count.unwrap_or_default().0);
@@ -129,27 +132,27 @@ impl Usage {
     }
 
     /// Sums of the spans that hold a moment from `since` up to `until`, by day and payer as `asked` names them, and when the first of
-    /// the spans begins.
+    /// the spans begins and the last ends.
     pub fn sum(
         &self,
         since: SystemTime,
         until: SystemTime,
         asked: impl Fn(u64, &Payer) -> (u64, Payer),
-    ) -> (BTreeMap<(u64, Payer), Used>, Option<u64>) {
+    ) -> (BTreeMap<(u64, Payer), Used>, Option<(u64, u64)>) {
         let (since, until) = (seconds(since), seconds(until));
         let mut spans = self.spans.lock();
         spans.take(&self.live);
         let days = spans.days.iter().map(|(from, span)| (*from, DAY, span));
         let hours = spans.hours.iter().map(|(from, span)| (*from, HOUR, span));
         let inside = |(from, length, _): &(u64, u64, &Span)| from + length > since && *from < until;
-        let (mut sums, mut first) = (BTreeMap::<_, Used>::new(), None);
-        for (from, _, span) in days.chain(hours).filter(inside) {
-            first = first.or(Some(from));
+        let (mut sums, mut counted) = (BTreeMap::<_, Used>::new(), None);
+        for (from, length, span) in days.chain(hours).filter(inside) {
+            counted = Some((counted.map_or(from, |(first, _)| first), from + length));
             for (payer, used) in &span.rows {
                 sums.entry(asked(from / DAY * DAY, payer)).or_default().add(used);
             }
         }
-        (sums, first)
+        (sums, counted)
     }
 }
 
@@ -286,8 +289,10 @@ mod tests {
         let after = Usage::default();
         after.restore(spans);
         assert_eq!(output_of(&after, day(0, 0), day(4, 0)), all);
-        let (_, from) = after.sum(day(0, 5), day(4, 0), |day, payer| (day, payer.clone()));
-        assert_eq!(from, Some(20_000 * DAY), "where the first span begins");
+        let until = day(3, 0) + Duration::from_secs(60);
+        let (_, counted) = after.sum(day(0, 5), until, |day, payer| (day, payer.clone()));
+        let whole = (20_000 * DAY, 20_003 * DAY + HOUR);
+        assert_eq!(counted, Some(whole), "from the first span's beginning to the last one's end");
         assert!(after.fold(day(500, 0), |spans, _, _| spans.days.is_empty()), "kept for 400 days");
     }
 

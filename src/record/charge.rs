@@ -20,8 +20,8 @@ impl Record {
         self.at.routed.is_none() || self.is_refused() || is_error && !has_usage && !has_content
     }
 
-    /// Its tokens by the engine's usage; where that is absent, by the estimated prompt, and by the content that was seen or, of a whole
-    /// answer, its estimate.
+    /// Its tokens by the engine's usage; where that is absent, by the estimates of the prompt and of the content that was seen, at least
+    /// one for each event.
     #[must_use]
     pub fn charged_tokens(&self) -> TokenCounts {
         if self.is_free() {
@@ -31,7 +31,7 @@ impl Record {
         TokenCounts {
             input: self.tokens.input.or(seen(self.estimated_input)),
             cached: self.tokens.cached,
-            output: self.tokens.output.or(seen(Tokens(self.content_events))).or(seen(self.estimated_output)),
+            output: self.tokens.output.or(seen(self.estimated_output.max(Tokens(self.content_events)))),
         }
     }
 }

@@ -13,6 +13,7 @@ use hyper::body::{Body, Frame};
 
 use super::aborting::Aborted;
 use super::answer_ends::AnswerEnds;
+use super::pins::StoredAnswer;
 use super::sse::Scanner;
 use super::stream_state::StreamEnd;
 use super::verdict;
@@ -38,6 +39,8 @@ pub struct LargeBody {
     events: Option<Box<Scanner>>,
     /// Where its token counts are, if it has any of its own.
     ends: Option<Box<AnswerEnds>>,
+    /// The response that it is, if that was made before.
+    stored: Option<StoredAnswer>,
     is_ended: bool,
 }
 
@@ -54,7 +57,8 @@ impl LargeBody {
     ) -> Self {
         let status = StatusCode::from_u16(guard.record().status).unwrap_or_default();
         let first = Some(first).filter(|bytes| !bytes.is_empty());
-        Self { first, rest, lease, guard, watch, pick, status, events: None, ends: None, is_ended: false }
+        let (events, ends, stored) = (None, None, None);
+        Self { first, rest, lease, guard, watch, pick, status, events, ends, stored, is_ended: false }
     }
 
     /// It is a stream whose events these are.
@@ -68,6 +72,13 @@ impl LargeBody {
     #[must_use]
     pub fn counted(mut self, is_counted: bool) -> Self {
         self.ends = is_counted.then(Box::default);
+        self
+    }
+
+    /// It is a response that was made before.
+    #[must_use]
+    pub fn of_stored(mut self, stored: Option<StoredAnswer>) -> Self {
+        self.stored = stored;
         self
     }
 
@@ -128,11 +139,7 @@ impl LargeBody {
     fn complete(&mut self) {
         self.is_ended = true;
         self.settle();
-        if let Some(ends) = self.ends.take() {
-            let tokens = ends.tokens();
-            self.pick.used(tokens);
-            self.guard.record().tokens = tokens;
-        }
+        self.count();
         if let Some(lease) = self.lease.take() {
             lease.give_back();
         }
@@ -152,6 +159,20 @@ impl LargeBody {
         if outcome == Outcome::Ok {
             self.pick.answered(false, self.guard.clock().now());
         }
+    }
+
+    /// Counts the tokens of its request, or of the one that made it if it was not charged.
+    fn count(&mut self) {
+        let ends = self.ends.take().map(|ends| ends.tokens());
+        let Some(mut tokens) = ends.or_else(|| Some(self.events.as_ref()?.state().answer.tokens)) else {
+            return;
+        };
+        let record = self.guard.record();
+        if let Some(stored) = &self.stored {
+            tokens = stored.take_owed(&record.tenant, tokens);
+        }
+        record.tokens = tokens;
+        self.pick.used(tokens);
     }
 
     /// Whether any event came: of a response whose last event its client has, none does.
@@ -189,6 +210,7 @@ impl Drop for LargeBody {
         if !self.is_ended && self.has_its_end() {
             // Clients leave at the stream's own end, before that of its body.
             self.settle();
+            self.count();
         } else if let Some(expiry) = self.watch.expiry() {
             self.guard.settle(expiry.outcome(), Some(expiry.code()));
         }

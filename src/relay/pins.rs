@@ -8,6 +8,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::record::{Record, TokenCounts};
+use crate::units::Tokens;
+
 /// A bounded map of response ids to the tenants that own them and the replicas that hold them. When it is full, a tenant with more
 /// than an equal share loses its own oldest.
 #[derive(Debug, Default)]
@@ -34,6 +37,8 @@ pub struct Pin {
     pub tenant: Arc<str>,
     /// Where it is.
     pub replica_url: Arc<str>,
+    /// What its request was charged, where that ended without the usage.
+    owed: Option<TokenCounts>,
 }
 
 /// A response of a tenant that this gateway does not know.
@@ -45,6 +50,23 @@ pub struct PinAsked {
     pub response: Box<str>,
     /// The URL of the replica that made it.
     pub answer: oneshot::Sender<Option<Arc<str>>>,
+}
+
+/// A stored response that a request asks for.
+#[derive(Debug)]
+pub struct StoredAnswer {
+    /// Who knows what it owes.
+    pub pins: Arc<ResponsePins>,
+    /// Its id.
+    pub id: Box<str>,
+}
+
+impl StoredAnswer {
+    /// As [`ResponsePins::take_owed`].
+    #[must_use]
+    pub fn take_owed(&self, tenant: &str, usage: TokenCounts) -> TokenCounts {
+        self.pins.take_owed(tenant, &self.id, usage)
+    }
 }
 
 impl ResponsePins {
@@ -64,10 +86,42 @@ impl ResponsePins {
             pins.make_room(tenant);
         }
         let id: Arc<str> = response.into();
-        let pin = Pin { tenant: Arc::clone(tenant), replica_url: Arc::clone(replica_url) };
+        let pin = Pin { tenant: Arc::clone(tenant), replica_url: Arc::clone(replica_url), owed: None };
         pins.made.insert(Arc::clone(&id), pin);
         pins.unshared(Arc::clone(&id));
         pins.order.entry(Arc::clone(tenant)).or_default().push_back(id);
+    }
+
+    /// Of a request that ended without the usage of the response that it makes: one in the background, or whose client left.
+    pub fn owe_usage_of(&self, record: &Record) {
+        if !record.dialect.is_stateful() || record.tokens.output.is_some() {
+            return;
+        }
+        let response = record.response_id.as_deref();
+        let mut pins = self.pins.lock();
+        let pin = response.and_then(|id| pins.made.get_mut(id));
+        if let Some(pin) = pin.filter(|pin| pin.tenant == record.tenant) {
+            pin.owed = Some(record.charged_tokens());
+        }
+    }
+
+    /// What of a stored response's usage its tenant has not been charged yet: once, to the first request that sees it.
+    #[must_use]
+    pub fn take_owed(&self, tenant: &str, response: &str, usage: TokenCounts) -> TokenCounts {
+        if usage.output.is_none() {
+            return TokenCounts::default();
+        }
+        let mut pins = self.pins.lock();
+        let pin = pins.made.get_mut(response).filter(|pin| *pin.tenant == *tenant);
+        let Some(charged) = pin.and_then(|pin| pin.owed.take()) else { return TokenCounts::default() };
+        let rest = |used: Option<Tokens>, charged: Option<Tokens>| {
+            used.map(|used| Tokens(used.0.saturating_sub(charged.unwrap_or_default().0)))
+        };
+        TokenCounts {
+            input: rest(usage.input, charged.input),
+            cached: rest(usage.cached, charged.cached),
+            output: rest(usage.output, charged.output),
+        }
     }
 
     /// From now on other gateways are to know them, and are asked for what is not known here while [`Self::others_known`].
@@ -189,5 +243,22 @@ mod tests {
         assert!(pins.replica_of("b", "resp_1").is_none());
         pins.remember(&a, "resp_1", &two);
         assert_eq!(pins.replica_of("a", "resp_1"), Some(two), "made again elsewhere");
+    }
+
+    #[test]
+    fn what_was_not_charged_of_a_response_is_owed_once_and_by_its_tenant() {
+        let pins = ResponsePins::default();
+        let counts = |input, output| TokenCounts {
+            input: Some(Tokens(input)),
+            cached: None,
+            output: (output > 0).then_some(Tokens(output)),
+        };
+        pins.remember(&"a".into(), "resp_1", &"http://1".into());
+        assert_eq!(pins.take_owed("a", "resp_1", counts(9, 50)), TokenCounts::default(), "was counted");
+        pins.pins.lock().made.get_mut("resp_1").unwrap().owed = Some(counts(7, 0));
+        assert_eq!(pins.take_owed("b", "resp_1", counts(9, 50)), TokenCounts::default());
+        assert_eq!(pins.take_owed("a", "resp_1", counts(9, 0)), TokenCounts::default(), "not written yet");
+        assert_eq!(pins.take_owed("a", "resp_1", counts(9, 50)), counts(2, 50));
+        assert_eq!(pins.take_owed("a", "resp_1", counts(9, 50)), TokenCounts::default(), "once");
     }
 }

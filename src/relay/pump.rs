@@ -145,6 +145,7 @@ impl StreamPump {
         }
         let has_begun = self.is_continued || self.reader.timeline.first_token().is_some();
         if let Some(output) = tokens.output.filter(|_| has_begun) {
+            self.pick.pool.ratio.observe_events(self.segment_events(), output);
             self.pick.assignment.served(output, self.segment_events());
         }
     }
@@ -158,6 +159,9 @@ impl StreamPump {
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
         record_facts(record, self.facts().clone());
         record.tokens = tokens;
+        if tokens.output.is_none() {
+            record.estimated_output = self.pick.pool.ratio.in_events(record.content_events);
+        }
         self.pick.used(self.facts().tokens);
     }
 

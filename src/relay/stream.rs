@@ -380,6 +380,7 @@ impl Drop for StreamBody {
         if let Some((id, model)) = first {
             (record.response_id, record.response_model) = (id, model);
         }
+        self.pins.owe_usage_of(self.client.guard.record());
     }
 }
 

@@ -90,12 +90,39 @@ pub fn text_of_unary(dialect: Dialect, body: &[u8]) -> Makeup {
                     add(value);
                 }
             })?,
-            ("content", Dialect::Messages) | ("output", Dialect::Responses) => add(value.value()?),
+            ("content", Dialect::Messages) | ("output", Dialect::Responses)
+                if value.ahead() == JsonKind::Array =>
+            {
+                each_text(value, true, &mut add)?;
+            }
             _ => {}
         }
         Ok::<_, JsonError>(())
     });
     text
+}
+
+/// What was written in items of the messages and responses APIs, and in the parts of these; their types, roles and ids were not.
+fn each_text<'a>(
+    items: &mut Cursor<'a>,
+    has_parts: bool,
+    add: &mut impl FnMut(Raw<'a>),
+) -> Result<(), JsonError> {
+    items.array(|item| {
+        if item.ahead() != JsonKind::Object {
+            return item.value().map(drop);
+        }
+        item.object(|key, value| {
+            match key.escaped() {
+                Some("text" | "thinking" | "refusal" | "input" | "arguments") => add(value.value()?),
+                Some("content" | "summary") if has_parts && value.ahead() == JsonKind::Array => {
+                    each_text(value, false, add)?;
+                }
+                _ => {}
+            }
+            Ok(())
+        })
+    })
 }
 
 /// Finish reason and content of every choice of a unary answer, by the names of their members.

@@ -263,6 +263,104 @@ async fn whole_answers_without_usage_are_billed_by_their_text() {
     replica.next(wire::json(200, ANSWER));
     ask(&gateway, false).await;
     assert_eq!(tokens(&gateway), (2 * input + 50, output + 10), "the engine's usage is better");
+
+    let item = r#"{"id":"msg_1","type":"message","role":"assistant","status":"completed","content":[{"type":"output_text","text":"","annotations":[],"logprobs":null}]}"#;
+    replica.next(wire::json(200, &format!(r#"{{"id":"r","object":"response","output":[{item}]}}"#)));
+    posting(&gateway, RESPONSES, r#"{"model":"tiny","input":"x"}"#).await.reply().await;
+    gateway.idle().await;
+    assert_eq!(tokens(&gateway).1, output + 10, "the names around no text are none");
+}
+
+#[tokio::test]
+async fn a_hard_budget_holds_against_many_prompts_and_lets_a_usual_answer_in_while_it_is_unspent() {
+    let replica = Replica::start().await;
+    let hundred = Budget { output_tokens: Some(100), window: Window::Month, ..Budget::default() };
+    let gateway = start(&replica, hundred).await;
+    let (prompts, chats) =
+        (vec![r#""x""#; 20].join(","), vec![r#"[{"role":"user","content":"x"}]"#; 20].join(","));
+    for (path, body) in [
+        ("/v1/completions", format!(r#"{{"model":"tiny","max_tokens":10,"prompt":[{prompts}]}}"#)),
+        ("/v1/chat/completions/batch", format!(r#"{{"model":"tiny","max_tokens":10,"messages":[{chats}]}}"#)),
+    ] {
+        let refused = posting(&gateway, path, &body).await.reply().await;
+        assert_eq!((refused.status(), &*refused.code()), (429, "budget"), "{path}");
+    }
+    replica.always(wire::json(200, ANSWER));
+    for used in [10, 20] {
+        let open = r#"{"model":"tiny","messages":[{"role":"user","content":"how long it gets is open"}]}"#;
+        assert_eq!(posting(&gateway, PATH, open).await.reply().await.status(), 200);
+        gateway.idle().await;
+        assert_eq!(charged(&gateway).output, used);
+    }
+    assert_eq!(billed(&gateway).requests, 2, "refused ones are not billed");
+}
+
+const RESPONSES: &str = "/v1/responses";
+
+/// Reads `/v1/responses/resp_1`.
+async fn read(gateway: &Gateway, query: &str) -> Reply {
+    let mut client = gateway.client().await;
+    client.write("GET", &format!("{RESPONSES}/resp_1{query}"), &[("authorization", "Bearer a")], b"").await;
+    let reply = client.reply().await;
+    gateway.idle().await;
+    reply
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_is_billed_once_when_it_is_read() {
+    let replica = Replica::start().await;
+    let gateway = start(&replica, budget()).await;
+    let response = |status: &str, usage: &str| {
+        let head = r#"{"id":"resp_1","object":"response","model":"tiny","output":[]"#;
+        format!(r#"{head},"status":"{status}","usage":{usage}}}"#)
+    };
+    let usage = r#"{"input_tokens":50,"output_tokens":900,"total_tokens":950}"#;
+    let body = r#"{"model":"tiny","background":true,"input":"hello there"}"#;
+    for is_stream in [false, true] {
+        let (_, before) = tokens(&gateway);
+        replica.next(wire::json(200, &response("queued", "null")));
+        assert_eq!(posting(&gateway, RESPONSES, body).await.reply().await.status(), 200);
+        gateway.idle().await;
+        replica.next(wire::json(200, &response("in_progress", "null")));
+        assert_eq!(read(&gateway, "").await.status(), 200);
+        assert_eq!(tokens(&gateway).1, before, "nothing was written yet");
+        let completed = response("completed", usage);
+        let event = format!(
+            "event: response.completed\ndata: {{\"type\":\"response.completed\",\"sequence_number\":9,\
+             \"response\":{completed}}}\n\n"
+        );
+        for _ in 0..2 {
+            replica.next(if is_stream { wire::stream([&event]) } else { wire::json(200, &completed) });
+            let query = if is_stream { "?stream=true" } else { "" };
+            assert_eq!(read(&gateway, query).await.status(), 200);
+        }
+        let rounds = 1 + u64::from(is_stream);
+        assert_eq!(tokens(&gateway), (50 * rounds, 900 * rounds), "as a stream: {is_stream}");
+    }
+}
+
+#[tokio::test]
+async fn a_response_whose_client_left_is_billed_for_the_rest_when_it_is_read() {
+    let replica = Replica::start().await;
+    let gateway = start(&replica, budget()).await;
+    let created = "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,\
+                   \"response\":{\"id\":\"resp_1\",\"model\":\"tiny\"}}\n\n";
+    let delta = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\
+                 \"sequence_number\":1,\"delta\":\"x\"}\n\n";
+    replica.next(vec![wire::sse_head(), wire::event(created), wire::event(delta), Step::Hang]);
+    let body = r#"{"model":"tiny","background":true,"stream":true,"input":"hello there"}"#;
+    let mut client = posting(&gateway, RESPONSES, body).await;
+    client.head().await;
+    client.read_until("text.delta").await;
+    drop(client);
+    gateway.idle().await;
+    assert_eq!(tokens(&gateway).1, 1, "what was delivered");
+    replica.next(wire::json(
+        200,
+        r#"{"id":"resp_1","model":"tiny","output":[],"status":"completed","usage":{"input_tokens":50,"output_tokens":900}}"#,
+    ));
+    read(&gateway, "").await;
+    assert_eq!(tokens(&gateway), (50, 900));
 }
 
 const MESSAGES: &str = "/v1/messages";

@@ -33,6 +33,7 @@ impl Gate for Limited {
             tokens: Tokens(request.prompt),
             is_counted: false,
             output: Tokens(60),
+            is_output_bounded: false,
             model: "m",
             key: None,
             wall: SystemTime::UNIX_EPOCH + now.since(Stamp::default()),
