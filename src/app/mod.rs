@@ -314,17 +314,36 @@ fn serving(
     }
 }
 
-/// Accepts connections of clients, or of Envoy.
+/// Accepts connections of clients, or of Envoy, once replicas have been probed: until then each request would be refused. Who connects
+/// meanwhile waits in the socket's backlog.
 fn accept(front: Front, gateway: &Arc<Gateway>, acceptor: Acceptor, mut serving: Serving) {
     let (tracker, gateway) = (gateway.tasks.clone(), Arc::clone(gateway));
+    let (stop, probed) = (serving.draining.clone(), first_probes(Arc::clone(&gateway)));
+    let probed = async move { drop(stop.run_until_cancelled(probed).await) };
     match front {
-        Front::OpenAi => tracker.spawn(listener::accept_loop(acceptor, serving, Service(gateway))),
+        Front::OpenAi => tracker.spawn(async {
+            probed.await;
+            listener::accept_loop(acceptor, serving, Service(gateway)).await;
+        }),
         Front::EndpointPicker => {
             // Envoy keeps its connections, and closing one that it is about to use fails a request.
             serving.limits.keep_alive = PROXY_KEEP_ALIVE;
-            tracker.spawn(listener::accept_loop(acceptor, serving, EndpointPicker::new(gateway)))
+            tracker.spawn(async {
+                probed.await;
+                listener::accept_loop(acceptor, serving, EndpointPicker::new(gateway)).await;
+            })
         }
     };
+}
+
+/// Until every route takes requests, at most [`FIRST_PROBES`].
+async fn first_probes(gateway: Arc<Gateway>) {
+    let probed = async {
+        while !gateway.table.load().routes.iter().all(|route| route.takes_requests()) {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    let _ = tokio::time::timeout(FIRST_PROBES, probed).await;
 }
 
 /// Random name of this process in `Via`, so that only a real loop looks like one.
@@ -363,4 +382,7 @@ fn note_expiry(observer: &Observer, config: &Config, clock: Clock) {
 /// For the error events of streams that the end of the drain cut.
 const ERROR_EVENT_GRACE: Duration = Duration::from_secs(2);
 const DROP_GRACE: Duration = Duration::from_millis(50);
+/// A probe of an idle engine takes milliseconds, of a busy one some hundred; one that loads its model longer than anybody would wait.
+const FIRST_PROBES: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 const PROXY_KEEP_ALIVE: Duration = Duration::from_secs(24 * 3600);

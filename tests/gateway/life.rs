@@ -101,6 +101,18 @@ async fn a_success_that_is_no_answer_proves_nothing_whatever_the_kind_of_probe()
 }
 
 #[tokio::test]
+async fn a_request_that_comes_with_the_start_waits_for_the_first_probes() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start_unready(config::of(&[&replica]));
+    ask(&gateway, 3).await;
+    replica.stop_listening().await;
+    let unreachable = Gateway::start_unready(config::of(&[&replica]));
+    let body = r#"{"model":"tiny","messages":[{"role":"user","content":"x"}]}"#;
+    let refused = unreachable.post("/v1/chat/completions", body).await;
+    assert_eq!((refused.status(), &*refused.code()), (503, "no_ready_replica"));
+}
+
+#[tokio::test]
 async fn a_replica_that_fails_every_inference_path_is_not_ready_for_its_green_health() {
     for (status_code, key, is_ready) in [
         (500, None, false),
