@@ -143,6 +143,7 @@ impl Exchange {
             shadow::offer(&self.incoming, &self.prepared, &mut self.guard, &pick);
             let Some(attempted) = self.send(pick).await? else { continue };
             if self.has_lost_kv(&attempted) {
+                self.avoid_silent(&attempted);
                 last = answer_of(attempted).map(Ok).or(last);
                 continue;
             }
@@ -273,6 +274,14 @@ impl Exchange {
         lost.is_some()
     }
 
+    /// A decoding replica that sent nothing may not have lost the KV but hang: another one computes the prompt where one is ready.
+    fn avoid_silent(&mut self, attempted: &Attempted) {
+        let Err((AttemptError::Overdue(_), active)) = attempted else { return };
+        if active.pick.pool.replicas().iter().any(|one| is_other(one, &active.pick)) {
+            picker::note_tried(&mut self.tried, &active.pick);
+        }
+    }
+
     fn two_legs(&mut self) -> prefill_leg::Request<'_> {
         let Self { incoming, prepared, guard, .. } = self;
         prefill_leg::Request { incoming, prepared, guard }
@@ -281,8 +290,7 @@ impl Exchange {
     /// Another prefill replica gets the prompt where the retry rule allows one and one is ready; else it is computed where it is
     /// decoded.
     fn prefill_failed(&mut self, failure: &ReplicaFailure, pick: &Pick) {
-        let is_other = |replica: &Arc<Replica>| !Arc::ptr_eq(replica, &pick.replica) && replica.is_ready();
-        if !self.may_retry(failure, pick) || !pick.pool.replicas().iter().any(is_other) {
+        if !self.may_retry(failure, pick) || !pick.pool.replicas().iter().any(|one| is_other(one, pick)) {
             self.prepared.stays = Some("prefill_failed");
         }
     }
@@ -537,6 +545,11 @@ fn answer_of(attempted: Attempted) -> Option<Answered> {
     };
     answered.1.watch.close();
     Some(answered)
+}
+
+/// Whether this replica could take a request in place of that of a pick.
+fn is_other(replica: &Arc<Replica>, pick: &Pick) -> bool {
+    !Arc::ptr_eq(replica, &pick.replica) && replica.is_ready()
 }
 
 /// What is sent: where `held_kv` is the KV of its prompt, without computing that again.

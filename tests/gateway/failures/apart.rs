@@ -427,6 +427,26 @@ async fn a_lost_transfer_is_computed_in_place_and_the_pair_avoided() {
 }
 
 #[tokio::test]
+async fn a_decoding_replica_that_hangs_is_not_asked_again_while_another_is_ready() {
+    let (prefill, one, two) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    prefill.always(computed());
+    let mut config = configured(&[&prefill], &[&one, &two], keys(PrefillWhen::Always));
+    config.routes[0].timeouts.first_token = Duration::from_secs(4);
+    let gateway = Gateway::start(config).await;
+    [&one, &two].map(|replica| replica.always(vec![wire::sse_head(), Step::Hang]));
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    until("one hangs", || one.count() + two.count() == 1).await;
+    let other = if one.count() == 0 { &one } else { &two };
+    other.always(wire::chat_stream(&["a", "b"]));
+    let reply = client.reply().await;
+    assert_eq!((reply.status(), reply.text()), (200, &*clean()));
+    assert_eq!((one.count(), two.count()), (1, 1));
+    gateway.idle().await;
+    assert_eq!(ways(&gateway), ["together transfer_failed 1"]);
+}
+
+#[tokio::test]
 async fn an_error_of_the_decoding_replica_is_the_client_s_where_no_other_can_take_the_request() {
     let two = Two::start().await;
     let error =
