@@ -66,7 +66,8 @@ fn open(path: &Path) -> io::Result<Option<File>> {
 /// A directory or file that cannot be written, or one with a state that cannot be read: a rename would replace it all the same.
 pub fn write<T: Serialize>(path: &Path, state: &T) -> io::Result<()> {
     open(path)?;
-    let beside = with_suffix(path, ".new");
+    // Another gateway may write the same file at this moment.
+    let beside = with_suffix(path, &format!(".{:08x}.new", fastrand::u32(..)));
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         fs::create_dir_all(directory)?;
     }
