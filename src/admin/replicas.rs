@@ -39,6 +39,9 @@ pub(super) async fn change(
         other => return Err(AdminError::InvalidReplica(format!("unknown action {other:?}; {FORM}"))),
     };
     let Body { pool, url, name, zone, .. } = body;
+    if url.is_none() && name.is_none() {
+        return Err(AdminError::InvalidReplica(format!("neither \"url\" nor \"name\"; {FORM}")));
+    }
     let change = ReplicaChange { action, pool, url, name, zone };
     let (pool, replica) = admin.control.change_replica(&change).map_err(|error| match error {
         ChangeError::Invalid(why) => AdminError::InvalidReplica(why),

@@ -152,6 +152,10 @@ impl Membership {
             replica: change.url.clone().or_else(|| change.name.clone()).unwrap_or_default(),
         };
         let spec = match (change.action, known, url) {
+            (_, Some(known), Some(url)) if name.as_deref().is_some_and(|name| *name != *known.name) => {
+                let why = format!("{url} is replica {:?} already: leave \"name\" out", known.name);
+                return Err(ChangeError::Invalid(why));
+            }
             (_, Some(known), _) => known,
             (ReplicaAction::Add, None, Some(endpoint)) => {
                 let name = name.unwrap_or_else(|| endpoint.authority().into());
