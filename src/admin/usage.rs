@@ -67,7 +67,7 @@ fn answer(admin: &AdminState, since: SystemTime, until: SystemTime, by: &[&str])
     };
     let (sums, counted) = admin.observer.metrics().usage.sum(since, until, asked);
     // Hours and days are whole; what comes after now is in none.
-    let last = counted.map_or(until, |(_, end)| at(end).min(admin.now()));
+    let last = counted.as_ref().map_or(until, |counted| at(counted.end).min(admin.now()));
     let mut total = Used::default();
     let rows = sums.iter().map(|((from, payer), used)| {
         total.add(used);
@@ -82,7 +82,7 @@ fn answer(admin: &AdminState, since: SystemTime, until: SystemTime, by: &[&str])
     UsageAnswer {
         by: by.iter().map(|name| (*name).to_owned()).collect(),
         rows: rows.collect(),
-        since: counted.map(|(from, _)| rfc3339::seconds(at(from))),
+        since: counted.map(|counted| rfc3339::seconds(at(counted.start))),
         total: row(&total),
         until: rfc3339::seconds(until.max(last)),
     }

@@ -319,7 +319,9 @@ fn serving(
 fn accept(front: Front, gateway: &Arc<Gateway>, acceptor: Acceptor, mut serving: Serving) {
     let (tracker, gateway) = (gateway.tasks.clone(), Arc::clone(gateway));
     let (stop, probed) = (serving.draining.clone(), first_probes(Arc::clone(&gateway)));
-    let probed = async move { drop(stop.run_until_cancelled(probed).await) };
+    let probed = async move {
+        let _ = stop.run_until_cancelled(probed).await;
+    };
     match front {
         Front::OpenAi => tracker.spawn(async {
             probed.await;

@@ -5,6 +5,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -70,6 +71,9 @@ pub struct Span {
     pub rows: HashMap<Payer, Used, LabelHasher>,
 }
 
+/// By first second of the day, or 0, and payer.
+pub type Sums = BTreeMap<(u64, Payer), Used>;
+
 /// All usage that is kept.
 #[derive(Debug, Default)]
 pub struct Usage {
@@ -132,22 +136,22 @@ impl Usage {
     }
 
     /// Sums of the spans that hold a moment from `since` up to `until`, by day and payer as `asked` names them, and when the first of
-    /// the spans begins and the last ends.
+    /// them begins and the last ends.
     pub fn sum(
         &self,
         since: SystemTime,
         until: SystemTime,
         asked: impl Fn(u64, &Payer) -> (u64, Payer),
-    ) -> (BTreeMap<(u64, Payer), Used>, Option<(u64, u64)>) {
+    ) -> (Sums, Option<Range<u64>>) {
         let (since, until) = (seconds(since), seconds(until));
         let mut spans = self.spans.lock();
         spans.take(&self.live);
         let days = spans.days.iter().map(|(from, span)| (*from, DAY, span));
         let hours = spans.hours.iter().map(|(from, span)| (*from, HOUR, span));
         let inside = |(from, length, _): &(u64, u64, &Span)| from + length > since && *from < until;
-        let (mut sums, mut counted) = (BTreeMap::<_, Used>::new(), None);
+        let (mut sums, mut counted) = (Sums::new(), None);
         for (from, length, span) in days.chain(hours).filter(inside) {
-            counted = Some((counted.map_or(from, |(first, _)| first), from + length));
+            counted = Some(counted.map_or(from, |counted: Range<u64>| counted.start)..from + length);
             for (payer, used) in &span.rows {
                 sums.entry(asked(from / DAY * DAY, payer)).or_default().add(used);
             }
@@ -291,7 +295,7 @@ mod tests {
         assert_eq!(output_of(&after, day(0, 0), day(4, 0)), all);
         let until = day(3, 0) + Duration::from_secs(60);
         let (_, counted) = after.sum(day(0, 5), until, |day, payer| (day, payer.clone()));
-        let whole = (20_000 * DAY, 20_003 * DAY + HOUR);
+        let whole = 20_000 * DAY..20_003 * DAY + HOUR;
         assert_eq!(counted, Some(whole), "from the first span's beginning to the last one's end");
         assert!(after.fold(day(500, 0), |spans, _, _| spans.days.is_empty()), "kept for 400 days");
     }

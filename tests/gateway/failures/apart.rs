@@ -433,7 +433,8 @@ async fn a_decoding_replica_that_hangs_is_not_asked_again_while_another_is_ready
     let mut config = configured(&[&prefill], &[&one, &two], keys(PrefillWhen::Always));
     config.routes[0].timeouts.first_token = Duration::from_secs(4);
     let gateway = Gateway::start(config).await;
-    [&one, &two].map(|replica| replica.always(vec![wire::sse_head(), Step::Hang]));
+    one.always(vec![wire::sse_head(), Step::Hang]);
+    two.always(vec![wire::sse_head(), Step::Hang]);
     let mut client = gateway.client().await;
     client.post(PATH, &[], CHAT.as_bytes()).await;
     until("one hangs", || one.count() + two.count() == 1).await;
