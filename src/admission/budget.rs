@@ -118,6 +118,7 @@ impl Ledger {
         now: SystemTime,
     ) -> Result<Reservation, Spent> {
         let (mut accounts, now) = (SmallVec::new(), Unix::from(now));
+        let is_bounded = wanted.expected != Amounts::default();
         for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
             let (at, account) = self.account(budget, now);
             let (own, taken) = (account.own(), account.taken());
@@ -131,7 +132,9 @@ impl Ledger {
                 let is_leased = || sharing.covers(account.lease.as_deref(), *kind, *limit, own, wanted);
                 taken.of(*kind).saturating_add(wanted) > *limit || !is_leased()
             };
-            if let Some((kind, limit)) = budget.limits().find(|limit| budget.hard && is_over(limit)) {
+            if let Some((kind, limit)) =
+                budget.limits().find(|limit| is_bounded && budget.hard && is_over(limit))
+            {
                 // A request under way is one that will be used; of its tokens less may be.
                 let held = if kind == Kind::Requests { 0 } else { account.held.of(kind) };
                 let used = taken.of(kind).saturating_sub(held);

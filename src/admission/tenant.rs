@@ -66,6 +66,8 @@ pub struct Demand<'a> {
     pub output: Tokens,
     /// It is what the client's own bound allows.
     pub is_output_bounded: bool,
+    /// It asks for an answer that was written before: tokens and budgets that are spent refuse it nothing.
+    pub is_read: bool,
     /// As the client asks for it.
     pub model: &'a str,
     /// The key that it came with, for the key's own budgets.
@@ -275,6 +277,9 @@ impl Demand<'_> {
     }
 
     fn wanted(&self) -> Wanted {
+        if self.is_read {
+            return Wanted::default();
+        }
         let expected =
             Amounts { input: self.tokens.0, output: self.output.0, requests: 1, ..Amounts::default() };
         let input = if self.is_counted { expected.input } else { 0 };
@@ -346,7 +351,7 @@ impl TenantUse {
             let admitted = self.requests.check(1.0, &Refill::per_minute(per_minute), now);
             admitted.map_err(|wait| LimitReached::Requests { per_minute, wait })?;
         }
-        if let Some(per_minute) = limits.tokens_per_minute {
+        if let Some(per_minute) = limits.tokens_per_minute.filter(|_| !demand.is_read) {
             let Demand { tokens: Tokens(prompt), is_counted, .. } = *demand;
             if is_counted && prompt > per_minute {
                 return Err(LimitReached::TooLarge { prompt, per_minute });
@@ -410,6 +415,7 @@ mod tests {
             is_counted,
             output: Tokens(0),
             is_output_bounded: false,
+            is_read: false,
             model: "m",
             key: None,
             wall,
@@ -522,6 +528,7 @@ mod tests {
             is_counted: false,
             output: Tokens(0),
             is_output_bounded: false,
+            is_read: false,
             model: "m",
             key: None,
             wall: SystemTime::UNIX_EPOCH,

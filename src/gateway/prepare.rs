@@ -402,6 +402,7 @@ fn admit(
         is_counted,
         output: prepared.output,
         is_output_bounded: prepared.is_output_bounded,
+        is_read: guard.record().dialect == Dialect::StoredResponse,
         model: model_name(&route, guard.record()),
         key: tenant.key(),
         wall: gateway.clock.wall(now),

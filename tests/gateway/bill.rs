@@ -340,6 +340,26 @@ async fn a_response_in_the_background_is_billed_once_when_it_is_read() {
 }
 
 #[tokio::test]
+async fn a_spent_budget_keeps_nobody_from_an_answer_that_was_written_for_it() {
+    let replica = Replica::start().await;
+    let small = Budget { tokens: Some(100), window: Window::Month, ..Budget::default() };
+    let gateway = start(&replica, small).await;
+    let head = r#"{"id":"resp_1","object":"response","model":"tiny","output":[]"#;
+    let body = r#"{"model":"tiny","background":true,"input":"hello there"}"#;
+    replica.next(wire::json(200, &format!(r#"{head},"status":"queued","usage":null}}"#)));
+    assert_eq!(posting(&gateway, RESPONSES, body).await.reply().await.status(), 200);
+    gateway.idle().await;
+    let usage = r#"{"input_tokens":50,"output_tokens":900}"#;
+    replica.always(wire::json(200, &format!(r#"{head},"status":"completed","usage":{usage}}}"#)));
+    for _ in 0..2 {
+        assert_eq!(read(&gateway, "").await.status(), 200);
+    }
+    assert_eq!(charged(&gateway).output, 900);
+    let refused = posting(&gateway, RESPONSES, body).await.reply().await;
+    assert_eq!((refused.status(), &*refused.code()), (429, "budget"));
+}
+
+#[tokio::test]
 async fn a_response_whose_client_left_is_billed_for_the_rest_when_it_is_read() {
     let replica = Replica::start().await;
     let gateway = start(&replica, budget()).await;
