@@ -94,7 +94,7 @@ impl ResponsePins {
 
     /// Of a request that ended without the usage of the response that it makes: one in the background, or whose client left.
     pub fn owe_usage_of(&self, record: &Record) {
-        if !record.dialect.is_stateful() || record.tokens.output.is_some() {
+        if !record.dialect.is_stateful() || is_known(record.tokens) {
             return;
         }
         let response = record.response_id.as_deref();
@@ -108,7 +108,7 @@ impl ResponsePins {
     /// What of a stored response's usage its tenant has not been charged yet: once, to the first request that sees it.
     #[must_use]
     pub fn take_owed(&self, tenant: &str, response: &str, usage: TokenCounts) -> TokenCounts {
-        if usage.output.is_none() {
+        if !is_known(usage) {
             return TokenCounts::default();
         }
         let mut pins = self.pins.lock();
@@ -204,6 +204,11 @@ impl Pins {
             self.order.remove(&from);
         }
     }
+}
+
+/// Whether it is the usage of an answer: one that is being written may count nothing.
+fn is_known(usage: TokenCounts) -> bool {
+    usage.output.is_some_and(|output| output.0 > 0)
 }
 
 const MAX_PINS: usize = 100_000;

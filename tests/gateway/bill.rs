@@ -321,7 +321,10 @@ async fn a_response_in_the_background_is_billed_once_when_it_is_read() {
         replica.next(wire::json(200, &response("queued", "null")));
         assert_eq!(posting(&gateway, RESPONSES, body).await.reply().await.status(), 200);
         gateway.idle().await;
-        replica.next(wire::json(200, &response("in_progress", "null")));
+        replica.next(wire::json(
+            200,
+            &response("in_progress", r#"{"input_tokens":0,"output_tokens":0,"total_tokens":0}"#),
+        ));
         assert_eq!(read(&gateway, "").await.status(), 200);
         assert_eq!(tokens(&gateway).1, before, "nothing was written yet");
         let completed = response("completed", usage);
