@@ -15,7 +15,7 @@ section! {
         interval: Duration as POSITIVE_DURATION, default "10s";
         /// of one probe
         timeout: Duration as POSITIVE_DURATION, default "5s";
-        /// auto | completion | embedding | rerank | health; auto: the first that the engine answers
+        /// auto | completion | chat | embedding | rerank | health; auto: the first that the engine answers
         kind: ProbeKind as Word("probe kind"), default "auto";
         /// of a completion of one token
         prompt: String as TEXT, default "ping", hidden;
@@ -37,6 +37,8 @@ labels! {
         Auto = "auto",
         /// A one-token completion.
         Completion = "completion",
+        /// A one-token chat.
+        Chat = "chat",
         /// One embedding.
         Embedding = "embedding",
         /// One rerank.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -13,16 +13,21 @@ use super::gpu::GpuReading;
 use super::status::EngineCounters;
 use super::stream_defaults::StreamDefaults;
 use crate::clock::Stamp;
+use crate::config::ProbeKind;
 
 /// Facts of one engine; written by probes and scrapes.
 #[derive(Debug, Default)]
 pub struct EngineFacts {
     /// As listed by `/v1/models`.
     pub models: ArcSwap<Vec<EngineModel>>,
+    /// It was asked for its models and has no such list.
+    pub(super) has_no_list: AtomicBool,
     /// Promised models that it does not list.
     pub(super) lacks: ArcSwap<Vec<Arc<str>>>,
     /// Adapters that it was asked to load since it was proved last, whether it did or not.
     pub(super) asked_to_load: Mutex<Vec<Arc<str>>>,
+    /// The probe that it answers, of those of `auto`.
+    pub(super) proved_by: Mutex<Option<ProbeKind>>,
     /// LoRA adapters that it is known to hold.
     pub adapters: Adapters,
     /// What it puts into a stream that asks for nothing; `None` until a probe told.

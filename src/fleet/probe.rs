@@ -1,7 +1,7 @@
 //! Probes one replica with a real inference request.
 //!
 //! A frozen engine core still answers `/health`, `/metrics` and `/v1/models` in milliseconds; a completion times out.
-//! `auto` tries a one-token completion, an embedding, a rerank and, last, `GET /health`, and remembers the first that
+//! `auto` tries a one-token completion, a chat, an embedding, a rerank and, last, `GET /health`, and remembers the first that
 //! the engine answers; a success without what was asked for ([`super::probe_answer`]) is none. Probes are skipped while live responses prove the replica. A full queue, and a prompt that the engine is
 //! busy with, keep probes from being answered too: neither is a reason to leave while anything moves.
 
@@ -53,7 +53,6 @@ pub(super) enum ProbeResult {
 impl Prober {
     /// The probe loop, until the replica is removed.
     pub(super) async fn run(self) {
-        let mut known: Option<ProbeKind> = None;
         let now = self.clock.now();
         let mut rhythm = Rhythm { misses: 0, looked: now, kept: now };
         let mut due = Due::Probe;
@@ -62,11 +61,12 @@ impl Prober {
             let turn = async {
                 match due {
                     Due::KeepAlive => {
+                        let known = *self.replica.engine.proved_by.lock();
                         self.keep_warm(&config, known.unwrap_or(config.probe.kind)).await;
                         rhythm.kept = self.clock.now();
                     }
                     Due::Probe => {
-                        self.turn(&config, &mut known, &mut rhythm.misses).await;
+                        self.turn(&config, &mut rhythm.misses).await;
                         rhythm.looked = self.clock.now();
                     }
                 }
@@ -82,16 +82,16 @@ impl Prober {
     }
 
     /// One probe, and what it leads to: proofs and warm-up before traffic.
-    async fn turn(&self, config: &Pool, known: &mut Option<ProbeKind>, misses: &mut u32) {
+    async fn turn(&self, config: &Pool, misses: &mut u32) {
         let replica = &self.replica;
         let warms_again = self.begin_again();
         replica.apply(Event::Asked, "asked");
         let sent = self.clock.now();
-        let mut result = self.probe(config, known).await;
+        let mut result = self.probe(config).await;
         let mut is_another = false;
         if let ProbeResult::Answered(kind) = result {
             if !replica.is_ready() {
-                if kind == ProbeKind::Completion {
+                if matches!(kind, ProbeKind::Completion | ProbeKind::Chat) {
                     self.probe_stream_defaults(config).await;
                 }
                 result = self.prove(config, kind).await;
@@ -206,7 +206,7 @@ impl Prober {
                 replica.health.vitals.cleared();
                 replica.health.answers.believe();
                 let reason = match kind {
-                    ProbeKind::Health => "unproven: only /health answered",
+                    ProbeKind::Health => UNPROVEN,
                     _ if replica.health.is_due_for_trial() => "answered; on trial after failed requests",
                     _ => "answered",
                 };
@@ -262,15 +262,16 @@ impl Prober {
         load.awaiting > 0 && now.since(load.head_since) < LONG_PREFILL
     }
 
-    async fn probe(&self, config: &Pool, known: &mut Option<ProbeKind>) -> ProbeResult {
+    async fn probe(&self, config: &Pool) -> ProbeResult {
         if config.outside.is_some() {
             return self.probe_outside(config).await;
         }
         if let Err(failed) = self.list_models(config).await {
             return failed;
         }
-        let kinds: &[ProbeKind] = match (config.probe.kind, &known) {
-            (ProbeKind::Auto, Some(kind)) => &[*kind],
+        let known = *self.replica.engine.proved_by.lock();
+        let kinds: &[ProbeKind] = match (config.probe.kind, known) {
+            (ProbeKind::Auto, Some(kind)) => &[kind],
             (ProbeKind::Auto, None) => &AUTO_ORDER,
             (kind, _) => &[kind],
         };
@@ -282,9 +283,11 @@ impl Prober {
             }
             match self.ask(config, *kind).await {
                 ProbeResult::Answered(kind) => {
+                    let lack = self.lack(config, kind);
                     // `/health` is the last resort: try the real probes again next time.
-                    *known = (kind != ProbeKind::Health).then_some(kind);
-                    return ProbeResult::Answered(kind);
+                    let proves = lack.is_none() && kind != ProbeKind::Health;
+                    *self.replica.engine.proved_by.lock() = proves.then_some(kind);
+                    return lack.map_or(ProbeResult::Answered(kind), ProbeResult::Failed);
                 }
                 failed @ ProbeResult::NoAnswer(_) => last = failed,
                 failed @ ProbeResult::Failed(_) => {
@@ -327,6 +330,10 @@ impl Prober {
         let (path, body) = match kind {
             ProbeKind::Completion | ProbeKind::Auto => {
                 ("/v1/completions", json!({ "model": model, "prompt": config.probe.prompt, "max_tokens": 1 }))
+            }
+            ProbeKind::Chat => {
+                let messages = json!([{ "role": "user", "content": config.probe.prompt }]);
+                ("/v1/chat/completions", json!({ "model": model, "messages": messages, "max_tokens": 1 }))
             }
             ProbeKind::Embedding => {
                 ("/v1/embeddings", json!({ "model": model, "input": config.probe.prompt }))
@@ -408,10 +415,15 @@ impl Prober {
                 if ids(&before) != ids(&self.replica.engine.models.load()) {
                     self.pool.settle_names();
                 }
+                let has_none = self.replica.engine.models.load().is_empty();
+                self.replica.engine.has_no_list.store(has_none, Ordering::Relaxed);
                 Ok(())
             }
             Ok((StatusCode::SERVICE_UNAVAILABLE, _)) | Err(CallError::Broken(_)) => Ok(()),
-            Ok(_) => {
+            Ok((status, _)) => {
+                // Clients may have the key that it asks for.
+                let may_list = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+                self.replica.engine.has_no_list.store(!may_list, Ordering::Relaxed);
                 self.spoke();
                 Ok(())
             }
@@ -459,8 +471,9 @@ fn unanswered(path: &str, error: CallError) -> ProbeResult {
     }
 }
 
-const AUTO_ORDER: [ProbeKind; 4] =
-    [ProbeKind::Completion, ProbeKind::Embedding, ProbeKind::Rerank, ProbeKind::Health];
+pub(super) const AUTO_ORDER: [ProbeKind; 5] =
+    [ProbeKind::Completion, ProbeKind::Chat, ProbeKind::Embedding, ProbeKind::Rerank, ProbeKind::Health];
+pub(super) const UNPROVEN: &str = "unproven: only /health answered";
 /// Doubled for each miss in a row, up to the probe interval.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;

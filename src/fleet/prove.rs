@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::life::Event;
-use super::probe::{ProbeResult, Prober};
+use super::probe::{AUTO_ORDER, ProbeResult, Prober, UNPROVEN};
 use super::status::WarmUpReport;
 use super::warmup::{self, WarmUpRequest};
 use crate::config::{EngineKind, Pool, ProbeKind};
@@ -53,6 +53,26 @@ impl Prober {
             }
         }
         last
+    }
+
+    /// Why an answer to this probe is no proof, where `auto` chose it: another server than an engine has a `/health` too, and replicas
+    /// of a pool serve the same.
+    pub(super) fn lack(&self, config: &Pool, kind: ProbeKind) -> Option<String> {
+        if config.probe.kind != ProbeKind::Auto {
+            return None;
+        }
+        let rank = |kind: ProbeKind| AUTO_ORDER.iter().position(|other| *other == kind);
+        let peers = self.pool.replicas();
+        let proved = peers.iter().filter(|peer| peer.slot() != self.replica.slot() && peer.is_ready());
+        let better = proved
+            .filter_map(|peer| Some((peer, (*peer.engine.proved_by.lock())?)))
+            .find(|(_, other)| rank(*other) < rank(kind));
+        if let Some((peer, other)) = better {
+            let (peer, other, own) = (peer.name(), other.as_str(), kind.as_str());
+            return Some(format!("answers no {other}, as {peer} of its pool does, but {own}"));
+        }
+        let is_nothing = kind == ProbeKind::Health && self.replica.engine.has_no_list.load(Ordering::Relaxed);
+        is_nothing.then(|| NO_ENGINE.to_owned())
     }
 
     /// What it serves instead of its pool's model, which a restart behind the same address may have brought.
@@ -136,6 +156,7 @@ impl Prober {
         }
         report.took = self.clock.now().since(began);
         let reason = match report.problems.as_slice() {
+            [] if requests.is_empty() && kind == ProbeKind::Health => UNPROVEN.to_owned(),
             [] => "answered its warm-up".to_owned(),
             problems => format!("warm-up: {}", problems.join("; ")),
         };
@@ -210,3 +231,5 @@ impl Prober {
         self.pool.dispatcher.index.insert(self.replica.slot(), &prompt);
     }
 }
+
+const NO_ENGINE: &str = "it lists no models and answers no inference path, only /health: if that is an engine, set probe.kind = \"health\"";

@@ -34,8 +34,10 @@ pub(super) fn requests(
         let (what, tokens) = size(*length, classes);
         requests.extend((0..config.requests).map(|_| plain(what, kind, model, &words(tokens))));
     }
-    if kind == ProbeKind::Completion {
+    if matches!(kind, ProbeKind::Completion | ProbeKind::Chat) {
         requests.extend(config.prompts.iter().map(|prompt| system(model, prompt)));
+    }
+    if kind == ProbeKind::Completion {
         requests.extend(config.features.iter().map(|one| feature(*one, model)));
     }
     requests
@@ -45,7 +47,7 @@ pub(super) fn requests(
 pub(super) fn keep_alive(config: &WarmUp, kind: ProbeKind, model: &str) -> Vec<WarmUpRequest> {
     match kind {
         ProbeKind::Health => Vec::new(),
-        ProbeKind::Completion if !config.prompts.is_empty() => {
+        ProbeKind::Completion | ProbeKind::Chat if !config.prompts.is_empty() => {
             config.prompts.iter().map(|prompt| system(model, prompt)).collect()
         }
         _ => vec![plain("keep-alive", kind, model, &words(KEEP_ALIVE_TOKENS))],
@@ -62,6 +64,12 @@ fn size(length: WarmUpLength, classes: &Classes) -> (&'static str, u64) {
 
 fn plain(what: &'static str, kind: ProbeKind, model: &str, prompt: &str) -> WarmUpRequest {
     let (path, body) = match kind {
+        ProbeKind::Chat => {
+            let messages = json!([{ "role": "user", "content": prompt }]);
+            let body =
+                json!({ "model": model, "messages": messages, "max_tokens": DECODED, "temperature": 0 });
+            ("/v1/chat/completions", body)
+        }
         ProbeKind::Embedding => ("/v1/embeddings", json!({ "model": model, "input": prompt })),
         ProbeKind::Rerank => {
             ("/rerank", json!({ "model": model, "query": "warm-up", "documents": [prompt] }))

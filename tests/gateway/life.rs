@@ -150,6 +150,37 @@ async fn a_replica_that_fails_every_inference_path_is_not_ready_for_its_green_he
 }
 
 #[tokio::test]
+async fn a_green_health_is_no_proof_where_no_models_are_listed_or_a_peer_proves_more() {
+    // A web server, alone: no list, no inference path.
+    let web = Replica::start().await;
+    web.probes(Probes::Refused(404));
+    web.lists("<html>It works!</html>");
+    let mut config = config::of(&[&web]);
+    config.pools[0].probe.kind = ProbeKind::Auto;
+    let gateway = Gateway::start_unready(config);
+    until("its probes were judged", || status(&gateway, &web).failures.probes > 1).await;
+    let seen = status(&gateway, &web);
+    assert_eq!(seen.state, ReplicaState::Probing, "{}", seen.reason);
+    assert!(seen.reason.contains("set probe.kind = \"health\""), "{}", seen.reason);
+    // Of another kind than the rest of its pool, though its list is theirs.
+    let (engine, other) = (Replica::start().await, Replica::start().await);
+    other.probes(Probes::Refused(404));
+    let mut config = config::of(&[&engine, &other]);
+    config.pools[0].probe.kind = ProbeKind::Auto;
+    let gateway = Gateway::start_unready(config);
+    until("the engine is ready", || gateway.state_of(&engine) == ReplicaState::Ready).await;
+    until("the other does not stay", || {
+        let seen = status(&gateway, &other);
+        seen.state != ReplicaState::Ready && seen.reason.contains("answers no completion, as ")
+    })
+    .await;
+    ask(&gateway, 6).await;
+    assert_eq!((engine.count(), other.count()), (6, 0));
+    other.probes(Probes::Answered);
+    until("it is ready once it answers as they do", || gateway.state_of(&other) == ReplicaState::Ready).await;
+}
+
+#[tokio::test]
 async fn a_newcomer_gets_little_traffic_at_first_and_the_decision_says_that_it_is_cold() {
     let (warm, cold) = (Replica::start().await, Replica::start().await);
     cold.stop_listening().await;
