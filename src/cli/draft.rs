@@ -40,6 +40,8 @@ pub(super) struct DraftRoute {
     pub(super) slo: Option<String>,
     /// `timeouts.total`
     pub(super) total: Option<String>,
+    /// `prefill`, a table.
+    pub(super) prefill: Option<String>,
 }
 
 impl Draft {
@@ -118,6 +120,9 @@ impl DraftRoute {
         );
         if let Some(total) = &self.total {
             let _ = writeln!(out, "timeouts = {{ total = {} }}", quoted(total));
+        }
+        if let Some(prefill) = &self.prefill {
+            let _ = writeln!(out, "prefill = {prefill}   # prompts are computed there");
         }
     }
 }

@@ -14,6 +14,7 @@ use clap::{Args, Subcommand};
 
 use super::draft::{Draft, replica_url};
 use super::{EXIT_FAILED, EXIT_OK, failed};
+use crate::config::PolicyName;
 use crate::config::check::{check_elsewhere, parse_span};
 
 /// Arguments of `tokenway import`.
@@ -79,6 +80,19 @@ impl Notes {
     /// A setting that is, in another form.
     fn add(&mut self, what: impl Into<String>) {
         self.lines.push(what.into());
+    }
+
+    /// Our policy for another gateway's, or a note that there is none. One that keeps clients on a replica goes by a header here.
+    fn policy(&mut self, what: &str, name: &str) -> Option<PolicyName> {
+        let policy = PolicyName::from_elsewhere(name);
+        match policy {
+            Some(PolicyName::Session) => {
+                self.left(what, "session here: by the header x-session-id, which clients have to send");
+            }
+            Some(policy) => self.add(format!("{what}: {} here", policy.as_str())),
+            None => self.left(what, "no such policy here; latency is used"),
+        }
+        policy
     }
 
     /// The URL of a replica, or a note why it is none.

@@ -10,10 +10,19 @@ use crate::config::PolicyName;
 /// Which block does not end.
 pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
     let mut draft = Draft::default();
-    let (mut open, mut elsewhere): (Vec<Option<usize>>, usize) = (Vec::new(), 0);
+    let (mut open, mut elsewhere): (Vec<Block>, usize) = (Vec::new(), 0);
+    let mut passes = Vec::new();
     for (line, words, end) in directives(text) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        match (end, words.as_slice(), open.last().copied().flatten()) {
+        let block = open.last().copied().unwrap_or(Block::Other);
+        match (end, words.as_slice(), block) {
+            ('{', ["stream"], _) => open.push(Block::Stream),
+            ('{', [kind, rest @ ..], Block::Stream) => {
+                if *kind == "upstream" {
+                    notes.left(format_args!("upstream {}", rest.join(" ")), "of TCP streams, not of HTTP");
+                }
+                open.push(Block::Stream);
+            }
             ('{', ["upstream", name], _) => {
                 draft.pools.push(DraftPool { name: name_of(name), ..DraftPool::default() });
                 draft.routes.push(DraftRoute {
@@ -21,16 +30,23 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
                     pools: vec![(name_of(name), 1)],
                     ..DraftRoute::default()
                 });
-                open.push(Some(draft.pools.len() - 1));
+                open.push(Block::Upstream(draft.pools.len() - 1));
             }
-            ('{', _, _) => open.push(None),
+            ('{', _, _) => open.push(Block::Other),
             ('}', _, _) => drop(open.pop().ok_or_else(|| format!("line {line}: a }} closes nothing"))?),
             (_, [], _) => {}
-            (_, ["server", address, rest @ ..], Some(at)) => {
+            (_, ["server", address, rest @ ..], Block::Upstream(at)) => {
                 server(&mut draft.pools[at], address, rest, notes);
             }
-            (_, words, Some(at)) => upstream_directive(&mut draft, at, words, notes),
-            _ => elsewhere += 1,
+            (_, words, Block::Upstream(at)) => upstream_directive(&mut draft, at, words, notes),
+            (_, words, _) => {
+                elsewhere += 1;
+                if let ["proxy_pass", url] = words {
+                    passes.extend(url.split_once("://").map(|(scheme, rest)| {
+                        (scheme.to_owned(), name_of(rest.split('/').next().unwrap_or_default()))
+                    }));
+                }
+            }
         }
     }
     if !open.is_empty() {
@@ -42,6 +58,7 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
             "only upstream blocks are read",
         );
     }
+    over_tls(&mut draft, &passes, notes);
     drop_empty(&mut draft, notes);
     if let [route] = draft.routes.as_mut_slice() {
         route.model = "*".to_owned();
@@ -49,6 +66,37 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
         notes.add("each upstream's name became the model that clients ask for: set model of each [[route]]");
     }
     Ok(draft)
+}
+
+/// Where a directive stands.
+#[derive(Clone, Copy)]
+enum Block {
+    /// In the pool of that index.
+    Upstream(usize),
+    /// In `stream`, however deep.
+    Stream,
+    Other,
+}
+
+/// Servers that `proxy_pass` asks over TLS have an https:// URL; `passes` are scheme and pool of each.
+fn over_tls(draft: &mut Draft, passes: &[(String, String)], notes: &mut Notes) {
+    for pool in &mut draft.pools {
+        let schemes: Vec<&str> =
+            passes.iter().filter(|(_, name)| *name == pool.name).map(|(scheme, _)| scheme.as_str()).collect();
+        if !schemes.contains(&"https") {
+            continue;
+        }
+        if schemes.contains(&"http") {
+            notes.left(
+                format_args!("proxy_pass http://{}", pool.name),
+                "https:// is taken, which asks it too",
+            );
+        }
+        notes.add(format!("proxy_pass https://{}: its servers are https:// here", pool.name));
+        for url in &mut pool.replicas {
+            *url = url.replacen("http://", "https://", 1);
+        }
+    }
 }
 
 /// A pool needs a replica: an upstream of which none was taken is none.
@@ -84,11 +132,10 @@ fn server(pool: &mut DraftPool, address: &str, rest: &[&str], notes: &mut Notes)
 
 fn upstream_directive(draft: &mut Draft, at: usize, words: &[&str], notes: &mut Notes) {
     let Some(name) = words.first() else { return };
+    // `random two least_conn` is the last of its words.
+    let name = if *name == "random" { words.get(2).unwrap_or(name) } else { name };
     match PolicyName::from_elsewhere(name) {
-        Some(policy) => {
-            notes.add(format!("{}: {} here", words.join(" "), policy.as_str()));
-            draft.routes[at].policy = Some(policy);
-        }
+        Some(_) => draft.routes[at].policy = notes.policy(&words.join(" "), name),
         None if *name == "keepalive" => notes.add("keepalive: connections are always kept"),
         None => notes.left(words.join(" "), "no counterpart"),
     }

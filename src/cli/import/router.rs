@@ -4,20 +4,26 @@ use sha2::{Digest as _, Sha256};
 
 use super::super::draft::{Draft, DraftPool, DraftRoute, quoted};
 use super::Notes;
-use crate::config::{PolicyName, Server};
+use crate::config::{Connector, Server};
 use crate::digits;
 
 /// Maps the flags; `--name value …`, `--name=value`.
 pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
     let mut read = Read::default();
     for flag in split(flags, notes) {
-        let shown = format!("--{} {}", flag.name, flag.values.join(" "));
-        let shown = shown.trim_end();
-        if !(read.engine(&flag, shown, notes) || read.server(&flag, shown, notes)) {
+        let shown = flag.shown();
+        if !(read.legs(&flag, notes)
+            || read.engine(&flag, &shown, notes)
+            || read.server(&flag, &shown, notes))
+        {
             notes.left(shown, why(&flag.name));
         }
     }
-    let Read { mut draft, mut pool, mut route, host, port, tls } = read;
+    if read.has_no_retries {
+        read.draft.attempts = Some(0);
+    }
+    let prefill = read.prefill(notes);
+    let Read { mut draft, mut pool, mut route, host, port, tls, .. } = read;
     listen(&mut draft, host, port, notes);
     match tls {
         [Some(cert), Some(key)] => {
@@ -28,6 +34,11 @@ pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
     }
     pool.name = "main".to_owned();
     (route.model, route.pools) = ("*".to_owned(), vec![(pool.name.clone(), 1)]);
+    if let Some((prefill, table)) = prefill {
+        route.prefill = Some(table);
+        pool.keys.extend(["role = \"decode\"", REVISION].map(str::to_owned));
+        draft.pools.push(prefill);
+    }
     draft.pools.push(pool);
     draft.routes.push(route);
     draft
@@ -42,9 +53,60 @@ struct Read {
     host: Option<String>,
     port: Option<String>,
     tls: [Option<String>; 2],
+    /// Replicas that compute prompts, with what follows their URLs: the port of SGLang's bootstrap server.
+    prefills: Vec<(String, Option<String>)>,
+    /// Of vLLM: KV moves by its `kv_transfer_params`.
+    is_vllm: bool,
+    /// `--disable-retries`, wherever it stands.
+    has_no_retries: bool,
 }
 
 impl Read {
+    /// Takes a flag of prompts that are computed apart from their answers, if it is one.
+    fn legs(&mut self, flag: &Flag, notes: &mut Notes) -> bool {
+        match flag.name.as_str() {
+            "prefill" => {
+                self.prefills.push((flag.value().to_owned(), flag.values.get(1).cloned()));
+            }
+            "decode" => flag.values.iter().for_each(|url| notes.add_replica(&mut self.pool.replicas, url)),
+            "pd-disaggregation" => {}
+            "vllm-pd-disaggregation" => self.is_vllm = true,
+            _ => return false,
+        }
+        true
+    }
+
+    /// The pool that computes prompts, and what its route says of it.
+    fn prefill(&self, notes: &mut Notes) -> Option<(DraftPool, String)> {
+        let mut pool =
+            DraftPool { name: "prefill".to_owned(), keys: self.pool.keys.clone(), ..DraftPool::default() };
+        pool.keys.extend(["role = \"prefill\"", REVISION].map(str::to_owned));
+        self.prefills.iter().for_each(|(url, _)| notes.add_replica(&mut pool.replicas, url));
+        if pool.replicas.is_empty() {
+            return None;
+        }
+        let connector = if self.is_vllm { Connector::Nixl } else { Connector::Sglang };
+        let mut ports: Vec<&String> = self.prefills.iter().filter_map(|(_, port)| port.as_ref()).collect();
+        ports.dedup();
+        let port = match ports.as_slice() {
+            [port] if port.parse::<u16>().is_ok_and(|port| port > 0) => format!(", bootstrap_port = {port}"),
+            [] => String::new(),
+            [first] if *first == "none" => String::new(),
+            _ => {
+                notes.left(
+                    format_args!("--prefill, bootstrap ports {ports:?}"),
+                    "a route has one bootstrap_port",
+                );
+                String::new()
+            }
+        };
+        let connector = connector.as_str();
+        Some((
+            pool,
+            format!("{{ pool = \"prefill\", when = \"always\", connector = \"{connector}\"{port} }}"),
+        ))
+    }
+
     /// Takes a flag about engines and their requests, if it is one.
     fn engine(&mut self, flag: &Flag, shown: &str, notes: &mut Notes) -> bool {
         let value = flag.value();
@@ -52,13 +114,7 @@ impl Read {
             "worker-urls" | "worker-url" => {
                 flag.values.iter().for_each(|url| notes.add_replica(&mut self.pool.replicas, url));
             }
-            "policy" => match PolicyName::from_elsewhere(value) {
-                Some(policy) => {
-                    notes.add(format!("{shown}: {} here", policy.as_str()));
-                    self.route.policy = Some(policy);
-                }
-                None => notes.left(shown, "no such policy here; latency is used"),
-            },
+            "policy" => self.route.policy = notes.policy(shown, value).or(self.route.policy),
             // These gateways ask their clients for it and send it to the engines.
             "api-key" if !value.is_empty() => {
                 self.draft.client_key = Some(digits::hex_of(&Sha256::digest(value)));
@@ -70,7 +126,7 @@ impl Read {
             }
             "request-timeout-secs" if flag.is_number() => self.route.total = notes.seconds(shown, value),
             "retry-max-retries" if flag.is_number() => self.draft.attempts = value.parse().ok(),
-            "disable-retries" => self.draft.attempts = Some(0),
+            "disable-retries" => self.has_no_retries = true,
             "health-check-interval-secs" if flag.is_number() => {
                 let span = notes.seconds(shown, value);
                 self.pool.keys.extend(span.map(|span| format!("probe.interval = {}", quoted(&span))));
@@ -149,7 +205,7 @@ fn why(flag: &str) -> &'static str {
         "service-discovery" | "selector" | "service-discovery-port" | "service-discovery-namespace" => {
             "see pool.kubernetes"
         }
-        "pd-disaggregation" | "prefill" | "decode" | "vllm-pd-disaggregation" => "not mapped by this version",
+        "prefill-policy" | "decode-policy" => "a route has one policy, for both",
         _ if flag.starts_with("cb-") || flag == "disable-circuit-breaker" => "see pool.ejection",
         _ => "no counterpart",
     }
@@ -164,6 +220,14 @@ impl Flag {
     /// The first value; empty without one.
     fn value(&self) -> &str {
         self.values.first().map_or("", String::as_str)
+    }
+
+    /// As it was given; a secret is not repeated.
+    fn shown(&self) -> String {
+        let is_secret = SECRETS.contains(&self.name.rsplit('-').next().unwrap_or_default());
+        let values =
+            if is_secret && !self.values.is_empty() { "***".to_owned() } else { self.values.join(" ") };
+        format!("--{} {values}", self.name).trim_end().to_owned()
     }
 
     fn is_number(&self) -> bool {
@@ -186,6 +250,11 @@ fn split(flags: &[String], notes: &mut Notes) -> Vec<Flag> {
             (None, None) => notes.left(word, "stands before the first flag"),
         }
     }
+    for flag in found.iter_mut().filter(|flag| !is_list(&flag.name)) {
+        for value in flag.values.drain(1.min(flag.values.len())..) {
+            notes.left(value, &format!("--{} takes one value", flag.name));
+        }
+    }
     let names: Vec<String> = found.iter().map(|flag| flag.name.clone()).collect();
     let mut at = 0;
     found.retain(|flag| {
@@ -201,5 +270,29 @@ fn split(flags: &[String], notes: &mut Notes) -> Vec<Flag> {
 
 /// Whether each of several counts.
 fn is_listed(flag: &Flag) -> bool {
-    matches!(flag.name.as_str(), "worker-urls" | "worker-url")
+    matches!(flag.name.as_str(), "worker-urls" | "worker-url" | "prefill" | "decode")
 }
+
+/// Whether a flag takes several values, or is none of ours to know.
+fn is_list(name: &str) -> bool {
+    !matches!(
+        name,
+        "policy"
+            | "api-key"
+            | "request-timeout-secs"
+            | "retry-max-retries"
+            | "health-check-interval-secs"
+            | "health-check-timeout-secs"
+            | "host"
+            | "port"
+            | "prometheus-port"
+            | "max-payload-size"
+            | "tls-cert-path"
+            | "tls-key-path"
+    )
+}
+
+/// KV moves between engines of one revision.
+const REVISION: &str = "revision = \"main\"";
+/// Last words of the names of flags whose values are secrets.
+const SECRETS: [&str; 5] = ["key", "keys", "token", "secret", "password"];

@@ -5,7 +5,7 @@ use sha2::{Digest as _, Sha256};
 use super::*;
 use crate::cli::{Cli, Command};
 use crate::config::check::check_str;
-use crate::config::{Config, PolicyName};
+use crate::config::{Config, Connector, PolicyName};
 
 fn import(args: &[&str]) -> (u8, String, String) {
     let Command::Import(args) = Cli::read(["tokenway", "import"].iter().chain(args)).unwrap().command else {
@@ -76,6 +76,50 @@ fn what_flags_write_passes_check_or_is_a_line() {
         assert!(code == 0 && text.contains(&format!("body_limit = \"{written}\"")), "{text}");
         assert_eq!(checked(&text).server.body_limit.to_string(), bytes);
     }
+}
+
+#[test]
+fn prefill_and_decode_workers_become_two_pools() {
+    let flags = "--prefill http://p1:30001 9001 --prefill http://p2:30002 9001 --decode http://d1:30003 --decode http://d2:30004";
+    for (kind, mode, connector) in [
+        ("sglang-router", "--pd-disaggregation", Connector::Sglang),
+        ("vllm-router", "--vllm-pd-disaggregation", Connector::Nixl),
+    ] {
+        let args: Vec<_> = [kind, "--", mode].into_iter().chain(flags.split(' ')).collect();
+        let (code, text, shown) = import(&args);
+        let config = checked(&text);
+        let replicas: Vec<_> = config.pools.iter().map(|pool| (&*pool.name, pool.replicas.len())).collect();
+        assert_eq!((code, replicas), (0, vec![("prefill", 2), ("main", 2)]), "{shown}");
+        let prefill = config.routes[0].prefill.as_ref().unwrap();
+        assert_eq!((prefill.connector, prefill.bootstrap_port), (connector, 9001));
+    }
+    let args = "smg -- --pd-disaggregation --prefill http://p:1 1 --prefill http://q:1 2 --decode http://d:1";
+    let (code, text, shown) = import(&args.split(' ').collect::<Vec<_>>());
+    assert!(code == 1 && shown.contains("a route has one bootstrap_port"), "{shown}");
+    assert_eq!(checked(&text).pools[0].replicas.len(), 2);
+}
+
+#[test]
+fn values_of_flags_are_neither_lost_nor_shown_where_they_are_secret() {
+    let args = "smg -- --worker-urls http://a:1 --disable-retries --retry-max-retries 5 --control-plane-api-keys k1:s3cret \
+                --request-timeout-secs 1800 extra";
+    let (code, text, shown) = import(&args.split_whitespace().collect::<Vec<_>>());
+    assert_eq!((code, checked(&text).retry.attempts), (1, 0), "{shown}");
+    for line in [
+        "--control-plane-api-keys ***: no counterpart",
+        "not mapped: extra: --request-timeout-secs takes one value",
+    ] {
+        assert!(shown.contains(line), "{line}\n{shown}");
+    }
+    assert!(!shown.contains("s3cret"), "{shown}");
+}
+
+#[test]
+fn a_policy_that_keeps_clients_goes_by_another_header() {
+    let (code, text, shown) =
+        import(&["smg", "--", "--worker-urls", "http://a:1", "--policy", "consistent_hashing"]);
+    assert_eq!((code, checked(&text).routes[0].policy), (1, PolicyName::Session), "{shown}");
+    assert!(shown.contains("x-session-id"), "{shown}");
 }
 
 #[test]
@@ -185,6 +229,119 @@ fn wildcards_are_lines_and_every_name_is_a_route() {
     for (name, model) in models {
         let line = format!("not mapped: model {name} ({model}): a route's model is one name or \"*\"");
         assert!(shown.contains(&line), "{line}\n{shown}");
+    }
+}
+
+#[test]
+fn sections_without_a_counterpart_are_lines_even_as_lists() {
+    let (code, _, shown) = import_file(
+        "litellm",
+        "include: [more.yaml]\nguardrails: [{ guardrail_name: pii }]\nmodel_list:\n  - model_name: m\n    \
+         litellm_params: { model: openai/m, api_base: \"http://a:1\" }\n",
+    );
+    assert!(
+        code == 1 && shown.contains("not mapped: include: ") && shown.contains("guardrails: "),
+        "{shown}"
+    );
+}
+
+#[test]
+fn the_engine_is_asked_for_the_model_without_its_provider() {
+    let entry = |model: &str, rest: &str| {
+        format!(
+            "  - model_name: m\n    litellm_params: {{ model: {model}, api_base: \"http://a:1\"{rest} }}\n"
+        )
+    };
+    for (model, rest, upstream, line) in [
+        ("lm_studio/qwen", "", "qwen", ""),
+        ("nvidia_nim/meta/llama3", "", "meta/llama3", ""),
+        ("meta-llama/Llama-3", ", custom_llm_provider: openai", "meta-llama/Llama-3", ""),
+        ("openai/gpt-oss", ", custom_llm_provider: openai", "gpt-oss", ""),
+        ("meta-llama/Llama-3", "", "meta-llama/Llama-3", "would take its first word for a provider"),
+    ] {
+        let (code, text, shown) = import_file("litellm", &format!("model_list:\n{}", entry(model, rest)));
+        let route = &checked(&text).routes[0];
+        assert_eq!((code, route.upstream_model.as_deref()), (0, Some(upstream)), "{shown}");
+        assert!(shown.contains(line), "{shown}");
+    }
+}
+
+#[test]
+fn deployments_share_a_pool_only_where_they_are_one_engine() {
+    let entry = |name: &str, model: &str, url: &str, key: &str| {
+        format!(
+            "  - model_name: {name}\n    litellm_params: {{ model: {model}, api_base: \"http://{url}\", api_key: {key} }}\n"
+        )
+    };
+    let imported = |entries: &[String]| import_file("litellm", &format!("model_list:\n{}", entries.concat()));
+    let pools = |text: &str| {
+        let of = |pool: &crate::config::Pool| (pool.name.to_string(), pool.replicas.len());
+        checked(text).pools.iter().map(of).collect::<Vec<_>>()
+    };
+    // Names that look alike are two models.
+    let (code, text, shown) = imported(&[
+        entry("Qwen/Qwen3-8B", "vllm/Qwen/Qwen3-8B", "a:1", "x/y"),
+        entry("Qwen", "vllm/Qwen3-8B", "b:1", "x/y"),
+    ]);
+    let names = pools(&text);
+    assert!(
+        code == 0 && names.len() == 2 && names.iter().all(|(_, replicas)| *replicas == 1),
+        "{names:?} {shown}"
+    );
+    // Two keys are two secrets.
+    let (code, text, shown) =
+        imported(&[entry("m", "openai/m", "a:1", "sk-a"), entry("m", "openai/m", "b:1", "sk-b")]);
+    assert_eq!((code, pools(&text).len()), (0, 2), "{shown}");
+    assert!(
+        shown.contains("variable ENGINE_API_KEY,") && shown.contains("variable ENGINE_API_KEY_2,"),
+        "{shown}"
+    );
+    // Two names of one engine are one pool, whose load is counted once.
+    let (code, text, shown) =
+        imported(&[entry("m", "openai/m", "a:1", "none"), entry("alias", "openai/m", "a:1", "none")]);
+    assert_eq!((code, pools(&text)), (0, vec![("m".to_owned(), 1)]), "{shown}");
+    assert_eq!(checked(&text).routes.len(), 2);
+    let (code, _, shown) = imported(&[
+        entry("m", "openai/m", "a:1", "none"),
+        entry("m", "openai/m", "b:1", "none"),
+        entry("alias", "openai/m", "a:1", "none"),
+    ]);
+    assert!(code == 1 && shown.contains("replica http://a:1 is in the pools m and alias-m"), "{shown}");
+}
+
+#[test]
+fn aliases_and_merged_tables_of_litellm_are_followed() {
+    let (code, text, shown) = import_file(
+        "litellm",
+        "model_list:\n  - model_name: m\n    litellm_params: &all { model: openai/m, api_base: \"http://a:1\" }\n  \
+         - model_name: m\n    litellm_params: { <<: *all, api_base: \"http://b:1\" }\n\
+         router_settings: { model_group_alias: { gpt-4: m, gone: other } }\n",
+    );
+    let config = checked(&text);
+    assert_eq!((code, config.pools[0].replicas.len()), (1, 2), "{shown}");
+    let routes: Vec<_> =
+        config.routes.iter().map(|route| (route.model.as_str(), route.upstream_model.as_deref())).collect();
+    assert_eq!(routes, [("m", None), ("gpt-4", Some("m"))]);
+    assert!(shown.contains("model_group_alias.gone: no model \"other\""), "{shown}");
+}
+
+#[test]
+fn nginx_asks_over_tls_where_its_locations_do() {
+    let (code, text, shown) = import_file(
+        "nginx",
+        "stream { upstream pg { server db:5432; } server { listen 5432; proxy_pass pg; } }\n\
+         upstream a { ip_hash; server a:8443; } upstream b { random two least_conn; server b:1; }\n\
+         server { location / { proxy_pass https://a/v1; } }",
+    );
+    let config = checked(&text);
+    let urls: Vec<_> = config.pools.iter().map(|pool| pool.replicas[0].endpoint.to_string()).collect();
+    assert_eq!((code, urls), (1, vec!["https://a:8443".to_owned(), "http://b:1".to_owned()]), "{shown}");
+    assert_eq!(
+        config.routes.iter().map(|route| route.policy).collect::<Vec<_>>(),
+        [PolicyName::Session, PolicyName::LeastLoaded]
+    );
+    for line in ["upstream pg: of TCP streams", "ip_hash: session here: by the header x-session-id"] {
+        assert!(shown.contains(line), "{line}\n{shown}");
     }
 }
 
