@@ -155,7 +155,7 @@ impl<'a> Run<'a> {
         let Some(&Owner { request, decode }) = self.owners[replica].get(index(event.job)) else { return };
         let ended = Ended { at: event.at, output: event.index + 1, cached: event.cached };
         if let Some(decode) = decode {
-            self.tally.request(request).cached = event.cached;
+            self.tally.request(request).cached = Some(event.cached);
             self.did_prompt(replica, request, event.cached, 0);
             self.hand_over(request, Legs { prefill: replica, decode });
             return router.prefilled(request, &ended);
@@ -164,7 +164,7 @@ impl<'a> Run<'a> {
         measured.token(event.at, self.scenario.bounds.itl_p99);
         let is_apart = measured.is_apart;
         if event.index == 0 {
-            measured.cached = if is_apart { measured.cached } else { event.cached };
+            measured.cached = measured.cached.filter(|_| is_apart).or(Some(event.cached));
             router.first_token(request, event.at);
         } else {
             router.token(request, event.at);

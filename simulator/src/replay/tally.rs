@@ -31,8 +31,8 @@ pub struct Measured {
     pub tokens: u64,
     /// Gaps between its tokens that are longer than the bound on ITL.
     pub late_gaps: u64,
-    /// Prompt tokens that the engine had cached; of the one that computed the prompt.
-    pub cached: u64,
+    /// Prompt tokens that the engine had cached, of the one that computed the prompt; `None` where it did not say.
+    pub cached: Option<u64>,
     /// Its prompt was computed by a replica that did not decode it.
     pub is_apart: bool,
     /// It has no complete answer.
@@ -139,9 +139,9 @@ impl Tally {
         let share = |is: &dyn Fn(&Measured) -> bool| count(is) / requests;
         let missing = |bounds: Bounds| share(&|r| !r.is_good(&bounds));
         let good = count(&|r| r.is_good(bounds));
-        let looked_up: u64 = all.iter().map(|request| request.prompt).sum();
-        let cached: u64 = all.iter().map(|request| request.cached).sum();
-        let span = all.last().map_or(Duration::ZERO, |last| last.arrived.since(Stamp::default()));
+        let looked_up: u64 = all.iter().filter(|r| r.cached.is_some()).map(|r| r.prompt).sum();
+        let cached: u64 = all.iter().filter_map(|r| r.cached).sum();
+        let end = all.iter().map(|r| r.last_token.max(r.arrived)).max().unwrap_or_default();
         let ttft = Quantiles::of(all.iter().filter_map(Measured::ttft));
         let tpot = Quantiles::of(all.iter().filter_map(Measured::tpot));
         let held = Quantiles::of(all.iter().filter_map(|r| Some(r.sent?.since(r.arrived))));
@@ -158,8 +158,8 @@ impl Tally {
             tpot_violations: missing(Bounds { tpot: bounds.tpot, ..Bounds::default() }),
             itl_violations: missing(Bounds { itl_p99: bounds.itl_p99, ..Bounds::default() }),
             goodput: good / requests,
-            goodput_per_second: good / span.as_secs_f64(),
-            hit_rate: cached as f64 / looked_up.max(1) as f64,
+            goodput_per_second: good / end.since(Stamp::default()).as_secs_f64(),
+            hit_rate: cached as f64 / looked_up as f64,
             load_spread: self.spread(|served| served.seconds),
             requests_spread: self.spread(|served| served.requests),
             tokens_spread: self.spread(|served| served.tokens),
@@ -196,7 +196,7 @@ impl Tally {
     }
 }
 
-/// A run in figures: seconds and shares of all requests.
+/// A run in figures: seconds and shares of all requests. A figure that no request has is not a number; JSON has it as null.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
     /// Requests that arrived.
@@ -223,9 +223,9 @@ pub struct Figures {
     pub itl_violations: f64,
     /// Share that met every bound.
     pub goodput: f64,
-    /// Requests that met every bound, per second of traffic.
+    /// Requests that met every bound, per second until the last of all had ended.
     pub goodput_per_second: f64,
-    /// Prompt tokens found cached, as a share of all.
+    /// Prompt tokens found cached, as a share of those of which it is known.
     pub hit_rate: f64,
     /// Largest prompt work of a replica over the mean.
     pub load_spread: f64,
@@ -282,9 +282,9 @@ impl Quantiles {
         Self(values)
     }
 
-    /// Nearest rank; zero of no values.
+    /// Nearest rank; not a number without values.
     fn at(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil() as usize;
-        self.0.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+        self.0.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
     }
 }

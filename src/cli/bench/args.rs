@@ -25,7 +25,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "input_tokens", "output_tokens"])]
     pub(super) trace: Option<PathBuf>,
     /// Speed of the trace
-    #[arg(long, value_name = "X", default_value = "1", value_parser = positive)]
+    #[arg(long, value_name = "X", default_value = "1", value_parser = positive, requires = "trace")]
     pub(super) load: f64,
     /// Without a trace: requests a second, at random (exponential) gaps
     #[arg(long, value_name = "R", default_value = "1", value_parser = positive)]

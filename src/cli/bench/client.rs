@@ -158,7 +158,7 @@ impl Client {
         });
         measured.tokens = tokens.output.map_or(measured.tokens, |output| output.0);
         measured.prompt = tokens.input.map_or(measured.prompt, |input| input.0);
-        measured.cached = tokens.cached.map_or(0, |cached| cached.0);
+        measured.cached = tokens.cached.map(|cached| cached.0);
         match scanner.finish(true) {
             StreamEnd::Complete if measured.first_token.is_some() => Ok(()),
             StreamEnd::Complete => Err("an answer without content".to_owned()),

@@ -9,7 +9,7 @@ use tokenway_sim::replay::{Bounds, Figures, Measured};
 
 use super::BenchArgs;
 use super::client::Client;
-use crate::cli::replay::{grid, per_second};
+use crate::cli::replay::{figure, grid};
 use crate::stats::Counts;
 
 /// A run's figures.
@@ -112,7 +112,7 @@ impl Report {
                 let gaps = u32::try_from(request.tokens.saturating_sub(1)).ok().filter(|gaps| *gaps > 0);
                 let tpot =
                     first.zip(gaps).map(|(first, gaps)| seconds(request.last_token.since(first) / gaps));
-                json!([request.arrived.as_nanos() as f64 / 1e9, ttft, tpot])
+                json!([request.arrived.as_nanos() as f64 / 1e9, ttft, tpot, request.is_failed])
             };
             json!({ "url": target.url, "points": Json::from_iter(target.measured.iter().map(point)) })
         };
@@ -124,23 +124,23 @@ impl Report {
 }
 
 fn row(name: &str, figures: &Figures, itl: &Counts) -> Vec<String> {
-    let percent = |share: f64| format!("{:.2}", 100.0 * share);
-    let seconds = |seconds: f64| format!("{seconds:.3}");
+    let percent = |share: f64| figure(100.0 * share, 2);
+    let itl = |share: f64| figure(itl.quantile(share).unwrap_or(f64::NAN), 4);
     vec![
         name.to_owned(),
         figures.requests.to_string(),
         percent(figures.violations),
         percent(figures.ttft_violations),
         percent(figures.tpot_violations),
-        per_second(figures.goodput_per_second),
-        seconds(figures.ttft_p50_s),
-        seconds(figures.ttft_p90_s),
-        seconds(figures.ttft_p99_s),
-        format!("{:.4}", figures.tpot_p50_s),
-        format!("{:.4}", figures.tpot_p99_s),
-        format!("{:.4}", itl.quantile(0.5).unwrap_or_default()),
-        format!("{:.4}", itl.quantile(0.99).unwrap_or_default()),
-        format!("{:.3}", figures.hit_rate),
+        figure(figures.goodput_per_second, 2),
+        figure(figures.ttft_p50_s, 3),
+        figure(figures.ttft_p90_s, 3),
+        figure(figures.ttft_p99_s, 3),
+        figure(figures.tpot_p50_s, 4),
+        figure(figures.tpot_p99_s, 4),
+        itl(0.5),
+        itl(0.99),
+        figure(figures.hit_rate, 3),
         percent(figures.failed),
     ]
 }

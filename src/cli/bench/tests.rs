@@ -67,15 +67,44 @@ fn latency_counts_from_when_a_request_was_due() {
     assert_eq!((figures.ttft_p50_s, figures.goodput), (3.0, 0.0), "sent late is late");
 }
 
+/// A request due at `due` seconds that took two, with or without a usage.
+fn took_two(due: u64, cached: Option<u64>, is_failed: bool) -> tokenway_sim::replay::Measured {
+    let at = |seconds: u64| tokenway_sim::time::Stamp::from_nanos(seconds * 1_000_000_000);
+    tokenway_sim::replay::Measured {
+        arrived: at(due),
+        sent: Some(at(due)),
+        prompt: 100,
+        first_token: (!is_failed).then(|| at(due)),
+        last_token: at(due + 2),
+        tokens: 1,
+        cached,
+        is_failed,
+        ..Default::default()
+    }
+}
+
 #[test]
-fn a_single_request_has_no_rate() {
-    let (_runtime, sim) = engine();
-    let trace = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(trace.path(), "{\"timestamp\":0,\"input_length\":9,\"output_length\":2}\n").unwrap();
-    let (code, out, err) = bench(&[&sim.url(), "--trace", trace.path().to_str().unwrap()]);
-    let lines: Vec<Vec<_>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert!(code == EXIT_OK && lines.iter().flatten().all(|cell| *cell != "inf"), "{out}{err}");
-    assert!(lines.iter().any(|cells| cells.contains(&"-")), "{out}");
+fn goodput_is_per_second_until_the_last_answer_has_ended() {
+    let bounds = crate::cli::replay::default_bounds();
+    let of = |requests| tokenway_sim::replay::Figures::of(requests, &bounds);
+    assert_eq!(of(vec![took_two(0, None, false)]).goodput_per_second, 0.5, "two seconds for one");
+    assert_eq!(of(vec![took_two(0, None, false), took_two(2, None, false)]).goodput_per_second, 0.5);
+}
+
+#[test]
+fn what_no_request_has_is_no_figure() {
+    let bounds = crate::cli::replay::default_bounds();
+    let failed = || took_two(0, None, true);
+    let of = |requests| tokenway_sim::replay::Figures::of(requests, &bounds);
+    let none = of(vec![failed()]);
+    assert!(none.ttft_p50_s.is_nan() && none.tpot_p99_s.is_nan() && none.hit_rate.is_nan(), "{none:?}");
+    assert!(serde_json::to_value(&none).unwrap()["ttft_p50_s"].is_null());
+    let half = of(vec![took_two(0, Some(50), false), failed(), took_two(0, None, false)]);
+    assert_eq!(half.hit_rate, 0.5, "those that report it");
+    // Nothing listens there.
+    let (code, out, _) = bench(&["127.0.0.1:1", "--model", "m", "--duration", "10ms"]);
+    let row = out.lines().find(|line| line.starts_with("http://127.0.0.1:1 ")).unwrap();
+    assert!(code == EXIT_FAILED && row.split_whitespace().filter(|cell| *cell == "-").count() >= 8, "{out}");
 }
 
 #[test]

@@ -48,7 +48,10 @@ pub struct ReplayArgs {
     /// They share nothing
     #[arg(long, env = "TOKENWAY_REPLAY_GATEWAYS_ALONE", requires = "gateways")]
     pub(super) gateways_alone: bool,
-    /// Speeds of the trace: 1 is its own pace, one copy of it for every four replicas
+    /// The trace is the fleet's whole traffic, however many replicas there are: what they need for it
+    #[arg(long, env = "TOKENWAY_REPLAY_AS_RECORDED")]
+    pub(super) as_recorded: bool,
+    /// Speeds of the trace: 1 is its own pace, one copy of it for every four replicas (with --as-recorded: one copy)
     #[arg(long, env = "TOKENWAY_REPLAY_LOAD", value_name = "X", value_delimiter = ',', default_value = "1", value_parser = positive)]
     pub(super) load: Vec<f64>,
     /// Times between two scrapes of a replica

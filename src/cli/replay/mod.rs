@@ -16,7 +16,7 @@ use tokenway_sim::replay::{EngineFile, EngineFileError, Fit, Recording, TraceErr
 pub use self::args::ReplayArgs;
 use self::plan::Plan;
 pub(super) use self::plan::default_bounds;
-pub(super) use self::report::{grid, per_second};
+pub(super) use self::report::{figure, grid};
 use crate::config::load::ConfigError;
 
 use super::{EXIT_OK, EXIT_USAGE, failed, replay_drift};

@@ -19,6 +19,7 @@ use crate::units::Tokens;
 /// All runs of one command.
 pub(super) struct Plan {
     trace: Trace,
+    as_recorded: bool,
     pub(super) entrants: Vec<Entrant>,
     pub(super) settings: Vec<Setting>,
     pub(super) cells: Vec<GridCell>,
@@ -74,7 +75,7 @@ impl Plan {
             return Err(ReplayError::TooLong { path, load, days, most: MAX_DAYS });
         }
         let cells = cells(args, entrants.len(), settings.len());
-        Ok(Self { trace, entrants, settings, cells })
+        Ok(Self { trace, as_recorded: args.as_recorded, entrants, settings, cells })
     }
 
     /// What all runs have in common, in words: how noisy the engines are decides what the figures are worth.
@@ -102,7 +103,7 @@ impl Plan {
                 replicas: setting.replicas,
                 load: setting.load,
                 seed: cell.seed,
-                is_whole: false,
+                is_whole: self.as_recorded,
             },
             slow: setting.slow.clone(),
             scrape_interval: setting.scrape_interval,

@@ -89,9 +89,9 @@ pub(super) fn table(header: &str, lines: &[ReportLine], out: &mut dyn Write) -> 
     write!(out, "{}", grid(&HEADINGS, &rows))
 }
 
-/// A rate; requests that all come at one moment have none.
-pub(in crate::cli) fn per_second(rate: f64) -> String {
-    if rate.is_finite() { format!("{rate:.2}") } else { "-".to_owned() }
+/// A figure with so many decimals, or a dash where no request has one.
+pub(in crate::cli) fn figure(value: f64, decimals: usize) -> String {
+    if value.is_finite() { format!("{value:.decimals$}") } else { "-".to_owned() }
 }
 
 /// Rows below their headings, the first column to the left.
@@ -135,27 +135,27 @@ pub(super) fn fit(fit: &Fit, out: &mut dyn Write, err: &mut dyn Write) -> io::Re
 }
 
 fn figures(runs: &[ReportLine]) -> Vec<String> {
-    let mean = |figure: &dyn Fn(&Figures) -> f64| {
-        runs.iter().map(|line| figure(&line.figures)).sum::<f64>() / runs.len().max(1) as f64
+    let mean = |of: &dyn Fn(&Figures) -> f64| {
+        runs.iter().map(|line| of(&line.figures)).sum::<f64>() / runs.len().max(1) as f64
     };
-    let seconds = |figure: &dyn Fn(&Figures) -> f64| format!("{:.3}", mean(figure));
-    let percent = |figure: &dyn Fn(&Figures) -> f64| format!("{:.2}", 100.0 * mean(figure));
-    let predicted = |figure: fn(&Prediction) -> f64| {
+    let seconds = |of: &dyn Fn(&Figures) -> f64| figure(mean(of), 3);
+    let percent = |of: &dyn Fn(&Figures) -> f64| figure(100.0 * mean(of), 2);
+    let predicted = |of: fn(&Prediction) -> f64| {
         let predicts = runs.iter().all(|line| line.figures.prediction.is_some());
-        let of_run = |f: &Figures| f.prediction.as_ref().map_or(0.0, figure);
-        if predicts { format!("{:.1}", 100.0 * mean(&of_run)) } else { "-".to_owned() }
+        let of_run = |f: &Figures| f.prediction.as_ref().map_or(0.0, of);
+        if predicts { figure(100.0 * mean(&of_run), 1) } else { "-".to_owned() }
     };
     vec![
         percent(&|f| f.violations),
         percent(&|f| f.ttft_violations),
         percent(&|f| f.tpot_violations),
         percent(&|f| f.itl_violations),
-        per_second(mean(&|f| f.goodput_per_second)),
+        figure(mean(&|f| f.goodput_per_second), 2),
         seconds(&|f| f.ttft_p50_s),
         seconds(&|f| f.ttft_p90_s),
         seconds(&|f| f.ttft_p99_s),
         seconds(&|f| f.tpot_p99_s),
-        format!("{:.3}", mean(&|f| f.hit_rate)),
+        figure(mean(&|f| f.hit_rate), 3),
         format!("{:.2}", mean(&|f| f.load_spread)),
         percent(&|f| f.held_share),
         seconds(&|f| f.held_p99_s),
