@@ -42,12 +42,22 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     match serde_json::from_slice(&text) {
         Ok(state) => Ok(Some(state)),
         Err(error) => {
-            let aside = with_suffix(path, ".corrupt");
+            // What was kept before is not replaced.
+            let first = with_suffix(path, ".corrupt");
+            let is_free = !first.try_exists().unwrap_or(true);
+            let aside = if is_free {
+                first
+            } else {
+                with_suffix(path, &format!(".{:08x}.corrupt", fastrand::u32(..)))
+            };
             let place = match fs::rename(path, &aside) {
                 Ok(()) => format!("kept as {}", aside.display()),
                 Err(error) => format!("cannot be moved aside: {error}"),
             };
-            Err(io::Error::new(io::ErrorKind::InvalidData, format!("corrupt ({error}), {place}")))
+            Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("corrupt or of another version ({error}), {place}"),
+            ))
         }
     }
 }
@@ -113,6 +123,14 @@ mod tests {
         assert_eq!(read::<Vec<u8>>(&path).unwrap(), Some(vec![3]));
         let kept = fs::read_dir(path.parent().unwrap()).unwrap().count();
         assert_eq!(kept, 2, "the state and the corrupt one");
+        fs::write(&path, "[2,").unwrap();
+        read::<Vec<u8>>(&path).unwrap_err();
+        let mut all: Vec<_> = fs::read_dir(path.parent().unwrap())
+            .unwrap()
+            .map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap())
+            .collect();
+        all.sort();
+        assert_eq!(all, ["[1,", "[2,"], "both are kept");
     }
 
     #[test]
