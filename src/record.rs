@@ -407,6 +407,13 @@ impl Record {
         self.attempts.iter().rfind(is_leg)
     }
 
+    /// Whether it was sent more than once, its two legs apart.
+    #[must_use]
+    pub fn is_repeated(&self) -> bool {
+        let is_leg = |made: &&Attempt| made.cause == AttemptCause::Prefill && made.error.is_none();
+        self.attempts.iter().filter(|made| !is_leg(made)).count() > 1
+    }
+
     /// When the replica was done with it: with the last byte where its response went to the client.
     #[must_use]
     pub fn end_of(&self, attempt: &Attempt) -> Stamp {

@@ -55,11 +55,15 @@ pub(super) struct Scene {
 impl Asking<'_> {
     /// What the best placement would mean; `None` without a replica, and where it should be held back.
     pub(super) fn quote(&self, now: Stamp) -> Option<Quote> {
-        self.judge(now, |judged, _| judged.quote()).flatten()
+        self.ask(true, now, |judged, _| judged.quote()).flatten()
     }
 
     /// Judges the replicas that may take it, for `then`; `None` where there is none.
     pub(super) fn judge<R>(&self, now: Stamp, then: impl FnOnce(&Judged<'_>, &Scene) -> R) -> Option<R> {
+        self.ask(false, now, then)
+    }
+
+    fn ask<R>(&self, is_quote: bool, now: Stamp, then: impl FnOnce(&Judged<'_>, &Scene) -> R) -> Option<R> {
         let Self { request, pool, .. } = *self;
         let replicas = pool.replicas();
         let is_untried = |replica: &Replica| !self.tried.contains(replica.slot());
@@ -86,6 +90,7 @@ impl Asking<'_> {
             lacks_adapter: lacks_adapter.as_ref(),
             elsewhere: None,
             tried: self.tried,
+            is_quote,
         };
         let ask = match self.task {
             Task::Whole => whole,

@@ -78,6 +78,8 @@ pub struct Ask<'a> {
     pub elsewhere: Option<Elsewhere<'a>>,
     /// Replicas that it has tried.
     pub tried: &'a SlotSet,
+    /// It only asks what a placement would cost, and will not be placed by this answer.
+    pub is_quote: bool,
 }
 
 impl<'a> Ask<'a> {
@@ -99,6 +101,7 @@ impl<'a> Ask<'a> {
             lacks_adapter: None,
             elsewhere: None,
             tried,
+            is_quote: false,
         }
     }
 
@@ -165,6 +168,13 @@ impl Dispatcher {
         if ask.queues_late && candidates.iter().any(is_open) {
             candidates.retain(|one| is_open(one));
         }
+        // A policy without prices would go on where the last transfer was lost.
+        if let Some(elsewhere) = ask.elsewhere.filter(|_| !policy.predicts()) {
+            let is_linked = |one: &Candidate<'_>| !elsewhere.is_avoided(one.identity);
+            if candidates.iter().any(|one| is_linked(one) && !ask.tried.contains(one.slot)) {
+                candidates.retain(is_linked);
+            }
+        }
         // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
         let bypasses_admission = !ask.tried.is_empty() || !self.model.is_taught();
         let patience = if bypasses_admission { 0.0 } else { prices::PATIENCE };
@@ -184,6 +194,7 @@ impl Dispatcher {
             model: &self.model,
             index: &self.index,
             excluded: ask.tried,
+            is_quote: ask.is_quote,
         };
         let verdict = judge(policy, &query, &mut candidates)?;
         Some(Judged {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::float::MAX_SPAN;
 use super::predictor::PoolModel;
 use super::prefix_index::{PrefixIndex, Turn};
 use super::prompt::Prompt;
@@ -33,6 +34,8 @@ pub struct Query<'a> {
     pub index: &'a PrefixIndex,
     /// Replicas that this request has tried already.
     pub excluded: &'a SlotSet,
+    /// It only asks what a placement would cost: nobody's turn passes.
+    pub is_quote: bool,
 }
 
 /// A prompt that another pool computes: here it is only decoded, once its KV is there.
@@ -40,6 +43,13 @@ pub struct Query<'a> {
 pub struct Elsewhere<'a> {
     /// Seconds to move the KV of a number of tokens to the replica of this identity.
     pub transfer: &'a dyn Fn(u64, Tokens) -> f64,
+}
+
+impl Elsewhere<'_> {
+    /// Whether the price of its pair says to stay away from this replica: the last transfer to it failed.
+    pub(super) fn is_avoided(&self, identity: u64) -> bool {
+        (self.transfer)(identity, Tokens(0)) >= MAX_SPAN.as_secs_f64()
+    }
 }
 
 /// What a request says of its answer.

@@ -62,7 +62,7 @@ use crate::observe::lag::{self, Lag};
 use crate::observe::overdue::Overdue;
 use crate::observe::stages::{self, StageTime};
 use crate::observe::usage::Usage;
-use crate::record::{AttemptCause, FirstToken, Outcome, Record};
+use crate::record::{Attempt, AttemptCause, FirstToken, Outcome, Record};
 
 /// Version of this binary, for `tokenway_build_info` and spans.
 #[derive(Clone, Copy, Debug)]
@@ -260,8 +260,9 @@ impl Metrics {
                 replicas.empty_answers.inc([&served.pool, &served.replica]);
             }
             let Some(error) = attempt.error else { continue };
-            // A hedge is no retry, and neither is the continuation of a broken stream.
-            if record.attempts.get(i + 1).is_some_and(|next| next.cause == AttemptCause::Retry) {
+            // A hedge is no retry, and neither is the continuation of a broken stream. With two legs a retry begins with the first.
+            let is_again = |next: &Attempt| matches!(next.cause, AttemptCause::Retry | AttemptCause::Prefill);
+            if record.attempts.get(i + 1).is_some_and(is_again) {
                 requests.retries.inc([error]);
             }
             if let Some(timer) = timeout(Some(error)) {

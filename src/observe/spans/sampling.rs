@@ -28,7 +28,7 @@ pub fn keep(record: &Record, judgement: &Judgement, seen: Seen, sampling: &Sampl
         || (sampling.keeps(Keep::Tail) && seen.is_tail)
         || (sampling.keeps(Keep::Drift) && seen.is_drifting)
         || (sampling.keeps(Keep::Canary) && seen.is_canary)
-        || (sampling.keeps(Keep::Retry) && record.attempts.len() > 1)
+        || (sampling.keeps(Keep::Retry) && record.is_repeated())
         || in_share(record.trace.trace_id, sampling.routine)
 }
 
@@ -50,6 +50,7 @@ mod tests {
 
     use super::*;
     use crate::observe::fixture;
+    use crate::record::{Attempt, AttemptCause};
 
     fn with(change: impl FnOnce(&mut Record)) -> Record {
         let mut record = fixture::stream();
@@ -86,8 +87,13 @@ mod tests {
         let failed = with(|r| r.outcome = Outcome::Failed);
         let late = with(|r| r.slo.ttft = Some(Duration::from_millis(100)));
         let retried = with(|r| r.attempts.push(r.attempts[0].clone()));
+        let two_legs = with(|r| {
+            let leg = Attempt { cause: AttemptCause::Prefill, ..r.attempts[0].clone() };
+            r.attempts.insert(0, leg);
+        });
         let table = [
             (&good, false, false, false),
+            (&two_legs, false, false, false),
             (&good, true, false, true),
             (&sampled, false, true, true),
             (&unsampled, false, false, false),

@@ -3,9 +3,9 @@
 //! Ours are exact and counted at decision time, so a burst spreads without waiting for a scrape; equal replicas
 //! take turns. It is blind to the size of requests and to caches.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-use super::{Choice, Eligible, Policy, Reason};
+use super::{Choice, Eligible, Policy, Reason, turn};
 use crate::config::PolicyName;
 use crate::routing::Query;
 
@@ -20,10 +20,10 @@ impl Policy for LeastLoaded {
         PolicyName::LeastLoaded
     }
 
-    fn choose(&self, _: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
+    fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
         let least = fewest_requests(eligible);
         let equal = || eligible.iter().filter(|(_, candidate)| candidate.requests <= least);
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(equal().count())?;
+        let turn = turn(&self.turn, query).checked_rem(equal().count())?;
         let (at, _) = equal().nth(turn)?;
         Some(Choice { at, reason: Reason::Load })
     }

@@ -11,6 +11,7 @@ mod round_robin;
 mod session;
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use self::latency::Latency;
 pub use self::least_loaded::LeastLoaded;
@@ -33,6 +34,11 @@ pub trait Policy: Send + Sync {
 
     /// Chooses one of the eligible candidates, of which there are at least two.
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice>;
+}
+
+/// Whose turn it is; it passes where the request may be placed by the answer.
+fn turn(turn: &AtomicUsize, query: &Query<'_>) -> usize {
+    if query.is_quote { turn.load(Ordering::Relaxed) } else { turn.fetch_add(1, Ordering::Relaxed) }
 }
 
 /// Its name: what implements it would bring the `Debug` of all that it holds into the binary.

@@ -3,9 +3,9 @@
 //! The yardstick for the others, and right where all requests cost the same. A replica that this request has
 //! tried already is skipped, the turn goes to the next. It looks at no load, cache or session.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-use super::{Choice, Eligible, Policy, Reason};
+use super::{Choice, Eligible, Policy, Reason, turn};
 use crate::config::PolicyName;
 use crate::routing::Query;
 
@@ -20,8 +20,8 @@ impl Policy for RoundRobin {
         PolicyName::RoundRobin
     }
 
-    fn choose(&self, _: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(eligible.count())?;
+    fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
+        let turn = turn(&self.turn, query).checked_rem(eligible.count())?;
         let (at, _) = eligible.iter().nth(turn)?;
         Some(Choice { at, reason: Reason::RoundRobin })
     }

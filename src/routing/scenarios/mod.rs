@@ -114,6 +114,7 @@ impl Fleet {
             model: &self.dispatcher.model,
             index: &self.dispatcher.index,
             excluded: &self.excluded,
+            is_quote: false,
         };
         let candidate = |target| dispatcher::candidate(target, &LIMITS, self.now);
         let mut candidates: Vec<_> = self.targets.iter().map(candidate).collect();

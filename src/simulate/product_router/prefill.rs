@@ -196,16 +196,17 @@ struct Pools<'a> {
 
 impl Offers for Pools<'_> {
     fn together(&self) -> Option<Quote> {
-        self.decoders.judge(self.whole, self.now)?.quote()
+        self.decoders.judge(&Ask { is_quote: true, ..*self.whole }, self.now)?.quote()
     }
 
     fn prefill(&self, closed: &SlotSet) -> Option<Quote> {
-        let ask = Ask { tried: closed, ..self.whole.for_prefill() };
+        let ask = Ask { tried: closed, is_quote: true, ..self.whole.for_prefill() };
         self.side.judge(&ask, self.now)?.quote()
     }
 
     fn decode(&self, after: Duration, elsewhere: Elsewhere<'_>) -> Option<Quote> {
-        self.decoders.judge(&self.whole.for_decode(after, elsewhere), self.now)?.quote()
+        let ask = Ask { is_quote: true, ..self.whole.for_decode(after, elsewhere) };
+        self.decoders.judge(&ask, self.now)?.quote()
     }
 
     fn is_prefill_ready(&self) -> bool {

@@ -631,6 +631,54 @@ async fn a_decoding_replica_that_dies_is_replaced_after_both_legs_again() {
     assert_eq!(texts, [clean(), clean()]);
     gateway.idle().await;
     assert_eq!((prefill.count(), &*ways(&gateway)), (3, &["apart always 2".to_owned()][..]));
+    assert_eq!(total(&gateway, "tokenway_retries_total{"), 1, "both legs again are a retry");
+}
+
+#[tokio::test]
+async fn turns_pass_only_with_requests_that_are_placed() {
+    for policy in [PolicyName::RoundRobin, PolicyName::LeastLoaded] {
+        let (prefill, decode) = (Replica::start().await, replicas(3).await);
+        prefill.always(computed());
+        let mut config =
+            configured(&[&prefill], &decode.iter().collect::<Vec<_>>(), keys(PrefillWhen::Always));
+        config.routes[0].policy = policy;
+        let gateway = Gateway::start(config).await;
+        for _ in 0..9 {
+            assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+            gateway.idle().await;
+        }
+        let counts: Vec<_> = decode.iter().map(Replica::count).collect();
+        assert_eq!((counts, prefill.count()), (vec![3, 3, 3], 9), "{policy:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_pair_whose_transfer_failed_is_avoided_by_policies_without_prices() {
+    for policy in [PolicyName::RoundRobin, PolicyName::LeastLoaded] {
+        let (prefill, decode) = (Replica::start().await, replicas(2).await);
+        prefill.always(computed());
+        let mut config =
+            configured(&[&prefill], &decode.iter().collect::<Vec<_>>(), keys(PrefillWhen::Always));
+        config.routes[0].policy = policy;
+        let gateway = Gateway::start(config).await;
+        decode[0].next(wire::stream([wire::ROLE, wire::ENGINE_ERROR, wire::DONE]));
+        for _ in 0..8 {
+            assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+            gateway.idle().await;
+        }
+        let fetched = |replica: &Replica| {
+            replica.received().iter().filter(|one| one.text().contains("do_remote_prefill")).count()
+        };
+        assert_eq!((fetched(&decode[0]), fetched(&decode[1])), (1, 7), "{policy:?}");
+    }
+}
+
+async fn replicas(n: usize) -> Vec<Replica> {
+    let mut all = Vec::new();
+    for _ in 0..n {
+        all.push(Replica::start().await);
+    }
+    all
 }
 
 fn at_once() -> Prefill {
