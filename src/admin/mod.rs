@@ -8,7 +8,6 @@ mod access;
 mod actions;
 mod assets;
 mod canaries;
-mod config_view;
 mod control;
 mod decisions;
 mod drift;
@@ -51,8 +50,8 @@ use self::live::Live;
 use crate::drift::service::Feed;
 use crate::identity::KeyStore;
 use crate::listener::{
-    self, Acceptor, ConnectionLimit, ConnectionLimits, Handler, HeadFault, KillSwitch, ListenerCounters,
-    Peer, Serving,
+    self, Acceptor, ClientStream, ConnectionLimit, ConnectionLimits, Handler, HeadFault, KillSwitch,
+    ListenerCounters, Peer, Serving,
 };
 use crate::observe::Observer;
 use crate::rollout::service as rollouts;
@@ -138,6 +137,11 @@ struct Service(Router);
 impl Handler for Service {
     type Body = Body;
     type Connection = ();
+    type Stream<S: ClientStream> = Box<dyn ClientStream>;
+
+    fn hold<S: ClientStream>(stream: S) -> Box<dyn ClientStream> {
+        Box::new(stream)
+    }
 
     async fn handle(&self, request: Request<Incoming>, _: KillSwitch, (): &()) -> Response<Body> {
         let Ok(response) = self.0.clone().oneshot(request).await;

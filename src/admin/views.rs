@@ -9,9 +9,10 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
 
-use super::{AdminState, config_view};
+use super::AdminState;
 use crate::api::health::{Alive, Ready};
 use crate::api::routes::{Route, RoutePool, Routes};
+use crate::config::view::view;
 use crate::fleet::status::ReplicaState;
 use crate::observe::metrics::Exposition;
 
@@ -71,5 +72,5 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Routes>
 
 /// `/api/config`
 pub(super) async fn config(State(admin): State<Arc<AdminState>>) -> Json<Value> {
-    Json(config_view::config(&admin.control.config()))
+    Json(view(&admin.control.config()))
 }

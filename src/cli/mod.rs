@@ -56,7 +56,7 @@ use crate::observe::style::LogFormat;
 #[derive(Debug, Parser)]
 #[command(name = "tokenway", version = VERSION, max_term_width = 110)]
 pub struct Cli {
-    /// What is logged to stderr: error, warn, info, debug, trace, off, or filters such as `info,tokenway=debug`
+    /// What is logged to stderr: error, warn, info, debug, off, or filters such as `info,tokenway=debug`
     #[arg(long, global = true, env = "TOKENWAY_LOG_LEVEL", value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
     /// How logs are written: auto is text on a terminal and JSON elsewhere

@@ -36,6 +36,7 @@ mod slo;
 mod state;
 mod telemetry;
 mod tenant;
+pub mod view;
 mod warmup;
 pub mod watch;
 mod zone;

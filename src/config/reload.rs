@@ -61,6 +61,7 @@ mod tests {
     use crate::config::check::check_with;
     use crate::config::declare::{Declaration, State};
     use crate::config::reference::DECLARED;
+    use crate::config::view::view;
 
     /// Sections of which a reload keeps all.
     const KEPT: [&str; 6] = [
@@ -124,9 +125,11 @@ mod tests {
                 let Ok(new) = config(declaration, Some((key.name, &changed))) else { continue };
                 let mut reloaded = new.clone();
                 let warnings = keep_fixed(&mut reloaded, &old);
+                let shown = [&old, &new].map(view);
                 let [old, new, reloaded] = [&old, &new, &reloaded].map(|config| format!("{config:?}"));
                 let name = format!("{} {} = {changed}", declaration.header, key.name);
                 assert!(old != new, "{name} changes nothing");
+                assert!(shown[0] != shown[1], "/api/config does not show {name}");
                 let is_kept = key.needs_restart || KEPT.contains(&declaration.header);
                 assert_eq!((reloaded == old, reloaded == new), (is_kept, !is_kept), "{name}");
                 assert_eq!(warnings.len(), usize::from(is_kept), "{name}: {warnings:?}");

@@ -30,7 +30,7 @@ use self::session::Session;
 use crate::config::{Config, Route};
 use crate::error::Failure;
 use crate::gateway::{Gateway, reply};
-use crate::listener::{Handler, HeadFault, KillSwitch, Peer};
+use crate::listener::{ClientStream, Handler, HeadFault, KillSwitch, Peer};
 use crate::observe::metrics::GaugeGuard;
 
 /// The handler of the gRPC port.
@@ -73,6 +73,11 @@ impl EndpointPicker {
 impl Handler for EndpointPicker {
     type Body = Body;
     type Connection = Arc<GaugeGuard>;
+    type Stream<S: ClientStream> = Box<dyn ClientStream>;
+
+    fn hold<S: ClientStream>(stream: S) -> Box<dyn ClientStream> {
+        Box::new(stream)
+    }
 
     async fn handle(
         &self,

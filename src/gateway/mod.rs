@@ -71,7 +71,7 @@ use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
 use crate::listener::tls::HandshakeFault;
-use crate::listener::{Handler, HeadFault, KillSwitch, Peer};
+use crate::listener::{ClientStream, Handler, HeadFault, KillSwitch, Peer};
 use crate::observe::Observer;
 use crate::observe::metrics::GaugeGuard;
 use crate::observe::record_guard::RecordGuard;
@@ -160,6 +160,11 @@ pub struct Service(pub Arc<Gateway>);
 impl Handler for Service {
     type Body = ReplyBody;
     type Connection = Arc<ClientConnection>;
+    type Stream<S: ClientStream> = S;
+
+    fn hold<S: ClientStream>(stream: S) -> S {
+        stream
+    }
 
     fn handle(
         &self,

@@ -43,7 +43,7 @@ pub use self::continues::ContinueSignal;
 use self::independently_woken::IndependentlyWoken;
 use self::panics::catching;
 use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo};
-use self::socket::ClientStream;
+pub use self::socket::ClientStream;
 use self::tls::{HandshakeFault, TlsSlot};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -61,6 +61,12 @@ pub trait Handler: Clone + Send + Sync + 'static {
 
     /// What the requests of one connection share; dropped when it closes.
     type Connection: Clone + Send + Sync + 'static;
+
+    /// How it holds a connection's bytes: as they are, or boxed, where speed is not worth 100 kB of code for each kind of them.
+    type Stream<S: ClientStream>: ClientStream;
+
+    /// Takes hold of a connection's bytes.
+    fn hold<S: ClientStream>(stream: S) -> Self::Stream<S>;
 
     /// Responds to one request; cancelling `kill` ends the response. Infallible: a failure is a response.
     fn handle(
@@ -186,7 +192,7 @@ pub async fn accept_loop<H: Handler>(mut acceptor: Acceptor, serving: Serving, h
         let accepted = Accepted::new(&serving, &handler, peer, permit);
         acceptor.opened(&accepted.phase, &accepted.kill);
         match &serving.tls {
-            None => serving.tracker.spawn(serve_stream(socket, accepted)),
+            None => serving.tracker.spawn(serve_stream(H::hold(socket), accepted)),
             Some(tls) => serving.tracker.spawn(serve_tls(socket, Arc::clone(tls), accepted)),
         };
     }
@@ -243,7 +249,7 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepte
             if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
                 accepted.phase.agree_http2();
             }
-            serve_stream(stream, accepted).await;
+            serve_stream(H::hold(stream), accepted).await;
         }
         Ok(Ok(Err(socket))) => {
             let refusal = accepted.handler.reject(HeadFault::ClearText);

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 /// A client's byte stream over TCP.
-pub(super) trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+pub trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     /// The socket below.
     fn socket(&self) -> &TcpStream;
 }
@@ -20,6 +20,12 @@ pub(super) trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
 impl ClientStream for TcpStream {
     fn socket(&self) -> &TcpStream {
         self
+    }
+}
+
+impl ClientStream for Box<dyn ClientStream> {
+    fn socket(&self) -> &TcpStream {
+        (**self).socket()
     }
 }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokenway::clock::Clock;
 use tokenway::listener::{
-    self, Acceptor, ConnectionLimit, ConnectionLimits, Handler, HeadFault, KillSwitch, ListenerCounters,
-    Peer, Serving,
+    self, Acceptor, ClientStream, ConnectionLimit, ConnectionLimits, Handler, HeadFault, KillSwitch,
+    ListenerCounters, Peer, Serving,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -675,6 +675,11 @@ type BuggyReply = http::Response<http_body_util::Either<BuggyBody, http_body_uti
 impl Handler for Buggy {
     type Body = http_body_util::Either<BuggyBody, http_body_util::Empty<bytes::Bytes>>;
     type Connection = ();
+    type Stream<S: ClientStream> = S;
+
+    fn hold<S: ClientStream>(stream: S) -> S {
+        stream
+    }
 
     async fn handle(
         &self,

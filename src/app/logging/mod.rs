@@ -37,7 +37,7 @@ pub struct LogLevel(String);
 /// The text is neither a level nor valid filters.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "\"{0}\" is not a log level: use off, error, warn, info, debug, trace, or filters such as info,tokenway=debug"
+    "\"{0}\" is not a log level: use off, error, warn, info, debug, or filters such as info,tokenway=debug"
 )]
 pub struct UnknownLevel(String);
 

@@ -6,14 +6,15 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Metrics;
 use super::table::Families;
+use crate::config::view::view;
 use crate::config::{Config, Slo};
 
 impl Metrics {
     /// Sets the targets of a configuration; those of removed routes and pools stay until a restart.
     pub fn set_targets(&self, config: &Config) {
         let Families { requests, process, pools, routes, .. } = &*self.families;
-        // Secrets are left out of what a configuration prints.
-        let hash = format!("{:016x}", xxh3_64(format!("{config:?}").as_bytes()));
+        // Of what the API shows, where secrets are masked.
+        let hash = format!("{:016x}", xxh3_64(view(config).to_string().as_bytes()));
         process.config_info.forget(&[]);
         process.config_info.set([&hash], Some(1.0));
         process.runbook_info.forget(&[]);

@@ -1,4 +1,4 @@
-//! `/api/config`: the configuration that runs, with secrets masked.
+//! The configuration that runs as `/api/config` shows it, with secrets masked.
 //!
 //! Declared sections show themselves. The others are written out field by field: names are those of the configuration
 //! file, durations are seconds, and a field added there stays hidden until it is listed here as no secret.
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::config::{Config, Dcgm, Declared, Degrade, Keep, Pool, Route, Telemetry, masked_headers};
+use super::{Config, Dcgm, Declared, Degrade, Keep, Pool, Route, Telemetry, masked_headers};
 use crate::stage::{Stage, StageBudget};
 
 /// The whole configuration.
-pub(super) fn config(config: &Config) -> Json {
+pub(crate) fn view(config: &Config) -> Json {
     let slo: Map<String, Json> =
         config.slo.iter().map(|(name, bounds)| (name.to_string(), bounds.view())).collect();
     json!({
@@ -141,12 +141,18 @@ fn telemetry(telemetry: &Telemetry) -> Json {
         "otlp_metrics": metrics,
         "content": telemetry.content.as_ref().map(Declared::view),
         "engine_spans": telemetry.engine_spans.map(|spans| spans.listen.to_string()),
+        "stages_by_tenant": telemetry.stages_by_tenant,
+        "ttft_by_tenant": telemetry.ttft_by_tenant,
+        "runbook_url": telemetry.runbook_url.as_deref().map(without_userinfo),
         "sampling": {
             "routine": telemetry.sampling.routine,
             "error": telemetry.sampling.keeps(Keep::Error),
             "slo_miss": telemetry.sampling.keeps(Keep::SloMiss),
             "tail": telemetry.sampling.keeps(Keep::Tail),
             "retry": telemetry.sampling.keeps(Keep::Retry),
+            "canary": telemetry.sampling.keeps(Keep::Canary),
+            "drift": telemetry.sampling.keeps(Keep::Drift),
+            "max_per_second": telemetry.sampling.max_per_second,
         },
     })
 }
@@ -192,7 +198,7 @@ mod tests {
             + "[drift]\nwebhook = \"https://hooks.example/services/T0/s3cret\"\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n\
                [route.canary]\npool = \"b\"\nwebhook = \"http://127.0.0.1:9000\"\n\
                steps = [{ weight = 50, soak = \"1h\" }]\n";
-        let shown = config(&crate::config::check::check_str("f.toml", &text, &|_| None).unwrap());
+        let shown = view(&crate::config::check::check_str("f.toml", &text, &|_| None).unwrap());
         assert_eq!(shown["drift"]["webhook"], "https://hooks.example:443/***");
         assert_eq!(shown["route"][0]["canary"]["webhook"], "http://127.0.0.1:9000");
         assert!(!shown.to_string().contains("s3cret"));
