@@ -128,8 +128,12 @@ pub(super) fn fallbacks(
     let replicas = pick.pool.replicas();
     let mut found = smallvec::SmallVec::<[Arc<Replica>; MAX_FALLBACKS]>::new();
     while found.len() < MAX_FALLBACKS {
-        let is_other =
-            |r: &&Arc<Replica>| !Arc::ptr_eq(r, &pick.replica) && !found.iter().any(|f| Arc::ptr_eq(f, r));
+        // Not another rank of a host that is listed: it fails with it.
+        let is_other = |r: &&Arc<Replica>| {
+            let address = r.connections.address();
+            let mut listed = std::iter::once(&pick.replica).chain(&found);
+            listed.all(|listed| listed.connections.address() != address)
+        };
         let others = replicas.iter().filter(is_other).filter(|r| asking.is_preferred(r, now));
         let Some(next) = others.min_by_key(|r| r.target.load.inflight()) else { break };
         found.push(Arc::clone(next));

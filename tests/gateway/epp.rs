@@ -2,6 +2,7 @@
 
 #[path = "../../src/epp/codec.rs"]
 mod codec;
+mod destination;
 mod envoy;
 #[path = "../../src/epp/proto.rs"]
 mod proto;
