@@ -258,7 +258,8 @@ impl Session {
         self.line = Line::Over;
     }
 
-    /// The head of an answer, and who gave it. One that the line does not wait for is Envoy's own, and passes.
+    /// The head of an answer, and who gave it. One that the line does not wait for is Envoy's own, and passes: a request that
+    /// was not sent until then is over.
     fn answered(&mut self, head: HttpHeaders, served: Option<SocketAddr>) -> Result<(), Status> {
         let HttpHeaders { headers, end_of_stream } = head;
         let Some(head) = Head::read(headers) else {
@@ -276,8 +277,10 @@ impl Session {
         if end_of_stream {
             self.answer.ended(End::Head);
         }
-        if let Some(transfer) = self.transfer.as_ref().filter(|_| self.is_waiting_for_answer()) {
-            transfer.arrived(response, served);
+        match &self.transfer {
+            _ if self.is_undecided() => self.line = Line::Over,
+            Some(transfer) if matches!(self.line, Line::Answering(_)) => transfer.arrived(response, served),
+            _ => {}
         }
         if !self.is_relayed() {
             self.answer.is_passed = true;
@@ -297,8 +300,9 @@ impl Session {
         self.answer.fed(body);
     }
 
-    fn is_waiting_for_answer(&self) -> bool {
-        matches!(self.line, Line::Answering(_)) && self.request.is_sent()
+    /// Whether the line has yet to place the request, or to refuse it.
+    fn is_undecided(&self) -> bool {
+        matches!(self.line, Line::Answering(_)) && !self.request.is_sent()
     }
 
     /// Whether the line gives what passes of the answer.

@@ -4,6 +4,7 @@
 mod codec;
 mod destination;
 mod envoy;
+mod own_answers;
 #[path = "../../src/epp/proto.rs"]
 mod proto;
 mod served;
