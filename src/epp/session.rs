@@ -181,7 +181,11 @@ impl Session {
                     "the stream does not begin with a request head: set request_header_mode to SEND",
                 ));
             }
-            Seen::RequestBody(body) => self.request.fed(body),
+            Seen::RequestBody(mut body) => {
+                // Before trailers Envoy does not call it the end, and has them wait until it is answered.
+                body.end_of_stream |= self.modes.is_buffered;
+                self.request.fed(body);
+            }
             Seen::RequestTrailers(_) => {
                 self.request.ended(End::Trailers);
                 if self.modes.is_buffered {

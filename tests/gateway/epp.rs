@@ -206,6 +206,26 @@ async fn trailers_end_a_body_as_well() {
 }
 
 #[tokio::test]
+async fn a_buffered_body_is_whole_before_its_trailers_come() {
+    let replica = Replica::start().await;
+    let picker = Picker::start(config::of(&[&replica])).await;
+    let modes = [BodySendMode::Buffered, DUPLEX[1]];
+    let mut envoy = Envoy::request(&picker.gateway.app, post(&[]), modes).await;
+    assert!(matches!(envoy.order().await.order, Some(Order::RequestHeaders(_))));
+    // Envoy keeps the trailers until the body is answered.
+    envoy.body(WHOLE, false).await;
+    assert!(matches!(envoy.order().await.order, Some(Order::RequestBody(_))));
+    envoy.send(Seen::RequestTrailers(HttpTrailers {})).await;
+    assert!(matches!(envoy.order().await.order, Some(Order::RequestTrailers(_))));
+    envoy.answer_head("200", "application/json").await;
+    let answer = r#"{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}]}"#;
+    envoy.answer_body(answer, true).await;
+    envoy.answered().await;
+    assert_eq!(envoy.answer().await, answer);
+    assert_eq!(picker.end().await.outcome, Outcome::Ok);
+}
+
+#[tokio::test]
 async fn a_subset_is_kept_to_and_one_without_a_replica_is_refused() {
     let (one, two) = (Replica::start().await, Replica::start().await);
     let picker = Picker::start(config::of(&[&one, &two])).await;
@@ -276,32 +296,28 @@ async fn a_body_in_one_message_over_the_limit_is_refused_as_one_in_pieces() {
     config.server.body_limit = 100_000;
     let picker = Picker::start(config).await;
     let long = "x".repeat(400_000);
-    for modes in [[BodySendMode::Buffered, DUPLEX[1]], DUPLEX] {
-        for size in [30_000, 400_000] {
-            let mut envoy = Envoy::request(&picker.gateway.app, post(&[]), modes).await;
-            let mut left = &*long;
-            while !left.is_empty() {
-                let (piece, rest) = left.split_at(left.len().min(size));
-                envoy.body(piece, rest.is_empty()).await;
-                left = rest;
-            }
-            if modes != DUPLEX {
-                let order = envoy.order().await.order;
-                assert!(
-                    matches!(order, Some(Order::RequestHeaders(_))),
-                    "the head of a buffered body passes"
-                );
-            }
-            let (status, _, body) = envoy.immediate().await;
-            assert!(
-                status == 413 && body.contains("\"code\":\"body_limit\""),
-                "{modes:?} {size}: {status} {body}"
-            );
-            envoy.close();
-            assert!(envoy.next().await.unwrap().is_none());
-            let record = picker.end().await;
-            assert_eq!((record.outcome, record.status), (Outcome::ClientError, 413), "{modes:?} {size}");
+    let buffered = [BodySendMode::Buffered, DUPLEX[1]];
+    for (modes, size) in [(buffered, 400_000), (DUPLEX, 400_000), (DUPLEX, 30_000)] {
+        let mut envoy = Envoy::request(&picker.gateway.app, post(&[]), modes).await;
+        let mut left = &*long;
+        while !left.is_empty() {
+            let (piece, rest) = left.split_at(left.len().min(size));
+            envoy.body(piece, rest.is_empty()).await;
+            left = rest;
         }
+        if modes == buffered {
+            let order = envoy.order().await.order;
+            assert!(matches!(order, Some(Order::RequestHeaders(_))), "the head of a buffered body passes");
+        }
+        let (status, _, body) = envoy.immediate().await;
+        assert!(
+            status == 413 && body.contains("\"code\":\"body_limit\""),
+            "{modes:?} {size}: {status} {body}"
+        );
+        envoy.close();
+        assert!(envoy.next().await.unwrap().is_none());
+        let record = picker.end().await;
+        assert_eq!((record.outcome, record.status), (Outcome::ClientError, 413), "{modes:?} {size}");
     }
 }
 
