@@ -71,7 +71,7 @@ pub(super) fn changes(before: &HeaderMap, after: &HeaderMap, is_framed: bool) ->
     let mut changes = HeaderMutation::default();
     for name in after.keys().filter(is_ours) {
         if !before.get_all(name).iter().eq(after.get_all(name).iter()) {
-            set(&mut changes, name, after.get_all(name).iter());
+            set(&mut changes, name.as_str(), after.get_all(name).iter());
         }
     }
     let is_gone = |name: &&HeaderName| is_ours(name) && !after.contains_key(*name);
@@ -79,16 +79,16 @@ pub(super) fn changes(before: &HeaderMap, after: &HeaderMap, is_framed: bool) ->
     changes
 }
 
-/// Sets a field to these values.
+/// Sets a field, or a pseudo-header, to these values.
 pub(super) fn set<'v>(
     changes: &mut HeaderMutation,
-    name: &HeaderName,
+    name: &str,
     values: impl Iterator<Item = &'v HeaderValue>,
 ) {
     let mut action = HeaderAppendAction::OverwriteIfExistsOrAdd;
     for value in values {
         let raw_value = Bytes::copy_from_slice(value.as_bytes());
-        let header = proto::HeaderValue { key: name.as_str().to_owned(), raw_value, value: String::new() };
+        let header = proto::HeaderValue { key: name.to_owned(), raw_value, value: String::new() };
         changes.set_headers.push(HeaderValueOption { header: Some(header), append_action: action as i32 });
         action = HeaderAppendAction::AppendIfExistsOrAdd;
     }

@@ -114,6 +114,7 @@ impl Handler for EndpointPicker {
 fn without_effect(config: &Config) -> Vec<&'static str> {
     let has = |uses: fn(&Route) -> bool| config.routes.iter().any(uses);
     let keys = [
+        ("server.heartbeat", config.server.heartbeat.is_some()),
         ("route.hedge", has(|route| route.hedge.is_some())),
         ("route.migrate", has(|route| route.migrate)),
         ("route.prefill", has(|route| route.prefill.is_some())),
@@ -139,5 +140,6 @@ mod tests {
         };
         assert!(of("").is_empty());
         assert_eq!(of("migrate = true\nhedge = { after = \"1s\" }"), ["route.hedge", "route.migrate"]);
+        assert_eq!(of("[server]\nheartbeat = \"1s\""), ["server.heartbeat"]);
     }
 }

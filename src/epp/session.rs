@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Response, Uri};
 use hyper::body::Body as _;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
@@ -41,6 +41,8 @@ pub(super) struct Session {
     failure: Option<Status>,
     modes: Modes,
     request: Half,
+    /// Of the request, as Envoy has it.
+    path: Uri,
     answer: Half,
     /// `None` before the request's head.
     transfer: Option<Arc<Transfer>>,
@@ -105,6 +107,7 @@ impl Session {
             failure: None,
             modes: Modes { is_buffered: false, is_duplex: true },
             request: Half::default(),
+            path: Uri::default(),
             answer: Half::default(),
             transfer: None,
             line: Line::Unstarted,
@@ -235,6 +238,7 @@ impl Session {
         let (length, peer) = (head.length(), head.peer());
         self.request.headers = Some(head.headers.clone());
         let Some(parts) = head.into_request() else { return self.refuse(&Failure::MalformedHead) };
+        self.path.clone_from(&parts.uri);
         let body = if end_of_stream {
             self.request.end = End::Head;
             None
@@ -245,7 +249,7 @@ impl Session {
         };
         if self.modes.is_buffered && !end_of_stream {
             self.request.is_passed = true;
-            self.out.push_back(orders::request_head(None, None));
+            self.out.push_back(orders::request_head());
         }
         let transfer = Arc::new(Transfer::new(subset, self.modes.is_duplex));
         let (gateway, kill) = (Arc::clone(&self.gateway), Arc::clone(&self.kill));
@@ -360,7 +364,7 @@ impl Session {
     /// Lets the request go to its destination.
     fn send(&mut self, outgoing: Outgoing) {
         let before = self.request.headers.take().unwrap_or_default();
-        self.out.extend(orders::destination(outgoing, &before, &self.request_state()));
+        self.out.extend(orders::destination(outgoing, &before, &self.path, &self.request_state()));
         self.request.is_passed = true;
         self.request.feed = None;
         if self.request.end == End::Open {

@@ -128,11 +128,12 @@ pub(super) fn fallbacks(
     let replicas = pick.pool.replicas();
     let mut found = smallvec::SmallVec::<[Arc<Replica>; MAX_FALLBACKS]>::new();
     while found.len() < MAX_FALLBACKS {
-        // Not another rank of a host that is listed: it fails with it.
+        // Not another rank of a host that is listed: it fails with it. Nor one below another base path: the request has one path.
         let is_other = |r: &&Arc<Replica>| {
             let address = r.connections.address();
             let mut listed = std::iter::once(&pick.replica).chain(&found);
-            listed.all(|listed| listed.connections.address() != address)
+            r.identity.endpoint.base_path == pick.replica.identity.endpoint.base_path
+                && listed.all(|listed| listed.connections.address() != address)
         };
         let others = replicas.iter().filter(is_other).filter(|r| asking.is_preferred(r, now));
         let Some(next) = others.min_by_key(|r| r.target.load.inflight()) else { break };

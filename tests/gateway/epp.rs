@@ -101,6 +101,7 @@ async fn a_stream_goes_where_the_dispatcher_wants_it_and_comes_back_unchanged() 
     envoy.body(rest, true).await;
     let placed = envoy.placed().await;
     assert_eq!(placed.body, BODY.as_bytes());
+    assert!(placed.selects_route_again);
     let mut endpoints = placed.endpoints();
     endpoints.sort_unstable();
     let mut names = [one.name(), two.name(), three.name()];

@@ -1,8 +1,8 @@
 //! The messages to Envoy.
 
 use bytes::Bytes;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::{Request, StatusCode};
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Request, StatusCode, Uri};
 
 use super::super::fields::{self, set};
 use super::super::proto::{
@@ -22,45 +22,49 @@ pub(super) struct RequestState {
     pub(super) has_trailers: bool,
 }
 
-/// Sends a request to its destination: its head, its body as the gateway would send it, its trailers.
+/// Sends a request, which came with these fields to this path, to its destination: its head, its body as the gateway would send
+/// it, its trailers.
 pub(super) fn destination(
     outgoing: Outgoing,
     before: &HeaderMap,
+    path: &Uri,
     state: &RequestState,
 ) -> Vec<ProcessingResponse> {
     let Outgoing { destination, request } = outgoing;
     let (head, body) = Request::into_parts(request);
     let mut changes = fields::changes(before, &head.headers, state.is_buffered);
     if let Ok(value) = HeaderValue::from_str(&destination) {
-        set(&mut changes, &HeaderName::from_static(DESTINATION), std::iter::once(&value));
+        set(&mut changes, DESTINATION, std::iter::once(&value));
     }
-    let mut metadata = Some(metadata(&destination));
-    let mut orders = Vec::with_capacity(2);
-    if !state.is_buffered {
-        orders.push(request_head(Some(changes), metadata.take()));
-        if state.has_body {
-            orders.extend(request_pieces(body, !state.has_trailers));
-        }
-        if state.has_trailers {
-            orders.push(request_trailers());
-        }
-        return orders;
+    let other_path = head.uri.path_and_query().filter(|other| path.path_and_query() != Some(other));
+    let other_path = other_path.and_then(|other| HeaderValue::from_str(other.as_str()).ok());
+    if let Some(other) = &other_path {
+        set(&mut changes, ":path", std::iter::once(other));
     }
-    let mutation = Some(BodyMutation { mutation: Some(Mutation::Body(body.whole())) });
-    let common =
-        CommonResponse { header_mutation: Some(changes), body_mutation: mutation, clear_route_cache: true };
-    orders.push(of(Order::RequestBody(PartResponse { response: Some(common) }), metadata));
+    let mut common = CommonResponse {
+        header_mutation: Some(changes),
+        // By the other path Envoy would find another route, or none.
+        clear_route_cache: other_path.is_none(),
+        ..CommonResponse::default()
+    };
+    let metadata = Some(metadata(&destination));
+    if state.is_buffered {
+        common.body_mutation = Some(BodyMutation { mutation: Some(Mutation::Body(body.whole())) });
+        return vec![of(Order::RequestBody(PartResponse { response: Some(common) }), metadata)];
+    }
+    let mut orders = vec![of(Order::RequestHeaders(PartResponse { response: Some(common) }), metadata)];
+    if state.has_body {
+        orders.extend(request_pieces(body, !state.has_trailers));
+    }
+    if state.has_trailers {
+        orders.push(request_trailers());
+    }
     orders
 }
 
 /// Lets the head of a request pass.
-pub(super) fn request_head(
-    changes: Option<HeaderMutation>,
-    metadata: Option<super::super::proto::Struct>,
-) -> ProcessingResponse {
-    let clear_route_cache = changes.is_some();
-    let common = CommonResponse { header_mutation: changes, clear_route_cache, ..CommonResponse::default() };
-    of(Order::RequestHeaders(PartResponse { response: Some(common) }), metadata)
+pub(super) fn request_head() -> ProcessingResponse {
+    of(Order::RequestHeaders(PartResponse { response: Some(CommonResponse::default()) }), None)
 }
 
 /// Lets the trailers of a request pass.

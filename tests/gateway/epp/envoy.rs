@@ -25,6 +25,7 @@ pub(super) struct Placed {
     pub(super) set: Vec<(String, String)>,
     pub(super) removed: Vec<String>,
     pub(super) body: Vec<u8>,
+    pub(super) selects_route_again: bool,
 }
 
 impl Placed {
@@ -174,7 +175,7 @@ impl Envoy {
         let Some(Order::RequestHeaders(PartResponse { response: Some(common) })) = first.order else {
             panic!("no head: {:?}", first.order)
         };
-        assert!(common.clear_route_cache);
+        let selects_route_again = common.clear_route_cache;
         let (set, removed) = changed(common.header_mutation);
         let destination = destination_of(&set, first.dynamic_metadata);
         let body = self
@@ -183,7 +184,7 @@ impl Envoy {
                 _ => None,
             })
             .await;
-        Placed { destination, set, removed, body }
+        Placed { destination, set, removed, body, selects_route_again }
     }
 
     async fn pieces(&mut self, of: impl Fn(Order) -> Option<PartResponse>) -> Vec<u8> {
