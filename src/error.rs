@@ -64,6 +64,9 @@ pub enum Failure {
     /// A WebSocket on a path that has none.
     #[error("this path is no WebSocket: only /v1/realtime is; send the request without `upgrade: websocket`")]
     UpgradeNotSupported,
+    /// A WebSocket, or a request to its path, that a proxy carries.
+    #[error("the endpoint picker places no WebSocket: have the proxy route /v1/realtime past it")]
+    UpgradeNotCarried,
     /// A plain request, or HTTP/2, on a WebSocket's path.
     #[error("this path is a WebSocket: connect over HTTP/1.1 with `upgrade: websocket` (RFC 6455)")]
     UpgradeRequired,
@@ -260,7 +263,9 @@ impl Failure {
             Self::UriTooLong => (S::URI_TOO_LONG, "uri_too_long", INVALID),
             Self::HeadTooLarge => (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", INVALID),
             Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
-            Self::UpgradeNotSupported => (S::BAD_REQUEST, "upgrade_not_supported", INVALID),
+            Self::UpgradeNotSupported | Self::UpgradeNotCarried => {
+                (S::BAD_REQUEST, "upgrade_not_supported", INVALID)
+            }
             Self::UpgradeRequired => (S::UPGRADE_REQUIRED, "upgrade_required", INVALID),
             Self::OriginNotAllowed => (S::BAD_REQUEST, "origin_not_allowed", INVALID),
             Self::BadRequest { .. } => (S::BAD_REQUEST, "invalid_request", INVALID),

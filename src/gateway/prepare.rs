@@ -43,7 +43,7 @@ pub async fn prepare(
     let IncomingRequest { gateway, parts, body, connection, carrier, .. } = incoming;
     let is_preflight = cors::is_preflight(parts);
     guard.hides_replicas(table.tenants.ask_for_keys());
-    check(gateway, parts, guard.record())?;
+    check(gateway, parts, carrier.is_some(), guard.record())?;
     let tenant =
         if is_preflight { TenantRef::anonymous() } else { identify(gateway, &table, guard, parts).await? };
     let server = &table.config.server;
@@ -236,7 +236,7 @@ impl ReadRequest {
     }
 }
 
-fn check(gateway: &Gateway, parts: &Parts, record: &Record) -> Result<(), Failure> {
+fn check(gateway: &Gateway, parts: &Parts, is_carried: bool, record: &Record) -> Result<(), Failure> {
     let allow = record.dialect.allowed(&record.path);
     let mut allowed = allow.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     if !allowed.any(|method| method == parts.method.as_str().as_bytes()) {
@@ -244,6 +244,9 @@ fn check(gateway: &Gateway, parts: &Parts, record: &Record) -> Result<(), Failur
     }
     body::check_head(parts.version, &parts.uri, &parts.headers)?;
     match (record.dialect, is_websocket(&parts.headers)) {
+        (Dialect::Realtime, _) if is_carried && !cors::is_preflight(parts) => {
+            return Err(Failure::UpgradeNotCarried);
+        }
         (Dialect::Realtime, false) if !cors::is_preflight(parts) => return Err(Failure::UpgradeRequired),
         (Dialect::Realtime, _) | (_, false) => {}
         (_, true) => return Err(Failure::UpgradeNotSupported),

@@ -291,6 +291,23 @@ async fn what_the_line_refuses_envoy_answers_with_our_error() {
 }
 
 #[tokio::test]
+async fn a_websocket_is_refused_before_an_engine_is_asked() {
+    let replica = Replica::start().await;
+    let picker = Picker::start(config::of(&[&replica])).await;
+    let upgrade = [("connection", "Upgrade"), ("upgrade", "websocket"), ("sec-websocket-version", "13")];
+    let get = [(":method", "GET"), (":path", "/v1/realtime?model=tiny"), (":authority", "a")];
+    for pairs in [&[&get[..], &upgrade].concat()[..], &get] {
+        let head = HttpHeaders { headers: Some(fields(pairs)), end_of_stream: true };
+        let mut envoy = Envoy::request(&picker.gateway.app, head, DUPLEX).await;
+        let (status, _, body) = envoy.immediate().await;
+        assert!(status == 400 && body.contains("\"code\":\"upgrade_not_supported\""), "{status} {body}");
+        assert!(body.contains("endpoint picker"), "{body}");
+        let record = picker.end().await;
+        assert_eq!((record.outcome, record.attempts.len()), (Outcome::ClientError, 0));
+    }
+}
+
+#[tokio::test]
 async fn a_body_in_one_message_over_the_limit_is_refused_as_one_in_pieces() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
