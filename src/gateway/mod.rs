@@ -38,6 +38,7 @@ pub mod reply;
 #[cfg(test)]
 mod scenarios;
 mod second_opinion;
+mod service;
 pub mod shadow;
 pub mod standby;
 mod stored;
@@ -53,7 +54,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Body as _;
 use hyper::upgrade::OnUpgrade;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
@@ -64,14 +65,14 @@ use self::cors::CorsGrant;
 use self::exchange::Exchange;
 pub use self::preflights::Preflights;
 use self::preflights::{Asked, Preflight};
+pub use self::service::Service;
 use self::shadow::Shadows;
 use self::table::RoutingTable;
 use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
-use crate::listener::tls::HandshakeFault;
-use crate::listener::{ClientStream, Handler, HeadFault, KillSwitch, Peer};
+use crate::listener::{KillSwitch, Peer};
 use crate::observe::Observer;
 use crate::observe::metrics::GaugeGuard;
 use crate::observe::record_guard::RecordGuard;
@@ -150,67 +151,6 @@ impl DrainFlag {
     #[must_use]
     pub fn refuses(&self) -> bool {
         self.0.load(Ordering::Acquire) > 1
-    }
-}
-
-/// The listener's handler.
-#[derive(Clone, Debug)]
-pub struct Service(pub Arc<Gateway>);
-
-impl Handler for Service {
-    type Body = ReplyBody;
-    type Connection = Arc<ClientConnection>;
-    type Stream<S: ClientStream> = S;
-
-    fn hold<S: ClientStream>(stream: S) -> S {
-        stream
-    }
-
-    fn handle(
-        &self,
-        request: Request<Incoming>,
-        kill: KillSwitch,
-        connection: &Arc<ClientConnection>,
-    ) -> impl Future<Output = Response<ReplyBody>> + Send {
-        let (parts, body) = request.into_parts();
-        // A future is copied whole when it is first polled: box its state.
-        let (gateway, connection) = (Arc::clone(&self.0), Arc::clone(connection));
-        let body = Some(ArrivingBody::Http(body));
-        Box::new(IncomingRequest { gateway, parts, body, kill, connection, carrier: None }).answer()
-    }
-
-    fn reject(&self, fault: HeadFault) -> Response<Bytes> {
-        let failure = match fault {
-            HeadFault::Malformed => Failure::MalformedHead,
-            HeadFault::UriTooLong => Failure::UriTooLong,
-            HeadFault::TooLarge => Failure::HeadTooLarge,
-            HeadFault::Ambiguous => Failure::AmbiguousFraming,
-            HeadFault::ClearText => Failure::ClearText,
-        };
-        self.0.observer.metrics().families.requests.http_rejected.inc([failure.code()]);
-        reply::unreadable(&failure)
-    }
-
-    fn handshake_failed(&self, fault: HandshakeFault) {
-        self.0.observer.metrics().families.process.tls_failures.inc([fault.as_str()]);
-    }
-
-    fn panicked(&self) -> Response<ReplyBody> {
-        let failure = Failure::Internal;
-        let response = reply::unreadable(&failure);
-        tracing::error!(request_id = ?response.headers().get(X_REQUEST_ID), "serving a request panicked");
-        response.map(ReplyBody::own)
-    }
-
-    fn refuse(&self, fault: HeadFault) -> Response<ReplyBody> {
-        let mut response = self.reject(fault).map(ReplyBody::own);
-        response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
-        response
-    }
-
-    fn opened(&self, peer: Peer) -> Arc<ClientConnection> {
-        let _open = Some(self.0.observer.metrics().open_connection());
-        Arc::new(ClientConnection { peer, bodies: self.0.memory.of_connection(), _open })
     }
 }
 
