@@ -11,6 +11,8 @@ pub(in crate::fleet) mod hand_over;
 mod kubernetes;
 mod matching;
 pub mod membership;
+mod naming;
+mod orders;
 pub(in crate::fleet) mod report;
 pub mod roster;
 mod sources;

@@ -6,10 +6,11 @@
 //! [`ABSENT_FOR`] and no replica that it had is ready: resolvers lose names more often than fleets lose all their replicas.
 
 use std::collections::{HashMap, HashSet};
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::naming::uniquely_named;
+use super::orders::{Orders, Override};
 use crate::clock::Stamp;
 use crate::config::{DataParallel, Endpoint, MAX_REPLICAS, ReplicaSpec, Role};
 use crate::labels::labels;
@@ -89,25 +90,11 @@ impl SourceState {
     }
 }
 
-/// What operators made of a replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Override {
-    Drained,
-    Removed,
-}
-
-/// What they made of a URL, which holds for the process that was there then, where its source tells processes apart.
-#[derive(Clone, Debug)]
-struct Order {
-    order: Override,
-    instance: Option<Arc<str>>,
-}
-
 /// The sources of one pool and what they said.
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
     sources: HashMap<SourceKind, SourceState>,
-    orders: HashMap<Endpoint, Order>,
+    orders: Orders,
     added: Vec<ReplicaSpec>,
     /// Names that were given last.
     given: HashMap<Endpoint, Arc<str>>,
@@ -143,18 +130,16 @@ impl Roster {
             let before = self.sources.get(&SourceKind::Static);
             before.is_some_and(|before| names(&before.targets, endpoint)) && !names(&targets, endpoint)
         };
-        self.orders.retain(|endpoint, _| !was_dropped(endpoint));
+        self.orders.retain(|endpoint| !was_dropped(endpoint));
         let state = SourceState { targets, answered: Some(now), ..SourceState::default() };
         self.sources.insert(SourceKind::Static, state);
     }
 
     /// Takes over what operators ordered at URLs of a pool that is gone: what this one has known before keeps its own.
     pub(crate) fn inherit(&mut self, gone: &Self, is_wanted: impl Fn(&Endpoint) -> bool) {
-        for (endpoint, order) in gone.orders.iter().filter(|(endpoint, _)| is_wanted(endpoint)) {
-            if !self.sources.values().any(|state| names(&state.targets, endpoint)) {
-                self.orders.entry(endpoint.clone()).or_insert_with(|| order.clone());
-            }
-        }
+        let is_known =
+            |endpoint: &Endpoint| self.sources.values().any(|state| names(&state.targets, endpoint));
+        self.orders.inherit(&gone.orders, |endpoint| is_wanted(endpoint) && !is_known(endpoint));
     }
 
     /// A source is no longer configured: its replicas leave.
@@ -215,7 +200,7 @@ impl Roster {
 
     /// An operator adds a replica, or lets one that is drained or removed take part again.
     pub(crate) fn add(&mut self, spec: ReplicaSpec, now: Stamp) {
-        self.orders.remove(&spec.endpoint);
+        self.orders.lift(&spec.endpoint);
         let is_known = self.sources.values().any(|state| names(&state.targets, &spec.endpoint));
         if !is_known {
             self.added.push(spec);
@@ -233,7 +218,7 @@ impl Roster {
         let mut found = sources.flat_map(|state| state.targets.iter());
         let found = found.find(|found| found.spec.endpoint == *endpoint);
         let instance = found.and_then(|found| found.instance.clone());
-        self.orders.insert(endpoint.clone(), Order { order, instance });
+        self.orders.give(endpoint, order, instance);
     }
 
     /// An operator takes a replica out, also where another source still names it, or does so later.
@@ -256,16 +241,17 @@ impl Roster {
         let mut targets = 0;
         for kind in SourceKind::ALL {
             let Some(state) = self.sources.get(&kind) else { continue };
-            // Where nobody serves, by the orchestrator's probes, ours decide: under overload all of its probes fail at once.
-            let any_serves = state.targets.iter().any(|found| found.is_serving);
+            let takes = |found: &Found| found.role.is_none_or(|role| self.role.takes(role));
+            let order = |found: &Found| self.orders.of(&found.spec.endpoint, found.instance.as_deref());
+            // Where none of the pool's own serves, by their orchestrator, our probes decide: under overload all of its fail at once.
+            let any_serves =
+                state.targets.iter().any(|found| found.is_serving && takes(found) && order(found).is_none());
             for found in state.targets.iter() {
-                let order = self.orders.get(&found.spec.endpoint);
-                let is_its = |order: &&Order| order.instance.is_none() || order.instance == found.instance;
-                let order = order.filter(is_its).map(|order| order.order);
+                let order = order(found);
                 if !seen.insert(&found.spec.endpoint) || order == Some(Override::Removed) {
                     continue;
                 }
-                if found.role.is_some_and(|role| !self.role.takes(role)) {
+                if !takes(found) {
                     target_set.of_other_role += 1;
                     continue;
                 }
@@ -284,12 +270,13 @@ impl Roster {
                 target_set.members.push(Member { spec, instance: found.instance.clone(), held, ranks });
             }
         }
-        self.given = uniquely_named(&mut target_set.members, &self.given);
+        let specs = target_set.members.iter_mut().map(|member| &mut member.spec);
+        self.given = uniquely_named(&mut specs.collect::<Vec<_>>(), &self.given);
         let seen: HashSet<Endpoint> = seen.into_iter().cloned().collect();
         self.seen_ranks.retain(|endpoint, _| seen.contains(endpoint));
         // Sources that fail and come back change no order; where URLs come and go for ever, those of now are enough.
         if self.orders.len() > MAX_REPLICAS {
-            self.orders.retain(|endpoint, _| seen.contains(endpoint));
+            self.orders.retain(|endpoint| seen.contains(endpoint));
         }
         target_set
     }
@@ -302,28 +289,8 @@ fn names(targets: &[Found], endpoint: &Endpoint) -> bool {
 fn ranks_of(configured: DataParallel, seen: &HashMap<Endpoint, u32>, endpoint: &Endpoint) -> u32 {
     match configured {
         DataParallel::Ranks(count) => count.get(),
-        DataParallel::Auto => {
-            seen.get(endpoint).copied().and_then(NonZeroU32::new).map_or(1, NonZeroU32::get)
-        }
+        DataParallel::Auto => seen.get(endpoint).map_or(1, |ranks| (*ranks).max(1)),
     }
-}
-
-/// Gives every member a name of its own: one that serves under its name keeps it, and a newcomer with the same one is called
-/// by its URL.
-fn uniquely_named(
-    members: &mut [Member],
-    given: &HashMap<Endpoint, Arc<str>>,
-) -> HashMap<Endpoint, Arc<str>> {
-    let keeps = |member: &Member| given.get(&member.spec.endpoint) == Some(&member.spec.name);
-    let mut names: HashSet<Arc<str>> =
-        members.iter().filter(|member| keeps(member)).map(|member| Arc::clone(&member.spec.name)).collect();
-    for member in members.iter_mut() {
-        if !keeps(member) && !names.insert(Arc::clone(&member.spec.name)) {
-            member.spec.name = member.spec.endpoint.to_string().into();
-            names.insert(Arc::clone(&member.spec.name));
-        }
-    }
-    members.iter().map(|member| (member.spec.endpoint.clone(), Arc::clone(&member.spec.name))).collect()
 }
 
 /// How long a name has to be gone before that is believed.
@@ -333,6 +300,8 @@ const NOT_SERVING: &str = "not serving, says its orchestrator";
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
     use crate::clock::seconds as at;
 
@@ -476,6 +445,25 @@ mod tests {
         assert_eq!(shown(&mut roster), ["a@a", "b@b!"]);
         roster.answered(SourceKind::Kubernetes, vec![idle("a"), idle("b")], at(0));
         assert_eq!(shown(&mut roster), ["a@a", "b@b"]);
+    }
+
+    #[test]
+    fn only_targets_that_the_pool_may_use_count_as_serving() {
+        let mut roster = roster(&[SourceKind::Kubernetes]);
+        roster.plays(Role::Decode);
+        let labelled = |host, role, is_serving| Found { role: Some(role), is_serving, ..found(host, host) };
+        let (prefill, idle) = (labelled("p", Role::Prefill, true), labelled("d", Role::Decode, false));
+        roster.answered(SourceKind::Kubernetes, vec![prefill, idle.clone()], at(0));
+        assert_eq!(shown(&mut roster), ["d@d"], "one of another role serves");
+        let serving = labelled("e", Role::Decode, true);
+        roster.answered(SourceKind::Kubernetes, vec![idle, serving.clone()], at(1));
+        assert_eq!(shown(&mut roster), ["d@d!", "e@e"]);
+        roster.drain(&serving.spec.endpoint);
+        assert_eq!(shown(&mut roster), ["d@d", "e@e!"]);
+        roster.remove(&serving.spec.endpoint, at(2));
+        assert_eq!(shown(&mut roster), ["d@d"]);
+        roster.add(serving.spec, at(3));
+        assert_eq!(shown(&mut roster), ["d@d!", "e@e"]);
     }
 
     #[test]
