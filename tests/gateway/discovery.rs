@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "scripted servers are tasks of the test")]
 
 mod api_server;
+mod kubernetes;
 mod name_server;
 mod objectives;
 

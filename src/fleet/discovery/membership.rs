@@ -239,7 +239,16 @@ impl Membership {
 }
 
 impl SourceSink for Membership {
-    fn answered(self: Arc<Self>, kind: SourceKind, targets: Vec<Found>) {
+    fn named(self: Arc<Self>, kind: SourceKind, targets: Vec<Found>) {
+        let mut roster = self.roster.lock();
+        if roster.named(kind, targets) {
+            let targets = roster.targets(kind).len();
+            tracing::debug!(pool = &*self.pool.name, source = kind.as_str(), targets, "discovered replicas");
+            self.match_roster(&mut roster, Cause::Changed);
+        }
+    }
+
+    fn recovered(&self, kind: SourceKind) {
         let mut roster = self.roster.lock();
         let failing = roster.sources().find(|(known, _)| *known == kind).and_then(|(_, s)| s.failing.clone());
         let now = self.deps.clock.now();
@@ -247,13 +256,8 @@ impl SourceSink for Membership {
             let (pool, source, seconds) = (&*self.pool.name, kind.as_str(), now.since(since).as_secs());
             tracing::info!(pool, source, seconds, %error, "replicas are discovered again");
         }
-        let is_new = roster.answered(kind, targets, now);
+        roster.recovered(kind, now);
         self.note_trouble(&roster);
-        if is_new {
-            let targets = roster.targets(kind).len();
-            tracing::debug!(pool = &*self.pool.name, source = kind.as_str(), targets, "discovered replicas");
-            self.match_roster(&mut roster, Cause::Changed);
-        }
     }
 
     fn failed(&self, kind: SourceKind, error: &str) {

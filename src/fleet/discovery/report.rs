@@ -11,7 +11,10 @@ use crate::upstream::connect::Connector;
 /// The members of a pool, as those see them that report.
 pub(in crate::fleet) trait SourceSink: Send + Sync {
     /// A source named its replicas.
-    fn answered(self: Arc<Self>, kind: SourceKind, targets: Vec<Found>);
+    fn named(self: Arc<Self>, kind: SourceKind, targets: Vec<Found>);
+
+    /// All of a source can be read.
+    fn recovered(&self, kind: SourceKind);
 
     /// A source failed: its last list stays.
     fn failed(&self, kind: SourceKind, error: &str);
@@ -45,7 +48,18 @@ pub(super) struct Report {
 impl Report {
     /// The whole list, as of now.
     pub(super) fn answered(&self, targets: Vec<Found>) {
-        Arc::clone(&self.sink).answered(self.kind, targets);
+        self.named(targets);
+        self.recovered();
+    }
+
+    /// The whole list, while another part of the source may fail.
+    pub(super) fn named(&self, targets: Vec<Found>) {
+        Arc::clone(&self.sink).named(self.kind, targets);
+    }
+
+    /// All of the source can be read.
+    pub(super) fn recovered(&self) {
+        self.sink.recovered(self.kind);
     }
 
     /// Priorities that requests may name.

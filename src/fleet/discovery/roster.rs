@@ -154,9 +154,21 @@ impl Roster {
 
     /// A good answer. Returns whether it differs from the one before.
     pub(crate) fn answered(&mut self, kind: SourceKind, targets: Vec<Found>, now: Stamp) -> bool {
+        self.recovered(kind, now);
+        self.named(kind, targets)
+    }
+
+    /// All of a source can be read.
+    pub(crate) fn recovered(&mut self, kind: SourceKind, now: Stamp) {
+        if let Some(state) = self.sources.get_mut(&kind) {
+            state.answered = Some(now);
+            state.failing = None;
+        }
+    }
+
+    /// What a source names, part of which may still fail. Returns whether it differs from what it named before.
+    pub(crate) fn named(&mut self, kind: SourceKind, targets: Vec<Found>) -> bool {
         let Some(state) = self.sources.get_mut(&kind) else { return false };
-        state.answered = Some(now);
-        state.failing = None;
         let is_new = *state.targets != *targets;
         if is_new {
             state.targets = targets.into();

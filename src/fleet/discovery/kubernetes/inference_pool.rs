@@ -4,6 +4,7 @@
 //! like any other: its last replicas stay.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -11,7 +12,7 @@ use tokio::sync::watch;
 use super::object::{Event, Metadata, Object};
 use super::objectives;
 use super::pods::Pods;
-use super::reported::Reported;
+use super::reported::{Part, Reported};
 use super::watching::{Collection, Watching};
 use crate::config::{KubernetesSource, segment};
 use crate::fleet::discovery::report::Report;
@@ -22,20 +23,26 @@ pub(super) async fn run(source: &KubernetesSource, name: &str, report: &Report) 
     let place = format!("{}/{name}", source.namespace);
     let path = format!("/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools", source.namespace);
     let path = format!("{path}?fieldSelector=metadata.name%3D{name}");
-    let pool = Watching::new(source.api.as_ref(), path, &report.connector, Pool { place, specs, report });
+    let watches = [AtomicBool::new(false), AtomicBool::new(false)];
+    let [of_pool, of_pods] = &watches;
+    let part = |own| Part { report, own, all: &watches };
+    let pool = Pool { place, specs, part: part(of_pool) };
+    let pool = Watching::new(source.api.as_ref(), path, &report.connector, pool);
     tokio::join!(
         pool.run(),
-        follow_pods(source, changes, report),
+        follow_pods(source, changes, || part(of_pods)),
         Box::pin(objectives::run(source, name, report))
     );
 }
 
-async fn follow_pods(
+async fn follow_pods<'r>(
     source: &KubernetesSource,
     mut specs: watch::Receiver<Option<PoolSpec>>,
-    report: &Report,
+    part: impl Fn() -> Part<'r>,
 ) {
     loop {
+        let part = part();
+        part.begins();
         let Some(spec) = specs.borrow_and_update().clone() else {
             if specs.changed().await.is_err() {
                 return;
@@ -44,8 +51,9 @@ async fn follow_pods(
         };
         let path = format!("/api/v1/namespaces/{}/pods?labelSelector={}", source.namespace, spec.selector());
         let ports = spec.target_ports.iter().map(|port| port.number).collect();
-        let members = Reported { replicas: Pods::new(ports, source.is_tls), report };
-        let watching = Watching::new(source.api.as_ref(), path, &report.connector, members);
+        let connector = &part.report.connector;
+        let members = Reported { replicas: Pods::new(ports, source.is_tls), part };
+        let watching = Watching::new(source.api.as_ref(), path, connector, members);
         // Cancel-safe: the watch of another selector begins anew.
         let is_over = tokio::select! {
             () = watching.run() => false,
@@ -100,7 +108,7 @@ struct Pool<'r> {
     /// `namespace/name`
     place: String,
     specs: watch::Sender<Option<PoolSpec>>,
-    report: &'r Report,
+    part: Part<'r>,
 }
 
 impl Pool<'_> {
@@ -110,8 +118,8 @@ impl Pool<'_> {
             |spec: &PoolSpec| !spec.selector.match_labels.is_empty() && !spec.target_ports.is_empty();
         let spec = pool.map(|pool| pool.spec).filter(is_usable);
         if spec.is_none() {
-            let Self { place, report, .. } = self;
-            report.failed(&format!("there is no InferencePool {place} with a selector and target ports"));
+            let Self { place, part, .. } = self;
+            part.failed(&format!("there is no InferencePool {place} with a selector and target ports"));
         }
         self.specs.send_if_modified(|known| {
             let is_new = *known != spec;
@@ -136,9 +144,13 @@ impl Collection for Pool<'_> {
         }
     }
 
-    fn is_current(&self) {}
+    fn is_current(&self) {
+        if self.specs.borrow().is_some() {
+            self.part.is_current();
+        }
+    }
 
     fn failed(&self, error: &str) {
-        self.report.failed(error);
+        self.part.failed(error);
     }
 }

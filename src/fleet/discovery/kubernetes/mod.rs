@@ -16,7 +16,9 @@ mod reported;
 mod slices;
 mod watching;
 
-use self::reported::Reported;
+use std::sync::atomic::AtomicBool;
+
+use self::reported::{Part, Reported};
 use self::slices::Slices;
 use self::watching::Watching;
 use super::report::Report;
@@ -29,7 +31,9 @@ pub(super) async fn run(source: KubernetesSource, report: Report) {
             let replicas = Slices::new(port.clone(), source.is_tls);
             let path = format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", source.namespace);
             let path = format!("{path}?labelSelector=kubernetes.io%2Fservice-name%3D{name}");
-            let service = Reported { replicas, report: &report };
+            let watches = [AtomicBool::new(false)];
+            let [own] = &watches;
+            let service = Reported { replicas, part: Part { report: &report, own, all: &watches } };
             Watching::new(source.api.as_ref(), path, &report.connector, service).run().await;
         }
         KubernetesObject::InferencePool { name } => inference_pool::run(&source, name, &report).await,

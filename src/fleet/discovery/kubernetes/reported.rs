@@ -1,4 +1,6 @@
-//! Replicas that a list of objects stands for, reported whenever it is current.
+//! Replicas that a list of objects stands for, and whether all of their source can be read.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::object::{Event, Object};
 use super::watching::Collection;
@@ -24,8 +26,37 @@ pub(super) trait Replicas {
 pub(super) struct Reported<'r, R> {
     /// By what is known now.
     pub(super) replicas: R,
+    /// Of their source.
+    pub(super) part: Part<'r>,
+}
+
+/// One watch of a source, which is well when all of its watches are.
+pub(super) struct Part<'r> {
     /// Of the source.
     pub(super) report: &'r Report,
+    /// Whether this watch is well.
+    pub(super) own: &'r AtomicBool,
+    /// The same of all, with its own.
+    pub(super) all: &'r [AtomicBool],
+}
+
+impl Part<'_> {
+    /// Nothing of it is read yet, which is no failure.
+    pub(super) fn begins(&self) {
+        self.own.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_current(&self) {
+        self.own.store(true, Ordering::Relaxed);
+        if self.all.iter().all(|watch| watch.load(Ordering::Relaxed)) {
+            self.report.recovered();
+        }
+    }
+
+    pub(super) fn failed(&self, error: &str) {
+        self.own.store(false, Ordering::Relaxed);
+        self.report.failed(error);
+    }
 }
 
 impl<R: Replicas> Collection for Reported<'_, R> {
@@ -33,17 +64,19 @@ impl<R: Replicas> Collection for Reported<'_, R> {
 
     fn replace(&mut self, objects: Vec<R::Object>) {
         self.replicas.replace(objects);
+        self.part.report.named(self.replicas.targets());
     }
 
     fn apply(&mut self, event: Event<R::Object>) {
         self.replicas.apply(event);
+        self.part.report.named(self.replicas.targets());
     }
 
     fn is_current(&self) {
-        self.report.answered(self.replicas.targets());
+        self.part.is_current();
     }
 
     fn failed(&self, error: &str) {
-        self.report.failed(error);
+        self.part.failed(error);
     }
 }
