@@ -531,6 +531,7 @@ async fn endpoint_slices_are_followed_through_bookmarks_drops_and_expiry() {
     for _ in 0..2 {
         api.next(Answer::Page(403, refusal.clone()));
     }
+    api.next(list("41", "", &[slice("40", &[(2, ready())])]));
     let answered = api.next_watch();
     last.send(Feed::End).await.unwrap();
     until("the refusal is said", || source(&gateway, "kubernetes").failing.is_some()).await;

@@ -1,18 +1,87 @@
-//! A Kubernetes API that refuses.
+//! A Kubernetes API that refuses, or goes back in time.
 
 use serde_json::json;
-use tokenway::config::KubernetesObject;
+use tokenway::config::{KubernetesObject, ServicePort};
 
 use super::api_server::{Answer, ApiServer, Feed};
-use super::{event, has, inference_pool, list, names, of_object, pod, pods, source};
+use super::{event, has, inference_pool, list, names, of_object, pod, pods, ready, slice, source};
 use crate::support::{Gateway, until};
 
 fn refusal(status: u16, message: &str) -> Answer {
     Answer::Page(status, json!({ "kind": "Status", "code": status, "message": message }).to_string())
 }
 
+fn bookmark(version: &str) -> Feed {
+    event("BOOKMARK", &json!({ "metadata": { "resourceVersion": version } }))
+}
+
 fn error(gateway: &Gateway) -> String {
     source(gateway, "kubernetes").failing.map(|(_, error)| error.to_string()).unwrap_or_default()
+}
+
+/// A gateway on the Service `vllm`.
+fn on_service(api: &ApiServer, port: ServicePort) -> Gateway {
+    Gateway::start_unready(of_object(api, KubernetesObject::Service { name: "vllm".into(), port }))
+}
+
+#[tokio::test]
+async fn a_version_that_the_server_refuses_or_goes_back_behind_is_forgotten_and_the_list_read_anew() {
+    let engines = pods(3).await;
+    let api = ApiServer::start().await;
+    api.next(list("5000", "", &[slice("4999", &[(1, ready())])]));
+    let watch = api.next_watch();
+    let gateway = on_service(&api, ServicePort::Number(engines[0].addr.port()));
+    has(&gateway, &["vllm-1"]).await;
+
+    // Restored from a backup: the version is one of the future, which is no 410.
+    for _ in 0..2 {
+        api.next(refusal(504, "Too large resource version: 5000, current: 202"));
+    }
+    api.next(list("202", "", &[slice("201", &[(2, ready())])]));
+    let restored = api.next_watch();
+    watch.send(Feed::Drop).await.unwrap();
+    has(&gateway, &["vllm-2"]).await;
+    until("that is well", || source(&gateway, "kubernetes").failing.is_none()).await;
+
+    // A server that lets the watch of such a version begin shows its own with the first bookmark.
+    api.next(list("100", "", &[slice("99", &[(3, ready())])]));
+    let last = api.next_watch();
+    restored.send(bookmark("203")).await.unwrap();
+    restored.send(bookmark("101")).await.unwrap();
+    has(&gateway, &["vllm-3"]).await;
+    drop(last);
+}
+
+#[tokio::test]
+async fn a_server_that_lists_and_refuses_each_watch_has_failed_and_its_lists_are_followed() {
+    let engines = pods(2).await;
+    let api = ApiServer::start().await;
+    let forbidden = || refusal(403, "cannot watch endpointslices");
+    api.next_of("&limit", list("10", "", &[slice("9", &[(1, ready())])]));
+    for _ in 0..2 {
+        api.next_of("watch=1", forbidden());
+    }
+    api.next_of("&limit", list("20", "", &[slice("19", &[(2, ready())])]));
+    api.next_of("watch=1", forbidden());
+    // The server waits there.
+    let _list = api.next_watch();
+    let gateway = on_service(&api, ServicePort::Number(engines[0].addr.port()));
+    has(&gateway, &["vllm-2"]).await;
+    assert!(error(&gateway).contains("cannot watch endpointslices"), "{}", error(&gateway));
+    assert!(source(&gateway, "kubernetes").age.is_none(), "no watch has begun yet");
+}
+
+#[tokio::test]
+async fn a_list_whose_rest_is_always_expired_is_a_failure() {
+    let api = ApiServer::start().await;
+    for _ in 0..2 {
+        api.next(list("9", "more", &[]));
+        api.next(refusal(410, "the provided continue parameter is too old"));
+    }
+    // The server waits there.
+    let _rest = api.next_watch();
+    let gateway = on_service(&api, ServicePort::Number(1));
+    until("the failure is noted", || error(&gateway).contains("expired")).await;
 }
 
 #[tokio::test]

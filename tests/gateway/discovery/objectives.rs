@@ -122,8 +122,9 @@ async fn a_request_has_the_priority_of_the_objective_that_it_names_and_below_zer
     assert_eq!(unknown(), 1.0);
 
     // What is deleted, or leaves the pool, is known no more.
-    cluster.objectives.send(event("DELETED", &known[0])).await.unwrap();
-    cluster.objectives.send(event("MODIFIED", &objective("31", "batch", "other", Some(-1)))).await.unwrap();
+    let deleted = objective("31", "chats", "llama", Some(10));
+    cluster.objectives.send(event("DELETED", &deleted)).await.unwrap();
+    cluster.objectives.send(event("MODIFIED", &objective("32", "batch", "other", Some(-1)))).await.unwrap();
     for name in ["chats", "batch"] {
         let counted = unknown();
         soon("it is forgotten", async {

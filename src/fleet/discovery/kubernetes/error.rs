@@ -9,8 +9,8 @@ use crate::upstream::call::CallError;
 /// Why the API told nothing.
 #[derive(Debug, Error)]
 pub(super) enum ApiError {
-    /// The version that a watch began from is too old: 410.
-    #[error("the watch expired")]
+    /// The version that a watch or the rest of a list begins from is too old (410), or one of another history.
+    #[error("the version of the list or watch expired")]
     Expired,
     /// Not in a cluster, or files of the service account cannot be read.
     #[error("{0}")]
@@ -22,6 +22,13 @@ pub(super) enum ApiError {
     Call(#[from] CallError),
     #[error("the API server's answer makes no sense: {0}")]
     Protocol(String),
+}
+
+impl ApiError {
+    /// The server was there and did not do what it was asked for.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Expired | Self::Refused { .. } | Self::Protocol(_))
+    }
 }
 
 /// What the server says where it refuses.

@@ -1,7 +1,8 @@
 //! A list of objects, kept up to date.
 //!
-//! One list, then a watch from the list's version on; a watch that ends is taken up at the version that it had reached, and
-//! one whose version the server no longer has (410) begins with a list again.
+//! One list, then a watch from the list's version on; a watch that ends is taken up at the version that it had reached. It begins
+//! with a list again where the server no longer has that version (410), refuses it twice, or goes back behind it: one that was
+//! restored from a backup does.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ pub(super) trait Collection {
     /// Takes in an event.
     fn apply(&mut self, event: Event<Self::Object>);
 
-    /// What was taken in is as good as a new list.
+    /// It is being watched, and what was taken in is as good as a new list.
     fn is_current(&self);
 
     /// The server gives no answer: what is known stays.
@@ -39,6 +40,9 @@ pub(super) struct Watching<'w, C> {
     collection: C,
     /// Where a watch goes on; `None` before a list.
     version: Option<String>,
+    /// Since the last event, or end of a watch in order.
+    refusals: u32,
+    misses: u32,
     watch_for: Duration,
 }
 
@@ -50,34 +54,49 @@ impl<'w, C: Collection> Watching<'w, C> {
         connector: &'w Connector,
         collection: C,
     ) -> Self {
-        Self { server, path, connector, collection, version: None, watch_for: WATCH_FOR }
+        Self {
+            server,
+            path,
+            connector,
+            collection,
+            version: None,
+            refusals: 0,
+            misses: 0,
+            watch_for: WATCH_FOR,
+        }
     }
 
     /// Watches until it is dropped.
     pub(super) async fn run(mut self) {
-        let mut misses = 0_u32;
         loop {
-            let reached = self.version.clone();
             let pause = match self.follow().await {
                 // The server ends every watch after [`WATCH_FOR`].
                 Ok(()) => {
-                    misses = 0;
+                    (self.refusals, self.misses) = (0, 0);
                     AFTER_END
                 }
                 Err(error) => {
-                    if matches!(error, ApiError::Expired) {
-                        tracing::debug!(path = self.path, "watch expired: listing again");
-                        self.version = None;
-                    } else {
-                        self.collection.failed(&error.to_string());
-                    }
-                    let is_further = self.version.is_some() && self.version != reached;
-                    misses = if is_further { 1 } else { misses + 1 };
-                    (FIRST_RETRY * 2_u32.saturating_pow(misses.min(8) - 1)).min(MAX_RETRY)
+                    self.missed(&error);
+                    (FIRST_RETRY * 2_u32.saturating_pow(self.misses.min(8) - 1)).min(MAX_RETRY)
                 }
             };
             // Gateways that lost the server together do not come back together.
             tokio::time::sleep(pause.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+        }
+    }
+
+    /// Decides whether the next watch goes on where this one was.
+    fn missed(&mut self, error: &ApiError) {
+        self.misses += 1;
+        self.refusals += u32::from(error.is_refusal());
+        let is_expired = matches!(error, ApiError::Expired);
+        if is_expired && self.refusals < MAX_REFUSALS {
+            tracing::debug!(path = self.path, "watch expired: listing again");
+        } else {
+            self.collection.failed(&error.to_string());
+        }
+        if is_expired || (error.is_refusal() && self.refusals >= MAX_REFUSALS) {
+            self.version = None;
         }
     }
 
@@ -94,8 +113,12 @@ impl<'w, C: Collection> Watching<'w, C> {
         let watching = async {
             while let Some(event) = events.next::<C::Object>().await? {
                 if let Some(version) = event.version() {
+                    if self.version.as_deref().is_some_and(|reached| is_before(version, reached)) {
+                        return Err(ApiError::Expired);
+                    }
                     self.version = Some(version.to_owned());
                 }
+                (self.refusals, self.misses) = (0, 0);
                 self.collection.apply(event);
                 // Of a bookmark too: with it the list is as good as new.
                 self.collection.is_current();
@@ -116,7 +139,6 @@ impl<'w, C: Collection> Watching<'w, C> {
             rest = page.metadata.rest.filter(|rest| !rest.is_empty());
             if rest.is_none() {
                 self.collection.replace(items);
-                self.collection.is_current();
                 return Ok(page.metadata.resource_version);
             }
         }
@@ -124,6 +146,14 @@ impl<'w, C: Collection> Watching<'w, C> {
     }
 }
 
+/// Of two versions, where they are numbers, as an API server's are.
+fn is_before(version: &str, reached: &str) -> bool {
+    let number = |version: &str| version.parse::<u64>().ok();
+    number(version).zip(number(reached)).is_some_and(|(version, reached)| version < reached)
+}
+
+/// Refusals in a row with which a version is given up: one may be a server that starts or is busy.
+const MAX_REFUSALS: u32 = 2;
 /// Pages of one list: 500 objects each; a slice has up to a thousand endpoints.
 const MAX_PAGES: usize = 100;
 const WATCH_GRACE: Duration = Duration::from_secs(5);
