@@ -1,6 +1,6 @@
-//! A Kubernetes API that refuses, or goes back in time.
+//! A Kubernetes API that refuses, goes back in time, or has no port of the configured name.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokenway::config::{KubernetesObject, ServicePort};
 
 use super::api_server::{Answer, ApiServer, Feed};
@@ -115,4 +115,41 @@ async fn a_pool_that_cannot_be_read_stays_a_failure_while_its_pods_are_followed(
     held.send(Feed::Drop).await.unwrap();
     until("the pool is read again", || source(&gateway, "kubernetes").failing.is_none()).await;
     assert_eq!(names(&gateway).len(), 2);
+}
+
+#[tokio::test]
+async fn a_port_that_no_endpoint_has_is_a_failure_that_names_those_there_are() {
+    let engines = pods(1).await;
+    let at = engines[0].addr.port();
+    let ports = |names: &[&str]| -> Value {
+        let port = |name: &&str| json!({ "name": name, "port": at });
+        let mut slice = slice("10", &[(1, ready())]);
+        slice["ports"] = names.iter().map(port).collect();
+        slice
+    };
+    for (port, expected) in [
+        (
+            ServicePort::Named("htttp".into()),
+            "no endpoint has a port named \"htttp\"; there are http, metrics",
+        ),
+        (ServicePort::Only, "no port is configured and no slice has just one; there are http, metrics"),
+    ] {
+        let api = ApiServer::start().await;
+        api.next(list("10", "", &[ports(&["http", "metrics"])]));
+        let watch = api.next_watch();
+        let gateway = on_service(&api, port.clone());
+        until("that is noted", || error(&gateway).contains(expected)).await;
+        watch.send(event("MODIFIED", &ports(&["htttp"]))).await.unwrap();
+        has(&gateway, &["vllm-1"]).await;
+        until("that is well", || source(&gateway, "kubernetes").failing.is_none()).await;
+        // What it names already stays while the port is gone; no endpoint lacks none.
+        watch.send(event("MODIFIED", &ports(&[]))).await.unwrap();
+        until("that is noted", || error(&gateway).contains("there are none")).await;
+        has(&gateway, &["vllm-1"]).await;
+        let mut empty = ports(&[]);
+        empty["endpoints"] = Value::Null;
+        watch.send(event("MODIFIED", &empty)).await.unwrap();
+        until("that is well", || source(&gateway, "kubernetes").failing.is_none()).await;
+        assert_eq!(source(&gateway, "kubernetes").targets, 0);
+    }
 }

@@ -20,6 +20,11 @@ pub(super) trait Replicas {
 
     /// The replicas, in a stable order.
     fn targets(&self) -> Vec<Found>;
+
+    /// Why the objects, which could be read, stand for no replicas.
+    fn fault(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Replicas that are reported.
@@ -59,21 +64,33 @@ impl Part<'_> {
     }
 }
 
+impl<R: Replicas> Reported<'_, R> {
+    /// What was named before a fault stays.
+    fn name_targets(&self) {
+        if self.replicas.fault().is_none() {
+            self.part.report.named(self.replicas.targets());
+        }
+    }
+}
+
 impl<R: Replicas> Collection for Reported<'_, R> {
     type Object = R::Object;
 
     fn replace(&mut self, objects: Vec<R::Object>) {
         self.replicas.replace(objects);
-        self.part.report.named(self.replicas.targets());
+        self.name_targets();
     }
 
     fn apply(&mut self, event: Event<R::Object>) {
         self.replicas.apply(event);
-        self.part.report.named(self.replicas.targets());
+        self.name_targets();
     }
 
     fn is_current(&self) {
-        self.part.is_current();
+        match self.replicas.fault() {
+            None => self.part.is_current(),
+            Some(fault) => self.part.failed(&fault),
+        }
     }
 
     fn failed(&self, error: &str) {

@@ -5,7 +5,7 @@
 //! their end. Absent conditions mean `ready` (the API's rule). The name is the pod's, and its uid tells a new pod at an old
 //! address. Labels of the Service stand at each of its slices: one of them gives the role.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -70,7 +70,15 @@ struct SlicePort {
 pub(super) struct Slices {
     port: ServicePort,
     is_tls: bool,
-    by_name: BTreeMap<String, Vec<Entry>>,
+    by_name: BTreeMap<String, Entries>,
+}
+
+/// What one slice stands for.
+#[derive(Debug)]
+enum Entries {
+    At(Vec<Entry>),
+    /// It has endpoints, and only these ports instead of the configured one.
+    NoPort(Vec<String>),
 }
 
 #[derive(Debug, PartialEq)]
@@ -87,7 +95,7 @@ impl Slices {
         Self { port, is_tls, by_name: BTreeMap::new() }
     }
 
-    fn entries(&self, slice: Slice) -> (String, Vec<Entry>) {
+    fn entries(&self, slice: Slice) -> (String, Entries) {
         let is_v4 = slice.address_type != "IPv6";
         let port = match &self.port {
             ServicePort::Number(port) => Some(*port),
@@ -101,11 +109,24 @@ impl Slices {
             },
         };
         let role = slice.metadata.labels.get(ROLE).and_then(|text| Role::of_label(text));
-        let entry = |endpoint: SliceEndpoint| self.entry(endpoint, port?, is_v4, role);
         // Names of hosts (addressType FQDN) are not addresses of pods.
-        let is_usable = slice.address_type != "FQDN";
-        let endpoints = slice.endpoints.into_iter().filter(|_| is_usable);
-        (slice.metadata.name, endpoints.filter_map(entry).collect())
+        let is_usable = slice.address_type != "FQDN" && !slice.endpoints.is_empty();
+        let entries = match port {
+            _ if !is_usable => Entries::At(Vec::new()),
+            None => Entries::NoPort(slice.ports.into_iter().filter_map(SlicePort::shown).collect()),
+            Some(port) => {
+                let entry = |endpoint: SliceEndpoint| self.entry(endpoint, port, is_v4, role);
+                Entries::At(slice.endpoints.into_iter().filter_map(entry).collect())
+            }
+        };
+        (slice.metadata.name, entries)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Entry> {
+        self.by_name.values().flat_map(|entries| match entries {
+            Entries::At(entries) => entries.as_slice(),
+            Entries::NoPort(_) => &[],
+        })
     }
 
     fn entry(&self, endpoint: SliceEndpoint, port: u16, is_v4: bool, role: Option<Role>) -> Option<Entry> {
@@ -150,7 +171,7 @@ impl Replicas for Slices {
     fn targets(&self) -> Vec<Found> {
         let mut by_pod: HashMap<&str, &Entry> = HashMap::new();
         let mut alone: HashMap<&Endpoint, &Entry> = HashMap::new();
-        for entry in self.by_name.values().flatten() {
+        for entry in self.all() {
             match entry.found.instance.as_deref() {
                 Some(pod) => {
                     by_pod.entry(pod).and_modify(|known| *known = preferred(known, entry)).or_insert(entry);
@@ -171,6 +192,32 @@ impl Replicas for Slices {
             (&a.spec.name, &*a.spec.endpoint.host).cmp(&(&b.spec.name, &*b.spec.endpoint.host))
         });
         targets
+    }
+
+    /// Endpoints, and none of them has the port.
+    fn fault(&self) -> Option<String> {
+        let others = self.by_name.values().filter_map(|entries| match entries {
+            Entries::NoPort(ports) => Some(ports),
+            Entries::At(_) => None,
+        });
+        let others: Vec<&Vec<String>> = others.collect();
+        if others.is_empty() || self.all().next().is_some() {
+            return None;
+        }
+        let missing = match &self.port {
+            ServicePort::Named(name) => format!("no endpoint has a port named {name:?}"),
+            _ => "no port is configured and no slice has just one".to_owned(),
+        };
+        let ports: BTreeSet<&str> = others.into_iter().flatten().map(String::as_str).collect();
+        let ports = ports.into_iter().collect::<Vec<_>>().join(", ");
+        Some(format!("{missing}; there are {}", if ports.is_empty() { "none" } else { &ports }))
+    }
+}
+
+impl SlicePort {
+    /// As it may be configured.
+    fn shown(self) -> Option<String> {
+        self.name.filter(|name| !name.is_empty()).or_else(|| Some(self.port?.to_string()))
     }
 }
 
@@ -254,6 +301,9 @@ mod tests {
             let mut slices = source(port.clone());
             slices.replace(vec![slice("s", "IPv4", &[pod("a", "10.0.0.1", Value::Null)])]);
             assert_eq!(slices.targets().first().map(|f| f.spec.endpoint.port), expected, "{port:?}");
+            assert_eq!(slices.fault().is_some(), expected.is_none(), "{port:?}");
+            slices.replace(vec![slice("s", "IPv4", &[])]);
+            assert_eq!(slices.fault(), None, "no endpoint lacks it");
         }
     }
 
