@@ -92,6 +92,30 @@ fn json_has_errors_with_places_or_a_summary() {
 }
 
 #[test]
+fn prompts_that_only_some_compute_apart_are_a_warning() {
+    let pool = |name: &str, role: &str, revision: &str| {
+        format!(
+            "[[pool]]\nname = \"{name}\"\nrole = \"{role}\"\nrevision = \"{revision}\"\nreplicas = [\"http://{name}:1\"]\n"
+        )
+    };
+    let pools = pool("d", "decode", "one") + &pool("c", "decode", "two") + &pool("f", "prefill", "one");
+    let route = "[[route]]\nmodel = \"m\"\npools = [\"d\"]\n";
+    let canary = "[route.canary]\npool = \"c\"\nsteps = [{ weight = 50, soak = \"1h\" }]\n";
+    let prefill = |keys: &str| format!("[route.prefill]\npool = \"f\"\n{keys}");
+    let computes = "the canary of route \"m\" computes its prompts itself";
+    let rooms = "connector sglang: engine of pool \"d\" is vllm";
+    for (text, expected) in [
+        (format!("{pools}{route}{canary}{}", prefill("")), [true, false]),
+        (format!("{pools}{route}{canary}{}", prefill("when = \"never\"\n")), [false, false]),
+        (format!("{pools}{route}{canary}{}", prefill("connector = \"sglang\"\n")), [true, true]),
+    ] {
+        let shown = check(&text);
+        assert_eq!(shown.code, 0, "{}", shown.err);
+        assert_eq!([computes, rooms].map(|warning| shown.err.contains(warning)), expected, "{}", shown.err);
+    }
+}
+
+#[test]
 fn a_setting_without_an_effect_is_a_warning() {
     let tenant = "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nclient_names = [\"c\"]\nweight = 3\n";
     let unused = "[[pool]]\nname = \"q\"\nreplicas = [\"http://127.0.0.1:1\"]\ntls = {}\n[[route]]\nmodel = \"m\"\npools = [\"p\"]\n\

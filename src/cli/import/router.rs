@@ -37,6 +37,7 @@ pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
     if let Some((prefill, table)) = prefill {
         route.prefill = Some(table);
         pool.keys.extend(["role = \"decode\"", REVISION].map(str::to_owned));
+        pool.keys.extend(prefill.keys.iter().filter(|line| line.starts_with("engine = ")).cloned());
         draft.pools.push(prefill);
     }
     draft.pools.push(pool);
@@ -86,6 +87,9 @@ impl Read {
             return None;
         }
         let connector = if self.is_vllm { Connector::Nixl } else { Connector::Sglang };
+        if connector == Connector::Sglang {
+            pool.keys.push("engine = \"sglang\"".to_owned());
+        }
         let mut ports: Vec<&String> = self.prefills.iter().filter_map(|(_, port)| port.as_ref()).collect();
         ports.dedup();
         let port = match ports.as_slice() {

@@ -8,7 +8,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::config::diagnostics::Fault;
-use crate::config::{Config, Jwks, ModelMatch, PolicyName, Route, Routing, Slo, Tenant, Timeouts};
+use crate::config::{
+    Config, Connector, EngineKind, Jwks, ModelMatch, PolicyName, PrefillWhen, Route, Routing, Slo, Tenant,
+    Timeouts,
+};
 
 use super::section::Section;
 
@@ -136,12 +139,44 @@ impl Lint<'_, '_> {
                 self.warn(self.place("route", at, &["pools"]), message, hint);
             }
             self.outside(at, route);
+            self.prefill(at, route);
             if route.client_may.priority && !self.has_order() {
                 let message =
                     format!("clients may set a priority on route \"{}\", and nothing waits", route.name);
                 let place = self.place("route", at, &["client_may"]);
                 self.warn(place, message, "use policy latency on a route, or remove \"priority\"");
             }
+        }
+    }
+
+    /// Prompts that are computed apart for some, and by whom.
+    fn prefill(&self, at: usize, route: &Route) {
+        let Some(prefill) = route.prefill.as_ref().filter(|prefill| prefill.when != PrefillWhen::Never)
+        else {
+            return;
+        };
+        let Some(computes) = self.config.pools.get(prefill.pool) else { return };
+        let canary = route.canary.as_ref().and_then(|canary| self.config.pools.get(canary.pool));
+        if canary.is_some_and(|canary| canary.revision != computes.revision) {
+            let message = format!(
+                "the canary of route \"{}\" computes its prompts itself and is judged against requests whose prompts pool \"{}\" computes",
+                route.name, computes.name
+            );
+            let hint =
+                "set prefill = { when = \"never\", … } while revisions change: KV moves within one revision";
+            self.warn(self.place("route", at, &["canary", "prefill"]), message, hint);
+        }
+        let decodes = route.pools.iter().filter_map(|weighted| self.config.pools.get(weighted.pool));
+        let mut others = decodes.chain([computes]).filter(|pool| pool.engine != EngineKind::Sglang);
+        if let Some(other) = others.next().filter(|_| prefill.connector == Connector::Sglang) {
+            let (name, engine) = (&other.name, other.engine.as_str());
+            let message =
+                format!("connector sglang: engine of pool \"{name}\" is {engine}, which fetches no KV by it");
+            self.warn(
+                self.place("route", at, &["prefill"]),
+                message,
+                "set engine = \"sglang\", or another connector",
+            );
         }
     }
 
