@@ -47,6 +47,8 @@ pub(super) struct Account {
     held: Amounts,
     /// The last look at other gateways, where there are some.
     lease: Option<Box<Lease>>,
+    /// A request was let in before there was one.
+    is_ahead: bool,
     /// The window of the last look.
     period: Option<Period>,
 }
@@ -73,7 +75,8 @@ impl TryFrom<KeptAccount> for Account {
             Some(name) => Zone::named(&name).map_err(|(message, _)| message)?,
             None => Zone::ahead(ahead),
         };
-        Ok(Self { window, zone, model, from, used, held: Amounts::default(), lease: None, period: None })
+        let held = Amounts::default();
+        Ok(Self { window, zone, model, from, used, held, lease: None, is_ahead: false, period: None })
     }
 }
 
@@ -122,6 +125,8 @@ impl Ledger {
         for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
             let (at, account) = self.account(budget, now);
             let (own, taken) = (account.own(), account.taken());
+            // It may be all that is taken until it is known what the others took.
+            let is_first = account.awaits_look(sharing) && !account.is_ahead;
             // One that is under way may use all that it reserved.
             let left = |kind: Kind, limit: u64| match account.held.of(kind) {
                 0 => limit.saturating_sub(taken.of(kind)),
@@ -130,7 +135,7 @@ impl Ledger {
             let is_over = |(kind, limit): &(Kind, u64)| {
                 let wanted = wanted.of(*kind, left(*kind, *limit));
                 let is_leased = || sharing.covers(account.lease.as_deref(), *kind, *limit, own, wanted);
-                taken.of(*kind).saturating_add(wanted) > *limit || !is_leased()
+                taken.of(*kind).saturating_add(wanted) > *limit || !is_first && !is_leased()
             };
             if let Some((kind, limit)) =
                 budget.limits().find(|limit| is_bounded && budget.hard && is_over(limit))
@@ -156,6 +161,7 @@ impl Ledger {
         for at in &reservation.accounts {
             let Some(account) = self.0.get_mut(*at) else { continue };
             account.held = account.held.each(reservation.amounts, u64::saturating_add);
+            account.is_ahead |= reservation.amounts != Amounts::default();
         }
     }
 
@@ -215,6 +221,18 @@ impl Ledger {
         account.used.plus(account.others())
     }
 
+    /// Whether it is not known yet what other gateways have taken of a hard budget of the model.
+    pub(super) fn awaits_look(
+        &mut self,
+        budgets: &[Budget],
+        model: &str,
+        sharing: Sharing,
+        now: SystemTime,
+    ) -> bool {
+        let mut hard = budgets.iter().filter(|budget| budget.hard && budget.is_of(model));
+        hard.any(|budget| self.account(budget, now.into()).1.awaits_look(sharing))
+    }
+
     /// Whether nothing was ever counted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -254,6 +272,7 @@ impl Ledger {
                 held: Amounts::default(),
                 period: None,
                 lease: None,
+                is_ahead: false,
             });
         }
         let account = self.0.get_mut(at).expect("invariant: it was found, or pushed just now");
@@ -303,13 +322,25 @@ impl Account {
         is_due || self.lease.as_ref().is_none_or(|lease| lease.own != self.own())
     }
 
-    /// The others know of `own`, and have taken `others`; `before` is what they knew of this gateway.
+    /// Whether there was no look at it yet.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.lease.is_none()
+    }
+
+    /// The same, where a look is about to come.
+    fn awaits_look(&self, sharing: Sharing) -> bool {
+        self.is_unknown() && matches!(sharing, Sharing::Shared { .. })
+    }
+
+    /// The others know of `own`, and have taken `others`; `before` is what they knew of this gateway, and know yet after the first look.
     pub(super) fn shared(&mut self, own: Amounts, others: Amounts, before: Option<Amounts>) {
-        // A process that was killed kept less than the others know.
-        if let Some(before) = before.filter(|_| self.lease.is_none()) {
+        let mut lease = Lease { own, others };
+        if let Some(before) = before.filter(|_| self.is_unknown()) {
+            // A process that was killed kept less than the others know.
             self.used = self.used.each(before, u64::max);
+            lease.own = before;
         }
-        self.lease = Some(Box::new(Lease { own, others }));
+        self.lease = Some(Box::new(lease));
     }
 
     /// Begins anew in a new window. The one before this counts on, where a clock was set back; what lies further ahead is an error of
@@ -318,7 +349,7 @@ impl Account {
         let period = self.period(now);
         if self.from < period.from || self.from > period.until {
             (self.from, self.used) = (period.from, Amounts::default());
-            self.lease = None;
+            (self.lease, self.is_ahead) = (None, false);
         }
     }
 }
@@ -406,6 +437,25 @@ mod tests {
         assert_eq!(ledger.used(&budgets[0], at(3)), Amounts { requests: 2, ..amounts(40, 10) });
         let limit = ledger.tightest(&budgets, "m", RateLimits::default(), at(3)).tokens.unwrap();
         assert_eq!((limit.limit, limit.remaining, limit.reset.as_secs()), (100, 50, 3597));
+    }
+
+    #[test]
+    fn before_the_first_look_of_a_window_one_request_is_let_in() {
+        let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Minute, 100)]);
+        let shared = Sharing::Shared { gateways: 2 };
+        for from in [0, 60] {
+            let ask = |ledger: &mut Ledger| ledger.check(&budgets, "m", wanted(1, 0), shared, at(from));
+            let first = ask(&mut ledger).unwrap();
+            ledger.hold(&first);
+            let awaits_look = |ledger: &mut Ledger| ledger.awaits_look(&budgets, "m", shared, at(from));
+            assert!(awaits_look(&mut ledger));
+            assert_eq!(ask(&mut ledger).unwrap_err().wait, AGAIN);
+            ledger.settle(&first, amounts(1, 0), at(from));
+            assert_eq!(ask(&mut ledger).unwrap_err().wait, AGAIN, "it may have been the last one");
+            let own = ledger.0[0].own();
+            ledger.0[0].shared(own, amounts(97, 0), None);
+            assert!(!awaits_look(&mut ledger) && ask(&mut ledger).is_ok());
+        }
     }
 
     #[test]

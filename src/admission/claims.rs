@@ -12,6 +12,8 @@ pub struct Claim {
     pub name: String,
     /// Taken so far.
     pub own: Amounts,
+    /// No look came before it: what the broker has of this gateway, by an earlier process of it, stands.
+    pub is_first: bool,
     /// When it may be dropped, in seconds since 1970.
     pub until: i64,
     tenant: Box<str>,
@@ -31,6 +33,7 @@ impl TenantLimiter {
                 claims.push(Claim {
                     name: format!("{tenant}:{}:{name}", key.unwrap_or_default()),
                     own: account.own(),
+                    is_first: account.is_unknown(),
                     until,
                     tenant: tenant.into(),
                     key: key.map(Into::into),

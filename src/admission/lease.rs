@@ -2,7 +2,8 @@
 //!
 //! Every gateway publishes what it has taken itself, as an absolute number, and reads the others'. Until the next look each may take
 //! its share of what was free: so all together stay within the limit, whatever each sees of the others meanwhile, and the
-//! shares shrink with what is free. No request waits for a look.
+//! shares shrink with what is free. Before its first look at a window a gateway takes one request, and others wait for the look: no
+//! request waits for a later one.
 
 use super::amounts::{Amounts, Kind};
 
@@ -43,12 +44,14 @@ impl Sharing {
         own: Amounts,
         wanted: u64,
     ) -> bool {
-        let gateways = match (self, lease) {
+        let (lease, gateways) = match (self, lease) {
             (Self::Alone, _) => return true,
-            (Self::Closed { .. }, None) => return false,
-            (Self::Shared { gateways } | Self::Closed { gateways }, _) => u64::from(gateways.max(1)),
+            (Self::Shared { .. } | Self::Closed { .. }, None) => return false,
+            (Self::Shared { gateways } | Self::Closed { gateways }, Some(lease)) => {
+                (lease, u64::from(gateways.max(1)))
+            }
         };
-        let (known, others) = lease.map_or((0, 0), |lease| (lease.own.of(kind), lease.others.of(kind)));
+        let (known, others) = (lease.own.of(kind), lease.others.of(kind));
         let free = limit.saturating_sub(known).saturating_sub(others);
         let since = own.of(kind).saturating_sub(known);
         // A request that is larger than a share may be the only one until the next look.
@@ -92,7 +95,7 @@ mod tests {
             assert!(covers(Sharing::Alone, known, own, others, wanted), "{name}");
         }
         let never = |sharing: Sharing| sharing.covers(None, Kind::Requests, 100, requests(0), 1);
-        assert!(never(two) && !never(Sharing::Closed { gateways: 2 }));
+        assert!(!never(two) && !never(Sharing::Closed { gateways: 2 }));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 use super::amounts::{Amounts, Kind, Wanted};
 use super::budget::{Ledger, Reservation};
@@ -30,7 +31,8 @@ use crate::units::Tokens;
 #[derive(Debug, Default)]
 pub struct TenantLimiter {
     tenants: Mutex<HashMap<Arc<str>, Arc<Mutex<TenantUse>>>>,
-    sharing: Mutex<Sharing>,
+    /// Sent again with every look at what other gateways took.
+    sharing: watch::Sender<Sharing>,
 }
 
 #[derive(Debug, Default)]
@@ -126,7 +128,7 @@ impl TenantLimiter {
             return Admission { permit: Ok(None), limits: RateLimits::default() };
         }
         let state = Arc::clone(self.tenants.lock().entry(Arc::clone(&tenant.name)).or_default());
-        let sharing = *self.sharing.lock();
+        let sharing = *self.sharing.borrow();
         let mut used = state.lock();
         let admitted = used.admit(tenant, demand, sharing, now);
         let limits = used.left(tenant, demand, now);
@@ -136,6 +138,22 @@ impl TenantLimiter {
             Some(TenantPermit { state, limits: tenant.limits, charged, reserved, began })
         });
         Admission { permit, limits }
+    }
+
+    /// Waits until it is known what other gateways have taken of the hard budgets of a request that was refused, at most [`PATIENCE`];
+    /// `false` where it was known.
+    pub async fn looked(&self, tenant: &Tenant, demand: &Demand<'_>) -> bool {
+        let mut looks = self.sharing.subscribe();
+        let awaits_look = |sharing| {
+            let state = self.tenants.lock().get(&tenant.name).cloned();
+            state.is_some_and(|state| state.lock().awaits_look(tenant, demand, sharing))
+        };
+        if demand.is_read || !awaits_look(*looks.borrow_and_update()) {
+            return false;
+        }
+        // A broker that does not answer is away soon: what holds then is for the caller.
+        let _ = tokio::time::timeout(PATIENCE, looks.wait_for(|sharing| !awaits_look(*sharing))).await;
+        true
     }
 
     /// What was used of budgets. What a key used is left out once its windows are over.
@@ -158,7 +176,7 @@ impl TenantLimiter {
 
     /// Counts budgets so from now on.
     pub fn share(&self, sharing: Sharing) {
-        *self.sharing.lock() = sharing;
+        self.sharing.send_replace(sharing);
     }
 
     /// Every ledger, with the names of its tenant and of its key.
@@ -322,6 +340,14 @@ impl TenantUse {
         Ok(Reserved { of_tenant, of_key })
     }
 
+    fn awaits_look(&mut self, tenant: &Tenant, demand: &Demand<'_>, sharing: Sharing) -> bool {
+        let of_tenant = self.ledger.awaits_look(&tenant.budgets, demand.model, sharing, demand.wall);
+        let of_key = |(key, ledger): (&ApiKey, &mut Ledger)| {
+            ledger.awaits_look(&key.budgets, demand.model, sharing, demand.wall)
+        };
+        of_tenant || self.of_key(demand).is_some_and(of_key)
+    }
+
     /// The tightest limits that hold for a request.
     fn left(&mut self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> RateLimits {
         let of_bucket = |per_minute: Option<u64>, bucket: &TokenBucket| {
@@ -363,6 +389,9 @@ impl TenantUse {
         Ok(())
     }
 }
+
+/// For what other gateways have taken: a broker that answers does so within 20 ms and a round trip.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -36,7 +36,8 @@ impl Books<'_> {
             for claim in claims {
                 let key = format!("{}:budget:{}", self.cluster, claim.name);
                 asking.cmd("HGETALL").arg(&key);
-                asking.cmd("HSET").arg(&key).arg(self.own).arg(written(&claim.own)).ignore();
+                let writing = if claim.is_first { "HSETNX" } else { "HSET" };
+                asking.cmd(writing).arg(&key).arg(self.own).arg(written(&claim.own)).ignore();
                 asking.cmd("EXPIREAT").arg(&key).arg(claim.until.saturating_add(KEPT)).ignore();
             }
             let taken: Vec<HashMap<Vec<u8>, Vec<u8>>> = asking.query_async(connection).await?;

@@ -267,6 +267,8 @@ impl Service {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut refusals = Refusals::of("budgets are not shared");
+        // Until the first look no more is taken of what others may have spent.
+        tenants.share(Sharing::Shared { gateways: self.gateways.load(Ordering::Relaxed) });
         for look in 0u32.. {
             ticks.tick().await;
             let now = clock.wall(clock.now());

@@ -116,10 +116,10 @@ pub async fn prepare(
     }
     prepared.is_sent_once |= dialect == Dialect::Extra && !parts.method.is_safe();
     if is_preflight {
-        return admit(gateway, prepared, guard, &tenant, &parts.headers);
+        return admit(gateway, prepared, guard, &tenant, &parts.headers).await;
     }
     hook::capture(gateway, &prepared, guard);
-    let prepared = admit(gateway, prepared, guard, &tenant, &parts.headers)?;
+    let prepared = admit(gateway, prepared, guard, &tenant, &parts.headers).await?;
     hook::ask(gateway, &prepared, guard, parts).await?;
     Ok(prepared)
 }
@@ -350,7 +350,7 @@ fn find_route<'t>(
 
 /// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt, and what its tenant has no
 /// allowance for.
-fn admit(
+async fn admit(
     gateway: &Gateway,
     mut prepared: Box<Prepared>,
     guard: &mut RecordGuard,
@@ -392,7 +392,7 @@ fn admit(
     guard.watch_bounds();
     let scope = tenant.isolation().map_or(0, Isolation::scope);
     prepared.session = headers.get(X_SESSION_ID).map(|v| prepared.table.seed.hash(v.as_bytes()) ^ scope);
-    let now = gateway.clock.now();
+    let mut now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
     let prefill = route.prefill.iter().map(|side| &side.pool);
     let pools = route.pools.iter().map(|(pool, _)| pool).chain(prefill);
@@ -410,7 +410,11 @@ fn admit(
         key: tenant.key(),
         wall: gateway.clock.wall(now),
     };
-    let admission = gateway.tenants.admit(tenant.config(), &demand, now);
+    let mut admission = gateway.tenants.admit(tenant.config(), &demand, now);
+    if admission.permit.is_err() && Box::pin(gateway.tenants.looked(tenant.config(), &demand)).await {
+        now = gateway.clock.now();
+        admission = gateway.tenants.admit(tenant.config(), &demand, now);
+    }
     guard.record().rate_limits = admission.limits;
     guard.permit(admission.permit?);
     guard.record().at.admitted = Some(now);

@@ -1,5 +1,6 @@
 //! Two gateways before the same replicas, with a real Redis between them.
 
+mod budgets;
 mod check;
 mod health;
 mod speeds;
@@ -232,8 +233,12 @@ async fn clusters_of_two_names_share_a_broker_and_nothing_else() {
     );
 }
 
-/// One tenant with a budget of so many requests an hour, for both gateways.
+/// One tenant with a budget of so many requests a month, for both gateways.
 async fn with_budget(redis: &Redis, replicas: &[Replica], requests: u64, on_loss: OnLoss) -> Gateway {
+    Gateway::start(budgeted(redis, replicas, requests, on_loss)).await
+}
+
+fn budgeted(redis: &Redis, replicas: &[Replica], requests: u64, on_loss: OnLoss) -> Config {
     let mut config = config_of(redis, replicas, PolicyName::LeastLoaded);
     let budget = Budget { window: Window::Month, requests: Some(requests), ..Budget::default() };
     config.tenants = vec![Tenant {
@@ -243,7 +248,7 @@ async fn with_budget(redis: &Redis, replicas: &[Replica], requests: u64, on_loss
         ..Tenant::default()
     }];
     config.cluster.as_mut().unwrap().on_loss = on_loss;
-    Gateway::start(config).await
+    config
 }
 
 /// Status of a request of the tenant.

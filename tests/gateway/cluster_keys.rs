@@ -73,7 +73,7 @@ impl Keyed {
 }
 
 /// Where a gateway keeps its state in a folder.
-fn state(folder: &Path) -> Option<StatePlace> {
+pub(crate) fn state(folder: &Path) -> Option<StatePlace> {
     let overrides = Overrides { admin_listen: "127.0.0.1:1".parse().ok(), ..Overrides::default() };
     let env = |name: &str| (name == "STATE_DIRECTORY").then(|| folder.to_str().unwrap().to_owned());
     let source = Source::Upstreams(vec![parse_endpoint("http://127.0.0.1:1").unwrap()]);

@@ -1,0 +1,122 @@
+//! Shared budgets at a gateway that does not know yet what the others took.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokenway::config::OnLoss;
+
+use super::{PATH, body, budgeted, follow_each_other, metric, replicas, status, with_budget};
+use crate::cluster_keys::state;
+use crate::support::redis::Redis;
+use crate::support::replica::Replica;
+use crate::support::{Gateway, soon, until};
+
+const LIMIT: u64 = 60;
+
+/// How many of so many requests at once are answered.
+async fn burst(gateway: &Gateway, requests: usize) -> usize {
+    let mut clients = Vec::new();
+    for _ in 0..requests {
+        clients.push(gateway.client().await);
+    }
+    for client in &mut clients {
+        client.post(PATH, &[("authorization", "Bearer k")], body("hi").as_bytes()).await;
+    }
+    let mut answered = 0;
+    for mut client in clients {
+        answered += usize::from(client.reply().await.status() == 200);
+    }
+    answered
+}
+
+/// What the broker knows of the tenant's requests, of all gateways.
+async fn known(redis: &Redis) -> u64 {
+    let fields =
+        "EVAL \"return redis.call('hvals', redis.call('keys', 'tokenway:budget:*')[1] or 'none')\" 0";
+    let fields = redis.ask(fields).await.unwrap();
+    let requests = |line: &str| line.split(' ').nth(3)?.parse::<u64>().ok();
+    fields.lines().filter_map(requests).sum()
+}
+
+/// Both gateways use all of it, and the broker knows.
+async fn spend(gateways: &[Gateway; 2], redis: &Redis) {
+    let spending = async {
+        let mut turns = gateways.iter().cycle();
+        while known(redis).await < LIMIT {
+            burst(turns.next().unwrap(), 10).await;
+        }
+    };
+    soon("the budget is spent", spending).await;
+}
+
+async fn follows(gateway: &Gateway, peers: f64) {
+    until("it follows the others", || metric(gateway, "tokenway_cluster_peers") == peers).await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_joins_lets_one_request_at_most_into_a_spent_budget() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
+    let gateways = [start().await, start().await];
+    follow_each_other(&gateways).await;
+    spend(&gateways, &redis).await;
+    let late = start().await;
+    follows(&late, 2.0).await;
+    let over = burst(&late, 40).await;
+    assert!(over <= 1, "{over} of 40");
+}
+
+#[tokio::test]
+async fn a_gateway_that_joins_refuses_none_of_a_burst_that_fits() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let start = async || with_budget(&redis, &replicas, 1000, OnLoss::Open).await;
+    let gateways = [start().await, start().await];
+    follow_each_other(&gateways).await;
+    for gateway in &gateways {
+        assert_eq!(burst(gateway, 40).await, 40);
+    }
+}
+
+#[tokio::test]
+async fn a_broker_that_falls_silent_holds_no_request_for_long() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateway = with_budget(&redis, &replicas, 1000, OnLoss::Open).await;
+    until("it is connected", || metric(&gateway, "tokenway_cluster_connected") == 1.0).await;
+    redis.ask("CLIENT PAUSE 60000 ALL").await.unwrap();
+    let answered = soon("all are answered or refused", burst(&gateway, 5)).await;
+    assert!((1..=5).contains(&answered), "{answered} of 5");
+    until("the loss is seen", || metric(&gateway, "tokenway_cluster_connected") == 0.0).await;
+    assert_eq!(burst(&gateway, 5).await, 5, "alone");
+}
+
+#[tokio::test]
+async fn what_a_gateway_took_before_it_lost_its_state_is_not_written_over() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let [folder, empty] = [(); 2].map(|()| TempDir::new().unwrap());
+    let other = with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
+    let gateways = [other, with_state(&redis, &replicas, folder.path()).await];
+    follow_each_other(&gateways).await;
+    spend(&gateways, &redis).await;
+    let [other, before] = gateways;
+    before.app.stop(Duration::ZERO).await;
+    let again = with_state(&redis, &replicas, empty.path()).await;
+    follows(&again, 1.0).await;
+    let watching = async {
+        for _ in 0..200 {
+            let known = known(&redis).await;
+            assert!(known >= LIMIT, "the other gateway would find {known} taken of {LIMIT}");
+        }
+    };
+    let (first, ()) = tokio::join!(burst(&again, 1), watching);
+    let over = first + burst(&again, 40).await;
+    assert!(over <= 1, "{over} of 41");
+    assert_eq!(status(&other).await, 429);
+}
+
+/// With a name that outlasts a restart, whatever the folder holds.
+async fn with_state(redis: &Redis, replicas: &[Replica], folder: &Path) -> Gateway {
+    let mut config = budgeted(redis, replicas, LIMIT, OnLoss::Open);
+    config.state = state(folder);
+    Gateway::start(config).await
+}
