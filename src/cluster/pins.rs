@@ -54,18 +54,23 @@ impl SharedPins {
             };
             let began = self.clock.now();
             self.waiting.extend(asked.map(|asked| (asked, began)));
-            let result = async {
-                let written = self.write(&mut connection).await?;
-                self.answer(&mut connection).await.map(|()| written)
-            };
-            if let Err(error) = refusals.note(result.await) {
+            // While it refuses, one at a time shows when it no longer does.
+            let most = if refusals.is_refused() { 1 } else { MAX_AT_ONCE };
+            let written = self.write(&mut connection, most).await;
+            // A broker that takes nothing gives what it has.
+            let answered = self.answer(&mut connection).await;
+            if let Err(error) = refusals.note(written.and_then(|written| answered.map(|()| written))) {
                 return error;
             }
         }
     }
 
-    async fn write(&self, connection: &mut MultiplexedConnection) -> Result<Written, RedisError> {
-        let unshared = self.pins.take_unshared(MAX_AT_ONCE);
+    async fn write(
+        &self,
+        connection: &mut MultiplexedConnection,
+        most: usize,
+    ) -> Result<Written, RedisError> {
+        let unshared = self.pins.take_unshared(most);
         if unshared.is_empty() {
             return Ok(Written::Nothing);
         }
@@ -74,7 +79,11 @@ impl SharedPins {
             let set = writing.cmd("SET").arg(self.key(&pin.tenant, id)).arg(&*pin.replica_url);
             set.arg("EX").arg(KEPT).ignore();
         }
-        writing.query_async::<()>(connection).await.map(Into::into)
+        let written = writing.query_async::<()>(connection).await;
+        if written.is_err() {
+            self.pins.put_back(unshared.into_iter().map(|(id, _)| id));
+        }
+        written.map(Into::into)
     }
 
     async fn answer(&mut self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {

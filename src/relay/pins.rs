@@ -154,6 +154,18 @@ impl ResponsePins {
         ids.filter_map(|id| Some((Arc::clone(&id), pins.made.get(&id)?.clone()))).collect()
     }
 
+    /// They were taken and could not be given: they come first again. More than there is room for is left out.
+    pub fn put_back(&self, ids: impl DoubleEndedIterator<Item = Arc<str>>) {
+        let pins = &mut *self.pins.lock();
+        let Some(unshared) = &mut pins.unshared else { return };
+        for id in ids.rev() {
+            if unshared.len() >= 2 * MAX_PINS {
+                return;
+            }
+            unshared.push_front(id);
+        }
+    }
+
     /// Learns from the other gateways which replica made a response that is not known here: a request that would be refused waits
     /// for that, at most [`PATIENCE`].
     pub async fn fetch(&self, tenant: &Arc<str>, response: &str) {

@@ -5,11 +5,11 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 use tokenway::config::{PolicyName, Tenant};
 
-use super::{config_of, follow_each_other, metric, pair, replica_of, replicas};
+use super::{config_of, follow_each_other, full, metric, pair, replica_of, replicas};
 use crate::support::client::Reply;
 use crate::support::redis::Redis;
 use crate::support::replica::Replica;
-use crate::support::{Gateway, until, wire};
+use crate::support::{Gateway, soon, until, wire};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -107,4 +107,41 @@ async fn a_response_of_another_tenant_is_unknown_at_every_gateway() {
     }
     let kept = redis.ask("KEYS *").await.unwrap();
     assert!(kept.contains("tokenway:pin:") && !kept.contains("resp_1") && !kept.contains("acme"), "{kept}");
+}
+
+#[tokio::test]
+async fn responses_that_a_full_broker_refused_are_known_once_it_has_room() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::RoundRobin).await;
+    let before = make(&gateways[1], &replicas, "resp_before").await;
+    let is_written = async {
+        while redis.ask("KEYS tokenway:pin:*").await.unwrap().starts_with("*0") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("it is written", is_written).await;
+    full(&redis, true).await;
+    let mut made = Vec::new();
+    for n in 0..3 {
+        made.push(make(&gateways[0], &replicas, &format!("resp_{n}")).await);
+    }
+    let are_refused = async {
+        let rejected = |line: &str| {
+            let fields = line.strip_prefix("cmdstat_set:")?.split(',');
+            fields.filter_map(|field| field.strip_prefix("rejected_calls=")?.parse::<usize>().ok()).next()
+        };
+        while redis.ask("INFO commandstats").await.unwrap().lines().find_map(rejected) < Some(made.len()) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("the broker refuses them", are_refused).await;
+    assert_eq!(
+        replica_of(&ask(&gateways[0], "k", &follow_up("resp_before")).await),
+        before,
+        "what the broker has it still gives"
+    );
+    full(&redis, false).await;
+    for (n, maker) in made.iter().enumerate() {
+        assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up(&format!("resp_{n}"))).await), *maker);
+    }
 }
