@@ -38,7 +38,15 @@ struct Known {
 }
 
 /// What was true when both sides were the same.
-type Seen = (Option<u64>, u64);
+#[derive(PartialEq, Eq)]
+struct Seen {
+    /// The broker's counter of changes.
+    changes: Option<u64>,
+    /// Entries of both its hashes: one that evicts takes a hash, and not the counter.
+    entries: (usize, usize),
+    /// Changes here.
+    own: u64,
+}
 
 impl KeyRing {
     pub(super) fn new(cluster: &str, seed: &Secret, store: Arc<KeyStore>) -> Self {
@@ -72,8 +80,11 @@ impl KeyRing {
         is_warned: &mut bool,
     ) -> Result<(), RedisError> {
         let counter = format!("{}:changes", self.prefix);
-        let changes: Option<u64> = redis::cmd("GET").arg(&counter).query_async(connection).await?;
-        if *seen == Some((changes, self.store.changes())) {
+        let mut asking = Pipeline::with_capacity(3);
+        asking.cmd("GET").arg(&counter).cmd("HLEN").arg(&self.prefix).cmd("HLEN").arg(self.revoked());
+        let (changes, listed, revoked): (Option<u64>, usize, usize) = asking.query_async(connection).await?;
+        let found = Seen { changes, entries: (listed, revoked), own: self.store.changes() };
+        if seen.as_ref() == Some(&found) {
             return Ok(());
         }
         let Known { listed, revoked, foreign } = self.read(connection, seen.is_none()).await?;
@@ -85,7 +96,7 @@ impl KeyRing {
         }
         let own = self.store.changes();
         self.write(connection, &counter, &listed, &revoked).await?;
-        *seen = Some((changes, own));
+        *seen = Some(Seen { own, ..found });
         Ok(())
     }
 

@@ -240,3 +240,29 @@ async fn a_broker_without_room_takes_no_key_and_revocations_still_come_through()
     redis.ask("CONFIG SET maxmemory 0").await.unwrap();
     other.answers(&made, 200, SOON).await;
 }
+
+#[tokio::test]
+async fn keys_and_revocations_that_the_broker_lost_are_written_again() {
+    let (redis, replica) = (Redis::start().await, Replica::start().await);
+    let one = Keyed::start(&redis, &replica, "s", None).await;
+    let [key, gone] = [one.make("key"), one.make("gone")];
+    let other = Keyed::start(&redis, &replica, "s", None).await;
+    other.answers(&key, 200, SOON).await;
+    one.keys.revoke("acme", "gone", 100).unwrap();
+    other.answers(&gone, 401, SOON).await;
+    // Evicted, as a full broker does: the counter of changes stays.
+    for hash in ["????????????????", "*:revoked"] {
+        // Each looks four times a second, and once more after a change.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(redis.ask(&of_hash("del", hash)).await.unwrap(), ":1\r\n");
+        soon("it is written again", async {
+            while redis.ask(&of_hash("hlen", hash)).await.unwrap() != ":1\r\n" {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+    }
+    let late = Keyed::start(&redis, &replica, "s", None).await;
+    late.answers(&key, 200, SOON).await;
+    assert_eq!(late.status(&gone).await, 401);
+}
