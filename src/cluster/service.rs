@@ -69,7 +69,7 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
         field,
         journal: Journal::new(&config.name, head),
         gateways: AtomicU32::new(1),
-        channel: format!("{}:notices", config.name),
+        channel: channel(config),
         config: config.clone(),
         keys,
         deps,
@@ -81,6 +81,14 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     };
     let (background, stopped) = (service.deps.background.clone(), service.deps.stopped.clone());
     background.spawn_until(&stopped, service.run());
+}
+
+/// Channels belong to no database: its number keeps two clusters of one name apart, as their keys are.
+fn channel(config: &Cluster) -> String {
+    match config.url.database {
+        0 => format!("{}:notices", config.name),
+        database => format!("{}:notices:{database}", config.name),
+    }
 }
 
 struct Service {

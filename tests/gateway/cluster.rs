@@ -233,6 +233,30 @@ async fn clusters_of_two_names_share_a_broker_and_nothing_else() {
     );
 }
 
+#[tokio::test]
+async fn clusters_in_two_databases_of_a_broker_share_nothing() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let start = async |database| {
+        let mut config = config_of(&redis, &replicas, PolicyName::Latency);
+        config.cluster.as_mut().unwrap().url.database = database;
+        Gateway::start(config).await
+    };
+    let zero = start(0).await;
+    let both = [start(1).await, start(1).await];
+    follow_each_other(&both).await;
+    let other = start(2).await;
+    until("it is connected", || metric(&other, "tokenway_cluster_connected") == 1.0).await;
+    replica_of(&both[0].post(PATH, &body("hi")).await);
+    in_step(&both).await;
+    for stranger in [&zero, &other] {
+        let received = sum(stranger, "tokenway_cluster_notices_total", "received");
+        assert_eq!((metric(stranger, "tokenway_cluster_peers"), received), (0.0, 0.0));
+    }
+    // As in earlier versions.
+    let subscribed = redis.ask("PUBSUB NUMSUB tokenway:notices").await.unwrap();
+    assert!(subscribed.ends_with(":1\r\n"), "{subscribed}");
+}
+
 /// One tenant with a budget of so many requests a month, for both gateways.
 async fn with_budget(redis: &Redis, replicas: &[Replica], requests: u64, on_loss: OnLoss) -> Gateway {
     Gateway::start(budgeted(redis, replicas, requests, on_loss)).await
