@@ -96,9 +96,8 @@ impl Journal {
         let mut decisions = 0;
         loop {
             let from = { self.newest.lock().clone() };
-            let after = if from == "-" { from } else { format!("({from}") };
             let mut asking = redis::cmd("XRANGE");
-            asking.arg(&self.key).arg(after).arg("+").arg("COUNT").arg(AT_ONCE);
+            asking.arg(&self.key).arg(after(&from)).arg("+").arg("COUNT").arg(AT_ONCE);
             // Ids, with names and values of fields in turn.
             let page: Vec<(String, Vec<Vec<u8>>)> = asking.query_async(connection).await?;
             for (id, fields) in &page {
@@ -130,6 +129,20 @@ impl Journal {
     }
 }
 
+/// The first id after this one; Redis knows bounds that leave out their id since 6.2 only.
+fn after(id: &str) -> String {
+    let next = || {
+        let (millis, sequence) = id.split_once('-')?;
+        let (millis, sequence): (u64, u64) = (millis.parse().ok()?, sequence.parse().ok()?);
+        Some(match sequence.checked_add(1) {
+            Some(sequence) => format!("{millis}-{sequence}"),
+            None => format!("{}-0", millis.checked_add(1)?),
+        })
+    };
+    // Nothing was read yet: from the beginning.
+    next().unwrap_or_else(|| id.to_owned())
+}
+
 /// As long as a decision takes to be kept: what is lost with a gateway that is killed.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
 /// Bytes of an entry, of all together, and how many there are, about: some hundred thousand decisions.
@@ -141,3 +154,20 @@ const AT_ONCE: usize = 16;
 /// Seconds: no engine's cache is older.
 const KEPT: u32 = 24 * 3600;
 const FIELD: &str = "d";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_begins_after_the_last_entry_that_is_known() {
+        for (id, next) in [
+            ("-", "-"),
+            ("1700000000000-0", "1700000000000-1"),
+            ("1700000000000-9", "1700000000000-10"),
+            ("5-18446744073709551615", "6-0"),
+        ] {
+            assert_eq!(after(id), next);
+        }
+    }
+}

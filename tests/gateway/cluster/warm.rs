@@ -82,6 +82,22 @@ async fn the_only_gateway_finds_its_prompts_after_a_restart() {
 }
 
 #[tokio::test]
+async fn prompts_on_later_pages_of_the_journal_are_found() {
+    let (redis, replicas) = (Redis::start().await, old_replicas().await);
+    let before = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
+    let homes = begin(&before, &redis).await;
+    before.app.stop(Duration::ZERO).await;
+    // More than two pages of what is no gateway's come first.
+    let moved = "local key = 'tokenway:decisions' local all = redis.call('xrange', key, '-', '+') redis.call('del', key) \
+                 for n = 1, 40 do redis.call('xadd', key, '*', 'd', 'x') end \
+                 for _, entry in ipairs(all) do redis.call('xadd', key, '*', unpack(entry[2])) end return 1";
+    assert_eq!(redis.ask(&format!("EVAL \"{moved}\" 0")).await.unwrap(), ":1\r\n");
+    let after = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
+    read(&after).await;
+    assert_eq!(hits(&after, &homes).await, 12);
+}
+
+#[tokio::test]
 async fn one_of_two_gateways_finds_the_prompts_of_both_after_a_restart() {
     let (redis, replicas) = (Redis::start().await, old_replicas().await);
     let [first, second] = pair(&redis, &replicas, PolicyName::Prefix).await;
