@@ -86,7 +86,7 @@ impl Found {
         });
         let variable =
             if at == 0 { "ENGINE_API_KEY".to_owned() } else { format!("ENGINE_API_KEY_{}", at + 1) };
-        notes.add(format!("{what}: put its api_key into the variable {variable}, or say file:PATH"));
+        notes.add(format!("{what}: put its api_key into the variable {variable}, or write file:PATH"));
         Some(format!("env:{variable}"))
     }
 }

@@ -77,7 +77,7 @@ impl Read {
         true
     }
 
-    /// The pool that computes prompts, and what its route says of it.
+    /// The pool that computes prompts, and the table of its route.
     fn prefill(&self, notes: &mut Notes) -> Option<(DraftPool, String)> {
         let mut pool =
             DraftPool { name: "prefill".to_owned(), keys: self.pool.keys.clone(), ..DraftPool::default() };

@@ -89,7 +89,7 @@ pub(super) fn table(header: &str, lines: &[ReportLine], out: &mut dyn Write) -> 
     write!(out, "{}", grid(&HEADINGS, &rows))
 }
 
-/// A figure with so many decimals, or a dash where no request has one.
+/// A figure with that number of decimals, or a dash where no request has one.
 pub(in crate::cli) fn figure(value: f64, decimals: usize) -> String {
     if value.is_finite() { format!("{value:.decimals$}") } else { "-".to_owned() }
 }
