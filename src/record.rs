@@ -392,6 +392,13 @@ pub struct Opening {
     pub head: Stamp,
 }
 
+impl Attempt {
+    /// Whether it computed a prompt for another replica.
+    fn is_prefill_leg(&self) -> bool {
+        self.cause == AttemptCause::Prefill && self.error.is_none()
+    }
+}
+
 impl Record {
     /// The attempt whose response went to the client.
     #[must_use]
@@ -403,15 +410,13 @@ impl Record {
     /// The attempt that computed its prompt for another replica.
     #[must_use]
     pub fn prefill_leg(&self) -> Option<&Attempt> {
-        let is_leg = |made: &&Attempt| made.cause == AttemptCause::Prefill && made.error.is_none();
-        self.attempts.iter().rfind(is_leg)
+        self.attempts.iter().rfind(|made| made.is_prefill_leg())
     }
 
     /// Whether it was sent more than once, its two legs apart.
     #[must_use]
     pub fn is_repeated(&self) -> bool {
-        let is_leg = |made: &&Attempt| made.cause == AttemptCause::Prefill && made.error.is_none();
-        self.attempts.iter().filter(|made| !is_leg(made)).count() > 1
+        self.attempts.iter().filter(|made| !made.is_prefill_leg()).count() > 1
     }
 
     /// When the replica was done with it: with the last byte where its response went to the client.

@@ -30,6 +30,14 @@ section! {
     }
 }
 
+impl ProbeKind {
+    /// Whether its answer is text.
+    #[must_use]
+    pub fn generates(self) -> bool {
+        matches!(self, Self::Completion | Self::Chat)
+    }
+}
+
 labels! {
     /// `pool.probe.kind`
     pub enum ProbeKind {

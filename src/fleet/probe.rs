@@ -91,7 +91,7 @@ impl Prober {
         let mut is_another = false;
         if let ProbeResult::Answered(kind) = result {
             if !replica.is_ready() {
-                if matches!(kind, ProbeKind::Completion | ProbeKind::Chat) {
+                if kind.generates() {
                     self.probe_stream_defaults(config).await;
                 }
                 result = self.prove(config, kind).await;

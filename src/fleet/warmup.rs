@@ -34,7 +34,7 @@ pub(super) fn requests(
         let (what, tokens) = size(*length, classes);
         requests.extend((0..config.requests).map(|_| plain(what, kind, model, &words(tokens))));
     }
-    if matches!(kind, ProbeKind::Completion | ProbeKind::Chat) {
+    if kind.generates() {
         requests.extend(config.prompts.iter().map(|prompt| system(model, prompt)));
     }
     if kind == ProbeKind::Completion {
@@ -47,7 +47,7 @@ pub(super) fn requests(
 pub(super) fn keep_alive(config: &WarmUp, kind: ProbeKind, model: &str) -> Vec<WarmUpRequest> {
     match kind {
         ProbeKind::Health => Vec::new(),
-        ProbeKind::Completion | ProbeKind::Chat if !config.prompts.is_empty() => {
+        kind if kind.generates() && !config.prompts.is_empty() => {
             config.prompts.iter().map(|prompt| system(model, prompt)).collect()
         }
         _ => vec![plain("keep-alive", kind, model, &words(KEEP_ALIVE_TOKENS))],

@@ -92,6 +92,19 @@ fn goodput_is_per_second_until_the_last_answer_has_ended() {
 }
 
 #[test]
+fn a_single_request_has_figures_that_are_numbers() {
+    let (_runtime, sim) = engine();
+    let trace = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(trace.path(), "{\"timestamp\":0,\"input_length\":9,\"output_length\":2}\n").unwrap();
+    let (code, out, err) = bench(&[&sim.url(), "--trace", trace.path().to_str().unwrap()]);
+    let lines: Vec<Vec<_>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(
+        code == EXIT_OK && lines.iter().flatten().all(|cell| !["inf", "NaN"].contains(cell)),
+        "{out}{err}"
+    );
+}
+
+#[test]
 fn what_no_request_has_is_no_figure() {
     let bounds = crate::cli::replay::default_bounds();
     let failed = || took_two(0, None, true);

@@ -12,11 +12,14 @@ pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
     let mut read = Read::default();
     for flag in split(flags, notes) {
         let shown = flag.shown();
-        if !(read.legs(&flag, notes)
-            || read.engine(&flag, &shown, notes)
-            || read.server(&flag, &shown, notes))
-        {
+        let is_mapped =
+            read.legs(&flag, notes) || read.engine(&flag, &shown, notes) || read.server(&flag, &shown, notes);
+        if !is_mapped {
             notes.left(shown, why(&flag.name));
+        } else if !takes_several(&flag.name) {
+            for value in flag.values.iter().skip(1) {
+                notes.left(value, &format!("--{} takes one value", flag.name));
+            }
         }
     }
     if read.has_no_retries {
@@ -254,11 +257,6 @@ fn split(flags: &[String], notes: &mut Notes) -> Vec<Flag> {
             (None, None) => notes.left(word, "stands before the first flag"),
         }
     }
-    for flag in found.iter_mut().filter(|flag| !is_list(&flag.name)) {
-        for value in flag.values.drain(1.min(flag.values.len())..) {
-            notes.left(value, &format!("--{} takes one value", flag.name));
-        }
-    }
     let names: Vec<String> = found.iter().map(|flag| flag.name.clone()).collect();
     let mut at = 0;
     found.retain(|flag| {
@@ -277,23 +275,9 @@ fn is_listed(flag: &Flag) -> bool {
     matches!(flag.name.as_str(), "worker-urls" | "worker-url" | "prefill" | "decode")
 }
 
-/// Whether a flag takes several values, or is none of ours to know.
-fn is_list(name: &str) -> bool {
-    !matches!(
-        name,
-        "policy"
-            | "api-key"
-            | "request-timeout-secs"
-            | "retry-max-retries"
-            | "health-check-interval-secs"
-            | "health-check-timeout-secs"
-            | "host"
-            | "port"
-            | "prometheus-port"
-            | "max-payload-size"
-            | "tls-cert-path"
-            | "tls-key-path"
-    )
+/// Whether a flag that is mapped takes several values.
+fn takes_several(name: &str) -> bool {
+    matches!(name, "worker-urls" | "worker-url" | "prefill" | "decode" | "cors-allowed-origins")
 }
 
 /// KV moves between engines of one revision.

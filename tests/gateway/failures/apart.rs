@@ -638,11 +638,7 @@ async fn a_decoding_replica_that_dies_is_replaced_after_both_legs_again() {
 async fn turns_pass_only_with_requests_that_are_placed() {
     for policy in [PolicyName::RoundRobin, PolicyName::LeastLoaded] {
         let (prefill, decode) = (Replica::start().await, replicas(3).await);
-        prefill.always(computed());
-        let mut config =
-            configured(&[&prefill], &decode.iter().collect::<Vec<_>>(), keys(PrefillWhen::Always));
-        config.routes[0].policy = policy;
-        let gateway = Gateway::start(config).await;
+        let gateway = always_apart(&prefill, &decode, policy).await;
         for _ in 0..9 {
             assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
             gateway.idle().await;
@@ -656,11 +652,7 @@ async fn turns_pass_only_with_requests_that_are_placed() {
 async fn a_pair_whose_transfer_failed_is_avoided_by_policies_without_prices() {
     for policy in [PolicyName::RoundRobin, PolicyName::LeastLoaded] {
         let (prefill, decode) = (Replica::start().await, replicas(2).await);
-        prefill.always(computed());
-        let mut config =
-            configured(&[&prefill], &decode.iter().collect::<Vec<_>>(), keys(PrefillWhen::Always));
-        config.routes[0].policy = policy;
-        let gateway = Gateway::start(config).await;
+        let gateway = always_apart(&prefill, &decode, policy).await;
         decode[0].next(wire::stream([wire::ROLE, wire::ENGINE_ERROR, wire::DONE]));
         for _ in 0..8 {
             assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
@@ -671,6 +663,15 @@ async fn a_pair_whose_transfer_failed_is_avoided_by_policies_without_prices() {
         };
         assert_eq!((fetched(&decode[0]), fetched(&decode[1])), (1, 7), "{policy:?}");
     }
+}
+
+/// A gateway that has each prompt computed at `prefill`.
+async fn always_apart(prefill: &Replica, decode: &[Replica], policy: PolicyName) -> Gateway {
+    prefill.always(computed());
+    let decode: Vec<&Replica> = decode.iter().collect();
+    let mut config = configured(&[prefill], &decode, keys(PrefillWhen::Always));
+    config.routes[0].policy = policy;
+    Gateway::start(config).await
 }
 
 async fn replicas(n: usize) -> Vec<Replica> {
