@@ -242,10 +242,9 @@ impl<'a> FieldReader<'a> {
             "model" => self.model(value).map_err(Stop::Field)?,
             "stream" => self.stream(value).map_err(Stop::Field)?,
             "stream_options" => fields.stream_options = Some(value),
-            "n" => self.choices = value.text().parse().ok(),
+            "n" => self.choices = whole_number(&value).and_then(|choices| choices.try_into().ok()),
             "max_tokens" | "max_completion_tokens" | "max_output_tokens" => {
-                let most: Option<u64> = value.text().parse().ok();
-                fields.max_tokens = most.into_iter().chain(fields.max_tokens).min();
+                fields.max_tokens = whole_number(&value).into_iter().chain(fields.max_tokens).min();
             }
             "echo" => fields.echo = truth(&value) == Some(true),
             "cache_salt" => fields.cache_salt = Some(value),
@@ -320,6 +319,14 @@ pub(super) fn truth(value: &Raw<'_>) -> Option<bool> {
     }
 }
 
+/// What engines read as a whole number (pydantic's lax mode): `2`, `2.0` and `"2"`.
+pub(super) fn whole_number(value: &Raw<'_>) -> Option<u64> {
+    let quoted = value.string();
+    let text = quoted.as_deref().map_or(value.text(), str::trim);
+    let digits = text.strip_suffix(".0").unwrap_or(text);
+    digits.parse().ok()
+}
+
 /// The same of a string, or of a field of a form.
 pub(super) fn truth_of_word(word: &str) -> Option<bool> {
     const TRUE: [&str; 6] = ["true", "1", "yes", "on", "t", "y"];
@@ -378,6 +385,8 @@ mod tests {
     #[test]
     fn of_other_duplicates_the_last_counts() {
         assert_eq!(chat(r#"{"n":2,"n":3}"#).unwrap().choices, 3);
+        assert_eq!(chat(r#"{"n":"2"}"#).unwrap().choices, 2, "engines read it so");
+        assert_eq!(chat(r#"{"n":2.0,"max_tokens":"7"}"#).unwrap().max_tokens, Some(7));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use crate::request::dialect::Dialect;
-use crate::request::fields::truth;
+use crate::request::fields::{truth, whole_number};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::request::splice::{Edit, apply};
 
@@ -80,7 +80,7 @@ impl Handoff {
             "bootstrap_host" | "bootstrap_port" | "bootstrap_room" if !is_null => return Some(OWN_PARAMS),
             "prompt_logprobs" if !is_null => return Some("logprobs"),
             "use_beam_search" if !is_null && truth(&value) != Some(false) => return Some("choices"),
-            "best_of" if !is_null && value.text() != "1" => return Some("choices"),
+            "best_of" if !is_null && whole_number(&value) != Some(1) => return Some("choices"),
             _ => return None,
         };
         self.of_one_token.push(Edit::replace(value.span(), one));
