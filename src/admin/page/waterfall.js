@@ -36,7 +36,7 @@ function table(caption, heads, rows) {
 }
 
 function outcome(attempt) {
-  if (attempt.canceled && !attempt.empty) return "gave up: the other spoke first";
+  if (attempt.canceled && !attempt.empty) return attempt.cause === "prefill" ? "gave up: not computed in time" : "gave up: the other spoke first";
   const said = attempt.engine_error ? `: ${attempt.engine_error}` : "";
   return `${words(attempt.error ?? `${attempt.status ?? "answered"}`)}${attempt.empty ? ", no text" : ""}${said}`;
 }

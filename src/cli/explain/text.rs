@@ -206,7 +206,7 @@ impl Text<'_> {
             parts.extend(end.map(|at| format!("end {}", time(at))));
             parts.extend(status.map(|status| format!("status {status}")));
             if *canceled {
-                parts.push(self.given_up(at).to_owned());
+                parts.push(self.given_up(cause, at).to_owned());
             }
             if attempt.empty {
                 parts.push("no text".to_owned());
@@ -219,9 +219,10 @@ impl Text<'_> {
     }
 
     /// Why the attempt at this place has no end of its own. That of a hedge that lost stands before the one that spoke.
-    fn given_up(&self, at: usize) -> &'static str {
+    fn given_up(&self, cause: &str, at: usize) -> &'static str {
         let mut later = self.detail.attempts_made.iter().skip(at + 1);
         match &*self.detail.request.outcome {
+            _ if cause == "prefill" && later.len() > 0 => "given up: not computed in time",
             _ if later.any(|other| !other.canceled) => "given up: another spoke first",
             "canceled" => "given up: the client left",
             _ => "given up",
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_is_given_up_because_another_spoke_or_because_the_client_left() {
+    fn an_attempt_that_was_given_up_says_why() {
         let attempt = |cause: &str, canceled: bool, status: Option<u16>| {
             json!({"cause": cause, "replica": "gpu-1", "start": 0.0, "connected": 0.1, "head": null, "end": 1.0,
                    "status": status, "canceled": canceled, "error": null, "empty": false})
@@ -371,6 +372,10 @@ mod tests {
                 "given up: the client left\n",
             ),
             (made("ok", vec![lost.clone(), won]), "given up: another spoke first\n"),
+            (
+                made("ok", vec![attempt("prefill", true, None), attempt("first", false, Some(200))]),
+                "given up: not computed in time\n",
+            ),
             (made("failed", vec![lost]), "given up\n"),
         ];
         for (text, part) in cases {
