@@ -31,6 +31,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use clap::builder::Resettable;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::bench::BenchArgs;
@@ -116,7 +117,7 @@ impl Cli {
         I: IntoIterator,
         I::Item: Into<OsString> + Clone,
     {
-        let matches = Self::command().try_get_matches_from(args)?;
+        let matches = without_empty_variables(Self::command()).try_get_matches_from(args)?;
         let mut cli = Self::from_arg_matches(&matches)?;
         let settled = match (&mut cli.command, matches.subcommand()) {
             (Command::Serve(args), Some((_, given))) => args.settle_source(given),
@@ -126,6 +127,15 @@ impl Cli {
         settled.map_err(|error| error.format(&mut Self::command()))?;
         Ok(cli)
     }
+}
+
+/// A variable without a value, as compose files and unit files leave them, is as good as none.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| {
+        let value = arg.get_env().and_then(std::env::var_os);
+        if value.is_some_and(|value| value.is_empty()) { arg.env(Resettable::Reset) } else { arg }
+    });
+    command.mut_subcommands(without_empty_variables)
 }
 
 /// What commands print to: answers, and errors.

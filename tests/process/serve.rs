@@ -39,6 +39,33 @@ fn each_example_starts_alive_but_not_ready_without_its_replicas_and_ends_on_sigi
 }
 
 #[test]
+fn a_variable_without_a_value_is_none() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tokenway"));
+    command.args(["sim", "--replicas", "1", "--port", "0"]);
+    for name in ["TOKENWAY_LOG_LEVEL", "TOKENWAY_LOG_FORMAT", "TOKENWAY_SIM_MODEL"] {
+        command.env(name, "");
+    }
+    Process::spawn(command).out.line_with("ready n=1");
+}
+
+#[test]
+fn a_bench_that_is_interrupted_shows_what_it_has_measured() {
+    let fleet = Fleet::start(&[]);
+    let mut bench = Process::start(&["bench", &fleet.urls[0], "--rate", "50", "--duration", "10m", "--json"]);
+    let engine = fleet.urls[0].trim_start_matches("http://").to_owned();
+    let ended = |line: &str| {
+        let is_it = line.starts_with("vllm:request_success_total");
+        is_it && line.split(' ').next_back().and_then(|count| count.parse().ok()) > Some(0.0)
+    };
+    until("a request has ended", || get(&engine, "/metrics").body.lines().any(ended).then_some(()));
+    bench.signal("INT");
+    assert_eq!(bench.exit_code(), 1);
+    let told: serde_json::Value = serde_json::from_str(&bench.out.rest()).unwrap();
+    assert!(told[0]["figures"]["requests"].as_u64().unwrap() > 0, "{told}");
+    assert!(bench.err.rest().contains("interrupted: figures of the "));
+}
+
+#[test]
 fn the_reference_passes_the_check() {
     let (code, out, err) = Process::run(&["check", example("reference.toml").to_str().unwrap()]);
     assert_eq!((code, err.as_str()), (0, ""));

@@ -72,7 +72,10 @@ impl Client {
                     listed.map_err(|error| BenchError::Unreachable { url: url.to_string(), error })?;
                 let page: Json = serde_json::from_slice(&page).unwrap_or_default();
                 let first = page["data"][0]["id"].as_str().map(str::to_owned);
-                first.ok_or_else(|| BenchError::NoModel { url: url.to_string(), status: status.as_u16() })?
+                first.ok_or_else(|| match (url.to_string(), status.as_u16()) {
+                    (url, status @ (401 | 403)) => BenchError::Refused { url, status },
+                    (url, status) => BenchError::NoModel { url, status },
+                })?
             }
         };
         let (measured, itl, failures) = (Mutex::default(), Mutex::default(), Mutex::default());

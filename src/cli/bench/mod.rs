@@ -40,6 +40,8 @@ enum BenchError {
     Unreachable { url: String, error: CallError },
     #[error("{url} lists no model (status {status}): give --model NAME")]
     NoModel { url: String, status: u16 },
+    #[error("{url} refuses to list its models (status {status}): give a key it knows with --key")]
+    Refused { url: String, status: u16 },
     #[error("--duration leaves no request to send")]
     Nothing,
     #[error("TLS: {0}")]
@@ -50,8 +52,8 @@ enum BenchError {
     Html { file: String, error: io::Error },
 }
 
-/// Sends and reports: tables or JSON go to `out`, progress and faults to `err`. The result is the exit code: 1 also where a
-/// target has answered nothing.
+/// Sends and reports: tables or JSON go to `out`, progress and faults to `err`. SIGINT ends the sending, not the report. The
+/// result is the exit code: 1 also where a target has answered nothing, or where the run was interrupted.
 ///
 /// # Errors
 /// When `out` or `err` cannot be written.
@@ -61,13 +63,13 @@ pub fn run(
     (out, err): (&mut dyn Write, &mut dyn Write),
     shows_progress: bool,
 ) -> io::Result<u8> {
-    let done = measure(args, env, err, shows_progress).and_then(|report| {
+    let done = measure(args, env, err, shows_progress).and_then(|(report, is_whole)| {
         write!(out, "{}", if args.json { report.json() } else { report.text() })?;
         if let Some(file) = &args.html {
             let failed = |error| BenchError::Html { file: file.display().to_string(), error };
             std::fs::write(file, report.html()).map_err(failed)?;
         }
-        Ok(if report.has_answers() { EXIT_OK } else { EXIT_FAILED })
+        Ok(if report.has_answers() && is_whole { EXIT_OK } else { EXIT_FAILED })
     });
     done.or_else(|error| match error {
         BenchError::Io(error) => Err(error),
@@ -75,12 +77,13 @@ pub fn run(
     })
 }
 
+/// The report, and whether every request was sent and has ended.
 fn measure(
     args: &BenchArgs,
     env: &dyn Fn(&str) -> Option<String>,
     err: &mut dyn Write,
     shows_progress: bool,
-) -> Result<Report, BenchError> {
+) -> Result<(Report, bool), BenchError> {
     let schedule = Schedule::read(args)?;
     let key = args.key.as_deref().map(|key| read_token(key, env)).transpose()?;
     // A request holds a connection; the soft limit of most systems is 1,024.
@@ -93,25 +96,31 @@ fn measure(
             clients.push(Arc::new(Client::new(url, args, key.clone(), clock).await?));
         }
         let sending = send(&schedule, &clients, clock, &tasks);
-        tokio::pin!(sending);
+        let interrupted = tokio::signal::ctrl_c();
+        tokio::pin!(sending, interrupted);
         let all = schedule.requests.len() * clients.len();
-        loop {
-            // Both arms are cancel-safe: sending goes on where it was.
-            let is_over = tokio::select! {
-                () = &mut sending => true,
-                () = tokio::time::sleep(PROGRESS_EVERY) => false,
+        let is_whole = loop {
+            // Every arm is cancel-safe: sending goes on where it was.
+            let over = tokio::select! {
+                () = &mut sending => Some(true),
+                _ = &mut interrupted => Some(false),
+                () = tokio::time::sleep(PROGRESS_EVERY) => None,
             };
             if shows_progress {
                 progress(&clients, all, err)?;
             }
-            if is_over {
-                break;
+            if let Some(is_whole) = over {
+                break is_whole;
             }
-        }
+        };
         if shows_progress {
             writeln!(err)?;
         }
-        Ok(Report::new(args, &clients))
+        if !is_whole {
+            let done = clients.iter().map(|client| client.done()).sum::<usize>();
+            writeln!(err, "interrupted: figures of the {done} requests of {all} that had ended")?;
+        }
+        Ok((Report::new(args, &clients), is_whole))
     })
 }
 
