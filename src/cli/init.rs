@@ -110,9 +110,13 @@ impl Answers {
                 }
             }
         }
-        if self.model.is_none() {
+        while self.model.is_none() {
             let line = answer(input, err, "Model name that clients ask for [every name]: ")?;
-            self.model = line.filter(|line| !line.is_empty());
+            let Some(line) = line.filter(|line| !line.is_empty()) else { break };
+            match parse_model_name(&line) {
+                Ok(name) => self.model = Some(name),
+                Err(error) => writeln!(err, "  {line}: {error}")?,
+            }
         }
         while self.slo.is_none() {
             let line =
@@ -174,14 +178,15 @@ mod tests {
             (code, config.pools[0].replicas.len(), config.routes[0].model.as_str()),
             (0, 2, "llama \"8b\"")
         );
-        let (code, text, shown) = init(&["-"], Some("gpu\nhttp://a:1/v1, http://b:2\n\nfast\nbatch\n"));
+        let mistyped = "gpu\nhttp://a:1/v1, http://b:2\nfa\tst\n\nfast\nbatch\n";
+        let (code, text, shown) = init(&["-"], Some(mistyped));
         let config = check_str("gateway.toml", &text, &|_| None).unwrap();
         assert_eq!(
             (code, config.pools[0].replicas.len(), &*config.routes[0].slo),
             (0, 2, "batch"),
             "{shown}"
         );
-        assert!(shown.contains("  gpu: "), "{shown}");
+        assert!(shown.contains("  gpu: ") && shown.contains("is not a model name"), "{shown}");
         for (args, input) in [
             (&["-", "--upstream", "http://a:1", "http://A:1/,http://b:2"] as &[_], None),
             (&["-"], Some("http://a:1 http://a:1/v1 http://b:2\n\n\n")),

@@ -28,11 +28,17 @@ pub(super) async fn run(
     let mut refusals = Refusals::of("learned speeds are not shared");
     loop {
         ticks.tick().await;
+        // One round over all pools: what one of them is refused would otherwise end with the next.
+        let mut round = Ok(Written::Nothing);
         for pool in fleet.pools().iter() {
-            let result = share(cluster, pool, clock, &mut connection).await;
-            if let Err(error) = refusals.note(result) {
-                return error;
+            match share(cluster, pool, clock, &mut connection).await {
+                Ok(Written::Taken) if round.is_ok() => round = Ok(Written::Taken),
+                Ok(_) => {}
+                Err(error) => round = Err(error),
             }
+        }
+        if let Err(error) = refusals.note(round) {
+            return error;
         }
     }
 }
