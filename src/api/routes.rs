@@ -13,6 +13,8 @@ answers! {
         model: String,
         policy: String,
         pools: Vec<RoutePool>,
+        /// `None` without a `[route.prefill]`.
+        prefill: Option<PrefillPool>,
         /// Whether readiness of the gateway needs it.
         required: bool,
         route: String,
@@ -30,5 +32,14 @@ answers! {
         share: f64,
         /// As configured.
         weight: u32,
+    }
+
+    /// The pool that computes prompts of a route.
+    struct PrefillPool {
+        pool: String,
+        ready: usize,
+        replicas: usize,
+        /// `auto`, `always` or `never`.
+        when: String,
     }
 }
