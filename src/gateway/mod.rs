@@ -251,8 +251,8 @@ impl IncomingRequest {
                 // A body that waits for a 100 is not asked for.
                 is_expecting || !Box::pin(body::is_discarded(body)).await
             }
-            // Over HTTP/2 a body that is dropped resets its stream, for which curl and httpx lose the response.
-            Some(body) if !is_http1 && !is_expecting && !body.is_end_stream() => {
+            // Over HTTP/2 a body that is dropped resets its stream, for which curl and httpx lose the response, also while they wait for a 100.
+            Some(body) if !is_http1 && !body.is_end_stream() => {
                 gateway.tasks.spawn(body::discard(body));
                 false
             }

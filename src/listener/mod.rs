@@ -302,7 +302,10 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
                 busy.last();
             }
             let end = asked.end_guard(&response, &busy);
-            Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed, end)))
+            let is_left_out = asked.leaves_body_out();
+            Ok::<_, Infallible>(
+                response.map(|body| BusyBody::new(body, is_left_out, busy, signals.handed, end)),
+            )
         })
     });
     let builder =
@@ -343,6 +346,11 @@ struct Asked {
 }
 
 impl Asked {
+    /// What hyper does itself over HTTP/1.1: an answer to HEAD has the length of its body, but no body (RFC 9110 §9.3.2).
+    fn leaves_body_out(self) -> bool {
+        self.is_head && self.version == Version::HTTP_2
+    }
+
     /// HTTP/1.0 has no chunks: a body without a length ends with its connection, and a broken one must not.
     fn end_guard<B: hyper::body::Body>(self, response: &Response<B>, busy: &Busy) -> EndGuard {
         let is_open_ended = response.body().size_hint().exact().is_none();

@@ -282,15 +282,22 @@ impl Drop for EndGuard {
 #[derive(Debug)]
 pub(super) struct BusyBody<B> {
     body: B,
+    is_left_out: bool,
     busy: Busy,
     handed: Option<Arc<CancellationToken>>,
     end: EndGuard,
 }
 
 impl<B> BusyBody<B> {
-    /// Wraps a body; `handed` is cancelled and `end` told when its last frame goes to hyper.
-    pub(super) fn new(body: B, busy: Busy, handed: Option<Arc<CancellationToken>>, end: EndGuard) -> Self {
-        Self { body, busy, handed, end }
+    /// Wraps a body; `handed` is cancelled and `end` told when its last frame goes to hyper. One that is left out has a length alone.
+    pub(super) fn new(
+        body: B,
+        is_left_out: bool,
+        busy: Busy,
+        handed: Option<Arc<CancellationToken>>,
+        end: EndGuard,
+    ) -> Self {
+        Self { body, is_left_out, busy, handed, end }
     }
 }
 
@@ -328,7 +335,7 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.is_left_out || self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

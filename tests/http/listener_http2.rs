@@ -234,15 +234,39 @@ async fn expect_is_answered_before_the_body_and_a_refusal_comes_without_it() {
     assert!(is_ok(&client.until(HEADERS, 3).await));
     assert!(body(&mut client, 3).await.contains("hello"));
     // Too large, and on a path that is not served: refused before the upload.
-    for (stream, path) in [(5, CHAT_PATH), (7, "/sleep")] {
+    let mut refused = Vec::new();
+    for (stream, path) in [(5, CHAT_PATH), (7, "/sleep"), (9, CHAT_PATH)] {
         client.send(&headers(stream, "POST", path, &expecting("1001"), false)).await;
-        let refusal = client.until(HEADERS, stream).await;
+        let refusal = loop {
+            let frame = client.next().await.unwrap();
+            // In the flight of an answer it would cost curl and httpx the answer.
+            assert!(frame.kind != RST_STREAM || !refused.contains(&frame.stream), "{}", frame.stream);
+            if (frame.kind, frame.stream) == (HEADERS, stream) {
+                break frame;
+            }
+        };
         assert_ne!(refusal.payload, interim.payload, "{path}");
         assert!(!is_ok(&refusal), "{path}");
+        assert_ne!(body(&mut client, stream).await, "", "{path}");
+        refused.push(stream);
     }
     gateway.replica.let_go(3);
     assert!(body(&mut client, 1).await.ends_with("[DONE]\n\n"));
     assert_eq!(gateway.replica.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn an_answer_to_head_has_a_length_and_no_body() {
+    let gateway = Gateway::start().await;
+    let mut client = Connection::open(gateway.addr()).await;
+    for (stream, path) in [(1, "/health"), (5, "/v1/models"), (9, "/no/such/path"), (13, CHAT_PATH)] {
+        client.send(&headers(stream, "HEAD", path, &[], true)).await;
+        let head = client.until(HEADERS, stream).await;
+        assert!(head.ends_stream(), "{path}");
+        client.send(&headers(stream + 2, "GET", path, &[], true)).await;
+        assert!(!client.until(HEADERS, stream + 2).await.ends_stream(), "{path}");
+        assert_ne!(body(&mut client, stream + 2).await, "", "{path}");
+    }
 }
 
 #[tokio::test]
