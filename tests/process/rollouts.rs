@@ -316,6 +316,35 @@ fn revisions_that_hang_say_nothing_or_know_another_model_are_rolled_back() {
 }
 
 #[test]
+fn a_path_that_no_engine_serves_says_nothing_of_a_canary() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = file(folder.path(), &old, &new, "steps = [{ weight = 50, soak = \"1h\" }]");
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    // The baseline has answered for the model, at another path.
+    for _ in 0..20 {
+        assert_eq!(post_chat(&gateway.data, &chat("sim", "hello", 2), "key").status, 200);
+    }
+    let ask = request("POST", "/classify", "", r#"{"model":"sim","input":"x"}"#);
+    for _ in 0..20 {
+        let answer = exchange(connect(&gateway.data).unwrap(), &ask);
+        assert_eq!(answer.status, 404, "{answer:?}");
+    }
+    // Requests are seen in their order.
+    let both = wait_for("all are seen", &gateway, |canary| {
+        canary["requests"]["canary"].as_u64() > Some(0)
+            && canary["requests"]["canary"]
+                .as_u64()
+                .zip(canary["requests"]["baseline"].as_u64())
+                .map(|(a, b)| a + b)
+                >= Some(40)
+    });
+    assert_eq!(both["state"], "running", "{both}");
+    stop_gateway(gateway);
+}
+
+#[test]
 fn a_reload_with_fewer_steps_keeps_the_last_and_a_verdict_outlasts_its_section() {
     let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();

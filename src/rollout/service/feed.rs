@@ -70,6 +70,9 @@ pub(super) struct Ended {
     pub(super) conversation: Option<u64>,
     /// Model that it asked for, where its name decides.
     pub(super) model: Option<Box<str>>,
+    /// Pattern of its path.
+    pub(super) path: Arc<str>,
+    pub(super) is_ok: bool,
     pub(super) is_not_found: bool,
     /// Neither its client nor the gateway gave it up before its first token.
     pub(super) is_answered: bool,
@@ -232,6 +235,8 @@ impl Tap for Feed {
             is_unary,
             conversation: record.conversation,
             model: record.requested_model.clone().filter(|_| record.dialect != Dialect::Responses),
+            path: Arc::clone(&record.path),
+            is_ok: record.outcome == Outcome::Ok,
             is_not_found: record.status == 404 && record.outcome == Outcome::ClientError,
             is_answered: is_answered || is_over,
             censored: if is_open && !is_cold { waited() } else { None },

@@ -43,8 +43,8 @@ pub(super) struct Rollout {
     report: Option<Json>,
     /// Earlier revisions that were rolled back.
     rolled_back: Vec<String>,
-    /// Models that the baseline has answered for.
-    models: HashSet<Box<str>>,
+    /// Models that the baseline has answered for, with the path that it was asked at: no engine serves every path.
+    models: HashSet<(Arc<str>, Box<str>)>,
     /// What engines are asked for instead of the client's name.
     upstream_model: Option<Arc<str>>,
     /// A model for which the canary's engine has answered 404, and the baseline nothing yet.
@@ -238,11 +238,11 @@ impl Rollout {
     fn note_model(&mut self, ended: &Ended) {
         let Some(model) = &ended.model else { return };
         if ended.arm == Arm::Baseline {
-            if ended.is_answered && ended.error.is_none() && self.models.len() < MAX_MODELS {
-                self.models.insert(model.clone());
+            if ended.is_ok && self.models.len() < MAX_MODELS {
+                self.models.insert((Arc::clone(&ended.path), model.clone()));
             }
         } else if ended.is_not_found {
-            if self.models.contains(model) {
+            if self.models.contains(&(Arc::clone(&ended.path), model.clone())) {
                 self.fault = Some(unknown_model(model));
             } else {
                 self.not_found = Some(model.clone());
