@@ -594,6 +594,11 @@ fn faults_of_canaries() {
             Some("f.toml:12:51: weights of canary steps must increase"),
         ),
         (
+            "pool = \"b\"\nsteps = [{ weight = 50, soak = \"1m\" }, { weight = 100, soak = \"1m\" }]"
+                .to_owned(),
+            Some("f.toml:12:51: a step of 100 leaves no baseline to judge the canary by"),
+        ),
+        (
             "pool = \"b\"\nsteps = [{ weight = 120, soak = \"1m\" }]".to_owned(),
             Some("f.toml:12:21: weight is out of range"),
         ),

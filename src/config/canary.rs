@@ -141,6 +141,9 @@ fn steps(list: &Item<'_>) -> Vec<CanaryStep> {
         {
             item.fault("weights of canary steps must increase", STEPS_HINT);
         }
+        if let Some(item) = inner.get("weight").filter(|_| weight == 100) {
+            item.fault("a step of 100 leaves no baseline to judge the canary by", ALL_HINT);
+        }
         steps.push(CanaryStep { weight, soak: soak.max(Duration::from_millis(1)) });
     }
     steps
@@ -203,5 +206,6 @@ fn false_rollback_rate(item: &Item<'_>) -> Option<f64> {
     is_valid.then_some(rate)
 }
 
+const ALL_HINT: &str = "leave it out: after its last step the canary gets everything";
 const STEPS_HINT: &str = "write increasing weights in percent: steps = [{ weight = 10, soak = \"10m\" }, { weight = 50, soak = \"24h\" }]";
 const SHADOW_HINT: &str = "write how many percent of the requests are copied, and for how long: shadow = { weight = 5, soak = \"10m\" }";
