@@ -57,7 +57,8 @@ fn folder() -> tempfile::TempDir {
         format!(
             "[slo.mine]\nttft = \"1s\"\ntpot = \"100ms\"\n[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\", \
              \"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [{{ name = \"p\" }}]\npolicy = \
-             \"{policy}\"\nslo = \"mine\"\n"
+             \"{policy}\"\nslo = \"mine\"\n[[pool]]\nname = \"other\"\nreplicas = [\"http://127.0.0.1:3\"]\n\
+             [[route]]\nmodel = \"n\"\npools = [\"other\"]\n"
         )
     };
     let at = |ms: u64| format!("{{\"timestamp\": {ms}, \"input_length\": 9, \"output_length\": 9}}\n");

@@ -68,7 +68,7 @@ impl Plan {
             configs.push((file, load(&Source::File(file.clone()), &Overrides::default(), env)?));
         }
         let entrants = entrants(args, &configs)?;
-        let settings = settings(args, configs.first().map(|(_, config)| config))?;
+        let settings = settings(args, &configs)?;
         let lasts = |load: &f64| trace.duration.as_secs_f64() / load / 86_400.0;
         if let Some(&load) = args.load.iter().find(|load| lasts(load) > MAX_DAYS) {
             let (path, days, load) = (args.trace.clone(), lasts(&load), format!("{load:?}"));
@@ -199,11 +199,16 @@ fn entrants(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Ent
 /// `[route.prefill]` of a route, with the share of its replicas that compute prompts.
 fn prefill(route: &Route, config: &Config) -> Option<(ReplayedPrefill, f64)> {
     let keys = route.prefill.as_ref()?;
-    let of = |pool: usize| config.pools.get(pool).map_or(0, |pool| pool.replicas.len().max(1));
-    let apart = of(keys.pool) as f64;
-    let decoding: usize = route.pools.iter().map(|weighted| of(weighted.pool)).sum();
+    let [apart, decoding] = sizes(route, config).map(|size| size as f64);
     let replayed = ReplayedPrefill { when: keys.when, min_uncached_tokens: keys.min_uncached_tokens };
-    Some((replayed, apart / (apart + decoding as f64)))
+    Some((replayed, apart / (apart + decoding)))
+}
+
+/// Replicas that compute prompts for others, and those that answer. A pool whose replicas are found elsewhere has one.
+fn sizes(route: &Route, config: &Config) -> [usize; 2] {
+    let of = |pool: usize| config.pools.get(pool).map_or(0, |pool| pool.replicas.len().max(1));
+    let apart = route.prefill.as_ref().map_or(0, |keys| of(keys.pool));
+    [apart, route.pools.iter().map(|weighted| of(weighted.pool)).sum()]
 }
 
 fn route<'a>(args: &ReplayArgs, file: &Path, config: &'a Config) -> Result<&'a Route, ReplayError> {
@@ -218,10 +223,11 @@ fn route<'a>(args: &ReplayArgs, file: &Path, config: &'a Config) -> Result<&'a R
     })
 }
 
-fn settings(args: &ReplayArgs, config: Option<&Config>) -> Result<Vec<Setting>, ReplayError> {
-    let configured = config.map_or(DEFAULT_REPLICAS, |config| {
-        config.pools.iter().map(|pool| pool.replicas.len()).sum::<usize>().max(1)
-    });
+fn settings(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Setting>, ReplayError> {
+    let configured = match configs.first() {
+        Some((file, config)) => sizes(route(args, file, config)?, config).iter().sum(),
+        None => DEFAULT_REPLICAS,
+    };
     let fleets = if args.replicas.is_empty() { vec![configured] } else { args.replicas() };
     let smallest = fleets.iter().copied().min().unwrap_or(1);
     if let Some((replica, _)) = args.slow.iter().find(|(replica, _)| *replica >= smallest) {
