@@ -153,7 +153,7 @@ pub struct Attempt {
     pub ahead: f32,
     /// Its answer was whole and had no content.
     pub is_empty: bool,
-    /// The engine's error message, without what it quotes.
+    /// The engine's error message, as far as it certainly quotes neither the prompt nor the answer.
     pub engine_error: Option<Box<str>>,
 }
 
