@@ -755,6 +755,39 @@ fn the_export_follows_file_then_environment() {
 }
 
 #[test]
+fn log_records_do_not_travel_as_spans_to_another_collector() {
+    let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:4318/v1/traces");
+    let traces_key = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "authorization=traces");
+    let traces_timeout = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1000");
+    let logs = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://l:4317");
+    let logs_key = ("OTEL_EXPORTER_OTLP_LOGS_HEADERS", "authorization=logs");
+    let logs_timeout = ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "2000");
+    let logs_protocol = ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "grpc");
+    let all_key = ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=all");
+    let of_file = "[telemetry.otlp]\nendpoint = \"http://f:4318\"\nheaders = { authorization = \"file\" }\n";
+    let cases: [(&str, &[(&str, &str)], _); 5] = [
+        ("", &[traces, traces_key, traces_timeout, logs], ("http://l:4317", "", 10_000)),
+        ("", &[traces, traces_key, logs, all_key], ("http://l:4317", "all", 10_000)),
+        (
+            "",
+            &[traces, traces_key, traces_timeout, logs, logs_key, logs_timeout, logs_protocol],
+            ("http://l:4317", "logs", 2000),
+        ),
+        ("", &[traces, traces_key, traces_timeout], ("http://t:4318/v1/logs", "traces", 1000)),
+        (of_file, &[traces_key, logs, logs_key], ("http://f:4318/v1/logs", "file", 10_000)),
+    ];
+    for (rest, variables, (endpoint, key, timeout)) in cases {
+        let env = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+        let logs = check_str("f.toml", &with_pool(rest), &env).unwrap().telemetry.otlp.unwrap().logs.unwrap();
+        let keys: Vec<&[u8]> = logs.headers.iter().map(|(_, value)| value.as_bytes()).collect();
+        assert_eq!((&*logs.endpoint, logs.timeout.as_millis()), (endpoint, timeout), "{variables:?}");
+        assert_eq!(keys.concat(), key.as_bytes(), "{variables:?}");
+        let is_grpc = variables.contains(&logs_protocol);
+        assert_eq!(logs.protocol == OtlpProtocol::Grpc, is_grpc, "{variables:?}");
+    }
+}
+
+#[test]
 fn the_examples_check_out() {
     let directory = tempfile::tempdir().unwrap();
     let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();

@@ -68,6 +68,7 @@ pub use self::endpoint::{NAME_FORM, parse_endpoint, parse_name, segment};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::hedge::{Hedge, HedgeAfter};
 pub use self::kv_events::KvEvents;
+pub(crate) use self::otel::percent_decoded;
 use self::otlp::OtlpKeys;
 pub(crate) use self::otlp::masked as masked_headers;
 pub use self::outside::Outside;
@@ -80,7 +81,8 @@ pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::state::{DriftState, StatePlace};
 use self::telemetry::TelemetryKeys;
 pub use self::telemetry::{
-    AccessLog, EngineSpansConfig, Keep, Otlp, OtlpMetrics, OtlpProtocol, Sampling, Telemetry, Temporality,
+    AccessLog, EngineSpansConfig, Keep, Otlp, OtlpLogs, OtlpMetrics, OtlpProtocol, Sampling, Telemetry,
+    Temporality,
 };
 pub use self::tenant::{Tenant, TenantLimits};
 pub use self::warmup::{Lora, WarmUp, WarmUpFeature, WarmUpLength};

@@ -79,9 +79,22 @@ impl std::fmt::Display for AccessLog {
 pub struct Otlp {
     /// For HTTP the full URL of the traces endpoint (`/v1/traces` appended already), for gRPC the collector's.
     pub traces_endpoint: String,
-    /// The same for log records; `None` where only the address of traces is known.
-    pub logs_endpoint: Option<String>,
     /// How spans are sent.
+    pub protocol: OtlpProtocol,
+    /// Headers of the export requests.
+    pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
+    /// For one export.
+    pub timeout: Duration,
+    /// The export of log records; `None` where only the address of traces is known.
+    pub logs: Option<OtlpLogs>,
+}
+
+/// Where log records go. What is said of traces alone counts only where they go beside the spans.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtlpLogs {
+    /// For HTTP the full URL (`/v1/logs` appended already), for gRPC the collector's.
+    pub endpoint: String,
+    /// How log records are sent.
     pub protocol: OtlpProtocol,
     /// Headers of the export requests.
     pub headers: Vec<(http::HeaderName, http::HeaderValue)>,

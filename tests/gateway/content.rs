@@ -12,7 +12,7 @@ use prost::Message as _;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-use tokenway::config::{Config, Otlp, OtlpProtocol, Tenant};
+use tokenway::config::{Config, Otlp, OtlpLogs, OtlpProtocol, Tenant};
 
 use crate::support::replica::{Probes, Replica, Step};
 use crate::support::{Gateway, config, quiet, until, wire};
@@ -286,11 +286,16 @@ async fn exporting(replica: &Replica, collector: &Replica, keys: &str) -> Trail 
     let endpoint = |signal| format!("http://{}/v1/{signal}", collector.addr);
     config.telemetry.otlp = Some(Otlp {
         traces_endpoint: endpoint("traces"),
-        logs_endpoint: Some(endpoint("logs")),
         protocol: OtlpProtocol::Http,
         headers: vec![],
-        // One export that hangs outlasts the test: each that ends empties the queue.
         timeout: Duration::from_secs(300),
+        logs: Some(OtlpLogs {
+            endpoint: endpoint("logs"),
+            protocol: OtlpProtocol::Http,
+            headers: vec![],
+            // One export that hangs outlasts the test: each that ends empties the queue.
+            timeout: Duration::from_secs(300),
+        }),
     });
     config.telemetry.sampling.routine = 0.0;
     config.telemetry.sampling.keep = vec![];

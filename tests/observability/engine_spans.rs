@@ -275,7 +275,7 @@ async fn a_collector_that_refuses_costs_counted_spans_over_either_protocol() {
         let timeout = Duration::from_secs(5);
         let mut config = receiving();
         config.telemetry.otlp =
-            Some(Otlp { traces_endpoint, logs_endpoint: None, protocol, headers: vec![], timeout });
+            Some(Otlp { traces_endpoint, protocol, headers: vec![], timeout, logs: None });
         config.telemetry.sampling.routine = 1.0;
         let observer = observer(&config);
         observer.record(&Arc::new(record()));

@@ -264,10 +264,15 @@ impl Collector {
     pub(crate) fn otlp(&self) -> Otlp {
         Otlp {
             traces_endpoint: format!("http://{}/v1/traces", self.address),
-            logs_endpoint: Some(format!("http://{}/v1/logs", self.address)),
             protocol: OtlpProtocol::Http,
             headers: vec![],
             timeout: Duration::from_secs(10),
+            logs: Some(OtlpLogs {
+                endpoint: format!("http://{}/v1/logs", self.address),
+                protocol: OtlpProtocol::Http,
+                headers: vec![],
+                timeout: Duration::from_secs(10),
+            }),
         }
     }
 }

@@ -6,10 +6,12 @@
 
 use std::time::Duration;
 
+use http::{HeaderName, HeaderValue};
+
 use crate::config::otel::metrics::{MetricsExporter, metrics_endpoint};
-use crate::config::otel::{self, Exporter};
+use crate::config::otel::{self, Exporter, Signal};
 use crate::config::{
-    Declared, EngineSpansConfig, Otlp, OtlpKeys, OtlpMetrics, OtlpProtocol, Sampling, Telemetry,
+    Declared, EngineSpansConfig, Otlp, OtlpKeys, OtlpLogs, OtlpMetrics, OtlpProtocol, Sampling, Telemetry,
     TelemetryKeys, content,
 };
 
@@ -23,7 +25,7 @@ pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
     let otlp = export.spans(Exporter::from_env(root.checking.env));
     Telemetry {
         access_log: keys.access_log,
-        content: content::content(&section, otlp.as_ref().is_some_and(|otlp| otlp.logs_endpoint.is_some())),
+        content: content::content(&section, otlp.as_ref().is_some_and(|otlp| otlp.logs.is_some())),
         otlp,
         otlp_metrics: export.metrics(MetricsExporter::from_env(root.checking.env)),
         engine_spans: EngineSpansConfig::opened(&section).map(|(_, read)| read),
@@ -51,8 +53,7 @@ impl Export {
     }
 
     fn spans(&self, exporter: Exporter) -> Option<Otlp> {
-        let protocol = self.keys.protocol.or(exporter.protocol).unwrap_or_default();
-        let of_env = if self.keys.endpoint.is_none() { exporter.logs_endpoint(protocol) } else { None };
+        let (protocol, headers, timeout) = self.travel(exporter.of_traces.clone());
         let traces_endpoint = match &self.keys.endpoint {
             Some(base) => otel::traces_endpoint(base, protocol),
             None if self.is_present => exporter
@@ -60,13 +61,29 @@ impl Export {
                 .unwrap_or_else(|| otel::traces_endpoint(default_base(protocol), protocol)),
             None => exporter.endpoint(protocol)?,
         };
-        Some(Otlp {
-            logs_endpoint: of_env.or_else(|| otel::logs_endpoint(&traces_endpoint, protocol)),
-            traces_endpoint,
-            protocol,
-            headers: self.keys.headers.clone().unwrap_or(exporter.headers),
-            timeout: self.keys.timeout.or(exporter.timeout).unwrap_or(DEFAULT_EXPORT_TIMEOUT),
-        })
+        let logs = self.logs(exporter, &traces_endpoint, protocol);
+        Some(Otlp { traces_endpoint, protocol, headers, timeout, logs })
+    }
+
+    /// Where the environment says, or beside the spans and then as they go.
+    fn logs(&self, exporter: Exporter, traces_endpoint: &str, of_traces: OtlpProtocol) -> Option<OtlpLogs> {
+        let (protocol, headers, timeout) = self.travel(exporter.of_logs.clone().or(&exporter.of_all));
+        let of_env = if self.keys.endpoint.is_none() { exporter.logs_endpoint(protocol) } else { None };
+        if let Some(endpoint) = of_env {
+            return Some(OtlpLogs { endpoint, protocol, headers, timeout });
+        }
+        let endpoint = otel::logs_endpoint(traces_endpoint, of_traces)?;
+        let (_, headers, timeout) = self.travel(exporter.of_logs.or(&exporter.of_traces));
+        Some(OtlpLogs { endpoint, protocol: of_traces, headers, timeout })
+    }
+
+    /// How exports travel of which the environment says this.
+    fn travel(&self, of_env: Signal) -> (OtlpProtocol, Vec<(HeaderName, HeaderValue)>, Duration) {
+        (
+            self.keys.protocol.or(of_env.protocol).unwrap_or_default(),
+            self.keys.headers.clone().or(of_env.headers).unwrap_or_default(),
+            self.keys.timeout.or(of_env.timeout).unwrap_or(DEFAULT_EXPORT_TIMEOUT),
+        )
     }
 
     /// Beside the spans, unless the environment alone says where.

@@ -1,4 +1,5 @@
-//! The standard `OTEL_…` variables, as far as they concern the export of spans; [`metrics`] has those of metrics.
+//! The standard `OTEL_…` variables, as far as they concern the export of spans and log records; [`metrics`] has those of
+//! metrics.
 //!
 //! They are the weakest source: whatever a flag or the file says wins. Values that make no sense are left out with a
 //! warning, as the OpenTelemetry specification requires, because the environment is often set by another party.
@@ -11,7 +12,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::OtlpProtocol;
 
-/// What the environment says about the OTLP export of spans.
+/// What the environment says about the OTLP export of spans and of log records.
 #[derive(Debug, Default)]
 pub(super) struct Exporter {
     /// Where every signal goes, if spans are to be exported.
@@ -20,12 +21,41 @@ pub(super) struct Exporter {
     traces: Option<String>,
     /// Where log records go, if that is said on its own.
     logs: Option<String>,
-    /// How.
+    /// How spans go.
+    pub(super) of_traces: Signal,
+    /// How log records go, as far as that is said of them alone.
+    pub(super) of_logs: Signal,
+    /// How every signal goes that says nothing itself.
+    pub(super) of_all: Signal,
+}
+
+/// What the environment says about how exports travel.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Signal {
     pub(super) protocol: Option<OtlpProtocol>,
-    /// Headers of an export.
-    pub(super) headers: Vec<(HeaderName, HeaderValue)>,
+    pub(super) headers: Option<Vec<(HeaderName, HeaderValue)>>,
     /// For one export.
     pub(super) timeout: Option<Duration>,
+}
+
+impl Signal {
+    /// `variable` yields the values of one signal's variables, or of those of all.
+    fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
+        Self {
+            protocol: variable("PROTOCOL").and_then(|name| protocol(&name)),
+            headers: variable("HEADERS").map(|list| headers(&list)),
+            timeout: variable("TIMEOUT").and_then(|millis| timeout(&millis)),
+        }
+    }
+
+    /// This, and what `other` says where this says nothing.
+    pub(super) fn or(self, other: &Self) -> Self {
+        Self {
+            protocol: self.protocol.or(other.protocol),
+            headers: self.headers.or_else(|| other.headers.clone()),
+            timeout: self.timeout.or(other.timeout),
+        }
+    }
 }
 
 impl Exporter {
@@ -33,10 +63,7 @@ impl Exporter {
     pub(super) fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
         let set =
             |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-        let for_traces = |key: &str| {
-            set(&format!("OTEL_EXPORTER_OTLP_TRACES_{key}"))
-                .or_else(|| set(&format!("OTEL_EXPORTER_OTLP_{key}")))
-        };
+        let of_all = Signal::read(|key| set(&format!("OTEL_EXPORTER_OTLP_{key}")));
         let is_off = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
             || set("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
         let url = |name: &str| set(name).filter(|_| !is_off).filter(|url| is_http(url));
@@ -44,9 +71,9 @@ impl Exporter {
             base: url("OTEL_EXPORTER_OTLP_ENDPOINT"),
             traces: url("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
             logs: url("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"),
-            protocol: for_traces("PROTOCOL").and_then(|name| protocol(&name)),
-            headers: for_traces("HEADERS").map(|list| headers(&list)).unwrap_or_default(),
-            timeout: for_traces("TIMEOUT").and_then(|millis| timeout(&millis)),
+            of_traces: Signal::read(|key| set(&format!("OTEL_EXPORTER_OTLP_TRACES_{key}"))).or(&of_all),
+            of_logs: Signal::read(|key| set(&format!("OTEL_EXPORTER_OTLP_LOGS_{key}"))),
+            of_all,
         }
     }
 
@@ -128,7 +155,7 @@ fn headers(list: &str) -> Vec<(HeaderName, HeaderValue)> {
 }
 
 /// Values are percent-encoded, as in W3C baggage.
-fn percent_decoded(text: &str) -> Vec<u8> {
+pub(crate) fn percent_decoded(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
@@ -177,7 +204,7 @@ mod tests {
         ];
         for (variables, endpoint) in cases {
             let read = exporter(variables);
-            let actual = read.endpoint(read.protocol.unwrap_or_default());
+            let actual = read.endpoint(read.of_traces.protocol.unwrap_or_default());
             assert_eq!(actual.as_deref(), endpoint, "{variables:?}");
         }
     }
@@ -211,20 +238,21 @@ mod tests {
     fn headers_are_decoded_and_bad_ones_left_out() {
         let read =
             exporter(&[("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20eA==, x-a=1,nonsense,b ad=2")]);
-        let shown: Vec<_> = read.headers.iter().map(|(k, v)| (k.as_str(), v.to_str().unwrap())).collect();
+        let headers = read.of_traces.headers.unwrap();
+        let shown: Vec<_> = headers.iter().map(|(k, v)| (k.as_str(), v.to_str().unwrap())).collect();
         assert_eq!(shown, [("authorization", "Basic eA=="), ("x-a", "1")]);
         let both = exporter(&[
             ("OTEL_EXPORTER_OTLP_HEADERS", "x-a=1"),
             ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-b=2"),
         ]);
-        assert_eq!(both.headers.len(), 1);
+        assert_eq!(both.of_traces.headers.unwrap().len(), 1);
     }
 
     #[test]
     fn the_timeout_is_in_milliseconds() {
         for (text, expected) in [("2500", Some(2500)), ("0", None), ("soon", None)] {
             let read = exporter(&[("OTEL_EXPORTER_OTLP_TIMEOUT", text)]);
-            assert_eq!(read.timeout, expected.map(Duration::from_millis), "{text}");
+            assert_eq!(read.of_traces.timeout, expected.map(Duration::from_millis), "{text}");
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) use self::proto::{attribute, logs, nanos, scope, structured, text};
 use super::metrics::BuildInfo;
 use crate::background::Background;
 use crate::clock::Clock;
-use crate::config::{Endpoint, Otlp, OtlpProtocol};
+use crate::config::{Endpoint, Otlp, OtlpProtocol, percent_decoded};
 use crate::upstream::connect::Connector;
 
 /// Why nothing can be exported.
@@ -48,8 +48,9 @@ pub enum CollectorError {
 
 /// The configured collector of spans and log records. Makes exporters, each with a connection of its own.
 pub struct Collector {
-    otlp: Otlp,
-    route: Route,
+    traces_endpoint: String,
+    traces: Route,
+    logs: Option<(String, Route)>,
     resource: Resource,
 }
 
@@ -75,7 +76,7 @@ impl Collector {
         background: &Background,
         clock: Clock,
     ) -> Result<Self, CollectorError> {
-        let route = Route {
+        let traces = Route {
             protocol: otlp.protocol,
             headers: Headers(otlp.headers.iter().cloned().collect()),
             timeout: otlp.timeout,
@@ -83,7 +84,22 @@ impl Collector {
             background: background.clone(),
             clock,
         };
-        Ok(Self { otlp: otlp.clone(), route, resource: resource(build, instance) })
+        let logs = match &otlp.logs {
+            Some(logs) => {
+                // What `…_TRACES_…` names is for the collector of traces, which may be theirs too.
+                let is_same = endpoint(&logs.endpoint)? == endpoint(&otlp.traces_endpoint)?;
+                let of_logs = || tls::connector("LOGS_", background.tasks.clone());
+                let connector = if is_same { traces.connector.clone() } else { of_logs()? };
+                let headers = Headers(logs.headers.iter().cloned().collect());
+                let background = background.clone();
+                let (protocol, timeout) = (logs.protocol, logs.timeout);
+                let route = Route { protocol, headers, timeout, connector, background, clock };
+                Some((logs.endpoint.clone(), route))
+            }
+            None => None,
+        };
+        let traces_endpoint = otlp.traces_endpoint.clone();
+        Ok(Self { traces_endpoint, traces, logs, resource: resource(build, instance) })
     }
 
     /// Who exports.
@@ -96,7 +112,7 @@ impl Collector {
     /// # Errors
     /// The endpoint is unusable.
     pub(super) fn spans(&self) -> Result<Exporter, CollectorError> {
-        self.route.exporter(&self.otlp.traces_endpoint, "spans", is_gzip("TRACES_"))
+        self.traces.exporter(&self.traces_endpoint, "spans", is_gzip("TRACES_"))
     }
 
     /// An exporter of log records. `None` where the address is one of traces alone.
@@ -104,8 +120,8 @@ impl Collector {
     /// # Errors
     /// The endpoint is unusable.
     pub(crate) fn logs(&self) -> Result<Option<Exporter>, CollectorError> {
-        let url = self.otlp.logs_endpoint.as_deref();
-        url.map(|url| self.route.exporter(url, "log records", is_gzip("LOGS_"))).transpose()
+        let logs = self.logs.as_ref();
+        logs.map(|(url, route)| route.exporter(url, "log records", is_gzip("LOGS_"))).transpose()
     }
 
     /// An exporter of spans that engines encoded, and have not compressed.
@@ -113,7 +129,7 @@ impl Collector {
     /// # Errors
     /// The endpoint is unusable.
     pub(super) fn forwarder(&self) -> Result<Exporter, CollectorError> {
-        self.route.exporter(&self.otlp.traces_endpoint, "spans of engines", false)
+        self.traces.exporter(&self.traces_endpoint, "spans of engines", false)
     }
 }
 
@@ -172,12 +188,18 @@ fn resource(build: BuildInfo, instance: &str) -> Resource {
     let mut attributes = BTreeMap::from(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
     let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let listed = set("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
-    let pairs = listed.split(',').filter_map(|entry| entry.split_once('='));
-    attributes.extend(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())));
+    attributes.extend(listed_attributes(&listed));
     attributes.extend(set("OTEL_SERVICE_NAME").map(|name| ("service.name".to_owned(), name)));
     attributes.insert("service.version".to_owned(), build.version.to_owned());
     let attributes = attributes.into_iter().map(|(key, value)| text(key, value)).collect();
     Resource { attributes, ..Resource::default() }
+}
+
+/// Of `OTEL_RESOURCE_ATTRIBUTES`: commas and equals signs in its keys and values are percent-encoded.
+fn listed_attributes(list: &str) -> impl Iterator<Item = (String, String)> {
+    let decoded = |text: &str| String::from_utf8_lossy(&percent_decoded(text.trim())).into_owned();
+    let pairs = list.split(',').filter_map(|entry| entry.split_once('='));
+    pairs.map(move |(key, value)| (decoded(key), decoded(value)))
 }
 
 /// `OTEL_EXPORTER_OTLP_…COMPRESSION`; metrics have theirs in the configuration.
@@ -193,6 +215,14 @@ pub(super) const PROTOBUF: &str = "application/x-protobuf";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_attributes_of_a_resource_are_decoded() {
+        let listed = "deployment.environment.name=pre%20prod, team=a%2Cb,nonsense";
+        let attributes: Vec<_> = listed_attributes(listed).collect();
+        let expected = [("deployment.environment.name", "pre prod"), ("team", "a,b")];
+        assert_eq!(attributes, expected.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    }
 
     #[test]
     fn a_password_in_the_address_is_not_repeated() {
