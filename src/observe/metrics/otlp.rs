@@ -65,13 +65,18 @@ fn metric(family: &MetricFamily, span: Span) -> Option<Metric> {
 
 /// As the specification of OpenTelemetry maps names to Prometheus, backwards.
 fn name_and_unit(name: &str, is_counter: bool) -> (String, &'static str) {
+    let keeps_unit = DIFFER_BY_UNIT.contains(&name);
     let name = if is_counter { name.strip_suffix("_total").unwrap_or(name) } else { name };
     let named = UNITS.iter().find_map(|(suffix, unit)| Some((name.strip_suffix(suffix)?, *unit)));
+    let named = named.map(|(bare, unit)| (if keeps_unit { name } else { bare }, unit));
     // A gauge in `1` would come back as a ratio.
     let (name, unit) = named.unwrap_or((name, if is_counter { "1" } else { "" }));
     (name.replacen('_', ".", 1), unit)
 }
 
+/// Families whose names differ by the unit alone: it stays in the name, which Prometheus then leaves as it is.
+const DIFFER_BY_UNIT: &[&str] =
+    &["tokenway_replica_kv_transfer_bytes_total", "tokenway_replica_kv_transfer_seconds"];
 const UNITS: &[(&str, &str)] = &[("_seconds", "s"), ("_bytes", "By"), ("_ratio", "1")];
 
 fn numbers(
@@ -174,7 +179,28 @@ fn labels(labels: &[LabelPair]) -> Vec<KeyValue> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
+    use prometheus::Registry;
+
+    use super::super::buckets::Edges;
+    use super::super::declare::Maker;
+    use super::super::table::Families;
     use super::*;
+
+    #[test]
+    fn no_two_families_have_one_name() {
+        let (registry, edges) = (Registry::new(), Edges::default());
+        let maker = Maker::new(&registry, &edges);
+        Families::new(&maker);
+        let declared = maker.declared.take();
+        let own = declared.iter().filter(|family| !REPLACED_BY_EXPONENTIAL.contains(&family.name));
+        let own = own.map(|family| name_and_unit(family.name, matches!(family.kind, "counter" | "amount")).0);
+        let mut seen = HashSet::new();
+        for name in own.chain(EXPONENTIAL.iter().map(|measure| measure.name.to_owned())) {
+            assert!(seen.insert(name.clone()), "{name}");
+        }
+    }
 
     #[test]
     fn names_come_back_from_prometheus() {
@@ -185,6 +211,8 @@ mod tests {
             ("tokenway_canary_share_ratio", false, ("tokenway.canary_share", "1")),
             ("tokenway_requests_inflight", false, ("tokenway.requests_inflight", "")),
             ("process_cpu_seconds_total", true, ("process.cpu", "s")),
+            ("tokenway_replica_kv_transfer_bytes_total", true, ("tokenway.replica_kv_transfer_bytes", "By")),
+            ("tokenway_replica_kv_transfer_seconds", false, ("tokenway.replica_kv_transfer_seconds", "s")),
         ] {
             let (name, unit) = name_and_unit(name, is_counter);
             assert_eq!((&*name, unit), expected);
