@@ -99,6 +99,8 @@ mod tests {
         ] {
             assert_eq!(parse_endpoint(text).unwrap().to_string(), shown, "{text}");
         }
+        let webhook = parse_endpoint("https://hooks.example/services/T0/secret").unwrap();
+        assert_eq!(webhook.origin(), "https://hooks.example:443");
         for text in [
             "",
             "127.0.0.1:8001",

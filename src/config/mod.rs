@@ -282,12 +282,18 @@ impl Endpoint {
             format!("{}:{}", self.host, self.port)
         }
     }
+
+    /// Scheme, host and port: the path of a webhook is a credential, and is left out of the log.
+    #[must_use]
+    pub fn origin(&self) -> String {
+        let scheme = if self.is_tls { "https" } else { "http" };
+        format!("{scheme}://{}", self.authority())
+    }
 }
 
 impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let scheme = if self.is_tls { "https" } else { "http" };
-        write!(f, "{scheme}://{}{}", self.authority(), self.base_path)
+        write!(f, "{}{}", self.origin(), self.base_path)
     }
 }
 

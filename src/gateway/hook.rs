@@ -145,11 +145,11 @@ impl Caller {
         match result {
             Ok((status, body)) if status.is_success() => Ok(body),
             Ok((status, _)) => {
-                tracing::warn!(%status, hook = %endpoint, "the hook answered with an error");
+                tracing::warn!(%status, hook = endpoint.origin(), "the hook answered with an error");
                 Err(HookOutcome::Failed)
             }
             Err(error) => {
-                tracing::warn!(%error, hook = %endpoint, "the hook did not answer");
+                tracing::warn!(%error, hook = endpoint.origin(), "the hook did not answer");
                 Err(if matches!(error, CallError::Timeout) {
                     HookOutcome::Timeout
                 } else {

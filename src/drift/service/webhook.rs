@@ -90,7 +90,7 @@ impl Poster {
     }
 
     fn failed(&self, error: &CallError) -> DeliveryResult {
-        tracing::warn!(%error, webhook = %self.endpoint, "findings were not delivered; they are sent again");
+        tracing::warn!(%error, webhook = self.endpoint.origin(), "findings were not delivered; they are sent again");
         DeliveryResult::Failed
     }
 }

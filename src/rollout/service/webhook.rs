@@ -56,10 +56,10 @@ async fn deliver(
                     break;
                 }
                 Ok((status, _)) => {
-                    tracing::warn!(%status, webhook = %endpoint, "a canary's report was refused");
+                    tracing::warn!(%status, webhook = endpoint.origin(), "a canary's report was refused");
                 }
                 Err(error) => {
-                    tracing::warn!(%error, webhook = %endpoint, "a canary's report was not delivered");
+                    tracing::warn!(%error, webhook = endpoint.origin(), "a canary's report was not delivered");
                 }
             }
         }
