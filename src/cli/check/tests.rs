@@ -116,6 +116,24 @@ fn prompts_that_only_some_compute_apart_are_a_warning() {
 }
 
 #[test]
+fn one_name_in_two_pools_is_a_warning() {
+    let pool = |name: &str, replicas: &str| {
+        format!(
+            "[[pool]]\nname = \"{name}\"\nreplicas = [{replicas}]\n[[route]]\nmodel = \"{name}\"\npools = [\"{name}\"]\n"
+        )
+    };
+    let replica =
+        |port: u16, name: &str| format!("{{ url = \"http://127.0.0.1:{port}\", name = \"{name}\" }}");
+    let old = pool("old", &replica(1, "gpu-0"));
+    for (new, warns) in [(replica(2, "gpu-0"), true), (replica(2, "gpu-1"), false)] {
+        let said = check(&format!("{old}{}", pool("new", &new)));
+        assert_eq!(said.code, 0, "{}", said.err);
+        let warning = "gateway.toml:9:12: warning: pools \"old\" and \"new\" both have a replica \"gpu-0\"";
+        assert_eq!(said.err.contains(warning), warns, "{}", said.err);
+    }
+}
+
+#[test]
 fn a_setting_without_an_effect_is_a_warning() {
     let tenant = "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nclient_names = [\"c\"]\nweight = 3\n";
     let unused = "[[pool]]\nname = \"q\"\nreplicas = [\"http://127.0.0.1:1\"]\ntls = {}\n[[route]]\nmodel = \"m\"\npools = [\"p\"]\n\

@@ -83,7 +83,7 @@ impl Lint<'_, '_> {
     }
 
     fn pools(&self) {
-        let mut homes = HashMap::new();
+        let (mut homes, mut names) = (HashMap::new(), HashMap::new());
         for (at, pool) in self.config.pools.iter().enumerate() {
             if !self.config.routes.iter().any(|route| route.uses(at)) {
                 let message =
@@ -107,6 +107,15 @@ impl Lint<'_, '_> {
                     );
                     let place = self.place("pool", at, &["replicas"]);
                     self.warn(place, message, "list a replica in one pool; several routes may use that pool");
+                } else if let Some(other) =
+                    names.insert(&replica.name, &pool.name).filter(|other| **other != pool.name)
+                {
+                    let message = format!(
+                        "pools \"{other}\" and \"{}\" both have a replica \"{}\": figures by replica take the two for one",
+                        pool.name, replica.name
+                    );
+                    let place = self.place("pool", at, &["replicas"]);
+                    self.warn(place, message, "give each replica a name of its own, or none");
                 }
             }
         }
