@@ -366,13 +366,11 @@ fn hint(error: &io::Error) -> &'static str {
 /// Exports when the data port's certificate expires, and says which of ours has.
 fn note_expiry(observer: &Observer, config: &Config, clock: Clock) {
     let now = clock.wall(clock.now());
-    if let Some(tls) = &config.server.tls
-        && let Some(at) = expiry(&tls.cert)
-    {
-        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let family = &observer.metrics().families.process.certificate_expiry;
-        family.set([&tls.cert.to_string_lossy()], Some(at.as_secs_f64()));
-    }
+    let served = config.server.tls.as_ref().and_then(|tls| {
+        let at = expiry(&tls.cert)?.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Some((tls.cert.to_string_lossy(), at))
+    });
+    observer.metrics().set_certificate(served.as_ref().map(|(file, at)| (&**file, *at)));
     let of_pools = config.pools.iter().filter_map(|pool| Some(&pool.tls.as_ref()?.identity.as_ref()?.cert));
     for cert in config.server.tls.iter().map(|tls| &tls.cert).chain(of_pools) {
         if expiry(cert).is_some_and(|at| at <= now) {

@@ -36,7 +36,7 @@ use prometheus::{IntCounter, Registry, TextEncoder};
 
 use self::buckets::Edges;
 pub use self::canary::CanaryGauges;
-use self::declare::Maker;
+use self::declare::{Group as _, Maker};
 pub(super) use self::delta::since;
 use self::exemplars::{Exemplar, Exemplars};
 use self::exponential::{ExponentialKey, Exponentials};
@@ -310,9 +310,12 @@ impl Metrics {
         *self.log_drops.lock() = Some(drops);
     }
 
-    /// Sets the state of every source; those that are no longer configured keep their last values until a restart.
+    /// Sets the state of every source; those that are configured no more leave the page.
     pub fn set_sources(&self, sources: &[SourceStatus]) {
+        // No page shows the moment between.
+        let _one_at_a_time = self.rendering.lock();
         let families = &self.families.sources;
+        families.forget(&[]);
         for status in sources {
             let key: [&str; 2] = [&status.pool, status.source];
             families.targets.set(key, Some(status.targets as f64));

@@ -34,8 +34,70 @@ impl Metrics {
             }
         }
     }
+
+    /// Sets when the first certificate of the data port's file expires, since 1970; a file that was replaced leaves the page.
+    pub fn set_certificate(&self, certificate: Option<(&str, Duration)>) {
+        // No page shows the moment between.
+        let _one_at_a_time = self.rendering.lock();
+        let family = &self.families.process.certificate_expiry;
+        family.forget(&[]);
+        if let Some((file, at)) = certificate {
+            family.set([file], Some(at.as_secs_f64()));
+        }
+    }
 }
 
 fn bounds(slo: &Slo) -> [(&'static str, Option<Duration>); 3] {
     [("ttft", slo.ttft.map(|bound| bound.base)), ("tpot", slo.tpot), ("e2e", slo.e2e)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::check::check_str;
+    use crate::fleet::discovery::SourceStatus;
+    use crate::observe::metrics::BuildInfo;
+
+    const CONFIG: &str = "[[pool]]\nname = \"main\"\nreplicas = [\"http://127.0.0.1:1\"]\n\n[[route]]\nmodel = \"m\"\npools = [\"main\"]\n";
+
+    fn metrics() -> Metrics {
+        let config = check_str("f.toml", CONFIG, &|_| None).unwrap();
+        Metrics::new(&config, BuildInfo::THIS, Clock::start())
+    }
+
+    #[test]
+    fn a_source_that_is_configured_no_more_fails_no_more() {
+        let metrics = metrics();
+        let failing = |pool: &str| SourceStatus {
+            pool: pool.into(),
+            source: "file",
+            targets: 0,
+            age: None,
+            failing: Some((Duration::from_secs(1), "no such file".into())),
+            failures: 3,
+            kept: 0,
+        };
+        metrics.set_sources(&[failing("main"), failing("retired")]);
+        metrics.set_sources(&[failing("main")]);
+        let page = metrics.render(&[]);
+        assert!(!page.contains("retired"), "{page}");
+        for series in
+            ["failing{pool=\"main\",source=\"file\"} 1", "failures_total{pool=\"main\",source=\"file\"} 3"]
+        {
+            assert!(page.contains(&format!("tokenway_discovery_{series}")), "{page}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_that_was_replaced_expires_no_more() {
+        let metrics = metrics();
+        metrics.set_certificate(Some(("a.pem", Duration::from_secs(1))));
+        metrics.set_certificate(Some(("b.pem", Duration::from_secs(2))));
+        let page = metrics.render(&[]);
+        assert!(!page.contains("a.pem"), "{page}");
+        assert!(page.contains("tokenway_certificate_expiry_seconds{file=\"b.pem\"} 2"), "{page}");
+        metrics.set_certificate(None);
+        assert!(!metrics.render(&[]).contains("b.pem"));
+    }
 }
