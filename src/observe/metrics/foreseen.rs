@@ -22,12 +22,14 @@ pub(super) fn served(foreseen: &Foreseen) -> Tails {
 
 /// `outcome` and `code` of requests that a replica answered or failed to, and of those that reached none.
 pub(super) fn outcomes(foreseen: &Foreseen) -> Tails {
-    let outcomes = if foreseen.is_served {
-        [(Outcome::Ok, "200"), (Outcome::Failed, "200"), (Outcome::Failed, "502")]
+    let others = if foreseen.is_served {
+        [(Outcome::Ok, "200"), (Outcome::Failed, "200")]
     } else {
-        [(Outcome::Refused, "429"), (Outcome::Refused, "503"), (Outcome::Failed, "502")]
+        [(Outcome::Refused, "429"), (Outcome::Refused, "503")]
     };
-    outcomes.map(|(outcome, code)| vec![outcome.as_str(), code]).to_vec()
+    // An engine's own 500 passes unchanged, as do its 503 and 504 when no attempt is left.
+    let failed = ["500", "502", "503", "504"].map(|code| (Outcome::Failed, code));
+    others.into_iter().chain(failed).map(|(outcome, code)| vec![outcome.as_str(), code]).collect()
 }
 
 /// `reason` of misses: the bounds that there are, where they can be missed.

@@ -100,4 +100,17 @@ mod tests {
         metrics.set_certificate(None);
         assert!(!metrics.render(&[]).contains("b.pem"));
     }
+
+    #[test]
+    fn the_first_burst_of_failures_is_an_increase_whatever_its_status() {
+        let page = metrics().render(&[]);
+        for code in ["500", "502", "503", "504"] {
+            for revision in ["main", "none"] {
+                let series = format!(
+                    r#"tokenway_requests_total{{class="short",code="{code}",model="m",outcome="failed",revision="{revision}",route="m",tenant="default"}} 0"#
+                );
+                assert!(page.contains(&series), "{series}: {page}");
+            }
+        }
+    }
 }

@@ -71,5 +71,5 @@ fn model(route: &Route) -> Option<&str> {
 const CLASSES: [Class; 3] = [Class::Short, Class::Medium, Class::Long];
 /// Tenant of a gateway that has none.
 const NOBODY: &str = "default";
-/// Label sets of route, model, tenant, revision and class; with up to nine series each.
+/// Label sets of route, model, tenant, revision and class; with up to thirteen series each.
 const MAX_LABEL_SETS: usize = 200;
