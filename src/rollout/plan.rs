@@ -198,6 +198,16 @@ impl Plan {
         }
     }
 
+    /// What was decided before cannot be read: it waits for an operator, or a gateway that knows.
+    pub fn lose(&mut self) {
+        self.is_off = true;
+        self.enter(RolloutState::Paused, LOST);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.state == RolloutState::Paused && self.is_off && self.reason == LOST
+    }
+
     /// An operator acts at `now`, in milliseconds since 1970; returns whether what was judged so far is to be forgotten.
     ///
     /// # Errors
@@ -247,15 +257,18 @@ impl Plan {
     }
 
     /// Takes over another gateway's plan of the same revision where that one holds: the last word of an operator or a breach, then the
-    /// higher [`stance`](Self::stance). Returns whether it is another one now.
+    /// higher [`stance`](Self::stance). One that is lost holds against none. Returns whether it is another one now.
     pub fn follow(&mut self, other: &Self) -> bool {
         let (ours, theirs) = (self.stance(), other.stance());
-        if ours == theirs {
+        if other.is_lost() {
+            return false;
+        }
+        if ours == theirs && !self.is_lost() {
             self.acts = self.acts.max(other.acts);
             self.soaked = self.soaked.max(other.soaked);
             return false;
         }
-        let holds = (other.acts, theirs) > (self.acts, ours);
+        let holds = self.is_lost() || (other.acts, theirs) > (self.acts, ours);
         if holds {
             *self = Self { answers: 0, answers_elsewhere: 0, ..other.clone() };
         }
@@ -275,6 +288,8 @@ fn no_verdict(missing: &str) -> String {
 /// Soaks that a step may take until a breach would have been seen.
 const MAX_SOAKS: f64 = 4.0;
 const ALL_STEPS: &str = "all steps held";
+/// The reason of one whose state cannot be read.
+const LOST: &str = "its state cannot be read: resume it to begin anew";
 const SHADOW: &str = "shadow: copies of requests";
 /// How the reason of one that runs begins.
 const PLACE: &str = "step ";
@@ -326,6 +341,23 @@ mod tests {
         assert_eq!((soaking.soaked, soaking.answers), (9.0, 0));
         let saved: Plan = serde_json::from_str(&serde_json::to_string(&late).unwrap()).unwrap();
         assert_eq!(saved, late);
+    }
+
+    #[test]
+    fn a_plan_that_is_lost_follows_any_other_and_none_follows_it_until_an_operator_acts() {
+        let canary = canary("");
+        let begun = Plan { is_past_shadow: true, ..Plan::new(&canary) };
+        let mut lost = begun.clone();
+        lost.lose();
+        assert_eq!((lost.state, lost.share(&canary)), (RolloutState::Paused, 0));
+        let mut other = Plan { soaked: 9.0, ..begun };
+        assert!(!other.follow(&lost) && lost.clone().follow(&other));
+        assert!(!lost.clone().follow(&lost));
+        let kept: Plan = serde_json::from_str(&serde_json::to_string(&lost).unwrap()).unwrap();
+        assert!(kept.clone().follow(&other), "also after a restart");
+        assert_eq!(lost.act(Action::Rollback, 5), Ok(false));
+        assert!(other.follow(&lost));
+        assert_eq!(other.state, RolloutState::RolledBack);
     }
 
     #[test]

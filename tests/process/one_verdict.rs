@@ -117,6 +117,40 @@ fn a_breach_that_one_gateway_sees_stops_the_canary_at_the_one_that_sees_nothing(
 }
 
 #[test]
+fn a_gateway_whose_state_is_lost_gives_the_canary_nothing_until_another_knows_better() {
+    let (mut broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
+    let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
+    let with_state = |folder: &TempDir, broker: &Broker| {
+        let file = clustered(file(folder.path(), &old, &new, STEPS), broker);
+        let text = std::fs::read_to_string(&file).unwrap();
+        replace(
+            &file,
+            &text.replace("pool = \"new\"\nsteps", "pool = \"new\"\nstate = \"canary.json\"\nsteps"),
+        );
+        file
+    };
+    let first = start(&with_state(&folders[0], &broker));
+    broker.redis.kill();
+    let file = with_state(&folders[1], &broker);
+    std::fs::write(folders[1].path().join("canary.json"), "{").unwrap();
+    let second = start(&file);
+    let waits = canary(&second);
+    // Past the time for which it waits for the others' word.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(
+        (&canary(&second)["state"], &canary(&second)["weight"]),
+        (&"paused".into(), &0.0.into()),
+        "{waits}"
+    );
+    broker.start_again();
+    let now = wait_for("the first one's step", &second, |canary| canary["state"] == "running");
+    assert_eq!((&now["step"], &now["weight"]), (&1.into(), &50.0.into()), "{now}");
+    assert_eq!(canary(&first)["state"], "running", "what is lost is no verdict");
+    stop_gateway(first);
+    stop_gateway(second);
+}
+
+#[test]
 fn a_gateway_that_starts_takes_the_step_that_another_is_at() {
     let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
     let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];

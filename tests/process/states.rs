@@ -61,4 +61,13 @@ fn each_route_of_a_broken_state_file_is_named() {
     let waits = canary(&gateway);
     assert_eq!((&waits["state"], &waits["weight"]), (&"paused".into(), &0.0.into()), "{waits}");
     stop_gateway(gateway);
+    // The broken file is out of the way by now, and what was decided is as unknown as before.
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let still = canary(&gateway);
+    assert_eq!((&still["state"], &still["weight"]), (&"paused".into(), &0.0.into()), "{still}");
+    assert_eq!(still["reason"], waits["reason"]);
+    assert_eq!(act(&gateway, "resume").0, 200);
+    assert_eq!(canary(&gateway)["state"], "running");
+    stop_gateway(gateway);
 }

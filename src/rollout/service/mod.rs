@@ -174,8 +174,7 @@ impl RolloutService {
             let (saved, is_lost) =
                 kept.map_or_else(|| read().unwrap_or_default(), |kept| (Some(kept), false));
             if let Some(mut rollout) = Rollout::new(config, route, canary, saved) {
-                // Other gateways know better.
-                if is_lost && self.topics.is_none() {
+                if is_lost {
                     rollout.waits();
                 }
                 if let Some(at) = old.iter().position(|old| old.is_same(&rollout)) {

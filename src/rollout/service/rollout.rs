@@ -110,11 +110,11 @@ impl Rollout {
         self.is_dirty = true;
     }
 
-    /// What was decided of it cannot be read: it gets nothing until it is resumed.
+    /// What was decided of it cannot be read: it gets nothing until it is resumed, or another gateway knows better. That is
+    /// written: a broken file was moved aside, and the next start would find none.
     pub(super) fn waits(&mut self) {
-        self.plan.state = RolloutState::Paused;
-        self.plan.is_off = true;
-        "its state cannot be read: resume it to begin anew".clone_into(&mut self.plan.reason);
+        self.plan.lose();
+        self.is_dirty = true;
     }
 
     /// The same revision under another configuration keeps what it has.
