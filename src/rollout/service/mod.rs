@@ -240,7 +240,8 @@ impl RolloutService {
         for rollout in &mut self.rollouts {
             let before = rollout.plan.state;
             let breach = rollout.advance(seconds, wall, passed, &fleet);
-            if rollout.plan.state == before {
+            // One that is paused already is taken the traffic and stays paused.
+            if rollout.plan.state == before && breach.is_none() {
                 continue;
             }
             // First the traffic, then the talk.
@@ -406,14 +407,86 @@ mod tests {
     use crate::config::check::check_str;
     use crate::observe::metrics::BuildInfo;
     use crate::observe::{Judgement, Tap as _, fixture};
+    use crate::record::{Outcome, Record};
+    use crate::rollout::plan::Action;
 
     fn config(revision: &str) -> Arc<Config> {
+        config_with(revision, "")
+    }
+
+    /// The same with further lines of the canary's section.
+    fn config_with(revision: &str, more: &str) -> Arc<Config> {
         let text = format!(
             "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"llama\"\n\
              revision = \"{revision}\"\nreplicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"llama\"\n\
-             pools = [\"old\"]\n[route.canary]\npool = \"llama\"\nsteps = [{{ weight = 50, soak = \"1h\" }}]\n"
+             pools = [\"old\"]\n[route.canary]\npool = \"llama\"\nsteps = [{{ weight = 50, soak = \"1h\" }}]\n{more}"
         );
         Arc::new(check_str("f.toml", &text, &|_| None).unwrap())
+    }
+
+    struct Running {
+        feed: Feed,
+        metrics: Arc<Metrics>,
+        _configs: watch::Sender<Arc<Config>>,
+    }
+
+    impl Running {
+        fn start(config: &Arc<Config>) -> Self {
+            let (configs, configured) = watch::channel(Arc::clone(config));
+            let (clock, build) = (Clock::start(), BuildInfo::THIS);
+            let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
+            let fleet = FleetView::default();
+            let around = Surroundings { clock, build, background, instance: "test".into(), fleet };
+            let metrics = Arc::new(Metrics::new(config, build, clock));
+            let feed = start(configured, &around, &metrics, CarriedOver::default(), None).unwrap();
+            Self { feed, metrics, _configs: configs }
+        }
+
+        /// A request of the model `llama` is over; waits until it was judged.
+        async fn record(&self, record: &Record) {
+            self.feed.record(record, &Judgement::of(record));
+            tokio::time::sleep(2 * TICK).await;
+        }
+
+        fn canary(&self) -> crate::api::canaries::Canary {
+            self.feed.board().read()[0].clone()
+        }
+
+        fn breaches(&self) -> usize {
+            let page = self.metrics.render(&[]);
+            page.lines()
+                .filter(|line| line.starts_with("tokenway_canary_breaches_total{"))
+                .map(|line| usize::from(line.ends_with(" 1")))
+                .sum()
+        }
+    }
+
+    /// An answer of the baseline for the canary's model.
+    fn of_baseline() -> Record {
+        let mut record = Record { requested_model: Some("llama".into()), ..fixture::stream() };
+        record.attempts[0].served.pool = "old".into();
+        record
+    }
+
+    /// A 404 of the canary.
+    fn not_found() -> Record {
+        let (outcome, status) = (Outcome::ClientError, 404);
+        Record { requested_model: Some("llama".into()), outcome, status, ..fixture::stream() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_breach_of_a_canary_that_is_paused_already_is_reported_as_any_other() {
+        let running = Running::start(&config_with(&fixture::served().revision, "on_breach = \"pause\"\n"));
+        running.feed.act("llama", Action::Pause).await.unwrap();
+        assert_eq!((running.canary().weight, running.breaches()), (50.0, 0));
+        running.record(&of_baseline()).await;
+        running.record(&not_found()).await;
+        let broken = running.canary();
+        assert_eq!((&*broken.state, broken.weight, running.breaches()), ("paused", 0.0, 1));
+        assert!(broken.reason.starts_with("model: "), "{}", broken.reason);
+        assert_eq!(broken.report.unwrap()["reason"], *broken.reason);
+        running.record(&not_found()).await;
+        assert_eq!(running.breaches(), 1, "once");
     }
 
     #[tokio::test(start_paused = true)]
