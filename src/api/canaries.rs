@@ -39,6 +39,7 @@ answers! {
     /// Numbers of requests.
     struct CanaryRequests {
         baseline: u64,
+        /// Those that failed there and were answered by the baseline count on both sides.
         canary: u64,
         /// Copies that the canary has answered.
         shadow: u64,

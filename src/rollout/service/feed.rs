@@ -64,6 +64,8 @@ pub(super) struct Ended {
     /// Attempts that ended by themselves: whose, and whether they failed.
     pub(super) attempts: Vec<(Arm, bool)>,
     pub(super) arm: Arm,
+    /// Replica and error of an attempt at the canary that failed before the baseline answered.
+    pub(super) lost: Option<(Arc<str>, &'static str)>,
     /// A copy, of whose answer a client saw nothing.
     pub(super) is_shadow: bool,
     pub(super) is_unary: bool,
@@ -211,6 +213,9 @@ impl Tap for Feed {
         let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
         // Prompts are computed for all revisions alike.
         let is_own = |attempt: &Attempt| !attempt.is_canceled && attempt.cause != AttemptCause::Prefill;
+        let lost = record.attempts.iter().filter(|attempt| is_own(attempt) && arm == Arm::Baseline);
+        let lost = lost.filter(|attempt| self.arm_of(&record.route, &attempt.served) == Some(Arm::Canary));
+        let mut lost = lost.filter_map(|attempt| Some((Arc::clone(&attempt.served.replica), attempt.error?)));
         let attempts = record.attempts.iter().enumerate().filter(|(_, attempt)| is_own(attempt));
         let is_bad = record.outcome != Outcome::Ok || is_empty(record);
         let attempts = attempts.filter_map(|(at, attempt)| {
@@ -231,6 +236,7 @@ impl Tap for Feed {
         let ended = Ended {
             attempts: attempts.collect(),
             arm,
+            lost: lost.next(),
             is_shadow: record.shadow_of.is_some(),
             is_unary,
             conversation: record.conversation,

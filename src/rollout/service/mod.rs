@@ -490,6 +490,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn what_fails_at_the_canary_and_is_answered_by_the_baseline_is_in_the_report() {
+        let running = Running::start(&config(&fixture::served().revision));
+        let mut retried = of_baseline();
+        let mut failed = fixture::stream().attempts.remove(0);
+        (failed.error, failed.status) = (Some("upstream_5xx"), Some(503));
+        retried.attempts.insert(0, failed);
+        running.record(&retried).await;
+        running.record(&of_baseline()).await;
+        running.record(&not_found()).await;
+        let stopped = running.canary();
+        assert_eq!((stopped.requests.baseline, stopped.requests.canary), (2, 2));
+        let report = stopped.report.unwrap();
+        assert_eq!((&*stopped.state, &report["requests"]["canary"]), ("rolled_back", &2.into()));
+        let worst = &report["worst_requests"][0];
+        assert_eq!(
+            (&worst["error"], &worst["replica"]),
+            (&"upstream_5xx".into(), &"gpu-a:8000".into()),
+            "{report}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_ended_before_a_reload_is_judged_as_of_the_revision_before_it() {
         let record = fixture::stream();
         let before = config(&record.served().unwrap().revision);

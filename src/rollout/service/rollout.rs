@@ -273,14 +273,22 @@ impl Rollout {
         } else if let Some(requests) = self.requests.get_mut(ended.arm as usize) {
             *requests += 1;
         }
-        if ended.arm != Arm::Canary {
-            return;
-        }
-        // A copy may end after its step.
-        let is_of_step = ended.is_shadow == self.plan.is_shadow(&self.canary);
-        self.plan.answers += u64::from(ended.is_answered && is_of_step);
+        let (replica, error) = match &ended.lost {
+            Some((replica, error)) => {
+                // It was a request of both.
+                self.requests[Arm::Canary as usize] += 1;
+                (replica, Some(*error))
+            }
+            None if ended.arm == Arm::Canary => {
+                // A copy may end after its step.
+                let is_of_step = ended.is_shadow == self.plan.is_shadow(&self.canary);
+                self.plan.answers += u64::from(ended.is_answered && is_of_step);
+                (&ended.replica, ended.error)
+            }
+            None => return,
+        };
         let slow = ended.ttft.or(ended.censored).unwrap_or_default();
-        let badness = if ended.error.is_some() { MAX_SECONDS + slow } else { slow };
+        let badness = if error.is_some() { MAX_SECONDS + slow } else { slow };
         let place = self.worst.partition_point(|worst| worst.badness > badness);
         if place >= MAX_WORST {
             return;
@@ -288,10 +296,10 @@ impl Rollout {
         let told = json!({
             "request_id": &*ended.request_id,
             "trace_id": format!("{:032x}", ended.trace_id),
-            "replica": &*ended.replica,
+            "replica": &**replica,
             "class": class,
             "ttft": ended.ttft,
-            "error": ended.error,
+            "error": error,
             "shadow": ended.is_shadow,
         });
         self.worst.insert(place, Worst { badness, told });
