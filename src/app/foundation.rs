@@ -102,7 +102,14 @@ impl Foundation {
     /// Demand and shares, for the control plane.
     pub(super) fn data_path(&self) -> DataPath {
         let (fleet, clock) = (Arc::clone(&self.fleet), self.clock);
-        let loads = Box::new(move || fleet.loads(clock.now()));
+        let CarriedOver { canaries, shadows, .. } = self.carried_over.clone();
+        let loads = Box::new(move || {
+            let mut loads = fleet.loads(clock.now());
+            for load in &mut loads {
+                load.is_for_canary = canaries.uses(&load.pool) || shadows.uses(&load.pool);
+            }
+            loads
+        });
         let topics = self.config.cluster.is_some().then(|| Arc::clone(&self.topics));
         DataPath { carried_over: self.carried_over.clone(), loads, topics }
     }

@@ -42,7 +42,7 @@ pub struct Recommendation {
 /// Figures behind a number.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Terms {
-    /// The least and the most that may be asked for, with the windows that are open or soon will be.
+    /// The least and the most that may be asked for, with the windows that are open or soon will be, and a canary.
     pub bounds: (usize, usize),
     /// Replicas that serve.
     pub ready: usize,
@@ -107,8 +107,9 @@ impl Scaler {
         let ready: Vec<&EngineLoad> = load.engines.iter().filter(|engine| engine.is_ready()).collect();
         let count = |is_it: fn(ReplicaState) -> bool| load.engines.iter().filter(|e| is_it(e.state)).count();
         let waiting = load.queued as f64 + ready.iter().filter_map(|engine| engine.waiting).sum::<f64>();
+        let least = scale.least(wall, cold_start).max(usize::from(load.is_for_canary));
         let terms = Terms {
-            bounds: (scale.least(wall, cold_start), scale.max_replicas),
+            bounds: (least, scale.max_replicas),
             ready: ready.len().div_ceil(load.engines_per_replica),
             starting: count(ReplicaState::is_coming).div_ceil(load.engines_per_replica),
             ejected: count(|state| state == ReplicaState::Ejected).div_ceil(load.engines_per_replica),
@@ -166,7 +167,9 @@ impl Scaler {
             () if replicas > asked => {
                 format!("{replicas} were needed within the last {kept:.0} s; now {why}")
             }
-            () if asked > needed + beside => format!("min_replicas, or a window, asks for {least}; {why}"),
+            () if asked > needed + beside => {
+                format!("min_replicas, a window or a canary asks for {least}; {why}")
+            }
             () if beside > 0 => format!("{why}; and {beside} ejected serve nothing"),
             () => why,
         };

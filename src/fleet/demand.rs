@@ -18,6 +18,8 @@ use crate::routing::{EngineLimits, EngineSignals, Expected, Target, Typical};
 pub struct PoolLoad {
     /// Name of the pool.
     pub pool: Arc<str>,
+    /// A canary that runs on it has a share of requests or copies, and gets none before it has a replica.
+    pub is_for_canary: bool,
     /// Requests that asked for it so far.
     pub arrivals: u64,
     /// Requests that wait in the gateway.
@@ -122,6 +124,8 @@ impl PoolState {
         let typical = self.dispatcher.model.typical(&self.arrivals.mean_work(), contexts, now);
         PoolLoad {
             pool: Arc::clone(&self.name),
+            // The shares of canaries are not the fleet's.
+            is_for_canary: false,
             arrivals: self.arrivals.count(),
             queued: self.queue.len() as u64,
             engines_per_replica: (replicas.len() / urls.len().max(1)).max(1),

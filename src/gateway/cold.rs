@@ -17,7 +17,7 @@ impl Prepared {
         if self.pinned.is_some() {
             return None;
         }
-        self.route.pools.iter().find_map(|(pool, _)| pool.config().scale.cold_wait().copied())
+        self.route.cold_wait()
     }
 
     /// Interval of comments to its client while it waits for the first replica.

@@ -12,7 +12,7 @@ use super::hysteresis::{Hysteresis, Standby};
 use super::prefill_side::PrefillSide;
 use super::shadow::{Shadow, Shadows};
 use crate::clock::Stamp;
-use crate::config::{Config, ModelMatch, Route, Slo, WeightedPool};
+use crate::config::{ColdWait, Config, ModelMatch, Route, Slo, WeightedPool};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
 use crate::record::SloBounds;
@@ -266,7 +266,13 @@ impl RouteState {
 
     /// Whether a request is answered now, or after the cold start of a pool that may scale to zero.
     pub fn takes_requests(&self) -> bool {
-        self.is_ready() || self.pools.iter().any(|(pool, _)| pool.config().scale.cold_wait().is_some())
+        self.is_ready() || self.cold_wait().is_some()
+    }
+
+    /// How requests wait for the first replica of a pool that gets any and may scale to zero; `None` where there is none.
+    pub(super) fn cold_wait(&self) -> Option<ColdWait> {
+        let used = self.pools.iter().enumerate().filter(|(place, _)| self.serves(*place));
+        used.map(|(_, (pool, _))| pool).find_map(|pool| pool.config().scale.cold_wait().copied())
     }
 
     /// The engines' name of the model: `upstream_model`, else what most replicas of its first pool list, if that differs from the

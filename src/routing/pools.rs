@@ -41,6 +41,12 @@ impl CanaryShares {
         Arc::clone(self.0.lock().entry((Arc::clone(route), Arc::clone(pool))).or_default())
     }
 
+    /// Whether a pool has a share as a canary.
+    #[must_use]
+    pub fn uses(&self, pool: &str) -> bool {
+        self.0.lock().iter().any(|((_, canary), share)| **canary == *pool && share.get() > 0)
+    }
+
     /// Forgets the others, unless a table still deals by them.
     pub fn retain(&self, is_known: impl Fn(&str, &str) -> bool) {
         let is_used = |share: &Arc<_>| Arc::strong_count(share) > 1;

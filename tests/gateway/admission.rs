@@ -722,6 +722,28 @@ async fn requests_wait_for_a_pool_at_zero_and_are_let_go_as_the_first_replica_co
 }
 
 #[tokio::test]
+async fn nobody_waits_for_a_pool_at_zero_whose_revision_gets_no_requests() {
+    let (baseline, canary) = (Replica::start().await, Replica::start().await);
+    baseline.stop_listening().await;
+    canary.stop_listening().await;
+    let text = "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"new\"\n\
+                replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"old\"]\n[route.canary]\npool = \"new\"\n\
+                steps = [{ weight = 10, soak = \"1h\" }]\n";
+    let checked = tokenway::config::check::check_str("f.toml", text, &|_| None).unwrap();
+    let mut config = config::of(&[&baseline]);
+    config.pools.push(config::pool("new", &[&canary]));
+    config.pools[1].scale = Scale { min_replicas: 0, ..Scale::default() };
+    config.routes[0].canary.clone_from(&checked.routes[0].canary);
+    config.routes[0].pools.push(tokenway::config::WeightedPool { pool: 1, weight: 0 });
+    let gateway = Gateway::start_unready(config);
+    let canaries = &gateway.app.gateway.table.load_full().routes[0].wheel;
+    assert!(!canaries.uses(1), "its rollout gives it nothing");
+    let reply = gateway.post(PATH, &chat("tiny", "in vain")).await;
+    assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
+    assert_eq!(gateway.call("GET", "/health").await.status(), 503);
+}
+
+#[tokio::test]
 async fn the_wait_for_a_pool_at_zero_is_bounded() {
     let replica = Replica::start().await;
     replica.stop_listening().await;

@@ -140,6 +140,32 @@ fn the_gateway_s_manifest_stays_in_its_service_while_any_model_is_ready_and_make
 }
 
 #[test]
+fn a_canary_s_pool_at_zero_is_asked_for_while_the_canary_has_a_share() {
+    let (old, folder) = (Fleet::start(&[]), TempDir::new().unwrap());
+    fs::write(folder.path().join("none.json"), "[]").unwrap();
+    let file = folder.path().join("gateway.toml");
+    let text = format!(
+        "[[pool]]\nname = \"old\"\nreplicas = {}\n[[pool]]\nname = \"new\"\nfile = \"none.json\"\n\
+         [pool.scale]\nmin_replicas = 0\nscale_down_after = \"1s\"\n[[route]]\nname = \"chat\"\nmodel = \"sim\"\npools = [\"old\"]\n\
+         [route.canary]\npool = \"new\"\nsteps = [{{ weight = 10, soak = \"1h\" }}]\n",
+        old.toml()
+    );
+    replace(&file, &text);
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let asks_for = |replicas: u64, why: &str| {
+        until("the wanted number of replicas", || {
+            let told = scale(&gateway, "new").1;
+            let is_why = told["reason"].as_str().is_some_and(|reason| reason.contains(why));
+            (is_why && told["desired_replicas"] == replicas).then_some(())
+        });
+    };
+    asks_for(1, "a canary asks for 1");
+    assert_eq!(crate::rollouts::act(&gateway, "rollback").0, 200);
+    asks_for(0, "no answer has been measured yet");
+}
+
+#[test]
 fn bench_measures_what_the_first_request_after_a_scale_to_zero_waits() {
     let (absent, folder) = (DeadPort::new(), TempDir::new().unwrap());
     let port = absent.port().to_string();

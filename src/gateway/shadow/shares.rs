@@ -46,6 +46,13 @@ impl Shadows {
         Arc::clone(self.by_canary.lock().entry((Arc::clone(route), Arc::clone(pool))).or_default())
     }
 
+    /// Whether a pool gets copies as a canary.
+    #[must_use]
+    pub fn uses(&self, pool: &str) -> bool {
+        let has_share = |shadow: &Shadow| shadow.share.load(Ordering::Relaxed) > 0;
+        self.by_canary.lock().iter().any(|((_, canary), shadow)| **canary == *pool && has_share(shadow))
+    }
+
     /// Forgets the others, unless a table still copies by them.
     pub fn retain(&self, is_known: impl Fn(&str, &str) -> bool) {
         let is_used = |shadow: &Arc<_>| Arc::strong_count(shadow) > 1;
