@@ -77,9 +77,8 @@ impl Plan {
     /// A plan before its first step.
     #[must_use]
     pub fn new(canary: &Canary) -> Self {
-        let mut plan = Self::default();
-        plan.reason = if plan.is_shadow(canary) { SHADOW.to_owned() } else { plan.place(canary) };
-        plan
+        let plan = Self::default();
+        Self { reason: plan.place(canary), ..plan }
     }
 
     /// Whether it is at the shadow step, whatever its state.
@@ -157,18 +156,30 @@ impl Plan {
     }
 
     fn place(&self, canary: &Canary) -> String {
+        if self.is_shadow(canary) {
+            return SHADOW.to_owned();
+        }
         format!("{PLACE}{} of {}", self.step + 1, canary.steps.len())
     }
 
-    /// Takes other steps: one that is past the last of them keeps to that, and soaks again.
+    /// Takes other steps: one that is past the last of them keeps to that, and soaks again; one whose shadow step is gone begins the
+    /// first.
     pub fn resteps(&mut self, canary: &Canary) {
         let last = canary.steps.len().saturating_sub(1);
         let is_past = self.step > last && self.state != RolloutState::Promoted;
-        if is_past {
-            (self.step, self.soaked, self.answers) = (last, 0.0, 0);
+        let was_shadow = !self.is_past_shadow && (self.soaked > 0.0 || self.reason == SHADOW);
+        let is_moved = was_shadow && canary.shadow.is_none();
+        if is_past || is_moved {
+            (self.step, self.soaked, self.answers) = (self.step.min(last), 0.0, 0);
+        }
+        if is_moved {
+            self.is_past_shadow = true;
+            // Clients meet it when it is resumed.
+            self.is_off |= self.state == RolloutState::Paused;
         }
         // The number of steps is part of it; an operator's word stays.
-        if self.state == RolloutState::Running && (is_past || self.reason.starts_with(PLACE)) {
+        let is_place = self.reason.starts_with(PLACE) || self.reason == SHADOW;
+        if self.state == RolloutState::Running && (is_past || is_place) {
             self.reason = self.place(canary);
         }
     }
@@ -475,6 +486,30 @@ mod tests {
         plan.resteps(&after);
         assert_eq!((plan.state, plan.share(&after), plan.soaked), (RolloutState::Running, 1000, 0.0));
         assert!(!plan.soak(&after, Duration::from_secs(1), None));
+    }
+
+    #[test]
+    fn without_its_shadow_step_a_canary_that_was_at_it_begins_the_first_step() {
+        let (before, after) =
+            (canary("shadow = { weight = 5, soak = \"10m\" }\n"), canary("min_requests = 1\n"));
+        let mut plan = Plan::new(&before);
+        plan.answers = 9;
+        assert!(!plan.soak(&before, Duration::from_secs(60), None));
+        plan.resteps(&after);
+        assert_eq!((&*plan.reason, plan.share(&after), plan.soaked), ("step 1 of 2", 1000, 0.0));
+        assert!(!plan.soak(&after, Duration::from_secs(59), None), "copies are no soak of the step");
+        plan.resteps(&before);
+        assert_eq!((&*plan.reason, plan.shadow_share(&before)), ("step 1 of 2", 0), "clients have met it");
+        let mut paused = Plan::new(&before);
+        paused.soak(&before, Duration::from_secs(1), None);
+        paused.act(Action::Pause, 0).unwrap();
+        paused.resteps(&after);
+        assert_eq!((&*paused.reason, paused.share(&after)), ("paused by hand", 0));
+        assert!(paused.act(Action::Resume, 0).is_ok() && paused.share(&after) == 1000);
+        let begun = Plan::new(&after);
+        let mut fresh = begun.clone();
+        fresh.resteps(&after);
+        assert_eq!(fresh, begun);
     }
 
     #[test]

@@ -106,6 +106,9 @@ impl Rollout {
     /// Takes over what the same revision had seen under another configuration.
     pub(super) fn go_on(&mut self, old: Self) {
         self.judge = old.judge.rebound(&self.canary);
+        if self.plan.stance() != old.plan.stance() {
+            self.judge.begin_step();
+        }
         (self.fleet, self.worst, self.models) = (old.fleet, old.worst, old.models);
         self.is_dirty = true;
     }
