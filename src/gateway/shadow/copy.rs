@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
+use memchr::memmem;
 
 use super::super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
 use super::super::outbound::{Identity, Outbound};
@@ -30,7 +31,8 @@ use crate::relay::usage::EngineError;
 use crate::relay::verdict;
 use crate::request::body::HeldBody;
 use crate::request::dialect::Dialect;
-use crate::request::json::{Cursor, JsonError};
+use crate::request::json::{Cursor, JsonError, JsonKind};
+use crate::request::pieces::Pieces;
 
 /// A copy before it is sent.
 pub(super) struct Copy {
@@ -86,6 +88,9 @@ impl Copy {
         let gateway = Arc::clone(&self.incoming.gateway);
         if self.record.dialect == Dialect::Responses && !is_stateless(&self.prepared.body.whole()) {
             return self.not_sent("stored");
+        }
+        if fetches_kv(&self.prepared.body) {
+            return self.not_sent("own_params");
         }
         let Some(pick) = picker::pick_for_copy(&gateway, &self.prepared, self.at) else {
             return self.not_sent("no_replica");
@@ -291,6 +296,20 @@ fn is_stateless(body: &[u8]) -> bool {
         && background.is_none_or(|background| background.text() == "false")
         && previous.is_none()
         && tools.is_none_or(|tools| tools.cursor().array(is_left_to_the_client).is_ok())
+}
+
+/// Whether its client moves KV by itself: blocks of another engine are fetched, and freed there, once, and the canary's may be of
+/// another shape.
+fn fetches_kv(body: &Pieces) -> bool {
+    let names = ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
+    if !names.iter().any(|name| body.iter().any(|piece| memmem::find(piece, name.as_bytes()).is_some())) {
+        return false;
+    }
+    let body = body.whole();
+    let text = Some(&*body).filter(|body| body.len() <= MAX_PARSED);
+    let Some(text) = text.and_then(|body| std::str::from_utf8(body).ok()) else { return true };
+    let members = Cursor::new(text).members(names);
+    members.map_or(true, |found| found.iter().flatten().any(|value| value.kind() != JsonKind::Null))
 }
 
 /// Ends the walk at a tool that the server runs.

@@ -192,6 +192,25 @@ async fn what_an_engine_keeps_is_not_copied_and_without_a_share_nothing_is() {
 }
 
 #[tokio::test]
+async fn what_fetches_cached_blocks_of_another_engine_is_not_copied() {
+    let shadowed = Shadowed::start("").await;
+    let with = |member: &str| CHAT.replacen('{', &format!("{{{member},"), 1);
+    for params in [
+        r#""kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"p1"}"#,
+        r#""kv_transfer_params" : {}"#,
+    ] {
+        assert_eq!(shadowed.gateway.post(PATH, &with(params)).await.text(), clean());
+    }
+    shadowed.copied("own_params", 2).await;
+    assert_eq!((shadowed.baseline.count(), shadowed.canary.count()), (2, 0));
+    let said = CHAT.replace("\"hi\"", r#""what is \"kv_transfer_params\"?""#);
+    for (done, body) in (1..).zip([with(r#""kv_transfer_params":null"#), said]) {
+        assert_eq!(shadowed.gateway.post(PATH, &body).await.text(), clean());
+        shadowed.copied("ok", done).await;
+    }
+}
+
+#[tokio::test]
 async fn a_copy_ends_when_its_client_leaves_and_is_held_against_nobody() {
     let shadowed = Shadowed::start(", max_concurrent = 1").await;
     let silent = || vec![wire::sse_head(), wire::event(wire::ROLE), Step::Hang];
