@@ -383,6 +383,30 @@ fn a_reload_with_fewer_steps_keeps_the_last_and_a_verdict_outlasts_its_section()
     stop_gateway(gateway);
 }
 
+#[test]
+fn a_verdict_on_a_revision_outlasts_the_name_of_its_route() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = file(folder.path(), &old, &new, "steps = [{ weight = 20, soak = \"1h\" }]");
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    assert_eq!(act(&gateway, "rollback").0, 200);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let rename = |name: &str| replace(&file, &text.replace("name = \"chat\"", &format!("name = {name:?}")));
+    rename("talk");
+    let renamed = wait_for("the new name", &gateway, |canary| canary["route"] == "talk");
+    assert_eq!((&renamed["state"], &renamed["weight"]), (&"rolled_back".into(), &0.0.into()), "{renamed}");
+    stop_gateway(gateway);
+    // The same where only its file knows.
+    rename("speech");
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    assert_eq!(canary(&gateway)["state"], "rolled_back", "{}", canary(&gateway));
+    replace(&file, &text.replace("\"r2\"", "\"r3\""));
+    wait_for("another revision begins", &gateway, |canary| canary["state"] == "running");
+    stop_gateway(gateway);
+}
+
 pub(super) fn canary(gateway: &Gateway) -> Json {
     let listed: Json = serde_json::from_str(&get(&gateway.admin, "/api/canaries").body).unwrap();
     listed["canaries"][0].clone()

@@ -173,7 +173,15 @@ impl RolloutService {
             let mut read = || read(&mut files, canary.state.as_deref()?, &route.name);
             let (saved, is_lost) =
                 kept.map_or_else(|| read().unwrap_or_default(), |kept| (Some(kept), false));
+            let is_new = saved.is_none();
             if let Some(mut rollout) = Rollout::new(config, route, canary, saved) {
+                if is_new {
+                    let is_gone = |name: &str| config.routes.iter().all(|route| *route.name != *name);
+                    let kept = files.others().map(|(name, saved)| (&**name, saved.clone()));
+                    let gone = self.gone.iter().map(|(name, saved)| (&**name, saved.clone()));
+                    let former = old.iter().map(|old| (&*old.route, old.save())).chain(gone).chain(kept);
+                    former.filter(|(name, _)| is_gone(name)).for_each(|(_, saved)| rollout.inherit(&saved));
+                }
                 if is_lost {
                     rollout.waits();
                 }

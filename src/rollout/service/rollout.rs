@@ -103,6 +103,16 @@ impl Rollout {
         })
     }
 
+    /// A verdict on the same revision holds where it was reached under a route that is gone: this one may be that by another name.
+    pub(super) fn inherit(&mut self, former: &Saved) {
+        let is_of_it = |identity: &str| revision_of(identity) == revision_of(&self.identity);
+        let is_rolled_back = former.plan.state == RolloutState::RolledBack && is_of_it(&former.identity);
+        if is_rolled_back || former.rolled_back.iter().any(|known| is_of_it(known)) {
+            known_bad(&mut self.plan);
+            self.is_dirty = true;
+        }
+    }
+
     /// Takes over what the same revision had seen under another configuration.
     pub(super) fn go_on(&mut self, old: Self) {
         self.judge = old.judge.rebound(&self.canary);
@@ -489,10 +499,19 @@ fn after(other: Option<Saved>, identity: &str, canary: &Canary) -> Saved {
     }
     if let Some(at) = saved.rolled_back.iter().position(|known| known == identity) {
         saved.rolled_back.remove(at);
-        saved.plan.state = RolloutState::RolledBack;
-        "this revision was rolled back before".clone_into(&mut saved.plan.reason);
+        known_bad(&mut saved.plan);
     }
     saved
+}
+
+fn known_bad(plan: &mut Plan) {
+    plan.state = RolloutState::RolledBack;
+    "this revision was rolled back before".clone_into(&mut plan.reason);
+}
+
+/// An identity without its first line, the route.
+fn revision_of(identity: &str) -> &str {
+    identity.split_once('\n').map_or(identity, |(_, revision)| revision)
 }
 
 /// Revisions that stay rolled back.

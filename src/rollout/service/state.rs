@@ -58,6 +58,11 @@ impl StateFiles {
         let read = self.0.entry(path.to_owned()).or_insert_with(|| read_all(path));
         read.as_mut().map(|routes| routes.remove(route)).map_err(|error| &*error)
     }
+
+    /// What was read of other routes.
+    pub(super) fn others(&self) -> impl Iterator<Item = (&String, &Saved)> {
+        self.0.values().flatten().flatten()
+    }
 }
 
 /// Writes the state of a route, beside those of others. Of two gateways with one file the later word of an operator or a breach stays.
