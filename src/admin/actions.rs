@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use bytes::Bytes;
 use http::StatusCode;
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::AdminState;
@@ -30,15 +31,22 @@ pub(super) async fn drain(State(admin): State<Arc<AdminState>>) -> (StatusCode, 
     (StatusCode::ACCEPTED, Json(Draining { status: "draining" }))
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WarmUpOrder {
+    pool: String,
+    replica: Option<String>,
+}
+
 /// POST `/api/warm-up`: `{"pool":"p","replica":"r"}`; without a replica, all of the pool.
 pub(super) async fn warm_up(
     State(admin): State<Arc<AdminState>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<WarmingUp>), AdminError> {
     let body = body.map_err(|_| AdminError::InvalidBody)?;
-    let asked = serde_json::from_slice::<Value>(&body).unwrap_or_default();
-    let pool = asked["pool"].as_str().ok_or(AdminError::NoPool)?;
-    let replicas = admin.control.warm_up(pool, asked["replica"].as_str());
+    let WarmUpOrder { pool, replica } =
+        serde_json::from_slice(&body).map_err(|error| AdminError::InvalidWarmUp(error.to_string()))?;
+    let replicas = admin.control.warm_up(&pool, replica.as_deref());
     if replicas.is_empty() {
         return Err(AdminError::UnknownReplica("no such pool or replica; /api/fleet lists them".to_owned()));
     }

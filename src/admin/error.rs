@@ -54,7 +54,7 @@ errors! {
     NotKept(String) = INTERNAL_SERVER_ERROR "not_kept" "{0}";
     UnknownFinding = NOT_FOUND "unknown_finding" "no finding of this id holds";
     InvalidMute(String) = BAD_REQUEST "invalid_mute" "{0}";
-    NoPool = BAD_REQUEST "invalid_body" "name the pool: {{\"pool\":\"name\",\"replica\":\"name\"}}";
+    InvalidWarmUp(String) = BAD_REQUEST "invalid_body" "{0}; send {{\"pool\":\"name\",\"replica\":\"name\"}}, or the pool alone for all of it";
     ReloadFailed = INTERNAL_SERVER_ERROR "reload_failed" "the reload broke off";
     Overloaded = SERVICE_UNAVAILABLE "overloaded" "too many requests at once; try again";
     Timeout = SERVICE_UNAVAILABLE "timeout" "the response took too long";

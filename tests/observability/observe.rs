@@ -722,6 +722,21 @@ async fn the_admin_port_acts_only_for_whom_it_may() {
         let (got, text) = post("/api/replicas", csrf, body).await;
         assert!(got == status && text.contains(told), "{body}: {got} {text}");
     }
+    for body in [
+        r#"{"pool":"main","replicas":["b1"]}"#,
+        r#"{"pool":"main","replica":7}"#,
+        r#"{"pool":"main","replica":["b1"]}"#,
+        r#"{"pool":"main","nmae":"b1"}"#,
+        r#"{"replica":"b1"}"#,
+        "",
+    ] {
+        let (status, text) = post("/api/warm-up", csrf, body).await;
+        assert!(status == 400 && text.contains("invalid_body"), "{body}: {status} {text}");
+    }
+    assert!(gateway.warmed.lock().is_empty());
+    assert_eq!(post("/api/warm-up", csrf, r#"{"pool":"main","replica":"b1"}"#).await.0, 202);
+    assert_eq!(post("/api/warm-up", csrf, r#"{"pool":"main"}"#).await.0, 202);
+    assert_eq!(*gateway.warmed.lock(), ["main b1", "main -"]);
     assert_eq!(post("/api/replicas", "", r#"{"action":"drain","name":"a"}"#).await.0, 403);
     assert_eq!(gateway.level.lock().as_str(), "trace");
     let rebound = "GET /api/fleet HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n";

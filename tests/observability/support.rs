@@ -285,6 +285,8 @@ pub(crate) struct Gateway {
     /// Its readiness cannot be computed without a panic.
     pub(crate) is_broken: AtomicBool,
     pub(crate) level: Mutex<String>,
+    /// Pools and replicas that were to be warmed up again.
+    pub(crate) warmed: Mutex<Vec<String>>,
 }
 
 impl Gateway {
@@ -295,6 +297,7 @@ impl Gateway {
             is_draining: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
             level: Mutex::new("info".into()),
+            warmed: Mutex::default(),
         }
     }
 
@@ -349,6 +352,12 @@ impl Control for Gateway {
 
     fn reload(&self) -> Result<Vec<String>, String> {
         Err("gateway.toml:3:1: unknown key".into())
+    }
+
+    fn warm_up(&self, pool: &str, replica: Option<&str>) -> Vec<Arc<str>> {
+        let replica = replica.unwrap_or("-");
+        self.warmed.lock().push(format!("{pool} {replica}"));
+        vec![replica.into()]
     }
 
     fn drain(&self) {
