@@ -3,13 +3,17 @@
 import { act, load } from "./api.js";
 import { byId, cells, el, percent, put, span, terms, words } from "./dom.js";
 
+/** The bounds on shares are so much above the baseline's, the others so many times. */
+const bound = ({ test, bound }) => (["errors", "goodput"].includes(test) ? `+${percent(bound, 1)}` : `${bound}×`);
+
 function card(canary, again) {
   const name = encodeURIComponent(canary.route);
   const button = (verb) => el("button", { type: "button", "data-key": `${canary.route} ${verb}`, onclick: () => again(act(`/canaries/${name}/${verb}`)) }, verb);
-  const verbs = { running: ["promote", "rollback", "pause"], paused: ["resume", "promote", "rollback"] }[canary.state] ?? [];
+  const verbs = { running: ["promote", "rollback", "pause"], paused: ["resume", "promote", "rollback"], promoted: ["rollback"] }[canary.state] ?? [];
+  const evidence = (of) => Math.max(0, of.evidence);
   const test = (of) => el("tr", {}, ...cells([
-    ["test", words(of.test)], ["stops at", `${of.bound}×`, "figure"],
-    ["evidence", el("span", {}, el("meter", { min: 0, max: 1, high: 0.5, value: of.evidence.toFixed(2), "aria-label": "evidence for a breach" }), ` ${percent(of.evidence)} of a breach`)],
+    ["test", words(of.test)], ["stops at", bound(of), "figure"],
+    ["evidence", el("span", {}, el("meter", { min: 0, max: 1, high: 0.5, value: evidence(of).toFixed(2), "aria-label": "evidence for a breach" }), ` ${percent(evidence(of))} of a breach`)],
   ]));
   return el("article", { class: "card", "data-key": `canary ${canary.route} ${canary.pool}`, "aria-label": `canary of ${canary.route}` },
     el("div", { class: "row" }, el("h3", {}, `${canary.route}: ${canary.revision || canary.pool}`),

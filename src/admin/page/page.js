@@ -23,6 +23,12 @@ function banner(text) {
   byId("banner").hidden = !text;
 }
 
+/** Why an action had no effect: stands until it is dismissed, or the next action. */
+function refusal(text) {
+  byId("refused").textContent = text ?? "";
+  byId("refusal").hidden = !text;
+}
+
 /** How old the verdict is; one that is old says nothing of now. */
 function age() {
   if (slo === null) return;
@@ -73,9 +79,14 @@ const PARTS = {
 };
 
 /** Waits for an action, then draws its part again. */
-const acted = (part) => (action) => action.then(PARTS[part]).catch(failed);
+const acted = (part) => (action) => { refusal(); action.catch(refused).then(PARTS[part]).catch(failed); };
 
 const failed = (error) => (error instanceof Unauthorized ? login(error) : banner(error.message));
+/** What was refused for its state is drawn as well: another one acted before. */
+function refused(error) {
+  if (error instanceof Unauthorized) throw error;
+  refusal(error.message);
+}
 
 /** What lists and counts misses must not lag behind the verdict that speaks of them. */
 function hurry() {
@@ -134,6 +145,7 @@ async function run() {
 
 function start() {
   theme.start();
+  byId("dismiss").onclick = () => refusal();
   requests.start(failed);
   replicas.start(requests.find);
   const pressed = () => { for (const range of ["10m", "1h"]) byId(`range-${range}`).setAttribute("aria-pressed", String((shown("range") || "10m") === range)); };
