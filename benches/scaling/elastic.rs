@@ -205,6 +205,7 @@ impl<C: Conductor> Elastic<C> {
         };
         PoolLoad {
             pool: "p".into(),
+            is_for_canary: false,
             arrivals: router.arrivals.count(),
             queued: router.queue.len() as u64,
             engines_per_replica: 1,
