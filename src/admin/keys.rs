@@ -14,7 +14,9 @@ use super::AdminState;
 use super::error::AdminError;
 use super::moment::Moment;
 use crate::api::keys::{Key, KeyMade, KeyOrder, Keys};
-use crate::config::{Budget, Config, Declared as _, ModelMatch, NO_LIMIT, Tenant, budgets_of, parse_name};
+use crate::config::{
+    Budget, Config, Declared as _, ModelMatch, NO_LIMIT, Route, Tenant, budgets_of, parse_name,
+};
 use crate::identity::{KeyError, KeyStore};
 use crate::observe::rfc3339;
 use crate::request::api_keys::ApiKey;
@@ -110,12 +112,11 @@ fn ordered(order: KeyOrder, config: &Config, now: SystemTime) -> Result<ApiKey, 
     })
 }
 
-/// The name of a route that its tenant may use, given by name or model.
+/// The name of a route that its tenant may use, given by name, or by model where no route has that name.
 fn route(name: String, tenant: &Tenant, config: &Config) -> Result<Arc<str>, AdminError> {
-    let is_it = |route: &&crate::config::Route| {
-        *route.name == *name || matches!(&route.model, ModelMatch::Named(model) if **model == *name)
-    };
-    let route = config.routes.iter().find(is_it);
+    let by_name = config.routes.iter().find(|route| *route.name == *name);
+    let takes = |route: &&Route| matches!(&route.model, ModelMatch::Named(model) if **model == *name);
+    let route = by_name.or_else(|| config.routes.iter().find(takes));
     let route =
         route.ok_or_else(|| AdminError::InvalidKey(format!("no route has the name or model {name}")))?;
     if tenant.routes.as_ref().is_some_and(|own| !own.contains(&route.name)) {
@@ -162,3 +163,23 @@ fn seconds(at: SystemTime) -> u64 {
 const NO_TENANT: &str = "none; add [[tenant]] name = \"…\", key_sha256 = [] to the file";
 /// Tenants in a message.
 const MAX_NAMED: usize = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    #[test]
+    fn a_word_is_the_route_of_that_name_before_it_is_a_model() {
+        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
+                    [[route]]\nname = \"chat\"\nmodel = \"big\"\n[[route]]\nname = \"big\"\nmodel = \"small\"\n\
+                    [[tenant]]\nname = \"t\"\nkey_sha256 = []\nroutes = [\"big\"]\n[[tenant]]\nname = \"all\"\nkey_sha256 = []\n";
+        let config = check_str("f", text, &|_| None).unwrap();
+        let [limited, all] = config.tenants.as_slice() else { panic!("two tenants") };
+        assert!(limited.routes.as_ref().is_some_and(|routes| routes.iter().eq([&Arc::from("big")])));
+        for (word, found) in [("big", "big"), ("small", "big"), ("chat", "chat")] {
+            assert_eq!(&*route(word.to_owned(), all, &config).unwrap(), found, "{word}");
+            assert_eq!(route(word.to_owned(), limited, &config).is_ok(), found == "big", "{word}");
+        }
+    }
+}

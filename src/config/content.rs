@@ -41,7 +41,7 @@ section! {
         before: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9100/before";
         /// gets each answer when it has ended; the client waits for nothing
         after: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9100/after";
-        /// names or models of routes; default: all
+        /// names of routes, or models where no route has that name; default: all
         routes: Option<Vec<Arc<str>>> as List(NAMED), example ["llama-8b"];
         /// for one answer of the service
         timeout: Duration as POSITIVE_DURATION, default "1s";

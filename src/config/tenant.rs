@@ -20,7 +20,7 @@ section! {
         key_digests @ "key_sha256": Vec<[u8; 32]> as List(DIGEST), empty ["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"];
         /// with server.tls.client_ca: DNS name, URI or common name in its client certificate; no key is needed then
         client_names: Vec<Arc<str>> as List(CLIENT_NAME), empty ["team-a.internal"];
-        /// names or models of routes; default: all
+        /// names of routes, or models where no route has that name; default: all
         routes: Option<Vec<Arc<str>>> as List(NAMED), example ["llama-8b"];
         /// its part of a pool while others wait too, in predicted seconds of work; with policy latency
         weight: u32 as 1..=1_000_000, default 1;

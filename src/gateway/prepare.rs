@@ -228,7 +228,7 @@ impl ReadRequest {
             prepared.pinned.is_none()
                 && seen.previous.is_none()
                 && dialect.body_form() == BodyForm::Json
-                && to.is_some_and(|to| tenant.may_use(&to.config.name))
+                && to.is_some_and(|to| to.is_visible_to(&tenant))
         });
         prepared.held = held;
         seen.classified = Some(classified);
@@ -344,8 +344,10 @@ fn find_route<'t>(
     let Some(model) = fields.model.as_deref().filter(|model| !model.is_empty()) else {
         return table.unnamed_route(tenant);
     };
-    let may_use = |route: &&Arc<RouteState>| route.is_visible_to(tenant) || tenant.may_use(model);
-    table.route_of(model).filter(may_use).ok_or_else(|| Failure::ModelNotFound { model: shortened(model) })
+    table
+        .route_of(model)
+        .filter(|route| route.is_visible_to(tenant))
+        .ok_or_else(|| Failure::ModelNotFound { model: shortened(model) })
 }
 
 /// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt, and what its tenant has no

@@ -65,6 +65,8 @@ pub struct CarriedOver {
 pub struct RouteState {
     /// `[[route]]` as checked.
     pub config: Route,
+    /// Its model, where that is no route's name: tenants and keys may name it so.
+    also_named: Option<Arc<str>>,
     /// Pools with their weights; at least one weight is above 0. The fleet carries over those that keep their name.
     pub pools: Vec<(Arc<PoolState>, u32)>,
     /// Routing policy.
@@ -206,12 +208,18 @@ impl RouteState {
             }
             shadow = canary.shadow.as_ref().map(|_| carried_over.shadows.of(&route.name, &pool.name));
         }
+        let is_a_name = |word: &str| config.routes.iter().any(|known| *known.name == *word);
+        let also_named = match &route.model {
+            ModelMatch::Named(model) => Some(Arc::clone(model)).filter(|model| !is_a_name(model)),
+            ModelMatch::Any => None,
+        };
         let weighted = |w: &WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
         let is_canary = |at: usize| route.canary.as_ref().is_some_and(|canary| canary.pool == at);
         let is_standby = |w: &WeightedPool| config.pools.get(w.pool).is_some_and(|pool| pool.standby);
         let standbys = route.pools.iter().enumerate();
         let standbys = standbys.filter(|(_, w)| w.weight == 0 && is_standby(w) && !is_canary(w.pool));
         Self {
+            also_named,
             standbys: standbys.map(|(at, _)| at).collect(),
             standby: former.map(|known| Arc::clone(&known.standby)).unwrap_or_default(),
             policy: policies::named(route.policy),
@@ -226,11 +234,10 @@ impl RouteState {
         }
     }
 
-    /// Whether a tenant's `routes` name it or its model.
+    /// Whether `routes` of a tenant and of its key name it: by its name, or by its model where no route has that name.
     #[must_use]
     pub fn is_visible_to(&self, tenant: &TenantRef) -> bool {
-        let by_model = matches!(&self.config.model, ModelMatch::Named(model) if tenant.may_use(model));
-        by_model || tenant.may_use(&self.config.name)
+        tenant.may_use(|word| *word == *self.config.name || self.also_named.as_deref() == Some(word))
     }
 
     /// Whether an engine of it keeps cached prompts of different salts apart.

@@ -22,7 +22,7 @@ pub struct ApiKey {
     pub tenant: Arc<str>,
     /// Unique within its tenant. A key of the configuration file is named by the first digits of its digest.
     pub name: Arc<str>,
-    /// Names of routes; `None` is every one of its tenant.
+    /// Names of routes, or models where no route has that name; `None` is every one of its tenant.
     pub routes: Option<Vec<Arc<str>>>,
     /// Beside those of its tenant.
     pub budgets: Vec<Budget>,
@@ -49,10 +49,10 @@ impl ApiKey {
         self.expires.is_some_and(|end| UNIX_EPOCH + Duration::from_secs(end) <= now)
     }
 
-    /// Whether it may be used for the route of that name.
+    /// Whether it may be used for a route; `means` says whether a word of its list is that route.
     #[must_use]
-    pub fn may_use(&self, route: &str) -> bool {
-        self.routes.as_ref().is_none_or(|routes| routes.iter().any(|own| **own == *route))
+    pub fn may_use(&self, means: impl Fn(&str) -> bool) -> bool {
+        self.routes.as_ref().is_none_or(|routes| routes.iter().any(|word| means(word)))
     }
 }
 

@@ -263,3 +263,40 @@ async fn a_connect_timeout_names_no_replica_to_tenants() {
     }
     gate.cancel();
 }
+
+/// Two routes whose names and models cross: what clients ask for as `big` is served by route `chat`.
+#[tokio::test]
+async fn a_tenant_s_route_is_none_whose_model_has_that_name() {
+    let (big, small) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&big]);
+    config.pools.push(config::pool("second", &[&small]));
+    config.routes = vec![config::route("big", &[0]), config::route("small", &[1]), config::route("*", &[1])];
+    for (route, name) in config.routes.iter_mut().zip(["chat", "big", "rest"]) {
+        route.name = name.into();
+    }
+    let of = |key: &str, routes: &[&str]| {
+        let routes = Some(routes.iter().map(|name| (*name).into()).collect());
+        Tenant { routes, ..tenant(key, None) }
+    };
+    config.tenants = vec![of("one", &["big"]), of("other", &["chat"]), of("rest", &["rest"])];
+    let gateway = Gateway::start(config).await;
+    for (key, model, status) in [
+        ("one", "small", 200),
+        ("one", "big", 404),
+        ("one", "unknown", 404),
+        ("other", "big", 200),
+        ("other", "small", 404),
+        ("other", "chat", 404),
+        ("rest", "big", 404),
+        ("rest", "unknown", 200),
+    ] {
+        let mut client = gateway.client().await;
+        let body = format!(r#"{{"model":"{model}","stream":true,"messages":[]}}"#);
+        client.post(PATH, &[("authorization", &*format!("Bearer {key}"))], body.as_bytes()).await;
+        assert_eq!(client.reply().await.status(), status, "{key} asks for {model}");
+    }
+    let mut client = gateway.client().await;
+    client.send("GET", "/v1/models", &[("authorization", "Bearer one")], b"").await;
+    let models = client.reply().await.json();
+    assert_eq!((&models["data"][0]["id"], models["data"].as_array().unwrap().len()), (&"small".into(), 1));
+}

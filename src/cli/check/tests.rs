@@ -164,6 +164,20 @@ fn a_setting_without_an_effect_is_a_warning() {
 }
 
 #[test]
+fn a_word_that_names_one_route_and_is_the_model_of_another_is_a_warning() {
+    let route = |name: &str, model: &str| format!("[[route]]\nname = \"{name}\"\nmodel = \"{model}\"\n");
+    let crossed = "warning: \"big\" is the name of this route and the model of route \"chat\"";
+    for (routes, is_said) in [
+        (route("chat", "big") + &route("big", "small"), true),
+        (route("chat", "big") + &route("small", "small"), false),
+        (route("big", "big") + &route("chat", "*"), false),
+    ] {
+        let shown = check(&format!("{ONE_POOL}{routes}"));
+        assert_eq!((shown.code, shown.err.contains(crossed)), (0, is_said), "{}", shown.err);
+    }
+}
+
+#[test]
 fn what_a_tenant_never_gets_and_a_password_in_the_file_are_warnings() {
     let route = "[[route]]\nmodel = \"m\"\n";
     let tenant = |more: &str| format!("[[tenant]]\nname = \"t\"\nkey_sha256 = []\n{more}");

@@ -147,6 +147,7 @@ impl Lint<'_, '_> {
                     "remove it, or set standby = true in its [[pool]]: then it serves when the others cannot";
                 self.warn(self.place("route", at, &["pools"]), message, hint);
             }
+            self.crossed(at, route);
             self.outside(at, route);
             self.prefill(at, route);
             if route.client_may.priority && !self.has_order() {
@@ -156,6 +157,21 @@ impl Lint<'_, '_> {
                 self.warn(place, message, "use policy latency on a route, or remove \"priority\"");
             }
         }
+    }
+
+    /// A name that clients know as the model of another route.
+    fn crossed(&self, at: usize, route: &Route) {
+        let takes = |other: &&Route| matches!(&other.model, ModelMatch::Named(model) if *model == route.name);
+        let Some(other) = self.config.routes.iter().find(takes).filter(|other| other.name != route.name)
+        else {
+            return;
+        };
+        let message = format!(
+            "\"{}\" is the name of this route and the model of route \"{}\": in lists of routes it means this one",
+            route.name, other.name
+        );
+        let hint = "give the route a name that is no other route's model";
+        self.warn(self.place("route", at, &["name", "model"]), message, hint);
     }
 
     /// Prompts that are computed apart for some, and by whom.
