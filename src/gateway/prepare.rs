@@ -408,7 +408,7 @@ async fn admit(
         output: prepared.output,
         is_output_bounded: prepared.is_output_bounded,
         is_read: guard.record().dialect == Dialect::StoredResponse,
-        model: model_name(&route, guard.record()),
+        model: model_name(&prepared),
         key: tenant.key(),
         wall: gateway.clock.wall(now),
     };
@@ -423,11 +423,11 @@ async fn admit(
     Ok(prepared)
 }
 
-/// What clients ask for, as budgets name it.
-fn model_name<'a>(route: &'a RouteState, record: &'a Record) -> &'a str {
-    match &route.config.model {
+/// What the client asks for, as budgets name it; a label would be `other` where no engine lists it.
+fn model_name(prepared: &Prepared) -> &str {
+    match &prepared.route.config.model {
         ModelMatch::Named(model) => model,
-        ModelMatch::Any => &record.model,
+        ModelMatch::Any => prepared.model.as_deref().unwrap_or(NO_MODEL),
     }
 }
 
@@ -461,6 +461,8 @@ fn default_stall(table: &RoutingTable) -> Duration {
     table.config.routes.iter().map(|r| r.timeouts.client_stall).max().unwrap_or(Duration::from_secs(60))
 }
 
+/// Of a request without one.
+const NO_MODEL: &str = "none";
 /// Its body has no `cache_salt`, and engines that are asked by it share what they cached.
 /// Of UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";

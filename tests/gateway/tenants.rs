@@ -300,3 +300,22 @@ async fn a_tenant_s_route_is_none_whose_model_has_that_name() {
     let models = client.reply().await.json();
     assert_eq!((&models["data"][0]["id"], models["data"].as_array().unwrap().len()), (&"small".into(), 1));
 }
+
+/// Engines without a list of models leave the label at `other`.
+#[tokio::test]
+async fn a_budget_of_a_model_counts_on_route_star_whatever_the_engine_lists() {
+    let replica = Replica::start().await;
+    replica.lists(r#"{"object":"list","data":[]}"#);
+    let mut config = config::of(&[&replica]);
+    let own = Budget { requests: Some(1), model: Some("m".into()), ..Budget::default() };
+    config.tenants = vec![Tenant { budgets: vec![own], ..tenant("a", None) }];
+    let gateway = Gateway::start(config).await;
+    for (model, status) in [("m", 200), ("n", 200), ("m", 429), ("n", 200)] {
+        let mut client = gateway.client().await;
+        let body = format!(r#"{{"model":"{model}","stream":true,"messages":[]}}"#);
+        client.post(PATH, &[("authorization", "Bearer a")], body.as_bytes()).await;
+        let reply = client.reply().await;
+        assert_eq!(reply.status(), status, "{model}: {}", reply.text());
+        gateway.idle().await;
+    }
+}
