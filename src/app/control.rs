@@ -102,7 +102,7 @@ impl Control for Controls {
             reasons.push(format!(
                 "route {} has no ready replica: {}",
                 route.config.name,
-                route.why_unready()
+                route.why_unready(None)
             ));
         }
         Readiness { reasons }

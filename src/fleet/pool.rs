@@ -199,8 +199,8 @@ impl PoolState {
         self.config.load().outside.is_some()
     }
 
-    /// Why none of its replicas takes requests, in a phrase for people.
-    pub fn why_unready(&self) -> String {
+    /// Why none of those replicas takes requests that `is_meant` names, in a phrase for people; empty where there are only others.
+    pub fn why_unready(&self, is_meant: impl Fn(&Replica) -> bool) -> String {
         let replicas = self.replicas.load();
         if replicas.is_empty() {
             let trouble = self.trouble.load();
@@ -214,8 +214,9 @@ impl PoolState {
             true => format!("{}: {AT_OUTSIDE_LIMITS}", one.name()),
             false => one.why_unready(),
         };
-        let mut reasons: Vec<String> = replicas.iter().take(MAX_REASONS).map(reason).collect();
-        if let Some(more) = replicas.len().checked_sub(MAX_REASONS + 1) {
+        let meant = || replicas.iter().filter(|one| is_meant(one));
+        let mut reasons: Vec<String> = meant().take(MAX_REASONS).map(reason).collect();
+        if let Some(more) = meant().count().checked_sub(MAX_REASONS + 1) {
             reasons.push(format!("and {} more", more + 1));
         }
         reasons.join("; ")

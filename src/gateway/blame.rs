@@ -38,6 +38,15 @@ pub(super) fn of_answer(
     is_bad.then(|| ReplicaFailure::Status { replica: pick.replica.name(), status: status.as_u16() })
 }
 
+/// Whether it says that a model is missing which this replica does not list and another of its route does: the request is as good as one
+/// for whose model no replica is ready.
+pub(super) fn is_for_another(answer: &BufferedResponse, pick: &Pick, prepared: &Prepared) -> bool {
+    let is_elsewhere = |model: &str| !pick.replica.lists(model) && prepared.route.is_known(model);
+    answer.head.status == StatusCode::NOT_FOUND
+        && prepared.model.as_deref().is_some_and(is_elsewhere)
+        && names_missing_model(&answer.body)
+}
+
 /// Whether the body of a 404 says that the model is missing, as engines and OpenAI word it.
 fn names_missing_model(body: &[u8]) -> bool {
     let start = body.get(..MAX_ERROR.min(body.len())).unwrap_or_default();

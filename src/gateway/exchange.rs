@@ -153,6 +153,10 @@ impl Exchange {
                         answered.1.watch.close();
                         last = Some(Ok(answered));
                     }
+                    None if self.is_for_another(&answered) => {
+                        answered.1.watch.close();
+                        return Err(self.prepared.no_ready_replica());
+                    }
                     _ => match self.trust(answered) {
                         Ok(answered) => return Ok(answered),
                         Err(doubted) => return Ok(self.second(doubted).await),
@@ -386,6 +390,12 @@ impl Exchange {
     fn blamed(&mut self, (answer, active): &Answered) -> Option<ReplicaFailure> {
         let UpstreamResponse::Buffered(answer) = answer else { return None };
         blame::of_answer(answer, &active.pick, &self.prepared, self.guard.record())
+    }
+
+    /// Whether an engine answered that it lacks a model which another replica has, one that is not ready.
+    fn is_for_another(&self, (answer, active): &Answered) -> bool {
+        let UpstreamResponse::Buffered(answer) = answer else { return false };
+        blame::is_for_another(answer, &active.pick, &self.prepared)
     }
 
     /// Counts the failure. An error of a replica on trial is more likely the replica's than the request's, so another replica

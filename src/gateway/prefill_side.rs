@@ -134,7 +134,7 @@ impl PrefillSide {
             if is_ready {
                 tracing::info!(route, pool, "prefill pool has a ready replica again");
             } else {
-                let why = self.pool.why_unready();
+                let why = self.pool.why_unready(|_| true);
                 tracing::warn!(route, pool, %why, "prefill pool has no ready replica: the route works without it");
             }
         }

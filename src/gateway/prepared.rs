@@ -138,7 +138,7 @@ impl Prepared {
                 Some(maker) => maker.why_unready(),
                 None => match self.subset() {
                     Some(subset) => self.why_within(subset),
-                    None => self.route.why_unready(),
+                    None => self.route.why_unready(self.model.as_deref()),
                 },
             },
             retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),

@@ -15,6 +15,7 @@ use crate::clock::Stamp;
 use crate::config::{ColdWait, Config, ModelMatch, Route, Slo, WeightedPool};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
+use crate::fleet::replica::Replica;
 use crate::record::SloBounds;
 use crate::request::api_keys::ApiKeys;
 use crate::request::cache_salt::SaltKey;
@@ -297,18 +298,29 @@ impl RouteState {
     /// Whether a ready replica lists the model.
     #[must_use]
     pub fn is_listed(&self, model: Option<&str>) -> bool {
-        let Some(model) = model else { return false };
-        self.pools.iter().any(|(pool, _)| {
-            let replicas = pool.replicas();
-            replicas.iter().any(|r| r.is_ready() && r.lists(model))
-        })
+        model.is_some_and(|model| self.any(|replica| replica.is_ready() && replica.lists(model)))
     }
 
-    /// Why no replica takes its requests, in a phrase for people.
+    /// Whether a replica lists the model, be it ready or not.
     #[must_use]
-    pub fn why_unready(&self) -> String {
+    pub fn is_known(&self, model: &str) -> bool {
+        self.any(|replica| replica.lists(model))
+    }
+
+    fn any(&self, is_it: impl Fn(&Replica) -> bool) -> bool {
+        self.pools.iter().any(|(pool, _)| pool.replicas().iter().any(|replica| is_it(replica)))
+    }
+
+    /// Why no replica takes its requests, in a phrase for people; of a model that some list, why those do not.
+    #[must_use]
+    pub fn why_unready(&self, model: Option<&str>) -> String {
+        let model = model.filter(|model| self.is_known(model));
         let used = self.pools.iter().enumerate().filter(|(place, _)| self.serves(*place));
-        used.map(|(_, (pool, _))| pool.why_unready()).collect::<Vec<_>>().join("; ")
+        let has = |one: &Replica, model| one.lists(model) || one.engine.models.load().is_empty();
+        let why = used.map(|(_, (pool, _))| {
+            pool.why_unready(|one| pool.is_outside() || model.is_none_or(|model| has(one, model)))
+        });
+        why.filter(|why| !why.is_empty()).collect::<Vec<_>>().join("; ")
     }
 }
 

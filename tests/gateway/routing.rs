@@ -226,6 +226,63 @@ async fn a_model_goes_to_the_pools_of_its_route() {
     assert_eq!(ids, ["a", "b"]);
 }
 
+/// The list of an engine that serves these models.
+fn listing(models: &[&str]) -> String {
+    let entry = |model: &&str| format!(r#"{{"id":"{model}","object":"model"}}"#);
+    format!(r#"{{"object":"list","data":[{}]}}"#, models.iter().map(entry).collect::<Vec<_>>().join(","))
+}
+
+#[tokio::test]
+async fn a_model_whose_only_holder_is_down_is_503_and_not_the_404_of_an_engine_that_lacks_it() {
+    // Pools of two models; an adapter on one replica of a pool; the same behind a route of its name.
+    for (models, is_one_pool, route) in [
+        ([&["m1"][..], &["m2"]], false, "*"),
+        ([&["m2", "m1"], &["m2"]], true, "*"),
+        ([&["m2", "m1"], &["m2"]], true, "m1"),
+    ] {
+        let (one, two) = (Replica::start().await, Replica::start().await);
+        one.lists(&listing(models[0]));
+        two.lists(&listing(models[1]));
+        let mut config = config::of(&[&one]);
+        if is_one_pool {
+            config = config::of(&[&one, &two]);
+            config.routes = vec![config::route("m2", &[0]), config::route(route, &[0])];
+        } else {
+            config.pools.push(config::pool("second", &[&two]));
+            config.routes = vec![config::route("*", &[0, 1])];
+        }
+        let gateway = Gateway::start(config).await;
+        let lacks =
+            wire::json(404, r#"{"error":{"message":"The model does not exist.","type":"NotFoundError"}}"#);
+        two.answers(move |request| match request.text().contains("m1") {
+            true => lacks.clone(),
+            false => wire::chat_stream(&["a"]),
+        });
+        let ask = async |model: &str| gateway.post(PATH, &CHAT.replace("tiny", model)).await;
+        // Without a connection that is still open to it.
+        one.stop_listening().await;
+        let refused = async {
+            while gateway.state_of(&one) == ReplicaState::Ready {
+                ask("m1").await;
+            }
+        };
+        crate::support::soon("it is found gone", refused).await;
+        for _ in 0..4 {
+            let reply = ask("m1").await;
+            assert_eq!(reply.status(), 503, "{models:?} {route}");
+            assert_eq!(reply.code(), "no_ready_replica");
+            let detail = reply.text();
+            assert!(detail.contains(&one.name()) && !detail.contains(&two.name()), "{detail}");
+        }
+        assert_eq!(replica_of(&ask("m2").await), two.name());
+        assert_eq!(ask("m1-unknown").await.status(), 404);
+        one.listen_again().await;
+        gateway.ready().await;
+        assert_eq!(replica_of(&ask("m1").await), one.name());
+        gateway.idle().await;
+    }
+}
+
 #[tokio::test]
 async fn a_failed_pool_is_covered_by_the_other_pool_of_its_route() {
     let (one, two) = (Replica::start().await, Replica::start().await);
