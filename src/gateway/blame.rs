@@ -22,13 +22,14 @@ pub(super) fn of_answer(
     if let Some(error) = answer.error_under_success(record.dialect, record.owes_answer()) {
         return (!error.is_of_request()).then(|| ReplicaFailure::ErrorEvent { replica: pick.replica.name() });
     }
+    let has_our_key = || pick.pool.config().engine_api_key.is_some();
     let is_bad = match status {
         StatusCode::NOT_IMPLEMENTED => false,
         StatusCode::TOO_MANY_REQUESTS => true,
         // The key was ours, or none: the client's own stays with us where tenants are configured.
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            pick.pool.config().engine_api_key.is_some() || prepared.table.tenants.ask_for_keys()
-        }
+        StatusCode::UNAUTHORIZED => has_our_key() || prepared.table.tenants.ask_for_keys(),
+        // Our key may lack a right; without a key it is the request that is forbidden.
+        StatusCode::FORBIDDEN => has_our_key(),
         StatusCode::NOT_FOUND => {
             let is_elsewhere = |model| pick.pool.others_list(&pick.replica, model);
             names_missing_model(&answer.body) && prepared.model.as_deref().is_some_and(is_elsewhere)

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
 mod sick;
+mod spared;
 
 use std::num::NonZeroUsize;
 use std::time::Duration;

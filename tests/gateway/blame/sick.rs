@@ -28,7 +28,7 @@ fn fault(name: &str) -> Vec<Step> {
     }
 }
 
-async fn four(policy: PolicyName) -> (Gateway, Vec<Replica>) {
+pub(super) async fn four(policy: PolicyName) -> (Gateway, Vec<Replica>) {
     let mut replicas = Vec::new();
     for _ in 0..4 {
         replicas.push(Replica::start().await);

@@ -1,0 +1,58 @@
+//! Answers that are a client's own affair, or a moment's, and what they cost the replica that gave them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sha2::Digest;
+use tokenway::config::{PolicyName, Secret, Tenant};
+use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
+
+use super::sick::four;
+use super::{CHAT, PATH};
+use crate::support::replica::{Replica, Step};
+use crate::support::{Gateway, config, until, wire};
+
+const WHOLE: &str = r#"{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":2}}"#;
+
+fn of(gateway: &Gateway, replica: &Replica) -> ReplicaStatus {
+    gateway.replicas().into_iter().find(|one| *one.replica == *replica.name()).unwrap()
+}
+
+/// Status of the answer to a tenant's turn of a session.
+async fn turn(gateway: &Gateway, session: &str, text: &str) -> u16 {
+    let mut client = gateway.client().await;
+    let headers = [("authorization", "Bearer key"), ("x-session-id", session)];
+    client.post(PATH, &headers, CHAT.replace("hi", text).as_bytes()).await;
+    client.reply().await.status()
+}
+
+/// A filter in front of the engines that turns requests away by what they say, or one replica that turns our key away.
+#[tokio::test]
+async fn a_request_that_engines_forbid_speaks_against_nobody_unless_the_key_is_ours() {
+    let ours = || Some(Secret::new("ours"));
+    for (key, status, is_left) in [(None, 403, false), (ours(), 403, true), (None, 401, true)] {
+        let (one, two) = (Replica::start().await, Replica::start().await);
+        let mut config = config::of(&[&one, &two]);
+        let key_digests = vec![sha2::Sha256::digest(b"key").into()];
+        config.tenants = vec![Tenant { name: "a".into(), key_digests, ..Tenant::default() }];
+        config.routes[0].policy = PolicyName::Session;
+        config.pools[0].engine_api_key.clone_from(&key);
+        let gateway = Gateway::start(config).await;
+        assert_eq!(turn(&gateway, "theirs", "fine").await, 200);
+        let home = if one.count() == 1 { &one } else { &two };
+        for replica in [&one, &two].into_iter().filter(|one| !is_left || one.addr == home.addr) {
+            replica.answers(move |request| match request.text().contains("forbidden") {
+                true => wire::json(status, "{}"),
+                false => wire::chat_stream(&["a"]),
+            });
+        }
+        let mut left = false;
+        for n in 0..12 {
+            turn(&gateway, "theirs", &format!("forbidden {n}")).await;
+            left |= gateway.replicas().iter().any(|one| one.state != ReplicaState::Ready);
+        }
+        assert_eq!(left, is_left, "{status} {}: {:?}", key.is_some(), gateway.replicas());
+        assert_eq!(turn(&gateway, "others", "fine").await, 200);
+        gateway.idle().await;
+    }
+}
