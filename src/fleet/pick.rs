@@ -171,7 +171,8 @@ impl Pick {
 
     /// The attempt was given up: sent at `sent`, it has brought nothing, neither a first token nor, if `is_whole`, an answer at once.
     /// That is a failure of the replica where nothing has moved there since, another replica has answered meanwhile or it is on trial
-    /// after failures, and the wait was clearly longer than is usual in the pool: a client that is merely impatient says nothing.
+    /// after failures, and the wait was clearly longer than is usual in the pool: a client that is merely impatient says nothing. Where an
+    /// engine without a page owes an answer in one piece a probe decides.
     pub fn given_up(&self, sent: Stamp, is_whole: bool, now: Stamp) {
         let (replica, waited) = (&self.replica, now.since(sent));
         if self.ways.as_ref().is_some_and(|ways| ways.is_apart) {
@@ -182,12 +183,19 @@ impl Pick {
             return;
         }
         let usual = self.pool.dispatcher.model.usual_wait(&self.assignment.decision.terms, is_whole);
+        if waited.as_secs_f64() <= SILENT_FROM * usual {
+            return;
+        }
+        let is_on_trial = replica.health.answers.is_on_trial();
+        if is_whole && !replica.is_scraped() && !is_on_trial {
+            // It may be writing a long answer, and no page shows it: a probe is to find out.
+            return replica.health.vitals.suspect(now);
+        }
         let answered = |other: &Arc<Replica>| {
             other.slot() != replica.slot() && other.health.vitals.last_answer() >= sent
         };
         // A client that asks one by one sees no answer of others meanwhile.
-        let is_proof = || replica.health.answers.is_on_trial() || self.pool.replicas().iter().any(answered);
-        if waited.as_secs_f64() > SILENT_FROM * usual && is_proof() {
+        if is_on_trial || self.pool.replicas().iter().any(answered) {
             self.silent(now);
         }
     }

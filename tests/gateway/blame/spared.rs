@@ -56,3 +56,54 @@ async fn a_request_that_engines_forbid_speaks_against_nobody_unless_the_key_is_o
         gateway.idle().await;
     }
 }
+
+/// Without a page nothing shows that an engine writes a long answer; a probe does.
+#[tokio::test]
+async fn a_client_that_leaves_long_answers_has_an_engine_without_a_page_probed_and_not_left() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    for replica in [&one, &two] {
+        replica.show_page(None);
+        replica.answers(|request| match request.text().contains("long") {
+            true => vec![Step::Hang],
+            false => wire::json(200, WHOLE),
+        });
+    }
+    let mut config = config::of(&[&one, &two]);
+    config.routes[0].policy = PolicyName::Session;
+    let gateway = Gateway::start(config).await;
+    let whole = |text: &str| CHAT.replace(r#""stream":true"#, r#""stream":false"#).replace("hi", text);
+    let ask = async |session: &str, text: &str| {
+        let mut client = gateway.client().await;
+        client.post(PATH, &[("x-session-id", session)], whole(text).as_bytes()).await;
+        client
+    };
+    let home = async |session: &str| {
+        let reply = ask(session, "short").await.reply().await;
+        reply.head.header("x-tokenway-replica").unwrap().to_owned()
+    };
+    let theirs = home("theirs").await;
+    let (busy, mut n) = (if one.name() == theirs { &one } else { &two }, 0);
+    while home(&format!("session {n}")).await == theirs {
+        n += 1;
+    }
+    // So many that it is known what an answer takes.
+    let mut client = gateway.client().await;
+    for _ in 0..300 {
+        client.post(PATH, &[], whole("short").as_bytes()).await;
+        assert_eq!(client.reply().await.status(), 200);
+    }
+    let (before, probed) = (busy.count(), busy.probed());
+    let mut leaving = Vec::new();
+    for n in 0..4 {
+        leaving.push(ask("theirs", &format!("long {n}")).await);
+    }
+    busy.got(before + 4).await;
+    // The patience of their clients, longer than any pause that says nothing.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    home(&format!("session {n}")).await;
+    drop(leaving);
+    gateway.idle().await;
+    until("it is probed", || busy.probed() > probed).await;
+    let status = of(&gateway, busy);
+    assert_eq!((status.state, status.traffic_share), (ReplicaState::Ready, 1.0), "{status:?}");
+}
