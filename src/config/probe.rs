@@ -25,7 +25,7 @@ section! {
 section! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Ejection for "[pool.ejection]" {
-        /// at most this share of a pool is ejected because of failures
+        /// at most this share of a pool is ejected because of failures, or one replica where that is less; 0: none
         max_share: f64 as Share, default 0.5;
     }
 }

@@ -274,13 +274,14 @@ impl PoolState {
         });
     }
 
-    /// Whether one more may be left: never the last ready one, and at most `pool.ejection.max_share` of the pool.
+    /// Whether one more may be left: never the last ready one, and at most `pool.ejection.max_share` of the pool, or one where that
+    /// is less than one.
     pub(super) fn may_eject(&self) -> bool {
-        let replicas = self.replicas.load();
+        let (replicas, max_share) = (self.replicas.load(), self.config.load().ejection.max_share);
         let ready = replicas.iter().filter(|r| r.is_ready()).count();
         let ejected = replicas.iter().filter(|r| r.state().is_left()).count();
         let size = replicas.len().max(1) as f64;
-        ready > 1 && (ejected + 1) as f64 / size <= self.config.load().ejection.max_share.max(1.0 / size)
+        ready > 1 && max_share > 0.0 && (ejected + 1) as f64 / size <= max_share.max(1.0 / size)
     }
 
     /// The prober found a replica's process gone: its cache with it, and the prompts in flight when it broke are suspects.

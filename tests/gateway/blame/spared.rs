@@ -107,3 +107,23 @@ async fn a_client_that_leaves_long_answers_has_an_engine_without_a_page_probed_a
     let status = of(&gateway, busy);
     assert_eq!((status.state, status.traffic_share), (ReplicaState::Ready, 1.0), "{status:?}");
 }
+
+#[tokio::test]
+async fn a_share_of_zero_ejects_nobody_and_a_small_one_still_one() {
+    for (max_share, is_left) in [(0.0, false), (0.01, true)] {
+        let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+        let mut config = (*gateway.app.gateway.table.load().config).clone();
+        config.pools[0].ejection.max_share = max_share;
+        gateway.app.reload(Arc::new(config)).unwrap();
+        replicas[0].always(wire::json(500, "{}"));
+        let mut left = false;
+        for n in 0..60 {
+            gateway.post(PATH, &CHAT.replace("hi", &format!("request {n}"))).await;
+            left |= gateway.state_of(&replicas[0]) != ReplicaState::Ready;
+        }
+        assert_eq!(left, is_left, "{max_share}");
+        let share = of(&gateway, &replicas[0]).traffic_share;
+        assert!(is_left || share < 0.5, "it gets little all the same: {share}");
+        gateway.idle().await;
+    }
+}
