@@ -92,11 +92,15 @@ impl Answers {
         in_a_row
     }
 
-    /// It refused a request at once (a full queue), which is no failure while its streams move.
+    /// It refused a request at once (a full queue), which is no failure while its streams move. From the second in a row on it gets
+    /// less than replicas that refuse less, and is not ejected.
     pub(crate) fn refused(&self, now: Stamp) {
         let in_a_row = {
             let mut recent = self.recent.lock();
             recent.refusals_in_a_row += 1;
+            if recent.refusals_in_a_row > 1 {
+                recent.note_refusal(now);
+            }
             recent.refusals_in_a_row
         };
         self.back_off(now, in_a_row);
@@ -196,8 +200,20 @@ impl Recent {
     }
 
     fn note(&mut self, now: Stamp, failure: f64) {
-        let (rate, demotion) = (self.rate_at(now), self.demotion_rate_at(now));
+        let rate = self.rate_at(now);
+        self.note_demotion(now, failure);
         self.rate = rate + LEARNED * (failure - rate);
+    }
+
+    /// A refusal lowers the share alone.
+    fn note_refusal(&mut self, now: Stamp) {
+        self.rate = self.rate_at(now);
+        self.note_demotion(now, 1.0);
+    }
+
+    /// Of `rate` the caller has taken what it has faded to.
+    fn note_demotion(&mut self, now: Stamp, failure: f64) {
+        let demotion = self.demotion_rate_at(now);
         self.demotion_rate = demotion + LEARNED * (failure - demotion);
         self.at = now;
         self.is_known = true;
@@ -296,6 +312,8 @@ mod tests {
         for _ in 0..9 {
             answers.refused(at(100));
         }
+        assert_eq!(answers.failure_rate(at(100)), Some(0.0), "nothing that ejects");
+        assert!(answers.demotion_rate(at(100)).unwrap() > 0.5, "and less for it meanwhile");
         assert!(!takes(&answers, 1099, 0) && takes(&answers, 1100, 0));
         answers.good(at(1100));
         answers.refused(at(1100));

@@ -57,6 +57,57 @@ async fn a_request_that_engines_forbid_speaks_against_nobody_unless_the_key_is_o
     }
 }
 
+#[tokio::test]
+async fn a_replica_that_turns_every_request_away_gets_less_and_is_not_left() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    let [full, ..] = replicas.as_slice() else { panic!("four replicas") };
+    let ask = async |text: String| gateway.post(PATH, &CHAT.replace("hi", &text)).await.status();
+    // A stream that moves there shows that it works.
+    let moving = std::iter::repeat_n([Step::Tick, wire::event(wire::content("x"))], 3000).flatten();
+    full.next(wire::begun_then("x", moving.chain([Step::Hang])));
+    full.always(wire::json(429, "{}"));
+    let mut streams = Vec::new();
+    while full.busy() == 0 {
+        let mut stream = gateway.client().await;
+        stream.post(PATH, &[], CHAT.as_bytes()).await;
+        stream.head().await;
+        streams.push(stream);
+    }
+    let turned_away = async {
+        let mut n = 0;
+        while of(&gateway, full).traffic_share > 0.2 {
+            n += 1;
+            ask(format!("request {n}")).await;
+        }
+    };
+    crate::support::soon("its share falls", turned_away).await;
+    let status = of(&gateway, full);
+    assert_eq!((status.state, status.failure_ratio), (ReplicaState::Ready, 0.0), "{status:?}");
+    assert!(replicas[1..].iter().all(|other| of(&gateway, other).traffic_share == 1.0));
+    drop(streams);
+    gateway.idle().await;
+}
+
+/// What every replica turns away is a load that the pool cannot take.
+#[tokio::test]
+async fn a_pool_that_is_full_keeps_its_replicas_and_their_shares() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    let ask = async |text: String| gateway.post(PATH, &CHAT.replace("hi", &text)).await.status();
+    for n in 0..8 {
+        assert_eq!(ask(format!("before {n}")).await, 200);
+    }
+    for replica in &replicas {
+        replica.always(wire::json(429, "{}"));
+    }
+    for n in 0..24 {
+        assert_eq!(ask(format!("request {n}")).await, 429);
+    }
+    for replica in gateway.replicas() {
+        assert!(replica.state == ReplicaState::Ready && replica.traffic_share > 0.5, "{replica:?}");
+    }
+    gateway.idle().await;
+}
+
 /// Without a page nothing shows that an engine writes a long answer; a probe does.
 #[tokio::test]
 async fn a_client_that_leaves_long_answers_has_an_engine_without_a_page_probed_and_not_left() {
