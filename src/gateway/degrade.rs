@@ -3,7 +3,7 @@
 //!
 //! The request is parsed again for the other route: model name, prompt identity, pools, SLO and deadlines are that
 //! route's; the session and the time of arrival stay. It happens at most once per request: the other route's own
-//! `[route.degrade]` does not apply.
+//! `[route.degrade]` does not apply. One that waits for a replica moves in the same way where a reload drops its pools.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,13 +13,14 @@ use super::Gateway;
 use super::classify::{Classified, Client, classify};
 use super::prepare;
 use super::prepared::Prepared;
-use super::table::RouteState;
+use super::table::{RouteState, RoutingTable};
 use crate::admission::{DegradeRule, Rules};
 use crate::clock::Stamp;
 use crate::config::ModelMatch;
+use crate::fleet::pool::PoolState;
 use crate::observe::record_guard::RecordGuard;
 use crate::request::body::HeldBody;
-use crate::request::dialect::Dialect;
+use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::engine_priority::EnginePriority;
 
 /// Moves the request to the fallback route. False if the body does not parse for it: the request then stays on its route.
@@ -32,38 +33,72 @@ pub(super) async fn degrade(
     let degrade = prepared.rules.degrade.take();
     let to = degrade.and_then(|degrade| prepared.table.routes.get(degrade.to)).cloned();
     let Some(to) = to else { return false };
-    let Some(classified) = classified_for(to, prepared, guard.record().dialect, gateway).await else {
+    let (table, dialect) = (Arc::clone(&prepared.table), guard.record().dialect);
+    let Some(classified) = classified_for(table, to, prepared, dialect, gateway).await else {
         return false;
     };
     let families = &gateway.observer.metrics().families;
     families.requests.admissions.inc(["degrade", reason]);
     prepared.route.degrading.note(gateway.clock.now());
     families.routes.degraded.inc([&prepared.route.config.name, &classified.prepared.route.config.name]);
+    guard.record().degraded_from = Some(Arc::clone(&prepared.route.config.name));
+    let class = Arc::clone(&classified.prepared.route.config.slo);
+    go_on(prepared, guard, classified, class);
+    true
+}
+
+/// Moves a request that waits for a replica to its route of the configuration in force, where a reload has dropped all pools that it
+/// could get one of. False if there is no such route, or the body does not parse for it.
+pub(super) async fn renew(prepared: &mut Box<Prepared>, guard: &mut RecordGuard, gateway: &Gateway) -> bool {
+    let table = gateway.table.load_full();
+    let is_kept = |pool: &Arc<PoolState>| table.pools.iter().any(|known| Arc::ptr_eq(known, pool));
+    if prepared.route.pools.iter().any(|(pool, _)| is_kept(pool)) {
+        return false;
+    }
+    let before = &prepared.route.config;
+    let by_name = table.routes.iter().find(|route| route.config.name == before.name);
+    let to = by_name.or_else(|| table.routes.iter().find(|route| route.config.model == before.model));
+    let Some(to) = to.filter(|route| route.is_visible_to(&prepared.tenant)).cloned() else { return false };
+    let dialect = guard.record().dialect;
+    if dialect.body_form() != BodyForm::Json {
+        return false;
+    }
+    let own = Arc::clone(&guard.record().slo_class);
+    let class = if table.config.slo.contains_key(&own) { own } else { Arc::clone(&to.config.slo) };
+    let Some(classified) = classified_for(table, to, prepared, dialect, gateway).await else { return false };
+    let first_token = prepared.timeouts.first_token;
+    go_on(prepared, guard, classified, class);
+    // What it has waited is no part of it.
+    prepared.timeouts.first_token = first_token;
+    true
+}
+
+/// The request goes on as it is classified now, in this SLO class.
+fn go_on(prepared: &mut Box<Prepared>, guard: &mut RecordGuard, classified: Classified, class: Arc<str>) {
     let record = guard.record();
     let mut after = classified.note(record);
     after.end_within(prepared.timeouts.total, prepared.total_timer);
     (after.session, after.read) = (prepared.session, prepared.read);
     after.share.clone_from(&prepared.share);
     after.carrier.clone_from(&prepared.carrier);
-    after.apply_slo(&Arc::clone(&after.route.config.slo));
+    after.apply_slo(&class);
     after.held = std::mem::replace(&mut prepared.held, HeldBody::empty());
-    record.degraded_from = Some(Arc::clone(&prepared.route.config.name));
     *prepared = after;
     record.slo = prepared.slo;
-    record.slo_class = Arc::clone(&prepared.route.config.slo);
+    record.slo_class = class;
     record.stage_budget.clone_from(&prepared.route.config.stage_budget);
     guard.watch_bounds();
-    true
 }
 
-/// The request, classified for another route.
+/// The request, classified for a route of this table.
 async fn classified_for(
+    table: Arc<RoutingTable>,
     to: Arc<RouteState>,
     before: &Prepared,
     dialect: Dialect,
     gateway: &Gateway,
 ) -> Option<Classified> {
-    let (table, body) = (Arc::clone(&before.table), before.held.bytes.clone());
+    let body = before.held.bytes.clone();
     let (tenant, has_priority) = (before.tenant.clone(), before.engine_priority == EnginePriority::Client);
     let gets_answer_here = before.carrier.as_ref().is_none_or(|carrier| carrier.returns_answer());
     let work = move || {

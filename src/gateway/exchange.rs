@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::attempt::{AttemptError, UpstreamResponse};
-use super::degrade::{degrade, rules};
+use super::degrade::{self, degrade, rules};
 use super::hedge::{self, Flown, Other};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
@@ -357,6 +357,19 @@ impl Exchange {
         is_degraded
     }
 
+    /// Goes on in the configuration in force, where that has none of its pools.
+    async fn renew(&mut self) {
+        let gateway = &self.incoming.gateway;
+        // Most wait in the configuration that they began in.
+        if Arc::ptr_eq(&self.prepared.table, &gateway.table.load()) {
+            return;
+        }
+        // Boxed: rare, and its state would be part of every request's future.
+        if Box::pin(degrade::renew(&mut self.prepared, &mut self.guard, gateway)).await {
+            self.waits.renew();
+        }
+    }
+
     /// Whether no replica of its route can answer it, and the route of `[route.degrade]` may.
     fn is_lost(&self, last: Option<&Result<Answered, Failure>>) -> bool {
         let is_unsent = match last {
@@ -415,6 +428,9 @@ impl Exchange {
         if hold.reason == WaitReason::NoReplica && self.prepared.cold_wait().is_some() {
             // Nobody could have answered meanwhile.
             self.prepared.timeouts.first_token += self.incoming.gateway.clock.now().since(began);
+        }
+        if hold.reason == WaitReason::NoReplica {
+            self.renew().await;
         }
         Ok(())
     }

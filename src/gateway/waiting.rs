@@ -48,6 +48,11 @@ impl Waits {
         (self.ticket, self.pool, self.late_since) = (None, None, None);
     }
 
+    /// Its pools are others now; since when it waits stays.
+    pub(super) fn renew(&mut self) {
+        (self.ticket, self.pool) = (None, None);
+    }
+
     /// From here on it goes to a standby pool, or nowhere.
     pub(super) fn overflow(&mut self) {
         self.reset();

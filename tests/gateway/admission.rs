@@ -10,7 +10,7 @@ use crate::support::client::{Client, Reply};
 use crate::support::replica::{Gate, Replica, Step};
 use crate::support::{Gateway, config, soon, until, wire};
 use tokenway::config::{
-    ColdWait, Config, Degrade, PolicyName, QueueLimits, Scale, Slo, Tenant, TenantLimits, TtftBound,
+    ColdWait, Config, Degrade, PolicyName, Pool, QueueLimits, Scale, Slo, Tenant, TenantLimits, TtftBound,
 };
 use tokenway::fleet::status::ReplicaState;
 use tokenway::units::Tokens;
@@ -761,4 +761,32 @@ async fn the_wait_for_a_pool_at_zero_is_bounded() {
         let reply = gateway.post(PATH, &chat("tiny", "in vain")).await;
         assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"), "{wait:?}");
     }
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_a_pool_at_zero_goes_on_under_another_name_of_the_pool() {
+    let (never, replica) = (Replica::start().await, Replica::start().await);
+    never.stop_listening().await;
+    let at_zero = |name: &str, replica: &Replica| {
+        let mut config = config::of(&[replica]);
+        config.pools = vec![Pool {
+            scale: Scale { min_replicas: 0, wait: ColdWait::default(), ..Scale::default() },
+            ..config::pool(name, &[replica])
+        }];
+        config
+    };
+    let gateway = Gateway::start_unready(at_zero("before", &never));
+    let mut early = Vec::new();
+    for n in 0..6 {
+        early.push(sent(&gateway, &chat("tiny", &format!("early {n}"))).await);
+    }
+    waiting(&gateway, 6).await;
+    gateway.app.reload(Arc::new(at_zero("after", &replica))).unwrap();
+    for client in &mut early {
+        let reply = client.reply().await;
+        assert_eq!(reply.status(), 200, "{}", reply.text());
+        assert_eq!(reply.head.header("x-tokenway-revision"), Some("after"));
+    }
+    gateway.idle().await;
+    waiting(&gateway, 0).await;
 }
