@@ -75,6 +75,13 @@ impl<const N: usize> Fit<N> {
         self.has_more = true;
     }
 
+    /// What was seen counts this share of what it did.
+    pub(super) fn fade(&mut self, share: f64) {
+        self.causes.iter_mut().flatten().chain(&mut self.seconds).for_each(|sum| *sum *= share);
+        self.count *= share;
+        self.has_more = true;
+    }
+
     /// The rates that explain what was seen and depart from the prior no more than they must. Solved once an observation: a prior
     /// that has moved since then counts from the next one on.
     pub(super) fn rates(&mut self, prior: &[f64; N]) -> [f64; N] {

@@ -68,11 +68,8 @@ impl PoolModel {
     #[inline]
     #[must_use]
     pub fn estimate(&self, slot: usize, now: Stamp) -> Estimate {
-        let usual = self.pool.usual_slowness();
-        match self.replicas.get(slot).and_then(|cell| cell.estimate(now, usual)) {
-            Some(own) => own,
-            None => self.pool.average(),
-        }
+        let usual = self.pool.average();
+        self.replicas.get(slot).and_then(|cell| cell.estimate(now, &usual)).unwrap_or(usual)
     }
 
     /// A prompt, or several together, were computed by the replica in `slot`.
@@ -85,9 +82,8 @@ impl PoolModel {
             return;
         }
         // The replica first: it is judged against a pool that does not know this answer yet.
-        let before = replica.slowness();
         let own = replica.observe(sample, &view, &average);
-        self.pool.slowness_changed(before, Some(own.slowness));
+        self.pool.slowness_changed(replica.recount());
         self.pool.observe(sample, &own);
     }
 
@@ -186,8 +182,7 @@ impl PoolModel {
     /// The replica restarted or the slot has a new owner: back to the pool's average.
     pub fn forget(&self, slot: usize) {
         if let Some(cell) = self.replicas.get(slot) {
-            self.pool.slowness_changed(cell.slowness(), None);
-            cell.reset();
+            self.pool.slowness_changed((cell.reset(), None));
         }
     }
 
@@ -217,10 +212,9 @@ impl PoolModel {
     /// The same of the replica in `slot`.
     pub fn restore_replica(&self, slot: usize, saved: &SavedSpeed, now: Stamp) -> bool {
         let Some(replica) = self.replicas.get(slot) else { return false };
-        let before = replica.slowness();
         let is_taken = replica.restore(saved, now, &self.pool.average());
         if is_taken {
-            self.pool.slowness_changed(before, replica.slowness());
+            self.pool.slowness_changed(replica.recount());
         }
         is_taken
     }
@@ -236,8 +230,7 @@ impl PoolModel {
     #[must_use]
     pub fn typical_ttft(&self, slot: usize, now: Stamp) -> Option<f64> {
         let cell = self.replicas.get(slot)?;
-        cell.slowness()?;
-        let own = cell.estimate(now, self.pool.usual_slowness())?;
+        let own = cell.estimate(now, &self.pool.average()).filter(|_| cell.is_known())?;
         let view = self.pool.view();
         Some(own.slowness * view.seconds(1.0, 0, &view.work_of(1.0)) + own.round_trip)
     }
@@ -246,8 +239,8 @@ impl PoolModel {
     #[must_use]
     pub fn typical_itl(&self, slot: usize, now: Stamp) -> Option<f64> {
         let cell = self.replicas.get(slot)?;
-        cell.slowness()?;
-        Some(cell.estimate(now, self.pool.usual_slowness())?.step(0))
+        let own = cell.estimate(now, &self.pool.average()).filter(|_| cell.is_known())?;
+        Some(own.step(0))
     }
 
     /// How well predictions fit: of the replica in `slot`, or of the whole pool. `None` before the first.
@@ -337,6 +330,54 @@ mod tests {
         }
         let (fresh, later) = (predicted_ms(&model, 1, at(30)), predicted_ms(&model, 1, at(3600)));
         assert!(fresh > 1000 && later < fresh / 2, "{fresh} ms, then {later} ms");
+    }
+
+    #[test]
+    fn a_replica_that_is_left_alone_is_one_like_the_others_again_within_minutes() {
+        let answer = |seconds: u64, millis: u64, was_idle: bool| TimingSample {
+            work: work(100),
+            busy: Duration::from_millis(millis),
+            was_idle,
+            context: 0,
+            at: at(seconds),
+        };
+        // A way that takes longer, or an engine that is ten times as slow, for a while.
+        for (slow, was_idle, slow_from) in [(60, true, 25), (300, false, 20)] {
+            let model = PoolModel::new(2);
+            for second in 0..40 {
+                let millis = if second >= slow_from { slow } else { 25 };
+                model.observe(0, &answer(second, 25, was_idle));
+                model.observe(1, &answer(second, millis, was_idle));
+            }
+            assert_ne!(model.estimate(0, at(40)), model.estimate(1, at(40)), "{slow} ms");
+            for second in 40..640 {
+                model.observe(0, &answer(second, 25, was_idle));
+            }
+            let are_alike = || {
+                let [busy, left] = [0, 1].map(|slot| model.estimate(slot, at(640)));
+                (busy.slowness, busy.round_trip) == (left.slowness, left.round_trip)
+            };
+            assert!(are_alike(), "{slow} ms");
+            // One answer is enough to see that it is well.
+            model.observe(1, &answer(640, 25, was_idle));
+            assert!(are_alike(), "{slow} ms");
+        }
+    }
+
+    #[test]
+    fn the_mean_over_replicas_is_theirs_whatever_streams_report_in_between() {
+        let model = PoolModel::new(2);
+        for second in 0..300 {
+            for (slot, millis) in [(0, 50), (1, 150)] {
+                model.observe(slot, &sample(1000, Duration::from_millis(millis), at(second)));
+                let pace = Pace { per_token: 0.02, context: 1000 };
+                model.observe_pace(slot, at(second), pace);
+                model.observe_pace(slot, at(second + 2), pace);
+            }
+        }
+        let [fast, slow] = [0, 1].map(|slot| model.estimate(slot, at(300)).slowness);
+        let share = model.usual_slowness() / (fast * slow).sqrt();
+        assert!(slow > 2.0 * fast && (0.98..1.02).contains(&share), "{fast} {slow} {share}");
     }
 
     #[test]

@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 use super::calibration::{Calibration, Ledger};
 use super::estimate::{Answers, CAUSES, Estimate, Figure, PoolView, Published, causes};
 use super::fit::Fit;
-use super::replica::StepFit;
+use super::replica::{Standing, StepFit, weight_after};
 use super::saved::{SavedPool, are_sound};
+use crate::clock::Stamp;
 use crate::routing::hazard::lengths::{Lengths, Survival};
 use crate::routing::hazard::{Curve, FRESH_SPARE, POINTS, Running};
 use crate::routing::load::{Pace, TimingSample};
@@ -44,11 +45,60 @@ struct Learner {
     events: [f64; 2],
     /// Answers that taught the shape.
     taught: u32,
-    /// Sum of the logarithms of slowness of the replicas that are known, and how many they are.
-    slowness: (f64, u32),
+    /// Over the replicas that are known.
+    slowness: Mean,
     round_trip: f64,
     mean_uncached: f64,
     ledger: Ledger,
+}
+
+/// A geometric mean over replicas, each by what its last answer still counts. All weights halve in the same time, so the mean moves with
+/// answers alone.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    /// Of weighted logarithms.
+    sum: f64,
+    weight: f64,
+    /// When the weights were these.
+    at: Stamp,
+    replicas: u32,
+}
+
+impl Mean {
+    /// Another is a part of it.
+    fn add(&mut self, one: &Standing) {
+        let weight = self.weight_of(one);
+        self.sum += weight * one.slowness.ln();
+        self.weight += weight;
+        self.replicas += 1;
+    }
+
+    /// One that was a part of it is none any more.
+    fn remove(&mut self, one: &Standing) {
+        let weight = self.weight_of(one);
+        self.sum -= weight * one.slowness.ln();
+        self.weight -= weight;
+        self.replicas = self.replicas.saturating_sub(1);
+        if self.replicas == 0 {
+            *self = Self::default();
+        }
+    }
+
+    fn weight_of(&mut self, one: &Standing) -> f64 {
+        if one.at > self.at {
+            let kept = weight_after(one.at.since(self.at).as_secs_f64());
+            (self.sum, self.weight, self.at) = (self.sum * kept, self.weight * kept, one.at);
+        }
+        weight_after(self.at.since(one.at).as_secs_f64())
+    }
+
+    /// 1 without any; `None` where rounding is all that is left of those that have not answered for long.
+    fn read(&self) -> Option<f64> {
+        match self.replicas {
+            0 => Some(1.0),
+            _ => (self.weight > LEAST_WEIGHT).then(|| (self.sum / self.weight).exp()),
+        }
+    }
 }
 
 impl Default for PoolCell {
@@ -71,7 +121,7 @@ impl Default for PoolCell {
                 lengths,
                 events: [priors::ANSWERS; 2],
                 taught: 0,
-                slowness: (0.0, 0),
+                slowness: Mean::default(),
                 round_trip: priors::ROUND_TRIP,
                 mean_uncached,
                 ledger: Ledger::default(),
@@ -121,18 +171,17 @@ impl PoolCell {
     }
 
     /// A replica's slowness changed; `None` where it is not known (yet, or any more).
-    pub(super) fn slowness_changed(&self, from: Option<f64>, to: Option<f64>) {
-        let (sum, count) = &mut self.learner.lock().slowness;
-        if let Some(from) = from {
-            *sum -= from.ln();
-            *count = count.saturating_sub(1);
+    pub(super) fn slowness_changed(&self, (from, to): (Option<Standing>, Option<Standing>)) {
+        let known = &mut self.learner.lock().slowness;
+        if let Some(to) = &to {
+            known.add(to);
         }
-        if let Some(to) = to {
-            *sum += to.ln();
-            *count += 1;
+        if let Some(from) = &from {
+            known.remove(from);
         }
-        let mean = (*sum / f64::from((*count).max(1))).exp();
-        self.average.slowness.store(mean);
+        if let Some(mean) = known.read() {
+            self.average.slowness.store(mean);
+        }
     }
 
     /// Learns the shape from what a replica did, whatever its speed: the measure itself stays as the first answers made it.
@@ -255,3 +304,6 @@ impl PoolCell {
         }
     }
 }
+
+/// Sums are exact to 1e-16.
+const LEAST_WEIGHT: f64 = 1e-9;

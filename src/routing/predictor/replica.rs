@@ -1,6 +1,7 @@
 //! What is learned of one replica: how slow it is by its pool's measure, how far the way to it is, how long a
 //! step of decoding takes.
 
+use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -24,34 +25,51 @@ pub(super) struct Cell {
     learner: Mutex<Option<Box<Learner>>>,
 }
 
+/// One replica's part in the mean of its pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Standing {
+    pub(super) slowness: f64,
+    /// Of its last answer.
+    pub(super) at: Stamp,
+}
+
 #[derive(Debug)]
 struct Learner {
     /// Causes: the pool's seconds, the way to an idle replica.
     speed: Fit<2>,
     has_speed: bool,
+    /// What the pool's mean holds of it.
+    counted: Option<Standing>,
     steps: StepFit,
     ledger: Ledger,
 }
 
 impl Cell {
+    /// What its own answers say, less and less beside what is usual as they age: so one that was slow is tried again.
     #[inline]
-    pub(super) fn estimate(&self, now: Stamp, usual: f64) -> Option<Estimate> {
-        let slowness = self.believed_slowness(now, usual)?;
-        Some(Estimate { slowness, ..self.published.load() })
+    pub(super) fn estimate(&self, now: Stamp, usual: &Estimate) -> Option<Estimate> {
+        let trust = self.trust(now)?;
+        let own = self.published.load();
+        let aged = |own: f64, usual: f64| usual + (own - usual) * trust;
+        // Replicas of one kind differ by chance, and each that seems the fastest would get a crowd.
+        let believed = |own: f64, usual: f64| {
+            let aged = aged(own, usual);
+            if (aged - usual).abs() <= priors::ALIKE * usual { usual } else { aged }
+        };
+        Some(Estimate {
+            slowness: believed(own.slowness, usual.slowness),
+            round_trip: believed(own.round_trip, usual.round_trip),
+            step: from_fn(|at| aged(own.step[at], usual.step[at])),
+        })
     }
 
-    /// How slow it is by its own answers, which count less and less beside what is usual as they age.
+    /// What its last answer still counts, 0 to 1; `None` before the first.
     #[inline]
-    pub(super) fn believed_slowness(&self, now: Stamp, usual: f64) -> Option<f64> {
+    fn trust(&self, now: Stamp) -> Option<f64> {
         let at = self.learned_at.load(Ordering::Acquire).checked_sub(1)?;
         let age = now.as_nanos().saturating_sub(at) as f64 * 1e-9;
-        // A division for those that are old only: the others lose less than a fiftieth.
-        let half = memories::STANDING.as_secs_f64();
-        let trust = if age < 1.0 { 1.0 } else { half / (half + age) };
-        let own = self.published.slowness.load();
-        // Replicas of one kind differ by chance, and each that seems the fastest would get a crowd.
-        let is_usual = (own - usual).abs() <= priors::ALIKE * usual;
-        Some(if is_usual { usual } else { usual + (own - usual) * trust })
+        // Computed for those that are old only: the others lose about a hundredth.
+        Some(if age < 1.0 { 1.0 } else { weight_after(age) })
     }
 
     pub(super) fn observe(&self, sample: &TimingSample, pool: &PoolView, average: &Estimate) -> Estimate {
@@ -76,10 +94,18 @@ impl Cell {
         learner.get_or_insert_default().ledger.note(predicted, actual);
     }
 
-    /// How slow it is, once it has taught something.
-    pub(super) fn slowness(&self) -> Option<f64> {
-        let learner = self.learner.lock();
-        learner.as_ref().filter(|learner| learner.has_speed).map(|_| self.published.slowness.load())
+    /// Its part in the pool's mean: as it was counted last, and as it counts from now on.
+    pub(super) fn recount(&self) -> (Option<Standing>, Option<Standing>) {
+        let mut held = self.learner.lock();
+        let Some(learner) = held.as_mut() else { return (None, None) };
+        let at = Stamp::from_nanos(self.learned_at.load(Ordering::Acquire).saturating_sub(1));
+        let counts = learner.has_speed.then(|| Standing { slowness: self.published.slowness.load(), at });
+        (std::mem::replace(&mut learner.counted, counts), counts)
+    }
+
+    /// Whether its answers have taught how slow it is.
+    pub(super) fn is_known(&self) -> bool {
+        self.learner.lock().as_ref().is_some_and(|learner| learner.has_speed)
     }
 
     /// `None` before its speed is known.
@@ -99,11 +125,11 @@ impl Cell {
         let figures = are_sound(&[saved.age]);
         let fits = Fit::restored(1.0 - memories::LEARNED, &saved.speed).zip(StepFit::restored(&saved.steps));
         let Some((speed, steps)) = fits.filter(|_| figures) else { return false };
-        let learner = Learner { speed, has_speed: true, steps, ledger: Ledger::default() };
+        let learner = Learner { speed, has_speed: true, steps, ..Learner::default() };
         // A young clock does not reach back as far.
         let age = Duration::from_secs_f64(saved.age.min(1e6)).as_nanos();
         let at = Stamp::from_nanos(now.as_nanos().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)));
-        self.learn(at, average, |known| *known = learner);
+        self.learn(at, average, |known| *known = Learner { counted: known.counted, ..learner });
         true
     }
 
@@ -111,15 +137,21 @@ impl Cell {
         self.learner.lock().as_ref()?.ledger.read()
     }
 
-    pub(super) fn reset(&self) {
+    /// Forgets everything; returns what the pool's mean holds of it.
+    pub(super) fn reset(&self) -> Option<Standing> {
         let mut learner = self.learner.lock();
-        *learner = None;
         self.learned_at.store(0, Ordering::Release);
+        learner.take()?.counted
     }
 
     fn learn(&self, at: Stamp, average: &Estimate, sample: impl FnOnce(&mut Learner)) -> Estimate {
         let mut held = self.learner.lock();
         let learner = held.get_or_insert_default();
+        // What it was long ago says no more of what it is now than it is believed to.
+        if let Some(trust) = self.trust(at).filter(|trust| *trust < 1.0) {
+            learner.speed.fade(trust);
+            learner.steps.0.fade(trust);
+        }
         sample(learner);
         let [slowness, round_trip] = learner.speed.rates(&[average.slowness, average.round_trip]);
         let step = learner.steps.rates(&average.step);
@@ -135,8 +167,14 @@ impl Cell {
 impl Default for Learner {
     fn default() -> Self {
         let speed = Fit::new(1.0 - memories::LEARNED);
-        Self { speed, has_speed: false, steps: StepFit::default(), ledger: Ledger::default() }
+        let (steps, ledger) = (StepFit::default(), Ledger::default());
+        Self { speed, has_speed: false, counted: None, steps, ledger }
     }
+}
+
+/// What an answer still counts after so many seconds.
+pub(super) fn weight_after(seconds: f64) -> f64 {
+    (-seconds / memories::STANDING.as_secs_f64()).exp2()
 }
 
 /// Seconds of an undisturbed step: a line through the lowest tenth of what was seen, since stalls only add.
