@@ -69,7 +69,11 @@ pub fn rule(
     if decision.predicted_ttft.is_none() {
         return Ruling::Place;
     }
-    if judged.was_tried() || (judged.bypasses_admission() && !is_strict) || is_unproved(judged) {
+    if judged.is_past_engine()
+        || judged.was_tried()
+        || (judged.bypasses_admission() && !is_strict)
+        || is_unproved(judged)
+    {
         return Ruling::Place;
     }
     let lookahead = lookahead(rules);

@@ -13,6 +13,7 @@ use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::fleet::status::ReplicaState;
 use crate::record::{DecisionSummary, Weighed};
+use crate::request::dialect::Computes;
 use crate::routing::prefix_index::Turn;
 use crate::routing::{self, Ask, Elsewhere, Judged, Policy, Quote, Reason, SlotSet};
 
@@ -86,12 +87,14 @@ impl Asking<'_> {
             turn: Turn { whole: request.prompt.chain.whole(), continues: request.prompt.continues },
             sampling: request.sampling,
             has_media: request.prompt.size.media > 0,
-            is_untimed: false,
+            is_untimed: request.computes == Computes::Other,
+            is_past_engine: false,
             lacks_adapter: lacks_adapter.as_ref(),
             elsewhere: None,
             tried: self.tried,
             is_quote,
         };
+        let whole = if request.computes == Computes::Nothing { whole.past_engine() } else { whole };
         let ask = match self.task {
             Task::Whole => whole,
             Task::Prefill => whole.for_prefill(),

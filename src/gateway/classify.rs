@@ -15,7 +15,7 @@ use crate::record::{Record, SloBounds};
 use crate::relay::stream_state::Echo;
 use crate::request::body::HeldBody;
 use crate::request::class::{Class, class_of};
-use crate::request::dialect::Dialect;
+use crate::request::dialect::{Computes, Dialect};
 use crate::request::engine_priority::EnginePriority;
 use crate::request::fields::Fields;
 use crate::request::json::{JsonError, JsonKind, Raw};
@@ -119,7 +119,8 @@ pub(super) fn classify(
         output,
         is_output_bounded,
         is_stream,
-        shows_first_token: is_stream || !dialect.generates(),
+        computes: dialect.computes(),
+        shows_first_token: is_stream || dialect.computes() == Computes::Prompt,
         asks_usage: spliced.asks_usage,
         asks_running: spliced.asks_running,
         choices,

@@ -22,6 +22,7 @@ use crate::fleet::pick::Pick;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{self, AttemptCause, Ways};
+use crate::request::dialect::Computes;
 
 /// A response worth relaying with the attempt that got it.
 pub type Answered = (UpstreamResponse, ActiveAttempt);
@@ -384,7 +385,8 @@ impl Exchange {
 
     /// Counts the request as demand on a pool, once: on the one that it was given first, or else on the route's first.
     fn note_arrival(&mut self, picked: Option<&PickOutcome>) {
-        if std::mem::replace(&mut self.is_counted, true) {
+        let is_demand = self.prepared.computes != Computes::Nothing;
+        if std::mem::replace(&mut self.is_counted, true) || !is_demand {
             return;
         }
         let pool = match picked {
@@ -532,7 +534,9 @@ impl Exchange {
             let reason = if self.waits.overflows() { "full" } else { "down" };
             self.prepared.route.count_standby(&self.incoming.gateway, &pick.pool, reason);
             record.decision = Some(pick.decision.clone());
-            pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);
+            if !pick.assignment.is_past_engine {
+                pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);
+            }
             pick.pool.retries.deposit(&self.prepared.table.config.retry);
         }
     }

@@ -17,6 +17,7 @@ use crate::fleet::replica::Replica;
 use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
 use crate::request::body::HeldBody;
+use crate::request::dialect::Computes;
 use crate::request::engine_priority::EnginePriority;
 use crate::request::pieces::Pieces;
 use crate::request::prompt::RequestPrompt;
@@ -49,7 +50,9 @@ pub struct Prepared {
     pub is_output_bounded: bool,
     /// `stream: true` on a path that generates.
     pub is_stream: bool,
-    /// Whether the end of its prefill is observable: streams, and paths that do not generate.
+    /// What its engine computes for it.
+    pub computes: Computes,
+    /// Whether the end of its prefill is observable: streams, and answers that come with it.
     pub shows_first_token: bool,
     /// Whether the gateway asked for usage, of which the client is to see nothing.
     pub asks_usage: bool,

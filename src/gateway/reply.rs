@@ -36,7 +36,7 @@ use crate::relay::transcript::Transcript;
 use crate::relay::usage;
 use crate::relay::verdict;
 use crate::relay::whole_body::WholeBody;
-use crate::request::dialect::Dialect;
+use crate::request::dialect::{Computes, Dialect};
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
 /// Runs an exchange and builds its response; with a heartbeat the head may be sent before the engine answers.
@@ -280,13 +280,13 @@ fn whole(
     let (outcome, why) = verdict::of_answer(record, status, answer.body.is_empty(), error);
     guard.settle(outcome, why);
     if outcome == Outcome::Ok {
-        let generates = guard.record().dialect.generates();
+        let computes = guard.record().dialect.computes();
         if guard.record().empty.is_some() {
             active.pick.answered_empty(now);
         } else {
-            active.pick.answered(generates, now);
+            active.pick.answered(computes != Computes::Prompt, now);
         }
-        if !generates {
+        if computes == Computes::Prompt {
             // Nothing is decoded: the response ends the prefill.
             active.pick.first_token(now);
         }

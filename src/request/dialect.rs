@@ -62,12 +62,25 @@ pub enum BodyForm {
     Opaque,
 }
 
+/// What an engine computes for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Computes {
+    /// A prompt, and an answer to it token by token.
+    Answer,
+    /// A prompt: the response comes with the end of its prefill.
+    Prompt,
+    /// More than one prompt and its answer, or what is not known: its time shows nothing of prefill.
+    Other,
+    /// Nothing: the API server of the engine answers it.
+    Nothing,
+}
+
 /// What the gateway knows of an API.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     /// `gen_ai.operation.name` of the OpenTelemetry GenAI semantic conventions, or the API's own word.
     operation: &'static str,
-    generates: bool,
+    computes: Computes,
     has_known_stream: bool,
     body: BodyForm,
     errors: ErrorShape,
@@ -99,7 +112,13 @@ impl Dialect {
     /// Whether the engine writes an answer to a prompt, whose length is predicted and which is not empty without a reason.
     #[must_use]
     pub fn generates(self) -> bool {
-        self.facts().generates
+        self.computes() == Computes::Answer
+    }
+
+    /// What the engine computes for it.
+    #[must_use]
+    pub fn computes(self) -> Computes {
+        self.facts().computes
     }
 
     /// Whether the events of its streams are understood, so that TTFT and inter-token latency mean something. Any other
@@ -138,17 +157,7 @@ impl Dialect {
     /// Whether its body may have a `cache_salt`, as vLLM 0.32 has it. Others fill no prefix cache, or leave no way to divide it.
     #[must_use]
     pub fn takes_cache_salt(self) -> bool {
-        self.generates()
-            || matches!(
-                self,
-                Self::ChatBatch
-                    | Self::Embeddings
-                    | Self::Rerank
-                    | Self::Score
-                    | Self::GenerativeScoring
-                    | Self::Classify
-                    | Self::Pooling
-            )
+        self == Self::ChatBatch || matches!(self.computes(), Computes::Answer | Computes::Prompt)
     }
 
     /// Value of `Allow`: methods of this dialect's paths.
@@ -163,29 +172,32 @@ impl Dialect {
     fn facts(self) -> Facts {
         let json = |operation| Facts {
             operation,
-            generates: false,
+            computes: Computes::Other,
             has_known_stream: false,
             body: BodyForm::Json,
             errors: ErrorShape::OpenAi,
         };
-        let stream = |operation| Facts { generates: true, has_known_stream: true, ..json(operation) };
+        let stream =
+            |operation| Facts { computes: Computes::Answer, has_known_stream: true, ..json(operation) };
+        let prompt = |operation| Facts { computes: Computes::Prompt, ..json(operation) };
         let opaque = |operation| Facts { body: BodyForm::Opaque, ..json(operation) };
+        let nothing = |facts| Facts { computes: Computes::Nothing, ..facts };
         match self {
             Self::Chat | Self::Responses => stream("chat"),
             Self::Completions => stream("text_completion"),
             Self::Messages => Facts { errors: ErrorShape::Anthropic, ..stream("chat") },
-            Self::CountTokens => Facts { errors: ErrorShape::Anthropic, ..json("count_tokens") },
+            Self::CountTokens => Facts { errors: ErrorShape::Anthropic, ..nothing(json("count_tokens")) },
             Self::ChatBatch => json("chat_batch"),
-            Self::StoredResponse => opaque("stored_response"),
-            Self::Embeddings => json("embeddings"),
-            Self::Rerank => json("rerank"),
-            Self::Score => json("score"),
-            Self::GenerativeScoring => json("generative_scoring"),
-            Self::Classify => json("classify"),
-            Self::Pooling => json("pooling"),
-            Self::Tokenize => json("tokenize"),
-            Self::Detokenize => json("detokenize"),
-            Self::TokenizerInfo => opaque("tokenizer_info"),
+            Self::StoredResponse => nothing(opaque("stored_response")),
+            Self::Embeddings => prompt("embeddings"),
+            Self::Rerank => prompt("rerank"),
+            Self::Score => prompt("score"),
+            Self::GenerativeScoring => prompt("generative_scoring"),
+            Self::Classify => prompt("classify"),
+            Self::Pooling => prompt("pooling"),
+            Self::Tokenize => nothing(json("tokenize")),
+            Self::Detokenize => nothing(json("detokenize")),
+            Self::TokenizerInfo => nothing(opaque("tokenizer_info")),
             Self::Audio => Facts { body: BodyForm::Multipart, has_known_stream: true, ..json("audio") },
             Self::Realtime => opaque("realtime"),
             Self::Extra => opaque("extra"),

@@ -74,7 +74,7 @@ impl<'a> Candidate<'a> {
             slot,
             identity,
             load,
-            requests: load.inflight() as f64,
+            requests: (load.inflight() + load.past_engine()) as f64,
             foreign: Foreign::default(),
             batch_limit: load.batch_limit(),
             lacks_adapter: false,

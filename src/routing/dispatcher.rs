@@ -70,8 +70,11 @@ pub struct Ask<'a> {
     pub sampling: Sampling,
     /// Whether it has images, sounds or files, of which the answer tells how many tokens they are.
     pub has_media: bool,
-    /// Whether it was sent there at a time that is not known: how long it waits is no observation.
+    /// Whether it was sent there at a time that is not known, or is answered for more than a prompt: how long it waits is no
+    /// observation.
     pub is_untimed: bool,
+    /// Whether its replica answers it without the engine: it waits for none and is no part of the load that decisions see.
+    pub is_past_engine: bool,
     /// Replicas that would have to load the LoRA adapter that it names, where others hold it.
     pub lacks_adapter: Option<&'a SlotSet>,
     /// Where another pool computes its prompt.
@@ -98,6 +101,7 @@ impl<'a> Ask<'a> {
             sampling: Sampling::default(),
             has_media: false,
             is_untimed: false,
+            is_past_engine: false,
             lacks_adapter: None,
             elsewhere: None,
             tried,
@@ -112,6 +116,22 @@ impl<'a> Ask<'a> {
             slo: SloBounds::default(),
             shows_first_token: true,
             sampling: Sampling { max_tokens: Some(Tokens(1)), n: 1 },
+            ..self
+        }
+    }
+
+    /// To be answered without the engine: nothing of it is computed, and no bound holds for it.
+    #[must_use]
+    pub fn past_engine(self) -> Self {
+        Self {
+            prompt: Prompt { chain: &[], bytes: 0, tokens: Tokens(0), ..self.prompt },
+            slo: SloBounds::default(),
+            shows_first_token: false,
+            conversation: None,
+            turn: Turn::default(),
+            has_media: false,
+            is_untimed: true,
+            is_past_engine: true,
             ..self
         }
     }
@@ -131,6 +151,7 @@ pub struct Judged<'a> {
     shows_first_token: bool,
     has_media: bool,
     is_untimed: bool,
+    is_past_engine: bool,
     candidates: Vec<Candidate<'a>>,
     verdict: Verdict,
 }
@@ -204,6 +225,7 @@ impl Dispatcher {
             shows_first_token: ask.shows_first_token,
             has_media: ask.has_media,
             is_untimed: ask.is_untimed,
+            is_past_engine: ask.is_past_engine,
             candidates,
             verdict,
         })
@@ -349,6 +371,12 @@ impl<'a> Judged<'a> {
         self.bypasses_admission
     }
 
+    /// Whether its replica answers it without the engine.
+    #[must_use]
+    pub fn is_past_engine(&self) -> bool {
+        self.is_past_engine
+    }
+
     /// Whether a replica has room for a request: it is begun on there within `lookahead`.
     #[must_use]
     pub fn has_room(&self, lookahead: Duration) -> bool {
@@ -402,22 +430,26 @@ impl<'a> Judged<'a> {
             is_elsewhere,
             is_followed: false,
             is_untimed: self.is_untimed,
+            is_past_engine: self.is_past_engine,
         };
         let chosen = self.candidates.get(decision.at)?;
         let (ahead, known) = (chosen.ahead(), chosen.blocks);
         let longest = longest(&prompt, &self.candidates);
-        let announced = self.dispatcher.outbox.get().map(|(outbox, pool)| {
+        let outbox = self.dispatcher.outbox.get().filter(|_| !self.is_past_engine);
+        let announced = outbox.map(|(outbox, pool)| {
             let prefix = Prefix::of(&prompt, chosen.blocks, longest);
             let placed = Placed { place: place(pool, chosen.identity), prefix, ..Placed::of(&placement) };
             Announced::placed(outbox, placed, aim.now)
         });
         // An engine that fetches the KV of a prompt, or samples it several times, counts otherwise.
-        let is_reported = !is_elsewhere && sampling.n == 1;
+        let is_reported = !is_elsewhere && !self.is_past_engine && sampling.n == 1;
         let reports = if is_reported { self.dispatcher.reports.load_full() } else { None };
         let pending = reports.map(|reports| Pending::sent(reports, chosen, &prompt, turn, aim.now));
         let load = LoadGuard::reserve(chosen.load, placement);
-        self.dispatcher.index.note_longest(longest, aim.now);
-        self.dispatcher.index.insert(decision.slot, &prompt);
+        if !self.is_past_engine {
+            self.dispatcher.index.note_longest(longest, aim.now);
+            self.dispatcher.index.insert(decision.slot, &prompt);
+        }
         let (dispatcher, computed) = (Arc::clone(self.dispatcher), decision.terms.work);
         let (at, prompt) = (aim.now, prompt.tokens);
         let own = Assignment {
@@ -431,6 +463,7 @@ impl<'a> Judged<'a> {
             computed,
             is_elsewhere,
             is_untimed: self.is_untimed,
+            is_past_engine: self.is_past_engine,
             known,
             announced,
             pending,
@@ -455,8 +488,10 @@ pub struct Assignment {
     computed: Work,
     /// Another pool computes the prompt: times here are no observation of this pool's prefill.
     is_elsewhere: bool,
-    /// Since when it waits there is not known.
+    /// How long it waits there is no observation.
     is_untimed: bool,
+    /// Its replica answers it without the engine.
+    pub is_past_engine: bool,
     /// Leading blocks of its prompt that the replica had before.
     known: usize,
     /// Other gateways know of it.
@@ -511,7 +546,7 @@ impl Assignment {
 
     /// It waited until now and got no token: a right-censored observation.
     pub fn censored(&self, now: Stamp) {
-        if let Some(sample) = self.load.overdue(now) {
+        if let Some(sample) = self.load.overdue(now).filter(|_| !self.is_untimed) {
             self.dispatcher.model.observe_censored(self.decision.slot, &sample);
         }
     }

@@ -41,6 +41,7 @@ impl Dispatcher {
             is_elsewhere: placed.is_elsewhere,
             is_followed: true,
             is_untimed: false,
+            is_past_engine: false,
         };
         let load = LoadGuard::reserve(&target.load, placement);
         let (dispatcher, is_elsewhere) = (Arc::clone(self), placed.is_elsewhere);

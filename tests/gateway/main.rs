@@ -24,5 +24,6 @@ mod slo;
 mod standby;
 #[path = "../support/mod.rs"]
 mod support;
+mod teaching;
 mod tenants;
 mod truth;

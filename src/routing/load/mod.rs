@@ -34,6 +34,8 @@ pub struct ReplicaLoad {
     /// Those whose time per token is bounded and whose first token came after the last refresh.
     fresh: AtomicU32,
     head_tokens: AtomicU32,
+    /// Requests that are answered without the engine: no decision counts them as its work.
+    past_engine: AtomicU32,
     tokens: AtomicU64,
     attention: AtomicU64,
     head_attention: AtomicU64,
@@ -113,8 +115,10 @@ pub struct Placement {
     pub is_elsewhere: bool,
     /// Whether another gateway sent it: what is known of it comes late.
     pub is_followed: bool,
-    /// Whether it was sent at a time that is not known: how long it waits teaches nothing.
+    /// Whether it was sent at a time that is not known, or is answered for more than a prompt: how long it waits teaches nothing.
     pub is_untimed: bool,
+    /// Whether it is answered without the engine.
+    pub is_past_engine: bool,
 }
 
 impl ReplicaLoad {
@@ -142,17 +146,24 @@ impl ReplicaLoad {
         }
     }
 
-    /// Requests in flight, those of gateways that are followed included.
+    /// Requests in flight at the engine, those of gateways that are followed included.
     #[inline]
     #[must_use]
     pub fn inflight(&self) -> u64 {
         u64::from(self.inflight.load(Ordering::Relaxed))
     }
 
+    /// Requests in flight that are answered without the engine.
+    #[inline]
+    #[must_use]
+    pub fn past_engine(&self) -> u64 {
+        u64::from(self.past_engine.load(Ordering::Relaxed))
+    }
+
     /// Requests of this gateway in flight.
     #[must_use]
     pub fn own(&self) -> u64 {
-        self.inflight().saturating_sub(u64::from(self.followed.load(Ordering::Relaxed)))
+        self.past_engine() + self.inflight().saturating_sub(u64::from(self.followed.load(Ordering::Relaxed)))
     }
 
     /// Sequences that the engine runs at once, as far as our own streams have shown it.
@@ -244,11 +255,18 @@ pub struct LoadGuard {
     progress: Arc<Progress>,
     is_awaiting: bool,
     is_followed: bool,
+    is_past_engine: bool,
 }
 
 impl LoadGuard {
     /// Counts a request that was just decided.
     pub fn reserve(load: &Arc<ReplicaLoad>, placement: Placement) -> Self {
+        let is_past_engine = placement.is_past_engine;
+        if is_past_engine {
+            load.past_engine.fetch_add(1, Ordering::Relaxed);
+            let (load, progress) = (Arc::clone(load), Arc::default());
+            return Self { load, id: 0, progress, is_awaiting: false, is_followed: false, is_past_engine };
+        }
         load.inflight.fetch_add(1, Ordering::Relaxed);
         load.followed.fetch_add(u32::from(placement.is_followed), Ordering::Relaxed);
         load.awaiting.fetch_add(1, Ordering::Relaxed);
@@ -263,7 +281,8 @@ impl LoadGuard {
         let (id, is_followed) = (ledger.enter(&placement), placement.is_followed);
         load.publish(&ledger);
         drop(ledger);
-        Self { load: Arc::clone(load), id, progress: Arc::default(), is_awaiting: true, is_followed }
+        let (load, progress) = (Arc::clone(load), Arc::default());
+        Self { load, id, progress, is_awaiting: true, is_followed, is_past_engine }
     }
 
     /// The first token came: the prompt is computed. Further calls do nothing.
@@ -280,7 +299,9 @@ impl LoadGuard {
 
     /// The engine told what it computed of the prompt.
     pub(super) fn computed(&self, work: Work) {
-        self.load.ledger.lock().computed(self.id, work);
+        if !self.is_past_engine {
+            self.load.ledger.lock().computed(self.id, work);
+        }
     }
 
     /// The stream has brought so many content events of each choice by now. Two plain stores: fit for every event.
@@ -303,6 +324,10 @@ impl LoadGuard {
 
 impl Drop for LoadGuard {
     fn drop(&mut self) {
+        if self.is_past_engine {
+            self.load.past_engine.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
         let mut ledger = self.load.ledger.lock();
         let waited = if self.is_awaiting { ledger.leave(self.id) } else { None };
         if !self.is_awaiting {

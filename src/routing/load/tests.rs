@@ -13,6 +13,7 @@ fn placed(at_ms: u64, tokens: u64) -> Placement {
         is_elsewhere: false,
         is_followed: false,
         is_untimed: false,
+        is_past_engine: false,
     }
 }
 
@@ -102,6 +103,25 @@ fn what_was_sent_at_an_unknown_time_takes_its_place_and_teaches_nothing() {
     drop(answered(&load, [(300, 400)]));
     let samples = refresh(&load, 600).samples;
     assert_eq!(samples.iter().map(|sample| sample.work.tokens).collect::<Vec<_>>(), [300]);
+}
+
+#[test]
+fn what_is_answered_without_the_engine_is_in_flight_and_disturbs_nothing() {
+    let load = ReplicaLoad::new();
+    let first = LoadGuard::reserve(&load, placed(100, 700));
+    let mut past = LoadGuard::reserve(&load, Placement { is_past_engine: true, ..placed(110, 0) });
+    assert_eq!((counts(&load), load.own()), ((1, 1, 700), 2));
+    past.computed(Work::of(Tokens(9), Tokens(0)));
+    past.first_token(ms(120));
+    assert_eq!(past.overdue(ms(130)), None);
+    drop(past);
+    assert_eq!((counts(&load), load.own()), ((1, 1, 700), 1));
+    drop(first);
+    drop(answered(&load, [(300, 400)]));
+    drop(LoadGuard::reserve(&load, Placement { is_past_engine: true, ..placed(410, 0) }));
+    drop(answered(&load, [(500, 600)]));
+    let samples = refresh(&load, 900).samples;
+    assert_eq!(samples.iter().map(|sample| sample.work.tokens).collect::<Vec<_>>(), [500]);
 }
 
 #[test]

@@ -1,0 +1,160 @@
+//! Which answers teach the predictor, and what is asked of a replica that computes no prompt for it.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenway::config::{Config, Hedge, HedgeAfter, PolicyName};
+use tokenway::routing::Dispatcher;
+
+use crate::admission::{QUEUE, chat, one_at_a_time, sent};
+use crate::support::replica::{Gate, Replica, Step};
+use crate::support::{Gateway, config, until, wire};
+
+const CHAT: &str = "/v1/chat/completions";
+const BATCH: &str = "/v1/chat/completions/batch";
+const COUNT: &str = "/v1/messages/count_tokens";
+
+const ONE_CHAT: &str = r#"{"model":"tiny","messages":[[{"role":"user","content":"a"}]]}"#;
+/// Of a path that computes no prompt.
+const COUNTED: &str = r#"{"input_tokens":9,"count":9,"tokens":[]}"#;
+
+fn by_latency(replicas: &[&Replica]) -> Config {
+    let mut config = config::of(replicas);
+    config.routes[0].policy = PolicyName::Latency;
+    config
+}
+
+/// Requests that autoscaling takes for demand.
+fn arrivals(gateway: &Gateway) -> u64 {
+    gateway.app.fleet.loads(gateway.app.gateway.clock.now())[0].arrivals
+}
+
+/// Takes in what its answers have taught so far, which is due while something runs: then `holds` is asked.
+async fn learned(gateway: &Gateway, replica: &Replica, holds: impl Fn(&Dispatcher) -> bool) {
+    let (gate, expected) = (Gate::new(), replica.count() + 1);
+    replica.next([vec![Step::Wait(gate.clone())], wire::json(200, COUNTED)].concat());
+    let mut client = gateway.client().await;
+    client.post(BATCH, &[], ONE_CHAT.as_bytes()).await;
+    replica.got(expected).await;
+    let pool = Arc::clone(&gateway.app.fleet.pools()[0]);
+    let is_refreshed = || !pool.replicas()[0].target.load.is_stale(gateway.app.gateway.clock.now());
+    until("what was learned", || is_refreshed() && holds(&pool.dispatcher)).await;
+    gate.cancel();
+    assert_eq!(client.reply().await.status(), 200);
+    gateway.idle().await;
+}
+
+fn messages(text: &str) -> String {
+    format!(r#"{{"model":"tiny","messages":[{{"role":"user","content":"{text}"}}]}}"#)
+}
+
+async fn transcribe(gateway: &Gateway) {
+    let mut client = gateway.client().await;
+    let body = "--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n--b--\r\n";
+    let headers = [("content-type", "multipart/form-data; boundary=b")];
+    client.post("/v1/audio/transcriptions", &headers, body.as_bytes()).await;
+    assert_eq!(client.reply().await.status(), 200);
+}
+
+#[tokio::test]
+async fn only_answers_that_come_with_the_end_of_prefill_teach_and_only_prompts_are_demand() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(by_latency(&[&replica])).await;
+    replica.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"queued","output":[]}"#));
+    let made = gateway.post("/v1/responses", r#"{"model":"tiny","background":true,"input":"hi"}"#).await;
+    assert_eq!(made.status(), 200);
+    gateway.idle().await;
+    assert_eq!(arrivals(&gateway), 1);
+
+    replica.always(wire::json(200, COUNTED));
+    let long = "lorem ipsum ".repeat(300);
+    for _ in 0..12 {
+        for (path, body) in [
+            (COUNT, messages(&long)),
+            ("/tokenize", messages(&long)),
+            ("/detokenize", r#"{"model":"tiny","tokens":[1,2,3]}"#.to_owned()),
+        ] {
+            assert_eq!(gateway.post(path, &body).await.status(), 200);
+        }
+        assert_eq!(gateway.call("GET", "/v1/responses/resp_1").await.status(), 200);
+    }
+    gateway.idle().await;
+    assert_eq!(arrivals(&gateway), 1, "they need no engine");
+
+    for _ in 0..12 {
+        transcribe(&gateway).await;
+        assert_eq!(gateway.post(BATCH, ONE_CHAT).await.status(), 200);
+    }
+    gateway.idle().await;
+    // None of them came with the end of a prefill.
+    learned(&gateway, &replica, |dispatcher| !dispatcher.model.is_taught()).await;
+    replica.always(wire::json(200, r#"{"data":[],"usage":{"prompt_tokens":9}}"#));
+    // When the engine turned to the first one, behind a batch, is not known.
+    for _ in 0..2 {
+        gateway.post("/v1/embeddings", r#"{"model":"tiny","input":"hi"}"#).await;
+        gateway.idle().await;
+    }
+    learned(&gateway, &replica, |dispatcher| dispatcher.model.is_taught()).await;
+}
+
+#[tokio::test]
+async fn counting_a_prompt_puts_it_into_no_cache() {
+    for path in [COUNT, "/tokenize"] {
+        let (one, two) = (Replica::start().await, Replica::start().await);
+        let mut config = config::of(&[&one, &two]);
+        config.routes[0].policy = PolicyName::Prefix;
+        let gateway = Gateway::start(config).await;
+        for replica in [&one, &two] {
+            replica.next(wire::json(200, COUNTED));
+        }
+        let text = "lorem ipsum ".repeat(1000);
+        assert_eq!(gateway.post(path, &messages(&text)).await.status(), 200);
+        gateway.idle().await;
+        let reply = gateway.post(CHAT, &chat("tiny", &text)).await;
+        let decision = reply.head.header("x-tokenway-decision").unwrap();
+        assert!(!decision.contains("reason=prefix"), "{path}: {decision}");
+    }
+}
+
+#[tokio::test]
+async fn counting_a_prompt_waits_for_no_place_in_a_batch_and_takes_none() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    one_at_a_time(&mut config);
+    config.routes[0].queue = Some(QUEUE);
+    let gateway = Gateway::start(config).await;
+    assert_eq!(gateway.post(CHAT, &chat("tiny", "lesson")).await.status(), 200);
+    gateway.idle().await;
+    let (counting, gate) = (Gate::new(), Gate::new());
+    replica.next([vec![Step::Wait(counting.clone())], wire::json(200, COUNTED)].concat());
+    let mut client = gateway.client().await;
+    client.post(COUNT, &[], messages(&"lorem ipsum ".repeat(1000)).as_bytes()).await;
+    replica.got(2).await;
+    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let mut first = sent(&gateway, &chat("tiny", "first")).await;
+    replica.got(3).await;
+    replica.next(wire::json(200, COUNTED));
+    assert_eq!(gateway.post(COUNT, &messages("second")).await.status(), 200, "the engine is full");
+    counting.cancel();
+    gate.cancel();
+    assert_eq!((client.reply().await.status(), first.reply().await.status()), (200, 200));
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn the_whole_answer_of_a_batch_is_no_late_first_token() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&one, &two]);
+    let after = HedgeAfter::Delay(Duration::from_millis(1));
+    config.routes[0].hedge = Some(Hedge { after, budget: 1.0 });
+    let gateway = Gateway::start(config).await;
+    for replica in [&one, &two] {
+        replica.always([vec![Step::Tick; 5], wire::json(200, r#"{"choices":[]}"#)].concat());
+    }
+    transcribe(&gateway).await;
+    assert_eq!(gateway.post(BATCH, ONE_CHAT).await.status(), 200);
+    gateway.idle().await;
+    assert_eq!(one.count() + two.count(), 2, "each was asked of one replica");
+}
