@@ -72,6 +72,10 @@ impl Pick {
 
     /// A complete response arrived, which proves as much as a probe. `is_first_sign`: no first token came before it.
     pub fn answered(&self, is_first_sign: bool, now: Stamp) {
+        if self.assignment.is_past_engine {
+            // An API server answers for a dead engine as well.
+            return;
+        }
         self.pool.dispatcher.answered(now);
         self.replica.health.vitals.answered(now);
         self.pool.poison.answered(self.prompt);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokenway::config::{Config, Hedge, HedgeAfter, PolicyName};
+use tokenway::fleet::status::ReplicaState;
 use tokenway::routing::Dispatcher;
 
 use crate::admission::{QUEUE, chat, one_at_a_time, sent};
@@ -157,4 +158,27 @@ async fn the_whole_answer_of_a_batch_is_no_late_first_token() {
     assert_eq!(gateway.post(BATCH, ONE_CHAT).await.status(), 200);
     gateway.idle().await;
     assert_eq!(one.count() + two.count(), 2, "each was asked of one replica");
+}
+
+#[tokio::test]
+async fn a_prompt_that_was_counted_is_no_less_suspected_of_killing_engines() {
+    let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
+    let mut config = config::of(&replicas.each_ref());
+    config.pools[0].ejection.max_share = 1.0;
+    let gateway = Gateway::start(config).await;
+    for replica in &replicas {
+        replica.answers(|request| {
+            let is_count = request.line().contains(COUNT);
+            if is_count { wire::json(200, COUNTED) } else { vec![Step::StopListening, Step::Reset] }
+        });
+    }
+    for _ in 0..3 {
+        assert_eq!(gateway.post(COUNT, &messages("die")).await.status(), 200);
+    }
+    gateway.idle().await;
+    assert_eq!(gateway.post(CHAT, &chat("tiny", "die")).await.code(), "replica_failed");
+    let dead = || gateway.replicas().iter().filter(|one| one.state == ReplicaState::Unreachable).count();
+    until("two replicas are found dead", || dead() == 2).await;
+    let reply = gateway.post(CHAT, &chat("tiny", "die")).await;
+    assert_eq!((reply.status(), &*reply.code()), (503, "suspected_poison"), "the third one lives");
 }
