@@ -29,7 +29,7 @@ use tokenway::relay::sse::Scanner;
 use tokenway::relay::stream_state::Echo;
 use tokenway::relay::usage_filter::{AskedUsage, UsageFilter};
 use tokenway::request::body::check_head;
-use tokenway::request::dialect::Dialect;
+use tokenway::request::dialect::{BodyForm, Dialect};
 use tokenway::request::fields;
 use tokenway::request::json::Cursor;
 use tokenway::request::jwt::{KeySet, TokenKeys};
@@ -189,7 +189,7 @@ fn splice_with(data: &[u8], ask_running: bool) {
         );
         return;
     };
-    if fields.model.is_some() {
+    if fields.model.is_some() || dialect.body_form() == BodyForm::Json {
         assert_eq!(result["model"], "engine/\"model\"");
     }
     assert_eq!((&result["cache_salt"], &result["priority"]), (&"ours".into(), &1.into()));

@@ -15,7 +15,7 @@ use crate::record::{Record, SloBounds};
 use crate::relay::stream_state::Echo;
 use crate::request::body::HeldBody;
 use crate::request::class::{Class, class_of};
-use crate::request::dialect::{Computes, Dialect};
+use crate::request::dialect::{BodyForm, Computes, Dialect};
 use crate::request::engine_priority::EnginePriority;
 use crate::request::fields::Fields;
 use crate::request::json::{JsonError, JsonKind, Raw};
@@ -72,8 +72,11 @@ pub(super) fn classify(
     client: Client<'_>,
 ) -> Classified {
     let Client { tenant, slo_class, has_priority, gets_answer_here } = client;
-    let client_model = fields.model.as_deref();
-    let upstream_model = upstream_model.as_deref();
+    let client_model = fields.model.as_deref().filter(|model| !model.is_empty());
+    let has_place = dialect.body_form() == BodyForm::Json || fields.model_at.is_some();
+    let is_unnamed = client_model.is_none() && has_place;
+    let to_name = if is_unnamed { route.model_to_name() } else { None };
+    let upstream_model = to_name.as_deref().or(upstream_model.as_deref());
     let model = upstream_model.or(client_model);
     let salt = salt(route, dialect, fields, tenant);
     let (name, salted, turns) = (model.unwrap_or_default(), salt.as_deref(), table.follows_kv_events);
@@ -94,7 +97,7 @@ pub(super) fn classify(
     // A form has no such member: there the header alone has it.
     let takes_priority = has_own || dialect.takes_cache_salt();
     let edits = Edits {
-        model: upstream_model,
+        model: upstream_model.filter(|_| fields.model.is_some() || to_name.is_some()),
         request_id: own_id.as_deref(),
         cache_salt: salt.as_deref(),
         priority: engine_priority.in_body(has_own).filter(|_| takes_priority),

@@ -16,7 +16,6 @@ use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable};
 use crate::admission::{DegradeRule, Rules};
 use crate::clock::Stamp;
-use crate::config::ModelMatch;
 use crate::fleet::pool::PoolState;
 use crate::observe::record_guard::RecordGuard;
 use crate::request::body::HeldBody;
@@ -103,11 +102,7 @@ async fn classified_for(
     let gets_answer_here = before.carrier.as_ref().is_none_or(|carrier| carrier.returns_answer());
     let work = move || {
         let fields = prepare::parse(dialect, &body).ok()?;
-        let named = match &to.config.model {
-            ModelMatch::Named(model) => Some(Arc::clone(model)),
-            ModelMatch::Any => None,
-        };
-        let model = to.engine_model().or(named);
+        let model = to.model_in_place();
         let client = Client { tenant: &tenant, slo_class: None, has_priority, gets_answer_here };
         Some(classify(&table, &to, dialect, &fields, model, &body, client))
     };

@@ -113,11 +113,9 @@ pub async fn prepare(
     prepared.read = read;
     if is_preflight {
         prepared.timeouts.total = prepared.timeouts.total.min(preflights::MAX_TIME);
-    }
-    prepared.is_sent_once |= dialect == Dialect::Extra && !parts.method.is_safe();
-    if is_preflight {
         return admit(gateway, prepared, guard, &tenant, &parts.headers).await;
     }
+    prepared.is_sent_once |= dialect == Dialect::Extra && !parts.method.is_safe();
     hook::capture(gateway, &prepared, guard);
     let prepared = admit(gateway, prepared, guard, &tenant, &parts.headers).await?;
     hook::ask(gateway, &prepared, guard, parts).await?;
@@ -198,7 +196,7 @@ impl ReadRequest {
                 let (route, replica) = stored::of_path(&gateway, &tenant, &table, uri.path())?;
                 (route, Some(replica))
             }
-            _ => (find_route(&table, &tenant, &fields)?, None),
+            _ => (find_route(&table, &tenant, dialect, &fields)?, None),
         };
         if dialect == Dialect::Embeddings
             && uri.path().ends_with(COHERE_EMBED)
@@ -221,19 +219,21 @@ impl ReadRequest {
             None => stored,
         };
         drop(fields);
-        let rule = |degrade: &Degrade| DegradeRule { to: degrade.to, over: degrade.over };
-        prepared.rules.degrade = route.config.degrade.as_ref().map(rule).filter(|degrade| {
-            let to = table.routes.get(degrade.to);
-            // A stored response exists on its own replica only.
-            prepared.pinned.is_none()
-                && seen.previous.is_none()
-                && dialect.body_form() == BodyForm::Json
-                && to.is_some_and(|to| to.is_visible_to(&tenant))
-        });
+        // A stored response exists on its own replica only.
+        let may_move =
+            prepared.pinned.is_none() && seen.previous.is_none() && dialect.body_form() == BodyForm::Json;
+        prepared.rules.degrade = degrade_rule(route, &table, &tenant).filter(|_| may_move);
         prepared.held = held;
         seen.classified = Some(classified);
         Ok(())
     }
+}
+
+/// `[route.degrade]`, where the tenant may use the other route.
+fn degrade_rule(route: &RouteState, table: &RoutingTable, tenant: &TenantRef) -> Option<DegradeRule> {
+    let Degrade { to, over, .. } = *route.config.degrade.as_ref()?;
+    let other = table.routes.get(to)?;
+    other.is_visible_to(tenant).then_some(DegradeRule { to, over })
 }
 
 fn check(gateway: &Gateway, parts: &Parts, is_carried: bool, record: &Record) -> Result<(), Failure> {
@@ -338,16 +338,32 @@ fn bad_field(error: FieldError) -> Failure {
 fn find_route<'t>(
     table: &'t RoutingTable,
     tenant: &TenantRef,
+    dialect: Dialect,
     fields: &Fields<'_>,
 ) -> Result<&'t Arc<RouteState>, Failure> {
-    // vLLM takes an empty name for none.
-    let Some(model) = fields.model.as_deref().filter(|model| !model.is_empty()) else {
-        return table.unnamed_route(tenant);
+    let Some(model) = named(fields) else {
+        let route = table.unnamed_route(tenant)?;
+        return match route.model_to_name().filter(|_| cannot_be_given_a_model(dialect, fields)) {
+            Some(model) => Err(Failure::MissingModel { routes: shortened(&model) }),
+            None => Ok(route),
+        };
     };
-    table
-        .route_of(model)
-        .filter(|route| route.is_visible_to(tenant))
-        .ok_or_else(|| Failure::ModelNotFound { model: shortened(model) })
+    table.route_for(tenant, model).ok_or_else(|| Failure::ModelNotFound { model: shortened(model) })
+}
+
+/// vLLM takes an empty name for none.
+fn named<'a>(fields: &'a Fields<'_>) -> Option<&'a str> {
+    fields.model.as_deref().filter(|model| !model.is_empty())
+}
+
+/// Whether a request names no model and has no place where one can be written.
+fn cannot_be_given_a_model(dialect: Dialect, fields: &Fields<'_>) -> bool {
+    let has_no_place = match dialect.body_form() {
+        BodyForm::Json => false,
+        BodyForm::Multipart => fields.model_at.is_none(),
+        BodyForm::Opaque => dialect == Dialect::Realtime,
+    };
+    named(fields).is_none() && has_no_place
 }
 
 /// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt, and what its tenant has no

@@ -144,16 +144,24 @@ impl RoutingTable {
         self.routes.get(self.by_model.get(model).copied().or(self.any)?)
     }
 
+    /// The same for a tenant; `None` where it may not use it.
+    #[must_use]
+    pub fn route_for(&self, tenant: &TenantRef, model: &str) -> Option<&Arc<RouteState>> {
+        self.route_of(model).filter(|route| route.is_visible_to(tenant))
+    }
+
     /// The route of a request that names no model: `*`, else the only one that its tenant may use.
     ///
     /// # Errors
-    /// [`Failure::MissingModel`] if several routes could be meant.
+    /// [`Failure::MissingModel`] if several routes could be meant, or the engine would take a model that the tenant may not use.
     pub fn unnamed_route(&self, tenant: &TenantRef) -> Result<&Arc<RouteState>, Failure> {
         let visible = || self.routes.iter().filter(|route| route.is_visible_to(tenant));
         let any = visible().find(|route| route.config.model == ModelMatch::Any);
         let mut all = visible();
         match (any, all.next(), all.next()) {
-            (Some(any), ..) => Ok(any),
+            (Some(any), ..) if any.first_listed().is_none_or(|it| self.route_for(tenant, &it).is_some()) => {
+                Ok(any)
+            }
             (None, Some(only), None) => Ok(only),
             _ => Err(Failure::MissingModel { routes: shortened(&names(visible())) }),
         }
@@ -293,6 +301,36 @@ impl RouteState {
         }
         let engine_name = self.pools.iter().find_map(|(pool, _)| pool.engine_name(name))?;
         (engine_name != *name).then_some(engine_name)
+    }
+
+    /// The same for a request that named another route's model, which is not theirs in any case.
+    #[must_use]
+    pub fn model_in_place(&self) -> Option<Arc<str>> {
+        self.engine_model().or_else(|| match &self.config.model {
+            ModelMatch::Named(model) => Some(Arc::clone(model)),
+            ModelMatch::Any => None,
+        })
+    }
+
+    /// The model that a request without one has to name, because an engine would take another: the first that it lists. `None` also
+    /// where nothing is known.
+    #[must_use]
+    pub fn model_to_name(&self) -> Option<Arc<str>> {
+        let model = self.model_in_place()?;
+        let is_given = self.config.upstream_model.is_some();
+        let takes_another = |replica: &Arc<Replica>| {
+            let models = replica.engine.models.load();
+            let is_first = models.first().is_some_and(|first| first.id == model);
+            !is_first && (is_given || models.iter().any(|known| known.id == model))
+        };
+        let is_any = self.pools.iter().any(|(pool, _)| pool.replicas().iter().any(takes_another));
+        is_any.then_some(model)
+    }
+
+    /// The model that an engine takes where none is named.
+    fn first_listed(&self) -> Option<Arc<str>> {
+        let first = |replica: &Arc<Replica>| Some(Arc::clone(&replica.engine.models.load().first()?.id));
+        self.pools.iter().find_map(|(pool, _)| pool.replicas().iter().find_map(first))
     }
 
     /// Whether a ready replica lists the model.

@@ -282,12 +282,11 @@ impl<'a> FieldReader<'a> {
         if std::mem::replace(&mut self.has_model, true) {
             return Err(FieldError::Duplicate { field: "model" });
         }
-        if value.kind() == JsonKind::Null {
-            return Ok(());
-        }
-        let model = value.string().ok_or(FieldError::WrongType { field: "model", expected: "a string" })?;
-        self.fields.model = Some(model);
         self.fields.model_at = Some(ModelAt::Json(value.span()));
+        if value.kind() != JsonKind::Null {
+            let wrong = FieldError::WrongType { field: "model", expected: "a string" };
+            self.fields.model = Some(value.string().ok_or(wrong)?);
+        }
         Ok(())
     }
 

@@ -1,5 +1,5 @@
-//! The edits that a request body may get: the model's name, the id of a response, the tenant's `cache_salt` and `priority`, and, of `stream_options`, `include_usage` and
-//! `continuous_usage_stats`.
+//! The edits that a request body may get: the model's name, the id of a response, the tenant's `cache_salt` and
+//! `priority`, and, of `stream_options`, `include_usage` and `continuous_usage_stats`.
 //!
 //! All are splices on the raw bytes at places that the parse has found; every other byte stays the client's, so
 //! unknown fields survive, in their order and with their white space. A body that needs no edit
@@ -10,7 +10,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::request::dialect::Dialect;
+use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::fields::{Fields, ModelAt, truth};
 use crate::request::json::{JsonError, JsonKind, Raw};
 use crate::request::pieces::Pieces;
@@ -18,7 +18,7 @@ use crate::request::pieces::Pieces;
 /// What a route wants changed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Edits<'a> {
-    /// The engine's name of the model, where it differs from the client's.
+    /// The engine's name of the model, where it differs from the client's or stands in for none.
     pub model: Option<&'a str>,
     /// The engine's id of the response, where the client chose one.
     pub request_id: Option<&'a str>,
@@ -50,7 +50,7 @@ pub struct Spliced {
 pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<'_>) -> Spliced {
     let asked = if edits.ask_usage { ask_usage(dialect, body, fields, &edits) } else { Asked::default() };
     let mut all = asked.edits;
-    all.extend(edits.model.and_then(|model| rename(fields, model)));
+    all.extend(edits.model.and_then(|model| rename(dialect, body, fields, model)));
     let chosen = fields.request_id.zip(edits.request_id);
     all.extend(chosen.map(|(raw, id)| Edit::replace(raw.span(), &format!("\"{id}\""))));
     all.extend(
@@ -58,6 +58,10 @@ pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<
     );
     all.extend(edits.priority.and_then(|it| put(body, fields.priority, "priority", &it.to_string())));
     all.sort_by_key(|edit| edit.at.start);
+    // No comma may follow the last member.
+    if let Some(last) = all.last_mut().filter(|_| is_empty_object(body)) {
+        last.text.truncate(last.text.trim_end_matches(',').len());
+    }
     let body = match body.len() {
         _ if all.is_empty() => body.clone().into(),
         small if small <= MAX_COPIED => apply(body, &all).into(),
@@ -83,13 +87,17 @@ impl Edit {
     }
 }
 
-fn rename(fields: &Fields<'_>, model: &str) -> Option<Edit> {
+/// Names the model. Only an object of JSON gets a member that it does not have.
+fn rename(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, model: &str) -> Option<Edit> {
     if fields.model.as_deref() == Some(model) {
         return None;
     }
-    match fields.model_at.clone()? {
-        ModelAt::Json(at) => Some(Edit { at, text: serde_json::to_string(model).ok()? }),
-        ModelAt::Form(at) => Some(Edit { at, text: model.to_owned() }),
+    let text = serde_json::to_string(model).ok()?;
+    match fields.model_at.clone() {
+        Some(ModelAt::Json(at)) => Some(Edit { at, text }),
+        Some(ModelAt::Form(at)) => Some(Edit { at, text: model.to_owned() }),
+        None if dialect.body_form() == BodyForm::Json => put(body, None, "model", &text),
+        None => None,
     }
 }
 
@@ -99,10 +107,14 @@ fn put(body: &Bytes, given: Option<Raw<'_>>, key: &str, value: &str) -> Option<E
         return Some(Edit::replace(given.span(), value));
     }
     let after = memchr::memchr(b'{', body)? + 1;
-    // No comma may follow what is alone.
-    let is_alone = body.get(after..)?.trim_ascii_start().starts_with(b"}");
-    let comma = if is_alone { "" } else { "," };
-    Some(Edit::insert(after, &format!("\"{key}\":{value}{comma}")))
+    Some(Edit::insert(after, &format!("\"{key}\":{value},")))
+}
+
+/// Whether a body has no member: all its edits are members that are put in.
+fn is_empty_object(body: &Bytes) -> bool {
+    let open = memchr::memchr(b'{', body);
+    let members = open.and_then(|open| body.get(open + 1..));
+    members.is_some_and(|members| members.trim_ascii_start().starts_with(b"}"))
 }
 
 /// What is asked for that the client did not ask for.
@@ -280,6 +292,7 @@ mod tests {
         for (body, expected) in [
             (r#" { "model":"m"}"#, r#" {"cache_salt":"ours", "model":"m"}"#),
             ("{ }", r#"{"cache_salt":"ours" }"#),
+            (r#"{"x":{}}"#, r#"{"cache_salt":"ours","x":{}}"#),
             (r#"{"cache_salt":null,"x":"cache_salt"}"#, r#"{"cache_salt":"ours","x":"cache_salt"}"#),
             (r#"{"cache_s\u0061lt" : [1] }"#, r#"{"cache_s\u0061lt" : "ours" }"#),
             (r#"{"cache_salt":"a","cache_salt":"b"}"#, r#"{"cache_salt":"a","cache_salt":"ours"}"#),
@@ -298,7 +311,9 @@ mod tests {
         let ask = Edits { priority: Some(-3), ask_usage: false, ..ASK };
         let (body, _) = spliced(Dialect::Chat, r#"{"priority" : 9,"n":1}"#, ask);
         assert_eq!(body, r#"{"priority" : -3,"n":1}"#);
-        let all = Edits { cache_salt: Some("ours"), priority: Some(1), ..ASK };
+        let all = Edits { model: Some("m"), cache_salt: Some("ours"), priority: Some(1), ..ASK };
+        let (empty, _) = spliced(Dialect::Chat, "{ }", all);
+        assert_eq!(empty, r#"{"model":"m","cache_salt":"ours","priority":1 }"#);
         let (body, _) = spliced(Dialect::Chat, r#"{"stream":true}"#, all);
         let body: Value = serde_json::from_str(&body).unwrap();
         let put = (&body["cache_salt"], &body["priority"], &body["stream_options"]["include_usage"]);
@@ -411,12 +426,14 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_renamed_in_place() {
+    fn a_model_is_named_where_it_stands_or_first() {
         for (body, model, expected) in [
             (r#"{"model" : "a","x":1}"#, "b", r#"{"model" : "b","x":1}"#),
             (r#"{"mod\u0065l":"\u0061","x":1}"#, "b\"/", r#"{"mod\u0065l":"b\"/","x":1}"#),
-            (r#"{"x":1}"#, "b", r#"{"x":1}"#),
-            (r#"{"model":null}"#, "b", r#"{"model":null}"#),
+            (r#" {"x":1}"#, "b", r#" {"model":"b","x":1}"#),
+            ("{ }", "b", r#"{"model":"b" }"#),
+            (r#"{"model": null}"#, "b", r#"{"model": "b"}"#),
+            (r#"{"model":""}"#, "b", r#"{"model":"b"}"#),
         ] {
             let edits = Edits { model: Some(model), ..ASK };
             assert_eq!(spliced(Dialect::Chat, body, edits), (expected.to_owned(), false), "{body}");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use tokenway::config::{Budget, Slo, Tenant, Window};
 
+use crate::support::client::Reply;
 use crate::support::replica::{Gate, Received, Replica, Step};
 use crate::support::{Gateway, config, wire};
 
@@ -318,4 +319,65 @@ async fn a_budget_of_a_model_counts_on_route_star_whatever_the_engine_lists() {
         assert_eq!(reply.status(), status, "{model}: {}", reply.text());
         gateway.idle().await;
     }
+}
+
+/// A base model and an adapter on it, as vLLM lists them.
+const BASE_AND_ADAPTER: &str = r#"{"object":"list","data":[
+    {"id":"tiny","object":"model","root":"/models/tiny","parent":null},
+    {"id":"sql","object":"model","root":"/adapters/sql","parent":"tiny"}]}"#;
+
+async fn call(gateway: &Gateway, method: &str, path: &str, tenant: &str, body: &str) -> Reply {
+    let mut client = gateway.client().await;
+    let headers = [("authorization", &*format!("Bearer {tenant}"))];
+    client.send(method, path, &headers, body.as_bytes()).await;
+    client.reply().await
+}
+
+#[tokio::test]
+async fn a_request_without_a_model_gets_that_of_its_route_and_not_the_engines_first() {
+    let replica = Replica::start().await;
+    replica.lists(BASE_AND_ADAPTER);
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.routes = vec![config::route("tiny", &[0]), config::route("sql", &[0])];
+    config.tenants = vec![
+        Tenant { routes: Some(vec!["sql".into()]), ..tenant("limited", None) },
+        Tenant { routes: Some(vec!["tiny".into()]), ..tenant("plain", None) },
+    ];
+    let gateway = Gateway::start(config).await;
+    for (body, sent) in [
+        ("{}", r#"{"model":"sql"}"#),
+        (r#"{ "messages":[]}"#, r#"{"model":"sql", "messages":[]}"#),
+        (r#"{"model":null,"messages":[]}"#, r#"{"model":"sql","messages":[]}"#),
+        (r#"{"messages":[],"model" : ""}"#, r#"{"messages":[],"model" : "sql"}"#),
+        (r#"{"model":"sql"}"#, r#"{"model":"sql"}"#),
+    ] {
+        for path in [PATH, "/v1/embeddings", "/tokenize"] {
+            assert_eq!(call(&gateway, "POST", path, "limited", body).await.status(), 200, "{path} {body}");
+            assert_eq!(replica.received().pop().unwrap().text(), sent, "{path} {body}");
+        }
+    }
+    gateway.idle().await;
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let counted = page.lines().find(|line| line.starts_with("tokenway_requests_total")).unwrap();
+    assert!(counted.contains(r#"model="sql""#), "{counted}");
+    for body in ["{}", r#"{"model":null}"#] {
+        assert_eq!(call(&gateway, "POST", PATH, "plain", body).await.status(), 200);
+        assert_eq!(replica.received().pop().unwrap().text(), body, "the engine takes it by itself");
+    }
+
+    let before = replica.count();
+    let form =
+        "--B\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nRIFF\r\n--B--\r\n";
+    let length = form.len().to_string();
+    let headers = [
+        ("authorization", "Bearer limited"),
+        ("content-type", "multipart/form-data; boundary=B"),
+        ("content-length", &*length),
+    ];
+    let mut client = gateway.client().await;
+    client.post_framed("/v1/audio/transcriptions", &headers, form.as_bytes()).await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status(), &*reply.code()), (400, "missing_model"), "a form cannot be given one");
+    assert_eq!(replica.count(), before);
 }
