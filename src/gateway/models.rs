@@ -60,7 +60,12 @@ fn visible(table: &RoutingTable, tenant: &TenantRef) -> Vec<Listed> {
     };
     for route in table.routes.iter().filter(|route| route.is_visible_to(tenant)) {
         match &route.config.model {
-            ModelMatch::Any => served(route, |model| add(as_it_is(model))),
+            ModelMatch::Any => served(route, |model| {
+                // Another route may claim it.
+                if table.route_for(tenant, &model.id).is_some() {
+                    add(as_it_is(model));
+                }
+            }),
             ModelMatch::Named(name) => add(named(route, name)),
         }
     }

@@ -381,3 +381,26 @@ async fn a_request_without_a_model_gets_that_of_its_route_and_not_the_engines_fi
     assert_eq!((reply.status(), &*reply.code()), (400, "missing_model"), "a form cannot be given one");
     assert_eq!(replica.count(), before);
 }
+
+#[tokio::test]
+async fn a_tenant_of_any_model_neither_sees_nor_gets_the_one_that_a_route_of_others_claims() {
+    let replica = Replica::start().await;
+    replica.lists(BASE_AND_ADAPTER);
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.routes = vec![config::route("*", &[0]), config::route("tiny", &[0])];
+    let any = config.routes[0].name.to_string();
+    config.tenants =
+        vec![Tenant { routes: Some(vec![any.into()]), ..tenant("limited", None) }, tenant("all", None)];
+    let gateway = Gateway::start(config).await;
+    for (tenant, ids, status) in [("limited", &["sql"][..], 404), ("all", &["tiny", "sql"], 200)] {
+        let listed = call(&gateway, "GET", "/v1/models", tenant, "").await.json();
+        let listed: Vec<_> =
+            listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+        assert_eq!(listed, ids, "{tenant}");
+        assert_eq!(call(&gateway, "GET", "/v1/models/tiny", tenant, "").await.status(), status);
+        assert_eq!(call(&gateway, "POST", PATH, tenant, r#"{"model":"tiny"}"#).await.status(), status);
+        let unnamed = call(&gateway, "POST", PATH, tenant, r#"{"messages":[]}"#).await.status();
+        assert_eq!(unnamed, if status == 200 { 200 } else { 400 }, "its engine would take `tiny`");
+    }
+}
