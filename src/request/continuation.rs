@@ -55,7 +55,7 @@ labels! {
         Dialect = "dialect",
         /// A tool call has begun.
         ToolCall = "tool_call",
-        /// Reasoning was streamed: how it goes back into a prompt is each template's own affair.
+        /// Reasoning was streamed, or is hidden: how it goes back into a prompt is each template's own affair.
         Reasoning = "reasoning",
         /// More than one choice, or a beam search.
         SeveralChoices = "several_choices",
@@ -281,6 +281,8 @@ fn obstacle_in(key: &str, value: Raw<'_>, is_on: bool, is_set: bool) -> Option<O
         // Of vLLM, and of SGLang.
         "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar"
         | "regex" | "ebnf" | "json_schema" => (is_set, Obstacle::StructuredOutput),
+        // Where the answer begins is known to the engine alone: another takes the rest for reasoning, and hides it.
+        "include_reasoning" => (is_set && !is_on, Obstacle::Reasoning),
         "echo" => (is_on, Obstacle::Echo),
         "suffix" | "truncate_prompt_tokens" | "prompt_embeds" | "kv_transfer_params" => {
             (is_set, Obstacle::PromptShape)

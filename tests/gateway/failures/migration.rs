@@ -144,6 +144,7 @@ async fn what_cannot_be_continued_ends_as_on_other_routes() {
         ),
         ("two choices", wire::begun("x"), with("\"n\":2")),
         ("logprobs", wire::begun("x"), with("\"logprobs\":true")),
+        ("reasoning that is not shown", wire::begun("x"), with("\"include_reasoning\":false")),
         ("a grammar", wire::begun("x"), with("\"response_format\":{\"type\":\"json_object\"}")),
     ];
     for (name, mut script, request) in cases {
