@@ -228,12 +228,11 @@ fn relay(
             // The stream of a response that was made before, from where its client has it.
             let is_resumed = is_stream && stored.is_some();
             let events = is_resumed.then(|| Scanner::new(Dialect::Responses, Echo::Off));
+            let makes = guard.record().dialect.is_stateful().then(|| Arc::clone(&gateway.pins));
             let headers = finish(guard.record(), head.headers);
             let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick);
-            (
-                headers,
-                ReplyBody::Large(Box::new(body.judged_by(events).counted(is_counted).of_stored(stored))),
-            )
+            let body = body.judged_by(events).counted(is_counted).kept_in(makes).of_stored(stored);
+            (headers, ReplyBody::Large(Box::new(body)))
         }
     }
 }

@@ -32,6 +32,13 @@ impl AnswerEnds {
         self.tail.extend_from_slice(last);
     }
 
+    /// Its `id`, where that is among the first bytes that came.
+    #[must_use]
+    pub fn id(&self) -> Option<String> {
+        let head = String::from_utf8_lossy(&self.head);
+        Some(member_of("id", &head)?.string()?.into_owned())
+    }
+
     /// The token counts of the answer, once it is whole.
     #[must_use]
     pub fn tokens(&self) -> TokenCounts {

@@ -13,7 +13,7 @@ use hyper::body::{Body, Frame};
 
 use super::aborting::Aborted;
 use super::answer_ends::AnswerEnds;
-use super::pins::StoredAnswer;
+use super::pins::{ResponsePins, StoredAnswer};
 use super::sse::Scanner;
 use super::stream_state::StreamEnd;
 use super::verdict;
@@ -39,6 +39,8 @@ pub struct LargeBody {
     events: Option<Box<Scanner>>,
     /// Where its token counts are, if it has any of its own.
     ends: Option<Box<AnswerEnds>>,
+    /// Where it is to be found again, if the engine keeps it and nothing of it was handed on yet.
+    makes: Option<Arc<ResponsePins>>,
     /// The response that it is, if that was made before.
     stored: Option<StoredAnswer>,
     is_ended: bool,
@@ -57,8 +59,8 @@ impl LargeBody {
     ) -> Self {
         let status = StatusCode::from_u16(guard.record().status).unwrap_or_default();
         let first = Some(first).filter(|bytes| !bytes.is_empty());
-        let (events, ends, stored) = (None, None, None);
-        Self { first, rest, lease, guard, watch, pick, status, events, ends, stored, is_ended: false }
+        let (events, ends, makes, stored) = (None, None, None, None);
+        Self { first, rest, lease, guard, watch, pick, status, events, ends, makes, stored, is_ended: false }
     }
 
     /// It is a stream whose events these are.
@@ -72,6 +74,13 @@ impl LargeBody {
     #[must_use]
     pub fn counted(mut self, is_counted: bool) -> Self {
         self.ends = is_counted.then(Box::default);
+        self
+    }
+
+    /// It is a new response, which its engine may keep.
+    #[must_use]
+    pub fn kept_in(mut self, pins: Option<Arc<ResponsePins>>) -> Self {
+        self.makes = pins;
         self
     }
 
@@ -127,6 +136,7 @@ impl LargeBody {
         if let Some(ends) = &mut self.ends {
             ends.take(&data);
         }
+        self.remember();
         let now = self.guard.clock().now();
         self.watch.restart_silence(now);
         self.watch.waits_for_client(now);
@@ -134,6 +144,14 @@ impl LargeBody {
             self.complete();
         }
         Poll::Ready(Some(Ok(Frame::data(data))))
+    }
+
+    /// Pins a new response, whose id stands at its beginning: what comes first is more than that.
+    fn remember(&mut self) {
+        let Some(pins) = self.makes.take() else { return };
+        if let Some(id) = self.ends.as_ref().and_then(|ends| ends.id()) {
+            pins.remember(&self.guard.record().tenant, &id, &self.pick.replica.identity.url);
+        }
     }
 
     fn complete(&mut self) {

@@ -19,6 +19,7 @@ mod life;
 mod outside;
 mod relay;
 mod relay_stream;
+mod responses;
 mod routing;
 mod slo;
 mod standby;
