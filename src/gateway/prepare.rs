@@ -105,6 +105,7 @@ pub async fn prepare(
         record.request_id = id;
     }
     result?;
+    record.degraded_from = seen.degraded_from;
     let mut prepared = seen.classified.ok_or(Failure::Internal)?.note(record);
     if let Some(id) = seen.previous {
         let fetching = Box::pin(stored::fetch_previous(gateway, &tenant, &prepared.route, &id));
@@ -145,6 +146,8 @@ struct Understood {
     /// The body's own `request_id`.
     request_id: Option<Arc<str>>,
     classified: Option<Classified>,
+    /// The route that was asked, where another one answers because it made what is continued.
+    degraded_from: Option<Arc<str>>,
     /// `previous_response_id` that this gateway does not know.
     previous: Option<Box<str>>,
 }
@@ -205,7 +208,13 @@ impl ReadRequest {
         {
             return Err(Failure::bad_request(NO_SALT, None));
         }
-        let model = route.engine_model();
+        let stood_in = fields
+            .previous_response_id
+            .as_deref()
+            .and_then(|id| stored::stood_in(&gateway, &tenant, &table, route, id));
+        seen.degraded_from = stood_in.map(|_| Arc::clone(&route.config.name));
+        let model = stood_in.map_or_else(|| route.engine_model(), |to| to.model_in_place());
+        let route = stood_in.unwrap_or(route);
         let gets_answer_here = carrier.as_ref().is_none_or(|carrier| carrier.returns_answer());
         let client =
             Client { tenant: &tenant, slo_class: slo_class.as_deref(), has_priority, gets_answer_here };

@@ -25,6 +25,20 @@ pub(super) fn previous(
         .ok_or_else(|| Failure::PreviousResponseNotFound { id: shortened(id) })
 }
 
+/// The route that made a response in place of the one that is asked: that of its `[route.degrade]`.
+pub(super) fn stood_in<'t>(
+    gateway: &Gateway,
+    tenant: &TenantRef,
+    table: &'t RoutingTable,
+    route: &RouteState,
+    id: &str,
+) -> Option<&'t Arc<RouteState>> {
+    let to = table.routes.get(route.config.degrade.as_ref()?.to)?;
+    let url = gateway.pins.replica_of(tenant.name(), id)?;
+    let is_its = maker(route, &url).is_none() && maker(to, &url).is_some();
+    (is_its && tenant.may_use(&to.config.name)).then_some(to)
+}
+
 /// The route and replica of `/v1/responses/{id}` and what lies below it.
 ///
 /// # Errors

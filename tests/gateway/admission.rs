@@ -39,13 +39,13 @@ pub(crate) fn one_at_a_time(config: &mut Config) {
 }
 
 /// The first token comes after 30 ms: too late for a bound of one. Then the place in the batch is taken for 50 more.
-fn slow() -> Vec<Step> {
+pub(crate) fn slow() -> Vec<Step> {
     let wait = vec![Step::Tick, Step::Tick, Step::Tick];
     let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
     [wait, wire::begun_then("x", [vec![Step::Tick; 5], end.to_vec()].concat())].concat()
 }
 
-fn strict(config: &mut Config, queue: Option<QueueLimits>) {
+pub(crate) fn strict(config: &mut Config, queue: Option<QueueLimits>) {
     let base = Duration::from_millis(1);
     let ttft = Some(TtftBound { base, per_prompt_token: Duration::ZERO });
     config.slo.insert("strict".into(), Slo { ttft, ..Slo::default() });
@@ -278,7 +278,10 @@ async fn a_route_with_a_queue_waits_for_a_replica_to_become_ready() {
 }
 
 /// Route `tiny` on a slow replica, which degrades to route `small` on another.
-async fn degrading(queue: Option<QueueLimits>, tenants: Vec<Tenant>) -> (Gateway, Replica, Replica) {
+pub(crate) async fn degrading(
+    queue: Option<QueueLimits>,
+    tenants: Vec<Tenant>,
+) -> (Gateway, Replica, Replica) {
     let (large, small) = (Replica::start().await, Replica::start().await);
     let mut config = config::of(&[&large]);
     config.pools.push(config::pool("small", &[&small]));
@@ -354,7 +357,7 @@ async fn a_route_that_degrades_says_so_and_who_is_not_meant_stays() {
     assert_eq!(sum(&gateway, "tokenway_degrade_active", &[r#"route="tiny""#]), 0.0);
 }
 
-async fn until_degraded(gateway: &Gateway, large: &Replica, small: &Replica) {
+pub(crate) async fn until_degraded(gateway: &Gateway, large: &Replica, small: &Replica) {
     for n in 0..8 {
         assert_eq!(gateway.post(PATH, &chat("tiny", &format!("lesson {n}"))).await.status(), 200);
         gateway.idle().await;

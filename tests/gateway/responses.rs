@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+use crate::admission::{degrading, slow, until_degraded};
 use crate::support::client::Reply;
 use crate::support::replica::Replica;
 use crate::support::{Gateway, config, wire};
@@ -36,4 +37,25 @@ async fn a_response_too_large_to_be_held_is_found_again_where_it_was_made() {
             assert_eq!(replica_of(&gateway.call("GET", &format!("{RESPONSES}/{id}")).await), maker);
         }
     }
+}
+
+#[tokio::test]
+async fn a_response_of_the_route_that_stood_in_is_continued_there() {
+    let (gateway, large, small) = degrading(None, Vec::new()).await;
+    large.always(slow());
+    until_degraded(&gateway, &large, &small).await;
+    small.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"completed","output":[]}"#));
+    let made = gateway.post(RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await;
+    assert_eq!(replica_of(&made), small.name());
+    gateway.idle().await;
+    small.always(wire::json(200, "{}"));
+    for (model, from) in [("tiny", Some("tiny")), ("small", None)] {
+        let body =
+            |model: &str| format!(r#"{{"model":"{model}","input":"so","previous_response_id":"resp_1"}}"#);
+        let reply = gateway.post(RESPONSES, &body(model)).await;
+        assert_eq!(replica_of(&reply), small.name(), "{model}");
+        assert_eq!(reply.head.header("x-tokenway-degraded-from"), from);
+        assert_eq!(small.received().pop().unwrap().text(), body("meta/small"));
+    }
+    gateway.idle().await;
 }
