@@ -148,6 +148,7 @@ impl Outbound<'_> {
             choices: self.prepared.choices,
             asked_usage: self.asked_usage(pick),
             whole_events: self.prepared.is_stream && self.prepared.route.config.migrate,
+            passes_at_once: self.prepared.is_sent_once,
         }
     }
 

@@ -39,6 +39,9 @@ pub struct StreamShape {
     pub asked_usage: Option<AskedUsage>,
     /// An event is relayed when it is whole: the stream may be continued elsewhere.
     pub whole_events: bool,
+    /// No other replica may be asked, so that there is nothing to hold it back for: its first event has the id by which its client finds
+    /// what the engine keeps.
+    pub passes_at_once: bool,
 }
 
 /// The reader of one stream. What an ordinary event touches comes first (see [`Timeline`]).
@@ -53,6 +56,7 @@ pub struct StreamReader {
     /// For the client: nearly always all there is.
     next: Option<Bytes>,
     has_more: bool,
+    passes_at_once: bool,
     ending: Option<StreamEnd>,
     filter: Option<Box<UsageFilter>>,
     whole: Option<Box<WholeEvents>>,
@@ -109,6 +113,7 @@ impl StreamReader {
             looked_at: clock.now(),
             next: None,
             has_more: false,
+            passes_at_once: shape.passes_at_once,
             ending: None,
             filter: shape.asked_usage.map(|asked| Box::new(UsageFilter::new(asked))),
             whole: shape.whole_events.then(Box::default),
@@ -145,6 +150,9 @@ impl StreamReader {
             }
             if let Some(error) = self.scanner.state().answer.error {
                 return Poll::Ready(held_error(error));
+            }
+            if self.passes_at_once && self.scanner.state().answer.id.is_some() {
+                return Poll::Ready(HoldOutcome::Released);
             }
             if self.poll_read(cx).is_pending() {
                 return Poll::Pending;

@@ -4,7 +4,7 @@
 
 use crate::admission::{degrading, slow, until_degraded};
 use crate::support::client::Reply;
-use crate::support::replica::Replica;
+use crate::support::replica::{Gate, Replica, Step};
 use crate::support::{Gateway, config, wire};
 
 const RESPONSES: &str = "/v1/responses";
@@ -12,6 +12,17 @@ const RESPONSES: &str = "/v1/responses";
 fn replica_of(reply: &Reply) -> String {
     assert_eq!(reply.status(), 200, "{}", reply.text());
     reply.head.header("x-tokenway-replica").unwrap().to_owned()
+}
+
+fn event(kind: &str, number: u64, more: &str) -> Step {
+    wire::event(format!(
+        "event: {kind}\ndata: {{\"type\":\"{kind}\",\"sequence_number\":{number},{more}}}\n\n"
+    ))
+}
+
+fn created(id: &str) -> Step {
+    let response = format!(r#""response":{{"id":"{id}","object":"response","status":"queued","output":[]}}"#);
+    event("response.created", 0, &response)
 }
 
 #[tokio::test]
@@ -58,4 +69,35 @@ async fn a_response_of_the_route_that_stood_in_is_continued_there() {
         assert_eq!(small.received().pop().unwrap().text(), body("meta/small"));
     }
     gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_client_of_a_stored_stream_has_its_id_at_once_and_may_leave() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    let gate = Gate::new();
+    for replica in [&one, &two] {
+        replica.always(vec![
+            wire::sse_head(),
+            created("resp_1"),
+            Step::Wait(gate.clone()),
+            event("response.output_text.delta", 1, r#""delta":"x""#),
+            event("response.completed", 2, r#""response":{"id":"resp_1","status":"completed"}"#),
+            Step::End,
+        ]);
+    }
+    let body = r#"{"model":"tiny","stream":true,"background":true,"input":"hi"}"#;
+    let mut client = gateway.client().await;
+    client.post(RESPONSES, &[], body.as_bytes()).await;
+    let maker = client.head().await.header("x-tokenway-replica").unwrap().to_owned();
+    client.read_until("resp_1").await;
+    drop(client);
+    gateway.idle().await;
+    for replica in [&one, &two] {
+        replica.always(wire::json(200, "{}"));
+    }
+    for _ in 0..2 {
+        assert_eq!(replica_of(&gateway.call("GET", "/v1/responses/resp_1").await), maker);
+    }
+    gate.cancel();
 }
