@@ -11,18 +11,20 @@ use bytes::Bytes;
 use http::StatusCode;
 use hyper::body::{Body, Frame};
 
-use super::aborting::Aborted;
+use super::aborting::{Aborted, AbortingBody, Polled};
 use super::answer_ends::AnswerEnds;
+use super::error_event::{self, DialectError, EventContext};
 use super::pins::{ResponsePins, StoredAnswer};
 use super::sse::Scanner;
 use super::stream_state::StreamEnd;
 use super::verdict;
 use super::watch::{Expiry, StreamWatch};
-use crate::error::{ReplicaFailure, Timer};
+use crate::error::{ErrorShape, Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::Outcome;
 use crate::request::arriving::ArrivingBody;
+use crate::request::dialect::Dialect;
 use crate::upstream::pool::Lease;
 
 /// The body of a large unary answer.
@@ -43,6 +45,8 @@ pub struct LargeBody {
     makes: Option<Arc<ResponsePins>>,
     /// The response that it is, if that was made before.
     stored: Option<StoredAnswer>,
+    /// The end of a stream that broke.
+    last: Option<AbortingBody>,
     is_ended: bool,
 }
 
@@ -59,8 +63,9 @@ impl LargeBody {
     ) -> Self {
         let status = StatusCode::from_u16(guard.record().status).unwrap_or_default();
         let first = Some(first).filter(|bytes| !bytes.is_empty());
-        let (events, ends, makes, stored) = (None, None, None, None);
-        Self { first, rest, lease, guard, watch, pick, status, events, ends, makes, stored, is_ended: false }
+        let (events, ends, makes, stored, last) = (None, None, None, None, None);
+        let is_ended = false;
+        Self { first, rest, lease, guard, watch, pick, status, events, ends, makes, stored, last, is_ended }
     }
 
     /// It is a stream whose events these are.
@@ -93,6 +98,9 @@ impl LargeBody {
 
     /// Polled by hyper: the next frame, the end, or the abort.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+        if let Some(last) = &mut self.last {
+            return last.poll(cx);
+        }
         self.watch.waits_for_replica();
         if let Some(first) = self.first.take() {
             return self.hand(first);
@@ -103,7 +111,7 @@ impl LargeBody {
         if let Poll::Ready(expiry) = self.watch.poll_expiry(cx) {
             if expiry == Expiry::ReplicaSilent {
                 let replica = self.pick.replica.name();
-                return self.replica_failed(&ReplicaFailure::Silent { replica });
+                return self.replica_failed(cx, ReplicaFailure::Silent { replica });
             }
             return self.abort(expiry.outcome(), expiry.code());
         }
@@ -116,7 +124,7 @@ impl LargeBody {
                 }
                 Poll::Ready(Some(Err(_))) => {
                     let replica = self.pick.replica.name();
-                    return self.replica_failed(&ReplicaFailure::Truncated { replica });
+                    return self.replica_failed(cx, ReplicaFailure::Truncated { replica });
                 }
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data() {
@@ -205,9 +213,23 @@ impl LargeBody {
         !is_stalled && state.is_some_and(|state| state.is_done() || state.answer.error.is_some())
     }
 
-    fn replica_failed(&mut self, why: &ReplicaFailure) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        self.pick.failed(why, self.guard.clock().now());
-        self.abort(Outcome::Failed, "replica_failed")
+    fn replica_failed(&mut self, cx: &mut Context<'_>, why: ReplicaFailure) -> Polled {
+        self.pick.failed(&why, self.guard.clock().now());
+        let event = self.failure_event(&Failure::Replica(why));
+        let aborted = self.abort(Outcome::Failed, "replica_failed");
+        let Some(event) = event else { return aborted };
+        self.guard.record().bytes_out += event.len() as u64;
+        self.last.insert(AbortingBody::new(event)).poll(cx)
+    }
+
+    /// The event by which the client of a stream that is understood learns that it broke; `None` where its own end has come.
+    fn failure_event(&self, failure: &Failure) -> Option<Bytes> {
+        let events = self.events.as_ref().filter(|_| !self.has_its_end())?;
+        let error = DialectError::new(&self.guard.shown(failure), ErrorShape::OpenAi);
+        let known = EventContext::behind(events);
+        let id = self.stored.as_ref().map(|stored| &*stored.id);
+        let context = EventContext { response_id: known.response_id.or(id), ..known };
+        Some(error_event::event(Dialect::Responses, &error, &context))
     }
 
     fn abort(&mut self, outcome: Outcome, code: &'static str) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {

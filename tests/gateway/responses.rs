@@ -101,3 +101,28 @@ async fn a_client_of_a_stored_stream_has_its_id_at_once_and_may_leave() {
     }
     gate.cancel();
 }
+
+#[tokio::test]
+async fn a_resumed_stream_whose_replica_dies_ends_with_a_failed_response() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"in_progress"}"#));
+    gateway.post(RESPONSES, r#"{"model":"tiny","background":true,"input":"hi"}"#).await;
+    for half in ["", "event: response.output_text.delta\ndata: {\"ty"] {
+        replica.next(vec![
+            wire::sse_head(),
+            event("response.output_text.delta", 4, r#""delta":"x""#),
+            wire::event(format!(": still here\n\n{half}")),
+            Step::Reset,
+        ]);
+        let reply = gateway.call("GET", "/v1/responses/resp_1?stream=true&starting_after=3").await;
+        assert!(!reply.body.is_complete, "an incomplete answer never looks complete");
+        let (_, last) = reply.text().rsplit_once("event: response.failed\ndata: ").unwrap();
+        let failed: serde_json::Value = serde_json::from_str(last.trim_end()).unwrap();
+        assert_eq!(
+            (failed["sequence_number"].as_u64(), &failed["response"]["id"]),
+            (Some(5), &"resp_1".into())
+        );
+        assert_eq!(failed["response"]["error"]["code"], "replica_failed");
+    }
+}
