@@ -281,7 +281,8 @@ impl Gateway {
         let found = Dialect::of_path(path, &table.config.server.extra_paths);
         if !is_own && found.is_none() {
             self.observer.metrics().families.requests.http_rejected.inc([Failure::UnknownPath.code()]);
-            return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts)));
+            let shape = Dialect::shape_near(path);
+            return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, shape, parts)));
         }
         match (cors::is_preflight(parts), cors) {
             (true, Some(cors)) => {

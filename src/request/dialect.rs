@@ -97,6 +97,14 @@ impl Dialect {
         })
     }
 
+    /// How errors look to clients of a path that is not served: those of the API below whose path it lies.
+    #[must_use]
+    pub fn shape_near(path: &str) -> ErrorShape {
+        let is_below = |known: &str| path.strip_prefix(known).is_some_and(|rest| rest.starts_with('/'));
+        let near = SERVED.iter().find(|(known, _)| is_below(known));
+        near.map_or(ErrorShape::OpenAi, |(_, dialect)| dialect.error_shape())
+    }
+
     /// How errors look to this dialect's clients.
     #[must_use]
     pub fn error_shape(self) -> ErrorShape {

@@ -350,6 +350,16 @@ async fn a_body_that_an_engine_may_read_otherwise_is_refused_where_models_matter
 }
 
 #[tokio::test]
+async fn what_is_not_relayed_of_an_api_is_refused_in_its_shape() {
+    let gateway = Gateway::start(config::of(&[&Replica::start().await])).await;
+    for (path, kind) in [("/v1/messages/batches", Some("error")), ("/v1/messagesx", None)] {
+        let reply = call(&gateway, "POST", path, &[], b"{}").await;
+        assert_eq!((reply.status(), reply.json()["type"].as_str()), (404, kind), "{path}");
+        assert_eq!(reply.json()["error"]["code"], "unknown_path");
+    }
+}
+
+#[tokio::test]
 async fn a_request_without_a_model_goes_to_the_only_route_it_can_mean() {
     let replica = Replica::start().await;
     replica.always(wire::json(200, "{}"));
