@@ -171,7 +171,7 @@ fn set(words: &'static str) -> HashSet<&'static str> {
     words.split_ascii_whitespace().collect()
 }
 
-/// What engines, their frameworks and the servers before them say about themselves.
+/// Words of engines, their frameworks and the servers before them about themselves.
 static TERMS: LazyLock<HashSet<&str>> = LazyLock::new(|| {
     set(
         "abort aborted accelerator access actor adapter address allocate allocated allocation already assert assertion async \
@@ -201,7 +201,7 @@ static TERMS: LazyLock<HashSet<&str>> = LazyLock::new(|| {
     )
 });
 
-/// Words of any text: they say nothing alone.
+/// Words of any text, which mean nothing alone.
 static COMMON: LazyLock<HashSet<&str>> = LazyLock::new(|| {
     set(
         "a above after again all an and any are as at be because been before below but by can current does don during either \
@@ -210,7 +210,7 @@ static COMMON: LazyLock<HashSet<&str>> = LazyLock::new(|| {
     )
 });
 
-/// Before a small number, which then says which.
+/// Before a small number, which is then an index.
 static NUMBERED: LazyLock<HashSet<&str>> =
     LazyLock::new(|| set("device dimension gpu layer node rank stage worker"));
 

@@ -36,7 +36,7 @@ pub(super) fn stood_in<'t>(
     let to = table.routes.get(route.config.degrade.as_ref()?.to)?;
     let url = gateway.pins.replica_of(tenant.name(), id)?;
     let is_its = maker(route, &url).is_none() && maker(to, &url).is_some();
-    (is_its && tenant.may_use(&to.config.name)).then_some(to)
+    (is_its && to.is_visible_to(tenant)).then_some(to)
 }
 
 /// The route and replica of `/v1/responses/{id}` and what lies below it.

@@ -65,7 +65,7 @@ impl Export {
         Some(Otlp { traces_endpoint, protocol, headers, timeout, logs })
     }
 
-    /// Where the environment says, or beside the spans and then as they go.
+    /// Where the environment sends them, or beside the spans and then as they go.
     fn logs(&self, exporter: Exporter, traces_endpoint: &str, of_traces: OtlpProtocol) -> Option<OtlpLogs> {
         let (protocol, headers, timeout) = self.travel(exporter.of_logs.clone().or(&exporter.of_all));
         let of_env = if self.keys.endpoint.is_none() { exporter.logs_endpoint(protocol) } else { None };
@@ -77,7 +77,7 @@ impl Export {
         Some(OtlpLogs { endpoint, protocol: of_traces, headers, timeout })
     }
 
-    /// How exports travel of which the environment says this.
+    /// How exports travel, of what the environment has of them.
     fn travel(&self, of_env: Signal) -> (OtlpProtocol, Vec<(HeaderName, HeaderValue)>, Duration) {
         (
             self.keys.protocol.or(of_env.protocol).unwrap_or_default(),

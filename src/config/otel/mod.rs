@@ -12,7 +12,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::OtlpProtocol;
 
-/// What the environment says about the OTLP export of spans and of log records.
+/// The OTLP export of spans and of log records, as the environment has it.
 #[derive(Debug, Default)]
 pub(super) struct Exporter {
     /// Where every signal goes, if spans are to be exported.
@@ -23,13 +23,13 @@ pub(super) struct Exporter {
     logs: Option<String>,
     /// How spans go.
     pub(super) of_traces: Signal,
-    /// How log records go, as far as that is said of them alone.
+    /// How log records go, by their own variables alone.
     pub(super) of_logs: Signal,
-    /// How every signal goes that says nothing itself.
+    /// How a signal goes that has no variables of its own.
     pub(super) of_all: Signal,
 }
 
-/// What the environment says about how exports travel.
+/// How exports travel, by variables.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Signal {
     pub(super) protocol: Option<OtlpProtocol>,
@@ -48,7 +48,7 @@ impl Signal {
         }
     }
 
-    /// This, and what `other` says where this says nothing.
+    /// This, and what `other` has where this has nothing.
     pub(super) fn or(self, other: &Self) -> Self {
         Self {
             protocol: self.protocol.or(other.protocol),
