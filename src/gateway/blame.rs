@@ -39,7 +39,7 @@ pub(super) fn of_answer(
     is_bad.then(|| ReplicaFailure::Status { replica: pick.replica.name(), status: status.as_u16() })
 }
 
-/// Whether it says that a model is missing which this replica does not list and another of its route does: the request is as good as one
+/// Whether it is the answer that a model is missing which this replica does not list and another of its route does: the request is as good as one
 /// for whose model no replica is ready.
 pub(super) fn is_for_another(answer: &BufferedResponse, pick: &Pick, prepared: &Prepared) -> bool {
     let is_elsewhere = |model: &str| !pick.replica.lists(model) && prepared.route.is_known(model);

@@ -72,7 +72,7 @@ pub(super) async fn renew(prepared: &mut Box<Prepared>, guard: &mut RecordGuard,
     true
 }
 
-/// The request goes on as it is classified now, in this SLO class.
+/// The request continues as it is classified now, in this SLO class.
 fn go_on(prepared: &mut Box<Prepared>, guard: &mut RecordGuard, classified: Classified, class: Arc<str>) {
     let record = guard.record();
     let mut after = classified.note(record);

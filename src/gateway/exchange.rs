@@ -358,7 +358,7 @@ impl Exchange {
         is_degraded
     }
 
-    /// Goes on in the configuration in force, where that has none of its pools.
+    /// Continues in the configuration in force, where that has none of its pools.
     async fn renew(&mut self) {
         let gateway = &self.incoming.gateway;
         // Most wait in the configuration that they began in.

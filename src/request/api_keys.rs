@@ -49,7 +49,7 @@ impl ApiKey {
         self.expires.is_some_and(|end| UNIX_EPOCH + Duration::from_secs(end) <= now)
     }
 
-    /// Whether it may be used for a route; `means` says whether a word of its list is that route.
+    /// Whether it may be used for a route; `means` is whether a word of its list is that route.
     #[must_use]
     pub fn may_use(&self, means: impl Fn(&str) -> bool) -> bool {
         self.routes.as_ref().is_none_or(|routes| routes.iter().any(|word| means(word)))

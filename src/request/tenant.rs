@@ -94,7 +94,7 @@ impl TenantRef {
         self.known.isolation.as_ref()
     }
 
-    /// Whether it may use a route, with this key; `means` says whether a word of its lists is that route.
+    /// Whether it may use a route, with this key; `means` is whether a word of its lists is that route.
     #[must_use]
     pub fn may_use(&self, means: impl Fn(&str) -> bool) -> bool {
         let routes = self.known.config.routes.as_ref();

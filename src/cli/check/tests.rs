@@ -126,10 +126,10 @@ fn one_name_in_two_pools_is_a_warning() {
         |port: u16, name: &str| format!("{{ url = \"http://127.0.0.1:{port}\", name = \"{name}\" }}");
     let old = pool("old", &replica(1, "gpu-0"));
     for (new, warns) in [(replica(2, "gpu-0"), true), (replica(2, "gpu-1"), false)] {
-        let said = check(&format!("{old}{}", pool("new", &new)));
-        assert_eq!(said.code, 0, "{}", said.err);
+        let checked = check(&format!("{old}{}", pool("new", &new)));
+        assert_eq!(checked.code, 0, "{}", checked.err);
         let warning = "gateway.toml:9:12: warning: pools \"old\" and \"new\" both have a replica \"gpu-0\"";
-        assert_eq!(said.err.contains(warning), warns, "{}", said.err);
+        assert_eq!(checked.err.contains(warning), warns, "{}", checked.err);
     }
 }
 
@@ -167,13 +167,13 @@ fn a_setting_without_an_effect_is_a_warning() {
 fn a_word_that_names_one_route_and_is_the_model_of_another_is_a_warning() {
     let route = |name: &str, model: &str| format!("[[route]]\nname = \"{name}\"\nmodel = \"{model}\"\n");
     let crossed = "warning: \"big\" is the name of this route and the model of route \"chat\"";
-    for (routes, is_said) in [
+    for (routes, warns) in [
         (route("chat", "big") + &route("big", "small"), true),
         (route("chat", "big") + &route("small", "small"), false),
         (route("big", "big") + &route("chat", "*"), false),
     ] {
         let shown = check(&format!("{ONE_POOL}{routes}"));
-        assert_eq!((shown.code, shown.err.contains(crossed)), (0, is_said), "{}", shown.err);
+        assert_eq!((shown.code, shown.err.contains(crossed)), (0, warns), "{}", shown.err);
     }
 }
 

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_was_given_up_says_why() {
+    fn why_an_attempt_was_given_up_is_shown() {
         let attempt = |cause: &str, canceled: bool, status: Option<u16>| {
             json!({"cause": cause, "replica": "gpu-1", "start": 0.0, "connected": 0.1, "head": null, "end": 1.0,
                    "status": status, "canceled": canceled, "error": null, "empty": false})

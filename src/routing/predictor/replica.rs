@@ -45,7 +45,7 @@ struct Learner {
 }
 
 impl Cell {
-    /// What its own answers say, less and less beside what is usual as they age: so one that was slow is tried again.
+    /// By its own answers, which count less and less beside what is usual as they age: so one that was slow is tried again.
     #[inline]
     pub(super) fn estimate(&self, now: Stamp, usual: &Estimate) -> Option<Estimate> {
         let trust = self.trust(now)?;
@@ -147,7 +147,7 @@ impl Cell {
     fn learn(&self, at: Stamp, average: &Estimate, sample: impl FnOnce(&mut Learner)) -> Estimate {
         let mut held = self.learner.lock();
         let learner = held.get_or_insert_default();
-        // What it was long ago says no more of what it is now than it is believed to.
+        // What it was long ago counts for as little as it does in an estimate.
         if let Some(trust) = self.trust(at).filter(|trust| *trust < 1.0) {
             learner.speed.fade(trust);
             learner.steps.0.fade(trust);
@@ -172,7 +172,7 @@ impl Default for Learner {
     }
 }
 
-/// What an answer still counts after so many seconds.
+/// What an answer still counts after `seconds`.
 pub(super) fn weight_after(seconds: f64) -> f64 {
     (-seconds / memories::STANDING.as_secs_f64()).exp2()
 }
