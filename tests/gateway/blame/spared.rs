@@ -60,7 +60,8 @@ async fn a_request_that_engines_forbid_speaks_against_nobody_unless_the_key_is_o
         }
         let is_any_left = || gateway.replicas().iter().any(|one| one.state != ReplicaState::Ready);
         let ask = async |n: u32| {
-            turn(&gateway, "theirs", &format!("forbidden {n}")).await;
+            // A session of its own: one that stays together leaves a replica that turns it away.
+            turn(&gateway, &format!("{n}"), &format!("forbidden {n}")).await;
             is_any_left()
         };
         assert_eq!(
