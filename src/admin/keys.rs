@@ -14,9 +14,7 @@ use super::AdminState;
 use super::error::AdminError;
 use super::moment::Moment;
 use crate::api::keys::{Key, KeyMade, KeyOrder, Keys};
-use crate::config::{
-    Budget, Config, Declared as _, ModelMatch, NO_LIMIT, Route, Tenant, budgets_of, parse_name,
-};
+use crate::config::{Budget, Config, Declared as _, NO_LIMIT, Route, Tenant, budgets_of, parse_name};
 use crate::identity::{KeyError, KeyStore};
 use crate::observe::rfc3339;
 use crate::request::api_keys::ApiKey;
@@ -114,9 +112,7 @@ fn ordered(order: KeyOrder, config: &Config, now: SystemTime) -> Result<ApiKey, 
 
 /// The name of a route that its tenant may use, given by name, or by model where no route has that name.
 fn route(name: String, tenant: &Tenant, config: &Config) -> Result<Arc<str>, AdminError> {
-    let by_name = config.routes.iter().find(|route| *route.name == *name);
-    let takes = |route: &&Route| matches!(&route.model, ModelMatch::Named(model) if **model == *name);
-    let route = by_name.or_else(|| config.routes.iter().find(takes));
+    let route = Route::position(&config.routes, &name).and_then(|at| config.routes.get(at));
     let route =
         route.ok_or_else(|| AdminError::InvalidKey(format!("no route has the name or model {name}")))?;
     if tenant.routes.as_ref().is_some_and(|own| !own.contains(&route.name)) {

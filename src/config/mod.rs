@@ -344,6 +344,14 @@ section! {
 }
 
 impl Route {
+    /// The place of the route with this name, or else of the one for the model of that name.
+    #[must_use]
+    pub fn position(routes: &[Self], name: &str) -> Option<usize> {
+        let takes = |route: &Self| matches!(&route.model, ModelMatch::Named(model) if **model == *name);
+        let by_name = routes.iter().position(|route| *route.name == *name);
+        by_name.or_else(|| routes.iter().position(takes))
+    }
+
     /// Whether its requests may go to the pool at this index, be it only to have their prompts computed.
     #[must_use]
     pub fn uses(&self, pool: usize) -> bool {

@@ -76,8 +76,7 @@ impl Handoff {
                 self.params_at.push(value.span());
                 return None;
             }
-            "kv_transfer_params" => return Some(OWN_PARAMS),
-            "bootstrap_host" | "bootstrap_port" | "bootstrap_room" if !is_null => return Some(OWN_PARAMS),
+            key if KV_MEMBERS.contains(&key) && !is_null => return Some(OWN_PARAMS),
             "prompt_logprobs" if !is_null => return Some("logprobs"),
             "use_beam_search" if !is_null && truth(&value) != Some(false) => return Some("choices"),
             "best_of" if !is_null && whole_number(&value) != Some(1) => return Some("choices"),
@@ -175,6 +174,9 @@ fn limits(dialect: Dialect) -> Option<&'static [&'static str]> {
 
 /// Asks vLLM to keep the KV of a prompt for another engine.
 pub const KEEP_KV: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+/// What a client that moves KV by itself sends: vLLM's object, and SGLang's rendezvous.
+pub const KV_MEMBERS: [&str; 4] =
+    ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
 const UNREADABLE: &str = "unreadable";
 /// The client arranges for its KV itself.
 const OWN_PARAMS: &str = "own_params";

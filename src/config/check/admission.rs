@@ -104,12 +104,10 @@ fn target<'a>(section: &Section<'a>, own: usize, routes: &[Route]) -> Option<(us
 
 /// The place of the route that an item names, by its name or else by its model.
 fn route_named(item: &Item<'_>, name: &str, routes: &[Route]) -> Option<usize> {
-    let takes = |route: &Route| matches!(&route.model, ModelMatch::Named(model) if &**model == name);
-    let names: Vec<_> = routes.iter().map(|route| &*route.name).collect();
-    match routes.iter().position(takes) {
-        Some(by_model) if !names.contains(&name) => Some(by_model),
-        _ => item.place_of("route", name, &names),
-    }
+    Route::position(routes, name).or_else(|| {
+        let names: Vec<_> = routes.iter().map(|route| &*route.name).collect();
+        item.place_of("route", name, &names)
+    })
 }
 
 /// The own names of the routes that the list `routes` of a section names, some of them by their models.

@@ -31,6 +31,7 @@ use crate::relay::usage::EngineError;
 use crate::relay::verdict;
 use crate::request::body::HeldBody;
 use crate::request::dialect::Dialect;
+use crate::request::handoff::KV_MEMBERS;
 use crate::request::json::{Cursor, JsonError, JsonKind};
 use crate::request::pieces::Pieces;
 
@@ -301,14 +302,14 @@ fn is_stateless(body: &[u8]) -> bool {
 /// Whether its client moves KV by itself: blocks of another engine are fetched, and freed there, once, and the canary's may be of
 /// another shape.
 fn fetches_kv(body: &Pieces) -> bool {
-    let names = ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
-    if !names.iter().any(|name| body.iter().any(|piece| memmem::find(piece, name.as_bytes()).is_some())) {
+    if !KV_MEMBERS.iter().any(|name| body.iter().any(|piece| memmem::find(piece, name.as_bytes()).is_some()))
+    {
         return false;
     }
     let body = body.whole();
     let text = Some(&*body).filter(|body| body.len() <= MAX_PARSED);
     let Some(text) = text.and_then(|body| std::str::from_utf8(body).ok()) else { return true };
-    let members = Cursor::new(text).members(names);
+    let members = Cursor::new(text).members(KV_MEMBERS);
     members.map_or(true, |found| found.iter().flatten().any(|value| value.kind() != JsonKind::Null))
 }
 
