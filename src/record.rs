@@ -298,6 +298,8 @@ pub struct Record {
     pub longest_gap_at: Option<Stamp>,
     /// Lowest percentile (50, 90, …) of the stream's own ITL that was over its bound.
     pub itl_missed: Option<u8>,
+    /// The pool whose queue refused it, on a route with a canary; of several the first.
+    pub turned_away: Option<Box<TurnedAway>>,
     /// How often its stream broke and was continued on another replica.
     pub migrations: u32,
     /// Why its broken stream was not continued, on a route with `migrate`.
@@ -324,6 +326,17 @@ pub struct Record {
     pub bytes_in: u64,
     /// Bytes of the response body handed to the client's connection.
     pub bytes_out: u64,
+}
+
+/// A pool whose queue had no place for a request.
+#[derive(Clone, Debug)]
+pub struct TurnedAway {
+    /// Label `pool`.
+    pub pool: Arc<str>,
+    /// Label `revision`, of the pool.
+    pub revision: Arc<str>,
+    /// The limit that it was over.
+    pub limit: &'static str,
 }
 
 /// A request of which a canary gets a copy.
@@ -463,6 +476,7 @@ impl Record {
             longest_gap: Duration::ZERO,
             longest_gap_at: None,
             itl_missed: None,
+            turned_away: None,
             migrations: 0,
             migration_refused: None,
             degraded_from: None,
@@ -550,4 +564,6 @@ pub struct FirstToken {
     pub is_cold: bool,
     /// As in [`Record::conversation`].
     pub conversation: Option<u64>,
+    /// Part of `ttft` is of a replica that failed it before, or of a queue that refused it.
+    pub is_retried: bool,
 }

@@ -19,9 +19,10 @@ use crate::admission::WaitReason;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
+use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{self, AttemptCause, Ways};
+use crate::record::{self, AttemptCause, TurnedAway, Ways};
 use crate::request::dialect::Computes;
 
 /// A response worth relaying with the attempt that got it.
@@ -307,17 +308,34 @@ impl Exchange {
             self.waits.overflow();
             return Ok(());
         }
-        let waited = self.wait(hold).await;
+        let Err(refusal) = self.wait(hold).await else { return Ok(()) };
         let now = self.incoming.gateway.clock.now();
-        match waited {
-            Err(refusal)
-                if !self.waits.overflows() && standby::takes_refused(&self.prepared, &refusal, now) =>
-            {
+        match hold.pool.filter(|at| self.is_turned_away(*at, &refusal)) {
+            Some(canary) => self.waits.leave(canary),
+            None if !self.waits.overflows() && standby::takes_refused(&self.prepared, &refusal, now) => {
                 self.waits.overflow();
-                Ok(())
             }
-            waited => waited,
+            None => return Err(refusal),
         }
+        Ok(())
+    }
+
+    /// Notes whose queue it was, for the canary's judge. True where that is the canary's, and a pool beside it serves.
+    fn is_turned_away(&mut self, at: usize, refusal: &Failure) -> bool {
+        let route = &self.prepared.route;
+        let (Failure::NotAdmitted { limit, .. }, Some(_), Some((pool, _))) =
+            (refusal, &route.config.canary, route.pools.get(at))
+        else {
+            return false;
+        };
+        self.guard.record().turned_away.get_or_insert_with(|| {
+            let (pool, revision) = (Arc::clone(&pool.name), Arc::clone(&pool.config().revision));
+            Box::new(TurnedAway { pool, revision, limit })
+        });
+        let serves = |(other, (pool, _)): (usize, &(Arc<PoolState>, u32))| {
+            other != at && route.wheel.uses(other) && pool.is_ready()
+        };
+        route.wheel.tries(at) && self.prepared.pinned.is_none() && route.pools.iter().enumerate().any(serves)
     }
 
     /// Where the proxy went elsewhere, the answer is that of the replica it went to.

@@ -83,12 +83,22 @@ pub struct PickContext<'a> {
     pub may_go_apart: bool,
     /// Whether a queue refused it, so that it goes to a standby pool.
     pub overflows: bool,
+    /// The canary's pool, whose queue refused it.
+    pub left: Option<usize>,
 }
 
 impl<'a> PickContext<'a> {
     /// For the pool at this place, at once: beside or behind an attempt that the request has made.
     fn within(pool: Option<usize>, tried: &'a Tried) -> Self {
-        Self { tried, pool, is_late: false, is_cold: false, may_go_apart: false, overflows: false }
+        Self {
+            tried,
+            pool,
+            is_late: false,
+            is_cold: false,
+            may_go_apart: false,
+            overflows: false,
+            left: None,
+        }
     }
 }
 
@@ -177,7 +187,7 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
     let takes = |pool: &PoolState| {
         has_open(pool, request, tried_of(pool)) && pool.has_room(request.outside_demand(), now)
     };
-    let is_open = |at: usize| pools.get(at).is_some_and(|(pool, _)| takes(pool));
+    let is_open = |at: usize| context.left != Some(at) && pools.get(at).is_some_and(|(pool, _)| takes(pool));
     let holds = |pool: &PoolState, replica| pool.replicas().iter().any(|r| Arc::ptr_eq(r, replica));
     let past = Past { pool: context.pool, is_untried: tried.is_empty(), overflows: context.overflows };
     let in_turn = || {

@@ -26,6 +26,7 @@ pub(super) struct Waits {
     was_held: bool,
     is_counted: bool,
     overflows: bool,
+    left: Option<usize>,
 }
 
 impl Waits {
@@ -40,6 +41,7 @@ impl Waits {
             is_cold,
             may_go_apart: true,
             overflows: self.overflows,
+            left: self.left,
         }
     }
 
@@ -57,6 +59,12 @@ impl Waits {
     pub(super) fn overflow(&mut self) {
         self.reset();
         self.overflows = true;
+    }
+
+    /// From here on it goes to another pool than the one at this place.
+    pub(super) fn leave(&mut self, at: usize) {
+        self.reset();
+        self.left = Some(at);
     }
 
     /// Whether its pool's queue had no place for it.

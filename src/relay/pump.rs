@@ -214,6 +214,8 @@ pub fn first_token_of(record: &Record, pick: &Pick, at: Stamp) -> Option<FirstTo
         predicted: pick.decision.predicted_ttft,
         is_cold: pick.decision.is_cold,
         conversation: record.conversation,
+        is_retried: record.turned_away.is_some()
+            || record.attempts.iter().any(|attempt| attempt.error.is_some()),
     })
 }
 

@@ -77,6 +77,12 @@ impl PoolWheel {
         self
     }
 
+    /// Whether the pool is a canary beside others that serve.
+    #[must_use]
+    pub fn tries(&self, place: usize) -> bool {
+        self.canary.as_ref().is_some_and(|(canary, share)| *canary == place && share.get() < WHOLE)
+    }
+
     /// Whether a pool gets requests as things are.
     #[must_use]
     pub fn uses(&self, place: usize) -> bool {

@@ -156,6 +156,7 @@ mod tests {
             predicted: None,
             is_cold: false,
             conversation: None,
+            is_retried: false,
         }
     }
 

@@ -16,18 +16,24 @@ use tokio::runtime::Handle;
 const PATH: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 
+/// Its first route refuses what no replica can begin to answer within 150 ms.
+fn bounded(config: &mut Config, queue: QueueLimits) {
+    let route = &mut config.routes[0];
+    (route.queue, route.slo, route.policy) = (Some(queue), "strict".into(), PolicyName::Latency);
+    let ttft = TtftBound { base: Duration::from_millis(150), per_prompt_token: Duration::ZERO };
+    config.slo.insert("strict".into(), Slo { ttft: Some(ttft), ..Slo::default() });
+}
+
 /// A route over a local pool with a standby pool behind it.
 async fn with_standby(queue: Option<QueueLimits>) -> (Gateway, Replica, Replica) {
     let (local, cloud) = (Replica::start().await, Replica::start().await);
     let mut config = config::of(&[&local]);
     config.pools.push(tokenway::config::Pool { standby: true, ..config::pool("cloud", &[&cloud]) });
-    let route = &mut config.routes[0];
-    route.pools.push(WeightedPool { pool: 1, weight: 0 });
-    (route.queue, route.slo) = (queue, "strict".into());
-    route.policy = PolicyName::Latency;
-    let base = Duration::from_millis(150);
-    let ttft = queue.map(|_| TtftBound { base, per_prompt_token: Duration::ZERO });
-    config.slo.insert("strict".into(), Slo { ttft, ..Slo::default() });
+    config.routes[0].pools.push(WeightedPool { pool: 1, weight: 0 });
+    match queue {
+        Some(queue) => bounded(&mut config, queue),
+        None => config.routes[0].policy = PolicyName::Latency,
+    }
     let gateway = Gateway::start(config).await;
     until("both are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
     (gateway, local, cloud)
@@ -120,10 +126,15 @@ fn with_canary(baseline: &Replica, canary: &Replica) -> Config {
 
 /// Its canary has all traffic.
 async fn promoted(config: Config) -> Gateway {
+    with_share(config, 10_000).await
+}
+
+/// Its canary has so many ten thousandths of the traffic.
+async fn with_share(config: Config, share: u32) -> Gateway {
     let clock = Clock::start();
     let observer = observer(&config, clock, None);
     let foundation = Foundation::lay(Arc::new(config), clock, Handle::current()).unwrap();
-    foundation.carried_over.canaries.of(&"*".into(), &"new".into()).set(10_000);
+    foundation.carried_over.canaries.of(&"*".into(), &"new".into()).set(share);
     let gateway = Gateway { app: Arc::new(App::on(foundation, observer)) };
     gateway.ready().await;
     until("all are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
@@ -164,4 +175,27 @@ async fn a_promoted_canary_that_is_down_leaves_the_gateway_ready_while_its_basel
     for replica in [&canary, &baseline] {
         assert!(refused.text().contains(&replica.name()), "{}", refused.text());
     }
+}
+
+#[tokio::test]
+async fn what_the_queue_of_a_canary_refuses_is_answered_by_its_baseline() {
+    let (baseline, canary) = (Replica::start().await, Replica::start().await);
+    let mut config = with_canary(&baseline, &canary);
+    config.pools[1].revision = "r2".into();
+    bounded(&mut config, QueueLimits { max_requests: 0, ..QueueLimits::default() });
+    let gateway = with_share(config, 5_000).await;
+    canary.always([vec![crate::support::replica::Step::Tick; 30], wire::chat_stream(&["x"])].concat());
+    let mut by_baseline = 0;
+    for n in 0..20 {
+        // Conversations stay with a side.
+        let reply = gateway.post(PATH, &BODY.replace("hi", &format!("hi {n}"))).await;
+        assert_eq!(reply.status(), 200, "{}", reply.text());
+        by_baseline += usize::from(reply.head.header("x-tokenway-revision") == Some("default"));
+        gateway.idle().await;
+    }
+    assert!(
+        canary.count() > 0 && by_baseline > 10,
+        "half are the canary's: {by_baseline} {}",
+        canary.count()
+    );
 }

@@ -139,6 +139,7 @@ pub(crate) fn first_token() -> FirstToken {
         predicted: Some(Duration::from_millis(150)),
         is_cold: false,
         conversation: None,
+        is_retried: false,
     }
 }
 

@@ -57,6 +57,17 @@ pub(super) enum Seen {
         gaps: Vec<(f64, f64)>,
     },
     Ended(Box<Ended>),
+    TurnedAway(Box<Refused>),
+}
+
+/// A request that the queue of a side's pool refused.
+pub(super) struct Refused {
+    pub(super) arm: Arm,
+    pub(super) conversation: Option<u64>,
+    pub(super) limit: &'static str,
+    pub(super) pool: Arc<str>,
+    pub(super) request_id: Arc<str>,
+    pub(super) trace_id: u128,
 }
 
 /// One ended request.
@@ -64,6 +75,8 @@ pub(super) struct Ended {
     /// Attempts that ended by themselves: whose, and whether they failed.
     pub(super) attempts: Vec<(Arm, bool)>,
     pub(super) arm: Arm,
+    /// Whose request it was first: what was lost there is in its time.
+    pub(super) dealt: Arm,
     /// Replica and error of an attempt at the canary that failed before the baseline answered.
     pub(super) lost: Option<(Arc<str>, &'static str)>,
     /// A copy, of whose answer a client saw nothing.
@@ -167,6 +180,20 @@ impl Feed {
         self.arm(route, &served.pool, &served.revision)
     }
 
+    fn turned_away(&self, record: &Record) {
+        let Some(by) = &record.turned_away else { return };
+        let Some(arm) = self.arm(&record.route, &by.pool, &by.revision) else { return };
+        let refused = Refused {
+            arm,
+            conversation: record.conversation,
+            limit: by.limit,
+            pool: Arc::clone(&by.pool),
+            request_id: Arc::clone(&record.request_id),
+            trace_id: record.trace.trace_id,
+        };
+        self.send(&record.route, record.class, Seen::TurnedAway(Box::new(refused)));
+    }
+
     fn send(&self, route: &Arc<str>, class: Class, seen: Seen) {
         let observation = Observation { route: Arc::clone(route), class, seen };
         if self.observations.try_send(observation).is_err() {
@@ -177,8 +204,8 @@ impl Feed {
 
 impl Tap for Feed {
     fn first_token(&self, first: &FirstToken) {
-        // Loading, compiling and empty caches are no property of a revision.
-        if first.is_cold {
+        // Loading, compiling and empty caches are no property of a revision, nor is what was lost elsewhere.
+        if first.is_cold || first.is_retried {
             return;
         }
         if let Some(arm) = self.arm_of(&first.route, &first.served) {
@@ -206,6 +233,7 @@ impl Tap for Feed {
     }
 
     fn record(&self, record: &Record, judgement: &Judgement) {
+        self.turned_away(record);
         let Some(served) = record.served() else { return };
         let Some(arm) = self.arm_of(&record.route, served) else { return };
         let last = record.attempts.len().saturating_sub(1);
@@ -216,6 +244,13 @@ impl Tap for Feed {
         let lost = record.attempts.iter().filter(|attempt| is_own(attempt) && arm == Arm::Baseline);
         let lost = lost.filter(|attempt| self.arm_of(&record.route, &attempt.served) == Some(Arm::Canary));
         let mut lost = lost.filter_map(|attempt| Some((Arc::clone(&attempt.served.replica), attempt.error?)));
+        let first = record.attempts.iter().find(|attempt| is_own(attempt));
+        let turned_away = record.turned_away.as_ref();
+        let dealt = match turned_away {
+            Some(by) => self.arm(&record.route, &by.pool, &by.revision),
+            None => first.and_then(|first| self.arm_of(&record.route, &first.served)),
+        };
+        let is_retried = turned_away.is_some() || first.is_some_and(|first| first.error.is_some());
         let attempts = record.attempts.iter().enumerate().filter(|(_, attempt)| is_own(attempt));
         let is_bad = record.outcome != Outcome::Ok || is_empty(record);
         let attempts = attempts.filter_map(|(at, attempt)| {
@@ -236,6 +271,7 @@ impl Tap for Feed {
         let ended = Ended {
             attempts: attempts.collect(),
             arm,
+            dealt: dealt.unwrap_or(arm),
             lost: lost.next(),
             is_shadow: record.shadow_of.is_some(),
             is_unary,
@@ -245,7 +281,7 @@ impl Tap for Feed {
             is_ok: record.outcome == Outcome::Ok,
             is_not_found: record.status == 404 && record.outcome == Outcome::ClientError,
             is_answered: is_answered || is_over,
-            censored: if is_open && !is_cold { waited() } else { None },
+            censored: if is_open && !is_cold && !is_retried { waited() } else { None },
             answer_time: answer_time.map(|answer| per_token(answer.end.since(answer.start).as_secs_f64())),
             brevity: brevity(record).filter(|_| record.outcome == Outcome::Ok),
             ttft: record.ttft().map(|ttft| ttft.as_secs_f64()),

@@ -415,7 +415,7 @@ mod tests {
     use crate::config::check::check_str;
     use crate::observe::metrics::BuildInfo;
     use crate::observe::{Judgement, Tap as _, fixture};
-    use crate::record::{Outcome, Record};
+    use crate::record::{Outcome, Record, TurnedAway};
     use crate::rollout::plan::Action;
 
     fn config(revision: &str) -> Arc<Config> {
@@ -517,6 +517,23 @@ mod tests {
             (&"upstream_5xx".into(), &"gpu-a:8000".into()),
             "{report}"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_canary_whose_queue_refuses_what_the_baseline_takes_is_rolled_back() {
+        let running = Running::start(&config(&fixture::served().revision));
+        for _ in 0..400 {
+            let mut moved = of_baseline();
+            running.feed.record(&moved, &Judgement::of(&moved));
+            let (pool, revision) = ("llama".into(), Arc::clone(&fixture::served().revision));
+            moved.turned_away = Some(Box::new(TurnedAway { pool, revision, limit: "max_wait" }));
+            running.record(&moved).await;
+        }
+        let stopped = running.canary();
+        assert_eq!(&*stopped.state, "rolled_back", "{stopped:?}");
+        let report = stopped.report.unwrap();
+        assert!(report["requests"]["canary"].as_u64() > Some(0), "{report}");
+        assert_eq!(report["worst_requests"][0]["error"], "max_wait");
     }
 
     #[tokio::test(start_paused = true)]

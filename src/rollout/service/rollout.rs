@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::feed::{Ended, Observation, Seen};
+use super::feed::{Ended, Observation, Refused, Seen};
 use super::shared::{Elsewhere, View};
 use super::state::Saved;
 use crate::api::canaries::{self as api, CanaryRequests, CanaryTest};
@@ -221,6 +221,26 @@ impl Rollout {
                 }
             }
             Seen::Ended(ended) => self.ended(now, class, ended),
+            Seen::TurnedAway(refused) => self.turned_away(now, class, refused),
+        }
+    }
+
+    /// What the queue of a side's pool refuses is a failure of that side: it takes fewer requests than its share.
+    fn turned_away(&mut self, now: f64, class: Class, refused: &Refused) {
+        self.judge.attempt(now, class, refused.arm, refused.conversation, true);
+        if let Some(requests) = self.requests.get_mut(refused.arm as usize) {
+            *requests += 1;
+        }
+        if refused.arm == Arm::Canary {
+            self.note_worst(MAX_SECONDS, || {
+                json!({
+                    "request_id": &*refused.request_id,
+                    "trace_id": format!("{:032x}", refused.trace_id),
+                    "pool": &*refused.pool,
+                    "class": class.as_str(),
+                    "error": refused.limit,
+                })
+            });
         }
     }
 
@@ -241,7 +261,7 @@ impl Rollout {
             self.judge.attempt(now, class, *arm, conversation, *is_failed);
         }
         if let Some(is_missed) = ended.is_slo_missed {
-            self.judge.slo(now, class, arm, conversation, is_missed);
+            self.judge.slo(now, class, ended.dealt, conversation, is_missed);
         }
         self.note_model(ended);
         self.count(ended, class.as_str());
@@ -302,21 +322,26 @@ impl Rollout {
         };
         let slow = ended.ttft.or(ended.censored).unwrap_or_default();
         let badness = if error.is_some() { MAX_SECONDS + slow } else { slow };
+        let told = || {
+            json!({
+                "request_id": &*ended.request_id,
+                "trace_id": format!("{:032x}", ended.trace_id),
+                "replica": &**replica,
+                "class": class,
+                "ttft": ended.ttft,
+                "error": error,
+                "shadow": ended.is_shadow,
+            })
+        };
+        self.note_worst(badness, told);
+    }
+
+    fn note_worst(&mut self, badness: f64, told: impl FnOnce() -> serde_json::Value) {
         let place = self.worst.partition_point(|worst| worst.badness > badness);
-        if place >= MAX_WORST {
-            return;
+        if place < MAX_WORST {
+            self.worst.insert(place, Worst { badness, told: told() });
+            self.worst.truncate(MAX_WORST);
         }
-        let told = json!({
-            "request_id": &*ended.request_id,
-            "trace_id": format!("{:032x}", ended.trace_id),
-            "replica": &**replica,
-            "class": class,
-            "ttft": ended.ttft,
-            "error": error,
-            "shadow": ended.is_shadow,
-        });
-        self.worst.insert(place, Worst { badness, told });
-        self.worst.truncate(MAX_WORST);
     }
 
     /// Time passed: judges, and ends a step whose soak is over. Returns the bound that was broken, at `wall`, in milliseconds since
