@@ -29,13 +29,27 @@ pub struct FleetWatch {
 }
 
 impl FleetWatch {
+    /// Goes on where these replicas of the canary were ready before.
+    #[must_use]
+    pub fn resumed(warm: impl IntoIterator<Item = String>) -> Self {
+        Self { cold: warm.into_iter().map(|name| (name.into(), None)).collect(), ..Self::default() }
+    }
+
+    /// Replicas of the canary that were ready once.
+    pub fn warm(&self) -> impl Iterator<Item = &str> {
+        self.cold.iter().filter(|(_, since)| since.is_none()).map(|(name, _)| &**name)
+    }
+
     /// Takes a look, at `now` (seconds); says what breaks a bound.
     pub fn look(&mut self, now: f64, canary: &Canary, replicas: &[ReplicaSeen]) -> Option<String> {
         self.cold_start(now, canary, replicas).or_else(|| self.queue(now, canary, replicas))
     }
 
     fn cold_start(&mut self, now: f64, canary: &Canary, replicas: &[ReplicaSeen]) -> Option<String> {
-        self.cold.retain(|name, _| replicas.iter().any(|replica| replica.name == *name));
+        // A fleet that is not discovered yet has none.
+        if !replicas.is_empty() {
+            self.cold.retain(|name, _| replicas.iter().any(|replica| replica.name == *name));
+        }
         for replica in replicas.iter().filter(|replica| replica.arm == Arm::Canary) {
             let since = self.cold.entry(Arc::clone(&replica.name)).or_insert(Some(now));
             if replica.is_ready {
@@ -106,7 +120,11 @@ mod tests {
         assert_eq!(watch.look(29.0, &canary, &cold), None);
         assert!(watch.look(31.0, &canary, &cold).unwrap().starts_with("cold_start: "));
         assert_eq!(watch.look(32.0, &canary, &[seen(Arm::Canary, true, 0.0)]), None);
-        assert_eq!(watch.look(90.0, &canary, &[seen(Arm::Canary, false, 0.0)]), None, "it was warm before");
+        let down = [seen(Arm::Canary, false, 0.0)];
+        assert_eq!(watch.look(90.0, &canary, &down), None, "it was warm before");
+        let mut restarted = FleetWatch::resumed(watch.warm().map(str::to_owned));
+        assert_eq!(restarted.look(0.0, &canary, &down), None);
+        assert_eq!(restarted.look(90.0, &canary, &down), None, "before the gateway's restart");
     }
 
     #[test]

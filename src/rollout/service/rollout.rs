@@ -88,7 +88,7 @@ impl Rollout {
             info,
             baseline: baseline.collect(),
             identity,
-            fleet: FleetWatch::default(),
+            fleet: FleetWatch::resumed(saved.warm),
             requests: saved.requests,
             shadowed: saved.shadowed,
             worst: Vec::new(),
@@ -145,6 +145,7 @@ impl Rollout {
             shadowed: self.shadowed,
             report: self.report.clone(),
             rolled_back: self.rolled_back.clone(),
+            warm: self.fleet.warm().map(str::to_owned).collect(),
         }
     }
 

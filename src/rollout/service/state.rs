@@ -30,6 +30,9 @@ pub(super) struct Saved {
     /// Earlier revisions that were rolled back, oldest first.
     #[serde(default)]
     pub(super) rolled_back: Vec<String>,
+    /// Replicas of the canary that were ready once.
+    #[serde(default)]
+    pub(super) warm: Vec<String>,
 }
 
 /// A file of states.
