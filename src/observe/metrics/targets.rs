@@ -10,9 +10,11 @@ use crate::config::view::view;
 use crate::config::{Config, Slo};
 
 impl Metrics {
-    /// Sets the targets of a configuration; those of removed routes and pools stay until a restart.
+    /// Sets the targets of a configuration; those of routes and pools that it does not have leave the page.
     pub fn set_targets(&self, config: &Config) {
         let Families { requests, process, pools, routes, .. } = &*self.families;
+        // No page shows the moment between.
+        let _one_at_a_time = self.rendering.lock();
         // Of what the API shows, where secrets are masked.
         let hash = format!("{:016x}", xxh3_64(view(config).to_string().as_bytes()));
         process.config_info.forget(&[]);
@@ -22,9 +24,12 @@ impl Metrics {
             process.runbook_info.set([url], Some(1.0));
         }
         process.availability_target.set(config.drift.availability);
+        pools.queue_target.forget(&[]);
         for pool in &config.pools {
             pools.queue_target.set([&pool.name], pool.queue_target.map(|target| target.get() as f64));
         }
+        routes.slo.forget(&[]);
+        requests.overdue.forget(&[]);
         for route in &config.routes {
             // Counted on each scrape.
             requests.overdue.set([&route.name], Some(0.0));
@@ -86,6 +91,23 @@ mod tests {
             ["failing{pool=\"main\",source=\"file\"} 1", "failures_total{pool=\"main\",source=\"file\"} 3"]
         {
             assert!(page.contains(&format!("tokenway_discovery_{series}")), "{page}");
+        }
+    }
+
+    #[test]
+    fn targets_of_what_a_reload_removed_leave_the_page() {
+        let metrics = metrics();
+        let renamed = CONFIG.replace("main", "other").replace("model = \"m\"", "model = \"n\"");
+        metrics.set_targets(&check_str("f.toml", &renamed, &|_| None).unwrap());
+        let page = metrics.render(&[]);
+        for family in
+            ["tokenway_pool_queue_target{", "tokenway_route_slo_seconds{", "tokenway_requests_overdue{"]
+        {
+            let series: Vec<_> = page.lines().filter(|line| line.starts_with(family)).collect();
+            assert!(
+                !series.iter().any(|line| line.contains("\"main\"") || line.contains("\"m\"")),
+                "{series:?}"
+            );
         }
     }
 
