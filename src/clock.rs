@@ -15,19 +15,16 @@ pub struct Stamp(u64);
 
 impl Stamp {
     /// A stamp from its nanoseconds since the anchor: for simulated time and for atomics.
-    #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
     /// Nanoseconds since the clock's anchor.
-    #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
     /// `self - earlier`; zero if `earlier` is later.
-    #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -50,7 +47,6 @@ pub struct Clock {
 
 impl Clock {
     /// A clock whose anchor is the moment of the call.
-    #[must_use]
     #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
     pub fn start() -> Self {
         let correction = Box::leak(Box::new(AtomicI64::new(0)));
@@ -58,7 +54,6 @@ impl Clock {
     }
 
     /// The monotonic time now.
-    #[must_use]
     #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
     pub fn now(&self) -> Stamp {
         let passed = Instant::now().saturating_duration_since(self.anchor);
@@ -66,7 +61,6 @@ impl Clock {
     }
 
     /// Wall time of a stamp, `anchor + stamp + correction`.
-    #[must_use]
     pub fn wall(&self, stamp: Stamp) -> SystemTime {
         let uncorrected = self.wall + Duration::from_nanos(stamp.0);
         let correction = self.correction.load(Ordering::Relaxed);
@@ -87,7 +81,6 @@ impl Clock {
     }
 
     /// The tokio instant of a stamp, for timers.
-    #[must_use]
     pub fn instant(&self, stamp: Stamp) -> Instant {
         self.anchor + Duration::from_nanos(stamp.0)
     }

@@ -30,7 +30,6 @@ pub fn hex(out: &mut Vec<u8>, number: u128, digits: usize) {
 }
 
 /// All hexadecimal digits of a number, in lower case.
-#[must_use]
 pub fn hex_digits(number: u128) -> [u8; 32] {
     let mut all = [0; 32];
     for (digits, shift) in all.as_chunks_mut().0.iter_mut().zip([96, 64, 32, 0]) {
@@ -52,7 +51,6 @@ fn hex_word(number: u32) -> [u8; 8] {
 const ONES: u64 = 0x0101_0101_0101_0101;
 
 /// Bytes as hexadecimal digits, in lower case.
-#[must_use]
 pub fn hex_of(bytes: &[u8]) -> String {
     let mut text = Vec::with_capacity(2 * bytes.len());
     bytes.iter().for_each(|byte| hex(&mut text, u128::from(*byte), 2));
@@ -60,7 +58,6 @@ pub fn hex_of(bytes: &[u8]) -> String {
 }
 
 /// The bytes of hexadecimal digits; `None` where they are none.
-#[must_use]
 pub fn bytes_of(hex: &str) -> Option<Vec<u8>> {
     let (pairs, []) = hex.as_bytes().as_chunks::<2>() else { return None };
     let nibble = |digit: u8| char::from(digit).to_digit(16);

@@ -239,7 +239,6 @@ impl Failure {
     }
 
     /// As tenants may see it: they are not the operator, and where replicas are is not theirs to see.
-    #[must_use]
     pub fn for_tenants(&self) -> Self {
         match self {
             Self::Replica(

@@ -29,7 +29,6 @@ macro_rules! labels {
             $visible const LABELS: &'static [&'static str] = &[$($label),+];
 
             /// Its name in metrics, logs and the API.
-            #[must_use]
             $visible const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $label,)+
@@ -37,7 +36,6 @@ macro_rules! labels {
             }
 
             /// The one of this name.
-            #[must_use]
             $visible fn named(name: &str) -> Option<Self> {
                 Self::ALL.into_iter().find(|one| one.as_str() == name)
             }

@@ -365,7 +365,6 @@ pub struct ClientInfo {
 
 impl ClientInfo {
     /// From the head of a request.
-    #[must_use]
     pub fn of(parts: &http::request::Parts) -> Self {
         let user_agent = parts.headers.get(http::header::USER_AGENT).and_then(|value| value.to_str().ok());
         Self {
@@ -377,7 +376,6 @@ impl ClientInfo {
 }
 
 /// The first `bytes` of a text, without half a character.
-#[must_use]
 pub fn cut(text: &str, bytes: usize) -> &str {
     let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     end.and_then(|end| text.get(..end)).unwrap_or_default()
@@ -414,33 +412,28 @@ impl Attempt {
 
 impl Record {
     /// The attempt whose response went to the client.
-    #[must_use]
     pub fn answered(&self) -> Option<&Attempt> {
         let is_answer = |attempt: &&Attempt| attempt.error.is_none() && attempt.head.is_some();
         self.attempts.last().filter(is_answer).filter(|attempt| attempt.cause != AttemptCause::Prefill)
     }
 
     /// The attempt that computed its prompt for another replica.
-    #[must_use]
     pub fn prefill_leg(&self) -> Option<&Attempt> {
         self.attempts.iter().rfind(|made| made.is_prefill_leg())
     }
 
     /// Whether it was sent more than once, its two legs apart.
-    #[must_use]
     pub fn is_repeated(&self) -> bool {
         self.attempts.iter().filter(|made| !made.is_prefill_leg()).count() > 1
     }
 
     /// When the replica was done with it: with the last byte where its response went to the client.
-    #[must_use]
     pub fn end_of(&self, attempt: &Attempt) -> Stamp {
         let is_answered = self.answered().is_some_and(|answered| answered.span == attempt.span);
         if is_answered { self.at.end } else { attempt.end }
     }
 
     /// The record of a request that ends right after its head: canceled, with status 499.
-    #[must_use]
     pub fn open(opening: Opening) -> Self {
         let none: Arc<str> = "none".into();
         Self {
@@ -504,7 +497,6 @@ impl Record {
     }
 
     /// Whether its client is owed an answer with content.
-    #[must_use]
     pub fn owes_answer(&self) -> bool {
         self.dialect.owes_answer(&self.client.method)
     }

@@ -74,7 +74,6 @@ pub struct Readiness {
 
 impl Readiness {
     /// No reason against it.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.reasons.is_empty()
     }

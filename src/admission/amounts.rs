@@ -56,7 +56,6 @@ labels! {
 
 impl Kind {
     /// Whether it counts tokens.
-    #[must_use]
     pub fn is_tokens(self) -> bool {
         !matches!(self, Self::Requests | Self::Engine)
     }
@@ -64,7 +63,6 @@ impl Kind {
 
 impl Amounts {
     /// What counts towards one limit.
-    #[must_use]
     pub fn of(&self, kind: Kind) -> u64 {
         match kind {
             Kind::Tokens => self.input.saturating_add(self.output),

@@ -215,7 +215,6 @@ impl Ledger {
     }
 
     /// What is used of a budget in its window at this moment.
-    #[must_use]
     pub fn used(&mut self, budget: &Budget, now: SystemTime) -> Amounts {
         let (_, account) = self.account(budget, now.into());
         account.used.plus(account.others())
@@ -234,13 +233,11 @@ impl Ledger {
     }
 
     /// Whether nothing was ever counted.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Whether every window that it has counted in has ended, and nothing is under way.
-    #[must_use]
     pub(super) fn is_over(&self, now: SystemTime) -> bool {
         self.0.iter().all(|account| {
             account.held == Amounts::default()

@@ -23,7 +23,6 @@ pub struct Claim {
 
 impl TenantLimiter {
     /// What others have yet to learn; `is_due` claims everything, to look at what they took.
-    #[must_use]
     pub fn claims(&self, is_due: bool, now: SystemTime) -> Vec<Claim> {
         let mut claims = Vec::new();
         self.each_ledger(|tenant, key, ledger| {

@@ -204,13 +204,11 @@ impl<T: Clone> WaitQueue<T> {
     }
 
     /// Whether no request waits, held ones included.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
 
     /// Number of waiting requests, held ones included.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.flows.iter().map(|flow| flow.waiting.len()).sum()
     }

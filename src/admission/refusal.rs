@@ -95,7 +95,6 @@ pub enum Refusal {
 
 impl Refusal {
     /// The limit's key, used as the error code.
-    #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
             Self::MaxRequests { .. } => "max_requests",
@@ -106,7 +105,6 @@ impl Refusal {
     }
 
     /// `Retry-After`, 1 to 60 s.
-    #[must_use]
     pub fn retry_after(&self) -> Duration {
         match self {
             Self::MaxRequests { retry_after, .. }

@@ -54,7 +54,6 @@ pub enum Ruling {
 
 /// Applies the rules to a request that routing has just judged; `is_strict`: a route of the pool has a `[route.queue]`. `arriving`
 /// makes a waiter of it, or nothing where the queue itself called it: then it is the first.
-#[must_use]
 pub fn rule(
     rules: &Rules,
     judged: &Judged<'_>,

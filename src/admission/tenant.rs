@@ -121,7 +121,6 @@ impl TenantLimiter {
     /// Lets a request in, unless a limit or a hard budget of its tenant has no room for it; then it is charged for nothing. An estimate
     /// is never reason for a limit to refuse for good: one of more than a minute's tokens waits for a minute's, and is charged for
     /// all that it used.
-    #[must_use]
     pub fn admit(&self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> Admission {
         let is_bounded = tenant.limits != TenantLimits::default() || !tenant.budgets.is_empty();
         if !is_bounded && demand.budgets_of_key().is_empty() {
@@ -157,7 +156,6 @@ impl TenantLimiter {
     }
 
     /// What was used of budgets. What a key used is left out once its windows are over.
-    #[must_use]
     pub fn ledgers(&self, now: SystemTime) -> Ledgers {
         let mut all = Ledgers::default();
         for (name, state) in &*self.tenants.lock() {
@@ -218,7 +216,6 @@ impl TenantLimiter {
     }
 
     /// Requests in flight of a tenant with limits.
-    #[must_use]
     pub fn inflight(&self, tenant: &str) -> u32 {
         self.tenants.lock().get(tenant).map_or(0, |state| state.lock().inflight)
     }

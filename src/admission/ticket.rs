@@ -56,7 +56,6 @@ pub struct Ticket {
 
 impl PoolQueue {
     /// An empty queue.
-    #[must_use]
     pub fn new() -> Arc<Self> {
         let state = QueueState { waiting: WaitQueue::default(), is_driven: false };
         Arc::new(Self {
@@ -73,7 +72,6 @@ impl PoolQueue {
     }
 
     /// Whether requests of the pool may be refused; otherwise they are ordered only.
-    #[must_use]
     pub fn is_strict(&self) -> bool {
         self.is_strict.load(Ordering::Relaxed)
     }
@@ -114,19 +112,16 @@ impl PoolQueue {
     }
 
     /// Whether no request waits.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Requests that wait, held ones included.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
     }
 
     /// Requests that wait for a pool without a ready replica, or for their turn after that.
-    #[must_use]
     pub fn waiting_for_replica(&self) -> usize {
         self.cold.load(Ordering::Relaxed)
     }
@@ -193,19 +188,16 @@ impl Drop for Driver<'_> {
 
 impl Ticket {
     /// Whether it is a position for a request that waits like this one.
-    #[must_use]
     pub fn suits(&self, waiter: &Waiter, queue: &Arc<PoolQueue>) -> bool {
         Arc::ptr_eq(&self.queue, queue) && (self.reason, self.lane) == (waiter.reason, waiter.lane())
     }
 
     /// Whether others wait for this one to be placed or refused.
-    #[must_use]
     pub fn is_late(&self) -> bool {
         self.reason == WaitReason::Late
     }
 
     /// Whether it waits for the first replica.
-    #[must_use]
     pub fn is_for_replica(&self) -> bool {
         self.reason == WaitReason::NoReplica
     }

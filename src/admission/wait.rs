@@ -19,7 +19,6 @@ pub enum EndOfWait {
 
 impl EndOfWait {
     /// When a request that has waited `since` then gives up, and why; `None` where no limit of the queue ends its wait.
-    #[must_use]
     pub fn of(
         reason: WaitReason,
         limits: Option<&QueueLimits>,
@@ -33,7 +32,6 @@ impl EndOfWait {
     }
 
     /// What its client is told.
-    #[must_use]
     pub fn refusal(self, outlook: &Outlook, retry_after: Duration) -> Refusal {
         match self {
             Self::MaxWait(max) => Refusal::Waited { max, wait: outlook.drain, retry_after },

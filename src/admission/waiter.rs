@@ -64,7 +64,6 @@ pub struct Waiter {
 
 impl Waiter {
     /// One that would wait behind all others.
-    #[must_use]
     pub(crate) fn last(outlook: Outlook) -> Self {
         Self {
             reason: WaitReason::Late,
@@ -78,7 +77,6 @@ impl Waiter {
     }
 
     /// Where it waits.
-    #[must_use]
     pub fn lane(&self) -> Lane {
         Lane { is_best_effort: self.outlook.slack.is_none(), priority: Reverse(self.share.priority) }
     }

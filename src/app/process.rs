@@ -111,13 +111,11 @@ pub struct Shutdown {
 
 impl Shutdown {
     /// For a service manager, which has time: load balancers notice, a slow collector gets its spans.
-    #[must_use]
     pub fn terminate(delay: Duration) -> Self {
         Self { delay, grace: Duration::from_secs(2) }
     }
 
     /// For somebody at a terminal: with nothing in flight the process ends within half a second.
-    #[must_use]
     pub fn interrupt() -> Self {
         Self { delay: Duration::ZERO, grace: Duration::from_millis(100) }
     }

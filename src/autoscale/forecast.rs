@@ -43,7 +43,6 @@ impl Forecast {
     }
 
     /// What comes until `horizon` seconds from now.
-    #[must_use]
     pub fn expected(&self, now: f64, horizon: f64) -> Expected {
         let open = now - self.began.unwrap_or(now);
         let over = |buckets: usize| {

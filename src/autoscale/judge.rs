@@ -60,7 +60,6 @@ labels! {
 }
 
 /// The smallest number of engines, from 1 to `most`, that holds every bound, and what one less would break. `most` where none does.
-#[must_use]
 pub fn needed(load: &Load, most: usize) -> (usize, Limit) {
     let mut broken = Limit::None;
     for n in 1..=most.max(1) {

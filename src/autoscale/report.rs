@@ -6,7 +6,6 @@ use crate::api::scale::{PoolScale, ScaleLoad, ScalePrediction, ScaleTerms};
 
 impl Recommendation {
     /// As the admin API answers for this pool.
-    #[must_use]
     pub(crate) fn to_api(&self, pool: &str) -> PoolScale {
         let terms = &self.terms;
         PoolScale {

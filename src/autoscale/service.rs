@@ -30,7 +30,6 @@ pub type Loads = Box<dyn Fn() -> Vec<PoolLoad> + Send + Sync>;
 
 impl Board {
     /// What a pool should have; `None` where there is no such pool, or nobody has looked at it yet.
-    #[must_use]
     pub fn of(&self, pool: &str) -> Option<Recommendation> {
         let pools = self.pools.lock();
         pools.iter().find(|(name, _)| **name == *pool).map(|(_, wanted)| wanted.clone())
@@ -43,7 +42,6 @@ impl Board {
 }
 
 /// Starts the task.
-#[must_use]
 pub fn start(
     mut configs: watch::Receiver<Arc<Config>>,
     around: &Surroundings,

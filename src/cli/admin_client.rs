@@ -144,7 +144,6 @@ impl AdminClient {
     }
 
     /// The gateway's URL.
-    #[must_use]
     pub fn url(&self) -> String {
         self.endpoint.to_string()
     }

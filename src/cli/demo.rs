@@ -53,14 +53,12 @@ pub struct DemoArgs {
 
 impl DemoArgs {
     /// The traffic for a gateway at `base_url`.
-    #[must_use]
     pub fn traffic(&self, base_url: String) -> TrafficConfig {
         let documents = if self.pd { DOCUMENTS } else { 0.0 };
         TrafficConfig { base_url, rate: self.rate, seed: self.seed, documents, ..TrafficConfig::default() }
     }
 
     /// How many of the fleet's replicas, the first of them, compute prompts for the others.
-    #[must_use]
     pub fn prefill_replicas(&self) -> usize {
         if self.pd { usize::from(self.replicas.get() / 2).max(1) } else { 0 }
     }
@@ -127,7 +125,6 @@ pub async fn print_tables(
 }
 
 /// The table: a header with units, a line for each replica, two of what the clients saw. At most 100 columns.
-#[must_use]
 pub fn table(rows: &[DemoRow], clients: &TrafficSummary) -> String {
     let mut out = String::new();
     line(&mut out, ["", "", "", "", "", "TTFT ms", "", "last", "ITL ms", "", "", "in"]);

@@ -22,13 +22,11 @@ pub struct EppArgs {
 
 impl EppArgs {
     /// A file, or the `--upstream` URLs.
-    #[must_use]
     pub fn source(&self) -> Source {
         self.source.source()
     }
 
     /// Values that take precedence over the source.
-    #[must_use]
     pub fn overrides(&self) -> Overrides {
         self.around.overrides(Some(self.grpc_listen))
     }

@@ -63,13 +63,11 @@ pub(super) struct AroundArgs {
 
 impl ServeArgs {
     /// A file, or the `--upstream` URLs.
-    #[must_use]
     pub fn source(&self) -> Source {
         self.source.source()
     }
 
     /// Values that take precedence over the source.
-    #[must_use]
     pub fn overrides(&self) -> Overrides {
         self.around.overrides(self.listen)
     }

@@ -64,7 +64,6 @@ struct Kept {
 
 impl Snapshot {
     /// Begins to note decisions; [`Self::run`] does the rest.
-    #[must_use]
     pub fn start(path: PathBuf, seed: &Secret, fleet: &Arc<Fleet>, clock: Clock) -> Arc<Self> {
         let (outbox, notices) = decisions(MAX_QUEUED);
         Places::announce(&fleet.pools(), &outbox);

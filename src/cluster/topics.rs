@@ -69,7 +69,6 @@ impl Topics {
     }
 
     /// What others show. `None` before the first look, and while the broker is away.
-    #[must_use]
     pub fn others(&self, topic: &str, now: Stamp) -> Option<Vec<Shown>> {
         let state = self.0.lock();
         let topic = state.topics.get(topic).filter(|topic| state.is_connected && topic.is_looked_at)?;

@@ -51,7 +51,6 @@ section! {
 
 impl Routing {
     /// Whether the seed is not the one that everybody knows.
-    #[must_use]
     pub fn has_own_seed(&self) -> bool {
         self.seed != Self::default().seed
     }

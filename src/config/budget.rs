@@ -63,14 +63,12 @@ labels! {
 
 impl Budget {
     /// Whether it bounds anything.
-    #[must_use]
     pub fn has_limit(&self) -> bool {
         let tokens = [self.tokens, self.input_tokens, self.cached_tokens, self.output_tokens];
         tokens.into_iter().chain([self.requests, self.engine_seconds]).any(|limit| limit.is_some())
     }
 
     /// Whether it holds for requests of a model.
-    #[must_use]
     pub fn is_of(&self, model: &str) -> bool {
         self.model.as_deref().is_none_or(|own| own == model)
     }

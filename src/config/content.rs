@@ -54,7 +54,6 @@ section! {
 
 impl Hook {
     /// Whether it is asked about requests of the route of that name.
-    #[must_use]
     pub fn is_for(&self, route: &str) -> bool {
         self.routes.as_ref().is_none_or(|routes| routes.iter().any(|known| **known == *route))
     }
@@ -66,7 +65,6 @@ pub struct Pattern(Regex);
 
 impl Pattern {
     /// The compiled expression.
-    #[must_use]
     pub fn regex(&self) -> &Regex {
         &self.0
     }

@@ -17,7 +17,6 @@ pub struct DcgmSources {
 
 impl DcgmSources {
     /// That of a replica.
-    #[must_use]
     pub fn of(&self, replica: &str) -> Option<&Dcgm> {
         self.replicas.get(replica).or(self.pool.as_ref())
     }

@@ -21,7 +21,6 @@ pub struct Discovery {
 
 impl Discovery {
     /// The sources for people, such as `dns http://vllm.models.svc:8000`.
-    #[must_use]
     pub fn describe(&self) -> Vec<String> {
         let dns = self.dns.as_ref().map(|dns| format!("dns {dns}"));
         let file = self.file.as_ref().map(|file| format!("file {}", file.display()));
@@ -125,7 +124,6 @@ pub enum DataParallel {
 
 impl DataParallel {
     /// Whether it is 1 by the file: several engines may stand there, and the gateway picks none.
-    #[must_use]
     pub fn is_left_to_the_engine(self) -> bool {
         self == Self::Ranks(std::num::NonZeroU32::MIN)
     }

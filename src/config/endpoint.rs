@@ -64,7 +64,6 @@ pub fn parse_name(text: &str) -> Result<Arc<str>, String> {
 }
 
 /// Text as one segment of a path, or as a value of a query (RFC 3986).
-#[must_use]
 pub fn segment(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
     text.bytes()

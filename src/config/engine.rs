@@ -118,7 +118,6 @@ impl Default for EngineProfile {
 
 impl Figure {
     /// Whether the ranks of one page are averaged: shares, and sizes that all ranks have alike. Counts are summed.
-    #[must_use]
     pub fn is_mean(self) -> bool {
         matches!(
             self,
@@ -131,7 +130,6 @@ impl Figure {
     }
 
     /// Whether only some engines of a kind have it: those that move KV.
-    #[must_use]
     pub fn is_optional(self) -> bool {
         matches!(
             self,
@@ -146,19 +144,16 @@ impl Figure {
 
 impl EngineKind {
     /// Whether it keeps cached prompts of different `cache_salt`s apart.
-    #[must_use]
     pub fn takes_cache_salt(self) -> bool {
         matches!(self, Self::Vllm | Self::RayServe | Self::Sglang)
     }
 
     /// Whether it counts in no chunk of a stream (`continuous_usage_stats`) whose client turned `include_usage` off.
-    #[must_use]
     pub fn counts_only_beside_usage(self) -> bool {
         matches!(self, Self::Vllm | Self::RayServe)
     }
 
     /// The profile that [`EngineProfile::default`] stands for where nothing is overridden.
-    #[must_use]
     pub fn profile(self) -> EngineProfile {
         let generic = EngineProfile {
             metrics_path: Some("/metrics".into()),

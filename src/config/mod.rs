@@ -127,14 +127,12 @@ pub struct Config {
 
 impl Config {
     /// Whether a pool is the canary of a route.
-    #[must_use]
     pub fn is_canary(&self, pool: &Pool) -> bool {
         let canaries = self.routes.iter().filter_map(|route| route.canary.as_ref());
         canaries.filter_map(|canary| self.pools.get(canary.pool)).any(|known| known.name == pool.name)
     }
 
     /// Whether requests of a pool may be refused: one of its routes has a `[route.queue]`.
-    #[must_use]
     pub fn queues(&self, pool: &Pool) -> bool {
         let is_it = |weighted: &WeightedPool| {
             self.pools.get(weighted.pool).is_some_and(|known| known.name == pool.name)
@@ -152,13 +150,11 @@ pub struct Secret(String);
 
 impl Secret {
     /// Wraps a secret.
-    #[must_use]
     pub fn new(value: impl Into<String>) -> Self {
         Self(value.into())
     }
 
     /// The value, for the one place that needs it.
-    #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -274,7 +270,6 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// `host:port`, with brackets around an IPv6 address: the `Host` header and the default name.
-    #[must_use]
     pub fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -284,7 +279,6 @@ impl Endpoint {
     }
 
     /// Scheme, host and port: the path of a webhook is a credential, and is left out of the log.
-    #[must_use]
     pub fn origin(&self) -> String {
         let scheme = if self.is_tls { "https" } else { "http" };
         format!("{scheme}://{}", self.authority())
@@ -345,7 +339,6 @@ section! {
 
 impl Route {
     /// The place of the route with this name, or else of the one for the model of that name.
-    #[must_use]
     pub fn position(routes: &[Self], name: &str) -> Option<usize> {
         let takes = |route: &Self| matches!(&route.model, ModelMatch::Named(model) if **model == *name);
         let by_name = routes.iter().position(|route| *route.name == *name);
@@ -353,7 +346,6 @@ impl Route {
     }
 
     /// Whether its requests may go to the pool at this index, be it only to have their prompts computed.
-    #[must_use]
     pub fn uses(&self, pool: usize) -> bool {
         let is_prefill = self.prefill.as_ref().is_some_and(|prefill| prefill.pool == pool);
         is_prefill || self.pools.iter().any(|weighted| weighted.pool == pool)
@@ -379,14 +371,12 @@ pub struct Degrade {
 
 impl Degrade {
     /// To this route above this multiple of the bound, for everybody.
-    #[must_use]
     pub fn above(over: f64, to: usize) -> Self {
         let (tenants, max_priority) = (None, None);
         Self { to, over, tenants, max_priority, until: 1.0, min_dwell: Duration::from_secs(10) }
     }
 
     /// Whether it is for requests of this tenant and priority.
-    #[must_use]
     pub fn is_for(&self, tenant: &str, priority: i32) -> bool {
         let is_of = self.tenants.as_ref().is_none_or(|tenants| tenants.iter().any(|one| **one == *tenant));
         is_of && self.max_priority.is_none_or(|most| priority <= most)
@@ -405,7 +395,6 @@ pub enum ModelMatch {
 
 impl ModelMatch {
     /// Its spelling in the file.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
             Self::Any => "*",
@@ -464,7 +453,6 @@ labels! {
 
 impl PolicyName {
     /// Ours for a name that other gateways have.
-    #[must_use]
     pub fn from_elsewhere(name: &str) -> Option<Self> {
         Self::named(name).or_else(|| {
             let foreign = FOREIGN_POLICIES.iter().find(|(foreign, _)| *foreign == name.replace('-', "_"));

@@ -5,7 +5,6 @@
 //! the names against the endpoints that vLLM itself lists.
 
 /// Whether a request's path has this pattern.
-#[must_use]
 pub fn matches(pattern: &str, path: &str) -> bool {
     if pattern == path {
         return true;
@@ -59,7 +58,6 @@ pub fn check_extra(text: &str) -> Result<(), String> {
 }
 
 /// The control endpoint that a pattern reaches, or could reach.
-#[must_use]
 pub fn control_endpoint(pattern: &str) -> Option<&str> {
     // A word counts in any segment: engines behind a prefix of their own have their endpoints below it.
     let is_control = |segment: &str| {

@@ -47,13 +47,11 @@ labels! {
 
 impl Role {
     /// As a label of a target gives it: its names, and llm-d's `prefill-decode`.
-    #[must_use]
     pub fn of_label(text: &str) -> Option<Self> {
         if text == "prefill-decode" { Some(Self::Both) } else { Self::named(text) }
     }
 
     /// Whether a pool of this role takes a target with that label.
-    #[must_use]
     pub fn takes(self, label: Self) -> bool {
         self == label || self == Self::Both || label == Self::Both
     }

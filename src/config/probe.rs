@@ -32,7 +32,6 @@ section! {
 
 impl ProbeKind {
     /// Whether its answer is text.
-    #[must_use]
     pub fn generates(self) -> bool {
         matches!(self, Self::Completion | Self::Chat)
     }

@@ -62,7 +62,6 @@ pub struct ScaleWindow {
 
 impl ScaleWindow {
     /// Whether a time is within: the next end is before the next start.
-    #[must_use]
     pub fn is_open(&self, at: SystemTime) -> bool {
         let at = Timestamp::try_from(at).unwrap_or_default().to_zoned(TimeZone::UTC);
         let next = |cron: &Cron| cron.find_next_occurrence(&at, false).ok();
@@ -77,13 +76,11 @@ impl ScaleWindow {
 
 impl Scale {
     /// How requests wait for the first replica; `None` where the pool is not to be without one.
-    #[must_use]
     pub fn cold_wait(&self) -> Option<&ColdWait> {
         (self.min_replicas == 0 && self.wait.max_requests > 0).then_some(&self.wait)
     }
 
     /// The least number from now until `lead` later, so that replicas are warm when a window begins.
-    #[must_use]
     pub fn least(&self, now: SystemTime, lead: Duration) -> usize {
         let soon = now.checked_add(lead).unwrap_or(now);
         let open = self.windows.iter().filter(|window| window.is_open(now) || window.is_open(soon));

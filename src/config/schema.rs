@@ -14,7 +14,6 @@ use super::declare::{Declaration, State};
 use super::reference::DECLARED;
 
 /// The schema, draft 7: what editors for TOML read.
-#[must_use]
 pub fn json_schema() -> Value {
     let shapes = shapes_of(&[&every_key(), OTHER_FORMS]);
     let mut schema = Writer { shapes: &shapes, notes: notes(REFERENCE) }.section(ROOT);

@@ -124,7 +124,6 @@ pub(super) fn admin(root: &Section<'_>) -> Admin {
 
 impl Admin {
     /// Whether it asks for a token.
-    #[must_use]
     pub fn is_guarded(&self) -> bool {
         self.token.is_some() || self.read_token.is_some()
     }

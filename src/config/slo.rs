@@ -45,13 +45,11 @@ impl ItlBounds {
     pub const PERCENTILES: [(&str, u8); 4] = [("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99)];
 
     /// Bounds in the order of the percentiles.
-    #[must_use]
     pub const fn new(bounds: [Option<Duration>; 4]) -> Self {
         Self(bounds)
     }
 
     /// Whether no bound is set.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(Option::is_none)
     }
@@ -74,7 +72,6 @@ pub struct TtftBound {
 
 impl TtftBound {
     /// The bound for a prompt of `prompt` tokens.
-    #[must_use]
     pub fn for_prompt(&self, prompt: Tokens) -> Duration {
         let tokens = u32::try_from(prompt.0).unwrap_or(u32::MAX);
         self.base + self.per_prompt_token.saturating_mul(tokens)

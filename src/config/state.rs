@@ -20,7 +20,6 @@ pub enum DriftState {
 
 impl DriftState {
     /// The file, where there is one.
-    #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::At(path) => Some(path),
@@ -71,7 +70,6 @@ impl StatePlace {
     }
 
     /// The file of one kind of state.
-    #[must_use]
     pub fn file(&self, kind: &str) -> PathBuf {
         self.directory.join(format!("{kind}-{}.json", self.port))
     }

@@ -165,7 +165,6 @@ section! {
 
 impl Sampling {
     /// Whether spans are kept for this reason.
-    #[must_use]
     pub fn keeps(&self, reason: Keep) -> bool {
         self.keep.contains(&reason)
     }

@@ -31,19 +31,16 @@ impl Default for Zone {
 
 impl Zone {
     /// As the file writes it.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Its rules.
-    #[must_use]
     pub fn rules(&self) -> &TimeZone {
         &self.zone
     }
 
     /// The zone that is so many seconds ahead of UTC; UTC where it is none.
-    #[must_use]
     pub fn ahead(seconds: i32) -> Self {
         let (sign, minutes) = (if seconds < 0 { '-' } else { '+' }, seconds.unsigned_abs() / 60);
         Self::named(&format!("{sign}{:02}:{:02}", minutes / 60, minutes % 60)).unwrap_or_default()

@@ -105,7 +105,6 @@ impl Causes {
     }
 
     /// The cause, as a label.
-    #[must_use]
     pub fn diagnosis(&self) -> Diagnosis {
         self.first.as_ref().map_or(Diagnosis::Unknown, |case| case.cause)
     }

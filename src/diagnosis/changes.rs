@@ -14,14 +14,12 @@ use super::table::{
 use crate::stats::median;
 
 /// What the signals of all replicas together point to, as of `minute`.
-#[must_use]
 pub fn diagnose_signals(history: &SignalHistory, minute: i64) -> Causes {
     Causes::of(of_changes(&history.changes(minute), None, None, minute))
 }
 
 /// The same, against what was before the trouble began (history alone forgets it after hours, and at a restart), with the
 /// minute of the first request of a revision that replaced another.
-#[must_use]
 pub fn diagnose_against(
     history: &SignalHistory,
     before: &Snapshot,

@@ -158,7 +158,6 @@ impl SignalHistory {
     }
 
     /// What was usual up to `minute`, as far as it is remembered.
-    #[must_use]
     pub fn before(&self, minute: i64) -> Snapshot {
         let usual = |(name, minutes): &(Arc<str>, Minutes)| {
             let before = between(minutes, i64::MIN, minute);

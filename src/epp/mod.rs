@@ -43,7 +43,6 @@ pub struct EndpointPicker {
 
 impl EndpointPicker {
     /// Decides by this gateway.
-    #[must_use]
     pub fn new(gateway: Arc<Gateway>) -> Self {
         let idle = without_effect(&gateway.table.load().config);
         if !idle.is_empty() {

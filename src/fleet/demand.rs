@@ -63,7 +63,6 @@ pub struct EngineLoad {
 
 impl EngineLoad {
     /// What is known of a replica's engine; `signals` are those of its last page.
-    #[must_use]
     pub fn of(
         replica: Arc<str>,
         state: ReplicaState,
@@ -94,7 +93,6 @@ impl EngineLoad {
     }
 
     /// Whether it serves.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.state == ReplicaState::Ready
     }

@@ -41,7 +41,6 @@ impl Throttling {
     }
 
     /// Whether any does.
-    #[must_use]
     pub fn is_any(self) -> bool {
         self.each().any(|(_, holds)| holds)
     }

@@ -83,13 +83,11 @@ pub enum Event {
 
 impl ReplicaState {
     /// Whether it has yet to take its first request in this life.
-    #[must_use]
     pub fn is_coming(self) -> bool {
         matches!(self, Self::Discovered | Self::Starting | Self::Probing | Self::Warming)
     }
 
     /// Whether it was left: it is back once a probe is answered.
-    #[must_use]
     pub fn is_left(self) -> bool {
         matches!(self, Self::Ejected | Self::Unreachable)
     }

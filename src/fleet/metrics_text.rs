@@ -26,13 +26,11 @@ struct Found<'p> {
 }
 
 /// Parses a page.
-#[must_use]
 pub fn parse(page: &str, profile: &EngineProfile) -> EngineFigures {
     read(page, profile, &|_| true)
 }
 
 /// Figures of one of the engines of a page.
-#[must_use]
 pub fn parse_rank(page: &str, profile: &EngineProfile, rank: Rank) -> EngineFigures {
     // What has no such label is told for the process as a whole.
     let is_own = |labels: &str| engine(labels).is_none_or(|engine| engine == rank.index);
@@ -44,7 +42,6 @@ pub fn parse_rank(page: &str, profile: &EngineProfile, rank: Rank) -> EngineFigu
 }
 
 /// How many engines of vLLM a page shows; 1 where their labels are not 0, 1, …: what is no index cannot be asked for.
-#[must_use]
 pub fn ranks(page: &str) -> u32 {
     let of_series = |line: &str| engine(series(line.strip_prefix(RUNNING)?)?.0);
     let mut found: Vec<u32> = page.lines().filter_map(of_series).collect();
@@ -73,7 +70,6 @@ impl<'p> LoraRequests<'p> {
 
 /// The adapters of one engine of a page, or of its only one; `None` where it tells nothing of adapters. Old label sets stay on
 /// the page, so that the newest counts: the value is a time.
-#[must_use]
 pub fn lora_requests(page: &str, rank: Option<Rank>) -> Option<LoraRequests<'_>> {
     let mut newest: Option<(f64, LoraRequests<'_>)> = None;
     for line in page.lines() {
@@ -144,7 +140,6 @@ impl EngineFigures {
     }
 
     /// A figure; finite, zero or more.
-    #[must_use]
     pub fn get(&self, figure: Figure) -> Option<f64> {
         self.0.get(figure as usize).copied().flatten()
     }
@@ -156,7 +151,6 @@ impl EngineFigures {
     }
 
     /// Share of the KV cache in use, by itself or by blocks.
-    #[must_use]
     pub fn kv_cache_usage(&self) -> Option<f64> {
         let by_blocks = || {
             let (used, all) = (self.get(Figure::KvBlocksUsed)?, self.get(Figure::KvBlocks)?);
@@ -166,7 +160,6 @@ impl EngineFigures {
     }
 
     /// What the prefix cache found: by its totals, or else by the share that the engine tells.
-    #[must_use]
     pub fn cache(&self) -> Option<CacheFigures> {
         let totals = self.get(Figure::CacheQueries).zip(self.get(Figure::CacheHits));
         let by_totals = totals.map(|(queries, hits)| CacheFigures::Totals { queries, hits });
@@ -174,7 +167,6 @@ impl EngineFigures {
     }
 
     /// What it counts of KV from other engines; `None` where it moves none.
-    #[must_use]
     pub fn kv(&self) -> Option<KvCounters> {
         let transfers = self.get(Figure::KvTransfers)?;
         let or_none = |figure| self.get(figure).unwrap_or_default();
@@ -188,7 +180,6 @@ impl EngineFigures {
     }
 
     /// What the profile expects and the page does not have.
-    #[must_use]
     pub fn absent(&self, profile: &EngineProfile) -> Vec<&'static str> {
         let is_absent = |figure: Figure| match figure {
             figure if figure.is_optional() => false,

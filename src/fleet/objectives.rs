@@ -26,13 +26,11 @@ impl Objectives {
     }
 
     /// The priority of one; `None` where it is not known.
-    #[must_use]
     pub fn priority(&self, name: &str) -> Option<i32> {
         self.known.load().as_ref()?.get(name).copied()
     }
 
     /// Whether any could be known.
-    #[must_use]
     pub fn are_followed(&self) -> bool {
         self.known.load().is_some()
     }

@@ -174,7 +174,6 @@ impl PoolState {
     }
 
     /// Whether it may get this request: always, unless it is an outside one at its limit.
-    #[must_use]
     pub fn has_room(&self, demand: OutsideDemand, now: Stamp) -> bool {
         self.config.load().outside.as_ref().is_none_or(|outside| self.outside.has_room(outside, demand, now))
     }

@@ -31,7 +31,6 @@ struct ReplicaSpeed {
 
 impl PoolState {
     /// What it has learned; `None` while that is little.
-    #[must_use]
     pub fn speeds(&self, now: Stamp) -> Option<PoolSpeeds> {
         let model = &self.dispatcher.model;
         if model.is_young() {

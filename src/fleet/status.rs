@@ -18,7 +18,6 @@ impl FleetView {
     }
 
     /// The replicas as they are now.
-    #[must_use]
     pub fn statuses(&self) -> Vec<ReplicaStatus> {
         (self.0)()
     }
@@ -133,7 +132,6 @@ pub struct KvCounters {
 
 impl KvCounters {
     /// What came since `before`; `None` where the engine has started anew since.
-    #[must_use]
     pub fn since(&self, before: &Self) -> Option<Self> {
         let since = Self {
             transfers: self.transfers - before.transfers,
@@ -146,7 +144,6 @@ impl KvCounters {
     }
 
     /// Mean seconds of a transfer.
-    #[must_use]
     pub fn mean_seconds(&self) -> Option<f64> {
         (self.transfers > 0.0).then(|| self.seconds / self.transfers)
     }

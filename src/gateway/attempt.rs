@@ -123,7 +123,6 @@ pub struct BufferedResponse {
 
 impl BufferedResponse {
     /// As the engine sent it.
-    #[must_use]
     pub fn new(head: Box<response::Parts>, body: Bytes) -> Self {
         Self { head, body, facts: OnceLock::new() }
     }
@@ -404,7 +403,6 @@ impl UpstreamAttempt {
 
 impl UpstreamResponse {
     /// Whether it is whole and has no content, though its model ended it.
-    #[must_use]
     pub fn is_empty_answer(&self, dialect: Dialect) -> bool {
         match self {
             _ if !dialect.generates() || !self.status().is_success() => false,
@@ -418,7 +416,6 @@ impl UpstreamResponse {
     }
 
     /// Whether it is an error by its status, or as a whole by its body.
-    #[must_use]
     pub fn is_error(&self, dialect: Dialect, owes_answer: bool) -> bool {
         let has_error = || match self {
             Self::Buffered(answer) => answer.error_under_success(dialect, owes_answer).is_some(),
@@ -428,13 +425,11 @@ impl UpstreamResponse {
     }
 
     /// HTTP status as the engine sent it.
-    #[must_use]
     pub fn status(&self) -> StatusCode {
         self.head().status
     }
 
     /// Status and headers as the engine sent them.
-    #[must_use]
     pub fn head(&self) -> &response::Parts {
         match self {
             Self::Buffered(BufferedResponse { head, .. })

@@ -58,7 +58,6 @@ impl fmt::Debug for dyn Carrier {
 
 impl IncomingRequest {
     /// A request that `carrier` takes to its replica, with its client's address where that is known.
-    #[must_use]
     pub fn carried(
         gateway: Arc<Gateway>,
         parts: Parts,

@@ -73,7 +73,6 @@ pub struct ExchangeResult {
 
 impl Exchange {
     /// An exchange before its first attempt. Boxed: it is moved several times, and each move would copy it whole.
-    #[must_use]
     pub fn new(incoming: Box<IncomingRequest>, prepared: Box<Prepared>, guard: RecordGuard) -> Box<Self> {
         Box::new(Self {
             incoming,
@@ -90,7 +89,6 @@ impl Exchange {
     }
 
     /// The shared state of all requests.
-    #[must_use]
     pub fn gateway(&self) -> &Arc<Gateway> {
         &self.incoming.gateway
     }

@@ -56,7 +56,6 @@ struct Verdict {
 
 impl Hook {
     /// Starts what posts answers, until `stopped`.
-    #[must_use]
     pub fn start(
         config: &Config,
         connector: Connector,

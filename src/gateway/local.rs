@@ -7,7 +7,6 @@ use serde_json::json;
 use super::table::RoutingTable;
 
 /// `GET /health`: 200 if a route is ready and the gateway does not drain, else 503.
-#[must_use]
 pub fn health(table: &RoutingTable, is_draining: bool) -> Response<Bytes> {
     let (status, text) = if is_draining {
         (StatusCode::SERVICE_UNAVAILABLE, "draining")
@@ -20,7 +19,6 @@ pub fn health(table: &RoutingTable, is_draining: bool) -> Response<Bytes> {
 }
 
 /// `GET /version`: the crate's version.
-#[must_use]
 pub fn version() -> Response<Bytes> {
     json_response(StatusCode::OK, json!({ "version": env!("CARGO_PKG_VERSION"), "gateway": "tokenway" }))
 }

@@ -35,7 +35,6 @@ pub struct ReplicaSuccessor {
 
 impl ReplicaSuccessor {
     /// Keeps the request of a stream that begins.
-    #[must_use]
     pub fn new(incoming: Box<IncomingRequest>, mut prepared: Box<Prepared>, identity: Identity) -> Box<Self> {
         // One copy of the body is kept and stays charged: what goes upstream.
         prepared.held.bytes = Bytes::new();

@@ -142,13 +142,11 @@ impl DrainFlag {
     }
 
     /// Whether the drain has begun (phase 1 or 2).
-    #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.load(Ordering::Acquire) > 0
     }
 
     /// Whether new requests are refused (phase 2).
-    #[must_use]
     pub fn refuses(&self) -> bool {
         self.0.load(Ordering::Acquire) > 1
     }
@@ -387,7 +385,6 @@ fn strip_root(uri: &mut http::Uri, root: &str) {
 }
 
 /// The client's `x-request-id` if it is harmless, else a random one.
-#[must_use]
 pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
     match given_request_id(headers) {
         Some(id) => id.into(),

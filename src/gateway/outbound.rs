@@ -60,7 +60,6 @@ pub struct Identity {
 
 impl Identity {
     /// The ids of a request, from its record.
-    #[must_use]
     pub fn of(record: &Record) -> Self {
         Self {
             request_id: Arc::clone(&record.request_id),
@@ -248,19 +247,16 @@ impl Flight {
     }
 
     /// The chosen replica.
-    #[must_use]
     pub fn pick(&self) -> Option<&Pick> {
         self.active.as_ref().map(|active| &*active.pick)
     }
 
     /// When its connection was there and when the response head came.
-    #[must_use]
     pub fn times(&self) -> &AttemptTimes {
         &self.times
     }
 
     /// The entry of the record for an attempt that came to this.
-    #[must_use]
     pub fn entry(&self, result: &Result<UpstreamResponse, AttemptError>, end: Stamp) -> record::Attempt {
         let (status, error) = match result {
             Ok(answer) => (Some(answer.status().as_u16()), None),
@@ -277,7 +273,6 @@ impl Flight {
     }
 
     /// The entry of an attempt that was given up because another one of the same request spoke first.
-    #[must_use]
     pub fn lost_entry(&self, end: Stamp) -> record::Attempt {
         record::Attempt { is_canceled: true, ..self.open_entry(end) }
     }
@@ -302,7 +297,6 @@ impl Flight {
     }
 
     /// Its replica and watch, for as long as the answer is relayed.
-    #[must_use]
     pub fn into_active(mut self) -> ActiveAttempt {
         self.active.take().expect("invariant: a flight has its pick and watch until it is consumed here")
     }

@@ -177,7 +177,6 @@ pub(super) fn taken(
 }
 
 /// Picks among the ready replicas not tried yet; `None` if there is none.
-#[must_use]
 pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> Option<PickOutcome> {
     let tried = context.tried;
     let now = gateway.clock.now();

@@ -95,7 +95,6 @@ pub struct Prepared {
 
 impl Prepared {
     /// The request as its pool's queue sees it, without a prediction.
-    #[must_use]
     pub fn waiter(&self, reason: WaitReason) -> Waiter {
         Waiter {
             reason,

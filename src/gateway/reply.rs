@@ -68,13 +68,11 @@ pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
 }
 
 /// A local response (no inference path): no record is made.
-#[must_use]
 pub fn local(response: Response<Bytes>, parts: &Parts) -> Response<ReplyBody> {
     with_own_headers(response, &parts.headers).map(ReplyBody::own)
 }
 
 /// The response to a request head that does not parse, with a generated request id.
-#[must_use]
 pub fn unreadable(failure: &Failure) -> Response<Bytes> {
     with_own_headers(failure_bytes(failure, ErrorShape::OpenAi), &HeaderMap::new())
 }
@@ -86,13 +84,11 @@ fn with_own_headers(mut response: Response<Bytes>, request: &HeaderMap) -> Respo
 }
 
 /// A failure on a path that is no inference path: no record is made.
-#[must_use]
 pub fn bare_failure(failure: &Failure, shape: ErrorShape, parts: &Parts) -> Response<ReplyBody> {
     local(failure_bytes(failure, shape), parts)
 }
 
 /// The response to a failure, without a record.
-#[must_use]
 pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(failure.body(shape)));
     *response.status_mut() = failure.status();
@@ -108,7 +104,6 @@ pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
 pub struct OwnAnswer;
 
 /// The response to a failure; its body owns the record.
-#[must_use]
 pub fn failure(mut guard: RecordGuard, failure: &Failure) -> Response<ReplyBody> {
     guard.fail(failure);
     guard.head_sent(failure.status().as_u16());

@@ -90,7 +90,6 @@ pub struct RouteState {
 
 impl CarriedOver {
     /// Of a gateway that begins with these keys; copies of requests end when `stop` is cancelled.
-    #[must_use]
     pub fn new(tokens: Arc<TokenKeys>, stop: CancellationToken) -> Self {
         Self { tokens, shadows: Arc::new(Shadows::new(stop)), ..Self::default() }
     }
@@ -98,13 +97,11 @@ impl CarriedOver {
 
 impl RoutingTable {
     /// Joins a configuration with the pools that the fleet made from it.
-    #[must_use]
     pub fn new(config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>, carried_over: CarriedOver) -> Self {
         Self::build(config, pools, carried_over, &[])
     }
 
     /// The table of the next configuration.
-    #[must_use]
     pub fn next(&self, config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>) -> Self {
         Self::build(config, pools, self.carried_over.clone(), &self.routes)
     }
@@ -139,13 +136,11 @@ impl RoutingTable {
     }
 
     /// The route of a model, else the route `*`.
-    #[must_use]
     pub fn route_of(&self, model: &str) -> Option<&Arc<RouteState>> {
         self.routes.get(self.by_model.get(model).copied().or(self.any)?)
     }
 
     /// The same for a tenant; `None` where it may not use it.
-    #[must_use]
     pub fn route_for(&self, tenant: &TenantRef, model: &str) -> Option<&Arc<RouteState>> {
         self.route_of(model).filter(|route| route.is_visible_to(tenant))
     }
@@ -168,25 +163,21 @@ impl RoutingTable {
     }
 
     /// The route that answers what no route is meant by: CORS preflights, which all engines answer alike.
-    #[must_use]
     pub fn some_route(&self) -> Option<&Arc<RouteState>> {
         self.routes.iter().find(|route| route.is_ready()).or(self.routes.first())
     }
 
     /// Whether it matters which model an engine finds in a body: tenants may be kept from some, and several routes are several models.
-    #[must_use]
     pub fn has_several_models(&self) -> bool {
         self.tenants.ask_for_keys() || self.routes.len() > 1
     }
 
     /// The engine's id for what a client named `chosen`: where there are tenants and the engine stores its answer under that id.
-    #[must_use]
     pub fn own_id(&self, dialect: Dialect, tenant: &str, chosen: &str) -> Option<String> {
         (dialect.is_stateful() && self.tenants.ask_for_keys()).then(|| own_response_id(tenant, chosen))
     }
 
     /// The bounds of an SLO class for a prompt length; an unknown class has no bounds.
-    #[must_use]
     pub fn slo(&self, class: &str, prompt: Tokens) -> SloBounds {
         let Slo { ttft, itl, tpot, e2e, .. } = self.config.slo.get(class).copied().unwrap_or_default();
         SloBounds {
@@ -244,19 +235,16 @@ impl RouteState {
     }
 
     /// Whether `routes` of a tenant and of its key name it: by its name, or by its model where no route has that name.
-    #[must_use]
     pub fn is_visible_to(&self, tenant: &TenantRef) -> bool {
         tenant.may_use(|word| *word == *self.config.name || self.also_named.as_deref() == Some(word))
     }
 
     /// Whether an engine of it keeps cached prompts of different salts apart.
-    #[must_use]
     pub fn takes_cache_salt(&self) -> bool {
         self.pools.iter().any(|(pool, _)| pool.config().engine.takes_cache_salt())
     }
 
     /// Whether none of its engines counts in chunks without `include_usage`.
-    #[must_use]
     pub fn counts_only_beside_usage(&self) -> bool {
         // A provider's body is made from the client's own.
         let mut pools = self.pools.iter().filter(|(pool, _)| !pool.is_outside());
@@ -264,13 +252,11 @@ impl RouteState {
     }
 
     /// Whether its requests are degraded now; `None` without a `[route.degrade]`.
-    #[must_use]
     pub fn is_degrading(&self, now: Stamp) -> Option<bool> {
         self.config.degrade.as_ref().map(|degrade| self.degrading.is_on(now, degrade.min_dwell))
     }
 
     /// Whether a pool that gets requests is ready.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.pools.iter().enumerate().any(|(place, (pool, _))| self.serves(place) && pool.is_ready())
     }
@@ -293,7 +279,6 @@ impl RouteState {
 
     /// The engines' name of the model: `upstream_model`, else what most replicas of its first pool list, if that differs from the
     /// route's own name (`--served-model-name`). `None` if the client's name is theirs.
-    #[must_use]
     pub fn engine_model(&self) -> Option<Arc<str>> {
         let ModelMatch::Named(name) = &self.config.model else { return None };
         if let Some(given) = &self.config.upstream_model {
@@ -304,7 +289,6 @@ impl RouteState {
     }
 
     /// The same for a request that named another route's model, which is not theirs in any case.
-    #[must_use]
     pub fn model_in_place(&self) -> Option<Arc<str>> {
         self.engine_model().or_else(|| match &self.config.model {
             ModelMatch::Named(model) => Some(Arc::clone(model)),
@@ -314,7 +298,6 @@ impl RouteState {
 
     /// The model that a request without one has to name, because an engine would take another: the first that it lists. `None` also
     /// where nothing is known.
-    #[must_use]
     pub fn model_to_name(&self) -> Option<Arc<str>> {
         let model = self.model_in_place()?;
         let is_given = self.config.upstream_model.is_some();
@@ -334,13 +317,11 @@ impl RouteState {
     }
 
     /// Whether a ready replica lists the model.
-    #[must_use]
     pub fn is_listed(&self, model: Option<&str>) -> bool {
         model.is_some_and(|model| self.any(|replica| replica.is_ready() && replica.lists(model)))
     }
 
     /// Whether a replica lists the model, be it ready or not.
-    #[must_use]
     pub fn is_known(&self, model: &str) -> bool {
         self.any(|replica| replica.lists(model))
     }
@@ -350,7 +331,6 @@ impl RouteState {
     }
 
     /// Why no replica takes its requests, in a phrase for people; of a model that some list, why those do not.
-    #[must_use]
     pub fn why_unready(&self, model: Option<&str>) -> String {
         let model = model.filter(|model| self.is_known(model));
         let used = self.pools.iter().enumerate().filter(|(place, _)| self.serves(*place));

@@ -19,14 +19,12 @@ pub struct SharedKey {
 
 impl SharedKey {
     /// `None` where the text is no key.
-    #[must_use]
     pub fn read(text: &str) -> Option<Self> {
         let (digest, key) = serde_json::from_str::<KeptKey>(text).ok()?.key()?;
         Some(Self { digest, key })
     }
 
     /// Whether it has this digest, in hexadecimal.
-    #[must_use]
     pub fn is_of(&self, digest: &str) -> bool {
         bytes_of(digest) == Some(self.digest)
     }
@@ -42,7 +40,6 @@ pub struct Revocation {
 
 impl Revocation {
     /// `None` where it is no digest.
-    #[must_use]
     pub fn read(digest: &str, at: u64) -> Option<Self> {
         Some(Self { digest: bytes_of(digest)?, at })
     }
@@ -53,20 +50,17 @@ type Beyond = (Vec<(String, String)>, Vec<(String, u64)>);
 
 impl KeyStore {
     /// Another number after each change.
-    #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
     /// Whether a key of this digest was made or revoked.
-    #[must_use]
     pub fn knows(&self, digest: &str) -> bool {
         bytes_of(digest)
             .is_some_and(|digest| self.keys.of(&digest).is_some() || self.revoked.lock().contains(&digest))
     }
 
     /// Whether a key of this digest was revoked.
-    #[must_use]
     pub fn has_revoked(&self, digest: &str) -> bool {
         bytes_of(digest).is_some_and(|digest| self.revoked.lock().contains(&digest))
     }
@@ -105,7 +99,6 @@ impl KeyStore {
     }
 
     /// Keys and revocations that another side has not listed.
-    #[must_use]
     pub fn beyond(&self, has_key: impl Fn(&String) -> bool, has_revoked: impl Fn(&String) -> bool) -> Beyond {
         let all = self.keys.all();
         let keys = all.iter().map(|(digest, key)| (digits::hex_of(digest), digest, key));

@@ -107,7 +107,6 @@ pub(super) struct KeptKey {
 
 impl KeyStore {
     /// Puts the keys of the file in force.
-    #[must_use]
     pub fn open(keys: Arc<ApiKeys>, file: Option<PathBuf>) -> Self {
         let (mut revoked, mut unread) = (Revocations::default(), None);
         if let Some(path) = &file {
@@ -131,13 +130,11 @@ impl KeyStore {
     }
 
     /// Whether keys outlast a restart.
-    #[must_use]
     pub fn is_kept(&self) -> bool {
         self.file.is_some()
     }
 
     /// All keys, by tenant and name.
-    #[must_use]
     pub fn all(&self) -> Vec<Arc<ApiKey>> {
         let mut all: Vec<_> = self.keys.all().values().cloned().collect();
         all.sort_by(|a, b| (&a.tenant, &a.name).cmp(&(&b.tenant, &b.name)));

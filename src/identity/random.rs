@@ -1,7 +1,6 @@
 //! Secrets of our own making.
 
 /// 256 bits of the TLS provider's generator, as hexadecimal digits.
-#[must_use]
 pub fn random() -> String {
     let mut bytes = [0; 32];
     let filled = rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes);

@@ -75,7 +75,6 @@ pub struct Acceptor {
 
 impl Acceptor {
     /// Accepts connections of a port; the clock is for its log lines.
-    #[must_use]
     pub fn new(listener: TcpListener, limit: ConnectionLimit, clock: Clock) -> Self {
         let free = Arc::new(Semaphore::new(limit.connections));
         let open = OpenConnections::default();

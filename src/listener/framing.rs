@@ -57,7 +57,6 @@ impl Default for RequestFraming {
 
 impl RequestFraming {
     /// Number of the first request with both fields, counted from 1.
-    #[must_use]
     pub fn first_ambiguous(&self) -> Option<u64> {
         self.first_ambiguous
     }

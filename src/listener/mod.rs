@@ -146,7 +146,6 @@ pub struct ConnectionLimits {
 
 impl ConnectionLimits {
     /// What the configuration says of the data port.
-    #[must_use]
     pub fn new(config: &Config) -> Self {
         let server = &config.server;
         // A client that keeps its window closed is the watchdog's, which counts it: this one comes later.

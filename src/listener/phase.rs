@@ -102,7 +102,6 @@ impl ConnectionPhase {
     }
 
     /// A head is complete: the connection is busy until the guard is dropped.
-    #[must_use]
     pub(super) fn request(this: &Arc<Self>) -> Busy {
         this.requests.fetch_add(1, Ordering::Relaxed);
         this.has_served.store(true, Ordering::Relaxed);

@@ -124,7 +124,6 @@ fn server_config(tls: &Tls) -> Result<Arc<rustls::ServerConfig>, TlsError> {
 }
 
 /// When the first certificate of a PEM file, the server's own, expires; `None` where that cannot be read.
-#[must_use]
 pub fn expiry(path: &Path) -> Option<SystemTime> {
     let all = certificates(path).ok()?;
     let (_, own) = X509Certificate::from_der(all.first()?).ok()?;

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// `HOST:PORT` of the admin port, as Prometheus names a scraped target: the same after a restart.
-#[must_use]
 pub fn name(admin: SocketAddr) -> Arc<str> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let host = host.or_else(|| std::env::var("HOSTNAME").ok());

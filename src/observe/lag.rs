@@ -29,7 +29,6 @@ pub struct Lateness {
 
 impl Lateness {
     /// Whether requests wait for the gateway itself.
-    #[must_use]
     pub fn is_starved(&self) -> bool {
         self.late >= STARVED
     }
@@ -57,7 +56,6 @@ impl Lag {
     }
 
     /// Lateness of the last minute.
-    #[must_use]
     pub fn of_minute(&self, now: Stamp) -> Lateness {
         let newest = Step::TenSeconds.slot(now);
         let mut sum = Slot::default();
@@ -82,7 +80,6 @@ impl Lag {
 }
 
 /// Seconds for which the process' cgroup was kept from running by its CPU limit, since the group began; `None` without a limit.
-#[must_use]
 pub fn throttled() -> Option<f64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;

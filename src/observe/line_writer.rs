@@ -134,7 +134,6 @@ impl LogOutput {
     }
 
     /// Whether people read it.
-    #[must_use]
     pub fn is_terminal(&self) -> bool {
         self.file.is_terminal()
     }
@@ -153,7 +152,6 @@ impl LineWriter {
     }
 
     /// Queues a line, its newline included; false if there is no room.
-    #[must_use]
     pub fn add(&self, line: &[u8]) -> bool {
         self.queue.change(|pending| pending.lines.add(line))
     }

@@ -55,7 +55,6 @@ impl Overdue {
     }
 
     /// Those that are past a bound at `now`, by route.
-    #[must_use]
     pub fn by_route(&self, now: Stamp) -> HashMap<Arc<str>, Vec<Late>> {
         let mut routes: HashMap<Arc<str>, Vec<Late>> = HashMap::new();
         for shard in &self.shards {
@@ -101,7 +100,6 @@ pub struct Asked {
 
 impl Late {
     /// The stage in which it missed its bound.
-    #[must_use]
     pub fn stage(&self) -> Stage {
         match (&self.asked, self.missed) {
             (None, _) => Stage::Admit,

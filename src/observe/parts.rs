@@ -77,14 +77,12 @@ impl Parts {
     }
 
     /// Values of a replica in the slots from `oldest` to `newest`, both included.
-    #[must_use]
     pub fn of_replica(&self, replica: &Arc<str>, measure: Measure, step: Step, slots: (i64, i64)) -> Counts {
         let series = self.replicas.get(replica);
         series.map_or_else(Counts::default, |series| series.counts(measure, step, slots.0, slots.1))
     }
 
     /// The same of a tenant or class of a route, over all its models and revisions.
-    #[must_use]
     pub fn of_route(
         &self,
         (route, by, name): (&str, SplitBy, &str),
@@ -109,7 +107,6 @@ impl Parts {
     }
 
     /// Every part of one kind with values in the window that ends `now`, ordered by series and name.
-    #[must_use]
     pub fn read(&self, by: SplitBy, window: Window, now: Stamp) -> Vec<SeriesView> {
         let view = |key: &WindowKey, name: Arc<str>, series: &LatencySeries| {
             SeriesView::read(key.clone(), Some(name), series, (window, now))

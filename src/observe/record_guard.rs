@@ -45,7 +45,6 @@ pub struct RecordGuard {
 
 impl RecordGuard {
     /// Begins the record of a request.
-    #[must_use]
     pub fn open(opening: Opening, observer: &Arc<Observer>, clock: Clock, open: &Arc<AtomicU64>) -> Self {
         open.fetch_add(1, Ordering::Relaxed);
         Self {
@@ -170,7 +169,6 @@ impl RecordGuard {
     }
 
     /// A failure as its client may see it.
-    #[must_use]
     pub fn shown(&self, failure: &Failure) -> Failure {
         if self.hides_replicas { failure.for_tenants() } else { failure.clone() }
     }

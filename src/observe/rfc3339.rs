@@ -10,7 +10,6 @@ use jiff::tz::Offset;
 use crate::digits;
 
 /// `2026-02-28T13:05:09.000123Z`
-#[must_use]
 pub fn utc(time: SystemTime) -> String {
     let mut text = Vec::with_capacity(27);
     write_utc(&mut text, time);
@@ -18,7 +17,6 @@ pub fn utc(time: SystemTime) -> String {
 }
 
 /// `2026-02-28T13:05:09Z`
-#[must_use]
 pub fn seconds(time: SystemTime) -> String {
     let mut text = utc(time);
     text.truncate("2026-02-28T13:05:09".len());
@@ -26,7 +24,6 @@ pub fn seconds(time: SystemTime) -> String {
 }
 
 /// `2026-02-28`
-#[must_use]
 pub fn date(time: SystemTime) -> String {
     let mut text = utc(time);
     text.truncate("2026-02-28".len());

@@ -35,7 +35,6 @@ impl FromStr for LogFormat {
 
 impl LogFormat {
     /// The style of text for an output; `None` where it gets JSON.
-    #[must_use]
     pub fn text(self, is_terminal: bool) -> Option<Style> {
         let is_text = self == Self::Text || (self == Self::Auto && is_terminal);
         is_text.then(|| Style::for_terminal(is_terminal, &|name| std::env::var(name).ok()))
@@ -92,7 +91,6 @@ impl Style {
     }
 
     /// The text, coloured where that is wanted.
-    #[must_use]
     pub fn paint(self, paint: Paint, text: &str) -> String {
         let code = match (self, paint) {
             (Self::Plain, _) => return text.to_owned(),

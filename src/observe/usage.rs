@@ -191,7 +191,6 @@ impl Span {
 
 impl Spans {
     /// Those of an earlier process.
-    #[must_use]
     pub fn new(days: BTreeMap<u64, Span>, hours: BTreeMap<u64, Span>) -> Self {
         Self { days, hours, has_new: false }
     }

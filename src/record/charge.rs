@@ -5,13 +5,11 @@ use crate::units::Tokens;
 
 impl Record {
     /// The gateway, a limit or `[hook]` refused it: it does not even count as a request.
-    #[must_use]
     pub fn is_refused(&self) -> bool {
         self.outcome == Outcome::Refused || self.error == Some("hook_refused")
     }
 
     /// It used nothing of an engine, as far as known: it reached none, or all of its answer was an error.
-    #[must_use]
     pub fn is_free(&self) -> bool {
         let is_error = matches!(self.outcome, Outcome::ClientError | Outcome::Failed);
         let has_usage = self.tokens.input.or(self.tokens.output).is_some();
@@ -22,7 +20,6 @@ impl Record {
 
     /// Its tokens by the engine's usage; where that is absent, by the estimates of the prompt and of the content that was seen, at least
     /// one for each event.
-    #[must_use]
     pub fn charged_tokens(&self) -> TokenCounts {
         if self.is_free() {
             return TokenCounts::default();

@@ -78,7 +78,6 @@ pub struct Addends {
 
 impl Addends {
     /// Each with its name in JSON, logs and headers.
-    #[must_use]
     pub fn named(&self) -> [(&'static str, f64); 10] {
         let Self { wait, prefill, base, adapter, transfer, others, decoding, harm, late, failure } = *self;
         [
@@ -97,7 +96,6 @@ impl Addends {
 
     /// The cost.
     #[inline]
-    #[must_use]
     pub fn total(&self) -> f64 {
         let Self { wait, prefill, base, adapter, transfer, others, decoding, harm, late, failure } = *self;
         wait + prefill + base + adapter + transfer + others + decoding + harm + late + failure
@@ -106,13 +104,11 @@ impl Addends {
 
 impl DecisionSummary {
     /// The candidate that was chosen; `None` where the candidates were not kept.
-    #[must_use]
     pub fn chosen(&self) -> Option<&Weighed> {
         self.weighed.iter().find(|one| one.is_chosen)
     }
 
     /// One sentence on why the chosen replica won over the next best; `None` where the candidates were not kept, or there is one.
-    #[must_use]
     pub fn why(&self) -> Option<String> {
         let chosen = self.chosen()?;
         let other = self.weighed.iter().find(|one| !one.is_chosen)?;

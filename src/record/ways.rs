@@ -34,7 +34,6 @@ pub struct ApartCost {
 
 impl Ways {
     /// Value of the label `way`.
-    #[must_use]
     pub fn way(&self) -> &'static str {
         if self.is_apart { "apart" } else { "together" }
     }
@@ -42,7 +41,6 @@ impl Ways {
 
 impl ApartCost {
     /// The cost.
-    #[must_use]
     pub fn total(&self) -> f64 {
         self.prefill + self.transfer + self.decode
     }

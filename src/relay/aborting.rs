@@ -26,7 +26,6 @@ pub struct AbortingBody {
 
 impl AbortingBody {
     /// Sends `event`, then aborts.
-    #[must_use]
     pub fn new(event: Bytes) -> Self {
         Self { event: Some(event).filter(|event| !event.is_empty()), grace: None }
     }

@@ -7,7 +7,6 @@ use super::usage::Usage;
 use crate::record::TokenCounts;
 
 /// The token counts of a whole answer.
-#[must_use]
 pub fn tokens(body: &[u8]) -> TokenCounts {
     let head = body.get(..END).unwrap_or(body);
     let tail = body.len().checked_sub(END).and_then(|from| body.get(from..)).unwrap_or(body);
@@ -33,14 +32,12 @@ impl AnswerEnds {
     }
 
     /// Its `id`, where that is among the first bytes that came.
-    #[must_use]
     pub fn id(&self) -> Option<String> {
         let head = String::from_utf8_lossy(&self.head);
         Some(member_of("id", &head)?.string()?.into_owned())
     }
 
     /// The token counts of the answer, once it is whole.
-    #[must_use]
     pub fn tokens(&self) -> TokenCounts {
         tokens_of(&self.head, &self.tail)
     }

@@ -37,13 +37,11 @@ pub enum ReplyBody {
 
 impl ReplyBody {
     /// An answer of ours without a record.
-    #[must_use]
     pub fn own(bytes: Bytes) -> Self {
         Self::Whole(WholeBody::new(bytes, None))
     }
 
     /// The body of a request that failed after its head went out.
-    #[must_use]
     pub fn failed(mut guard: RecordGuard, failure: &Failure) -> Self {
         guard.fail(failure);
         let dialect = guard.record().dialect;

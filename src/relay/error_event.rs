@@ -24,7 +24,6 @@ pub struct DialectError {
 
 impl DialectError {
     /// A failure of ours in the shape that a dialect's clients expect.
-    #[must_use]
     pub fn new(failure: &Failure, shape: ErrorShape) -> Self {
         Self { kind: failure.kind(shape), message: failure.to_string(), code: failure.code() }
     }
@@ -45,7 +44,6 @@ pub struct EventContext<'a> {
 
 impl<'a> EventContext<'a> {
     /// The context after all that `scanner` has read.
-    #[must_use]
     pub fn behind(scanner: &'a Scanner) -> Self {
         let state = scanner.state();
         Self {
@@ -58,7 +56,6 @@ impl<'a> EventContext<'a> {
 }
 
 /// The error event that ends a stream.
-#[must_use]
 pub fn event(dialect: Dialect, error: &DialectError, at: &EventContext<'_>) -> Bytes {
     let mut out = at.tail.closing().to_vec();
     let DialectError { kind, message, code } = error;
@@ -89,7 +86,6 @@ pub fn event(dialect: Dialect, error: &DialectError, at: &EventContext<'_>) -> B
 }
 
 /// An engine's own error answer as an event, for a client whose stream has begun with comments.
-#[must_use]
 pub fn engine_event(dialect: Dialect, body: &[u8]) -> Bytes {
     let mut out = Vec::with_capacity(body.len() + 32);
     let name = if matches!(dialect, Dialect::Messages | Dialect::CountTokens) { "error" } else { "" };

@@ -21,7 +21,6 @@ pub struct Boundaries {
 impl Boundaries {
     /// Call once for each read before [`Self::next_end`]: how many of its first bytes (0 or 1) still belong to
     /// the line end that the last read stopped in.
-    #[must_use]
     pub fn begin(&mut self, read: &[u8]) -> usize {
         match read.first() {
             None => 0,
@@ -58,14 +57,12 @@ impl Boundaries {
     }
 
     /// Whether the last read ended right behind an event, with nothing left to come of its line end.
-    #[must_use]
     #[inline]
     pub fn is_between_events(&self) -> bool {
         !self.in_line && !self.in_event && !self.after_cr
     }
 
     /// Where the stream stands after the last read.
-    #[must_use]
     pub fn tail(&self) -> LineState {
         match (self.in_line, self.in_event, self.after_cr) {
             (true, ..) => LineState::MidLine,
@@ -91,7 +88,6 @@ pub enum LineState {
 
 impl LineState {
     /// The bytes that end what was begun.
-    #[must_use]
     pub fn closing(self) -> &'static [u8] {
         match self {
             Self::Boundary => b"",
@@ -112,7 +108,6 @@ pub struct SseFields<'a> {
 
 impl<'a> SseFields<'a> {
     /// Reads a whole event. `joined` is scratch space, used only for events of several `data` lines.
-    #[must_use]
     pub fn of(raw: &'a [u8], joined: &'a mut Vec<u8>) -> Self {
         let mut name: &[u8] = b"";
         let mut only: Option<&[u8]> = None;
@@ -141,13 +136,11 @@ impl<'a> SseFields<'a> {
 }
 
 /// Removes the byte order mark that may open a stream.
-#[must_use]
 pub fn without_bom(raw: &[u8]) -> &[u8] {
     raw.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(raw)
 }
 
 /// Where `part` lies in `whole`; `None` where it is a copy: joined lines, repaired text.
-#[must_use]
 pub fn range_within(whole: &[u8], part: &[u8]) -> Option<Range<usize>> {
     let start = part.as_ptr().addr().checked_sub(whole.as_ptr().addr())?;
     let end = start.checked_add(part.len()).filter(|end| *end <= whole.len())?;

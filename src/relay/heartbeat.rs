@@ -32,7 +32,6 @@ pub enum HeartbeatPoll<B> {
 
 impl<B> HeartbeatBody<B> {
     /// The head went out because the first pause of `every` passed.
-    #[must_use]
     pub fn new(exchange: PendingReply<B>, every: Duration) -> Self {
         Self { exchange, beat: Box::pin(tokio::time::sleep(every)), every, is_first: true }
     }

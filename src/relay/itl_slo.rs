@@ -27,7 +27,6 @@ struct Limit {
 
 impl ItlSlo {
     /// For a stream with these bounds; `None` without any.
-    #[must_use]
     pub fn new(bounds: ItlBounds) -> Option<Box<Self>> {
         let limit = |(percent, bound)| Limit { percent, bound, over: 0 };
         (!bounds.is_empty()).then(|| Box::new(Self { tokens: 0, limits: bounds.iter().map(limit).collect() }))
@@ -45,7 +44,6 @@ impl ItlSlo {
 
     /// The lowest percentile that is over its bound, in percent. By nearest rank: the p-th percentile of n values is
     /// the smallest value that p percent of them do not exceed.
-    #[must_use]
     pub fn missed(&self) -> Option<u8> {
         let is_over = |limit: &&Limit| {
             u128::from(limit.over) * 100 > u128::from(self.tokens) * u128::from(100 - limit.percent)

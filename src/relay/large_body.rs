@@ -52,7 +52,6 @@ pub struct LargeBody {
 
 impl LargeBody {
     /// What was read already, the rest with its connection, and what lives as long as the answer, whose head is sent.
-    #[must_use]
     pub fn new(
         first: Bytes,
         rest: ArrivingBody,

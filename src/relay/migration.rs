@@ -52,7 +52,6 @@ pub struct NoSuccessor {
 
 impl NoSuccessor {
     /// Nothing but a reason.
-    #[must_use]
     pub fn because(reason: &'static str) -> Self {
         Self { reason, failure: None }
     }
@@ -68,7 +67,6 @@ pub struct Migration {
 
 impl Migration {
     /// For a stream that begins.
-    #[must_use]
     pub fn new(transcript: Transcript, successor: Box<dyn Successor>) -> Box<Self> {
         Box::new(Self { transcript, successor: Some(successor), pending: None })
     }
@@ -97,7 +95,6 @@ impl Migration {
     }
 
     /// Whether a replica is being looked for.
-    #[must_use]
     pub fn is_pending(&self) -> bool {
         self.pending.is_some()
     }
@@ -117,7 +114,6 @@ impl Migration {
 }
 
 /// Whether another replica could do better: not where the client, the gateway or the request's own time is at an end.
-#[must_use]
 pub fn is_curable(failure: &Failure) -> bool {
     matches!(failure, Failure::Replica(_) | Failure::Timeout { timer: Timer::InterToken, .. })
 }

@@ -63,7 +63,6 @@ pub struct StoredAnswer {
 
 impl StoredAnswer {
     /// As [`ResponsePins::take_owed`].
-    #[must_use]
     pub fn take_owed(&self, tenant: &str, usage: TokenCounts) -> TokenCounts {
         self.pins.take_owed(tenant, &self.id, usage)
     }
@@ -106,7 +105,6 @@ impl ResponsePins {
     }
 
     /// What of a stored response's usage its tenant has not been charged yet: once, to the first request that sees it.
-    #[must_use]
     pub fn take_owed(&self, tenant: &str, response: &str, usage: TokenCounts) -> TokenCounts {
         if !is_known(usage) {
             return TokenCounts::default();
@@ -146,7 +144,6 @@ impl ResponsePins {
     }
 
     /// Takes at most `most` that other gateways have not been given yet.
-    #[must_use]
     pub fn take_unshared(&self, most: usize) -> Vec<(Arc<str>, Pin)> {
         let pins = &mut *self.pins.lock();
         let Some(unshared) = &mut pins.unshared else { return Vec::new() };
@@ -183,7 +180,6 @@ impl ResponsePins {
     }
 
     /// The URL of the replica that made a response of this tenant.
-    #[must_use]
     pub fn replica_of(&self, tenant: &str, response: &str) -> Option<Arc<str>> {
         let pins = self.pins.lock();
         let pin = pins.made.get(response).filter(|pin| *pin.tenant == *tenant)?;

@@ -56,7 +56,6 @@ pub enum Pumped {
 
 impl StreamPump {
     /// To be made when the head of the stream is passed on.
-    #[must_use]
     pub fn new(reader: Box<StreamReader>, pick: Box<Pick>) -> Self {
         Self { reader, pick, has_first_token: false, events_before: 0, is_continued: false }
     }
@@ -107,13 +106,11 @@ impl StreamPump {
     }
 
     /// Whether content came.
-    #[must_use]
     pub fn has_first_token(&self) -> bool {
         self.has_first_token
     }
 
     /// Facts of the present replica's part of the answer.
-    #[must_use]
     pub fn facts(&self) -> &AnswerFacts {
         &self.reader.scanner.state().answer
     }
@@ -166,7 +163,6 @@ impl StreamPump {
     }
 
     /// The failure of a stream that did not end complete.
-    #[must_use]
     pub fn failure_of_end(&self, end: StreamEnd) -> ReplicaFailure {
         let replica = self.pick.replica.name();
         match end {
@@ -180,7 +176,6 @@ impl StreamPump {
     }
 
     /// The failure of a stream that a deadline ended.
-    #[must_use]
     pub fn failure_of_expiry(&self, expiry: Expiry, timeouts: &Timeouts) -> Failure {
         match expiry {
             Expiry::Deadline(timer) => {
@@ -201,7 +196,6 @@ impl StreamPump {
 }
 
 /// A first token as the observers get it; `None` of a request that was not read.
-#[must_use]
 pub fn first_token_of(record: &Record, pick: &Pick, at: Stamp) -> Option<FirstToken> {
     Some(FirstToken {
         route: Arc::clone(&record.route),

@@ -98,7 +98,6 @@ pub enum HoldOutcome {
 
 impl StreamReader {
     /// A stream whose head just came.
-    #[must_use]
     pub fn new(
         body: ArrivingBody,
         lease: Option<Lease>,
@@ -127,7 +126,6 @@ impl StreamReader {
     }
 
     /// When bytes last arrived, or when it was last found that none had.
-    #[must_use]
     pub fn looked_at(&self) -> Stamp {
         self.looked_at
     }
@@ -165,7 +163,6 @@ impl StreamReader {
     }
 
     /// Whether all of it was read and it has no content, though its model ended it.
-    #[must_use]
     pub fn is_empty_answer(&self) -> bool {
         let state = self.scanner.state();
         let is_complete = state.is_done() || self.ending == Some(StreamEnd::Complete);
@@ -249,32 +246,27 @@ impl StreamReader {
     }
 
     /// Whether the stream's own end was read, so that nothing is missing, whatever becomes of its body.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         let state = self.scanner.state();
         state.is_done() && state.answer.error.is_none()
     }
 
     /// Whether the body ended, or was ended: what is left to take is all there is.
-    #[must_use]
     pub fn has_ended(&self) -> bool {
         self.ending.is_some()
     }
 
     /// Whether everything that was read was taken.
-    #[must_use]
     pub fn is_taken(&self) -> bool {
         self.next.is_none()
     }
 
     /// Whether the client has got a finish reason for every choice: only the stream's terminator can be missing.
-    #[must_use]
     pub fn has_told_finish(&self) -> bool {
         self.next.is_none() && self.scanner.state().is_finished()
     }
 
     /// Whether the client has seen whole events only.
-    #[must_use]
     pub fn is_between_events(&self) -> bool {
         self.whole.as_ref().is_some_and(|whole| whole.is_on())
     }
@@ -288,7 +280,6 @@ impl StreamReader {
     }
 
     /// What an error event after the relayed bytes needs to know.
-    #[must_use]
     pub fn event_context(&self) -> EventContext<'_> {
         let behind = EventContext::behind(&self.scanner);
         let tail =

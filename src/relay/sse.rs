@@ -45,7 +45,6 @@ pub struct FeedResult {
 
 impl Scanner {
     /// A scanner for a stream of this dialect. `echo`: whether the request asked for its prompt back.
-    #[must_use]
     pub fn new(dialect: Dialect, echo: Echo) -> Self {
         Self {
             boundaries: Boundaries::default(),
@@ -96,20 +95,17 @@ impl Scanner {
     }
 
     /// The sum of all events so far.
-    #[must_use]
     pub fn state(&self) -> &StreamState {
         &self.rest.state
     }
 
     /// Where the stream stands in its lines: what must precede an event of ours.
-    #[must_use]
     pub fn tail(&self) -> LineState {
         self.boundaries.tail()
     }
 
     /// Judges the stream at its end; `is_clean` where the body's framing ended as it should. An event that has begun
     /// but not ended counts for nothing, as the standard says.
-    #[must_use]
     pub fn finish(&self, is_clean: bool) -> StreamEnd {
         self.rest.state.end(is_clean)
     }

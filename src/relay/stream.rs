@@ -78,7 +78,6 @@ impl StreamSink for ClientSink {
 
 impl StreamBody {
     /// To be made when the response head goes out.
-    #[must_use]
     pub fn new(
         reader: Box<StreamReader>,
         mut guard: RecordGuard,

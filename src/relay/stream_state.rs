@@ -105,7 +105,6 @@ impl StreamState {
     }
 
     /// Judges the end of the body; `is_clean` where its framing ended as it should.
-    #[must_use]
     pub fn end(&self, is_clean: bool) -> StreamEnd {
         if let Some(error) = self.answer.error {
             return StreamEnd::Failed(error);
@@ -121,13 +120,11 @@ impl StreamState {
 
     /// Whether an end of the stream without any content is no answer: a completion is nothing for a reason, which it tells.
     /// A vLLM that is ended by SIGTERM closes the streams that still waited so, with `[DONE]`.
-    #[must_use]
     pub fn gives_no_reason(&self) -> bool {
         matches!(self.dialect, Dialect::Chat | Dialect::Completions | Dialect::Audio) && !self.has_reasons()
     }
 
     /// Whether every choice has its finish reason and nothing can follow. A transcription has one for each piece of its audio.
-    #[must_use]
     pub fn is_finished(&self) -> bool {
         self.dialect != Dialect::Audio && self.has_reasons()
     }
@@ -142,7 +139,6 @@ impl StreamState {
     }
 
     /// Whether the stream's own end came: what follows it changes nothing.
-    #[must_use]
     pub fn is_done(&self) -> bool {
         self.is_done
     }

@@ -47,7 +47,6 @@ pub struct Recognised {
 
 impl Templates {
     /// The event's meaning, if its like was learned.
-    #[must_use]
     #[inline]
     pub fn recognise(&self, raw: &[u8]) -> Option<Recognised> {
         self.known.iter().find_map(|template| template.recognise(raw))

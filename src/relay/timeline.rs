@@ -124,7 +124,6 @@ impl Timeline {
 
     /// Whether gaps are to be merged now: the batch is full, or it is a second since the last time. Ask after every
     /// content event, and by a timer while the stream is silent.
-    #[must_use]
     #[inline]
     pub fn should_flush(&self, now: Stamp) -> bool {
         self.batch.len() >= BATCH || (!self.batch.is_empty() && now.since(self.last_flush) >= FLUSH_EVERY)
@@ -210,39 +209,33 @@ impl Timeline {
     }
 
     /// Arrival of the first content event.
-    #[must_use]
     #[inline]
     pub fn first_token(&self) -> Option<Stamp> {
         self.first_token.get()
     }
 
     /// Arrival of the last content event.
-    #[must_use]
     pub fn last_token(&self) -> Option<Stamp> {
         self.last_token.get()
     }
 
     /// Content events so far.
-    #[must_use]
     pub fn content_events(&self) -> u64 {
         self.content_events
     }
 
     /// Choices that brought content, at least one.
-    #[must_use]
     #[inline]
     pub fn choices(&self) -> u64 {
         1 + self.more_choices.len() as u64
     }
 
     /// Longest observed gap of one choice, and when it ended.
-    #[must_use]
     pub fn longest_gap(&self) -> (Duration, Option<Stamp>) {
         (self.longest_gap, self.longest_gap_at.get())
     }
 
     /// Time in which the client's slowness held the stream up.
-    #[must_use]
     pub fn blocked(&self) -> Duration {
         self.blocked
     }

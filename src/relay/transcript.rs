@@ -39,7 +39,6 @@ pub struct Transcript {
 
 impl Transcript {
     /// Of a stream that begins; with `hides_running` the client sees no usage beside choices.
-    #[must_use]
     pub fn new(dialect: Dialect, hides_running: bool) -> Self {
         let obstacle =
             (!matches!(dialect, Dialect::Chat | Dialect::Completions)).then_some(Obstacle::Dialect);
@@ -87,7 +86,6 @@ impl Transcript {
     }
 
     /// Why the stream cannot be continued, as far as its events tell.
-    #[must_use]
     pub fn obstacle(&self) -> Option<Obstacle> {
         self.obstacle
     }
@@ -101,7 +99,6 @@ impl Transcript {
     }
 
     /// The end of a stream that has all the tokens that it may have, as its engine would have told it.
-    #[must_use]
     pub fn end_at_limit(&self, dialect: Dialect) -> Bytes {
         let (object, choice) = match dialect {
             Dialect::Completions => ("text_completion", "\"text\":\"\""),
@@ -121,7 +118,6 @@ impl Transcript {
     }
 
     /// The token counts of the whole answer, from those of the engine that ended it.
-    #[must_use]
     pub fn whole(&self, of_segment: TokenCounts) -> TokenCounts {
         let Some(segment) = &self.segment else { return of_segment };
         let input = of_segment.input.map(|n| Tokens(segment.prompt_tokens(self.prompt_tokens, n.0)));

@@ -55,7 +55,6 @@ pub enum EngineErrorKind {
 }
 
 /// Reads a unary answer (or an error body). What cannot be read stays empty.
-#[must_use]
 pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
     let mut answer = AnswerFacts::default();
     let Ok(text) = std::str::from_utf8(body) else { return answer };
@@ -72,7 +71,6 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
 }
 
 /// What a model wrote in a unary answer, for an estimate of its tokens where the engine counted none.
-#[must_use]
 pub fn text_of_unary(dialect: Dialect, body: &[u8]) -> Makeup {
     let mut text = Makeup::default();
     let Ok(body) = std::str::from_utf8(body) else { return text };
@@ -253,13 +251,11 @@ impl AnswerFacts {
     }
 
     /// Whether the model ended every choice by itself: neither a limit nor a filter did, and it calls no tool.
-    #[must_use]
     pub fn has_stopped(&self) -> bool {
         self.finish_reasons.iter().all(|reason| STOPPED.contains(&&**reason))
     }
 
     /// Whether the engine gave the request up: told by the finish reason of a choice.
-    #[must_use]
     pub fn is_aborted(&self) -> bool {
         self.finish_reasons.iter().any(|reason| **reason == *ABORTED)
     }
@@ -293,7 +289,6 @@ impl EngineError {
     }
 
     /// Whether the engine blames the request.
-    #[must_use]
     pub fn is_of_request(&self) -> bool {
         self.code.is_some_and(|code| (400..500).contains(&code))
     }

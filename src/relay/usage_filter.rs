@@ -67,7 +67,6 @@ struct Finish {
 
 impl UsageFilter {
     /// A filter for one stream.
-    #[must_use]
     pub fn new(asked: AskedUsage) -> Self {
         Self { asked, ..Self::default() }
     }
@@ -114,7 +113,6 @@ impl UsageFilter {
     }
 
     /// Nothing is held or begun: a frame of whole events without the usage chunk may bypass the filter.
-    #[must_use]
     #[inline]
     pub fn is_between_events(&self) -> bool {
         self.boundaries.is_between_events()

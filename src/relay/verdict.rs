@@ -10,7 +10,6 @@ use crate::record::{Outcome, Record};
 use crate::request::dialect::{BodyForm, Dialect};
 
 /// Outcome and error code by an answer's status, whether its body is empty, and the error that it reports under a status of success.
-#[must_use]
 pub fn of_answer(
     record: &Record,
     status: StatusCode,
@@ -29,13 +28,11 @@ pub fn of_answer(
 }
 
 /// The same for an error that the engine reported under a status of success.
-#[must_use]
 pub fn of_error(error: EngineError) -> (Outcome, Option<&'static str>) {
     if error.is_of_request() { REJECTED } else { FAILED }
 }
 
 /// Whether an answer is none, where one is owed.
-#[must_use]
 pub fn is_no_answer(dialect: Dialect, status: StatusCode, is_empty: bool) -> bool {
     let has_no_body = matches!(status, StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT);
     // The text of a recording may be empty, JSON is not.

@@ -33,7 +33,6 @@ pub enum Expiry {
 
 impl Expiry {
     /// How a request ends that has to.
-    #[must_use]
     pub fn outcome(self) -> Outcome {
         match self {
             Self::Deadline(timer) => Outcome::of_timer(timer),
@@ -42,7 +41,6 @@ impl Expiry {
     }
 
     /// The code of its failure.
-    #[must_use]
     pub fn code(self) -> &'static str {
         match self {
             Self::Deadline(timer) => timer.code(),
@@ -138,7 +136,6 @@ impl StreamWatch {
     }
 
     /// The stream fell silent: gaps that wait to be merged are to be merged now.
-    #[must_use]
     pub fn take_flush_request(&self) -> bool {
         self.wants_flush.load(Ordering::Relaxed) && self.wants_flush.swap(false, Ordering::Relaxed)
     }
@@ -153,7 +150,6 @@ impl StreamWatch {
     }
 
     /// Why the stream has to end, if it has to.
-    #[must_use]
     pub fn expiry(&self) -> Option<Expiry> {
         self.expiry.get().copied()
     }
@@ -240,7 +236,6 @@ pub struct Watchdog {
 
 impl Watchdog {
     /// A watchdog without streams; [`Watchdog::run`] does the work.
-    #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
         Arc::new(Self {
             clock,
@@ -251,7 +246,6 @@ impl Watchdog {
     }
 
     /// Registers a stream that starts to wait for `vitals`' replica now.
-    #[must_use]
     pub fn watch(
         &self,
         vitals: Arc<Vitals>,
@@ -287,7 +281,6 @@ impl Watchdog {
     }
 
     /// Number of running streams.
-    #[must_use]
     pub fn streams(&self) -> usize {
         self.shards
             .iter()

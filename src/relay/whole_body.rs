@@ -22,7 +22,6 @@ pub struct WholeBody {
 
 impl WholeBody {
     /// An answer of ours.
-    #[must_use]
     pub fn new(bytes: Bytes, mut guard: Option<Box<RecordGuard>>) -> Self {
         if let Some(guard) = &mut guard {
             guard.answered(&bytes);
@@ -31,7 +30,6 @@ impl WholeBody {
     }
 
     /// The answer of an engine, while the watch waits for its client.
-    #[must_use]
     pub fn watched(bytes: Bytes, mut guard: RecordGuard, watch: Arc<StreamWatch>) -> Self {
         guard.answered(&bytes);
         Self { rest: bytes, has_begun: false, guard: Some(Box::new(guard)), watch: Some(watch) }
@@ -43,7 +41,6 @@ impl WholeBody {
     }
 
     /// All of it, before the first piece is taken.
-    #[must_use]
     pub fn bytes(&self) -> &Bytes {
         &self.rest
     }

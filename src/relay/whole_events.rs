@@ -37,7 +37,6 @@ impl WholeEvents {
     }
 
     /// Whether everything that passed so far was whole.
-    #[must_use]
     pub fn is_on(&self) -> bool {
         !self.is_off
     }

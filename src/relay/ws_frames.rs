@@ -38,13 +38,11 @@ impl Frames {
     }
 
     /// Whether the bytes so far end with a frame.
-    #[must_use]
     pub fn is_between(&self) -> bool {
         self.have == 0 && self.payload_left == 0
     }
 
     /// Whether a Close frame was begun.
-    #[must_use]
     pub fn is_closing(&self) -> bool {
         self.is_closing
     }
@@ -76,7 +74,6 @@ impl Frames {
 }
 
 /// A Close frame of a server: never masked. The reason is cut to what a control frame holds.
-#[must_use]
 pub fn close(code: u16, reason: &str) -> Vec<u8> {
     let reason = reason.as_bytes().get(..MAX_REASON.min(reason.len())).unwrap_or_default();
     // Bounded by MAX_REASON.

@@ -34,7 +34,6 @@ pub struct ApiKey {
 
 impl ApiKey {
     /// A key that the configuration file lists for a tenant.
-    #[must_use]
     pub fn of_file(tenant: &Arc<str>, digest: &KeyDigest) -> Self {
         let mut name = Vec::with_capacity(DIGITS);
         let start = digest.first_chunk().copied().map_or(0, u32::from_be_bytes);
@@ -44,13 +43,11 @@ impl ApiKey {
     }
 
     /// Whether it is no longer valid at a wall time.
-    #[must_use]
     pub fn has_expired(&self, now: SystemTime) -> bool {
         self.expires.is_some_and(|end| UNIX_EPOCH + Duration::from_secs(end) <= now)
     }
 
     /// Whether it may be used for a route; `means` is whether a word of its list is that route.
-    #[must_use]
     pub fn may_use(&self, means: impl Fn(&str) -> bool) -> bool {
         self.routes.as_ref().is_none_or(|routes| routes.iter().any(|word| means(word)))
     }
@@ -62,13 +59,11 @@ pub struct ApiKeys(ArcSwap<HashMap<KeyDigest, Arc<ApiKey>>>);
 
 impl ApiKeys {
     /// The key of that digest, expired ones included.
-    #[must_use]
     pub fn of(&self, digest: &KeyDigest) -> Option<Arc<ApiKey>> {
         self.0.load().get(digest).cloned()
     }
 
     /// All of them.
-    #[must_use]
     pub fn all(&self) -> Arc<HashMap<KeyDigest, Arc<ApiKey>>> {
         self.0.load_full()
     }

@@ -100,7 +100,6 @@ impl Pipe {
 }
 
 /// Both ends of a body whose head declares `length`.
-#[must_use]
 pub fn fed(length: Option<u64>) -> (Feed, FedBody) {
     let pipe = Arc::new(Mutex::new(Pipe { has_reader: true, ..Pipe::default() }));
     (Feed(Arc::clone(&pipe)), FedBody(pipe, length))
@@ -131,7 +130,6 @@ impl Feed {
     }
 
     /// Bytes that were not read yet.
-    #[must_use]
     pub fn unread(&self) -> usize {
         self.0.lock().unread
     }

@@ -46,13 +46,11 @@ pub struct BodyLimits {
 
 impl HeldBody {
     /// A request without a body.
-    #[must_use]
     pub fn empty() -> Self {
         Self { bytes: Bytes::new(), charge: Charge::default() }
     }
 
     /// The budgets of what answers it.
-    #[must_use]
     pub fn answer_budgets(&self) -> AnswerBudgets {
         self.charge.of_answer()
     }

@@ -76,7 +76,6 @@ struct Share {
 
 impl BodyMemory {
     /// `bytes` for all bodies together, of which each has at most `body_limit`.
-    #[must_use]
     pub fn new(bytes: usize, body_limit: usize, clock: Clock) -> Self {
         // Two bodies: that of the finisher, and as much again that uploads cannot take from the small ones.
         let reserve = body_limit.saturating_mul(2).min(bytes / 2);
@@ -91,7 +90,6 @@ impl BodyMemory {
     }
 
     /// The budget of a connection's bodies.
-    #[must_use]
     pub fn of_connection(&self) -> Arc<BodyBudget> {
         BodyBudget::new(self.share, self.reserve.min(self.share / 2), 0, &self.table)
     }
@@ -154,7 +152,6 @@ impl Charge {
     }
 
     /// The same budgets, for the answer to the request.
-    #[must_use]
     pub fn of_answer(&self) -> AnswerBudgets {
         AnswerBudgets(self.shares.iter().map(|share| Arc::clone(&share.budget)).collect())
     }
@@ -166,7 +163,6 @@ impl Charge {
     }
 
     /// Bytes that hold the charge for as long as any part of them lives.
-    #[must_use]
     pub fn around(self, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(Charged { bytes, _charge: self })
     }
@@ -186,7 +182,6 @@ impl Charge {
     }
 
     /// Charges further bytes if that needs no wait.
-    #[must_use]
     pub fn try_add(&mut self, bytes: usize) -> bool {
         self.try_take(units(bytes))
     }

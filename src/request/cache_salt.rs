@@ -16,7 +16,6 @@ pub struct SaltKey([u8; 32]);
 
 impl SaltKey {
     /// The key that a secret stands for.
-    #[must_use]
     pub fn new(secret: &Secret) -> Self {
         Self(keyed(DOMAIN, secret.reveal()))
     }
@@ -37,7 +36,6 @@ pub struct Isolation {
 
 impl Isolation {
     /// That of a tenant with `cache_isolation`.
-    #[must_use]
     pub fn of(tenant: &Tenant, key: &SaltKey) -> Option<Self> {
         let scope = match &tenant.cache_group {
             // No name has a line end.
@@ -49,14 +47,12 @@ impl Isolation {
     }
 
     /// What the engine gets for a request whose client wrote `own`.
-    #[must_use]
     pub fn salt(&self, own: Option<&str>) -> Box<str> {
         own.filter(|own| !own.is_empty())
             .map_or_else(|| self.salt.clone(), |own| hex(&keyed(&self.key, own)).into())
     }
 
     /// Keeps hashes of the tenant's sessions apart from those of others.
-    #[must_use]
     pub fn scope(&self) -> u64 {
         self.key.first_chunk().copied().map_or(0, u64::from_be_bytes)
     }
@@ -69,7 +65,6 @@ impl std::fmt::Debug for Isolation {
 }
 
 /// Nested, so that no hash leads to that of a longer text.
-#[must_use]
 pub fn keyed(key: &[u8; 32], text: &str) -> [u8; 32] {
     let inner = Sha256::new().chain_update(key).chain_update(text).finalize();
     Sha256::new().chain_update(key).chain_update(inner).finalize().into()

@@ -21,7 +21,6 @@ pub struct ChainSeed {
 
 impl ChainSeed {
     /// The seed that `routing.seed` stands for.
-    #[must_use]
     pub fn new(seed: &Secret) -> Self {
         let text = seed.reveal().as_bytes();
         let mut secret = [0; SECRET_BYTES];
@@ -32,7 +31,6 @@ impl ChainSeed {
     }
 
     /// A hash that nobody without the seed can aim.
-    #[must_use]
     pub fn hash(&self, bytes: &[u8]) -> u64 {
         xxh3_64_with_seed(bytes, self.seed)
     }
@@ -78,25 +76,21 @@ impl PrefixChain {
     }
 
     /// The hash of every whole block, in order.
-    #[must_use]
     pub fn hashes(&self) -> &[u64] {
         &self.hashes
     }
 
     /// One number for the whole prompt, its last partial block included.
-    #[must_use]
     pub fn whole(&self) -> u64 {
         self.whole
     }
 
     /// Canonical bytes of the whole prompt.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Where block `i` ends, in canonical bytes.
-    #[must_use]
     pub fn block_end_bytes(&self, i: usize) -> u64 {
         let fine = (i + 1).min(FINE_BLOCKS) as u64;
         let coarse = (i + 1).saturating_sub(FINE_BLOCKS) as u64;
@@ -116,7 +110,6 @@ pub struct ChainBuilder<'s> {
 
 impl<'s> ChainBuilder<'s> {
     /// An empty chain under a root.
-    #[must_use]
     pub fn new(seed: &'s ChainSeed, root: Root<'_>) -> Self {
         // Each part is hashed on its own, so that no two lists of parts run together into the same bytes.
         let model = xxh3_64_with_seed(root.model.as_bytes(), seed.seed);
@@ -149,14 +142,12 @@ impl<'s> ChainBuilder<'s> {
     }
 
     /// The chain of what was fed.
-    #[must_use]
     pub fn finish(mut self) -> PrefixChain {
         self.chain.whole = self.whole_so_far();
         self.chain
     }
 
     /// One number for all that was fed.
-    #[must_use]
     pub fn whole_so_far(&self) -> u64 {
         xxh3_64_with_seed(&self.partial, self.last ^ self.chain.bytes)
     }

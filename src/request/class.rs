@@ -23,7 +23,6 @@ labels! {
 }
 
 /// The class of a prompt of `prompt` tokens, counted or estimated.
-#[must_use]
 pub fn class_of(classes: &Classes, prompt: Tokens) -> Class {
     if prompt <= classes.short {
         Class::Short

@@ -88,7 +88,6 @@ struct Facts {
 
 impl Dialect {
     /// The pattern of a path and its dialect; `extra` are the configured further patterns. `None` means 404.
-    #[must_use]
     pub fn of_path<'p>(path: &str, extra: &'p [String]) -> Option<(&'p str, Self)> {
         let served = SERVED.iter().find(|(pattern, _)| paths::matches(pattern, path)).copied();
         served.or_else(|| {
@@ -98,7 +97,6 @@ impl Dialect {
     }
 
     /// How errors look to clients of a path that is not served: those of the API below whose path it lies.
-    #[must_use]
     pub fn shape_near(path: &str) -> ErrorShape {
         let is_below = |known: &str| path.strip_prefix(known).is_some_and(|rest| rest.starts_with('/'));
         let near = SERVED.iter().find(|(known, _)| is_below(known));
@@ -106,70 +104,59 @@ impl Dialect {
     }
 
     /// How errors look to this dialect's clients.
-    #[must_use]
     pub fn error_shape(self) -> ErrorShape {
         self.facts().errors
     }
 
     /// `gen_ai.operation.name`.
-    #[must_use]
     pub fn operation(self) -> &'static str {
         self.facts().operation
     }
 
     /// Whether the engine writes an answer to a prompt, whose length is predicted and which is not empty without a reason.
-    #[must_use]
     pub fn generates(self) -> bool {
         self.computes() == Computes::Answer
     }
 
     /// What the engine computes for it.
-    #[must_use]
     pub fn computes(self) -> Computes {
         self.facts().computes
     }
 
     /// Whether the events of its streams are understood, so that TTFT and inter-token latency mean something. Any other
     /// stream is relayed from its head on.
-    #[must_use]
     pub fn has_known_stream(self) -> bool {
         self.facts().has_known_stream
     }
 
     /// What its requests' bodies are.
-    #[must_use]
     pub fn body_form(self) -> BodyForm {
         self.facts().body
     }
 
     /// Whether its answers are stored by the engine that made them, under their id.
-    #[must_use]
     pub fn is_stateful(self) -> bool {
         matches!(self, Self::Responses)
     }
 
     /// Whether the `usage` of a whole answer is that of its request. A stored response has that of the request that made it; of other
     /// opaque bodies nothing is known.
-    #[must_use]
     pub fn has_own_usage(self) -> bool {
         self.body_form() != BodyForm::Opaque
     }
 
     /// Whether a request by this method is owed an answer with content, or a tunnel. One about a stored response, or on a path that is
     /// not known, may be answered without.
-    #[must_use]
     pub fn owes_answer(self, method: &Method) -> bool {
         self == Self::Realtime || (*method == Method::POST && self.body_form() != BodyForm::Opaque)
     }
 
     /// Whether its body may have a `cache_salt`, as vLLM 0.32 has it. Others fill no prefix cache, or leave no way to divide it.
-    #[must_use]
     pub fn takes_cache_salt(self) -> bool {
         self == Self::ChatBatch || matches!(self.computes(), Computes::Answer | Computes::Prompt)
     }
 
     /// Value of `Allow`: methods of this dialect's paths.
-    #[must_use]
     pub fn allowed(self, pattern: &str) -> &'static str {
         match self {
             Self::StoredResponse if !pattern.ends_with("/cancel") => "DELETE, GET, HEAD, OPTIONS, POST",

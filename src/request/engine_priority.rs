@@ -19,7 +19,6 @@ pub enum EnginePriority {
 
 impl EnginePriority {
     /// That of a request of a class; `has_own`: the client wrote one.
-    #[must_use]
     pub fn of(config: &Config, route: &Route, tenant: &Tenant, class: &str, has_own: bool) -> Self {
         if has_own && route.client_may.engine_priority {
             return Self::Client;
@@ -33,7 +32,6 @@ impl EnginePriority {
     }
 
     /// The body's `priority`; `None` leaves it.
-    #[must_use]
     pub fn in_body(self, has_own: bool) -> Option<i32> {
         match self {
             Self::Client => None,

@@ -128,13 +128,11 @@ pub enum FieldError {
 
 impl FieldError {
     /// The message for the client.
-    #[must_use]
     pub fn message(&self) -> String {
         self.to_string()
     }
 
     /// The field at fault, for the error's `param`.
-    #[must_use]
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::Duplicate { field } | Self::WrongType { field, .. } => Some(field),
@@ -156,7 +154,6 @@ pub fn parse<'a>(dialect: Dialect, body: &'a [u8]) -> Result<Fields<'a>, FieldEr
 }
 
 /// The fields of a body that has none.
-#[must_use]
 pub fn none() -> Fields<'static> {
     Fields { choices: 1, ..Fields::default() }
 }

@@ -87,19 +87,16 @@ impl Handoff {
     }
 
     /// The request that computes the prompt; `ask` is the object that makes the engine keep its KV, if it takes one.
-    #[must_use]
     pub fn prefill(&self, ask: Option<&str>) -> Bytes {
         self.with(ask, true)
     }
 
     /// The client's request with the object of the prefill answer.
-    #[must_use]
     pub fn decode(&self, params: Option<&str>) -> Bytes {
         self.with(params, false)
     }
 
     /// Both requests of engines that meet in a room: the one that computes the prompt, and the client's.
-    #[must_use]
     pub fn at_once(&self, room: &Room<'_>) -> [Bytes; 2] {
         let Room { host, port, number } = room;
         let members =
@@ -143,7 +140,6 @@ pub struct Room<'a> {
 
 impl<'a> Room<'a> {
     /// A new one at the prefill engine's bootstrap server.
-    #[must_use]
     pub fn of(host: &'a str, port: u16) -> Self {
         // A signed number there.
         Self { host, port, number: fastrand::u64(..) >> 1 }
@@ -152,7 +148,6 @@ impl<'a> Room<'a> {
 
 /// The object of a prefill answer, as it stands there; `None` where the answer has none, is no JSON, or the object is beyond any that
 /// an engine makes.
-#[must_use]
 pub fn params_of(answer: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(answer).ok()?;
     let mut cursor = Cursor::new(text);

@@ -30,19 +30,16 @@ pub enum JsonKind {
 
 impl<'a> Raw<'a> {
     /// The value's own text.
-    #[must_use]
     pub fn text(&self) -> &'a str {
         self.text
     }
 
     /// Where it stands, in bytes from the start of the body.
-    #[must_use]
     pub fn span(&self) -> std::ops::Range<usize> {
         self.start..self.start + self.text.len()
     }
 
     /// Its type, by its first byte.
-    #[must_use]
     pub fn kind(&self) -> JsonKind {
         match self.text.as_bytes().first() {
             Some(b'{') => JsonKind::Object,
@@ -55,13 +52,11 @@ impl<'a> Raw<'a> {
     }
 
     /// A string's text between its quotes, escapes left as they are; `None` for other kinds.
-    #[must_use]
     pub fn escaped(&self) -> Option<&'a str> {
         self.text.strip_prefix('"')?.strip_suffix('"')
     }
 
     /// A string, unescaped; borrowed when it has no escapes. `None` for other kinds and for lone surrogates.
-    #[must_use]
     pub fn string(&self) -> Option<Cow<'a, str>> {
         let escaped = self.escaped()?;
         if escaped.contains('\\') {
@@ -72,7 +67,6 @@ impl<'a> Raw<'a> {
     }
 
     /// Whether it is no empty string, list or object.
-    #[must_use]
     pub fn is_filled(&self) -> bool {
         !matches!(self.text, "\"\"" | "[]" | "{}")
     }
@@ -84,13 +78,11 @@ impl<'a> Raw<'a> {
     }
 
     /// The members of an object with these names; see [`Cursor::members`]. All `None` for other kinds.
-    #[must_use]
     pub fn members<const N: usize>(&self, names: [&str; N]) -> [Option<Self>; N] {
         self.cursor().members(names).unwrap_or([None; N])
     }
 
     /// A cursor at the start of this value.
-    #[must_use]
     pub fn cursor(&self) -> Cursor<'a> {
         Cursor { text: self.text, at: 0, base: self.start, depth: 0, is_validated: true }
     }
@@ -118,7 +110,6 @@ pub struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     /// A cursor at the first value of `text`.
-    #[must_use]
     pub fn new(text: &'a str) -> Self {
         let mut cursor = Self { text, at: 0, base: 0, depth: 0, is_validated: false };
         cursor.skip_space();
@@ -126,7 +117,6 @@ impl<'a> Cursor<'a> {
     }
 
     /// The kind of the value ahead, judged by its first byte.
-    #[must_use]
     pub fn ahead(&self) -> JsonKind {
         Raw { text: self.text.get(self.at..).unwrap_or_default(), start: 0 }.kind()
     }

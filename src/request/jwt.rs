@@ -92,7 +92,6 @@ impl TokenKeys {
     }
 
     /// `[auth.jwt]` in force.
-    #[must_use]
     pub fn settings(&self) -> Option<Arc<Jwt>> {
         self.settings.load_full()
     }
@@ -150,7 +149,6 @@ impl TokenKeys {
 }
 
 /// Whether a bearer token could be a JWT: three parts, the first the start of a JSON object.
-#[must_use]
 pub fn looks_like_token(bearer: &[u8]) -> bool {
     bearer.starts_with(b"eyJ") && bearer.iter().filter(|byte| **byte == b'.').count() == 2
 }

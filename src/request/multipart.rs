@@ -13,7 +13,6 @@ use crate::request::fields::{self, FieldError, Fields, ModelAt};
 
 /// The boundary that a request's `content-type` gives; `None` for any other type than `multipart/form-data`. It is empty, with which
 /// nothing can be read, where the type gives none, or could be read in two ways.
-#[must_use]
 pub fn boundary(headers: &HeaderMap) -> Option<&str> {
     let mut types = headers.get_all(header::CONTENT_TYPE).iter();
     let value = types.next()?.to_str().ok()?;
@@ -51,7 +50,6 @@ pub fn parse<'a>(boundary: &str, body: &'a [u8]) -> Result<Fields<'a>, FieldErro
 
 /// The text of a form, in which files that are no text are empty. `None` where anything else is no text, which an engine
 /// takes for one in another character set.
-#[must_use]
 pub fn text(boundary: &str, body: &[u8]) -> Option<String> {
     let mut text = String::new();
     each_part(boundary, body, |part| {

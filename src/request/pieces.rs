@@ -11,13 +11,11 @@ pub struct Pieces {
 
 impl Pieces {
     /// Number of bytes.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.iter().map(Bytes::len).sum()
     }
 
     /// Whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.iter().all(Bytes::is_empty)
     }
@@ -28,7 +26,6 @@ impl Pieces {
     }
 
     /// All in one place: a copy where there are several.
-    #[must_use]
     pub fn whole(&self) -> Bytes {
         if self.rest.is_empty() {
             return self.first.clone();

@@ -28,7 +28,6 @@ pub struct RequestPrompt {
 impl RequestPrompt {
     /// Reads the prompt of a request; `model` is the engine's name of the model or LoRA adapter, `salt` stands for the body's own
     /// `cache_salt`; `continues` is found where `tells_turns`. Dialects whose bodies are unknown have an empty one.
-    #[must_use]
     pub fn read(
         dialect: Dialect,
         fields: &Fields<'_>,

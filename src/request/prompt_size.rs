@@ -19,7 +19,6 @@ pub struct PromptSize {
 
 impl PromptSize {
     /// Tokens: counted where possible, else estimated.
-    #[must_use]
     pub fn tokens(&self, ratio: &TokenRatio) -> Tokens {
         self.exact_tokens.unwrap_or_else(|| ratio.estimate(&self.makeup) + ratio.media.estimate(self.media))
     }

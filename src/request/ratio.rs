@@ -61,19 +61,16 @@ impl TokenRatio {
     }
 
     /// Tokens in these events of a stream that the engine did not count to its end.
-    #[must_use]
     pub fn in_events(&self, events: u64) -> Tokens {
         Tokens((events as f64 * f64::from(self.per_event.ratio())).round() as u64)
     }
 
     /// Tokens in a text, at least one unless it is empty.
-    #[must_use]
     pub fn estimate(&self, text: &Makeup) -> Tokens {
         Tokens(self.tokens(text).ceil() as u64)
     }
 
     /// The mean over all prompts.
-    #[must_use]
     pub fn bytes_per_token(&self) -> f64 {
         f64::from(self.mean.ratio())
     }

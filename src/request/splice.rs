@@ -46,7 +46,6 @@ pub struct Spliced {
 }
 
 /// Applies the edits to a body; `fields` must have been parsed from it.
-#[must_use]
 pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<'_>) -> Spliced {
     let asked = if edits.ask_usage { ask_usage(dialect, body, fields, &edits) } else { Asked::default() };
     let mut all = asked.edits;

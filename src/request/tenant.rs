@@ -59,43 +59,36 @@ impl TenantRef {
     }
 
     /// Of requests that nobody signs: CORS preflights.
-    #[must_use]
     pub fn anonymous() -> Self {
         default_tenant()
     }
 
     /// `name` of the tenant: the label `tenant`.
-    #[must_use]
     pub fn name(&self) -> &Arc<str> {
         &self.known.config.name
     }
 
     /// The tenant's section of the configuration.
-    #[must_use]
     pub fn config(&self) -> &config::Tenant {
         &self.known.config
     }
 
     /// The key that it showed; `None` for a token, a certificate or a trusted header.
-    #[must_use]
     pub fn key(&self) -> Option<&ApiKey> {
         self.key.as_deref()
     }
 
     /// Name of that key, for records.
-    #[must_use]
     pub fn key_name(&self) -> Option<Arc<str>> {
         self.key.as_ref().map(|key| Arc::clone(&key.name))
     }
 
     /// Its part of the engines' caches, where it does not share them.
-    #[must_use]
     pub fn isolation(&self) -> Option<&Isolation> {
         self.known.isolation.as_ref()
     }
 
     /// Whether it may use a route, with this key; `means` is whether a word of its lists is that route.
-    #[must_use]
     pub fn may_use(&self, means: impl Fn(&str) -> bool) -> bool {
         let routes = self.known.config.routes.as_ref();
         routes.is_none_or(|routes| routes.iter().any(|word| means(word)))
@@ -131,13 +124,11 @@ pub enum AuthError {
 
 impl AuthError {
     /// The message for the client.
-    #[must_use]
     pub fn message(&self) -> String {
         self.to_string()
     }
 
     /// What the client is told: 401, or 503 where the gateway lacks the issuer's keys.
-    #[must_use]
     pub(crate) fn failure(&self) -> Failure {
         match self {
             Self::Token(TokenFault::NoKeys) => Failure::NoTokenKeys { retry_after: KEYS_RETRY_AFTER },
@@ -146,7 +137,6 @@ impl AuthError {
     }
 
     /// Whether newer keys of the issuer may help.
-    #[must_use]
     pub fn wants_keys(&self) -> bool {
         matches!(self, Self::Token(TokenFault::UnknownKey | TokenFault::NoKeys))
     }
@@ -154,13 +144,11 @@ impl AuthError {
 
 impl Tenants {
     /// The tenants of a configuration, all of which share the engines' caches.
-    #[must_use]
     pub fn new(configured: &[config::Tenant]) -> Self {
         Self::isolated(configured, None)
     }
 
     /// The tenants of a configuration; `key` makes the salts of those that share no cache.
-    #[must_use]
     pub fn isolated(configured: &[config::Tenant], key: Option<&SaltKey>) -> Self {
         let known = |tenant: &config::Tenant| Known {
             isolation: key.and_then(|key| Isolation::of(tenant, key)),
@@ -191,19 +179,16 @@ impl Tenants {
     }
 
     /// Keys of the token issuer.
-    #[must_use]
     pub fn tokens(&self) -> &TokenKeys {
         &self.tokens
     }
 
     /// Whether a key is asked for, so that the client's credential is the gateway's and is not forwarded.
-    #[must_use]
     pub fn ask_for_keys(&self) -> bool {
         self.default.is_none()
     }
 
     /// The tenant of that name: for a trusted proxy that has identified it already.
-    #[must_use]
     pub fn named(&self, name: &[u8]) -> Option<TenantRef> {
         let at = std::str::from_utf8(name).ok().and_then(|name| self.names.get(name));
         at.and_then(|at| self.tenants.get(*at)).cloned()
@@ -250,7 +235,6 @@ impl Tenants {
 
 /// The id under which an engine stores a response whose client chose `id`: the tenant's own, so that no tenant can name another's. The
 /// same choice of one tenant stays the same id.
-#[must_use]
 pub fn own_response_id(tenant: &str, id: &str) -> String {
     // A tenant's name has no line end.
     let digest = Sha256::new().chain_update(tenant).chain_update("\n").chain_update(id).finalize();

@@ -26,7 +26,6 @@ pub struct Trace {
 
 impl Trace {
     /// Whether the replicas were asked to sample.
-    #[must_use]
     pub fn is_sampled_upstream(&self) -> bool {
         self.flags_upstream & SAMPLED == SAMPLED
     }
@@ -36,7 +35,6 @@ impl Trace {
 ///
 /// `routine` is the share of traces that is marked as sampled for the replicas when the caller does not decide;
 /// `None` where no spans are exported.
-#[must_use]
 pub fn trace_of(headers: &HeaderMap, routine: Option<f64>) -> Trace {
     let incoming = parent(headers);
     let trace_id = incoming.map_or_else(new_trace_id, |parent| parent.trace_id);
@@ -52,7 +50,6 @@ pub fn trace_of(headers: &HeaderMap, routine: Option<f64>) -> Trace {
 }
 
 /// The `traceparent` that goes upstream with the attempt whose span is `span`.
-#[must_use]
 pub fn traceparent(trace: &Trace, span: u64) -> HeaderValue {
     let mut text = Vec::with_capacity(LENGTH);
     text.extend_from_slice(b"00-");
@@ -65,7 +62,6 @@ pub fn traceparent(trace: &Trace, span: u64) -> HeaderValue {
 }
 
 /// A span id that is not zero.
-#[must_use]
 pub fn new_span_id() -> u64 {
     fastrand::u64(1..)
 }
@@ -76,7 +72,6 @@ fn new_trace_id() -> u128 {
 
 /// Whether a trace falls into a share of all traces, by its low 56 bits: those are random in every trace id, and
 /// gateways that see the same trace agree.
-#[must_use]
 pub fn in_share(trace_id: u128, share: f64) -> bool {
     const RANDOM_BITS: u32 = 56;
     let low = (trace_id & ((1 << RANDOM_BITS) - 1)) as f64;

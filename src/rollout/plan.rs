@@ -75,20 +75,17 @@ pub struct Plan {
 
 impl Plan {
     /// A plan before its first step.
-    #[must_use]
     pub fn new(canary: &Canary) -> Self {
         let plan = Self::default();
         Self { reason: plan.place(canary), ..plan }
     }
 
     /// Whether it is at the shadow step, whatever its state.
-    #[must_use]
     pub fn is_shadow(&self, canary: &Canary) -> bool {
         canary.shadow.is_some() && !self.is_past_shadow && self.step == 0
     }
 
     /// The share of new requests of which the canary gets copies, in ten thousandths.
-    #[must_use]
     pub fn shadow_share(&self, canary: &Canary) -> u32 {
         let is_on = matches!(self.state, RolloutState::Running | RolloutState::Paused) && !self.is_off;
         let shadow = canary.shadow.filter(|_| is_on && self.is_shadow(canary));
@@ -96,7 +93,6 @@ impl Plan {
     }
 
     /// The canary's share of new requests, in ten thousandths.
-    #[must_use]
     pub fn share(&self, canary: &Canary) -> u32 {
         match self.state {
             RolloutState::Promoted => 10_000,
@@ -185,7 +181,6 @@ impl Plan {
     }
 
     /// Whether it has requests, or copies, that are judged.
-    #[must_use]
     pub fn is_judged(&self) -> bool {
         match self.state {
             RolloutState::Running => true,
@@ -252,7 +247,6 @@ impl Plan {
     }
 
     /// What all gateways have in common of it, the higher one before the lower: caution before progress.
-    #[must_use]
     pub fn stance(&self) -> (u8, usize) {
         let caution = match self.state {
             RolloutState::RolledBack => 3,

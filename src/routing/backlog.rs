@@ -57,7 +57,6 @@ pub struct Waiting(f64);
 
 impl Waiting {
     /// By our own books and what the engine told of others.
-    #[must_use]
     pub fn at(own: &LoadView, foreign: &Foreign) -> Self {
         Self(own.awaiting as f64 + foreign.waiting)
     }

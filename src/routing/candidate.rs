@@ -52,7 +52,6 @@ pub struct Candidate<'a> {
 
 impl<'a> Candidate<'a> {
     /// Requests without a first token there: ours, others' by the last scrape, and one more where the batch is full.
-    #[must_use]
     pub fn ahead(&self) -> f32 {
         let is_full = self.batch_limit.is_some_and(|limit| self.running() >= limit as f64);
         let awaiting = self.load.view().awaiting as f64 + self.foreign.waiting;
@@ -61,14 +60,12 @@ impl<'a> Candidate<'a> {
 
     /// Requests that are being decoded there, everybody's.
     #[inline]
-    #[must_use]
     pub fn running(&self) -> f64 {
         self.load.view().decoding() as f64 + self.foreign.running()
     }
 
     /// A candidate of which the engine has told nothing (yet, or any more).
     #[inline]
-    #[must_use]
     pub fn new(slot: usize, identity: u64, load: &'a Arc<ReplicaLoad>) -> Self {
         Self {
             slot,
@@ -94,7 +91,6 @@ impl<'a> Candidate<'a> {
 
     /// Whether it is known how many the engine runs at once, or few enough are there to find out: at most half as many again
     /// as ever ran at once, and two more.
-    #[must_use]
     pub fn may_run_more(&self) -> bool {
         let tried = self.load.peak() + self.load.peak() / 2 + UNPROVED_BATCH;
         self.batch_limit.is_some() || self.load.inflight() < tried

@@ -18,7 +18,6 @@ use crate::units::Tokens;
 
 /// Chooses among the candidates; `None` when all of them are excluded. Afterwards each candidate holds what was
 /// found for it (`hit`, `cost`), for the decision log.
-#[must_use]
 pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Decision> {
     weigh(query, candidates);
     let stakes = Stakes::of(query, candidates);
@@ -78,7 +77,6 @@ pub struct Decision {
 
 impl Decision {
     /// For the record, headers and logs of a request that has `waited` in the gateway.
-    #[must_use]
     pub fn summary(&self, waited: Duration) -> DecisionSummary {
         DecisionSummary {
             policy: self.policy,
@@ -95,7 +93,6 @@ impl Decision {
 }
 
 /// What the candidates that came closest and the chosen one would have meant, the cheapest first: what a log can hold of a decision.
-#[must_use]
 pub fn cheapest<'c, 'a>(
     query: &Query<'_>,
     candidates: &'c [Candidate<'a>],

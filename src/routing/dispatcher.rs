@@ -87,7 +87,6 @@ pub struct Ask<'a> {
 
 impl<'a> Ask<'a> {
     /// A prompt without bounds, session or conversation, that is answered as a stream and asks nothing of its replica.
-    #[must_use]
     pub fn of(prompt: Prompt<'a>, tried: &'a SlotSet) -> Self {
         Self {
             prompt,
@@ -158,7 +157,6 @@ pub struct Judged<'a> {
 
 impl Dispatcher {
     /// For a pool of at most `slots` replicas, of which nothing is known.
-    #[must_use]
     pub fn new(slots: usize) -> Arc<Self> {
         Arc::new(Self {
             index: PrefixIndex::new(slots),
@@ -289,13 +287,11 @@ impl Dispatcher {
     }
 
     /// Mean tokens of the pool's answers.
-    #[must_use]
     pub fn expected_output(&self) -> Tokens {
         Tokens(self.model.view().answers.output as u64)
     }
 
     /// How long no replica of the pool has answered; `None` where none ever has.
-    #[must_use]
     pub fn silence(&self, now: Stamp) -> Option<Duration> {
         let last = Stamp::from_nanos(self.last_answer.load(Ordering::Relaxed));
         (last != Stamp::default()).then(|| now.since(last))
@@ -316,7 +312,6 @@ pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stam
 
 impl<'a> Judged<'a> {
     /// What the placement would mean, without any; `None` where it should be held back.
-    #[must_use]
     pub fn quote(&self) -> Option<Quote> {
         let Verdict::Place(decision) = &self.verdict else { return None };
         Some(Quote {
@@ -330,55 +325,46 @@ impl<'a> Judged<'a> {
     }
 
     /// What should be done with the request now.
-    #[must_use]
     pub fn verdict(&self) -> &Verdict {
         &self.verdict
     }
 
     /// Whether the policy predicts: only then do candidates have costs to show.
-    #[must_use]
     pub fn predicts(&self) -> bool {
         matches!(self.verdict, Verdict::Place(decision) if decision.predicted_ttft.is_some())
     }
 
     /// Whether its first token will be seen: otherwise its client waits for the whole answer.
-    #[must_use]
     pub fn shows_first_token(&self) -> bool {
         self.shows_first_token
     }
 
     /// By how much first tokens come later than predicted, one in ten excepted; 1 while too little is known.
-    #[must_use]
     pub fn margin(&self) -> f64 {
         self.query.model.ratio_within(0.9).unwrap_or(1.0).max(1.0)
     }
 
     /// What the request needs.
-    #[must_use]
     pub fn aim(&self) -> &Aim {
         &self.query.aim
     }
 
     /// Every target that was weighed.
-    #[must_use]
     pub fn candidates(&self) -> &[Candidate<'a>] {
         &self.candidates
     }
 
     /// Whether the request was tried elsewhere, or nothing is known by which it could be held back.
-    #[must_use]
     pub fn bypasses_admission(&self) -> bool {
         self.bypasses_admission
     }
 
     /// Whether its replica answers it without the engine.
-    #[must_use]
     pub fn is_past_engine(&self) -> bool {
         self.is_past_engine
     }
 
     /// Whether a replica has room for a request: it is begun on there within `lookahead`.
-    #[must_use]
     pub fn has_room(&self, lookahead: Duration) -> bool {
         let tried = self.query.excluded;
         let has_room = |one: &Candidate<'_>| one.may_run_more() && one.wait <= lookahead.as_secs_f64();
@@ -387,7 +373,6 @@ impl<'a> Judged<'a> {
 
     /// Whether a replica has so little of ours left to begin on that it should be sent more: the one that was chosen, or another that
     /// takes its ordinary traffic.
-    #[must_use]
     pub fn runs_dry(&self, lookahead: Duration) -> bool {
         let Verdict::Place(decision) = &self.verdict else { return false };
         let is_open = |at: usize, one: &Candidate<'_>| at == decision.at || one.share >= 1.0;
@@ -396,26 +381,22 @@ impl<'a> Judged<'a> {
     }
 
     /// Whether the request was tried at a replica before.
-    #[must_use]
     pub fn was_tried(&self) -> bool {
         !self.query.excluded.is_empty()
     }
 
     /// How long no replica of the pool has answered; `None` where none ever has.
-    #[must_use]
     pub fn silence(&self) -> Option<Duration> {
         self.dispatcher.silence(self.query.aim.now)
     }
 
     /// The candidates that came closest, the cheapest first: what a log can hold of a decision.
-    #[must_use]
     pub fn cheapest(&self) -> SmallVec<[(&Candidate<'a>, Terms); super::MAX_LOGGED]> {
         let Verdict::Place(decision) = &self.verdict else { return SmallVec::new() };
         cheapest(&self.query, &self.candidates, decision.at)
     }
 
     /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.
-    #[must_use]
     pub fn assign(&self) -> Option<Assignment> {
         let Verdict::Place(decision) = self.verdict else { return None };
         let Query { prompt, aim, sampling, elsewhere, turn, .. } = self.query;
@@ -532,7 +513,6 @@ impl Assignment {
 
     /// The wait for the first token that this share of them stays within, by how predictions have fitted of late; `None` where the
     /// policy does not predict, or too little is known.
-    #[must_use]
     pub fn ttft_within(&self, share: f64) -> Option<Duration> {
         let ratio = self.dispatcher.model.ratio_within(share)?;
         Duration::try_from_secs_f64(self.decision.predicted_ttft?.as_secs_f64() * ratio).ok()
@@ -602,13 +582,11 @@ impl Assignment {
     }
 
     /// Requests that waited there before it; see [`Candidate::ahead`].
-    #[must_use]
     pub fn ahead(&self) -> f32 {
         self.ahead
     }
 
     /// The predicted wait in its parts; `None` where nothing was learned yet.
-    #[must_use]
     pub fn expected(&self) -> Option<crate::record::ExpectedWait> {
         self.dispatcher.model.expected(&self.decision.terms)
     }

@@ -24,7 +24,6 @@ pub struct Followed {
 
 impl Dispatcher {
     /// Another gateway sent a request to `target`.
-    #[must_use]
     pub fn follow(self: &Arc<Self>, target: &Target, placed: &Placed, at: Stamp) -> Followed {
         self.remember(target, placed, at);
         let prompt = Tokens(placed.prompt.0.min(MOST_TOKENS));

@@ -18,7 +18,6 @@ pub struct Foreign {
 
 impl Foreign {
     /// What an engine has beyond our own load at the moment when it was asked. An absent figure says nothing.
-    #[must_use]
     pub(super) fn beyond(running: Option<f64>, waiting: Option<f64>, own: &LoadView) -> Self {
         let (all, awaiting) = (own.inflight as f64, own.awaiting as f64);
         let requests = match (running, waiting) {
@@ -35,7 +34,6 @@ impl Foreign {
 
     /// Those that are being decoded.
     #[inline]
-    #[must_use]
     pub(super) fn running(self) -> f64 {
         fast_max(self.requests - self.waiting, 0.0)
     }

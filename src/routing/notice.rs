@@ -123,7 +123,6 @@ pub struct Usage {
 }
 
 /// Names a replica for all gateways: its pool, and its address.
-#[must_use]
 pub fn place(pool: &str, identity: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(pool.as_bytes(), identity)
 }
@@ -139,13 +138,11 @@ pub struct Outbox {
 }
 
 /// A queue of at most `capacity` notices.
-#[must_use]
 pub fn queue(capacity: usize) -> (Arc<Outbox>, Receiver<Notice>) {
     queue_of(capacity, true)
 }
 
 /// As [`queue`], of decisions alone.
-#[must_use]
 pub fn decisions(capacity: usize) -> (Arc<Outbox>, Receiver<Notice>) {
     queue_of(capacity, false)
 }
@@ -157,7 +154,6 @@ fn queue_of(capacity: usize, is_whole: bool) -> (Arc<Outbox>, Receiver<Notice>) 
 
 impl Outbox {
     /// Notices that did not fit so far.
-    #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }

@@ -36,13 +36,11 @@ type CanaryKey = (Arc<str>, Arc<str>);
 
 impl CanaryShares {
     /// That of one canary.
-    #[must_use]
     pub fn of(&self, route: &Arc<str>, pool: &Arc<str>) -> Arc<CanaryShare> {
         Arc::clone(self.0.lock().entry((Arc::clone(route), Arc::clone(pool))).or_default())
     }
 
     /// Whether a pool has a share as a canary.
-    #[must_use]
     pub fn uses(&self, pool: &str) -> bool {
         self.0.lock().iter().any(|((_, canary), share)| **canary == *pool && share.get() > 0)
     }
@@ -65,7 +63,6 @@ pub struct PoolWheel {
 
 impl PoolWheel {
     /// A wheel over pools in the order of the route.
-    #[must_use]
     pub fn new(weights: impl IntoIterator<Item = u32>) -> Self {
         Self { weights: weights.into_iter().collect(), canary: None, turn: AtomicU64::new(0) }
     }
@@ -78,25 +75,21 @@ impl PoolWheel {
     }
 
     /// Whether the pool is a canary beside others that serve.
-    #[must_use]
     pub fn tries(&self, place: usize) -> bool {
         self.canary.as_ref().is_some_and(|(canary, share)| *canary == place && share.get() < WHOLE)
     }
 
     /// Whether a pool gets requests as things are.
-    #[must_use]
     pub fn uses(&self, place: usize) -> bool {
         self.shares().any(|(pool, weight)| pool == place && weight > 0)
     }
 
     /// Whether a pool may get requests: as things are, or while those that do cannot take them.
-    #[must_use]
     pub fn may_use(&self, place: usize) -> bool {
         self.uses(place) || self.fallbacks().any(|pool| pool == place)
     }
 
     /// Each pool's share of new requests as things are, 0 to 1, in the order of the route.
-    #[must_use]
     pub fn fractions(&self) -> Vec<f64> {
         let total: u64 = self.shares().map(|(_, weight)| weight).sum();
         self.shares().map(|(_, weight)| weight as f64 / total.max(1) as f64).collect()
@@ -126,7 +119,6 @@ impl PoolWheel {
     }
 
     /// The place of the chosen pool among the route's; `None` when no pool with a weight is available.
-    #[must_use]
     pub fn choose(&self, session: Option<u64>, is_available: impl Fn(usize) -> bool) -> Option<usize> {
         let open = || self.shares().filter(|(pool, weight)| *weight > 0 && is_available(*pool));
         let chosen = match session {

@@ -8,19 +8,16 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What a replica's name becomes: computed once, ranked often, the same on all gateways. Keys (of sessions and prompts) are hashed
 /// under `routing.seed`, so that a client cannot aim at a replica.
-#[must_use]
 pub fn identity(seed: u64, name: &[u8]) -> u64 {
     xxh3_64_with_seed(name, seed)
 }
 
 /// The rank of a replica for a key: highest wins.
-#[must_use]
 pub fn rank(key: u64, replica: u64) -> u64 {
     xxh3_64_with_seed(&key.to_le_bytes(), replica)
 }
 
 /// A uniform number in (0, 1) from a rank, for weighted choices.
-#[must_use]
 pub fn unit(rank: u64) -> f64 {
     // 52 bits and a half fit a double exactly; the half step keeps it off both ends, where a logarithm would break.
     ((rank >> 12) as f64 + 0.5) / (1u64 << 52) as f64

@@ -39,7 +39,6 @@ pub struct PromptReport {
 pub type Reports = SyncSender<PromptReport>;
 
 /// A queue of at most `capacity` reports.
-#[must_use]
 pub fn queue(capacity: usize) -> (Arc<Reports>, Receiver<PromptReport>) {
     let (sender, receiver) = sync_channel(capacity);
     (Arc::new(sender), receiver)

@@ -13,7 +13,6 @@ pub struct SlotSet {
 
 impl SlotSet {
     /// An empty set.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -28,14 +27,12 @@ impl SlotSet {
     }
 
     /// Whether the slot is in the set.
-    #[must_use]
     pub fn contains(&self, slot: usize) -> bool {
         let (word, bit) = place(slot);
         self.words.get(word).is_some_and(|w| w & bit != 0)
     }
 
     /// Whether no slot is in the set.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|w| *w == 0)
     }

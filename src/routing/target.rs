@@ -91,7 +91,6 @@ struct Seen {
 
 impl Target {
     /// A replica without work, of which the engine has reported nothing.
-    #[must_use]
     pub fn new(slot: usize, identity: u64) -> Self {
         let (load, published, seen) = (ReplicaLoad::new(), Published::default(), Mutex::default());
         let (failing, withheld) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -106,13 +105,11 @@ impl Target {
     }
 
     /// Probability that it answers, relative to its peers, 0 to 1.
-    #[must_use]
     pub fn success(&self) -> f64 {
         1.0 - f64::from_bits(self.failing.load(Ordering::Relaxed))
     }
 
     /// Fraction of its ordinary traffic that it should get, 0 to 1.
-    #[must_use]
     pub fn share(&self) -> f64 {
         1.0 - f64::from_bits(self.withheld.load(Ordering::Relaxed))
     }
@@ -134,7 +131,6 @@ impl Target {
     }
 
     /// The newest page.
-    #[must_use]
     pub fn page(&self) -> Option<EnginePage> {
         self.seen.lock().page
     }
@@ -145,7 +141,6 @@ impl Target {
     }
 
     /// The newest figures; absent when too old.
-    #[must_use]
     pub fn signals(&self, now: Stamp, limits: &EngineLimits) -> Option<EngineSignals> {
         let seen = self.seen.lock();
         let (page, age) = (seen.page?, now.since(seen.at));

@@ -23,7 +23,6 @@ pub enum Verdict {
 ///
 /// Pure, and cheap enough to be asked again for every waiting request whenever something changed. A policy that
 /// predicts nothing always places.
-#[must_use]
 pub(super) fn judge(
     policy: &dyn Policy,
     query: &Query<'_>,

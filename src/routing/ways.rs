@@ -77,7 +77,6 @@ pub struct Choice {
 
 impl Choice {
     /// In one place, for a reason.
-    #[must_use]
     pub fn together(ways: Ways, reason: &'static str) -> Self {
         Self { ways: Ways { reason, ..ways }, prefill: None, closed: SlotSet::new() }
     }

@@ -18,7 +18,6 @@ pub struct Work {
 
 impl Work {
     /// A prompt of which `uncached` tokens are computed after `cached` ones that need not be.
-    #[must_use]
     pub fn of(uncached: Tokens, cached: Tokens) -> Self {
         let (tokens, before) = (uncached.0.min(MOST_TOKENS), cached.0.min(MOST_TOKENS));
         Self { tokens, attention: tokens * (before + tokens / 2) }

@@ -30,7 +30,6 @@ struct Gateway {
 
 impl ReplayedGateways {
     /// `shares` as in one `[cluster]`; otherwise each routes alone.
-    #[must_use]
     pub fn new(routers: Vec<ProductRouter>, shares: bool) -> Self {
         let count = routers.len();
         let gateway = |router: ProductRouter| {

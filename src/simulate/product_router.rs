@@ -106,7 +106,6 @@ struct Wait {
 
 impl ProductRouter {
     /// A gateway with an empty prefix index and an untrained predictor.
-    #[must_use]
     pub fn new(route: &ReplayedRoute, replicas: usize) -> Self {
         Self {
             policy: policies::named(route.policy),
@@ -140,7 +139,6 @@ impl ProductRouter {
     }
 
     /// The same with requests of several tenants.
-    #[must_use]
     pub fn with_shares(self, share: fn(&Arrival) -> Share) -> Self {
         Self { share, ..self }
     }
@@ -181,7 +179,6 @@ impl ProductRouter {
     }
 
     /// Where a request is served.
-    #[must_use]
     pub fn slot_of(&self, request: RequestId) -> Option<usize> {
         Some(self.streams.get(&request)?.assignment.decision.slot)
     }

@@ -27,7 +27,6 @@ pub struct Refill {
 
 impl Refill {
     /// A minute's allowance, refilled steadily.
-    #[must_use]
     pub fn per_minute(allowance: u64) -> Self {
         Self { burst: allowance as f64, per_second: allowance as f64 / 60.0 }
     }
@@ -35,7 +34,6 @@ impl Refill {
 
 impl TokenBucket {
     /// A bucket of this size without tokens.
-    #[must_use]
     pub const fn empty(burst: f64) -> Self {
         Self { used: burst, at: Stamp::from_nanos(0), burst }
     }
@@ -63,7 +61,6 @@ impl TokenBucket {
     }
 
     /// Tokens that are there, and how long until it is full.
-    #[must_use]
     pub fn left(&self, refill: &Refill, now: Stamp) -> (f64, Duration) {
         let used = self.used_at(refill, now);
         let full = Duration::try_from_secs_f64(used / refill.per_second).unwrap_or(Duration::MAX);

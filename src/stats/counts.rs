@@ -21,7 +21,6 @@ impl Counts {
     }
 
     /// Coarse counts from a file; `None` where they are empty or out of order.
-    #[must_use]
     pub fn restore(buckets: &[(u32, u32)]) -> Option<Self> {
         let is_valid = buckets.is_sorted_by(|a, b| a.0 < b.0) && buckets.iter().any(|(_, count)| *count > 0);
         let known = buckets.iter().copied().filter(|(_, count)| *count > 0);
@@ -31,7 +30,6 @@ impl Counts {
     }
 
     /// In a quarter as many buckets, 32 or more in an octave: for distributions that are kept by the thousand.
-    #[must_use]
     pub fn coarse(&self) -> Self {
         let mut buckets: Vec<(u32, u32)> = Vec::with_capacity(self.buckets.len());
         for (from, count) in &self.buckets {
@@ -45,25 +43,21 @@ impl Counts {
     }
 
     /// Lower edges in microseconds, and counts; ascending, none empty.
-    #[must_use]
     pub fn buckets(&self) -> &[(u32, u32)] {
         &self.buckets
     }
 
     /// Number of values.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
     /// Sum of the values in seconds.
-    #[must_use]
     pub fn sum(&self) -> f64 {
         self.sum
     }
 
     /// Mean in seconds; `None` while empty.
-    #[must_use]
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
     }
@@ -75,7 +69,6 @@ impl Counts {
     }
 
     /// Quantile in seconds, the middle of its bucket; `None` while empty.
-    #[must_use]
     pub fn quantile(&self, quantile: f64) -> Option<f64> {
         let rank = ((self.count as f64 * quantile).ceil() as u64).clamp(1, self.count.max(1));
         let mut below = 0;
@@ -87,7 +80,6 @@ impl Counts {
     }
 
     /// Natural logarithm of a quantile, interpolated within its bucket; `None` while empty.
-    #[must_use]
     pub fn ln_quantile(&self, quantile: f64) -> Option<f64> {
         let wanted = quantile * self.count as f64;
         let mut below = 0.0;
@@ -101,13 +93,11 @@ impl Counts {
     }
 
     /// Standard deviation of the logarithms, by the interquartile range; `None` while empty.
-    #[must_use]
     pub fn ln_spread(&self) -> Option<f64> {
         Some((self.ln_quantile(0.75)? - self.ln_quantile(0.25)?) / IQR_PER_SIGMA)
     }
 
     /// Trimmed mean of the logarithms; `None` while empty.
-    #[must_use]
     pub fn ln_center(&self) -> Option<f64> {
         let count = self.count as f64;
         let (low, high) = (TRIMMED * count, (1.0 - TRIMMED) * count);
@@ -122,7 +112,6 @@ impl Counts {
     }
 
     /// Values in the bucket that begins at `from` microseconds, and above.
-    #[must_use]
     pub fn count_from(&self, from: u32) -> u64 {
         let above = self.buckets.iter().rev().take_while(|(at, _)| *at >= from);
         above.map(|(_, count)| u64::from(*count)).sum()
@@ -130,7 +119,6 @@ impl Counts {
 
     /// The lower edge in microseconds of the bucket from which on about `share` of the values lies, with the exact share;
     /// `None` where that would be none.
-    #[must_use]
     pub fn tail(&self, share: f64) -> Option<(u32, f64)> {
         let allowed = share * self.count as f64;
         let (mut above, mut edge) = (0_u64, None);

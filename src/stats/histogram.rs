@@ -43,13 +43,11 @@ impl Histogram {
     }
 
     /// Number of values.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.micros.as_ref().map_or(0, |micros| micros.len())
     }
 
     /// What it has counted.
-    #[must_use]
     pub fn counts(&self) -> Counts {
         let Some(micros) = &self.micros else { return Counts::default() };
         let used = micros.iter_recorded().map(|bucket| {
@@ -83,7 +81,6 @@ impl Histogram {
 
 impl Counts {
     /// The sum of all of these; coarse where one of them is.
-    #[must_use]
     pub fn merged<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         let all: Vec<&Self> = all.into_iter().filter(|counts| counts.count() > 0).collect();
         if let [one] = all[..] {

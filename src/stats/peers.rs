@@ -14,7 +14,6 @@ impl Peers {
 
     /// The lower median of the others' figures, for a member whose own is among them, if it has one. With half of a group
     /// off, the other half is still the measure.
-    #[must_use]
     pub fn beside(&self, own: Option<f64>) -> Option<f64> {
         let Some(own) = own else {
             let middle = self.0.len().checked_sub(1)? / 2;

@@ -46,7 +46,6 @@ impl<T> Ring<T> {
     }
 
     /// Number of the newest slot.
-    #[must_use]
     pub fn newest(&self) -> Option<i64> {
         self.0.back().map(|(number, _)| *number)
     }

@@ -22,7 +22,6 @@ pub struct Prior {
 }
 
 /// Winsorised mean and scale.
-#[must_use]
 pub fn robust(values: &[f64], prior: Prior) -> Noise {
     let Some(middle) = median(values) else { return Noise { center: 0.0, scale: prior.scale } };
     let deviations: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
@@ -38,7 +37,6 @@ pub fn robust(values: &[f64], prior: Prior) -> Noise {
 }
 
 /// The median, the mean of the middle two where there are two; `None` of nothing.
-#[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut values = values.to_vec();
     Some(f64::midpoint(lower_quantile(&mut values, 0.5)?, upper_quantile(&mut values, 0.5)?))
@@ -61,7 +59,6 @@ fn nth(values: &mut [f64], at: usize) -> f64 {
 }
 
 /// Mean without [`TRIMMED`] of the values at either end; `None` of nothing.
-#[must_use]
 pub fn trimmed_mean(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let cut = (values.len() as f64 * TRIMMED) as usize;
@@ -70,7 +67,6 @@ pub fn trimmed_mean(mut values: Vec<f64>) -> Option<f64> {
 }
 
 /// Logarithm of the probability of at least `hits` of `tries` at `rate`, bounded from above (Chernoff).
-#[must_use]
 pub fn ln_binomial_tail(hits: f64, tries: f64, rate: f64) -> f64 {
     let share = hits / tries.max(1.0);
     if share <= rate {

@@ -34,7 +34,6 @@ impl RetryBudget {
     }
 
     /// Withdraws one retry; `false` where the budget is exhausted.
-    #[must_use]
     pub fn withdraw(&self, retry: &Retry, now: Stamp) -> bool {
         let rate = f64::from(retry.min_per_second);
         let mut buckets = self.0.lock();

@@ -159,7 +159,6 @@ pub struct KeptConnection {
 
 impl KeptConnection {
     /// Whether the last call opened it.
-    #[must_use]
     pub fn is_fresh(&self) -> bool {
         self.is_fresh
     }

@@ -44,7 +44,6 @@ pub struct UpstreamBody {
 
 impl UpstreamBody {
     /// A body in pieces.
-    #[must_use]
     pub fn of(body: &Pieces) -> Self {
         let mut pieces = body.iter();
         let next = pieces.next().cloned().unwrap_or_default();
@@ -59,7 +58,6 @@ impl UpstreamBody {
     }
 
     /// All of it in one place.
-    #[must_use]
     pub fn whole(self) -> Bytes {
         self.into_pieces().collect::<Pieces>().whole()
     }
@@ -123,7 +121,6 @@ pub struct Identity {
 }
 
 /// The system's certificate store.
-#[must_use]
 pub fn system_roots() -> RootCertStore {
     let native = rustls_native_certs::load_native_certs();
     for error in native.errors {
@@ -207,7 +204,6 @@ impl Connector {
     }
 
     /// A connector that is secured by itself from now on.
-    #[must_use]
     pub fn separate(&self) -> Self {
         self.with_tls(ClientTls::clone(&self.tls.load()))
     }
@@ -247,7 +243,6 @@ impl Connector {
     }
 
     /// The same, offering HTTP/2 in the TLS handshake: for gRPC.
-    #[must_use]
     pub fn offering_http2(&self) -> Self {
         let tls = self.tls.load_full();
         let mut config = rustls::ClientConfig::clone(&tls.config);
@@ -376,7 +371,6 @@ fn more_telling(one: io::Error, other: io::Error) -> io::Error {
 }
 
 /// Whether the failure is a shortage of this process or host (EMFILE, ENFILE, EADDRNOTAVAIL), which is no fault of a replica.
-#[must_use]
 pub fn is_local(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
 }

@@ -165,14 +165,12 @@ impl ConnectionPool {
     }
 
     /// Where its connections lead: of a name the address that was looked up last.
-    #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         let host = self.connector.known_address(&self.endpoint.host)?;
         Some(SocketAddr::new(host, self.endpoint.port))
     }
 
     /// Number of open connections, idle and leased.
-    #[must_use]
     pub fn open(&self) -> u64 {
         self.open.load(Ordering::Relaxed)
     }

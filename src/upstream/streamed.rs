@@ -43,7 +43,6 @@ pub(crate) async fn open(
 
 impl Answer {
     /// Its status.
-    #[must_use]
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }

@@ -43,13 +43,11 @@ pub struct Finding {
 
 impl Finding {
     /// The most likely cause.
-    #[must_use]
     pub fn diagnosis(&self) -> Diagnosis {
         self.causes.diagnosis()
     }
 
     /// What it is about, as a name: the same for every gateway, after a restart, and if it comes again.
-    #[must_use]
     pub fn id(&self) -> String {
         let SeriesName { route, revision, replica } = &self.series;
         let replica = replica.as_deref().unwrap_or_default();
@@ -58,7 +56,6 @@ impl Finding {
     }
 
     /// Labels of its metrics: route, revision, replica (`none` unless one alone drifts), kind, diagnosis.
-    #[must_use]
     pub fn labels(&self) -> [&str; 5] {
         let SeriesName { route, revision, replica } = &self.series;
         let replica = replica.as_deref().unwrap_or("none");
@@ -73,7 +70,6 @@ impl Finding {
     }
 
     /// As in the admin API, in `replay --drift` and in the log.
-    #[must_use]
     pub(crate) fn to_api(&self) -> api::Finding {
         api::Finding {
             acknowledged: self.is_acknowledged,

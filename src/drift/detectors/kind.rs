@@ -44,13 +44,11 @@ impl Kind {
     }
 
     /// Whether it pages somebody.
-    #[must_use]
     pub fn is_urgent(self) -> bool {
         self.row().horizon == Minutes
     }
 
     /// Whether it develops over days.
-    #[must_use]
     pub fn is_of_days(self) -> bool {
         self.row().horizon == Days
     }

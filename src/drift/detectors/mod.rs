@@ -107,7 +107,6 @@ pub struct Detectors {
 
 impl Detectors {
     /// Detectors without any baseline.
-    #[must_use]
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -176,7 +175,6 @@ impl Detectors {
     }
 
     /// The number of series with a baseline.
-    #[must_use]
     pub fn series(&self) -> usize {
         self.series.len()
     }

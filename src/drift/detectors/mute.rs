@@ -19,7 +19,6 @@ pub struct Mute {
 
 impl Mute {
     /// Whether it is about this finding, at `at`.
-    #[must_use]
     pub fn covers(&self, finding: &Finding, at: f64) -> bool {
         let is_route = self.route.as_deref().is_none_or(|route| *route == *finding.series.route);
         at < self.until && is_route && self.kind.is_none_or(|kind| kind == finding.kind)

@@ -92,7 +92,6 @@ type SavedPart = (i64, Vec<(u32, u32)>);
 
 impl Detectors {
     /// What is worth keeping over a restart.
-    #[must_use]
     pub fn save(&self) -> Saved {
         let series = self.series.iter().map(|series| SavedSeries {
             route: series.route.to_string(),

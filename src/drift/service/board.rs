@@ -41,7 +41,6 @@ pub struct Found {
 
 impl Board {
     /// Findings now.
-    #[must_use]
     pub fn read(&self) -> Found {
         self.found.lock().clone()
     }

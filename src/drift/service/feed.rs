@@ -69,7 +69,6 @@ impl Feed {
     }
 
     /// Findings, for the admin API.
-    #[must_use]
     pub fn board(&self) -> &Board {
         &self.board
     }
@@ -114,7 +113,6 @@ impl Feed {
     }
 
     /// Seconds since the Unix epoch.
-    #[must_use]
     pub fn now(&self) -> f64 {
         seconds(self.clock, self.clock.now())
     }

@@ -35,19 +35,16 @@ pub struct Shadow {
 
 impl Shadows {
     /// Copies end when `stop` is cancelled.
-    #[must_use]
     pub fn new(stop: CancellationToken) -> Self {
         Self { by_canary: Mutex::default(), stop }
     }
 
     /// That of the canary of a route.
-    #[must_use]
     pub fn of(&self, route: &Arc<str>, pool: &Arc<str>) -> Arc<Shadow> {
         Arc::clone(self.by_canary.lock().entry((Arc::clone(route), Arc::clone(pool))).or_default())
     }
 
     /// Whether a pool gets copies as a canary.
-    #[must_use]
     pub fn uses(&self, pool: &str) -> bool {
         let has_share = |shadow: &Shadow| shadow.share.load(Ordering::Relaxed) > 0;
         self.by_canary.lock().iter().any(|((_, canary), shadow)| **canary == *pool && has_share(shadow))

@@ -54,7 +54,6 @@ enum Answer {
 
 impl Capture {
     /// Of a request with this body.
-    #[must_use]
     pub fn new(body: &[u8], readers: SmallVec<[Arc<dyn Reader>; 2]>) -> Self {
         let limit = readers.iter().map(|reader| reader.limit()).max().unwrap_or_default();
         let most = readers.iter().map(|reader| reader.request_limit()).max().unwrap_or_default();
@@ -62,7 +61,6 @@ impl Capture {
     }
 
     /// At most `limit` bytes of the answer, and whether there was more: a body, or the texts of a stream by choice.
-    #[must_use]
     pub fn answer(&self, limit: usize) -> (Json, bool) {
         self.redacted_answer(&Redact::default(), limit)
     }

@@ -8,7 +8,6 @@ use crate::record::Record;
 pub type Fields = Map<String, Json>;
 
 /// Of a request that has been asked.
-#[must_use]
 pub fn asked(record: &Record) -> Fields {
     let mut fields = Fields::new();
     for (name, value) in [
@@ -25,7 +24,6 @@ pub fn asked(record: &Record) -> Fields {
 }
 
 /// Of one that has ended.
-#[must_use]
 pub fn ended(record: &Record) -> Fields {
     let mut fields = asked(record);
     fields.insert("status".to_owned(), json!(record.status));

@@ -3,7 +3,6 @@
 use crate::stats::Counts;
 
 /// Counts by row; what lies outside counts in the first or the last.
-#[must_use]
 pub fn heat(counts: &Counts) -> Vec<u64> {
     let mut heat = vec![0; ROWS];
     for (seconds, count) in counts.values() {
@@ -17,7 +16,6 @@ pub fn heat(counts: &Counts) -> Vec<u64> {
 }
 
 /// Lower edges of the rows, in seconds.
-#[must_use]
 pub fn heat_edges() -> Vec<f64> {
     (0..ROWS).map(|row| LOWEST * (row as f64 / 2.0).exp2()).collect()
 }

@@ -41,7 +41,6 @@ impl History {
     }
 
     /// Every route with its history, by name.
-    #[must_use]
     pub fn routes(&self) -> Vec<(Arc<str>, Arc<RouteHistory>)> {
         let mut routes: Vec<_> =
             self.0.iter().map(|e| (Arc::clone(e.key()), Arc::clone(e.value()))).collect();
@@ -70,7 +69,6 @@ impl History {
     }
 
     /// Requests kept for their slowness or failure, newest first.
-    #[must_use]
     pub fn kept(&self, now: Stamp) -> Vec<Kept> {
         let mut kept: Vec<Kept> = self.0.iter().flat_map(|route| route.worst.lock().read(now)).collect();
         // By the root span where two ended at once, so that the order is the same each time.
@@ -115,7 +113,6 @@ impl RouteHistory {
     }
 
     /// Slots with values of the last `n` whole steps and the current one, oldest first, with their numbers.
-    #[must_use]
     pub fn slots(&self, step: Step, n: i64, now: Stamp) -> Vec<(i64, Slot)> {
         let newest = step.slot(now);
         let rings = self.rings.lock();
@@ -127,7 +124,6 @@ impl RouteHistory {
 
     /// What was usual: the last ten minutes in which the SLO was kept, however long ago, and how many seconds they are. What lasts is
     /// compared with what was before it, not with itself.
-    #[must_use]
     pub fn calm(&self) -> (Slot, f64) {
         let rings = self.rings.lock();
         let mut sum = Slot::default();
@@ -138,7 +134,6 @@ impl RouteHistory {
     }
 
     /// Times in a stage in the slots from `oldest` to `newest`, both included.
-    #[must_use]
     pub fn stage(&self, stage: Stage, step: Step, oldest: i64, newest: i64) -> Counts {
         let slots = self.stages.get(stage as usize);
         slots.map_or_else(Counts::default, |slots| slots.lock().counts(step, oldest, newest))

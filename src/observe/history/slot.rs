@@ -69,13 +69,11 @@ pub struct Part {
 
 impl Part {
     /// Requests that missed their SLO.
-    #[must_use]
     pub fn missed(&self) -> u32 {
         self.missed_in.iter().sum()
     }
 
     /// Mean seconds in a stage, of the requests that reached it.
-    #[must_use]
     pub fn mean(&self, stage: Stage) -> Option<f64> {
         let at = stage as usize;
         let requests = *self.stage_requests.get(at)?;
@@ -83,13 +81,11 @@ impl Part {
     }
 
     /// Mean inter-token latency in seconds.
-    #[must_use]
     pub fn mean_itl(&self) -> Option<f64> {
         (self.itl.1 > 0).then(|| self.itl.0 / self.itl.1 as f64)
     }
 
     /// TTFT over what the same work takes at the pool's speed.
-    #[must_use]
     pub fn over_expected(&self) -> Option<f64> {
         (self.ttft.1 > 0.0).then(|| self.ttft.0 / self.ttft.1)
     }
@@ -151,7 +147,6 @@ impl Part {
     }
 
     /// A revision without one of its replicas; `None` if nothing is left, or if the replica has requests of another revision as well.
-    #[must_use]
     pub fn without(&self, replica: &Self) -> Option<Self> {
         let judged = self.judged.checked_sub(replica.judged).filter(|judged| *judged > 0)?;
         let mut rest =
@@ -193,19 +188,16 @@ pub struct Slot {
 
 impl Slot {
     /// Requests that count for the SLO.
-    #[must_use]
     pub fn judged(&self) -> u32 {
         self.good + self.all_missed()
     }
 
     /// Requests that missed their SLO.
-    #[must_use]
     pub fn all_missed(&self) -> u32 {
         self.missed.iter().sum()
     }
 
     /// Requests without content in their answers, as a fraction of all.
-    #[must_use]
     pub fn empty_share(&self) -> f64 {
         f64::from(self.empty) / f64::from(self.requests.max(1))
     }
@@ -217,7 +209,6 @@ impl Slot {
     }
 
     /// Mean bound on TTFT in seconds; `None` without any.
-    #[must_use]
     pub fn mean_bound(&self) -> Option<f64> {
         (self.bound.1 > 0).then(|| self.bound.0 / f64::from(self.bound.1))
     }

@@ -16,7 +16,6 @@ pub enum Step {
 
 impl Step {
     /// The step named `10s` or `1m`.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "10s" => Some(Self::TenSeconds),
@@ -26,7 +25,6 @@ impl Step {
     }
 
     /// Length of a slot in seconds.
-    #[must_use]
     pub fn seconds(self) -> u64 {
         match self {
             Self::TenSeconds => 10,
@@ -35,7 +33,6 @@ impl Step {
     }
 
     /// Number of the slot of a stamp.
-    #[must_use]
     pub fn slot(self, at: Stamp) -> i64 {
         (at.as_nanos() / (self.seconds() * 1_000_000_000)).cast_signed()
     }

@@ -21,7 +21,6 @@ pub enum Exposition {
 
 impl Exposition {
     /// Negotiates by an `accept` header; [`Self::Plain`] without one.
-    #[must_use]
     pub fn wanted(accept: Option<&str>) -> Self {
         let best = |wants: fn(&str) -> bool| {
             let items = accept.unwrap_or_default().split(',').filter_map(quality);
@@ -33,7 +32,6 @@ impl Exposition {
     }
 
     /// Value of the `content-type` header.
-    #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
             Self::Plain => "text/plain; version=0.0.4; charset=utf-8",

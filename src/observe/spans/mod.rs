@@ -62,7 +62,6 @@ impl Spans {
     }
 
     /// Whether the spans of an ended request are to be exported.
-    #[must_use]
     pub fn keeps(&self, record: &Record, judgement: &Judgement, seen: Seen) -> bool {
         let sampling = self.sampling.load();
         if !keep(record, judgement, seen, &sampling) {
@@ -92,7 +91,6 @@ impl Spans {
     }
 
     /// Share of ordinary traces that is kept, for the flag that goes upstream.
-    #[must_use]
     pub fn routine_share(&self) -> f64 {
         self.sampling.load().routine
     }

@@ -20,7 +20,6 @@ pub struct Seen {
 }
 
 /// Whether the spans of an ended request are to be exported.
-#[must_use]
 pub fn keep(record: &Record, judgement: &Judgement, seen: Seen, sampling: &Sampling) -> bool {
     is_asked_for(record)
         || (sampling.keeps(Keep::Error) && is_error(record))

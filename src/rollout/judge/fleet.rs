@@ -30,7 +30,6 @@ pub struct FleetWatch {
 
 impl FleetWatch {
     /// Goes on where these replicas of the canary were ready before.
-    #[must_use]
     pub fn resumed(warm: impl IntoIterator<Item = String>) -> Self {
         Self { cold: warm.into_iter().map(|name| (name.into(), None)).collect(), ..Self::default() }
     }

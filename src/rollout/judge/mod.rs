@@ -71,7 +71,6 @@ pub struct Observed {
 
 impl Observed {
     /// A whole value of a stream, of no replica or conversation that is known.
-    #[must_use]
     pub fn of(arm: Arm, value: f64) -> Self {
         Self { arm, value, count: 1.0, is_censored: false, is_unary: false, replica: 0, conversation: None }
     }
@@ -141,7 +140,6 @@ struct Blocks {
 
 impl Judge {
     /// A judge by the bounds of `canary` that goes on from `saved`.
-    #[must_use]
     pub fn new(canary: &Canary, saved: &SavedEvidence) -> Self {
         let bounds = bounds(canary);
         let total: f64 =
@@ -312,7 +310,6 @@ impl Judge {
     }
 
     /// Evidence of every test.
-    #[must_use]
     pub fn evidence(&self) -> Vec<Evidence> {
         let tails = self.tails.iter().map(|tail| Evidence {
             test: tail.name,
@@ -338,14 +335,12 @@ impl Judge {
     }
 
     /// The test that stops the canary.
-    #[must_use]
     pub fn breach(&self) -> Option<Evidence> {
         let strongest = self.evidence().into_iter().max_by(|a, b| a.share.total_cmp(&b.share));
         strongest.filter(|evidence| evidence.share >= 1.0)
     }
 
     /// Percentiles side by side, of classes that both have seen.
-    #[must_use]
     pub fn compared(&mut self) -> Vec<Compared> {
         let mut compared = Vec::new();
         let arms = self.baseline.iter_mut().zip(&mut self.canary);
@@ -365,7 +360,6 @@ impl Judge {
     }
 
     /// What a restart must not lose.
-    #[must_use]
     pub fn save(&self) -> SavedEvidence {
         let tails = |of: fn(&Tail) -> &TailTest| {
             self.tails.iter().map(|tail| (tail.name.to_owned(), of(tail).wealth().clone())).collect()

@@ -147,7 +147,6 @@ pub enum ActError {
 
 impl Feed {
     /// Rollouts as they are, for the admin API.
-    #[must_use]
     pub fn board(&self) -> &Board {
         &self.board
     }

@@ -34,7 +34,6 @@ pub(super) struct Running {
 impl Curve {
     /// Expected streams over their bound after a stall of `seconds`.
     #[inline]
-    #[must_use]
     pub fn at(&self, seconds: f32) -> f32 {
         read(|at| self.0.get(at).copied(), seconds)
     }
@@ -63,13 +62,11 @@ impl Curve {
     }
 
     /// The sixteen numbers, for publication.
-    #[must_use]
     pub fn points(&self) -> [f32; POINTS] {
         self.0
     }
 
     /// A curve from published numbers.
-    #[must_use]
     pub fn from_points(points: [f32; POINTS]) -> Self {
         Self(points)
     }

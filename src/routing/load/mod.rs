@@ -76,7 +76,6 @@ pub struct LoadView {
 
 impl LoadView {
     /// Requests that have their first token: sequences being decoded.
-    #[must_use]
     pub fn decoding(&self) -> u64 {
         self.inflight.saturating_sub(self.awaiting)
     }
@@ -90,7 +89,6 @@ impl LoadView {
     }
 
     /// Uncached prompt tokens of the awaiting.
-    #[must_use]
     pub fn waiting_tokens(&self) -> Tokens {
         Tokens(self.waiting.tokens)
     }
@@ -123,7 +121,6 @@ pub struct Placement {
 
 impl ReplicaLoad {
     /// A replica with nothing to do.
-    #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -131,7 +128,6 @@ impl ReplicaLoad {
     /// The load now. The figures are read one by one: a decision may see a request half counted, which moves it
     /// by one request at most.
     #[inline]
-    #[must_use]
     pub fn view(&self) -> LoadView {
         let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let count = |cell: &AtomicU32| u64::from(cell.load(Ordering::Relaxed));
@@ -148,34 +144,29 @@ impl ReplicaLoad {
 
     /// Requests in flight at the engine, those of gateways that are followed included.
     #[inline]
-    #[must_use]
     pub fn inflight(&self) -> u64 {
         u64::from(self.inflight.load(Ordering::Relaxed))
     }
 
     /// Requests in flight that are answered without the engine.
     #[inline]
-    #[must_use]
     pub fn past_engine(&self) -> u64 {
         u64::from(self.past_engine.load(Ordering::Relaxed))
     }
 
     /// Requests of this gateway in flight.
-    #[must_use]
     pub fn own(&self) -> u64 {
         self.past_engine() + self.inflight().saturating_sub(u64::from(self.followed.load(Ordering::Relaxed)))
     }
 
     /// Sequences that the engine runs at once, as far as our own streams have shown it.
     #[inline]
-    #[must_use]
     pub fn batch_limit(&self) -> Option<u64> {
         Some(u64::from(self.limit.load(Ordering::Relaxed))).filter(|limit| *limit > 0)
     }
 
     /// Most sequences that ran at once.
     #[inline]
-    #[must_use]
     pub fn peak(&self) -> u64 {
         u64::from(self.peak.load(Ordering::Relaxed))
     }
@@ -201,7 +192,6 @@ impl ReplicaLoad {
     }
 
     /// Whether a refresh is due: something runs or ran, and it was not asked a moment ago.
-    #[must_use]
     pub fn is_stale(&self, now: Stamp) -> bool {
         let last = self.refreshed.load(Ordering::Relaxed);
         let has_work = self.inflight.load(Ordering::Relaxed) > 0;
@@ -316,7 +306,6 @@ impl LoadGuard {
     }
 
     /// It gave up without a token: how long the engine had been at it, if it was its turn.
-    #[must_use]
     pub fn overdue(&self, now: Stamp) -> Option<TimingSample> {
         if self.is_awaiting { self.load.ledger.lock().overdue(self.id, now) } else { None }
     }

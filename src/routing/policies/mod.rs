@@ -49,7 +49,6 @@ impl fmt::Debug for dyn Policy {
 }
 
 /// A fresh policy of that name, for one route.
-#[must_use]
 pub fn named(name: PolicyName) -> Box<dyn Policy> {
     match name {
         PolicyName::Latency => Box::new(Latency::default()),
@@ -108,7 +107,6 @@ impl<'a> Eligible<'a> {
     }
 
     /// How many there are.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }

@@ -137,7 +137,6 @@ pub struct Terms {
 
 impl Terms {
     /// Predicted time from the decision to the first token.
-    #[must_use]
     pub fn ttft(&self) -> Duration {
         span(self.seconds())
     }
@@ -297,7 +296,6 @@ impl Estimate {
     }
 
     /// Predicted time between two tokens of a stream, with so many tokens in the context of all of them.
-    #[must_use]
     pub fn itl(&self, context: u64) -> Duration {
         span(self.step(context))
     }

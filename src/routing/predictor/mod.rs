@@ -42,7 +42,6 @@ pub struct PoolModel {
 
 impl PoolModel {
     /// Models for `slots` replicas that are not known yet.
-    #[must_use]
     pub fn new(slots: usize) -> Self {
         Self {
             pool: PoolCell::default(),
@@ -52,13 +51,11 @@ impl PoolModel {
     }
 
     /// Whether any answer has taught it; before that its numbers are guesses.
-    #[must_use]
     pub fn is_taught(&self) -> bool {
         self.pool.is_taught()
     }
 
     /// What the replicas have in common; read once for a decision.
-    #[must_use]
     pub fn view(&self) -> PoolView {
         self.pool.view()
     }
@@ -66,7 +63,6 @@ impl PoolModel {
     /// What is known of a replica: its own answers, fading into the pool's as they age, so that a replica once
     /// slow is tried again.
     #[inline]
-    #[must_use]
     pub fn estimate(&self, slot: usize, now: Stamp) -> Estimate {
         let usual = self.pool.average();
         self.replicas.get(slot).and_then(|cell| cell.estimate(now, &usual)).unwrap_or(usual)
@@ -163,7 +159,6 @@ impl PoolModel {
     }
 
     /// A predicted wait in its two parts; `None` where nothing was learned yet.
-    #[must_use]
     pub fn expected(&self, terms: &Terms) -> Option<ExpectedWait> {
         self.pool
             .is_taught()
@@ -171,7 +166,6 @@ impl PoolModel {
     }
 
     /// Seconds in which an average replica of the pool gives the first token of a request that was to meet `terms`, or its whole answer.
-    #[must_use]
     pub fn usual_wait(&self, terms: &Terms, is_whole: bool) -> f64 {
         let (usual, view) = (self.pool.average(), self.pool.view());
         let ahead = view.work(&Work::of(terms.ahead, Tokens(0)));
@@ -187,19 +181,16 @@ impl PoolModel {
     }
 
     /// Whether it has yet to learn how replicas compare: what others have learned is better.
-    #[must_use]
     pub fn is_young(&self) -> bool {
         self.pool.is_young()
     }
 
     /// What the replicas have in common, to be kept.
-    #[must_use]
     pub fn save(&self) -> SavedPool {
         self.pool.save()
     }
 
     /// What is known of the replica in `slot`, to be kept; `None` before its own answers.
-    #[must_use]
     pub fn save_replica(&self, slot: usize, now: Stamp) -> Option<SavedSpeed> {
         self.replicas.get(slot)?.save(now)
     }
@@ -220,14 +211,12 @@ impl PoolModel {
     }
 
     /// What this share of first tokens stays within, as a multiple of their prediction; `None` where too little is known.
-    #[must_use]
     pub fn ratio_within(&self, share: f64) -> Option<f64> {
         self.pool.ratio_within(share)
     }
 
     /// Seconds to the first token of the pool's mean prompt at the replica in `slot`, were it idle; `None` until its own answers
     /// tell.
-    #[must_use]
     pub fn typical_ttft(&self, slot: usize, now: Stamp) -> Option<f64> {
         let cell = self.replicas.get(slot)?;
         let own = cell.estimate(now, &self.pool.average()).filter(|_| cell.is_known())?;
@@ -236,7 +225,6 @@ impl PoolModel {
     }
 
     /// Seconds of a decoding step at the replica in `slot`; `None` until its own answers tell how fast it is.
-    #[must_use]
     pub fn typical_itl(&self, slot: usize, now: Stamp) -> Option<f64> {
         let cell = self.replicas.get(slot)?;
         let own = cell.estimate(now, &self.pool.average()).filter(|_| cell.is_known())?;
@@ -244,7 +232,6 @@ impl PoolModel {
     }
 
     /// How well predictions fit: of the replica in `slot`, or of the whole pool. `None` before the first.
-    #[must_use]
     pub fn calibration(&self, slot: Option<usize>) -> Option<Calibration> {
         match slot {
             Some(slot) => self.replicas.get(slot)?.calibration(),

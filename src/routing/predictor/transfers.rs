@@ -49,7 +49,6 @@ impl Default for Transfers {
 
 impl Transfers {
     /// What is known from this replica on; holds a read lock.
-    #[must_use]
     pub fn from(&self, prefill: u64, now: Stamp) -> Links<'_> {
         Links { book: self.0.read(), prefill, now }
     }
@@ -104,7 +103,6 @@ pub struct Links<'a> {
 
 impl Links<'_> {
     /// Predicted seconds of a transfer to a replica. Far above any other price where the pair is avoided.
-    #[must_use]
     pub fn seconds(&self, decode: u64, tokens: Tokens) -> f64 {
         let transfer = dot(&self.book.rates, &causes(tokens));
         match self.book.pairs.get(&(self.prefill, decode)) {
@@ -115,7 +113,6 @@ impl Links<'_> {
     }
 
     /// Whether its last transfer to a replica failed, a short while ago.
-    #[must_use]
     pub fn is_avoided(&self, decode: u64) -> bool {
         self.book.pairs.get(&(self.prefill, decode)).is_some_and(|state| self.now < state.avoided_until)
     }

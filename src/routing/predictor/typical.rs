@@ -24,7 +24,6 @@ pub struct Typical {
 impl PoolModel {
     /// The mean over replicas for a prompt of `mean` work. Each replica is given as its slot and the tokens in the context of one
     /// of its running sequences, where that is known. `None` before any answer.
-    #[must_use]
     pub fn typical(
         &self,
         mean: &Work,

@@ -114,7 +114,6 @@ impl Exact {
     }
 
     /// What a replica holds of a prompt and its answer.
-    #[must_use]
     pub fn end(&self, slot: usize, whole: u64) -> Option<End> {
         self.known.get()?.ends.get(&key(whole, slot)).map(|end| *end)
     }
@@ -129,7 +128,6 @@ impl Exact {
     }
 
     /// Tokens up to the end of a block, where they are known.
-    #[must_use]
     pub fn mark(&self, block: u64) -> Option<u32> {
         self.known.get()?.marks.get(&block).map(|tokens| *tokens)
     }
@@ -208,7 +206,6 @@ impl PrefixIndex {
     }
 
     /// Counts of tokens by prompt and by block.
-    #[must_use]
     pub fn exact(&self) -> &Exact {
         &self.exact
     }

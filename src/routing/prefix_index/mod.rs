@@ -70,7 +70,6 @@ pub struct Hits {
 
 impl Hits {
     /// Leading blocks that the slot holds.
-    #[must_use]
     pub fn blocks(&self, slot: usize) -> usize {
         self.blocks.get(slot).map_or(0, |blocks| *blocks as usize)
     }
@@ -78,7 +77,6 @@ impl Hits {
 
 impl PrefixIndex {
     /// An index for `slots` replicas, each with [`DEFAULT_CAPACITY`].
-    #[must_use]
     pub fn new(slots: usize) -> Self {
         let replica =
             || Mutex::new(Replica { blocks: Held::new(DEFAULT_CAPACITY as u64), credit: Credit::default() });
@@ -107,7 +105,6 @@ impl PrefixIndex {
     }
 
     /// What a hit on this replica is worth: 1, or less where its reports fall short of predictions; 0 where it caches nothing.
-    #[must_use]
     pub fn credit(&self, slot: usize) -> f64 {
         let credit = self.credits.get(slot).map_or(1.0, |bits| f32::from_bits(bits.load(Ordering::Relaxed)));
         f64::from(credit)
@@ -165,7 +162,6 @@ impl PrefixIndex {
 
     /// How many prompts of late had their longest hit end with the last of these blocks: 1 and less is a prompt's own past, more
     /// is what prompts share.
-    #[must_use]
     pub fn sharing(&self, longest: &[u64], now: Stamp) -> f64 {
         longest.last().map_or(0.0, |end| self.shared.hits(*end, now))
     }
@@ -216,7 +212,6 @@ impl PrefixIndex {
     }
 
     /// Blocks that a replica is believed to hold.
-    #[must_use]
     pub fn held(&self, slot: usize) -> usize {
         self.replicas.get(slot).map_or(0, |held| held.lock().blocks.blocks())
     }
@@ -256,7 +251,6 @@ impl PrefixIndex {
 }
 
 /// The cache of an engine in our blocks: its KV blocks times their tokens, as bytes of prompt.
-#[must_use]
 pub fn capacity_of(total_blocks: u64, block_tokens: u64, bytes_per_token: f64) -> usize {
     let bytes = total_blocks as f64 * block_tokens as f64 * bytes_per_token;
     // A float-to-integer cast saturates, and takes NaN for zero.
