@@ -60,7 +60,7 @@ pub(super) struct Rollout {
 /// A request of the canary that went badly.
 struct Worst {
     badness: f64,
-    told: Json,
+    shown: Json,
 }
 
 impl Rollout {
@@ -323,7 +323,7 @@ impl Rollout {
         };
         let slow = ended.ttft.or(ended.censored).unwrap_or_default();
         let badness = if error.is_some() { MAX_SECONDS + slow } else { slow };
-        let told = || {
+        let shown = || {
             json!({
                 "request_id": &*ended.request_id,
                 "trace_id": format!("{:032x}", ended.trace_id),
@@ -334,13 +334,13 @@ impl Rollout {
                 "shadow": ended.is_shadow,
             })
         };
-        self.note_worst(badness, told);
+        self.note_worst(badness, shown);
     }
 
-    fn note_worst(&mut self, badness: f64, told: impl FnOnce() -> serde_json::Value) {
+    fn note_worst(&mut self, badness: f64, shown: impl FnOnce() -> serde_json::Value) {
         let place = self.worst.partition_point(|worst| worst.badness > badness);
         if place < MAX_WORST {
-            self.worst.insert(place, Worst { badness, told: told() });
+            self.worst.insert(place, Worst { badness, shown: shown() });
             self.worst.truncate(MAX_WORST);
         }
     }
@@ -452,7 +452,7 @@ impl Rollout {
             "requests": { "baseline": self.requests[0], "canary": self.requests[1], "shadow": self.shadowed },
             "tests": tests,
             "percentiles": compared,
-            "worst_requests": self.worst.iter().map(|worst| &worst.told).collect::<Vec<_>>(),
+            "worst_requests": self.worst.iter().map(|worst| &worst.shown).collect::<Vec<_>>(),
         });
         self.report = Some(report.clone());
         report
