@@ -82,7 +82,7 @@ fn figures(
     late: &[Late],
     now: Stamp,
 ) -> RouteFigures {
-    let history = admin.observer.history().route(&route.name);
+    let history = admin.observer.history().of(&route.name);
     let mut figures = RouteFigures { route: Arc::clone(&route.name), ..RouteFigures::default() };
     let newest = Step::TenSeconds.slot(now);
     for (number, slot) in history.slots(Step::TenSeconds, SLOTS - 1, now) {
@@ -207,7 +207,7 @@ fn with_times(
 
 /// Seconds since the first miss after the last pause of a minute.
 fn bad_for(admin: &AdminState, route: &Arc<str>, missing_for: Option<Duration>, now: Stamp) -> Option<f64> {
-    let history = admin.observer.history().route(route);
+    let history = admin.observer.history().of(route);
     let (mut oldest, mut is_over) = (None, false);
     for step in [Step::TenSeconds, Step::Minute] {
         if is_over {

@@ -144,7 +144,7 @@ impl Parts {
             } else if self.tenants.has_room(MAX_TENANTS + MAX_SERIES) {
                 self.tenants.get_or_insert((key.clone(), other()))
             } else {
-                self.tenants.get_or_insert((WindowKey::other(), other()))
+                self.tenants.get_or_insert((key.rest(), other()))
             }
         };
         self.tenants.get(&wanted).unwrap_or_else(new)
@@ -160,7 +160,7 @@ impl Parts {
 
     fn fixed(&self, key: &WindowKey) -> Arc<FixedParts> {
         let new = || {
-            let key = if self.fixed.has_room(MAX_SERIES) { key.clone() } else { WindowKey::other() };
+            let key = if self.fixed.has_room(MAX_SERIES) { key.clone() } else { key.rest() };
             self.fixed.get_or_insert(key)
         };
         self.fixed.get(key).unwrap_or_else(new)

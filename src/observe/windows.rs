@@ -26,10 +26,10 @@ impl WindowKey {
         Self { route: Arc::clone(route), model: Arc::clone(model), revision: Arc::clone(revision) }
     }
 
-    /// Labels of the series that keys without a place share.
-    pub(super) fn other() -> Self {
+    /// Labels of the series that models and revisions of the same route without a place share: what is read of the route is whole.
+    pub(super) fn rest(&self) -> Self {
         let other = || Arc::<str>::from("other");
-        Self { route: other(), model: other(), revision: other() }
+        Self { route: Arc::clone(&self.route), model: other(), revision: other() }
     }
 }
 
@@ -82,10 +82,10 @@ impl SeriesView {
 pub struct Windows(SeriesMap<WindowKey>);
 
 impl Windows {
-    /// The series of a key; past [`MAX_SERIES`], new keys share one series labelled `other`.
+    /// The series of a key; past [`MAX_SERIES`], new models and revisions of a route share one labelled `other`.
     pub fn series(&self, key: &WindowKey) -> Arc<LatencySeries> {
         let new = || {
-            let key = if self.0.has_room(MAX_SERIES) { key.clone() } else { WindowKey::other() };
+            let key = if self.0.has_room(MAX_SERIES) { key.clone() } else { key.rest() };
             self.0.get_or_insert(key)
         };
         self.0.get(key).unwrap_or_else(new)
@@ -131,7 +131,7 @@ impl Windows {
     }
 }
 
-/// Series from which on new labels share one.
+/// Series from which on new labels of a route share one.
 pub(super) const MAX_SERIES: usize = 64;
 
 #[cfg(test)]
@@ -205,13 +205,16 @@ mod tests {
     fn series_are_bounded() {
         let windows = Windows::default();
         for i in 0..200 {
-            let series = windows.series(&key(&format!("r{i}")));
-            series.observe(Measure::Duration, std::iter::once(Duration::from_secs(9_999)), second(1));
+            let key = WindowKey { model: format!("m{i}").into(), ..key("r") };
+            windows.series(&key).observe(Measure::Duration, [Duration::from_secs(9_999)], second(1));
         }
         let views = windows.read(Window::Minute, second(1));
         assert_eq!(views.len(), MAX_SERIES + 1);
-        let other = views.iter().find(|view| &*view.key.route == "other").unwrap();
+        let other = views.iter().find(|view| &*view.key.model == "other").unwrap();
         assert_eq!(other.duration.count(), 136);
+        let of_route = |route| windows.of_route(route, Measure::Duration, Step::Minute, 0, 0).count();
+        windows.series(&key("late")).observe(Measure::Duration, [Duration::from_secs(1)], second(1));
+        assert_eq!((of_route("r"), of_route("late")), (200, 1), "no route lacks or has what is another's");
         assert!((other.duration.quantile(1.0).unwrap() / 3600.0 - 1.0).abs() < 0.004, "clamped to an hour");
     }
 }

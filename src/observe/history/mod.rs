@@ -11,7 +11,6 @@ mod worst;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dashmap::DashMap;
 use parking_lot::Mutex;
 
 pub use self::heat::{heat, heat_edges};
@@ -19,31 +18,32 @@ pub use self::slot::{Dimension, Part, Slot};
 use self::worst::Worst;
 pub use self::worst::{Kept, Why};
 use super::judgement::Judgement;
-use super::latency::{IN_MINUTE, LatencySlots, SLOTS, Step};
+use super::latency::{IN_MINUTE, LatencySlots, Newest, SLOTS, SeriesMap, Step};
 use crate::clock::Stamp;
-use crate::labels::LabelHasher;
 use crate::record::{Gaps, Record};
 use crate::stage::Stage;
 use crate::stats::{Counts, Ring};
 
 /// The hour of all routes.
 #[derive(Default)]
-pub struct History(DashMap<Arc<str>, Arc<RouteHistory>, LabelHasher>);
+pub struct History(SeriesMap<Arc<str>, RouteHistory>);
 
 impl History {
-    /// The history of a route; past [`MAX_ROUTES`] further ones share `other`.
+    /// The history of a route to count in; past [`MAX_ROUTES`] further ones share one that is no route's.
     pub fn route(&self, name: &Arc<str>) -> Arc<RouteHistory> {
-        if let Some(route) = self.0.get(name) {
-            return Arc::clone(&route);
-        }
-        let name = if self.0.len() < MAX_ROUTES { Arc::clone(name) } else { "other".into() };
-        Arc::clone(&self.0.entry(name).or_default())
+        let new =
+            || self.0.get_or_insert(if self.0.has_room(MAX_ROUTES) { Arc::clone(name) } else { "".into() });
+        self.0.get(name).unwrap_or_else(new)
+    }
+
+    /// What is known of a route alone; empty where it has no history of its own.
+    pub fn of(&self, name: &Arc<str>) -> Arc<RouteHistory> {
+        self.0.get(name).unwrap_or_default()
     }
 
     /// Every route with its history, by name.
     pub fn routes(&self) -> Vec<(Arc<str>, Arc<RouteHistory>)> {
-        let mut routes: Vec<_> =
-            self.0.iter().map(|e| (Arc::clone(e.key()), Arc::clone(e.value()))).collect();
+        let mut routes = self.0.collect(|name| !name.is_empty());
         routes.sort_by(|a, b| a.0.cmp(&b.0));
         routes
     }
@@ -70,7 +70,8 @@ impl History {
 
     /// Requests kept for their slowness or failure, newest first.
     pub fn kept(&self, now: Stamp) -> Vec<Kept> {
-        let mut kept: Vec<Kept> = self.0.iter().flat_map(|route| route.worst.lock().read(now)).collect();
+        let mut kept: Vec<Kept> =
+            self.0.collect(|_| true).iter().flat_map(|(_, route)| route.worst.lock().read(now)).collect();
         // By the root span where two ended at once, so that the order is the same each time.
         kept.sort_by_key(|kept| std::cmp::Reverse((kept.record.at.end, kept.record.trace.root)));
         kept
@@ -84,6 +85,12 @@ pub struct RouteHistory {
     /// In the order of [`Stage::ALL`].
     stages: [Mutex<LatencySlots>; Stage::ALL.len()],
     worst: Mutex<Worst>,
+}
+
+impl Newest for RouteHistory {
+    fn newest(&self) -> i64 {
+        self.rings.lock().short.newest().unwrap_or(0)
+    }
 }
 
 impl RouteHistory {
@@ -210,8 +217,9 @@ impl Rings {
 const CALM_IN_A_ROW: usize = 4;
 /// Ten minutes.
 const CALM_KEPT: usize = 60;
-/// With two rings of parts at their limits some 3 MB each; ordinary ones have some hundred kB.
-const MAX_ROUTES: usize = 32;
+/// Routes that are idle for an hour make room. With two rings of parts at their limits some 3 MB each; ordinary ones have some
+/// hundred kB.
+const MAX_ROUTES: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -307,15 +315,20 @@ mod tests {
     #[test]
     fn routes_are_bounded_and_no_route_is_none() {
         let history = History::default();
-        for i in 0..100 {
+        for i in 0..300 {
             let record = ended(&format!("r{i}"), 1);
             history.record(&record, &Judgement::of(&record));
         }
         let record = ended("none", 1);
         history.record(&record, &Judgement::of(&record));
         let routes = history.routes();
-        assert_eq!(routes.len(), MAX_ROUTES + 1);
-        assert!(routes.iter().all(|(name, _)| &**name != "none"));
+        assert_eq!(routes.len(), MAX_ROUTES);
+        assert!(routes.iter().all(|(name, _)| !["none", ""].contains(&&**name)));
+        let requests = |name: &str| {
+            let slots = history.of(&name.into()).slots(Step::Minute, 1, at(1));
+            slots.iter().map(|(_, slot)| slot.requests).sum::<u32>()
+        };
+        assert_eq!((requests("r0"), requests("r299")), (1, 0), "none shows what is another's");
     }
 
     #[test]
