@@ -121,11 +121,20 @@ impl StreamPump {
     }
 
     /// Another replica continues the stream.
-    pub fn continue_with(&mut self, mut reader: Box<StreamReader>, pick: Box<Pick>, now: Stamp) {
+    pub fn continue_with(
+        &mut self,
+        mut reader: Box<StreamReader>,
+        pick: Box<Pick>,
+        now: Stamp,
+        sink: &mut impl StreamSink,
+    ) {
         let at = reader.timeline.first_token().unwrap_or(now);
         let mut timeline = std::mem::take(&mut self.reader.timeline);
         self.events_before = timeline.content_events();
         timeline.join(&reader.timeline);
+        // The break and the gaps before it are those of the replica that is left, which has not counted their tokens.
+        let output = self.pick.pool.ratio.in_events(self.events_before);
+        timeline.finish(now, Some(output.0), |gaps| sink.gaps(&gaps));
         reader.timeline = timeline;
         (self.reader, self.pick) = (reader, pick);
         self.reader.watch.decodes(at);

@@ -292,7 +292,8 @@ impl StreamBody {
 
     fn continue_with(&mut self, next: NextLeg) {
         let NextLeg { reader, pick, by, successor } = next;
-        self.pump.continue_with(reader, pick, self.client.guard.clock().now());
+        let now = self.client.guard.clock().now();
+        self.pump.continue_with(reader, pick, now, &mut self.client);
         if let Some(migration) = &mut self.migration {
             migration.resume(by, successor);
         }

@@ -85,6 +85,25 @@ async fn a_broken_stream_goes_on_at_another_replica_and_the_client_does_not_lear
     }
 }
 
+/// The gaps before a break and the break itself are no other replica's.
+#[tokio::test]
+async fn the_gaps_of_a_broken_stream_are_those_of_the_replica_that_broke_it() {
+    let begun = wire::begun_then("a", [wire::event(wire::content("b")), Step::Tick, Step::Close]);
+    let pair = pair(begun).await;
+    pair.good.next(continuing(&["c", "d", "e"]));
+    assert_eq!(pair.post(CHAT).await.text(), whole(&["a", "b", "c", "d", "e"]));
+    pair.gateway.idle().await;
+    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    let gaps = |name: &str| {
+        let family = "tokenway_replica_inter_token_latency_seconds_count{";
+        let of_it = format!("replica=\"{name}\"");
+        let line = page.lines().find(|line| line.starts_with(family) && line.contains(&of_it));
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
+    };
+    // One of the other's is of an answer before.
+    assert_eq!((gaps(&pair.bad.name()), gaps(&pair.good.name())), (2.0, 3.0));
+}
+
 #[tokio::test]
 async fn a_stream_that_was_cut_behind_its_finish_reason_ends_without_another_replica() {
     for then in [vec![Step::Close], vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]]
