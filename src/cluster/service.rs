@@ -79,8 +79,8 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
         sent: Mutex::default(),
         pins: tokio::sync::Mutex::new(pins),
     };
-    let (background, stopped) = (service.deps.background.clone(), service.deps.stopped.clone());
-    background.spawn_until(&stopped, service.run());
+    let background = service.deps.background.clone();
+    background.spawn(service.run());
 }
 
 /// Channels belong to no database: its number keeps two clusters of one name apart, as their keys are.
@@ -126,15 +126,20 @@ impl Service {
         let (mut backoff, mut is_logged) = (FIRST_BACKOFF, false);
         let identity = { *self.head.lock() };
         let mut peers = Peers::new(identity.sender, identity.seed);
+        let stopped = self.deps.stopped.clone();
         loop {
             self.note_connected(false, 0);
-            let error =
-                match Link::open(&self.config.url, &self.deps.connector, &self.deps.background.tasks).await {
-                    Ok((link, messages)) => {
-                        self.follow(link, messages, &mut peers, &mut is_logged, &mut backoff).await
-                    }
-                    Err(error) => error,
-                };
+            let opening = Link::open(&self.config.url, &self.deps.connector, &self.deps.background.tasks);
+            let error = match stopped.run_until_cancelled(opening).await {
+                Some(Ok((link, messages))) => {
+                    self.follow(link, messages, &mut peers, &mut is_logged, &mut backoff).await
+                }
+                Some(Err(error)) => error,
+                None => return,
+            };
+            if stopped.is_cancelled() {
+                return;
+            }
             self.deps.gateway.pins.others_known(false);
             self.deps.topics.lost();
             peers.forget();
@@ -144,7 +149,9 @@ impl Service {
                 tracing::warn!(broker, %error, "cluster: the broker is away; this gateway routes alone until it is back");
                 is_logged = true;
             }
-            self.wait(backoff).await;
+            if stopped.run_until_cancelled(self.wait(backoff)).await.is_none() {
+                return;
+            }
             backoff = (backoff * 2).min(MAX_BACKOFF);
         }
     }
@@ -196,6 +203,7 @@ impl Service {
         let mut pins = self.pins.lock().await;
         // Every arm is cancel-safe: each ends the connection.
         tokio::select! {
+            () = self.deps.stopped.cancelled() => self.settle(&link).await,
             error = self.publish(&link) => error,
             error = self.share_budgets(&link) => error,
             error = self.keys.share(&link) => error,
@@ -294,6 +302,21 @@ impl Service {
         LinkError::Closed
     }
 
+    /// Writes what the last requests have used in place of what they had reserved: after a restart it would be held against their
+    /// tenants.
+    async fn settle(&self, link: &Link) -> LinkError {
+        let books =
+            Books { cluster: &self.config.name, own: &self.field, tenants: &self.deps.gateway.tenants };
+        let (mut connection, clock) = (link.connection.clone(), self.deps.clock);
+        let looked = books.look(&mut connection, true, clock.wall(clock.now()));
+        if !matches!(tokio::time::timeout(LAST_LOOK, looked).await, Ok(Ok(_))) {
+            tracing::warn!(
+                "cluster: what the last requests used is not shared: their reservations count until the gateway is back"
+            );
+        }
+        LinkError::Closed
+    }
+
     async fn take_in(&self, messages: &mut Messages, peers: &mut Peers) -> LinkError {
         let mut places = Places::of(&self.deps.fleet.pools(), &self.outbox);
         let mut ticks = tokio::time::interval(HEARTBEAT);
@@ -358,6 +381,8 @@ impl Service {
 
 /// Between two looks at budgets that are used.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// At the end, for a broker that answers late.
+const LAST_LOOK: Duration = Duration::from_millis(500);
 /// After as many the others' use of idle ones is read: once a second.
 const LOOKS: u32 = 50;
 /// Flushes between two looks at which replicas there are: half a second.

@@ -9,8 +9,8 @@ use tokenway::config::OnLoss;
 use super::{PATH, body, budgeted, follow_each_other, metric, replicas, status, with_budget};
 use crate::cluster_keys::state;
 use crate::support::redis::Redis;
-use crate::support::replica::Replica;
-use crate::support::{Gateway, soon, until};
+use crate::support::replica::{Gate, Replica, Step};
+use crate::support::{Gateway, soon, until, wire};
 
 const LIMIT: u64 = 60;
 
@@ -30,13 +30,21 @@ async fn burst(gateway: &Gateway, requests: usize) -> usize {
     answered
 }
 
+/// Places of what is counted in a gateway's field.
+const OUTPUT: usize = 2;
+const REQUESTS: usize = 3;
+
 /// What the broker knows of the tenant's requests, of all gateways.
 async fn known(redis: &Redis) -> u64 {
+    amount(redis, REQUESTS).await
+}
+
+async fn amount(redis: &Redis, place: usize) -> u64 {
     let fields =
         "EVAL \"return redis.call('hvals', redis.call('keys', 'tokenway:budget:*')[1] or 'none')\" 0";
     let fields = redis.ask(fields).await.unwrap();
-    let requests = |line: &str| line.split(' ').nth(3)?.parse::<u64>().ok();
-    fields.lines().filter_map(requests).sum()
+    let amount = |line: &str| line.split(' ').nth(place)?.parse::<u64>().ok();
+    fields.lines().filter_map(amount).sum()
 }
 
 /// Both gateways use all of it, and the broker knows.
@@ -112,6 +120,30 @@ async fn what_a_gateway_took_before_it_lost_its_state_is_not_written_over() {
     let over = first + burst(&again, 40).await;
     assert!(over <= 1, "{over} of 41");
     assert_eq!(status(&other).await, 429);
+}
+
+/// The second of two gateways would count them for the rest of the month, and so would the first when it is back.
+#[tokio::test]
+async fn what_the_last_requests_had_reserved_is_not_left_with_the_broker() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateway = with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
+    until("it is connected", || metric(&gateway, "tokenway_cluster_connected") == 1.0).await;
+    let gate = Gate::new();
+    for replica in &replicas {
+        let rest = [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+        replica.always(wire::begun_then("x", rest));
+    }
+    let mut client = gateway.client().await;
+    let long = body("hi").replace("\"stream\"", "\"max_tokens\":500,\"stream\"");
+    client.post(PATH, &[("authorization", "Bearer k")], long.as_bytes()).await;
+    let is_reserved = async { while amount(&redis, OUTPUT).await < 20 {} };
+    soon("it is reserved", is_reserved).await;
+    gate.cancel();
+    assert_eq!(client.reply().await.status(), 200);
+    gateway.idle().await;
+    gateway.app.stop(Duration::from_secs(1)).await;
+    let left = amount(&redis, OUTPUT).await;
+    assert!(left < 20, "{left}");
 }
 
 /// With a name that outlasts a restart, whatever the folder holds.
