@@ -47,12 +47,12 @@ impl Waits {
 
     /// Forgets the waits on the previous route, after a degrade.
     pub(super) fn reset(&mut self) {
-        (self.ticket, self.pool, self.late_since) = (None, None, None);
+        (self.ticket, self.pool, self.late_since, self.left) = (None, None, None, None);
     }
 
     /// Its pools are others now; since when it waits stays.
     pub(super) fn renew(&mut self) {
-        (self.ticket, self.pool) = (None, None);
+        (self.ticket, self.pool, self.left) = (None, None, None);
     }
 
     /// From here on it goes to a standby pool, or nowhere.
