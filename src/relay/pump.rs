@@ -133,7 +133,7 @@ impl StreamPump {
         self.events_before = timeline.content_events();
         timeline.join(&reader.timeline);
         // The break and the gaps before it are those of the replica that is left, which has not counted their tokens.
-        let output = self.pick.pool.ratio.in_events(self.events_before);
+        let output = self.pick.pool.dispatcher.model.tokens_in(self.events_before);
         timeline.finish(now, Some(output.0), |gaps| sink.gaps(&gaps));
         reader.timeline = timeline;
         (self.reader, self.pick) = (reader, pick);
@@ -151,7 +151,6 @@ impl StreamPump {
         }
         let has_begun = self.is_continued || self.reader.timeline.first_token().is_some();
         if let Some(output) = tokens.output.filter(|_| has_begun) {
-            self.pick.pool.ratio.observe_events(self.segment_events(), output);
             self.pick.assignment.served(output, self.segment_events());
         }
     }
@@ -166,7 +165,7 @@ impl StreamPump {
         record_facts(record, self.facts().clone());
         record.tokens = tokens;
         if tokens.output.is_none() {
-            record.estimated_output = self.pick.pool.ratio.in_events(record.content_events);
+            record.estimated_output = self.pick.pool.dispatcher.model.tokens_in(record.content_events);
         }
         self.pick.used(self.facts().tokens);
     }

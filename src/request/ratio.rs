@@ -13,21 +13,12 @@ use crate::request::media_tokens::MediaTokens;
 use crate::units::Tokens;
 
 /// Learned ratios; lock-free for readers and writers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TokenRatio {
     kinds: [Learning; KINDS],
     /// Of all prompts together.
     mean: Learning,
     pub(super) media: MediaTokens,
-    /// Generated tokens per content event.
-    per_event: Learning,
-}
-
-impl Default for TokenRatio {
-    fn default() -> Self {
-        let (kinds, mean, media) = Default::default();
-        Self { kinds, mean, media, per_event: Learning::from(1.0) }
-    }
 }
 
 impl TokenRatio {
@@ -49,20 +40,6 @@ impl TokenRatio {
             let plausible = if at == LETTERS { WORDS } else { PLAUSIBLE };
             learning.learn((ratio * factor).clamp(*plausible.start(), *plausible.end()), share * part);
         }
-    }
-
-    /// Learns from a stream that the engine counted: speculative decoding, or a slow client of the engine, puts several tokens into one
-    /// event.
-    pub fn observe_events(&self, events: u64, tokens: Tokens) {
-        if events > 0 {
-            let share = (events as f32 / FULL_WEIGHT_EVENTS).min(1.0);
-            self.per_event.learn((tokens.0 as f32 / events as f32).max(1.0), share);
-        }
-    }
-
-    /// Tokens in these events of a stream that the engine did not count to its end.
-    pub fn in_events(&self, events: u64) -> Tokens {
-        Tokens((events as f64 * f64::from(self.per_event.ratio())).round() as u64)
     }
 
     /// Tokens in a text, at least one unless it is empty.
@@ -87,13 +64,7 @@ struct Learning(AtomicU64);
 
 impl Default for Learning {
     fn default() -> Self {
-        Self::from(INITIAL)
-    }
-}
-
-impl From<f32> for Learning {
-    fn from(ratio: f32) -> Self {
-        Self(AtomicU64::new(Learned { ratio, weight: 0.0 }.pack()))
+        Self(AtomicU64::new(Learned { ratio: INITIAL, weight: 0.0 }.pack()))
     }
 }
 
@@ -143,9 +114,6 @@ const WORDS: RangeInclusive<f32> = 2.0..=6.0;
 /// A prompt of this many tokens counts in full.
 const FULL_WEIGHT_TOKENS: f32 = 512.0;
 
-/// The same of a stream with this number of events.
-const FULL_WEIGHT_EVENTS: f32 = 64.0;
-
 /// How many full observations are remembered.
 const MEMORY: f32 = 50.0;
 
@@ -163,18 +131,6 @@ mod tests {
         let mut makeup = Makeup::default();
         makeup.add_bytes(bytes);
         makeup
-    }
-
-    #[test]
-    fn streams_that_were_counted_show_how_many_tokens_an_event_has() {
-        let ratio = TokenRatio::default();
-        assert_eq!(ratio.in_events(7), Tokens(7));
-        (0..20).for_each(|_| ratio.observe_events(100, Tokens(500)));
-        assert_eq!(ratio.in_events(10), Tokens(48));
-        (0..20).for_each(|_| ratio.observe_events(1, Tokens(1)));
-        assert_eq!(ratio.in_events(10), Tokens(48), "short answers count little");
-        (0..500).for_each(|_| ratio.observe_events(100, Tokens(90)));
-        assert_eq!(ratio.in_events(10), Tokens(10), "no fewer than there are events");
     }
 
     #[test]

@@ -110,6 +110,11 @@ impl PoolModel {
         self.pool.observe_events(output, events);
     }
 
+    /// Tokens in these content events of a stream that the engine did not count to its end.
+    pub fn tokens_in(&self, events: u64) -> Tokens {
+        Tokens((events as f64 * self.pool.tokens_per_event()).round() as u64)
+    }
+
     /// How long the tokens of an answer took.
     pub(super) fn observe_pace(&self, slot: usize, now: Stamp, pace: Pace) {
         let Some(replica) = self.replicas.get(slot) else { return };
@@ -451,6 +456,10 @@ mod tests {
             model.observe_events(Tokens(800), 200);
         }
         assert!((3.6..4.0).contains(&model.pool.tokens_per_event()), "{}", model.pool.tokens_per_event());
+        (0..20).for_each(|_| model.observe_events(Tokens(1), 1));
+        assert!(model.tokens_in(10) > Tokens(35), "short answers count little: {:?}", model.tokens_in(10));
+        (0..500).for_each(|_| model.observe_events(Tokens(90), 100));
+        assert_eq!(model.tokens_in(10), Tokens(10), "no fewer than there are events");
     }
 
     #[test]
