@@ -94,8 +94,10 @@ impl Request<'_> {
         let names = [prefill.replica.name(), decode.replica.name()];
         let decision = &decode.assignment.decision;
         let tokens = self.prepared.tokens.saturating_sub(decision.hit);
-        let place = decision.terms.wait + decision.terms.base;
-        let expected = place + side.transfers.from(pair.0, self.now()).seconds(pair.1, tokens);
+        let (wait, base) = (decision.terms.wait, decision.terms.base);
+        // Replicas that compute no prompts teach no base: of what they take a guess is no part.
+        let place = wait + if decode.pool.dispatcher.model.is_taught() { base } else { 0.0 };
+        let expected = wait + base + side.transfers.from(pair.0, self.now()).seconds(pair.1, tokens);
         let held = |body: Pieces, release, beside: Option<Beside>| HeldKv {
             body,
             pair,

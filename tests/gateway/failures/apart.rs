@@ -193,6 +193,20 @@ async fn both_legs_make_one_answer_byte_for_byte_on_every_path() {
     assert_eq!(total(&two.gateway, "tokenway_retries_total"), 0);
 }
 
+/// A decoding replica has no prompt to compute: none of what it waits for KV is taken for that.
+#[tokio::test]
+async fn the_wait_for_kv_is_the_transfer_s_from_the_first_request_on() {
+    let two = Two::start().await;
+    let events = [wire::sse_head(), Step::Tick, Step::Tick]
+        .into_iter()
+        .chain(wire::chat_stream(&["a"]).into_iter().skip(1));
+    two.decode.always(events.collect());
+    assert_eq!(two.post(PATH, CHAT).await.status(), 200);
+    let page = two.gateway.app.gateway.observer.metrics().render(&[]);
+    let sum = page.lines().find(|line| line.starts_with("tokenway_kv_transfer_seconds_sum{")).unwrap();
+    assert!(sum.rsplit(' ').next().unwrap().parse::<f64>().unwrap() >= 0.02, "{sum}");
+}
+
 #[tokio::test]
 async fn what_one_replica_has_to_answer_alone_is_sent_to_it_untouched() {
     let two = Two::start().await;
