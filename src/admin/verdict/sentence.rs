@@ -6,7 +6,7 @@ use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, emp
 use crate::diagnosis::engines;
 use crate::diagnosis::figures::seconds;
 use crate::diagnosis::peers;
-use crate::fleet::status::ReplicaState;
+use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, Slot};
 use crate::observe::lag::Lateness;
 use crate::stage::Stage;
@@ -77,7 +77,7 @@ pub(super) fn of_route(
     // What still waits may be at another.
     let all_at =
         cause.filter(|_| figures.overdue.0 == 0).and_then(|cause| peers::with_all_misses(slot, cause));
-    parts.extend(who(figures, status, outliers, all_at));
+    parts.extend(who(figures, status, outliers, (slot, all_at)));
     format!("{route}: {}", parts.join("; "))
 }
 
@@ -160,7 +160,7 @@ fn who(
     figures: &RouteFigures,
     status: Status,
     outliers: &[Outlier],
-    all_at: Option<&Arc<str>>,
+    (slot, all_at): (&Slot, Option<&Arc<str>>),
 ) -> Vec<String> {
     let named = outliers.iter().map(|outlier| match outlier.dimension {
         Dimension::Class => format!("{} {}", outlier.name, outlier.evidence),
@@ -176,7 +176,18 @@ fn who(
             ([one], _) => format!("its only replica is {}", one.replica),
             // It does not differ clearly, and yet none shares it.
             (_, Some(replica)) => format!("all at replica {replica}"),
-            (all, None) => format!("shared by all {} replicas", all.len()),
+            (all, None) => {
+                let took_part = |one: &&ReplicaStatus| slot.of(Dimension::Replica, &one.replica).is_some();
+                let asked: Vec<_> = all.iter().filter(took_part).collect();
+                match asked[..] {
+                    [one] => format!("only replica {} had requests", one.replica),
+                    // What was refused by the gateway is no replica's.
+                    [_, _, ..] if asked.len() < all.len() => {
+                        format!("shared by the {} of {} replicas that had requests", asked.len(), all.len())
+                    }
+                    _ => format!("shared by all {} replicas", all.len()),
+                }
+            }
         };
         named.insert(0, alike);
     }

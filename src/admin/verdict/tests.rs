@@ -144,6 +144,14 @@ fn a_replica_with_colder_prompts_is_not_named() {
 }
 
 #[test]
+fn a_replica_that_had_no_requests_shares_nothing() {
+    let late = (Stage::Prefill, 3.0, 0.4);
+    let replicas = || vec![ready("r1", 0.0), ready("r2", 0.0), ready("standby", 0.0)];
+    let two = slot(TTFT, &[did("r1", 2, 20, late), did("r2", 2, 20, late)]);
+    names(&figures(two, replicas()), &["shared by the 2 of 3 replicas that had requests"]);
+}
+
+#[test]
 fn a_sick_replica_is_named_by_its_failures() {
     let all = [did("r1", 30, 0, (Stage::Decode, 1.0, 1.0)), did("r2", 5, 12, (Stage::Connect, 0.1, 0.1))];
     let mut sick = slot(ERROR, &all);
@@ -182,11 +190,13 @@ fn a_replica_that_answers_nothing_is_named_with_its_share_and_so_are_all_of_them
     }
     names_only(&figures(early, both()), &["got no text"], &["stands out"]);
     // None stands out, and nothing is judged a miss.
-    let mut alike = slot(EMPTY_ANSWERS, &[did("r1", 30, 0, (Stage::Decode, 1.0, 1.0))]);
+    let of_both =
+        |n| [did("r1", n, 0, (Stage::Decode, 1.0, 1.0)), did("r2", n, 0, (Stage::Decode, 1.0, 1.0))];
+    let mut alike = slot(EMPTY_ANSWERS, &of_both(15));
     alike.slot.empty = 30;
     let mut figures = figures(alike, both());
     assert_eq!(judge(&figures).status, Status::Ok, "as ever");
-    figures.before.0 = slot(EMPTY_ANSWERS, &[did("r1", 300, 0, (Stage::Decode, 1.0, 1.0))]).slot;
+    figures.before.0 = slot(EMPTY_ANSWERS, &of_both(150)).slot;
     assert_eq!(judge(&figures).status, Status::Bad);
     names(&figures, &["30 of 30 answers have no text (100 %, 0 % before)", "shared by all 2 replicas"]);
 }
