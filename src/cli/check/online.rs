@@ -1,6 +1,6 @@
 //! `tokenway check --online`: asks every listed replica what the configuration takes for granted.
 //!
-//! Two reads a replica, its models and its metrics, on connections of their own; no inference. What is missing for
+//! Two reads a replica, its models (without them its health) and its metrics, on connections of their own; no inference. What is missing for
 //! requests to be answered is a problem, what routing would only like to know is a note.
 
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::show::counted;
 use crate::cli::style::{Paint, Style};
-use crate::config::{Config, Endpoint, ModelMatch, Pool, Route};
+use crate::config::{Config, Endpoint, ModelMatch, Pool, ProbeKind, Route};
 use crate::fleet::metrics_text;
 use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
@@ -109,7 +109,21 @@ impl Answer {
             Call { endpoint, key, path, body: None, rank: None, timeout: TIMEOUT }.send(connector).await
         };
         let page = get(endpoint, &profile.models_path).await;
+        let has_models = matches!(page, Ok((StatusCode::OK, _)));
         let is_there = self.read_models(&profile.models_path, page, wanted);
+        let is_asked = matches!(pool.probe.kind, ProbeKind::Auto | ProbeKind::Health);
+        if is_there && is_asked && !has_models && self.problems.is_empty() {
+            // Without models that is all that probes can ask.
+            let path = &profile.health_path;
+            match get(endpoint, path).await {
+                Ok((status, _)) if status.is_success() => {}
+                Ok((status, _)) => {
+                    let status = status.as_u16();
+                    self.problems.push(format!("{path} answered {status}: it gets no traffic"));
+                }
+                Err(error) => self.problems.push(format!("{path}: {error}: it gets no traffic")),
+            }
+        }
         let Some(path) = profile.metrics_path.as_deref().filter(|_| is_there) else { return };
         let elsewhere =
             profile.metrics_port.map(|port| Endpoint { port, base_path: "".into(), ..endpoint.clone() });
