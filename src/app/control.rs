@@ -36,13 +36,6 @@ impl Controls {
         Arc::new(Self { app, observers, launch, config, reloading, drain })
     }
 
-    /// SIGHUP: reopens the access log and reloads the configuration.
-    pub(super) fn hang_up(&self) {
-        self.observers.observer.reopen();
-        // Logged there.
-        let _ = self.reload();
-    }
-
     fn load_and_apply(&self) -> Result<Vec<String>, String> {
         let _one_at_a_time = self.reloading.lock();
         let old = Arc::clone(&self.config.borrow());
@@ -113,6 +106,8 @@ impl Control for Controls {
     }
 
     fn reload(&self) -> Result<Vec<String>, String> {
+        // Who rotates logs reloads, by whatever way.
+        self.observers.observer.reopen();
         let result = self.load_and_apply();
         self.observers.observer.metrics().config_reload(result.is_ok());
         match &result {

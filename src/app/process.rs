@@ -82,7 +82,6 @@ impl Runtimes {
 /// # Errors
 /// [`RunError`] when it cannot start; later failures are logged.
 pub fn serve(launch: Launch) -> Result<(), RunError> {
-    let config = Arc::new(launch.load()?);
     // A stream holds two descriptors; the soft limit of most systems is 1,024.
     let open_files = super::open_files::raise_limit();
     // Thousands of small buffers spread over huge pages keep half as much again resident. Where it cannot be set, more memory
@@ -91,9 +90,12 @@ pub fn serve(launch: Launch) -> Result<(), RunError> {
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     let runtimes = Runtimes::start()?;
     let result = runtimes.data.block_on(async {
+        // Before what takes time: by default a SIGHUP ends a process, and those who renew certificates send one at any moment.
+        let signals = signals::listen()?;
+        let config = Arc::new(launch.load()?);
         let running = Running::start(launch, config, &runtimes, None)?;
         running.announce(open_files);
-        running.serve_until_signal().await?;
+        running.serve_until_signal(signals).await?;
         Ok(())
     });
     runtimes.end();
@@ -240,8 +242,7 @@ impl Running {
     }
 
     /// Serves until SIGTERM, SIGINT or the admin port's drain; reloads on SIGHUP and when the file changes.
-    async fn serve_until_signal(&self) -> io::Result<()> {
-        let mut signals = signals::listen()?;
+    async fn serve_until_signal(&self, mut signals: mpsc::Receiver<Signal>) -> io::Result<()> {
         let (_watcher, mut file_changes) = self.watch_file().unzip();
         let end = loop {
             let changed = async {
@@ -257,7 +258,8 @@ impl Running {
                 () = self.control.drain.notified() => Signal::Terminate,
             };
             match signal {
-                Signal::Reload => self.control.hang_up(),
+                // What came of it is logged there.
+                Signal::Reload => drop(self.control.reload()),
                 Signal::Terminate => break Shutdown::terminate(self.control.config().server.drain_delay),
                 Signal::Interrupt => break Shutdown::interrupt(),
             }

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -206,6 +207,28 @@ fn a_bad_file_is_shown_with_place_line_and_hint_by_check_and_by_serve() {
         for part in [&format!("{file}:3:1: "), "replicsa = [\"http://127.0.0.1:1\"]", "hint: ", "replicas"] {
             assert!(err.contains(part), "{args:?} without {part:?}: {err}");
         }
+    }
+}
+
+#[test]
+fn a_reload_by_either_way_begins_an_access_log_that_was_moved_away() {
+    let fleet = Fleet::start(&[]);
+    let folder = TempDir::new().unwrap();
+    let (file, log) = (folder.path().join("gateway.toml"), folder.path().join("access.log"));
+    let pool = format!("[[pool]]\nname = \"main\"\nreplicas = {}\n", fleet.toml());
+    replace(&file, &format!("{pool}[telemetry]\naccess_log = {log:?}\n"));
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    for way in ["signal", "port"] {
+        std::fs::rename(&log, folder.path().join(way)).unwrap();
+        match way {
+            "signal" => gateway.process.signal("HUP"),
+            _ => {
+                let asked = request("POST", "/api/reload", "x-tokenway-admin: 1\r\n", "");
+                assert_eq!(exchange(connect(&gateway.admin).unwrap(), &asked).status, 200);
+            }
+        }
+        until("the log is there again", || log.exists().then_some(()));
     }
 }
 
@@ -459,6 +482,20 @@ fn schema_completions_and_check_are_for_tools() {
     let (code, out, err) = Process::run(&["check", "--online", "--json", file.to_str().unwrap()]);
     let report: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, &report["replicas"][1]["models"][0]), (0, &"sim".into()), "{out}{err}");
+    // A server that is no engine: `serve` would send it nothing.
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for connection in other.incoming().take(9) {
+            let mut connection = connection.unwrap();
+            let _ = connection.read(&mut [0; 4096]);
+            let _ = connection
+                .write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+        }
+    });
+    replace(&file, &format!("[[pool]]\nname = \"p\"\nreplicas = [\"http://{address}\"]\n"));
+    let (code, out, _) = Process::run(&["check", "--online", file.to_str().unwrap()]);
+    assert!(code == 1 && out.contains("/health answered 404: it gets no traffic"), "{code}: {out}");
 }
 
 #[test]
