@@ -94,9 +94,10 @@ pub struct Spans {
 }
 
 impl Usage {
-    /// Counts a request that ended at `at`, and its time at the engine as far as known. One that was refused is none.
+    /// Counts a request that ended at `at`, and its time at the engine as far as known. One that was refused is none, nor is one that
+    /// no route took.
     pub(super) fn count(&self, record: &Record, stages: &[StageTime], at: SystemTime) {
-        if record.is_refused() {
+        if record.is_refused() || &*record.route == "none" {
             return;
         }
         let charged = record.charged_tokens();
@@ -297,6 +298,14 @@ mod tests {
         let whole = 20_000 * DAY..20_003 * DAY + HOUR;
         assert_eq!(counted, Some(whole), "from the first span's beginning to the last one's end");
         assert!(after.fold(day(500, 0), |spans, _, _| spans.days.is_empty()), "kept for 400 days");
+    }
+
+    #[test]
+    fn what_was_not_let_in_is_no_request() {
+        let usage = Usage::default();
+        let unknown = Record { route: "none".into(), status: 404, ..record("none", "none", 0) };
+        usage.count(&unknown, &[], day(0, 0));
+        assert!(output_of(&usage, day(0, 0), day(1, 0)).is_empty());
     }
 
     #[test]
