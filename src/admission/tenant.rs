@@ -43,6 +43,19 @@ struct TenantUse {
     ledger: Ledger,
     /// Of its keys with budgets, by name.
     keys: HashMap<Arc<str>, Ledger>,
+    /// Nanoseconds of engines that are not charged yet: less than a millisecond.
+    engine_rest: i128,
+}
+
+impl TenantUse {
+    /// Whole milliseconds by which engine time changes; what is less is charged with later requests.
+    fn whole_ms(&mut self, before: Duration, now: Duration) -> i64 {
+        let nanos = |time: Duration| i128::try_from(time.as_nanos()).unwrap_or(i128::MAX / 2);
+        self.engine_rest += nanos(now) - nanos(before);
+        let whole = self.engine_rest.div_euclid(NANOS_IN_MS);
+        self.engine_rest = self.engine_rest.rem_euclid(NANOS_IN_MS);
+        i64::try_from(whole).unwrap_or(i64::MAX)
+    }
 }
 
 /// What all tenants have used of their budgets, and their keys of theirs: kept over restarts.
@@ -105,6 +118,7 @@ pub struct EngineCharge {
     state: Arc<Mutex<TenantUse>>,
     reserved: Reserved,
     charged: Amounts,
+    engine: Duration,
     /// When the request ended.
     wall: SystemTime,
 }
@@ -229,7 +243,8 @@ impl TenantPermit {
         if record.is_refused() {
             used.requests.give_back(1.0);
         }
-        let amounts = amounts_of(record, engine);
+        let engine_ms = used.whole_ms(Duration::ZERO, engine);
+        let amounts = Amounts { engine_ms: u64::try_from(engine_ms).unwrap_or(0), ..amounts_of(record) };
         let tokens = amounts.of(Kind::Tokens);
         if let Some(per_minute) = self.limits.tokens_per_minute {
             let (more, less) = (tokens.saturating_sub(self.charged), self.charged.saturating_sub(tokens));
@@ -246,15 +261,16 @@ impl TenantPermit {
         }
         drop(used);
         let (state, reserved) = (Arc::clone(&self.state), mem::take(&mut self.reserved));
-        EngineCharge { state, reserved, charged: amounts, wall }
+        EngineCharge { state, reserved, charged: amounts, engine, wall }
     }
 }
 
 impl EngineCharge {
     /// The engine reported this time.
     pub fn correct(self, engine: Duration) {
-        let measured = Amounts { engine_ms: whole_ms(engine), ..self.charged };
         let mut used = self.state.lock();
+        let engine_ms = self.charged.engine_ms.saturating_add_signed(used.whole_ms(self.engine, engine));
+        let measured = Amounts { engine_ms, ..self.charged };
         used.ledger.correct(&self.reserved.of_tenant, self.charged, measured, self.wall);
         if let Some((key, reserved)) = &self.reserved.of_key
             && let Some(ledger) = used.keys.get_mut(key)
@@ -271,20 +287,19 @@ impl Drop for TenantPermit {
     }
 }
 
-fn amounts_of(record: &Record, engine: Duration) -> Amounts {
+/// All but the time of engines.
+fn amounts_of(record: &Record) -> Amounts {
     let TokenCounts { input, cached, output } = record.charged_tokens();
     Amounts {
         input: input.unwrap_or_default().0,
         cached: cached.unwrap_or_default().0,
         output: output.unwrap_or_default().0,
         requests: u64::from(!record.is_refused()),
-        engine_ms: whole_ms(engine),
+        engine_ms: 0,
     }
 }
 
-fn whole_ms(engine: Duration) -> u64 {
-    u64::try_from(engine.as_millis()).unwrap_or(u64::MAX)
-}
+const NANOS_IN_MS: i128 = 1_000_000;
 
 impl Demand<'_> {
     fn budgets_of_key(&self) -> &[Budget] {
@@ -513,6 +528,32 @@ mod tests {
     }
 
     #[test]
+    fn engine_time_below_a_millisecond_adds_up_and_corrections_are_exact() {
+        let (limiter, mut tenant) = (TenantLimiter::default(), tenant(None, None, None));
+        let budget = Budget { engine_seconds: Some(1), window: Window::Month, ..Budget::default() };
+        tenant.budgets = vec![budget];
+        let micros = Duration::from_micros;
+        let charge = |engine| {
+            let permit = admit(&limiter, &tenant, 1, at(0)).unwrap();
+            permit.settle(&record(Outcome::Ok, 1, 0), micros(engine))
+        };
+        let used_ms = || {
+            limiter.tenants.lock()["acme"]
+                .lock()
+                .ledger
+                .used(&tenant.budgets[0], SystemTime::UNIX_EPOCH)
+                .engine_ms
+        };
+        for _ in 0..1000 {
+            charge(220).correct(micros(220));
+        }
+        assert_eq!(used_ms(), 220);
+        charge(900).correct(micros(100));
+        charge(900).correct(micros(5_300));
+        assert_eq!(used_ms(), 225, "5.4 ms more, .4 of them not charged yet");
+    }
+
+    #[test]
     fn an_error_as_the_whole_answer_gives_its_tokens_back_and_a_broken_stream_keeps_what_it_used() {
         let (limiter, tenant) = (TenantLimiter::default(), tenant(None, Some(100), None));
         let ended = |outcome, status, content_events| {
@@ -533,7 +574,7 @@ mod tests {
             (ended(Outcome::Failed, 200, 0), 90),
             (Record { is_stream: true, ..ended(Outcome::Canceled, 499, 0) }, 90),
         ] {
-            assert_eq!(amounts_of(&record, Duration::ZERO).of(Kind::Tokens), tokens, "{:?}", record.outcome);
+            assert_eq!(amounts_of(&record).of(Kind::Tokens), tokens, "{:?}", record.outcome);
         }
     }
 
