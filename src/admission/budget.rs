@@ -107,11 +107,14 @@ pub(super) struct Spent {
     used: u64,
     /// Reserved by requests under way, where it would fit without those, or without what other gateways may take meanwhile.
     held: Option<u64>,
+    /// What it needs at least, where that is more than a whole window has.
+    needs: Option<u64>,
     wait: Duration,
 }
 
 impl Ledger {
-    /// What a request would reserve, in every budget of the model, if every hard one has room for it.
+    /// What a request would reserve, in every budget of the model, if every hard one has room for it; else the limit that is in its way
+    /// for the longest time.
     pub(super) fn check(
         &mut self,
         budgets: &[Budget],
@@ -121,10 +124,11 @@ impl Ledger {
         now: SystemTime,
     ) -> Result<Reservation, Spent> {
         let (mut accounts, now) = (SmallVec::new(), Unix::from(now));
+        let mut longest: Option<Spent> = None;
         let is_bounded = wanted.expected != Amounts::default();
         for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
             let (at, account) = self.account(budget, now);
-            let (own, taken) = (account.own(), account.taken());
+            let (own, taken, next) = (account.own(), account.taken(), account.period(now).left(now));
             // It may be all that is taken until it is known what the others took.
             let is_first = account.awaits_look(sharing) && !account.is_ahead;
             // One that is under way may use all that it reserved.
@@ -137,23 +141,26 @@ impl Ledger {
                 let is_leased = || sharing.covers(account.lease.as_deref(), *kind, *limit, own, wanted);
                 taken.of(*kind).saturating_add(wanted) > *limit || !is_first && !is_leased()
             };
-            if let Some((kind, limit)) =
-                budget.limits().find(|limit| is_bounded && budget.hard && is_over(limit))
-            {
+            for (kind, limit) in budget.limits().filter(|limit| is_bounded && budget.hard && is_over(limit)) {
                 // A request under way is one that will be used; of its tokens less may be.
                 let held = if kind == Kind::Requests { 0 } else { account.held.of(kind) };
                 let used = taken.of(kind).saturating_sub(held);
                 let fits = used.saturating_add(wanted.of(kind, limit.saturating_sub(used))) <= limit;
-                let wait = if fits { AGAIN } else { account.period(now).left(now) };
+                let wait = if fits { AGAIN } else { next };
                 let held = fits.then_some(held);
-                return Err(Spent { kind, window: budget.window, limit, used, held, wait });
+                let needs = Some(wanted.of(kind, limit)).filter(|needs| *needs > limit);
+                let spent = Spent { kind, window: budget.window, limit, used, held, needs, wait };
+                longest = Some(longest.filter(|known| known.lasts() >= spent.lasts()).unwrap_or(spent));
             }
             // Two budgets of one window share an account.
             if !accounts.contains(&at) {
                 accounts.push(at);
             }
         }
-        Ok(Reservation { accounts, amounts: wanted.expected })
+        match longest {
+            Some(spent) => Err(spent),
+            None => Ok(Reservation { accounts, amounts: wanted.expected }),
+        }
     }
 
     /// Reserves it.
@@ -352,10 +359,22 @@ impl Account {
 }
 
 impl Spent {
+    /// For how long; what waiting does not help lasts longest.
+    fn lasts(&self) -> (bool, Duration) {
+        (self.needs.is_some(), self.wait)
+    }
+
     /// `who` has spent it: a tenant, or one of its keys.
     pub(super) fn failure(self, who: &str) -> Failure {
-        let Self { kind, window, limit, used, held, wait } = self;
+        let Self { kind, window, limit, used, held, needs, wait } = self;
         let (kind, window) = (kind.as_str(), window.as_str());
+        if let Some(needs) = needs {
+            let message = format!(
+                "{who} has {limit} {kind} in a whole {window} (budget.{kind} = {limit}), and this request may need {needs}; send a \
+                 smaller one"
+            );
+            return Failure::NotAdmitted { limit: "budget", message, retry_after: None };
+        }
         let rest = match held {
             Some(0) => format!(
                 "and until gateways know what the others took each has a share of the rest (budget.{kind} = {limit})"

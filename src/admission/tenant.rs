@@ -287,6 +287,14 @@ impl Drop for TenantPermit {
     }
 }
 
+/// For how long a limit refuses; what waiting does not help lasts longest.
+fn lasts(failure: &Failure) -> Duration {
+    match failure {
+        Failure::NotAdmitted { retry_after: Some(wait), .. } => *wait,
+        _ => Duration::MAX,
+    }
+}
+
 /// All but the time of engines.
 fn amounts_of(record: &Record) -> Amounts {
     let TokenCounts { input, cached, output } = record.charged_tokens();
@@ -327,20 +335,26 @@ impl TenantUse {
         now: Stamp,
     ) -> Result<Reserved, Failure> {
         let Tenant { limits, budgets, name, .. } = tenant;
-        self.check(limits, demand, now).map_err(|refusal| refusal.failure(name))?;
+        let limited = self.check(limits, demand, now).map_err(|refusal| refusal.failure(name));
         let wanted = demand.wanted();
         let room = self.ledger.check(budgets, demand.model, wanted, sharing, demand.wall);
-        let of_tenant = room.map_err(|spent| spent.failure(&format!("tenant {name}")))?;
-        let of_key = match self.of_key(demand) {
-            None => None,
-            Some((key, ledger)) => {
-                let room = ledger.check(&key.budgets, demand.model, wanted, sharing, demand.wall);
-                let who = || format!("API key {} of tenant {name}", key.name);
-                let reservation = room.map_err(|spent| spent.failure(&who()))?;
-                ledger.hold(&reservation);
-                Some((Arc::clone(&key.name), reservation))
+        let of_tenant = room.map_err(|spent| spent.failure(&format!("tenant {name}")));
+        let of_key = self.of_key(demand).map(|(key, ledger)| {
+            let room = ledger.check(&key.budgets, demand.model, wanted, sharing, demand.wall);
+            room.map_err(|spent| spent.failure(&format!("API key {} of tenant {name}", key.name)))
+        });
+        // A client that comes back when one of them is over is not to find the next.
+        let (of_tenant, of_key) = match (limited, of_tenant, of_key.transpose()) {
+            (Ok(()), Ok(of_tenant), Ok(of_key)) => (of_tenant, of_key),
+            (limited, of_tenant, of_key) => {
+                let all = [limited.err(), of_tenant.err(), of_key.err()];
+                return Err(all.into_iter().flatten().max_by_key(lasts).unwrap_or(Failure::Internal));
             }
         };
+        let of_key = self.of_key(demand).zip(of_key).map(|((key, ledger), reservation)| {
+            ledger.hold(&reservation);
+            (Arc::clone(&key.name), reservation)
+        });
         self.ledger.hold(&of_tenant);
         self.inflight += 1;
         if let Some(per_minute) = limits.requests_per_minute {
@@ -525,6 +539,23 @@ mod tests {
         canceled.settle(&record(Outcome::Canceled, 100, 0), Duration::ZERO);
         assert_eq!(admit(&limiter, &tenant, 1, at(0)).unwrap_err().0, "requests_per_minute");
         assert!(admit(&limiter, &tenant, 100, at(60)).is_ok(), "it never reached a replica: no tokens");
+    }
+
+    #[test]
+    fn of_several_limits_the_one_that_lasts_longest_is_named() {
+        let (limiter, mut tenant) = (TenantLimiter::default(), tenant(Some(1), None, None));
+        let budget = |window, requests| Budget { requests: Some(requests), window, ..Budget::default() };
+        tenant.budgets = vec![budget(Window::Minute, 1), budget(Window::Day, 1)];
+        let _first = admit(&limiter, &tenant, 1, at(0)).unwrap();
+        let (limit, wait) = admit(&limiter, &tenant, 1, at(0)).unwrap_err();
+        assert!(
+            limit == "budget" && wait > Some(3600),
+            "the day's, though a minute is over as well: {wait:?}"
+        );
+        let output = Budget { tokens: Some(100), window: Window::Hour, ..Budget::default() };
+        let small = Tenant { budgets: vec![output], limits: TenantLimits::default(), ..tenant };
+        let too_large = admit_as(&limiter, &small, 101, true, at(0)).unwrap_err();
+        assert_eq!(too_large, ("budget".into(), None), "it fits into no hour");
     }
 
     #[test]
