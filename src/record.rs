@@ -417,6 +417,15 @@ impl Record {
         self.attempts.last().filter(is_answer).filter(|attempt| attempt.cause != AttemptCause::Prefill)
     }
 
+    /// The attempt that brought the first token: of a stream that was continued elsewhere the one before the break.
+    pub fn begun_by(&self) -> Option<&Attempt> {
+        let Some(at) = self.attempts.iter().position(|made| made.cause == AttemptCause::Migration) else {
+            return self.answered();
+        };
+        let has_begun = |made: &&Attempt| made.head.is_some() && !made.is_prefill_leg();
+        self.attempts.get(..at)?.iter().rfind(has_begun)
+    }
+
     /// The attempt that computed its prompt for another replica.
     pub fn prefill_leg(&self) -> Option<&Attempt> {
         self.attempts.iter().rfind(|made| made.is_prefill_leg())

@@ -59,10 +59,11 @@ impl Parts {
             series.observe(Measure::Tpot, tpot, now);
             series.observe(Measure::Duration, [record.duration()], now);
         }
-        if let Some(answered) = record.answered() {
-            let series = self.replica(&answered.served.replica);
+        if let Some(begun) = record.begun_by() {
+            let series = self.replica(&begun.served.replica);
             series.observe(Measure::Ttft, ttft, now);
-            series.observe(Measure::Tpot, tpot, now);
+            // Of a stream that was continued it is no replica's.
+            series.observe(Measure::Tpot, tpot.filter(|_| record.migrations == 0), now);
         }
     }
 
@@ -177,6 +178,7 @@ mod tests {
     use super::*;
     use crate::observe::fixture;
     use crate::observe::stages::stages;
+    use crate::record::{Attempt, AttemptCause, Served};
 
     #[test]
     fn a_request_counts_for_its_tenant_its_class_and_each_of_its_stages() {
@@ -201,6 +203,22 @@ mod tests {
         assert_eq!((of_route(SplitBy::Class, "short"), of_route(SplitBy::Class, "long")), (1, 0));
         let replica = &record.attempts[0].served.replica;
         assert_eq!(parts.of_replica(replica, Measure::Ttft, Step::Minute, slots).count(), 1);
+    }
+
+    #[test]
+    fn the_first_token_of_a_stream_that_was_continued_is_of_the_replica_that_gave_it() {
+        let (parts, mut record) = (Parts::default(), fixture::stream());
+        let broken = record.attempts[0].clone();
+        record.attempts[0].error = Some("upstream_broken");
+        let served = Served { replica: "next".into(), ..broken.served.clone() };
+        record.attempts.push(Attempt { served, cause: AttemptCause::Migration, ..broken });
+        record.migrations = 1;
+        parts.record(&WindowKey::new(&record.route, &record.model, &"v1".into()), &record);
+        let slots = (0, Step::Minute.slot(record.at.end));
+        let of = |name: &Arc<str>, measure| parts.of_replica(name, measure, Step::Minute, slots).count();
+        let first = &record.attempts[0].served.replica;
+        assert_eq!((of(first, Measure::Ttft), of(&"next".into(), Measure::Ttft)), (1, 0));
+        assert_eq!((of(first, Measure::Tpot), of(&"next".into(), Measure::Tpot)), (0, 0));
     }
 
     #[test]

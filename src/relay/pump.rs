@@ -164,6 +164,10 @@ impl StreamPump {
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
         record_facts(record, self.facts().clone());
         record.tokens = tokens;
+        if self.is_continued {
+            // Its times are those of the continuation, and the client's wait for the first token was another's.
+            record.engine = None;
+        }
         if tokens.output.is_none() {
             record.estimated_output = self.pick.pool.dispatcher.model.tokens_in(record.content_events);
         }

@@ -267,6 +267,8 @@ impl Slot {
             part.requests += 1;
             part.judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
             part.prompt_tokens += record.tokens.input.unwrap_or(record.estimated_input).0;
+            // What was lost at the attempts before is in it.
+            let ttft = ttft.filter(|_| !is_later || !dimension.is_engine());
             if let Some(ttft) = ttft {
                 part.first_tokens = (part.first_tokens.0 + ttft, part.first_tokens.1 + 1);
             }
