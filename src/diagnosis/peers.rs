@@ -15,7 +15,7 @@ use super::table::{
     MIN_DIFFERENCE, MISSES, NOISE, QUEUE, TOKENS,
 };
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
-use crate::observe::history::{Dimension, Part, Slot};
+use crate::observe::history::{Dimension, OTHER, Part, Slot};
 use crate::observe::lag::Lateness;
 use crate::stage::Stage;
 use crate::stats::{Counts, upper_quantile};
@@ -170,7 +170,9 @@ fn is_of_one_engine(cause: &Cause, replicas: &[ReplicaStatus]) -> bool {
 /// Adds one that is not named yet.
 fn add(found: &mut Vec<Outlier>, more: Option<Outlier>) {
     let is_new = |more: &Outlier| {
-        !found.iter().any(|known| known.dimension == more.dimension && known.name == more.name)
+        // What several share is none to look at.
+        &*more.name != OTHER
+            && !found.iter().any(|known| known.dimension == more.dimension && known.name == more.name)
     };
     let more = more.filter(is_new);
     found.extend(more);

@@ -31,6 +31,15 @@ impl Dimension {
     fn is_engine(self) -> bool {
         matches!(self, Self::Replica | Self::Revision)
     }
+
+    /// Names with a part of their own: tenants take no place of a replica. A pool has 2,048 replicas at most.
+    fn most(self) -> usize {
+        match self {
+            Self::Replica => 2_048,
+            Self::Revision | Self::Class => 64,
+            Self::Tenant => 128,
+        }
+    }
 }
 
 /// Counts of one replica, revision, tenant or class.
@@ -184,6 +193,8 @@ pub struct Slot {
     pub bound: (f64, u32),
     /// Who took part.
     pub parts: HashMap<(Dimension, Arc<str>), Part, LabelHasher>,
+    /// How many of each dimension were recorded.
+    names: [usize; Dimension::ALL.len()],
 }
 
 impl Slot {
@@ -334,11 +345,19 @@ impl Slot {
         self.parts.get(&(dimension, Arc::clone(name)))
     }
 
-    /// The part of that name; past [`MAX_PARTS`] new ones share `other`.
+    /// The part of that name; past [`Dimension::most`] new ones share [`OTHER`].
     fn part(&mut self, dimension: Dimension, name: &Arc<str>) -> &mut Part {
-        let key = (dimension, Arc::clone(name));
-        let is_known = self.parts.len() < MAX_PARTS || self.parts.contains_key(&key);
-        self.parts.entry(if is_known { key } else { (dimension, "other".into()) }).or_default()
+        let mut key = (dimension, Arc::clone(name));
+        if !self.parts.contains_key(&key)
+            && let Some(names) = self.names.get_mut(dimension as usize)
+        {
+            if *names < dimension.most() {
+                *names += 1;
+            } else {
+                key.1 = OTHER.into();
+            }
+        }
+        self.parts.entry(key).or_default()
     }
 }
 
@@ -406,7 +425,8 @@ fn subtract_all(sums: &mut [u32], less: &[u32]) {
 }
 
 const STAGES: usize = Stage::ALL.len();
-const MAX_PARTS: usize = 256;
+/// What names without a place of their own share.
+pub(crate) const OTHER: &str = "other";
 
 #[cfg(test)]
 mod tests {
@@ -497,7 +517,13 @@ mod tests {
             record.tenant = format!("t{i}").into();
             slot.record(&record, &Judgement::of(&record));
         }
-        assert!(slot.parts.len() <= MAX_PARTS + 4);
-        assert!(slot.parts[&(Dimension::Tenant, "other".into())].requests > 700);
+        assert_eq!(slot.parts[&(Dimension::Tenant, OTHER.into())].requests, 872);
+        assert_eq!(slot.parts.len(), 128 + 4);
+        // As many tenants as there are leave replicas theirs.
+        for i in 0..1000 {
+            record.attempts[0].served.replica = format!("r{i}").into();
+            slot.record(&record, &Judgement::of(&record));
+        }
+        assert!((0..1000).all(|i| slot.of(Dimension::Replica, &format!("r{i}").into()).is_some()));
     }
 }
