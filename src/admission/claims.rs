@@ -1,5 +1,6 @@
 //! What this gateway has taken of budgets, for the other gateways, and what they have taken.
 
+use std::borrow::Cow;
 use std::time::SystemTime;
 
 use super::amounts::Amounts;
@@ -30,7 +31,7 @@ impl TenantLimiter {
                 let Some(until) = account.until(now) else { continue };
                 let name = account.name();
                 claims.push(Claim {
-                    name: format!("{tenant}:{}:{name}", key.unwrap_or_default()),
+                    name: format!("{}:{}:{name}", part(tenant), part(key.unwrap_or_default())),
                     own: account.own(),
                     is_first: account.is_unknown(),
                     until,
@@ -51,5 +52,23 @@ impl TenantLimiter {
                 account.shared(claim.own, others, before);
             }
         });
+    }
+}
+
+/// Names may have colons, which separate them here.
+fn part(name: &str) -> Cow<'_, str> {
+    if name.contains([':', '%']) { name.replace('%', "%25").replace(':', "%3A").into() } else { name.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_colons_share_no_window() {
+        let name = |tenant, key| format!("{}:{}:day", part(tenant), part(key));
+        assert_eq!(name("acme", "ci"), "acme:ci:day");
+        assert_ne!(name("org", "team:ci"), name("org:team", "ci"));
+        assert_ne!(name("a:", ""), name("a%3A", ""));
     }
 }
