@@ -273,7 +273,23 @@ mod tests {
                 0,
             ),
             (Messages, r#"{"type":"content_block_start","content_block":{"type":"text","text":"a"}}"#, 0),
+            (
+                Messages,
+                r#"{"type":"content_block_start","content_block":{"type":"tool_use","name":"f","input":{}}}"#,
+                1,
+            ),
             (Messages, r#"{"type":"ping"}"#, 0),
+            (Responses, r#"{"type":"response.output_item.added","item":{"type":"message","content":[]}}"#, 0),
+            (
+                Responses,
+                r#"{"type":"response.output_item.added","item":{"type":"function_call","name":"f"}}"#,
+                1,
+            ),
+            (
+                Responses,
+                r#"{"type":"response.output_item.added","item":{"type":"function_call","name":""}}"#,
+                0,
+            ),
             (Responses, r#"{"type":"response.output_text.delta","delta":"a"}"#, 1),
             (Responses, r#"{"type":"response.function_call_arguments.delta","delta":"{"}"#, 1),
             (Responses, r#"{"type":"response.reasoning_text.delta","delta":""}"#, 0),

@@ -79,6 +79,7 @@ fn message<'a>(
                 None => emit(Event::Other),
             }
         }
+        "content_block_start" => emit(begun(event, "content_block", "tool_use")),
         "message_stop" => state.done(emit),
         _ => emit(Event::Other),
     }
@@ -122,6 +123,7 @@ fn response<'a>(
             emit(Event::Finish { choice: 0 });
             state.done(emit);
         }
+        "response.output_item.added" => emit(begun(event, "item", "function_call")),
         "response.failed" => state.error(whole().and_then(|whole| whole.error).or(event.response), emit),
         _ => emit(Event::Other),
     }
@@ -149,6 +151,16 @@ fn transcript<'a>(
     None
 }
 
+/// An item begins: content where it is a tool call, which has its name from here on.
+fn begun(event: &TypedEvent<'_>, item: &str, call: &str) -> Event {
+    let of_item = |raw: Raw<'_>| {
+        let [kind, name] = raw.cursor().members(["type", "name"]).ok()?;
+        Some(kind?.string()? == call && name.is_some_and(|name| name.is_filled()))
+    };
+    let found = event.whole.cursor().members([item]).ok().and_then(|[raw]| of_item(raw?));
+    if found == Some(true) { Event::Content { choice: 0, tokens: None } } else { Event::Other }
+}
+
 /// Content that an event carries as its whole `delta`.
 fn delta<'a>(event: &TypedEvent<'a>, emit: &mut dyn FnMut(Event)) -> Option<PlainContent<'a>> {
     let mut values = ContentValues::default();
@@ -167,6 +179,7 @@ fn content<'a>(values: &ContentValues<'a>, emit: &mut dyn FnMut(Event)) -> Optio
 
 /// The members of an event that matter here, `None` where absent or `null`.
 struct TypedEvent<'a> {
+    whole: Raw<'a>,
     kind: Option<Raw<'a>>,
     delta: Option<Raw<'a>>,
     message: Option<Raw<'a>>,
@@ -181,7 +194,7 @@ impl<'a> TypedEvent<'a> {
         let names = ["type", "delta", "message", "usage", "error", "response", "sequence_number"];
         let [kind, delta, message, usage, error, response, sequence_number] =
             event.cursor().members(names)?;
-        Ok(Self { kind, delta, message, usage, error, response, sequence_number })
+        Ok(Self { whole: event, kind, delta, message, usage, error, response, sequence_number })
     }
 }
 
