@@ -63,7 +63,7 @@ section! {
 section! {
     #[derive(Clone, Debug)]
     pub struct Admin for "[admin]" {
-        /// metrics, health, API
+        /// metrics, health, API; its port names the state files (`keys-9090.json`): with another port, rename them
         listen: SocketAddr as ADDRESS, default "127.0.0.1:9090", restart;
         /// bearer token; required, or read_token, for any address that is not loopback
         token: Option<Secret> as SECRET, example "env:TOKENWAY_ADMIN_TOKEN";
