@@ -211,6 +211,27 @@ fn a_bad_file_is_shown_with_place_line_and_hint_by_check_and_by_serve() {
 }
 
 #[test]
+fn a_sighup_in_the_middle_of_the_start_is_a_reload_after_it() {
+    let folder = TempDir::new().unwrap();
+    let port = DeadPort::new().port();
+    // The start waits for whoever writes its file of keys.
+    let keys = folder.path().join(format!("keys-{port}.json"));
+    assert!(std::process::Command::new("mkfifo").arg(&keys).status().unwrap().success());
+    let (admin, file) = (format!("127.0.0.1:{port}"), example("minimal.toml"));
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tokenway"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", &admin, "--config"]).arg(file);
+    command.env("STATE_DIRECTORY", folder.path());
+    let mut gateway = Process::spawn(command);
+    let opening = std::thread::spawn(move || std::fs::File::options().write(true).open(keys).unwrap());
+    until("the start reads its keys", || opening.is_finished().then_some(()));
+    gateway.signal("HUP");
+    opening.join().unwrap().write_all(br#"{"version":1,"keys":[]}"#).unwrap();
+    gateway.err.line_with("configuration reloaded");
+    gateway.signal("INT");
+    assert_eq!(gateway.exit_code(), 0);
+}
+
+#[test]
 fn a_removed_tls_section_serves_on_until_a_restart_and_blocks_no_reload() {
     let copy = Example::copy("tls.toml");
     let gateway = Gateway::with_file(&copy.file);
