@@ -8,10 +8,10 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::StartError;
 use super::launch::Front;
 use super::observers::DataPath;
 use super::salt_key::settle_salts;
+use super::{StartError, keeping};
 use crate::background::Background;
 use crate::clock::Clock;
 use crate::cluster::Topics;
@@ -75,6 +75,7 @@ impl Foundation {
         tokens.configure(config.jwt.as_ref());
         let carried_over = CarriedOver::new(tokens, stopped.clone());
         settle_salts(&carried_over.salt_key, &config);
+        keeping::warn_of_another_port(&config);
         let kept = config.state.as_ref().map(|place| place.file("keys"));
         let keys = Arc::new(KeyStore::open(Arc::clone(&carried_over.api_keys), kept));
         let fleet = Arc::new(Fleet::new(connector.clone(), clock, background.clone()));

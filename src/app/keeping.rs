@@ -23,6 +23,22 @@ pub(super) fn start(gateway: &Arc<Gateway>, background: &Background, stopped: &C
     keep(usage::KEEP_EVERY, usage::keep);
 }
 
+/// Warns of budgets and keys that lie under another admin port's name: a gateway that had it before begins without them.
+pub(super) fn warn_of_another_port(config: &Config) {
+    let Some(place) = &config.state else { return };
+    let has_budgets = config.tenants.iter().any(|tenant| !tenant.budgets.is_empty());
+    for (kind, is_used) in [("budgets", has_budgets), ("keys", !config.tenants.is_empty())] {
+        if let Some(other) = place.file_of_another_port(kind).filter(|_| is_used) {
+            tracing::warn!(
+                path = %place.file(kind).display(),
+                other = %other.display(),
+                "{kind} begin anew, and those of another admin port lie there: if this gateway had that port, stop it, \
+                 rename the other file to this path and start it again"
+            );
+        }
+    }
+}
+
 /// Shares what is known of the fleet with the other gateways of a cluster, or keeps it for the gateway's own next start; returns what
 /// is to be kept at the end.
 pub(super) fn share(config: &Config, deps: cluster::Deps) -> Option<Arc<Snapshot>> {

@@ -218,9 +218,10 @@ impl App {
     /// # Errors
     /// When its certificates cannot be read: then nothing changes.
     pub fn reload(&self, config: Arc<Config>) -> Result<(), TlsError> {
-        config.server.tls.as_ref().map(TlsSlot::load).transpose()?;
+        let tls = config.server.tls.as_ref().filter(|tls| !tls.is_removed);
+        tls.map(TlsSlot::load).transpose()?;
         self.fleet.secure(&config)?;
-        if let (Some(slot), Some(tls)) = (&self.tls, &config.server.tls) {
+        if let (Some(slot), Some(tls)) = (&self.tls, tls) {
             slot.reload(tls)?;
         }
         note_expiry(&self.gateway.observer, &config, self.gateway.clock);

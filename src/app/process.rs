@@ -258,7 +258,7 @@ impl Running {
                 () = self.control.drain.notified() => Signal::Terminate,
             };
             match signal {
-                // What came of it is logged there.
+                // The result is logged there.
                 Signal::Reload => drop(self.control.reload()),
                 Signal::Terminate => break Shutdown::terminate(self.control.config().server.drain_delay),
                 Signal::Interrupt => break Shutdown::interrupt(),

@@ -63,7 +63,7 @@ section! {
 section! {
     #[derive(Clone, Debug)]
     pub struct Admin for "[admin]" {
-        /// metrics, health, API
+        /// metrics, health, API; its port names the state files (`keys-9090.json`): with another port, rename them
         listen: SocketAddr as ADDRESS, default "127.0.0.1:9090", restart;
         /// bearer token; required, or read_token, for any address that is not loopback
         token: Option<Secret> as SECRET, example "env:TOKENWAY_ADMIN_TOKEN";
@@ -83,6 +83,8 @@ pub struct Tls {
     pub key: PathBuf,
     /// PEM file with client CAs; set means mutual TLS.
     pub client_ca: Option<PathBuf>,
+    /// The configuration has this section no longer: it is in force until a restart, and its files are not read again.
+    pub is_removed: bool,
 }
 
 /// Reads `[server]`; tenants are told nothing of the fleet unless the file says so.
@@ -143,6 +145,8 @@ impl Server {
         // Other files are other certificates, which a running listener takes up; on or off is another listener.
         if self.tls.is_some() != old.tls.is_some() {
             fixed.keep("server.tls (on or off)", &mut self.tls, &old.tls);
+            // Its files may be gone with it.
+            self.tls.iter_mut().for_each(|tls| tls.is_removed = true);
         }
         // A body that is larger than the memory of all would wait for ever.
         self.body_limit = self.body_limit.min(self.body_memory);
@@ -156,7 +160,7 @@ fn tls(item: &Item<'_>) -> Option<Tls> {
         section.expect(required, pem::HINT);
     }
     let client_ca = pem_file(&section, "client_ca", holds_certificate);
-    Some(Tls { cert: cert?, key: key?, client_ca })
+    Some(Tls { cert: cert?, key: key?, client_ca, is_removed: false })
 }
 
 fn show_tls(tls: &Tls) -> Json {

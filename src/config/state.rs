@@ -3,6 +3,7 @@
 //! A place of the service manager, else the user's state directory, else beside the file. The name has the admin port, so
 //! that two gateways of one machine have one each; a gateway on a port that the system picks has none.
 
+use std::fs::DirEntry;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -72,6 +73,21 @@ impl StatePlace {
     /// The file of one kind of state.
     pub fn file(&self, kind: &str) -> PathBuf {
         self.directory.join(format!("{kind}-{}.json", self.port))
+    }
+
+    /// The file of this kind that another admin port wrote last, where there is none of ours.
+    pub fn file_of_another_port(&self, kind: &str) -> Option<PathBuf> {
+        if self.file(kind).symlink_metadata().is_ok() {
+            return None;
+        }
+        let is_of_a_port = |name: &str| {
+            let port = name.strip_prefix(kind)?.strip_prefix('-')?.strip_suffix(".json")?;
+            port.parse::<u16>().ok()
+        };
+        let files = std::fs::read_dir(&self.directory).ok()?.filter_map(Result::ok);
+        let others = files.filter(|file| file.file_name().to_str().and_then(is_of_a_port).is_some());
+        let written = |file: &DirEntry| file.metadata().and_then(|file| file.modified()).ok();
+        others.max_by_key(written).map(|file| file.path())
     }
 }
 

@@ -67,7 +67,7 @@ impl Files {
 
     fn tls(&self, asks_clients: bool) -> Tls {
         let client_ca = asks_clients.then(|| self.path("ca.pem"));
-        Tls { cert: self.path("cert.pem"), key: self.path("key.pem"), client_ca }
+        Tls { cert: self.path("cert.pem"), key: self.path("key.pem"), client_ca, is_removed: false }
     }
 
     /// Writes a certificate and key for the gateway as a client of its engines.

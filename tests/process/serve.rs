@@ -211,6 +211,58 @@ fn a_bad_file_is_shown_with_place_line_and_hint_by_check_and_by_serve() {
 }
 
 #[test]
+fn a_sighup_in_the_middle_of_the_start_is_a_reload_after_it() {
+    let folder = TempDir::new().unwrap();
+    let port = DeadPort::new().port();
+    // The start waits for whoever writes its file of keys.
+    let keys = folder.path().join(format!("keys-{port}.json"));
+    assert!(std::process::Command::new("mkfifo").arg(&keys).status().unwrap().success());
+    let (admin, file) = (format!("127.0.0.1:{port}"), example("minimal.toml"));
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tokenway"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", &admin, "--config"]).arg(file);
+    command.env("STATE_DIRECTORY", folder.path());
+    let mut gateway = Process::spawn(command);
+    let opening = std::thread::spawn(move || std::fs::File::options().write(true).open(keys).unwrap());
+    until("the start reads its keys", || opening.is_finished().then_some(()));
+    gateway.signal("HUP");
+    opening.join().unwrap().write_all(br#"{"version":1,"keys":[]}"#).unwrap();
+    gateway.err.line_with("configuration reloaded");
+    gateway.signal("INT");
+    assert_eq!(gateway.exit_code(), 0);
+}
+
+#[test]
+fn a_removed_tls_section_serves_on_until_a_restart_and_blocks_no_reload() {
+    let copy = Example::copy("tls.toml");
+    let gateway = Gateway::with_file(&copy.file);
+    let folder = copy.file.parent().unwrap();
+    for file in ["server.pem", "server.key"] {
+        std::fs::remove_file(folder.join(file)).unwrap();
+    }
+    let text = std::fs::read_to_string(&copy.file).unwrap();
+    let without: Vec<&str> = text.lines().filter(|line| !line.starts_with("tls = ")).collect();
+    assert!(without.len() < text.lines().count(), "{text}");
+    replace(&copy.file, &without.join("\n"));
+    let reload = || {
+        let asked = request("POST", "/api/reload", "x-tokenway-admin: 1\r\n", "");
+        exchange(connect(&gateway.admin).unwrap(), &asked)
+    };
+    for n in 1..3 {
+        let answer = reload();
+        assert_eq!(answer.status, 200, "{n}: {answer:?}");
+        assert!(
+            answer.body.contains("server.tls (on or off) changed and needs a restart"),
+            "{n}: {answer:?}"
+        );
+        assert_eq!(get_over_tls(&gateway.data, "/health", &copy.certificate).status, 503, "{n}");
+    }
+    // The section is back, and its files are not: those a reload has to read.
+    replace(&copy.file, &text);
+    let answer = reload();
+    assert!(answer.status == 422 && !answer.body.is_empty(), "{answer:?}");
+}
+
+#[test]
 fn a_reload_by_either_way_begins_an_access_log_that_was_moved_away() {
     let fleet = Fleet::start(&[]);
     let folder = TempDir::new().unwrap();

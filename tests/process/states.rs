@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 use tempfile::TempDir;
 
 use super::rollouts::{act, canary, file, stop_gateway};
-use super::serve_support::{Fleet, Gateway, replace, until};
+use super::serve_support::{DeadPort, Fleet, Gateway, replace, until};
 
 const STEPS: &str = "steps = [{ weight = 30, soak = \"1h\" }]";
 
@@ -39,6 +39,39 @@ fn a_rollback_that_cannot_be_kept_is_in_force_says_so_and_is_kept_once_it_can() 
     let gateway = Gateway::with_file(&file);
     gateway.wait_ready();
     assert_eq!(canary(&gateway)["state"], "rolled_back");
+    stop_gateway(gateway);
+}
+
+#[test]
+fn budgets_and_keys_that_lie_under_another_admin_port_are_named() {
+    let fleet = Fleet::start(&[]);
+    let folder = TempDir::new().unwrap();
+    let (file, state) = (folder.path().join("gateway.toml"), folder.path().join("state"));
+    let tenant = format!("[[tenant]]\nname = \"t\"\nkey_sha256 = [\"{}\"]\n", "0".repeat(64));
+    let budget = "[[tenant.budget]]\nwindow = \"month\"\ntokens = 9\n";
+    replace(&file, &format!("[[pool]]\nname = \"p\"\nreplicas = {}\n{tenant}{budget}", fleet.toml()));
+    std::fs::create_dir(&state).unwrap();
+    for kind in ["budgets", "keys"] {
+        std::fs::write(state.join(format!("{kind}-1.json")), "{}").unwrap();
+    }
+    let port = DeadPort::new().port();
+    let gateway = Gateway::with_state(&file, &state, port);
+    let warnings = gateway.process.err.lines_with("another admin port", 2);
+    for kind in ["budgets", "keys"] {
+        let (own, other) = (format!("{kind}-{port}.json"), format!("{kind}-1.json"));
+        let is_it = |line: &&String| line.contains("WARN") && line.contains(&own) && line.contains(&other);
+        assert_eq!(warnings.iter().filter(is_it).count(), 1, "{warnings:?}");
+    }
+    stop_gateway(gateway);
+    // A gateway that has files of its own has been there before.
+    for kind in ["budgets", "keys"] {
+        std::fs::rename(state.join(format!("{kind}-1.json")), state.join(format!("{kind}-{port}.json")))
+            .unwrap();
+        std::fs::write(state.join(format!("{kind}-1.json")), "{}").unwrap();
+    }
+    let gateway = Gateway::with_state(&file, &state, port);
+    gateway.wait_ready();
+    assert_eq!(gateway.process.err.count("another admin port"), 0);
     stop_gateway(gateway);
 }
 

@@ -33,7 +33,7 @@ pub struct BenchArgs {
     /// How long requests are sent [default: 30s, or the whole trace]
     #[arg(long, value_name = "TIME", value_parser = parse_span)]
     pub(super) duration: Option<Duration>,
-    /// Without a trace: words of each prompt, which no other prompt begins with
+    /// Without a trace: words of each prompt, which no other prompt of any run begins with
     #[arg(long, value_name = "N", default_value = "512", value_parser = clap::value_parser!(u64).range(1..1_000_000))]
     pub(super) input_tokens: u64,
     /// Without a trace: tokens of each answer
@@ -57,7 +57,7 @@ pub struct BenchArgs {
     /// Longest wait for an answer
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_span)]
     pub(super) timeout: Duration,
-    /// Seed of gaps and prompts
+    /// Seed of gaps, and of a trace's words
     #[arg(long, value_name = "N", default_value = "1")]
     pub(super) seed: u64,
     /// Also write a page with plots

@@ -12,6 +12,8 @@ use crate::cli::replay::{ReplayError, read};
 pub(super) struct Schedule {
     pub(super) requests: Vec<TraceRequest>,
     seed: u64,
+    /// Another for every run: what one leaves in the caches, the next would be served from.
+    run: u64,
 }
 
 impl Schedule {
@@ -29,15 +31,19 @@ impl Schedule {
         if let Some(duration) = args.duration {
             requests.retain(|request| request.at <= duration);
         }
-        if requests.is_empty() { Err(BenchError::Nothing) } else { Ok(Self { requests, seed: args.seed }) }
+        if requests.is_empty() {
+            return Err(BenchError::Nothing);
+        }
+        Ok(Self { requests, seed: args.seed, run: fastrand::u64(..) })
     }
 
-    /// A request's prompt: about one token a word; equal blocks of a trace have equal words.
+    /// A request's prompt: about one token a word; equal blocks of a trace have equal words, and what
+    /// is in no such block has words of this run alone.
     pub(super) fn prompt(&self, serial: usize, request: &TraceRequest) -> String {
         let mut prompt = String::new();
         let blocks = request.prompt.div_ceil(BLOCK_TOKENS);
         for (at, block) in (0..blocks).enumerate() {
-            let own = || (serial as u64) << 20 | 1 << 63 | block;
+            let own = || ((serial as u64) << 20 | 1 << 63 | block) ^ self.run;
             let id = request.blocks.get(at).copied().unwrap_or_else(own);
             let left = request.prompt - block * BLOCK_TOKENS;
             let mut random = fastrand::Rng::with_seed(id ^ self.seed.rotate_left(32));

@@ -56,6 +56,33 @@ fn two_targets_get_the_same_requests_and_a_page_is_written() {
 }
 
 #[test]
+fn a_second_run_finds_nothing_of_the_first_in_the_caches() {
+    let (_runtime, sim) = engine();
+    let url = sim.url();
+    let load = ["--rate", "100", "--duration", "100ms", "--input-tokens", "256", "--output-tokens", "1"];
+    for run in ["first", "second"] {
+        let (code, out, err) = bench(&[&[&*url, "--json"], &load[..]].concat());
+        let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(code, EXIT_OK, "{err}");
+        assert_eq!(report[0]["figures"]["hit_rate"].as_f64(), Some(0.0), "{run}: {report}");
+    }
+}
+
+#[test]
+fn the_seed_keeps_times_and_lengths_and_a_run_gives_all_targets_the_same_words() {
+    let Command::Bench(args) = Cli::read(["tokenway", "bench", "127.0.0.1:1"]).unwrap().command else {
+        panic!("not bench")
+    };
+    let [one, other] = [(); 2].map(|()| Schedule::read(&args).unwrap());
+    assert_eq!(one.requests, other.requests);
+    let words = |schedule: &Schedule, serial: usize| schedule.prompt(serial, &schedule.requests[serial]);
+    assert_eq!(words(&one, 1), words(&one, 1));
+    assert_eq!(words(&one, 1).split_whitespace().count(), 512);
+    assert_ne!(words(&one, 1), words(&one, 2));
+    assert_ne!(words(&one, 1), words(&other, 1));
+}
+
+#[test]
 fn latency_counts_from_when_a_request_was_due() {
     let sent = |at: u64| tokenway_sim::replay::Measured {
         sent: Some(tokenway_sim::time::Stamp::from_nanos(at)),
