@@ -26,6 +26,10 @@ pub(super) fn start(gateway: &Arc<Gateway>, background: &Background, stopped: &C
 /// Warns of budgets and keys that lie under another admin port's name: a gateway that had it before begins without them.
 pub(super) fn warn_of_another_port(config: &Config) {
     let Some(place) = &config.state else { return };
+    if place.file("usage").exists() {
+        // It has run under this name: the others are of other gateways.
+        return;
+    }
     let has_budgets = config.tenants.iter().any(|tenant| !tenant.budgets.is_empty());
     for (kind, is_used) in [("budgets", has_budgets), ("keys", !config.tenants.is_empty())] {
         if let Some(other) = place.file_of_another_port(kind).filter(|_| is_used) {
