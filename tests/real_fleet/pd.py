@@ -155,7 +155,7 @@ def text_of(answer):
 
 
 def ask(args, url, path, text, stream, tokens=None):
-    answer = wire.post(url, path, body(args, path, text, stream, tokens))
+    answer = wire.post(url, path, body(args, path, text, stream, tokens), may_break=True)
     found, is_whole = text_of(answer) if answer.status == 200 else (answer.body.decode(), False)
     return answer, found, is_whole
 

@@ -39,8 +39,8 @@ class Answer:
         return found[-1] if found else {}
 
 
-def post(url, path, body, headers=None):
-    """Posts JSON and reads the whole answer, noting when the first content was there."""
+def post(url, path, body, headers=None, may_break=False):
+    """Posts JSON and reads the whole answer, noting when the first content was there; what came of one that may break off."""
     target = urlsplit(url)
     connection = http.client.HTTPConnection(target.hostname, target.port, timeout=300)
     try:
@@ -53,6 +53,10 @@ def post(url, path, body, headers=None):
             answer.body += piece
             if answer.first_token is None and has_content(answer):
                 answer.first_token = now - start
+        return answer
+    except http.client.IncompleteRead:
+        if not may_break:
+            raise
         return answer
     finally:
         connection.close()
