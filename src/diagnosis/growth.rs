@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::figures::share;
 use super::table::FLOOD;
-use crate::observe::history::{Dimension, Slot};
+use crate::observe::history::{Dimension, OTHER, Slot};
 
 /// The tenant or class whose share of the prompt tokens has at least doubled to a large one, while the load as a whole grew, with the
 /// evidence: in the last minute, against these seconds before.
@@ -25,6 +25,7 @@ pub(super) fn grown(
     }
     let per_second = |tokens: f64, seconds: f64| tokens / seconds.max(1.0);
     now.iter()
+        .filter(|(name, _)| **name != *OTHER)
         .filter_map(|(name, tokens)| {
             let earlier = past.iter().find(|(known, _)| known == name).map_or(0.0, |(_, tokens)| *tokens);
             let (own, was) = (tokens / all_now, earlier / all_past);

@@ -137,7 +137,7 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
 pub(crate) fn with_all_misses<'a>(slot: &'a Slot, cause: &Cause) -> Option<&'a Arc<str>> {
     let missed = |of: &[u32]| of.get(cause.stage as usize).copied().unwrap_or(0);
     let all = missed(&slot.missed_in);
-    let mut parts = parts_of(slot, Dimension::Replica).into_iter();
+    let mut parts = parts_of(slot, Dimension::Replica).into_iter().filter(|(name, _)| ***name != *OTHER);
     let found = parts.find(|(_, part)| missed(&part.missed_in) == all).filter(|_| all >= FEW);
     found.map(|(name, _)| name).filter(|_| !cause.stage.is_of_gateway())
 }
@@ -170,9 +170,7 @@ fn is_of_one_engine(cause: &Cause, replicas: &[ReplicaStatus]) -> bool {
 /// Adds one that is not named yet.
 fn add(found: &mut Vec<Outlier>, more: Option<Outlier>) {
     let is_new = |more: &Outlier| {
-        // What several share is none to look at.
-        &*more.name != OTHER
-            && !found.iter().any(|known| known.dimension == more.dimension && known.name == more.name)
+        !found.iter().any(|known| known.dimension == more.dimension && known.name == more.name)
     };
     let more = more.filter(is_new);
     found.extend(more);
@@ -290,7 +288,9 @@ fn parts_of(slot: &Slot, dimension: Dimension) -> Vec<(&Arc<str>, &Part)> {
 /// The one whose requests fail, miss or take longer in the blamed stage than those of the others.
 fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<Outlier> {
     let parts = parts_of(slot, dimension);
-    let found = parts.iter().filter_map(|(name, part)| {
+    // What several share is compared with, and none to look at.
+    let named = parts.iter().filter(|(name, _)| ***name != *OTHER);
+    let found = named.filter_map(|(name, part)| {
         let (strength, evidence) = differs(part, &others_of(&parts, name), cause)?;
         Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
     });

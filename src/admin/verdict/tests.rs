@@ -144,6 +144,15 @@ fn a_replica_with_colder_prompts_is_not_named() {
 }
 
 #[test]
+fn what_several_share_hides_nobody_and_is_not_named() {
+    let late = |slow| (Stage::Prefill, slow, 0.4);
+    let good = |name| did(name, 200, 0, late(0.4));
+    let all = [good("r1"), good("r3"), did("r2", 4, 26, late(6.0)), did("other", 0, 8, late(9.0))];
+    let replicas = vec![ready("r1", 0.0), ready("r2", 0.0), ready("r3", 0.0)];
+    names_only(&figures(slot(TTFT, &all), replicas), &["replica r2 stands out"], &["replica other"]);
+}
+
+#[test]
 fn a_replica_that_had_no_requests_shares_nothing() {
     let late = (Stage::Prefill, 3.0, 0.4);
     let replicas = || vec![ready("r1", 0.0), ready("r2", 0.0), ready("standby", 0.0)];
