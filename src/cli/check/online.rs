@@ -1,7 +1,7 @@
 //! `tokenway check --online`: asks every listed replica what the configuration takes for granted.
 //!
-//! Two reads a replica, its models (without them its health) and its metrics, on connections of their own; no inference. What is missing for
-//! requests to be answered is a problem, what routing would only like to know is a note.
+//! Two reads a replica, its models (without them its health) and its metrics, on connections of their own; no inference.
+//! What is missing for requests to be answered is a problem, what routing would only like to know is a note.
 
 use std::io::{self, Write};
 use std::sync::Arc;

@@ -179,9 +179,10 @@ impl Feed {
         self.arm(route, &served.pool, &served.revision)
     }
 
-    fn turned_away(&self, record: &Record) {
-        let Some(by) = &record.turned_away else { return };
-        let Some(arm) = self.arm(&record.route, &by.pool, &by.revision) else { return };
+    /// Counts a refusal by a queue; returns whose it was.
+    fn turned_away(&self, record: &Record) -> Option<Arm> {
+        let by = record.turned_away.as_ref()?;
+        let arm = self.arm(&record.route, &by.pool, &by.revision)?;
         let refused = Refused {
             arm,
             conversation: record.conversation,
@@ -191,6 +192,7 @@ impl Feed {
             trace_id: record.trace.trace_id,
         };
         self.send(&record.route, record.class, Seen::TurnedAway(Box::new(refused)));
+        Some(arm)
     }
 
     fn send(&self, route: &Arc<str>, class: Class, seen: Seen) {
@@ -232,7 +234,7 @@ impl Tap for Feed {
     }
 
     fn record(&self, record: &Record, judgement: &Judgement) {
-        self.turned_away(record);
+        let turned_away = self.turned_away(record);
         let Some(served) = record.served() else { return };
         let Some(arm) = self.arm_of(&record.route, served) else { return };
         let last = record.attempts.len().saturating_sub(1);
@@ -244,12 +246,11 @@ impl Tap for Feed {
         let lost = lost.filter(|attempt| self.arm_of(&record.route, &attempt.served) == Some(Arm::Canary));
         let mut lost = lost.filter_map(|attempt| Some((Arc::clone(&attempt.served.replica), attempt.error?)));
         let first = record.attempts.iter().find(|attempt| is_own(attempt));
-        let turned_away = record.turned_away.as_ref();
-        let dealt = match turned_away {
-            Some(by) => self.arm(&record.route, &by.pool, &by.revision),
-            None => first.and_then(|first| self.arm_of(&record.route, &first.served)),
-        };
-        let is_retried = turned_away.is_some() || first.is_some_and(|first| first.error.is_some());
+        let dealt = turned_away.or_else(|| first.and_then(|first| self.arm_of(&record.route, &first.served)));
+        // The last one has waited for itself, however it ended.
+        let mut before = record.attempts.iter().take(last);
+        let is_retried =
+            record.turned_away.is_some() || before.any(|made| is_own(made) && made.error.is_some());
         let attempts = record.attempts.iter().enumerate().filter(|(_, attempt)| is_own(attempt));
         let is_bad = record.outcome != Outcome::Ok || is_empty(record);
         let attempts = attempts.filter_map(|(at, attempt)| {
@@ -354,6 +355,31 @@ mod tests {
     fn replicas_of_two_pools_may_have_one_name() {
         assert_ne!(id("old", "r1"), id("new", "r1"));
         assert_eq!(id("old", "r1"), id("old", "r1"));
+    }
+
+    #[test]
+    fn a_wait_that_ends_without_an_answer_is_the_replica_s_unless_another_had_failed_before() {
+        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
+        let config = check_str("f.toml", text, &|_| None).unwrap();
+        let metrics = Arc::new(Metrics::new(&config, BuildInfo::THIS, Clock::start()));
+        let ((observations, mut seen), (commands, _asked)) = (mpsc::channel(9), mpsc::channel(9));
+        let (watched, board) = (Arc::default(), Arc::default());
+        let feed = Feed { observations, commands, watched, board, metrics };
+        let mut late = fixture::stream();
+        let Served { pool, revision, .. } = late.served().unwrap().clone();
+        feed.watched.store(Arc::new(vec![Watched { route: Arc::clone(&late.route), pool, revision }]));
+        (late.outcome, late.at.first_token, late.attempts[0].error) =
+            (Outcome::Failed, None, Some("timeout_first_token"));
+        let mut is_censored = |record: &Record| {
+            feed.record(record, &Judgement::of(record));
+            match seen.try_recv().unwrap().seen {
+                Seen::Ended(ended) => ended.censored.is_some(),
+                _ => panic!("it ended"),
+            }
+        };
+        assert!(is_censored(&late));
+        late.attempts.push(late.attempts[0].clone());
+        assert!(!is_censored(&late), "part of it is the first one's");
     }
 
     #[test]
