@@ -1,6 +1,9 @@
 //! Labels: closed sets whose members have a name outside (in metrics, logs, the API), each declared once, and the hasher of maps
 //! whose keys are labels.
 
+/// In the place of names beyond a bound: they share one value.
+pub(crate) const OTHER: &str = "other";
+
 /// A closed set by its names, for what reads any of them.
 pub(crate) trait Labelled: Copy + PartialEq + 'static {
     /// Every name, with what it means.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::figures::share;
 use super::table::FLOOD;
-use crate::observe::history::{Dimension, OTHER, Slot};
+use crate::labels::OTHER;
+use crate::observe::history::{Dimension, Slot};
 
 /// The tenant or class whose share of the prompt tokens has at least doubled to a large one, while the load as a whole grew, with the
 /// evidence: in the last minute, against these seconds before.

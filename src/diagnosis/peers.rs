@@ -15,7 +15,8 @@ use super::table::{
     MIN_DIFFERENCE, MISSES, NOISE, QUEUE, TOKENS,
 };
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
-use crate::observe::history::{Dimension, OTHER, Part, Slot};
+use crate::labels::OTHER;
+use crate::observe::history::{Dimension, Part, Slot};
 use crate::observe::lag::Lateness;
 use crate::stage::Stage;
 use crate::stats::{Counts, upper_quantile};

@@ -9,7 +9,7 @@ use super::latency::{LatencySeries, Measure, Newest, SeriesMap, Step, Window};
 use super::stages::StageTime;
 use super::windows::{MAX_SERIES, SeriesView, WindowKey};
 use crate::clock::Stamp;
-use crate::labels::labels;
+use crate::labels::{OTHER, labels};
 use crate::record::Record;
 use crate::request::class::Class;
 use crate::stage::Stage;
@@ -139,7 +139,7 @@ impl Parts {
     fn tenant(&self, key: &WindowKey, tenant: &Arc<str>) -> Arc<LatencySeries> {
         let wanted = (key.clone(), Arc::clone(tenant));
         let new = || {
-            let other = || Arc::<str>::from("other");
+            let other = || Arc::<str>::from(OTHER);
             if self.tenants.has_room(MAX_TENANTS) {
                 self.tenants.get_or_insert(wanted.clone())
             } else if self.tenants.has_room(MAX_TENANTS + MAX_SERIES) {
@@ -154,7 +154,7 @@ impl Parts {
     fn replica(&self, replica: &Arc<str>) -> Arc<LatencySeries> {
         let new = || {
             let has_room = self.replicas.has_room(MAX_REPLICAS);
-            self.replicas.get_or_insert(if has_room { Arc::clone(replica) } else { "other".into() })
+            self.replicas.get_or_insert(if has_room { Arc::clone(replica) } else { OTHER.into() })
         };
         self.replicas.get(replica).unwrap_or_else(new)
     }

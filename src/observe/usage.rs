@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::stages::{self, Stage, StageTime};
-use crate::labels::LabelHasher;
+use crate::labels::{LabelHasher, OTHER};
 use crate::record::Record;
 
 /// What was used.
@@ -242,7 +242,6 @@ const HOURS_KEPT: u64 = 2 * DAY;
 const MAX_ROWS_A_SPAN: usize = 20_000;
 /// Of all days; about 40 MB.
 const MAX_ROWS: usize = 250_000;
-const OTHER: &str = "other";
 
 #[cfg(test)]
 mod tests {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::latency::{LatencySeries, Measure, SeriesMap, Step, Window};
 use crate::clock::Stamp;
+use crate::labels::OTHER;
 use crate::stats::Counts;
 
 /// Labels of a series.
@@ -28,7 +29,7 @@ impl WindowKey {
 
     /// Labels of the series that models and revisions of the same route without a place share: what is read of the route is whole.
     pub(super) fn rest(&self) -> Self {
-        let other = || Arc::<str>::from("other");
+        let other = || Arc::<str>::from(OTHER);
         Self { route: Arc::clone(&self.route), model: other(), revision: other() }
     }
 }

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 pub use self::heat::{heat, heat_edges};
-pub(crate) use self::slot::OTHER;
 pub use self::slot::{Dimension, Part, Slot};
 use self::worst::Worst;
 pub use self::worst::{Kept, Why};

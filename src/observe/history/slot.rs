@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::labels::{LabelHasher, labels};
+use crate::labels::{LabelHasher, OTHER, labels};
 use crate::observe::judgement::Judgement;
 use crate::observe::overdue::Late;
 use crate::observe::slo::{Missed, SloVerdict};
@@ -425,8 +425,6 @@ fn subtract_all(sums: &mut [u32], less: &[u32]) {
 }
 
 const STAGES: usize = Stage::ALL.len();
-/// What names without a place of their own share.
-pub(crate) const OTHER: &str = "other";
 
 #[cfg(test)]
 mod tests {

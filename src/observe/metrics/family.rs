@@ -15,10 +15,7 @@ use prometheus::{CounterVec, GaugeVec, IntCounterVec};
 
 use super::declared::Declared;
 use super::foreseen::Foreseen;
-use crate::labels::LabelHasher;
-
-/// Label value that replaces those beyond the bounds.
-pub(super) const OTHER: &str = "other";
+use crate::labels::{LabelHasher, OTHER};
 
 /// Distinct values of one label besides `other`.
 const MAX_VALUES: usize = 199;
