@@ -1,14 +1,18 @@
-//! How fast a pool works off what waits, and what refused requests are told about it.
+//! How fast a pool works off what waits, and what refused requests are promised.
 //!
-//! The pace is predicted work placed per second while requests wait, so that it corrects whatever the predictions are wrong
-//! by. Refused requests of a tenant are sent away for as long as the ones before them take: with one `Retry-After` for all they would come
-//! at once and be refused again. Tenants take turns by their weights, so that one's flood puts off no other.
+//! The pace is predicted work placed per second while requests wait or are refused, so that it corrects whatever the predictions are
+//! wrong by. Refused requests of a tenant are sent away for as long as the ones before them take: with one `Retry-After` for all they
+//! would come at once and be refused again. Tenants take turns by their weights, so that one's flood puts off no other.
+//!
+//! Where nobody may wait, room goes to whoever asks first after it opened: to a client that asks all the time, and never to one
+//! that does as its `Retry-After` said. So room is kept for a promised request around the time at which it is to come, of a tenant
+//! whose last promised request came.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::outlook::Outlook;
-use super::waiter::Share;
+use super::waiter::{Lane, Share, Waiter};
 use crate::clock::Stamp;
 use crate::routing::tuning::{memories, priors};
 
@@ -17,29 +21,58 @@ use crate::routing::tuning::{memories, priors};
 pub(super) struct Pace {
     work: f64,
     seconds: f64,
-    /// Counted up to here, while there is a backlog.
+    /// Counted up to here, while there is a backlog: requests wait, or are refused.
     since: Option<Stamp>,
+    waits: bool,
+    refuses_until: Stamp,
     /// Of each tenant with refused requests that have not come back.
     promised: Vec<Promised>,
+    /// What they are owed is as of then.
+    as_of: Stamp,
 }
 
 #[derive(Debug)]
 struct Promised {
     tenant: Arc<str>,
     weight: u32,
-    /// When its refused requests are done, if they come back in time.
-    until: Stamp,
+    /// Seconds of work of its refused requests that are not done yet, if they come back in time.
+    owed: f64,
+    /// The first of those that are to come, in the order in which they were refused.
+    turns: Vec<Turn>,
+    /// The last promised request did not come.
+    stays_away: bool,
+}
+
+/// A refused request that is to come back.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    due: Stamp,
+    lane: Lane,
+    work: Duration,
+    /// From when on room is kept for it.
+    kept_from: Stamp,
 }
 
 impl Pace {
     /// Requests wait for room.
     pub(super) fn resume(&mut self, now: Stamp) {
+        self.advance(now);
+        self.waits = true;
         self.since.get_or_insert(now);
     }
 
     /// Nobody waits any more.
     pub(super) fn pause(&mut self) {
-        self.since = None;
+        self.waits = false;
+    }
+
+    /// Nobody may wait: while requests are refused the pool has as little room as while they wait.
+    fn refused(&mut self, now: Stamp) {
+        if !self.waits && self.refuses_until < now {
+            self.since = None;
+        }
+        self.since.get_or_insert(now);
+        self.refuses_until = now.after(MIN_RETRY);
     }
 
     /// A request with so much work was placed.
@@ -60,35 +93,126 @@ impl Pace {
 
     /// `Retry-After` of a request that would fit in a while: behind those of its tenant that were refused before.
     pub(super) fn promise(&mut self, share: &Share, outlook: &Outlook, until_it_fits: Duration) -> Duration {
-        self.promised.retain(|promised| promised.until > outlook.at);
+        let now = outlook.at;
+        // One that comes earlier is another.
+        self.take_turn(share, now, |turn| turn.due);
+        self.refused(now);
+        let a_second = self.time_for(SECOND, outlook).as_secs_f64();
+        self.work_off(a_second, now);
         let (tenant, weight) = (&share.tenant, share.weight.max(1));
         let known =
             self.promised.iter().position(|promised| promised.tenant == *tenant).unwrap_or_else(|| {
-                let (tenant, until) = (Arc::clone(tenant), Stamp::default());
-                self.promised.push(Promised { tenant, weight, until });
+                let (tenant, turns) = (Arc::clone(tenant), Vec::new());
+                self.promised.push(Promised { tenant, weight, owed: 0.0, turns, stays_away: false });
                 self.promised.len() - 1
             });
-        let all: u32 = self.promised.iter().map(|promised| promised.weight).fold(0, u32::saturating_add);
-        let time = self.time_for(outlook.work, outlook).saturating_mul(all) / weight;
+        let work = outlook.work.as_secs_f64();
+        let others = self.promised.iter().filter(|other| other.owed > 0.0 && other.tenant != *tenant);
+        let all = others.map(|other| other.weight).fold(weight, u32::saturating_add);
         let Some(own) = self.promised.get_mut(known) else { return MIN_RETRY };
-        let turn = own.until.max(outlook.at.after(until_it_fits));
-        own.until = turn.after(time).min(outlook.at.after(MAX_RETRY));
-        turn.since(outlook.at).clamp(MIN_RETRY, MAX_RETRY)
+        let seconds = a_second * f64::from(all) / f64::from(weight);
+        let until = Duration::try_from_secs_f64(own.owed * seconds).unwrap_or(MAX_RETRY);
+        let until = until.saturating_add(until_it_fits);
+        own.owed += if until < MAX_RETRY { work } else { 0.0 };
+        let retry_after = until.clamp(MIN_RETRY, MAX_RETRY);
+        if own.turns.len() < MAX_TURNS {
+            // The header has whole seconds.
+            let told = Duration::from_secs(retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0));
+            let due = now.after(told);
+            // Those that come in the same second need as many places.
+            let beside = own.turns.iter().rev().take_while(|turn| turn.due.after(MIN_RETRY) > due).count();
+            let alone = Duration::try_from_secs_f64(work * a_second * (1 + beside) as f64).unwrap_or(told);
+            let kept_from = now.after(told.saturating_sub(alone));
+            let lane = Lane::of(share, outlook);
+            own.turns.push(Turn { due, lane, work: outlook.work, kept_from });
+        }
+        retry_after
+    }
+
+    /// A request of the tenant was placed or may wait: the one that room was kept for, if it was.
+    pub(super) fn came(&mut self, share: &Share, outlook: &Outlook) {
+        if self.promised.is_empty() {
+            return;
+        }
+        self.take_turn(share, outlook.at, |turn| turn.kept_from);
+        self.work_off(self.time_for(SECOND, outlook).as_secs_f64(), outlook.at);
+    }
+
+    fn take_turn(&mut self, share: &Share, now: Stamp, from: impl Fn(&Turn) -> Stamp) {
+        for promised in &mut self.promised {
+            let expected = promised.turns.len();
+            promised.turns.retain(|turn| now <= turn.due.after(PATIENCE));
+            promised.stays_away |= promised.turns.len() < expected;
+            let due = || promised.turns.iter().position(|turn| from(turn) <= now);
+            if promised.tenant == share.tenant
+                && let Some(due) = due()
+            {
+                promised.turns.remove(due);
+                promised.stays_away = false;
+            }
+        }
+    }
+
+    /// Time has passed, in which a second of work took so many seconds: each tenant's part of it is done, by the weights of those that
+    /// are owed some.
+    fn work_off(&mut self, a_second: f64, now: Stamp) {
+        let mut done = now.since(self.as_of).as_secs_f64() / a_second;
+        self.as_of = self.as_of.max(now);
+        while done > 0.0 {
+            let owed = || self.promised.iter().filter(|promised| promised.owed > 0.0);
+            let all: f64 = owed().map(|promised| f64::from(promised.weight)).sum();
+            let next_end = owed().map(|promised| promised.owed / f64::from(promised.weight)).reduce(f64::min);
+            let Some(each) = next_end.map(|end| end.min(done / all)) else { break };
+            for promised in &mut self.promised {
+                let left = promised.owed - each * f64::from(promised.weight);
+                promised.owed = if left > DONE { left } else { 0.0 };
+            }
+            done -= each * all;
+        }
+        self.promised.retain(|promised| promised.owed > 0.0 || !promised.turns.is_empty());
+    }
+
+    /// What room is kept for, in other tenants' requests that go before this one: one of each.
+    pub(super) fn kept<'p>(
+        &'p self,
+        waiter: &'p Waiter,
+        is_before: impl Fn(Lane, &str) -> bool + 'p,
+    ) -> impl Iterator<Item = (u32, Duration)> + 'p {
+        let now = waiter.outlook.at;
+        let is_now = move |turn: &&Turn| turn.kept_from <= now && now <= turn.due.after(PATIENCE);
+        let others = self.promised.iter().filter(|other| other.tenant != waiter.share.tenant);
+        others.filter(|other| !other.stays_away).filter_map(move |other| {
+            let turn = other.turns.iter().find(is_now)?;
+            is_before(turn.lane, &other.tenant).then_some((other.weight, turn.work))
+        })
+    }
+
+    /// Whether refused requests are to come back.
+    pub(super) fn has_promised(&self) -> bool {
+        !self.promised.is_empty()
     }
 
     fn advance(&mut self, now: Stamp) {
         let Some(since) = self.since else { return };
-        let passed = now.since(since).as_secs_f64();
+        let end = if self.waits { now } else { now.min(self.refuses_until) };
+        let passed = end.since(since).as_secs_f64();
         let kept = (-passed / memories::ADMITTED).exp();
         (self.work, self.seconds) = (self.work * kept, self.seconds * kept + passed);
-        self.since = Some(since.max(now));
+        self.since = (end >= now).then(|| since.max(now));
     }
 }
 
+const SECOND: Duration = Duration::from_secs(1);
 /// Upper bound of a predicted wait, above any `max_wait` in use.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 const MIN_RETRY: Duration = Duration::from_secs(1);
 const MAX_RETRY: Duration = Duration::from_secs(60);
+/// How long room is kept for a request behind the time at which it was to come: clients add a little, so as not to come all at once.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Seconds of work that are none: what rounding leaves.
+const DONE: f64 = 1e-6;
+/// Promised requests of a tenant that are remembered.
+const MAX_TURNS: usize = 64;
 
 #[cfg(test)]
 mod tests {

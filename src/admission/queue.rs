@@ -109,6 +109,7 @@ impl<T: Clone> WaitQueue<T> {
             self.make_room(waiter, &limits, &mut evicted)?;
         }
         let at = waiter.outlook.at;
+        self.pace.came(&waiter.share, &waiter.outlook);
         if self.is_empty() {
             self.virtual_time.resume(at);
         }
@@ -142,6 +143,11 @@ impl<T: Clone> WaitQueue<T> {
     /// `Retry-After` of a request like this one: when it would fit, behind those of its tenant that were refused before.
     pub fn promise(&mut self, share: &Share, outlook: &Outlook, until_it_fits: Duration) -> Duration {
         self.pace.promise(share, outlook, until_it_fits)
+    }
+
+    /// Whether refused requests are to come back: then those that arrive are compared with them, though nobody waits.
+    pub fn has_promised(&self) -> bool {
+        self.pace.has_promised()
     }
 
     /// Removes a request. If it was the called one, the next is called and returned.
@@ -429,14 +435,26 @@ impl<T: Clone> Line for WaitQueue<T> {
             let share = Duration::try_from_secs_f64(until * f64::from(flow.share.weight.max(1)));
             (beside, is_behind) = (beside + flow.work.min(share.unwrap_or(Duration::MAX)), true);
         }
+        let own_start = self.virtual_time.start(&waiter.share.tenant, waiter.is_apart());
+        let is_before =
+            |other: Lane, tenant: &str| (other, self.virtual_time.start(tenant, false)) < (lane, own_start);
+        for (weight, work) in self.pace.kept(waiter, is_before) {
+            let share = Duration::try_from_secs_f64(until * f64::from(weight));
+            (beside, is_behind) = (beside + work.min(share.unwrap_or(Duration::MAX)), true);
+        }
         let is_behind = is_behind || self.flows.iter().any(|flow| flow.lane < lane && flow.late > 0);
         is_behind.then(|| self.pace.time_for(before + own + beside, &waiter.outlook))
     }
 
     fn passed(&mut self, waiter: &Waiter, now: Stamp) {
-        if !self.is_empty() {
-            self.charge(&waiter.share, waiter.is_apart(), waiter.outlook.work, now);
+        if self.is_empty() {
+            if !self.has_promised() {
+                return;
+            }
+            self.virtual_time.resume(now);
         }
+        self.pace.came(&waiter.share, &waiter.outlook);
+        self.charge(&waiter.share, waiter.is_apart(), waiter.outlook.work, now);
     }
 }
 

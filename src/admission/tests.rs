@@ -323,3 +323,67 @@ fn a_tenant_that_was_away_is_neither_owed_what_others_got_nor_held_to_what_it_ha
     assert_eq!(rounds(&mut queue, [1, 1], 2..6), [1; 4], "it has just had fifty times as much");
     assert_eq!(rounds(&mut queue, [1, 1], 36_000..36_004), [0, 1, 0, 1], "an hour later that is over");
 }
+
+/// A pool of four places, in each of which a request takes a second; nobody may wait: who finds no place free is refused.
+struct FullPool {
+    queue: WaitQueue<u64>,
+    busy_until: [u64; 4],
+}
+
+impl FullPool {
+    fn ask(&mut self, tenant: &str, now: u64) -> Result<(), Duration> {
+        let free_at = self.busy_until.into_iter().min().unwrap_or_default();
+        let outlook = Outlook {
+            at: at(now),
+            work: ms(1000),
+            drain: ms(free_at.saturating_sub(now)),
+            slack: Some(Duration::ZERO),
+            ..waiter(tenant, now).outlook
+        };
+        let waiter = Waiter { outlook, ..waiter(tenant, now) };
+        if free_at > now || self.queue.ahead(&waiter).is_some() {
+            return Err(self.queue.enter(&waiter, now).unwrap_err().retry_after());
+        }
+        self.queue.passed(&waiter, at(now));
+        *self.busy_until.iter_mut().find(|until| **until == free_at).unwrap() = now + 1000;
+        Ok(())
+    }
+}
+
+/// Answers of a minute to `polite` clients of a tenant, which come back when they are told to, and to a flood that asks every
+/// 20 ms.
+fn beside_a_flood(polite: u64) -> [u64; 2] {
+    let mut pool = FullPool { queue: WaitQueue::default(), busy_until: [0; 4] };
+    let mut next: Vec<u64> = (0..polite).map(|n| 5000 + 13 * n).collect();
+    let mut answered = [0, 0];
+    for now in 0..60_000 {
+        for comes in next.iter_mut().filter(|comes| **comes == now) {
+            let after = match pool.ask("polite", now) {
+                Ok(()) => {
+                    answered[0] += 1;
+                    1000
+                }
+                // Headers have whole seconds.
+                Err(retry_after) => 1000 * retry_after.as_secs_f64().ceil() as u64 + 20,
+            };
+            *comes = now + after;
+        }
+        if now % 20 == 0 && pool.ask("flood", now).is_ok() {
+            answered[1] += 1;
+        }
+    }
+    answered
+}
+
+#[test]
+fn who_comes_back_as_told_has_its_share_beside_a_flood_that_does_not() {
+    let [polite, flood] = beside_a_flood(12);
+    assert!(polite >= 90 && polite + flood >= 220, "{polite} and {flood} of 240");
+    let [polite, flood] = beside_a_flood(1);
+    assert!(
+        polite >= 40 && polite + flood >= 220,
+        "{polite} and {flood} of 240: one client alone gets all that it asks"
+    );
+    let [polite, flood] = beside_a_flood(0);
+    assert!(polite == 0 && flood >= 230, "{flood} of 240");
+}

@@ -22,8 +22,9 @@ use crate::clock::Stamp;
 #[derive(Debug)]
 pub struct PoolQueue {
     state: Mutex<QueueState>,
-    /// Waiting requests, so that an empty queue costs one load.
+    /// Waiting requests, so that an empty queue costs two loads.
     len: AtomicUsize,
+    has_promised: AtomicBool,
     is_strict: AtomicBool,
     /// Of those, the ones that wait for the first replica.
     cold: AtomicUsize,
@@ -61,6 +62,7 @@ impl PoolQueue {
         Arc::new(Self {
             state: Mutex::new(state),
             len: AtomicUsize::new(0),
+            has_promised: AtomicBool::new(false),
             is_strict: AtomicBool::new(false),
             cold: AtomicUsize::new(0),
         })
@@ -101,7 +103,10 @@ impl PoolQueue {
 
     /// As [`WaitQueue::promise`].
     pub fn promise(&self, share: &Share, outlook: &Outlook, until_it_fits: Duration) -> Duration {
-        self.state.lock().waiting.promise(share, outlook, until_it_fits)
+        let mut state = self.state.lock();
+        let retry_after = state.waiting.promise(share, outlook, until_it_fits);
+        self.note_len(&state);
+        retry_after
     }
 
     /// A replica of the pool may have room: calls the first in order.
@@ -155,19 +160,27 @@ impl PoolQueue {
         }
     }
 
+    /// Nobody waits, nor was anybody told to come back.
+    fn is_of_nobody(&self) -> bool {
+        self.is_empty() && !self.has_promised.load(Ordering::Relaxed)
+    }
+
     fn note_len(&self, state: &QueueState) {
         self.len.store(state.waiting.len(), Ordering::Relaxed);
+        self.has_promised.store(state.waiting.has_promised(), Ordering::Relaxed);
     }
 }
 
 impl Line for &PoolQueue {
     fn ahead(&self, waiter: &Waiter) -> Option<Duration> {
-        if self.is_empty() { None } else { self.state.lock().waiting.ahead(waiter) }
+        if self.is_of_nobody() { None } else { self.state.lock().waiting.ahead(waiter) }
     }
 
     fn passed(&mut self, waiter: &Waiter, now: Stamp) {
-        if !self.is_empty() {
-            self.state.lock().waiting.passed(waiter, now);
+        if !self.is_of_nobody() {
+            let mut state = self.state.lock();
+            state.waiting.passed(waiter, now);
+            self.note_len(&state);
         }
     }
 }

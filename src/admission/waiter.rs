@@ -37,6 +37,11 @@ pub struct Lane {
 }
 
 impl Lane {
+    /// That of a request.
+    pub(super) fn of(share: &Share, outlook: &Outlook) -> Self {
+        Self { is_best_effort: outlook.slack.is_none(), priority: Reverse(share.priority) }
+    }
+
     /// Ordered as lanes are: the lowest priority last.
     pub(super) fn priority(self) -> Reverse<i32> {
         self.priority
@@ -78,7 +83,7 @@ impl Waiter {
 
     /// Where it waits.
     pub fn lane(&self) -> Lane {
-        Lane { is_best_effort: self.outlook.slack.is_none(), priority: Reverse(self.share.priority) }
+        Lane::of(&self.share, &self.outlook)
     }
 
     pub(super) fn is_apart(&self) -> bool {
