@@ -51,6 +51,9 @@ impl Default for PoisonPrompts {
 impl PoisonPrompts {
     /// An attempt with this prompt broke.
     pub(super) fn suspect(&self, prompt: u64, life: Life, now: Stamp) {
+        if prompt == NO_PROMPT {
+            return;
+        }
         if self.place(prompt).is_some_and(|place| place.load(Ordering::Relaxed) == prompt) {
             return;
         }
@@ -109,6 +112,8 @@ impl PoisonPrompts {
     }
 }
 
+/// Of all requests without one, as the handshakes of `/v1/realtime`: nothing in them kills an engine.
+const NO_PROMPT: u64 = 0;
 /// A death is confirmed within this time of the broken attempt.
 const SUSPECT_FOR: Duration = Duration::from_secs(15);
 const REFUSED_FOR: Duration = Duration::from_secs(600);
@@ -128,6 +133,15 @@ mod tests {
             poison.suspect(*prompt, Life { slot, number: 1 }, at(1));
         }
         poison.confirm(slot, at(2));
+    }
+
+    #[test]
+    fn what_has_no_prompt_is_no_suspect() {
+        let poison = PoisonPrompts::default();
+        // Another prompt takes the place of what was answered.
+        poison.answered(ANSWERED as u64);
+        (0..2).for_each(|slot| die(&poison, slot, &[NO_PROMPT]));
+        assert_eq!(poison.refused_for(NO_PROMPT, at(3)), None);
     }
 
     #[test]

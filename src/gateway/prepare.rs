@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Buf as _;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, Version};
 use hyper::body::Body as _;
 
 use super::carrier::Carrier;
@@ -252,7 +252,9 @@ fn check(gateway: &Gateway, parts: &Parts, is_carried: bool, record: &Record) ->
         return Err(Failure::MethodNotAllowed { allow });
     }
     body::check_head(parts.version, &parts.uri, &parts.headers)?;
-    match (record.dialect, is_websocket(&parts.headers)) {
+    // HTTP/1.0 has no upgrades (RFC 9110 §7.8).
+    let upgrades = parts.version >= Version::HTTP_11 && is_websocket(&parts.headers);
+    match (record.dialect, upgrades) {
         (Dialect::Realtime, _) if is_carried && !cors::is_preflight(parts) => {
             return Err(Failure::UpgradeNotCarried);
         }

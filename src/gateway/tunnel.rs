@@ -248,6 +248,12 @@ enum Ended {
     Gateway,
 }
 
+/// Which side of one direction ended it.
+enum CopyEnd {
+    Source,
+    Target,
+}
+
 /// What passed in one direction.
 #[derive(Default)]
 struct Passed {
@@ -274,8 +280,14 @@ impl RealtimeTunnel {
         let (mut up, mut down) = (Passed::default(), Passed::default());
         // The copies are dropped with what they hold; a frame cut by it is followed by no other.
         let ended = tokio::select! {
-            () = self.copy(&mut from_client, &mut to_engine, &mut up) => Ended::Client,
-            () = self.copy(&mut from_engine, &mut to_client, &mut down) => Ended::Engine,
+            end = self.copy(&mut from_client, &mut to_engine, &mut up) => match end {
+                CopyEnd::Source => Ended::Client,
+                CopyEnd::Target => Ended::Engine,
+            },
+            end = self.copy(&mut from_engine, &mut to_client, &mut down) => match end {
+                CopyEnd::Source => Ended::Engine,
+                CopyEnd::Target => Ended::Client,
+            },
             () = self.kill.cancelled() => Ended::Gateway,
         };
         self.watch.close();
@@ -300,12 +312,12 @@ impl RealtimeTunnel {
         from: &mut (impl AsyncRead + Unpin),
         to: &mut (impl AsyncWrite + Unpin),
         passed: &mut Passed,
-    ) {
+    ) -> CopyEnd {
         let mut buffer = vec![0; BUFFER];
         while let Ok(read @ 1..) = from.read(&mut buffer).await {
             let mut left = buffer.get(..read).unwrap_or_default();
             while !left.is_empty() {
-                let Ok(written @ 1..) = to.write(left).await else { return };
+                let Ok(written @ 1..) = to.write(left).await else { return CopyEnd::Target };
                 self.watch.waits_for_client(self.clock.now());
                 let (done, rest) = left.split_at(written);
                 passed.frames.feed(done);
@@ -313,9 +325,10 @@ impl RealtimeTunnel {
                 left = rest;
             }
             if to.flush().await.is_err() {
-                return;
+                return CopyEnd::Target;
             }
         }
+        CopyEnd::Source
     }
 
     /// Records the end; the failure that the client is told, where it is ours.

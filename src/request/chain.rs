@@ -80,7 +80,7 @@ impl PrefixChain {
         &self.hashes
     }
 
-    /// One number for the whole prompt, its last partial block included.
+    /// One number for the whole prompt, its last partial block included; 0 without a prompt.
     pub fn whole(&self) -> u64 {
         self.whole
     }
@@ -143,7 +143,7 @@ impl<'s> ChainBuilder<'s> {
 
     /// The chain of what was fed.
     pub fn finish(mut self) -> PrefixChain {
-        self.chain.whole = self.whole_so_far();
+        self.chain.whole = if self.chain.bytes == 0 { 0 } else { self.whole_so_far() };
         self.chain
     }
 

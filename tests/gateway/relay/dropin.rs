@@ -669,6 +669,23 @@ async fn a_client_that_leaves_its_websocket_ends_it_at_the_engine() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_under_what_its_engine_sends_is_no_failure_of_that() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let frames = [&b"\x82\x7d"[..], &[b'x'; 125]].concat().repeat(20_000);
+    for _ in 0..20 {
+        replica.next(vec![Step::Raw(SWITCH.into()), Step::Raw(frames.clone()), Step::Hang]);
+        let mut client = websocket(&gateway, "/v1/realtime").await;
+        client.raw_until(b"xxx").await;
+        drop(client);
+    }
+    gateway.idle().await;
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let failed = |line: &&str| line.contains(r#"outcome="failed""#) && !line.ends_with(" 0");
+    assert_eq!(page.lines().filter(failed).collect::<Vec<_>>(), [""; 0]);
+}
+
+#[tokio::test]
 async fn a_switch_to_anything_but_websocket_is_502() {
     let replica = Replica::start().await;
     let gateway = Gateway::start(config::of(&[&replica])).await;
@@ -693,6 +710,10 @@ async fn an_upgrade_is_refused_with_a_reason_where_there_is_none() {
     let plain = call(&gateway, "GET", "/v1/realtime", &[], b"").await;
     assert_eq!((plain.status(), &*plain.code()), (426, "upgrade_required"));
     assert_eq!(plain.head.header("upgrade"), Some("websocket"));
+    let mut old = gateway.client().await;
+    let lines: String = UPGRADE.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    old.send_raw(format!("GET /v1/realtime HTTP/1.0\r\nhost: a\r\n{lines}\r\n").as_bytes()).await;
+    old.raw_until(b"upgrade_required").await;
     assert_eq!(replica.count(), 0);
     gateway.idle().await;
     until("no connection is left open", || gateway.inflight() == 0).await;
