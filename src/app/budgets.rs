@@ -37,8 +37,8 @@ pub(super) fn keep(gateway: &Gateway) {
 pub(super) async fn export(gateway: Arc<Gateway>) {
     let mut exported = Exported::default();
     loop {
-        tokio::time::sleep(KEEP_EVERY).await;
         exported.refresh(&gateway);
+        tokio::time::sleep(KEEP_EVERY).await;
     }
 }
 

@@ -546,9 +546,11 @@ impl Exchange {
             let (together, apart) = (ways.together.or(before.together), ways.apart.or(before.apart));
             record.ways = Some(Ways { together, apart, ..ways.clone() });
         }
-        if record.decision.is_none() {
+        if record.attempts.last().is_none_or(|before| before.served.pool != pick.pool.name) {
             let reason = if self.waits.overflows() { "full" } else { "down" };
             self.prepared.route.count_standby(&self.incoming.gateway, &pick.pool, reason);
+        }
+        if record.decision.is_none() {
             record.decision = Some(pick.decision.clone());
             if !pick.assignment.is_past_engine {
                 pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);

@@ -1,6 +1,7 @@
 //! From the result of an exchange to the client's response: status, headers, body.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -51,11 +52,13 @@ pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
     // The record moves into the exchange: an early head carries the stages reached so far.
     let mut headers = HeaderMap::new();
     write_own_headers(&mut headers, exchange.guard.record());
+    let is_out = exchange.guard.early_head();
     let mut run = Box::pin(exchange.run());
     // Both arms are cancel-safe: if the timer wins, the exchange continues inside the body.
     tokio::select! {
         done = run.as_mut() => response(&gateway, done),
         () = tokio::time::sleep(every) => {
+            is_out.store(true, Ordering::Relaxed);
             let answer = Box::pin(async move { late_body(&gateway, run.await) });
             let mut response = Response::new(ReplyBody::Waiting(Box::new(HeartbeatBody::new(answer, every))));
             let sse = HeaderValue::from_static("text/event-stream; charset=utf-8");

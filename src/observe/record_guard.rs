@@ -4,8 +4,9 @@
 //! panic), the request has ended and the observers get the record.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use http::StatusCode;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::TenantPermit;
@@ -33,6 +34,7 @@ pub struct RecordGuard {
     observer: Arc<Observer>,
     clock: Clock,
     has_head: bool,
+    has_early_head: Option<Arc<AtomicBool>>,
     is_settled: bool,
     hides_replicas: bool,
     open: Arc<AtomicU64>,
@@ -52,6 +54,7 @@ impl RecordGuard {
             observer: Arc::clone(observer),
             clock,
             has_head: false,
+            has_early_head: None,
             is_settled: false,
             hides_replicas: false,
             open: Arc::clone(open),
@@ -139,6 +142,11 @@ impl RecordGuard {
         self.record().status = status;
     }
 
+    /// A mark to be set where the head goes out as 200 before the guard can be reached.
+    pub fn early_head(&mut self) -> Arc<AtomicBool> {
+        Arc::clone(self.has_early_head.get_or_insert_default())
+    }
+
     /// Sets how the request ended; only the first call has effect.
     pub fn settle(&mut self, outcome: Outcome, error: Option<&'static str>) {
         if !self.is_settled {
@@ -199,7 +207,9 @@ impl Drop for RecordGuard {
             (record.outcome, record.error) = (Outcome::of(failure), Some(failure.code()));
         }
         if !self.has_head && !self.is_settled {
-            record.status = ended_by.map_or(499, |failure| failure.status().as_u16());
+            let is_early = self.has_early_head.as_ref().is_some_and(|early| early.load(Ordering::Relaxed));
+            let without = || ended_by.map_or(499, |failure| failure.status().as_u16());
+            record.status = if is_early { StatusCode::OK.as_u16() } else { without() };
         }
         if let Some(end) = self.copy.take() {
             if record.outcome == Outcome::Canceled { end.left.cancel() } else { end.over.cancel() }

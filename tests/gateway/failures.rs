@@ -675,6 +675,11 @@ async fn a_client_that_leaves_behind_a_heartbeat_ends_the_work_of_the_engine() {
     drop(client);
     replica.abandoned(1).await;
     gateway.idle().await;
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let ends =
+        page.lines().filter(|line| line.starts_with("tokenway_requests_total{") && !line.ends_with(" 0"));
+    let ends: Vec<_> = ends.collect();
+    assert!(ends.len() == 1 && ends[0].contains(r#"code="200""#) && ends[0].contains("canceled"), "{ends:?}");
 }
 
 #[tokio::test]
