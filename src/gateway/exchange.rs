@@ -299,7 +299,7 @@ impl Exchange {
         }
     }
 
-    /// Waits, unless the request goes to a standby pool at once or after it was refused.
+    /// Waits, unless the request goes to a standby pool at once, or there or to another route after it was refused.
     async fn wait_or_overflow(&mut self, hold: QueueWait) -> Result<(), Failure> {
         let now = self.incoming.gateway.clock.now();
         if !self.waits.overflows() && standby::takes_waiting(&self.prepared, hold.reason, now) {
@@ -313,6 +313,7 @@ impl Exchange {
             None if !self.waits.overflows() && standby::takes_refused(&self.prepared, &refusal, now) => {
                 self.waits.overflow();
             }
+            None if self.is_handed_over(&refusal) && self.degrade("refused").await => {}
             None => return Err(refusal),
         }
         Ok(())
@@ -394,8 +395,18 @@ impl Exchange {
             Some(Err(Failure::Replica(failure))) => failure.is_unsent(),
             Some(_) => false,
         };
-        let now = self.incoming.gateway.clock.now();
-        let rule = is_unsent.then(|| rules(&self.prepared, now).degrade).flatten();
+        is_unsent && self.may_degrade()
+    }
+
+    /// Whether its queue refused it, and the route of `[route.degrade]` may take it: before that would find it too late the queue
+    /// does.
+    fn is_handed_over(&self, refusal: &Failure) -> bool {
+        matches!(refusal, Failure::NotAdmitted { .. }) && self.may_degrade()
+    }
+
+    /// Whether the route of `[route.degrade]` is for it, and ready.
+    fn may_degrade(&self) -> bool {
+        let rule = rules(&self.prepared, self.incoming.gateway.clock.now()).degrade;
         rule.and_then(|rule| self.prepared.table.routes.get(rule.to)).is_some_and(|to| to.is_ready())
     }
 

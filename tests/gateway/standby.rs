@@ -111,6 +111,30 @@ async fn a_route_without_a_replica_degrades_as_well() {
     }
 }
 
+#[tokio::test]
+async fn what_a_queue_refuses_goes_to_the_route_that_it_degrades_to() {
+    let (large, small) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&large]);
+    config.pools.push(config::pool("small", &[&small]));
+    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    bounded(&mut config, QueueLimits { max_requests: 0, ..QueueLimits::default() });
+    config.routes[0].degrade = Some(Degrade::above(1.5, 1));
+    let gateway = Gateway::start(config).await;
+    until("both are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
+    // Twice the bound in truth: what is predicted below one and a half times it is refused.
+    let slow = [vec![crate::support::replica::Step::Tick; 20], wire::chat_stream(&["x"])].concat();
+    large.always(slow);
+    let mut handed = 0;
+    for _ in 0..9 {
+        let reply = gateway.post(PATH, BODY).await;
+        assert_eq!(reply.status(), 200, "{}", reply.text());
+        handed += usize::from(reply.head.header("x-tokenway-degraded-from") == Some("tiny"));
+        gateway.idle().await;
+    }
+    assert!(large.count() > 0 && handed > 0, "{} {handed}", large.count());
+    assert_eq!(handed, small.count());
+}
+
 /// A route of this replica, with another pool as its canary.
 fn with_canary(baseline: &Replica, canary: &Replica) -> Config {
     let text = "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"new\"\n\
