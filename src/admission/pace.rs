@@ -158,7 +158,7 @@ impl Pace {
     fn work_off(&mut self, a_second: f64, now: Stamp) {
         let mut done = now.since(self.as_of).as_secs_f64() / a_second;
         self.as_of = self.as_of.max(now);
-        while done > 0.0 {
+        while done > DONE {
             let owed = || self.promised.iter().filter(|promised| promised.owed > 0.0);
             let all: f64 = owed().map(|promised| f64::from(promised.weight)).sum();
             let next_end = owed().map(|promised| promised.owed / f64::from(promised.weight)).reduce(f64::min);

@@ -526,6 +526,16 @@ mod tests {
     }
 
     #[test]
+    fn no_more_is_charged_as_cached_than_the_prompt_has() {
+        let mut record = record(Outcome::Ok, 10, 1);
+        record.at.routed = Some(at(0));
+        for (reported, charged) in [(7, 7), (100, 10)] {
+            record.tokens.cached = Some(Tokens(reported));
+            assert_eq!(record.charged_tokens().cached, Some(Tokens(charged)));
+        }
+    }
+
+    #[test]
     fn what_is_refused_later_costs_nothing_and_counts_go_back_to_zero() {
         let (limiter, tenant) = (TenantLimiter::default(), tenant(Some(1), Some(100), Some(1)));
         for _ in 0..3 {

@@ -25,9 +25,11 @@ impl Record {
             return TokenCounts::default();
         }
         let seen = |tokens: Tokens| Some(tokens).filter(|tokens| tokens.0 > 0);
+        let input = self.tokens.input.or(seen(self.estimated_input));
         TokenCounts {
-            input: self.tokens.input.or(seen(self.estimated_input)),
-            cached: self.tokens.cached,
+            input,
+            // Where an engine reports more than the prompt has, no more than that was saved.
+            cached: self.tokens.cached.map(|cached| cached.min(input.unwrap_or(cached))),
             output: self.tokens.output.or(seen(self.estimated_output.max(Tokens(self.content_events)))),
         }
     }

@@ -130,7 +130,10 @@ pub fn check_head(version: http::Version, uri: &http::Uri, headers: &HeaderMap) 
             return Err(Failure::bad_request("transfer-encoding must be exactly `chunked`", None));
         }
     }
-    let is_coded = |v: &http::HeaderValue| !v.as_bytes().eq_ignore_ascii_case(b"identity");
+    let is_none = |coding: &[u8]| coding.is_empty() || coding.eq_ignore_ascii_case(b"identity");
+    let is_coded = |v: &http::HeaderValue| {
+        !v.as_bytes().split(|b| *b == b',').all(|coding| is_none(coding.trim_ascii()))
+    };
     if headers.get_all(header::CONTENT_ENCODING).iter().any(is_coded) {
         return Err(Failure::UnsupportedEncoding);
     }
@@ -366,7 +369,9 @@ mod tests {
             check("/x", &[host.clone(), (TRANSFER_ENCODING, "chunked"), (TRANSFER_ENCODING, "chunked")]),
             400
         );
-        assert_eq!(check("/x", &[host.clone(), (CONTENT_ENCODING, "gzip")]), 415);
+        for (coding, expected) in [("gzip", 415), ("identity, gzip", 415), ("", 200), ("Identity", 200)] {
+            assert_eq!(check("/x", &[host.clone(), (CONTENT_ENCODING, coding)]), expected, "{coding:?}");
+        }
         assert_eq!(check("/x", &[host.clone(), (EXPECT, "100-continue")]), 200);
         assert_eq!(check("/x", &[host.clone(), (EXPECT, "cake")]), 417);
         assert_eq!(check("/x", &[host, (EXPECT, "100-continue"), (EXPECT, "cake")]), 417);
