@@ -490,9 +490,9 @@ fn default_stall(table: &RoutingTable) -> Duration {
 
 /// Of a request without one.
 const NO_MODEL: &str = "none";
-/// Its body has no `cache_salt`, and engines that are asked by it share what they cached.
 /// Of UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+/// Its body has no `cache_salt`, and engines that are asked by it share what they cached.
 const COHERE_EMBED: &str = "/v2/embed";
 const NO_SALT: &str = "cache_isolation: /v2/embed has no cache_salt that would keep this tenant's texts apart; use /v1/embeddings";
 const X_PRIORITY: HeaderName = HeaderName::from_static("x-priority");

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::PromptOutcome;
 use super::deps::Deps;
-use super::ledger::{Joined, Ledger};
+use super::ledger::{Joined, Ledger, Look};
 use super::listen::{Topics, listen};
 use super::numbers::Numbers;
 use super::source::{Signal, Source, What};
@@ -40,6 +40,7 @@ pub(super) struct Follower {
 /// An answered prompt whose blocks are looked for.
 struct Open {
     report: PromptReport,
+    answered: Stamp,
     /// Looks so far, and when the next one is due.
     looks: usize,
     due: Stamp,
@@ -204,7 +205,12 @@ impl Follower {
         for report in self.reports.try_iter().take(MAX_REPORTS) {
             if self.sources.contains_key(&report.slot) {
                 self.ledger.answered(&report, index);
-                self.open.push_back(Open { report, looks: 0, due: now.after(FIRST_LOOK_AFTER) });
+                self.open.push_back(Open {
+                    report,
+                    answered: now,
+                    looks: 0,
+                    due: now.after(FIRST_LOOK_AFTER),
+                });
             }
         }
         for _ in 0..self.open.len() {
@@ -213,7 +219,8 @@ impl Follower {
                 self.open.push_back(open);
                 continue;
             }
-            let joined = self.ledger.join(&open.report, open.looks == PAUSES.len(), index);
+            let look = Look { answered: open.answered, is_last: open.looks == PAUSES.len() };
+            let joined = self.ledger.join(&open.report, look, index);
             // What it stored last may come a moment after its answer.
             let is_open = matches!(joined, Joined::NotYet | Joined::Ambiguous);
             if let Some(wait) = PAUSES.get(open.looks).filter(|_| is_open && self.open.len() < MAX_OPEN) {

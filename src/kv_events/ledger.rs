@@ -7,6 +7,7 @@
 //! that is evicted takes its text out of the index, and one that others store brings it in.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use hashlink::LinkedHashMap;
 use smallvec::SmallVec;
@@ -63,6 +64,15 @@ pub(super) enum Joined {
     NotYet,
     /// Several fit.
     Ambiguous,
+}
+
+/// A look for the blocks of an answered prompt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    /// When the answer ended.
+    pub answered: Stamp,
+    /// There is no later look.
+    pub is_last: bool,
 }
 
 impl Ledger {
@@ -235,8 +245,8 @@ impl Ledger {
         }
     }
 
-    /// Looks for the blocks of an answered prompt and joins them with its text; `is_last` where there is no later look.
-    pub(super) fn join(&mut self, report: &PromptReport, is_last: bool, index: &PrefixIndex) -> Joined {
+    /// Looks for the blocks of an answered prompt and joins them with its text.
+    pub(super) fn join(&mut self, report: &PromptReport, look: Look, index: &PrefixIndex) -> Joined {
         let Some(counts) = Counts::of(report) else { return Joined::Nothing };
         let Some(picture) = self.pictures.get(&report.slot) else { return Joined::Nothing };
         let size = picture.block_tokens();
@@ -244,14 +254,15 @@ impl Ledger {
             return if size == 0 { Joined::NotYet } else { Joined::Nothing };
         }
         let text = first_text(report, size, index);
-        let tip = match self.find(picture, report, &counts, is_last, text) {
+        let tip = match self.find(picture, report, &counts, look, text) {
             Ok(tip) => tip,
             Err(why) => return why,
         };
         let mut path = picture.path(tip.name);
         path.iter_mut().for_each(|(_, depth)| *depth += tip.base);
         if let (Some(text), Some(&(name, 1))) = (text, path.first()) {
-            let is_meant = self.firsts.fits(text, name) || (is_last && self.firsts.contradict(text, name));
+            let is_meant =
+                self.firsts.fits(text, name) || (look.is_last && self.firsts.contradict(text, name));
             if !is_meant {
                 return Joined::NotYet;
             }
@@ -270,7 +281,7 @@ impl Ledger {
         picture: &Picture,
         report: &PromptReport,
         counts: &Counts,
-        is_last: bool,
+        look: Look,
         text: Option<u64>,
     ) -> Result<Tip, Joined> {
         let size = picture.block_tokens();
@@ -290,7 +301,7 @@ impl Ledger {
             let base = if recent.is_piece { from.unwrap_or(u32::MAX) } else { 0 };
             let depth = recent.depth.saturating_add(base);
             // The last block of an answer that was cut off may not have been stored.
-            let is_tip = depth == last || is_last && depth + 1 == last && depth >= whole;
+            let is_tip = depth == last || look.is_last && depth + 1 == last && depth >= whole;
             if !is_tip || found.iter().any(|tip| tip.name == recent.name) || !picture.holds(recent.name) {
                 continue;
             }
@@ -300,13 +311,18 @@ impl Ledger {
             }
             let path = picture.path(recent.name);
             if from.is_none_or(|from| began_at(picture, report, &path, from.saturating_sub(base))) {
-                found.push(Tip { name: recent.name, base, known: 0 });
+                found.push(Tip { name: recent.name, base, at: recent.at, known: 0 });
             }
         }
         let fits =
             |tip: &Tip| text.is_none_or(|text| self.begins_with(text, &picture.path(tip.name), tip.base));
         if found.iter().any(fits) {
             found.retain(|tip| fits(tip));
+        }
+        // What came later may be of a prompt that was sent when this one was answered.
+        let in_time = |tip: &Tip| tip.at <= look.answered.after(LATE_EVENTS);
+        if found.iter().any(in_time) {
+            found.retain(|tip| in_time(tip));
         }
         if found.len() > 1 {
             found.iter_mut().for_each(|tip| tip.known = self.known_on(report, &picture.path(tip.name)));
@@ -421,6 +437,8 @@ struct Tip {
     name: u64,
     /// Depth before its piece.
     base: u32,
+    /// When it was stored.
+    at: Stamp,
     /// Blocks of the prompt's text that were known to be on its path.
     known: usize,
 }
@@ -461,6 +479,8 @@ const MAX_PROMPTS: usize = 1 << 17;
 const MAX_LINKED: usize = 1 << 20;
 /// Texts that end with one block.
 const MAX_LINKS: usize = 16;
+/// Events of an answer come with its end, some a moment after it.
+const LATE_EVENTS: Duration = Duration::from_millis(10);
 const TEXT_BLOCK_TOKENS: u32 = 64;
 /// Bytes of the blocks of a prefix chain.
 const FINE_BYTES: u64 = crate::request::chain::FINE_BLOCK as u64;

@@ -47,6 +47,9 @@ pub(super) fn configure(socket: &TcpStream, user_timeout: Duration) {
         .with_retries(KEEPALIVE_PROBES);
     let _ = socket.set_tcp_keepalive(&keepalive);
     let _ = socket.set_tcp_user_timeout(Some(user_timeout));
+    // Where the kernel takes megabytes ahead, a client that reads slowly and steadily shows no progress for minutes: a stall.
+    #[cfg(target_os = "linux")]
+    let _ = socket.set_tcp_notsent_lowat(UNSENT);
 }
 
 /// Writes all that is left of `unwritten`.
@@ -85,6 +88,9 @@ pub(super) fn reset_on_close(socket: &TcpStream) {
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
+/// Bytes that wait in the kernel for the client to take those before them.
+#[cfg(target_os = "linux")]
+const UNSENT: u32 = 128 * 1024;
 
 #[cfg(test)]
 mod tests {

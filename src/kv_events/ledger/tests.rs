@@ -104,7 +104,23 @@ impl Scene {
     /// stored meanwhile for `other`. Returns whether those are taken for its own, at each of `looks`.
     fn misses(&mut self, prompt: &[u32], other: &[u32], looks: &[bool]) -> Vec<Joined> {
         self.now += 10;
-        let report = PromptReport {
+        let report = self.report(prompt);
+        self.engine.used.clear();
+        let (_, events) = self.engine.serve(other, &[7; 10]);
+        for event in &events {
+            self.ledger.take(0, event, at(self.now + 1), &self.dispatcher.index);
+        }
+        self.ledger.answered(&report, &self.dispatcher.index);
+        let look = |is_last| Look { answered: at(self.now + 1), is_last };
+        looks
+            .iter()
+            .map(|is_last| self.ledger.join(&report, look(*is_last), &self.dispatcher.index))
+            .collect()
+    }
+
+    /// Of an answer of 10 tokens to a prompt that found nothing cached and was sent now.
+    fn report(&self, prompt: &[u32]) -> PromptReport {
+        PromptReport {
             slot: 0,
             sent: at(self.now),
             chain: Self::text(prompt).into(),
@@ -115,14 +131,7 @@ impl Scene {
             prompt: Tokens(prompt.len() as u64),
             cached: Some(Tokens(0)),
             output: Tokens(10),
-        };
-        self.engine.used.clear();
-        let (_, events) = self.engine.serve(other, &[7; 10]);
-        for event in &events {
-            self.ledger.take(0, event, at(self.now + 1), &self.dispatcher.index);
         }
-        self.ledger.answered(&report, &self.dispatcher.index);
-        looks.iter().map(|is_last| self.ledger.join(&report, *is_last, &self.dispatcher.index)).collect()
     }
 
     /// Sends a prompt that continues another; returns what was predicted to be cached and what was.
@@ -148,7 +157,8 @@ impl Scene {
         drop(assignment);
         let report = self.reports.try_recv().unwrap();
         self.ledger.answered(&report, &self.dispatcher.index);
-        assert_ne!(self.ledger.join(&report, true, &self.dispatcher.index), Joined::Ambiguous);
+        let look = Look { answered: at(self.now + 1), is_last: true };
+        assert_ne!(self.ledger.join(&report, look, &self.dispatcher.index), Joined::Ambiguous);
         (predicted, cached as u64)
     }
 }
@@ -205,6 +215,21 @@ fn what_another_prompt_stored_is_not_taken_for_one_that_begins_otherwise() {
 }
 
 #[test]
+fn what_was_stored_after_the_answer_is_of_a_later_prompt() {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut scene = Scene::new(1000);
+    let (first, second) = (tokens(&mut random, 300), tokens(&mut random, 300));
+    scene.misses(&first, &first, &[]);
+    let answered = at(scene.now + 1);
+    let report = scene.report(&first);
+    // As long, and the blocks of the first are looked for when those of both are there.
+    scene.now += 10;
+    assert_eq!(scene.misses(&second, &second, &[false]), [Joined::Found]);
+    let look = Look { answered, is_last: false };
+    assert_eq!(scene.ledger.join(&report, look, &scene.dispatcher.index), Joined::Found);
+}
+
+#[test]
 fn a_beginning_that_changes_for_good_is_followed() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut scene = Scene::new(1000);
@@ -241,7 +266,8 @@ fn counts_that_lie_do_no_harm() {
     {
         let report = report(prompt, cached, output);
         scene.ledger.answered(&report, &scene.dispatcher.index);
-        scene.ledger.join(&report, true, &scene.dispatcher.index);
+        let look = Look { answered: at(1), is_last: true };
+        scene.ledger.join(&report, look, &scene.dispatcher.index);
     }
     assert_eq!(scene.ledger.counts(0), (0, 0));
 }
