@@ -17,6 +17,9 @@ use crate::state_file::{self, Version};
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Kept {
     version: Version<1>,
+    /// How often hours had been folded into days when it was written.
+    #[serde(default)]
+    folds: Option<u64>,
     spans: BTreeMap<u64, Vec<Row>>,
 }
 
@@ -26,33 +29,40 @@ type Row = (Box<str>, Box<str>, Box<str>, Used);
 /// Continues from the previous process.
 pub(super) fn restore(gateway: &Gateway) {
     let Some(place) = place(gateway) else { return };
-    let days = read(&place.file(DAYS));
-    let mut hours = read(&place.file(HOURS));
-    // A process that ended between the two writes has the hours of its last day in both.
-    let folded = days.last_key_value().map_or(0, |(day, _)| day + 24 * 3600);
-    hours.retain(|hour, _| *hour >= folded);
-    gateway.observer.metrics().usage.restore(Spans::new(days, hours));
+    let (days, folds) = read(&place.file(DAYS));
+    let (mut hours, folds_before) = read(&place.file(HOURS));
+    if is_copied(folds, folds_before) {
+        let folded = days.last_key_value().map_or(0, |(day, _)| day + 24 * 3600);
+        hours.retain(|hour, _| *hour >= folded);
+    }
+    gateway.observer.metrics().usage.restore(Spans::new(days, hours, folds.unwrap_or_default()));
 }
 
-/// Writes what changed.
+/// Whether the file of hours was written before hours were folded into days for the last time: a process that ended between the two
+/// writes has those in both. Of hours alone it cannot be seen: a clock that was ahead once has folded the hours of today.
+fn is_copied(days: Option<u64>, hours: Option<u64>) -> bool {
+    days.is_none() || hours < days
+}
+
+/// Writes what changed; what cannot be written is tried again.
 pub(super) fn keep(gateway: &Gateway) {
     let Some(place) = place(gateway) else { return };
     let now = gateway.clock.wall(gateway.clock.now());
-    gateway.observer.metrics().usage.fold(now, |spans, hours_changed, days_changed| {
-        if days_changed {
-            write(&place.file(DAYS), &spans.days);
-        }
-        if hours_changed {
-            write(&place.file(HOURS), &spans.hours);
-        }
+    let usage = &gateway.observer.metrics().usage;
+    let (hours, days) = usage.fold(now, |spans, hours_changed, days_changed| {
+        let is_kept = !days_changed || write(&place.file(DAYS), &spans.days, spans.folds);
+        // Hours that were folded stay in their file until they are in the other.
+        let are_kept = is_kept && (!hours_changed || write(&place.file(HOURS), &spans.hours, spans.folds));
+        (hours_changed && !are_kept, !is_kept)
     });
+    usage.not_kept(hours, days);
 }
 
 fn place(gateway: &Gateway) -> Option<StatePlace> {
     gateway.table.load().config.state.clone()
 }
 
-fn read(path: &Path) -> BTreeMap<u64, Span> {
+fn read(path: &Path) -> (BTreeMap<u64, Span>, Option<u64>) {
     let kept: Kept = state_file::read(path).map(Option::unwrap_or_default).unwrap_or_else(|error| {
         tracing::warn!(path = %path.display(), %error, "usage begins anew: what was counted cannot be read");
         Kept::default()
@@ -61,20 +71,37 @@ fn read(path: &Path) -> BTreeMap<u64, Span> {
         (Payer { tenant: tenant.into(), model: model.into(), key: key.into() }, used)
     };
     let span = |rows: Vec<Row>| Span { rows: rows.into_iter().map(row).collect() };
-    kept.spans.into_iter().map(|(from, rows)| (from, span(rows))).collect()
+    (kept.spans.into_iter().map(|(from, rows)| (from, span(rows))).collect(), kept.folds)
 }
 
-fn write(path: &Path, spans: &BTreeMap<u64, Span>) {
+/// Whether it was written.
+fn write(path: &Path, spans: &BTreeMap<u64, Span>, folds: u64) -> bool {
     let text = |name: &Arc<str>| Box::from(&**name);
     let row =
         |(payer, used): (&Payer, &Used)| (text(&payer.tenant), text(&payer.model), text(&payer.key), *used);
     let spans = spans.iter().map(|(from, span)| (*from, span.rows.iter().map(row).collect()));
-    let kept = Kept { version: Version, spans: spans.collect() };
-    if let Err(error) = state_file::write(path, &kept) {
+    let kept = Kept { version: Version, folds: Some(folds), spans: spans.collect() };
+    let written = state_file::write(path, &kept);
+    if let Err(error) = &written {
         tracing::warn!(path = %path.display(), %error, "usage cannot be kept over a restart");
     }
+    written.is_ok()
 }
 
 const DAYS: &str = "usage-days";
 const HOURS: &str = "usage";
 pub(super) const KEEP_EVERY: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hours_that_were_written_after_the_last_fold_are_no_copies() {
+        let cases =
+            [(None, None, true), (Some(3), Some(2), true), (Some(3), None, true), (Some(3), Some(3), false)];
+        for (days, hours, expected) in cases {
+            assert_eq!(is_copied(days, hours), expected, "{days:?} {hours:?}");
+        }
+    }
+}

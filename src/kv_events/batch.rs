@@ -48,8 +48,10 @@ pub(super) enum Medium {
 }
 
 /// What a payload holds.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Batch {
+    /// When it was stored: seconds of the engine's clock.
+    pub(super) ts: Option<f64>,
     pub(super) events: Vec<Event>,
     /// Events of unknown kinds, or of groups of layers that are not counted.
     pub(super) skipped: u64,
@@ -72,7 +74,8 @@ pub(super) fn read(mut payload: &[u8]) -> Result<Batch, NoBatch> {
         .map_err(|_| NoBatch::NotMessagePack)?;
     let Value::Array(batch) = value else { return Err(NoBatch::OtherShape) };
     let Some(Value::Array(events)) = batch.get(1) else { return Err(NoBatch::OtherShape) };
-    let mut read = Batch::default();
+    let ts = batch.first().and_then(Value::as_f64).filter(|ts| ts.is_finite());
+    let mut read = Batch { ts, ..Batch::default() };
     for event in events {
         match Fields::of(event).map(|fields| fields.event()) {
             Some(Ok(Some(event))) => read.events.push(event),

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::PromptOutcome;
 use super::deps::Deps;
+use super::engine_time::EngineTime;
 use super::ledger::{Joined, Ledger, Look};
 use super::listen::{Topics, listen};
 use super::numbers::Numbers;
@@ -160,6 +161,7 @@ impl Follower {
             signals: self.sender.clone(),
             topics: Arc::clone(&self.topics),
             numbers: Numbers::default(),
+            time: EngineTime::default(),
         };
         let life = replica.life().number;
         let following =

@@ -7,6 +7,7 @@
 
 mod batch;
 mod deps;
+mod engine_time;
 mod firsts;
 mod follower;
 mod ledger;

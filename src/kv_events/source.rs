@@ -9,6 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
 use super::batch::{self, Batch, Event};
+use super::engine_time::EngineTime;
 use super::listen::{Arrived, Topics};
 use super::numbers::{Due, Numbers};
 use super::replay::Replay;
@@ -35,7 +36,7 @@ pub(super) struct Signal {
 pub(super) enum What {
     /// The engine is followed.
     Connected,
-    /// Events, as they came.
+    /// Events, with when they were stored.
     Events(Vec<Event>, Stamp),
     /// Events are missing that cannot be replayed.
     Lost,
@@ -57,6 +58,7 @@ pub(super) struct Source {
     pub(super) signals: mpsc::Sender<Signal>,
     pub(super) topics: Arc<Topics>,
     pub(super) numbers: Numbers,
+    pub(super) time: EngineTime,
 }
 
 /// Where an engine publishes.
@@ -189,6 +191,8 @@ impl Source {
         is_good: &mut bool,
     ) -> Result<(), Lost> {
         self.numbers.connected();
+        let now = self.clock.now();
+        self.time = EngineTime::new(now, self.clock.wall(now));
         self.signal(What::Connected).await;
         self.note_connected(true);
         let replay_at = published.replay_port.map(|port| self.at(port));
@@ -233,7 +237,11 @@ impl Source {
                 }
             }
         }
-        if self.numbers.judge(number) == Due::Known { true } else { self.digest(number, payload).await }
+        if self.numbers.judge(number) == Due::Known {
+            true
+        } else {
+            self.digest(number, payload, false).await
+        }
     }
 
     /// Replays what is known to be missing; what stays so is lost.
@@ -264,13 +272,13 @@ impl Source {
                 Due::Missing { .. } => self.signal(What::Lost).await,
                 Due::Known | Due::Restarted => continue,
             }
-            self.digest(number, &payload).await;
+            self.digest(number, &payload, true).await;
         }
         Ok(())
     }
 
-    async fn digest(&mut self, number: u64, payload: &[u8]) -> bool {
-        let Ok(Batch { events, skipped, unreadable }) = batch::read(payload) else { return false };
+    async fn digest(&mut self, number: u64, payload: &[u8], is_replayed: bool) -> bool {
+        let Ok(Batch { ts, events, skipped, unreadable }) = batch::read(payload) else { return false };
         self.count(EventKind::Skipped, skipped);
         self.count(EventKind::Undecodable, unreadable);
         self.numbers.took(number);
@@ -288,7 +296,9 @@ impl Source {
             }
         }
         self.note_complete();
-        self.signal(What::Events(events, self.clock.now())).await;
+        let now = self.clock.now();
+        let at = if is_replayed { self.time.replayed(ts, now) } else { self.time.arrived(ts, now) };
+        self.signal(What::Events(events, at)).await;
         true
     }
 

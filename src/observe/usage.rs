@@ -89,8 +89,11 @@ pub struct Spans {
     pub days: BTreeMap<u64, Span>,
     /// Hours since then.
     pub hours: BTreeMap<u64, Span>,
-    /// Hours have changed since the last look.
+    /// How often hours were folded into days.
+    pub folds: u64,
+    /// Hours and days have changed since the last look.
     has_new: bool,
+    has_folded: bool,
 }
 
 impl Usage {
@@ -126,9 +129,16 @@ impl Usage {
     pub fn fold<T>(&self, now: SystemTime, show: impl FnOnce(&Spans, bool, bool) -> T) -> T {
         let mut spans = self.spans.lock();
         spans.take(&self.live);
-        let days_changed = spans.fold(seconds(now));
+        let days_changed = spans.fold(seconds(now)) | std::mem::take(&mut spans.has_folded);
         let hours_changed = std::mem::take(&mut spans.has_new);
         show(&spans, hours_changed || days_changed, days_changed)
+    }
+
+    /// What was shown as changed could not be written: it is shown again.
+    pub fn not_kept(&self, hours: bool, days: bool) {
+        let mut spans = self.spans.lock();
+        spans.has_new |= hours;
+        spans.has_folded |= days;
     }
 
     /// Continues from an earlier process.
@@ -192,8 +202,8 @@ impl Span {
 
 impl Spans {
     /// Those of an earlier process.
-    pub fn new(days: BTreeMap<u64, Span>, hours: BTreeMap<u64, Span>) -> Self {
-        Self { days, hours, has_new: false }
+    pub fn new(days: BTreeMap<u64, Span>, hours: BTreeMap<u64, Span>, folds: u64) -> Self {
+        Self { days, hours, folds, ..Self::default() }
     }
 
     fn take(&mut self, live: &Mutex<BTreeMap<u64, Span>>) {
@@ -215,6 +225,7 @@ impl Spans {
         let later = self.hours.split_off(&first);
         let over = std::mem::replace(&mut self.hours, later);
         let mut has_changed = !over.is_empty();
+        self.folds += u64::from(has_changed);
         for (from, span) in over {
             self.days.entry(from / DAY * DAY).or_default().merge(span);
         }
@@ -289,6 +300,9 @@ mod tests {
         assert_eq!(usage.fold(day(3, 1), |_, hours, days| (hours, days)), (false, false), "nothing is new");
         assert_eq!(output_of(&usage, day(0, 0), day(4, 0)), all);
         assert_eq!(output_of(&usage, day(0, 23), day(1, 0)).len(), 2, "of a day long over all of it");
+        usage.not_kept(true, false);
+        assert_eq!(usage.fold(day(3, 1), |_, hours, days| (hours, days)), (true, false), "once more");
+        assert_eq!(spans.folds, 1);
         let after = Usage::default();
         after.restore(spans);
         assert_eq!(output_of(&after, day(0, 0), day(4, 0)), all);

@@ -21,8 +21,15 @@ use crate::labels::{LabelHasher, OTHER};
 const MAX_VALUES: usize = 199;
 /// Label sets of one family, those with `other` included.
 const MAX_SETS: usize = 5_000;
-/// Of these, reserved for label sets whose tenant is `other`.
-const RESERVED: usize = 500;
+/// Of these, reserved for label sets with folded names.
+const RESERVED: usize = 1_000;
+/// Labels that name something and are folded one group after the other, each with the number of sets up to which that is enough. What
+/// happened (`outcome`, `code`, `kind`, `reason`, `stage`) is never folded: sums by it would be wrong.
+const FOLDED: [(&[&str], usize); 3] = [
+    (&["tenant"], MAX_SETS - RESERVED / 2),
+    (&["class", "revision", "model", "replica", "prefill", "decode"], MAX_SETS - RESERVED / 10),
+    (&["route", "pool", "to"], usize::MAX),
+];
 
 /// Label sets of one family up to which those without an event are created.
 const MAX_ZEROS: usize = MAX_SETS / 2;
@@ -91,22 +98,26 @@ impl<V: Vector, const N: usize> Family<V, N> {
             return metric;
         }
         self.overflowed();
-        // First the labels that are full themselves, then the tenant, which has the most values.
+        // First the labels that are full themselves.
         let mut folded = values;
         for (label, value) in folded.iter_mut().enumerate() {
             if !known.has_room(label, value) {
                 *value = OTHER;
             }
         }
-        if let Some(metric) = self.admit(&mut known, &folded, MAX_SETS - RESERVED) {
-            return metric;
-        }
-        for (label, value) in self.declared.labels.iter().zip(&mut folded) {
-            if label.name == "tenant" {
-                *value = OTHER;
+        let mut metric = self.admit(&mut known, &folded, MAX_SETS - RESERVED);
+        for (names, limit) in FOLDED {
+            if metric.is_some() {
+                break;
             }
+            for (label, value) in self.declared.labels.iter().zip(&mut folded) {
+                if names.contains(&label.name) {
+                    *value = OTHER;
+                }
+            }
+            metric = self.admit(&mut known, &folded, limit);
         }
-        self.admit(&mut known, &folded, MAX_SETS - 1).unwrap_or_else(|| self.metric(&[OTHER; N]))
+        metric.unwrap_or_else(|| self.metric(&[OTHER; N]))
     }
 
     /// The metric of exactly these values; `None` (and counted) where there is no room for it. For gauges,
@@ -311,7 +322,32 @@ mod tests {
         assert!(family.known(&["r149", OTHER]).is_some(), "route survives");
         let total: u64 = 150 * 150;
         let other: u64 = (0..150).map(|r| family.get([&format!("r{r}"), OTHER]).get()).sum();
-        assert_eq!(other, total - 4_500, "nothing is lost");
+        assert_eq!(other, total - 4_000, "nothing is lost");
+    }
+
+    #[test]
+    fn what_happened_is_never_folded() {
+        let family = family!("route", "class", "tenant", "outcome");
+        let names: Vec<_> = (0..190).map(|n| n.to_string()).collect();
+        let all = || names.iter().flat_map(|route| names.iter().map(move |tenant| (route, tenant)));
+        for (route, tenant) in all() {
+            family.inc([route, ["short", "long"][tenant.len() % 2], tenant, "ok"]);
+        }
+        for outcome in ["client_error", "failed", "refused"] {
+            names.iter().for_each(|route| family.inc([route, "short", "0", outcome]));
+        }
+        let sets = family.sets.read();
+        let sum = |is_it: &dyn Fn(&[Box<str>]) -> bool| -> u64 {
+            sets.sets.values().filter(|set| is_it(&set.values)).map(|set| set.metric.get()).sum()
+        };
+        assert!(sets.sets.len() <= MAX_SETS);
+        for (outcome, expected) in
+            [("ok", 190 * 190), ("client_error", 190), ("failed", 190), ("refused", 190)]
+        {
+            assert_eq!(sum(&|values| &*values[3] == outcome), expected, "{outcome}");
+        }
+        let failed = |values: &[Box<str>]| &*values[0] == "7" && &*values[3] == "client_error";
+        assert_eq!(sum(&failed), 1, "its route survives");
     }
 
     #[test]

@@ -1,0 +1,88 @@
+//! When an engine stored what it publishes, on our clock. Pure.
+//!
+//! Its batches have the time of the engine's clock, and come with what delay the network and a busy machine add, those of a replay much
+//! later. The least difference of the two clocks that was seen of late is that of batches that came at once; before any came, both are
+//! taken to show the same time of day.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::clock::Stamp;
+
+/// The clock of one engine, compared with ours.
+#[derive(Debug, Default)]
+pub(super) struct EngineTime {
+    /// The difference where the engine's clock shows the same time of day: seconds.
+    assumed: f64,
+    /// The least difference in the present window, and in the one before it: seconds.
+    least: Option<f64>,
+    before: Option<f64>,
+    /// Batches in the present window.
+    batches: u32,
+}
+
+impl EngineTime {
+    /// Of an engine of which nothing came; it is `wall` at `now`.
+    pub(super) fn new(now: Stamp, wall: SystemTime) -> Self {
+        let of_day = wall.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        Self { assumed: seconds(now) - of_day, ..Self::default() }
+    }
+
+    /// When a batch of `ts` was stored that has just come; `ts` in seconds of the engine's clock.
+    pub(super) fn arrived(&mut self, ts: Option<f64>, now: Stamp) -> Stamp {
+        let Some(ts) = ts else { return now };
+        if self.batches >= WINDOW {
+            (self.before, self.least, self.batches) = (self.least, None, 0);
+        }
+        self.batches += 1;
+        let difference = seconds(now) - ts;
+        self.least = Some(self.least.map_or(difference, |least| least.min(difference)));
+        self.of(ts, now)
+    }
+
+    /// The same of a batch that is replayed, which says nothing about the delay.
+    pub(super) fn replayed(&self, ts: Option<f64>, now: Stamp) -> Stamp {
+        ts.map_or(now, |ts| self.of(ts, now))
+    }
+
+    fn of(&self, ts: f64, now: Stamp) -> Stamp {
+        let least = self.least.into_iter().chain(self.before).reduce(f64::min).unwrap_or(self.assumed);
+        Stamp::from_nanos(((ts + least).max(0.0) * 1e9) as u64).min(now)
+    }
+}
+
+fn seconds(at: Stamp) -> f64 {
+    at.as_nanos() as f64 / 1e9
+}
+
+/// Batches after which a difference is forgotten: clocks are set.
+const WINDOW: u32 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::millis as at;
+
+    #[test]
+    fn a_batch_that_comes_late_was_stored_when_its_engine_says() {
+        let wall = UNIX_EPOCH + std::time::Duration::from_secs(2_000_000_000);
+        let mut time = EngineTime::new(at(4000), wall);
+        let near =
+            |one: Stamp, other: Stamp| one.since(other).as_micros() + other.since(one).as_micros() < 10;
+        assert!(near(time.replayed(Some(2e9 - 1.0), at(5000)), at(3000)), "by the time of day");
+        assert_eq!(time.arrived(Some(1e9), at(5000)), at(5000));
+        assert!(near(time.arrived(Some(1e9 + 1.0), at(6800)), at(6000)), "800 ms late");
+        assert!(near(time.replayed(Some(1e9 - 2.0), at(7000)), at(3000)));
+        assert!(near(time.arrived(Some(1e9 + 3.0), at(7900)), at(7900)), "sooner than all before it");
+        assert_eq!(time.arrived(None, at(9000)), at(9000));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_is_followed() {
+        let mut time = EngineTime::default();
+        time.arrived(Some(1e9), at(0));
+        let last =
+            (1..=2 * u64::from(WINDOW)).map(|n| time.arrived(Some(1e9 - 60.0 + n as f64), at(n * 1000)));
+        let last = last.last().unwrap();
+        assert!(at(2 * u64::from(WINDOW) * 1000).since(last).as_millis() < 10);
+    }
+}
