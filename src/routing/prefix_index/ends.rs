@@ -6,12 +6,12 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-use super::{GROUP, Holders, hash::BuildSame};
+use super::groups::Groups;
 
 /// Ends by hash, with a bit for each replica that holds one.
 #[derive(Debug)]
 pub(super) struct Ends {
-    groups: Box<[Holders]>,
+    groups: Groups,
     count: AtomicUsize,
     /// How many ends have a hash of this remainder; those that are full stay so.
     filter: OnceLock<Box<[AtomicU8]>>,
@@ -19,17 +19,11 @@ pub(super) struct Ends {
 
 impl Ends {
     pub(super) fn new(slots: usize) -> Self {
-        let holders = || Holders::with_hasher_and_shard_amount(BuildSame::default(), super::SHARDS);
-        let groups = (0..slots.div_ceil(GROUP)).map(|_| holders()).collect();
-        Self { groups, count: AtomicUsize::new(0), filter: OnceLock::new() }
+        Self { groups: Groups::new(slots), count: AtomicUsize::new(0), filter: OnceLock::new() }
     }
 
     pub(super) fn insert(&self, slot: usize, hash: u64) {
-        let Some(group) = self.groups.get(slot / GROUP) else { return };
-        let mut bits = group.entry(hash).or_insert(0);
-        let bit = 1 << (slot % GROUP);
-        if *bits & bit == 0 {
-            *bits |= bit;
+        if self.groups.set(slot, hash) {
             self.count.fetch_add(1, Ordering::Relaxed);
             let filter = self.filter.get_or_init(|| (0..=MASK).map(|_| AtomicU8::new(0)).collect());
             change(filter, hash, |n| n.saturating_add(1));
@@ -37,15 +31,7 @@ impl Ends {
     }
 
     pub(super) fn remove(&self, slot: usize, hash: u64) {
-        let Some(group) = self.groups.get(slot / GROUP) else { return };
-        let bit = 1 << (slot % GROUP);
-        let mut was_there = false;
-        group.remove_if_mut(&hash, |_, bits| {
-            was_there = *bits & bit != 0;
-            *bits &= !bit;
-            *bits == 0
-        });
-        if was_there {
+        if self.groups.clear(slot, hash) {
             self.count.fetch_sub(1, Ordering::Relaxed);
             if let Some(filter) = self.filter.get() {
                 change(filter, hash, |n| if n == u8::MAX { n } else { n.saturating_sub(1) });
@@ -68,7 +54,7 @@ impl Ends {
     pub(super) fn deepen(&self, chain: &[u64], depths: &mut [u32]) {
         for (at, hash) in self.of(chain) {
             let depth = u32::try_from(at + 1).unwrap_or(u32::MAX);
-            for (group, depths) in self.groups.iter().zip(depths.chunks_mut(GROUP)) {
+            for (group, depths) in self.groups.beside(depths) {
                 let mut bits = group.get(&hash).map_or(0, |bits| *bits);
                 while bits != 0 {
                     if let Some(known) = depths.get_mut(bits.trailing_zeros() as usize) {

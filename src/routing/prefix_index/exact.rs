@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use dashmap::DashMap;
 
+use super::PrefixIndex;
 use super::hash::BuildSame;
 use super::held::Entry;
-use super::{GROUP, PrefixIndex};
 use crate::routing::Prompt;
 use crate::units::Tokens;
 
@@ -191,7 +191,7 @@ impl PrefixIndex {
         self.used.fetch_max(slot + 1, Ordering::AcqRel);
         let mut held = held.lock();
         if held.blocks.capacity() > 0 && held.blocks.touch(block, is_coarse) {
-            *self.groups[slot / GROUP].entry(block).or_insert(0) |= 1 << (slot % GROUP);
+            self.groups.set(slot, block);
             self.forget_surplus(slot, &mut held);
         }
     }

@@ -13,13 +13,13 @@ mod beyond;
 mod credit;
 mod ends;
 mod exact;
+mod groups;
 mod hash;
 mod held;
 mod shared;
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use dashmap::DashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -27,7 +27,7 @@ use self::beyond::Beyond;
 use self::credit::Credit;
 use self::ends::Ends;
 pub use self::exact::{End, Exact, Turn};
-use self::hash::BuildSame;
+use self::groups::{Groups, Holders};
 pub(super) use self::held::COARSE_WEIGHT;
 use self::held::{Entry, Held, MAX_WEIGHT};
 use self::shared::SharedEnds;
@@ -39,8 +39,7 @@ use crate::units::Tokens;
 /// The prefix index of one pool; replicas are slots from zero.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    /// Slots 0..64, 64..128, and so on.
-    groups: Box<[Holders]>,
+    groups: Groups,
     /// Prompts of other gateways.
     ends: Ends,
     replicas: Box<[Mutex<Replica>]>,
@@ -52,9 +51,6 @@ pub struct PrefixIndex {
     shared: SharedEnds,
     exact: Exact,
 }
-
-/// Who holds a block: one bit a replica, by the block's hash.
-type Holders = DashMap<u64, u64, BuildSame>;
 
 #[derive(Debug)]
 struct Replica {
@@ -80,10 +76,8 @@ impl PrefixIndex {
     pub fn new(slots: usize) -> Self {
         let replica =
             || Mutex::new(Replica { blocks: Held::new(DEFAULT_CAPACITY as u64), credit: Credit::default() });
-        // A shard doubles under its lock: many, so that each is small.
-        let holders = || DashMap::with_hasher_and_shard_amount(BuildSame::default(), SHARDS);
         Self {
-            groups: (0..slots.div_ceil(GROUP)).map(|_| holders()).collect(),
+            groups: Groups::new(slots),
             ends: Ends::new(slots),
             replicas: (0..slots).map(|_| replica()).collect(),
             credits: (0..slots).map(|_| AtomicU32::new(1.0f32.to_bits())).collect(),
@@ -98,7 +92,7 @@ impl PrefixIndex {
     pub fn lookup(&self, chain: &[u64], hits: &mut Hits) {
         hits.blocks.clear();
         hits.blocks.resize(self.used.load(Ordering::Acquire), 0);
-        for (group, depths) in self.groups.iter().zip(hits.blocks.chunks_mut(GROUP)) {
+        for (group, depths) in self.groups.beside(&mut hits.blocks) {
             find_depths(group, chain, depths);
         }
         self.ends.deepen(chain, &mut hits.blocks);
@@ -128,7 +122,7 @@ impl PrefixIndex {
         let fitting = fitting(prompt.chain.len(), coarse_from, held.blocks.capacity());
         for (at, &hash) in prompt.chain.iter().enumerate().take(fitting).rev() {
             if held.blocks.touch(hash, at >= coarse_from) {
-                *self.groups[slot / GROUP].entry(hash).or_insert(0) |= 1 << (slot % GROUP);
+                self.groups.set(slot, hash);
                 self.forget_surplus(slot, &mut held);
             }
         }
@@ -221,11 +215,7 @@ impl PrefixIndex {
             Entry::Block(hash) => hash,
             Entry::End(hash) => return self.ends.remove(slot, hash),
         };
-        let without = |_: &u64, holders: &mut u64| {
-            *holders &= !(1 << (slot % GROUP));
-            *holders == 0
-        };
-        self.groups[slot / GROUP].remove_if_mut(&hash, without);
+        self.groups.clear(slot, hash);
     }
 
     fn change(&self, slot: usize, change: impl FnOnce(&mut Replica)) {
@@ -331,9 +321,6 @@ fn note_depth(mut slots: u64, depth: usize, depths: &mut [u32]) {
 /// Parts that a round cuts a span into. Of the first there is one only, later there may be a few.
 const WAYS: usize = 4;
 const WAYS_AT_FIRST: usize = 8;
-/// Replicas that one map tells apart: bits of a word.
-const GROUP: usize = 64;
-const SHARDS: usize = 64;
 /// Fine blocks of the longest prompt.
 const MAX_ADDED: u32 = 1 << 16;
 /// Blocks a replica until its engine tells: 8 MiB of prompt text, about two million tokens.
@@ -436,7 +423,7 @@ mod tests {
         }
         insert(&index, 0, &chain(&(0..5000).collect::<Vec<_>>()));
         assert_eq!(index.held(0), 100);
-        assert_eq!(index.groups[0].len(), 100);
+        assert_eq!(index.groups.get(0).unwrap().len(), 100);
         index.set_capacity(0, 10);
         assert_eq!(index.held(0), 10);
         index.set_capacity(0, 0);
@@ -497,7 +484,7 @@ mod tests {
                 });
             }
         });
-        let bits: u32 = index.groups[0].iter().map(|holders| holders.count_ones()).sum();
+        let bits: u32 = index.groups.get(0).unwrap().iter().map(|holders| holders.count_ones()).sum();
         assert_eq!(bits as usize, (0..3).map(|slot| index.held(slot)).sum::<usize>());
     }
 
