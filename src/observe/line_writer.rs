@@ -280,7 +280,10 @@ impl<L: LostLines> Writer<L> {
     fn reopen(&mut self) {
         match self.output.reopen() {
             Ok(()) => self.is_torn = false,
-            Err(error) => tracing::error!(path = ?self.output.path, %error, "log file not reopened"),
+            Err(error) => {
+                let path = self.output.path.as_deref().map(Path::display).map(tracing::field::display);
+                tracing::error!(path, %error, "log file not reopened");
+            }
         }
     }
 

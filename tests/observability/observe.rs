@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokenway::admin::{AdminState, serve};
 use tokenway::app::observers::Observers;
 use tokenway::config::{AccessLog, ModelMatch, Otlp, Secret};
-use tokenway::fleet::status::ReplicaState;
+use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 use tokenway::observe::Observer;
 use tokenway::observe::metrics::{Exposition, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome, Record};
@@ -174,6 +174,36 @@ async fn a_replica_that_is_gone_for_five_minutes_leaves_and_may_come_back() {
     assert!(!page.contains("gpu-a:8000"), "{page}");
     one_request(&observer);
     assert_eq!(scrape(&[]), Some(1.0), "a new series, not a handle to the old one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_that_left_make_room_for_those_that_live() {
+    let observer = observer(&config());
+    let fleet = |from: usize| -> Vec<ReplicaStatus> {
+        let named = |n: usize| ReplicaStatus {
+            replica: format!("pod-{n}").into(),
+            ..status(ReplicaState::Ready, true)
+        };
+        (from..from + 120).map(named).collect()
+    };
+    let ready = |page: &str| {
+        let is_ready = |line: &&str| {
+            line.starts_with("tokenway_replica_state{")
+                && line.contains(r#"state="ready""#)
+                && line.ends_with(" 1")
+        };
+        page.lines().filter(is_ready).count()
+    };
+    for rollout in 0..5 {
+        tokio::time::advance(Duration::from_secs(20)).await;
+        let page = observer.metrics().render(&fleet(120 * rollout));
+        assert_eq!(ready(&page), 120, "after {rollout} rollouts");
+        let gone = page.lines().filter(|line| line.contains(r#"state="gone""#) && line.ends_with(" 1"));
+        assert_eq!(
+            gone.filter(|line| line.starts_with("tokenway_replica_state{")).count(),
+            if rollout > 0 { 79 } else { 0 }
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]

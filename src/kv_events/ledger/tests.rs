@@ -18,8 +18,7 @@ use crate::units::Tokens;
 const BLOCK: usize = 16;
 /// Tokens of a block of text.
 const TEXT: usize = 64;
-const LIMITS: EngineLimits =
-    EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
+const LIMITS: EngineLimits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
 
 /// An engine with a cache of a few blocks, which evicts what was used last the longest ago, tails first.
 struct Engine {

@@ -18,7 +18,7 @@ use super::foreseen::Foreseen;
 use crate::labels::{LabelHasher, OTHER};
 
 /// Distinct values of one label besides `other`.
-const MAX_VALUES: usize = 199;
+pub(super) const MAX_VALUES: usize = 199;
 /// Label sets of one family, those with `other` included.
 const MAX_SETS: usize = 5_000;
 /// Of these, reserved for label sets with folded names.

@@ -359,9 +359,10 @@ impl Metrics {
         // Concurrent scrapes would remove gauges from each other's pages.
         let _one_at_a_time = self.rendering.lock();
         let gone = self.known_replicas.lock().update(&self.families, fleet, self.clock.now());
-        for (pool, replica) in gone {
-            self.by_stream.retain(|key, _| key.pool != pool || key.replica != replica);
-            self.by_replica.remove(&(pool, replica));
+        if !gone.is_empty() {
+            // Also of those that had no room until now.
+            self.by_stream.clear();
+            self.by_replica.clear();
         }
         let Families { requests, process, .. } = &*self.families;
         if let Some(drops) = &*self.log_drops.lock() {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::declare::Group as _;
+use super::family::MAX_VALUES;
 use super::foreseen::Foreseen;
 use super::table::{Families, Replicas};
 use crate::clock::Stamp;
@@ -43,29 +44,39 @@ impl KnownReplicas {
         fleet: &[ReplicaStatus],
         now: Stamp,
     ) -> Vec<ReplicaKey> {
+        let key_of = |status: &ReplicaStatus| (Arc::clone(&status.pool), Arc::clone(&status.replica));
         for status in fleet {
-            let key = (Arc::clone(&status.pool), Arc::clone(&status.replica));
-            set(&families.replicas, &key, Some(status));
-            let known = self.0.entry(key).or_default();
-            (known.last, known.state) = (now, status.state);
-            known.observe(families, status);
+            self.0.entry(key_of(status)).or_default().last = now;
         }
-        let mut gone = Vec::new();
-        self.0.retain(|key, known| {
-            if known.last == now {
-                return true;
+        let gone = self.outdated(fleet.len(), now);
+        for key in &gone {
+            self.0.remove(key);
+            families.replicas.forget(&[&key.0, &key.1]);
+        }
+        for status in fleet {
+            let key = key_of(status);
+            set(&families.replicas, &key, Some(status));
+            if let Some(known) = self.0.get_mut(&key) {
+                known.state = status.state;
+                known.observe(families, status);
             }
-            if now.since(known.last) > KEPT_AFTER_LEAVING {
-                let (pool, replica) = key;
-                families.replicas.forget(&[pool, replica]);
-                gone.push(key.clone());
-                return false;
-            }
+        }
+        for (key, known) in self.0.iter_mut().filter(|(_, known)| known.last < now) {
             set(&families.replicas, key, None);
             known.leave(&families.replicas, key);
-            true
-        });
+        }
         gone
+    }
+
+    /// Those that left long ago, and the earliest of the others where their series leave too few to the fleet.
+    fn outdated(&self, in_fleet: usize, now: Stamp) -> Vec<ReplicaKey> {
+        let mut absent: Vec<_> = self.0.iter().filter(|(_, known)| known.last < now).collect();
+        absent.sort_by_key(|(_, known)| std::cmp::Reverse(known.last));
+        let room = MAX_VALUES.saturating_sub(in_fleet);
+        let is_outdated = |(at, (_, known)): &(usize, (&ReplicaKey, &Known))| {
+            *at >= room || now.since(known.last) > KEPT_AFTER_LEAVING
+        };
+        absent.into_iter().enumerate().filter(is_outdated).map(|(_, (key, _))| key.clone()).collect()
     }
 
     /// Adds a replica that has series before the first scrape.
