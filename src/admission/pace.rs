@@ -4,8 +4,8 @@
 //! wrong by. Refused requests of a tenant are sent away for as long as the ones before them take: with one `Retry-After` for all they
 //! would come at once and be refused again. Tenants take turns by their weights, so that one's flood puts off no other.
 //!
-//! Where nobody may wait, room goes to whoever asks first after it opened: to a client that asks all the time, and never to one
-//! that does as its `Retry-After` said. So room is kept for a promised request around the time at which it is to come, of a tenant
+//! Where no request may wait, room goes to the one that comes first after it opened: to a client that polls, and never to one that
+//! obeys its `Retry-After`. So room is kept for a promised request around the time at which it is to come, of a tenant
 //! whose last promised request came.
 
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Pace {
         self.waits = false;
     }
 
-    /// Nobody may wait: while requests are refused the pool has as little room as while they wait.
+    /// Where none may wait: while requests are refused the pool has as little room as while they wait.
     fn refused(&mut self, now: Stamp) {
         if !self.waits && self.refuses_until < now {
             self.since = None;
@@ -117,12 +117,13 @@ impl Pace {
         let retry_after = until.clamp(MIN_RETRY, MAX_RETRY);
         if own.turns.len() < MAX_TURNS {
             // The header has whole seconds.
-            let told = Duration::from_secs(retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0));
-            let due = now.after(told);
+            let after =
+                Duration::from_secs(retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0));
+            let due = now.after(after);
             // Those that come in the same second need as many places.
             let beside = own.turns.iter().rev().take_while(|turn| turn.due.after(MIN_RETRY) > due).count();
-            let alone = Duration::try_from_secs_f64(work * a_second * (1 + beside) as f64).unwrap_or(told);
-            let kept_from = now.after(told.saturating_sub(alone));
+            let alone = Duration::try_from_secs_f64(work * a_second * (1 + beside) as f64).unwrap_or(after);
+            let kept_from = now.after(after.saturating_sub(alone));
             let lane = Lane::of(share, outlook);
             own.turns.push(Turn { due, lane, work: outlook.work, kept_from });
         }
@@ -153,7 +154,7 @@ impl Pace {
         }
     }
 
-    /// Time has passed, in which a second of work took so many seconds: each tenant's part of it is done, by the weights of those that
+    /// Time has passed, in which a second of work took `a_second`: each tenant's part of it is done, by the weights of those that
     /// are owed some.
     fn work_off(&mut self, a_second: f64, now: Stamp) {
         let mut done = now.since(self.as_of).as_secs_f64() / a_second;

@@ -145,7 +145,7 @@ impl<T: Clone> WaitQueue<T> {
         self.pace.promise(share, outlook, until_it_fits)
     }
 
-    /// Whether refused requests are to come back: then those that arrive are compared with them, though nobody waits.
+    /// Whether refused requests are to come back: then those that arrive are compared with them, though none waits.
     pub fn has_promised(&self) -> bool {
         self.pace.has_promised()
     }

@@ -324,7 +324,7 @@ fn a_tenant_that_was_away_is_neither_owed_what_others_got_nor_held_to_what_it_ha
     assert_eq!(rounds(&mut queue, [1, 1], 36_000..36_004), [0, 1, 0, 1], "an hour later that is over");
 }
 
-/// A pool of four places, in each of which a request takes a second; nobody may wait: who finds no place free is refused.
+/// A pool of four places, in each of which a request takes a second; none may wait: one that finds no place free is refused.
 struct FullPool {
     queue: WaitQueue<u64>,
     busy_until: [u64; 4],
@@ -350,7 +350,7 @@ impl FullPool {
     }
 }
 
-/// Answers of a minute to `polite` clients of a tenant, which come back when they are told to, and to a flood that asks every
+/// Answers of a minute to `polite` clients of a tenant, which obey `Retry-After`, and to a flood that asks every
 /// 20 ms.
 fn beside_a_flood(polite: u64) -> [u64; 2] {
     let mut pool = FullPool { queue: WaitQueue::default(), busy_until: [0; 4] };
@@ -376,7 +376,7 @@ fn beside_a_flood(polite: u64) -> [u64; 2] {
 }
 
 #[test]
-fn who_comes_back_as_told_has_its_share_beside_a_flood_that_does_not() {
+fn clients_that_obey_retry_after_have_their_share_beside_a_flood() {
     let [polite, flood] = beside_a_flood(12);
     assert!(polite >= 90 && polite + flood >= 220, "{polite} and {flood} of 240");
     let [polite, flood] = beside_a_flood(1);

@@ -160,8 +160,8 @@ impl PoolQueue {
         }
     }
 
-    /// Nobody waits, nor was anybody told to come back.
-    fn is_of_nobody(&self) -> bool {
+    /// No request waits, and none is to come back.
+    fn is_idle(&self) -> bool {
         self.is_empty() && !self.has_promised.load(Ordering::Relaxed)
     }
 
@@ -173,11 +173,11 @@ impl PoolQueue {
 
 impl Line for &PoolQueue {
     fn ahead(&self, waiter: &Waiter) -> Option<Duration> {
-        if self.is_of_nobody() { None } else { self.state.lock().waiting.ahead(waiter) }
+        if self.is_idle() { None } else { self.state.lock().waiting.ahead(waiter) }
     }
 
     fn passed(&mut self, waiter: &Waiter, now: Stamp) {
-        if !self.is_of_nobody() {
+        if !self.is_idle() {
             let mut state = self.state.lock();
             state.waiting.passed(waiter, now);
             self.note_len(&state);

@@ -1,7 +1,7 @@
 //! When an engine stored what it publishes, on our clock. Pure.
 //!
 //! Its batches have the time of the engine's clock, and come with what delay the network and a busy machine add, those of a replay much
-//! later. The least difference of the two clocks that was seen of late is that of batches that came at once; before any came, both are
+//! later. The least recent difference of the two clocks is that of batches that came at once; before any came, both are
 //! taken to show the same time of day.
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -39,7 +39,7 @@ impl EngineTime {
         self.of(ts, now)
     }
 
-    /// The same of a batch that is replayed, which says nothing about the delay.
+    /// The same of a batch that is replayed: its delay is unknown.
     pub(super) fn replayed(&self, ts: Option<f64>, now: Stamp) -> Stamp {
         ts.map_or(now, |ts| self.of(ts, now))
     }
@@ -63,7 +63,7 @@ mod tests {
     use crate::clock::millis as at;
 
     #[test]
-    fn a_batch_that_comes_late_was_stored_when_its_engine_says() {
+    fn a_late_batch_has_the_time_of_its_engine() {
         let wall = UNIX_EPOCH + std::time::Duration::from_secs(2_000_000_000);
         let mut time = EngineTime::new(at(4000), wall);
         let near =
