@@ -29,7 +29,7 @@ impl EngineTime {
 
     /// When a batch of `ts` was stored that has just come; `ts` in seconds of the engine's clock.
     pub(super) fn arrived(&mut self, ts: Option<f64>, now: Stamp) -> Stamp {
-        let Some(ts) = ts else { return now };
+        let Some(ts) = self.plausible(ts, now) else { return now };
         if self.batches >= WINDOW {
             (self.before, self.least, self.batches) = (self.least, None, 0);
         }
@@ -41,7 +41,12 @@ impl EngineTime {
 
     /// The same of a batch that is replayed: its delay is unknown.
     pub(super) fn replayed(&self, ts: Option<f64>, now: Stamp) -> Stamp {
-        ts.map_or(now, |ts| self.of(ts, now))
+        self.plausible(ts, now).map_or(now, |ts| self.of(ts, now))
+    }
+
+    /// Not that of a publisher without a clock.
+    fn plausible(&self, ts: Option<f64>, now: Stamp) -> Option<f64> {
+        ts.filter(|ts| (seconds(now) - ts - self.assumed).abs() < PLAUSIBLE)
     }
 
     fn of(&self, ts: f64, now: Stamp) -> Stamp {
@@ -54,6 +59,8 @@ fn seconds(at: Stamp) -> f64 {
     at.as_nanos() as f64 / 1e9
 }
 
+/// Seconds by which the times of day may differ, the age of what is replayed included.
+const PLAUSIBLE: f64 = 7.0 * 24.0 * 3600.0;
 /// Batches after which a difference is forgotten: clocks are set.
 const WINDOW: u32 = 256;
 
@@ -62,27 +69,34 @@ mod tests {
     use super::*;
     use crate::clock::millis as at;
 
+    const DAY: u64 = 2_000_000_000;
+
+    fn new() -> EngineTime {
+        EngineTime::new(at(0), UNIX_EPOCH + std::time::Duration::from_secs(DAY))
+    }
+
     #[test]
     fn a_late_batch_has_the_time_of_its_engine() {
-        let wall = UNIX_EPOCH + std::time::Duration::from_secs(2_000_000_000);
-        let mut time = EngineTime::new(at(4000), wall);
+        // Its clock is 100 s behind.
+        let (mut time, ts) = (new(), |seconds: f64| Some(DAY as f64 - 100.0 + seconds));
         let near =
             |one: Stamp, other: Stamp| one.since(other).as_micros() + other.since(one).as_micros() < 10;
-        assert!(near(time.replayed(Some(2e9 - 1.0), at(5000)), at(3000)), "by the time of day");
-        assert_eq!(time.arrived(Some(1e9), at(5000)), at(5000));
-        assert!(near(time.arrived(Some(1e9 + 1.0), at(6800)), at(6000)), "800 ms late");
-        assert!(near(time.replayed(Some(1e9 - 2.0), at(7000)), at(3000)));
-        assert!(near(time.arrived(Some(1e9 + 3.0), at(7900)), at(7900)), "sooner than all before it");
-        assert_eq!(time.arrived(None, at(9000)), at(9000));
+        assert!(near(time.replayed(ts(103.0), at(5000)), at(3000)), "by the time of day");
+        assert_eq!(time.arrived(ts(5.0), at(5000)), at(5000));
+        assert!(near(time.arrived(ts(6.0), at(6800)), at(6000)), "800 ms late");
+        assert!(near(time.replayed(ts(3.0), at(7000)), at(3000)));
+        assert!(near(time.arrived(ts(8.0), at(7900)), at(7900)), "sooner than all before it");
+        for without in [None, Some(0.0), Some(1.0)] {
+            assert_eq!([time.arrived(without, at(9000)), time.replayed(without, at(9000))], [at(9000); 2]);
+        }
     }
 
     #[test]
     fn a_clock_that_was_set_back_is_followed() {
-        let mut time = EngineTime::default();
-        time.arrived(Some(1e9), at(0));
-        let last =
-            (1..=2 * u64::from(WINDOW)).map(|n| time.arrived(Some(1e9 - 60.0 + n as f64), at(n * 1000)));
-        let last = last.last().unwrap();
+        let mut time = new();
+        time.arrived(Some(DAY as f64), at(0));
+        let arrived = |n: u64| time.arrived(Some((DAY + n) as f64 - 60.0), at(n * 1000));
+        let last = (1..=2 * u64::from(WINDOW)).map(arrived).last().unwrap();
         assert!(at(2 * u64::from(WINDOW) * 1000).since(last).as_millis() < 10);
     }
 }
