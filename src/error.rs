@@ -14,6 +14,7 @@ use thiserror::Error;
 
 pub(crate) use self::replica::{Closed, ReplicaFailure};
 use crate::labels::labels;
+use crate::units::whole_seconds;
 
 /// JSON shape of a dialect's error bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -381,7 +382,7 @@ impl Failure {
     pub fn write_headers(&self, headers: &mut http::HeaderMap) {
         if let Some(wait) = self.retry_after() {
             // Whole seconds (RFC 9110 §10.2.3), rounded up.
-            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            let seconds = whole_seconds(wait);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
         match self {

@@ -4,6 +4,12 @@
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
+use std::time::Duration;
+
+/// Whole seconds, rounded up: no header that counts them promises a time too early.
+pub fn whole_seconds(span: Duration) -> u64 {
+    span.as_secs() + u64::from(span.subsec_nanos() > 0)
+}
 
 /// A number of model tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

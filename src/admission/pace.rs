@@ -15,6 +15,7 @@ use super::outlook::Outlook;
 use super::waiter::{Lane, Share, Waiter};
 use crate::clock::Stamp;
 use crate::routing::tuning::{memories, priors};
+use crate::units::whole_seconds;
 
 /// Work placed over time with a backlog, both forgotten exponentially.
 #[derive(Debug, Default)]
@@ -117,8 +118,7 @@ impl Pace {
         let retry_after = until.clamp(MIN_RETRY, MAX_RETRY);
         if own.turns.len() < MAX_TURNS {
             // The header has whole seconds.
-            let after =
-                Duration::from_secs(retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0));
+            let after = Duration::from_secs(whole_seconds(retry_after));
             let due = now.after(after);
             // Those that come in the same second need as many places.
             let beside = own.turns.iter().rev().take_while(|turn| turn.due.after(MIN_RETRY) > due).count();

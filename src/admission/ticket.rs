@@ -86,7 +86,7 @@ impl PoolQueue {
         let call = Arc::new(Call::default());
         let mut state = self.state.lock();
         let entered = state.waiting.enter(waiter, Arc::clone(&call));
-        self.note_len(&state);
+        self.note(&state);
         let Entered { position, evicted } = entered?;
         let is_first = !std::mem::replace(&mut state.is_driven, true);
         drop(state);
@@ -105,7 +105,7 @@ impl PoolQueue {
     pub fn promise(&self, share: &Share, outlook: &Outlook, until_it_fits: Duration) -> Duration {
         let mut state = self.state.lock();
         let retry_after = state.waiting.promise(share, outlook, until_it_fits);
-        self.note_len(&state);
+        self.note(&state);
         retry_after
     }
 
@@ -153,7 +153,7 @@ impl PoolQueue {
     fn call(&self, next: impl FnOnce(&mut WaitQueue<Arc<Call>>) -> Option<Arc<Call>>) {
         let mut state = self.state.lock();
         let called = next(&mut state.waiting);
-        self.note_len(&state);
+        self.note(&state);
         drop(state);
         if let Some(call) = called {
             call.notify.notify_one();
@@ -165,7 +165,7 @@ impl PoolQueue {
         self.is_empty() && !self.has_promised.load(Ordering::Relaxed)
     }
 
-    fn note_len(&self, state: &QueueState) {
+    fn note(&self, state: &QueueState) {
         self.len.store(state.waiting.len(), Ordering::Relaxed);
         self.has_promised.store(state.waiting.has_promised(), Ordering::Relaxed);
     }
@@ -180,7 +180,7 @@ impl Line for &PoolQueue {
         if !self.is_idle() {
             let mut state = self.state.lock();
             state.waiting.passed(waiter, now);
-            self.note_len(&state);
+            self.note(&state);
         }
     }
 }

@@ -38,6 +38,7 @@ use crate::relay::usage;
 use crate::relay::verdict;
 use crate::relay::whole_body::WholeBody;
 use crate::request::dialect::{Computes, Dialect};
+use crate::units::whole_seconds;
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
 /// Runs an exchange and builds its response; with a heartbeat the head may be sent before the engine answers.
@@ -344,7 +345,7 @@ fn write_rate_limit(headers: &mut HeaderMap, names: [&'static str; 3], limit: Op
 
 /// `6m0s`
 fn span(span: Duration) -> String {
-    let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
+    let seconds = whole_seconds(span);
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, seconds) => format!("{seconds}s"),
         (0, minutes, seconds) => format!("{minutes}m{seconds}s"),

@@ -351,6 +351,16 @@ mod tests {
     use crate::observe::fixture;
     use crate::observe::metrics::BuildInfo;
 
+    /// A feed that watches nothing yet, and what it observes.
+    fn feed() -> (Feed, mpsc::Receiver<Observation>) {
+        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
+        let config = check_str("f.toml", text, &|_| None).unwrap();
+        let metrics = Arc::new(Metrics::new(&config, BuildInfo::THIS, Clock::start()));
+        let ((observations, seen), (commands, _)) = (mpsc::channel(9), mpsc::channel(9));
+        let (watched, board) = (Arc::default(), Arc::default());
+        (Feed { observations, commands, watched, board, metrics }, seen)
+    }
+
     #[test]
     fn replicas_of_two_pools_may_have_one_name() {
         assert_ne!(id("old", "r1"), id("new", "r1"));
@@ -359,12 +369,7 @@ mod tests {
 
     #[test]
     fn a_wait_that_ends_without_an_answer_is_the_replica_s_unless_another_had_failed_before() {
-        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
-        let config = check_str("f.toml", text, &|_| None).unwrap();
-        let metrics = Arc::new(Metrics::new(&config, BuildInfo::THIS, Clock::start()));
-        let ((observations, mut seen), (commands, _asked)) = (mpsc::channel(9), mpsc::channel(9));
-        let (watched, board) = (Arc::default(), Arc::default());
-        let feed = Feed { observations, commands, watched, board, metrics };
+        let (feed, mut seen) = feed();
         let mut late = fixture::stream();
         let Served { pool, revision, .. } = late.served().unwrap().clone();
         feed.watched.store(Arc::new(vec![Watched { route: Arc::clone(&late.route), pool, revision }]));
@@ -384,12 +389,7 @@ mod tests {
 
     #[test]
     fn what_began_under_the_revision_before_is_not_the_canary_s() {
-        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
-        let config = check_str("f.toml", text, &|_| None).unwrap();
-        let metrics = Arc::new(Metrics::new(&config, BuildInfo::THIS, Clock::start()));
-        let ((observations, mut seen), (commands, _asked)) = (mpsc::channel(9), mpsc::channel(9));
-        let (watched, board) = (Arc::default(), Arc::default());
-        let feed = Feed { observations, commands, watched, board, metrics };
+        let (feed, mut seen) = feed();
         let record = fixture::stream();
         let Served { pool, revision, .. } = record.served().unwrap();
         let mut arms = |revision: &Arc<str>| {
