@@ -207,6 +207,27 @@ async fn replicas_that_left_make_room_for_those_that_live() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pool_counts_its_replicas_where_not_all_have_series() {
+    let observer = observer(&config());
+    let named = |n: usize| ReplicaStatus {
+        replica: format!("pod-{n}").into(),
+        ..status(if n < 290 { ReplicaState::Ready } else { ReplicaState::Unreachable }, true)
+    };
+    let count = |page: &str, state: &str| {
+        value(page, &format!(r#"tokenway_pool_replicas{{pool="llama",state="{state}"}}"#))
+    };
+    let states = ["ready", "unreachable", "gone", "ejected"];
+    let page = observer.metrics().render(&(0..300).map(named).collect::<Vec<_>>());
+    assert_eq!(states.map(|state| count(&page, state)), [290.0, 10.0, 0.0, 0.0].map(Some));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    let page = observer.metrics().render(&(280..300).map(named).collect::<Vec<_>>());
+    assert_eq!(states.map(|state| count(&page, state)), [10.0, 10.0, 179.0, 0.0].map(Some), "179 have room");
+    tokio::time::advance(Duration::from_secs(301)).await;
+    let page = observer.metrics().render(&[]);
+    assert_eq!(states.map(|state| count(&page, state)), [Some(0.0); 4]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_replica_that_left_counts_as_drained_and_gone_once() {
     let observer = observer(&config());
     let scrape = async |fleet: &[_]| {

@@ -212,6 +212,14 @@ impl<const N: usize> Family<GaugeVec, N> {
             None => self.remove(values),
         }
     }
+
+    /// Sets every gauge that exists by its label values.
+    pub(super) fn set_all(&self, value: impl Fn([&str; N]) -> f64) {
+        for set in self.sets.read().sets.values() {
+            set.metric
+                .set(value(std::array::from_fn(|at| set.values.get(at).map_or(OTHER, |value| &**value))));
+        }
+    }
 }
 
 impl<const N: usize> Family<CounterVec, N> {

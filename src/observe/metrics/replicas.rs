@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::declare::Group as _;
 use super::family::MAX_VALUES;
 use super::foreseen::Foreseen;
-use super::table::{Families, Replicas};
+use super::table::{Families, Pools, Replicas};
 use crate::clock::Stamp;
 use crate::fleet::status::{EngineCounters, GpuFigures, ReplicaState, ReplicaStatus};
 use crate::routing::EngineSignals;
@@ -65,7 +65,17 @@ impl KnownReplicas {
             set(&families.replicas, key, None);
             known.leave(&families.replicas, key);
         }
+        self.count(&families.pools);
         gone
+    }
+
+    /// Counts the replicas of each pool by state: a fleet may have more than their own series have room for.
+    fn count(&self, families: &Pools) {
+        let mut counts: HashMap<(&str, &str), f64> = HashMap::new();
+        for ((pool, _), known) in &self.0 {
+            *counts.entry((pool, known.state.as_str())).or_default() += 1.0;
+        }
+        families.replicas.set_all(|[pool, state]| counts.get(&(pool, state)).copied().unwrap_or_default());
     }
 
     /// Those that left long ago, and the earliest of the others where their series leave too few to the fleet.

@@ -193,6 +193,8 @@ families! {
                 "TTFT predicted for a mean request that arrived now; absent without a ready replica.";
             gauge waiting "tokenway_pool_waiting_per_replica" []
                 "Requests waiting in the gateway and at the engines, for each ready replica.";
+            gauge replicas "tokenway_pool_replicas" [state]
+                "Replicas of the pool in the state; complete for any number of them.";
             gauge queue_target "tokenway_pool_queue_target" []
                 "Configured number of waiting requests per replica above which an alert fires.";
         }

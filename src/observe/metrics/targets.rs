@@ -8,6 +8,7 @@ use super::Metrics;
 use super::table::Families;
 use crate::config::view::view;
 use crate::config::{Config, Slo};
+use crate::fleet::status::ReplicaState;
 
 impl Metrics {
     /// Sets the targets of a configuration; those of routes and pools that it does not have leave the page.
@@ -25,8 +26,13 @@ impl Metrics {
         }
         process.availability_target.set(config.drift.availability);
         pools.queue_target.forget(&[]);
+        pools.replicas.forget(&[]);
         for pool in &config.pools {
             pools.queue_target.set([&pool.name], pool.queue_target.map(|target| target.get() as f64));
+            for state in ReplicaState::ALL {
+                // Counted on each scrape.
+                pools.replicas.set([&pool.name, state.as_str()], Some(0.0));
+            }
         }
         routes.slo.forget(&[]);
         requests.overdue.forget(&[]);
@@ -100,9 +106,12 @@ mod tests {
         let renamed = CONFIG.replace("main", "other").replace("model = \"m\"", "model = \"n\"");
         metrics.set_targets(&check_str("f.toml", &renamed, &|_| None).unwrap());
         let page = metrics.render(&[]);
-        for family in
-            ["tokenway_pool_queue_target{", "tokenway_route_slo_seconds{", "tokenway_requests_overdue{"]
-        {
+        for family in [
+            "tokenway_pool_queue_target{",
+            "tokenway_pool_replicas{",
+            "tokenway_route_slo_seconds{",
+            "tokenway_requests_overdue{",
+        ] {
             let series: Vec<_> = page.lines().filter(|line| line.starts_with(family)).collect();
             assert!(
                 !series.iter().any(|line| line.contains("\"main\"") || line.contains("\"m\"")),
