@@ -77,7 +77,7 @@ fn open(path: &Path) -> io::Result<Option<File>> {
 pub fn write<T: Serialize>(path: &Path, state: &T) -> io::Result<()> {
     open(path)?;
     // Another gateway may write the same file at this moment.
-    let beside = with_suffix(path, &format!(".{:08x}.new", fastrand::u32(..)));
+    let beside = with_suffix(path, &format!(".{:08x}{UNFINISHED}", fastrand::u32(..)));
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         fs::create_dir_all(directory)?;
     }
@@ -102,6 +102,8 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
+/// How the name of a file ends that is not renamed yet.
+pub const UNFINISHED: &str = ".new";
 /// Longer than any file of ours.
 const MAX_BYTES: u64 = 256 << 20;
 

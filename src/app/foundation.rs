@@ -1,5 +1,6 @@
 //! What data path and observers stand on: certificates read, the data socket bound, pools open.
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -49,6 +50,8 @@ pub struct Foundation {
     /// What parts of this gateway show the others.
     pub(super) topics: Arc<Topics>,
     pub(super) stopped: CancellationToken,
+    /// Its state files.
+    pub(super) claim: Option<File>,
 }
 
 impl Foundation {
@@ -75,6 +78,7 @@ impl Foundation {
         tokens.configure(config.jwt.as_ref());
         let carried_over = CarriedOver::new(tokens, stopped.clone());
         settle_salts(&carried_over.salt_key, &config);
+        let claim = keeping::claim(&config);
         keeping::warn_of_another_port(&config);
         let kept = config.state.as_ref().map(|place| place.file("keys"));
         let keys = Arc::new(KeyStore::open(Arc::clone(&carried_over.api_keys), kept));
@@ -97,6 +101,7 @@ impl Foundation {
             broker,
             topics: Arc::default(),
             stopped,
+            claim,
         })
     }
 

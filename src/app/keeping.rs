@@ -1,8 +1,11 @@
 //! Writes state of the running gateway every so often, off the threads of its runtimes.
 
+use std::fs::{self, File};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
 
 use super::{budgets, usage};
@@ -21,6 +24,24 @@ pub(super) fn start(gateway: &Arc<Gateway>, background: &Background, stopped: &C
     };
     keep(budgets::KEEP_EVERY, budgets::keep);
     keep(usage::KEEP_EVERY, usage::keep);
+}
+
+/// Takes the state files of this admin port for as long as the file lives, and removes what a killed gateway left half written. Where
+/// another gateway has them it only warns: one that drains has them until it ends.
+pub(super) fn claim(config: &Config) -> Option<File> {
+    let place = config.state.as_ref()?;
+    // Who cannot write there warns of each file.
+    let lock = place.lock_file().ok()?;
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+        tracing::warn!(
+            path = %place.file("keys").display(),
+            "another gateway with this admin port keeps its state in the same directory: of keys, usage and budgets each \
+             overwrites the other's; give one of them another port in admin.listen, or another STATE_DIRECTORY"
+        );
+        return None;
+    }
+    place.unfinished().for_each(|file| drop(fs::remove_file(file)));
+    Some(lock)
 }
 
 /// Warns of budgets and keys that lie under another admin port's name: a gateway that had it before begins without them.

@@ -17,6 +17,7 @@ mod salt_key;
 pub mod signals;
 mod usage;
 
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -75,6 +76,8 @@ pub struct App {
     stopped: CancellationToken,
     /// Every connection ends now.
     cut_off: CancellationToken,
+    /// The state files are ours until the end.
+    _claim: Option<File>,
 }
 
 /// Why a gateway cannot start.
@@ -133,7 +136,7 @@ impl App {
     pub fn on(foundation: Foundation, observer: Arc<Observer>) -> Self {
         let Foundation { fleet, carried_over, config, clock, background, pools, keys, front, .. } =
             foundation;
-        let Foundation { tls, socket, data, connector, broker, topics, stopped, .. } = foundation;
+        let Foundation { tls, socket, data, connector, broker, topics, stopped, claim, .. } = foundation;
         note_expiry(&observer, &config, clock);
         let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
         let hook = config
@@ -209,6 +212,7 @@ impl App {
             closing,
             stopped,
             cut_off,
+            _claim: claim,
         }
     }
 

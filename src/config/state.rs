@@ -3,9 +3,13 @@
 //! A place of the service manager, else the user's state directory, else beside the file. The name has the admin port, so
 //! that two gateways of one machine have one each; a gateway on a port that the system picks has none.
 
-use std::fs::DirEntry;
+use std::fs::{DirEntry, File, OpenOptions};
+use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+
+use crate::state_file::UNFINISHED;
 
 /// `drift.state`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,6 +77,24 @@ impl StatePlace {
     /// The file of one kind of state.
     pub fn file(&self, kind: &str) -> PathBuf {
         self.directory.join(format!("{kind}-{}.json", self.port))
+    }
+
+    /// Held while a gateway writes the others; made where there is none.
+    ///
+    /// # Errors
+    /// A directory or file that cannot be written.
+    pub fn lock_file(&self) -> io::Result<File> {
+        std::fs::create_dir_all(&self.directory)?;
+        let path = self.directory.join(format!("gateway-{}.lock", self.port));
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+    }
+
+    /// Files of which a write did not end.
+    pub fn unfinished(&self) -> impl Iterator<Item = PathBuf> {
+        let port = format!("-{}.json.", self.port);
+        let is_ours = move |name: &str| name.contains(&port) && name.ends_with(UNFINISHED);
+        let files = std::fs::read_dir(&self.directory).into_iter().flatten().filter_map(Result::ok);
+        files.filter(move |file| file.file_name().to_str().is_some_and(&is_ours)).map(|file| file.path())
     }
 
     /// The file of this kind that another admin port wrote last, where there is none of ours.

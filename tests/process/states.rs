@@ -76,6 +76,31 @@ fn budgets_and_keys_that_lie_under_another_admin_port_are_named() {
 }
 
 #[test]
+fn a_second_gateway_on_the_same_state_files_warns_and_takes_nothing_away() {
+    let fleet = Fleet::start(&[]);
+    let folder = TempDir::new().unwrap();
+    let (file, state) = (folder.path().join("gateway.toml"), folder.path().join("state"));
+    replace(&file, &format!("[[pool]]\nname = \"p\"\nreplicas = {}\n", fleet.toml()));
+    let port = DeadPort::new().port();
+    let left_over = state.join(format!("usage-{port}.json.0123abcd.new"));
+    std::fs::create_dir(&state).unwrap();
+    std::fs::write(&left_over, "{").unwrap();
+    let first = Gateway::with_state(&file, &state, port);
+    assert!(!left_over.exists(), "of a gateway that was killed in a write");
+    std::fs::write(&left_over, "{").unwrap();
+    let second = Gateway::with_state_at(&file, &state, ([127, 0, 0, 2], port).into());
+    let warning = second.process.err.line_with("another gateway with this admin port");
+    assert!(warning.contains("WARN") && warning.contains(&format!("keys-{port}.json")), "{warning}");
+    assert!(left_over.exists(), "the first one may be writing it");
+    stop_gateway(second);
+    stop_gateway(first);
+    let third = Gateway::with_state_at(&file, &state, ([127, 0, 0, 2], port).into());
+    third.wait_ready();
+    assert_eq!(third.process.err.count("another gateway with this admin port"), 0);
+    stop_gateway(third);
+}
+
+#[test]
 fn each_route_of_a_broken_state_file_is_named() {
     let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();

@@ -9,6 +9,7 @@
 pub mod client;
 pub mod process;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
@@ -83,9 +84,13 @@ impl Gateway {
 
     /// With a file, and with state in a directory over restarts.
     pub fn with_state(file: &Path, state: &Path, admin_port: u16) -> Self {
+        Self::with_state_at(file, state, ([127, 0, 0, 1], admin_port).into())
+    }
+
+    /// The same with its admin port at `admin`.
+    pub fn with_state_at(file: &Path, state: &Path, admin: SocketAddr) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tokenway"));
-        let admin = format!("127.0.0.1:{admin_port}");
-        command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", &admin]);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", &admin.to_string()]);
         command.arg("--config").arg(file).env("STATE_DIRECTORY", state);
         Self::of(Process::spawn(command))
     }
@@ -130,7 +135,7 @@ pub struct DeadPort(Socket);
 impl DeadPort {
     pub fn new() -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        socket.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
+        socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
         Self(socket)
     }
 
