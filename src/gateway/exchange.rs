@@ -251,9 +251,13 @@ impl Exchange {
             Ok(attempted) => {
                 let dialect = self.guard.record().dialect;
                 if let Ok((answer, _)) = &attempted {
-                    match beside.finish(&self.incoming.gateway, dialect) {
+                    match beside.landed() {
                         Some(landed) => drop(self.two_legs().settle_beside(landed)),
-                        None if answer.status().is_success() => self.two_legs().has_computed(),
+                        // Beside an answer that is none it ends here.
+                        None if answer.status().is_success() => {
+                            beside.finish(&self.incoming.gateway, dialect);
+                            self.two_legs().has_computed();
+                        }
                         None => {}
                     }
                 }

@@ -69,12 +69,14 @@ impl Beside {
         std::future::pending().await
     }
 
-    /// The decoding leg has spoken. Returns what this one came to, if it has by now; else its pool learns that when it does.
-    pub(super) fn finish(self, gateway: &Arc<Gateway>, dialect: Dialect) -> Option<Landed> {
-        let Self { mut landing, done, stop } = self;
-        if let Some(landed) = done.or_else(|| landing.try_recv().ok()) {
-            return Some(landed);
-        }
+    /// What it came to, if it has by now.
+    pub(super) fn landed(&mut self) -> Option<Landed> {
+        self.done.take().or_else(|| self.landing.try_recv().ok())
+    }
+
+    /// The decoding leg has spoken: what comes of this one its pool learns when it does.
+    pub(super) fn finish(self, gateway: &Arc<Gateway>, dialect: Dialect) {
+        let Self { landing, stop, .. } = self;
         let clock = gateway.clock;
         gateway.tasks.spawn(async move {
             // It has a deadline of its own.
@@ -86,7 +88,6 @@ impl Beside {
                 learn(&mut pick, &answer, dialect, clock.now());
             }
         });
-        None
     }
 }
 

@@ -49,8 +49,8 @@ pub(super) struct Request<'a> {
 }
 
 /// KV at a prefill replica. Dropped before a decoding replica was asked to fetch it (its client left, a connection was refused),
-/// it is fetched by a request of one token, because the engine would hold its blocks for minutes. Once one was asked, no other
-/// is: an engine lets its blocks go as soon as they are fetched, or the request is aborted, and what is read from them then is
+/// it is fetched by a request of one token, because the engine would hold its blocks for minutes. Once one was asked, and has not
+/// turned the request away, no other is: an engine lets its blocks go as soon as they are fetched, or the request is aborted, and what is read from them then is
 /// another prompt's.
 #[derive(Debug)]
 pub(super) struct HeldKv {
@@ -272,9 +272,12 @@ impl HeldKv {
                 let error = reader.scanner.state().answer.error;
                 error.filter(|error| !error.is_of_request()).map(|_| LOST)
             }
-            Ok((answer, _)) if answer.status().is_server_error() => Some(LOST),
             // With its prompt computed elsewhere it was good enough.
-            Ok((answer, _)) if answer.status().is_client_error() => Some("decode_refused"),
+            _ if is_refused(&attempted) => {
+                self.sent.store(false, Ordering::Relaxed);
+                Some(REFUSED)
+            }
+            Ok((answer, _)) if answer.status().is_server_error() => Some(LOST),
             Ok(_) => None,
             Err(AttemptError::Replica(
                 ReplicaFailure::ErrorEvent { .. } | ReplicaFailure::Status { .. },
@@ -345,6 +348,15 @@ impl HeldKv {
     }
 }
 
+/// Whether the decoding replica turned the request away before its engine had it: nothing has fetched the KV.
+fn is_refused(attempted: &Attempted<'_>) -> bool {
+    match attempted {
+        Ok((answer, _)) => answer.status().is_client_error(),
+        Err(AttemptError::Replica(failure, _)) => failure.is_refusal(),
+        Err(_) => false,
+    }
+}
+
 /// Whether a leg's own deadline passed, and not the request's.
 fn has_time(prepared: &Prepared, failure: &Failure, now: Stamp) -> bool {
     let is_timer =
@@ -397,9 +409,14 @@ impl Release {
         let deadlines = Deadlines { first_token: None, total, ..prepared.deadlines() };
         let outbound = Outbound { incoming, prepared, identity, body, deadlines, sent: Some(sent) };
         let mut flight = outbound.launch(pick, AttemptCause::Retry);
-        let is_fetched = flight.land().await.is_ok_and(|answer| answer.status().is_success());
-        flight.into_active().watch.close();
-        is_fetched
+        let landed = flight.land().await;
+        let active = flight.into_active();
+        active.watch.close();
+        let attempted = landed.map(|answer| (answer, active));
+        if is_refused(&attempted.as_ref()) {
+            sent.store(false, Ordering::Relaxed);
+        }
+        attempted.is_ok_and(|(answer, _)| answer.status().is_success())
     }
 }
 
@@ -416,6 +433,8 @@ impl Drop for HeldKv {
 const LATE: &str = "prefill_late";
 /// The KV did not come.
 const LOST: &str = "transfer_failed";
+/// The decoding replica took no request whose KV is to be fetched.
+const REFUSED: &str = "decode_refused";
 /// Longer than two engines shake hands (18 s at most on two busy cores), ...
 const LOST_AFTER: Duration = Duration::from_secs(30);
 /// ... and as many times what was expected of queue and transfer.

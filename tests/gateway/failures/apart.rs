@@ -422,7 +422,6 @@ async fn a_lost_transfer_is_computed_in_place_and_the_pair_avoided() {
     for (body, script, then, expected) in [
         (CHAT, lost(), wire::chat_stream(&["a", "b"]), clean()),
         (UNARY, wire::json(500, error), wire::json(200, whole), whole.to_owned()),
-        (CHAT, wire::json(503, error), wire::chat_stream(&["a", "b"]), clean()),
         (UNARY, wire::json(502, "{}"), wire::json(200, whole), whole.to_owned()),
         (UNARY, wire::json(504, "{}"), wire::json(200, whole), whole.to_owned()),
     ] {
@@ -618,6 +617,28 @@ async fn kv_that_a_replica_was_asked_to_fetch_is_fetched_by_no_other() {
     assert_eq!(total(&two.gateway, "tokenway_kv_released_total{result"), 0);
 }
 
+/// Nothing was fetched by a replica that took no request.
+#[tokio::test]
+async fn kv_that_a_decoding_replica_turned_away_is_released() {
+    let refusal = r#"{"error":{"message":"max_tokens is too large","code":400}}"#;
+    for status in [400, 429, 503] {
+        let two = Two::start().await;
+        two.decode.next(wire::json(status, refusal));
+        let reply = two.post(PATH, CHAT).await;
+        assert_eq!((reply.status(), reply.text()), (200, &*clean()), "{status}: computed in place");
+        let fetched = || total(&two.gateway, "tokenway_kv_released_total{result=\"fetched\"}") == 1;
+        until("it is fetched for nobody", fetched).await;
+        assert_eq!(total(&two.gateway, "tokenway_kv_transfers_total"), 0, "{status}: no transfer was tried");
+        assert_eq!(ways(&two.gateway), ["together decode_refused 1"], "{status}");
+        assert_eq!(two.post(PATH, CHAT).await.text(), clean());
+        assert_eq!(
+            ways(&two.gateway),
+            ["apart always 1", "together decode_refused 1"],
+            "{status}: the pair is not avoided"
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_client_that_leaves_while_its_prompt_is_computed_stops_that() {
     let two = Two::start().await;
@@ -771,6 +792,16 @@ async fn a_prefill_engine_of_sglang_that_fails_takes_its_decoding_leg_along() {
         assert_eq!(two.decode.received()[1].text(), CHAT, "{name}: computed in place");
         assert_eq!(ways(&two.gateway), [format!("together {reason} 1")], "{name}");
     }
+}
+
+#[tokio::test]
+async fn a_decoding_engine_of_sglang_that_refuses_ends_its_prefill_leg() {
+    let two = Two::with(at_once()).await;
+    two.prefill.next(vec![Step::Hang]);
+    two.decode.next(wire::json(400, "{}"));
+    two.post(PATH, CHAT).await;
+    two.prefill.abandoned(1).await;
+    two.gateway.idle().await;
 }
 
 #[tokio::test]
