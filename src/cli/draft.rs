@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::config::MAX_NAME;
 use crate::config::PolicyName;
 use crate::config::check::parse_endpoint;
 
@@ -45,6 +46,13 @@ pub(super) struct DraftRoute {
 }
 
 impl Draft {
+    /// The first of these names, or the first one with a number, that no pool has.
+    pub(super) fn free_name(&self, names: &[String]) -> String {
+        let numbered = names.first().into_iter().flat_map(|name| (2..).map(move |n| format!("{name}-{n}")));
+        let is_free = |name: &String| self.pools.iter().all(|pool| pool.name != *name);
+        names.iter().cloned().chain(numbered).find(is_free).unwrap_or_default()
+    }
+
     /// The file's text.
     pub(super) fn render(&self, origin: &str) -> String {
         let mut out = format!(
@@ -136,7 +144,8 @@ pub(super) fn quoted(text: &str) -> String {
 pub(super) fn name_of(text: &str) -> String {
     let name: String =
         text.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect();
-    let name = name.trim_matches(['-', '.']);
+    // With room for a number behind it.
+    let name = name[..name.len().min(MAX_NAME - 8)].trim_matches(['-', '.']);
     if name.is_empty() { "main".to_owned() } else { name.to_owned() }
 }
 

@@ -58,7 +58,7 @@ pub(super) fn absolute_url(text: &str) -> Result<http::Uri, String> {
 /// # Errors
 /// When it is none.
 pub fn parse_name(text: &str) -> Result<Arc<str>, String> {
-    let fits = (1..=128).contains(&text.len())
+    let fits = (1..=MAX_NAME).contains(&text.len())
         && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\' | ',' | ';'));
     if fits { Ok(text.into()) } else { Err(format!("{text:?} is not a name")) }
 }
@@ -71,6 +71,8 @@ pub fn segment(text: &str) -> String {
         .collect()
 }
 
+/// The longest name, in characters.
+pub const MAX_NAME: usize = 128;
 /// What [`parse_name`] takes, for people.
 pub const NAME_FORM: &str =
     "use 1 to 128 visible ASCII characters without spaces, quotes, commas or semicolons";

@@ -64,7 +64,7 @@ pub use self::discovery::{
     DataParallel, Discovery, DnsRecords, DnsSource, KubernetesObject, KubernetesSource, ServicePort,
 };
 pub use self::drift::{Baseline, Drift};
-pub use self::endpoint::{NAME_FORM, parse_endpoint, parse_name, segment};
+pub use self::endpoint::{MAX_NAME, NAME_FORM, parse_endpoint, parse_name, segment};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::hedge::{Hedge, HedgeAfter};
 pub use self::kv_events::KvEvents;

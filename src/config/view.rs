@@ -158,7 +158,7 @@ fn telemetry(telemetry: &Telemetry) -> Json {
 }
 
 /// A URL without the user and password that may stand before its host, and without its query.
-fn without_userinfo(url: &str) -> String {
+pub fn without_userinfo(url: &str) -> String {
     let url = without_query(url);
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));

@@ -13,6 +13,9 @@ use super::Notes;
 pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
     let documents = Yaml::load_from_str(text).map_err(|error| error.to_string())?;
     let file = documents.first().map(json).unwrap_or_default();
+    if documents.len() > 1 {
+        notes.left("every document after the first `---`", "LiteLLM reads one");
+    }
     let models = file["model_list"].as_array().ok_or("no model_list: it is no configuration of LiteLLM")?;
     let mut found = Found::default();
     for entry in models {
@@ -61,9 +64,7 @@ impl Found {
             let plain = name_of(&if is_own { name.to_owned() } else { format!("{name}-{upstream}") });
             let keyed = of.2.as_deref().and_then(|key| key.rsplit(':').next()).unwrap_or("no-key");
             let keyed = name_of(&format!("{plain}-{keyed}"));
-            let numbered = (2..).map(|n| format!("{plain}-{n}"));
-            let is_free = |name: &String| self.draft.pools.iter().all(|pool| pool.name != *name);
-            let name = [plain.clone(), keyed].into_iter().chain(numbered).find(is_free).unwrap_or_default();
+            let name = self.draft.free_name(&[plain, keyed]);
             let keys = of.2.iter().map(|key| format!("engine_api_key = {}", quoted(key))).collect();
             self.draft.pools.push(DraftPool { name, replicas: Vec::new(), keys });
             self.pools.push(of);
@@ -93,11 +94,14 @@ impl Found {
 
 /// One entry of `model_list`: a replica of a pool of those with the same name, model and key.
 fn deployment(found: &mut Found, entry: &Json, notes: &mut Notes) {
-    let name = entry["model_name"].as_str().unwrap_or_default();
+    let name = &*word_of(&entry["model_name"]);
     let params = &entry["litellm_params"];
     let model = params["model"].as_str().unwrap_or_default();
     let what = format!("model {name} ({model})");
-    let Some(base) = params["api_base"].as_str() else {
+    if name.is_empty() {
+        return notes.left(what, "no model_name");
+    }
+    let Some(base) = params["api_base"].as_str().or(params["base_url"].as_str()) else {
         return notes.left(what, "no api_base: a provider's own API is not an engine of yours");
     };
     let (provider, upstream) = provider_and_model(params, model);
@@ -173,8 +177,11 @@ fn provider_and_model<'a>(params: &'a Json, model: &'a str) -> (Option<&'a str>,
 /// Further names of models are routes like theirs.
 fn aliases(draft: &mut Draft, table: &Json, notes: &mut Notes) {
     for (alias, target) in table.as_object().into_iter().flatten() {
-        let target = target.as_str().or_else(|| target["model"].as_str()).unwrap_or_default();
         let what = format!("router_settings.model_group_alias.{alias}");
+        if target["hidden"] == true {
+            notes.left(format_args!("{what}: hidden"), "/v1/models shows it");
+        }
+        let target = target.as_str().or_else(|| target["model"].as_str()).unwrap_or_default();
         let Some(route) = draft.routes.iter().find(|route| route.model == target) else {
             notes.left(what, &format!("no model {target:?} in the result"));
             continue;
@@ -232,7 +239,7 @@ fn share_pools(draft: &mut Draft, notes: &mut Notes) {
 fn unmapped(entry: &Json, what: &str, notes: &mut Notes) {
     for (key, value) in entry["litellm_params"].as_object().into_iter().flatten() {
         match key.as_str() {
-            "model" | "api_base" | "api_key" | "custom_llm_provider" => {}
+            "model" | "api_base" | "base_url" | "api_key" | "custom_llm_provider" => {}
             "weight" if value.is_u64() => {}
             _ => notes.left(format_args!("{what}: {key}"), "no counterpart"),
         }
@@ -272,13 +279,15 @@ fn json(yaml: &Yaml<'_>) -> Json {
         return list.iter().map(json).collect();
     }
     if let Some(table) = yaml.as_mapping() {
-        let member = |(key, value): (&Yaml<'_>, &Yaml<'_>)| Some((key.as_str()?.to_owned(), json(value)));
-        let mut members: Map<String, Json> = table.iter().filter_map(member).collect();
-        // YAML 1.1's merge key: what another table has and this one does not.
-        if let Some(Json::Object(others)) = members.remove("<<") {
-            for (key, value) in others {
-                members.entry(key).or_insert(value);
-            }
+        let member = |(key, value): (&Yaml<'_>, &Yaml<'_>)| (word_of(&json(key)), json(value));
+        let mut members: Map<String, Json> = table.iter().map(member).collect();
+        // YAML 1.1's merge key: what another table, or the first of several, has and this one does not.
+        let merged = members.remove("<<").map(|merged| match merged {
+            Json::Array(tables) => tables,
+            table => vec![table],
+        });
+        for (key, value) in merged.iter().flatten().filter_map(Json::as_object).flatten() {
+            members.entry(key).or_insert_with(|| value.clone());
         }
         return Json::Object(members);
     }
@@ -287,6 +296,14 @@ fn json(yaml: &Yaml<'_>) -> Json {
         .or_else(|| yaml.as_floating_point().map(Json::from))
         .or_else(|| yaml.as_bool().map(Json::from))
         .unwrap_or_default()
+}
+
+/// A name as it stands there, be it a number.
+fn word_of(value: &Json) -> String {
+    match value {
+        Json::Null => String::new(),
+        value => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+    }
 }
 
 /// Section and key.

@@ -16,6 +16,7 @@ use super::draft::{Draft, replica_url};
 use super::{EXIT_FAILED, EXIT_OK, failed};
 use crate::config::PolicyName;
 use crate::config::check::{check_elsewhere, parse_span};
+use crate::config::view::without_userinfo;
 
 /// Arguments of `tokenway import`.
 #[derive(Args, Debug)]
@@ -97,7 +98,8 @@ impl Notes {
 
     /// The URL of a replica, or a note why it is none.
     fn replica(&mut self, url: &str) -> Option<String> {
-        replica_url(url).inspect_err(|why| self.left(format_args!("replica {url}"), why)).ok()
+        let shown = without_userinfo(url);
+        replica_url(url).inspect_err(|why| self.left(format_args!("replica {shown}"), why)).ok()
     }
 
     /// Lists a replica in a pool, once.

@@ -24,10 +24,11 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
                 open.push(Block::Stream);
             }
             ('{', ["upstream", name], _) => {
-                draft.pools.push(DraftPool { name: name_of(name), ..DraftPool::default() });
+                let pool = draft.free_name(&[name_of(name)]);
+                draft.pools.push(DraftPool { name: pool.clone(), ..DraftPool::default() });
                 draft.routes.push(DraftRoute {
                     model: (*name).to_owned(),
-                    pools: vec![(name_of(name), 1)],
+                    pools: vec![(pool, 1)],
                     ..DraftRoute::default()
                 });
                 open.push(Block::Upstream(draft.pools.len() - 1));
@@ -43,7 +44,7 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
                 elsewhere += 1;
                 if let ["proxy_pass", url] = words {
                     passes.extend(url.split_once("://").map(|(scheme, rest)| {
-                        (scheme.to_owned(), name_of(rest.split('/').next().unwrap_or_default()))
+                        (scheme.to_owned(), rest.split('/').next().unwrap_or_default().to_owned())
                     }));
                 }
             }
@@ -78,21 +79,18 @@ enum Block {
     Other,
 }
 
-/// Servers that `proxy_pass` asks over TLS have an https:// URL; `passes` are scheme and pool of each.
+/// Servers that `proxy_pass` asks over TLS have an https:// URL; `passes` are scheme and upstream of each.
 fn over_tls(draft: &mut Draft, passes: &[(String, String)], notes: &mut Notes) {
-    for pool in &mut draft.pools {
-        let schemes: Vec<&str> =
-            passes.iter().filter(|(_, name)| *name == pool.name).map(|(scheme, _)| scheme.as_str()).collect();
+    for (pool, DraftRoute { model: upstream, .. }) in draft.pools.iter_mut().zip(&draft.routes) {
+        let of_it = passes.iter().filter(|(_, name)| name == upstream);
+        let schemes: Vec<&str> = of_it.map(|(scheme, _)| scheme.as_str()).collect();
         if !schemes.contains(&"https") {
             continue;
         }
         if schemes.contains(&"http") {
-            notes.left(
-                format_args!("proxy_pass http://{}", pool.name),
-                "https:// is taken, which asks it too",
-            );
+            notes.left(format_args!("proxy_pass http://{upstream}"), "https:// is taken, which asks it too");
         }
-        notes.add(format!("proxy_pass https://{}: its servers are https:// here", pool.name));
+        notes.add(format!("proxy_pass https://{upstream}: its servers are https:// here"));
         for url in &mut pool.replicas {
             *url = url.replacen("http://", "https://", 1);
         }

@@ -380,3 +380,46 @@ fn upstream_blocks_become_pools() {
     let (code, _, said) = import_file("nginx", "upstream a { server b:1;");
     assert!(code == 1 && said.contains("the file is cut"), "{said}");
 }
+
+#[test]
+fn what_yaml_writes_in_another_way_is_not_lost() {
+    let (code, text, shown) = import_file(
+        "litellm",
+        "model_list:\n\
+         - model_name: a\n  litellm_params: &p {model: hosted_vllm/sim, base_url: http://a:1/v1, api_key: os.environ/KEY}\n\
+         - model_name: 405\n  litellm_params:\n    <<: [*p, {api_base: http://other:1, timeout: 3}]\n    base_url: http://b:1\n\
+         - model_name: x\n  litellm_params: {model: hosted_vllm/sim, api_base: \"http://me:s3cret@c:1\"}\n\
+         - litellm_params: {model: hosted_vllm/sim, api_base: http://d:1}\n\
+         router_settings:\n  model_group_alias: {4: a, h: {model: a, hidden: true}}\n\
+         ---\nmodel_list: []\n",
+    );
+    let config = checked(&text);
+    let routes: Vec<_> = config.routes.iter().map(|route| &*route.name).collect();
+    assert_eq!((code, routes), (1, vec!["a", "405", "4", "h"]), "{shown}");
+    assert!(config.pools.iter().all(|pool| pool.engine_api_key.is_some()), "{text}");
+    for line in [
+        "model 405 (hosted_vllm/sim): timeout: no counterpart",
+        "replica http://c:1: a URL must not carry",
+        "no model_name",
+        "model_group_alias.h: hidden: ",
+        "every document after the first",
+    ] {
+        assert!(shown.contains(line), "{line}\n{shown}");
+    }
+    assert!(!shown.contains("s3cret"), "{shown}");
+}
+
+#[test]
+fn names_of_pools_are_made_to_fit_and_differ() {
+    let long = "n".repeat(200);
+    let (code, text, shown) = import_file(
+        "nginx",
+        &format!(
+            "upstream a~b {{ server a:1; }} upstream a-b {{ server b:1; }} upstream {long} {{ server c:1; }}"
+        ),
+    );
+    let config = checked(&text);
+    assert_eq!(code, 0, "{shown}");
+    assert_eq!(config.pools.iter().map(|pool| pool.name.len()).collect::<Vec<_>>(), [3, 5, 120]);
+    assert_eq!(config.routes.iter().map(|route| route.pools[0].pool).collect::<Vec<_>>(), [0, 1, 2]);
+}
