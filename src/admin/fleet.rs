@@ -27,8 +27,7 @@ pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
     let (statuses, parts) = (admin.control.replicas(), parts(&admin));
     let mut of_pool = HashMap::<&str, u32>::new();
     for status in &statuses {
-        *of_pool.entry(&status.pool).or_default() +=
-            parts.of.get(&status.replica).map_or(0, |part| part.requests);
+        *of_pool.entry(&status.pool).or_default() += parts.of.get(&status.replica).map_or(0, taken);
     }
     let recent = |status: &ReplicaStatus| {
         let all = of_pool.get(&*status.pool).copied().unwrap_or_default();
@@ -67,14 +66,20 @@ fn parts(admin: &AdminState) -> Parts {
     Parts { of, seconds: whole.min(now.as_nanos() as f64 / 1e9).max(1.0) }
 }
 
+/// Requests that a replica had, those of which it computed the prompt alone included.
+fn taken(part: &Part) -> u32 {
+    part.requests + part.prefills
+}
+
 fn recent(part: &Part, of_pool: u32, seconds: f64) -> Recent {
+    let requests = taken(part);
     Recent {
         failed: part.failures,
         itl: part.mean_itl(),
         missed: part.missed(),
-        per_second: f64::from(part.requests) / seconds,
-        requests: part.requests,
-        share: (of_pool > 0).then(|| f64::from(part.requests) / f64::from(of_pool)),
+        per_second: f64::from(requests) / seconds,
+        requests,
+        share: (of_pool > 0).then(|| f64::from(requests) / f64::from(of_pool)),
         ..Recent::default()
     }
 }

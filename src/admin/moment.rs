@@ -20,12 +20,21 @@ pub(super) enum Moment {
 impl Moment {
     /// Reads one; the error names what is wrong.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
+        Self::parse_day(text, Some)
+    }
+
+    /// Reads the end of a span, to which a date belongs as a whole.
+    pub(super) fn parse_end(text: &str) -> Result<Self, String> {
+        Self::parse_day(text, |day| day.tomorrow().ok())
+    }
+
+    fn parse_day(text: &str, meant: fn(Date) -> Option<Date>) -> Result<Self, String> {
         if let Ok(at) = text.parse::<Timestamp>() {
             return Ok(Self::At(at.into()));
         }
         // A date with a time and no offset would be read as a date alone.
         let day = Some(text).filter(|text| text.len() == DATE).and_then(|text| text.parse::<Date>().ok());
-        if let Some(day) = day.and_then(|day| day.to_zoned(TimeZone::UTC).ok()) {
+        if let Some(day) = day.and_then(meant).and_then(|day| day.to_zoned(TimeZone::UTC).ok()) {
             return Ok(Self::At(day.timestamp().into()));
         }
         let duration = parse_duration(text).map(Self::Away);
@@ -52,6 +61,8 @@ mod tests {
         assert_eq!(Moment::parse("30d"), Ok(Moment::Away(Duration::from_secs(30 * 86_400))));
         assert_eq!(Moment::parse("2026-11-24"), at(1_795_478_400));
         assert_eq!(Moment::parse("2026-11-24T01:00:00+01:00"), at(1_795_478_400));
+        assert_eq!(Moment::parse_end("2026-11-24"), at(1_795_564_800), "of that day");
+        assert_eq!(Moment::parse_end("2026-11-24T00:00:00Z"), at(1_795_478_400));
         for wrong in ["", "soon", "30", "2026-13-01", "2026-11-24T01:00:00"] {
             assert!(Moment::parse(wrong).is_err(), "{wrong}");
         }

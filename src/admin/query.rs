@@ -9,3 +9,13 @@ pub(super) fn parse_limit(asked: Option<&str>, default: usize, max: usize) -> Re
         .filter(|limit| (1..=max).contains(limit))
         .ok_or_else(|| AdminError::InvalidQuery(format!("limit is 1 to {max}")))
 }
+
+/// Refuses a value that nothing can have: an empty list would read as good news.
+pub(super) fn one_of(name: &str, value: Option<&str>, known: &[&str]) -> Result<(), AdminError> {
+    match value.filter(|value| !known.contains(value)) {
+        Some(value) => {
+            Err(AdminError::InvalidQuery(format!("{name}={value}: {name} is one of {}", known.join(", "))))
+        }
+        None => Ok(()),
+    }
+}

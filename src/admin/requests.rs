@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::AdminState;
 use super::decisions::{candidate, way};
 use super::error::AdminError;
-use super::query::parse_limit;
+use super::query::{one_of, parse_limit};
 use crate::api::requests::{Attempt, Bounds, Choice, Request, RequestDetail, Requests, StageTime};
 use crate::clock::Stamp;
 use crate::observe::history::{Kept, Why};
@@ -21,7 +21,7 @@ use crate::observe::judgement::Judgement;
 use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
 use crate::observe::{Observer, rfc3339};
-use crate::record::{self, AttemptCause, Record, SloBounds};
+use crate::record::{self, AttemptCause, Outcome, Record, SloBounds};
 
 /// Query of `/api/requests`.
 #[derive(Deserialize)]
@@ -44,6 +44,8 @@ pub(super) async fn requests(
     query: Result<Query<RequestsQuery>, QueryRejection>,
 ) -> Result<Json<Requests>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+    one_of("outcome", query.outcome.as_deref(), Outcome::LABELS)?;
+    one_of("stage", query.stage.as_deref(), Stage::LABELS)?;
     let limit = parse_limit(query.limit.as_deref(), DEFAULT_LIMIT, MAX_LIMIT)?;
     let observer = &admin.observer;
     let kept = observer.history().kept(observer.clock().now());

@@ -40,13 +40,14 @@ pub(super) async fn usage(
 
 /// From when on, and up to when.
 fn span(query: &UsageQuery, now: SystemTime) -> Result<(SystemTime, SystemTime), AdminError> {
-    let moment = |text: &str| match Moment::parse(text) {
+    let moment = |read: fn(&str) -> Result<Moment, String>, text: &str| match read(text) {
         Ok(Moment::Away(ago)) => Ok(now.checked_sub(ago).unwrap_or(UNIX_EPOCH)),
         Ok(Moment::At(at)) => Ok(at),
         Err(error) => Err(AdminError::InvalidQuery(error)),
     };
-    let since = moment(query.since.as_deref().unwrap_or("1d"))?;
-    let until = query.until.as_deref().map_or(Ok(now + Duration::from_secs(1)), moment)?;
+    let since = moment(Moment::parse, query.since.as_deref().unwrap_or("1d"))?;
+    let end = |text| moment(Moment::parse_end, text);
+    let until = query.until.as_deref().map_or(Ok(now + Duration::from_secs(1)), end)?;
     if until < since {
         let (since, until) = (rfc3339::seconds(since), rfc3339::seconds(until));
         let why = format!("the span is reversed: since {since} is after until {until}");

@@ -64,6 +64,7 @@ answers! {
         /// Requests that missed their SLO.
         missed: u32,
         per_second: f64,
+        /// Prompts that it computed for another replica included.
         requests: u32,
         /// Of its pool's requests, 0 to 1.
         share: Option<f64>,

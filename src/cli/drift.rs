@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use super::admin_client::{AdminArgs, AdminClient, AskError};
 use super::{Outputs, print};
 use crate::api::drift::{Acknowledgement, Drift, Fact, Finding, Mute, MuteOrder};
+use crate::config::check::parse_duration;
 use crate::config::segment;
 
 /// Arguments of `tokenway drift`.
@@ -75,7 +76,12 @@ async fn carry_out(args: &DriftArgs, env: &dyn Fn(&str) -> Option<String>) -> Re
             let order = MuteOrder { route: route.clone(), kind: kind.clone(), r#for: r#for.clone() };
             let Mute { route, kind, until } = client.send("/api/v1/drift/mute", &order).await?;
             let any = |name: Option<String>| name.unwrap_or_else(|| "any".to_owned());
-            format!("muted: route {}, kind {}, until {until}\n", any(route), any(kind))
+            let done = if parse_duration(r#for).is_ok_and(|span| span.is_zero()) {
+                "no longer muted"
+            } else {
+                "muted"
+            };
+            format!("{done}: route {}, kind {}, until {until}\n", any(route), any(kind))
         }
     })
 }

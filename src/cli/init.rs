@@ -77,7 +77,7 @@ pub fn run(
         }
         Err(error) => {
             let hint = match error.kind() {
-                io::ErrorKind::AlreadyExists => {
+                io::ErrorKind::AlreadyExists if !args.file.is_dir() => {
                     "\nhint: --force writes over it; `tokenway init -` writes to stdout"
                 }
                 _ => "\nhint: `tokenway init -` writes to stdout",

@@ -41,6 +41,12 @@ pub enum ReplayDriftError {
         /// What is wrong with it.
         message: String,
     },
+    /// It has no record.
+    #[error("{}: no records", path.display())]
+    Empty {
+        /// Path of the trace.
+        path: PathBuf,
+    },
     /// The findings cannot be written.
     #[error("cannot write the findings: {0}")]
     Write(#[source] io::Error),
@@ -56,7 +62,7 @@ pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), Repla
     let failed = |error| ReplayDriftError::Trace { path: trace.to_owned(), error };
     let mut lines = BufReader::with_capacity(1 << 20, File::open(trace).map_err(failed)?);
     let mut detectors = Detectors::new(Settings::from(&config.drift));
-    let (mut text, mut number, mut findings) = (Vec::new(), 0, Vec::new());
+    let (mut text, mut number, mut is_empty, mut findings) = (Vec::new(), 0, true, Vec::new());
     loop {
         text.clear();
         if (&mut lines).take(MAX_LINE_BYTES).read_until(b'\n', &mut text).map_err(failed)? == 0 {
@@ -69,7 +75,11 @@ pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), Repla
         let wrong = |message| ReplayDriftError::Line { path: trace.to_owned(), line: number, message };
         let line = read(&text).map_err(wrong)?;
         detectors.observe(&line.observation(&config), &mut findings);
+        is_empty = false;
         write_all(&mut findings, out).map_err(ReplayDriftError::Write)?;
+    }
+    if is_empty {
+        return Err(ReplayDriftError::Empty { path: trace.to_owned() });
     }
     // What came after the last tick counts as well.
     detectors.judge(f64::NEG_INFINITY, &mut findings);

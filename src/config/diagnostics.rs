@@ -37,13 +37,15 @@ impl Diagnostic {
         let column = before.get(line_start..).unwrap_or_default().chars().count() + 1;
         let marked = text.get(start..end).unwrap_or_default().lines().next().unwrap_or_default();
         let width = marked.chars().count().max(1);
-        let line = conceal(line);
+        // A terminal would obey them.
+        let is_unsafe = |c: char| c.is_control() && c != '\t';
+        let line = conceal(&line.replace(is_unsafe, "\u{fffd}"));
         let source_line = if fault.is_secret { mask(&line, column, width) } else { line };
         Self {
             file: file.to_owned(),
             line: before.matches('\n').count() + 1,
             column,
-            message: conceal_users(fault.message),
+            message: conceal_users(fault.message).replace(is_unsafe, "\u{fffd}"),
             hint: fault.hint,
             source_line,
             width: if fault.is_secret { MASK.len() } else { width },

@@ -639,6 +639,10 @@ async fn a_slow_request_is_kept_with_its_stages_attempts_and_decision() {
     assert_eq!(shown["decision"]["policy"], "latency");
     assert_eq!(json("/api/v1/requests?outcome=ok").await["requests"].as_array().unwrap().len(), 1);
     assert_eq!(json("/api/v1/requests?tenant=nobody").await["requests"].as_array().unwrap().len(), 0);
+    for (query, known) in [("outcome=broken", "ok, client_error"), ("stage=prefil", "prefill, ")] {
+        let (status, _, body) = get(address, &format!("/api/v1/requests?{query}")).await;
+        assert!(status == 400 && body.contains(known), "{query}: {status} {body}");
+    }
     // Ten of a kind are kept, and each page goes on where the one before ended.
     let (mut seen, mut next) = (Vec::new(), String::new());
     loop {

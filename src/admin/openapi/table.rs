@@ -186,7 +186,7 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
          the hour for two days, then by the day (UTC) for 400.",
         &[
             text("since", "`7d`, `2026-11-01` or `2026-11-01T00:00:00Z`; 1d if absent"),
-            text("until", "The same; now if absent"),
+            text("until", "The same, a date to its end; now if absent"),
             text("by", "A list of tenant, model, key, day; tenant if absent"),
         ],
     ),
@@ -214,6 +214,7 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
     },
     Endpoint {
         body: Some("`{\"pool\": \"p\", \"replica\": \"r\"}`; without a replica, all of the pool"),
+        status: "202",
         ..post(
             "/warm-up",
             "Warm replicas up again",

@@ -120,6 +120,7 @@ function came(next) {
 function login(error) {
   running?.abort();
   running = null;
+  banner();
   byId("content").hidden = true;
   byId("login").hidden = false;
   byId("login-error").textContent = hasToken() ? error.message : "";

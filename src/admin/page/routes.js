@@ -4,7 +4,7 @@ import { fit, heat, lines, stacked } from "./chart.js";
 import { byId, cells, clock, el, isKnown, number, percent, put, rate, seconds, shown, span, terms, words } from "./dom.js";
 
 const STAGES = ["read", "admit", "route", "connect", "engine_queue", "prefill", "kv_transfer", "decode", "engine_other", "relay"];
-const RANK = { bad: 0, unknown: 1, ok: 2 };
+const RANK = { bad: 0, unknown: 1, ok: 2, idle: 3 };
 /** Seconds under which a stage is no line; share of misses from which a figure is red, as the verdict is. */
 const SHOWN_FROM = 0.001, BUDGET = 0.01;
 
@@ -12,10 +12,11 @@ export const WORDS = { ok: "✓ within SLO", bad: "✕ missed", unknown: "? litt
 
 const errors = (route) => (route.missed.error ?? 0) + (route.missed.refused ?? 0);
 
-/** Worst first: by verdict, then by burn, then by traffic. */
+/** Worst first: by verdict, then by burn, then by traffic; last those without any. */
 export function ranked(slo) {
   const burn = (route) => route.burn["5m"] ?? 0;
-  return [...slo.routes].sort((a, b) => RANK[a.status] - RANK[b.status] || (a.status === "bad" && burn(b) - burn(a))
+  const rank = (route) => RANK[route.status === "unknown" && route.goodput.requests === 0 ? "idle" : route.status];
+  return [...slo.routes].sort((a, b) => rank(a) - rank(b) || (a.status === "bad" && burn(b) - burn(a))
     || b.goodput.requests - a.goodput.requests || a.route.localeCompare(b.route));
 }
 
@@ -79,7 +80,7 @@ function charts(route, times) {
 function parts(route, find) {
   const all = route.requests.reduce((sum, n) => sum + n, 0) || 1;
   const both = (of) => of?.map(seconds).join(" · ") ?? "–";
-  const one = (part) => el("tr", { "data-key": `${part.dimension} ${part.name}` }, ...cells([
+  const one = (part) => el("tr", { "data-key": `${route.route} ${part.dimension} ${part.name}` }, ...cells([
     [part.dimension, part.dimension === "class" ? part.name : el("button", { type: "button", class: "link", onclick: () => find({ route: route.route, [part.dimension]: part.name }) }, part.name === "none" ? "without a key" : part.name)],
     ["requests", String(part.requests), "figure"], ["share", percent(part.requests / all), "figure"],
     ["missed", part.judged > 0 ? percent(part.missed / part.judged, 1) : "–", part.missed > part.judged * BUDGET ? "figure over" : "figure"],

@@ -55,6 +55,8 @@ pub struct Part {
     pub answers: u32,
     /// See `answers`.
     pub empty: u32,
+    /// Prompts that it computed for another replica; of a replica only.
+    pub prefills: u32,
     /// Last error message of its engine; of a replica only.
     pub engine_error: Option<Arc<str>>,
     /// Prompt tokens.
@@ -139,6 +141,7 @@ impl Part {
         self.failures += other.failures;
         self.answers += other.answers;
         self.empty += other.empty;
+        self.prefills += other.prefills;
         if other.engine_error.is_some() {
             self.engine_error.clone_from(&other.engine_error);
         }
@@ -319,7 +322,9 @@ impl Slot {
     fn attempt(&mut self, attempt: &Attempt) {
         let Served { replica, revision, .. } = &attempt.served;
         if is_answered(attempt) || has_failed(attempt) {
-            self.part(Dimension::Replica, replica).attempt(Dimension::Replica, attempt);
+            let part = self.part(Dimension::Replica, replica);
+            part.attempt(Dimension::Replica, attempt);
+            part.prefills += u32::from(is_answered(attempt) && attempt.cause == AttemptCause::Prefill);
         }
         if is_answered(attempt) {
             self.part(Dimension::Revision, revision).attempt(Dimension::Revision, attempt);
@@ -506,6 +511,17 @@ mod tests {
         assert_eq!((winner.requests, winner.missed(), winner.mean(Stage::Connect)), (1, 0, None));
         assert_eq!(part(Dimension::Tenant, "acme").missed(), 1);
         assert_eq!(slot.missed_in[Stage::Connect as usize], 1);
+    }
+
+    #[test]
+    fn a_prompt_that_was_computed_for_another_replica_counts_where_it_was() {
+        let (mut slot, mut record) = (Slot::default(), fixture::stream());
+        let mut leg = record.attempts[0].clone();
+        (leg.cause, leg.status, leg.served.replica) = (AttemptCause::Prefill, Some(200), "prefill-1".into());
+        record.attempts.insert(0, leg);
+        slot.record(&record, &Judgement::of(&record));
+        let own = slot.of(Dimension::Replica, &"prefill-1".into()).unwrap();
+        assert_eq!((own.prefills, own.requests, own.judged), (1, 0, 0));
     }
 
     #[test]
