@@ -13,6 +13,7 @@ use super::judge::{Limit, Load, Outcome, needed, outcome};
 use crate::config::{Scale, TtftBound};
 use crate::fleet::demand::{EngineLoad, PoolLoad};
 use crate::fleet::status::ReplicaState;
+use crate::routing::Typical;
 use crate::units::Tokens;
 
 /// What a pool is held to.
@@ -24,6 +25,8 @@ pub struct Target {
     pub ttft: Vec<TtftBound>,
     /// The strictest bound on TPOT of its routes.
     pub tpot: Option<Duration>,
+    /// It answers nobody: of the answers to its prompts it makes the first token.
+    pub computes_prompts: bool,
 }
 
 /// What is asked for, and why.
@@ -191,6 +194,8 @@ impl Scaler {
             let there = terms.ready + terms.starting;
             return (there, "no answer has been measured yet".to_owned(), terms);
         };
+        let output = if target.computes_prompts { 1.0 } else { typical.output };
+        let typical = Typical { output, ..typical };
         // What runs beyond our own: other gateways, or clients that go around us.
         let beyond = |engine: &&EngineLoad| {
             let told = engine.running.unwrap_or(0.0) + engine.waiting.unwrap_or(0.0);
@@ -219,7 +224,7 @@ impl Scaler {
         };
         terms.unexplained = self.unexplained(now, &judged, ready);
         // Answers are longer, or steps slower, than was learned.
-        let typical = crate::routing::Typical { output: typical.output * terms.unexplained, ..typical };
+        let typical = Typical { output: typical.output * terms.unexplained, ..typical };
         let rate = judged.rate + terms.rate.growth + terms.backlog_rate;
         let judged = Load { rate, typical, ..judged };
         // One more than is allowed says that what is allowed is not enough.

@@ -23,7 +23,7 @@ impl Pool {
             ..PoolLoad::default()
         };
         let bound = TtftBound { base: Duration::from_secs(1), per_prompt_token: Duration::ZERO };
-        let target = Target { scale, ttft: vec![bound], tpot: None };
+        let target = Target { scale, ttft: vec![bound], ..Target::default() };
         Self { scaler: Scaler::default(), target, load, now: 0.0 }
     }
 
@@ -204,4 +204,17 @@ fn names_that_come_and_go_are_not_kept() {
     }
     assert_eq!(pool.scaler.cold_starts.counted.len(), 1);
     assert_eq!(pool.scaler.cold_starts.latest.len(), KEPT_COLD_STARTS);
+}
+
+#[test]
+fn a_pool_that_computes_prompts_is_sized_for_prompts() {
+    let wanted = |computes_prompts| {
+        let mut pool = Pool::new(2, Scale { max_replicas: 64, ..Scale::default() });
+        pool.target.computes_prompts = computes_prompts;
+        pool.load.engines.iter_mut().for_each(|engine| engine.batch_limit = Some(8));
+        pool.run(120, 8).pop().unwrap()
+    };
+    let (prompts, answers) = (wanted(true), wanted(false));
+    // Eight prompts of 100 ms a second, and answers of 200 tokens at 10 ms and more in batches of eight.
+    assert!(prompts <= 2 && answers > 2 * prompts, "{prompts} {answers}");
 }

@@ -35,6 +35,11 @@ impl<const N: usize> Fit<N> {
         Self { causes, seconds, count: 0.0, observed: 0, streak: 0, solved: None, has_more: false, kept }
     }
 
+    /// Whether it has seen nothing yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.count <= 0.0
+    }
+
     pub(super) fn save(&self) -> SavedFit {
         let causes = self.causes.iter().flatten().copied().collect();
         SavedFit { causes, seconds: self.seconds.to_vec(), count: self.count, observed: self.observed }

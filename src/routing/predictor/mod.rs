@@ -397,6 +397,20 @@ mod tests {
     }
 
     #[test]
+    fn replicas_that_compute_no_prompts_are_typical_by_their_streams() {
+        let model = PoolModel::new(1);
+        let typical = || model.typical(&Work::default(), [(0, None)].into_iter(), at(9));
+        assert!(typical().is_none(), "nothing was measured");
+        for second in 0..9 {
+            model.observe_pace(0, at(second), Pace { per_token: 0.06, context: 800 });
+            model.observe_output(Tokens(64));
+        }
+        let found = typical().unwrap();
+        assert_eq!(found.prefill, 0.0);
+        assert!((0.03..0.09).contains(&(found.step + found.per_sequence)), "{found:?}");
+    }
+
+    #[test]
     fn the_same_answers_teach_the_same() {
         let models = [PoolModel::new(2), PoolModel::new(2)];
         for model in &models {

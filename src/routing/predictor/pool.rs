@@ -165,6 +165,11 @@ impl PoolCell {
         self.has_learned.load(Ordering::Relaxed)
     }
 
+    /// Whether anything was learned of how long tokens take.
+    pub(super) fn has_paces(&self) -> bool {
+        !self.learner.lock().steps.is_empty()
+    }
+
     /// Whether so little is known that replicas are taken to be alike: a measure is needed before things are measured.
     pub(super) fn is_young(&self) -> bool {
         self.learner.lock().taught < priors::ALIKE_LESSONS

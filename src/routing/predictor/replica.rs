@@ -188,6 +188,10 @@ impl Default for StepFit {
 }
 
 impl StepFit {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn save(&self) -> SavedFit {
         self.0.save()
     }

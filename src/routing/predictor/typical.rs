@@ -30,7 +30,9 @@ impl PoolModel {
         replicas: impl Iterator<Item = (usize, Option<f64>)>,
         now: Stamp,
     ) -> Option<Typical> {
-        if !self.is_taught() {
+        // Where no prompt is ever computed, none has taught what that takes.
+        let computes = self.is_taught();
+        if !computes && !self.pool.has_paces() {
             return None;
         }
         let view = self.view();
@@ -38,7 +40,7 @@ impl PoolModel {
         for (slot, context) in replicas {
             let own = self.estimate(slot, now);
             let context = context.unwrap_or(mean.tokens as f64 + view.answers.output / 2.0);
-            sum.prefill += own.slowness * view.work(mean);
+            sum.prefill += if computes { own.slowness * view.work(mean) } else { 0.0 };
             sum.step += own.step(0);
             sum.per_sequence += own.sequence(&view, context);
             sum.round_trip += own.round_trip;
