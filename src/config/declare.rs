@@ -96,7 +96,7 @@ macro_rules! section {
                 let mut keys = serde_json::Map::new();
                 $(if !(false $(|| $crate::config::declare::section!(@is hidden $flag))*) {
                     let shown = $crate::config::declare::section!(@view $state $codec, self.$key);
-                    keys.insert($crate::config::declare::section!(@name $key $($file)?).to_owned(), shown);
+                    $crate::config::declare::put(&mut keys, $crate::config::declare::section!(@name $key $($file)?), shown);
                 })*
                 keys.into()
             }
@@ -174,6 +174,12 @@ pub(crate) trait Declared: Default {
     fn open<'a>(parent: &Section<'a>) -> Section<'a> {
         parent.section(Self::DECLARATION.key(), Self::DECLARATION.header)
     }
+}
+
+/// One key of what is shown; a call, because there are hundreds.
+#[inline(never)]
+pub(crate) fn put(keys: &mut serde_json::Map<String, Json>, key: &str, value: Json) {
+    keys.insert(key.to_owned(), value);
 }
 
 /// What a declaration says, for everything but the type itself.

@@ -3,10 +3,12 @@
 //! Declared sections show themselves. The others are written out field by field: names are those of the configuration
 //! file, durations are seconds, and a field added there stays hidden until it is listed here as no secret.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 
+use super::declare::put;
 use super::{Config, Dcgm, Declared, Degrade, Keep, Pool, Route, Telemetry, masked_headers};
 use crate::stage::{Stage, StageBudget};
 
@@ -14,46 +16,64 @@ use crate::stage::{Stage, StageBudget};
 pub(crate) fn view(config: &Config) -> Json {
     let slo: Map<String, Json> =
         config.slo.iter().map(|(name, bounds)| (name.to_string(), bounds.view())).collect();
-    json!({
-        "server": config.server.view(),
-        "admin": config.admin.view(),
-        "retry": config.retry.view(),
-        "slo": slo,
-        "routing": config.routing.view(),
-        "classes": config.classes.view(),
-        "pool": config.pools.iter().map(pool).collect::<Vec<_>>(),
-        "route": config.routes.iter().map(|of| route(config, of)).collect::<Vec<_>>(),
-        "tenant": config.tenants.iter().map(Declared::view).collect::<Vec<_>>(),
-        "auth": { "jwt": config.jwt.as_ref().map(Declared::view) },
-        "telemetry": telemetry(&config.telemetry),
-        "hook": config.hook.as_ref().map(Declared::view),
-        "drift": config.drift.view(),
-        "cluster": config.cluster.as_ref().map(Declared::view),
-    })
+    object([
+        ("server", config.server.view()),
+        ("admin", config.admin.view()),
+        ("retry", config.retry.view()),
+        ("slo", slo.into()),
+        ("routing", config.routing.view()),
+        ("classes", config.classes.view()),
+        ("pool", config.pools.iter().map(pool).collect()),
+        ("route", config.routes.iter().map(|of| route(config, of)).collect()),
+        ("tenant", config.tenants.iter().map(Declared::view).collect()),
+        ("auth", object([("jwt", section(config.jwt.as_ref()))])),
+        ("telemetry", telemetry(&config.telemetry)),
+        ("hook", section(config.hook.as_ref())),
+        ("drift", config.drift.view()),
+        ("cluster", section(config.cluster.as_ref())),
+    ])
+}
+
+/// Members of an object. Not `json!`, which spells out every one of them in machine code.
+fn object<const N: usize>(members: [(&str, Json); N]) -> Json {
+    let mut keys = Map::new();
+    members.into_iter().for_each(|(key, value)| put(&mut keys, key, value));
+    keys.into()
+}
+
+/// A section that may be absent.
+fn section(section: Option<&impl Declared>) -> Json {
+    section.map_or(Json::Null, Declared::view)
+}
+
+fn words<'a>(words: impl Iterator<Item = &'a Arc<str>>) -> Json {
+    words.map(|word| Json::from(&**word)).collect()
 }
 
 fn pool(pool: &Pool) -> Json {
     let replicas = pool.replicas.iter().map(|replica| {
-        json!({
-            "name": &*replica.name,
-            "url": replica.endpoint.to_string(),
-            "zone": replica.zone.as_deref(),
-            "dcgm": pool.dcgm.replicas.get(&replica.name).map(dcgm),
-        })
+        object([
+            ("name", (*replica.name).into()),
+            ("url", replica.endpoint.to_string().into()),
+            ("zone", replica.zone.as_deref().into()),
+            ("dcgm", pool.dcgm.replicas.get(&replica.name).map(dcgm).into()),
+        ])
     });
+    let lora = object([("load", pool.lora.load.into()), ("adapters", words(pool.lora.adapters.keys()))]);
+    let keep_alive = pool.keep_alive.map(|interval| object([("interval", seconds(interval))]));
     extended(
         pool.view(),
-        json!({
-            "name": &*pool.name,
-            "revision": &*pool.revision,
-            "replicas": replicas.collect::<Vec<_>>(),
-            "discovery": pool.discovery.describe(),
-            "outside": pool.outside.as_ref().map(Declared::view),
-            "kv_events": pool.kv_events.as_ref().map(Declared::view),
-            "dcgm": pool.dcgm.pool.as_ref().map(dcgm),
-            "keep_alive": pool.keep_alive.map(|interval| json!({ "interval": seconds(interval) })),
-            "lora": { "load": pool.lora.load, "adapters": pool.lora.adapters.keys().map(|name| &**name).collect::<Vec<_>>() },
-        }),
+        object([
+            ("name", (*pool.name).into()),
+            ("revision", (*pool.revision).into()),
+            ("replicas", replicas.collect()),
+            ("discovery", pool.discovery.describe().into()),
+            ("outside", section(pool.outside.as_ref())),
+            ("kv_events", section(pool.kv_events.as_ref())),
+            ("dcgm", pool.dcgm.pool.as_ref().map(dcgm).into()),
+            ("keep_alive", keep_alive.into()),
+            ("lora", lora),
+        ]),
     )
 }
 
@@ -68,93 +88,91 @@ fn extended(mut shown: Json, more: Json) -> Json {
 fn route(config: &Config, route: &Route) -> Json {
     let pools = route.pools.iter().filter_map(|weighted| {
         let pool = config.pools.get(weighted.pool)?;
-        Some(json!({ "pool": &*pool.name, "weight": weighted.weight }))
+        Some(object([("pool", (*pool.name).into()), ("weight", weighted.weight.into())]))
     });
     extended(
         route.view(),
-        json!({
-            "name": &*route.name,
-            "model": route.model.as_str(),
-            "outside": route.outside,
-            "pools": pools.collect::<Vec<_>>(),
-            "slo": &*route.slo,
-            "hedge": route.hedge.as_ref().map(Declared::view),
-            "stage_budget": route.stage_budget.as_deref().map(stage_budget),
-            "timeouts": route.timeouts.view(),
-            "queue": route.queue.as_ref().map(Declared::view),
-            "prefill": route.prefill.as_ref().map(Declared::view),
-            "canary": route.canary.as_ref().map(Declared::view),
-            "degrade": route.degrade.as_ref().map(|degrade| degrade_to(config, degrade)),
-        }),
+        object([
+            ("name", (*route.name).into()),
+            ("model", route.model.as_str().into()),
+            ("outside", route.outside.into()),
+            ("pools", pools.collect()),
+            ("slo", (*route.slo).into()),
+            ("hedge", section(route.hedge.as_ref())),
+            ("stage_budget", route.stage_budget.as_deref().map(stage_budget).into()),
+            ("timeouts", route.timeouts.view()),
+            ("queue", section(route.queue.as_ref())),
+            ("prefill", section(route.prefill.as_ref())),
+            ("canary", section(route.canary.as_ref())),
+            ("degrade", route.degrade.as_ref().map(|degrade| degrade_to(config, degrade)).into()),
+        ]),
     )
 }
 
 fn dcgm(dcgm: &Dcgm) -> Json {
-    let labels = dcgm.labels.iter().map(|(name, values)| {
-        (name.to_string(), values.iter().map(|value| &**value).collect::<Vec<_>>().into())
-    });
-    json!({ "url": &*dcgm.url, "labels": labels.collect::<Map<_, _>>() })
+    let labels = dcgm.labels.iter().map(|(name, values)| (name.to_string(), words(values.iter())));
+    object([("url", (*dcgm.url).into()), ("labels", labels.collect::<Map<_, _>>().into())])
 }
 
 fn degrade_to(config: &Config, degrade: &Degrade) -> Json {
     let to = config.routes.get(degrade.to).map(|route| &*route.name);
-    json!({
-        "to": to,
-        "when": {
-            "predicted_ttft_over_slo": degrade.over,
-            "tenants": degrade.tenants.as_ref().map(|names| names.iter().map(|name| &**name).collect::<Vec<_>>()),
-            "max_priority": degrade.max_priority,
-        },
-        "until": { "predicted_ttft_over_slo": degrade.until },
-        "min_dwell": seconds(degrade.min_dwell),
-    })
+    let when = object([
+        ("predicted_ttft_over_slo", degrade.over.into()),
+        ("tenants", degrade.tenants.as_ref().map(|names| words(names.iter())).into()),
+        ("max_priority", degrade.max_priority.into()),
+    ]);
+    object([
+        ("to", to.into()),
+        ("when", when),
+        ("until", object([("predicted_ttft_over_slo", degrade.until.into())])),
+        ("min_dwell", seconds(degrade.min_dwell)),
+    ])
 }
 
 fn stage_budget(budget: &StageBudget) -> Json {
     let shares = Stage::ALL.into_iter().filter_map(|stage| Some((stage, budget.share(stage)?)));
-    shares
-        .map(|(stage, share)| (stage.as_str().to_owned(), seconds(share).into()))
-        .collect::<Map<_, _>>()
-        .into()
+    shares.map(|(stage, share)| (stage.as_str().to_owned(), seconds(share))).collect::<Map<_, _>>().into()
 }
 
 fn telemetry(telemetry: &Telemetry) -> Json {
     let otlp = telemetry.otlp.as_ref().map(|otlp| {
-        json!({
-            "endpoint": without_userinfo(&otlp.traces_endpoint),
-            "protocol": otlp.protocol.as_str(),
-            "headers": masked_headers(&otlp.headers),
-            "timeout": seconds(otlp.timeout),
-        })
+        object([
+            ("endpoint", without_userinfo(&otlp.traces_endpoint).into()),
+            ("protocol", otlp.protocol.as_str().into()),
+            ("headers", masked_headers(&otlp.headers)),
+            ("timeout", seconds(otlp.timeout)),
+        ])
     });
     let metrics = telemetry.otlp_metrics.as_ref().map(|otlp| {
-        json!({
-            "endpoint": without_userinfo(&otlp.endpoint),
-            "protocol": otlp.protocol.as_str(),
-            "interval": seconds(otlp.interval),
-            "temporality": otlp.temporality.as_str(),
-        })
+        object([
+            ("endpoint", without_userinfo(&otlp.endpoint).into()),
+            ("protocol", otlp.protocol.as_str().into()),
+            ("interval", seconds(otlp.interval)),
+            ("temporality", otlp.temporality.as_str().into()),
+        ])
     });
-    json!({
-        "access_log": telemetry.access_log.to_string(),
-        "otlp": otlp,
-        "otlp_metrics": metrics,
-        "content": telemetry.content.as_ref().map(Declared::view),
-        "engine_spans": telemetry.engine_spans.map(|spans| spans.listen.to_string()),
-        "stages_by_tenant": telemetry.stages_by_tenant,
-        "ttft_by_tenant": telemetry.ttft_by_tenant,
-        "runbook_url": telemetry.runbook_url.as_deref().map(without_userinfo),
-        "sampling": {
-            "routine": telemetry.sampling.routine,
-            "error": telemetry.sampling.keeps(Keep::Error),
-            "slo_miss": telemetry.sampling.keeps(Keep::SloMiss),
-            "tail": telemetry.sampling.keeps(Keep::Tail),
-            "retry": telemetry.sampling.keeps(Keep::Retry),
-            "canary": telemetry.sampling.keeps(Keep::Canary),
-            "drift": telemetry.sampling.keeps(Keep::Drift),
-            "max_per_second": telemetry.sampling.max_per_second,
-        },
-    })
+    let keeps = |keep| telemetry.sampling.keeps(keep).into();
+    let sampling = object([
+        ("routine", telemetry.sampling.routine.into()),
+        ("error", keeps(Keep::Error)),
+        ("slo_miss", keeps(Keep::SloMiss)),
+        ("tail", keeps(Keep::Tail)),
+        ("retry", keeps(Keep::Retry)),
+        ("canary", keeps(Keep::Canary)),
+        ("drift", keeps(Keep::Drift)),
+        ("max_per_second", telemetry.sampling.max_per_second.into()),
+    ]);
+    object([
+        ("access_log", telemetry.access_log.to_string().into()),
+        ("otlp", otlp.into()),
+        ("otlp_metrics", metrics.into()),
+        ("content", section(telemetry.content.as_ref())),
+        ("engine_spans", telemetry.engine_spans.map(|spans| spans.listen.to_string()).into()),
+        ("stages_by_tenant", telemetry.stages_by_tenant.into()),
+        ("ttft_by_tenant", telemetry.ttft_by_tenant.into()),
+        ("runbook_url", telemetry.runbook_url.as_deref().map(without_userinfo).into()),
+        ("sampling", sampling),
+    ])
 }
 
 /// A URL without the user and password that may stand before its host, and without its query.
@@ -170,8 +188,8 @@ fn without_query(url: &str) -> &str {
     url.split(['?', '#']).next().unwrap_or(url)
 }
 
-fn seconds(duration: Duration) -> f64 {
-    duration.as_secs_f64()
+fn seconds(duration: Duration) -> Json {
+    duration.as_secs_f64().into()
 }
 
 #[cfg(test)]
