@@ -179,6 +179,14 @@ impl Session {
                 self.begin(head, metadata::subset_of(metadata_context.as_ref()));
             }
             Seen::RequestHeaders(_) => return Err(Status::invalid_argument("a second request head")),
+            Seen::ResponseHeaders(head) if is_first => {
+                // Of a filter before us, or Envoy itself, which refuses a request that is not ours to place.
+                self.line = Line::Over;
+                if let Some(config) = protocol_config {
+                    self.set_modes(config.request_body_mode(), config.response_body_mode())?;
+                }
+                self.answered(head, None)?;
+            }
             _ if is_first => {
                 return Err(Status::invalid_argument(
                     "the stream does not begin with a request head: set request_header_mode to SEND",

@@ -405,7 +405,8 @@ async fn interruption(
     };
     let goaway = async {
         serving.draining.cancelled().await;
-        phase.http2().await;
+        // A client that waits for the settings before it asks would take a connection with a GOAWAY for none.
+        phase.asked_over_http2().await;
     };
     // Every arm only waits, so all are cancel-safe.
     tokio::select! {

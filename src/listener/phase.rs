@@ -44,6 +44,8 @@ pub(super) struct ConnectionPhase {
     since: AtomicU64,
     /// Requests so far.
     total: AtomicU64,
+    /// There was a first request.
+    asked: Notify,
     /// Heads that have begun to arrive.
     begun: AtomicU64,
     /// Number of the first request with two framings, from 1; 0 for none.
@@ -83,6 +85,7 @@ impl ConnectionPhase {
             is_closing: AtomicBool::new(false),
             since: AtomicU64::new(accepted.as_nanos()),
             total: AtomicU64::new(0),
+            asked: Notify::new(),
             begun: AtomicU64::new(0),
             ambiguous: AtomicU64::new(0),
             is_http2_agreed: AtomicBool::new(false),
@@ -107,6 +110,9 @@ impl ConnectionPhase {
         this.has_served.store(true, Ordering::Relaxed);
         this.is_reading_head.store(false, Ordering::Relaxed);
         let number = this.total.fetch_add(1, Ordering::Relaxed) + 1;
+        if number == 1 {
+            this.asked.notify_one();
+        }
         let is_ambiguous = number == this.ambiguous.load(Ordering::Relaxed);
         Busy { phase: Arc::clone(this), is_ambiguous }
     }
@@ -116,9 +122,10 @@ impl ConnectionPhase {
         self.is_closing.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for the HTTP/2 preface; never returns for an HTTP/1.1 client.
-    pub(super) async fn http2(&self) {
+    /// Waits for the first request over HTTP/2, once; never returns for an HTTP/1.1 client.
+    pub(super) async fn asked_over_http2(&self) {
         self.http2.cancelled().await;
+        self.asked.notified().await;
     }
 
     /// When to check again; `None` when a deadline has passed.

@@ -377,6 +377,25 @@ async fn a_connection_opened_while_draining_is_served_and_told_to_go() {
     assert!(was_served && was_notified, "served: {was_served}, notified: {was_notified}");
 }
 
+/// As clients of gRPC do.
+#[tokio::test]
+async fn a_client_that_waits_for_the_settings_is_served_while_draining() {
+    let gateway = Gateway::start().await;
+    gateway.app.begin_drain();
+    let mut client = Connection::open(gateway.addr()).await;
+    client.send(&frame(PING, 0, 0, &[7; 8])).await;
+    loop {
+        let frame = client.read().await.unwrap();
+        assert_ne!(frame.kind, GOAWAY, "it has asked for nothing yet");
+        if frame.kind == PING {
+            break;
+        }
+    }
+    client.post(1, "unary", CHAT).await;
+    assert!(is_ok(&client.until(HEADERS, 1).await));
+    while client.next().await.is_some() {}
+}
+
 #[tokio::test]
 async fn a_preface_in_pieces_is_an_http2_connection_like_any_other() {
     let gateway = Gateway::with(|c| {

@@ -125,7 +125,7 @@ impl Connection {
         }
     }
 
-    async fn read(&mut self) -> Option<Frame> {
+    pub async fn read(&mut self) -> Option<Frame> {
         let mut head = [0; 9];
         self.socket.read_exact(&mut head).await.ok()?;
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);

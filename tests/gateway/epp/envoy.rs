@@ -125,6 +125,14 @@ impl Envoy {
         self.answer_head_with(status, kind, None).await;
     }
 
+    /// The same as the stream's first message.
+    pub(super) async fn first_answer_head(&self, status: &str, kind: &str, modes: ProtocolConfiguration) {
+        let headers = Some(fields(&[(":status", status), ("content-type", kind)]));
+        let seen = Some(Seen::ResponseHeaders(HttpHeaders { headers, end_of_stream: false }));
+        self.send_message(ProcessingRequest { seen, protocol_config: Some(modes), ..Default::default() })
+            .await;
+    }
+
     /// The same with the metadata of a data plane.
     pub(super) async fn answer_head_with(
         &self,

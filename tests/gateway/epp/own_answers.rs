@@ -3,7 +3,7 @@
 use tokenway::record::{Outcome, Record};
 
 use super::envoy::{DUPLEX, Envoy, post};
-use super::proto::{BodySendMode, HttpTrailers, Order, Seen};
+use super::proto::{BodySendMode, HttpTrailers, Order, ProtocolConfiguration, Seen};
 use super::{BODY, Picker, SSE, WHOLE};
 use crate::admission::{QUEUE, one_at_a_time, waiting};
 use crate::support::replica::Replica;
@@ -74,4 +74,27 @@ async fn an_answer_of_envoy_to_a_request_that_uploads_passes() {
         let record = picker.end().await;
         assert_eq!((record.outcome, record.attempts.len()), (Outcome::Canceled, 0));
     }
+}
+
+/// Of a filter before the picker, or of Envoy's own to an upgrade: the picker never sees the request.
+#[tokio::test]
+async fn an_answer_of_envoy_to_a_request_that_the_picker_never_saw_passes() {
+    let replica = Replica::start().await;
+    let picker = Picker::start(config::of(&[&replica])).await;
+    for modes in MODES {
+        let mut envoy = Envoy::open(&picker.gateway.app).await;
+        let [request, response] = modes.map(|mode| mode as i32);
+        let configured = ProtocolConfiguration { request_body_mode: request, response_body_mode: response };
+        envoy.first_answer_head("403", "text/plain", configured).await;
+        assert_eq!(envoy.answered().await, (vec![], vec![]));
+        envoy.answer_body("RBAC: access denied", true).await;
+        if modes == DUPLEX {
+            assert_eq!(envoy.answer().await, "RBAC: access denied");
+        } else {
+            assert!(matches!(envoy.order().await.order, Some(Order::ResponseBody(_))));
+        }
+        envoy.close();
+        assert!(envoy.next().await.unwrap().is_none());
+    }
+    assert_eq!(replica.count(), 0);
 }
