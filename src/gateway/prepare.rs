@@ -208,6 +208,9 @@ impl ReadRequest {
         {
             return Err(Failure::bad_request(NO_SALT, None));
         }
+        if fields.names_kv && tenant.isolation().is_some() {
+            return Err(Failure::bad_request(NO_OWN_KV, Some("kv_transfer_params")));
+        }
         let stood_in = fields
             .previous_response_id
             .as_deref()
@@ -494,6 +497,8 @@ const NO_MODEL: &str = "none";
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// Its body has no `cache_salt`, and engines that are asked by it share what they cached.
 const COHERE_EMBED: &str = "/v2/embed";
+/// Blocks of an engine are named by number, which no salt guards.
+const NO_OWN_KV: &str = "cache_isolation: this tenant's requests may not name KV of other engines (kv_transfer_params, bootstrap_host, bootstrap_port, bootstrap_room); leave it out";
 const NO_SALT: &str = "cache_isolation: /v2/embed has no cache_salt that would keep this tenant's texts apart; use /v1/embeddings";
 const X_PRIORITY: HeaderName = HeaderName::from_static("x-priority");
 const X_REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");

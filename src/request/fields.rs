@@ -33,6 +33,8 @@ pub struct Fields<'a> {
     pub cache_salt: Option<Raw<'a>>,
     /// `priority` as it stands in the body, `null` included: the engine's, where it schedules by it.
     pub priority: Option<Raw<'a>>,
+    /// It names KV of another engine, or where engines meet for it ([`crate::request::handoff::KV_MEMBERS`]).
+    pub names_kv: bool,
     /// `previous_response_id`: pins the request to the replica that made it.
     pub previous_response_id: Option<Cow<'a, str>>,
     /// `request_id` as it stands in the body: the client's own, where it sends no header.
@@ -249,6 +251,9 @@ impl<'a> FieldReader<'a> {
             "previous_response_id" => fields.previous_response_id = value.string(),
             "request_id" => fields.request_id = value.non_null(),
             "store" | "background" => fields.is_stored |= truth(&value) == Some(true),
+            "kv_transfer_params" | "bootstrap_host" | "bootstrap_port" | "bootstrap_room" => {
+                fields.names_kv |= value.non_null().is_some();
+            }
             key => self.prompt_member(key, value),
         }
         Ok(())

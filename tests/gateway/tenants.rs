@@ -77,6 +77,35 @@ async fn a_form_keeps_its_bytes_and_gets_the_priority_as_a_header() {
     assert_eq!((got.text(), got.header("x-vllm-priority")), (form, Some("-5")));
 }
 
+/// No salt guards blocks that are named by number, and the host is one that the engine would connect to.
+#[tokio::test]
+async fn an_isolated_tenant_names_no_kv_of_other_engines() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = vec![Tenant { cache_isolation: true, ..tenant("apart", None) }, tenant("plain", None)];
+    let gateway = Gateway::start(config).await;
+    for (member, is_refused) in [
+        (
+            r#""kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[7]],"remote_host":"10.0.0.1"}"#,
+            true,
+        ),
+        (r#""kv_transfer\u005fparams":{"do_remote_decode":true}"#, true),
+        (r#""bootstrap_host":"10.0.0.1""#, true),
+        (r#""kv_transfer_params":null"#, false),
+        (r#""seed":7"#, false),
+    ] {
+        let body = format!(r#"{{{member},"model":"tiny","messages":[{{"role":"user","content":"hi"}}]}}"#);
+        for (who, is_refused) in [("apart", is_refused), ("plain", false)] {
+            let before = replica.count();
+            let mut client = gateway.client().await;
+            client.post(PATH, &[("authorization", &format!("Bearer {who}"))], body.as_bytes()).await;
+            let reply = client.reply().await;
+            assert_eq!(reply.status() == 400, is_refused, "{who} {member}: {}", reply.text());
+            assert_eq!(replica.count() - before, usize::from(!is_refused), "{who} {member}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn tokens_and_engine_seconds_are_counted_by_tenant_and_model() {
     let replica = Replica::start().await;
