@@ -76,8 +76,7 @@ pub fn rule(
         return Ruling::Place;
     }
     let lookahead = lookahead(rules);
-    let margin = if is_strict { judged.margin() } else { 1.0 };
-    let outlook = outlook(rules, judged, decision, Spare { lookahead, margin });
+    let outlook = outlook(rules, judged, decision, Spare { lookahead, is_strict });
     let arriving = arriving(outlook);
     let ahead = arriving.as_ref().and_then(|waiter| line.ahead(waiter));
     let aim = judged.aim();
@@ -109,8 +108,8 @@ pub fn rule(
 struct Spare {
     /// See [`lookahead`].
     lookahead: Duration,
-    /// By how much first tokens come later than predicted.
-    margin: f64,
+    /// Whether first tokens may come as much later than predicted as they do.
+    is_strict: bool,
 }
 
 fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare) -> Outlook {
@@ -121,7 +120,7 @@ fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare
     let is_whole = !judged.shows_first_token() && span(whole) <= bound.mul_f64(IN_TIME);
     let own = span(if is_whole { whole } else { first });
     // What is sent is begun on within the lookahead, but what predictions err by has to fit in as well.
-    let spent = aim.waited + own.mul_f64(spare.margin);
+    let spent = aim.waited + own + if spare.is_strict { judged.late_by(own) } else { Duration::ZERO };
     let left = |share: f64| bound.mul_f64(share).saturating_sub(spent);
     // What an untaught model predicts is no reason to refuse.
     // Where nobody is refused, who has little time left goes behind those that have more: what is begun on at the last moment is late.

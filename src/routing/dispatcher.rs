@@ -339,9 +339,10 @@ impl<'a> Judged<'a> {
         self.shows_first_token
     }
 
-    /// By how much first tokens come later than predicted, one in ten excepted; 1 while too little is known.
-    pub fn margin(&self) -> f64 {
-        self.query.model.ratio_within(0.9).unwrap_or(1.0).max(1.0)
+    /// By how much the first token comes later than predicted, one in ten excepted, of a prompt that takes `own` itself; zero while too
+    /// little is known.
+    pub fn late_by(&self, own: Duration) -> Duration {
+        span(self.query.model.late_by(own.as_secs_f64(), 0.9).unwrap_or_default())
     }
 
     /// What the request needs.

@@ -24,9 +24,9 @@ pub struct Calibration {
     pub coverage: f64,
 }
 
-/// Actual over predicted, of the last answers, the oldest first.
+/// Actual over predicted and the seconds between the two, of the last answers, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Ledger(VecDeque<f32>);
+pub(super) struct Ledger(VecDeque<[f32; 2]>);
 
 impl Ledger {
     pub(super) fn note(&mut self, predicted: Duration, actual: Duration) {
@@ -37,7 +37,7 @@ impl Ledger {
         if self.0.len() == REMEMBERED {
             self.0.pop_front();
         }
-        self.0.push_back((actual / predicted) as f32);
+        self.0.push_back([(actual / predicted) as f32, (actual - predicted) as f32]);
     }
 
     /// The ratio of actual to predicted that this share of answers stays within; `None` where too few have come.
@@ -48,8 +48,15 @@ impl Ledger {
         upper_quantile(&mut self.ratios(), share)
     }
 
+    /// See [`super::PoolModel::late_by`].
+    pub(super) fn late_by(&self, own: f64, share: f64) -> Option<f64> {
+        let in_proportion = own * (self.ratio_within(share)? - 1.0);
+        let mut seconds: Vec<f64> = self.0.iter().map(|[_, seconds]| f64::from(*seconds)).collect();
+        Some(in_proportion.min(upper_quantile(&mut seconds, share)?).max(0.0))
+    }
+
     fn ratios(&self) -> Vec<f64> {
-        self.0.iter().map(|ratio| f64::from(*ratio)).collect()
+        self.0.iter().map(|[ratio, _]| f64::from(*ratio)).collect()
     }
 
     pub(super) fn read(&self) -> Option<Calibration> {
@@ -114,6 +121,20 @@ mod tests {
             let ratio = ledger.ratio_within(share).unwrap();
             assert!((ratio - expected).abs() < 1e-6, "{share}: {ratio}");
         }
+    }
+
+    #[test]
+    fn what_small_prompts_wait_is_not_multiplied_onto_long_ones() {
+        let late_by = |predicted, actual, own| {
+            let mut ledger = Ledger::default();
+            (0..100)
+                .for_each(|_| ledger.note(Duration::from_millis(predicted), Duration::from_millis(actual)));
+            (1e3 * ledger.late_by(own, 0.9).unwrap()).round()
+        };
+        assert_eq!(late_by(100, 400, 0.5), 300.0, "they wait 300 ms for a place, whatever they are");
+        assert_eq!(late_by(1_000, 1_500, 0.1), 50.0, "engines are slower than they are known");
+        assert_eq!(late_by(400, 100, 0.5), 0.0);
+        assert_eq!(Ledger::default().late_by(0.5, 0.9), None);
     }
 
     #[test]

@@ -220,6 +220,13 @@ impl PoolModel {
         self.pool.ratio_within(share)
     }
 
+    /// By how much this share of first tokens comes later than predicted at most, of a prompt that takes `own` seconds itself: in
+    /// proportion, or by the seconds of others, whichever is less. What small prompts wait for a place is many times their own time, and
+    /// says nothing of what a long one takes.
+    pub fn late_by(&self, own: f64, share: f64) -> Option<f64> {
+        self.pool.late_by(own, share)
+    }
+
     /// Seconds to the first token of the pool's mean prompt at the replica in `slot`, were it idle; `None` until its own answers
     /// tell.
     pub fn typical_ttft(&self, slot: usize, now: Stamp) -> Option<f64> {

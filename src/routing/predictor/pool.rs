@@ -253,6 +253,10 @@ impl PoolCell {
         self.learner.lock().ledger.ratio_within(share)
     }
 
+    pub(super) fn late_by(&self, own: f64, share: f64) -> Option<f64> {
+        self.learner.lock().ledger.late_by(own, share)
+    }
+
     pub(super) fn save(&self) -> SavedPool {
         let learner = self.learner.lock();
         SavedPool {
