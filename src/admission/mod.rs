@@ -5,10 +5,12 @@
 //! the same code decides live and in simulated time. [`PoolQueue`] runs one for the live gateway, where tasks sleep until
 //! they are called. Nothing in here chooses a replica.
 
+mod aging;
 mod amounts;
 mod budget;
 mod calendar;
 mod claims;
+mod flow;
 mod lease;
 mod limit_reached;
 mod outlook;

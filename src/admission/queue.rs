@@ -1,7 +1,8 @@
 //! The admission queue of a pool: requests of all its routes that wait, bounded and in order. Pure.
 //!
 //! The order is: lane (requests with a bound that can be met, then best effort; in each by priority), then the tenant that
-//! starts first in virtual time (`virtual_time`), then the earliest of the latest starts (EDF). Where `isolate_long` is set, long
+//! starts first in virtual time (`virtual_time`), then the earliest of the latest starts (EDF); those that grow old as best effort have
+//! a turn now and then before them (`aging`). Where `isolate_long` is set, long
 //! prompts of a tenant are a flow of their own. One waiter at a time is called to retry routing, which keeps the order; a round
 //! ends when no replica has room, and who cannot be placed for reasons of its own is passed over. The caller keeps time and wakes
 //! tasks.
@@ -11,6 +12,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::aging::Aging;
+use super::flow::{Flow, FlowKey, QueueEntry};
 use super::outlook::{Deferral, Outlook};
 use super::pace::Pace;
 use super::usage::{Over, UsageKey, Usages};
@@ -23,12 +26,9 @@ use crate::config::QueueLimits;
 /// A position in a queue; [`WaitQueue::leave`] frees it, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    flow: u64,
-    key: FlowKey,
+    pub(super) flow: u64,
+    pub(super) key: FlowKey,
 }
-
-/// (latest start, arrival number): EDF, ties in order of arrival.
-type FlowKey = (Stamp, u64);
 
 /// A position that was given, and those that lost theirs to it.
 #[derive(Debug)]
@@ -54,19 +54,7 @@ pub struct WaitQueue<T> {
     /// Another round is due when this one is over.
     is_due: bool,
     pace: Pace,
-}
-
-/// Requests of one tenant in one lane.
-#[derive(Debug)]
-struct Flow<T> {
-    id: u64,
-    lane: Lane,
-    share: Share,
-    is_long: bool,
-    waiting: BTreeMap<FlowKey, QueueEntry<T>>,
-    /// Of those that wait for room.
-    work: Duration,
-    late: usize,
+    aging: Aging,
 }
 
 /// What would be left of a queue without some of those that wait.
@@ -80,19 +68,6 @@ impl Rest {
     fn has(&self, key: &FlowKey) -> bool {
         !self.gone.iter().any(|(gone, _)| gone.key == *key)
     }
-}
-
-#[derive(Debug)]
-struct QueueEntry<T> {
-    reason: WaitReason,
-    usage: Option<UsageKey>,
-    bytes: usize,
-    work: Duration,
-    /// It has not answered its last call: passed over until it does.
-    is_silent: bool,
-    /// The round in which it is called next at the earliest.
-    due: u64,
-    call: T,
 }
 
 impl<T: Clone> WaitQueue<T> {
@@ -109,6 +84,7 @@ impl<T: Clone> WaitQueue<T> {
             self.make_room(waiter, &limits, &mut evicted)?;
         }
         let at = waiter.outlook.at;
+        self.aging.note(at);
         self.pace.came(&waiter.share, &waiter.outlook);
         if self.is_empty() {
             self.virtual_time.resume(at);
@@ -125,6 +101,7 @@ impl<T: Clone> WaitQueue<T> {
             usage,
             bytes: waiter.bytes,
             work: waiter.outlook.work,
+            old_at: waiter.old_at,
             is_silent: false,
             due: 0,
             call,
@@ -162,7 +139,11 @@ impl<T: Clone> WaitQueue<T> {
             && let Some(entry) = flow.waiting.get(&position.key)
         {
             let (share, is_long, work) = (flow.share.clone(), flow.is_long, entry.work);
+            let is_old = flow.lane.is_best_effort() && self.aging.is_old(entry);
             self.charge(&share, is_long, work, now);
+            if is_old {
+                self.aging.took_turn(work);
+            }
         }
         self.leave(position)
     }
@@ -346,16 +327,32 @@ impl<T: Clone> WaitQueue<T> {
     }
 
     fn first(&self) -> Option<(Position, T)> {
+        let is_due = |entry: &QueueEntry<T>| !entry.is_silent && entry.due <= self.round;
         let of = |flow: &Flow<T>| {
-            let is_due = |entry: &QueueEntry<T>| !entry.is_silent && entry.due <= self.round;
             let (key, entry) = flow.waiting.iter().find(|(_, entry)| is_due(entry))?;
             let order = (flow.lane, self.virtual_time.start(&flow.share.tenant, flow.is_long), *key);
             Some((order, (Position { flow: flow.id, key: *key }, entry.call.clone())))
         };
-        self.flows.iter().filter_map(of).min_by_key(|(order, _)| *order).map(|(_, first)| first)
+        let (order, first) = self.flows.iter().filter_map(of).min_by_key(|(order, _)| *order)?;
+        match self.old_in_turn(order.0).filter(|(_, _, entry)| is_due(entry)) {
+            Some((flow, key, entry)) => Some((Position { flow: flow.id, key }, entry.call.clone())),
+            None => Some(first),
+        }
+    }
+
+    /// The request that has waited longest as best effort, where it is its turn before those of a lane.
+    fn old_in_turn(&self, lane: Lane) -> Option<(&Flow<T>, FlowKey, &QueueEntry<T>)> {
+        let old = self.flows.iter().filter_map(|flow| flow.old(&self.aging));
+        let (flow, key, entry) = old.min_by_key(|(_, key, _)| *key)?;
+        // Higher priorities go first, whatever waits.
+        let may_go = flow.lane.priority() <= lane.priority() && self.aging.has_turn(entry.work);
+        may_go.then_some((flow, key, entry))
     }
 
     fn charge(&mut self, share: &Share, is_long: bool, work: Duration, now: Stamp) {
+        self.aging.note(now);
+        let waits = self.flows.iter().any(|flow| flow.old(&self.aging).is_some());
+        self.aging.placed(work, waits);
         self.pace.placed(work, now);
         self.virtual_time.charge(share, is_long, work, now);
     }
@@ -417,8 +414,11 @@ pub trait Line {
 impl<T: Clone> Line for WaitQueue<T> {
     fn ahead(&self, waiter: &Waiter) -> Option<Duration> {
         let lane = waiter.lane();
+        let old =
+            self.old_in_turn(lane).filter(|(flow, ..)| flow.lane > lane).map(|(_, _, entry)| entry.work);
         let before: Duration = self.flows.iter().filter(|flow| flow.lane < lane).map(|flow| flow.work).sum();
-        let (mut own, mut is_behind) = (Duration::ZERO, false);
+        let before = before + old.unwrap_or_default();
+        let (mut own, mut is_behind) = (Duration::ZERO, old.is_some());
         let others = || self.flows.iter().filter(|flow| flow.lane == lane);
         let is_own =
             |flow: &Flow<T>| flow.share.tenant == waiter.share.tenant && flow.is_long == waiter.is_apart();
@@ -458,29 +458,6 @@ impl<T: Clone> Line for WaitQueue<T> {
     }
 }
 
-impl<T> Flow<T> {
-    /// The last of those.
-    fn last(&self, is_its: impl Fn(&FlowKey, &QueueEntry<T>) -> bool) -> Option<(Lane, Position)> {
-        let (key, _) = self.waiting.iter().rev().find(|(key, entry)| is_its(key, entry))?;
-        Some((self.lane, Position { flow: self.id, key: *key }))
-    }
-
-    fn add(&mut self, key: FlowKey, entry: QueueEntry<T>) {
-        if entry.reason == WaitReason::Late {
-            (self.late, self.work) = (self.late + 1, self.work + entry.work);
-        }
-        self.waiting.insert(key, entry);
-    }
-
-    fn take(&mut self, key: FlowKey) -> Option<QueueEntry<T>> {
-        let gone = self.waiting.remove(&key)?;
-        if gone.reason == WaitReason::Late {
-            (self.late, self.work) = (self.late - 1, self.work.saturating_sub(gone.work));
-        }
-        Some(gone)
-    }
-}
-
 impl<T> Default for WaitQueue<T> {
     fn default() -> Self {
         Self {
@@ -493,6 +470,7 @@ impl<T> Default for WaitQueue<T> {
             left: 0,
             is_due: false,
             pace: Pace::default(),
+            aging: Aging::default(),
         }
     }
 }

@@ -30,6 +30,7 @@ fn waiter(tenant: &str, latest: u64) -> Waiter {
         limits: limits(100, 1 << 20),
         is_long: false,
         bytes: 10,
+        old_at: None,
         outlook,
     }
 }
@@ -386,4 +387,48 @@ fn clients_that_obey_retry_after_have_their_share_beside_a_flood() {
     );
     let [polite, flood] = beside_a_flood(0);
     assert!(polite == 0 && flood >= 230, "{flood} of 240");
+}
+
+#[test]
+fn who_grows_old_as_best_effort_has_a_quarter_of_the_work() {
+    let mut bench = Bench::new();
+    for id in 0..10 {
+        let old_at = Some(at(30_000 + id));
+        bench.enter(id, &Waiter { old_at, limits: None, ..best_effort("late") }).unwrap();
+    }
+    // There is always one more that can be in time.
+    let mut placed = Vec::new();
+    for now in 0..80 {
+        let now = 20_000 + 1_000 * now;
+        let urgent = Waiter { limits: None, ..waiter("fresh", now + 500) };
+        let outlook = Outlook { at: at(now), ..urgent.outlook };
+        bench.enter(1_000 + now, &Waiter { outlook, ..urgent }).unwrap();
+        let called = bench.queue.tick().unwrap();
+        placed.push((now, called));
+        if let Some(next) = bench.queue.placed(bench.positions[&called], at(now)) {
+            bench.queue.stays(bench.positions[&next], Deferral::NoCapacity);
+        }
+    }
+    let old: Vec<_> = placed.iter().filter(|(_, id)| *id < 1_000).collect();
+    assert!(old.iter().all(|(now, _)| *now >= 30_000), "{old:?}");
+    assert_eq!(
+        old.iter().map(|(_, id)| *id).collect::<Vec<_>>(),
+        (0..10).collect::<Vec<_>>(),
+        "the oldest first"
+    );
+    let (first, last) = (old[0].0, old[9].0);
+    assert!((34_000..=42_000).contains(&(last - first)), "one of four: {old:?}");
+}
+
+#[test]
+fn an_old_request_goes_before_none_of_a_higher_priority() {
+    let mut bench = Bench::new();
+    let late = Waiter { old_at: Some(at(0)), limits: None, ..best_effort("late") };
+    bench.enter(1, &late).unwrap();
+    for id in 2..12 {
+        let urgent = Waiter { limits: None, ..waiter("fresh", id) };
+        let share = Share { priority: 1, ..urgent.share };
+        bench.enter(id, &Waiter { share, ..urgent }).unwrap();
+    }
+    assert_eq!(bench.drain().last(), Some(&1));
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::outlook::Outlook;
 use super::usage::UsageKey;
+use crate::clock::Stamp;
 use crate::config::QueueLimits;
 
 /// Why a request waits.
@@ -42,6 +43,11 @@ impl Lane {
         Self { is_best_effort: outlook.slack.is_none(), priority: Reverse(share.priority) }
     }
 
+    /// Whether its requests have no bound that can be met.
+    pub(super) fn is_best_effort(self) -> bool {
+        self.is_best_effort
+    }
+
     /// Ordered as lanes are: the lowest priority last.
     pub(super) fn priority(self) -> Reverse<i32> {
         self.priority
@@ -63,6 +69,8 @@ pub struct Waiter {
     pub is_long: bool,
     /// Bytes of its body, counted against `max_bytes`.
     pub bytes: usize,
+    /// When it has waited for half of the time that it has; from then on it has a turn now and then, though it is best effort.
+    pub old_at: Option<Stamp>,
     /// Prediction at this time.
     pub outlook: Outlook,
 }
@@ -77,6 +85,7 @@ impl Waiter {
             limits: None,
             is_long: false,
             bytes: 0,
+            old_at: None,
             outlook,
         }
     }

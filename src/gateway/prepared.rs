@@ -103,6 +103,7 @@ impl Prepared {
             limits: self.rules.queue,
             is_long: self.is_long,
             bytes: self.held.bytes.len(),
+            old_at: Some(self.read.after(self.timeouts.first_token.min(self.timeouts.total) / 2)),
             outlook: Outlook::default(),
         }
     }

@@ -22,7 +22,7 @@ use crate::admission::{
     WaitReason, Waiter, rule,
 };
 use crate::clock::Stamp;
-use crate::config::{ItlBounds, PolicyName, QueueLimits, Slo};
+use crate::config::{ItlBounds, PolicyName, QueueLimits, Slo, Timeouts};
 use crate::fleet::arrivals::Arrivals;
 use crate::record::SloBounds;
 use crate::routing::notice::{Outbox, Placed, place};
@@ -265,6 +265,7 @@ impl ProductRouter {
             limits: self.rules.queue,
             is_long: self.is_long(request),
             bytes: usize::try_from(request.prompt * BYTES_PER_TOKEN).unwrap_or(usize::MAX),
+            old_at: Some(live(request.at).after(Timeouts::default().first_token / 2)),
             outlook: Outlook::default(),
         }
     }

@@ -1,0 +1,49 @@
+//! Turns of requests that grow old as best effort. Pure.
+//!
+//! Those that can still meet their bound go before those that cannot. In a pool that is overloaded for long that would be for ever: who
+//! was late once would wait until its timeout, and never be sent. So where one has waited for half of that, a part of the work that is
+//! placed is for the oldest.
+
+use std::time::Duration;
+
+use super::flow::QueueEntry;
+use super::waiter::WaitReason;
+use crate::clock::Stamp;
+
+/// What is due to them.
+#[derive(Debug, Default)]
+pub(super) struct Aging {
+    now: Stamp,
+    due: Duration,
+}
+
+impl Aging {
+    /// So late it is by now.
+    pub(super) fn note(&mut self, now: Stamp) {
+        self.now = self.now.max(now);
+    }
+
+    /// Whether one has waited for half of its time.
+    pub(super) fn is_old<T>(&self, entry: &QueueEntry<T>) -> bool {
+        entry.reason == WaitReason::Late && entry.old_at.is_some_and(|at| at <= self.now)
+    }
+
+    /// Work was placed, while an old one waits or not.
+    pub(super) fn placed(&mut self, work: Duration, waits: bool) {
+        self.due = if waits { self.due + work / YOUNG_TO_ONE_OLD } else { Duration::ZERO };
+    }
+
+    /// Whether an old one with so much work is before the others.
+    pub(super) fn has_turn(&self, work: Duration) -> bool {
+        self.due >= work
+    }
+
+    /// The work that was placed was an old one's: it earns nothing.
+    pub(super) fn took_turn(&mut self, work: Duration) {
+        self.due = self.due.saturating_sub(work + work / YOUNG_TO_ONE_OLD);
+    }
+}
+
+/// A quarter of the work is for the old ones: enough for whom an overload of a third leaves over, and no more than that is lost to the
+/// others.
+const YOUNG_TO_ONE_OLD: u32 = 3;
