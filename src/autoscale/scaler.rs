@@ -25,7 +25,7 @@ pub struct Target {
     pub ttft: Vec<TtftBound>,
     /// The strictest bound on TPOT of its routes.
     pub tpot: Option<Duration>,
-    /// It answers nobody: of the answers to its prompts it makes the first token.
+    /// It answers no requests: of the answers to its prompts it makes the first token.
     pub computes_prompts: bool,
 }
 

@@ -1,5 +1,6 @@
 //! The task that holds the connection: publishes batches, follows those of the others, and comes back when the broker does.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::Receiver;
@@ -288,7 +289,15 @@ impl Service {
         for look in 0u32.. {
             ticks.tick().await;
             let now = clock.wall(clock.now());
-            let looked = books.look(&mut connection, look.is_multiple_of(LOOKS), now).await;
+            let mut looking = pin!(books.look(&mut connection, look.is_multiple_of(LOOKS), now));
+            let looked = match tokio::time::timeout(LOOK_LATE, &mut looking).await {
+                Ok(looked) => looked,
+                // Requests wait for it at the turn of a window, though not as long as it takes to give a broker up.
+                Err(_) => {
+                    self.share_no_budgets();
+                    looking.await
+                }
+            };
             if let Err(error) = refusals.note(looked) {
                 return error;
             }
@@ -381,6 +390,8 @@ impl Service {
 
 /// Between two looks at budgets that are used.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Below the patience of requests that wait for a look.
+const LOOK_LATE: Duration = Duration::from_millis(500);
 /// At the end, for a broker that answers late.
 const LAST_LOOK: Duration = Duration::from_millis(500);
 /// After as many the others' use of idle ones is read: once a second.
