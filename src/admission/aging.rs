@@ -6,8 +6,6 @@
 
 use std::time::Duration;
 
-use super::flow::QueueEntry;
-use super::waiter::WaitReason;
 use crate::clock::Stamp;
 
 /// What is due to them.
@@ -23,9 +21,9 @@ impl Aging {
         self.now = self.now.max(now);
     }
 
-    /// Whether one has waited for half of its time.
-    pub(super) fn is_old<T>(&self, entry: &QueueEntry<T>) -> bool {
-        entry.reason == WaitReason::Late && entry.old_at.is_some_and(|at| at <= self.now)
+    /// Whether one that is old from then on is so by now.
+    pub(super) fn is_old(&self, old_at: Option<Stamp>) -> bool {
+        old_at.is_some_and(|at| at <= self.now)
     }
 
     /// Work was placed, while an old one waits or not.

@@ -4,10 +4,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::aging::Aging;
-use super::queue::Position;
 use super::usage::UsageKey;
 use super::waiter::{Lane, Share, WaitReason};
 use crate::clock::Stamp;
+
+/// A position in a queue; [`super::WaitQueue::leave`] frees it, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    pub(super) flow: u64,
+    pub(super) key: FlowKey,
+}
 
 /// (latest start, arrival number): EDF, ties in order of arrival.
 pub(super) type FlowKey = (Stamp, u64);
@@ -50,7 +56,7 @@ impl<T> Flow<T> {
     /// Its first, if that has grown old as best effort.
     pub(super) fn old(&self, aging: &Aging) -> Option<(&Self, FlowKey, &QueueEntry<T>)> {
         let (key, entry) = self.waiting.first_key_value().filter(|_| self.lane.is_best_effort())?;
-        aging.is_old(entry).then_some((self, *key, entry))
+        aging.is_old(entry.old_at.filter(|_| entry.reason == WaitReason::Late)).then_some((self, *key, entry))
     }
 
     pub(super) fn add(&mut self, key: FlowKey, entry: QueueEntry<T>) {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::aging::Aging;
-use super::flow::{Flow, FlowKey, QueueEntry};
+use super::flow::{Flow, FlowKey, Position, QueueEntry};
 use super::outlook::{Deferral, Outlook};
 use super::pace::Pace;
 use super::usage::{Over, UsageKey, Usages};
@@ -22,13 +22,6 @@ use super::waiter::{Lane, Share, WaitReason, Waiter};
 use super::{MAX_STAYS, Refusal};
 use crate::clock::Stamp;
 use crate::config::QueueLimits;
-
-/// A position in a queue; [`WaitQueue::leave`] frees it, once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
-    pub(super) flow: u64,
-    pub(super) key: FlowKey,
-}
 
 /// A position that was given, and those that lost theirs to it.
 #[derive(Debug)]
@@ -139,7 +132,7 @@ impl<T: Clone> WaitQueue<T> {
             && let Some(entry) = flow.waiting.get(&position.key)
         {
             let (share, is_long, work) = (flow.share.clone(), flow.is_long, entry.work);
-            let is_old = flow.lane.is_best_effort() && self.aging.is_old(entry);
+            let is_old = flow.lane.is_best_effort() && self.aging.is_old(entry.old_at);
             self.charge(&share, is_long, work, now);
             if is_old {
                 self.aging.took_turn(work);

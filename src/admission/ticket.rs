@@ -13,8 +13,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Refusal;
+use super::flow::Position;
 use super::outlook::{Deferral, Outlook};
-use super::queue::{Entered, Line, Position, WaitQueue};
+use super::queue::{Entered, Line, WaitQueue};
 use super::waiter::{Lane, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
 

@@ -114,7 +114,9 @@ impl DecisionSummary {
         let other = self.weighed.iter().find(|one| !one.is_chosen)?;
         let (here, there) = (&*chosen.replica, &*other.replica);
         let less = other.cost.total() - chosen.cost.total();
-        if self.reason == "tie" {
+        // Where the one with more of the prompt is not the cheapest, it won a tie.
+        let is_near = less < 0.0 && -less <= NEAR.0.max(NEAR.1 * chosen.predicted_ttft.as_secs_f64());
+        if self.reason == "tie" || self.reason == "prefix" && is_near {
             let less = in_time(less.abs());
             return Some([here, " over ", there, ": a tie, their costs differ by ", &less].concat());
         }
@@ -164,6 +166,9 @@ fn in_time(seconds: f64) -> String {
     String::from_utf8(text).unwrap_or_default()
 }
 
+/// Seconds, and part of a TTFT, by which two costs may differ and say the same: routing's own tolerance.
+const NEAR: (f64, f64) = (0.005, 0.1);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,6 +215,9 @@ mod tests {
         );
         let tied = vec![weighed("r2", false, near), weighed("r1", true, near)];
         assert_eq!(why("tie", tied).unwrap(), "r1 over r2: a tie, their costs differ by 0.0 ms");
+        let nearly = Addends { wait: 0.12, ..near };
+        let held = vec![weighed("r2", false, near), weighed("r1", true, nearly)];
+        assert_eq!(why("prefix", held).unwrap(), "r1 over r2: a tie, their costs differ by 20 ms");
         assert_eq!(why("only", vec![r1]), None, "nobody to compare with");
     }
 }
