@@ -166,7 +166,7 @@ fn in_time(seconds: f64) -> String {
     String::from_utf8(text).unwrap_or_default()
 }
 
-/// Seconds, and part of a TTFT, by which two costs may differ and say the same: routing's own tolerance.
+/// Seconds, and part of a TTFT, by which equal costs may differ: the tolerance of routing.
 const NEAR: (f64, f64) = (0.005, 0.1);
 
 #[cfg(test)]
