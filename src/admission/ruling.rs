@@ -120,7 +120,10 @@ fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare
     let is_whole = !judged.shows_first_token() && span(whole) <= bound.mul_f64(IN_TIME);
     let own = span(if is_whole { whole } else { first });
     // What is sent is begun on within the lookahead, but what predictions err by has to fit in as well.
-    let spent = aim.waited + own + if spare.is_strict { judged.late_by(own) } else { Duration::ZERO };
+    // Errors beyond that are of others' waits: they would refuse who is first in line.
+    let most = bound.mul_f64(1.0 - prices::ENTER);
+    let late_by = if spare.is_strict { judged.late_by(own).min(most) } else { Duration::ZERO };
+    let spent = aim.waited + own + late_by;
     let left = |share: f64| bound.mul_f64(share).saturating_sub(spent);
     // What an untaught model predicts is no reason to refuse.
     // Where nobody is refused, who has little time left goes behind those that have more: what is begun on at the last moment is late.

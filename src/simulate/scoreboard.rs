@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::fleet::status::ReplicaStatus;
-use crate::record::{FirstToken, Gaps, Outcome, Record};
+use crate::record::{AttemptCause, FirstToken, Gaps, Outcome, Record};
 use crate::stats::{Counts, Histogram};
 
 /// Counters and histograms by replica name.
@@ -76,8 +76,15 @@ impl DemoStats {
         });
     }
 
-    /// A request ended.
+    /// A request ended. A prompt that was computed for another replica is one where it was computed.
     pub fn record_end(&self, record: &Record) {
+        for leg in record.attempts.iter().filter(|attempt| attempt.cause == AttemptCause::Prefill) {
+            self.with(&leg.served.replica, |tally| {
+                tally.requests += 1;
+                tally.recent_requests += 1;
+                tally.failed += u64::from(leg.error.is_some());
+            });
+        }
         let Some(served) = record.served() else { return };
         self.with(&served.replica, |tally| {
             tally.requests += 1;
@@ -170,6 +177,18 @@ mod tests {
         let ms = |span: Option<Duration>| span.map(|s| s.as_millis());
         assert_eq!((ms(row[0].ttft_p50), ms(row[0].recent_ttft_p50)), (Some(10), Some(100)));
         assert_eq!((row[1].ttft_p50, row[1].inflight, row[1].queue), (None, 3, None));
+    }
+
+    #[test]
+    fn a_prompt_counts_where_it_is_computed() {
+        let (stats, mut record) = (DemoStats::default(), fixture::stream());
+        let mut leg = record.attempts[0].clone();
+        (leg.cause, leg.served.replica) = (AttemptCause::Prefill, "p".into());
+        record.attempts.insert(0, leg);
+        stats.record_end(&record);
+        let served = record.served().unwrap().replica.clone();
+        let rows = stats.rows(&[status("p"), status(&served)]);
+        assert_eq!(rows.iter().map(|row| row.requests).collect::<Vec<_>>(), [1, 1]);
     }
 
     #[test]
