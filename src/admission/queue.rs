@@ -2,10 +2,9 @@
 //!
 //! The order is: lane (requests with a bound that can be met, then best effort; in each by priority), then the tenant that
 //! starts first in virtual time (`virtual_time`), then the earliest of the latest starts (EDF); those that grow old as best effort have
-//! a turn now and then before them (`aging`). Where `isolate_long` is set, long
-//! prompts of a tenant are a flow of their own. One waiter at a time is called to retry routing, which keeps the order; a round
-//! ends when no replica has room, and who cannot be placed for reasons of its own is passed over. The caller keeps time and wakes
-//! tasks.
+//! a turn now and then before them (`aging`). Where `isolate_long` is set, long prompts of a tenant are a flow of their own. One waiter
+//! at a time is called to retry routing, which keeps the order; a round ends when no replica has room, and who cannot be placed for
+//! reasons of its own is passed over. The caller keeps time and wakes tasks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -50,8 +50,8 @@ pub(super) struct Request<'a> {
 
 /// KV at a prefill replica. Dropped before a decoding replica was asked to fetch it (its client left, a connection was refused),
 /// it is fetched by a request of one token, because the engine would hold its blocks for minutes. Once one was asked, and has not
-/// turned the request away, no other is: an engine lets its blocks go as soon as they are fetched, or the request is aborted, and what is read from them then is
-/// another prompt's.
+/// turned the request away, no other is: an engine lets its blocks go as soon as they are fetched, or the request is aborted, and
+/// what is read from them then is another prompt's.
 #[derive(Debug)]
 pub(super) struct HeldKv {
     /// What the decoding replica is sent.
