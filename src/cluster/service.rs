@@ -124,7 +124,7 @@ labels! {
 
 impl Service {
     async fn run(self) {
-        let (mut backoff, mut is_logged) = (FIRST_BACKOFF, false);
+        let (mut backoff, mut logged) = (FIRST_BACKOFF, None);
         let identity = { *self.head.lock() };
         let mut peers = Peers::new(identity.sender, identity.seed);
         let stopped = self.deps.stopped.clone();
@@ -133,7 +133,7 @@ impl Service {
             let opening = Link::open(&self.config.url, &self.deps.connector, &self.deps.background.tasks);
             let error = match stopped.run_until_cancelled(opening).await {
                 Some(Ok((link, messages))) => {
-                    self.follow(link, messages, &mut peers, &mut is_logged, &mut backoff).await
+                    self.follow(link, messages, &mut peers, &mut logged, &mut backoff).await
                 }
                 Some(Err(error)) => error,
                 None => return,
@@ -145,10 +145,12 @@ impl Service {
             self.deps.topics.lost();
             peers.forget();
             self.share_no_budgets();
-            if !is_logged {
+            // One that was lost and now refuses the password has a reason to add.
+            let is_refusal = matches!(&error, LinkError::Broker(error) if !error.is_io_error() && !error.is_connection_dropped());
+            if logged < Some(is_refusal) {
                 let broker = self.config.url.to_string();
                 tracing::warn!(broker, %error, "cluster: the broker is away; this gateway routes alone until it is back");
-                is_logged = true;
+                logged = Some(is_refusal);
             }
             if stopped.run_until_cancelled(self.wait(backoff)).await.is_none() {
                 return;
@@ -188,7 +190,7 @@ impl Service {
         link: Link,
         mut messages: Messages,
         peers: &mut Peers,
-        is_logged: &mut bool,
+        logged: &mut Option<bool>,
         backoff: &mut Duration,
     ) -> LinkError {
         let mut subscribing = link.connection.clone();
@@ -199,7 +201,7 @@ impl Service {
         self.discard();
         let broker = self.config.url.to_string();
         tracing::info!(broker, cluster = %self.config.name, "cluster: connected; decisions are shared");
-        (*is_logged, *backoff) = (false, FIRST_BACKOFF);
+        (*logged, *backoff) = (None, FIRST_BACKOFF);
         self.deps.gateway.pins.others_known(true);
         let mut pins = self.pins.lock().await;
         // Every arm is cancel-safe: each ends the connection.
