@@ -12,6 +12,10 @@ use std::borrow::Cow;
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
+/// What a client that moves KV by itself sends: vLLM's object, and SGLang's rendezvous.
+pub const KV_MEMBERS: [&str; 4] =
+    ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
+
 /// The fields of a request body that the gateway uses.
 #[derive(Clone, Debug, Default)]
 pub struct Fields<'a> {
@@ -33,7 +37,7 @@ pub struct Fields<'a> {
     pub cache_salt: Option<Raw<'a>>,
     /// `priority` as it stands in the body, `null` included: the engine's, where it schedules by it.
     pub priority: Option<Raw<'a>>,
-    /// It names KV of another engine, or where engines meet for it ([`crate::request::handoff::KV_MEMBERS`]).
+    /// It names KV of another engine, or where engines meet for it ([`KV_MEMBERS`]).
     pub names_kv: bool,
     /// `previous_response_id`: pins the request to the replica that made it.
     pub previous_response_id: Option<Cow<'a, str>>,
@@ -143,7 +147,7 @@ impl FieldError {
     }
 }
 
-/// Reads the fields of a JSON request body; of an opaque one `model` alone.
+/// Reads the fields of a JSON request body; of an opaque one `model`, and whether it names KV.
 ///
 /// # Errors
 /// The first thing that is wrong with the body, without any of its text.
@@ -164,9 +168,11 @@ fn parse_opaque(body: &[u8]) -> Result<Fields<'_>, FieldError> {
     let mut reading = FieldReader::default();
     walk(body, |key, cursor| {
         let value = cursor.value()?;
-        if key.string().as_deref() == Some("model") {
+        let Some(key) = key.string() else { return Ok(()) };
+        if key == "model" {
             reading.model(value).map_err(Stop::Field)?;
         }
+        reading.fields.names_kv |= KV_MEMBERS.contains(&&*key) && value.non_null().is_some();
         Ok(())
     })?;
     Ok(reading.finish())
@@ -251,9 +257,7 @@ impl<'a> FieldReader<'a> {
             "previous_response_id" => fields.previous_response_id = value.string(),
             "request_id" => fields.request_id = value.non_null(),
             "store" | "background" => fields.is_stored |= truth(&value) == Some(true),
-            "kv_transfer_params" | "bootstrap_host" | "bootstrap_port" | "bootstrap_room" => {
-                fields.names_kv |= value.non_null().is_some();
-            }
+            key if KV_MEMBERS.contains(&key) => fields.names_kv |= value.non_null().is_some(),
             key => self.prompt_member(key, value),
         }
         Ok(())

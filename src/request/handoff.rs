@@ -9,7 +9,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use crate::request::dialect::Dialect;
-use crate::request::fields::{truth, whole_number};
+use crate::request::fields::{KV_MEMBERS, truth, whole_number};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::request::splice::{Edit, apply};
 
@@ -169,9 +169,6 @@ fn limits(dialect: Dialect) -> Option<&'static [&'static str]> {
 
 /// Asks vLLM to keep the KV of a prompt for another engine.
 pub const KEEP_KV: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
-/// What a client that moves KV by itself sends: vLLM's object, and SGLang's rendezvous.
-pub const KV_MEMBERS: [&str; 4] =
-    ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
 const UNREADABLE: &str = "unreadable";
 /// The client arranges for its KV itself.
 const OWN_PARAMS: &str = "own_params";

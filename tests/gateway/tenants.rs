@@ -83,6 +83,7 @@ async fn an_isolated_tenant_names_no_kv_of_other_engines() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
     config.tenants = vec![Tenant { cache_isolation: true, ..tenant("apart", None) }, tenant("plain", None)];
+    config.server.extra_paths = vec!["/v1/custom".into()];
     let gateway = Gateway::start(config).await;
     for (member, is_refused) in [
         (
@@ -95,10 +96,12 @@ async fn an_isolated_tenant_names_no_kv_of_other_engines() {
         (r#""seed":7"#, false),
     ] {
         let body = format!(r#"{{{member},"model":"tiny","messages":[{{"role":"user","content":"hi"}}]}}"#);
-        for (who, is_refused) in [("apart", is_refused), ("plain", false)] {
+        for (who, path, is_refused) in
+            [("apart", PATH, is_refused), ("apart", "/v1/custom", is_refused), ("plain", PATH, false)]
+        {
             let before = replica.count();
             let mut client = gateway.client().await;
-            client.post(PATH, &[("authorization", &format!("Bearer {who}"))], body.as_bytes()).await;
+            client.post(path, &[("authorization", &format!("Bearer {who}"))], body.as_bytes()).await;
             let reply = client.reply().await;
             assert_eq!(reply.status() == 400, is_refused, "{who} {member}: {}", reply.text());
             assert_eq!(replica.count() - before, usize::from(!is_refused), "{who} {member}");

@@ -31,7 +31,7 @@ use crate::relay::usage::EngineError;
 use crate::relay::verdict;
 use crate::request::body::HeldBody;
 use crate::request::dialect::Dialect;
-use crate::request::handoff::KV_MEMBERS;
+use crate::request::fields::KV_MEMBERS;
 use crate::request::json::{Cursor, JsonError, JsonKind};
 use crate::request::pieces::Pieces;
 
