@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::config::MAX_NAME;
-use crate::config::PolicyName;
 use crate::config::check::parse_endpoint;
+use crate::config::{MAX_NAME, PolicyName};
 
 /// Contents of the file.
 #[derive(Debug, Default)]

@@ -20,7 +20,9 @@ use tonic::{Code, Status, Streaming};
 
 use super::fields::{self, Head};
 use super::metadata;
-use super::proto::{BodySendMode, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, Seen};
+use super::proto::{
+    BodySendMode, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, ProtocolConfiguration, Seen,
+};
 use super::transfer::{Outgoing, Transfer};
 use crate::error::{ErrorShape, Failure};
 use crate::gateway::reply::{self, OwnAnswer};
@@ -173,18 +175,14 @@ impl Session {
         let is_first = matches!(self.line, Line::Unstarted);
         match seen {
             Seen::RequestHeaders(head) if is_first => {
-                if let Some(config) = protocol_config {
-                    self.set_modes(config.request_body_mode(), config.response_body_mode())?;
-                }
+                self.set_modes(protocol_config)?;
                 self.begin(head, metadata::subset_of(metadata_context.as_ref()));
             }
             Seen::RequestHeaders(_) => return Err(Status::invalid_argument("a second request head")),
             Seen::ResponseHeaders(head) if is_first => {
                 // Of a filter before us, or Envoy itself, which refuses a request that is not ours to place.
                 self.line = Line::Over;
-                if let Some(config) = protocol_config {
-                    self.set_modes(config.request_body_mode(), config.response_body_mode())?;
-                }
+                self.set_modes(protocol_config)?;
                 self.answered(head, None)?;
             }
             _ if is_first => {
@@ -217,7 +215,10 @@ impl Session {
         Ok(())
     }
 
-    fn set_modes(&mut self, request: BodySendMode, response: BodySendMode) -> Result<(), Status> {
+    /// As the first message has them; without any they are the defaults.
+    fn set_modes(&mut self, config: Option<ProtocolConfiguration>) -> Result<(), Status> {
+        let Some(config) = config else { return Ok(()) };
+        let (request, response) = (config.request_body_mode(), config.response_body_mode());
         self.modes = Modes {
             is_buffered: match request {
                 BodySendMode::Streamed | BodySendMode::BufferedPartial => {
