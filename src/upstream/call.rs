@@ -99,9 +99,14 @@ impl Call<'_> {
     }
 
     fn request(&self) -> http::Result<Request<Bytes>> {
+        // A webhook's URL may have no path at all.
+        let uri = match format!("{}{}", self.endpoint.base_path, self.path) {
+            none if none.is_empty() => "/".to_owned(),
+            uri => uri,
+        };
         let mut request = Request::builder()
             .method(if self.body.is_some() { Method::POST } else { Method::GET })
-            .uri(format!("{}{}", self.endpoint.base_path, self.path))
+            .uri(uri)
             .header(PROBE, HeaderValue::from_static("1"));
         if self.body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
@@ -218,6 +223,23 @@ const TURNS: u32 = 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_url_without_a_path_is_asked_for_its_root() {
+        for (base_path, path, asked) in [("", "", "/"), ("/hook", "", "/hook"), ("/v", "/x?y", "/v/x?y")] {
+            let endpoint =
+                Endpoint { is_tls: false, host: "a".into(), port: 80, base_path: base_path.into() };
+            let call = Call {
+                endpoint: &endpoint,
+                key: None,
+                path,
+                body: Some("{}"),
+                rank: None,
+                timeout: Duration::from_secs(1),
+            };
+            assert_eq!(call.request().unwrap().uri(), asked);
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_the_gateway_stood_still_is_not_waited() {
