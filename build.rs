@@ -1,14 +1,42 @@
 //! Revision and date of the commit that a release is built from, for `tokenway --version` and `tokenway_build_info`, unless
 //! `TOKENWAY_BUILD_REVISION` and `TOKENWAY_BUILD_DATE` name them.
 //!
-//! Only of release builds: every commit would rebuild the crate otherwise.
+//! Only of release builds: every commit would rebuild the crate otherwise. And the admin page's files, compressed: they are 50 KB
+//! less in the binary.
 
 #![allow(clippy::print_stdout, reason = "how a build script talks to Cargo")]
 
-use std::env;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs, io};
 
-fn main() {
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+fn main() -> io::Result<()> {
+    pack(
+        Path::new("src/admin/page"),
+        &PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?),
+    )?;
+    state_version();
+    Ok(())
+}
+
+/// Compresses each file of a directory into another.
+fn pack(from: &Path, to: &Path) -> io::Result<()> {
+    println!("cargo:rerun-if-changed={}", from.display());
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let mut name = entry.file_name();
+        name.push(".gz");
+        let mut packed = GzEncoder::new(fs::File::create(to.join(name))?, Compression::best());
+        io::copy(&mut fs::File::open(entry.path())?, &mut packed)?;
+        packed.finish()?;
+    }
+    Ok(())
+}
+
+fn state_version() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed={REVISION}");
     println!("cargo:rerun-if-env-changed={DATE}");

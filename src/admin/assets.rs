@@ -1,40 +1,51 @@
-//! The page: embedded files, served without the token, since they hold nothing of this gateway.
+//! The page: embedded files, served without the token, since they hold nothing of this gateway. They lie in the binary as `build.rs`
+//! compressed them and are unpacked at start.
 
+use std::io::Read;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::get;
+use bytes::Bytes;
+use flate2::read::GzDecoder;
 use http::header::CONTENT_TYPE;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::AdminState;
 
-/// Path, content type and text of every file.
-const ASSETS: &[(&str, &str, &str)] = &[
-    ("/favicon.svg", "image/svg+xml", include_str!("page/favicon.svg")),
-    ("/page.css", CSS, include_str!("page/page.css")),
-    ("/page.js", JS, include_str!("page/page.js")),
-    ("/page/api.js", JS, include_str!("page/api.js")),
-    ("/page/canaries.js", JS, include_str!("page/canaries.js")),
-    ("/page/chart.js", JS, include_str!("page/chart.js")),
-    ("/page/dom.js", JS, include_str!("page/dom.js")),
-    ("/page/drift.js", JS, include_str!("page/drift.js")),
-    ("/page/replicas.js", JS, include_str!("page/replicas.js")),
-    ("/page/requests.js", JS, include_str!("page/requests.js")),
-    ("/page/routes.js", JS, include_str!("page/routes.js")),
-    ("/page/theme.js", JS, include_str!("page/theme.js")),
-    ("/page/waterfall.js", JS, include_str!("page/waterfall.js")),
+macro_rules! packed {
+    ($name:literal) => {
+        include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".gz"))
+    };
+}
+
+/// Path, content type and compressed text of every file.
+const ASSETS: &[(&str, &str, &[u8])] = &[
+    ("/favicon.svg", "image/svg+xml", packed!("favicon.svg")),
+    ("/page.css", CSS, packed!("page.css")),
+    ("/page.js", JS, packed!("page.js")),
+    ("/page/api.js", JS, packed!("api.js")),
+    ("/page/canaries.js", JS, packed!("canaries.js")),
+    ("/page/chart.js", JS, packed!("chart.js")),
+    ("/page/dom.js", JS, packed!("dom.js")),
+    ("/page/drift.js", JS, packed!("drift.js")),
+    ("/page/replicas.js", JS, packed!("replicas.js")),
+    ("/page/requests.js", JS, packed!("requests.js")),
+    ("/page/routes.js", JS, packed!("routes.js")),
+    ("/page/theme.js", JS, packed!("theme.js")),
+    ("/page/waterfall.js", JS, packed!("waterfall.js")),
 ];
-const PAGE: &str = include_str!("page/page.html");
+const PAGE: &[u8] = packed!("page.html");
 const JS: &str = "text/javascript; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 
 /// Routes of the page and its files.
 pub(super) fn router() -> Router<Arc<AdminState>> {
-    let page: Arc<str> = PAGE.replace("{fingerprint}", &fingerprint()).into();
+    let page: Arc<str> = text(PAGE).replace("{fingerprint}", &fingerprint()).into();
     let html = get(async move || ([(CONTENT_TYPE, "text/html; charset=utf-8")], page.to_string()));
-    let files = ASSETS.iter().map(|(path, content_type, text)| {
-        (*path, get(async move || ([(CONTENT_TYPE, *content_type)], *text)))
+    let files = ASSETS.iter().map(|(path, content_type, packed)| {
+        let body = Bytes::from(text(packed));
+        (*path, get(async move || ([(CONTENT_TYPE, *content_type)], body.clone())))
     });
     files.fold(Router::new().route("/", html), |router, (path, file)| router.route(path, file))
 }
@@ -42,11 +53,20 @@ pub(super) fn router() -> Router<Arc<AdminState>> {
 /// Digest of the page's files: a page that was loaded from another build shows that it was.
 pub(super) fn fingerprint() -> String {
     let mut hash = Xxh3::new();
-    for (_, _, text) in ASSETS {
-        hash.update(text.as_bytes());
+    for (_, _, packed) in ASSETS {
+        hash.update(packed);
     }
-    hash.update(PAGE.as_bytes());
+    hash.update(PAGE);
     format!("{:016x}", hash.digest())
+}
+
+/// What the build compressed; empty if it is not that.
+fn text(packed: &[u8]) -> String {
+    let mut text = String::new();
+    match GzDecoder::new(packed).read_to_string(&mut text) {
+        Ok(_) => text,
+        Err(_) => String::new(),
+    }
 }
 
 #[cfg(test)]
@@ -55,7 +75,8 @@ mod tests {
 
     #[test]
     fn every_import_of_the_page_is_an_asset_and_nothing_comes_from_outside() {
-        for (path, _, text) in ASSETS {
+        for (path, _, packed) in ASSETS {
+            let text = text(packed);
             for import in text.split(" from \"").skip(1).filter_map(|rest| rest.split('"').next()) {
                 let name = import.trim_start_matches("./").trim_start_matches("page/");
                 assert!(
@@ -71,6 +92,6 @@ mod tests {
             );
             assert!(!text.contains("innerHTML"), "{path}: text is set as text");
         }
-        assert!(!PAGE.contains("style="), "forbidden by the content security policy");
+        assert!(!text(PAGE).contains("style="), "forbidden by the content security policy");
     }
 }
