@@ -4,7 +4,9 @@
 //! cost  =  wait + base + prefill + transfer − copy
 //!                                           predicted TTFT, without what a shared prefix will save others
 //!       +  o · (work − copy)                delay of those who come next: prefill at the pool's usual speed
-//!       +  0.15 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best's
+//!       +  0.15 · (decode − (1.2 − 0.2 · shared) · least)⁺
+//!                                           own answer and what it adds to those there, beyond the best's; without a bound on
+//!                                           TPOT with the time that they stand still for its prefill
 //!       +  10 s · (harm + stalled + slowed + late + failure)
 //!                                           streams that its prefill and its decoding push over their bound on TPOT, itself
 //!                                           included, or over that on their gaps (where another pool could compute the
@@ -14,10 +16,10 @@
 //!
 //! A hit is worth what it saves, twice, and more where a queue stands (`backlog`). What many prompts share is computed once
 //! more on behalf of all that will find it there: one of them pays its share only. A prompt goes where the streams can bear
-//! it; absent bounds cost nothing.
+//! it; without a bound on TPOT the time that they stand still counts as decoding.
 
 use super::backlog::others_wait;
-use super::float::{fast_max, fast_min, float};
+use super::float::{fast_max, float};
 use super::hazard::FRESH_SPARE;
 use super::miss::MissCurve;
 use super::predictor::Queue;
@@ -82,24 +84,27 @@ impl<'a> Stakes<'a> {
 
     /// Prices every candidate.
     pub(super) fn price(&self, candidates: &mut [Candidate<'_>]) {
-        let (mut with_room, mut of_all) = (f64::INFINITY, f64::INFINITY);
+        let (mut with_room, mut of_all) = (Least::default(), Least::default());
         for candidate in candidates.iter_mut() {
             candidate.decoding = 0.0;
             let terms = self.terms(candidate);
             (candidate.cost, candidate.ttft, candidate.decoding) =
                 (terms.cost.total(), terms.seconds(), terms.decode);
             (candidate.wait, candidate.own_wait) = (terms.wait, terms.own_wait);
-            of_all = fast_min(terms.decode, of_all);
+            let one = Least { decode: terms.decode, opened: self.shared(candidate, &terms.work) };
+            of_all = of_all.or(one);
             if terms.slot_wait <= 0.0 {
-                with_room = fast_min(terms.decode, with_room);
+                with_room = with_room.or(one);
             }
         }
         // The speed of a full batch is taken: whoever waits for a place there keeps the next one from it, and as many are left to
         // the slower replicas as before.
-        let least = if with_room < f64::INFINITY { with_room } else { of_all };
+        let least = if with_room.decode < f64::INFINITY { with_room } else { of_all };
+        // A replica that lacks nothing but what many share stays idle for as long as each of them finds its own way short enough.
+        let tolerance = 1.0 + (prices::DECODE_TOLERANCE - 1.0) * (1.0 - least.opened);
         for candidate in candidates {
             candidate.decoding =
-                prices::DECODE_WEIGHT * fast_max(candidate.decoding - prices::DECODE_TOLERANCE * least, 0.0);
+                prices::DECODE_WEIGHT * fast_max(candidate.decoding - tolerance * least.decode, 0.0);
             candidate.cost += candidate.decoding;
         }
     }
@@ -123,7 +128,12 @@ impl<'a> Stakes<'a> {
         terms.transfer = transfer;
         terms.adapter = if candidate.lacks_adapter { prices::ADAPTER_LOAD } else { 0.0 };
         let steps = self.steps(candidate, &load, &estimate);
+        let shared = self.shared(candidate, &work);
         terms.decode = self.pool.answers.output * (steps.after + candidate.requests * steps.added / 2.0);
+        if self.tpot.is_infinite() {
+            // Those there stand still while it is computed. A bound says how much of that they can bear: `harm`.
+            terms.decode += candidate.requests * terms.prefill * (1.0 - shared);
+        }
         let slow = self.slow.missed(steps.after / self.tpot);
         // Itself, and what its sequence adds to each of the streams there.
         let running = float(load.decoding()) + candidate.foreign.running();
@@ -138,10 +148,9 @@ impl<'a> Stakes<'a> {
         let used = (self.waited + terms.seconds()) * self.per_bound;
         let late = self.late.missed(used);
         terms.late = late.chance;
-        let copied = self.copied(candidate, &work);
-        let copy = terms.prefill * self.used_by_others * copied;
+        let copy = terms.prefill * shared;
         // A slow replica's second is not the fleet's: what others could have had of it is work, at the pool's usual speed.
-        let usual = self.usual * self.pool.work(&work) * (1.0 - self.used_by_others * copied);
+        let usual = self.usual * self.pool.work(&work) * (1.0 - shared);
         terms.cost = Addends {
             wait: terms.wait,
             prefill: terms.prefill,
@@ -166,10 +175,11 @@ impl<'a> Stakes<'a> {
         others().any(|other| other.cost <= enough)
     }
 
-    /// The share of what is to be computed there that another replica has.
+    /// The share of what is to be computed there that another replica has, as far as others will use it.
     #[inline]
-    fn copied(&self, candidate: &Candidate<'_>, work: &Work) -> f64 {
-        float(self.longest.saturating_sub(candidate.hit).0) / fast_max(float(work.tokens), 1.0)
+    fn shared(&self, candidate: &Candidate<'_>, work: &Work) -> f64 {
+        let copied = self.longest.saturating_sub(candidate.hit).0.min(work.tokens);
+        self.used_by_others * float(copied) / fast_max(float(work.tokens), 1.0)
     }
 
     /// A decoding step there without this request, and with it when half of its answer is written. Those that wait or are of
@@ -204,6 +214,25 @@ impl<'a> Stakes<'a> {
 /// By how much two costs may differ and say the same.
 pub(super) fn tolerance(ttft: f64) -> f64 {
     fast_max(priors::JITTER, priors::ERROR * ttft)
+}
+
+/// The least decoding, in seconds, and the share of the prompt's computing there that others will use.
+#[derive(Clone, Copy)]
+struct Least {
+    decode: f64,
+    opened: f64,
+}
+
+impl Default for Least {
+    fn default() -> Self {
+        Self { decode: f64::INFINITY, opened: 0.0 }
+    }
+}
+
+impl Least {
+    fn or(self, other: Self) -> Self {
+        if other.decode < self.decode { other } else { self }
+    }
 }
 
 /// A decoding step, in seconds.

@@ -28,6 +28,43 @@ fn chats_behind_one_system_prompt_spread_by_what_their_answers_cost() {
 }
 
 #[test]
+fn a_new_replica_that_lacks_only_what_all_share_is_used_at_once() {
+    let mut fleet = Fleet::experienced(4);
+    fleet.excluded.insert(3);
+    let (mut running, mut to_new) = (std::collections::VecDeque::new(), 0);
+    for n in 0..96 {
+        if n == 84 {
+            fleet.excluded = SlotSet::new();
+        }
+        let (decision, mut guard) = fleet.dispatch(&Text::session(n, 32, 1));
+        fleet.now = fleet.now.after(Duration::from_millis(50));
+        guard.first_token(fleet.now);
+        running.push_back(guard);
+        // Answers of eight seconds, three requests a second: few streams, and steps hardly longer by them.
+        if running.len() > 24 {
+            running.pop_front();
+        }
+        fleet.now = fleet.now.after(Duration::from_millis(283));
+        to_new += u32::from(decision.slot == 3);
+    }
+    assert!((2..=8).contains(&to_new), "{to_new} of twelve");
+}
+
+#[test]
+fn a_long_prompt_goes_where_the_fewest_streams_stand_still_for_it() {
+    let mut fleet = Fleet::experienced(2);
+    let stream = Placement { at: fleet.now, is_stream: true, ..Placement::default() };
+    let mut there: Vec<_> = (0..6).map(|_| LoadGuard::reserve(&fleet.targets[0].load, stream)).collect();
+    there.iter_mut().for_each(|guard| guard.first_token(fleet.now));
+    // Some of the prompt is cached where they run.
+    fleet.dispatcher.index.insert(0, &Text::session(1, 0, 10).prompt());
+    let whole = Text::session(1, 0, 80);
+    assert_eq!(fleet.decide(&whole).unwrap().slot, 1);
+    fleet.aim.slo.tpot = Some(Duration::from_secs(1));
+    assert_eq!(fleet.decide(&whole).unwrap().slot, 0, "their bound says that they can bear it");
+}
+
+#[test]
 fn short_chats_behind_one_system_prompt_use_every_replica_alike() {
     let mut fleet = Fleet::experienced(4);
     let (mut running, mut sent) = (std::collections::VecDeque::new(), [0; 4]);
