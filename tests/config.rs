@@ -877,6 +877,33 @@ fn a_reload_keeps_what_needs_a_restart_and_says_so() {
     assert!(error.contains("gateway.toml:1:1: "), "{error}");
 }
 
+#[test]
+fn an_admin_port_that_stays_on_the_network_keeps_its_tokens_until_it_moves() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gateway.toml");
+    let source = Source::File(file.clone());
+    let env = |name: &str| Some(name.to_owned());
+    let old = "[admin]\nlisten = \"0.0.0.0:9\"\ntoken = \"env:ONE\"\nread_token = \"env:TWO\"\n";
+    std::fs::write(&file, with_pool(old)).unwrap();
+    let old = load(&source, &Overrides::default(), &env).unwrap();
+    std::fs::write(&file, with_pool("[admin]\nlisten = \"127.0.0.1:9\"\n")).unwrap();
+    let new = reload(&source, &Overrides::default(), &env, &old).unwrap();
+    let shown = |config: &Config| format!("{:?}", config.admin);
+    assert_eq!(shown(&new.config), shown(&old));
+    assert!(new.config.admin.is_guarded());
+    let named = |key: &str| new.warnings.iter().any(|warning| warning.starts_with(key));
+    assert!(
+        ["admin.listen ", "admin.token ", "admin.read_token "].into_iter().all(named),
+        "{:?}",
+        new.warnings
+    );
+    // Another token is taken at once.
+    std::fs::write(&file, with_pool("[admin]\nlisten = \"0.0.0.0:9\"\ntoken = \"env:THREE\"\n")).unwrap();
+    let new = reload(&source, &Overrides::default(), &env, &old).unwrap();
+    assert_eq!(new.config.admin.token.as_ref().map(|token| token.reveal()), Some("THREE"));
+    assert!(new.config.admin.read_token.is_none() && new.warnings.is_empty(), "{:?}", new.warnings);
+}
+
 #[tokio::test]
 async fn a_file_replaced_by_rename_or_by_a_swapped_link_is_noticed() {
     let directory = tempfile::tempdir().unwrap();

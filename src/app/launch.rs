@@ -1,8 +1,11 @@
 //! Where a gateway's configuration comes from, at start and at each reload.
 
+use tokio::sync::watch;
+
 use super::logging::LogFilter;
 use crate::config::load::{ConfigError, Source, load};
 use crate::config::reload::{Reloaded, reload};
+use crate::config::watch::{Watcher, watch_file};
 use crate::config::{Config, Overrides};
 
 /// Sources of a gateway's configuration, and the handle to its log.
@@ -30,6 +33,14 @@ pub enum Front {
 impl Launch {
     pub(super) fn load(&self) -> Result<Config, ConfigError> {
         load(&self.source, &self.overrides, &from_env)
+    }
+
+    /// Watches the file, if it is one.
+    pub(super) fn watch(&self) -> Option<(Watcher, watch::Receiver<u64>)> {
+        let Source::File(path) = &self.source else { return None };
+        let warn =
+            |error: &_| tracing::warn!(%error, "the configuration file cannot be watched; SIGHUP reloads");
+        watch_file(path).inspect_err(warn).ok()
     }
 
     pub(super) fn reload(&self, old: &Config) -> Result<Reloaded, ConfigError> {

@@ -24,8 +24,8 @@ use crate::admin::{self, AdminState, Control};
 use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::config::load::{ConfigError, Source};
-use crate::config::watch::{Watcher, watch_file};
+use crate::config::load::ConfigError;
+use crate::config::watch::Watcher;
 use crate::listener;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::{Surroundings, Tap, instance};
@@ -92,10 +92,12 @@ pub fn serve(launch: Launch) -> Result<(), RunError> {
     let result = runtimes.data.block_on(async {
         // Before what takes time: by default a SIGHUP ends a process, and those who renew certificates send one at any moment.
         let signals = signals::listen()?;
+        // Before it is read: what changes in between is read again.
+        let watched = launch.watch();
         let config = Arc::new(launch.load()?);
         let running = Running::start(launch, config, &runtimes, None)?;
         running.announce(open_files);
-        running.serve_until_signal(signals).await?;
+        running.serve_until_signal(signals, watched).await?;
         Ok(())
     });
     runtimes.end();
@@ -242,8 +244,12 @@ impl Running {
     }
 
     /// Serves until SIGTERM, SIGINT or the admin port's drain; reloads on SIGHUP and when the file changes.
-    async fn serve_until_signal(&self, mut signals: mpsc::Receiver<Signal>) -> io::Result<()> {
-        let (_watcher, mut file_changes) = self.watch_file().unzip();
+    async fn serve_until_signal(
+        &self,
+        mut signals: mpsc::Receiver<Signal>,
+        watched: Option<(Watcher, watch::Receiver<u64>)>,
+    ) -> io::Result<()> {
+        let (_watcher, mut file_changes) = watched.unzip();
         let end = loop {
             let changed = async {
                 match &mut file_changes {
@@ -268,13 +274,6 @@ impl Running {
         self.shutdown(end, second_signal(&mut signals)).await;
         tracing::info!("stopped");
         Ok(())
-    }
-
-    fn watch_file(&self) -> Option<(Watcher, watch::Receiver<u64>)> {
-        let Source::File(path) = &self.launch.source else { return None };
-        let warn =
-            |error: &_| tracing::warn!(%error, "the configuration file cannot be watched; SIGHUP reloads");
-        watch_file(path).inspect_err(warn).ok()
     }
 
     /// Logs the addresses, the size of the fleet and what is open to the network.

@@ -37,6 +37,11 @@ fn keep_fixed(config: &mut Config, old: &Config) -> Vec<String> {
     let mut fixed = Fixed::default();
     config.server.keep_listener(&old.server, &mut fixed);
     config.admin.keep_fixed(&old.admin, &mut fixed);
+    // It may stand without a token where it moves to; it does not move yet.
+    if !config.admin.listen.ip().is_loopback() && !config.admin.is_guarded() {
+        fixed.keep("admin.token", &mut config.admin.token, &old.admin.token);
+        fixed.keep("admin.read_token", &mut config.admin.read_token, &old.admin.read_token);
+    }
     let telemetry = &mut config.telemetry;
     config.routing.keep_fixed(&old.routing, &mut fixed);
     fixed.keep("telemetry.access_log", &mut telemetry.access_log, &old.telemetry.access_log);
