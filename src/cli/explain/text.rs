@@ -60,7 +60,7 @@ impl Text<'_> {
             writeln!(out, "degraded from route {from}: it would have been late there")?;
         }
         if detail.held > 0.0 {
-            writeln!(out, "held {} in the gateway to spare running streams", time(detail.held))?;
+            writeln!(out, "waited {} in the gateway before it was sent", time(detail.held))?;
         }
         Ok(())
     }

@@ -151,7 +151,7 @@ impl Judge {
             bound,
             test: TailTest::new(bound, 1.0 / bound.ratio, known(&saved.tails, name)),
             alike: TailTest::new(bound, 1.0, known(&saved.tails_alike, name)),
-            trial: TailTest::new(bound, TRIAL_RATIO, TailWealth::default()),
+            trial: TailTest::trial(bound, TRIAL_RATIO),
             limits: limits(weight),
             is_used: false,
         };
@@ -425,7 +425,7 @@ const RATES: usize = 1;
 /// Requests of the canary after which a block ends sooner, of tails and of shares: what a bad canary costs is a number of requests. A
 /// stall makes all requests of its time slow, but seldom fail.
 const MAX_REQUESTS: [u32; 2] = [16, 4];
-/// A trial's canary: half above its bound, and a quarter of the requests bad.
+/// A trial's canary: a middle half above its bound, and a quarter of the requests bad. Of tails, see [`TailTest::trial`].
 const TRIAL_RATIO: f64 = 1.5;
 const TRIAL_SHARE: f64 = 0.25;
 /// The median answer may have a third of the tokens of the baseline's: less is no matter of style.
@@ -457,5 +457,38 @@ mod tests {
             let evidence = judge.evidence().into_iter().find(|test| test.test == "ttft_p50").unwrap();
             assert!(evidence.share < 0.1 && evidence.trial >= Some(1.0), "{speed}: {evidence:?}");
         }
+    }
+
+    /// Whether a step ends, after how many answers of the canary, of which a share takes six times as long; 24 requests a second,
+    /// half of them the canary's, which differ little.
+    fn ends(seed: u64, slow: f64) -> Option<u32> {
+        let canary = fixture::canary("max_ttft_ratio = { p50 = 1.1, p99 = 1.2 }\nmax_itl_ratio = {}\n");
+        let mut judge = Judge::new(&canary, &SavedEvidence::default());
+        let mut random = fastrand::Rng::with_seed(seed);
+        for request in 0..8000_u32 {
+            let arm = [Arm::Canary, Arm::Baseline][request as usize % 2];
+            let normal = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
+            let stretch = if arm == Arm::Canary && random.f64() < slow { 6.0 } else { 1.0 };
+            let ttft = 0.3 * (0.2 * normal).exp() * stretch;
+            let now = f64::from(request) / 24.0;
+            judge.observe(now, Measure::Ttft, Class::Short, Observed::of(arm, ttft));
+            let evidence = judge.evidence();
+            if evidence.iter().any(|test| test.share >= 1.0) {
+                return None;
+            }
+            let mut used = evidence.iter().filter(|test| test.trial.is_some());
+            if request > 700 && used.all(|test| test.share < 0.25 && test.trial >= Some(1.0)) {
+                return Some(request / 2);
+            }
+        }
+        panic!("neither stopped nor let through");
+    }
+
+    #[test]
+    fn a_step_does_not_end_before_a_longer_tail_alone_would_be_seen() {
+        let count = |slow| (0..20).filter_map(|seed| ends(seed, slow)).collect::<Vec<_>>();
+        let (fine, slow) = (count(0.0), count(0.05));
+        assert!(fine.len() == 20 && fine.iter().all(|answers| *answers < 1500), "{fine:?}");
+        assert!(slow.len() <= 1, "one in twenty answers takes six times as long: {slow:?} let through");
     }
 }

@@ -91,8 +91,7 @@ impl Stall {
 #[derive(Clone, Debug)]
 pub(super) struct TailTest {
     bound: Bound,
-    /// What the canary's values are multiplied by.
-    factor: f64,
+    shift: Shift,
     /// The same by group, of a trial: what brings a canary that is faster up to the baseline.
     levels: [f64; GROUPS],
     /// By group; those of quantiles of too few values are infinite.
@@ -102,6 +101,36 @@ pub(super) struct TailTest {
     conversations: Conversations,
     /// By replica.
     stalls: HashMap<u64, Stall>,
+}
+
+/// What is made of the canary's values.
+#[derive(Clone, Copy, Debug)]
+enum Shift {
+    /// All are multiplied.
+    Times(f64),
+    /// One in so many exceeds the bound, as the baseline's longest do; of which that was this many ago.
+    Lift { every: u32, seen: u32, lifted: usize },
+}
+
+impl Shift {
+    /// How many thresholds it takes this one above, at least.
+    fn lift(&mut self) -> usize {
+        let Self::Lift { every, seen, lifted } = self else { return 0 };
+        *seen += 1;
+        if seen < every {
+            return 0;
+        }
+        *seen = 0;
+        *lifted += 1;
+        HEIGHTS.get(*lifted % HEIGHTS.len()).copied().unwrap_or(1)
+    }
+
+    fn factor(self) -> f64 {
+        match self {
+            Self::Times(factor) => factor,
+            Self::Lift { .. } => 1.0,
+        }
+    }
 }
 
 /// What is kept over restarts of the gateway.
@@ -116,11 +145,24 @@ pub(super) struct TailWealth {
 
 impl TailTest {
     /// Whether the canary, its values multiplied by `factor`, exceeds the baseline's thresholds more often.
-    pub(super) fn new(bound: Bound, factor: f64, mut wealth: TailWealth) -> Self {
+    pub(super) fn new(bound: Bound, factor: f64, wealth: TailWealth) -> Self {
+        Self::shifted(bound, Shift::Times(factor), wealth)
+    }
+
+    /// The same of a canary that is beyond the bound. One whose middle is `ratio` above it, or of which as many more exceed a tail's:
+    /// where answers differ little a longer tail is seen long after a higher middle.
+    pub(super) fn trial(bound: Bound, ratio: f64) -> Self {
+        let every = (1.0 / (MORE_EXCEED * (1.0 - bound.quantile))).round() as u32;
+        let shift =
+            if bound.is_tail() { Shift::Lift { every, seen: 0, lifted: 0 } } else { Shift::Times(ratio) };
+        Self::shifted(bound, shift, TailWealth::default())
+    }
+
+    fn shifted(bound: Bound, shift: Shift, mut wealth: TailWealth) -> Self {
         wealth.by_class.resize(GROUPS, Wealth::default());
         Self {
             bound,
-            factor,
+            shift,
             levels: [1.0; GROUPS],
             thresholds: [None; GROUPS],
             block: Default::default(),
@@ -132,7 +174,7 @@ impl TailTest {
 
     /// The same test without evidence, by the thresholds of now.
     pub(super) fn again(&self) -> Self {
-        let new = Self::new(self.bound, self.factor, TailWealth::default());
+        let new = Self::shifted(self.bound, self.shift, TailWealth::default());
         Self { thresholds: self.thresholds, levels: self.levels, ..new }
     }
 
@@ -146,11 +188,14 @@ impl TailTest {
         else {
             return;
         };
-        let value = match observed.arm {
-            Arm::Baseline => observed.value,
-            Arm::Canary => observed.value * self.factor * self.levels.get(group).unwrap_or(&1.0),
+        let (value, lift) = match observed.arm {
+            Arm::Baseline => (observed.value, 0),
+            Arm::Canary => {
+                let level = self.levels.get(group).unwrap_or(&1.0);
+                (observed.value * self.shift.factor() * level, self.shift.lift())
+            }
         };
-        let exceeded = thresholds.iter().take_while(|threshold| value > **threshold).count();
+        let exceeded = thresholds.iter().take_while(|threshold| value > **threshold).count().max(lift);
         // What ended before its bound without an answer tells nothing.
         if observed.is_censored && exceeded == 0 {
             return;
@@ -220,6 +265,10 @@ impl TailTest {
     }
 }
 
+/// A trial's canary exceeds a tail's bound so many times as often again as it may.
+const MORE_EXCEED: f64 = 3.0;
+/// By how many thresholds, in turn: about as far as the baseline's own, of which three in ten exceed the second, and one the third.
+const HEIGHTS: [usize; 10] = [1, 1, 2, 1, 1, 3, 1, 2, 1, 1];
 /// Weight of the bets on all classes together; the rest is on each alone.
 const POOLED: f64 = 0.85;
 /// Seconds in which requests that exceed belong together: stalls last for seconds.
