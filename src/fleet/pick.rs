@@ -90,7 +90,7 @@ impl Pick {
         answers.empty(self.prompt);
         let own = answers.empty_rate().unwrap_or_default();
         let usual = self.usual_of_peers(|other| other.health.answers.empty_rate());
-        usual.is_some_and(|usual| answers.is_on_trial() || fails_alone(own, usual))
+        usual.is_some_and(|usual| fails_alone(own, usual, answers.is_on_trial()))
     }
 
     /// An answer without content goes to the client: a sign of life, and no proof.
@@ -106,7 +106,7 @@ impl Pick {
     }
 
     /// Its request failed there. From the second prompt on that fails there the replica gets less traffic. It is ejected once it
-    /// fails more than the pool's others, by one failure while on trial, or at once where it refuses connections; but never the
+    /// fails more than the pool's others, by one failure while on trial and they have hardly any, or at once where it refuses connections; but never the
     /// last ready one, and never more than `pool.ejection.max_share` of the pool. Where an answer says that its engine is down, a
     /// probe decides. A request that could go nowhere else has no peers to be compared with, and its client chose the replica: it
     /// only has the replica probed.
@@ -155,21 +155,20 @@ impl Pick {
         let (replica, answers) = (&self.replica, &self.replica.health.answers);
         let is_on_trial = answers.is_on_trial();
         answers.failed(self.prompt, now);
-        replica.health.beside(self.peers(|other| other.health.answers.demotion_rate(now)));
+        let usual = self.usual_of_peers(|other| other.health.answers.demotion_rate(now));
+        replica.health.beside(usual.unwrap_or_default());
         replica.member().publish(now);
         let rate = answers.failure_rate(now).unwrap_or_default();
-        is_on_trial || fails_alone(rate, self.peers(|other| other.health.answers.failure_rate(now)))
+        let peers = self.usual_of_peers(|other| other.health.answers.failure_rate(now));
+        fails_alone(rate, peers.unwrap_or_default(), is_on_trial)
     }
 
-    /// What is usual of a figure among the pool's other replicas.
-    fn peers(&self, figure: impl Fn(&Replica) -> Option<f64>) -> f64 {
-        self.usual_of_peers(figure).unwrap_or_default()
-    }
-
+    /// What is usual of a figure among the pool's other replicas; those on trial have too few answers to show it.
     fn usual_of_peers(&self, figure: impl Fn(&Replica) -> Option<f64>) -> Option<f64> {
         let replicas = self.pool.replicas();
-        let others = replicas.iter().filter(|other| other.slot() != self.replica.slot());
-        let mut figures: SmallVec<[f64; 16]> = others.filter_map(|other| figure(other)).collect();
+        let is_peer = |other: &&Arc<Replica>| other.slot() != self.replica.slot() && !other.is_on_trial();
+        let mut figures: SmallVec<[f64; 16]> =
+            replicas.iter().filter(is_peer).filter_map(|other| figure(other)).collect();
         lower_quantile(&mut figures, 0.5)
     }
 

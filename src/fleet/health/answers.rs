@@ -327,7 +327,10 @@ mod tests {
             answers.doubt(true, at(minute * 10_000 + 1000), at(minute * 10_000));
         }
         assert!(!takes(&answers, 20_999, 0) && takes(&answers, 21_000, 0), "for a while only");
-        assert!(!fails_alone(answers.failure_rate(at(20_000)).unwrap(), 0.0), "however often it is repeated");
+        assert!(
+            !fails_alone(answers.failure_rate(at(20_000)).unwrap(), 0.0, false),
+            "however often it is repeated"
+        );
         answers.doubt(false, at(31_000), at(30_000));
         answers.believe();
         assert!(takes(&answers, 30_001, 0));
@@ -337,7 +340,10 @@ mod tests {
         other.doubt(true, at(1000), at(0));
         other.failed(1, at(1));
         other.failed(2, at(2));
-        assert!(fails_alone(other.failure_rate(at(2)).unwrap(), 0.0), "two failures of its own are enough");
+        assert!(
+            fails_alone(other.failure_rate(at(2)).unwrap(), 0.0, false),
+            "two failures of its own are enough"
+        );
     }
 
     #[test]

@@ -75,13 +75,19 @@ pub(crate) fn takes(gate: &Gate, now: Stamp) -> Takes {
     }
 }
 
-/// Whether its failures are reason to eject it: more than its peers', beyond chance.
-pub(crate) fn fails_alone(failures: f64, peers: f64) -> bool {
-    failures >= EJECT_FROM + 2.0 * peers
+/// Whether its failures are reason to eject it: more than its peers', beyond chance. On trial one more is enough where its peers
+/// have hardly any. What most answers of its peers are like as well says nothing about it.
+pub(crate) fn fails_alone(failures: f64, peers: f64, is_on_trial: bool) -> bool {
+    let enough = 1.0 - (1.0 - EJECT_FROM) * (1.0 - peers).powi(3);
+    peers <= MOST_OF_PEERS && (failures >= enough || (is_on_trial && peers < HARDLY_ANY))
 }
 
 /// Three failures in a row after good answers, or a quarter of all.
 const EJECT_FROM: f64 = 0.25;
+/// The shares are of the last twenty answers or so: chance brings a third more than half of the peers', seldom nine tenths.
+const MOST_OF_PEERS: f64 = 0.5;
+/// Less than one recent failure of the peer in the middle.
+const HARDLY_ANY: f64 = 0.05;
 /// Some requests always go there, or it could never show that it is well.
 const MIN_SHARE: f64 = 0.02;
 
@@ -153,10 +159,20 @@ mod tests {
 
     #[test]
     fn failures_eject_only_beyond_those_of_the_peers() {
-        for (failures, peers, expected) in
-            [(0.271, 0.0, true), (0.24, 0.0, false), (0.271, 0.19, false), (1.0, 0.5, false)]
-        {
-            assert_eq!(fails_alone(failures, peers), expected, "{failures} beside {peers}");
+        for (failures, peers, is_on_trial, expected) in [
+            (0.271, 0.0, false, true),
+            (0.24, 0.0, false, false),
+            (0.271, 0.19, false, false),
+            (0.6, 0.3, false, false),
+            (0.8, 0.5, false, false),
+            (0.95, 0.5, false, true),
+            (1.0, 0.6, false, false),
+            (1.0, 1.0, false, false),
+            (0.0, 0.01, true, true),
+            (0.2, 0.3, true, false),
+            (0.9, 0.3, true, true),
+        ] {
+            assert_eq!(fails_alone(failures, peers, is_on_trial), expected, "{failures} beside {peers}");
         }
     }
 }

@@ -8,7 +8,7 @@ use tokenway::config::{Config, PolicyName, Tenant};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
 use super::{CHAT, PATH};
-use crate::support::replica::{Gate, Probes, Replica, Step};
+use crate::support::replica::{Gate, Probes, Received, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
 
 const MISSING: &str = r#"{"error":{"message":"The model `tiny` does not exist.","type":"NotFoundError","param":"model","code":404}}"#;
@@ -164,6 +164,33 @@ async fn two_sick_of_four_are_both_left_and_a_healed_one_comes_back_on_trial() {
     until("it comes back", || of(0).state == ReplicaState::Ready).await;
     failed(&gateway, 140..200).await;
     assert!(of(0).state == ReplicaState::Ready && !of(0).is_on_trial, "{:?}", of(0));
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_client_whose_streams_break_everywhere_keeps_no_healed_replica_out() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    let by_client = |received: &Received| {
+        let is_hers = String::from_utf8_lossy(&received.body).contains("hers");
+        if is_hers { wire::begun_then("x", [Step::Reset]) } else { wire::chat_stream(&["a"]) }
+    };
+    replicas[1..].iter().for_each(|replica| replica.answers(by_client));
+    replicas[0].always(fault("500"));
+    let of = |at: usize| gateway.replicas().into_iter().find(|r| *r.replica == *replicas[at].name()).unwrap();
+    let mut sent = 0;
+    while of(0).state == ReplicaState::Ready && sent < 5000 {
+        failed(&gateway, sent..sent + 1).await;
+        sent += 1;
+    }
+    replicas[0].answers(by_client);
+    until("it comes back", || of(0).state == ReplicaState::Ready).await;
+    for n in 0..150 {
+        failed(&gateway, sent + n..sent + n + 1).await;
+        gateway.post(PATH, &CHAT.replace("hi", &format!("hers {n}"))).await;
+    }
+    for at in 0..4 {
+        assert!(of(at).state == ReplicaState::Ready && !of(at).is_on_trial, "{:?}", of(at));
+    }
     gateway.idle().await;
 }
 
