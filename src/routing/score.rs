@@ -131,7 +131,7 @@ impl<'a> Stakes<'a> {
         let shared = self.shared(candidate, &work);
         terms.decode = self.pool.answers.output * (steps.after + candidate.requests * steps.added / 2.0);
         if self.tpot.is_infinite() {
-            // Those there stand still while it is computed. A bound says how much of that they can bear: `harm`.
+            // Those there stand still while it is computed. Where there is a bound `harm` knows how much of that they can bear.
             terms.decode += candidate.requests * terms.prefill * (1.0 - shared);
         }
         let slow = self.slow.missed(steps.after / self.tpot);

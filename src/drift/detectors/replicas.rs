@@ -10,6 +10,7 @@ use super::blocks::BlockHistory;
 use super::table::{
     HOUR, HOURLY_NOISE, MOST, QUARTERS, REPEATED, REPLICA, REPLICA_REQUESTS, StepRow, USUAL_HOURS, WEEK,
 };
+use crate::diagnosis::figures::exceeds;
 use crate::diagnosis::table::{DIFFERS, DIFFERS_FROM_USUAL, UNMOVED};
 use crate::stats::{Counts, Histogram, MEDIAN_ERROR, Ring, median, robust};
 
@@ -30,9 +31,52 @@ pub(super) struct ReplicaHistory {
     is_slow: bool,
     /// TTFT by days, for a tail that drifts at this replica alone.
     pub(super) blocks: BlockHistory,
-    /// Requests of the last hours, halved every hour, and those of them that failed.
-    pub(super) recent_requests: f64,
-    pub(super) recent_failures: f64,
+    /// Requests of the last hours that failed, and of those with a bound on TTFT the late ones.
+    pub(super) failed: RecentShare,
+    pub(super) late: RecentShare,
+}
+
+/// Requests of the last hours, halved every hour, and the bad ones of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RecentShare {
+    pub(super) all: f64,
+    pub(super) bad: f64,
+}
+
+impl RecentShare {
+    pub(super) fn add(&mut self, is_bad: bool) {
+        self.all += 1.0;
+        self.bad += f64::from(u8::from(is_bad));
+    }
+
+    pub(super) fn halve(&mut self) {
+        self.all /= 2.0;
+        self.bad /= 2.0;
+    }
+
+    fn exceeds(self, others: Self) -> bool {
+        exceeds((self.bad, self.all), (others.bad, others.all))
+    }
+
+    /// Of several, those whose share is at least that of all. One alone only where that is no chance: of few that are alike one is
+    /// always above the others.
+    pub(super) fn above(shares: &[Self]) -> Vec<usize> {
+        let sum = |left_out: Option<usize>| {
+            let others = shares.iter().enumerate().filter(|(at, _)| Some(*at) != left_out);
+            others.fold(Self::default(), |sum, (_, one)| Self {
+                all: sum.all + one.all,
+                bad: sum.bad + one.bad,
+            })
+        };
+        let all = sum(None);
+        let is_above = |one: &Self| one.bad >= 1.0 && one.bad * all.all >= all.bad * one.all;
+        let above: Vec<_> =
+            shares.iter().enumerate().filter(|(_, one)| is_above(one)).map(|(at, _)| at).collect();
+        match above.as_slice() {
+            [at] if shares.get(*at).is_some_and(|one| !one.exceeds(sum(Some(*at)))) => Vec::new(),
+            _ => above,
+        }
+    }
 }
 
 /// A histogram of the quarter of an hour in progress, and those of the last hour.
@@ -86,8 +130,8 @@ impl ReplicaHistory {
             slow_quarters: 0,
             is_slow: false,
             blocks,
-            recent_requests: 0.0,
-            recent_failures: 0.0,
+            failed: RecentShare::default(),
+            late: RecentShare::default(),
         }
     }
 

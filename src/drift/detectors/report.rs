@@ -10,12 +10,11 @@ use super::burn::{BadHour, Burn};
 use super::finding::{Evidence, Fact, Finding, SeriesName};
 use super::kind::{Horizon, Kind, Subject};
 use super::recent::Doubling;
-use super::replicas::{ReplicaHistory, SlowReplica};
+use super::replicas::{RecentShare, ReplicaHistory, SlowReplica};
 use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
 use super::table::{HOUR, LATE_BUDGET, PARTS, StepRow, TAIL, WINDOW};
-use crate::diagnosis::figures::exceeds;
 use crate::diagnosis::table::{BUSIER, DIFFERS, LONGER, UNMOVED};
 use crate::diagnosis::{Case, Causes, Diagnosis, Onset, SignalChange, Signals, Tier, of_changes};
 
@@ -125,7 +124,7 @@ pub(super) fn doubling(series: &mut RouteSeries, at: f64, kind: Kind, doubling: 
 pub(super) fn late(series: &mut RouteSeries, at: f64, late: &Burn) -> ActiveFinding {
     let ttft = series.ttft.ratio(at);
     let onset = at - late.lasted;
-    let affected = Affected::now(series, at, onset, Kind::TtftP99OverSlo, ttft.unwrap_or(1.0));
+    let affected = Affected::by_share(series, |replica| replica.late);
     let evidence = Evidence::default()
         .with("share_over_slo", late.count.share())
         .with("allowed_share", LATE_BUDGET)
@@ -230,7 +229,7 @@ fn drift_evidence(drift: &SlowDrift) -> Evidence {
 }
 
 pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &Burn) -> ActiveFinding {
-    let affected = Affected::failing(series);
+    let affected = Affected::by_share(series, |replica| replica.failed);
     let evidence = Evidence::default()
         .with("burn_rate", burn.rate)
         .with("long_window_seconds", burn.long)
@@ -267,8 +266,9 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
         let onset = active.onset.unwrap_or(Onset::at(minute_of(found_at) - gap()));
         let changes = series.signals.changes_from(&active.before, minute_of(at));
         let ratio = series.ttft.ratio(at).unwrap_or(1.0);
-        let affected = match row.subject {
-            Subject::Availability => Affected::failing(series),
+        let affected = match (kind, row.subject) {
+            (_, Subject::Availability) => Affected::by_share(series, |replica| replica.failed),
+            (Kind::TtftP99OverSlo, _) => Affected::by_share(series, |replica| replica.late),
             _ => Affected::now(series, at, onset.earliest as f64 * 60.0, kind, ratio),
         };
         let causes = Seen { kind, affected, onset, shape: Vec::new() }.diagnose(series, at, &changes);
@@ -338,31 +338,34 @@ impl Affected {
         affected
     }
 
-    /// By their own tails over days, less strictly: the series is known to drift.
+    /// By their own tails over days, less strictly: the series is known to drift. One alone only where it drifts by itself, too: of
+    /// several that do, chance hides all but one.
     fn for_days(series: &RouteSeries, settings: &Settings) -> Self {
-        let setup = settings.slow(StepRow { z: 0.0, ..TAIL });
-        Self::of(series, |_, replica| {
-            (replica.blocks.age() > 0).then(|| slow::judge(&replica.blocks, &setup).is_some())
-        })
-    }
-
-    /// By their failures: at least the series' share.
-    fn failing(series: &RouteSeries) -> Self {
-        let of = |replica: &ReplicaHistory| (replica.recent_failures, replica.recent_requests);
-        let all = series.replicas.iter().map(of).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
-        let mut affected = Self::of(series, |_, replica| {
-            let (bad, requests) = of(replica);
-            (requests >= 1.0).then_some(bad >= 1.0 && bad * all.1 >= all.0 * requests)
-        });
-        // Of two that fail alike one is above their share: one alone is the cause where that is no chance.
-        let is_chance = |(bad, requests)| !exceeds((bad, requests), (all.0 - bad, all.1 - requests));
-        if let [name] = affected.names.as_slice()
-            && let Some(index) = series.replica_names.iter().position(|other| other == name)
-            && series.replicas.get(index).map(of).is_some_and(is_chance)
-        {
+        let by = |row: StepRow| {
+            let setup = settings.slow(row);
+            Self::of(series, |_, replica| {
+                (replica.blocks.age() > 0).then(|| slow::judge(&replica.blocks, &setup).is_some())
+            })
+        };
+        let mut affected = by(StepRow { z: 0.0, ..TAIL });
+        if affected.names.len() == 1 && by(TAIL).names.is_empty() {
             affected.judged = 0;
         }
         affected
+    }
+
+    /// By their bad requests: at least the series' share.
+    fn by_share(series: &RouteSeries, of: impl Fn(&ReplicaHistory) -> RecentShare) -> Self {
+        let seen: Vec<_> = series
+            .replicas
+            .iter()
+            .zip(&series.replica_names)
+            .map(|(replica, name)| (of(replica), name))
+            .filter(|(share, _)| share.all >= 1.0)
+            .collect();
+        let above = RecentShare::above(&seen.iter().map(|(share, _)| *share).collect::<Vec<_>>());
+        let names = above.iter().filter_map(|at| seen.get(*at)).map(|(_, name)| Arc::clone(name)).collect();
+        Self { judged: if above.is_empty() { 0 } else { seen.len() }, names }
     }
 }
 

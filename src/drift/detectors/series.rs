@@ -136,8 +136,7 @@ impl RouteSeries {
             self.failed.add(at, is_bad);
             self.hours_of_day.add(at, is_bad);
             if let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) {
-                replica.recent_requests += 1.0;
-                replica.recent_failures += f64::from(u8::from(is_bad));
+                replica.failed.add(is_bad);
             }
         }
         if let Some(itl) = observation.itl {
@@ -159,6 +158,9 @@ impl RouteSeries {
         }
         if let Some((bound, _)) = observation.ttft_bound {
             self.late.add(at, ttft > bound);
+            if let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) {
+                replica.late.add(ttft > bound);
+            }
         }
     }
 
@@ -196,8 +198,8 @@ impl RouteSeries {
     /// Once an hour: what is old counts half.
     pub(super) fn decay(&mut self) {
         for replica in &mut self.replicas {
-            replica.recent_requests /= 2.0;
-            replica.recent_failures /= 2.0;
+            replica.failed.halve();
+            replica.late.halve();
         }
     }
 }

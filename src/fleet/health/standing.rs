@@ -76,7 +76,7 @@ pub(crate) fn takes(gate: &Gate, now: Stamp) -> Takes {
 }
 
 /// Whether its failures are reason to eject it: more than its peers', beyond chance. On trial one more is enough where its peers
-/// have hardly any. What most answers of its peers are like as well says nothing about it.
+/// have hardly any. What most answers of its peers are like as well is no fault of it.
 pub(crate) fn fails_alone(failures: f64, peers: f64, is_on_trial: bool) -> bool {
     let enough = 1.0 - (1.0 - EJECT_FROM) * (1.0 - peers).powi(3);
     peers <= MOST_OF_PEERS && (failures >= enough || (is_on_trial && peers < HARDLY_ANY))

@@ -21,7 +21,7 @@ use self::evidence::known;
 pub use self::evidence::{Evidence, SavedEvidence};
 use self::rate::{RateTest, RateWealth};
 use self::samples::Samples;
-use self::tail::{Bound, TailTest, TailWealth};
+use self::tail::{Bound, TailTest};
 use self::wealth::Limits;
 use crate::config::{Canary, QuantileRatios};
 use crate::labels::labels;

@@ -61,7 +61,7 @@ fn a_long_prompt_goes_where_the_fewest_streams_stand_still_for_it() {
     let whole = Text::session(1, 0, 80);
     assert_eq!(fleet.decide(&whole).unwrap().slot, 1);
     fleet.aim.slo.tpot = Some(Duration::from_secs(1));
-    assert_eq!(fleet.decide(&whole).unwrap().slot, 0, "their bound says that they can bear it");
+    assert_eq!(fleet.decide(&whole).unwrap().slot, 0, "by their bound they can bear it");
 }
 
 #[test]
