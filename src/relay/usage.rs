@@ -390,10 +390,13 @@ fn note_string(slot: &mut Option<Box<str>>, text: Option<Cow<'_, str>>) {
     }
 }
 
-/// A whole number of tokens; `None` for `null` and for what is none.
+/// A whole number of tokens; `None` for `null` and for what is none. Sums of them are kept for months.
 fn count(value: Raw<'_>) -> Option<u64> {
-    value.text().parse().ok()
+    value.text().parse().ok().filter(|tokens| *tokens <= MOST_TOKENS)
 }
+
+/// A thousand times what the longest context holds.
+const MOST_TOKENS: u64 = 1 << 34;
 
 /// A JSON number of milliseconds.
 fn millis(value: Raw<'_>) -> Option<Duration> {
@@ -453,6 +456,17 @@ mod tests {
         let engine = of_unary(Dialect::Chat, openai.as_bytes()).engine.unwrap();
         assert_eq!(engine.queue, Some(Duration::from_micros(1500)));
         assert_eq!(engine.generation, None);
+    }
+
+    #[test]
+    fn counts_that_no_engine_can_mean_are_none() {
+        let answer = |output: u64| {
+            format!(r#"{{"choices":[],"usage":{{"prompt_tokens":5,"completion_tokens":{output}}}}}"#)
+        };
+        for (output, counted) in [(7, Some(7)), (u64::MAX, None), (9_007_199_254_740_993, None)] {
+            let facts = of_unary(Dialect::Chat, answer(output).as_bytes());
+            assert_eq!(counts(&facts), [Some(5), None, counted], "{output}");
+        }
     }
 
     #[test]
