@@ -40,9 +40,11 @@ pub(super) struct Watching<'w, C> {
     collection: C,
     /// Where a watch goes on; `None` before a list.
     version: Option<String>,
-    /// Since the last event, or end of a watch in order.
+    /// Since the last event.
     refusals: u32,
     misses: u32,
+    /// Watches in a row that ended in order and brought nothing.
+    empty: u32,
     watch_for: Duration,
 }
 
@@ -62,6 +64,7 @@ impl<'w, C: Collection> Watching<'w, C> {
             version: None,
             refusals: 0,
             misses: 0,
+            empty: 0,
             watch_for: WATCH_FOR,
         }
     }
@@ -70,14 +73,15 @@ impl<'w, C: Collection> Watching<'w, C> {
     pub(super) async fn run(mut self) {
         loop {
             let pause = match self.follow().await {
-                // The server ends every watch after [`WATCH_FOR`].
+                // The server ends every watch after [`WATCH_FOR`]; one that ends them at once is asked less and less often.
                 Ok(()) => {
                     (self.refusals, self.misses) = (0, 0);
-                    AFTER_END
+                    self.empty = self.empty.saturating_add(1);
+                    (AFTER_END * 2_u32.saturating_pow(self.empty.min(8) - 1)).min(MAX_AFTER_END)
                 }
                 Err(error) => {
                     self.missed(&error);
-                    (FIRST_RETRY * 2_u32.saturating_pow(self.misses.min(8) - 1)).min(MAX_RETRY)
+                    (FIRST_RETRY * 2_u32.saturating_pow(self.misses.min(8).saturating_sub(1))).min(MAX_RETRY)
                 }
             };
             // Gateways that lost the server together do not come back together.
@@ -91,6 +95,8 @@ impl<'w, C: Collection> Watching<'w, C> {
         self.refusals += u32::from(error.is_refusal());
         let is_expired = matches!(error, ApiError::Expired);
         if is_expired && self.refusals < MAX_REFUSALS {
+            // The server is there: however long it was away, what it has now is asked for at once.
+            self.misses = self.refusals;
             tracing::debug!(path = self.path, "watch expired: listing again");
         } else {
             self.collection.failed(&error.to_string());
@@ -118,7 +124,7 @@ impl<'w, C: Collection> Watching<'w, C> {
                     }
                     self.version = Some(version.to_owned());
                 }
-                (self.refusals, self.misses) = (0, 0);
+                (self.refusals, self.misses, self.empty) = (0, 0, 0);
                 self.collection.apply(event);
                 // Of a bookmark too: with it the list is as good as new.
                 self.collection.is_current();
@@ -157,7 +163,9 @@ const MAX_REFUSALS: u32 = 2;
 /// Pages of one list: 500 objects each; a slice has up to a thousand endpoints.
 const MAX_PAGES: usize = 100;
 const WATCH_GRACE: Duration = Duration::from_secs(5);
+/// Doubled for each watch in a row that ended in order and brought nothing.
 const AFTER_END: Duration = Duration::from_millis(20);
+const MAX_AFTER_END: Duration = Duration::from_secs(1);
 /// Doubled for each failure in a row.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const MAX_RETRY: Duration = Duration::from_secs(30);
