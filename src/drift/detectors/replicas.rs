@@ -58,9 +58,9 @@ impl RecentShare {
         exceeds((self.bad, self.all), (others.bad, others.all))
     }
 
-    /// Of several, those whose share is at least that of all. One alone only where that is no chance: of few that are alike one is
+    /// Of several, those whose share is at least that of all. `None` where it is one alone by chance: of few that are alike one is
     /// always above the others.
-    pub(super) fn above(shares: &[Self]) -> Vec<usize> {
+    pub(super) fn above(shares: &[Self]) -> Option<Vec<usize>> {
         let sum = |left_out: Option<usize>| {
             let others = shares.iter().enumerate().filter(|(at, _)| Some(*at) != left_out);
             others.fold(Self::default(), |sum, (_, one)| Self {
@@ -72,9 +72,10 @@ impl RecentShare {
         let is_above = |one: &Self| one.bad >= 1.0 && one.bad * all.all >= all.bad * one.all;
         let above: Vec<_> =
             shares.iter().enumerate().filter(|(_, one)| is_above(one)).map(|(at, _)| at).collect();
+        let is_chance = |at: usize| shares.get(at).is_some_and(|one| !one.exceeds(sum(Some(at))));
         match above.as_slice() {
-            [at] if shares.get(*at).is_some_and(|one| !one.exceeds(sum(Some(*at)))) => Vec::new(),
-            _ => above,
+            [at] if is_chance(*at) => None,
+            _ => Some(above),
         }
     }
 }

@@ -364,8 +364,9 @@ impl Affected {
             .filter(|(share, _)| share.all >= 1.0)
             .collect();
         let above = RecentShare::above(&seen.iter().map(|(share, _)| *share).collect::<Vec<_>>());
+        let Some(above) = above else { return Self::default() };
         let names = above.iter().filter_map(|at| seen.get(*at)).map(|(_, name)| Arc::clone(name)).collect();
-        Self { judged: if above.is_empty() { 0 } else { seen.len() }, names }
+        Self { judged: seen.len(), names }
     }
 }
 
