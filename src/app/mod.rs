@@ -232,10 +232,16 @@ impl App {
         self.tokens.configure(config.jwt.as_ref());
         salt_key::settle_salts(&self.salt_key, &config);
         let pools = self.fleet.apply(&config);
-        let table = self.gateway.table.load().next(config, pools);
-        let before = Arc::downgrade(&self.gateway.table.swap(Arc::new(table)));
+        let table = Arc::new(self.gateway.table.load().next(config, pools));
+        let before = Arc::downgrade(&self.gateway.table.swap(Arc::clone(&table)));
         self.gateway.table_changed.notify_one();
-        self.fleet.retire_dropped(move || before.strong_count() > 0);
+        if table.is_interim() {
+            let table = Arc::downgrade(&table);
+            self.fleet.after_hand_over(move || table.upgrade().iter().for_each(|table| table.end_interim()));
+        }
+        let gateway = Arc::downgrade(&self.gateway);
+        let is_interim = move || gateway.upgrade().is_some_and(|gateway| gateway.table.load().is_interim());
+        self.fleet.retire_dropped(move || before.strong_count() > 0 || is_interim());
         Ok(())
     }
 

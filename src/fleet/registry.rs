@@ -133,6 +133,14 @@ impl Fleet {
         });
     }
 
+    /// Calls `end` when what a configuration replaced has had its time.
+    pub fn after_hand_over(&self, end: impl FnOnce() + Send + 'static) {
+        self.background.spawn(async move {
+            tokio::time::sleep(HAND_OVER).await;
+            end();
+        });
+    }
+
     fn part_with(&self, gone: &[Arc<Membership>]) {
         let mut ending = self.ending.lock();
         ending.retain(|pool| !pool.left().is_empty());

@@ -21,6 +21,7 @@ mod hedge;
 pub mod hedge_budget;
 pub mod hook;
 pub mod hysteresis;
+mod interim;
 pub mod local;
 pub mod migration;
 mod models;

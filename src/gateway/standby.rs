@@ -35,10 +35,10 @@ pub(super) fn place(
     is_open: impl Fn(usize) -> bool,
 ) -> Option<usize> {
     let route = &request.route;
-    if route.standbys.is_empty() || (past.pool.is_some_and(&is_open) && !past.overflows) {
+    if past.pool.is_some_and(&is_open) && !past.overflows {
         return None;
     }
-    let open = route.standbys.iter().copied().find(|at| is_open(*at))?;
+    let open = route.standbys().find(|at| is_open(*at))?;
     if !past.overflows && (0..route.pools.len()).any(|at| route.wheel.may_use(at) && is_open(at)) {
         return route.standby.down.is_on(now, DWELL).then_some(open);
     }
@@ -66,15 +66,15 @@ pub(super) fn takes_refused(request: &Prepared, failure: &Failure, now: Stamp) -
 
 fn has_open(request: &Prepared, now: Stamp) -> bool {
     let takes = |pool: &PoolState| pool.is_ready() && pool.has_room(request.outside_demand(), now);
-    let is_ready = |at: &usize| request.route.pools.get(*at).is_some_and(|(pool, _)| takes(pool));
-    request.pinned.is_none() && request.route.standbys.iter().any(is_ready)
+    let is_ready = |at: usize| request.route.pools.get(at).is_some_and(|(pool, _)| takes(pool));
+    request.pinned.is_none() && request.route.standbys().any(is_ready)
 }
 
 impl RouteState {
     /// Counts a request that a standby pool of the route got.
     pub(super) fn count_standby(&self, gateway: &Gateway, pool: &Arc<PoolState>, reason: &'static str) {
-        let is_it = |at: &usize| self.pools.get(*at).is_some_and(|(known, _)| Arc::ptr_eq(known, pool));
-        if self.standbys.iter().any(is_it) {
+        let place = self.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
+        if place.is_some_and(|place| self.is_standby(place)) {
             gateway.observer.metrics().families.routes.standby.inc([&self.config.name, &pool.name, reason]);
         }
     }

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::hedge_budget::HedgeBudget;
 use super::hysteresis::{Hysteresis, Standby};
+use super::interim::Interim;
 use super::prefill_side::PrefillSide;
 use super::shadow::{Shadow, Shadows};
 use crate::clock::Stamp;
@@ -79,7 +80,9 @@ pub struct RouteState {
     /// Whether its requests are degraded; carried over.
     pub degrading: Arc<Hysteresis>,
     /// Places of the pools that take traffic only while the others cannot, in the order of the route.
-    pub standbys: Box<[usize]>,
+    standbys: Box<[usize]>,
+    /// The pools that it had before, behind its own.
+    interim: Interim,
     /// Whether they do; carried over.
     pub standby: Arc<Standby>,
     /// Copies of its requests for its canary; carried over.
@@ -96,6 +99,16 @@ impl CarriedOver {
 }
 
 impl RoutingTable {
+    /// Whether a route is still served by the pools that it had before.
+    pub fn is_interim(&self) -> bool {
+        self.routes.iter().any(|route| route.is_interim())
+    }
+
+    /// From now on each route has its own pools alone.
+    pub fn end_interim(&self) {
+        self.routes.iter().for_each(|route| route.interim.end());
+    }
+
     /// Joins a configuration with the pools that the fleet made from it.
     pub fn new(config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>, carried_over: CarriedOver) -> Self {
         Self::build(config, pools, carried_over, &[])
@@ -214,6 +227,11 @@ impl RouteState {
             ModelMatch::Any => None,
         };
         let weighted = |w: &WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
+        let mut used: Vec<_> = route.pools.iter().filter_map(weighted).collect();
+        // A pool at zero is woken by those that wait for it.
+        let is_awake = used.iter().all(|(pool, _)| pool.config().scale.cold_wait().is_none());
+        let former_pools = former.filter(|former| is_awake && former.serves_models_of(route));
+        let interim = Interim::behind(&mut used, &former_pools.map(Self::serving).unwrap_or_default());
         let is_canary = |at: usize| route.canary.as_ref().is_some_and(|canary| canary.pool == at);
         let is_standby = |w: &WeightedPool| config.pools.get(w.pool).is_some_and(|pool| pool.standby);
         let standbys = route.pools.iter().enumerate();
@@ -229,7 +247,8 @@ impl RouteState {
             shadow,
             prefill: PrefillSide::of(route, config, pools, former.and_then(|known| known.prefill.as_deref()))
                 .map(Box::new),
-            pools: route.pools.iter().filter_map(weighted).collect(),
+            pools: used,
+            interim,
             config: route.clone(),
         }
     }
@@ -263,7 +282,42 @@ impl RouteState {
 
     /// Whether a pool gets requests, always or while others cannot.
     pub(super) fn serves(&self, place: usize) -> bool {
-        self.wheel.may_use(place) || self.standbys.contains(&place)
+        self.wheel.may_use(place) || self.standbys().any(|standby| standby == place)
+    }
+
+    /// Places of the pools that take traffic while the others cannot: standby pools, and until a pool of its own is ready those that it
+    /// had before the last reload.
+    pub(super) fn standbys(&self) -> impl Iterator<Item = usize> {
+        let interim = if self.is_interim() { self.interim.first..self.pools.len() } else { 0..0 };
+        self.standbys.iter().copied().chain(interim)
+    }
+
+    /// Its pools, without those that stand by or are another house's.
+    fn serving(&self) -> Vec<&Arc<PoolState>> {
+        let former = if self.is_interim() { self.interim.first } else { self.pools.len() };
+        let pools = self.pools.iter().enumerate();
+        let serving = pools.filter(|(place, (_, weight))| *weight > 0 || *place >= former);
+        serving.map(|(_, (pool, _))| pool).filter(|pool| !pool.is_outside()).collect()
+    }
+
+    /// Whether it is a configured standby pool.
+    pub(super) fn is_standby(&self, place: usize) -> bool {
+        self.standbys.contains(&place)
+    }
+
+    /// Whether the pools that it had before the last reload still serve it.
+    pub fn is_interim(&self) -> bool {
+        let own = || self.pools.iter().take(self.interim.first).enumerate();
+        let is_used = |place| self.wheel.may_use(place) || self.standbys.contains(&place);
+        if !self.interim.is_over() && own().any(|(place, (pool, _))| is_used(place) && pool.is_ready()) {
+            self.interim.end();
+        }
+        !self.interim.is_over()
+    }
+
+    /// Whether its engines have the models of a route that takes its place, by the same names.
+    fn serves_models_of(&self, next: &Route) -> bool {
+        self.config.model == next.model && self.config.upstream_model == next.upstream_model
     }
 
     /// Whether a request is answered now, or after the cold start of a pool that may scale to zero.

@@ -665,7 +665,8 @@ async fn replicas_of_a_pool_that_a_reload_drops_are_listed_until_their_streams_h
 
     gateway.app.reload(Arc::new(of_pool("c", &two))).unwrap();
     let left = || gateway.replicas().into_iter().find(|status| &*status.pool == "b");
-    assert_eq!(left().map(|left| (left.state, left.inflight)), Some((ReplicaState::Draining, 1)));
+    let drains = || left().map(|left| (left.state, left.inflight)) == Some((ReplicaState::Draining, 1));
+    until("it drains, once the other serves", drains).await;
     gate.cancel();
     assert!(String::from_utf8_lossy(&client.rest().await.bytes).ends_with("data: [DONE]\n\n"));
     until("it is gone", || left().is_none()).await;

@@ -361,6 +361,40 @@ async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are(
 }
 
 #[tokio::test]
+async fn a_route_that_a_reload_gives_another_pool_keeps_the_former_one_until_that_is_ready() {
+    for is_dropped in [true, false] {
+        let (old, new) = (Replica::start().await, Replica::start().await);
+        let config = config::of(&[&old]);
+        let gateway = Gateway::start(config.clone()).await;
+        new.probes(Probes::Refused(503));
+        let mut next = config.clone();
+        next.pools = vec![config::pool("next", &[&new])];
+        if !is_dropped {
+            next.pools.push(config.pools[0].clone());
+        }
+        gateway.app.reload(Arc::new(next.clone())).unwrap();
+        // And once more, as a file that is written in pieces has it.
+        gateway.app.reload(Arc::new(next)).unwrap();
+        for sent in 1..=20 {
+            let reply = gateway.post("/v1/chat/completions", CHAT).await;
+            assert_eq!((reply.status(), old.count()), (200, sent), "{}", reply.text());
+        }
+        new.probes(Probes::Answered);
+        let is_ready = || {
+            let replicas = gateway.replicas();
+            replicas.iter().any(|one| *one.replica == *new.name() && one.state == ReplicaState::Ready)
+        };
+        until("the new one is ready", is_ready).await;
+        for sent in 1..=20 {
+            let reply = gateway.post("/v1/chat/completions", CHAT).await;
+            assert_eq!((reply.status(), new.count()), (200, sent), "{}", reply.text());
+        }
+        assert_eq!(old.count(), 20, "it has served its time");
+        gateway.idle().await;
+    }
+}
+
+#[tokio::test]
 async fn requests_for_an_adapter_go_where_the_engine_holds_it() {
     let (one, other) = (Replica::start().await, Replica::start().await);
     let listed = r#"{"object":"list","data":[{"id":"tiny","object":"model"},{"id":"sql","object":"model","parent":"tiny"}]}"#;
