@@ -237,10 +237,14 @@ impl App {
         self.gateway.table_changed.notify_one();
         if table.is_interim() {
             let table = Arc::downgrade(&table);
-            self.fleet.after_hand_over(move || table.upgrade().iter().for_each(|table| table.end_interim()));
+            let end = move || table.upgrade().iter().for_each(|table| table.end_interim());
+            self.fleet.after_hand_over(self.closing.clone(), end);
         }
-        let gateway = Arc::downgrade(&self.gateway);
-        let is_interim = move || gateway.upgrade().is_some_and(|gateway| gateway.table.load().is_interim());
+        let (gateway, closing) = (Arc::downgrade(&self.gateway), self.closing.clone());
+        let is_interim = move || {
+            let gateway = gateway.upgrade().filter(|_| !closing.is_cancelled());
+            gateway.is_some_and(|gateway| gateway.table.load().is_interim())
+        };
         self.fleet.retire_dropped(move || before.strong_count() > 0 || is_interim());
         Ok(())
     }

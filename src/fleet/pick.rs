@@ -106,10 +106,10 @@ impl Pick {
     }
 
     /// Its request failed there. From the second prompt on that fails there the replica gets less traffic. It is ejected once it
-    /// fails more than the pool's others, by one failure while on trial and they have hardly any, or at once where it refuses connections; but never the
-    /// last ready one, and never more than `pool.ejection.max_share` of the pool. Where an answer says that its engine is down, a
-    /// probe decides. A request that could go nowhere else has no peers to be compared with, and its client chose the replica: it
-    /// only has the replica probed.
+    /// fails more than the pool's others, on trial by one failure where they have hardly any, or at once where it refuses
+    /// connections; but never the last ready one, and never more than `pool.ejection.max_share` of the pool. Where an answer says
+    /// that its engine is down, a probe decides. A request that could go nowhere else has no peers to be compared with, and its
+    /// client chose the replica: it only has the replica probed.
     pub fn failed(&self, failure: &ReplicaFailure, now: Stamp) {
         let (pool, replica, health) = (&self.pool, &self.replica, &self.replica.health);
         if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) || failure.is_idle_close() {
@@ -159,17 +159,27 @@ impl Pick {
         replica.health.beside(usual.unwrap_or_default());
         replica.member().publish(now);
         let rate = answers.failure_rate(now).unwrap_or_default();
-        let peers = self.usual_of_peers(|other| other.health.answers.failure_rate(now));
-        fails_alone(rate, peers.unwrap_or_default(), is_on_trial)
+        match self.usual_of_peers(|other| other.health.answers.failure_rate(now)) {
+            Some(peers) => fails_alone(rate, peers, is_on_trial),
+            // Those on trial are soon peers again.
+            None => !self.has_peer_on_trial() && fails_alone(rate, 0.0, is_on_trial),
+        }
     }
 
     /// What is usual of a figure among the pool's other replicas; those on trial have too few answers to show it.
     fn usual_of_peers(&self, figure: impl Fn(&Replica) -> Option<f64>) -> Option<f64> {
         let replicas = self.pool.replicas();
-        let is_peer = |other: &&Arc<Replica>| other.slot() != self.replica.slot() && !other.is_on_trial();
-        let mut figures: SmallVec<[f64; 16]> =
-            replicas.iter().filter(is_peer).filter_map(|other| figure(other)).collect();
+        let peers = replicas.iter().filter(|other| self.is_other(other) && !other.is_on_trial());
+        let mut figures: SmallVec<[f64; 16]> = peers.filter_map(|other| figure(other)).collect();
         lower_quantile(&mut figures, 0.5)
+    }
+
+    fn has_peer_on_trial(&self) -> bool {
+        self.pool.replicas().iter().any(|other| self.is_other(other) && other.is_on_trial())
+    }
+
+    fn is_other(&self, replica: &Replica) -> bool {
+        replica.slot() != self.replica.slot()
     }
 
     /// The attempt was given up: sent at `sent`, it has brought nothing, neither a first token nor, if `is_whole`, an answer at once.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use super::discovery::deps::Deps;
 use super::discovery::hand_over::HAND_OVER;
@@ -133,11 +134,12 @@ impl Fleet {
         });
     }
 
-    /// Calls `end` when what a configuration replaced has had its time.
-    pub fn after_hand_over(&self, end: impl FnOnce() + Send + 'static) {
+    /// Calls `end` when what a configuration replaced has had its time, unless `stop` comes first.
+    pub fn after_hand_over(&self, stop: CancellationToken, end: impl FnOnce() + Send + 'static) {
         self.background.spawn(async move {
-            tokio::time::sleep(HAND_OVER).await;
-            end();
+            if stop.run_until_cancelled(tokio::time::sleep(HAND_OVER)).await.is_some() {
+                end();
+            }
         });
     }
 

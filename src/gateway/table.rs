@@ -81,10 +81,10 @@ pub struct RouteState {
     pub degrading: Arc<Hysteresis>,
     /// Places of the pools that take traffic only while the others cannot, in the order of the route.
     standbys: Box<[usize]>,
-    /// The pools that it had before, behind its own.
-    interim: Interim,
     /// Whether they do; carried over.
     pub standby: Arc<Standby>,
+    /// The pools that it had before, behind its own.
+    interim: Interim,
     /// Copies of its requests for its canary; carried over.
     pub shadow: Option<Arc<Shadow>>,
     /// Its `[route.prefill]`; what was learned of it is carried over.
