@@ -91,7 +91,7 @@ impl<'a> Stakes<'a> {
             (candidate.cost, candidate.ttft, candidate.decoding) =
                 (terms.cost.total(), terms.seconds(), terms.decode);
             (candidate.wait, candidate.own_wait) = (terms.wait, terms.own_wait);
-            let one = Least { decode: terms.decode, opened: self.shared(candidate, &terms.work) };
+            let one = Least { decode: terms.decode, opened: terms.shared };
             of_all = of_all.or(one);
             if terms.slot_wait <= 0.0 {
                 with_room = with_room.or(one);
@@ -128,11 +128,11 @@ impl<'a> Stakes<'a> {
         terms.transfer = transfer;
         terms.adapter = if candidate.lacks_adapter { prices::ADAPTER_LOAD } else { 0.0 };
         let steps = self.steps(candidate, &load, &estimate);
-        let shared = self.shared(candidate, &work);
+        terms.shared = self.shared(candidate, &work);
         terms.decode = self.pool.answers.output * (steps.after + candidate.requests * steps.added / 2.0);
         if self.tpot.is_infinite() {
             // Those there stand still while it is computed. Where there is a bound `harm` knows how much of that they can bear.
-            terms.decode += candidate.requests * terms.prefill * (1.0 - shared);
+            terms.decode += candidate.requests * terms.prefill * (1.0 - terms.shared);
         }
         let slow = self.slow.missed(steps.after / self.tpot);
         // Itself, and what its sequence adds to each of the streams there.
@@ -148,9 +148,9 @@ impl<'a> Stakes<'a> {
         let used = (self.waited + terms.seconds()) * self.per_bound;
         let late = self.late.missed(used);
         terms.late = late.chance;
-        let copy = terms.prefill * shared;
+        let copy = terms.prefill * terms.shared;
         // A slow replica's second is not the fleet's: what others could have had of it is work, at the pool's usual speed.
-        let usual = self.usual * self.pool.work(&work) * (1.0 - shared);
+        let usual = self.usual * self.pool.work(&work) * (1.0 - terms.shared);
         terms.cost = Addends {
             wait: terms.wait,
             prefill: terms.prefill,

@@ -107,6 +107,8 @@ pub struct Terms {
     pub wait: f64,
     /// Seconds to compute it.
     pub prefill: f64,
+    /// Share of its prefill that others will use, 0 to 1.
+    pub shared: f64,
     /// Seconds of the wait that are for a place in a full batch.
     pub slot_wait: f64,
     /// Seconds until the engine has begun on our own prompts there; none where others have several times as much waiting.

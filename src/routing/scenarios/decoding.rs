@@ -27,26 +27,40 @@ fn chats_behind_one_system_prompt_spread_by_what_their_answers_cost() {
     assert!(counts.iter().all(|n| (10..=24).contains(n)), "{counts:?}");
 }
 
-#[test]
-fn a_new_replica_that_lacks_only_what_all_share_is_used_at_once() {
-    let mut fleet = Fleet::experienced(4);
-    fleet.excluded.insert(3);
-    let (mut running, mut to_new) = (std::collections::VecDeque::new(), 0);
-    for n in 0..96 {
-        if n == 84 {
-            fleet.excluded = SlotSet::new();
-        }
-        let (decision, mut guard) = fleet.dispatch(&Text::session(n, 32, 1));
-        fleet.now = fleet.now.after(Duration::from_millis(50));
+/// Chats behind a shared system prompt; the latest 24 are being answered. Returns the replica of each.
+fn chats(
+    fleet: &mut Fleet,
+    running: &mut std::collections::VecDeque<Assignment>,
+    numbers: std::ops::Range<u64>,
+    shared: u64,
+    every: Duration,
+) -> Vec<usize> {
+    let first_token = Duration::from_millis(50);
+    let one = |n| {
+        let (decision, mut guard) = fleet.dispatch(&Text::session(n, shared, 1));
+        fleet.now = fleet.now.after(first_token);
         guard.first_token(fleet.now);
         running.push_back(guard);
-        // Answers of eight seconds, three requests a second: few streams, and steps hardly longer by them.
         if running.len() > 24 {
             running.pop_front();
         }
-        fleet.now = fleet.now.after(Duration::from_millis(283));
-        to_new += u32::from(decision.slot == 3);
-    }
+        fleet.now = fleet.now.after(every - first_token);
+        decision.slot
+    };
+    numbers.map(one).collect()
+}
+
+#[test]
+fn a_new_replica_that_lacks_only_what_all_share_is_used_at_once() {
+    let mut fleet = Fleet::experienced(4);
+    let mut running = std::collections::VecDeque::new();
+    // Answers of eight seconds, three requests a second: few streams, and steps hardly longer by them.
+    let every = Duration::from_millis(333);
+    fleet.excluded.insert(3);
+    chats(&mut fleet, &mut running, 0..84, 32, every);
+    fleet.excluded = SlotSet::new();
+    let slots = chats(&mut fleet, &mut running, 84..96, 32, every);
+    let to_new = slots.iter().filter(|slot| **slot == 3).count();
     assert!((2..=8).contains(&to_new), "{to_new} of twelve");
 }
 
@@ -67,21 +81,10 @@ fn a_long_prompt_goes_where_the_fewest_streams_stand_still_for_it() {
 #[test]
 fn short_chats_behind_one_system_prompt_use_every_replica_alike() {
     let mut fleet = Fleet::experienced(4);
-    let (mut running, mut sent) = (std::collections::VecDeque::new(), [0; 4]);
-    for n in 0..480 {
-        let (decision, mut guard) = fleet.dispatch(&Text::session(n, 16, 1));
-        fleet.now = fleet.now.after(Duration::from_millis(50));
-        guard.first_token(fleet.now);
-        running.push_back(guard);
-        // Answers of four seconds, six requests a second.
-        if running.len() > 24 {
-            running.pop_front();
-        }
-        fleet.now = fleet.now.after(Duration::from_millis(117));
-        if n >= 240 {
-            sent[decision.slot] += 1;
-        }
-    }
+    // Answers of four seconds, six requests a second.
+    let slots = chats(&mut fleet, &mut Default::default(), 0..480, 16, Duration::from_millis(167));
+    let mut sent = [0; 4];
+    slots.iter().skip(240).for_each(|slot| sent[*slot] += 1);
     assert!(sent.iter().all(|n| (54..=66).contains(n)), "{sent:?}");
 }
 
