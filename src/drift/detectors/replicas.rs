@@ -54,29 +54,13 @@ impl RecentShare {
         self.bad /= 2.0;
     }
 
-    fn exceeds(self, others: Self) -> bool {
-        exceeds((self.bad, self.all), (others.bad, others.all))
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self { all: self.all + other.all, bad: self.bad + other.bad }
     }
 
-    /// Of several, those whose share is at least that of all. `None` where it is one alone by chance: of few that are alike one is
-    /// always above the others.
-    pub(super) fn above(shares: &[Self]) -> Option<Vec<usize>> {
-        let sum = |left_out: Option<usize>| {
-            let others = shares.iter().enumerate().filter(|(at, _)| Some(*at) != left_out);
-            others.fold(Self::default(), |sum, (_, one)| Self {
-                all: sum.all + one.all,
-                bad: sum.bad + one.bad,
-            })
-        };
-        let all = sum(None);
-        let is_above = |one: &Self| one.bad >= 1.0 && one.bad * all.all >= all.bad * one.all;
-        let above: Vec<_> =
-            shares.iter().enumerate().filter(|(_, one)| is_above(one)).map(|(at, _)| at).collect();
-        let is_chance = |at: usize| shares.get(at).is_some_and(|one| !one.exceeds(sum(Some(at))));
-        match above.as_slice() {
-            [at] if is_chance(*at) => None,
-            _ => Some(above),
-        }
+    /// Whether it is worse than the rest of `all`, beyond chance.
+    pub(super) fn exceeds_the_rest(self, all: Self) -> bool {
+        exceeds((self.bad, self.all), (all.bad - self.bad, all.all - self.all))
     }
 }
 

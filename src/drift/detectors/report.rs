@@ -356,17 +356,19 @@ impl Affected {
 
     /// By their bad requests: at least the series' share.
     fn by_share(series: &RouteSeries, of: impl Fn(&ReplicaHistory) -> RecentShare) -> Self {
-        let seen: Vec<_> = series
-            .replicas
-            .iter()
-            .zip(&series.replica_names)
-            .map(|(replica, name)| (of(replica), name))
-            .filter(|(share, _)| share.all >= 1.0)
-            .collect();
-        let above = RecentShare::above(&seen.iter().map(|(share, _)| *share).collect::<Vec<_>>());
-        let Some(above) = above else { return Self::default() };
-        let names = above.iter().filter_map(|at| seen.get(*at)).map(|(_, name)| Arc::clone(name)).collect();
-        Self { judged: seen.len(), names }
+        let all = series.replicas.iter().map(&of).fold(RecentShare::default(), RecentShare::plus);
+        let mut affected = Self::of(series, |_, replica| {
+            let own = of(replica);
+            (own.all >= 1.0).then_some(own.bad >= 1.0 && own.bad * all.all >= all.bad * own.all)
+        });
+        // Of two that are alike one is above their share: one alone is the cause where that is no chance.
+        if let [name] = affected.names.as_slice()
+            && let Some(index) = series.replica_names.iter().position(|other| other == name)
+            && series.replicas.get(index).is_some_and(|replica| !of(replica).exceeds_the_rest(all))
+        {
+            affected.judged = 0;
+        }
+        affected
     }
 }
 
