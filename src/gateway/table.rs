@@ -282,7 +282,12 @@ impl RouteState {
 
     /// Whether a pool gets requests, always or while others cannot.
     pub(super) fn serves(&self, place: usize) -> bool {
-        self.wheel.may_use(place) || self.standbys().any(|standby| standby == place)
+        self.is_own(place) || self.is_interim() && place >= self.interim.first
+    }
+
+    /// The same without the pools that it had before.
+    fn is_own(&self, place: usize) -> bool {
+        self.wheel.may_use(place) || self.is_standby(place)
     }
 
     /// Places of the pools that take traffic while the others cannot: standby pools, and until a pool of its own is ready those that it
@@ -307,9 +312,8 @@ impl RouteState {
 
     /// Whether the pools that it had before the last reload still serve it.
     pub fn is_interim(&self) -> bool {
-        let own = || self.pools.iter().take(self.interim.first).enumerate();
-        let is_used = |place| self.wheel.may_use(place) || self.standbys.contains(&place);
-        if !self.interim.is_over() && own().any(|(place, (pool, _))| is_used(place) && pool.is_ready()) {
+        let mut pools = self.pools.iter().enumerate();
+        if !self.interim.is_over() && pools.any(|(place, (pool, _))| self.is_own(place) && pool.is_ready()) {
             self.interim.end();
         }
         !self.interim.is_over()
