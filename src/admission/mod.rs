@@ -28,6 +28,7 @@ mod waiter;
 #[cfg(test)]
 mod tests;
 
+pub use self::aging::grows_old_after;
 pub use self::amounts::{Amounts, Kind};
 pub use self::budget::Ledger;
 pub use self::claims::Claim;

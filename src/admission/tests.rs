@@ -421,6 +421,14 @@ fn who_grows_old_as_best_effort_has_an_eighth_of_the_work() {
 }
 
 #[test]
+fn a_request_is_old_after_four_bounds_or_half_of_its_timeout() {
+    let [bound, minute] = [2, 60].map(Duration::from_secs);
+    assert_eq!(grows_old_after(Some(bound), minute), Duration::from_secs(8));
+    assert_eq!(grows_old_after(Some(minute), minute), Duration::from_secs(30));
+    assert_eq!(grows_old_after(None, minute), Duration::from_secs(30));
+}
+
+#[test]
 fn an_old_request_goes_before_none_of_a_higher_priority() {
     let mut bench = Bench::new();
     let late = Waiter { old_at: Some(at(0)), limits: None, ..best_effort("late") };

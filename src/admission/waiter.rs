@@ -69,7 +69,7 @@ pub struct Waiter {
     pub is_long: bool,
     /// Bytes of its body, counted against `max_bytes`.
     pub bytes: usize,
-    /// When it has waited for half of the time that it has; from then on it has a turn now and then, though it is best effort.
+    /// From then on it has a turn now and then, though it is best effort: see [`super::grows_old_after`].
     pub old_at: Option<Stamp>,
     /// Prediction at this time.
     pub outlook: Outlook,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::attempt::{Deadline, Deadlines};
 use super::carrier::Carrier;
 use super::table::{RouteState, RoutingTable};
-use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter};
+use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter, grows_old_after};
 use crate::clock::Stamp;
 use crate::config::Timeouts;
 use crate::error::{Failure, Timer};
@@ -103,9 +103,13 @@ impl Prepared {
             limits: self.rules.queue,
             is_long: self.is_long,
             bytes: self.held.bytes.len(),
-            old_at: Some(self.read.after(self.timeouts.first_token.min(self.timeouts.total) / 2)),
+            old_at: Some(self.read.after(self.grows_old_after())),
             outlook: Outlook::default(),
         }
+    }
+
+    fn grows_old_after(&self) -> Duration {
+        grows_old_after(self.slo.ttft, self.timeouts.first_token.min(self.timeouts.total))
     }
 
     /// What it needs of an outside provider's limits.

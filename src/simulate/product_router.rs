@@ -19,7 +19,7 @@ use self::prefill::{Decoders, PrefillPool};
 use super::standings::Standings;
 use crate::admission::{
     Deferral, EndOfWait, Entered, Outlook, Position, ROUND_EVERY, Refusal, Rules, Ruling, Share, WaitQueue,
-    WaitReason, Waiter, rule,
+    WaitReason, Waiter, grows_old_after, rule,
 };
 use crate::clock::Stamp;
 use crate::config::{ItlBounds, PolicyName, QueueLimits, Slo, Timeouts};
@@ -258,6 +258,7 @@ impl ProductRouter {
     }
 
     fn waiter(&self, request: &Arrival) -> Waiter {
+        let patience = grows_old_after(request.ttft_bound, Timeouts::default().first_token);
         Waiter {
             reason: WaitReason::Late,
             route: "replayed".into(),
@@ -265,7 +266,7 @@ impl ProductRouter {
             limits: self.rules.queue,
             is_long: self.is_long(request),
             bytes: usize::try_from(request.prompt * BYTES_PER_TOKEN).unwrap_or(usize::MAX),
-            old_at: Some(live(request.at).after(Timeouts::default().first_token / 2)),
+            old_at: Some(live(request.at).after(patience)),
             outlook: Outlook::default(),
         }
     }
