@@ -72,6 +72,13 @@ labels! {
     }
 }
 
+impl EngineKind {
+    /// `max_tokens` of completions where the client gives none (OpenAI's own default); `None` where the engine has another or none.
+    pub fn completions_max_tokens(self) -> Option<u64> {
+        matches!(self, Self::Vllm | Self::Sglang | Self::RayServe).then_some(16)
+    }
+}
+
 /// Where a figure is found on a metrics page.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FigureSource {

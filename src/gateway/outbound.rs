@@ -141,12 +141,14 @@ impl Outbound<'_> {
     }
 
     fn shape(&self, pick: &Pick) -> StreamShape {
+        let asked_usage = self.asked_usage(pick);
         StreamShape {
             dialect: self.identity.dialect,
             echo: self.prepared.echo.clone(),
             choices: self.prepared.choices,
-            asked_usage: self.asked_usage(pick),
-            whole_events: self.prepared.is_stream && self.prepared.route.config.migrate,
+            whole_events: self.prepared.is_stream
+                && (self.prepared.route.config.migrate || asked_usage.is_none()),
+            asked_usage,
             passes_at_once: self.prepared.is_sent_once,
         }
     }

@@ -18,6 +18,7 @@ use super::{Gateway, IncomingRequest, request_id, stored};
 use crate::clock::Stamp;
 use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};
+use crate::fleet::engine::EngineFacts;
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::stages::{StageSource, at_the_engine};
 use crate::record::{DecisionSummary, Outcome, RateLimit, RateLimits, Record, TokenCounts, Ways, cut};
@@ -210,7 +211,7 @@ fn relay(
         }
         UpstreamResponse::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
-            let migration = request.migration(guard.record());
+            let migration = request.migration(guard.record(), &active.pick.replica.engine);
             let mut body = StreamBody::new(reader, guard, active.pick, pins, timeouts).migrating(migration);
             let mut headers = finish(body.record(), head.headers);
             strip_length(&mut headers);
@@ -249,7 +250,7 @@ struct Request {
 
 impl Request {
     /// What its stream needs to be continued elsewhere, on a route with `migrate`; else the request is not kept.
-    fn migration(self, record: &Record) -> Option<Box<Migration>> {
+    fn migration(self, record: &Record, engine: &EngineFacts) -> Option<Box<Migration>> {
         let Self { prepared, incoming } = self;
         let may_migrate = prepared.route.config.migrate
             && prepared.is_stream
@@ -257,7 +258,8 @@ impl Request {
             && prepared.carrier.is_none()
             && !prepared.is_sent_once;
         may_migrate.then(|| {
-            let running = prepared.asks_running;
+            let sends_unasked = engine.stream_defaults.load().as_ref().is_some_and(|own| own.sends_usage);
+            let running = prepared.asks_running && !sends_unasked;
             let successor = ReplicaSuccessor::new(incoming, prepared, Identity::of(record));
             Migration::new(Transcript::new(record.dialect, running), successor)
         })

@@ -299,7 +299,8 @@ impl RealtimeTunnel {
         drop((from_engine, to_engine));
         let farewell = async {
             if let Some(failure) = failure.filter(|_| down.frames.is_between()) {
-                let _ = to_client.write_all(&ws_frames::close(GOING_AWAY, failure.code())).await;
+                let code = if matches!(failure, Failure::Draining) { GOING_AWAY } else { INTERNAL_ERROR };
+                let _ = to_client.write_all(&ws_frames::close(code, failure.code())).await;
             }
             let _ = to_client.shutdown().await;
         };
@@ -362,8 +363,9 @@ impl RealtimeTunnel {
     }
 }
 
-/// Close code 1001 (RFC 6455 §7.4.1).
+/// Close codes (RFC 6455 §7.4.1). Clients take 1001 for an end in order, as they take 1000.
 const GOING_AWAY: u16 = 1001;
+const INTERNAL_ERROR: u16 = 1011;
 const BUFFER: usize = 16 * 1024;
 const FAREWELL: Duration = Duration::from_secs(1);
 const MAX_REFUSAL: usize = 1 << 20;

@@ -82,6 +82,7 @@ impl<'a> ChunkView<'a> {
 
     fn fill(&mut self) -> Result<(), JsonError> {
         let mut cursor = Cursor::new(self.data);
+        let mut is_error = false;
         cursor.object(|key, value| {
             let slot = match key.escaped().unwrap_or_default() {
                 "id" => &mut self.id,
@@ -95,12 +96,19 @@ impl<'a> ChunkView<'a> {
                 "error" => &mut self.error,
                 "metrics" => &mut self.metrics,
                 "prompt_token_ids" => &mut self.prompt_token_ids,
+                "object" => {
+                    is_error = value.value()?.text() == FLAT_ERROR;
+                    return Ok(());
+                }
                 "choices" if value.ahead() == JsonKind::Array => return self.read_choices(value),
                 _ => return Ok(()),
             };
             *slot = value.value()?.non_null();
             Ok::<_, JsonError>(())
         })?;
+        if is_error && self.error.is_none() {
+            self.error = Cursor::new(self.data).value().ok();
+        }
         cursor.end()
     }
 
@@ -214,3 +222,6 @@ fn add_function<'a>(values: &mut ContentValues<'a>, function: Option<Raw<'a>>) {
         values.add(value);
     }
 }
+
+/// `object` of an error without a member `error`: vLLM before 0.10, SGLang, LMDeploy, TensorRT-LLM.
+const FLAT_ERROR: &str = "\"error\"";

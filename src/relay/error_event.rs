@@ -7,9 +7,11 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::error::{ErrorShape, Failure};
+use crate::record::cut;
 use crate::relay::frame::LineState;
 use crate::relay::sse::Scanner;
 use crate::request::dialect::Dialect;
+use crate::request::json::Cursor;
 
 /// An error as clients see it.
 #[derive(Clone, Debug)]
@@ -85,8 +87,21 @@ pub fn event(dialect: Dialect, error: &DialectError, at: &EventContext<'_>) -> B
     out.into()
 }
 
-/// An engine's own error answer as an event, for a client whose stream has begun with comments.
+/// An engine's own error answer as an event, for a client whose stream has begun with comments. One that SDKs would not take for an error
+/// is quoted in one that they do.
 pub fn engine_event(dialect: Dialect, body: &[u8]) -> Bytes {
+    let text = String::from_utf8_lossy(body);
+    let [error, message, detail] =
+        Cursor::new(&text).members(["error", "message", "detail"]).unwrap_or_default();
+    if error.is_none() {
+        let message = message
+            .or(detail)
+            .and_then(|text| text.string())
+            .unwrap_or_else(|| cut(&text, MAX_QUOTED).into());
+        let error =
+            DialectError { kind: "invalid_request_error", message: message.into(), code: "engine_rejected" };
+        return event(dialect, &error, &EventContext::default());
+    }
     let mut out = Vec::with_capacity(body.len() + 32);
     let name = if matches!(dialect, Dialect::Messages | Dialect::CountTokens) { "error" } else { "" };
     frame(&mut out, name, |out| {
@@ -115,6 +130,9 @@ fn frame(out: &mut Vec<u8>, name: &str, data: impl FnOnce(&mut Vec<u8>)) {
     data(out);
     out.extend_from_slice(b"\n\n");
 }
+
+/// Bytes of an engine's answer in a message.
+const MAX_QUOTED: usize = 4096;
 
 #[derive(Serialize)]
 struct OpenAiBody<'a> {
@@ -198,6 +216,25 @@ mod tests {
              {\"id\":\"resp_1\",\"object\":\"response\",\"model\":\"m\",\"status\":\"failed\",\"output\":[],\
              \"error\":{\"code\":\"replica_failed\",\"message\":\"replica \\\"r0\\\"\\nclosed\"}}}\n\n"
         );
+    }
+
+    #[test]
+    fn an_engines_own_error_becomes_one_that_sdks_raise_on() {
+        let event =
+            |dialect, body: &str| String::from_utf8(engine_event(dialect, body.as_bytes()).to_vec()).unwrap();
+        let own = r#"{"error":{"message":"no","code":400}}"#;
+        assert_eq!(event(Dialect::Chat, own), format!("data: {own}\n\n"));
+        for body in [r#"{"object":"error","message":"no","code":400}"#, r#"{"detail":"no"}"#, "no"] {
+            let quoted = "\"type\":\"invalid_request_error\",\"message\":\"no\"";
+            assert!(
+                event(Dialect::Chat, body).starts_with(&format!("data: {{\"error\":{{{quoted}")),
+                "{body}"
+            );
+            assert!(
+                event(Dialect::Messages, body).starts_with("event: error\ndata: {\"type\":\"error\""),
+                "{body}"
+            );
+        }
     }
 
     #[test]

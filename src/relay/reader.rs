@@ -37,7 +37,7 @@ pub struct StreamShape {
     pub choices: u32,
     /// The usage-only chunk is ours and does not go to the client.
     pub asked_usage: Option<AskedUsage>,
-    /// An event is relayed when it is whole: the stream may be continued elsewhere.
+    /// An event is relayed when it is whole. The usage filter holds what is not whole by itself.
     pub whole_events: bool,
     /// No other replica may be asked, so that there is nothing to hold it back for: its first event has the id by which its client finds
     /// what the engine keeps.
@@ -311,8 +311,10 @@ impl StreamReader {
             self.pass(rest);
         }
         self.release_finish();
-        if let Some(rest) = self.filter.as_mut().and_then(|filter| filter.unfinished()) {
-            self.put(rest);
+        match self.filter.as_mut().and_then(|filter| filter.unfinished()) {
+            Some(rest) if ending == StreamEnd::Complete => self.put(rest),
+            Some(_) => self.tail = Some(LineState::Boundary),
+            None => {}
         }
         match self.lease.take() {
             Some(lease) if is_clean => lease.give_back(),

@@ -233,7 +233,8 @@ impl AnswerFacts {
 
     fn note_counts(&mut self, counts: TokenCounts) {
         let tokens = &mut self.tokens;
-        tokens.input = counts.input.or(tokens.input);
+        // A prompt does not shrink: the last usage of Anthropic's messages may leave out what was cached of it.
+        tokens.input = counts.input.max(tokens.input);
         tokens.cached = counts.cached.or(tokens.cached);
         tokens.output = counts.output.or(tokens.output);
     }

@@ -213,7 +213,7 @@ fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: Range<usize>) {
 enum Verdict {
     /// It is relayed.
     Pass,
-    /// The usage-only chunk: no choices, `usage`, no error. Where its fingerprint stands.
+    /// The usage-only chunk: no choices or none but null, `usage`, no error. Where its fingerprint stands.
     UsageOnly { fingerprint: Option<Range<usize>> },
     /// It finishes a choice and has no fingerprint. Where one belongs.
     Finish { insert_at: usize },
@@ -221,7 +221,7 @@ enum Verdict {
 
 impl Verdict {
     fn of(chunk: &ChunkView<'_>) -> Self {
-        if chunk.error.is_some() || chunk.choice_count.is_none() {
+        if chunk.error.is_some() {
             return Self::Pass;
         }
         if !chunk.has_choices() {

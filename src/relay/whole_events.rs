@@ -1,5 +1,5 @@
-//! Cuts a stream's bytes to whole events, for streams that may be continued elsewhere: of half an event the client must not
-//! have seen anything when its engine dies.
+//! Cuts a stream's bytes to whole events: of half an event the client must not have seen anything when its engine dies. The stream may
+//! be continued elsewhere, and SDKs that read JSON of half an event fail on it, never on the error event that follows.
 
 use bytes::{Bytes, BytesMut};
 

@@ -82,7 +82,8 @@ impl From<JsonError> for Obstacle {
     }
 }
 
-/// The request that continues the answer to `body`; `None` where the answer has all the tokens that it may have.
+/// The request that continues the answer to `body`; `None` where the answer has all the tokens that it may have. With `default_limit`
+/// completions have at most so many where the client gives no `max_tokens`.
 ///
 /// # Errors
 /// Why it cannot be continued.
@@ -90,9 +91,13 @@ pub fn continuation(
     dialect: Dialect,
     body: &Bytes,
     progress: &Progress,
+    default_limit: Option<u64>,
 ) -> Result<Option<Continuation>, Obstacle> {
     let text = std::str::from_utf8(body).map_err(|_| Obstacle::Unreadable)?;
-    let request = Request::read(text)?;
+    let mut request = Request::read(text)?;
+    if dialect == Dialect::Completions && !request.has_max_tokens {
+        request.default_limit = default_limit;
+    }
     request.check()?;
     let (mut edits, repeats, tokens) = match dialect {
         Dialect::Chat => request.chat(progress)?,
@@ -103,10 +108,10 @@ pub fn continuation(
         // Nothing to build on: the answer begins anew, and what the client has of it is left out.
         return Ok(Some(Continuation { body: body.clone().into(), repeats, tokens: 0 }));
     }
-    if request.limit(dialect)?.is_some_and(|limit| limit <= progress.all_tokens) {
+    if request.limit()?.is_some_and(|limit| limit <= progress.all_tokens) {
         return Ok(None);
     }
-    request.shrink(dialect, tokens, &mut edits)?;
+    request.shrink(tokens, &mut edits)?;
     edits.sort_by_key(|edit| edit.at.start);
     Ok(Some(Continuation { body: apply(body, &edits).into(), repeats, tokens }))
 }
@@ -127,6 +132,8 @@ struct Request<'a> {
     max_completion_tokens: Option<Raw<'a>>,
     min_tokens: Option<Raw<'a>>,
     has_max_tokens: bool,
+    /// Of completions without `max_tokens`.
+    default_limit: Option<u64>,
     includes_stop: bool,
     obstacle: Option<Obstacle>,
 }
@@ -237,21 +244,17 @@ impl<'a> Request<'a> {
         Ok((vec![edit], String::new(), progress.all_tokens))
     }
 
-    /// The most tokens that its answer may have, where the request sets it.
-    fn limit(&self, dialect: Dialect) -> Result<Option<u64>, Obstacle> {
+    /// The most tokens that its answer may have, where that is known.
+    fn limit(&self) -> Result<Option<u64>, Obstacle> {
         let own = self.max_completion_tokens.and_then(Raw::non_null);
         match own.or(self.max_tokens.and_then(Raw::non_null)) {
             Some(limit) => limit.text().parse().map(Some).map_err(|_| Obstacle::PromptShape),
-            // The only dialect where a limit that is not given is one all the same.
-            None => {
-                Ok((dialect == Dialect::Completions && !self.has_max_tokens)
-                    .then_some(COMPLETIONS_MAX_TOKENS))
-            }
+            None => Ok(self.default_limit),
         }
     }
 
     /// Lowers the limits on the length by the `tokens` that exist.
-    fn shrink(&self, dialect: Dialect, tokens: u64, edits: &mut Vec<Edit>) -> Result<(), Obstacle> {
+    fn shrink(&self, tokens: u64, edits: &mut Vec<Edit>) -> Result<(), Obstacle> {
         let limits = [(self.max_tokens, 1), (self.max_completion_tokens, 1), (self.min_tokens, 0)];
         for (field, least) in limits {
             let Some(raw) = field.and_then(Raw::non_null) else { continue };
@@ -259,8 +262,8 @@ impl<'a> Request<'a> {
             let left = limit.saturating_sub(tokens).max(least.min(limit));
             edits.push(Edit::replace(raw.span(), &left.to_string()));
         }
-        if dialect == Dialect::Completions && !self.has_max_tokens {
-            let left = COMPLETIONS_MAX_TOKENS.saturating_sub(tokens).max(1);
+        if let Some(limit) = self.default_limit {
+            let left = limit.saturating_sub(tokens).max(1);
             edits.push(Edit::insert(self.open, &format!("\"max_tokens\":{left},")));
         }
         Ok(())
@@ -278,9 +281,15 @@ fn obstacle_in(key: &str, value: Raw<'_>, is_on: bool, is_set: bool) -> Option<O
             let [kind] = value.members(["type"]);
             (is_set && kind.is_none_or(|kind| kind.text() != "\"text\""), Obstacle::StructuredOutput)
         }
-        // Of vLLM, and of SGLang.
+        // Of vLLM and SGLang.
         "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar"
         | "regex" | "ebnf" | "json_schema" => (is_set, Obstacle::StructuredOutput),
+        // Of llama.cpp, TensorRT-LLM and Dynamo.
+        "grammar" | "guided_decoding" | "nvext" => (is_set, Obstacle::StructuredOutput),
+        // A call that the client demands follows the grammar of its arguments.
+        "tool_choice" => {
+            (is_set && !matches!(value.text(), "\"auto\"" | "\"none\""), Obstacle::StructuredOutput)
+        }
         // Where the answer begins is known to the engine alone: another takes the rest for reasoning, and hides it.
         "include_reasoning" => (is_set && !is_on, Obstacle::Reasoning),
         "echo" => (is_on, Obstacle::Echo),
@@ -334,9 +343,6 @@ fn is_trimmed(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// `max_tokens` of completions where the client gives none.
-const COMPLETIONS_MAX_TOKENS: u64 = 16;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,7 +353,7 @@ mod tests {
 
     fn of(dialect: Dialect, body: &str, progress: &Progress) -> Result<(String, String, u64), Obstacle> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let Some(continuation) = continuation(dialect, &body, progress)? else {
+        let Some(continuation) = continuation(dialect, &body, progress, Some(16))? else {
             return Ok(("nothing".to_owned(), String::new(), 0));
         };
         let text = String::from_utf8(continuation.body.whole().to_vec()).unwrap();
@@ -438,6 +444,13 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_whose_limit_is_not_known_goes_on_without_one() {
+        let body = Bytes::from_static(br#"{"prompt":"a"}"#);
+        let by = continuation(Dialect::Completions, &body, &progress("x", 40), None).unwrap().unwrap();
+        assert_eq!(by.body.whole(), r#"{"prompt":"ax"}"#);
+    }
+
+    #[test]
     fn what_cannot_be_continued_says_why() {
         use Obstacle::{Echo, Logprobs, PromptShape, SeveralChoices, StopInOutput, StructuredOutput};
         let chat = |field: &str| format!(r#"{{"messages":[{{"role":"user","content":"hi"}}],{field}}}"#);
@@ -452,6 +465,10 @@ mod tests {
             (r#""response_format":{"type":"text"}"#, None),
             (r#""structured_outputs":{"choice":["a"]}"#, Some(StructuredOutput)),
             (r#""guided_json":null"#, None),
+            (r#""grammar":"root ::= a""#, Some(StructuredOutput)),
+            (r#""tool_choice":"required""#, Some(StructuredOutput)),
+            (r#""tool_choice":{"type":"function","function":{"name":"f"}}"#, Some(StructuredOutput)),
+            (r#""tool_choice":"auto""#, None),
             (r#""echo":true"#, Some(Echo)),
             // As the engine reads them.
             (r#""echo":1"#, Some(Echo)),

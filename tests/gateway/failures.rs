@@ -301,10 +301,17 @@ async fn without_a_budget_started_work_is_not_retried_and_unsent_work_is() {
 
 /// How a stream may break after its first content.
 fn breaks() -> Vec<(&'static str, Vec<Step>)> {
+    let half = &wire::content("y")[..20];
     vec![
         ("closed", vec![Step::Close]),
         ("reset", vec![Step::Reset]),
         ("ended without a finish reason", vec![Step::End]),
+        ("closed inside an event", vec![wire::event(half), Step::Close]),
+        ("ended inside an event", vec![wire::event(half), Step::End]),
+        (
+            "engine error, in its old form",
+            vec![wire::event(wire::FLAT_ERROR), wire::event(wire::DONE), Step::End],
+        ),
         ("engine died", vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]),
         ("engine shut down", vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End]),
         ("engine error", vec![wire::event(wire::ENGINE_ERROR), wire::event(wire::DONE), Step::End]),
@@ -327,8 +334,10 @@ fn assert_broken(text: &str, relayed: &str, code: &str, name: &str) {
 
 #[tokio::test]
 async fn a_stream_that_breaks_after_content_ends_with_an_error_event_and_an_abort_and_no_retry() {
-    for (name, broken) in breaks() {
-        let pair = Pair::start(wire::begun_then("x", broken)).await;
+    for (name, broken, asks) in breaks().into_iter().flat_map(|(n, b)| [(n, b.clone(), false), (n, b, true)])
+    {
+        let asking = |config: &mut Config| config.routes[0].ask_usage = asks;
+        let pair = Pair::start_with(asking, wire::begun_then("x", broken)).await;
         let reply = pair.post(CHAT).await;
         assert_eq!(reply.status(), 200);
         assert!(!reply.body.is_complete, "{name}: an incomplete answer looks complete");
@@ -498,7 +507,7 @@ async fn a_broken_messages_stream_ends_with_an_event_of_its_kind() {
                  \"delta\":{\"type\":\"text_delta\",\"text\":\"x\"}}\n\n";
     let replica = Replica::start().await;
     let gateway = Gateway::start(config::of(&[&replica])).await;
-    for (_, broken) in breaks().into_iter().take(3) {
+    for (_, broken) in breaks().into_iter().take(5) {
         let script = vec![wire::sse_head(), wire::event(start), wire::event(delta)];
         replica.next([script, broken].concat());
         let reply = gateway.post("/v1/messages", CHAT).await;
@@ -553,7 +562,7 @@ async fn a_broken_responses_stream_ends_with_response_failed_and_the_next_number
     let own = "event: response.failed\ndata: {\"type\":\"response.failed\",\"sequence_number\":2,\
                \"response\":{\"id\":\"resp_1\",\"error\":{\"code\":\"server_error\",\"message\":\"boom\"}}}\n\n";
     let failed = vec![wire::event(own), Step::End];
-    for broken in breaks().into_iter().take(3).map(|(_, broken)| broken).chain([failed]) {
+    for broken in breaks().into_iter().take(5).map(|(_, broken)| broken).chain([failed]) {
         let script = vec![wire::sse_head(), wire::event(created), wire::event(delta)];
         replica.next([script, broken].concat());
         let body = r#"{"model":"tiny","stream":true,"input":"hi"}"#;

@@ -30,6 +30,9 @@ pub const ENGINE_DEAD: &str = "data: {\"error\":{\"message\":\"EngineCore encoun
 pub const ENGINE_ERROR: &str = "data: {\"error\":{\"message\":\"the sampler said no\",\"type\":\"InternalServerError\",\
     \"param\":null,\"code\":500}}\n\n";
 
+/// The same as vLLM before 0.10, SGLang and LMDeploy write it.
+pub const FLAT_ERROR: &str = "data: {\"object\":\"error\",\"message\":\"out of memory\",\"type\":\"InternalServerError\",\"code\":500}\n\n";
+
 pub const SHUTTING_DOWN: &str = r#"{"error":{"message":"cannot schedule new futures after shutdown","type":"InternalServerError","param":null,"code":500}}"#;
 
 /// A content event of a chat stream.

@@ -63,6 +63,10 @@ async fn a_broken_stream_goes_on_at_another_replica_and_the_client_does_not_lear
         ("closed inside an event", vec![half(&wire::content("!")), Step::Close]),
         ("engine died", vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]),
         ("engine failed", vec![wire::event(wire::ENGINE_ERROR), wire::event(wire::DONE), Step::End]),
+        (
+            "engine failed, in its old form",
+            vec![wire::event(wire::FLAT_ERROR), wire::event(wire::DONE), Step::End],
+        ),
         ("engine shut down", vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End]),
         ("silent, and its process gone", vec![Step::StopListening, Step::Hang]),
     ];

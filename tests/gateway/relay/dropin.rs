@@ -646,7 +646,7 @@ async fn a_websocket_that_never_speaks_is_closed_by_a_named_deadline() {
     let gateway = Gateway::start(config).await;
     replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
     let mut client = websocket(&gateway, "/v1/realtime").await;
-    client.raw_until(b"\x88\x16\x03\xe9timeout_client_stall").await;
+    client.raw_until(b"\x88\x16\x03\xf3timeout_client_stall").await;
     assert!(client.is_closed().await);
     replica.abandoned(1).await;
     gateway.idle().await;
