@@ -241,7 +241,10 @@ fn attempt(record: &Record, attempt: &record::Attempt) -> Attempt {
 
 fn choice(record: &Record) -> Option<Choice> {
     let decision = record.decision.as_ref()?;
-    let decoding = record.attempts.iter().find(|attempt| attempt.cause != AttemptCause::Prefill);
+    // Attempts stand in the order of their ends: a hedge that lost is before the one that it was for.
+    let decoding = record.attempts.iter().find(|attempt| {
+        !matches!(attempt.cause, AttemptCause::Prefill | AttemptCause::Hedge | AttemptCause::Migration)
+    });
     Some(Choice {
         candidates: decision.candidates,
         explained: !decision.weighed.is_empty(),

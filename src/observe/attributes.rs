@@ -127,7 +127,9 @@ fn tokenway<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, Attribut
     let is_hedged = record.attempts.iter().any(|attempt| attempt.cause == AttemptCause::Hedge);
     some(emit, key!("tokenway.migrations"), (record.migrations > 0).then(|| int(record.migrations.into())));
     if record.migrations > 0 || is_hedged {
-        let replicas = record.attempts.iter().map(|attempt| &*attempt.served.replica).collect();
+        let mut attempts: Vec<_> = record.attempts.iter().collect();
+        attempts.sort_by_key(|attempt| attempt.start);
+        let replicas = attempts.into_iter().map(|attempt| &*attempt.served.replica).collect();
         emit(key!("tokenway.replicas"), AttributeValue::List(replicas));
     }
     some(emit, key!("tokenway.migration_refused"), record.migration_refused.map(AttributeValue::Name));

@@ -374,6 +374,20 @@ async fn a_dead_collector_costs_counted_spans_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn spans_reach_a_collector_that_was_away_for_a_moment() {
+    let collector = Collector::start(true).await;
+    collector.unavailable.store(2, Ordering::Relaxed);
+    let mut config = config();
+    config.telemetry.otlp = Some(collector.otlp());
+    config.telemetry.sampling.routine = 1.0;
+    let observer = observer(&config);
+    observer.record(&Arc::new(record()));
+    until(|| !collector.received.lock().is_empty()).await;
+    observer.shutdown(Duration::from_secs(20)).await;
+    assert_eq!(dropped_spans(&observer, "export_failed"), Some(0.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn spans_that_a_collector_rejects_are_counted() {
     let collector = Collector::start(true).await;
     collector.rejects.store(3, Ordering::Relaxed);

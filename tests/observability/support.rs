@@ -7,7 +7,7 @@ mod quiet;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
@@ -215,6 +215,8 @@ pub(crate) struct Collector {
     pub(crate) logs: Arc<Mutex<Vec<ExportLogsServiceRequest>>>,
     /// Spans of each export that it does not take.
     pub(crate) rejects: Arc<AtomicI64>,
+    /// Exports that it answers 503 before it takes one.
+    pub(crate) unavailable: Arc<AtomicUsize>,
     address: SocketAddr,
     _tasks: TaskTracker,
 }
@@ -226,18 +228,27 @@ impl Collector {
         let (received, logs) = (Received::default(), Arc::new(Mutex::new(Vec::new())));
         let tasks = TaskTracker::new();
         let rejects = Arc::<AtomicI64>::default();
-        let sinks = (Arc::clone(&received), Arc::clone(&logs), Arc::clone(&rejects));
+        let unavailable = Arc::<AtomicUsize>::default();
+        let sinks =
+            (Arc::clone(&received), Arc::clone(&logs), Arc::clone(&rejects), Arc::clone(&unavailable));
         let of_connections = tasks.clone();
         tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let sinks = sinks.clone();
                 let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
-                    let (spans, logs, rejects) = sinks.clone();
+                    let (spans, logs, rejects, unavailable) = sinks.clone();
                     async move {
                         let (head, body) = request.into_parts();
                         let body = body.collect().await?.to_bytes();
                         if !answers {
                             std::future::pending::<()>().await;
+                        }
+                        let next = unavailable.load(Ordering::Relaxed).checked_sub(1);
+                        if let Some(left) = next {
+                            unavailable.store(left, Ordering::Relaxed);
+                            let mut answer = http::Response::new(Full::default());
+                            *answer.status_mut() = http::StatusCode::SERVICE_UNAVAILABLE;
+                            return Ok::<_, hyper::Error>(answer);
                         }
                         match head.uri.path() {
                             "/v1/logs" => logs.lock().push(ExportLogsServiceRequest::decode(body).unwrap()),
@@ -259,7 +270,7 @@ impl Collector {
                 of_connections.spawn(connection);
             }
         });
-        Self { received, logs, rejects, address, _tasks: tasks }
+        Self { received, logs, rejects, unavailable, address, _tasks: tasks }
     }
 
     pub(crate) fn otlp(&self) -> Otlp {

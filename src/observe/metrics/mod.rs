@@ -26,7 +26,7 @@ mod targets;
 mod zero;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dashmap::DashMap;
 // Labels come from code and configuration, not from clients, so a fast hash is safe.
@@ -51,7 +51,7 @@ use self::series::{ALL_TENANTS, ReplicaSeries, RequestKey, RequestSeries, SplitB
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::Families;
 pub use self::table::{Cluster, KvEvents};
-use crate::clock::{Clock, Stamp};
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::discovery::SourceStatus;
 use crate::fleet::status::ReplicaStatus;
@@ -117,7 +117,7 @@ pub struct Metrics {
     /// Where metrics are exported by OTLP.
     exponentials: Option<Exponentials>,
     /// When counting began.
-    started: Stamp,
+    started: SystemTime,
     /// Of the process' log, once there is one.
     log_drops: Mutex<Option<Arc<LogDrops>>>,
 }
@@ -155,7 +155,7 @@ impl Metrics {
             edges,
             exemplars: Exemplars::default(),
             exponentials: telemetry.otlp_metrics.as_ref().map(|_| Exponentials::default()),
-            started: clock.now(),
+            started: clock.wall(clock.now()),
             log_drops: Mutex::default(),
         };
         metrics.set_targets(config);
@@ -349,8 +349,9 @@ impl Metrics {
     ) -> Vec<opentelemetry_proto::tonic::metrics::v1::Metric> {
         let families = self.gather(fleet);
         let exponentials = self.exponentials.as_ref().map(Exponentials::all).unwrap_or_default();
+        // Another start would be a reset to a backend: it does not follow corrections of the clock.
         let span =
-            otlp::Span { start: self.clock.wall(self.started), now: self.clock.wall(self.clock.now()) };
+            otlp::Span { start: self.started, now: self.clock.wall(self.clock.now()).max(self.started) };
         otlp::metrics(&families, &exponentials, span)
     }
 

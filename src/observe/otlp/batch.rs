@@ -16,7 +16,7 @@ pub(crate) trait Batch: Send + 'static {
     /// A span, a log record.
     type Part: Send;
     /// A batch as the collector takes it.
-    type Export: Signal + Send;
+    type Export: Signal + Clone + Sync + Send;
 
     /// Adds what was queued to a batch; returns its size.
     fn add(&self, queued: Self::Queued, parts: &mut Vec<Self::Part>) -> usize;
@@ -85,7 +85,7 @@ impl<B: Batch> Task<B> {
             }
             let count = parts.len() as u64;
             // Boxed: large, and once a batch.
-            let export = Box::pin(self.exporter.send(self.batch.export(parts)));
+            let export = Box::pin(self.exporter.deliver(self.batch.export(parts), &self.end.closing));
             match self.end.given_up.run_until_cancelled(export).await {
                 Some(Ok(())) => {}
                 Some(Err(lost)) => self.batch.lost(Loss::Failed, lost.of(count)),

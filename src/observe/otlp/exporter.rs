@@ -1,4 +1,7 @@
 //! Sends exports of any signal, bounded in time; logs failures sparingly.
+//!
+//! Spans and log records that a collector may take later are sent again with pauses that double, as the OTLP specification asks for, for
+//! as long as the timeout of the export lasts. Metrics are not: the next export has them.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -6,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request};
 use opentelemetry_proto::tonic::collector::logs::v1::logs_service_client::LogsServiceClient;
 use opentelemetry_proto::tonic::collector::logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse};
@@ -19,6 +22,8 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
 use prost::Message;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
 use tonic::codec::CompressionEncoding;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -49,9 +54,20 @@ impl Exporter {
         self.health.watch(self.transport.send(export)).await
     }
 
+    /// The same, sent again where the collector may take it later, until `closing`.
+    pub(crate) async fn deliver<S: Signal + Clone>(
+        &mut self,
+        export: S,
+        closing: &CancellationToken,
+    ) -> Result<(), Undelivered> {
+        let transport = &self.transport;
+        self.health.watch(again(closing, || transport.send(export.clone()))).await
+    }
+
     /// The same with spans that are encoded; over gRPC they are encoded anew.
     pub(crate) async fn pass(&mut self, spans: Bytes) -> Result<(), Undelivered> {
-        self.health.watch(self.transport.pass(spans)).await
+        let (transport, closing) = (&self.transport, CancellationToken::new());
+        self.health.watch(again(&closing, || transport.pass(spans.clone()))).await
     }
 }
 
@@ -142,6 +158,25 @@ impl Transport {
     }
 }
 
+/// Sends until it is taken or will never be, or once more when `closing`.
+async fn again<F>(closing: &CancellationToken, send: impl Fn() -> F) -> Result<(), ExportError>
+where
+    F: Future<Output = Result<(), ExportError>>,
+{
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let error = match send().await {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        if !error.may_pass() || closing.is_cancelled() {
+            return Err(error);
+        }
+        closing.run_until_cancelled(tokio::time::sleep(error.retry_after().max(pause))).await;
+        pause *= 2;
+    }
+}
+
 /// Whether all was taken, by the body of a good answer: some collectors answer with an empty one or with JSON.
 fn taken<S: Signal>(answer: Bytes) -> Result<(), ExportError> {
     whole::<S>(S::Answer::decode(answer).unwrap_or_default())
@@ -187,7 +222,8 @@ impl Http {
         if answer.status().is_success() {
             Ok(answer.into_body())
         } else {
-            Err(ExportError::Status(answer.status()))
+            let after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+            Err(ExportError::Status(answer.status(), after.map(Duration::from_secs)))
         }
     }
 }
@@ -215,7 +251,7 @@ impl Interceptor for Headers {
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error("the collector answered {0}")]
-    Status(http::StatusCode),
+    Status(http::StatusCode, Option<Duration>),
     #[error("the collector rejected {parts} of the parts of an export: {message}")]
     Rejected { parts: u64, message: String },
     #[error("{0}")]
@@ -228,6 +264,33 @@ enum ExportError {
     Gzip(#[from] std::io::Error),
     #[error(transparent)]
     Decode(#[from] prost::DecodeError),
+}
+
+impl ExportError {
+    /// Whether the collector may take the same export later, as the OTLP specification has it.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Status(status, _) => matches!(status.as_u16(), 429 | 502 | 503 | 504),
+            Self::Grpc(status) => matches!(
+                status.code(),
+                Code::Cancelled
+                    | Code::DeadlineExceeded
+                    | Code::Aborted
+                    | Code::OutOfRange
+                    | Code::Unavailable
+                    | Code::DataLoss
+            ),
+            Self::Call(..) => true,
+            Self::Rejected { .. } | Self::Request(_) | Self::Gzip(_) | Self::Decode(_) => false,
+        }
+    }
+
+    fn retry_after(&self) -> Duration {
+        match self {
+            Self::Status(_, after) => after.unwrap_or_default(),
+            _ => Duration::ZERO,
+        }
+    }
 }
 
 /// Bounds exports in time and logs why they fail: at once, then once a minute, and when they work again.
@@ -278,5 +341,7 @@ impl Health {
     }
 }
 
+/// Before an export is sent again for the first time.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Between two warnings about the same exports.
 const REPEAT_WARNING: Duration = Duration::from_secs(60);
