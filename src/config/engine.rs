@@ -75,7 +75,12 @@ labels! {
 impl EngineKind {
     /// `max_tokens` of completions where the client gives none (OpenAI's own default); `None` where the engine has another or none.
     pub fn completions_max_tokens(self) -> Option<u64> {
-        matches!(self, Self::Vllm | Self::Sglang | Self::RayServe).then_some(16)
+        self.continues_chats().then_some(16)
+    }
+
+    /// Whether it is known to continue a last message of the assistant (`continue_final_message`).
+    pub fn continues_chats(self) -> bool {
+        matches!(self, Self::Vllm | Self::Sglang | Self::RayServe)
     }
 }
 

@@ -83,8 +83,8 @@ impl ReplicaSuccessor {
             return Err("suspected_poison");
         }
         let (dialect, body) = (self.identity.dialect, self.prepared.body.clone());
-        let limit = pool.config().engine.completions_max_tokens();
-        let build = move || continuation(dialect, &body.whole(), &progress, limit);
+        let engine = pool.config().engine;
+        let build = move || continuation(dialect, &body.whole(), &progress, engine);
         if self.prepared.body.len() <= PARSED_AT_ONCE {
             return build().map_err(Obstacle::as_str);
         }

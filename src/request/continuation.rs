@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
+use crate::config::EngineKind;
 use crate::labels::labels;
 use crate::request::dialect::Dialect;
 use crate::request::fields::truth;
@@ -53,6 +54,8 @@ labels! {
     pub enum Obstacle {
         /// Its dialect cannot express it.
         Dialect = "dialect",
+        /// Its engines may not know `continue_final_message`: they would answer again from the start.
+        Engine = "engine",
         /// A tool call has begun.
         ToolCall = "tool_call",
         /// Reasoning was streamed, or is hidden: how it goes back into a prompt is each template's own affair.
@@ -82,8 +85,7 @@ impl From<JsonError> for Obstacle {
     }
 }
 
-/// The request that continues the answer to `body`; `None` where the answer has all the tokens that it may have. With `default_limit`
-/// completions have at most so many where the client gives no `max_tokens`.
+/// The request that continues the answer to `body`; `None` where the answer has all the tokens that it may have.
 ///
 /// # Errors
 /// Why it cannot be continued.
@@ -91,12 +93,12 @@ pub fn continuation(
     dialect: Dialect,
     body: &Bytes,
     progress: &Progress,
-    default_limit: Option<u64>,
+    engine: EngineKind,
 ) -> Result<Option<Continuation>, Obstacle> {
     let text = std::str::from_utf8(body).map_err(|_| Obstacle::Unreadable)?;
     let mut request = Request::read(text)?;
     if dialect == Dialect::Completions && !request.has_max_tokens {
-        request.default_limit = default_limit;
+        request.default_limit = engine.completions_max_tokens();
     }
     request.check()?;
     let (mut edits, repeats, tokens) = match dialect {
@@ -107,6 +109,9 @@ pub fn continuation(
     if edits.is_empty() {
         // Nothing to build on: the answer begins anew, and what the client has of it is left out.
         return Ok(Some(Continuation { body: body.clone().into(), repeats, tokens: 0 }));
+    }
+    if dialect == Dialect::Chat && !engine.continues_chats() {
+        return Err(Obstacle::Engine);
     }
     if request.limit()?.is_some_and(|limit| limit <= progress.all_tokens) {
         return Ok(None);
@@ -353,7 +358,7 @@ mod tests {
 
     fn of(dialect: Dialect, body: &str, progress: &Progress) -> Result<(String, String, u64), Obstacle> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let Some(continuation) = continuation(dialect, &body, progress, Some(16))? else {
+        let Some(continuation) = continuation(dialect, &body, progress, EngineKind::Vllm)? else {
             return Ok(("nothing".to_owned(), String::new(), 0));
         };
         let text = String::from_utf8(continuation.body.whole().to_vec()).unwrap();
@@ -446,8 +451,14 @@ mod tests {
     #[test]
     fn an_engine_whose_limit_is_not_known_goes_on_without_one() {
         let body = Bytes::from_static(br#"{"prompt":"a"}"#);
-        let by = continuation(Dialect::Completions, &body, &progress("x", 40), None).unwrap().unwrap();
+        let by = continuation(Dialect::Completions, &body, &progress("x", 40), EngineKind::Generic)
+            .unwrap()
+            .unwrap();
         assert_eq!(by.body.whole(), r#"{"prompt":"ax"}"#);
+        let body = Bytes::from_static(br#"{"messages":[{"role":"user","content":"hi"}]}"#);
+        let by = |text| continuation(Dialect::Chat, &body, &progress(text, 4), EngineKind::Generic);
+        assert_eq!(by("x").unwrap_err(), Obstacle::Engine);
+        assert_eq!(by(" ").unwrap().unwrap().body.whole(), body, "nothing to build on");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use serde_json::Value;
 use smallvec::SmallVec;
+use tokenway::config::EngineKind;
 use tokenway::relay::sse::Scanner;
 use tokenway::relay::stream_state::{Echo, Event, StreamEnd};
 use tokenway::relay::transcript::Transcript;
@@ -474,7 +475,9 @@ fn a_stream_that_breaks_at_any_byte_goes_on_as_if_it_had_not() {
                 // Only the terminator is missing, and perhaps the usage: nobody is asked.
                 break;
             }
-            let by = continuation(dialect, &request, &transcript.progress().unwrap(), None).unwrap().unwrap();
+            let by = continuation(dialect, &request, &transcript.progress().unwrap(), EngineKind::Vllm)
+                .unwrap()
+                .unwrap();
             let sent: Value = serde_json::from_slice(&by.body.whole()).unwrap();
             let given = by.tokens;
             assert_eq!(sent["max_tokens"], 50 - given, "{name} cut at {cut}");
