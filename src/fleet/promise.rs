@@ -17,6 +17,8 @@ use crate::units::Tokens;
 pub(super) struct Promised {
     /// Engine names of models and adapters, each once; none where only `*` leads here.
     models: Vec<Promise>,
+    /// A route `*` leads here: whatever a replica lists is promised.
+    has_any: bool,
     pub(super) classes: Classes,
     /// Seed of prefix chains.
     pub(super) seed: ChainSeed,
@@ -60,14 +62,14 @@ pub(super) type List = Arc<Vec<EngineModel>>;
 impl Default for Promised {
     fn default() -> Self {
         let classes = Classes { short: Tokens(1024), medium: Tokens(8192) };
-        Self { models: Vec::new(), classes, seed: ChainSeed::new(&Secret::new("")) }
+        Self { models: Vec::new(), has_any: true, classes, seed: ChainSeed::new(&Secret::new("")) }
     }
 }
 
 impl Promised {
     /// What a configuration promises of a pool.
     pub(super) fn of(config: &Config, pool: &Pool) -> Self {
-        let mut models: Vec<Promise> = Vec::new();
+        let (mut models, mut has_any): (Vec<Promise>, _) = (Vec::new(), false);
         let mut add = |name: &Arc<str>, is_exact| {
             match models.iter_mut().find(|known| known.name == *name) {
                 // An adapter that a route names as well stands for no base model.
@@ -85,11 +87,11 @@ impl Promised {
                 _ if pool.outside.is_some() => {}
                 (Some(given), _) => add(given, true),
                 (None, ModelMatch::Named(name)) => add(name, false),
-                (None, ModelMatch::Any) => {}
+                (None, ModelMatch::Any) => has_any = true,
             }
         }
         pool.lora.adapters.keys().for_each(|name| add(name, true));
-        Self { models, classes: config.classes, seed: ChainSeed::new(&config.routing.seed) }
+        Self { models, has_any, classes: config.classes, seed: ChainSeed::new(&config.routing.seed) }
     }
 
     /// The same where an engine lists what is promised as an adapter, `None` if that is known: from then on no base model stands for it,
@@ -107,7 +109,7 @@ impl Promised {
             is_adapter: promise.is_adapter || is_adapter(&promise.name),
             ..promise
         });
-        Some(Self { models: models.collect(), classes: self.classes, seed: self.seed.clone() })
+        Some(Self { models: models.collect(), seed: self.seed.clone(), ..*self })
     }
 
     /// With the adapters that engines have listed under the configuration before.
@@ -154,7 +156,7 @@ impl Promised {
     pub(super) fn proofs(&self, listed: &[EngineModel], names: [&EngineNames; 2]) -> Proofs {
         let Some(first) = listed.first() else { return Proofs::default() };
         let mut proofs = Proofs::default();
-        let mut is_proved = self.models.is_empty();
+        let mut is_proved = self.has_any || self.models.is_empty();
         for promise in &self.models {
             if promise.name == first.id {
                 is_proved = true;
@@ -240,6 +242,8 @@ mod tests {
         let other = route("gpt").replace("pools", "upstream_model = \"c\"\npools");
         assert_eq!(proofs(&other, &[a]), [vec![], vec!["c".to_owned()], vec!["c".to_owned()]]);
         assert_eq!(proofs(&other, &[]), none, "an engine without a list");
+        let lacks = [vec![], vec![], vec!["c".to_owned()]];
+        assert_eq!(proofs(&(other + &route("*")), &[a]), lacks, "what it lists serves route *");
     }
 
     #[test]
