@@ -149,9 +149,9 @@ impl Limits {
         Self { alike: limit(rate), within: limit((WITHIN * rate).min(MAX_WITHIN)) }
     }
 
-    /// Evidence of both tests as a fraction of what stops the canary; `judges` is the logarithm of how many judge it.
+    /// Evidence of both tests as a fraction of what stops the canary, not below 0; `judges` is the logarithm of how many judge it.
     pub(super) fn share(self, judges: f64, test: impl Fn(f64) -> f64, alike: impl Fn(f64) -> f64) -> f64 {
-        test(self.within + judges).min(alike(self.alike + judges))
+        test(self.within + judges).min(alike(self.alike + judges)).max(0.0)
     }
 }
 

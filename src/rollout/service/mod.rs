@@ -317,8 +317,7 @@ impl RolloutService {
 
     /// Sets the gauges of a rollout, or removes them where it is configured no more.
     fn show(&self, rollout: &Rollout, is_configured: bool) {
-        let evidence: Vec<_> =
-            rollout.judge.evidence().iter().map(|one| (one.test, one.share.max(0.0))).collect();
+        let evidence: Vec<_> = rollout.judge.evidence().iter().map(|one| (one.test, one.share)).collect();
         let [share, shadow_share] = rollout.shares().map(|share| f64::from(share) / 10_000.0);
         let gauges = CanaryGauges {
             labels: [&rollout.route, &rollout.pool, &rollout.revision],

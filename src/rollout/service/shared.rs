@@ -32,8 +32,7 @@ struct TestView {
 
 impl View {
     pub(super) fn new(identity: &str, plan: &Plan, evidence: &[Evidence]) -> Self {
-        let test =
-            |of: &Evidence| TestView { test: of.test.to_owned(), share: of.share.max(0.0), trial: of.trial };
+        let test = |of: &Evidence| TestView { test: of.test.to_owned(), share: of.share, trial: of.trial };
         let tests = evidence.iter().map(test).collect();
         Self { revision: xxh3_64(identity.as_bytes()), plan: plan.clone(), tests, is_alive: false }
     }
