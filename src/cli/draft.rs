@@ -117,10 +117,19 @@ impl DraftRoute {
         };
         let pools: Vec<_> = self.pools.iter().map(weighted).collect();
         let policy = self.policy.unwrap_or(PolicyName::Latency).as_str();
+        let choice = match self.policy.unwrap_or(PolicyName::Latency) {
+            PolicyName::Latency => "cached prefix against queue, by predicted time to first token",
+            PolicyName::LeastLoaded => {
+                "the fewest requests; the default, latency, predicts times to first token"
+            }
+            PolicyName::RoundRobin => "in turn; the default, latency, predicts times to first token",
+            PolicyName::Session => "by x-session-id; the default, latency, predicts times to first token",
+            PolicyName::Prefix => "by prompt prefix; the default, latency, predicts times to first token",
+        };
         let slo = self.slo.as_deref().unwrap_or("standard");
         let _ = write!(
             out,
-            "pools = [{}]\npolicy = \"{policy}\"   # latency: cached prefix against queue, by predicted time to first token\n\
+            "pools = [{}]\npolicy = \"{policy}\"   # {choice}\n\
              slo = {}   # what goodput counts against: interactive, standard, batch, or a [slo.NAME] of your own\n",
             pools.join(", "),
             quoted(slo)

@@ -112,7 +112,8 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
         let ways = [keys.map(|n| counted(n, "key")), names.map(|n| counted(n, "certificate name")), token];
         let ways: Vec<_> = ways.into_iter().flatten().collect();
         let known = if ways.is_empty() {
-            "by header, or by keys of `tokenway key add`".to_owned()
+            let header = if config.server.trust_headers.is_empty() { "" } else { "by header, or " };
+            format!("{header}by keys of `tokenway key add`")
         } else {
             ways.join(", ")
         };

@@ -241,6 +241,8 @@ fn unmapped(entry: &Json, what: &str, notes: &mut Notes) {
         match key.as_str() {
             "model" | "api_base" | "base_url" | "api_key" | "custom_llm_provider" => {}
             "weight" if value.is_u64() => {}
+            "timeout" | "stream_timeout" => notes.left(format_args!("{what}: {key}"), "see route.timeouts"),
+            "rpm" | "tpm" => notes.left(format_args!("{what}: {key}"), "see tenant.limits"),
             _ => notes.left(format_args!("{what}: {key}"), "no counterpart"),
         }
     }

@@ -133,6 +133,11 @@ impl Read {
             }
             "request-timeout-secs" if flag.is_number() => self.route.total = notes.seconds(shown, value),
             "retry-max-retries" if flag.is_number() => self.draft.attempts = value.parse().ok(),
+            "intra-node-data-parallel-size" if flag.is_number() => {
+                self.pool.keys.push(format!("data_parallel = {value}"));
+            }
+            // The default: as many engines as /metrics shows.
+            "dp-aware" => {}
             "disable-retries" => self.has_no_retries = true,
             "health-check-interval-secs" if flag.is_number() => {
                 let span = notes.seconds(shown, value);
@@ -167,6 +172,10 @@ impl Read {
             "cors-allowed-origins" => {
                 let origins: Vec<_> = flag.values.iter().map(|origin| quoted(origin)).collect();
                 self.draft.server.push(format!("cors_origins = [{}]", origins.join(", ")));
+            }
+            "shutdown-grace-period-secs" if flag.is_number() => {
+                let span = notes.seconds(shown, value);
+                self.draft.server.extend(span.map(|span| format!("drain_timeout = {}", quoted(&span))));
             }
             "tls-cert-path" => self.tls[0] = Some(value.to_owned()),
             "tls-key-path" => self.tls[1] = Some(value.to_owned()),
@@ -205,7 +214,8 @@ fn why(flag: &str) -> &'static str {
         | "balance-rel-threshold"
         | "eviction-interval-secs"
         | "max-tree-size" => "not needed: latency weighs cached prefixes against queues in seconds",
-        "prometheus-host" => "admin.listen beyond loopback needs admin.token",
+        "prometheus-host" => "see admin.metrics_listen; admin.listen beyond loopback needs admin.token",
+        "otlp-traces-endpoint" | "enable-trace" => "see [telemetry.otlp]",
         "log-level" | "log-dir" => "give --log-level to tokenway serve; logs go to stderr",
         "max-concurrent-requests" | "rate-limit-tokens-per-second" => "see tenant.limits",
         "queue-size" | "queue-timeout-secs" => "see [route.queue]",
@@ -244,6 +254,8 @@ impl Flag {
 
 fn split(flags: &[String], notes: &mut Notes) -> Vec<Flag> {
     let mut found: Vec<Flag> = Vec::new();
+    // `smg launch --worker-urls ...`, as its documentation has it.
+    let flags = flags.strip_prefix(&["launch".to_owned()]).unwrap_or(flags);
     for word in flags {
         match (word.strip_prefix("--"), found.last_mut()) {
             (Some(""), _) => {}

@@ -30,14 +30,17 @@ fn checked(text: &str) -> Config {
 #[test]
 fn flags_of_routers_become_a_pool_and_a_route() {
     let flags = "--worker-urls http://a:8000 http://b:8000/v1 --policy=cache_aware --host 127.0.0.1 --port 30000 \
-                 --request-timeout-secs 600 --api-key sk-1 --retry-max-retries 3 --max-payload-size 1048576";
+                 --request-timeout-secs 600 --api-key sk-1 --retry-max-retries 3 --max-payload-size 1048576 \
+                 --intra-node-data-parallel-size 2 --shutdown-grace-period-secs 45";
     for kind in ["vllm-router", "smg", "sglang-router"] {
-        let args: Vec<_> = [kind, "--"].into_iter().chain(flags.split_whitespace()).collect();
+        let args: Vec<_> = [kind, "--", "launch"].into_iter().chain(flags.split_whitespace()).collect();
         let (code, text, said) = import(&args);
         let config = checked(&text);
         assert_eq!((code, config.pools[0].replicas.len(), config.retry.attempts), (0, 2, 3), "{said}");
         assert_eq!((config.routes[0].policy, config.server.listen.port()), (PolicyName::Latency, 30000));
         assert_eq!((config.routes[0].timeouts.total.as_secs(), config.server.body_limit), (600, 1 << 20));
+        assert_eq!(config.server.drain_timeout.as_secs(), 45);
+        assert!(text.contains("data_parallel = 2"));
         assert!(said.contains("cache_aware: latency here") && !text.contains("sk-1"), "{said}");
         let key: [u8; 32] = Sha256::digest("sk-1").into();
         let keys: Vec<_> = config.tenants.iter().flat_map(|tenant| &tenant.key_digests).collect();
@@ -398,7 +401,7 @@ fn what_yaml_writes_in_another_way_is_not_lost() {
     assert_eq!((code, routes), (1, vec!["a", "405", "4", "h"]), "{shown}");
     assert!(config.pools.iter().all(|pool| pool.engine_api_key.is_some()), "{text}");
     for line in [
-        "model 405 (hosted_vllm/sim): timeout: no counterpart",
+        "model 405 (hosted_vllm/sim): timeout: see route.timeouts",
         "replica http://c:1: a URL must not carry",
         "no model_name",
         "model_group_alias.h: hidden: ",
