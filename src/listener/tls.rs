@@ -110,7 +110,7 @@ fn server_config(tls: &Tls) -> Result<Arc<rustls::ServerConfig>, TlsError> {
         Some(path) => {
             let mut roots = RootCertStore::empty();
             for ca in certificates(path)? {
-                roots.add(ca)?;
+                roots.add(ca).map_err(|e| unusable(path, &e))?;
             }
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
                 .build()

@@ -4,11 +4,13 @@
 
 use std::path::{Path, PathBuf};
 
+use memchr::memmem;
 use rustls::Error;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::codec::{FILE, Own};
 use super::inputs::input;
@@ -72,11 +74,15 @@ fn mismatch(cert: &Path, key: &Path) -> Option<Error> {
     CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider()).err()
 }
 
-/// Whether a PEM file holds a certificate.
+/// Whether a PEM file holds certificates.
 pub(in crate::config) fn holds_certificate(pem: &[u8]) -> Result<(), String> {
-    match CertificateDer::pem_slice_iter(pem).next() {
-        Some(Ok(_)) => Ok(()),
-        _ => Err("holds no certificate in PEM form".to_owned()),
+    let mut all = CertificateDer::pem_slice_iter(pem).map_while(Result::ok).peekable();
+    if all.peek().is_none() {
+        return Err("holds no certificate in PEM form".to_owned());
+    }
+    match all.map(|one| X509Certificate::from_der(&one).map(drop)).find_map(Result::err) {
+        Some(error) => Err(format!("holds a certificate that cannot be read: {error}")),
+        None => Ok(()),
     }
 }
 
@@ -84,6 +90,10 @@ pub(in crate::config) fn holds_certificate(pem: &[u8]) -> Result<(), String> {
 fn holds_key(pem: &[u8]) -> Result<(), String> {
     match PrivateKeyDer::from_pem_slice(pem) {
         Ok(_) => Ok(()),
+        Err(_) if memmem::find(pem, b"ENCRYPTED").is_some() => {
+            Err("holds a private key that is encrypted: store it without a passphrase (openssl pkey)"
+                .to_owned())
+        }
         Err(_) => Err("holds no private key in PEM form".to_owned()),
     }
 }
@@ -92,3 +102,18 @@ const PAIR_HINT: &str =
     "name the private key that this certificate was issued for; where both were renewed, replace both files";
 /// How PEM files are named.
 pub(in crate::config) const HINT: &str = "name PEM files, relative to the configuration file: tls = { cert = \"server.pem\", key = \"server.key\" }";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_certificate_or_is_encrypted_is_named() {
+        let pem = |kind: &str, text: &str| format!("-----BEGIN {kind}-----\n{text}\n-----END {kind}-----\n");
+        let fault = holds_certificate(pem("CERTIFICATE", "aGVsbG8=").as_bytes()).unwrap_err();
+        assert!(fault.starts_with("holds a certificate that cannot be read"), "{fault}");
+        let fault = holds_key(pem("ENCRYPTED PRIVATE KEY", "aGVsbG8=").as_bytes()).unwrap_err();
+        assert!(fault.starts_with("holds a private key that is encrypted"), "{fault}");
+        assert_eq!(holds_key(b"-").unwrap_err(), "holds no private key in PEM form");
+    }
+}
