@@ -211,19 +211,18 @@ fn came_of(slot: &Slot, replica: &Arc<str>) -> bool {
     slot.of(Dimension::Replica, replica).is_some_and(|part| part.requests > 0 || part.itl.1 > 0)
 }
 
-/// Has requests, and nothing came of it for a minute while it did before.
+/// Has requests that wait, and nothing came of it for a minute while it did before.
 fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
     let now = came_of(&figures.minute.slot, &status.replica);
     let before = came_of(&figures.before.0, &status.replica);
     // What is in flight there may be of other routes.
     let has_traffic = figures.minute.slot.requests > 0 || figures.overdue.0 > 0;
-    let is_silent =
-        status.state == ReplicaState::Ready && status.inflight >= 2 && has_traffic && !now && before;
+    // Where nothing was asked for a minute nothing came of it either.
+    let waits = status.inflight >= 2 && status.quiet >= STUCK;
+    let is_silent = status.state == ReplicaState::Ready && waits && has_traffic && !now && before;
     is_silent.then(|| {
-        replica(
-            status,
-            format!("has {} requests in flight and nothing came of it for a minute", status.inflight),
-        )
+        let (inflight, quiet) = (status.inflight, seconds(status.quiet.as_secs_f64()));
+        replica(status, format!("has {inflight} requests in flight and nothing came of it for {quiet}"))
     })
 }
 

@@ -293,6 +293,7 @@ impl Replica {
             traffic_share: standing.share,
             is_on_trial: self.is_on_trial(),
             inflight: self.target.load.own(),
+            quiet: self.target.load.quiet(now),
             inflight_prompt_tokens: load.waiting_tokens().0,
             signals,
             counters: signals.and_then(|_| Some(engine.scraped.load().as_ref()?.counters)),

@@ -54,6 +54,8 @@ pub struct ReplicaStatus {
     pub is_on_trial: bool,
     /// In-flight requests of this gateway.
     pub inflight: u64,
+    /// How long that of them which is longest without a token has been so.
+    pub quiet: Duration,
     /// Uncached prompt tokens of those before their first token.
     pub inflight_prompt_tokens: u64,
     /// From the last scrapes; absent when older than ten intervals.

@@ -62,6 +62,7 @@ fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
         reason: "proved".into(),
         traffic_share: 1.0,
         inflight: 3,
+        quiet: Duration::ZERO,
         signals: Some(signals),
         connections: 1,
         ..ReplicaStatus::default()
@@ -575,8 +576,13 @@ fn a_frozen_replica_is_named_when_it_is_ejected_and_before() {
     assert_eq!(judge(&figures).status, Status::Ok);
     names(&figures, &["replica r2 stands out: is ejected: silent: 3 streams"]);
     figures.replicas[1] = ready("r2", 0.0);
+    names_only(&figures, &[], &["stands out"]);
+    figures.replicas[1].quiet = Duration::from_secs(14);
     figures.before.0 = slot(TTFT, &[did("r1", 40, 0, relay), did("r2", 40, 0, relay)]).slot;
-    names(&figures, &["replica r2 stands out: has 3 requests in flight and nothing came of it"]);
+    names(&figures, &["replica r2 stands out: has 3 requests in flight and nothing came of it for 14.0 s"]);
+    // After an idle minute that was all that it could have had of it.
+    figures.replicas[1].quiet = Duration::from_secs(1);
+    names_only(&figures, &[], &["stands out"]);
 }
 
 #[test]

@@ -181,6 +181,15 @@ impl InflightLedger {
         Head { work, since }
     }
 
+    /// Since when the request of this gateway that is longest without a token has been so.
+    pub(super) fn quiet_since(&self) -> Option<Stamp> {
+        let waiting =
+            self.waiting.iter().filter(|one| !one.placement.is_followed).map(|one| one.placement.at);
+        let last =
+            |stream: &Stream| stream.first.max(Stamp::from_nanos(stream.progress.at.load(Ordering::Relaxed)));
+        waiting.chain(self.streams.iter().filter(|stream| !stream.is_followed).map(last)).min()
+    }
+
     /// Those whose prompts are computed here, in the order in which they were sent.
     fn queue(&self) -> impl Iterator<Item = &Waiting> {
         self.waiting.iter().filter(|waiting| !waiting.placement.is_elsewhere)

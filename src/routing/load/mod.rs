@@ -159,6 +159,11 @@ impl ReplicaLoad {
         self.past_engine() + self.inflight().saturating_sub(u64::from(self.followed.load(Ordering::Relaxed)))
     }
 
+    /// How long the request of this gateway that is longest without a token has been so; zero without any.
+    pub fn quiet(&self, now: Stamp) -> Duration {
+        self.ledger.lock().quiet_since().map_or(Duration::ZERO, |since| now.since(since))
+    }
+
     /// Sequences that the engine runs at once, as far as our own streams have shown it.
     #[inline]
     pub fn batch_limit(&self) -> Option<u64> {
