@@ -33,7 +33,7 @@ section! {
         body_timeout: Duration as POSITIVE_DURATION, default "60s";
         /// a second over the last ten (five at the start); slower uploads end with 408; 0B: no minimum
         body_min_rate: u64 as BYTES_PER_SECOND, default "16KiB";
-        /// from the first byte of a request's head to its end
+        /// from the first byte of a request's head (on a new connection: from accept) to its end
         header_timeout: Duration as POSITIVE_DURATION, default "10s", restart;
         /// idle client connections are closed after it
         keep_alive: Duration as POSITIVE_DURATION, default "75s", restart;

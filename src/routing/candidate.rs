@@ -28,6 +28,8 @@ pub struct Candidate<'a> {
     pub lacks_adapter: bool,
     /// Tokens in one of the engine's KV blocks.
     pub block_tokens: u64,
+    /// Its engine has shown requests that wait since it started.
+    pub(super) has_queued: bool,
     /// Probability that it answers, relative to its peers.
     pub success: f64,
     /// Fraction of its ordinary traffic that it should get.
@@ -76,6 +78,7 @@ impl<'a> Candidate<'a> {
             batch_limit: load.batch_limit(),
             lacks_adapter: false,
             block_tokens: priors::BLOCK_TOKENS,
+            has_queued: false,
             success: 1.0,
             share: 1.0,
             hit: Tokens(0),

@@ -90,7 +90,10 @@ impl<'a> Stakes<'a> {
             let terms = self.terms(candidate);
             (candidate.cost, candidate.ttft, candidate.decoding) =
                 (terms.cost.total(), terms.seconds(), terms.decode);
-            (candidate.wait, candidate.own_wait) = (terms.wait, terms.own_wait);
+            candidate.wait = terms.wait;
+            // An engine that takes as long for each prompt, however many there are, looks like one whose queue never empties: of a queue
+            // its own page must have shown something.
+            candidate.own_wait = if candidate.has_queued { terms.own_wait } else { 0.0 };
             let one = Least { decode: terms.decode, opened: terms.shared };
             of_all = of_all.or(one);
             if terms.slot_wait <= 0.0 {

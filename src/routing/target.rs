@@ -5,7 +5,7 @@
 //! figures are read one by one, so a reader may mix two pages that follow one another.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -80,6 +80,8 @@ struct Published {
     /// Zero where not known.
     block_tokens: AtomicU32,
     batch_limit: AtomicU64,
+    /// Requests waited there on one of its pages.
+    has_queued: AtomicBool,
 }
 
 /// Beside the request path.
@@ -120,6 +122,9 @@ impl Target {
         let mut seen = self.seen.lock();
         (seen.at, seen.page) = (now, Some(page));
         let foreign = Foreign::beyond(page.running, page.waiting, &self.load.view());
+        if page.waiting.is_some_and(|waiting| waiting > 0.0) {
+            self.published.has_queued.store(true, Ordering::Relaxed);
+        }
         self.published.publish(&page, foreign, now);
     }
 
@@ -128,6 +133,7 @@ impl Target {
         self.load.restarted();
         *self.seen.lock() = Seen::default();
         self.published.at.store(0, Ordering::Release);
+        self.published.has_queued.store(false, Ordering::Relaxed);
     }
 
     /// The newest page.
@@ -138,6 +144,12 @@ impl Target {
     /// What its counters say of the hits that were promised since the last call.
     pub(super) fn cache_report(&self) -> Option<CacheReport> {
         self.load.promises.compare(self.page()?.cache?)
+    }
+
+    /// Whether its engine has shown requests that wait since it started.
+    #[inline]
+    pub(super) fn has_queued(&self) -> bool {
+        self.published.has_queued.load(Ordering::Relaxed)
     }
 
     /// The newest figures; absent when too old.

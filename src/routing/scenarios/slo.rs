@@ -226,3 +226,29 @@ fn absurd_prompts_take_bounded_time_and_memory() {
     let held: usize = (0..3).map(|slot| fleet.dispatcher.index.held(slot)).sum();
     assert!(held <= 3 * (5120 + 3), "{held} blocks");
 }
+
+#[test]
+fn prompts_are_held_back_only_where_an_engine_has_shown_that_some_wait() {
+    let fleet = Fleet::experienced(2);
+    let others: Vec<_> = (0..40).map(|session| fleet.dispatch(&Text::session(session, 0, 40)).1).collect();
+    let text = Text::session(99, 0, 2);
+    let runs_dry = || {
+        let ask = Ask::of(text.prompt(), &fleet.excluded);
+        let judged = fleet.dispatcher.judge(&*fleet.policy, &ask, &LIMITS, fleet.now, fleet.targets.iter());
+        judged.unwrap().runs_dry(Duration::from_millis(200))
+    };
+    let scrape = |waiting| {
+        let page = EnginePage { running: Some(20.0), waiting: Some(waiting), ..EnginePage::default() };
+        fleet.targets.iter().for_each(|target| target.scraped(page, fleet.now));
+    };
+    assert!(runs_dry(), "it may compute all of them at once");
+    scrape(0.0);
+    assert!(runs_dry());
+    scrape(3.0);
+    assert!(!runs_dry());
+    scrape(0.0);
+    assert!(!runs_dry(), "it has a queue, whether one waits there now or not");
+    fleet.targets.iter().for_each(Target::restarted);
+    assert!(runs_dry(), "another engine may be there");
+    drop(others);
+}
