@@ -28,7 +28,7 @@ pub struct Candidate<'a> {
     pub lacks_adapter: bool,
     /// Tokens in one of the engine's KV blocks.
     pub block_tokens: u64,
-    /// Its engine has shown requests that wait since it started.
+    /// Its engine has shown requests that wait since it started, or the configuration has how many it runs at once.
     pub(super) has_queued: bool,
     /// Probability that it answers, relative to its peers.
     pub success: f64,

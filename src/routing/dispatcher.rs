@@ -301,12 +301,8 @@ impl Dispatcher {
 /// A target as one decision sees it.
 pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stamp) -> Candidate<'a> {
     let own = Candidate::new(target.slot, target.identity, &target.load);
-    let own = Candidate {
-        success: target.success(),
-        share: target.share(),
-        has_queued: target.has_queued(),
-        ..own
-    };
+    let own = Candidate { success: target.success(), share: target.share(), ..own };
+    let own = Candidate { has_queued: limits.batch_limit.is_some() || target.has_queued(), ..own };
     // What the configuration tells wins over what streams have shown, and that over what the engine's page has.
     let own = Candidate { batch_limit: limits.batch_limit.or(own.batch_limit), ..own };
     match target.snapshot(now, limits) {

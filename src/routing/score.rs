@@ -92,7 +92,7 @@ impl<'a> Stakes<'a> {
                 (terms.cost.total(), terms.seconds(), terms.decode);
             candidate.wait = terms.wait;
             // An engine that takes as long for each prompt, however many there are, looks like one whose queue never empties: of a queue
-            // its own page must have shown something.
+            // its own page must have shown something, unless its places are configured.
             candidate.own_wait = if candidate.has_queued { terms.own_wait } else { 0.0 };
             let one = Least { decode: terms.decode, opened: terms.shared };
             of_all = of_all.or(one);

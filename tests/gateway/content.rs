@@ -381,7 +381,7 @@ async fn a_collector_that_hangs_or_refuses_holds_up_no_request_and_what_is_lost_
     replica.always(wire::json(200, r#"{"id":"c","choices":[]}"#));
     let trail = exporting(&replica, &collector, "").await;
     let body = prompt("tiny", "x", false);
-    collector.next(wire::json(503, "{}"));
+    collector.next(wire::json(400, "{}"));
     assert_eq!(trail.ask("agreed", &body).await, 200);
     until("a refusal is counted", || trail.dropped("export_failed") == 1.0).await;
     collector.always(vec![Step::Hang]);

@@ -234,7 +234,8 @@ fn prompts_are_held_back_only_where_an_engine_has_shown_that_some_wait() {
     let text = Text::session(99, 0, 2);
     let runs_dry = || {
         let ask = Ask::of(text.prompt(), &fleet.excluded);
-        let judged = fleet.dispatcher.judge(&*fleet.policy, &ask, &LIMITS, fleet.now, fleet.targets.iter());
+        let limits = EngineLimits { batch_limit: None, ..LIMITS };
+        let judged = fleet.dispatcher.judge(&*fleet.policy, &ask, &limits, fleet.now, fleet.targets.iter());
         judged.unwrap().runs_dry(Duration::from_millis(200))
     };
     let scrape = |waiting| {
