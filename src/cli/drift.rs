@@ -74,23 +74,25 @@ async fn carry_out(args: &DriftArgs, env: &dyn Fn(&str) -> Option<String>) -> Re
         }
         Some(DriftOrder::Mute { route, kind, r#for }) => {
             let order = MuteOrder { route: route.clone(), kind: kind.clone(), r#for: r#for.clone() };
-            let Mute { route, kind, until } = client.send("/api/v1/drift/mute", &order).await?;
-            let any = |name: Option<String>| name.unwrap_or_else(|| "any".to_owned());
+            let mute = client.send("/api/v1/drift/mute", &order).await?;
             let done = if parse_duration(r#for).is_ok_and(|span| span.is_zero()) {
                 "no longer muted"
             } else {
                 "muted"
             };
-            format!("{done}: route {}, kind {}, until {until}\n", any(route), any(kind))
+            format!("{done}: {}\n", muted(&mute))
         }
     })
 }
 
 fn list(drift: &Drift) -> String {
-    if drift.active.is_empty() {
-        return format!("no finding holds; {} series have a baseline\n", drift.series);
-    }
     let mut text = String::new();
+    if drift.active.is_empty() {
+        text.push_str(&format!("no finding holds; {} series have a baseline\n", drift.series));
+    }
+    for mute in &drift.mutes {
+        text.push_str(&format!("muted: {}\n", muted(mute)));
+    }
     for finding in &drift.active {
         text.push_str(&format!("{}\n", line(finding)));
         text.push_str(&facts("evidence", &finding.evidence));
@@ -99,6 +101,11 @@ fn list(drift: &Drift) -> String {
         }
     }
     text
+}
+
+fn muted(Mute { route, kind, until }: &Mute) -> String {
+    let any = |name: &Option<String>| name.clone().unwrap_or_else(|| "any".to_owned());
+    format!("route {}, kind {}, until {until}", any(route), any(kind))
 }
 
 /// One finding: `ID kind route/revision[/replica]: diagnosis (since …)`.
@@ -124,13 +131,13 @@ mod tests {
 
     #[test]
     fn a_finding_is_listed_with_its_evidence_and_the_runner_up() {
-        let answer = json!({ "series": 1, "active": [{
+        let answer = json!({ "series": 1, "mutes": [{ "route": "chat", "kind": null, "until": "2026-01-02T00:00:00Z" }], "active": [{
             "id": "00ff", "kind": "ttft_doubled", "series": { "route": "chat", "revision": "r1", "replica": null },
             "diagnosis": "capacity", "time": "2026-01-01T00:00:00Z", "acknowledged": true, "muted": false,
             "evidence": { "ratio": 2.5, "replicas": ["a"] },
             "runner_up": { "diagnosis": "contention", "evidence": { "itl_ratio": 1.25 } },
         }] });
-        let expected = "00ff ttft_doubled chat/r1: capacity (since 2026-01-01T00:00:00Z, acknowledged)\n  \
+        let expected = "muted: route chat, kind any, until 2026-01-02T00:00:00Z\n00ff ttft_doubled chat/r1: capacity (since 2026-01-01T00:00:00Z, acknowledged)\n  \
                         evidence: ratio 2.5, replicas [\"a\"]\n  else contention: itl_ratio 1.25\n";
         assert_eq!(list(&serde_json::from_value(answer).unwrap()), expected);
     }

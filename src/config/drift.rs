@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::check::codec::{Own, Share, WEBHOOK};
 use super::check::section::{Item, Section};
+use super::check::shape::Kind;
 use super::check::values::POSITIVE_DURATION;
 use super::declare::{Below, Declared, section};
 use super::{DriftState, Endpoint};
@@ -58,12 +59,14 @@ pub(super) fn drift(root: &Section<'_>) -> Drift {
     drift
 }
 
-/// A path, or `false` for none.
+/// A path, `false` for none, or `true` for the usual one.
 fn state(item: &Item<'_>) -> Option<DriftState> {
-    if item.value.as_bool() == Some(false) {
-        return Some(DriftState::Off);
+    item.accepts([Kind::Boolean, Kind::Text { hint: "" }]);
+    match item.value.as_bool() {
+        Some(true) => Some(DriftState::Default),
+        Some(false) => Some(DriftState::Off),
+        None => item.path().map(DriftState::At),
     }
-    item.path().map(DriftState::At)
 }
 
 fn contradiction(block: Duration, from: Duration, to: Duration) -> Option<String> {

@@ -235,6 +235,8 @@ tenants = [\"t\"]
 max_priority = 0
 [telemetry.otlp]
 headers = { x = \"1\" }
+[drift]
+state = false
 ";
 
 #[cfg(test)]

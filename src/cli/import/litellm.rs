@@ -270,7 +270,7 @@ fn setting(draft: &mut Draft, section: &str, key: &str, value: &Json, notes: &mu
         ("general_settings", "master_key") => {
             notes.left(what, "clients' keys are digests: [[tenant]] key_sha256");
         }
-        (_, "fallbacks") => notes.left(what, "see [route.degrade], or a pool of small weight"),
+        (_, "fallbacks") => notes.left(what, "see a pool with standby = true, and [route.degrade]"),
         ("general_settings", "database_url") => notes.left(what, "no database is needed"),
         _ => notes.left(what, "no counterpart"),
     }

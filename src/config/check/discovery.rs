@@ -127,6 +127,7 @@ fn service(section: &Section<'_>) -> Option<KubernetesObject> {
 }
 
 fn inference_pool(section: &Section<'_>, item: &Item<'_>) -> Option<KubernetesObject> {
+    section.replaces("service");
     if let Some(service) = section.get("service") {
         service.fault(
             "replicas are those of a Service or of an InferencePool",

@@ -148,6 +148,7 @@ impl Lint<'_, '_> {
                 self.warn(self.place("route", at, &["pools"]), message, hint);
             }
             self.crossed(at, route);
+            self.pattern(at, route);
             self.outside(at, route);
             self.prefill(at, route);
             if route.client_may.priority && !self.has_order() {
@@ -156,6 +157,15 @@ impl Lint<'_, '_> {
                 let place = self.place("route", at, &["client_may"]);
                 self.warn(place, message, "use policy latency on a route, or remove \"priority\"");
             }
+        }
+    }
+
+    /// A pattern, where a name is meant.
+    fn pattern(&self, at: usize, route: &Route) {
+        if matches!(&route.model, ModelMatch::Named(model) if model.contains('*')) {
+            let message = format!("route \"{}\" takes requests for exactly this name", route.name);
+            let hint = "a route's model is one name, or \"*\" for all that no other route has";
+            self.warn(self.place("route", at, &["model"]), message, hint);
         }
     }
 

@@ -132,6 +132,11 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// Another key stands for one that it would need.
+    pub(in crate::config) fn replaces(&self, key: &'static str) {
+        self.checking.shapes.borrow_mut().replace(self.header, key);
+    }
+
     /// `true` or `false`.
     pub(in crate::config) fn boolean(&self, key: &'static str) -> Option<bool> {
         self.get(key)?.boolean()
@@ -364,7 +369,13 @@ impl<'a> Item<'a> {
     pub(in crate::config) fn list(&self) -> Vec<Item<'a>> {
         self.record(Kind::List);
         let Some(array) = self.value.as_array() else {
-            self.wrong_type("a list", "put it into brackets: [ … ]");
+            let is_table = self.value.as_table().is_some();
+            let hint = if is_table {
+                "double the brackets of its header: [[ … ]]"
+            } else {
+                "put it into brackets: [ … ]"
+            };
+            self.wrong_type("a list", hint);
             return Vec::new();
         };
         let entry = |value: &'a toml::Spanned<DeValue<'a>>| Item {

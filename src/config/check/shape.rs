@@ -58,6 +58,8 @@ pub(in crate::config) enum Kind {
 pub(in crate::config) struct Shapes {
     kinds: BTreeMap<(&'static str, String, Within), BTreeSet<Kind>>,
     required: BTreeSet<(&'static str, &'static str)>,
+    /// Those that another key stands for.
+    replaced: BTreeSet<(&'static str, &'static str)>,
 }
 
 impl Shapes {
@@ -81,6 +83,11 @@ impl Shapes {
         self.required.insert((header, key));
     }
 
+    /// Notes that a section needs a key only where it lacks another.
+    pub(super) fn replace(&mut self, header: &'static str, key: &'static str) {
+        self.replaced.insert((header, key));
+    }
+
     /// Every key, with the header of its section.
     pub(in crate::config) fn keys(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let own = self.kinds.keys().filter(|(_, _, within)| *within == Within::Itself);
@@ -92,8 +99,9 @@ impl Shapes {
         self.kinds.get(&(place.header, place.key.to_owned(), place.within)).into_iter().flatten()
     }
 
-    /// Whether a section needs a key.
+    /// Whether a section needs a key, whatever else it has.
     pub(in crate::config) fn is_required(&self, header: &str, key: &str) -> bool {
-        self.required.iter().any(|known| *known == (header, key))
+        let is_in = |keys: &BTreeSet<_>| keys.iter().any(|known| *known == (header, key));
+        is_in(&self.required) && !is_in(&self.replaced)
     }
 }

@@ -109,6 +109,7 @@ fn every_file_that_is_shipped_fits() {
     let schema = json_schema();
     for text in [
         REFERENCE,
+        OTHER_FORMS,
         &every_key(),
         include_str!("../../../config/minimal.toml"),
         include_str!("../../../config/two-pools.toml"),
