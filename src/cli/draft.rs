@@ -116,20 +116,23 @@ impl DraftRoute {
             _ => format!("{{ name = {}, weight = {weight} }}", quoted(pool)),
         };
         let pools: Vec<_> = self.pools.iter().map(weighted).collect();
-        let policy = self.policy.unwrap_or(PolicyName::Latency).as_str();
-        let choice = match self.policy.unwrap_or(PolicyName::Latency) {
+        let policy = self.policy.unwrap_or(PolicyName::Latency);
+        let choice = match policy {
             PolicyName::Latency => "cached prefix against queue, by predicted time to first token",
-            PolicyName::LeastLoaded => {
-                "the fewest requests; the default, latency, predicts times to first token"
-            }
-            PolicyName::RoundRobin => "in turn; the default, latency, predicts times to first token",
-            PolicyName::Session => "by x-session-id; the default, latency, predicts times to first token",
-            PolicyName::Prefix => "by prompt prefix; the default, latency, predicts times to first token",
+            PolicyName::LeastLoaded => "the fewest requests",
+            PolicyName::RoundRobin => "in turn",
+            PolicyName::Session => "by x-session-id",
+            PolicyName::Prefix => "by prompt prefix",
         };
+        let default = match policy {
+            PolicyName::Latency => "",
+            _ => "; the default, latency, predicts times to first token",
+        };
+        let policy = policy.as_str();
         let slo = self.slo.as_deref().unwrap_or("standard");
         let _ = write!(
             out,
-            "pools = [{}]\npolicy = \"{policy}\"   # {choice}\n\
+            "pools = [{}]\npolicy = \"{policy}\"   # {choice}{default}\n\
              slo = {}   # what goodput counts against: interactive, standard, batch, or a [slo.NAME] of your own\n",
             pools.join(", "),
             quoted(slo)
