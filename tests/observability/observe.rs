@@ -257,6 +257,14 @@ async fn a_replica_that_left_counts_as_drained_and_gone_once() {
     assert_eq!(scrape(&[]).await, gone, "once, though it was seen to drain");
 }
 
+/// An observer that exports every span there.
+fn exporting_to(collector: &Collector) -> Arc<Observer> {
+    let mut config = config();
+    config.telemetry.otlp = Some(collector.otlp());
+    config.telemetry.sampling.routine = 1.0;
+    observer(&config)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn spans_reach_a_collector_as_one_tree() {
     let collector = Collector::start(true).await;
@@ -377,10 +385,7 @@ async fn a_dead_collector_costs_counted_spans_and_nothing_else() {
 async fn spans_reach_a_collector_that_was_away_for_a_moment() {
     let collector = Collector::start(true).await;
     collector.unavailable.store(2, Ordering::Relaxed);
-    let mut config = config();
-    config.telemetry.otlp = Some(collector.otlp());
-    config.telemetry.sampling.routine = 1.0;
-    let observer = observer(&config);
+    let observer = exporting_to(&collector);
     observer.record(&Arc::new(record()));
     until(|| !collector.received.lock().is_empty()).await;
     observer.shutdown(Duration::from_secs(20)).await;
@@ -391,10 +396,7 @@ async fn spans_reach_a_collector_that_was_away_for_a_moment() {
 async fn spans_that_a_collector_rejects_are_counted() {
     let collector = Collector::start(true).await;
     collector.rejects.store(3, Ordering::Relaxed);
-    let mut config = config();
-    config.telemetry.otlp = Some(collector.otlp());
-    config.telemetry.sampling.routine = 1.0;
-    let observer = observer(&config);
+    let observer = exporting_to(&collector);
     observer.record(&Arc::new(record()));
     observer.shutdown(Duration::from_secs(20)).await;
     assert_eq!(dropped_spans(&observer, "export_failed"), Some(3.0), "of seven in one export");
@@ -403,10 +405,7 @@ async fn spans_that_a_collector_rejects_are_counted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn more_spans_than_fit_are_dropped_and_counted() {
     let hanging = Collector::start(false).await;
-    let mut config = config();
-    config.telemetry.otlp = Some(hanging.otlp());
-    config.telemetry.sampling.routine = 1.0;
-    let observer = observer(&config);
+    let observer = exporting_to(&hanging);
     let record = Arc::new(record());
     for _ in 0..20_000 {
         observer.record(&record);
