@@ -13,7 +13,7 @@ use tokenway::clock::Clock;
 use tokenway::config::check::{check_str, parse_endpoint};
 use tokenway::config::load::{Source, load};
 use tokenway::config::reload::reload;
-use tokenway::config::watch::watch_file;
+use tokenway::config::watch::watch_files;
 use tokenway::config::{
     AccessLog, Config, Figure, FigureSource, MAX_REPLICAS, ModelMatch, OtlpProtocol, Overrides, PolicyName,
     ProbeKind, paths,
@@ -904,6 +904,24 @@ fn an_admin_port_that_stays_on_the_network_keeps_its_tokens_until_it_moves() {
     assert!(new.config.admin.read_token.is_none() && new.warnings.is_empty(), "{:?}", new.warnings);
 }
 
+#[test]
+fn files_that_are_watched_with_the_configuration_are_those_it_was_read_from() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    for name in ["token", "key", "other"] {
+        std::fs::write(path(name), name).unwrap();
+    }
+    let text = "[admin]\ntoken = \"file:token\"\n[[pool]]\nname = \"p\"\nfile = \"replicas.json\"\n\
+        engine_api_key = \"file:key\"\n";
+    std::fs::write(path("gateway.toml"), text).unwrap();
+    let other = format!("file:{}", path("other").display());
+    let overrides =
+        Overrides { admin_read_token: Some(tokenway::config::Secret::new(other)), ..Overrides::default() };
+    let mut files = load(&Source::File(path("gateway.toml")), &overrides, &no_env).unwrap().files;
+    files.sort();
+    assert_eq!(files, ["key", "other", "token"].map(path), "the list of replicas has a reader of its own");
+}
+
 #[tokio::test]
 async fn a_file_replaced_by_rename_or_by_a_swapped_link_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
@@ -915,7 +933,7 @@ async fn a_file_replaced_by_rename_or_by_a_swapped_link_is_noticed() {
     }
     std::os::unix::fs::symlink("first", path("..data")).unwrap();
     std::os::unix::fs::symlink("..data/gateway.toml", path("gateway.toml")).unwrap();
-    let (_watcher, mut changes) = watch_file(&path("gateway.toml")).unwrap();
+    let (_watcher, mut changes) = watch_files(&[path("gateway.toml")]).unwrap();
     std::os::unix::fs::symlink("second", path("..new")).unwrap();
     std::fs::rename(path("..new"), path("..data")).unwrap();
     changed(&mut changes).await;

@@ -1,11 +1,13 @@
 //! Where a gateway's configuration comes from, at start and at each reload.
 
+use std::path::PathBuf;
+
 use tokio::sync::watch;
 
 use super::logging::LogFilter;
 use crate::config::load::{ConfigError, Source, load};
 use crate::config::reload::{Reloaded, reload};
-use crate::config::watch::{Watcher, watch_file};
+use crate::config::watch::{Watcher, watch_files};
 use crate::config::{Config, Overrides};
 
 /// Sources of a gateway's configuration, and the handle to its log.
@@ -35,16 +37,37 @@ impl Launch {
         load(&self.source, &self.overrides, &from_env)
     }
 
-    /// Watches the file, if it is one.
-    pub(super) fn watch(&self) -> Option<(Watcher, watch::Receiver<u64>)> {
-        let Source::File(path) = &self.source else { return None };
-        let warn =
-            |error: &_| tracing::warn!(%error, "the configuration file cannot be watched; SIGHUP reloads");
-        watch_file(path).inspect_err(warn).ok()
+    /// Watches the configuration's own file, if it has one.
+    pub(super) fn watch(&self) -> Watched {
+        match &self.source {
+            Source::File(path) => Watched::of(std::slice::from_ref(path)),
+            Source::Upstreams(_) => Watched(None),
+        }
     }
 
     pub(super) fn reload(&self, old: &Config) -> Result<Reloaded, ConfigError> {
         reload(&self.source, &self.overrides, &from_env, old)
+    }
+}
+
+/// Files of a configuration, watched where that is possible.
+pub(super) struct Watched(Option<(Watcher, watch::Receiver<u64>)>);
+
+impl Watched {
+    pub(super) fn of(files: &[PathBuf]) -> Self {
+        let warn = |error: &_| tracing::warn!(%error, "files cannot be watched; SIGHUP reloads");
+        Self((!files.is_empty()).then(|| watch_files(files).inspect_err(warn).ok()).flatten())
+    }
+
+    /// Waits until one of them has changed; cancel-safe.
+    pub(super) async fn changed(&mut self) {
+        if let Some((_, changes)) = &mut self.0
+            && changes.changed().await.is_ok()
+        {
+            return;
+        }
+        self.0 = None;
+        std::future::pending().await
     }
 }
 

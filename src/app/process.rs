@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::control::Controls;
 use super::foundation::Foundation;
+use super::launch::Watched;
 pub use super::launch::{Front, Launch};
 use super::observers::Observers;
 use super::signals::{self, Signal};
@@ -25,7 +26,6 @@ use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::load::ConfigError;
-use crate::config::watch::Watcher;
 use crate::listener;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::{Surroundings, Tap, instance};
@@ -243,29 +243,32 @@ impl Running {
         let _ = tokio::time::timeout(grace, self.tracker.wait()).await;
     }
 
-    /// Serves until SIGTERM, SIGINT or the admin port's drain; reloads on SIGHUP and when the file changes.
+    /// Serves until SIGTERM, SIGINT or the admin port's drain; reloads on SIGHUP and when a file of the configuration changes.
     async fn serve_until_signal(
         &self,
         mut signals: mpsc::Receiver<Signal>,
-        watched: Option<(Watcher, watch::Receiver<u64>)>,
+        mut own_file: Watched,
     ) -> io::Result<()> {
-        let (_watcher, mut file_changes) = watched.unzip();
+        let mut files = self.control.config().files.clone();
+        let mut named_files = Watched::of(&files);
         let end = loop {
-            let changed = async {
-                match &mut file_changes {
-                    Some(changes) => changes.changed().await.is_ok(),
-                    None => std::future::pending().await,
-                }
-            };
             // Every arm is cancel-safe: each returns what happened and loses nothing.
             let signal = tokio::select! {
                 signal = signals.recv() => signal.unwrap_or(Signal::Terminate),
-                is_open = changed => if is_open { Signal::Reload } else { file_changes = None; continue },
+                () = own_file.changed() => Signal::Reload,
+                () = named_files.changed() => Signal::Reload,
                 () = self.control.drain.notified() => Signal::Terminate,
             };
             match signal {
-                // The result is logged there.
-                Signal::Reload => drop(self.control.reload()),
+                Signal::Reload => {
+                    // The result is logged there.
+                    drop(self.control.reload());
+                    let config = self.control.config();
+                    if config.files != files {
+                        files = config.files.clone();
+                        named_files = Watched::of(&files);
+                    }
+                }
                 Signal::Terminate => break Shutdown::terminate(self.control.config().server.drain_delay),
                 Signal::Interrupt => break Shutdown::interrupt(),
             }

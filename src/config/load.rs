@@ -156,7 +156,7 @@ fn apply(
     if let Some(listen) = overrides.listen {
         config.server.listen = listen;
     }
-    apply_admin(overrides, env, &mut config.admin)?;
+    apply_admin(overrides, env, &mut config.admin, &mut config.files)?;
     let (data, admin, metrics) = (config.server.listen, config.admin.listen, config.admin.metrics_listen);
     let taken = |addr, flag| ConfigError::Flag { flag, message: one_port(addr), hint: PORTS_HINT };
     if is_one_port(data, admin) {
@@ -178,6 +178,7 @@ fn apply_admin(
     overrides: &Overrides,
     env: &dyn Fn(&str) -> Option<String>,
     admin: &mut Admin,
+    files: &mut Vec<PathBuf>,
 ) -> Result<(), ConfigError> {
     let tokens = [
         ("--admin-token", &overrides.admin_token, &mut admin.token),
@@ -188,6 +189,7 @@ fn apply_admin(
         let failed =
             |message| ConfigError::Flag { flag, message, hint: "env:NAME, file:PATH or the token itself" };
         *token = Some(secret_of(given.reveal(), env).map_err(failed)?);
+        files.extend(given.reveal().strip_prefix("file:").map(PathBuf::from));
     }
     if admin.has_one_token_for_both() {
         let (flag, message) = ("--admin-read-token", ONE_TOKEN.to_owned());

@@ -123,6 +123,8 @@ pub struct Config {
     pub cluster: Option<Cluster>,
     /// Where it keeps what outlives it.
     pub state: Option<StatePlace>,
+    /// Files that it was read from beside its own: certificates, keys, secrets.
+    pub files: Vec<PathBuf>,
 }
 
 impl Config {

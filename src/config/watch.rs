@@ -2,6 +2,7 @@
 //!
 //! Shared by the configuration and the files that it names: what a change means is its reader's affair.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::whole_file;
 
-/// Watches a file for as long as it lives.
+/// Watches files for as long as it lives.
 #[derive(Debug)]
 pub struct Watcher {
     /// Dropping it closes the channel, which ends the thread that compares contents.
@@ -19,25 +20,25 @@ pub struct Watcher {
     _stop: SyncSender<()>,
 }
 
-/// Watches the content of a file. The receiver's number grows with each change.
+/// Watches the contents of files. The receiver's number grows with each change.
 ///
-/// The directory is watched and not the file, because editors and Kubernetes replace files by renaming (a ConfigMap
-/// swaps a symbolic link). Where the system cannot watch (too many watches, network file systems), the file is
-/// read every five seconds instead.
+/// The directories are watched and not the files, because editors and Kubernetes replace files by renaming (a ConfigMap
+/// swaps a symbolic link). Where the system cannot watch (too many watches, network file systems), the files are
+/// read every five seconds instead. What is no file (a pipe) is not watched: what is read of it would be gone.
 ///
 /// # Errors
 /// When no thread can be started.
-pub fn watch_file(path: &Path) -> std::io::Result<(Watcher, watch::Receiver<u64>)> {
+pub fn watch_files(paths: &[PathBuf]) -> std::io::Result<(Watcher, watch::Receiver<u64>)> {
     let (stop, hints) = sync_channel(1);
     let (changes, receiver) = watch::channel(0);
-    let known = content_hash(path);
-    let events = watch_directories(path, stop.clone());
-    let watch = FileWatch { path: path.to_owned(), known, changes };
+    let files = paths.iter().map(|path| (path.clone(), content_hash(path))).collect();
+    let events = watch_directories(paths, stop.clone());
+    let watch = FileWatch { files, changes };
     std::thread::Builder::new().name("file-watch".to_owned()).spawn(move || watch.run(&hints))?;
     Ok((Watcher { _events: events, _stop: stop }, receiver))
 }
 
-fn watch_directories(path: &Path, hints: SyncSender<()>) -> Option<notify::RecommendedWatcher> {
+fn watch_directories(paths: &[PathBuf], hints: SyncSender<()>) -> Option<notify::RecommendedWatcher> {
     let made = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         // Our own reading makes access events: taking them as hints would never end.
         if !event.is_ok_and(|event| event.kind.is_access()) {
@@ -52,10 +53,11 @@ fn watch_directories(path: &Path, hints: SyncSender<()>) -> Option<notify::Recom
             return None;
         }
     };
-    let beside = directory_of(path);
-    // Where the path itself is a link, its target may be edited in place.
-    let target = path.canonicalize().map(|target| directory_of(&target)).ok();
-    for directory in std::iter::once(&beside).chain(target.iter().filter(|target| **target != beside)) {
+    // Where a path itself is a link, its target may be edited in place.
+    let targets =
+        paths.iter().filter_map(|path| path.canonicalize().ok()).map(|target| directory_of(&target));
+    let directories: BTreeSet<_> = paths.iter().map(|path| directory_of(path)).chain(targets).collect();
+    for directory in &directories {
         if let Err(error) = watcher.watch(directory, RecursiveMode::NonRecursive) {
             tracing::warn!(%error, directory = %directory.display(), "cannot watch: reading every five seconds");
         }
@@ -70,10 +72,9 @@ fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// State of the watcher thread: compares the content's hash on each hint and every [`POLL`].
+/// State of the watcher thread: compares the hashes of contents on each hint and every [`POLL`].
 struct FileWatch {
-    path: PathBuf,
-    known: Option<u64>,
+    files: Vec<(PathBuf, Option<u64>)>,
     changes: watch::Sender<u64>,
 }
 
@@ -89,10 +90,16 @@ impl FileWatch {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            let now = content_hash(&self.path);
-            // A file that is away for a moment is being replaced.
-            if now.is_some() && now != self.known {
-                self.known = now;
+            let mut has_changed = false;
+            for (path, known) in &mut self.files {
+                let now = content_hash(path);
+                // A file that is away for a moment is being replaced.
+                if now.is_some() && now != *known {
+                    *known = now;
+                    has_changed = true;
+                }
+            }
+            if has_changed {
                 self.changes.send_modify(|count| *count += 1);
             }
         }
@@ -100,7 +107,9 @@ impl FileWatch {
 }
 
 fn content_hash(path: &Path) -> Option<u64> {
-    whole_file::read(path).ok().map(|content| xxhash_rust::xxh3::xxh3_64(&content))
+    let is_file = std::fs::metadata(path).is_ok_and(|file| file.is_file());
+    let content = is_file.then(|| whole_file::read(path).ok()).flatten();
+    content.map(|content| xxhash_rust::xxh3::xxh3_64(&content))
 }
 
 const DEBOUNCE: Duration = Duration::from_millis(200);

@@ -75,7 +75,8 @@ pub(super) fn check_with(
     let directory = Path::new(file_name).parent().unwrap_or_else(|| Path::new(""));
     let checking = Checking::new(directory, env, overrides);
     let root = Section::open(&checking, ROOT, 0..0, Some(tree.get_ref()));
-    let config = read(&root);
+    let mut config = read(&root);
+    config.files = inputs::read_once(&root, &config);
     ports::expect_ports_apart(&root, &config);
     files::expect_files_apart(&root, &config, Path::new(file_name));
     lint::lint(&root, &config);
@@ -175,6 +176,7 @@ fn read(root: &Section<'_>) -> Config {
         drift: drift::drift(root),
         cluster: crate::config::cluster::cluster(root),
         state: None,
+        files: Vec::new(),
     }
 }
 

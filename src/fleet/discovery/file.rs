@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::file_sd;
 use super::report::Report;
-use crate::config::watch::watch_file;
+use crate::config::watch::watch_files;
 use crate::whole_file;
 
 /// Reads until the task is dropped.
 pub(super) async fn run(path: PathBuf, report: Report) {
-    let watching = watch_file(&path);
+    let watching = watch_files(std::slice::from_ref(&path));
     let (_watcher, mut changes) = match watching {
         Ok((watcher, changes)) => (Some(watcher), Some(changes)),
         Err(error) => {
