@@ -29,6 +29,7 @@ mod usage;
 mod verdict;
 mod views;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -50,8 +51,8 @@ use self::live::Live;
 use crate::drift::service::Feed;
 use crate::identity::KeyStore;
 use crate::listener::{
-    self, Acceptor, ClientStream, ConnectionLimit, ConnectionLimits, Handler, HeadFault, KillSwitch,
-    ListenerCounters, Peer, Serving,
+    self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, HeadFault, KillSwitch, ListenerCounters, Port,
+    PortBody, Serving, port_body,
 };
 use crate::observe::Observer;
 use crate::rollout::service as rollouts;
@@ -122,7 +123,7 @@ async fn accept(listener: TcpListener, admin: &AdminState, shutdown: Cancellatio
         cut_off: CancellationToken::new(),
         counters: ListenerCounters { panics: admin.observer.metrics().families.process.panics.clone() },
     };
-    listener::accept_loop(acceptor, serving.clone(), Service(router)).await;
+    listener::accept_loop(acceptor, serving.clone(), Boxed::new(Service(router))).await;
     // Idle connections close at once, busy ones after their response.
     serving.closing.cancel();
     connections.close();
@@ -130,22 +131,20 @@ async fn accept(listener: TcpListener, admin: &AdminState, shutdown: Cancellatio
     serving.cut_off.cancel();
 }
 
-/// The listener's handler.
-#[derive(Clone)]
+/// What the port does with requests.
 struct Service(Router);
 
-impl Handler for Service {
-    type Body = Body;
-    type Connection = ();
-    type Stream<S: ClientStream> = Box<dyn ClientStream>;
-
-    fn hold<S: ClientStream>(stream: S) -> Box<dyn ClientStream> {
-        Box::new(stream)
-    }
-
-    async fn handle(&self, request: Request<Incoming>, _: KillSwitch, (): &()) -> Response<Body> {
-        let Ok(response) = self.0.clone().oneshot(request).await;
-        routes::finish(response)
+impl Port for Service {
+    fn handle(
+        &self,
+        request: Request<Incoming>,
+        _: KillSwitch,
+    ) -> Pin<Box<dyn Future<Output = Response<PortBody>> + Send + '_>> {
+        let answer = self.0.clone().oneshot(request);
+        Box::pin(async {
+            let Ok(response) = answer.await;
+            port_body(routes::finish(response))
+        })
     }
 
     fn reject(&self, fault: HeadFault) -> Response<Bytes> {
@@ -158,17 +157,15 @@ impl Handler for Service {
         response
     }
 
-    fn refuse(&self, fault: HeadFault) -> Response<Body> {
-        let mut response = self.reject(fault).map(Body::from);
+    fn refuse(&self, fault: HeadFault) -> Response<PortBody> {
+        let mut response = port_body(self.reject(fault).map(Body::from));
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         response
     }
 
-    fn panicked(&self) -> Response<Body> {
-        AdminError::Panicked.into_response()
+    fn panicked(&self) -> Response<PortBody> {
+        port_body(AdminError::Panicked.into_response())
     }
-
-    fn opened(&self, _: Peer) {}
 }
 
 /// More than [`routes`] lets have a response under way: the rest is for health.

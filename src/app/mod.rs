@@ -46,7 +46,7 @@ use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
-use crate::listener::{self, Acceptor, ConnectionLimit, ConnectionLimits, ListenerCounters, Serving};
+use crate::listener::{self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, ListenerCounters, Serving};
 use crate::observe::{Observer, instance};
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
@@ -347,7 +347,7 @@ fn accept(front: Front, gateway: &Arc<Gateway>, acceptor: Acceptor, mut serving:
             serving.limits.keep_alive = PROXY_KEEP_ALIVE;
             tracker.spawn(async {
                 probed.await;
-                listener::accept_loop(acceptor, serving, EndpointPicker::new(gateway)).await;
+                listener::accept_loop(acceptor, serving, Boxed::new(EndpointPicker::new(gateway))).await;
             })
         }
     };

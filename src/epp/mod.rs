@@ -15,6 +15,8 @@ mod proto;
 mod session;
 mod transfer;
 
+use std::any::Any;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -30,11 +32,10 @@ use self::session::Session;
 use crate::config::{Config, Route};
 use crate::error::Failure;
 use crate::gateway::{Gateway, reply};
-use crate::listener::{ClientStream, Handler, HeadFault, KillSwitch, Peer};
-use crate::observe::metrics::GaugeGuard;
+use crate::listener::{HeadFault, KillSwitch, Port, PortBody, port_body};
 
-/// The handler of the gRPC port.
-#[derive(Clone, Debug)]
+/// The gRPC port.
+#[derive(Debug)]
 pub struct EndpointPicker {
     gateway: Arc<Gateway>,
     /// A configuration of Envoy that hides answers was logged.
@@ -69,43 +70,32 @@ impl EndpointPicker {
     }
 }
 
-impl Handler for EndpointPicker {
-    type Body = Body;
-    type Connection = Arc<GaugeGuard>;
-    type Stream<S: ClientStream> = Box<dyn ClientStream>;
-
-    fn hold<S: ClientStream>(stream: S) -> Box<dyn ClientStream> {
-        Box::new(stream)
-    }
-
-    async fn handle(
+impl Port for EndpointPicker {
+    fn handle(
         &self,
         request: Request<Incoming>,
         kill: KillSwitch,
-        _: &Arc<GaugeGuard>,
-    ) -> Response<Body> {
-        match request.uri().path() {
-            PROCESS => self.process(request, kill).await,
-            health::CHECK => health::check(Arc::clone(&self.gateway), request).await,
-            _ => Status::unimplemented("this port has ext_proc v3 and grpc.health.v1 Check").into_http(),
-        }
+    ) -> Pin<Box<dyn Future<Output = Response<PortBody>> + Send + '_>> {
+        Box::pin(async move {
+            port_body(match request.uri().path() {
+                PROCESS => self.process(request, kill).await,
+                health::CHECK => health::check(Arc::clone(&self.gateway), request).await,
+                _ => Status::unimplemented("this port has ext_proc v3 and grpc.health.v1 Check").into_http(),
+            })
+        })
     }
 
     fn reject(&self, _: HeadFault) -> Response<Bytes> {
         reply::unreadable(&Failure::MalformedHead)
     }
 
-    fn refuse(&self, fault: HeadFault) -> Response<Body> {
-        self.reject(fault).map(|body| Body::new(http_body_util::Full::new(body)))
-    }
-
-    fn panicked(&self) -> Response<Body> {
+    fn panicked(&self) -> Response<PortBody> {
         tracing::error!("serving a stream of Envoy panicked");
-        Status::internal("internal error of the endpoint picker").into_http()
+        port_body(Status::internal("internal error of the endpoint picker").into_http::<Body>())
     }
 
-    fn opened(&self, _: Peer) -> Arc<GaugeGuard> {
-        Arc::new(self.gateway.observer.metrics().open_connection())
+    fn opened(&self) -> Option<Box<dyn Any + Send + Sync>> {
+        Some(Box::new(self.gateway.observer.metrics().open_connection()))
     }
 }
 

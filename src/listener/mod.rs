@@ -14,6 +14,7 @@ mod independently_woken;
 mod lingering_close;
 mod panics;
 mod phase;
+mod port;
 mod socket;
 pub mod tls;
 
@@ -43,6 +44,7 @@ pub use self::continues::ContinueSignal;
 use self::independently_woken::IndependentlyWoken;
 use self::panics::catching;
 use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo};
+pub use self::port::{Boxed, Port, PortBody, port_body};
 pub use self::socket::ClientStream;
 use self::tls::{HandshakeFault, TlsSlot};
 use crate::clock::Clock;

@@ -158,8 +158,8 @@ impl EngineSpans {
             let shared = Arc::clone(&shared);
             Arc::new(move |payload, export: &_| shared.received(payload, export))
         };
-        let serving = receiver::serve(socket, sink, background.clone(), stop.clone());
-        background.spawn(serving);
+        let (panics, tasks) = (settled.metrics.families.process.panics.clone(), background.tasks.clone());
+        background.spawn(receiver::serve(socket, sink, clock, panics, tasks, stop.clone()));
         let waiting = Arc::clone(&shared).run(stop.clone());
         background.spawn(waiting);
         tracing::info!(%address, "spans of engines are received");

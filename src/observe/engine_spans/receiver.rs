@@ -3,8 +3,8 @@
 //! Every answer is made from memory and at once: an engine must never wait for what we do with its spans. Bodies,
 //! connections and waits are bounded. Knows nothing of what the spans mean.
 
-use std::convert::Infallible;
 use std::io::Read as _;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,91 +14,84 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
+use prometheus::IntCounter;
 use prost::Message;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tower::Service;
 
-use crate::background::Background;
+use crate::clock::Clock;
+use crate::listener::{
+    self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, HeadFault, KillSwitch, ListenerCounters, Port,
+    PortBody, Serving, port_body,
+};
 use crate::observe::otlp::PROTOBUF;
 
 /// Takes an export: its bytes and their decoded form.
 pub(super) type Sink = Arc<dyn Fn(Bytes, &ExportTraceServiceRequest) + Send + Sync>;
 
-/// Runs what HTTP/2 needs beside a connection as tasks of the telemetry runtime.
-#[derive(Clone, Debug)]
-struct Tracked(Background);
-
-impl<F> hyper::rt::Executor<F> for Tracked
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    fn execute(&self, task: F) {
-        self.0.tasks.spawn_on(task, &self.0.runtime);
-    }
-}
-
 /// Serves until `stop`.
 pub(super) async fn serve(
-    listener: TcpListener,
+    socket: TcpListener,
     sink: Sink,
-    background: Background,
+    clock: Clock,
+    panics: IntCounter,
+    tracker: TaskTracker,
     stop: CancellationToken,
 ) {
-    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let accepted = stop.run_until_cancelled(async {
-            let permit = Arc::clone(&free).acquire_owned().await;
-            (permit, listener.accept().await)
-        });
-        match accepted.await {
-            Some((Ok(permit), Ok((stream, _)))) => {
-                let serving = connection(stream, Arc::clone(&sink), background.clone());
-                background.spawn_until(&stop, async move {
-                    serving.await;
-                    drop(permit);
-                });
-            }
-            Some((Ok(_), Err(error))) => {
-                tracing::warn!(%error, "port for engines' spans: accept");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-            // Stopped; the semaphore is never closed.
-            None | Some((Err(_), _)) => return,
-        }
-    }
+    let limit = ConnectionLimit {
+        connections: MAX_CONNECTIONS,
+        name: "the port for engines' spans",
+        waiting: None,
+        closes_idle: false,
+    };
+    let serving = Serving {
+        limits: ConnectionLimits {
+            header_timeout: IDLE_LIMIT,
+            keep_alive: IDLE_LIMIT,
+            tls_handshake_timeout: IDLE_LIMIT,
+            user_timeout: IDLE_LIMIT,
+        },
+        tls: None,
+        clock,
+        tracker,
+        draining: stop.clone(),
+        closing: stop.clone(),
+        stopped: stop.clone(),
+        cut_off: stop,
+        counters: ListenerCounters { panics },
+    };
+    listener::accept_loop(Acceptor::new(socket, limit, clock), serving, Boxed::new(Receiver(sink))).await;
 }
 
-async fn connection(stream: TcpStream, sink: Sink, background: Background) {
-    // Only costs latency where it fails.
-    let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| {
-        let sink = Arc::clone(&sink);
-        async move { Ok::<_, Infallible>(answer(request, sink).await) }
-    });
-    let mut builder = auto::Builder::new(Tracked(background));
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_LIMIT);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .max_concurrent_streams(MAX_STREAMS);
-    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
-        tracing::debug!(%error, "an engine's connection");
+struct Receiver(Sink);
+
+impl Port for Receiver {
+    fn handle(
+        &self,
+        request: Request<Incoming>,
+        _: KillSwitch,
+    ) -> Pin<Box<dyn Future<Output = Response<PortBody>> + Send + '_>> {
+        Box::pin(async { port_body(answer(request, Arc::clone(&self.0)).await) })
+    }
+
+    fn reject(&self, _: HeadFault) -> Response<Bytes> {
+        let mut response = Response::default();
+        *response.status_mut() = StatusCode::BAD_REQUEST;
+        response
+    }
+
+    fn panicked(&self) -> Response<PortBody> {
+        port_body(http(StatusCode::INTERNAL_SERVER_ERROR))
     }
 }
 
@@ -198,8 +191,5 @@ const GRPC_SERVICE: &str = "/opentelemetry.proto.collector.trace.v1.TraceService
 const MAX_BODY: usize = 4 * 1024 * 1024;
 /// Engines have one or two each.
 const MAX_CONNECTIONS: usize = 512;
-const MAX_STREAMS: u32 = 8;
 const BODY_LIMIT: Duration = Duration::from_secs(10);
 const IDLE_LIMIT: Duration = Duration::from_secs(120);
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
