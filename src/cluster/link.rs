@@ -31,8 +31,8 @@ pub enum LinkError {
     /// Sentinels do not know the server.
     #[error("no sentinel knows a master named {0}")]
     NoMaster(String),
-    /// A sentinel named a server that is a replica by now.
-    #[error("{0} is no master")]
+    /// A sentinel or a name leads to a server that is a replica by now.
+    #[error("{0} is a read-only replica, no master")]
     NotMaster(String),
 }
 
@@ -57,16 +57,20 @@ impl Link {
         tracker: &TaskTracker,
     ) -> Result<(Self, Messages), LinkError> {
         let opening = async {
-            let Some(master) = &broker.master else {
-                let endpoint = broker.endpoints.first().ok_or(LinkError::Closed)?;
-                return dial(broker, endpoint, connector, tracker).await;
+            let endpoint = match &broker.master {
+                Some(master) => find(broker, master, connector, tracker).await?,
+                None => broker.endpoints.first().ok_or(LinkError::Closed)?.clone(),
             };
-            let endpoint = find(broker, master, connector, tracker).await?;
             let (mut link, messages) = dial(broker, &endpoint, connector, tracker).await?;
-            // A sentinel may be the last to learn of a change.
-            match redis::cmd("ROLE").query_async::<Value>(&mut link.connection).await? {
-                Value::Array(role) if role.first().is_some_and(is_master) => Ok((link, messages)),
-                _ => Err(LinkError::NotMaster(endpoint.authority())),
+            // A sentinel, or a name, may be the last to learn of a change.
+            let role = redis::cmd("ROLE").query_async::<Value>(&mut link.connection).await;
+            match role {
+                Ok(Value::Array(role)) if !role.first().is_some_and(is_master) => {
+                    Err(LinkError::NotMaster(endpoint.authority()))
+                }
+                Err(error) if broker.master.is_some() => Err(error.into()),
+                // A proxy may not know the command.
+                _ => Ok((link, messages)),
             }
         };
         tokio::time::timeout(WITHIN, opening).await.unwrap_or(Err(LinkError::Silent))

@@ -47,13 +47,14 @@ impl SharedPins {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut refusals = Refusals::of("pins of stored responses are not shared");
         loop {
+            let mut asked = Vec::new();
             // Both arms are cancel-safe: a question not taken stays in the channel.
-            let asked = tokio::select! {
-                asked = self.asked.recv() => asked,
-                _ = ticks.tick() => None,
-            };
+            tokio::select! {
+                _ = self.asked.recv_many(&mut asked, MAX_AT_ONCE) => {}
+                _ = ticks.tick() => {}
+            }
             let began = self.clock.now();
-            self.waiting.extend(asked.map(|asked| (asked, began)));
+            self.waiting.extend(asked.into_iter().map(|asked| (asked, began)));
             // While it refuses, one at a time shows when it no longer does.
             let most = if refusals.is_refused() { 1 } else { MAX_AT_ONCE };
             let written = self.write(&mut connection, most).await;
@@ -105,6 +106,9 @@ impl SharedPins {
             // The client may have left.
             let _ = asked.answer.send(found.map(Into::into));
         }
+        // Many ids that no gateway made: those that have waited longest are given up, which drops their questions.
+        let too_many = self.waiting.len().saturating_sub(MAX_AT_ONCE);
+        self.waiting.drain(..too_many);
         Ok(())
     }
 

@@ -1,4 +1,5 @@
-//! A broker that answers with an error: logged when it begins and when it ends, and nothing else ends with it.
+//! A broker that answers with an error: logged when it begins and when it ends, and nothing else ends with it, unless it has become
+//! a read-only replica.
 
 use redis::RedisError;
 
@@ -43,6 +44,8 @@ impl Refusals {
                 }
             }
             Err(error) if error.is_io_error() || error.is_connection_dropped() => return Err(error.into()),
+            // Its master is elsewhere since a failover: the next connection may lead there.
+            Err(error) if error.code() == Some("READONLY") => return Err(error.into()),
             Err(error) => {
                 if !std::mem::replace(&mut self.is_refused, true) {
                     tracing::warn!(%error, "cluster: the broker refuses; {}", self.what);

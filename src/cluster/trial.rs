@@ -45,6 +45,7 @@ pub async fn try_broker(config: &Cluster, connector: &Connector) -> Result<Strin
     let opened = Link::open(&config.url, connector, &TaskTracker::new()).await;
     let (mut link, _messages) = opened.map_err(|error| match error {
         LinkError::Broker(error) => refused(error),
+        LinkError::NotMaster(_) => Unusable::ReadOnly,
         error => Unusable::Away(error),
     })?;
     let key = format!("{}:check", config.name);

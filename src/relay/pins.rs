@@ -221,7 +221,7 @@ fn is_known(usage: TokenCounts) -> bool {
 
 const MAX_PINS: usize = 100_000;
 /// Questions that wait.
-const MAX_ASKED: usize = 256;
+const MAX_ASKED: usize = 4096;
 /// For another gateway's answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 

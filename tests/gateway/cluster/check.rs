@@ -40,7 +40,13 @@ async fn check_online_tries_the_broker_and_names_what_is_wrong_with_it() {
         code == 0 && out.contains(&format!("broker redis://{addr} of cluster tokenway: answers, ")),
         "{out}"
     );
+    for command in ["REPLICAOF 127.0.0.1 1"] {
+        assert!(redis.ask(command).await.unwrap().starts_with("+OK"), "{command}");
+    }
+    let (code, out) = check(&replica, &format!("redis://{addr}")).await;
+    assert!(code == 1 && out.contains("it is a read-only replica"), "{out}");
     for command in [
+        "REPLICAOF NO ONE",
         "ACL SETUSER half on >half ~* &* +@all -publish",
         "ACL SETUSER gateway on >right ~tokenway:* &tokenway:* +@all",
         "CONFIG SET requirepass secret",

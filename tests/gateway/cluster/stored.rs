@@ -1,9 +1,11 @@
 //! Stored responses: any gateway sends a follow-up where its response is.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use tokenway::config::{PolicyName, Tenant};
+use tokio::task::JoinSet;
 
 use super::{config_of, follow_each_other, full, metric, pair, replica_of, replicas};
 use crate::support::client::Reply;
@@ -55,6 +57,37 @@ async fn a_follow_up_through_another_gateway_goes_where_its_response_is() {
         client.send("GET", &format!("{RESPONSES}/{id}"), &[], b"").await;
         assert_eq!(replica_of(&client.reply().await), maker);
     }
+}
+
+#[tokio::test]
+async fn many_follow_ups_at_once_are_all_asked_for() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::RoundRobin).await;
+    let (tenant, url): (Arc<str>, Arc<str>) = ("acme".into(), "http://127.0.0.1:1".into());
+    let ids: Vec<String> = (0..1_000).map(|n| format!("resp_{n}")).collect();
+    let [made, asked] = gateways.each_ref().map(|gateway| Arc::clone(&gateway.app.gateway.pins));
+    ids.iter().for_each(|id| made.remember(&tenant, id, &url));
+    let mut questions = JoinSet::new();
+    for id in ids.clone() {
+        let (asked, tenant) = (Arc::clone(&asked), Arc::clone(&tenant));
+        questions.spawn(async move { asked.fetch(&tenant, &id).await });
+    }
+    questions.join_all().await;
+    let known = ids.iter().filter(|id| asked.replica_of(&tenant, id).is_some()).count();
+    assert_eq!(known, ids.len());
+}
+
+#[tokio::test]
+async fn a_broker_that_becomes_a_read_only_replica_is_left_until_it_is_master_again() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let gateways = pair(&redis, &replicas, PolicyName::RoundRobin).await;
+    // As managed brokers fail over: connections stay, and the name leads elsewhere.
+    assert!(redis.ask("REPLICAOF 127.0.0.1 1").await.unwrap().starts_with("+OK"));
+    let maker = make(&gateways[0], &replicas, "resp_meanwhile").await;
+    until("its write is refused", || metric(&gateways[0], "tokenway_cluster_connected") == 0.0).await;
+    assert!(redis.ask("REPLICAOF NO ONE").await.unwrap().starts_with("+OK"));
+    follow_each_other(&gateways).await;
+    assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up("resp_meanwhile")).await), maker);
 }
 
 #[tokio::test]
