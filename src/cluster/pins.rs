@@ -91,13 +91,17 @@ impl SharedPins {
         if self.waiting.is_empty() {
             return Ok(());
         }
-        let mut asking = redis::cmd("MGET");
+        let mut asking = Pipeline::with_capacity(self.waiting.len());
         for (asked, _) in &self.waiting {
-            asking.arg(self.key(&asked.tenant, &asked.response));
+            asking.cmd("GET").arg(self.key(&asked.tenant, &asked.response));
         }
-        let found: Vec<Option<String>> = asking.query_async(connection).await?;
-        let (waiting, now) = (std::mem::take(&mut self.waiting), self.clock.now());
-        for ((asked, since), found) in waiting.into_iter().zip(found) {
+        let found: Result<Vec<Option<Vec<u8>>>, RedisError> = asking.query_async(connection).await;
+        let now = self.clock.now();
+        // Whoever asked has given up by then, and one question that is refused must not stop all others for good.
+        self.waiting.retain(|(_, since)| found.is_ok() || now.since(*since) < ON_ITS_WAY);
+        let found = found?;
+        for ((asked, since), found) in std::mem::take(&mut self.waiting).into_iter().zip(found) {
+            let found = found.and_then(|url| String::from_utf8(url).ok());
             // Its maker may be about to write it.
             if found.is_none() && now.since(since) < ON_ITS_WAY {
                 self.waiting.push((asked, since));
@@ -107,7 +111,7 @@ impl SharedPins {
             let _ = asked.answer.send(found.map(Into::into));
         }
         // Many ids that no gateway made: those that have waited longest are given up, which drops their questions.
-        let too_many = self.waiting.len().saturating_sub(MAX_AT_ONCE);
+        let too_many = self.waiting.len().saturating_sub(MAX_WAITING);
         self.waiting.drain(..too_many);
         Ok(())
     }
@@ -128,6 +132,8 @@ impl SharedPins {
 /// Seconds that a pin is kept: engines forget their responses when they restart.
 const KEPT: u32 = 24 * 3600;
 const MAX_AT_ONCE: usize = 500;
+/// Questions that are asked again.
+const MAX_WAITING: usize = 4096;
 /// A pin is written within [`FLUSH_EVERY`] of its response, on a busy machine later: an id that no gateway made waits in vain,
 /// one that was made must not be refused.
 const ON_ITS_WAY: std::time::Duration = FLUSH_EVERY.saturating_mul(40);

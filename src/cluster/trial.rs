@@ -35,6 +35,11 @@ pub enum Unusable {
     /// It copies another one.
     #[error("it is a read-only replica: name its master, or its sentinels as redis+sentinel://")]
     ReadOnly,
+    /// It spreads keys over servers.
+    #[error(
+        "it is in cluster mode, where keys of one change lie apart: name a server, or sentinels, without it"
+    )]
+    Sharded,
 }
 
 /// Tries the broker; returns what it is: `Redis 7.2.4`.
@@ -48,15 +53,20 @@ pub async fn try_broker(config: &Cluster, connector: &Connector) -> Result<Strin
         LinkError::NotMaster(_) => Unusable::ReadOnly,
         error => Unusable::Away(error),
     })?;
-    let key = format!("{}:check", config.name);
-    for &(command, arguments) in COMMANDS {
+    let [key, other] = ["check", "check-other"].map(|name| format!("{}:{name}", config.name));
+    let of_two_keys = redis::cmd("DEL").arg(&key).arg(&other).to_owned();
+    let tries = COMMANDS.iter().map(|&(command, arguments)| {
         let mut trying = redis::cmd(command);
         trying.arg(&key).arg(arguments);
+        (command, trying)
+    });
+    for (command, trying) in tries.chain([("DEL", of_two_keys)]) {
         if let Err(error) = trying.query_async::<()>(&mut link.connection).await {
-            if error.code() == Some("READONLY") {
-                return Err(Unusable::ReadOnly);
-            }
-            return Err(Unusable::Forbidden { command, name: config.name.to_string(), error });
+            return Err(match error.code() {
+                Some("READONLY") => Unusable::ReadOnly,
+                Some("CROSSSLOT" | "MOVED" | "CLUSTERDOWN") => Unusable::Sharded,
+                _ => Unusable::Forbidden { command, name: config.name.to_string(), error },
+            });
         }
     }
     // Where it may not be asked it works all the same.
@@ -90,12 +100,22 @@ const COMMANDS: &[(&str, &[&str])] = &[
     ("UNSUBSCRIBE", &[]),
     ("PUBLISH", &[""]),
     ("SET", &["1", "EX", "1"]),
-    ("MGET", &[]),
+    ("GET", &[]),
+    ("INCR", &[]),
     ("DEL", &[]),
     ("HSET", &["field", "1"]),
     ("HGETALL", &[]),
-    ("EXPIREAT", &["1"]),
-    ("XADD", &["*", "field", "1"]),
-    ("XREVRANGE", &["+", "-", "COUNT", "1"]),
+    ("HMGET", &["field"]),
+    ("HKEYS", &[]),
+    ("HLEN", &[]),
+    ("HDEL", &["field"]),
     ("DEL", &[]),
+    ("ZADD", &["1", "member"]),
+    ("ZRANGEBYSCORE", &["0", "1"]),
+    ("ZREM", &["member"]),
+    ("DEL", &[]),
+    ("XADD", &["*", "field", "1"]),
+    ("XRANGE", &["-", "+", "COUNT", "1"]),
+    ("EXPIRE", &["1"]),
+    ("EXPIREAT", &["1"]),
 ];

@@ -54,7 +54,7 @@ impl PoisonPrompts {
         if prompt == NO_PROMPT {
             return;
         }
-        if self.place(prompt).is_some_and(|place| place.load(Ordering::Relaxed) == prompt) {
+        if self.has_answered(prompt) {
             return;
         }
         let mut suspects = self.suspects.lock();
@@ -74,6 +74,11 @@ impl PoisonPrompts {
         }
     }
 
+    /// Whether this prompt was answered of late.
+    pub(super) fn has_answered(&self, prompt: u64) -> bool {
+        self.place(prompt).is_some_and(|place| place.load(Ordering::Relaxed) == prompt)
+    }
+
     fn place(&self, prompt: u64) -> Option<&AtomicU64> {
         self.answered.get(prompt as usize % ANSWERED)
     }
@@ -82,9 +87,7 @@ impl PoisonPrompts {
     pub(super) fn confirm(&self, slot: usize, now: Stamp) {
         self.suspects.lock().retain(|suspect| {
             let is_confirmed = suspect.life.slot == slot && now.since(suspect.at) < SUSPECT_FOR;
-            let is_answered =
-                self.place(suspect.prompt).is_some_and(|at| at.load(Ordering::Relaxed) == suspect.prompt);
-            if is_confirmed && !is_answered {
+            if is_confirmed && !self.has_answered(suspect.prompt) {
                 let mut deaths = self.deaths.entry(suspect.prompt).or_default();
                 // One death counts once, however many streams of a prompt it broke and whenever.
                 if !deaths.of.contains(&suspect.life) {

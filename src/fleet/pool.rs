@@ -325,6 +325,11 @@ impl PoolState {
         self.poison.refused_for(prompt, now)
     }
 
+    /// Whether a prompt was answered of late.
+    pub fn has_answered(&self, prompt: u64) -> bool {
+        self.poison.has_answered(prompt)
+    }
+
     pub(super) fn note_adapters(&self) {
         self.tells_adapters.store(true, Ordering::Relaxed);
     }

@@ -10,6 +10,7 @@ use super::prefill_side::PrefillSide;
 use super::prepared::Prepared;
 use crate::clock::Stamp;
 use crate::config::{Prefill, PrefillWhen};
+use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::record::Ways;
 use crate::request::dialect::Dialect;
@@ -50,6 +51,30 @@ pub(super) fn weigh(whole: &Asking<'_>, side: &PrefillSide, tried: &SlotSet, now
         side.note_ready(&request.route.config.name, choice.ways.reason != ways::NO_REPLICA);
     }
     choice
+}
+
+/// How much longer a prompt is refused because engines of the prefill pool died of it. One that was answered where it is decoded is
+/// computed there from now on.
+pub(super) fn refused_for(request: &mut Prepared, now: Stamp) -> Option<Duration> {
+    let prompt = request.prompt.chain.whole();
+    let side = request.route.prefill.as_ref().filter(|side| side.keys.when != PrefillWhen::Never)?;
+    let left = side.pool.poisoned_for(prompt, now)?;
+    if request.route.pools.iter().any(|(pool, _)| pool.has_answered(prompt)) {
+        request.stays = Some("prefill_failed");
+        return None;
+    }
+    Some(left)
+}
+
+/// Counts a prompt that found nobody in the prefill pool as demand on it: a pool at zero would stay there.
+pub(super) fn note_missing(request: &Prepared, pick: &Pick) {
+    let is_missing = pick.ways.as_ref().is_some_and(|ways| ways.reason == ways::NO_REPLICA);
+    let Some(side) = request.route.prefill.as_ref().filter(|_| is_missing) else { return };
+    let work = &pick.assignment.decision.terms.work;
+    if side.keys.when == PrefillWhen::Always || ways::is_worth_learning(work.tokens) {
+        side.pool.arrivals.note();
+        side.pool.arrivals.placed(work);
+    }
 }
 
 /// The two pools of a request.

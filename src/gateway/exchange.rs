@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::apart;
 use super::attempt::{AttemptError, UpstreamResponse};
 use super::degrade::{self, degrade, rules};
 use super::hedge::{self, Flown, Other};
@@ -570,6 +571,7 @@ impl Exchange {
             if !pick.assignment.is_past_engine {
                 pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);
             }
+            apart::note_missing(&self.prepared, pick);
             pick.pool.retries.deposit(&self.prepared.table.config.retry);
         }
     }

@@ -9,6 +9,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, Version};
 use hyper::body::Body as _;
 
+use super::apart;
 use super::carrier::Carrier;
 use super::classify::{Classified, Client, classify};
 use super::models::unescaped;
@@ -426,9 +427,8 @@ async fn admit(
     prepared.session = headers.get(X_SESSION_ID).map(|v| prepared.table.seed.hash(v.as_bytes()) ^ scope);
     let mut now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
-    let prefill = route.prefill.iter().map(|side| &side.pool);
-    let pools = route.pools.iter().map(|(pool, _)| pool).chain(prefill);
-    if let Some(left) = pools.into_iter().find_map(|pool| pool.poisoned_for(prompt, now)) {
+    let here = route.pools.iter().find_map(|(pool, _)| pool.poisoned_for(prompt, now));
+    if let Some(left) = here.or_else(|| apart::refused_for(&mut prepared, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
     let is_counted = prepared.prompt.size.exact_tokens.is_some();

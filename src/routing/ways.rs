@@ -125,7 +125,7 @@ fn cheaper(
     uncached: u64,
 ) -> (bool, &'static str) {
     if !offers.is_prefill_taught() {
-        return (offers.is_prefill_idle() && uncached as f64 >= 2.0 * priors::ANSWER_TOKENS, "unlearned");
+        return (offers.is_prefill_idle() && is_worth_learning(uncached), "unlearned");
     }
     match here {
         Some(here) => {
@@ -134,6 +134,11 @@ fn cheaper(
         }
         None => (true, "cost"),
     }
+}
+
+/// Whether a prompt is long enough that a prefill pool of which nothing is known yet gets it.
+pub fn is_worth_learning(uncached: u64) -> bool {
+    uncached as f64 >= 2.0 * priors::ANSWER_TOKENS
 }
 
 /// The prefill pool has no ready replica.

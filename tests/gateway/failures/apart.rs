@@ -8,6 +8,8 @@ use tokenway::config::{
     Config, Connector, EngineKind, Outside, PolicyName, Pool, Prefill, PrefillWhen, WeightedPool,
 };
 
+use tokenway::fleet::status::ReplicaState;
+
 use super::{CHAT, PATH, UNARY, clean};
 use crate::support::client::Reply;
 use crate::support::replica::{Gate, Received, Replica, Step};
@@ -373,6 +375,34 @@ async fn without_a_ready_prefill_replica_the_route_works_all_the_same() {
     assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
     gateway.idle().await;
     assert_eq!((decode.only().text(), &*ways(&gateway)), (CHAT, &["together no_replica 1".to_owned()][..]));
+    let pools = gateway.app.fleet.pools();
+    let asked = pools.iter().map(|pool| (&*pool.name, pool.arrivals.count())).collect::<Vec<_>>();
+    assert_eq!(asked, [("default", 1), ("prefill", 1)], "it is demand on both: a pool at zero has to grow");
+}
+
+#[tokio::test]
+async fn a_prompt_that_prefill_engines_die_of_is_computed_where_it_was_answered() {
+    let (one, two, decode) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let mut config = configured(&[&one, &two], &[&decode], keys(PrefillWhen::Always));
+    config.pools[1].ejection.max_share = 1.0;
+    let gateway = Gateway::start_unready(config);
+    gateway.ready().await;
+    for replica in [&one, &two] {
+        replica.always(vec![Step::StopListening, Step::Reset]);
+    }
+    assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+    let dead = || gateway.replicas().iter().filter(|r| r.state == ReplicaState::Unreachable).count();
+    until("both prefill replicas are found dead", || dead() == 2).await;
+    for replica in [&one, &two] {
+        replica.always(computed()).listen_again().await;
+    }
+    until("both are back", || dead() == 0).await;
+    gateway.ready().await;
+    let before = one.count() + two.count();
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (200, &*clean()), "not refused");
+    gateway.idle().await;
+    assert_eq!(one.count() + two.count(), before, "and not sent to where it killed");
 }
 
 #[tokio::test]
