@@ -130,7 +130,7 @@ impl Request<'_> {
             return self.without_params(side, &replica);
         }
         side.opened(pair.0);
-        let release = params.map(|params| self.release(handoff.prefill(Some(params)).into()));
+        let release = params.map(|params| self.release(handoff.release(params).into()));
         Leg::Done(Box::new(held(handoff.decode(params).into(), release, None)))
     }
 

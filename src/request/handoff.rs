@@ -23,6 +23,8 @@ pub struct Handoff {
     open: usize,
     /// Where the object goes: nulls that it replaces, else behind the brace that opens the body.
     params_at: Vec<Range<usize>>,
+    /// Values of `cache_salt`.
+    salts_at: Vec<Range<usize>>,
 }
 
 impl Handoff {
@@ -34,7 +36,13 @@ impl Handoff {
         let text = std::str::from_utf8(body).map_err(|_| UNREADABLE)?;
         let open = text.find('{').ok_or(UNREADABLE)? + 1;
         let limits = limits(dialect).ok_or("dialect")?;
-        let mut handoff = Self { body: body.clone(), of_one_token: Vec::new(), open, params_at: Vec::new() };
+        let mut handoff = Self {
+            body: body.clone(),
+            of_one_token: Vec::new(),
+            open,
+            params_at: Vec::new(),
+            salts_at: Vec::new(),
+        };
         let (mut has_limit, mut has_store, mut refused) = (false, false, None);
         Cursor::new(text)
             .object(|key, value| {
@@ -76,6 +84,10 @@ impl Handoff {
                 self.params_at.push(value.span());
                 return None;
             }
+            "cache_salt" => {
+                self.salts_at.push(value.span());
+                return None;
+            }
             key if KV_MEMBERS.contains(&key) && !is_null => return Some(OWN_PARAMS),
             "prompt_logprobs" if !is_null => return Some("logprobs"),
             "use_beam_search" if !is_null && truth(&value) != Some(false) => return Some("choices"),
@@ -96,6 +108,18 @@ impl Handoff {
         self.with(params, false)
     }
 
+    /// The request of one token that fetches the KV of the prefill answer and throws it away. An engine may have let that KV go, and
+    /// hold another prompt there: under a salt that nobody has, what is read serves no later request.
+    pub fn release(&self, params: &str) -> Bytes {
+        let salt = format!("\"{:032x}\"", fastrand::u128(..));
+        let mut edits = self.params(params);
+        edits.extend(self.salts_at.iter().map(|at| Edit::replace(at.clone(), &salt)));
+        if self.salts_at.is_empty() {
+            edits.push(Edit::insert(self.open, &format!("\"cache_salt\":{salt},")));
+        }
+        self.edited(edits, true)
+    }
+
     /// Both requests of engines that meet in a room: the one that computes the prompt, and the client's.
     pub fn at_once(&self, room: &Room<'_>) -> [Bytes; 2] {
         let Room { host, port, number } = room;
@@ -106,14 +130,15 @@ impl Handoff {
     }
 
     fn with(&self, params: Option<&str>, is_one_token: bool) -> Bytes {
-        let mut edits = Vec::new();
-        if let Some(params) = params {
-            edits.extend(self.params_at.iter().map(|at| match at.is_empty() {
-                true => Edit::insert(at.start, &format!("\"kv_transfer_params\":{params},")),
-                false => Edit::replace(at.clone(), params),
-            }));
-        }
-        self.edited(edits, is_one_token)
+        self.edited(params.map(|params| self.params(params)).unwrap_or_default(), is_one_token)
+    }
+
+    fn params(&self, params: &str) -> Vec<Edit> {
+        let edit = |at: &Range<usize>| match at.is_empty() {
+            true => Edit::insert(at.start, &format!("\"kv_transfer_params\":{params},")),
+            false => Edit::replace(at.clone(), params),
+        };
+        self.params_at.iter().map(edit).collect()
     }
 
     fn edited(&self, mut edits: Vec<Edit>, is_one_token: bool) -> Bytes {
@@ -229,6 +254,20 @@ mod tests {
         assert_eq!(decode, r#"{"kv_transfer_params":{"remote_port":5600},"max_tokens":2}"#);
         let handoff = Handoff::of(Dialect::Chat, &Bytes::from_static(body.as_bytes())).unwrap();
         assert_eq!(handoff.decode(None), body, "a shared store needs no object");
+    }
+
+    #[test]
+    fn kv_that_is_thrown_away_is_fetched_under_a_salt_that_nobody_has() {
+        let mut seen = Vec::new();
+        for body in [r#"{"max_tokens":2}"#, r#"{"cache_salt":"own","max_tokens":2}"#] {
+            let handoff = Handoff::of(Dialect::Chat, &Bytes::from_static(body.as_bytes())).unwrap();
+            let released: Value = serde_json::from_slice(&handoff.release(r#"{"remote_port":5600}"#)).unwrap();
+            let salt = released["cache_salt"].as_str().unwrap().to_owned();
+            let (params, one) = (json!({"remote_port":5600}), 1);
+            assert_eq!(released, json!({"cache_salt":salt,"kv_transfer_params":params,"max_tokens":one}));
+            assert!(handoff.decode(None) == body && salt.len() == 32 && !seen.contains(&salt));
+            seen.push(salt);
+        }
     }
 
     #[test]
