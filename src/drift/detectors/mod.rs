@@ -53,7 +53,7 @@ pub struct Settings {
     pub error_budget: f64,
     /// Series (route and revision); beyond it the one unseen for longest is forgotten.
     pub max_series: usize,
-    /// Replicas of a series; beyond it they count as one.
+    /// Replicas of a series; beyond it the one unseen for longest is forgotten.
     pub max_replicas_per_series: usize,
 }
 

@@ -34,6 +34,8 @@ pub(super) struct ReplicaHistory {
     /// Requests of the last hours that failed, and of those with a bound on TTFT the late ones.
     pub(super) failed: RecentShare,
     pub(super) late: RecentShare,
+    /// When it served a request last.
+    pub(super) last_seen: f64,
 }
 
 /// Requests of the last hours, halved every hour, and the bad ones of them.
@@ -117,6 +119,7 @@ impl ReplicaHistory {
             blocks,
             failed: RecentShare::default(),
             late: RecentShare::default(),
+            last_seen: f64::NEG_INFINITY,
         }
     }
 

@@ -21,7 +21,7 @@ use super::observation::NOT_SERVED;
 use super::replicas::ReplicaHistory;
 use super::series::RouteSeries;
 use super::slow::TailBound;
-use super::table::{MAX_FINDINGS, PARTS};
+use super::table::{HOUR, MAX_FINDINGS, PARTS};
 use super::{Detectors, Settings};
 use crate::diagnosis::{Causes, Onset, SavedCause, Snapshot};
 use crate::stats::Counts;
@@ -107,6 +107,7 @@ impl Detectors {
                 .replica_names
                 .iter()
                 .zip(&series.replicas)
+                .filter(|(_, replica)| series.last_seen - replica.last_seen < KEPT_UNSEEN)
                 .map(|(name, replica)| save_replica(name, replica))
                 .collect(),
             predecessor: series.predecessor.as_deref().map(str::to_owned),
@@ -171,8 +172,8 @@ impl File {
         // Files of before had the requests that no replica served as one.
         let replicas = saved.replicas.iter().filter(|replica| replica.name != NOT_SERVED);
         for saved in replicas.take(settings.max_replicas_per_series) {
-            let index = series.replica_index(&saved.name, settings);
-            if let Some(replica) = series.replicas.get_mut(index) {
+            let index = series.replica_index(&saved.name, series.last_seen, settings);
+            if let Some(replica) = index.and_then(|index| series.replicas.get_mut(index)) {
                 self.restore_blocks(&mut replica.blocks, &saved.parts);
                 replica.restore_usual(&saved.usual, saved.usual_by_work);
             }
@@ -245,6 +246,8 @@ fn save_replica(name: &str, replica: &ReplicaHistory) -> SavedReplica {
 }
 
 const VERSION: u32 = 2;
+/// Seconds: replicas that served nothing for so long, while others of the series did, are gone.
+const KEPT_UNSEEN: f64 = 24.0 * HOUR;
 
 #[cfg(test)]
 mod tests {

@@ -14,6 +14,7 @@ use super::kind::{Kind, Subject};
 use super::observation::{NOT_SERVED, Observation};
 use super::recent::RecentWindow;
 use super::replicas::ReplicaHistory;
+use super::table::HOUR;
 use crate::diagnosis::SignalHistory;
 use crate::labels::LabelHasher;
 
@@ -130,8 +131,8 @@ impl RouteSeries {
     pub(super) fn observe(&mut self, observation: &Observation<'_>, settings: &Settings) {
         let at = observation.at;
         self.last_seen = at;
-        let replica =
-            (observation.replica != NOT_SERVED).then(|| self.replica_index(observation.replica, settings));
+        let replica = (observation.replica != NOT_SERVED).then_some(observation.replica);
+        let replica = replica.and_then(|name| self.replica_index(name, at, settings));
         if let Some(is_bad) = observation.is_bad() {
             self.failed.add(at, is_bad);
             self.hours_of_day.add(at, is_bad);
@@ -164,20 +165,38 @@ impl RouteSeries {
         }
     }
 
-    /// Index of a replica; beyond the limit all share the last one, which is then judged as one.
-    pub(super) fn replica_index(&mut self, replica: &str, settings: &Settings) -> usize {
-        if let Some(index) = self.replica_indices.get(replica) {
-            return *index;
+    /// Index of a replica that served a request at `at`. Where there is no room it takes the place of the one unseen for longest: pods
+    /// change their names with each deployment. `None` where all have served of late: it counts in the series, and is not judged.
+    pub(super) fn replica_index(&mut self, replica: &str, at: f64, settings: &Settings) -> Option<usize> {
+        let index = match self.replica_indices.get(replica) {
+            Some(index) => *index,
+            None => self.place_of(replica, at, settings)?,
+        };
+        if let Some(known) = self.replicas.get_mut(index) {
+            known.last_seen = known.last_seen.max(at);
         }
-        let index = self.replicas.len();
-        if index >= settings.max_replicas_per_series {
-            return index.saturating_sub(1);
-        }
+        Some(index)
+    }
+
+    fn place_of(&mut self, replica: &str, at: f64, settings: &Settings) -> Option<usize> {
         let name: Arc<str> = replica.into();
-        self.replica_indices.insert(Arc::clone(&name), index);
-        self.replica_names.push(name);
-        self.replicas.push(ReplicaHistory::new(settings.blocks()));
-        index
+        let mut index = self.replicas.len();
+        if index < settings.max_replicas_per_series {
+            self.replica_names.push(Arc::clone(&name));
+            self.replicas.push(ReplicaHistory::new(settings.blocks()));
+        } else {
+            let all = self.replicas.iter_mut().enumerate();
+            let (place, unseen) = all.min_by(|(_, a), (_, b)| a.last_seen.total_cmp(&b.last_seen))?;
+            if at - unseen.last_seen < UNSEEN {
+                return None;
+            }
+            *unseen = ReplicaHistory::new(settings.blocks());
+            let former = std::mem::replace(self.replica_names.get_mut(place)?, Arc::clone(&name));
+            self.replica_indices.remove(&former);
+            index = place;
+        }
+        self.replica_indices.insert(name, index);
+        Some(index)
     }
 
     /// What a finding of this kind compares with is forgotten: what is now becomes usual.
@@ -201,5 +220,25 @@ impl RouteSeries {
             replica.failed.halve();
             replica.late.halve();
         }
+    }
+}
+
+/// A replica that has served nothing for so long is in no window that is judged.
+const UNSEEN: f64 = 2.0 * HOUR;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_replica_takes_the_place_of_one_that_is_long_gone_and_never_another_s_name() {
+        let settings = Settings { max_replicas_per_series: 2, ..Settings::default() };
+        let mut series = RouteSeries::new("r", "v", 0.0, &settings);
+        assert_eq!(["a", "b"].map(|name| series.replica_index(name, 0.0, &settings)), [Some(0), Some(1)]);
+        assert_eq!(series.replica_index("c", HOUR, &settings), None, "both may be in a window still");
+        assert_eq!(series.replica_index("b", HOUR, &settings), Some(1));
+        assert_eq!(series.replica_index("c", 2.0 * HOUR, &settings), Some(0));
+        assert_eq!(series.replica_names.iter().map(|name| &**name).collect::<Vec<_>>(), ["c", "b"]);
+        assert_eq!(series.replica_index("a", 2.0 * HOUR, &settings), None);
     }
 }
