@@ -1,6 +1,6 @@
 //! Budgets of tenants around the data path: kept over restarts, exported as metrics, logged when one is spent.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,7 @@ fn file(gateway: &Gateway) -> Option<PathBuf> {
 #[derive(Default)]
 struct Exported {
     series: HashSet<Series>,
-    spent: HashSet<Series>,
+    spent: HashSet<(Series, u64, bool)>,
 }
 
 /// Tenant, window, kind and model.
@@ -62,28 +62,57 @@ impl Exported {
         let now = gateway.clock.wall(gateway.clock.now());
         let mut ledgers = gateway.tenants.ledgers(now).tenants;
         let families = &gateway.observer.metrics().families.requests;
-        let (mut series, mut spent) = (HashSet::new(), HashSet::new());
+        let (mut series, mut spent) = (HashMap::new(), HashSet::new());
         for (tenant, budget, kind, limit) in limits(&config) {
             let used = ledgers.get_mut(&**tenant).map_or(0, |ledger| ledger.used(budget, now).of(kind));
             let labels = labels(tenant, budget, kind);
-            let values = [&*labels[0], &*labels[1], &*labels[2], &*labels[3]];
-            families.budget_used.set(values, Some(used as f64));
-            families.budget_limit.set(values, Some(limit as f64));
+            let this = (labels.clone(), limit, budget.hard);
             if used >= limit {
-                if !self.spent.contains(&labels) {
+                if !self.spent.contains(&this) {
                     let (window, kind) = (budget.window.as_str(), kind.as_str());
                     tracing::warn!(tenant = %tenant, window, kind, used, limit, hard = budget.hard, "a budget is spent");
                 }
-                spent.insert(labels.clone());
+                spent.insert(this);
             }
-            series.insert(labels);
+            let shown = series.entry(labels).or_insert((used, limit));
+            *shown = next_reached(*shown, (used, limit));
         }
+        for (labels, (used, limit)) in &series {
+            let values = [&*labels[0], &*labels[1], &*labels[2], &*labels[3]];
+            families.budget_used.set(values, Some(*used as f64));
+            families.budget_limit.set(values, Some(*limit as f64));
+        }
+        let series = series.into_keys().collect();
         for gone in self.series.difference(&series) {
             let values = [&*gone[0], &*gone[1], &*gone[2], &*gone[3]];
             families.budget_used.set(values, None);
             families.budget_limit.set(values, None);
         }
         (self.series, self.spent) = (series, spent);
+    }
+}
+
+/// Of two budgets that one series stands for (a warning below a hard one; one window in two time zones), as used and limit: the one
+/// that is reached next, or, where both are spent, the higher one.
+fn next_reached(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
+    let left = |(used, limit): (u64, u64)| limit.saturating_sub(used);
+    match (left(one), left(other)) {
+        (0, 0) => {
+            if one.1 >= other.1 {
+                one
+            } else {
+                other
+            }
+        }
+        (0, _) => other,
+        (_, 0) => one,
+        (a, b) => {
+            if a <= b {
+                one
+            } else {
+                other
+            }
+        }
     }
 }
 
@@ -102,3 +131,18 @@ fn labels(tenant: &Arc<str>, budget: &Budget, kind: Kind) -> Series {
 }
 
 pub(super) const KEEP_EVERY: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::next_reached;
+
+    #[test]
+    fn of_two_budgets_in_one_series_the_next_one_is_shown() {
+        for (used, expected) in [(3, 4), (4, 10), (9, 10), (12, 10)] {
+            for pair in [[4, 10], [10, 4]] {
+                let [one, other] = pair.map(|limit| (used, limit));
+                assert_eq!(next_reached(one, other), (used, expected), "{used} {pair:?}");
+            }
+        }
+    }
+}

@@ -61,12 +61,12 @@ pub struct ScaleWindow {
 }
 
 impl ScaleWindow {
-    /// Whether a time is within: the next end is before the next start.
-    pub fn is_open(&self, at: SystemTime) -> bool {
+    /// Whether a time is within, or it begins at most `lead` later. It is within where the next end is before the next start.
+    pub fn is_open(&self, at: SystemTime, lead: Duration) -> bool {
         let at = Timestamp::try_from(at).unwrap_or_default().to_zoned(TimeZone::UTC);
         let next = |cron: &Cron| cron.find_next_occurrence(&at, false).ok();
         match (next(&self.start), next(&self.end)) {
-            (Some(start), Some(end)) => end < start,
+            (Some(start), Some(end)) => end < start || at.duration_until(&start).unsigned_abs() <= lead,
             // It begins never again and ends some time: it has begun.
             (None, Some(_)) => true,
             _ => false,
@@ -82,8 +82,7 @@ impl Scale {
 
     /// The least number from now until `lead` later, so that replicas are warm when a window begins.
     pub fn least(&self, now: SystemTime, lead: Duration) -> usize {
-        let soon = now.checked_add(lead).unwrap_or(now);
-        let open = self.windows.iter().filter(|window| window.is_open(now) || window.is_open(soon));
+        let open = self.windows.iter().filter(|window| window.is_open(now, lead));
         let least = open.map(|window| window.min_replicas).max().unwrap_or(0).max(self.min_replicas);
         least.min(self.max_replicas)
     }
@@ -205,6 +204,10 @@ mod tests {
         ] {
             assert_eq!(scale.least(at(day, hour, minute), lead), expected, "day {day} {hour}:{minute}");
         }
+        // A window that is shorter than the lead is over at its end, not at its start.
+        let lead = Duration::from_secs(12 * 3600);
+        assert_eq!([19, 21].map(|hour| scale.least(at(0, hour, 0), lead)), [0, 4]);
+        assert_eq!(scale.least(at(1, 7, 59), lead), 4);
     }
 
     #[test]

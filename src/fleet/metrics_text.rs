@@ -41,14 +41,16 @@ pub fn parse_rank(page: &str, profile: &EngineProfile, rank: Rank) -> EngineFigu
     figures
 }
 
-/// How many engines of vLLM a page shows; 1 where their labels are not 0, 1, …: what is no index cannot be asked for.
-pub fn ranks(page: &str) -> u32 {
+/// How many engines of vLLM a page shows; `None` where it shows none, and where their labels are not 0, 1, …: what is no index cannot
+/// be asked for.
+pub fn ranks(page: &str) -> Option<u32> {
     let of_series = |line: &str| engine(series(line.strip_prefix(RUNNING)?)?.0);
     let mut found: Vec<u32> = page.lines().filter_map(of_series).collect();
     found.sort_unstable();
     found.dedup();
     let is_counted = found.iter().zip(0..).all(|(rank, index)| *rank == index);
-    if is_counted { u32::try_from(found.len()).unwrap_or(1).clamp(1, MAX_RANKS) } else { 1 }
+    let count = u32::try_from(found.len()).ok().filter(|count| is_counted && *count > 0)?;
+    Some(count.min(MAX_RANKS))
 }
 
 /// What a page of vLLM says about LoRA adapters.
@@ -310,9 +312,9 @@ mod tests {
         use Figure as F;
         let two = include_str!("../../tests/fixtures/vllm/metrics_dp2.txt");
         let one = include_str!("../../tests/fixtures/vllm/metrics_under_load.txt");
-        assert_eq!((ranks(two), ranks(one), ranks("")), (2, 1, 1));
+        assert_eq!((ranks(two), ranks(one), ranks("")), (Some(2), Some(1), None));
         let hybrid = "vllm:num_requests_running{engine=\"4\"} 0\nvllm:num_requests_running{engine=\"5\"} 0\n";
-        assert_eq!(ranks(hybrid), 1);
+        assert_eq!(ranks(hybrid), None);
         let profile = EngineKind::Vllm.profile();
         let page = "vllm:num_requests_running{engine=\"0\"} 3\nvllm:num_requests_running{engine=\"1\"} 2\n\
             vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.75\n\

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::StatusCode;
+use parking_lot::Mutex;
 
 use super::discovery::deps::Deps;
 use super::discovery::report::SourceSink;
@@ -35,6 +36,7 @@ pub(super) struct Scraper {
     targets: Vec<Arc<Replica>>,
     connector: Connector,
     clock: Clock,
+    alone: Mutex<Alone>,
 }
 
 /// How one scrape ended.
@@ -58,7 +60,7 @@ impl Scraper {
     ) -> Option<Self> {
         let replica = Arc::clone(targets.first()?);
         let (pool, connector) = (Arc::clone(pool), deps.connector.clone());
-        Some(Self { sink, pool, replica, targets, connector, clock: deps.clock })
+        Some(Self { sink, pool, replica, targets, connector, clock: deps.clock, alone: Mutex::default() })
     }
 
     /// The scrape loop, until the replica is removed.
@@ -117,6 +119,7 @@ impl Scraper {
         let answer = call.send_on(&self.connector, kept).await;
         if !matches!(answer, Ok((StatusCode::OK, _))) {
             self.replica.own.failed_scrapes.fetch_add(1, Ordering::Relaxed);
+            self.alone.lock().shows(None, self.clock.now());
         }
         // What another port says is no evidence about the engine's own.
         let is_own_port = elsewhere.is_none();
@@ -166,9 +169,9 @@ impl Scraper {
     /// A page of several engines makes each of them a target, unless the configuration says how many there are.
     fn find_ranks(&self, page: &str, config: &Pool) {
         if config.engine == EngineKind::Vllm && config.data_parallel == DataParallel::Auto {
-            let ranks = metrics_text::ranks(page);
-            // One engine again is what a restarted process shows, too, while its others start.
-            if ranks > 1 {
+            let seen = metrics_text::ranks(page);
+            let is_alone = self.alone.lock().shows(seen, self.clock.now());
+            if let Some(ranks) = seen.filter(|ranks| *ranks > 1 || is_alone) {
                 Arc::clone(&self.sink).saw_ranks(&self.replica.identity.endpoint, ranks);
             }
         }
@@ -278,7 +281,43 @@ impl ScrapedCounters {
 
 /// Seconds by which two readings of one process' start may differ.
 pub(super) const START_TOLERANCE: f64 = 0.5;
+/// Since when a page has shown one engine, and been there all the while.
+#[derive(Debug, Default)]
+struct Alone(Option<Stamp>);
+
+impl Alone {
+    /// Whether a page with so many engines shows all that there are: a process that restarts shows one while its others start.
+    fn shows(&mut self, ranks: Option<u32>, now: Stamp) -> bool {
+        self.0 = self.0.or(Some(now)).filter(|_| ranks == Some(1));
+        self.0.is_some_and(|since| now.since(since) >= ALONE_FOR)
+    }
+}
+
+const ALONE_FOR: Duration = Duration::from_secs(60);
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Engines close connections that are idle for 5 s.
 const MAX_KEPT: Duration = Duration::from_secs(4);
 const MIN_INTERVAL_WITHOUT_PAGE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::seconds as at;
+
+    #[test]
+    fn one_engine_is_believed_after_a_minute_of_pages_with_one() {
+        let mut alone = Alone::default();
+        for (ranks, second, expected) in [
+            (Some(4), 0, false),
+            (Some(1), 1, false),
+            (Some(1), 60, false),
+            (None, 61, false),
+            (Some(1), 62, false),
+            (Some(1), 121, false),
+            (Some(1), 122, true),
+            (Some(2), 123, false),
+        ] {
+            assert_eq!(alone.shows(ranks, at(second)), expected, "{second}");
+        }
+    }
+}

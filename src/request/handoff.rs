@@ -261,7 +261,8 @@ mod tests {
         let mut seen = Vec::new();
         for body in [r#"{"max_tokens":2}"#, r#"{"cache_salt":"own","max_tokens":2}"#] {
             let handoff = Handoff::of(Dialect::Chat, &Bytes::from_static(body.as_bytes())).unwrap();
-            let released: Value = serde_json::from_slice(&handoff.release(r#"{"remote_port":5600}"#)).unwrap();
+            let released: Value =
+                serde_json::from_slice(&handoff.release(r#"{"remote_port":5600}"#)).unwrap();
             let salt = released["cache_salt"].as_str().unwrap().to_owned();
             let (params, one) = (json!({"remote_port":5600}), 1);
             assert_eq!(released, json!({"cache_salt":salt,"kv_transfer_params":params,"max_tokens":one}));

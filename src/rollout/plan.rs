@@ -219,11 +219,9 @@ impl Plan {
     /// # Errors
     /// Where the state does not allow it.
     pub fn act(&mut self, action: Action, now: u64) -> Result<bool, String> {
-        let from = self.state;
-        let forgets = self.act_from(from, action)?;
-        if self.state != from {
-            self.acts = now.max(self.acts + 1);
-        }
+        let forgets = self.act_from(self.state, action)?;
+        // Also one that changes nothing here: elsewhere it may, and it is the last word.
+        self.acts = now.max(self.acts + 1);
         Ok(forgets)
     }
 
