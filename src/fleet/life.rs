@@ -196,7 +196,7 @@ impl LifeCycle {
     /// Keeps new requests away for as long as there is a reason; returns whether that is a change.
     pub(super) fn hold(&self, reason: Option<&'static str>) -> bool {
         let is_change = self.is_held.swap(reason.is_some(), Ordering::Relaxed) != reason.is_some();
-        if is_change {
+        if self.held_for() != reason {
             self.held_for.store(reason.map(Arc::new));
         }
         is_change

@@ -269,8 +269,11 @@ impl HeldKv {
         let now = request.now();
         let lost = match attempted {
             Ok((UpstreamResponse::Stream { reader, .. }, _)) => {
-                let error = reader.scanner.state().answer.error;
-                error.filter(|error| !error.is_of_request()).map(|_| LOST)
+                match reader.scanner.state().answer.error {
+                    // It says nothing of the KV.
+                    Some(error) if error.is_of_request() => return None,
+                    error => error.map(|_| LOST),
+                }
             }
             // With its prompt computed elsewhere it was good enough.
             _ if is_refused(&attempted) => {

@@ -51,7 +51,7 @@ pub struct Settings {
     pub baseline_to: f64,
     /// Share of requests that may fail.
     pub error_budget: f64,
-    /// Series (route and revision); beyond it the one unseen for longest is forgotten.
+    /// Series (route and revision); beyond it the one unseen for longest is forgotten, if that is an hour.
     pub max_series: usize,
     /// Replicas of a series; beyond it the one unseen for longest is forgotten.
     pub max_replicas_per_series: usize,
@@ -77,7 +77,7 @@ impl Default for Settings {
             baseline_from: 35.0 * day,
             baseline_to: 7.0 * day,
             error_budget: 0.001,
-            max_series: 64,
+            max_series: 256,
             max_replicas_per_series: 64,
         }
     }
@@ -103,6 +103,7 @@ pub struct Detectors {
     indices: HashMap<Arc<str>, HashMap<Arc<str>, usize, LabelHasher>, LabelHasher>,
     now: f64,
     last_tick: i64,
+    has_left_out: bool,
 }
 
 impl Detectors {
@@ -114,6 +115,7 @@ impl Detectors {
             indices: HashMap::default(),
             now: f64::NEG_INFINITY,
             last_tick: i64::MIN,
+            has_left_out: false,
         }
     }
 
@@ -126,9 +128,10 @@ impl Detectors {
             NOT_SERVED => self.latest_of(observation.route),
             revision => self.indices.get(observation.route).and_then(|of| of.get(revision)).copied(),
         };
-        let index = known.unwrap_or_else(|| self.admit(&observation));
-        if let Some(series) = self.series.get_mut(index) {
-            series.observe(&observation, &self.settings);
+        let index = known.or_else(|| self.admit(&observation));
+        match index.and_then(|index| self.series.get_mut(index)) {
+            Some(series) => series.observe(&observation, &self.settings),
+            None => self.has_left_out = true,
         }
     }
 
@@ -174,6 +177,11 @@ impl Detectors {
         Some(found)
     }
 
+    /// Whether there were more series than are judged since this was asked last.
+    pub fn has_left_out(&mut self) -> bool {
+        std::mem::take(&mut self.has_left_out)
+    }
+
     /// The number of series with a baseline.
     pub fn series(&self) -> usize {
         self.series.len()
@@ -200,15 +208,20 @@ impl Detectors {
         indices.max_by(|a, b| self.series[*a].last_seen.total_cmp(&self.series[*b].last_seen))
     }
 
-    /// Begins a series, with the baselines of the route's revision before it.
-    fn admit(&mut self, observation: &Observation<'_>) -> usize {
+    /// Begins a series, with the baselines of the route's revision before it. `None` where all that there is room for are in use: if
+    /// they took turns, none would ever have a baseline.
+    fn admit(&mut self, observation: &Observation<'_>) -> Option<usize> {
+        let is_unseen = |series: &RouteSeries| observation.at - series.last_seen >= HOUR;
+        if self.series.len() >= self.settings.max_series && !self.series.iter().any(is_unseen) {
+            return None;
+        }
         let predecessor = self.latest_of(observation.route).and_then(|index| self.series.get(index));
         let (revision, at) = (observation.revision, observation.at);
         let series = match predecessor {
             Some(predecessor) => predecessor.successor(revision, at, &self.settings),
             None => RouteSeries::new(observation.route, revision, at, &self.settings),
         };
-        self.insert(series)
+        Some(self.insert(series))
     }
 
     /// Adds a series, in place of the one unseen for longest when there are too many; its index.

@@ -81,6 +81,7 @@ pub fn start(
         new: Vec::new(),
         is_dirty: false,
         is_write_failing: false,
+        has_logged_left_out: false,
     };
     background.spawn(service.run(receiver));
     Ok(feed)
@@ -99,6 +100,7 @@ struct DriftService {
     /// A finding came, went or was spoken of since the last save.
     is_dirty: bool,
     is_write_failing: bool,
+    has_logged_left_out: bool,
 }
 
 impl DriftService {
@@ -159,6 +161,10 @@ impl DriftService {
             self.detectors.signals(&series, now, &signals);
         }
         self.detectors.judge(now, &mut self.new);
+        if self.detectors.has_left_out() && !std::mem::replace(&mut self.has_logged_left_out, true) {
+            let series = self.detectors.series();
+            tracing::warn!(series, "more routes and revisions are in use than drift is looked for on: some are left out");
+        }
         self.publish();
     }
 

@@ -160,7 +160,7 @@ impl Judge {
             increase,
             test: RateTest::new(increase, 0.0, known(&saved.rates, name)),
             alike: RateTest::new(0.0, 0.0, known(&saved.rates_alike, name)),
-            trial: RateTest::new(increase, TRIAL_SHARE, RateWealth::default()),
+            trial: rate_trial(increase),
             limits: limits(weight),
             is_used: false,
         };
@@ -206,7 +206,7 @@ impl Judge {
             tail.is_used = false;
         }
         for rate in &mut self.rates {
-            rate.trial = RateTest::new(rate.increase, TRIAL_SHARE, RateWealth::default());
+            rate.trial = rate_trial(rate.increase);
             rate.is_used = false;
         }
     }
@@ -329,7 +329,7 @@ impl Judge {
                 |limit| rate.test.evidence(limit),
                 |limit| rate.alike.evidence(limit),
             ),
-            trial: rate.is_used.then(|| rate.trial.evidence(rate.limits.within + self.judges)),
+            trial: (rate.is_used && rate.increase < 1.0).then(|| rate.trial.evidence(rate.limits.within + self.judges)),
         });
         tails.chain(rates).collect()
     }
@@ -413,6 +413,11 @@ fn bounds(canary: &Canary) -> Vec<TailBound> {
         .collect()
 }
 
+/// Whether a breach of a bound on a share would be seen.
+fn rate_trial(increase: f64) -> RateTest {
+    RateTest::new(increase, TRIAL_SHARE.max(TRIAL_RATIO * increase), RateWealth::default())
+}
+
 /// Prompt classes, the unknown one included.
 const CLASSES: usize = Class::ALL.len();
 /// Those of streams and those of answers without one.
@@ -425,7 +430,8 @@ const RATES: usize = 1;
 /// Requests of the canary after which a block ends sooner, of tails and of shares: what a bad canary costs is a number of requests. A
 /// stall makes all requests of its time slow, but seldom fail.
 const MAX_REQUESTS: [u32; 2] = [16, 4];
-/// A trial's canary: a middle half above its bound, and a quarter of the requests bad. Of tails, see [`TailTest::trial`].
+/// A trial's canary: a middle, and the share of bad requests, half above its bound, of these a quarter at least. Of tails, see
+/// [`TailTest::trial`].
 const TRIAL_RATIO: f64 = 1.5;
 const TRIAL_SHARE: f64 = 0.25;
 /// The median answer may have a third of the tokens of the baseline's: less is no matter of style.
@@ -456,6 +462,22 @@ mod tests {
             }
             let evidence = judge.evidence().into_iter().find(|test| test.test == "ttft_p50").unwrap();
             assert!(evidence.share < 0.1 && evidence.trial >= Some(1.0), "{speed}: {evidence:?}");
+        }
+    }
+
+    #[test]
+    fn a_step_ends_by_wide_bounds_on_shares_too() {
+        for increase in [0.01, 0.25, 0.4, 0.8, 1.0] {
+            let bounds = format!("max_error_ratio_increase = {increase}\nmax_goodput_decrease = {increase}\n");
+            let mut judge = Judge::new(&fixture::canary(&bounds), &SavedEvidence::default());
+            for request in 0..4000_u32 {
+                let arm = [Arm::Canary, Arm::Baseline][request as usize % 2];
+                judge.attempt(f64::from(request) / 20.0, Class::Short, arm, None, false);
+            }
+            let evidence = judge.evidence();
+            let errors = evidence.iter().find(|test| test.test == "errors").unwrap();
+            assert!(errors.trial.is_none_or(|trial| trial >= 1.0), "{increase}: {errors:?}");
+            assert_eq!(errors.trial.is_none(), increase == 1.0, "no share of failed requests is above it");
         }
     }
 
