@@ -22,6 +22,7 @@ fn main() -> ExitCode {
     let log = logging::init(&cli.log_level, cli.log_format);
     let flush_log = log.flusher();
     let env = |name: &str| std::env::var(name).ok();
+    let (out, err) = (&mut std::io::stdout(), &mut std::io::stderr());
     let code = match cli.command {
         Command::Serve(args) => {
             let (source, overrides, front) = (args.source(), args.overrides(), Front::OpenAi);
@@ -35,46 +36,31 @@ fn main() -> ExitCode {
             let is_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
             let mut stdin = std::io::stdin().lock();
             let questions = is_terminal.then_some(&mut stdin as &mut dyn std::io::BufRead);
-            done(cli::init::run(&args, questions, (&mut std::io::stdout(), &mut std::io::stderr())))
+            done(cli::init::run(&args, questions, (out, err)))
         }
-        Command::Import(args) => {
-            done(cli::import::run(&args, (&mut std::io::stdout(), &mut std::io::stderr())))
-        }
+        Command::Import(args) => done(cli::import::run(&args, (out, err))),
         Command::Check(args) => {
             let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
             let style = Style::for_terminal(is_terminal, &env);
-            done(cli::check::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr()), style))
+            done(cli::check::run(&args, &env, (out, err), style))
         }
-        Command::Canary(args) => {
-            done(cli::canary::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
-        }
-        Command::Key(args) => {
-            done(cli::key::run(args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
-        }
-        Command::Usage(args) => {
-            done(cli::usage::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
-        }
+        Command::Canary(args) => done(cli::canary::run(&args, &env, (out, err))),
+        Command::Key(args) => done(cli::key::run(args, &env, (out, err))),
+        Command::Usage(args) => done(cli::usage::run(&args, &env, (out, err))),
         Command::Schema => done(writeln!(std::io::stdout(), "{:#}", json_schema())),
         Command::Completions(args) => done(cli::completions::run(&args, &mut std::io::stdout())),
         Command::Demo(args) => done(showcase::run(&args, log)),
         Command::Sim(args) => done(simulate(&args)),
-        Command::Replay(args) => {
-            done(cli::replay::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
-        }
+        Command::Replay(args) => done(cli::replay::run(&args, &env, out, err)),
         Command::Bench(args) => {
             let shows_progress = std::io::stderr().is_terminal();
-            let outputs = (&mut std::io::stdout() as _, &mut std::io::stderr() as _);
-            done(cli::bench::run(&args, &env, outputs, shows_progress))
+            done(cli::bench::run(&args, &env, (out, err), shows_progress))
         }
-        Command::Drift(args) => {
-            done(cli::drift::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
-        }
-        Command::Top(args) => {
-            done(cli::top::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
-        }
+        Command::Drift(args) => done(cli::drift::run(&args, &env, (out, err))),
+        Command::Top(args) => done(cli::top::run(&args, &env, (out, err))),
         Command::Explain(args) => {
             let style = Style::of(&std::io::stdout(), &env);
-            done(cli::explain::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr()), style))
+            done(cli::explain::run(&args, &env, (out, err), style))
         }
     };
     flush_log();

@@ -26,9 +26,6 @@ pub(crate) fn read_text(path: &Path) -> io::Result<String> {
 }
 
 /// The same as [`read`] without holding up other tasks.
-///
-/// # Errors
-/// As [`read`].
 pub(crate) async fn read_in_background(path: &Path) -> io::Result<Vec<u8>> {
     let path = path.to_owned();
     tokio::task::spawn_blocking(move || read(&path)).await.map_err(io::Error::other)?

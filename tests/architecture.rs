@@ -13,40 +13,10 @@ use syn::visit::{self, Visit};
 
 /// Bottom-up: a module imports only modules listed before it.
 const MODULES: &[&str] = &[
-    "labels",
-    "units",
-    "clock",
-    "background",
-    "stage",
-    "stats",
-    "digits",
-    "state_file",
-    "whole_file",
-    "error",
-    "config",
-    "listener",
-    "request",
-    "record",
-    "routing",
-    "admission",
-    "upstream",
-    "fleet",
-    "observe",
-    "relay",
-    "gateway",
-    "identity",
-    "cluster",
-    "kv_events",
-    "epp",
-    "api",
-    "diagnosis",
-    "drift",
-    "rollout",
-    "autoscale",
-    "admin",
-    "simulate",
-    "app",
-    "cli",
+    "labels", "units", "clock", "background", "stage", "stats", "digits", "state_file", "whole_file",
+    "error", "config", "listener", "request", "record", "routing", "admission", "upstream", "fleet",
+    "observe", "relay", "gateway", "identity", "cluster", "kv_events", "epp", "api", "diagnosis", "drift",
+    "rollout", "autoscale", "admin", "simulate", "app", "cli",
 ];
 
 /// The last module of the data path; those after it are the control plane.
@@ -58,53 +28,18 @@ const CONFIG_READERS: &[&str] =
 
 /// Pure code: time is an argument, so the same code runs live, in tests and in simulated time.
 const PURE: &[&str] = &[
-    "stats",
-    "routing",
-    "admission/refusal",
-    "admission/pace",
-    "admission/queue",
-    "admission/waiter",
-    "admission/usage",
-    "admission/ruling",
-    "cluster/wire",
-    "cluster/peers",
-    "kv_events/batch",
-    "kv_events/picture",
-    "kv_events/ledger",
-    "fleet/health/standing",
-    "fleet/health/compare",
-    "relay/sse",
-    "relay/classify",
-    "relay/stream_state",
-    "relay/timeline",
-    "relay/usage_filter",
-    "config/check",
-    "diagnosis",
-    "drift/detectors",
-    "rollout/judge",
-    "rollout/plan",
-    "autoscale/judge",
-    "autoscale/forecast",
-    "autoscale/scaler",
-    "admin/verdict",
-    "observe/history",
-    "simulate/product_router",
+    "stats", "routing", "admission/refusal", "admission/pace", "admission/queue", "admission/waiter",
+    "admission/usage", "admission/ruling", "cluster/wire", "cluster/peers", "kv_events/batch",
+    "kv_events/picture", "kv_events/ledger", "fleet/health/standing", "fleet/health/compare", "relay/sse",
+    "relay/classify", "relay/stream_state", "relay/timeline", "relay/usage_filter", "config/check",
+    "diagnosis", "drift/detectors", "rollout/judge", "rollout/plan", "autoscale/judge", "autoscale/forecast",
+    "autoscale/scaler", "admin/verdict", "observe/history", "simulate/product_router",
 ];
 
 /// Words that hide the field's term, counted in code, comments and tests.
 const WORN: &[&str] = &[
-    "tell",
-    "tells",
-    "told",
-    "say",
-    "says",
-    "said",
-    "nobody",
-    "somebody",
-    "of late",
-    "what came of it",
-    "so many",
-    "goes on",
+    "tell", "tells", "told", "say", "says", "said", "nobody", "somebody", "of late", "what came of it",
+    "so many", "goes on",
 ];
 
 /// How many of [`WORN`] a room may have; the others none. Lower a number with what it counts, never raise one.
@@ -137,13 +72,8 @@ const WORN_CEILING: &[(&str, usize)] = &[
 
 /// What pure code does not use: runtimes, sockets, clocks, live state.
 const IMPURE: &[&str] = &[
-    "tokio",
-    "hyper",
-    "std::net::TcpStream",
-    "std::time::Instant",
-    "crate::clock::Clock",
-    "crate::fleet::pool",
-    "crate::fleet::registry",
+    "tokio", "hyper", "std::net::TcpStream", "std::time::Instant", "crate::clock::Clock",
+    "crate::fleet::pool", "crate::fleet::registry",
 ];
 
 /// Only `error.rs` maps a failure to a status.

@@ -949,19 +949,9 @@ async fn changed(changes: &mut tokio::sync::watch::Receiver<u64>) {
 
 /// Endpoints of vLLM that `server.extra_paths` may open.
 const OPENABLE: [&str; 13] = [
-    "/cohere/v2/chat",
-    "/inference/v1/generate",
-    "/invocations",
-    "/load",
-    "/ping",
-    "/v1/chat/completions/derender",
-    "/v1/chat/completions/render",
-    "/v1/completions/derender",
-    "/v1/completions/render",
-    "/v1/messages/render",
-    "/v1/responses/render",
-    "/v1/systemone",
-    "/static",
+    "/cohere/v2/chat", "/inference/v1/generate", "/invocations", "/load", "/ping",
+    "/v1/chat/completions/derender", "/v1/chat/completions/render", "/v1/completions/derender",
+    "/v1/completions/render", "/v1/messages/render", "/v1/responses/render", "/v1/systemone", "/static",
 ];
 
 #[test]

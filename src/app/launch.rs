@@ -67,7 +67,7 @@ impl Watched {
             return;
         }
         self.0 = None;
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

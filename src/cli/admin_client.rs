@@ -149,25 +149,16 @@ impl AdminClient {
     }
 
     /// Reads a path of `/api/v1`.
-    ///
-    /// # Errors
-    /// [`AskError`].
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AskError> {
         self.ask(Method::GET, path, Bytes::new()).await
     }
 
     /// Changes something.
-    ///
-    /// # Errors
-    /// [`AskError`].
     pub async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T, AskError> {
         self.ask(Method::POST, path, Bytes::new()).await
     }
 
     /// Changes something as `order` says.
-    ///
-    /// # Errors
-    /// [`AskError`].
     pub async fn send<T: DeserializeOwned>(&self, path: &str, order: &impl Serialize) -> Result<T, AskError> {
         // A struct of strings and booleans is always JSON.
         let order = serde_json::to_vec(order).unwrap_or_default();

@@ -48,9 +48,6 @@ enum CanaryError {
 }
 
 /// Asks the gateway and prints its canaries. The result is the exit code.
-///
-/// # Errors
-/// When `out` or `err` cannot be written.
 pub fn run(args: &CanaryArgs, env: &dyn Fn(&str) -> Option<String>, outputs: Outputs<'_>) -> io::Result<u8> {
     print(carry_out(args, env), outputs)
 }

@@ -51,9 +51,6 @@ enum DriftOrder {
 }
 
 /// Asks the gateway and prints what it says. The result is the exit code.
-///
-/// # Errors
-/// When `out` or `err` cannot be written.
 pub fn run(args: &DriftArgs, env: &dyn Fn(&str) -> Option<String>, outputs: Outputs<'_>) -> io::Result<u8> {
     print(carry_out(args, env), outputs)
 }

@@ -33,9 +33,6 @@ pub struct InitArgs {
 }
 
 /// Writes the file. Without `--upstream` it asks where `questions` has answers. The result is the exit code.
-///
-/// # Errors
-/// When `out` or `err` cannot be written.
 pub fn run(
     args: &InitArgs,
     questions: Option<&mut dyn BufRead>,

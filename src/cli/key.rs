@@ -56,9 +56,6 @@ enum KeyCommand {
 }
 
 /// Asks the gateway and prints what it answers. The result is the exit code.
-///
-/// # Errors
-/// When `out` or `err` cannot be written.
 pub fn run(args: KeyArgs, env: &dyn Fn(&str) -> Option<String>, (out, err): Outputs<'_>) -> io::Result<u8> {
     let mut note = String::new();
     let asked = async {

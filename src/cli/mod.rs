@@ -205,16 +205,8 @@ mod tests {
     #[test]
     fn flags_become_overrides() {
         let args = serve(&[
-            "--upstream",
-            "http://a:1",
-            "--listen",
-            "0.0.0.0:80",
-            "--policy",
-            "least_loaded",
-            "--served-model-name",
-            "llama",
-            "--otlp-endpoint",
-            "http://c:4318",
+            "--upstream", "http://a:1", "--listen", "0.0.0.0:80", "--policy", "least_loaded",
+            "--served-model-name", "llama", "--otlp-endpoint", "http://c:4318",
         ]);
         let overrides = args.unwrap().overrides();
         assert_eq!(overrides.listen.unwrap().to_string(), "0.0.0.0:80");
@@ -287,31 +279,5 @@ mod tests {
             std::fs::read_to_string(path).unwrap() == expected,
             "docs/cli.md is not what --help says: TOKENWAY_UPDATE_DOCS=1 cargo test --lib the_document_shows"
         );
-    }
-
-    #[test]
-    fn every_subcommand_is_in_the_help() {
-        let help = Cli::command().render_long_help().to_string();
-        for name in [
-            "serve",
-            "epp",
-            "init",
-            "import",
-            "check",
-            "canary",
-            "demo",
-            "sim",
-            "key",
-            "usage",
-            "drift",
-            "replay",
-            "bench",
-            "top",
-            "explain",
-            "schema",
-            "completions",
-        ] {
-            assert!(help.contains(&format!("  {name} ")), "{name}: {help}");
-        }
     }
 }

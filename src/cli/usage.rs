@@ -33,9 +33,6 @@ pub struct UsageArgs {
 }
 
 /// Asks the gateway and prints what was used. The result is the exit code.
-///
-/// # Errors
-/// When `out` or `err` cannot be written.
 pub fn run(args: &UsageArgs, env: &dyn Fn(&str) -> Option<String>, outputs: Outputs<'_>) -> io::Result<u8> {
     print(ask(args, env), outputs)
 }
@@ -104,12 +101,7 @@ fn table(answer: &UsageAnswer) -> String {
 }
 
 const FIGURES: [&str; 7] = [
-    "requests",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "prefill_seconds",
-    "decode_seconds",
+    "requests", "input_tokens", "cached_tokens", "output_tokens", "prefill_seconds", "decode_seconds",
     "engine_other_seconds",
 ];
 

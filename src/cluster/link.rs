@@ -48,9 +48,6 @@ pub struct Link {
 
 impl Link {
     /// Connects, and shakes hands.
-    ///
-    /// # Errors
-    /// [`LinkError`].
     pub async fn open(
         broker: &Broker,
         connector: &Connector,

@@ -43,9 +43,6 @@ pub enum Unusable {
 }
 
 /// Tries the broker; returns what it is: `Redis 7.2.4`.
-///
-/// # Errors
-/// [`Unusable`].
 pub async fn try_broker(config: &Cluster, connector: &Connector) -> Result<String, Unusable> {
     let opened = Link::open(&config.url, connector, &TaskTracker::new()).await;
     let (mut link, _messages) = opened.map_err(|error| match error {

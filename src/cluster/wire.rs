@@ -108,9 +108,6 @@ pub(super) struct Batch<'b> {
 }
 
 /// Reads the head of a batch.
-///
-/// # Errors
-/// [`Unreadable`].
 pub(super) fn open(bytes: &[u8], now: Stamp) -> Result<Batch<'_>, Unreadable> {
     let mut rest = bytes.strip_prefix(MAGIC).ok_or(Unreadable::Foreign)?;
     let [version] = take(&mut rest).ok_or(Unreadable::Foreign)?;

@@ -211,16 +211,8 @@ mod tests {
     #[test]
     fn what_is_no_broker_is_refused() {
         for text in [
-            "localhost:6379",
-            "http://h",
-            "redis://",
-            "redis://h:0",
-            "redis://h:x",
-            "redis://h/one",
-            "redis://h/1/2",
-            "redis://a,b",
-            "redis+sentinel://a",
-            "redis://:%zz@h",
+            "localhost:6379", "http://h", "redis://", "redis://h:0", "redis://h:x", "redis://h/one",
+            "redis://h/1/2", "redis://a,b", "redis+sentinel://a", "redis://:%zz@h",
         ] {
             assert!(parse(text).is_err(), "{text}");
         }

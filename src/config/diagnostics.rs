@@ -248,18 +248,8 @@ fn mask(line: &str, column: usize, width: usize) -> String {
 
 const MASK: &str = "\"***\"";
 const SECRET_KEYS: &[&str] = &[
-    "api_key",
-    "api_keys",
-    "apikey",
-    "authorization",
-    "engine_api_key",
-    "key",
-    "key_sha256",
-    "keys",
-    "password",
-    "secret",
-    "token",
-    "x-api-key",
+    "api_key", "api_keys", "apikey", "authorization", "engine_api_key", "key", "key_sha256", "keys",
+    "password", "secret", "token", "x-api-key",
 ];
 
 #[cfg(test)]

@@ -103,19 +103,8 @@ mod tests {
         let webhook = parse_endpoint("https://hooks.example/services/T0/secret").unwrap();
         assert_eq!(webhook.origin(), "https://hooks.example:443");
         for text in [
-            "",
-            "127.0.0.1:8001",
-            "ftp://a:1",
-            "http://",
-            "http://u:p@a:1",
-            "http://a:1?x=1",
-            "http://a:1#x",
-            "http://a:99999",
-            "http://a:0",
-            "http://a:",
-            "http://:80",
-            "http://a:1/v1",
-            "http://a b:1",
+            "", "127.0.0.1:8001", "ftp://a:1", "http://", "http://u:p@a:1", "http://a:1?x=1", "http://a:1#x",
+            "http://a:99999", "http://a:0", "http://a:", "http://:80", "http://a:1/v1", "http://a b:1",
         ] {
             assert!(parse_endpoint(text).is_err(), "{text}");
         }

@@ -63,9 +63,6 @@ pub fn load(
 }
 
 /// Like [`load`], with what is worth a look.
-///
-/// # Errors
-/// As [`load`].
 pub fn load_with_warnings(
     source: &Source,
     overrides: &Overrides,

@@ -107,67 +107,24 @@ const OWN_PATHS: &[&str] = &["/health", "/version", "/v1/models", "/v1/models/{i
 
 /// Segments that belong to endpoints of vLLM and SGLang which change an engine, or tell about it what is an operator's.
 const CONTROL_WORDS: &[&str] = &[
-    "abort_request",
-    "abort_requests",
-    "adapters",
-    "close_session",
-    "collective_rpc",
-    "configure_logging",
-    "continue_generation",
-    "docs",
-    "fault_tolerance",
-    "flush_cache",
-    "freeze_gc",
-    "get_world_size",
-    "is_paused",
-    "is_scaling_elastic_ep",
-    "is_sleeping",
-    "kv_event_sources",
-    "metrics",
-    "open_session",
-    "openapi.json",
-    "pause",
-    "pause_generation",
-    "redoc",
-    "resume",
-    "scale_elastic_ep",
-    "server_info",
-    "set_internal_state",
-    "get_internal_state",
-    "sleep",
-    "slow_down",
-    "wake_up",
-    "weight_checker",
+    "abort_request", "abort_requests", "adapters", "close_session", "collective_rpc", "configure_logging",
+    "continue_generation", "docs", "fault_tolerance", "flush_cache", "freeze_gc", "get_world_size",
+    "is_paused", "is_scaling_elastic_ep", "is_sleeping", "kv_event_sources", "metrics", "open_session",
+    "openapi.json", "pause", "pause_generation", "redoc", "resume", "scale_elastic_ep", "server_info",
+    "set_internal_state", "get_internal_state", "sleep", "slow_down", "wake_up", "weight_checker",
     "weight_info",
 ];
 
 /// Beginnings of such segments.
 const CONTROL_PREFIXES: &[&str] = &[
-    "destroy_",
-    "dump_",
-    "finish_",
-    "get_weights",
-    "init_weight",
-    "load_lora",
-    "release_",
-    "reset_",
-    "resume_memory",
-    "shutdown_",
-    "start_",
-    "stop_",
-    "unload_lora",
-    "update_weight",
-    "weights_",
+    "destroy_", "dump_", "finish_", "get_weights", "init_weight", "load_lora", "release_", "reset_",
+    "resume_memory", "shutdown_", "start_", "stop_", "unload_lora", "update_weight", "weights_",
 ];
 
 /// Control endpoints that a segment written `{name}` could stand for.
 const CONTROL_PATHS: &[&str] = &[
-    "/sleep",
-    "/v1/load_lora_adapter",
-    "/adapters/{name}",
-    "/fault_tolerance/{name}",
-    "/inference/v1/abort_requests",
-    "/docs/oauth2-redirect",
+    "/sleep", "/v1/load_lora_adapter", "/adapters/{name}", "/fault_tolerance/{name}",
+    "/inference/v1/abort_requests", "/docs/oauth2-redirect",
 ];
 
 #[cfg(test)]
@@ -200,13 +157,8 @@ mod tests {
     #[test]
     fn ordinary_paths_may_be_added() {
         for text in [
-            "/v1/custom",
-            "/v1/things/{id}",
-            "/v1/things/{id}/parts/{part_id}",
-            "/inference/v1/generate",
-            "/v1/audio/speech",
-            "/cohere/v2/chat",
-            "/invocations",
+            "/v1/custom", "/v1/things/{id}", "/v1/things/{id}/parts/{part_id}", "/inference/v1/generate",
+            "/v1/audio/speech", "/cohere/v2/chat", "/invocations",
         ] {
             assert_eq!(check_extra(text), Ok(()), "{text}");
         }
@@ -215,24 +167,10 @@ mod tests {
     #[test]
     fn nothing_that_controls_an_engine_may_be_added() {
         for text in [
-            "/sleep",
-            "/Sleep",
-            "/sleep/",
-            "/prefix/sleep",
-            "/adapters",
-            "/fault_tolerance/apply",
-            "/release_kv_cache_memory",
-            "/finish_weight_update",
-            "/weight_checker",
-            "/reset_prefix_cache",
-            "/v1/load_lora_adapter",
-            "/{anything}",
-            "/{anything}/",
-            "/v1/{anything}",
-            "/adapters/{name}",
-            "/{a}/{b}",
-            "/inference/v1/{x}",
-            "/metrics",
+            "/sleep", "/Sleep", "/sleep/", "/prefix/sleep", "/adapters", "/fault_tolerance/apply",
+            "/release_kv_cache_memory", "/finish_weight_update", "/weight_checker", "/reset_prefix_cache",
+            "/v1/load_lora_adapter", "/{anything}", "/{anything}/", "/v1/{anything}", "/adapters/{name}",
+            "/{a}/{b}", "/inference/v1/{x}", "/metrics",
         ] {
             let fault = check_extra(text).unwrap_err();
             assert!(fault.contains("controls an engine") || fault.contains("answered by"), "{text}: {fault}");

@@ -70,11 +70,7 @@ mod tests {
 
     /// Sections of which a reload keeps all.
     const KEPT: [&str; 6] = [
-        "[cluster]",
-        "[drift]",
-        "[hook]",
-        "[telemetry.content]",
-        "[telemetry.otlp]",
+        "[cluster]", "[drift]", "[hook]", "[telemetry.content]", "[telemetry.otlp]",
         "[telemetry.engine_spans]",
     ];
     /// Means nothing without `metrics`.

@@ -268,16 +268,8 @@ mod tests {
         assert_eq!(
             walk(ReplicaState::Discovered, &life),
             [
-                "starting",
-                "starting",
-                "probing",
-                "warming",
-                "ready",
-                "unreachable",
-                "starting",
-                "probing",
-                "warming",
-                "ready"
+                "starting", "starting", "probing", "warming", "ready", "unreachable", "starting", "probing",
+                "warming", "ready"
             ]
         );
         assert_eq!(

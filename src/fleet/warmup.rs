@@ -151,12 +151,7 @@ mod tests {
         assert_eq!(
             what,
             [
-                "short prompt",
-                "short prompt",
-                "long prompt",
-                "long prompt",
-                "system prompt",
-                "logprobs",
+                "short prompt", "short prompt", "long prompt", "long prompt", "system prompt", "logprobs",
                 "guided"
             ]
         );

@@ -41,9 +41,6 @@ impl CorsGrant {
     }
 
     /// The answer to a preflight.
-    ///
-    /// # Errors
-    /// [`Failure::OriginNotAllowed`]
     pub(super) fn preflight(&self, parts: &Parts) -> Result<Response<Bytes>, Failure> {
         if self.origin.is_none() {
             return Err(Failure::OriginNotAllowed);

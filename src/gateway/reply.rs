@@ -410,11 +410,10 @@ fn write_ways(value: &mut Vec<u8>, record: &Record, ways: &Ways) {
         value.extend_from_slice(text.as_bytes());
     }
     let apart = ways.apart.map(|cost| [cost.prefill, cost.transfer, cost.decode]);
-    let parts = apart.into_iter().flatten().zip([
-        "; apart_prefill_ms=",
-        "; apart_transfer_ms=",
-        "; apart_decode_ms=",
-    ]);
+    let parts = apart
+        .into_iter()
+        .flatten()
+        .zip(["; apart_prefill_ms=", "; apart_transfer_ms=", "; apart_decode_ms="]);
     let together = ways.together.map(|seconds| (seconds, "; together_ms="));
     for (seconds, name) in together.into_iter().chain(parts) {
         value.extend_from_slice(name.as_bytes());

@@ -62,9 +62,6 @@ pub(super) async fn fetch_path(gateway: &Gateway, tenant: &TenantRef, path: &str
 }
 
 /// The same for `previous_response_id`, once the request is understood.
-///
-/// # Errors
-/// As for [`previous`].
 pub(super) async fn fetch_previous(
     gateway: &Gateway,
     tenant: &TenantRef,

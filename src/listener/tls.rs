@@ -84,9 +84,6 @@ impl TlsSlot {
     }
 
     /// Reads the files again; on an error the old certificate stays.
-    ///
-    /// # Errors
-    /// As [`TlsSlot::load`].
     pub fn reload(&self, tls: &Tls) -> Result<(), TlsError> {
         self.current.store(server_config(tls)?);
         Ok(())

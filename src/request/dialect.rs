@@ -246,12 +246,7 @@ mod tests {
         }
         assert_eq!(of("/v1/things/1"), Some(Dialect::Extra));
         for unknown in [
-            "/",
-            "/v1/classify",
-            "/v1/responses/",
-            "/v1/responses/a/b",
-            "/v1/things",
-            "/sleep",
+            "/", "/v1/classify", "/v1/responses/", "/v1/responses/a/b", "/v1/things", "/sleep",
             "/v1/chat/completions/",
         ] {
             assert_eq!(of(unknown), None, "{unknown}");

@@ -133,9 +133,6 @@ impl<'a> Cursor<'a> {
 
     /// Takes the object ahead and returns its members with these names, `None` for absent and `null` ones. Of duplicates
     /// the last one counts. Names are compared with keys as they are escaped.
-    ///
-    /// # Errors
-    /// As for [`Self::object`].
     pub fn members<const N: usize>(&mut self, names: [&str; N]) -> Result<[Option<Raw<'a>>; N], JsonError> {
         let mut found = [None; N];
         self.object(|key, value| {

@@ -267,13 +267,7 @@ mod tests {
         assert_eq!(out[X_REQUEST_ID], "r1");
         assert_eq!(out["x-custom"], "kept");
         let dropped = [
-            "connection",
-            "x-hop",
-            "transfer-encoding",
-            "te",
-            "expect",
-            "x-tokenway-probe",
-            "x-vllm-priority",
+            "connection", "x-hop", "transfer-encoding", "te", "expect", "x-tokenway-probe", "x-vllm-priority",
         ];
         for gone in dropped {
             assert!(!out.contains_key(gone), "{gone} crossed");

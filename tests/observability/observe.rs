@@ -329,32 +329,12 @@ async fn openmetrics_links_a_bucket_to_a_trace_that_was_kept() {
 }
 
 const ATTRIBUTES: &[&str] = &[
-    "gen_ai.operation.name",
-    "gen_ai.provider.name",
-    "gen_ai.request.model",
-    "gen_ai.request.stream",
-    "http.request.method",
-    "url.scheme",
-    "http.route",
-    "client.address",
-    "user_agent.original",
-    "gen_ai.response.model",
-    "gen_ai.response.id",
-    "gen_ai.response.finish_reasons",
-    "gen_ai.usage.input_tokens",
-    "gen_ai.usage.output_tokens",
-    "server.address",
-    "server.port",
-    "http.response.status_code",
-    "tokenway.route",
-    "tokenway.pool",
-    "tokenway.replica",
-    "tokenway.revision",
-    "tokenway.tenant",
-    "tokenway.class",
-    "tokenway.outcome",
-    "tokenway.ttft",
-    "tokenway.stage.decode",
+    "gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.request.stream",
+    "http.request.method", "url.scheme", "http.route", "client.address", "user_agent.original",
+    "gen_ai.response.model", "gen_ai.response.id", "gen_ai.response.finish_reasons",
+    "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "server.address", "server.port",
+    "http.response.status_code", "tokenway.route", "tokenway.pool", "tokenway.replica", "tokenway.revision",
+    "tokenway.tenant", "tokenway.class", "tokenway.outcome", "tokenway.ttft", "tokenway.stage.decode",
 ];
 
 #[tokio::test(flavor = "multi_thread")]

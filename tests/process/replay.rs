@@ -84,12 +84,7 @@ fn each_file_and_each_rival_is_a_row() {
     let said = replay(
         folder.path(),
         &[
-            "@trace.jsonl",
-            "--config",
-            "@latency.toml",
-            "--config",
-            "@turns.toml",
-            "--policies",
+            "@trace.jsonl", "--config", "@latency.toml", "--config", "@turns.toml", "--policies",
             "smetric,oracle",
         ],
     );

@@ -502,9 +502,7 @@ fn the_demo_prints_its_addresses_and_tables_and_ends_by_itself() {
     let (code, out, err) = Process::run(&[&["demo", "--duration", "3s"], &ports[..]].concat());
     assert_eq!(code, 0, "{err}");
     for address in [
-        "page      http://127.0.0.1:",
-        "gateway   http://127.0.0.1:",
-        "admin     http://127.0.0.1:",
+        "page      http://127.0.0.1:", "gateway   http://127.0.0.1:", "admin     http://127.0.0.1:",
         "replica 3 http://127.0.0.1:",
     ] {
         assert!(out.contains(address), "{out}");

@@ -29,15 +29,7 @@ impl Redis {
     pub async fn start_again(&mut self) {
         let port = self.addr.port().to_string();
         let flags = [
-            "--port",
-            &port,
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            "--loglevel",
+            "--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--loglevel",
             "warning",
         ];
         let spawned = Command::new("redis-server").args(flags).stdout(Stdio::null()).spawn();

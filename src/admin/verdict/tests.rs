@@ -637,9 +637,7 @@ fn a_slow_canary_is_named_with_revision_and_replica() {
     names(
         &figures,
         &[
-            "were slower per token",
-            "9 of 9 misses in decode",
-            "replica c1 stands out",
+            "were slower per token", "9 of 9 misses in decode", "replica c1 stands out",
             "revision v2 stands out",
         ],
     );

@@ -54,9 +54,6 @@ enum BenchError {
 
 /// Sends and reports: tables or JSON go to `out`, progress and faults to `err`. SIGINT ends the sending, not the report. The
 /// result is the exit code: 1 also where a target has answered nothing, or where the run was interrupted.
-///
-/// # Errors
-/// When `out` or `err` cannot be written.
 pub fn run(
     args: &BenchArgs,
     env: &dyn Fn(&str) -> Option<String>,

@@ -54,9 +54,6 @@ struct Report {
 }
 
 /// Checks the file: the summary goes to `out`, faults go to `err`. The result is the exit code.
-///
-/// # Errors
-/// When `out` or `err` cannot be written.
 pub fn run(
     args: &CheckArgs,
     env: &dyn Fn(&str) -> Option<String>,

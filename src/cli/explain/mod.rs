@@ -28,9 +28,6 @@ pub struct ExplainArgs {
 }
 
 /// Asks the gateway and writes the explanation to `out`. The result is the exit code.
-///
-/// # Errors
-/// When `out` or `err` cannot be written.
 pub fn run(
     args: &ExplainArgs,
     env: &dyn Fn(&str) -> Option<String>,

@@ -126,9 +126,6 @@ impl Notes {
 }
 
 /// Prints the configuration. The result is the exit code.
-///
-/// # Errors
-/// When `out` or `err` cannot be written.
 pub fn run(args: &ImportArgs, (out, err): (&mut dyn Write, &mut dyn Write)) -> io::Result<u8> {
     let mut notes = Notes::default();
     let (what, draft) = match &args.from {

@@ -97,9 +97,6 @@ pub enum ReplayError {
 }
 
 /// Runs the replay: the table or JSON goes to `out`, faults go to `err`. The result is the exit code.
-///
-/// # Errors
-/// When `out` or `err` cannot be written.
 pub fn run(
     args: &ReplayArgs,
     env: &dyn Fn(&str) -> Option<String>,

@@ -167,26 +167,8 @@ fn figures(runs: &[ReportLine]) -> Vec<String> {
 }
 
 const HEADINGS: [&str; 21] = [
-    "policy",
-    "n",
-    "load",
-    "age s",
-    "miss %",
-    "ttft %",
-    "tpot %",
-    "itl %",
-    "good/s",
-    "ttft p50",
-    "ttft p90",
-    "ttft p99",
-    "tpot p99",
-    "hit",
-    "spread",
-    "held %",
-    "held p99",
-    "refused %",
-    "apart %",
-    "err p50 %",
+    "policy", "n", "load", "age s", "miss %", "ttft %", "tpot %", "itl %", "good/s", "ttft p50", "ttft p90",
+    "ttft p99", "tpot p99", "hit", "spread", "held %", "held p99", "refused %", "apart %", "err p50 %",
     "err p90 %",
 ];
 const WIDEST_FIGURE: usize = 5;

@@ -83,25 +83,16 @@ impl Feed {
     }
 
     /// Somebody knows of the finding `id`: nobody is told of it any more. `None` where it does not hold.
-    ///
-    /// # Errors
-    /// [`Busy`].
     pub async fn acknowledge(&self, id: &str, is_acknowledged: bool) -> Result<Option<Finding>, Busy> {
         self.order(|answer| Order::Acknowledge(id.to_owned(), is_acknowledged, answer)).await
     }
 
     /// Ends the finding `id` and takes what is now for usual. `None` where it does not hold.
-    ///
-    /// # Errors
-    /// [`Busy`].
     pub async fn reset(&self, id: &str) -> Result<Option<Finding>, Busy> {
         self.order(|answer| Order::Reset(id.to_owned(), answer)).await
     }
 
     /// Tells nobody of such findings; one that is over already ends the mute before it.
-    ///
-    /// # Errors
-    /// [`Busy`].
     pub async fn mute(&self, mute: Mute) -> Result<(), Busy> {
         self.order(|answer| Order::Mute(mute, answer)).await
     }

@@ -163,7 +163,10 @@ impl DriftService {
         self.detectors.judge(now, &mut self.new);
         if self.detectors.has_left_out() && !std::mem::replace(&mut self.has_logged_left_out, true) {
             let series = self.detectors.series();
-            tracing::warn!(series, "more routes and revisions are in use than drift is looked for on: some are left out");
+            tracing::warn!(
+                series,
+                "more routes and revisions are in use than drift is looked for on: some are left out"
+            );
         }
         self.publish();
     }

@@ -335,23 +335,7 @@ impl StreamHistograms {
 }
 
 const FINISH_REASONS: &[&str] = &[
-    "stop",
-    "length",
-    "tool_calls",
-    "function_call",
-    "content_filter",
-    "abort",
-    "error",
-    "end_turn",
-    "max_tokens",
-    "max_output_tokens",
-    "tool_use",
-    "stop_sequence",
-    "pause_turn",
-    "refusal",
-    "completed",
-    "incomplete",
-    "failed",
-    "cancelled",
-    "repetition",
+    "stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "end_turn",
+    "max_tokens", "max_output_tokens", "tool_use", "stop_sequence", "pause_turn", "refusal", "completed",
+    "incomplete", "failed", "cancelled", "repetition",
 ];

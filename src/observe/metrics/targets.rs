@@ -107,9 +107,7 @@ mod tests {
         metrics.set_targets(&check_str("f.toml", &renamed, &|_| None).unwrap());
         let page = metrics.render(&[]);
         for family in [
-            "tokenway_pool_queue_target{",
-            "tokenway_pool_replicas{",
-            "tokenway_route_slo_seconds{",
+            "tokenway_pool_queue_target{", "tokenway_pool_replicas{", "tokenway_route_slo_seconds{",
             "tokenway_requests_overdue{",
         ] {
             let series: Vec<_> = page.lines().filter(|line| line.starts_with(family)).collect();

@@ -329,7 +329,8 @@ impl Judge {
                 |limit| rate.test.evidence(limit),
                 |limit| rate.alike.evidence(limit),
             ),
-            trial: (rate.is_used && rate.increase < 1.0).then(|| rate.trial.evidence(rate.limits.within + self.judges)),
+            trial: (rate.is_used && rate.increase < 1.0)
+                .then(|| rate.trial.evidence(rate.limits.within + self.judges)),
         });
         tails.chain(rates).collect()
     }
@@ -468,7 +469,8 @@ mod tests {
     #[test]
     fn a_step_ends_by_wide_bounds_on_shares_too() {
         for increase in [0.01, 0.25, 0.4, 0.8, 1.0] {
-            let bounds = format!("max_error_ratio_increase = {increase}\nmax_goodput_decrease = {increase}\n");
+            let bounds =
+                format!("max_error_ratio_increase = {increase}\nmax_goodput_decrease = {increase}\n");
             let mut judge = Judge::new(&fixture::canary(&bounds), &SavedEvidence::default());
             for request in 0..4000_u32 {
                 let arm = [Arm::Canary, Arm::Baseline][request as usize % 2];

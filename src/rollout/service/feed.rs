@@ -152,9 +152,6 @@ impl Feed {
     }
 
     /// Acts on the canary of a route.
-    ///
-    /// # Errors
-    /// [`ActError`]
     pub async fn act(&self, route: &str, action: Action) -> Result<(), ActError> {
         let (done, answer) = oneshot::channel();
         let command = Command::Act { route: route.into(), action, done };

@@ -702,7 +702,8 @@ async fn a_decoding_replica_that_dies_is_replaced_after_both_legs_again() {
 #[tokio::test]
 async fn an_error_of_the_request_in_a_stream_is_no_word_on_its_transfer() {
     let two = Two::start().await;
-    let error = "data: {\"error\":{\"message\":\"no\",\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}\n\n";
+    let error =
+        "data: {\"error\":{\"message\":\"no\",\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}\n\n";
     two.decode.next(wire::stream([error, wire::DONE]));
     let reply = two.post(PATH, CHAT).await;
     assert!(reply.text().contains("BadRequestError"), "{}", reply.text());

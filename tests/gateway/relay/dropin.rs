@@ -33,15 +33,8 @@ async fn every_listed_path_reaches_an_engine_and_no_other_does() {
     replica.always(wire::json(200, "{\"ok\" : 1}"));
     let gateway = Gateway::start(config::of(&[&replica])).await;
     for path in [
-        "/v1/chat/completions/batch",
-        "/v2/rerank",
-        "/v2/embed",
-        "/v1/score",
-        "/classify",
-        "/generative_scoring",
-        "/detokenize",
-        "/tokenizer_info",
-        "/v1/audio/transcriptions",
+        "/v1/chat/completions/batch", "/v2/rerank", "/v2/embed", "/v1/score", "/classify",
+        "/generative_scoring", "/detokenize", "/tokenizer_info", "/v1/audio/transcriptions",
         "/v1/audio/translations",
     ] {
         let reply = call(&gateway, "POST", path, &[], br#"{"model":"tiny"}"#).await;

@@ -262,18 +262,8 @@ fn is_path(word: &str) -> bool {
 /// Whether it reads as a key of the configuration below a section: `server.listen`.
 fn is_key(word: &str) -> bool {
     let sections = [
-        "server",
-        "admin",
-        "timeouts",
-        "retry",
-        "routing",
-        "classes",
-        "pool",
-        "route",
-        "tenant",
-        "auth",
-        "telemetry",
-        "drift",
+        "server", "admin", "timeouts", "retry", "routing", "classes", "pool", "route", "tenant", "auth",
+        "telemetry", "drift",
     ];
     let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
     word.split_once('.').is_some_and(|(section, rest)| {
