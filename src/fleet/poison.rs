@@ -74,7 +74,7 @@ impl PoisonPrompts {
         }
     }
 
-    /// Whether this prompt was answered of late.
+    /// Whether this prompt was answered recently.
     pub(super) fn has_answered(&self, prompt: u64) -> bool {
         self.place(prompt).is_some_and(|place| place.load(Ordering::Relaxed) == prompt)
     }

@@ -325,7 +325,7 @@ impl PoolState {
         self.poison.refused_for(prompt, now)
     }
 
-    /// Whether a prompt was answered of late.
+    /// Whether a prompt was answered recently.
     pub fn has_answered(&self, prompt: u64) -> bool {
         self.poison.has_answered(prompt)
     }

@@ -286,7 +286,7 @@ pub(super) const START_TOLERANCE: f64 = 0.5;
 struct Alone(Option<Stamp>);
 
 impl Alone {
-    /// Whether a page with so many engines shows all that there are: a process that restarts shows one while its others start.
+    /// Whether a page with this number of engines shows all that there are: a process that restarts shows one while its others start.
     fn shows(&mut self, ranks: Option<u32>, now: Stamp) -> bool {
         self.0 = self.0.or(Some(now)).filter(|_| ranks == Some(1));
         self.0.is_some_and(|since| now.since(since) >= ALONE_FOR)

@@ -66,7 +66,7 @@ pub(super) fn refused_for(request: &mut Prepared, now: Stamp) -> Option<Duration
     Some(left)
 }
 
-/// Counts a prompt that found nobody in the prefill pool as demand on it: a pool at zero would stay there.
+/// Counts a prompt that found no replica in the prefill pool as demand on it: a pool at zero would stay there.
 pub(super) fn note_missing(request: &Prepared, pick: &Pick) {
     let is_missing = pick.ways.as_ref().is_some_and(|ways| ways.reason == ways::NO_REPLICA);
     let Some(side) = request.route.prefill.as_ref().filter(|_| is_missing) else { return };

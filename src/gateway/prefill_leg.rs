@@ -270,7 +270,7 @@ impl HeldKv {
         let lost = match attempted {
             Ok((UpstreamResponse::Stream { reader, .. }, _)) => {
                 match reader.scanner.state().answer.error {
-                    // It says nothing of the KV.
+                    // The KV is not its subject.
                     Some(error) if error.is_of_request() => return None,
                     error => error.map(|_| LOST),
                 }

@@ -109,7 +109,7 @@ impl Handoff {
     }
 
     /// The request of one token that fetches the KV of the prefill answer and throws it away. An engine may have let that KV go, and
-    /// hold another prompt there: under a salt that nobody has, what is read serves no later request.
+    /// hold another prompt there: under a salt of its own, what is read serves no later request.
     pub fn release(&self, params: &str) -> Bytes {
         let salt = format!("\"{:032x}\"", fastrand::u128(..));
         let mut edits = self.params(params);

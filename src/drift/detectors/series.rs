@@ -166,7 +166,7 @@ impl RouteSeries {
     }
 
     /// Index of a replica that served a request at `at`. Where there is no room it takes the place of the one unseen for longest: pods
-    /// change their names with each deployment. `None` where all have served of late: it counts in the series, and is not judged.
+    /// change their names with each deployment. `None` where all have served recently: it counts in the series, and is not judged.
     pub(super) fn replica_index(&mut self, replica: &str, at: f64, settings: &Settings) -> Option<usize> {
         let index = match self.replica_indices.get(replica) {
             Some(index) => *index,
