@@ -1,5 +1,6 @@
 //! What the admin port may do to the gateway: read its state, reload, drain, change the log filter.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -21,6 +22,8 @@ pub(super) struct Controls {
     /// In force; the control plane follows it.
     config: watch::Sender<Arc<Config>>,
     reloading: Mutex<()>,
+    /// Files that were read for the configuration in force, and for one that was refused since.
+    files: Mutex<Vec<PathBuf>>,
     /// Notified by the admin port's drain request.
     pub(super) drain: Notify,
 }
@@ -33,17 +36,27 @@ impl Controls {
         config: watch::Sender<Arc<Config>>,
     ) -> Arc<Self> {
         let (reloading, drain) = (Mutex::new(()), Notify::new());
-        Arc::new(Self { app, observers, launch, config, reloading, drain })
+        let files = Mutex::new(config.borrow().files.clone());
+        Arc::new(Self { app, observers, launch, config, reloading, files, drain })
+    }
+
+    /// Files that a reload is due for when they change, beside the configuration's own.
+    pub(super) fn files(&self) -> Vec<PathBuf> {
+        self.files.lock().clone()
     }
 
     fn load_and_apply(&self) -> Result<Vec<String>, String> {
         let _one_at_a_time = self.reloading.lock();
         let old = Arc::clone(&self.config.borrow());
-        let new = self.launch.reload(&old).map_err(|error| error.to_string())?;
+        let new = self.launch.reload(&old).map_err(|error| {
+            *self.files.lock() = [&old.files, error.files()].concat();
+            error.to_string()
+        })?;
         for warning in &new.warnings {
             tracing::warn!("{warning}");
         }
         let config = Arc::new(new.config);
+        self.files.lock().clone_from(&config.files);
         self.app.reload(Arc::clone(&config)).map_err(|error| format!("certificates: {error}"))?;
         self.observers.observer.reconfigure(&config);
         // Also on loopback: whoever reaches the port was refused a moment ago.

@@ -249,7 +249,7 @@ impl Running {
         mut signals: mpsc::Receiver<Signal>,
         mut own_file: Watched,
     ) -> io::Result<()> {
-        let mut files = self.control.config().files.clone();
+        let mut files = self.control.files();
         let mut named_files = Watched::of(&files);
         let end = loop {
             // Every arm is cancel-safe: each returns what happened and loses nothing.
@@ -262,11 +262,14 @@ impl Running {
             match signal {
                 Signal::Reload => {
                     // The result is logged there.
-                    drop(self.control.reload());
-                    let config = self.control.config();
-                    if config.files != files {
-                        files = config.files.clone();
+                    let result = self.control.reload();
+                    if self.control.files() != files {
+                        files = self.control.files();
                         named_files = Watched::of(&files);
+                        if result.is_err() {
+                            // What was missing may have come before it was watched.
+                            drop(self.control.reload());
+                        }
                     }
                 }
                 Signal::Terminate => break Shutdown::terminate(self.control.config().server.drain_delay),

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 
 /// One fault of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +74,10 @@ impl fmt::Display for Diagnostic {
 
 /// All faults of one configuration, in the order of the file; at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Diagnostics(Vec<Diagnostic>);
+pub struct Diagnostics {
+    faults: Vec<Diagnostic>,
+    files: Vec<PathBuf>,
+}
 
 impl Diagnostics {
     /// The faults, or nothing where there are none.
@@ -83,30 +87,41 @@ impl Diagnostics {
         mut faults: Vec<(Range<usize>, Fault)>,
     ) -> Option<Self> {
         faults.sort_by_key(|(span, _)| span.start);
-        let list: Vec<_> =
+        let faults: Vec<_> =
             faults.into_iter().map(|(span, fault)| Diagnostic::at(file, text, &span, fault)).collect();
-        (!list.is_empty()).then_some(Self(list))
+        (!faults.is_empty()).then_some(Self { faults, files: Vec::new() })
+    }
+
+    /// The same faults of a configuration that names these files.
+    #[must_use]
+    pub(crate) fn of_files(self, files: Vec<PathBuf>) -> Self {
+        Self { files, ..self }
+    }
+
+    /// Files that the configuration names, beside its own: when they change it may be without faults.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
     }
 
     /// A single fault.
     pub(crate) fn one(diagnostic: Diagnostic) -> Self {
-        Self(vec![diagnostic])
+        Self { faults: vec![diagnostic], files: Vec::new() }
     }
 
     /// The faults in the order of the file, to keep.
     pub(crate) fn into_vec(self) -> Vec<Diagnostic> {
-        self.0
+        self.faults
     }
 
     /// The faults in the order of the file.
     pub fn iter(&self) -> impl Iterator<Item = &Diagnostic> {
-        self.0.iter()
+        self.faults.iter()
     }
 }
 
 impl fmt::Display for Diagnostics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, diagnostic) in self.0.iter().enumerate() {
+        for (index, diagnostic) in self.faults.iter().enumerate() {
             if index > 0 {
                 f.write_str("\n\n")?;
             }

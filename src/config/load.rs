@@ -50,6 +50,13 @@ pub enum ConfigError {
     },
 }
 
+impl ConfigError {
+    /// Files that the configuration names, where it could be read.
+    pub fn files(&self) -> &[PathBuf] {
+        if let Self::Invalid(faults) = self { faults.files() } else { &[] }
+    }
+}
+
 /// Loads and checks a configuration; `env` looks up environment variables.
 ///
 /// # Errors

@@ -93,11 +93,9 @@ impl FileWatch {
             let mut has_changed = false;
             for (path, known) in &mut self.files {
                 let now = content_hash(path);
-                // A file that is away for a moment is being replaced.
-                if now.is_some() && now != *known {
-                    *known = now;
-                    has_changed = true;
-                }
+                // A file that is away for a moment is being replaced: what matters is that it is back, with whatever content.
+                has_changed |= now.is_some() && now != *known;
+                *known = now;
             }
             if has_changed {
                 self.changes.send_modify(|count| *count += 1);

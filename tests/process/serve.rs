@@ -160,6 +160,28 @@ fn a_changed_file_is_taken_a_broken_one_is_refused_and_sighup_reads_again() {
 }
 
 #[test]
+fn a_refused_configuration_is_taken_once_the_files_it_names_are_there() {
+    let folder = TempDir::new().unwrap();
+    let (file, key) = (folder.path().join("gateway.toml"), folder.path().join("key"));
+    let pool = |name: &str| {
+        format!("[[pool]]\nname = \"{name}\"\nreplicas = [\"http://127.0.0.1:{}\"]\n", DeadPort::new().port())
+    };
+    replace(&file, &pool("one"));
+    let gateway = Gateway::with_file(&file);
+    replace(&file, &format!("{}engine_api_key = \"file:key\"\n", pool("two")));
+    gateway.process.err.line_with("configuration refused");
+    replace(&key, "secret");
+    gateway.process.err.line_with("configuration reloaded");
+    // Away while the configuration changes, and back as it was.
+    let refused = gateway.process.err.count("configuration refused");
+    std::fs::remove_file(&key).unwrap();
+    replace(&file, &format!("{}engine_api_key = \"file:key\"\n", pool("three")));
+    gateway.process.err.lines_with("configuration refused", refused + 1);
+    replace(&key, "secret");
+    gateway.process.err.lines_with("configuration reloaded", 2);
+}
+
+#[test]
 fn a_reload_that_drops_the_last_tenant_warns_that_the_port_is_open() {
     let fleet = Fleet::start(&[]);
     let folder = TempDir::new().unwrap();

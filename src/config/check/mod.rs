@@ -77,13 +77,14 @@ pub(super) fn check_with(
     let root = Section::open(&checking, ROOT, 0..0, Some(tree.get_ref()));
     let mut config = read(&root);
     config.files = inputs::read_once(&root, &config);
+    let files = config.files.clone();
     ports::expect_ports_apart(&root, &config);
     files::expect_files_apart(&root, &config, Path::new(file_name));
     lint::lint(&root, &config);
     drop(root);
     let faults = checking.faults.take();
     match Diagnostics::from_faults(file_name, text, faults) {
-        Some(faults) => Err(faults),
+        Some(faults) => Err(faults.of_files(files)),
         None => {
             let warnings = Diagnostics::from_faults(file_name, text, checking.warnings.take());
             Ok(Checked { config, warnings: warnings.map(Diagnostics::into_vec).unwrap_or_default() })
