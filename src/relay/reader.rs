@@ -362,14 +362,18 @@ impl StreamReader {
                 self.stop(before, tail);
                 self.ending = Some(StreamEnd::Failed(error));
             }
-            _ if fed.is_ordinary && self.filter.as_ref().is_none_or(|filter| filter.is_between_events()) => {
-                self.put(data);
-            }
+            _ if fed.is_ordinary && self.holds_nothing() => self.put(data),
             _ => {
                 let whole = self.whole_of(data, fed.end);
                 self.pass(whole);
             }
         }
+    }
+
+    /// Whether nothing is held back, so that a read of whole events may pass as it is.
+    fn holds_nothing(&self) -> bool {
+        self.whole.as_ref().is_none_or(|whole| whole.is_empty())
+            && self.filter.as_ref().is_none_or(|filter| filter.is_between_events())
     }
 
     /// What may go to the client after a read in which the last event ended at `end`.

@@ -31,6 +31,11 @@ impl WholeEvents {
         whole
     }
 
+    /// Whether nothing is held back.
+    pub fn is_empty(&self) -> bool {
+        self.begun.is_empty()
+    }
+
     /// The event that was begun and will not end.
     pub fn rest(&mut self) -> Bytes {
         self.begun.split().freeze()

@@ -92,13 +92,18 @@ impl ConnectionPool {
     /// # Errors
     /// [`CheckoutError`] at `deadline` or when connecting fails.
     pub async fn checkout(self: &Arc<Self>, reuse: Reuse, deadline: Instant) -> Result<Lease, CheckoutError> {
-        let permit = self.permit(deadline).await?;
-        while let Some(Idle { mut connection, since }) = self.take_idle(reuse) {
-            if is_usable(&mut connection).await {
-                let was_idle = self.clock.now().since(since) >= EARLIEST_CLOSE;
-                return Ok(self.lease(connection, permit, was_idle));
+        let mut permit = self.permit(deadline).await?;
+        while let Some(Idle { connection, since }) = self.take_idle(reuse) {
+            let was_idle = self.clock.now().since(since) >= EARLIEST_CLOSE;
+            // A lease before it is known to be usable: whoever is cancelled meanwhile closes it.
+            let mut lease = self.lease(connection, permit, was_idle);
+            if lease.is_usable().await {
+                return Ok(lease);
             }
-            self.forget(&connection);
+            permit = match lease.permit.take() {
+                Some(permit) => permit,
+                None => self.permit(deadline).await?,
+            };
         }
         // Boxed because it is rare and its state would be most of every request's future.
         Box::pin(self.connected(permit, deadline, self.connector.connect(&self.endpoint))).await
@@ -217,6 +222,14 @@ impl Lease {
         self.connection.as_mut()
     }
 
+    /// Whether hyper is done with the last exchange: the end of a response reaches its reader a moment before the connection
+    /// is ready again. One that stays busy (its response came before the request was written) is closed.
+    async fn is_usable(&mut self) -> bool {
+        let Some(connection) = &mut self.connection else { return false };
+        connection.sender.is_ready()
+            || matches!(Box::pin(tokio::time::timeout(SETTLE, connection.sender.ready())).await, Ok(Ok(())))
+    }
+
     /// Whether it was idle so long before that the engine may be closing it at this moment.
     pub fn was_idle(&self) -> bool {
         self.was_idle
@@ -245,13 +258,6 @@ impl Drop for Lease {
             permit.forget();
         }
     }
-}
-
-/// Whether hyper is done with the last exchange: the end of a response reaches its reader a moment before the connection
-/// is ready again. One that stays busy (its response came before the request was written) is closed.
-async fn is_usable(connection: &mut Connection) -> bool {
-    connection.sender.is_ready()
-        || matches!(Box::pin(tokio::time::timeout(SETTLE, connection.sender.ready())).await, Ok(Ok(())))
 }
 
 #[derive(Debug)]
