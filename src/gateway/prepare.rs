@@ -321,14 +321,19 @@ pub(super) fn read_fields<'b>(
     boundary: Option<&str>,
     body: &'b [u8],
 ) -> Result<Fields<'b>, FieldError> {
-    match (dialect.body_form(), boundary) {
-        _ if body.is_empty() => Ok(fields::none()),
-        (BodyForm::Json, _) | (BodyForm::Opaque, None) => fields::parse(dialect, body),
-        (BodyForm::Multipart, boundary) => multipart::parse(boundary.unwrap_or_default(), body),
+    let mut fields = match (dialect.body_form(), boundary) {
+        _ if body.is_empty() => fields::none(),
+        (BodyForm::Json, _) | (BodyForm::Opaque, None) => fields::parse(dialect, body)?,
+        (BodyForm::Multipart, boundary) => multipart::parse(boundary.unwrap_or_default(), body)?,
         (BodyForm::Opaque, Some(boundary)) => multipart::parse(boundary, body).or_else(|error| {
             if body.trim_ascii_start().starts_with(b"{") { fields::parse(dialect, body) } else { Err(error) }
-        }),
+        })?,
+    };
+    if !dialect.is_stateful() {
+        // SDKs send `store` with chats, too: elsewhere engines keep nothing.
+        (fields.previous_response_id, fields.is_stored) = (None, false);
     }
+    Ok(fields)
 }
 
 /// `model` of a query.

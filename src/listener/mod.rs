@@ -16,6 +16,7 @@ mod panics;
 mod phase;
 mod port;
 mod socket;
+mod taking;
 pub mod tls;
 
 use std::convert::Infallible;
@@ -46,6 +47,7 @@ use self::panics::catching;
 use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo};
 pub use self::port::{Boxed, Port, PortBody, port_body};
 pub use self::socket::ClientStream;
+use self::taking::Taking;
 use self::tls::{HandshakeFault, TlsSlot};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -175,8 +177,8 @@ tokio::task_local! {
 struct StreamSignals {
     /// End the response.
     kill: KillSwitch,
-    /// hyper has the whole response, only the client has yet to take it. HTTP/2 only.
-    handed: Option<Arc<CancellationToken>>,
+    /// How far its body has been taken. HTTP/2 only.
+    taking: Option<Arc<Taking>>,
 }
 
 /// Accepts connections until [`Serving::stopped`] is cancelled.
@@ -285,7 +287,7 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
         Box::pin(async move {
             // Per stream over HTTP/2, per connection over HTTP/1.1. In here, because this runs in the stream's task.
             let signals =
-                SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
+                SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, taking: None });
             let asked = Asked { version: request.version(), is_head: request.method() == Method::HEAD };
             let mut response = if busy.is_ambiguous() {
                 handler.refuse(HeadFault::Ambiguous)
@@ -305,12 +307,11 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
             let end = asked.end_guard(&response, &busy);
             let is_left_out = asked.leaves_body_out();
             Ok::<_, Infallible>(
-                response.map(|body| BusyBody::new(body, is_left_out, busy, signals.handed, end)),
+                response.map(|body| BusyBody::new(body, is_left_out, busy, signals.taking, end)),
             )
         })
     });
-    let builder =
-        builder(StreamExecutor { tracker: serving.tracker.clone(), linger: serving.limits.keep_alive });
+    let builder = builder(StreamExecutor { tracker: serving.tracker.clone(), limits: serving.limits });
     let connection = builder.serve_connection_with_upgrades(io, service);
     tokio::pin!(connection);
     // A connection accepted after the drain delay gets a 503, which closes it.
@@ -455,9 +456,9 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
 #[derive(Clone, Debug)]
 struct StreamExecutor {
     tracker: TaskTracker,
-    /// Time for the client to take the rest of a response once hyper has all of it. (Over HTTP/1.1 `keep_alive`
-    /// covers this; here other streams keep the connection busy.)
-    linger: Duration,
+    /// `keep_alive` is for the client to take the rest of a response once hyper has all of it, `user_timeout` while there may be more.
+    /// (Over HTTP/1.1 the socket has them; here other streams keep the connection busy.)
+    limits: ConnectionLimits,
 }
 
 impl<F> hyper::rt::Executor<F> for StreamExecutor
@@ -465,18 +466,14 @@ where
     F: Future<Output: Send> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        let (kill, handed) = (KillSwitch::default(), Arc::new(CancellationToken::new()));
-        let signals = StreamSignals { kill: Arc::clone(&kill), handed: Some(Arc::clone(&handed)) };
-        let linger = self.linger;
-        let lingered = async move {
-            handed.cancelled().await;
-            tokio::time::sleep(linger).await;
-        };
+        let (kill, taking) = (KillSwitch::default(), Arc::new(Taking::default()));
+        let signals = StreamSignals { kill: Arc::clone(&kill), taking: Some(Arc::clone(&taking)) };
+        let ConnectionLimits { user_timeout, keep_alive, .. } = self.limits;
         self.tracker.spawn(SIGNALS.scope(signals, async move {
             // The first to complete ends the task.
             tokio::select! {
                 () = kill.cancelled() => {}
-                () = lingered => {}
+                () = taking.stalled(user_timeout, keep_alive) => {}
                 _ = stream => {}
             }
         }));

@@ -26,6 +26,7 @@ use super::framing::RequestFraming;
 use super::lingering_close::LingeringClose;
 use super::panics::caught;
 use super::socket::{self, ClientStream};
+use super::taking::Taking;
 use crate::clock::{Clock, Stamp};
 
 /// Phase of one connection, updated by its IO and its requests.
@@ -290,20 +291,21 @@ pub(super) struct BusyBody<B> {
     body: B,
     is_left_out: bool,
     busy: Busy,
-    handed: Option<Arc<CancellationToken>>,
+    taking: Option<Arc<Taking>>,
     end: EndGuard,
 }
 
 impl<B> BusyBody<B> {
-    /// Wraps a body; `handed` is cancelled and `end` told when its last frame goes to hyper. One that is left out has a length alone.
+    /// Wraps a body; `taking` and `end` learn when its last frame goes to hyper. One that is left out has a length alone.
     pub(super) fn new(
         body: B,
         is_left_out: bool,
         busy: Busy,
-        handed: Option<Arc<CancellationToken>>,
+        taking: Option<Arc<Taking>>,
         end: EndGuard,
     ) -> Self {
-        Self { body, is_left_out, busy, handed, end }
+        taking.iter().for_each(|taking| taking.begins());
+        Self { body, is_left_out, busy, taking, end }
     }
 }
 
@@ -326,6 +328,9 @@ where
                 return Poll::Ready(Some(Err(panicked.into())));
             }
         };
+        if let Some(taking) = &this.taking {
+            taking.asked(polled.is_ready());
+        }
         let is_last = match &polled {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => true,
@@ -333,8 +338,8 @@ where
         };
         if is_last {
             this.end.ended();
-            if let Some(handed) = this.handed.take() {
-                handed.cancel();
+            if let Some(taking) = this.taking.take() {
+                taking.handed();
             }
         }
         polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))

@@ -71,7 +71,8 @@ impl Scanner {
     pub fn feed(&mut self, read: &[u8], mut emit: impl FnMut(Event, usize)) -> FeedResult {
         let mut start = self.boundaries.begin(read);
         let mut is_ordinary = start == 0 && !self.has_carried;
-        let mut last_end = 0;
+        // The line feed of a terminator that was cut in two belongs to the event before.
+        let mut last_end = if self.has_carried { 0 } else { start };
         while let Some(end) = self.boundaries.next_end(read, start) {
             let piece = read.get(start..end).unwrap_or_default();
             let mut emit = |event| emit(event, end);

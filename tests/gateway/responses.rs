@@ -51,6 +51,20 @@ async fn a_response_too_large_to_be_held_is_found_again_where_it_was_made() {
 }
 
 #[tokio::test]
+async fn elsewhere_a_previous_response_is_a_member_that_engines_do_not_know() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    for (path, body) in [
+        ("/v1/chat/completions", r#"{"model":"tiny","messages":[],"previous_response_id":"resp_1"}"#),
+        ("/v1/embeddings", r#"{"model":"tiny","input":"x","previous_response_id":"resp_1"}"#),
+    ] {
+        replica.next(wire::json(200, "{}"));
+        assert_eq!(gateway.post(path, body).await.status(), 200, "{path}");
+        assert_eq!(replica.received().pop().unwrap().text(), body);
+    }
+}
+
+#[tokio::test]
 async fn a_response_of_the_route_that_stood_in_is_continued_there() {
     let (gateway, large, small) = degrading(None, Vec::new()).await;
     large.always(slow());

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::listener_support::frames::{Connection, HEADERS, RST_STREAM, headers};
+use crate::listener_support::frames::{Connection, DATA, HEADERS, RST_STREAM, headers};
 use crate::listener_support::raw::{self, Client, post};
 use crate::listener_support::{CHAT, Gateway, STREAM, replica, soon, until};
 
@@ -656,7 +656,8 @@ async fn an_http10_client_sees_a_reset_of_a_broken_stream_and_the_end_of_a_whole
 #[derive(Clone)]
 struct Buggy;
 
-struct BuggyBody;
+/// Without end, or panics.
+struct BuggyBody(bool);
 
 impl hyper::body::Body for BuggyBody {
     type Data = bytes::Bytes;
@@ -666,7 +667,8 @@ impl hyper::body::Body for BuggyBody {
         self: std::pin::Pin<&mut Self>,
         _: &mut std::task::Context<'_>,
     ) -> std::task::Poll<Option<Result<hyper::body::Frame<bytes::Bytes>, Self::Error>>> {
-        panic!("a bug in a body")
+        assert!(self.0, "a bug in a body");
+        std::task::Poll::Ready(Some(Ok(hyper::body::Frame::data("more".into()))))
     }
 }
 
@@ -689,7 +691,10 @@ impl Handler for Buggy {
     ) -> BuggyReply {
         assert_ne!(request.uri().path(), "/answer", "a bug in an answer");
         if request.uri().path() == "/body" {
-            return http::Response::new(http_body_util::Either::Left(BuggyBody));
+            return http::Response::new(http_body_util::Either::Left(BuggyBody(false)));
+        }
+        if request.uri().path() == "/endless" {
+            return http::Response::new(http_body_util::Either::Left(BuggyBody(true)));
         }
         http::Response::new(http_body_util::Either::Right(http_body_util::Empty::new()))
     }
@@ -718,7 +723,10 @@ async fn a_panic_is_a_500_on_its_request_and_counted() {
     let addr = socket.local_addr().unwrap();
     let (clock, metrics) = (Clock::start(), gateway.app.gateway.observer.metrics());
     let serving = Serving {
-        limits: ConnectionLimits::new(&gateway.config),
+        limits: ConnectionLimits {
+            user_timeout: Duration::from_millis(300),
+            ..ConnectionLimits::new(&gateway.config)
+        },
         tls: None,
         clock,
         tracker: TaskTracker::new(),
@@ -746,6 +754,13 @@ async fn a_panic_is_a_500_on_its_request_and_counted() {
         client.until(kind, stream).await;
     }
     assert_eq!(gateway.counted("tokenway_panics_total"), 5.0);
+
+    // A body that no deadline of a request watches, and a client that opens its window once.
+    client.send(&headers(7, "GET", "/endless", &[], true)).await;
+    client.until(DATA, 7).await;
+    client.until(RST_STREAM, 7).await;
+    client.send(&headers(9, "GET", "/well", &[], true)).await;
+    client.until(HEADERS, 9).await;
 }
 
 #[tokio::test]
