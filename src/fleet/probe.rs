@@ -65,7 +65,8 @@ impl Prober {
                         self.keep_warm(&config, known.unwrap_or(config.probe.kind)).await;
                         rhythm.kept = self.clock.now();
                     }
-                    Due::Probe => {
+                    Due::List if !self.lists_another(&config).await => rhythm.looked = self.clock.now(),
+                    Due::Probe | Due::List => {
                         self.turn(&config, &mut rhythm.misses).await;
                         rhythm.looked = self.clock.now();
                     }
@@ -180,8 +181,13 @@ impl Prober {
             if !self.replica.is_ready() || !is_proved {
                 return Some(Due::Probe);
             }
-            rhythm.looked = now;
+            return Some(Due::List);
         }
+    }
+
+    /// Reads the models of a replica that its answers prove: adapters come and go while it has traffic. Whether they are another's.
+    async fn lists_another(&self, config: &Pool) -> bool {
+        config.outside.is_none() && self.list_models(config).await.is_ok() && self.serves_another().is_some()
     }
 
     /// How long until nobody has asked it for `interval`, its own keep-alive included.
@@ -449,6 +455,8 @@ impl Prober {
 #[derive(Clone, Copy)]
 enum Due {
     Probe,
+    /// Its list of models alone.
+    List,
     KeepAlive,
 }
 

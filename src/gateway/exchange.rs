@@ -11,7 +11,7 @@ use super::attempt::{AttemptError, UpstreamResponse};
 use super::degrade::{self, degrade, rules};
 use super::hedge::{self, Flown, Other};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
-use super::picker::{self, PickOutcome, QueueWait};
+use super::picker::{self, PickContext, PickOutcome, QueueWait};
 use super::prefill_leg::{self, HeldKv, Leg};
 use super::prepared::Prepared;
 use super::waiting::Waits;
@@ -184,8 +184,9 @@ impl Exchange {
 
     /// Asks another replica for what the first one answered with nothing; who would have to wait for one keeps that.
     async fn second(&mut self, doubted: Box<Doubted>) -> Answered {
-        let picked =
-            picker::pick(&self.incoming.gateway, &self.prepared, self.waits.pick_context(&self.tried));
+        // By one leg: it is sent as it is.
+        let context = PickContext { may_go_apart: false, ..self.waits.pick_context(&self.tried) };
+        let picked = picker::pick(&self.incoming.gateway, &self.prepared, context);
         let Some(PickOutcome::Take(pick)) = picked else { return self.keep(*doubted) };
         // Boxed: rare, and its state would be part of every request's future.
         match Box::pin(self.attempt(pick)).await {

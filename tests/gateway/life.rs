@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::support::replica::{Gate, Probes, Replica, Step};
-use crate::support::{Gateway, config, until, wire};
+use crate::support::{Gateway, config, soon, until, wire};
 use tokenway::config::{Config, Dcgm, Lora, ProbeKind, Secret, WarmUp, WarmUpFeature, WarmUpLength};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
@@ -392,6 +392,24 @@ async fn a_route_that_a_reload_gives_another_pool_keeps_the_former_one_until_tha
         assert_eq!(old.count(), 20, "it has served its time");
         gateway.idle().await;
     }
+}
+
+#[tokio::test]
+async fn an_adapter_that_is_loaded_under_traffic_is_found() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.pools[0].probe.interval = Duration::from_millis(200);
+    let gateway = Gateway::start(config).await;
+    replica.lists(
+        r#"{"object":"list","data":[{"id":"tiny","object":"model"},{"id":"sql","object":"model","parent":"tiny"}]}"#,
+    );
+    // Its answers prove it: no probe is due.
+    let is_found = async {
+        while !status(&gateway, &replica).models.iter().any(|model| &**model == "sql") {
+            assert_eq!(gateway.post("/v1/chat/completions", CHAT).await.status(), 200);
+        }
+    };
+    soon("the adapter is found", is_found).await;
 }
 
 #[tokio::test]
