@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::Gateway;
 use super::prepared::Prepared;
 use crate::background::Background;
-use crate::config::{Endpoint, Hook as Config, OnLoss};
+use crate::config::{Endpoint, Hook as Config, OnLoss, Route};
 use crate::error::Failure;
 use crate::observe::content::{Capture, Reader, fields};
 use crate::observe::metrics::{HookOutcome, Metrics};
@@ -74,16 +74,24 @@ impl Hook {
         Self { caller, after }
     }
 
-    /// Who reads the answers of a route.
-    fn reader(&self, route: &str) -> Option<Arc<dyn Reader>> {
-        let after = self.after.as_ref().filter(|_| self.caller.config.is_for(route))?;
+    /// Whether a request is one of its routes', or may yet become one by `[route.degrade]`.
+    fn is_for(&self, prepared: &Prepared) -> bool {
+        let routes = &prepared.table.config.routes;
+        let next = |route: &&Route| routes.get(route.degrade.as_ref()?.to);
+        std::iter::successors(Some(&prepared.route.config), next)
+            .any(|route| self.caller.config.is_for(&route.name))
+    }
+
+    /// Who reads the answer to a request.
+    fn reader(&self, prepared: &Prepared) -> Option<Arc<dyn Reader>> {
+        let after = self.after.as_ref().filter(|_| self.is_for(prepared))?;
         Some(Arc::clone(after) as Arc<dyn Reader>)
     }
 
     /// Asks whether a request may be sent.
     async fn before(&self, prepared: &Prepared, record: &Record, parts: &Parts) -> Result<(), Failure> {
         let config = &self.caller.config;
-        let Some(endpoint) = config.before.as_ref().filter(|_| config.is_for(&record.route)) else {
+        let Some(endpoint) = config.before.as_ref().filter(|_| self.is_for(prepared)) else {
             return Ok(());
         };
         let (outcome, result) = if prepared.held.bytes.len() > config.max_body {
@@ -225,7 +233,7 @@ pub(super) fn capture(gateway: &Gateway, prepared: &Prepared, guard: &mut Record
     let route = &prepared.route.config;
     let is_recorded = route.content && prepared.tenant.config().content;
     let trail = gateway.observer.content().filter(|_| is_recorded);
-    let hook = gateway.hook.as_ref().and_then(|hook| hook.reader(&route.name));
+    let hook = gateway.hook.as_ref().and_then(|hook| hook.reader(prepared));
     let readers: SmallVec<[_; 2]> = trail.into_iter().chain(hook).collect();
     if !readers.is_empty() {
         guard.capture(Box::new(Capture::new(&prepared.held.bytes, readers)));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokenway::config::{Endpoint, Hook, OnLoss};
+use tokenway::config::{Degrade, Endpoint, Hook, OnLoss};
 
 use crate::support::client::Reply;
 use crate::support::replica::{Gate, Probes, Replica, Step};
@@ -46,6 +46,20 @@ fn calls(gateway: &Gateway, call: &str, outcome: &str) -> f64 {
     let page = gateway.app.gateway.observer.metrics().render(&[]);
     let series = format!("tokenway_hook_calls_total{{call=\"{call}\",outcome=\"{outcome}\"}} ");
     page.lines().find_map(|line| line.strip_prefix(&series)).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_route_that_may_degrade_to_one_of_the_hook_s_is_asked_for_too() {
+    let (replica, service) = (Replica::start().await, service(wire::json(200, r#"{"allow":false}"#)).await);
+    let mut config = config::of(&[&replica]);
+    config.routes = vec![config::route("large", &[0]), config::route("small", &[0])];
+    config.routes[0].degrade = Some(Degrade::above(1.5, 1));
+    let routes = Some(vec!["small".into()]);
+    config.hook = Some(Hook { before: at(&service, "/check"), routes, ..Hook::default() });
+    let gateway = Gateway::start(config).await;
+    for model in ["large", "small"] {
+        assert_eq!(ask(&gateway, model).await.status(), 403, "{model}");
+    }
 }
 
 #[tokio::test]
