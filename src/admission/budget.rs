@@ -163,7 +163,6 @@ impl Ledger {
         }
     }
 
-    /// Reserves it.
     pub(super) fn hold(&mut self, reservation: &Reservation) {
         for at in &reservation.accounts {
             let Some(account) = self.0.get_mut(*at) else { continue };
@@ -252,7 +251,6 @@ impl Ledger {
         })
     }
 
-    /// Its accounts.
     pub(super) fn accounts(&mut self) -> &mut [Account] {
         &mut self.0
     }

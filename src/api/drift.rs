@@ -77,7 +77,6 @@ impl From<&str> for Fact {
     }
 }
 
-/// For people.
 impl std::fmt::Display for Fact {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -23,12 +23,10 @@ pub(crate) struct Failure {
     pub(crate) error: FailureError,
 }
 
-/// Which failure.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct FailureError {
     /// For programs: `unknown_path`, `invalid_query`, …
     pub(crate) code: String,
-    /// For people.
     pub(crate) message: String,
 }

@@ -14,7 +14,6 @@ pub(crate) struct Index {
     pub(crate) version: &'static str,
 }
 
-/// An endpoint.
 #[derive(Serialize)]
 pub(crate) struct IndexEntry {
     pub(crate) method: String,

@@ -20,7 +20,6 @@ pub(super) struct Draft {
     pub(super) client_key: Option<String>,
 }
 
-/// A `[[pool]]`.
 #[derive(Debug, Default)]
 pub(super) struct DraftPool {
     pub(super) name: String,
@@ -29,7 +28,6 @@ pub(super) struct DraftPool {
     pub(super) keys: Vec<String>,
 }
 
-/// A `[[route]]`.
 #[derive(Debug, Default)]
 pub(super) struct DraftRoute {
     pub(super) model: String,

@@ -52,7 +52,6 @@ struct Entry {
     batch: Vec<u8>,
 }
 
-/// The file.
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Kept {
     version: Version<1>,

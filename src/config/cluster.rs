@@ -55,7 +55,6 @@ labels! {
     }
 }
 
-/// Reads `[cluster]`.
 pub(super) fn cluster(root: &Section<'_>) -> Option<Cluster> {
     let (section, cluster) = Cluster::opened(root)?;
     section.expect("url", HINT);

@@ -94,7 +94,6 @@ pub(super) fn content(telemetry: &Section<'_>, has_collector: bool) -> Option<Co
     Some(content)
 }
 
-/// Reads `[hook]`.
 pub(super) fn hook(root: &Section<'_>, routes: &[Route]) -> Option<Hook> {
     let (section, mut hook) = Hook::opened(root)?;
     if section.get("before").is_none() && section.get("after").is_none() {

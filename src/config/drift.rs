@@ -41,7 +41,6 @@ section! {
     }
 }
 
-/// Reads `[drift]`.
 pub(super) fn drift(root: &Section<'_>) -> Drift {
     let section = Drift::open(root);
     let drift = Drift::read(&section, &Drift::default());

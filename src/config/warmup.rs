@@ -61,7 +61,6 @@ pub struct Lora {
     pub adapters: BTreeMap<Arc<str>, Arc<str>>,
 }
 
-/// Reads `[pool.keep_alive]`.
 pub(super) fn keep_alive(pool: &Section<'_>) -> Option<Duration> {
     let section = pool.section("keep_alive", "[pool.keep_alive]");
     let interval = section.parse("interval", &POSITIVE_DURATION);
@@ -71,7 +70,6 @@ pub(super) fn keep_alive(pool: &Section<'_>) -> Option<Duration> {
     interval
 }
 
-/// Reads `pool.lora`.
 pub(super) fn lora(pool: &Section<'_>) -> Lora {
     let section = pool.section("lora", "pool.lora");
     let load = section.boolean("load").unwrap_or(false);

@@ -140,7 +140,6 @@ impl Fleet {
         [Some(self.load), self.prompt, self.output].into_iter().flatten().fold(1.0, f64::max).ln()
     }
 
-    /// More requests.
     fn busier(&self) -> Option<Case> {
         let case =
             thresholds(self.load.ln(), BUSIER).map(|strength| Case::change(Diagnosis::Capacity, strength));

@@ -26,11 +26,9 @@ use crate::stats::{Counts, upper_quantile};
 pub(crate) struct RouteFigures {
     /// Label `route`.
     pub(crate) route: Arc<str>,
-    /// Last minute.
     pub(crate) minute: WindowFigures,
     /// Last five minutes.
     pub(crate) five: WindowFigures,
-    /// Last hour.
     pub(crate) hour: Slot,
     /// The last calm minutes, or else the nine before the last one, and how many seconds they are.
     pub(crate) before: (Slot, f64),

@@ -89,7 +89,6 @@ enum Word {
     Common,
     /// A number that may come from anywhere.
     Number,
-    /// Any other.
     Foreign,
 }
 

@@ -77,7 +77,6 @@ pub enum KeyError {
     },
 }
 
-/// One file.
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Kept {
     version: Version<1>,

@@ -7,7 +7,6 @@
 use rmpv::Value;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// Blocks became part of the cache.
@@ -28,7 +27,6 @@ pub(super) struct Stored {
     pub(super) blocks: Vec<Block>,
 }
 
-/// One block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     /// The engine's own name for it.

@@ -39,7 +39,6 @@ impl Decisions {
     }
 }
 
-/// Decisions kept.
 pub(crate) const KEPT: usize = 200;
 const MIN_RING_AGE: Duration = Duration::from_secs(1);
 

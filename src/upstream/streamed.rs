@@ -42,7 +42,6 @@ pub(crate) async fn open(
 }
 
 impl Answer {
-    /// Its status.
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }

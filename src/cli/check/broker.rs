@@ -39,7 +39,6 @@ pub(super) fn ask_broker(config: &Config) -> io::Result<Option<BrokerAnswer>> {
 }
 
 impl BrokerAnswer {
-    /// As JSON.
     pub(super) fn json(&self) -> Value {
         json!({
             "url": self.url,

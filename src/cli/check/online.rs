@@ -177,7 +177,6 @@ impl Answer {
         true
     }
 
-    /// As JSON.
     pub(super) fn json(&self) -> Value {
         json!({
             "pool": &*self.pool,

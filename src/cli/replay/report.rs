@@ -8,7 +8,6 @@ use tokenway_sim::replay::{Figures, Fit, Prediction};
 
 use super::plan::{GridCell, Plan};
 
-/// One run.
 #[derive(Debug, Serialize)]
 pub(super) struct ReportLine {
     policy: &'static str,

@@ -12,7 +12,6 @@ use super::model::{Health, Snapshot};
 /// What is known of the gateway.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Known {
-    /// Its URL.
     pub(super) url: String,
     /// The last answers; `None` before the first.
     pub(super) snapshot: Option<Snapshot>,

@@ -128,9 +128,7 @@ impl<T, C: Codec<T>> Codec<Vec<T>> for List<C> {
 
 /// A value that only its own section has.
 pub(in crate::config) struct Own<T> {
-    /// Reads it.
     pub(in crate::config) read: fn(&Item<'_>) -> Option<T>,
-    /// Shows it.
     pub(in crate::config) show: fn(&T) -> Json,
 }
 
@@ -144,7 +142,6 @@ impl<T> Codec<T> for Own<T> {
     }
 }
 
-/// Plain text.
 pub(in crate::config) const TEXT: Own<String> =
     Own { read: |item| item.text().map(Into::into), show: |text| json!(text) };
 

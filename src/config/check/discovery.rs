@@ -27,7 +27,6 @@ pub(super) fn discovery(pool: &Section<'_>) -> Discovery {
     }
 }
 
-/// `data_parallel`
 pub(in crate::config) const DATA_PARALLEL: Own<DataParallel> = Own {
     read: data_parallel,
     show: |ranks| match ranks {

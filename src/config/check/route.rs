@@ -20,7 +20,6 @@ use super::{admission, stage_budget};
 
 /// What routes refer to.
 pub(super) struct Referred<'a> {
-    /// Every pool.
     pub(super) pools: &'a [Pool],
     /// Every SLO class.
     pub(super) slo: &'a BTreeMap<Arc<str>, Slo>,
@@ -189,7 +188,6 @@ fn slo(route: &Section<'_>, known: &BTreeMap<Arc<str>, Slo>) -> Arc<str> {
     name.into()
 }
 
-/// `client_may`
 pub(in crate::config) const CLIENT_MAY: Own<ClientMay> = Own {
     read: |item| {
         let mut may = ClientMay::default();

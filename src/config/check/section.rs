@@ -25,7 +25,6 @@ use super::values::Form;
 pub(in crate::config) struct Checking<'a> {
     /// Directory of the file: relative paths start there.
     pub(in crate::config) directory: &'a Path,
-    /// Environment variables.
     pub(in crate::config) env: &'a dyn Fn(&str) -> Option<String>,
     /// Flags, which win over the file.
     pub(in crate::config) overrides: &'a Overrides,
@@ -217,7 +216,6 @@ pub(in crate::config) struct Item<'a> {
     place: Place<'a>,
     /// The place of the value.
     pub(in crate::config) span: Range<usize>,
-    /// The value.
     pub(in crate::config) value: &'a DeValue<'a>,
     key_span: Range<usize>,
 }
@@ -243,7 +241,6 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Plain text.
     pub(in crate::config) fn text(&self) -> Option<&'a str> {
         self.record(Kind::Text { hint: "" });
         self.plain_text()

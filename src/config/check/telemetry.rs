@@ -17,7 +17,6 @@ use crate::config::{
 
 use super::section::Section;
 
-/// Reads `[telemetry]`.
 pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
     let section = TelemetryKeys::open(root);
     let keys = TelemetryKeys::read(&section, &TelemetryKeys::default());

@@ -23,7 +23,6 @@ pub(super) struct Shift {
 /// Which part of the distribution moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ShiftedPart {
-    /// The median.
     Median,
     /// The 90th percentile, with the median where it was.
     Tail,

@@ -17,7 +17,6 @@ use crate::routing::Target;
 pub struct Health {
     /// Signs of life, shared with its streams.
     pub vitals: Arc<Vitals>,
-    /// Recent answers.
     pub(crate) answers: Answers,
     /// Cold start and slow start.
     pub(crate) warmth: Warmth,

@@ -14,7 +14,6 @@ use crate::record::EngineTimes;
 /// The times of one request at its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Figures {
-    /// Trace id.
     pub(super) trace: u128,
     /// Span id of the attempt that caused it.
     pub(super) attempt: u64,

@@ -41,7 +41,6 @@ pub trait Vector {
 
     /// The metric of these label values, which is created where there is none.
     fn metric(&self, values: &[&str]) -> prometheus::Result<Self::Metric>;
-    /// Removes it.
     fn forget(&self, values: &[&str]) -> prometheus::Result<()>;
 }
 

@@ -24,7 +24,6 @@ pub(crate) trait Batch: Send + 'static {
     /// Size from which on a batch is exported at once.
     fn full(&self) -> usize;
 
-    /// The batch.
     fn export(&self, parts: Vec<Self::Part>) -> Self::Export;
 
     /// Counts what the collector did not get.
@@ -63,7 +62,6 @@ impl End {
     }
 }
 
-/// The task.
 pub(crate) struct Task<B: Batch> {
     pub(crate) queue: mpsc::Receiver<B::Queued>,
     pub(crate) exporter: Exporter,

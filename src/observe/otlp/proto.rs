@@ -13,7 +13,6 @@ use serde_json::Value as Json;
 
 use crate::observe::attributes::AttributeValue;
 
-/// An attribute.
 pub(crate) fn attribute(key: impl Into<String>, value: Value) -> KeyValue {
     let value = Some(AnyValue { value: Some(value) });
     KeyValue { key: key.into(), value, ..KeyValue::default() }

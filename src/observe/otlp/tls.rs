@@ -17,7 +17,6 @@ pub enum CollectorTlsError {
     /// A file that a variable names.
     #[error("{path}: {source}")]
     File {
-        /// Which.
         path: PathBuf,
         /// What is wrong with it.
         source: pem::Error,

@@ -11,7 +11,6 @@ use crate::observe::metrics::{DeliveryResult, Metrics};
 use crate::upstream::call::Call;
 use crate::upstream::connect::Connector;
 
-/// Queues reports.
 pub(super) struct Webhook {
     sender: mpsc::Sender<(Endpoint, String)>,
     metrics: Arc<Metrics>,

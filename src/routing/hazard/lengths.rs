@@ -27,7 +27,6 @@ pub(in crate::routing) struct Lengths {
 pub(in crate::routing) struct Survival {
     /// Share of answers that have at least as many tokens as the bin's lower edge; one more for the last upper edge.
     reach: [f32; BINS + 1],
-    /// Mean length.
     mean: f32,
 }
 

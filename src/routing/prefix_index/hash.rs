@@ -2,7 +2,6 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Builds [`Same`].
 pub(super) type BuildSame = BuildHasherDefault<Same>;
 
 /// The key itself: chain hashes are keyed and uniform.

@@ -9,7 +9,6 @@ use crate::fleet::discovery::roster::Found;
 
 /// What one kind of object means for replicas.
 pub(super) trait Replicas {
-    /// The kind.
     type Object: Object;
 
     /// A list has all that there is; the rest is no more.

@@ -15,7 +15,6 @@ use crate::upstream::connect::Connector;
 
 /// The objects of one list.
 pub(super) trait Collection {
-    /// Their kind.
     type Object: Object;
 
     /// A list has all that there is; the rest is no more.
