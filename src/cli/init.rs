@@ -152,18 +152,16 @@ fn answer(input: &mut dyn BufRead, err: &mut dyn Write, question: &str) -> io::R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
+    use crate::cli::{Cli, Command, printed};
     use crate::config::check::check_str;
 
     fn init(args: &[&str], input: Option<&str>) -> (u8, String, String) {
         let Command::Init(args) = Cli::read(["tokenway", "init"].iter().chain(args)).unwrap().command else {
             panic!("not init")
         };
-        let (mut out, mut err) = (Vec::new(), Vec::new());
         let mut input = input.map(str::as_bytes);
         let input = input.as_mut().map(|input| input as &mut dyn BufRead);
-        let code = run(&args, input, (&mut out, &mut err)).unwrap();
-        (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+        printed(|outputs| run(&args, input, outputs))
     }
 
     #[test]

@@ -171,6 +171,14 @@ const VERSION: &str = match option_env!("TOKENWAY_VERSION") {
     None => env!("CARGO_PKG_VERSION"),
 };
 
+/// The exit code of a subcommand, what it prints, and its errors.
+#[cfg(test)]
+fn printed(run: impl FnOnce(Outputs<'_>) -> io::Result<u8>) -> (u8, String, String) {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let code = run((&mut out, &mut err)).unwrap();
+    (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

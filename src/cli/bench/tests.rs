@@ -4,15 +4,13 @@ use tokenway_sim::server::{SimConfig, SimReplica, start};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, printed};
 
 fn bench(args: &[&str]) -> (u8, String, String) {
     let Command::Bench(args) = Cli::read(["tokenway", "bench"].iter().chain(args)).unwrap().command else {
         panic!("not bench")
     };
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = run(&args, &|_| None, (&mut out, &mut err), true).unwrap();
-    (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+    printed(|outputs| run(&args, &|_| None, outputs, true))
 }
 
 fn engine() -> (tokio::runtime::Runtime, SimReplica) {

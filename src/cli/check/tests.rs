@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::*;
+use crate::cli::printed;
 
 struct Said {
     code: u8,
@@ -17,10 +18,8 @@ fn check_with(content: &str, change: impl FnOnce(&mut CheckArgs), style: Style) 
     let mut args =
         CheckArgs { file, json: false, online: false, allow_missing_secrets: false, deny_warnings: false };
     change(&mut args);
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = run(&args, &|_| None, (&mut out, &mut err), style).unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Said { code, out: text(out), err: text(err) }
+    let (code, out, err) = printed(|outputs| run(&args, &|_| None, outputs, style));
+    Said { code, out, err }
 }
 
 fn check(content: &str) -> Said {

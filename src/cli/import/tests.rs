@@ -3,7 +3,7 @@
 use sha2::{Digest as _, Sha256};
 
 use super::*;
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, printed};
 use crate::config::check::check_str;
 use crate::config::{Config, Connector, PolicyName};
 
@@ -11,9 +11,7 @@ fn import(args: &[&str]) -> (u8, String, String) {
     let Command::Import(args) = Cli::read(["tokenway", "import"].iter().chain(args)).unwrap().command else {
         panic!("not import")
     };
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = run(&args, (&mut out, &mut err)).unwrap();
-    (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+    printed(|outputs| run(&args, outputs))
 }
 
 fn import_file(kind: &str, text: &str) -> (u8, String, String) {
