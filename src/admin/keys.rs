@@ -163,14 +163,13 @@ const MAX_NAMED: usize = 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_str;
+    use crate::config::check::check_with_pool;
 
     #[test]
     fn a_word_is_the_route_of_that_name_before_it_is_a_model() {
-        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
-                    [[route]]\nname = \"chat\"\nmodel = \"big\"\n[[route]]\nname = \"big\"\nmodel = \"small\"\n\
+        let text = "[[route]]\nname = \"chat\"\nmodel = \"big\"\n[[route]]\nname = \"big\"\nmodel = \"small\"\n\
                     [[tenant]]\nname = \"t\"\nkey_sha256 = []\nroutes = [\"big\"]\n[[tenant]]\nname = \"all\"\nkey_sha256 = []\n";
-        let config = check_str("f", text, &|_| None).unwrap();
+        let config = check_with_pool(text).unwrap();
         let [limited, all] = config.tenants.as_slice() else { panic!("two tenants") };
         assert!(limited.routes.as_ref().is_some_and(|routes| routes.iter().eq([&Arc::from("big")])));
         for (word, found) in [("big", "big"), ("small", "big"), ("chat", "chat")] {

@@ -121,15 +121,12 @@ const MAX: i64 = 1_000_000_000_000_000;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_str;
+    use crate::config::check::check_with_pool;
 
     #[test]
     fn a_budget_without_a_limit_is_a_fault() {
         let tenant = "[[tenant]]\nname = \"t\"\nkey_sha256 = []\n[[tenant.budget]]\nwindow = \"day\"\n";
-        let check = |more: &str| {
-            let pool = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
-            check_str("f.toml", &format!("{pool}{tenant}{more}"), &|_| None)
-        };
+        let check = |more: &str| check_with_pool(&format!("{tenant}{more}"));
         assert!(check("requests = 5\n").is_ok());
         let faults = check("model = \"m\"\n").unwrap_err().to_string();
         assert!(faults.contains("f.toml:7:") && faults.contains("a budget without a limit"), "{faults}");

@@ -90,7 +90,7 @@ fn after(text: &str) -> Result<HedgeAfter, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_str;
+    use crate::config::check::check_with_pool;
 
     #[test]
     fn a_percentile_or_a_duration() {
@@ -111,11 +111,6 @@ mod tests {
 
     #[test]
     fn faults_of_hedge() {
-        let file = |route: &str| {
-            format!(
-                "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[route]]\nmodel = \"m\"\n{route}\n"
-            )
-        };
         for (route, expected) in [
             ("hedge = { after = \"p99\", budget = 0.02 }", None),
             ("hedge = { after = \"p99\" }", None),
@@ -138,7 +133,7 @@ mod tests {
             ("migrate = 1", Some("f.toml:6:11: migrate: expected true or false, found a whole number")),
             ("migrate = true", None),
         ] {
-            let told = check_str("f.toml", &file(route), &|_| None)
+            let told = check_with_pool(&format!("[[route]]\nmodel = \"m\"\n{route}\n"))
                 .err()
                 .and_then(|faults| faults.iter().next().map(ToString::to_string));
             let line = told.as_deref().and_then(|text| text.lines().next());

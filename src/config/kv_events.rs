@@ -37,13 +37,11 @@ pub(super) fn kv_events(section: &Section<'_>, pool: &Pool) -> Option<KvEvents> 
 
 #[cfg(test)]
 mod tests {
-    use crate::config::check::check_str;
+    use crate::config::check::check_with_pool;
 
     fn check(pool: &str, events: &str) -> Result<Option<super::KvEvents>, String> {
-        let text = format!(
-            "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n{pool}\n[pool.kv_events]\n{events}\n"
-        );
-        let config = check_str("f.toml", &text, &|_| None).map_err(|faults| faults.to_string())?;
+        let rest = format!("{pool}\n[pool.kv_events]\n{events}\n");
+        let config = check_with_pool(&rest).map_err(|faults| faults.to_string())?;
         Ok(config.pools[0].kv_events.clone())
     }
 

@@ -162,14 +162,10 @@ const MAX_WINDOWS: usize = 32;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_str;
+    use crate::config::check::check_with_pool;
 
     fn check(more: &str) -> Result<Scale, String> {
-        let text = format!("[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n{more}\n");
-        let first = |faults: crate::config::diagnostics::Diagnostics| {
-            faults.iter().next().map(ToString::to_string).unwrap_or_default()
-        };
-        let mut config = check_str("f.toml", &text, &|_| None).map_err(first)?;
+        let mut config = check_with_pool(more).map_err(|faults| faults.to_string())?;
         Ok(config.pools.remove(0).scale)
     }
 

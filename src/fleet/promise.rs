@@ -207,7 +207,7 @@ fn name_in<'l>(list: &'l [EngineModel], promise: &str) -> Option<&'l Arc<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_str;
+    use crate::config::check::check_with_pool;
 
     fn listed(models: &[(&str, bool)]) -> Vec<EngineModel> {
         let model = |(id, is_base): &(&str, bool)| EngineModel {
@@ -220,8 +220,7 @@ mod tests {
     }
 
     fn proofs(routes: &str, models: &[(&str, bool)]) -> [Vec<String>; 3] {
-        let text = format!("[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n{routes}");
-        let config = check_str("f.toml", &text, &|_| None).unwrap();
+        let config = check_with_pool(routes).unwrap();
         let proofs =
             Promised::of(&config, &config.pools[0]).proofs(&listed(models), [&EngineNames::new(); 2]);
         [proofs.all, proofs.any, proofs.lacks]
@@ -249,8 +248,7 @@ mod tests {
     #[test]
     fn of_two_models_in_one_pool_none_answers_for_the_other() {
         let route = |model: &str| format!("[[route]]\nmodel = \"{model}\"\npools = [\"p\"]\n");
-        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n".to_owned();
-        let config = check_str("f.toml", &(text + &route("alpha") + &route("beta")), &|_| None).unwrap();
+        let config = check_with_pool(&(route("alpha") + &route("beta"))).unwrap();
         let promised = Promised::of(&config, &config.pools[0]);
         let list = |name: &str| -> List { Arc::new(listed(&[(name, true)])) };
         let names = |lists: &[&str], former: &EngineNames| {
@@ -266,9 +264,8 @@ mod tests {
 
     #[test]
     fn for_what_was_an_adapter_no_base_model_stands() {
-        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
-                    [[route]]\nmodel = \"sql\"\npools = [\"p\"]\n";
-        let config = check_str("f.toml", text, &|_| None).unwrap();
+        let text = "[[route]]\nmodel = \"sql\"\npools = [\"p\"]\n";
+        let config = check_with_pool(text).unwrap();
         let promised = Promised::of(&config, &config.pools[0]);
         let list = |models: &[(&str, bool)]| -> [List; 1] { [Arc::new(listed(models))] };
         let (base, loaded) = (list(&[("m", true)]), list(&[("m", true), ("sql", false)]));
@@ -286,9 +283,9 @@ mod tests {
 
     #[test]
     fn an_adapter_that_a_route_names_stands_for_no_base_model() {
-        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\nlora.adapters = { sql = \"/a\" }\n\
+        let text = "lora.adapters = { sql = \"/a\" }\n\
                     [[route]]\nmodel = \"sql\"\npools = [\"p\"]\n";
-        let config = check_str("f.toml", text, &|_| None).unwrap();
+        let config = check_with_pool(text).unwrap();
         let promised = Promised::of(&config, &config.pools[0]);
         let base: List = Arc::new(listed(&[("m", true)]));
         assert_eq!(promised.names(&[base], &EngineNames::new()), EngineNames::new());
@@ -296,9 +293,8 @@ mod tests {
 
     #[test]
     fn what_most_replicas_list_is_what_a_name_stands_for_and_the_odd_one_serves_nothing() {
-        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
-                    [[route]]\nmodel = \"chat\"\npools = [\"p\"]\n";
-        let config = check_str("f.toml", text, &|_| None).unwrap();
+        let text = "[[route]]\nmodel = \"chat\"\npools = [\"p\"]\n";
+        let config = check_with_pool(text).unwrap();
         let promised = Promised::of(&config, &config.pools[0]);
         let list = |name: &str| -> List { Arc::new(listed(&[(name, true)])) };
         let chosen = |lists: &[&str], former: Option<&str>| {

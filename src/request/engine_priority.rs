@@ -44,15 +44,14 @@ impl EnginePriority {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_str;
+    use crate::config::check::check_with_pool;
 
     #[test]
     fn a_tenant_s_goes_before_a_class_s_and_a_client_s_counts_where_it_may() {
         let text = |rest: &str| {
-            let pool = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
             let routes =
                 "[[route]]\nmodel = \"a\"\n[[route]]\nmodel = \"b\"\nclient_may = [\"engine_priority\"]\n";
-            check_str("f.toml", &format!("{pool}{routes}[slo.batch]\nengine_priority = 9\n{rest}"), &|_| None)
+            check_with_pool(&format!("{routes}[slo.batch]\nengine_priority = 9\n{rest}"))
                 .unwrap_or_else(|faults| panic!("{faults}"))
         };
         let digest = "0".repeat(64);

@@ -4,6 +4,7 @@ use std::fs;
 
 use super::*;
 use crate::cli::printed;
+use crate::config::check::ONE_POOL;
 
 struct Said {
     code: u8,
@@ -25,8 +26,6 @@ fn check_with(content: &str, change: impl FnOnce(&mut CheckArgs), style: Style) 
 fn check(content: &str) -> Said {
     check_with(content, |_| {}, Style::Plain)
 }
-
-const ONE_POOL: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
 
 #[test]
 fn a_good_file_is_summed_up() {

@@ -178,10 +178,8 @@ fn leads_back(start: usize, routes: &[Route]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::check::check_str;
+    use crate::config::check::check_with_pool;
     use crate::config::diagnostics::Diagnostic;
-
-    const ONE_POOL: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
 
     fn first_line(fault: &Diagnostic) -> String {
         fault.to_string().lines().next().unwrap_or_default().to_owned()
@@ -242,12 +240,11 @@ mod tests {
                 &["f.toml:9:6: route \"*\" takes every model, so that none would be asked for"],
             ),
         ] {
-            let text = format!("{ONE_POOL}{rest}");
-            let found = match check_str("f.toml", &text, &|_| None) {
+            let found = match check_with_pool(&rest) {
                 Ok(_) => Vec::new(),
                 Err(faults) => faults.iter().map(first_line).collect(),
             };
-            assert_eq!(found, expected, "{text}");
+            assert_eq!(found, expected, "{rest}");
         }
     }
 
@@ -279,7 +276,7 @@ mod tests {
                 &["f.toml:8:52: unknown tenant \"x\""],
             ),
         ] {
-            let faults = check_str("f.toml", &format!("{ONE_POOL}{rest}"), &|_| None).unwrap_err();
+            let faults = check_with_pool(&rest).unwrap_err();
             assert_eq!(faults.iter().map(first_line).collect::<Vec<_>>(), expected, "{rest}");
         }
     }

@@ -185,6 +185,16 @@ fn read(root: &Section<'_>) -> Config {
 pub(super) const ROOT: &str = "a configuration";
 const TOML_HINT: &str = "this is not TOML: look for a missing quote, bracket or equals sign";
 
+/// A pool of one replica, in four lines with their ends.
+#[cfg(test)]
+pub(crate) const ONE_POOL: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
+
+/// Checks [`ONE_POOL`] with `rest` below it.
+#[cfg(test)]
+pub(crate) fn check_with_pool(rest: &str) -> Result<Config, Diagnostics> {
+    check_str("f.toml", &format!("{ONE_POOL}{rest}"), &|_| None)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -344,14 +344,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::config::check::check_str;
+    use crate::config::check::check_with_pool;
     use crate::observe::fixture;
     use crate::observe::metrics::BuildInfo;
 
     /// A feed that watches nothing yet, and what it observes.
     fn feed() -> (Feed, mpsc::Receiver<Observation>) {
-        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
-        let config = check_str("f.toml", text, &|_| None).unwrap();
+        let config = check_with_pool("").unwrap();
         let metrics = Arc::new(Metrics::new(&config, BuildInfo::THIS, Clock::start()));
         let ((observations, seen), (commands, _)) = (mpsc::channel(9), mpsc::channel(9));
         let (watched, board) = (Arc::default(), Arc::default());
