@@ -75,7 +75,7 @@ pub fn rule(
     {
         return Ruling::Place;
     }
-    let lookahead = lookahead(rules);
+    let lookahead = lookahead(rules, judged.step());
     let outlook = outlook(rules, judged, decision, Spare { lookahead, is_strict });
     let arriving = arriving(outlook);
     let ahead = arriving.as_ref().and_then(|waiter| line.ahead(waiter));
@@ -151,13 +151,15 @@ fn held(judged: &Judged<'_>) -> Outlook {
     Outlook { at: aim.now, slack: Some(Duration::ZERO), latest: aim.now.after(left), ..Outlook::default() }
 }
 
-/// How long before it can begin on a request a replica is sent it, so that it never runs dry.
-fn lookahead(rules: &Rules) -> Duration {
-    if rules.base_ttft.is_zero() {
+/// How long before it can begin on a request a replica is sent it, so that it never runs dry. A step takes what waits when it begins,
+/// and costs `step` however little that is: where prompts are short and engines slow, a tight bound alone would leave steps half empty.
+fn lookahead(rules: &Rules, step: Duration) -> Duration {
+    let by_bound = if rules.base_ttft.is_zero() {
         prices::UNBOUNDED_LOOKAHEAD
     } else {
-        rules.base_ttft.mul_f64(prices::LOOKAHEAD).clamp(MIN_LOOKAHEAD, prices::MAX_LOOKAHEAD)
-    }
+        rules.base_ttft.mul_f64(prices::LOOKAHEAD).max(MIN_LOOKAHEAD)
+    };
+    by_bound.max(step * prices::FILLED_STEPS).min(prices::MAX_LOOKAHEAD)
 }
 
 /// Whether the pool is due for a request that tests its predictions: silent for [`memories::CONFIRMED_WITHIN`], one replica idle.

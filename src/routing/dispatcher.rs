@@ -382,6 +382,11 @@ impl<'a> Judged<'a> {
         self.candidates.iter().enumerate().any(|(at, one)| is_open(at, one) && is_short(one))
     }
 
+    /// A step of the pool's engines with nothing in it: what each step costs beside its tokens.
+    pub fn step(&self) -> Duration {
+        span(self.dispatcher.model.view().step(0))
+    }
+
     /// Whether the request was tried at a replica before.
     pub fn was_tried(&self) -> bool {
         !self.query.excluded.is_empty()

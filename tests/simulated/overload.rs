@@ -256,3 +256,34 @@ fn weights_hold_where_the_queue_keeps_emptying() {
     eprintln!("the light tenant waits {ratio:.2} times as long as one of three times its weight");
     assert!(ratio > 1.6, "{ratio}");
 }
+
+#[test]
+fn short_prompts_below_capacity_keep_the_steps_of_slow_engines_filled() {
+    // A 70B model on two H100: whatever waits when a step begins shares its 25 ms.
+    let cost = CostModel {
+        step: Duration::from_millis(25),
+        prefill_tokens_per_second: 5_882.0,
+        ..qwen_32b_on_two_h100().cost
+    };
+    let base = Duration::from_millis(500);
+    let scenario = Scenario {
+        engine: EngineConfig { cost, ..qwen_32b_on_two_h100() },
+        demand: Demand { replicas: 2, load: 1.0, seed: 3, is_whole: true },
+        slow: Vec::new(),
+        scrape_interval: Duration::from_secs(1),
+        bounds: Bounds { ttft: Some(base), ..Bounds::default() },
+        network: KvNetwork::default(),
+    };
+    let route = ReplayedRoute {
+        policy: PolicyName::Latency,
+        slo: Slo { ttft: Some(TtftBound { base, per_prompt_token: Duration::ZERO }), ..Slo::default() },
+        queue: None,
+        medium: Tokens(8192),
+        limits: EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None },
+    };
+    let arrivals = poisson(165.0, 0.0, 20.0, 50, 7);
+    let router = ProductRouter::new(&route, 2);
+    let (fates, _) = watch(&trace(&arrivals, 1), &scenario, router, Open);
+    let in_time = fates.iter().filter_map(Fate::ttft).filter(|ttft| *ttft <= base).count();
+    assert!(share(in_time, fates.len()) >= 0.97, "{in_time} of {} in time", fates.len());
+}
