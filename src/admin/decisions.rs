@@ -33,7 +33,7 @@ pub(super) async fn decisions(
 ) -> Result<Json<Decisions>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
     let limit = parse_limit(query.limit.as_deref(), KEPT, KEPT)?;
-    let latest = admin.observer.decisions().latest();
+    let latest = admin.observer.decisions.latest();
     let wanted =
         latest.iter().filter(|record| query.route.as_deref().is_none_or(|route| *record.route == *route));
     let decisions = wanted.filter_map(|record| decision(&admin.observer, record)).take(limit).collect();
@@ -62,7 +62,7 @@ fn decision(observer: &Observer, record: &Record) -> Option<Decision> {
         route: record.route.to_string(),
         slo_missed: judgement.missed().map(Missed::as_str).map(str::to_owned),
         slo_missed_in: judgement.blamed.map(Stage::as_str).map(str::to_owned),
-        time: rfc3339::utc(observer.clock().wall(routed)),
+        time: rfc3339::utc(observer.clock.wall(routed)),
         ttft: record.ttft().map(|ttft| ttft.as_secs_f64()),
         waited: decision.waited.as_secs_f64(),
         way: way(record),

@@ -51,7 +51,7 @@ struct Parts {
 }
 
 fn parts(admin: &AdminState) -> Parts {
-    let now = admin.observer.clock().now();
+    let now = admin.observer.clock.now();
     let mut of = HashMap::<Arc<str>, Part>::new();
     for (_, history) in admin.observer.history().routes() {
         for (_, slot) in history.slots(Step::TenSeconds, SLOTS, now) {
@@ -85,7 +85,7 @@ fn recent(part: &Part, of_pool: u32, seconds: f64) -> Recent {
 }
 
 fn with_percentiles(recent: Recent, admin: &AdminState, replica: &Arc<str>) -> Recent {
-    let newest = Step::TenSeconds.slot(admin.observer.clock().now());
+    let newest = Step::TenSeconds.slot(admin.observer.clock.now());
     let of = |measure| {
         admin.observer.parts().of_replica(replica, measure, Step::TenSeconds, (newest - SLOTS, newest))
     };

@@ -36,7 +36,7 @@ pub(super) async fn history(
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
     let step = Step::parse(query.step.as_deref().unwrap_or("1m"))
         .ok_or_else(|| AdminError::InvalidQuery("step is 10s or 1m".to_owned()))?;
-    let (clock, config) = (admin.observer.clock(), admin.control.config());
+    let (clock, config) = (admin.observer.clock, admin.control.config());
     let now = clock.now();
     let newest = step.slot(now);
     // Slots before the start of this process are there too, and empty.
@@ -49,7 +49,7 @@ pub(super) async fn history(
         routes.iter().filter(|(name, _)| query.route.as_deref().is_none_or(|route| route == &**name));
     let routes = wanted.map(|(name, history)| {
         let latency = |measure| -> Vec<Counts> {
-            let windows = admin.observer.windows();
+            let windows = &admin.observer.windows;
             numbers.iter().map(|number| windows.of_route(name, measure, step, *number, *number)).collect()
         };
         let figures = Figures {
@@ -64,7 +64,7 @@ pub(super) async fn history(
             let counts = match dimension {
                 Dimension::Tenant => split(SplitBy::Tenant),
                 Dimension::Class => split(SplitBy::Class),
-                _ => admin.observer.windows().of_revision((name, part), measure, step, slots),
+                _ => admin.observer.windows.of_revision((name, part), measure, step, slots),
             };
             counts.quantile(0.5).zip(counts.quantile(0.99)).map(|(p50, p99)| [p50, p99])
         };

@@ -37,9 +37,9 @@ pub(super) async fn latency(
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
     let window = Window::named(query.window.as_deref().unwrap_or("5m")).ok_or(AdminError::InvalidWindow)?;
     let split = query.split()?;
-    let (observer, now) = (&admin.observer, admin.observer.clock().now());
+    let (observer, now) = (&admin.observer, admin.observer.clock.now());
     let all = match split {
-        None => observer.windows().read(window, now),
+        None => observer.windows.read(window, now),
         Some(by) => observer.parts().read(by, window, now),
     };
     let series = all.iter().filter(|view| query.wants(view)).map(|view| shown(split, view)).collect();

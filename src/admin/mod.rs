@@ -76,7 +76,7 @@ pub struct AdminState {
 impl AdminState {
     /// The wall time.
     fn now(&self) -> SystemTime {
-        let clock = self.observer.clock();
+        let clock = self.observer.clock;
         clock.wall(clock.now())
     }
 }
@@ -98,7 +98,7 @@ pub async fn serve_metrics(listener: TcpListener, admin: Arc<AdminState>, shutdo
 }
 
 async fn accept(listener: TcpListener, admin: &AdminState, shutdown: CancellationToken, router: Router) {
-    let clock = admin.observer.clock();
+    let clock = admin.observer.clock;
     let limit = ConnectionLimit {
         connections: MAX_CONNECTIONS,
         name: "the admin port",
@@ -121,7 +121,7 @@ async fn accept(listener: TcpListener, admin: &AdminState, shutdown: Cancellatio
         closing: CancellationToken::new(),
         stopped: shutdown,
         cut_off: CancellationToken::new(),
-        counters: ListenerCounters { panics: admin.observer.metrics().families.process.panics.clone() },
+        counters: ListenerCounters { panics: admin.observer.metrics.families.process.panics.clone() },
     };
     listener::accept_loop(acceptor, serving.clone(), Boxed::new(Service(router))).await;
     // Idle connections close at once, busy ones after their response.

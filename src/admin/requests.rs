@@ -48,7 +48,7 @@ pub(super) async fn requests(
     one_of("stage", query.stage.as_deref(), Stage::LABELS)?;
     let limit = parse_limit(query.limit.as_deref(), DEFAULT_LIMIT, MAX_LIMIT)?;
     let observer = &admin.observer;
-    let kept = observer.history().kept(observer.clock().now());
+    let kept = observer.history().kept(observer.clock.now());
     let after = query.after.as_deref().map(parse_cursor).transpose()?;
     let mut page: Vec<(&Kept, Judgement)> = kept
         .iter()
@@ -73,8 +73,8 @@ pub(super) async fn request(
     Path(id): Path<String>,
 ) -> Result<Json<RequestDetail>, AdminError> {
     let observer = &admin.observer;
-    let mut known = observer.history().kept(observer.clock().now());
-    let latest = observer.decisions().latest().into_iter();
+    let mut known = observer.history().kept(observer.clock.now());
+    let latest = observer.decisions.latest().into_iter();
     known.extend(latest.map(|record| Kept { record, slow: 0.0, why: Why::Slow }));
     // Traces are found by their id too: it is what a span or an exemplar has.
     let trace = |record: &Record| format!("{:032x}", record.trace.trace_id);
@@ -151,7 +151,7 @@ fn summary(observer: &Observer, kept: &Kept, judgement: &Judgement) -> Request {
         slow: kept.slow,
         status: record.status,
         tenant: record.tenant.to_string(),
-        time: rfc3339::utc(observer.clock().wall(record.at.head)),
+        time: rfc3339::utc(observer.clock.wall(record.at.head)),
         tpot: seconds(record.tpot()),
         ttft: seconds(record.ttft()),
     }

@@ -30,10 +30,9 @@ pub(super) async fn slo(State(admin): State<Arc<AdminState>>) -> Json<Slo> {
 
 /// The verdict over all routes, as `/api/slo` and the live events show it.
 pub(super) fn summary(admin: &AdminState) -> Slo {
-    let (clock, config) = (admin.observer.clock(), admin.control.config());
+    let (clock, config) = (admin.observer.clock, admin.control.config());
     let (now, fleet) = (clock.now(), admin.control.replicas());
-    let (mut overdue, lateness) =
-        (admin.observer.overdue().by_route(now), admin.observer.lag().of_minute(now));
+    let (mut overdue, lateness) = (admin.observer.overdue.by_route(now), admin.observer.lag.of_minute(now));
     let figures: Vec<RouteFigures> = config
         .routes
         .iter()
@@ -124,7 +123,7 @@ fn figures(
     }
     for (window, slots) in [(&mut figures.minute, IN_MINUTE), (&mut figures.five, IN_FIVE)] {
         let counts = |measure| {
-            let windows = admin.observer.windows();
+            let windows = &admin.observer.windows;
             windows.of_route(&route.name, measure, Step::TenSeconds, newest - slots, newest)
         };
         (window.ttft, window.itl) = (counts(Measure::Ttft), counts(Measure::Itl));
@@ -193,7 +192,7 @@ fn with_times(
     (admin, config, route): (&AdminState, &Config, &Route),
     now: Stamp,
 ) -> RouteVerdict {
-    let (windows, newest) = (admin.observer.windows(), Step::TenSeconds.slot(now));
+    let (windows, newest) = (&admin.observer.windows, Step::TenSeconds.slot(now));
     let oldest = newest - known.window.cast_signed() / Step::TenSeconds.seconds().cast_signed();
     let tpot = windows.of_route(&route.name, Measure::Tpot, Step::TenSeconds, oldest, newest);
     let bound = config.slo.get(&route.slo).and_then(|slo| slo.tpot);

@@ -66,7 +66,7 @@ fn answer(admin: &AdminState, since: SystemTime, until: SystemTime, by: &[&str])
         let payer = Payer { tenant: kept(tenant, whose), model: kept(model, of), key: kept(key, with) };
         (if day { from } else { 0 }, payer)
     };
-    let (sums, counted) = admin.observer.metrics().usage.sum(since, until, asked);
+    let (sums, counted) = admin.observer.metrics.usage.sum(since, until, asked);
     // Hours and days are whole; what comes after now is in none.
     let last = counted.as_ref().map_or(until, |counted| at(counted.end).min(admin.now()));
     let mut total = Used::default();

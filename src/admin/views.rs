@@ -36,8 +36,8 @@ pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, 
 pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: HeaderMap) -> impl IntoResponse {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::wanted(accept);
-    admin.observer.metrics().set_sources(&admin.control.sources());
-    let page = admin.observer.metrics().render_as(&admin.control.replicas(), exposition);
+    admin.observer.metrics.set_sources(&admin.control.sources());
+    let page = admin.observer.metrics.render_as(&admin.control.replicas(), exposition);
     ([(CONTENT_TYPE, exposition.content_type())], page)
 }
 

@@ -61,7 +61,7 @@ impl Exported {
         let config = Arc::clone(&gateway.table.load().config);
         let now = gateway.clock.wall(gateway.clock.now());
         let mut ledgers = gateway.tenants.ledgers(now).tenants;
-        let families = &gateway.observer.metrics().families.requests;
+        let families = &gateway.observer.metrics.families.requests;
         let (mut series, mut spent) = (HashMap::new(), HashSet::new());
         for (tenant, budget, kind, limit) in limits(&config) {
             let used = ledgers.get_mut(&**tenant).map_or(0, |ledger| ledger.used(budget, now).of(kind));

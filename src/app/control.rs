@@ -122,7 +122,7 @@ impl Control for Controls {
         // Who rotates logs reloads, by whatever way.
         self.observers.observer.reopen();
         let result = self.load_and_apply();
-        self.observers.observer.metrics().config_reload(result.is_ok());
+        self.observers.observer.metrics.config_reload(result.is_ok());
         match &result {
             Ok(restart) => tracing::info!(?restart, "configuration reloaded"),
             Err(error) => tracing::error!(%error, "configuration refused; the old one stays"),

@@ -142,7 +142,7 @@ impl App {
         let hook = config
             .hook
             .as_ref()
-            .map(|hook| Hook::start(hook, connector.separate(), observer.metrics(), &background, &stopped));
+            .map(|hook| Hook::start(hook, connector.separate(), &observer.metrics, &background, &stopped));
         let plain = connector.separate();
         let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
         background.spawn_until(&stopped, refreshing);
@@ -189,7 +189,7 @@ impl App {
         let limit = ConnectionLimit {
             connections: open_files::fitting_connections(&config),
             name: "server.max_connections",
-            waiting: Some(gateway.observer.metrics().families.process.connections_waiting.clone()),
+            waiting: Some(gateway.observer.metrics.families.process.connections_waiting.clone()),
             closes_idle: false,
         };
         let acceptor = Acceptor::new(socket, limit, clock);
@@ -325,7 +325,7 @@ fn serving(
         closing: CancellationToken::new(),
         stopped: stopped.clone(),
         cut_off: CancellationToken::new(),
-        counters: ListenerCounters { panics: gateway.observer.metrics().families.process.panics.clone() },
+        counters: ListenerCounters { panics: gateway.observer.metrics.families.process.panics.clone() },
     }
 }
 
@@ -385,7 +385,7 @@ fn note_expiry(observer: &Observer, config: &Config, clock: Clock) {
         let at = expiry(&tls.cert)?.duration_since(UNIX_EPOCH).unwrap_or_default();
         Some((tls.cert.to_string_lossy(), at))
     });
-    observer.metrics().set_certificate(served.as_ref().map(|(file, at)| (&**file, *at)));
+    observer.metrics.set_certificate(served.as_ref().map(|(file, at)| (&**file, *at)));
     let of_pools = config.pools.iter().filter_map(|pool| Some(&pool.tls.as_ref()?.identity.as_ref()?.cert));
     for cert in config.server.tls.iter().map(|tls| &tls.cert).chain(of_pools) {
         if expiry(cert).is_some_and(|at| at <= now) {

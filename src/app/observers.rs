@@ -71,13 +71,13 @@ impl Observers {
         let (config, around) = (Arc::clone(&configs.borrow()), surroundings.clone());
         let mut observer = Observer::start(&config, surroundings)?;
         let drift =
-            Arc::new(service::start(&config.drift, &around, observer.metrics(), observer.collector())?);
+            Arc::new(service::start(&config.drift, &around, &observer.metrics, observer.collector())?);
         observer.add_tap(Arc::clone(&drift) as Arc<dyn Tap>);
         let DataPath { carried_over, loads, topics } = data_path;
-        let rollouts = rollouts::start(configs.clone(), &around, observer.metrics(), carried_over, topics)?;
+        let rollouts = rollouts::start(configs.clone(), &around, &observer.metrics, carried_over, topics)?;
         let rollouts = Arc::new(rollouts);
         observer.add_tap(Arc::clone(&rollouts) as Arc<dyn Tap>);
-        let scale = autoscale::start(configs.clone(), &around, observer.metrics(), loads);
+        let scale = autoscale::start(configs.clone(), &around, &observer.metrics, loads);
         if let Some(tap) = tap {
             observer.add_tap(tap);
         }

@@ -173,7 +173,7 @@ impl Running {
         let around =
             Surroundings { clock, build: BuildInfo::THIS, background: background.clone(), instance, fleet };
         let observers = Observers::start(&config, around, foundation.data_path(), tap)?;
-        observers.observer.metrics().count_log_drops(launch.log.drops());
+        observers.observer.metrics.count_log_drops(launch.log.drops());
         observers.observer.write_as(launch.log.format());
 
         // A socket belongs to the runtime that is entered when it is made.
@@ -209,7 +209,7 @@ impl Running {
         background.spawn(admin::serve(socket, state, background.tasks.clone(), stop_admin.clone()));
         // On the threads of the data path, whose waits it measures.
         background.tasks.spawn_on(
-            Arc::clone(observers.observer.lag()).measure(clock, stop_admin.clone()),
+            Arc::clone(&observers.observer.lag).measure(clock, stop_admin.clone()),
             runtimes.data.handle(),
         );
         background.spawn(follow_wall(clock, stop_admin.clone()));

@@ -35,7 +35,7 @@ pub(super) fn restore(gateway: &Gateway) {
         let folded = days.last_key_value().map_or(0, |(day, _)| day + 24 * 3600);
         hours.retain(|hour, _| *hour >= folded);
     }
-    gateway.observer.metrics().usage.restore(Spans::new(days, hours, folds.unwrap_or_default()));
+    gateway.observer.metrics.usage.restore(Spans::new(days, hours, folds.unwrap_or_default()));
 }
 
 /// Whether the file of hours was written before hours were folded into days for the last time: a process that ended between the two
@@ -48,7 +48,7 @@ fn is_copied(days: Option<u64>, hours: Option<u64>) -> bool {
 pub(super) fn keep(gateway: &Gateway) {
     let Some(place) = place(gateway) else { return };
     let now = gateway.clock.wall(gateway.clock.now());
-    let usage = &gateway.observer.metrics().usage;
+    let usage = &gateway.observer.metrics.usage;
     let (hours, days) = usage.fold(now, |spans, hours_changed, days_changed| {
         let is_kept = !days_changed || write(&place.file(DAYS), &spans.days, spans.folds);
         // Hours that were folded stay in their file until they are in the other.

@@ -370,7 +370,7 @@ impl Service {
     }
 
     fn families(&self) -> &crate::observe::metrics::Cluster {
-        &self.deps.gateway.observer.metrics().families.cluster
+        &self.deps.gateway.observer.metrics.families.cluster
     }
 
     fn note_connected(&self, is_connected: bool, peers: usize) {

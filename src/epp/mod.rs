@@ -95,7 +95,7 @@ impl Port for EndpointPicker {
     }
 
     fn opened(&self) -> Option<Box<dyn Any + Send + Sync>> {
-        Some(Box::new(self.gateway.observer.metrics().open_connection()))
+        Some(Box::new(self.gateway.observer.metrics.open_connection()))
     }
 }
 

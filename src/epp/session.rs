@@ -269,7 +269,7 @@ impl Session {
 
     /// Answers a request that no record can be made of.
     fn refuse(&mut self, failure: &Failure) {
-        self.gateway.observer.metrics().families.requests.http_rejected.inc([failure.code()]);
+        self.gateway.observer.metrics.families.requests.http_rejected.inc([failure.code()]);
         let (head, body) = reply::failure_bytes(failure, ErrorShape::OpenAi).into_parts();
         self.out.push_back(orders::immediate(head.status, &head.headers, body));
         self.line = Line::Over;

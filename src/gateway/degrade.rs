@@ -36,7 +36,7 @@ pub(super) async fn degrade(
     let Some(classified) = classified_for(table, to, prepared, dialect, gateway).await else {
         return false;
     };
-    let families = &gateway.observer.metrics().families;
+    let families = &gateway.observer.metrics.families;
     families.requests.admissions.inc(["degrade", reason]);
     prepared.route.degrading.note(gateway.clock.now());
     families.routes.degraded.inc([&prepared.route.config.name, &classified.prepared.route.config.name]);
@@ -132,7 +132,7 @@ pub async fn watch(gateway: Arc<Gateway>) {
         }
         tokio::time::sleep(LOOK_EVERY).await;
         let (table, now) = (gateway.table.load_full(), gateway.clock.now());
-        let families = &gateway.observer.metrics().families.routes;
+        let families = &gateway.observer.metrics.families.routes;
         let is_left = |route: &Arc<str>| {
             table.routes.iter().any(|known| known.config.name == *route && degrades(known))
         };

@@ -183,6 +183,6 @@ fn settle(gateway: &Gateway, first: Flight, second: Option<Flight>, race: Race) 
             (result, second, landed, Other { entry, failed: Some((first, failed)) })
         }
     };
-    gateway.observer.metrics().families.requests.hedges.inc([result]);
+    gateway.observer.metrics.families.requests.hedges.inc([result]);
     Flown { flight, landed, other: Some(other) }
 }

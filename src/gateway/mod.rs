@@ -279,7 +279,7 @@ impl Gateway {
         let is_own = matches!(path, "/health" | "/version") || models::is_path(path);
         let found = Dialect::of_path(path, &table.config.server.extra_paths);
         if !is_own && found.is_none() {
-            self.observer.metrics().families.requests.http_rejected.inc([Failure::UnknownPath.code()]);
+            self.observer.metrics.families.requests.http_rejected.inc([Failure::UnknownPath.code()]);
             let shape = Dialect::shape_near(path);
             return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, shape, parts)));
         }
@@ -312,7 +312,7 @@ impl Gateway {
             Err(Preflight::Known(answer)) => answer,
             Err(Preflight::Refused) => {
                 let failure = Preflight::too_many();
-                self.observer.metrics().families.requests.http_rejected.inc([failure.code()]);
+                self.observer.metrics.families.requests.http_rejected.inc([failure.code()]);
                 reply::failure_bytes(&failure, ErrorShape::OpenAi)
             }
         };
@@ -326,7 +326,7 @@ impl Gateway {
     /// Counts refusals; client errors are no admission decision.
     fn count_refusal(&self, failure: &Failure) {
         if Outcome::of(failure) == Outcome::Refused {
-            self.observer.metrics().families.requests.admissions.inc(["refuse", failure.code()]);
+            self.observer.metrics.families.requests.admissions.inc(["refuse", failure.code()]);
         }
     }
 

@@ -17,7 +17,7 @@ pub(super) fn priority(gateway: &Gateway, route: &RouteState, headers: &HeaderMa
     let name = name.to_str().unwrap_or_default();
     let known = followed.find_map(|(pool, _)| pool.objectives.priority(name));
     if known.is_none() {
-        gateway.observer.metrics().families.routes.unknown_objectives.inc([&*route.config.name]);
+        gateway.observer.metrics.families.routes.unknown_objectives.inc([&*route.config.name]);
         if first.objectives.note_missed() {
             let pool = &*first.name;
             tracing::warn!(pool, "a request names an InferenceObjective that the pool does not have");

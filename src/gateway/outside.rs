@@ -41,7 +41,7 @@ pub(super) fn count(gateway: &Gateway, prepared: &Prepared, pick: &mut Pick) {
     let Some(charge) = &mut pick.outside else { return };
     charge.sent();
     let labels = [&*prepared.route.config.name, &pick.pool.name, &prepared.share.tenant];
-    gateway.observer.metrics().families.requests.outside.inc(labels);
+    gateway.observer.metrics.families.requests.outside.inc(labels);
 }
 
 /// Besides the `anthropic-` ones, which name versions of the API.

@@ -291,7 +291,7 @@ impl HeldKv {
             Err(_) => return None,
         };
         let Some(side) = &request.prepared.route.prefill else { return lost };
-        let families = &request.incoming.gateway.observer.metrics().families.requests;
+        let families = &request.incoming.gateway.observer.metrics.families.requests;
         let [prefill, decode] = &self.names;
         let record = request.guard.record();
         if let Some(reason) = lost {
@@ -403,7 +403,7 @@ impl Release {
             }
         }
         let result = if is_fetched { "fetched" } else { "failed" };
-        gateway.observer.metrics().families.requests.kv_released.inc([result]);
+        gateway.observer.metrics.families.requests.kv_released.inc([result]);
     }
 
     async fn is_fetched(&self, pick: Box<Pick>, end: Stamp, sent: &Arc<AtomicBool>) -> bool {

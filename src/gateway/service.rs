@@ -48,12 +48,12 @@ impl Handler for Service {
             HeadFault::Ambiguous => Failure::AmbiguousFraming,
             HeadFault::ClearText => Failure::ClearText,
         };
-        self.0.observer.metrics().families.requests.http_rejected.inc([failure.code()]);
+        self.0.observer.metrics.families.requests.http_rejected.inc([failure.code()]);
         reply::unreadable(&failure)
     }
 
     fn handshake_failed(&self, fault: HandshakeFault) {
-        self.0.observer.metrics().families.process.tls_failures.inc([fault.as_str()]);
+        self.0.observer.metrics.families.process.tls_failures.inc([fault.as_str()]);
     }
 
     fn panicked(&self) -> Response<ReplyBody> {
@@ -70,7 +70,7 @@ impl Handler for Service {
     }
 
     fn opened(&self, peer: Peer) -> Arc<ClientConnection> {
-        let _open = Some(self.0.observer.metrics().open_connection());
+        let _open = Some(self.0.observer.metrics.open_connection());
         Arc::new(ClientConnection { peer, bodies: self.0.memory.of_connection(), _open })
     }
 }

@@ -75,7 +75,7 @@ impl RouteState {
     pub(super) fn count_standby(&self, gateway: &Gateway, pool: &Arc<PoolState>, reason: &'static str) {
         let place = self.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
         if place.is_some_and(|place| self.is_standby(place)) {
-            gateway.observer.metrics().families.routes.standby.inc([&self.config.name, &pool.name, reason]);
+            gateway.observer.metrics.families.routes.standby.inc([&self.config.name, &pool.name, reason]);
         }
     }
 }

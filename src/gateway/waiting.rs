@@ -126,7 +126,7 @@ impl Waits {
                 (None, true) => "held",
                 (None, false) => "ready",
             };
-            gateway.observer.metrics().families.requests.admissions.inc(["admit", reason]);
+            gateway.observer.metrics.families.requests.admissions.inc(["admit", reason]);
         }
     }
 
@@ -150,7 +150,7 @@ impl Waits {
             Some(_) => Failure::from(refusal),
             None => prepared.no_ready_replica(),
         })?;
-        self.ticket = Some((ticket, gateway.observer.metrics().queued(waiter.bytes)));
+        self.ticket = Some((ticket, gateway.observer.metrics.queued(waiter.bytes)));
         self.count_wait(hold, gateway);
         if is_first {
             let refuses = Arc::clone(gateway);
@@ -160,7 +160,7 @@ impl Waits {
     }
 
     fn count_wait(&mut self, hold: &QueueWait, gateway: &Gateway) {
-        let admissions = &gateway.observer.metrics().families.requests.admissions;
+        let admissions = &gateway.observer.metrics.families.requests.admissions;
         let reason = match hold.reason {
             WaitReason::Held => {
                 if !std::mem::replace(&mut self.was_held, true) {

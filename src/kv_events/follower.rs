@@ -248,7 +248,7 @@ impl Follower {
     }
 
     fn families(&self) -> &crate::observe::metrics::KvEvents {
-        &self.deps.gateway.observer.metrics().families.kv_events
+        &self.deps.gateway.observer.metrics.families.kv_events
     }
 }
 

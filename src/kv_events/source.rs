@@ -310,7 +310,7 @@ impl Source {
 
 impl Source {
     fn families(&self) -> &crate::observe::metrics::KvEvents {
-        &self.gateway.observer.metrics().families.kv_events
+        &self.gateway.observer.metrics.families.kv_events
     }
 
     fn note_connected(&self, is_connected: bool) {

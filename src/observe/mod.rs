@@ -133,11 +133,16 @@ pub struct Surroundings {
 
 /// All observers.
 pub struct Observer {
-    metrics: Arc<Metrics>,
-    windows: Arc<Windows>,
-    overdue: Arc<Overdue>,
-    lag: Arc<Lag>,
-    decisions: Decisions,
+    /// Metrics, for counters that do not come from records.
+    pub metrics: Arc<Metrics>,
+    /// Latency percentiles of the last minute, five minutes and hour.
+    pub windows: Arc<Windows>,
+    /// Requests in flight that have missed a bound already.
+    pub overdue: Arc<Overdue>,
+    /// How late this process runs.
+    pub lag: Arc<Lag>,
+    /// The ring of the last routing decisions.
+    pub decisions: Decisions,
     access_log: Option<Arc<AccessLogger>>,
     content: Option<Arc<Trail>>,
     collector: Option<Collector>,
@@ -147,7 +152,8 @@ pub struct Observer {
     metrics_export: Option<MetricsExport>,
     routine_at_start: f64,
     taps: Arc<[Arc<dyn Tap>]>,
-    clock: Clock,
+    /// The clock of all stamps.
+    pub clock: Clock,
     stop: CancellationToken,
     /// The gateway ends what still runs.
     is_cut_off: AtomicBool,
@@ -253,11 +259,6 @@ impl Observer {
         self.taps = self.taps.iter().cloned().chain([tap]).collect();
     }
 
-    /// Metrics, for counters that do not come from records.
-    pub fn metrics(&self) -> &Arc<Metrics> {
-        &self.metrics
-    }
-
     /// The audit trail, where there is one.
     pub fn content(&self) -> Option<Arc<dyn Reader>> {
         self.content.as_ref().map(|trail| Arc::clone(trail) as Arc<dyn Reader>)
@@ -268,11 +269,6 @@ impl Observer {
         self.collector.as_ref()
     }
 
-    /// Latency percentiles of the last minute, five minutes and hour.
-    pub fn windows(&self) -> &Windows {
-        &self.windows
-    }
-
     /// The same by tenant, class or stage.
     pub fn parts(&self) -> &Parts {
         &self.settled.parts
@@ -281,26 +277,6 @@ impl Observer {
     /// The last hour by route.
     pub fn history(&self) -> &History {
         &self.settled.history
-    }
-
-    /// Requests in flight that have missed a bound already.
-    pub fn overdue(&self) -> &Arc<Overdue> {
-        &self.overdue
-    }
-
-    /// How late this process runs.
-    pub fn lag(&self) -> &Arc<Lag> {
-        &self.lag
-    }
-
-    /// The ring of the last routing decisions.
-    pub fn decisions(&self) -> &Decisions {
-        &self.decisions
-    }
-
-    /// The clock of all stamps.
-    pub fn clock(&self) -> Clock {
-        self.clock
     }
 
     /// Trace context of a request: the client's, else a new one, with our sampling decision.

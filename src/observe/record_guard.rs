@@ -62,7 +62,7 @@ impl RecordGuard {
             copy: None,
             bounds: None,
             capture: None,
-            _inflight: observer.metrics().request_inflight(),
+            _inflight: observer.metrics.request_inflight(),
         }
     }
 
@@ -82,7 +82,7 @@ impl RecordGuard {
 
     /// Its SLO is known: from now on it counts as a miss as soon as a bound has passed.
     pub fn watch_bounds(&mut self) {
-        self.bounds = self.record.as_deref().and_then(|record| self.observer.overdue().watch(record));
+        self.bounds = self.record.as_deref().and_then(|record| self.observer.overdue.watch(record));
     }
 
     /// An attempt goes to this replica.

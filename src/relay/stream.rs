@@ -302,7 +302,7 @@ impl StreamBody {
         let key =
             StreamKey::new(&record.route, &record.model, record.class, &self.pump.pick.replica.served());
         self.client.series = self.client.guard.observer().stream_series(&key);
-        self.client.guard.observer().metrics().families.requests.migrations.inc();
+        self.client.guard.observer().metrics.families.requests.migrations.inc();
     }
 
     /// Only the finish of the answer was lost.

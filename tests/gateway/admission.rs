@@ -90,7 +90,7 @@ pub(crate) async fn sent(gateway: &Gateway, body: &str) -> Client {
 
 /// The sum of all series of a family whose labels hold each of these.
 pub(crate) fn sum(gateway: &Gateway, name: &str, labels: &[&str]) -> f64 {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let is_of = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
     let lines = page.lines().filter(is_of).filter(|line| labels.iter().all(|label| line.contains(label)));
     lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()

@@ -74,7 +74,7 @@ fn charged(gateway: &Gateway) -> Amounts {
 /// What `tokenway usage` has.
 fn billed(gateway: &Gateway) -> Used {
     let until = wall_now(gateway) + Duration::from_secs(3600);
-    let usage = &gateway.app.gateway.observer.metrics().usage;
+    let usage = &gateway.app.gateway.observer.metrics.usage;
     let (sums, _) = usage.sum(SystemTime::UNIX_EPOCH, until, |_, payer| (0, payer.clone()));
     let mut total = Used::default();
     sums.values().for_each(|used| total.add(used));
@@ -83,7 +83,7 @@ fn billed(gateway: &Gateway) -> Used {
 
 /// The sum of the series of a family whose labels contain this.
 fn counted(gateway: &Gateway, family: &str, label: &str) -> f64 {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let of_family = page.lines().filter_map(|line| line.strip_prefix(family)?.strip_prefix('{'));
     let values = of_family.filter(|line| line.contains(label));
     values.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()

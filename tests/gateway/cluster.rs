@@ -46,7 +46,7 @@ async fn follow_each_other(gateways: &[Gateway; 2]) {
 
 /// The sum of a family's series that have this text among their labels.
 fn sum(gateway: &Gateway, family: &str, label: &str) -> f64 {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let series = page.lines().filter(|line| line.starts_with(&format!("{family}{{")) && line.contains(label));
     series.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
 }

@@ -71,7 +71,7 @@ impl Trail {
 
     /// Entries that were lost.
     fn dropped(&self, reason: &str) -> f64 {
-        let page = self.gateway.app.gateway.observer.metrics().render(&[]);
+        let page = self.gateway.app.gateway.observer.metrics.render(&[]);
         let series = format!("tokenway_content_dropped_total{{reason=\"{reason}\"}} ");
         let line = page.lines().find_map(|line| line.strip_prefix(&series));
         line.unwrap().parse::<f64>().unwrap()
@@ -130,7 +130,7 @@ async fn only_tenants_and_routes_that_have_opted_in_are_written_down_and_pattern
     assert!(!written.contains("secret") && !written.contains(CARD) && !written.contains('@'), "{written}");
     let mode = std::fs::metadata(&trail.file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let page = trail.gateway.app.gateway.observer.metrics().render(&[]);
+    let page = trail.gateway.app.gateway.observer.metrics.render(&[]);
     assert!(!page.contains(CARD) && !page.contains("ann@"), "no content in metrics");
 }
 

@@ -136,7 +136,7 @@ async fn a_client_may_lower_the_total_deadline_where_the_route_lets_it() {
     );
     // It says as much of route and replica as a client that leaves.
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let count = |family: &str, outcome: &str| -> f64 {
         let is_it =
             |line: &&str| line.starts_with(family) && line.contains(&format!("outcome=\"{outcome}\""));
@@ -418,7 +418,7 @@ async fn what_a_second_signal_cuts_was_cut_by_the_gateway_and_not_by_its_client(
     gateway.app.begin_drain();
     soon("the end", gateway.app.stop(Duration::ZERO)).await;
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let ends = page.lines().filter(|line| line.starts_with("tokenway_requests_total{"));
     let ends: Vec<_> = ends.filter(|line| line.ends_with(" 1")).collect();
     let count = |code: &str, outcome: &str| {

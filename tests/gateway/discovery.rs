@@ -238,7 +238,7 @@ async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_
     for _ in 0..4 {
         assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
     }
-    let metrics = gateway.app.gateway.observer.metrics();
+    let metrics = &gateway.app.gateway.observer.metrics;
     metrics.set_sources(&gateway.app.fleet.sources());
     let page = metrics.render(&gateway.replicas());
     assert!(page.contains("tokenway_discovery_kept_replicas{pool=\"default\",source=\"file\"} 2"), "{page}");

@@ -436,7 +436,7 @@ async fn a_stream_is_complete_with_its_own_end_whatever_becomes_of_its_body() {
                 assert_eq!((reply.text(), reply.body.is_complete), (&*events.concat(), true), "{then:?}");
                 assert_eq!(pair.good_requests(), 0);
                 assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ready);
-                let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+                let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
                 assert!(!migration::has_failed(&page), "{then:?}");
             }
         }
@@ -455,7 +455,7 @@ async fn a_client_that_leaves_at_the_stream_s_end_got_its_answer() {
     client.read_until(wire::DONE).await;
     drop(client);
     pair.gateway.idle().await;
-    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
     assert!(migration::has_outcome(&page, "ok") && !migration::has_outcome(&page, "canceled"));
 }
 
@@ -492,7 +492,7 @@ async fn what_an_engine_rejects_after_content_is_told_in_its_own_words() {
             assert_eq!(reply.text(), [wire::ROLE, &wire::content("x"), error].concat());
             assert!(!reply.body.is_complete, "half an answer does not look whole");
             assert_eq!((pair.good_requests(), pair.gateway.state_of(&pair.bad)), (0, ReplicaState::Ready));
-            let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+            let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
             assert!(migration::has_outcome(&page, "client_error") && !migration::has_failed(&page));
             let status = pair.gateway.replicas().into_iter().find(|r| *r.replica == *pair.bad.name());
             assert_eq!(status.unwrap().failure_ratio, 0.0, "it is not the replica's fault");
@@ -684,7 +684,7 @@ async fn a_client_that_leaves_behind_a_heartbeat_ends_the_work_of_the_engine() {
     drop(client);
     replica.abandoned(1).await;
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let ends =
         page.lines().filter(|line| line.starts_with("tokenway_requests_total{") && !line.ends_with(" 0"));
     let ends: Vec<_> = ends.collect();

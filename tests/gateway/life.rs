@@ -474,7 +474,7 @@ async fn figures_of_a_replica_s_gpus_are_shown_where_an_exporter_tells_them_and_
     assert_eq!((figures.gpus, figures.utilization, figures.memory_used), (1, Some(0.98), Some(2_097_152.0)));
     assert_eq!((figures.memory_free, figures.xid), (None, None));
     assert!(status(&gateway, &untold).gpu.is_none());
-    let page = gateway.app.gateway.observer.metrics().render(&gateway.replicas());
+    let page = gateway.app.gateway.observer.metrics.render(&gateway.replicas());
     let series = |name: &str, replica: &Replica| {
         let labels = format!("{name}{{pool=\"default\",replica=\"{}\"", replica.name());
         let line = page.lines().find(|line| line.starts_with(&labels));

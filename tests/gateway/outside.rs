@@ -76,7 +76,7 @@ async fn asking(gateway: &Gateway, body: &str) -> Client {
 }
 
 fn counted(gateway: &Gateway, series: &str) -> f64 {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok()).unwrap_or(0.0)
 }
 

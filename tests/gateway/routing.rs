@@ -89,7 +89,7 @@ async fn a_decision_adds_up_and_says_why() {
     let names = format!("why=\"{} over {}: ", chosen.name(), other.name());
     assert!(decision.contains(&names) && decision.contains(" less "), "{decision}");
     gateway.idle().await;
-    let record = gateway.app.gateway.observer.decisions().latest().remove(0);
+    let record = gateway.app.gateway.observer.decisions.latest().remove(0);
     for candidate in &record.decision.as_ref().unwrap().weighed {
         let sum: f64 = candidate.cost.named().iter().map(|(_, seconds)| seconds).sum();
         assert!((candidate.cost.total() - sum).abs() < 1e-9, "{candidate:?}");

@@ -47,7 +47,7 @@ fn with_slo(replica: &Replica, slo: Slo, budget: &[(Stage, Duration)]) -> Config
 
 /// The values of all series of a family whose labels hold each of these.
 fn sum(gateway: &Gateway, name: &str, labels: &[&str]) -> f64 {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let lines = page.lines().filter(|line| line.starts_with(&format!("{name}{{")));
     lines
         .filter(|line| labels.iter().all(|label| line.contains(label)))

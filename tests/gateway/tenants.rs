@@ -127,7 +127,7 @@ async fn tokens_and_engine_seconds_are_counted_by_tenant_and_model() {
     replica.always(wire::stream(events));
     sent(&gateway, &replica, "a", r#"{"model":"tiny","stream":true,"messages":[]}"#).await;
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     for (kind, tokens) in [("input", 109), ("cached", 64), ("output", 8)] {
         let series = format!(
             "tokenway_tenant_tokens_total{{kind=\"{kind}\",model=\"tiny\",route=\"*\",tenant=\"a\"}}"
@@ -212,7 +212,7 @@ async fn a_tenant_named_like_a_label_bomb_is_one_label_and_a_longer_or_quoted_on
         sent(&gateway, &replica, name, r#"{"model":"tiny","messages":[]}"#).await;
     }
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let with = |name: &str| page.lines().filter(|line| line.contains(&format!("tenant=\"{name}\""))).count();
     assert!(with("plain") > 0);
     assert_eq!(with(&bomb), with("plain"), "as many series as another tenant");
@@ -390,7 +390,7 @@ async fn a_request_without_a_model_gets_that_of_its_route_and_not_the_engines_fi
         }
     }
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let counted = page.lines().find(|line| line.starts_with("tokenway_requests_total")).unwrap();
     assert!(counted.contains(r#"model="sql""#), "{counted}");
     for body in ["{}", r#"{"model":null}"#] {

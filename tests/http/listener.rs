@@ -721,7 +721,7 @@ async fn a_panic_is_a_500_on_its_request_and_counted() {
     let gateway = Gateway::start().await;
     let socket = listener::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let addr = socket.local_addr().unwrap();
-    let (clock, metrics) = (Clock::start(), gateway.app.gateway.observer.metrics());
+    let (clock, metrics) = (Clock::start(), &gateway.app.gateway.observer.metrics);
     let serving = Serving {
         limits: ConnectionLimits {
             user_timeout: Duration::from_millis(300),

@@ -57,14 +57,14 @@ impl Gateway {
 
     /// A series of `/metrics`, by the start of its line; 0 if it does not exist.
     pub fn counted(&self, series: &str) -> f64 {
-        let page = self.app.gateway.observer.metrics().render(&[]);
+        let page = self.app.gateway.observer.metrics.render(&[]);
         let value = page.lines().find_map(|line| line.strip_prefix(series)?.rsplit(' ').next()?.parse().ok());
         value.unwrap_or(0.0)
     }
 
     /// Ended requests of one outcome.
     pub fn outcomes(&self, outcome: &str, code: &str) -> f64 {
-        let page = self.app.gateway.observer.metrics().render(&[]);
+        let page = self.app.gateway.observer.metrics.render(&[]);
         let is_it = |line: &&str| {
             line.starts_with("tokenway_requests_total{")
                 && line.contains(&format!("outcome=\"{outcome}\""))

@@ -51,7 +51,7 @@ fn page() -> String {
     failed.outcome = Outcome::Failed;
     failed.error = Some("timeout_inter_token");
     observer.record(&Arc::new(failed));
-    let metrics = observer.metrics();
+    let metrics = &observer.metrics;
     metrics.families.requests.admissions.inc(["admit", "ready"]);
     metrics.families.requests.http_rejected.inc(["header_timeout"]);
     // More values than a label holds.

@@ -396,12 +396,12 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
     let drift: Json = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &drift["active"][0]["kind"]), (200, &"availability_burn".into()), "{body}");
     assert_eq!(drift["series"], 1);
-    let page = observer.metrics().render(&[]);
+    let page = observer.metrics.render(&[]);
     let labels =
         r#"{diagnosis="unknown",kind="availability_burn",replica="none",revision="v1",route="chat"}"#;
     assert_eq!(value(&page, &format!("tokenway_drift_active{labels}")), Some(1.0), "{page}");
     until(|| {
-        let page = observer.metrics().render(&[]);
+        let page = observer.metrics.render(&[]);
         value(&page, r#"tokenway_drift_webhook_posts_total{result="sent"}"#).is_some_and(|sent| sent >= 1.0)
     })
     .await;
@@ -414,7 +414,7 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
     let (_, _, body) = get(admin, "/api/drift").await;
     let shown: Json = serde_json::from_str(&body).unwrap();
     assert_eq!(shown["active"][0]["acknowledged"], true, "{body}");
-    assert_eq!(value(&observer.metrics().render(&[]), &format!("tokenway_drift_active{labels}")), None);
+    assert_eq!(value(&observer.metrics.render(&[]), &format!("tokenway_drift_active{labels}")), None);
     until(|| {
         let last = bodies.lock().last().cloned().unwrap_or_default();
         let posted: Json = serde_json::from_str(last.split_once("\r\n\r\n").unwrap().1).unwrap();
@@ -496,7 +496,7 @@ async fn a_webhook_that_hangs_holds_nothing_up() {
     // While the post hangs, requests are taken in and findings stand.
     outage(&observer);
     until(|| !drift.board().read().active.is_empty()).await;
-    let page = observer.metrics().render(&[]);
+    let page = observer.metrics.render(&[]);
     assert_eq!(value(&page, "tokenway_drift_observations_dropped_total"), Some(0.0));
 }
 
@@ -534,7 +534,7 @@ async fn a_finding_goes_out_as_an_event_and_its_series_traces_are_kept() {
     }
     assert!(names.contains(&"tokenway.drift.evidence.burn_rate"), "{names:?}");
     until(|| {
-        let page = observer.metrics().render(&[]);
+        let page = observer.metrics.render(&[]);
         value(&page, r#"tokenway_drift_events_total{result="sent"}"#).is_some_and(|sent| sent >= 1.0)
     })
     .await;
@@ -558,7 +558,7 @@ async fn a_collector_that_hangs_costs_counted_events() {
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {
         let failed = || {
-            let page = observer.metrics().render(&[]);
+            let page = observer.metrics.render(&[]);
             value(&page, r#"tokenway_drift_events_total{result="failed"}"#)
         };
         while failed() != Some(1.0) {

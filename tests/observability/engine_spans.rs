@@ -27,17 +27,17 @@ const SERIES: &str = r#"model="llama",revision="v1",route="chat""#;
 fn stage(observer: &Observer, stage: &str, source: &str) -> Option<f64> {
     let name = "tokenway_stage_duration_seconds_count";
     let labels = format!(r#"{{{SERIES},source="{source}",stage="{stage}",tenant="acme"}}"#);
-    value(&observer.metrics().render(&[]), &format!("{name}{labels}"))
+    value(&observer.metrics.render(&[]), &format!("{name}{labels}"))
 }
 
 fn joins(observer: &Observer, result: &str) -> Option<f64> {
     let series = format!("tokenway_engine_spans_total{{result=\"{result}\"}}");
-    value(&observer.metrics().render(&[]), &series)
+    value(&observer.metrics.render(&[]), &series)
 }
 
 fn dropped(observer: &Observer, reason: &str) -> Option<f64> {
     let series = format!("tokenway_spans_dropped_total{{reason=\"{reason}\"}}");
-    value(&observer.metrics().render(&[]), &series)
+    value(&observer.metrics.render(&[]), &series)
 }
 
 /// Receives engines' spans on a free port; no collector.

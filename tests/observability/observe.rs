@@ -119,11 +119,11 @@ fn one_request(observer: &Observer) {
 async fn a_scrape_shows_every_name_of_the_contract() {
     let observer = observer(&config());
     one_request(&observer);
-    observer.metrics().families.requests.admissions.inc(["admit", "ready"]);
-    observer.metrics().families.requests.http_rejected.inc(["header_timeout"]);
-    let _inflight = observer.metrics().request_inflight();
+    observer.metrics.families.requests.admissions.inc(["admit", "ready"]);
+    observer.metrics.families.requests.http_rejected.inc(["header_timeout"]);
+    let _inflight = observer.metrics.request_inflight();
 
-    let page = observer.metrics().render(&[status(ReplicaState::Ready, true)]);
+    let page = observer.metrics.render(&[status(ReplicaState::Ready, true)]);
     for (name, labels, expected) in CONTRACT {
         let labels = labels.replace("TENANT", TENANT).replace("ROUTE", ROUTE).replace("REPLICA", REPLICA);
         let actual = value(&page, &format!("{name}{labels}"));
@@ -140,7 +140,7 @@ async fn a_failed_request_counts_its_timer_once_and_misses_its_slo() {
     failed.error = Some("timeout_inter_token");
     failed.attempts.last_mut().unwrap().error = Some("timeout_inter_token");
     observer.record(&Arc::new(failed));
-    let page = observer.metrics().render(&[]);
+    let page = observer.metrics.render(&[]);
     assert_eq!(value(&page, r#"tokenway_timeouts_total{timer="inter_token"}"#), Some(1.0));
     let labels = TENANT.replace(r#"model="llama","#, r#"model="llama",reason="error","#);
     assert_eq!(value(&page, &format!("tokenway_slo_missed_requests_total{{{labels}}}")), Some(1.0));
@@ -151,10 +151,10 @@ async fn a_signal_that_is_too_old_is_absent_and_comes_back() {
     let observer = observer(&config());
     let depth = format!("tokenway_replica_queue_depth{{{REPLICA}}}");
     for has_signals in [true, false, true] {
-        let page = observer.metrics().render(&[status(ReplicaState::Ready, has_signals)]);
+        let page = observer.metrics.render(&[status(ReplicaState::Ready, has_signals)]);
         assert_eq!(value(&page, &depth).is_some(), has_signals);
     }
-    let page = observer.metrics().render(&[]);
+    let page = observer.metrics.render(&[]);
     assert_eq!(value(&page, &depth), None);
     let inflight = format!("tokenway_replica_inflight{{{REPLICA}}}");
     assert_eq!(value(&page, &inflight), Some(0.0), "kept for a while after the replica left");
@@ -165,12 +165,12 @@ async fn a_replica_that_is_gone_for_five_minutes_leaves_and_may_come_back() {
     let observer = observer(&config());
     one_request(&observer);
     let count = format!("tokenway_replica_time_to_first_token_seconds_count{{{REPLICA}}}");
-    let scrape = |fleet: &[_]| value(&observer.metrics().render(fleet), &count);
+    let scrape = |fleet: &[_]| value(&observer.metrics.render(fleet), &count);
     assert_eq!(scrape(&[status(ReplicaState::Ready, true)]), Some(1.0));
     tokio::time::advance(Duration::from_secs(299)).await;
     assert_eq!(scrape(&[]), Some(1.0));
     tokio::time::advance(Duration::from_secs(2)).await;
-    let page = observer.metrics().render(&[]);
+    let page = observer.metrics.render(&[]);
     assert!(!page.contains("gpu-a:8000"), "{page}");
     one_request(&observer);
     assert_eq!(scrape(&[]), Some(1.0), "a new series, not a handle to the old one");
@@ -196,7 +196,7 @@ async fn replicas_that_left_make_room_for_those_that_live() {
     };
     for rollout in 0..5 {
         tokio::time::advance(Duration::from_secs(20)).await;
-        let page = observer.metrics().render(&fleet(120 * rollout));
+        let page = observer.metrics.render(&fleet(120 * rollout));
         assert_eq!(ready(&page), 120, "after {rollout} rollouts");
         let gone = page.lines().filter(|line| line.contains(r#"state="gone""#) && line.ends_with(" 1"));
         assert_eq!(
@@ -217,13 +217,13 @@ async fn a_pool_counts_its_replicas_where_not_all_have_series() {
         value(page, &format!(r#"tokenway_pool_replicas{{pool="llama",state="{state}"}}"#))
     };
     let states = ["ready", "unreachable", "gone", "ejected"];
-    let page = observer.metrics().render(&(0..300).map(named).collect::<Vec<_>>());
+    let page = observer.metrics.render(&(0..300).map(named).collect::<Vec<_>>());
     assert_eq!(states.map(|state| count(&page, state)), [290.0, 10.0, 0.0, 0.0].map(Some));
     tokio::time::advance(Duration::from_secs(1)).await;
-    let page = observer.metrics().render(&(280..300).map(named).collect::<Vec<_>>());
+    let page = observer.metrics.render(&(280..300).map(named).collect::<Vec<_>>());
     assert_eq!(states.map(|state| count(&page, state)), [10.0, 10.0, 179.0, 0.0].map(Some), "179 have room");
     tokio::time::advance(Duration::from_secs(301)).await;
-    let page = observer.metrics().render(&[]);
+    let page = observer.metrics.render(&[]);
     assert_eq!(states.map(|state| count(&page, state)), [Some(0.0); 4]);
 }
 
@@ -232,7 +232,7 @@ async fn a_replica_that_left_counts_as_drained_and_gone_once() {
     let observer = observer(&config());
     let scrape = async |fleet: &[_]| {
         tokio::time::advance(Duration::from_secs(1)).await;
-        let page = observer.metrics().render(fleet);
+        let page = observer.metrics.render(fleet);
         ["draining", "gone"].map(|state| {
             let labels = format!(r#"{REPLICA},state="{state}""#);
             let of = |family: &str| value(&page, &format!("{family}{{{labels}}}"));
@@ -395,11 +395,11 @@ async fn more_spans_than_fit_are_dropped_and_counted() {
 
 fn dropped_spans(observer: &Observer, reason: &str) -> Option<f64> {
     let series = format!("tokenway_spans_dropped_total{{reason=\"{reason}\"}}");
-    value(&observer.metrics().render(&[]), &series)
+    value(&observer.metrics.render(&[]), &series)
 }
 
 fn dropped_lines(observer: &Observer) -> Option<f64> {
-    value(&observer.metrics().render(&[]), "tokenway_access_log_dropped_total")
+    value(&observer.metrics.render(&[]), "tokenway_access_log_dropped_total")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -950,12 +950,12 @@ async fn the_first_failure_of_a_route_is_an_increase() {
         let good = r#"tokenway_goodput_requests_total{class="short",model="llama",revision="v1",route="chat",tenant="default"}"#;
         [failed, refused, missed, good].map(|series| value(page, series))
     };
-    assert_eq!(counts(&observer.metrics().render(&[])), [Some(0.0); 4]);
+    assert_eq!(counts(&observer.metrics.render(&[])), [Some(0.0); 4]);
     let mut failed = record();
     failed.tenant = "default".into();
     (failed.outcome, failed.status, failed.error) = (Outcome::Failed, 502, Some("replica_failed"));
     observer.record(&Arc::new(failed));
-    assert_eq!(counts(&observer.metrics().render(&[])), [Some(1.0), Some(0.0), Some(0.0), Some(0.0)]);
+    assert_eq!(counts(&observer.metrics.render(&[])), [Some(1.0), Some(0.0), Some(0.0), Some(0.0)]);
 }
 
 #[tokio::test]
@@ -969,9 +969,9 @@ async fn what_no_configuration_names_starts_at_zero_with_its_first_request() {
         let refused = r#"tokenway_slo_missed_by_stage_total{class="short",model="llama",reason="refused",revision="none",route="chat",stage="admit"}"#;
         [failed, refused].map(|series| value(page, series))
     };
-    assert_eq!(counts(&observer.metrics().render(&[])), [None; 2]);
+    assert_eq!(counts(&observer.metrics.render(&[])), [None; 2]);
     observer.record(&Arc::new(record()));
-    assert_eq!(counts(&observer.metrics().render(&[])), [Some(0.0); 2]);
+    assert_eq!(counts(&observer.metrics.render(&[])), [Some(0.0); 2]);
 }
 
 /// Two revisions, two classes, and of every tenant all that can happen to it.
@@ -1014,7 +1014,7 @@ async fn a_page_with_150_tenants_is_at_most_1500_kb_and_150_kb_on_the_wire() {
     config.telemetry.ttft_by_tenant = false;
     let observer = observer(&config);
     a_busy_day(&observer, 150);
-    let page = observer.metrics().render_as(&[], Exposition::OpenMetrics);
+    let page = observer.metrics.render_as(&[], Exposition::OpenMetrics);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::Write::write_all(&mut gzip, page.as_bytes()).unwrap();
     let wire = gzip.finish().unwrap().len();

@@ -170,7 +170,7 @@ fn attribute<'a>(attributes: &'a [KeyValue], name: &str) -> Option<&'a str> {
 
 fn exports(observer: &Observer, result: &str) -> Option<f64> {
     let series = format!("tokenway_otlp_metric_exports_total{{result=\"{result}\"}}");
-    value(&observer.metrics().render(&[]), &series)
+    value(&observer.metrics.render(&[]), &series)
 }
 
 const NEVER: Duration = Duration::from_secs(3600);
@@ -233,7 +233,7 @@ async fn names_are_distinct_and_everything_else_on_the_page_is_exported() {
     let receiver = Receiver::start([]).await;
     let observer = observer(&receiver.exporting(NEVER));
     one_stream(&observer);
-    let page = observer.metrics().render(&[]);
+    let page = observer.metrics.render(&[]);
     observer.shutdown(LIMIT).await;
     let metrics = receiver.last();
     let mut names: Vec<_> = metrics.iter().map(|metric| metric.name.clone()).collect();

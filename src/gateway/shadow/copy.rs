@@ -154,7 +154,7 @@ impl Copy {
         let Some((pool, _)) = self.prepared.route.pools.get(self.at) else { return };
         let config = pool.config();
         let labels = [&*self.record.route, &*config.name, &*config.revision, reason];
-        self.incoming.gateway.observer.metrics().families.canaries.shadow_requests.inc(labels);
+        self.incoming.gateway.observer.metrics.families.canaries.shadow_requests.inc(labels);
     }
 
     fn fail(&mut self, failure: &Failure) {

@@ -46,7 +46,7 @@ pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, guard: &mut
         Err(reason) => {
             let config = pool.config();
             let labels = [&route.config.name, &config.name, &config.revision, reason];
-            gateway.observer.metrics().families.canaries.shadow_requests.inc(labels);
+            gateway.observer.metrics.families.canaries.shadow_requests.inc(labels);
         }
     }
 }

@@ -102,7 +102,7 @@ async fn a_replica_that_answers_nothing_is_left_and_clients_get_the_text_of_othe
             let lacking = lacking(40..200).await;
             let seen = replicas[0].count() - before;
             assert!(lacking <= 3 && seen <= 12, "{policy:?}: {lacking} got nothing, {seen} went there");
-            let page = gateway.app.gateway.observer.metrics().render(&gateway.replicas());
+            let page = gateway.app.gateway.observer.metrics.render(&gateway.replicas());
             assert!(page.contains("tokenway_replica_empty_answers_total{"), "{page}");
             let is_retried = page.contains(r#"tokenway_retries_total{reason="empty_answer"}"#);
             assert!(is_retried || seen < 3, "{policy:?}: {seen} went there\n{page}");

@@ -61,7 +61,7 @@ async fn what_a_fallback_served_counts_for_the_fallback() {
         assert_eq!(attempts, expected);
         assert_eq!((record.outcome, record.status, record.content_events), (Outcome::Ok, 200, 2));
     }
-    let metrics = picker.gateway.app.gateway.observer.metrics().render(&[]);
+    let metrics = picker.gateway.app.gateway.observer.metrics.render(&[]);
     assert!(metrics.contains(r#"tokenway_retries_total{reason="bypassed"} 2"#), "{metrics}");
 }
 

@@ -79,7 +79,7 @@ impl Two {
 
 /// Requests by way and reason.
 fn ways(gateway: &Gateway) -> Vec<String> {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let of = |line: &str| {
         let labels = line.strip_prefix("tokenway_prefill_requests_total{")?;
         let (labels, count) = labels.split_once("} ")?;
@@ -98,7 +98,7 @@ fn ways(gateway: &Gateway) -> Vec<String> {
 }
 
 fn total(gateway: &Gateway, series: &str) -> u64 {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     page.lines()
         .filter_map(|line| line.strip_prefix(series)?.rsplit(' ').next()?.parse::<f64>().ok())
         .sum::<f64>() as u64
@@ -106,7 +106,7 @@ fn total(gateway: &Gateway, series: &str) -> u64 {
 
 /// Requests that the prefill pool got, by how they ended.
 fn prefill_ended(gateway: &Gateway, outcome: &str) -> u64 {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let labels = [r#"pool="prefill""#.to_owned(), format!("outcome=\"{outcome}\"")];
     page.lines()
         .filter(|line| line.starts_with("tokenway_replica_requests_total{"))
@@ -204,7 +204,7 @@ async fn the_wait_for_kv_is_the_transfer_s_from_the_first_request_on() {
         .chain(wire::chat_stream(&["a"]).into_iter().skip(1));
     two.decode.always(events.collect());
     assert_eq!(two.post(PATH, CHAT).await.status(), 200);
-    let page = two.gateway.app.gateway.observer.metrics().render(&[]);
+    let page = two.gateway.app.gateway.observer.metrics.render(&[]);
     let sum = page.lines().find(|line| line.starts_with("tokenway_kv_transfer_seconds_sum{")).unwrap();
     assert!(sum.rsplit(' ').next().unwrap().parse::<f64>().unwrap() >= 0.02, "{sum}");
 }

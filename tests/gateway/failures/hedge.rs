@@ -17,7 +17,7 @@ async fn pair(budget: f64, script: Vec<Step>) -> Pair {
 
 /// `won`, `lost`, `failed`
 fn hedges(gateway: &Gateway) -> [u64; 3] {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     ["won", "lost", "failed"].map(|result| {
         let name = format!("tokenway_hedges_total{{result=\"{result}\"}} ");
         page.lines().find_map(|line| line.strip_prefix(&*name)).unwrap().parse::<f64>().unwrap() as u64
@@ -37,7 +37,7 @@ async fn the_second_replica_answers_where_the_first_says_nothing() {
     pair.bad.abandoned(1).await;
     assert_eq!(hedges(&pair.gateway), [1, 0, 0]);
     assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ready, "the loser is not charged");
-    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
     assert!(!page.contains("tokenway_retries_total{") && !has_failed(&page));
 }
 

@@ -131,7 +131,7 @@ async fn every_fault_in_every_phase_is_what_the_contract_says_from_both_sides() 
             (1, elsewhere),
             "{name}: requests at the engines"
         );
-        let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+        let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
         // The pair's first request is the other one that was counted.
         let expected = if outcome == "ok" { 2.0 } else { 1.0 };
         assert_eq!(

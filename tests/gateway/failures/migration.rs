@@ -44,7 +44,7 @@ pub(crate) fn has_outcome(page: &str, outcome: &str) -> bool {
 }
 
 fn migrations(gateway: &Gateway) -> u64 {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let line = page.lines().find(|line| line.starts_with("tokenway_migrations_total ")).unwrap();
     line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64
 }
@@ -83,7 +83,7 @@ async fn a_broken_stream_goes_on_at_another_replica_and_the_client_does_not_lear
         assert_eq!(sent["messages"][1], json!({"role": "assistant", "content": "hello"}), "{name}");
         assert_eq!(sent["continue_final_message"], true, "{name}");
         assert_eq!(sent["add_generation_prompt"], false, "{name}");
-        let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+        let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
         assert!(!has_failed(&page), "{name}: a request that was answered did not fail");
         assert!(!page.contains("tokenway_retries_total{"), "{name}: it is no retry");
     }
@@ -97,7 +97,7 @@ async fn the_gaps_of_a_broken_stream_are_those_of_the_replica_that_broke_it() {
     pair.good.next(continuing(&["c", "d", "e"]));
     assert_eq!(pair.post(CHAT).await.text(), whole(&["a", "b", "c", "d", "e"]));
     pair.gateway.idle().await;
-    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
     let gaps = |name: &str| {
         let family = "tokenway_replica_inter_token_latency_seconds_count{";
         let of_it = format!("replica=\"{name}\"");
@@ -148,7 +148,7 @@ async fn a_stream_that_lost_only_its_finish_has_no_token_more_than_was_asked_for
     assert_eq!(last["choices"], json!([{"index": 0, "delta": {}, "finish_reason": "length"}]));
     assert!(reply.body.is_complete);
     assert_eq!(pair.good_requests(), 0);
-    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
     assert!(!has_failed(&page) && page.contains("reason=\"length\""));
 }
 
@@ -310,7 +310,7 @@ async fn a_client_that_leaves_while_a_replica_is_looked_for_leaves_nothing_behin
     drop(client);
     pair.good.abandoned(1).await;
     pair.gateway.idle().await;
-    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
     assert!(has_outcome(&page, "canceled") && !has_failed(&page));
 }
 
@@ -357,7 +357,7 @@ async fn the_gap_across_the_break_is_a_gap_and_the_first_token_stays_the_first()
     let reply: Reply = pair.post(CHAT).await;
     assert_eq!(reply.text(), whole(&["x", "y"]));
     let metric = |name: &str| {
-        let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+        let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
         page.lines()
             .filter(|line| line.starts_with(name))
             .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())

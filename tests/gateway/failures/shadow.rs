@@ -39,7 +39,7 @@ impl Shadowed {
     }
 
     fn page(&self) -> String {
-        self.gateway.app.gateway.observer.metrics().render(&[])
+        self.gateway.app.gateway.observer.metrics.render(&[])
     }
 
     /// Copies that ended so, or were not sent for this reason.

@@ -23,7 +23,7 @@ async fn call(gateway: &Gateway, method: &str, path: &str, body: &str) -> Reply 
 
 /// Requests of this outcome, and attempts at replicas.
 fn counted(gateway: &Gateway, outcome: &str) -> [f64; 2] {
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let label = format!(r#"outcome="{outcome}""#);
     ["tokenway_requests_total", "tokenway_replica_requests_total"].map(|family| sum(&page, family, &label))
 }

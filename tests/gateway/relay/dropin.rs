@@ -643,7 +643,7 @@ async fn a_websocket_that_never_speaks_is_closed_by_a_named_deadline() {
     assert!(client.is_closed().await);
     replica.abandoned(1).await;
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let ends =
         page.lines().filter(|line| line.starts_with("tokenway_requests_total{") && !line.ends_with(" 0"));
     let ends: Vec<_> = ends.collect();
@@ -673,7 +673,7 @@ async fn a_client_that_leaves_under_what_its_engine_sends_is_no_failure_of_that(
         drop(client);
     }
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let failed = |line: &&str| line.contains(r#"outcome="failed""#) && !line.ends_with(" 0");
     assert_eq!(page.lines().filter(failed).collect::<Vec<_>>(), [""; 0]);
 }
