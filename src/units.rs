@@ -4,6 +4,7 @@
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Whole seconds, rounded up: no header that counts them promises a time too early.
@@ -39,5 +40,27 @@ impl AddAssign for Tokens {
 impl Sum for Tokens {
     fn sum<I: Iterator<Item = Self>>(values: I) -> Self {
         values.fold(Self(0), Add::add)
+    }
+}
+
+/// A number that one writes and many read; zero at first.
+#[derive(Debug, Default)]
+pub(crate) struct AtomicF64(AtomicU64);
+
+impl AtomicF64 {
+    #[inline]
+    pub(crate) fn load(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn store(&self, value: f64) {
+        self.0.store(value.to_bits(), Ordering::Relaxed);
+    }
+}
+
+impl From<f64> for AtomicF64 {
+    fn from(value: f64) -> Self {
+        Self(AtomicU64::new(value.to_bits()))
     }
 }

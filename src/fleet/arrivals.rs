@@ -5,15 +5,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::routing::Work;
+use crate::units::AtomicF64;
 
 /// Requests that asked for a pool, since it was opened, and the mean work of those that were placed of late.
 #[derive(Debug, Default)]
 pub struct Arrivals {
     count: AtomicU64,
     placed: AtomicU64,
-    /// Deps as bits of floats: tokens and attention of uncached prompts.
-    tokens: AtomicU64,
-    attention: AtomicU64,
+    /// Of uncached prompts.
+    tokens: AtomicF64,
+    attention: AtomicF64,
 }
 
 impl Arrivals {
@@ -26,8 +27,8 @@ impl Arrivals {
     pub fn placed(&self, work: &Work) {
         let weight = (1.0 / (self.placed.fetch_add(1, Ordering::Relaxed) + 1) as f64).max(LEARNED);
         for (cell, seen) in [(&self.tokens, work.tokens), (&self.attention, work.attention)] {
-            let mean = f64::from_bits(cell.load(Ordering::Relaxed));
-            cell.store((mean + weight * (seen as f64 - mean)).to_bits(), Ordering::Relaxed);
+            let mean = cell.load();
+            cell.store(mean + weight * (seen as f64 - mean));
         }
     }
 
@@ -38,8 +39,7 @@ impl Arrivals {
 
     /// Work of one of them.
     pub fn mean_work(&self) -> Work {
-        let read = |cell: &AtomicU64| f64::from_bits(cell.load(Ordering::Relaxed)) as u64;
-        Work { tokens: read(&self.tokens), attention: read(&self.attention) }
+        Work { tokens: self.tokens.load() as u64, attention: self.attention.load() as u64 }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -14,6 +14,7 @@ use super::status::EngineCounters;
 use super::stream_defaults::StreamDefaults;
 use crate::clock::Stamp;
 use crate::config::ProbeKind;
+use crate::units::AtomicF64;
 
 /// Facts of one engine; written by probes and scrapes.
 #[derive(Debug, Default)]
@@ -41,7 +42,7 @@ pub struct EngineFacts {
     /// Figures of its GPUs.
     pub(super) gpu: ArcSwapOption<GpuReading>,
     /// Start of the newest process that its page named, seconds since 1970 as bits; 0 where none is.
-    pub(super) newest_process: AtomicU64,
+    pub(super) newest_process: AtomicF64,
 }
 
 /// A model as an engine lists it.

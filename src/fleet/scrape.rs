@@ -238,14 +238,14 @@ impl Scraper {
     /// Whether this process started after all that were seen: behind a URL of several processes old and new ones alternate, and
     /// none of them is a restart.
     fn is_newest(&self, start: Option<f64>) -> bool {
-        let newest = f64::from_bits(self.replica.engine.newest_process.load(Ordering::Relaxed));
+        let newest = self.replica.engine.newest_process.load();
         start.is_some_and(|start| newest > 0.0 && start > newest + START_TOLERANCE)
     }
 
     fn note_process(&self, start: Option<f64>) {
         let newest = &self.replica.engine.newest_process;
-        if let Some(start) = start.filter(|start| *start > f64::from_bits(newest.load(Ordering::Relaxed))) {
-            newest.store(start.to_bits(), Ordering::Relaxed);
+        if let Some(start) = start.filter(|start| *start > newest.load()) {
+            newest.store(start);
         }
     }
 

@@ -5,37 +5,32 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::units::Tokens;
+use crate::units::{AtomicF64, Tokens};
 
 /// Tokens that an image, a sound or a file takes, as engines count them: a running mean.
 #[derive(Debug)]
 pub(super) struct MediaTokens {
-    /// A float as bits.
-    each: AtomicU64,
+    each: AtomicF64,
     seen: AtomicU64,
 }
 
 impl Default for MediaTokens {
     fn default() -> Self {
-        Self { each: AtomicU64::new(UNSEEN_MEDIUM.to_bits()), seen: AtomicU64::new(0) }
+        Self { each: UNSEEN_MEDIUM.into(), seen: AtomicU64::new(0) }
     }
 }
 
 impl MediaTokens {
-    fn each(&self) -> f64 {
-        f64::from_bits(self.each.load(Ordering::Relaxed))
-    }
-
     pub(super) fn estimate(&self, media: u32) -> Tokens {
-        Tokens((self.each() * f64::from(media)) as u64)
+        Tokens((self.each.load() * f64::from(media)) as u64)
     }
 
     /// `media` of them took `tokens`. The first answers count as much as all before them; a lost update is one answer.
     pub(super) fn observe(&self, media: u32, tokens: Tokens) {
         let seen = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
         let share = (1.0 / seen as f64).max(LEARNED);
-        let each = self.each() + share * (tokens.0 as f64 / f64::from(media) - self.each());
-        self.each.store(each.to_bits(), Ordering::Relaxed);
+        let each = self.each.load();
+        self.each.store(each + share * (tokens.0 as f64 / f64::from(media) - each));
     }
 }
 

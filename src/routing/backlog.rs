@@ -4,21 +4,19 @@
 //! it and everybody who comes before the queue is gone. So the longer the queue, the more a hit is worth: a fleet that
 //! gives its hits away in a burst has more to compute than before, and may never get out of it again.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use parking_lot::Mutex;
 
 use super::float::fast_max;
 use super::{Foreign, LoadView};
 use crate::clock::Stamp;
 use crate::routing::tuning::{memories, prices};
+use crate::units::AtomicF64;
 
 /// Prompts that wait, for each replica but the one with the longest queue, with chance taken out. Noted beside the request
 /// path, read by every decision.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
-    /// As bits of a float.
-    standing: AtomicU64,
+    standing: AtomicF64,
     noted: Mutex<Stamp>,
 }
 
@@ -34,13 +32,13 @@ impl Backlog {
         let standing = self.standing();
         // Bunches of arrivals make a queue that is gone a moment later: it would be wrong to pay for it.
         let settled = standing + (1.0 - (-passed / memories::QUEUE_SETTLING).exp()) * (waiting - standing);
-        self.standing.store(settled.to_bits(), Ordering::Relaxed);
+        self.standing.store(settled);
     }
 
     /// Standing queue of the fleet, in prompts per replica.
     #[inline]
     pub(super) fn standing(&self) -> f64 {
-        f64::from_bits(self.standing.load(Ordering::Relaxed))
+        self.standing.load()
     }
 }
 

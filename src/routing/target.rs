@@ -14,6 +14,7 @@ use super::cache_counters::{CacheFigures, CacheReport};
 use super::foreign::sane;
 use super::{EngineSignals, Foreign, ReplicaLoad};
 use crate::clock::Stamp;
+use crate::units::AtomicF64;
 
 /// One replica of a pool, as routing sees it.
 #[derive(Debug)]
@@ -26,9 +27,9 @@ pub struct Target {
     pub load: Arc<ReplicaLoad>,
     published: Published,
     seen: Mutex<Seen>,
-    /// `1 - x` as bits, so that zero is the ordinary case.
-    failing: AtomicU64,
-    withheld: AtomicU64,
+    /// `1 - x`, so that zero is the ordinary case.
+    failing: AtomicF64,
+    withheld: AtomicF64,
 }
 
 /// One reading of an engine's metrics page; what the page does not have is absent.
@@ -95,25 +96,25 @@ impl Target {
     /// A replica without work, of which the engine has reported nothing.
     pub fn new(slot: usize, identity: u64) -> Self {
         let (load, published, seen) = (ReplicaLoad::new(), Published::default(), Mutex::default());
-        let (failing, withheld) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (failing, withheld) = (AtomicF64::default(), AtomicF64::default());
         Self { slot, identity, load, published, seen, failing, withheld }
     }
 
     /// What its recent answers are worth: the probability that it answers, relative to its peers, and the fraction of its
     /// ordinary traffic that it should get.
     pub fn set_standing(&self, success: f64, share: f64) {
-        self.failing.store((1.0 - success).to_bits(), Ordering::Relaxed);
-        self.withheld.store((1.0 - share).to_bits(), Ordering::Relaxed);
+        self.failing.store(1.0 - success);
+        self.withheld.store(1.0 - share);
     }
 
     /// Probability that it answers, relative to its peers, 0 to 1.
     pub fn success(&self) -> f64 {
-        1.0 - f64::from_bits(self.failing.load(Ordering::Relaxed))
+        1.0 - self.failing.load()
     }
 
     /// Fraction of its ordinary traffic that it should get, 0 to 1.
     pub fn share(&self) -> f64 {
-        1.0 - f64::from_bits(self.withheld.load(Ordering::Relaxed))
+        1.0 - self.withheld.load()
     }
 
     /// The engine's page was read just now. Figures that make no sense are taken for absent.

@@ -1,7 +1,7 @@
 //! The evidence on one replica in one place, and its publication.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::answers::Answers;
@@ -11,6 +11,7 @@ use super::warmth::Warmth;
 use crate::clock::Stamp;
 use crate::fleet::life::ReplicaState;
 use crate::routing::Target;
+use crate::units::AtomicF64;
 
 /// Evidence on one replica.
 #[derive(Debug)]
@@ -20,8 +21,8 @@ pub struct Health {
     pub(crate) answers: Answers,
     /// Cold start and slow start.
     pub(crate) warmth: Warmth,
-    /// Failure rate of its peers when they were compared last, as bits.
-    peers: AtomicU64,
+    /// Failure rate of its peers when they were compared last.
+    peers: AtomicF64,
     /// Ejections since it was last proved well.
     ejections: AtomicU32,
     /// Failed requests ejected it: it comes back on trial.
@@ -44,7 +45,7 @@ impl Health {
             vitals: Default::default(),
             answers: Answers::default(),
             warmth: Warmth::new(now),
-            peers: AtomicU64::new(0),
+            peers: AtomicF64::default(),
             ejections: AtomicU32::new(0),
             is_due_for_trial: AtomicBool::new(false),
         }
@@ -52,11 +53,7 @@ impl Health {
 
     /// Its peers were compared: their usual demotion rate.
     pub(crate) fn beside(&self, peers: f64) {
-        self.peers.store(peers.to_bits(), Ordering::Relaxed);
-    }
-
-    fn peers(&self) -> f64 {
-        f64::from_bits(self.peers.load(Ordering::Relaxed))
+        self.peers.store(peers);
     }
 
     /// Whether failed requests ejected it, so that it comes back on trial.
@@ -127,7 +124,7 @@ impl Member<'_> {
 
     fn standing_with(&self, warmth: f64, now: Stamp) -> Standing {
         let failing = self.health.answers.demotion_rate(now);
-        standing(&Evidence { gate: self.gate(), failing, warmth }, self.health.peers(), now)
+        standing(&Evidence { gate: self.gate(), failing, warmth }, self.health.peers.load(), now)
     }
 
     /// Publishes what its evidence is worth, for routing to read.

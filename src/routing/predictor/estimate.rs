@@ -4,7 +4,6 @@
 //! [`Estimate`] is one replica's: how fast it is by that measure. Policies know no more of prediction than the
 //! [`Terms`] that come out: a better model changes this folder, not them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::fit::dot;
@@ -15,7 +14,7 @@ use crate::routing::hazard::Curve;
 use crate::routing::load::LoadView;
 use crate::routing::tuning::{prices, priors};
 use crate::routing::work::Work;
-use crate::units::Tokens;
+use crate::units::{AtomicF64, Tokens};
 
 /// What the replicas of a pool have in common: read once for a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,37 +52,15 @@ pub struct Estimate {
 /// answer.
 #[derive(Debug, Default)]
 pub(super) struct Published {
-    pub(super) slowness: Figure,
-    pub(super) round_trip: Figure,
-    pub(super) step: [Figure; 2],
-}
-
-/// A number that is published.
-#[derive(Debug, Default)]
-pub(super) struct Figure(AtomicU64);
-
-impl Figure {
-    #[inline]
-    pub(super) fn load(&self) -> f64 {
-        f64::from_bits(self.0.load(Ordering::Relaxed))
-    }
-
-    #[inline]
-    pub(super) fn store(&self, figure: f64) {
-        self.0.store(figure.to_bits(), Ordering::Relaxed);
-    }
-}
-
-impl From<f64> for Figure {
-    fn from(figure: f64) -> Self {
-        Self(AtomicU64::new(figure.to_bits()))
-    }
+    pub(super) slowness: AtomicF64,
+    pub(super) round_trip: AtomicF64,
+    pub(super) step: [AtomicF64; 2],
 }
 
 impl Published {
     #[inline]
     pub(super) fn load(&self) -> Estimate {
-        let step = self.step.each_ref().map(Figure::load);
+        let step = self.step.each_ref().map(AtomicF64::load);
         Estimate { slowness: self.slowness.load(), round_trip: self.round_trip.load(), step }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::calibration::{Calibration, Ledger};
-use super::estimate::{Answers, CAUSES, Estimate, Figure, PoolView, Published, causes};
+use super::estimate::{Answers, CAUSES, Estimate, PoolView, Published, causes};
 use super::fit::Fit;
 use super::replica::{Standing, StepFit, weight_after};
 use super::saved::{SavedPool, are_sound};
@@ -16,22 +16,22 @@ use crate::routing::hazard::lengths::{Lengths, Survival};
 use crate::routing::hazard::{Curve, FRESH_SPARE, POINTS, Running};
 use crate::routing::load::{Pace, TimingSample};
 use crate::routing::tuning::{memories, priors};
-use crate::units::Tokens;
+use crate::units::{AtomicF64, Tokens};
 
 /// The pool's learner and what it published.
 #[derive(Debug)]
 pub(super) struct PoolCell {
-    rates: [Figure; CAUSES],
+    rates: [AtomicF64; CAUSES],
     fresh: [AtomicU32; POINTS],
     /// Mean tokens of an answer.
-    output: Figure,
+    output: AtomicF64,
     /// Share of answers that have more than one.
-    goes_on: Figure,
+    goes_on: AtomicF64,
     /// A replica of which nothing is known yet.
     average: Published,
     /// Uncached tokens of a prompt.
-    uncached: Figure,
-    tokens_per_event: Figure,
+    uncached: AtomicF64,
+    tokens_per_event: AtomicF64,
     has_learned: AtomicBool,
     learner: Mutex<Learner>,
 }
@@ -107,10 +107,10 @@ impl Default for PoolCell {
         let survival = lengths.survival();
         let mean_uncached = 2.0 * priors::ANSWER_TOKENS;
         let cell = Self {
-            rates: priors::RATES.map(Figure::from),
+            rates: priors::RATES.map(AtomicF64::from),
             fresh: Default::default(),
-            output: Figure::default(),
-            goes_on: Figure::default(),
+            output: AtomicF64::default(),
+            goes_on: AtomicF64::default(),
             average: Published::default(),
             uncached: mean_uncached.into(),
             tokens_per_event: 1.0.into(),
@@ -138,7 +138,7 @@ impl PoolCell {
     pub(super) fn view(&self) -> PoolView {
         let point = |point: &AtomicU32| f32::from_bits(point.load(Ordering::Relaxed));
         PoolView::new(
-            &self.rates.each_ref().map(Figure::load),
+            &self.rates.each_ref().map(AtomicF64::load),
             Curve::from_points(self.fresh.each_ref().map(point)),
             Answers { output: self.output.load(), goes_on: self.goes_on.load() },
             self.uncached.load(),
