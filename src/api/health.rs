@@ -1,6 +1,6 @@
 //! `/healthz`, `/readyz`, and what the port answers where it cannot: [`Failure`].
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// `/healthz`
 #[derive(Serialize)]
@@ -16,17 +16,15 @@ pub(crate) struct Ready {
     pub(crate) status: &'static str,
 }
 
-/// Body of every status that is no success.
-#[derive(Debug, Default, Deserialize, Serialize)]
-#[serde(default)]
-pub(crate) struct Failure {
-    pub(crate) error: FailureError,
-}
+answers! {
+    /// Body of every status that is no success.
+    struct Failure {
+        error: FailureError,
+    }
 
-#[derive(Debug, Default, Deserialize, Serialize)]
-#[serde(default)]
-pub(crate) struct FailureError {
-    /// For programs: `unknown_path`, `invalid_query`, …
-    pub(crate) code: String,
-    pub(crate) message: String,
+    struct FailureError {
+        /// For programs: `unknown_path`, `invalid_query`, …
+        code: String,
+        message: String,
+    }
 }

@@ -7,9 +7,9 @@
 /// Declares structs of answers.
 macro_rules! answers {
     ($($(#[$meta:meta])* struct $Answer:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })+) => {$(
-        $(#[$meta])*
         #[derive(Clone, Debug, Default, serde::Deserialize, PartialEq, serde::Serialize)]
         #[serde(default)]
+        $(#[$meta])*
         pub(crate) struct $Answer { $($(#[$field_meta])* pub(crate) $field: $type,)* }
     )+};
 }
