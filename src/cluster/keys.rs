@@ -193,7 +193,7 @@ impl KeyRing {
 
     fn signature(&self, digest: &str, entry: &str) -> String {
         let hash = keyed(&self.signer, &format!("{digest}\n{entry}"));
-        hash.iter().map(|byte| format!("{byte:02x}")).collect()
+        digits::hex_of(&hash)
     }
 }
 
