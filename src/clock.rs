@@ -103,6 +103,16 @@ pub(crate) fn wall(seconds: f64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
+/// A moment in whole seconds since the Unix epoch.
+pub(crate) fn wall_second(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+/// Time since the Unix epoch; zero before it.
+pub(crate) fn since_epoch(at: SystemTime) -> Duration {
+    at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
 /// Milliseconds after the anchor.
 #[cfg(test)]
 pub(crate) fn millis(n: u64) -> Stamp {

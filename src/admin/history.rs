@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::AdminState;
 use super::error::AdminError;
 use crate::api::history::{Heat, History, ItlColumns, PartFigures, RouteColumns, StageColumns, TtftColumns};
-use crate::clock::Stamp;
+use crate::clock::{Stamp, since_epoch};
 use crate::config::Route;
 use crate::observe::history::{Dimension, RouteHistory, Slot, heat, heat_edges};
 use crate::observe::latency::{Measure, SLOTS, Step};
@@ -42,7 +42,7 @@ pub(super) async fn history(
     // Slots before the start of this process are there too, and empty.
     let numbers: Vec<i64> = (newest - SLOTS + 1..=newest).collect();
     let start = Stamp::from_nanos(newest.cast_unsigned() * step.seconds() * 1_000_000_000);
-    let start = clock.wall(start).duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let start = since_epoch(clock.wall(start)).as_secs_f64();
     let times = numbers.iter().map(|number| start - (newest - number) as f64 * step.seconds() as f64);
     let routes = admin.observer.history().routes();
     let wanted =

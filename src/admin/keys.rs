@@ -1,7 +1,7 @@
 //! `/keys`: lists, makes and revokes API keys at run time.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -14,6 +14,7 @@ use super::AdminState;
 use super::error::AdminError;
 use super::moment::Moment;
 use crate::api::keys::{Key, KeyMade, KeyOrder, Keys};
+use crate::clock::{since_epoch, wall_second};
 use crate::config::{Budget, Config, Declared as _, NO_LIMIT, Route, Tenant, budgets_of, parse_name};
 use crate::identity::{KeyError, KeyStore};
 use crate::observe::rfc3339;
@@ -60,7 +61,7 @@ pub(super) async fn revoke(
     State(admin): State<Arc<AdminState>>,
     Path((tenant, name)): Path<(String, String)>,
 ) -> Result<Json<Key>, AdminError> {
-    let now = seconds(admin.now());
+    let now = since_epoch(admin.now()).as_secs();
     let key = change(&admin, move |keys| keys.revoke(&tenant, &name, now)).await?;
     tracing::info!(tenant = %key.tenant, key = %key.name, "an API key was revoked");
     let key = shown(&key, &admin.control.config(), admin.now());
@@ -105,7 +106,7 @@ fn ordered(order: KeyOrder, config: &Config, now: SystemTime) -> Result<ApiKey, 
         name: name.unwrap_or_default(),
         routes: routes.transpose()?,
         budgets,
-        created: seconds(now),
+        created: since_epoch(now).as_secs(),
         expires,
     })
 }
@@ -130,11 +131,11 @@ fn expiry(text: &str, now: SystemTime) -> Result<u64, AdminError> {
         return Err(AdminError::InvalidKey(format!("expires: {text} is over already")));
     }
     // A part of a second is rounded up: a second is one.
-    Ok(seconds(at + Duration::from_nanos(999_999_999)))
+    Ok(since_epoch(at + Duration::from_nanos(999_999_999)).as_secs())
 }
 
 fn shown(key: &ApiKey, config: &Config, now: SystemTime) -> Key {
-    let time = |seconds: u64| rfc3339::seconds(UNIX_EPOCH + Duration::from_secs(seconds));
+    let time = |seconds: u64| rfc3339::seconds(wall_second(seconds));
     let has_tenant = config.tenants.iter().any(|tenant| tenant.name == key.tenant);
     let state = match () {
         () if key.has_expired(now) => "expired",
@@ -150,10 +151,6 @@ fn shown(key: &ApiKey, config: &Config, now: SystemTime) -> Key {
         state: state.to_owned(),
         tenant: key.tenant.to_string(),
     }
-}
-
-fn seconds(at: SystemTime) -> u64 {
-    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 const NO_TENANT: &str = "none; add [[tenant]] name = \"…\", key_sha256 = [] to the file";

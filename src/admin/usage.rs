@@ -12,6 +12,7 @@ use super::AdminState;
 use super::error::AdminError;
 use super::moment::Moment;
 use crate::api::usage::{UsageAnswer, UsageRow};
+use crate::clock::wall_second;
 use crate::observe::rfc3339;
 use crate::observe::usage::{Payer, Used};
 
@@ -68,12 +69,12 @@ fn answer(admin: &AdminState, since: SystemTime, until: SystemTime, by: &[&str])
     };
     let (sums, counted) = admin.observer.metrics.usage.sum(since, until, asked);
     // Hours and days are whole; what comes after now is in none.
-    let last = counted.as_ref().map_or(until, |counted| at(counted.end).min(admin.now()));
+    let last = counted.as_ref().map_or(until, |counted| wall_second(counted.end).min(admin.now()));
     let mut total = Used::default();
     let rows = sums.iter().map(|((from, payer), used)| {
         total.add(used);
         UsageRow {
-            day: day.then(|| rfc3339::date(at(*from))),
+            day: day.then(|| rfc3339::date(wall_second(*from))),
             tenant: tenant.then(|| payer.tenant.to_string()),
             model: model.then(|| payer.model.to_string()),
             key: key.then(|| payer.key.to_string()),
@@ -83,7 +84,7 @@ fn answer(admin: &AdminState, since: SystemTime, until: SystemTime, by: &[&str])
     UsageAnswer {
         by: by.iter().map(|name| (*name).to_owned()).collect(),
         rows: rows.collect(),
-        since: counted.map(|counted| rfc3339::seconds(at(counted.start))),
+        since: counted.map(|counted| rfc3339::seconds(wall_second(counted.start))),
         total: row(&total),
         until: rfc3339::seconds(until.max(last)),
     }
@@ -102,15 +103,12 @@ fn row(used: &Used) -> UsageRow {
     }
 }
 
-fn at(seconds: u64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_secs(seconds)
-}
-
 const BY: [&str; 4] = ["tenant", "model", "key", "day"];
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::wall_second as at;
 
     #[test]
     fn a_reversed_span_is_refused() {

@@ -1,10 +1,11 @@
 //! Windows of the calendar: when the one that holds a moment began and when it ends. Pure.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use jiff::civil::Date;
 use jiff::{Timestamp, ToSpan as _};
 
+use crate::clock::since_epoch;
 use crate::config::{Window, Zone};
 
 /// A moment, in whole seconds since 1970.
@@ -13,7 +14,7 @@ pub(super) struct Unix(i64);
 
 impl From<SystemTime> for Unix {
     fn from(at: SystemTime) -> Self {
-        let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let seconds = since_epoch(at).as_secs();
         Self(i64::try_from(seconds).unwrap_or(i64::MAX / 2))
     }
 }

@@ -22,7 +22,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
@@ -36,7 +36,7 @@ use self::foundation::Foundation;
 use self::launch::Front;
 use self::observers::ObserversError;
 use crate::admission::TenantLimiter;
-use crate::clock::Clock;
+use crate::clock::{Clock, since_epoch};
 use crate::cluster;
 use crate::config::Config;
 use crate::epp::EndpointPicker;
@@ -382,7 +382,7 @@ fn hint(error: &io::Error) -> &'static str {
 fn note_expiry(observer: &Observer, config: &Config, clock: Clock) {
     let now = clock.wall(clock.now());
     let served = config.server.tls.as_ref().and_then(|tls| {
-        let at = expiry(&tls.cert)?.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let at = since_epoch(expiry(&tls.cert)?);
         Some((tls.cert.to_string_lossy(), at))
     });
     observer.metrics.set_certificate(served.as_ref().map(|(file, at)| (&**file, *at)));

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::places::Places;
 use super::{fingerprint, wait_for_pages, wire};
-use crate::clock::Clock;
+use crate::clock::{Clock, since_epoch};
 use crate::config::Secret;
 use crate::digits;
 use crate::fleet::registry::Fleet;
@@ -175,7 +175,7 @@ impl Snapshot {
     }
 
     fn wall(&self) -> Duration {
-        self.clock.wall(self.clock.now()).duration_since(UNIX_EPOCH).unwrap_or_default()
+        since_epoch(self.clock.wall(self.clock.now()))
     }
 }
 

@@ -4,9 +4,9 @@
 //! later. The least recent difference of the two clocks is that of batches that came at once; before any came, both are
 //! taken to show the same time of day.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
-use crate::clock::Stamp;
+use crate::clock::{Stamp, since_epoch};
 
 /// The clock of one engine, compared with ours.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub(super) struct EngineTime {
 impl EngineTime {
     /// Of an engine of which nothing came; it is `wall` at `now`.
     pub(super) fn new(now: Stamp, wall: SystemTime) -> Self {
-        let of_day = wall.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let of_day = since_epoch(wall).as_secs_f64();
         Self { assumed: seconds(now) - of_day, ..Self::default() }
     }
 
@@ -67,12 +67,12 @@ const WINDOW: u32 = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::millis as at;
+    use crate::clock::{millis as at, wall_second};
 
     const DAY: u64 = 2_000_000_000;
 
     fn new() -> EngineTime {
-        EngineTime::new(at(0), UNIX_EPOCH + std::time::Duration::from_secs(DAY))
+        EngineTime::new(at(0), wall_second(DAY))
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
@@ -19,6 +19,7 @@ use tokio_rustls::server::TlsStream;
 
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::clock::wall_second;
 use crate::config::Tls;
 use crate::labels::labels;
 
@@ -125,7 +126,7 @@ pub fn expiry(path: &Path) -> Option<SystemTime> {
     let all = certificates(path).ok()?;
     let (_, own) = X509Certificate::from_der(all.first()?).ok()?;
     let seconds = u64::try_from(own.validity().not_after.timestamp()).ok()?;
-    Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+    Some(wall_second(seconds))
 }
 
 /// The certificates of a PEM file, at least one.

@@ -7,12 +7,13 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::stages::{self, Stage, StageTime};
+use crate::clock::since_epoch;
 use crate::labels::{LabelHasher, OTHER};
 use crate::record::Record;
 
@@ -120,7 +121,7 @@ impl Usage {
             model: Arc::clone(&record.model),
             key: Arc::clone(&record.key),
         };
-        let hour = seconds(at) / HOUR * HOUR;
+        let hour = since_epoch(at).as_secs() / HOUR * HOUR;
         self.live.lock().entry(hour).or_default().add(payer, used);
     }
 
@@ -129,7 +130,7 @@ impl Usage {
     pub fn fold<T>(&self, now: SystemTime, show: impl FnOnce(&Spans, bool, bool) -> T) -> T {
         let mut spans = self.spans.lock();
         spans.take(&self.live);
-        let days_changed = spans.fold(seconds(now)) | std::mem::take(&mut spans.has_folded);
+        let days_changed = spans.fold(since_epoch(now).as_secs()) | std::mem::take(&mut spans.has_folded);
         let hours_changed = std::mem::take(&mut spans.has_new);
         show(&spans, hours_changed || days_changed, days_changed)
     }
@@ -154,7 +155,7 @@ impl Usage {
         until: SystemTime,
         asked: impl Fn(u64, &Payer) -> (u64, Payer),
     ) -> (Sums, Option<Range<u64>>) {
-        let (since, until) = (seconds(since), seconds(until));
+        let (since, until) = (since_epoch(since).as_secs(), since_epoch(until).as_secs());
         let mut spans = self.spans.lock();
         spans.take(&self.live);
         let days = spans.days.iter().map(|(from, span)| (*from, DAY, span));
@@ -241,10 +242,6 @@ impl Spans {
     }
 }
 
-fn seconds(at: SystemTime) -> u64 {
-    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
 const HOUR: u64 = 3600;
 const DAY: u64 = 24 * HOUR;
 /// For invoices of the last months.
@@ -259,6 +256,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::clock::wall_second;
     use crate::observe::fixture;
     use crate::units::Tokens;
 
@@ -269,7 +267,7 @@ mod tests {
     }
 
     fn day(days: u64, hours: u64) -> SystemTime {
-        UNIX_EPOCH + Duration::from_secs(20_000 * DAY + days * DAY + hours * HOUR)
+        wall_second(20_000 * DAY + days * DAY + hours * HOUR)
     }
 
     fn output_of(usage: &Usage, since: SystemTime, until: SystemTime) -> Vec<(String, u64)> {

@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 
+use crate::clock::wall_second;
 use crate::config::Budget;
 use crate::digits;
 
@@ -44,7 +45,7 @@ impl ApiKey {
 
     /// Whether it is no longer valid at a wall time.
     pub fn has_expired(&self, now: SystemTime) -> bool {
-        self.expires.is_some_and(|end| UNIX_EPOCH + Duration::from_secs(end) <= now)
+        self.expires.is_some_and(|end| wall_second(end) <= now)
     }
 
     /// Whether it may be used for a route; `means` is whether a word of its list is that route.

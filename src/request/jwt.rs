@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::{Notify, watch};
 
+use crate::clock::since_epoch;
 use crate::config::Jwt;
 
 /// Why a token is not accepted.
@@ -135,7 +136,7 @@ impl TokenKeys {
         let settings = self.settings.load();
         let settings = settings.as_ref().ok_or(TokenFault::Malformed)?;
         let keys = self.keys.load();
-        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let now = since_epoch(now).as_secs_f64();
         if let Some(tenant) = keys.remembered(&digest, now) {
             return Ok(tenant);
         }

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::board::Board;
 use super::orders::{Busy, Order};
-use crate::clock::{Clock, Stamp};
+use crate::clock::{Clock, Stamp, since_epoch};
 use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName};
 use crate::observe::metrics::Metrics;
 use crate::observe::stages::Stage;
@@ -205,8 +205,7 @@ pub(super) const STAGES: [Stage; 5] =
 
 /// Seconds since the Unix epoch.
 pub(super) fn seconds(clock: Clock, stamp: Stamp) -> f64 {
-    let since = clock.wall(stamp).duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0.0, |since| since.as_secs_f64())
+    since_epoch(clock.wall(stamp)).as_secs_f64()
 }
 
 #[cfg(test)]

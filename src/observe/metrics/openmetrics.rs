@@ -4,11 +4,11 @@
 //! how bucket edges are written (`1.0`), and in its last line. Pure: families in, text out.
 
 use std::fmt::Write as _;
-use std::time::UNIX_EPOCH;
 
 use prometheus::proto::{LabelPair, Metric, MetricFamily, MetricType};
 
 use super::exemplars::{Exemplar, Exemplars};
+use crate::clock::since_epoch;
 
 /// Text format of a page of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ fn histogram(page: &mut String, name: &str, metric: &Metric, exemplars: &Exempla
         let comma = if labels.is_empty() { "" } else { "," };
         write!(page, "{comma}le=\"{}\"}} {count}", Canonical(edge))?;
         if let Some(Some(Exemplar { trace_id, value, at })) = exemplars.get(place) {
-            let at = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+            let at = since_epoch(*at).as_secs_f64();
             write!(page, " # {{trace_id=\"{trace_id:032x}\"}} {value} {at:.3}")?;
         }
         page.push('\n');
@@ -182,7 +182,7 @@ mod tests {
         registry.register(Box::new(requests)).unwrap();
         registry.register(Box::new(ttft)).unwrap();
         let exemplars = Exemplars::default();
-        let at = UNIX_EPOCH + Duration::from_millis(1_500);
+        let at = std::time::UNIX_EPOCH + Duration::from_millis(1_500);
         let exemplar = Exemplar { trace_id: 0xabc, value: 0.75, at };
         exemplars.note(TTFT, &mut [("route", "r"), ("class", "short")], &[0.5, 1.0], exemplar);
         assert_eq!(

@@ -1,6 +1,6 @@
 //! What every signal writes alike: attributes, times, the scope.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -11,6 +11,7 @@ use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use serde_json::Value as Json;
 
+use crate::clock::since_epoch;
 use crate::observe::attributes::AttributeValue;
 
 pub(crate) fn attribute(key: impl Into<String>, value: Value) -> KeyValue {
@@ -73,8 +74,7 @@ pub(crate) fn logs(log_records: Vec<LogRecord>, resource: Resource) -> ExportLog
 
 /// Nanoseconds since the epoch.
 pub(crate) fn nanos(time: SystemTime) -> u64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    u64::try_from(since_epoch(time).as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// This gateway as an instrumentation scope.

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -26,7 +26,7 @@ use self::feed::{Command, Observation, Watched};
 use self::rollout::Rollout;
 use self::state::{Saved, StateFiles};
 use self::webhook::Webhook;
-use crate::clock::{Clock, Stamp};
+use crate::clock::{Clock, Stamp, since_epoch};
 use crate::cluster::Topics;
 use crate::config::Config;
 use crate::fleet::status::FleetView;
@@ -373,7 +373,7 @@ fn deal(data_path: &CarriedOver, rollout: &Rollout, [share, shadow]: [u32; 2]) {
 
 /// Since 1970.
 fn milliseconds(wall: SystemTime) -> u64 {
-    wall.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+    since_epoch(wall).as_millis() as u64
 }
 
 /// What gateways show each other of the canary of a route.
