@@ -389,7 +389,7 @@ fn note_expiry(observer: &Observer, config: &Config, clock: Clock) {
     let of_pools = config.pools.iter().filter_map(|pool| Some(&pool.tls.as_ref()?.identity.as_ref()?.cert));
     for cert in config.server.tls.iter().map(|tls| &tls.cert).chain(of_pools) {
         if expiry(cert).is_some_and(|at| at <= now) {
-            tracing::warn!(file = %cert.display(), "this certificate has expired: renew it and send SIGHUP");
+            tracing::warn!(file = %cert.display(), "this certificate has expired: renew its file");
         }
     }
 }
