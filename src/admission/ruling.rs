@@ -159,7 +159,7 @@ fn lookahead(rules: &Rules, step: Duration) -> Duration {
     } else {
         rules.base_ttft.mul_f64(prices::LOOKAHEAD).max(MIN_LOOKAHEAD)
     };
-    by_bound.max(step * prices::FILLED_STEPS).min(prices::MAX_LOOKAHEAD)
+    by_bound.max(step.saturating_mul(prices::FILLED_STEPS)).min(prices::MAX_LOOKAHEAD)
 }
 
 /// Whether the pool is due for a request that tests its predictions: silent for [`memories::CONFIRMED_WITHIN`], one replica idle.
