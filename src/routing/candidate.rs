@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::foreign::Foreign;
 use super::load::ReplicaLoad;
+use super::memory::Memory;
 use super::prompt::Prompt;
 use super::target::EngineSnapshot;
 use crate::routing::tuning::priors;
@@ -24,6 +25,8 @@ pub struct Candidate<'a> {
     pub foreign: Foreign,
     /// Sequences that the engine runs at once, where known.
     pub batch_limit: Option<u64>,
+    /// Its KV memory, where known.
+    pub(super) memory: Option<Memory>,
     /// Whether it would have to load the LoRA adapter of the request, while another holds it.
     pub lacks_adapter: bool,
     /// Tokens in one of the engine's KV blocks.
@@ -76,6 +79,7 @@ impl<'a> Candidate<'a> {
             requests: (load.inflight() + load.past_engine()) as f64,
             foreign: Foreign::default(),
             batch_limit: load.batch_limit(),
+            memory: None,
             lacks_adapter: false,
             block_tokens: priors::BLOCK_TOKENS,
             has_queued: false,
@@ -107,6 +111,7 @@ impl<'a> Candidate<'a> {
             foreign: snapshot.foreign,
             requests: self.requests + snapshot.foreign.requests,
             batch_limit: self.batch_limit.or(snapshot.batch_limit),
+            memory: snapshot.memory,
             block_tokens: snapshot.block_tokens.unwrap_or(priors::BLOCK_TOKENS),
             ..self
         }

@@ -18,6 +18,7 @@ mod followed;
 mod foreign;
 mod hazard;
 mod load;
+mod memory;
 mod miss;
 pub mod notice;
 pub mod policies;

@@ -125,6 +125,7 @@ impl<'a> Stakes<'a> {
             own: &load,
             foreign: &candidate.foreign,
             batch_limit: candidate.batch_limit,
+            lacking: candidate.memory.map_or(0.0, |memory| memory.lacking(&load, lacking)),
             head_age: load.head_age(now),
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::cache_counters::{CacheFigures, CacheReport};
 use super::foreign::sane;
+use super::memory::Memory;
 use super::{EngineSignals, Foreign, ReplicaLoad};
 use crate::clock::Stamp;
 use crate::units::AtomicF64;
@@ -68,6 +69,7 @@ pub(super) struct EngineSnapshot {
     pub(super) foreign: Foreign,
     pub(super) batch_limit: Option<u64>,
     pub(super) block_tokens: Option<u64>,
+    pub(super) memory: Option<Memory>,
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +83,9 @@ struct Published {
     /// Zero where not known.
     block_tokens: AtomicU32,
     batch_limit: AtomicU64,
+    /// See [`Memory`]; its capacity is zero where not known.
+    capacity: AtomicU32,
+    beyond: AtomicU32,
     /// Requests waited there on one of its pages.
     has_queued: AtomicBool,
 }
@@ -122,11 +127,12 @@ impl Target {
         let page = page.sane();
         let mut seen = self.seen.lock();
         (seen.at, seen.page) = (now, Some(page));
-        let foreign = Foreign::beyond(page.running, page.waiting, &self.load.view());
+        let own = self.load.view();
+        let foreign = Foreign::beyond(page.running, page.waiting, &own);
         if page.waiting.is_some_and(|waiting| waiting > 0.0) {
             self.published.has_queued.store(true, Ordering::Relaxed);
         }
-        self.published.publish(&page, foreign, now);
+        self.published.publish(&page, foreign, Memory::of(&page, &own), now);
     }
 
     /// The engine's process is another one: nothing that was observed of it counts.
@@ -179,10 +185,12 @@ impl Target {
         let foreign = Foreign { requests: float(foreign), waiting: float(foreign_waiting) };
         let known = |cell: &AtomicU64| Some(cell.load(Ordering::Relaxed)).filter(|n| *n > 0);
         let block_tokens = self.published.block_tokens.load(Ordering::Relaxed);
+        let (capacity, beyond) = (float(&self.published.capacity), float(&self.published.beyond));
         Some(EngineSnapshot {
             foreign,
             batch_limit: limits.batch_limit.or_else(|| known(&self.published.batch_limit)),
             block_tokens: (block_tokens > 0).then_some(u64::from(block_tokens)),
+            memory: (capacity > 0.0).then_some(Memory { capacity, beyond }),
         })
     }
 
@@ -210,10 +218,13 @@ impl EnginePage {
 }
 
 impl Published {
-    fn publish(&self, page: &EnginePage, foreign: Foreign, now: Stamp) {
+    fn publish(&self, page: &EnginePage, foreign: Foreign, memory: Option<Memory>, now: Stamp) {
         let store = |cell: &AtomicU32, value: f64| cell.store((value as f32).to_bits(), Ordering::Relaxed);
         store(&self.foreign, foreign.requests);
         store(&self.foreign_waiting, foreign.waiting);
+        let memory = memory.unwrap_or(Memory { capacity: 0.0, beyond: 0.0 });
+        store(&self.capacity, memory.capacity);
+        store(&self.beyond, memory.beyond);
         let block = page.block_tokens.unwrap_or(0);
         self.block_tokens.store(u32::try_from(block).unwrap_or(0), Ordering::Relaxed);
         self.batch_limit.store(page.batch_limit.unwrap_or(0), Ordering::Relaxed);

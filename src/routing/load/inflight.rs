@@ -101,6 +101,8 @@ pub(super) struct InflightLedger {
     streams: Vec<Stream>,
     /// Tokens in the context of running streams, as far as they had come at the last refresh.
     context: u64,
+    /// Those of them that were cached.
+    cached: u64,
     last_first_token: Stamp,
     /// The head of the queue left without a token.
     is_disturbed: bool,
@@ -143,6 +145,8 @@ struct Stream {
     progress: Arc<Progress>,
     first: Stamp,
     prompt: u64,
+    /// Tokens of it that were cached.
+    cached: u64,
     /// Seconds per token; infinite without a bound.
     bound: f32,
     /// Content events when it was last refreshed, ...
@@ -265,11 +269,15 @@ impl InflightLedger {
     fn begin(&mut self, id: u64, now: Stamp, progress: &Arc<Progress>, placement: &Placement) {
         progress.update(1, now);
         self.fresh += u32::from(placement.tpot.is_some());
+        // What comes from another pool's engine takes memory, whatever was cached there.
+        let own = if placement.is_elsewhere { placement.prompt.0 } else { placement.work.tokens };
+        let cached = placement.prompt.0.saturating_sub(own);
         self.streams.push(Stream {
             id,
             progress: Arc::clone(progress),
             first: now,
             prompt: placement.prompt.0,
+            cached,
             bound: placement.tpot.map_or(f32::INFINITY, |bound| bound.as_secs_f32()),
             events: 1,
             counted: 1,
@@ -278,6 +286,7 @@ impl InflightLedger {
             is_followed: placement.is_followed,
         });
         self.context = self.context.saturating_add(placement.prompt.0).saturating_add(1);
+        self.cached = self.cached.saturating_add(cached);
         self.concurrency.began(self.running());
         self.note_rest();
     }
@@ -331,6 +340,7 @@ impl InflightLedger {
         let gone = self.streams.swap_remove(at);
         self.fresh -= u32::from(gone.is_fresh);
         self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
+        self.cached = self.cached.saturating_sub(gone.cached);
         let end = Stamp::from_nanos(gone.progress.at.load(Ordering::Relaxed));
         // What ends with its first token was never decoded and held no place.
         if !self.waiting.is_empty() && end.since(gone.first) > memories::ONE_STEP {
@@ -371,6 +381,11 @@ impl InflightLedger {
     /// Tokens in the context of running streams.
     pub(super) fn context(&self) -> u64 {
         self.context
+    }
+
+    /// Those of them that were not cached.
+    pub(super) fn held(&self) -> u64 {
+        self.context.saturating_sub(self.cached)
     }
 
     /// Asks every stream how far it is: the harm that stalls would do, and what was learned meanwhile.

@@ -40,7 +40,8 @@ pub struct ReplicaLoad {
     attention: AtomicU64,
     head_attention: AtomicU64,
     head_since: AtomicU64,
-    context: AtomicU64,
+    context: AtomicU32,
+    held: AtomicU32,
     harm: [AtomicU32; POINTS],
     refreshed: AtomicU64,
     /// Those in flight that other gateways sent.
@@ -72,6 +73,8 @@ pub struct LoadView {
     pub head_since: Stamp,
     /// Tokens in the context of running streams.
     pub context: u64,
+    /// Those of them that no other request had in the cache before: they take memory of their own.
+    pub held: u64,
 }
 
 impl LoadView {
@@ -138,7 +141,8 @@ impl ReplicaLoad {
             waiting: Work { tokens: read(&self.tokens), attention: read(&self.attention) },
             head: Work { tokens: count(&self.head_tokens), attention: read(&self.head_attention) },
             head_since: Stamp::from_nanos(read(&self.head_since)),
-            context: read(&self.context),
+            context: count(&self.context),
+            held: count(&self.held),
         }
     }
 
@@ -193,7 +197,7 @@ impl ReplicaLoad {
 
     /// Tokens in the context of running streams.
     pub(super) fn context(&self) -> u64 {
-        self.context.load(Ordering::Relaxed)
+        u64::from(self.context.load(Ordering::Relaxed))
     }
 
     /// Whether a refresh is due: something runs or ran, and it was not asked a moment ago.
@@ -230,11 +234,14 @@ impl ReplicaLoad {
 
     fn publish(&self, ledger: &InflightLedger) {
         let head = ledger.head();
-        let tokens = u32::try_from(head.work.tokens).unwrap_or(u32::MAX);
-        self.head_tokens.store(tokens, Ordering::Relaxed);
+        let count = |cell: &AtomicU32, tokens| {
+            cell.store(u32::try_from(tokens).unwrap_or(u32::MAX), Ordering::Relaxed);
+        };
+        count(&self.head_tokens, head.work.tokens);
+        count(&self.context, ledger.context());
+        count(&self.held, ledger.held());
         self.head_attention.store(head.work.attention, Ordering::Relaxed);
         self.head_since.store(head.since.as_nanos(), Ordering::Relaxed);
-        self.context.store(ledger.context(), Ordering::Relaxed);
         self.fresh.store(ledger.fresh(), Ordering::Relaxed);
         self.limit.store(ledger.concurrency().limit(), Ordering::Relaxed);
         self.peak.store(ledger.concurrency().peak(), Ordering::Relaxed);

@@ -132,6 +132,8 @@ pub(crate) struct Queue<'a> {
     pub(crate) foreign: &'a Foreign,
     /// Sequences that the engine runs at once, where known.
     pub(crate) batch_limit: Option<u64>,
+    /// Share of its KV memory that has to come free before the prompt finds room, 0 where it is not known.
+    pub(crate) lacking: f64,
     /// Seconds since the head of the queue is computed.
     pub(crate) head_age: f64,
 }
@@ -141,6 +143,7 @@ impl Queue<'_> {
     fn is_full(&self) -> bool {
         let present = float(self.own.inflight) + self.foreign.requests;
         self.batch_limit.is_some_and(|limit| present >= float(limit))
+            || self.lacking > 0.0
     }
 }
 
@@ -236,7 +239,8 @@ impl Estimate {
         let prefill = lag * self.slowness * pool.work(&work);
         // Prompts are computed while they wait for places: the slower of the two is what counts.
         let in_place = pool.answers.output * self.step(own.context) + prefill;
-        let slot_wait = fast_max(slot_wait(queue, in_place) - wait, 0.0);
+        let room_wait = fast_max(slot_wait(queue, in_place), queue.lacking * in_place);
+        let slot_wait = fast_max(room_wait - wait, 0.0);
         let places = queue.batch_limit.filter(|limit| *limit > 0);
         let own_wait = self.own_wait(pool, queue, Served { lag, head, in_place });
         Terms {
@@ -340,7 +344,7 @@ mod tests {
     }
 
     fn ttft_ms(own: &LoadView, foreign: &Foreign, head_age: f64, limit: Option<u64>) -> u128 {
-        let queue = Queue { own, foreign, batch_limit: limit, head_age };
+        let queue = Queue { own, foreign, batch_limit: limit, lacking: 0.0, head_age };
         let terms = estimate().terms(&pool(), &queue, Work::of(Tokens(30), Tokens(0)));
         (terms.ttft() + Duration::from_micros(1)).as_millis()
     }
@@ -376,7 +380,7 @@ mod tests {
     fn only_our_own_prompts_are_waited_for_and_only_while_others_leave_us_our_part() {
         let own_wait = |own: &LoadView, waiting: f64, limit| {
             let foreign = Foreign { requests: waiting, waiting };
-            let queue = Queue { own, foreign: &foreign, batch_limit: limit, head_age: 0.0 };
+            let queue = Queue { own, foreign: &foreign, batch_limit: limit, lacking: 0.0, head_age: 0.0 };
             estimate().terms(&pool(), &queue, Work::default()).own_wait
         };
         let busy = LoadView { head_since: Stamp::from_nanos(1), ..own(2, 500) };

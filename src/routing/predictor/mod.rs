@@ -278,7 +278,7 @@ mod tests {
 
     fn predicted_ms(model: &PoolModel, slot: usize, now: Stamp) -> u128 {
         let (own, foreign) = (LoadView::default(), Foreign::default());
-        let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, head_age: 0.0 };
+        let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, lacking: 0.0, head_age: 0.0 };
         let estimate = model.estimate(slot, now);
         estimate.terms(&model.view(), &queue, work(1000)).ttft().as_millis()
     }

@@ -3,15 +3,6 @@
 use super::*;
 use crate::record::SloBounds;
 
-/// A fleet whose answers have 1,500 tokens.
-fn talkative(replicas: usize) -> Fleet {
-    let fleet = Fleet::experienced(replicas);
-    for _ in 0..1024 {
-        fleet.dispatcher.model.observe_output(Tokens(1500));
-    }
-    fleet
-}
-
 #[test]
 fn chats_behind_one_system_prompt_spread_by_what_their_answers_cost() {
     let mut fleet = talkative(4);

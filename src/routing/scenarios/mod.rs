@@ -3,6 +3,7 @@
 mod apart;
 mod cold;
 mod decoding;
+mod memory;
 mod slo;
 
 use std::sync::Arc;
@@ -150,6 +151,15 @@ impl Fleet {
         let sample = TimingSample { work, busy, was_idle: true, context: 0, at: self.now };
         self.dispatcher.model.observe(decision.slot, &sample);
     }
+}
+
+/// A fleet whose answers have 1,500 tokens.
+fn talkative(replicas: usize) -> Fleet {
+    let fleet = Fleet::experienced(replicas);
+    for _ in 0..1024 {
+        fleet.dispatcher.model.observe_output(Tokens(1500));
+    }
+    fleet
 }
 
 fn page(running: f64, waiting: f64) -> EnginePage {

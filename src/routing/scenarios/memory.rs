@@ -1,0 +1,46 @@
+//! Prompts and the KV memory that they need.
+
+use super::*;
+
+/// A page with 1,000 blocks of 16 tokens, this share of them in use.
+fn usage(kv_cache_usage: f64) -> EnginePage {
+    EnginePage { kv_cache_usage: Some(kv_cache_usage), total_blocks: Some(1_000), ..page(0.0, 0.0) }
+}
+
+#[test]
+fn a_prompt_goes_where_its_kv_has_room() {
+    let mut fleet = talkative(2);
+    let (long, short) = (Text::session(1, 0, 40), Text::session(2, 0, 4));
+    // The second one has a prompt to compute first, the first one nothing to do.
+    let work = Work::of(Tokens(3_000), Tokens(0));
+    let placement = Placement { at: fleet.now, work, is_stream: true, ..Placement::default() };
+    let _busy = LoadGuard::reserve(&fleet.targets[1].load, placement);
+    assert_eq!(fleet.decide(&long).unwrap().slot, 0, "of memory nothing is known");
+    for (used, long_at) in [(0.3, 0), (0.95, 1)] {
+        fleet.targets[0].scraped(usage(used), fleet.now);
+        fleet.targets[1].scraped(usage(0.1), fleet.now);
+        assert_eq!(fleet.decide(&long).unwrap().slot, long_at, "2,560 tokens of 16,000, {used} in use");
+        assert_eq!(fleet.decide(&short).unwrap().slot, 0, "256 tokens, {used} in use");
+    }
+    // What had the memory ended, as the next page shows.
+    fleet.now = fleet.now.after(Duration::from_secs(1));
+    fleet.targets[0].scraped(usage(0.3), fleet.now);
+    assert_eq!(fleet.decide(&long).unwrap().slot, 0);
+}
+
+#[test]
+fn streams_behind_a_cached_prefix_share_its_memory() {
+    let fleet = talkative(1);
+    let text = |number| Text::session(number, 96, 4);
+    let begun = |number| {
+        let (_, mut stream) = fleet.dispatch(&text(number));
+        stream.first_token(fleet.now);
+        stream
+    };
+    let mut streams = vec![begun(0)];
+    fleet.targets[0].scraped(usage(0.4), fleet.now);
+    streams.extend((1..6).map(begun));
+    assert!(fleet.targets[0].load.view().context > 38_000, "of 16,000, as each of them attends to all of its prompt");
+    assert_eq!(fleet.decide(&text(7)).unwrap().terms.slot_wait, 0.0);
+    drop(streams);
+}
