@@ -133,11 +133,10 @@ impl<'a> Stakes<'a> {
         terms.adapter = if candidate.lacks_adapter { prices::ADAPTER_LOAD } else { 0.0 };
         let steps = self.steps(candidate, &load, &estimate);
         terms.shared = self.shared(candidate, &work);
-        terms.decode = self.pool.answers.output * (steps.after + candidate.requests * steps.added / 2.0);
-        if self.tpot.is_infinite() {
-            // Those there stand still while it is computed. Where there is a bound `harm` knows how much of that they can bear.
-            terms.decode += candidate.requests * terms.prefill * (1.0 - terms.shared);
-        }
+        // Those there stand still while it is computed, whether or not `harm` finds that they can bear it.
+        let stall = terms.prefill * (1.0 - terms.shared);
+        let slower = self.pool.answers.output * steps.added / 2.0;
+        terms.decode = self.pool.answers.output * steps.after + candidate.requests * (slower + stall);
         let slow = self.slow.missed(steps.after / self.tpot);
         // Itself, and what its sequence adds to each of the streams there.
         let running = float(load.decoding()) + candidate.foreign.running();
