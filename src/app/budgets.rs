@@ -1,5 +1,6 @@
 //! Budgets of tenants around the data path: kept over restarts, exported as metrics, logged when one is spent.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -95,25 +96,11 @@ impl Exported {
 /// Of two budgets that one series stands for (a warning below a hard one; one window in two time zones), as used and limit: the one
 /// that is reached next, or, where both are spent, the higher one.
 fn next_reached(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
-    let left = |(used, limit): (u64, u64)| limit.saturating_sub(used);
-    match (left(one), left(other)) {
-        (0, 0) => {
-            if one.1 >= other.1 {
-                one
-            } else {
-                other
-            }
-        }
-        (0, _) => other,
-        (_, 0) => one,
-        (a, b) => {
-            if a <= b {
-                one
-            } else {
-                other
-            }
-        }
-    }
+    let order = |(used, limit): &(u64, u64)| match limit.saturating_sub(*used) {
+        0 => (true, Reverse(*limit), 0),
+        left => (false, Reverse(0), left),
+    };
+    if order(&one) <= order(&other) { one } else { other }
 }
 
 fn limits(config: &Config) -> impl Iterator<Item = (&Arc<str>, &Budget, Kind, u64)> {
