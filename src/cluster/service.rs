@@ -377,6 +377,9 @@ impl Service {
         let (families, name) = (self.families(), [&*self.config.name]);
         families.connected.set(name, Some(f64::from(u8::from(is_connected))));
         families.peers.set(name, Some(peers as f64));
+        if !is_connected {
+            families.lag.set(name, None);
+        }
     }
 
     fn notices_total(&self, direction: &str, count: u64) {

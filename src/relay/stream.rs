@@ -319,10 +319,11 @@ impl StreamBody {
         let dialect = self.client.guard.record().dialect;
         let left = self.pump.reader.close();
         let left = self.fitted(left).unwrap_or_default();
-        self.bytes_out += left.len() as u64;
         let error = DialectError::new(&self.client.guard.shown(failure), dialect.error_shape());
         let event = error_event::event(dialect, &error, &self.pump.reader.event_context());
-        self.broken = Some(Box::new(AbortingBody::new([left, event].concat().into())));
+        let last: Bytes = [left, event].concat().into();
+        self.bytes_out += last.len() as u64;
+        self.broken = Some(Box::new(AbortingBody::new(last)));
     }
 
     fn charge(&mut self, failure: &Failure) {

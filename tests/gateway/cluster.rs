@@ -155,6 +155,8 @@ async fn a_broker_that_is_killed_fails_no_request_and_is_back_within_five_second
     redis.kill();
     until("the loss is seen", || gateways.iter().all(|one| metric(one, "tokenway_cluster_connected") == 0.0))
         .await;
+    let page = gateways[0].app.gateway.observer.metrics.render(&[]);
+    assert!(!page.contains("tokenway_cluster_lag_seconds{"), "the broker is away");
     ask(60).await;
     let dropped = || {
         gateways.iter().all(|one| sum(one, "tokenway_cluster_notices_dropped_total", "disconnected") > 0.0)

@@ -343,6 +343,9 @@ async fn a_stream_that_breaks_after_content_ends_with_an_error_event_and_an_abor
         assert!(!reply.body.is_complete, "{name}: an incomplete answer looks complete");
         let relayed = [wire::ROLE, &wire::content("x")].concat();
         assert_broken(reply.text(), &relayed, "replica_failed", name);
+        pair.gateway.idle().await;
+        let record = pair.gateway.app.gateway.observer.decisions.latest().remove(0);
+        assert_eq!(record.bytes_out, reply.body.bytes.len() as u64, "{name}: with the error event");
         assert_eq!(pair.good_requests(), 0, "{name}");
     }
 }
