@@ -137,34 +137,18 @@ impl Parts {
 
     /// The series of a tenant; past [`MAX_TENANTS`] new ones share one named `other`.
     fn tenant(&self, key: &WindowKey, tenant: &Arc<str>) -> Arc<LatencySeries> {
-        let wanted = (key.clone(), Arc::clone(tenant));
-        let new = || {
-            let other = || Arc::<str>::from(OTHER);
-            if self.tenants.has_room(MAX_TENANTS) {
-                self.tenants.get_or_insert(wanted.clone())
-            } else if self.tenants.has_room(MAX_TENANTS + MAX_SERIES) {
-                self.tenants.get_or_insert((key.clone(), other()))
-            } else {
-                self.tenants.get_or_insert((key.rest(), other()))
-            }
-        };
-        self.tenants.get(&wanted).unwrap_or_else(new)
+        self.tenants.series(&(key.clone(), Arc::clone(tenant)), MAX_TENANTS, || {
+            let has_room = self.tenants.has_room(MAX_TENANTS + MAX_SERIES);
+            (if has_room { key.clone() } else { key.rest() }, OTHER.into())
+        })
     }
 
     fn replica(&self, replica: &Arc<str>) -> Arc<LatencySeries> {
-        let new = || {
-            let has_room = self.replicas.has_room(MAX_REPLICAS);
-            self.replicas.get_or_insert(if has_room { Arc::clone(replica) } else { OTHER.into() })
-        };
-        self.replicas.get(replica).unwrap_or_else(new)
+        self.replicas.series(replica, MAX_REPLICAS, || OTHER.into())
     }
 
     fn fixed(&self, key: &WindowKey) -> Arc<FixedParts> {
-        let new = || {
-            let key = if self.fixed.has_room(MAX_SERIES) { key.clone() } else { key.rest() };
-            self.fixed.get_or_insert(key)
-        };
-        self.fixed.get(key).unwrap_or_else(new)
+        self.fixed.series(key, MAX_SERIES, || key.rest())
     }
 }
 

@@ -85,11 +85,7 @@ pub struct Windows(SeriesMap<WindowKey>);
 impl Windows {
     /// The series of a key; past [`MAX_SERIES`], new models and revisions of a route share one labelled `other`.
     pub fn series(&self, key: &WindowKey) -> Arc<LatencySeries> {
-        let new = || {
-            let key = if self.0.has_room(MAX_SERIES) { key.clone() } else { key.rest() };
-            self.0.get_or_insert(key)
-        };
-        self.0.get(key).unwrap_or_else(new)
+        self.0.series(key, MAX_SERIES, || key.rest())
     }
 
     /// Values of a route, of all its models and revisions, in the slots from `oldest` to `newest`, both included.

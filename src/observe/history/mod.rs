@@ -31,9 +31,7 @@ pub struct History(SeriesMap<Arc<str>, RouteHistory>);
 impl History {
     /// The history of a route to count in; past [`MAX_ROUTES`] further ones share one that is no route's.
     pub fn route(&self, name: &Arc<str>) -> Arc<RouteHistory> {
-        let new =
-            || self.0.get_or_insert(if self.0.has_room(MAX_ROUTES) { Arc::clone(name) } else { "".into() });
-        self.0.get(name).unwrap_or_else(new)
+        self.0.series(name, MAX_ROUTES, || "".into())
     }
 
     /// What is known of a route alone; empty where it has no history of its own.

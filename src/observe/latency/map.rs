@@ -45,6 +45,12 @@ impl<K: Clone + Eq + Hash, V: Newest> SeriesMap<K, V> {
         Arc::clone(&self.all.entry(key).or_default())
     }
 
+    /// The series of a key; a new one beyond `max` series is counted under the key `rest`.
+    pub(in crate::observe) fn series(&self, key: &K, max: usize, rest: impl FnOnce() -> K) -> Arc<V> {
+        let new = || self.get_or_insert(if self.has_room(max) { key.clone() } else { rest() });
+        self.get(key).unwrap_or_else(new)
+    }
+
     /// Whether fewer than `max` series are there.
     pub(in crate::observe) fn has_room(&self, max: usize) -> bool {
         // On the data path: a map that stays full is looked through now and then only.
