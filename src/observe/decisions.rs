@@ -47,7 +47,7 @@ mod tests {
     use super::*;
     use crate::clock::Stamp;
     use crate::observe::fixture;
-    use crate::record::{Addends, Weighed};
+    use crate::record::Weighed;
     use crate::units::Tokens;
 
     fn weighed() -> Weighed {
@@ -55,11 +55,8 @@ mod tests {
             replica: "a".into(),
             predicted_ttft: Duration::from_millis(150),
             predicted_hit: Tokens(64),
-            is_counted: false,
             is_chosen: true,
-            harm: 0.0,
-            late: 0.0,
-            cost: Addends::default(),
+            ..Weighed::default()
         }
     }
 

@@ -8,6 +8,7 @@ use crate::units::Tokens;
 
 /// A routing decision, for headers, logs and calibration.
 #[derive(Clone, Debug)]
+#[cfg_attr(test, derive(Default))]
 pub struct DecisionSummary {
     /// Label `policy`.
     pub policy: &'static str,
@@ -32,6 +33,7 @@ pub struct DecisionSummary {
 
 /// A candidate of a decision with the terms of its cost.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(test, derive(Default))]
 pub struct Weighed {
     /// Label `replica`.
     pub replica: Arc<str>,
@@ -178,11 +180,8 @@ mod tests {
             replica: replica.into(),
             is_chosen,
             predicted_ttft: Duration::from_millis(300),
-            predicted_hit: Tokens(0),
-            is_counted: false,
-            harm: 0.0,
-            late: 0.0,
             cost,
+            ..Weighed::default()
         }
     }
 
@@ -190,13 +189,11 @@ mod tests {
         let decision = DecisionSummary {
             policy: "latency",
             reason,
-            waited: Duration::ZERO,
             predicted_ttft: Some(Duration::from_millis(300)),
             pace: 1.0,
-            predicted_hit: Tokens(0),
             candidates: 2,
-            is_cold: false,
             weighed: weighed.into(),
+            ..DecisionSummary::default()
         };
         decision.why()
     }

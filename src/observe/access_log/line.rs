@@ -88,14 +88,11 @@ fn write_text(out: &mut Vec<u8>, text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::Value as Json;
 
     use super::*;
     use crate::observe::fixture;
     use crate::record::{Addends, Weighed};
-    use crate::units::Tokens;
 
     #[test]
     fn a_line_has_the_names_of_the_span_attributes() {
@@ -136,12 +133,8 @@ mod tests {
         let weighed = |replica: &str, is_chosen| Weighed {
             replica: replica.into(),
             is_chosen,
-            predicted_ttft: Duration::ZERO,
-            predicted_hit: Tokens(0),
-            is_counted: false,
-            harm: 0.0,
-            late: 0.0,
             cost,
+            ..Weighed::default()
         };
         record.decision.as_mut().unwrap().weighed = [weighed("a", true), weighed("b", false)].into();
         let mut out = Vec::new();
