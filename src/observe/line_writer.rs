@@ -21,15 +21,6 @@ pub struct LineWriter {
     queue: Arc<LineQueue>,
 }
 
-/// What happens to lines that cannot be written.
-pub trait LostLines: Send + 'static {
-    /// Counts lines that a failed write lost.
-    fn lost(&self, lines: u64);
-
-    /// The first of a series of failed writes.
-    fn failed(&self, error: &io::Error);
-}
-
 /// The file or standard stream of a log, unbuffered.
 #[derive(Debug)]
 pub struct LogOutput {
@@ -140,13 +131,18 @@ impl LogOutput {
 }
 
 impl LineWriter {
-    /// Starts the writer's thread.
+    /// Starts the writer's thread. `lost` counts the lines that a failed write lost; `failed` has the first error of a series.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(name: &str, output: LogOutput, lost: impl LostLines) -> io::Result<Self> {
+    pub fn start(
+        name: &str,
+        output: LogOutput,
+        lost: impl Fn(u64) + Send + 'static,
+        failed: fn(&io::Error),
+    ) -> io::Result<Self> {
         let queue = Arc::new(LineQueue::default());
-        let writer = Writer { queue: Arc::clone(&queue), output, lost, is_torn: false };
+        let writer = Writer { queue: Arc::clone(&queue), output, lost, failed, is_torn: false };
         std::thread::Builder::new().name(name.into()).spawn(move || writer.run())?;
         Ok(Self { queue })
     }
@@ -252,11 +248,12 @@ struct Writer<L> {
     queue: Arc<LineQueue>,
     output: LogOutput,
     lost: L,
+    failed: fn(&io::Error),
     /// A failed write may have left a partial line: the next write starts with a newline.
     is_torn: bool,
 }
 
-impl<L: LostLines> Writer<L> {
+impl<L: Fn(u64)> Writer<L> {
     fn run(mut self) {
         let mut lines = LineBatch::default();
         loop {
@@ -298,10 +295,10 @@ impl<L: LostLines> Writer<L> {
             Ok(()) => self.is_torn = false,
             Err(error) => {
                 if !self.is_torn {
-                    self.lost.failed(&error);
+                    (self.failed)(&error);
                 }
                 self.is_torn = true;
-                self.lost.lost(count);
+                (self.lost)(count);
             }
         }
         lines.text.clear();

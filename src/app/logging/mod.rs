@@ -25,7 +25,7 @@ use tracing_subscriber::{Registry, reload};
 use self::rate::RateLimit;
 use self::text::TextLines;
 use crate::clock::Clock;
-use crate::observe::line_writer::{LineWriter, LogOutput, LostLines};
+use crate::observe::line_writer::{LineWriter, LogOutput};
 use crate::observe::metrics::LogDrops;
 use crate::observe::rfc3339;
 use crate::observe::style::{LogFormat, Style};
@@ -128,8 +128,11 @@ struct StderrLines {
 impl StderrLines {
     fn start(style: Option<Style>) -> Arc<Self> {
         let dropped = Arc::new(LogDrops::default());
-        let lost = Lost(Arc::clone(&dropped));
-        let writer = LogOutput::stderr().and_then(|stderr| LineWriter::start("log", stderr, lost)).ok();
+        let drops = Arc::clone(&dropped);
+        let lost = move |lines| _ = drops.write_failed.fetch_add(lines, Ordering::Relaxed);
+        // There is no place to log an error of the log.
+        let start = |stderr| LineWriter::start("log", stderr, lost, |_| {});
+        let writer = LogOutput::stderr().and_then(start).ok();
         Arc::new(Self { writer, style, dropped })
     }
 
@@ -173,17 +176,6 @@ impl io::Write for StderrLine {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-struct Lost(Arc<LogDrops>);
-
-impl LostLines for Lost {
-    fn lost(&self, lines: u64) {
-        self.0.write_failed.fetch_add(lines, Ordering::Relaxed);
-    }
-
-    /// There is no place to log it.
-    fn failed(&self, _: &io::Error) {}
 }
 
 /// Starts logging; a subscriber that was installed before stays.

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::judgement::Judgement;
-use super::line_writer::{LineWriter, LogOutput, LostLines};
+use super::line_writer::{LineWriter, LogOutput};
 use super::metrics::Metrics;
 use super::style::{LogFormat, Style};
 use crate::clock::Clock;
@@ -47,7 +47,11 @@ impl AccessLogger {
             config::AccessLog::File(path) => LogOutput::file(path)?,
         };
         let is_terminal = output.is_terminal();
-        let lines = LineWriter::start("access-log", output, Lost(Arc::clone(metrics)))?;
+        let counters = Arc::clone(metrics);
+        let lost = move |lines| counters.families.process.access_log_dropped.inc_by(lines);
+        let lines = LineWriter::start("access-log", output, lost, |error| {
+            tracing::error!(%error, "access log cannot be written; lines are dropped and counted");
+        })?;
         Ok(Some(Self { lines, clock, metrics: Arc::clone(metrics), is_terminal, text: OnceLock::new() }))
     }
 
@@ -86,19 +90,6 @@ impl AccessLogger {
     /// Blocks until queued lines are written, at most for `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         self.lines.flush(limit);
-    }
-}
-
-/// Counts the lines that a failed write loses.
-struct Lost(Arc<Metrics>);
-
-impl LostLines for Lost {
-    fn lost(&self, lines: u64) {
-        self.0.families.process.access_log_dropped.inc_by(lines);
-    }
-
-    fn failed(&self, error: &io::Error) {
-        tracing::error!(%error, "access log cannot be written; lines are dropped and counted");
     }
 }
 

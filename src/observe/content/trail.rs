@@ -17,7 +17,7 @@ use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::Content;
 use crate::observe::ObserveError;
-use crate::observe::line_writer::{LineWriter, LogOutput, LostLines};
+use crate::observe::line_writer::{LineWriter, LogOutput};
 use crate::observe::metrics::{ContentLoss, Metrics};
 use crate::observe::otlp::Collector;
 use crate::record::Record;
@@ -49,9 +49,11 @@ impl Trail {
         metrics: &Arc<Metrics>,
     ) -> Result<Self, ObserveError> {
         let lines = config.file.as_ref().map(|path| {
-            let lost = Lost(Arc::clone(metrics));
+            let counters = Arc::clone(metrics);
+            let write_failed = ContentLoss::WriteFailed.as_str();
+            let lost = move |lines| counters.families.process.content_dropped.inc_by([write_failed], lines);
             LogOutput::private(path, config.max_file as u64, config.files)
-                .and_then(|output| LineWriter::start("content", output, lost))
+                .and_then(|output| LineWriter::start("content", output, lost, complain))
                 .map(Arc::new)
                 .map_err(|error| ObserveError::Content { path: path.clone(), error })
         });
@@ -162,17 +164,8 @@ fn queue_full(metrics: &Metrics) {
     metrics.families.process.content_dropped.inc([ContentLoss::QueueFull.as_str()]);
 }
 
-/// Counts the lines that a failed write loses.
-struct Lost(Arc<Metrics>);
-
-impl LostLines for Lost {
-    fn lost(&self, lines: u64) {
-        self.0.families.process.content_dropped.inc_by([ContentLoss::WriteFailed.as_str()], lines);
-    }
-
-    fn failed(&self, error: &io::Error) {
-        tracing::error!(%error, "telemetry.content cannot be written; entries are dropped and counted");
-    }
+fn complain(error: &io::Error) {
+    tracing::error!(%error, "telemetry.content cannot be written; entries are dropped and counted");
 }
 
 /// Entries that wait; each has at most twice `max_entry` bytes.
