@@ -82,6 +82,39 @@ impl EngineKind {
     pub fn continues_chats(self) -> bool {
         matches!(self, Self::Vllm | Self::Sglang | Self::RayServe)
     }
+
+    /// Whether it keeps cached prompts of different `cache_salt`s apart.
+    pub fn takes_cache_salt(self) -> bool {
+        matches!(self, Self::Vllm | Self::RayServe | Self::Sglang)
+    }
+
+    /// Whether it counts in no chunk of a stream (`continuous_usage_stats`) whose client turned `include_usage` off.
+    pub fn counts_only_beside_usage(self) -> bool {
+        matches!(self, Self::Vllm | Self::RayServe)
+    }
+
+    /// The profile that [`EngineProfile::default`] stands for where nothing is overridden.
+    pub fn profile(self) -> EngineProfile {
+        let (metrics_port, health_path, rows): (_, _, Rows) = match self {
+            Self::Vllm => (None, "/health", VLLM),
+            Self::Sglang => (None, "/health", SGLANG),
+            Self::RayServe => (Some(8080), "/-/healthz", RAY_SERVE),
+            Self::Triton => (Some(8002), "/health/ready", TRITON),
+            // It tells no load; whoever adds metrics of his own names them in `[pool.engine_profile]`.
+            Self::Torchserve => (Some(8082), "/ping", &[]),
+            Self::Generic => (None, "/health", &[]),
+        };
+        let only: &[_] =
+            if self == Self::Sglang { &[("tp_rank", "0"), ("pp_rank", "0"), ("priority", "")] } else { &[] };
+        EngineProfile {
+            metrics_path: Some("/metrics".into()),
+            metrics_port,
+            health_path: health_path.into(),
+            models_path: "/v1/models".into(),
+            only: only.iter().map(|(label, value)| ((*label).into(), (*value).into())).collect(),
+            sources: table(rows),
+        }
+    }
 }
 
 /// Where a figure is found on a metrics page.
@@ -151,57 +184,6 @@ impl Figure {
                 | Self::KvTransferFailures
                 | Self::KvExpired
         )
-    }
-}
-
-impl EngineKind {
-    /// Whether it keeps cached prompts of different `cache_salt`s apart.
-    pub fn takes_cache_salt(self) -> bool {
-        matches!(self, Self::Vllm | Self::RayServe | Self::Sglang)
-    }
-
-    /// Whether it counts in no chunk of a stream (`continuous_usage_stats`) whose client turned `include_usage` off.
-    pub fn counts_only_beside_usage(self) -> bool {
-        matches!(self, Self::Vllm | Self::RayServe)
-    }
-
-    /// The profile that [`EngineProfile::default`] stands for where nothing is overridden.
-    pub fn profile(self) -> EngineProfile {
-        let generic = EngineProfile {
-            metrics_path: Some("/metrics".into()),
-            metrics_port: None,
-            health_path: "/health".into(),
-            models_path: "/v1/models".into(),
-            only: Vec::new(),
-            sources: Vec::new(),
-        };
-        match self {
-            Self::Vllm => EngineProfile { sources: table(VLLM), ..generic },
-            Self::Sglang => {
-                let only = [("tp_rank", "0"), ("pp_rank", "0"), ("priority", "")];
-                let only = only.map(|(label, value)| (label.into(), value.into())).into();
-                EngineProfile { only, sources: table(SGLANG), ..generic }
-            }
-            Self::RayServe => EngineProfile {
-                metrics_port: Some(8080),
-                health_path: "/-/healthz".into(),
-                sources: table(RAY_SERVE),
-                ..generic
-            },
-            Self::Triton => EngineProfile {
-                metrics_port: Some(8002),
-                health_path: "/health/ready".into(),
-                sources: table(TRITON),
-                ..generic
-            },
-            Self::Torchserve => EngineProfile {
-                metrics_port: Some(8082),
-                health_path: "/ping".into(),
-                sources: table(TORCHSERVE),
-                ..generic
-            },
-            Self::Generic => generic,
-        }
     }
 }
 
@@ -317,8 +299,6 @@ const TRITON: Rows = &[
     (Figure::BlockTokens, &["nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"tokens_per\"}"]),
     (Figure::BatchLimit, &["nv_trt_llm_request_metrics{request_type=\"max\"}"]),
 ];
-/// TorchServe tells no load; whoever adds metrics of his own names them in `[pool.engine_profile]`.
-const TORCHSERVE: Rows = &[];
 
 #[cfg(test)]
 mod tests {
