@@ -739,7 +739,7 @@ fn the_export_follows_file_then_environment() {
     ] {
         let config = check_str("f.toml", &with_pool(rest), &env).unwrap();
         let otlp = config.telemetry.otlp.unwrap();
-        assert_eq!((&*otlp.traces_endpoint, otlp.headers.len()), (endpoint, 1), "{rest}");
+        assert_eq!((&*otlp.traces.endpoint, otlp.traces.headers.len()), (endpoint, 1), "{rest}");
     }
     for (rest, endpoint) in [
         ("protocol = \"grpc\"\n", "http://127.0.0.1:4317"),
@@ -747,11 +747,11 @@ fn the_export_follows_file_then_environment() {
         ("protocol = \"http/protobuf\"\n", "http://127.0.0.1:4318/v1/traces"),
     ] {
         let otlp = checked(&with_pool(&format!("[telemetry.otlp]\n{rest}"))).telemetry.otlp.unwrap();
-        assert_eq!(otlp.traces_endpoint, endpoint, "{rest}");
-        assert_eq!(otlp.protocol == OtlpProtocol::Grpc, rest.contains("grpc"), "{rest}");
+        assert_eq!(otlp.traces.endpoint, endpoint, "{rest}");
+        assert_eq!(otlp.traces.protocol == OtlpProtocol::Grpc, rest.contains("grpc"), "{rest}");
     }
     let alone = checked(&with_pool("[telemetry.otlp]\n")).telemetry.otlp.unwrap();
-    assert_eq!(alone.traces_endpoint, "http://127.0.0.1:4318/v1/traces");
+    assert_eq!(alone.traces.endpoint, "http://127.0.0.1:4318/v1/traces");
 }
 
 #[test]

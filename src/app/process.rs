@@ -325,8 +325,8 @@ impl Running {
             admin_paths = "/metrics /healthz /readyz / /api",
             pools = config.pools.len(), replicas, ?routes, ?policies,
             open_files,
-            otlp_metrics = config.telemetry.otlp_metrics.as_ref().map_or("off", |o| &*o.endpoint),
-            otlp = config.telemetry.otlp.as_ref().map_or("off", |o| &*o.traces_endpoint),
+            otlp_metrics = config.telemetry.otlp_metrics.as_ref().map_or("off", |o| &*o.target.endpoint),
+            otlp = config.telemetry.otlp.as_ref().map_or("off", |o| &*o.traces.endpoint),
             "tokenway is listening"
         );
     }

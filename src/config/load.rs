@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(config.admin.listen.to_string(), "127.0.0.1:2");
         assert_eq!(config.routes[0].policy, PolicyName::RoundRobin);
         assert_eq!(config.routes[0].model, ModelMatch::Named("mine".into()));
-        assert_eq!(config.telemetry.otlp.unwrap().traces_endpoint, "http://flag:4318/v1/traces");
+        assert_eq!(config.telemetry.otlp.unwrap().traces.endpoint, "http://flag:4318/v1/traces");
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
             let env = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into());
             let overrides = Overrides { otlp_endpoint: flag.map(Into::into), ..Overrides::default() };
             let config = load(&upstreams(&["http://a:1"]), &overrides, &env).unwrap();
-            config.telemetry.otlp_metrics.map(|otlp| otlp.endpoint)
+            config.telemetry.otlp_metrics.map(|otlp| otlp.target.endpoint)
         };
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://env:4318");
         let asked = ("OTEL_METRICS_EXPORTER", "otlp");

@@ -81,7 +81,7 @@ pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::state::{DriftState, StatePlace};
 use self::telemetry::TelemetryKeys;
 pub use self::telemetry::{
-    AccessLog, EngineSpansConfig, Keep, Otlp, OtlpLogs, OtlpMetrics, OtlpProtocol, Sampling, Telemetry,
+    AccessLog, EngineSpansConfig, Keep, Otlp, OtlpMetrics, OtlpProtocol, OtlpTarget, Sampling, Telemetry,
     Temporality,
 };
 pub use self::tenant::{Tenant, TenantLimits};

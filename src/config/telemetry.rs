@@ -77,24 +77,19 @@ impl std::fmt::Display for AccessLog {
 /// `[telemetry.otlp]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Otlp {
-    /// For HTTP the full URL of the traces endpoint (`/v1/traces` appended already), for gRPC the collector's.
-    pub traces_endpoint: String,
-    /// How spans are sent.
-    pub protocol: OtlpProtocol,
-    /// Headers of the export requests.
-    pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
-    /// For one export.
-    pub timeout: Duration,
-    /// The export of log records; `None` where only the address of traces is known.
-    pub logs: Option<OtlpLogs>,
+    /// The export of spans.
+    pub traces: OtlpTarget,
+    /// The export of log records; `None` where only the address of traces is known. What is said of traces alone counts only where
+    /// they go beside the spans.
+    pub logs: Option<OtlpTarget>,
 }
 
-/// Where log records go. What is said of traces alone counts only where they go beside the spans.
+/// Where one signal goes, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OtlpLogs {
-    /// For HTTP the full URL (`/v1/logs` appended already), for gRPC the collector's.
+pub struct OtlpTarget {
+    /// For HTTP the full URL (`/v1/traces` or its like appended already), for gRPC the collector's.
     pub endpoint: String,
-    /// How log records are sent.
+    /// How it is sent.
     pub protocol: OtlpProtocol,
     /// Headers of the export requests.
     pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
@@ -105,14 +100,8 @@ pub struct OtlpLogs {
 /// `[telemetry.otlp]` with `metrics = true`, or the environment's word for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpMetrics {
-    /// For HTTP the full URL (`/v1/metrics` appended already), for gRPC the collector's.
-    pub endpoint: String,
-    /// How metrics are sent.
-    pub protocol: OtlpProtocol,
-    /// Headers of the export requests.
-    pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
-    /// For one export.
-    pub timeout: Duration,
+    /// Where metrics go.
+    pub target: OtlpTarget,
     /// Between two exports.
     pub interval: Duration,
     /// Whether exports are compressed.

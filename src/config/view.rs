@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json};
 
 use super::declare::put;
-use super::{Config, Dcgm, Declared, Degrade, Keep, Pool, Route, Telemetry, masked_headers};
+use super::{Config, Dcgm, Declared, Degrade, Keep, Otlp, Pool, Route, Telemetry, masked_headers};
 use crate::stage::{Stage, StageBudget};
 
 /// The whole configuration.
@@ -135,18 +135,18 @@ fn stage_budget(budget: &StageBudget) -> Json {
 }
 
 fn telemetry(telemetry: &Telemetry) -> Json {
-    let otlp = telemetry.otlp.as_ref().map(|otlp| {
+    let otlp = telemetry.otlp.as_ref().map(|Otlp { traces, .. }| {
         object([
-            ("endpoint", without_userinfo(&otlp.traces_endpoint).into()),
-            ("protocol", otlp.protocol.as_str().into()),
-            ("headers", masked_headers(&otlp.headers)),
-            ("timeout", seconds(otlp.timeout)),
+            ("endpoint", without_userinfo(&traces.endpoint).into()),
+            ("protocol", traces.protocol.as_str().into()),
+            ("headers", masked_headers(&traces.headers)),
+            ("timeout", seconds(traces.timeout)),
         ])
     });
     let metrics = telemetry.otlp_metrics.as_ref().map(|otlp| {
         object([
-            ("endpoint", without_userinfo(&otlp.endpoint).into()),
-            ("protocol", otlp.protocol.as_str().into()),
+            ("endpoint", without_userinfo(&otlp.target.endpoint).into()),
+            ("protocol", otlp.target.protocol.as_str().into()),
             ("interval", seconds(otlp.interval)),
             ("temporality", otlp.temporality.as_str().into()),
         ])

@@ -12,7 +12,7 @@ use prost::Message as _;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-use tokenway::config::{Config, Otlp, OtlpLogs, OtlpProtocol, Tenant};
+use tokenway::config::{Config, Otlp, OtlpProtocol, OtlpTarget, Tenant};
 
 use crate::support::replica::{Probes, Replica, Step};
 use crate::support::{Gateway, config, quiet, until, wire};
@@ -283,20 +283,14 @@ async fn exporting(replica: &Replica, collector: &Replica, keys: &str) -> Trail 
     let (mut config, file, folder) = config_of(replica, keys);
     let content = config.telemetry.content.as_mut().unwrap();
     (content.file, content.otlp) = (None, true);
-    let endpoint = |signal| format!("http://{}/v1/{signal}", collector.addr);
-    config.telemetry.otlp = Some(Otlp {
-        traces_endpoint: endpoint("traces"),
+    let target = |signal| OtlpTarget {
+        endpoint: format!("http://{}/v1/{signal}", collector.addr),
         protocol: OtlpProtocol::Http,
         headers: vec![],
+        // One export that hangs outlasts the test: each that ends empties the queue.
         timeout: Duration::from_secs(300),
-        logs: Some(OtlpLogs {
-            endpoint: endpoint("logs"),
-            protocol: OtlpProtocol::Http,
-            headers: vec![],
-            // One export that hangs outlasts the test: each that ends empties the queue.
-            timeout: Duration::from_secs(300),
-        }),
-    });
+    };
+    config.telemetry.otlp = Some(Otlp { traces: target("traces"), logs: Some(target("logs")) });
     config.telemetry.sampling.routine = 0.0;
     config.telemetry.sampling.keep = vec![];
     Trail { gateway: Gateway::start(config).await, file, _folder: folder }

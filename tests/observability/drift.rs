@@ -553,7 +553,7 @@ async fn a_collector_that_hangs_costs_counted_events() {
     let collector = Collector::start(false).await;
     let mut config = config();
     let timeout = Duration::from_millis(50);
-    config.telemetry.otlp = Some(tokenway::config::Otlp { timeout, ..collector.otlp() });
+    config.telemetry.otlp.insert(collector.otlp()).traces.timeout = timeout;
     let Observers { observer, drift, .. } = observers(&config);
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {

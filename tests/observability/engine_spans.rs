@@ -10,7 +10,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message;
-use tokenway::config::{AccessLog, Config, EngineSpansConfig, Otlp, OtlpProtocol};
+use tokenway::config::{AccessLog, Config, EngineSpansConfig, Otlp, OtlpProtocol, OtlpTarget};
 use tokenway::observe::Observer;
 use tokenway::observe::history::Dimension;
 use tokenway::observe::latency::Step;
@@ -231,8 +231,9 @@ async fn spans_go_out_over_grpc_and_come_in_over_grpc() {
     let b = observer(&config_b);
     let mut config_a = config();
     let endpoint = format!("http://{}", b.engine_spans_address().unwrap());
-    config_a.telemetry.otlp =
-        Some(Otlp { traces_endpoint: endpoint, protocol: OtlpProtocol::Grpc, ..collector.otlp() });
+    let otlp = collector.otlp();
+    let traces = OtlpTarget { endpoint, protocol: OtlpProtocol::Grpc, ..otlp.traces };
+    config_a.telemetry.otlp = Some(Otlp { traces, ..otlp });
     config_a.telemetry.sampling.routine = 1.0;
     let a = observer(&config_a);
 
@@ -271,11 +272,11 @@ async fn a_collector_that_refuses_costs_counted_spans_over_either_protocol() {
     for protocol in [OtlpProtocol::Http, OtlpProtocol::Grpc] {
         let address = refusing("500 Internal Server Error").await;
         let path = if protocol == OtlpProtocol::Http { "/v1/traces" } else { "" };
-        let traces_endpoint = format!("http://{address}{path}");
+        let endpoint = format!("http://{address}{path}");
         let timeout = Duration::from_secs(5);
         let mut config = receiving();
-        config.telemetry.otlp =
-            Some(Otlp { traces_endpoint, protocol, headers: vec![], timeout, logs: None });
+        let traces = OtlpTarget { endpoint, protocol, headers: vec![], timeout };
+        config.telemetry.otlp = Some(Otlp { traces, logs: None });
         config.telemetry.sampling.routine = 1.0;
         let observer = observer(&config);
         observer.record(&Arc::new(record()));

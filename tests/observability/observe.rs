@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokenway::admin::{AdminState, serve};
 use tokenway::app::observers::Observers;
-use tokenway::config::{AccessLog, ModelMatch, Otlp, Secret};
+use tokenway::config::{AccessLog, ModelMatch, Secret};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 use tokenway::observe::Observer;
 use tokenway::observe::metrics::{Exposition, StreamKey};
@@ -270,7 +270,7 @@ async fn spans_reach_a_collector_as_one_tree() {
     let collector = Collector::start(true).await;
     let mut config = config();
     let headers = vec![("x-team".parse().unwrap(), "infra".parse().unwrap())];
-    config.telemetry.otlp = Some(Otlp { headers, ..collector.otlp() });
+    config.telemetry.otlp.insert(collector.otlp()).traces.headers = headers;
     let observer = observer(&config);
     let mut kept = record();
     kept.trace.parent = Some(0xc3);
@@ -344,10 +344,11 @@ async fn a_dead_collector_costs_counted_spans_and_nothing_else() {
         format!("http://{}/v1/traces", closed.local_addr().unwrap())
     };
     let hanging = Collector::start(false).await;
-    for (endpoint, timeout) in [(refused, 10_000), (hanging.otlp().traces_endpoint, 50)] {
+    for (endpoint, timeout) in [(refused, 10_000), (hanging.otlp().traces.endpoint, 50)] {
         let mut config = config();
         let timeout = Duration::from_millis(timeout);
-        config.telemetry.otlp = Some(Otlp { traces_endpoint: endpoint, timeout, ..hanging.otlp() });
+        let otlp = config.telemetry.otlp.insert(hanging.otlp());
+        (otlp.traces.endpoint, otlp.traces.timeout) = (endpoint, timeout);
         config.telemetry.sampling.routine = 1.0;
         let observer = observer(&config);
         let record = Arc::new(record());

@@ -22,7 +22,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 };
 use parking_lot::Mutex;
 use prost::Message;
-use tokenway::config::{Config, OtlpMetrics, OtlpProtocol, Temporality};
+use tokenway::config::{Config, OtlpMetrics, OtlpProtocol, OtlpTarget, Temporality};
 use tokenway::fleet::status::{FleetView, ReplicaState};
 use tokenway::observe::Observer;
 use tokenway::observe::metrics::StreamKey;
@@ -96,10 +96,12 @@ impl Receiver {
     fn exporting(&self, interval: Duration) -> Config {
         let mut config = config();
         config.telemetry.otlp_metrics = Some(OtlpMetrics {
-            endpoint: format!("http://{}/v1/metrics", self.address),
-            protocol: OtlpProtocol::Http,
-            headers: vec![("x-team".parse().unwrap(), "infra".parse().unwrap())],
-            timeout: Duration::from_secs(10),
+            target: OtlpTarget {
+                endpoint: format!("http://{}/v1/metrics", self.address),
+                protocol: OtlpProtocol::Http,
+                headers: vec![("x-team".parse().unwrap(), "infra".parse().unwrap())],
+                timeout: Duration::from_secs(10),
+            },
             interval,
             is_gzip: false,
             temporality: Temporality::Cumulative,
@@ -271,7 +273,7 @@ async fn a_collector_that_refuses_or_rejects_loses_nothing_in_the_end() {
 async fn a_collector_that_hangs_delays_neither_requests_nor_the_end() {
     let receiver = Receiver::start((0..1000).map(|_| Meets::Hangs)).await;
     let mut config = receiver.exporting(Duration::from_millis(10));
-    config.telemetry.otlp_metrics.as_mut().unwrap().timeout = Duration::from_millis(50);
+    config.telemetry.otlp_metrics.as_mut().unwrap().target.timeout = Duration::from_millis(50);
     let observer = observer(&config);
     until(|| exports(&observer, "failed") >= Some(2.0)).await;
     one_stream(&observer);

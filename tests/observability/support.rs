@@ -275,18 +275,13 @@ impl Collector {
     }
 
     pub(crate) fn otlp(&self) -> Otlp {
-        Otlp {
-            traces_endpoint: format!("http://{}/v1/traces", self.address),
+        let target = |signal: &str| OtlpTarget {
+            endpoint: format!("http://{}/v1/{signal}", self.address),
             protocol: OtlpProtocol::Http,
             headers: vec![],
             timeout: Duration::from_secs(10),
-            logs: Some(OtlpLogs {
-                endpoint: format!("http://{}/v1/logs", self.address),
-                protocol: OtlpProtocol::Http,
-                headers: vec![],
-                timeout: Duration::from_secs(10),
-            }),
-        }
+        };
+        Otlp { traces: target("traces"), logs: Some(target("logs")) }
     }
 }
 

@@ -6,12 +6,10 @@
 
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue};
-
 use crate::config::otel::metrics::{MetricsExporter, metrics_endpoint};
 use crate::config::otel::{self, Exporter, Signal};
 use crate::config::{
-    Declared, EngineSpansConfig, Otlp, OtlpKeys, OtlpLogs, OtlpMetrics, OtlpProtocol, Sampling, Telemetry,
+    Declared, EngineSpansConfig, Otlp, OtlpKeys, OtlpMetrics, OtlpProtocol, OtlpTarget, Sampling, Telemetry,
     TelemetryKeys, content,
 };
 
@@ -52,37 +50,41 @@ impl Export {
     }
 
     fn spans(&self, exporter: Exporter) -> Option<Otlp> {
-        let (protocol, headers, timeout) = self.travel(exporter.of_traces.clone());
-        let traces_endpoint = match &self.keys.endpoint {
-            Some(base) => otel::traces_endpoint(base, protocol),
+        let traces = self.target(exporter.of_traces.clone(), |protocol| match &self.keys.endpoint {
+            Some(base) => Some(otel::traces_endpoint(base, protocol)),
             None if self.is_present => exporter
                 .endpoint(protocol)
-                .unwrap_or_else(|| otel::traces_endpoint(default_base(protocol), protocol)),
-            None => exporter.endpoint(protocol)?,
-        };
-        let logs = self.logs(exporter, &traces_endpoint, protocol);
-        Some(Otlp { traces_endpoint, protocol, headers, timeout, logs })
+                .or_else(|| Some(otel::traces_endpoint(default_base(protocol), protocol))),
+            None => exporter.endpoint(protocol),
+        })?;
+        let logs = self.logs(exporter, &traces);
+        Some(Otlp { traces, logs })
     }
 
     /// Where the environment sends them, or beside the spans and then as they go.
-    fn logs(&self, exporter: Exporter, traces_endpoint: &str, of_traces: OtlpProtocol) -> Option<OtlpLogs> {
-        let (protocol, headers, timeout) = self.travel(exporter.of_logs.clone().or(&exporter.of_all));
-        let of_env = if self.keys.endpoint.is_none() { exporter.logs_endpoint(protocol) } else { None };
-        if let Some(endpoint) = of_env {
-            return Some(OtlpLogs { endpoint, protocol, headers, timeout });
-        }
-        let endpoint = otel::logs_endpoint(traces_endpoint, of_traces)?;
-        let (_, headers, timeout) = self.travel(exporter.of_logs.or(&exporter.of_traces));
-        Some(OtlpLogs { endpoint, protocol: of_traces, headers, timeout })
+    fn logs(&self, exporter: Exporter, traces: &OtlpTarget) -> Option<OtlpTarget> {
+        let own = exporter.of_logs.clone().or(&exporter.of_all);
+        let of_env = |protocol| exporter.logs_endpoint(protocol).filter(|_| self.keys.endpoint.is_none());
+        self.target(own, of_env).or_else(|| {
+            let beside = |_| otel::logs_endpoint(&traces.endpoint, traces.protocol);
+            let target = self.target(exporter.of_logs.clone().or(&exporter.of_traces), beside)?;
+            Some(OtlpTarget { protocol: traces.protocol, ..target })
+        })
     }
 
-    /// How exports travel, of what the environment has of them.
-    fn travel(&self, of_env: Signal) -> (OtlpProtocol, Vec<(HeaderName, HeaderValue)>, Duration) {
-        (
-            self.keys.protocol.or(of_env.protocol).unwrap_or_default(),
-            self.keys.headers.clone().or(of_env.headers).unwrap_or_default(),
-            self.keys.timeout.or(of_env.timeout).unwrap_or(DEFAULT_EXPORT_TIMEOUT),
-        )
+    /// Where the flag and the file send a signal; where they are silent, the environment.
+    fn target(
+        &self,
+        of_env: Signal,
+        endpoint: impl FnOnce(OtlpProtocol) -> Option<String>,
+    ) -> Option<OtlpTarget> {
+        let protocol = self.keys.protocol.or(of_env.protocol).unwrap_or_default();
+        Some(OtlpTarget {
+            endpoint: endpoint(protocol)?,
+            protocol,
+            headers: self.keys.headers.clone().or(of_env.headers).unwrap_or_default(),
+            timeout: self.keys.timeout.or(of_env.timeout).unwrap_or(DEFAULT_EXPORT_TIMEOUT),
+        })
     }
 
     /// Beside the spans, unless the environment alone says where.
@@ -90,19 +92,16 @@ impl Export {
         if self.keys.metrics.or(exporter.is_wanted) != Some(true) {
             return None;
         }
-        let protocol = self.keys.protocol.or(exporter.protocol).unwrap_or_default();
-        let endpoint = match (&self.keys.endpoint, exporter.endpoint) {
-            (Some(base), _) => metrics_endpoint(base, protocol),
-            (None, Some(exact)) => exact,
+        let MetricsExporter { endpoint, base, how, .. } = exporter;
+        let target = self.target(how, |protocol| match (&self.keys.endpoint, endpoint) {
+            (Some(base), _) => Some(metrics_endpoint(base, protocol)),
+            (None, Some(exact)) => Some(exact),
             (None, None) => {
-                metrics_endpoint(exporter.base.as_deref().unwrap_or(default_base(protocol)), protocol)
+                Some(metrics_endpoint(base.as_deref().unwrap_or(default_base(protocol)), protocol))
             }
-        };
+        })?;
         Some(OtlpMetrics {
-            endpoint,
-            protocol,
-            headers: self.keys.headers.clone().unwrap_or(exporter.headers),
-            timeout: self.keys.timeout.or(exporter.timeout).unwrap_or(DEFAULT_EXPORT_TIMEOUT),
+            target,
             interval: self.keys.metrics_interval.or(exporter.interval).unwrap_or(DEFAULT_EXPORT_INTERVAL),
             is_gzip: exporter.is_gzip,
             temporality: exporter.temporality,

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue};
-
-use super::{headers, is_http, protocol, timeout};
+use super::{Signal, is_http};
 use crate::config::{OtlpProtocol, Temporality};
 
 /// What the environment says about the OTLP export of metrics.
@@ -16,12 +14,7 @@ pub(in crate::config) struct MetricsExporter {
     pub(in crate::config) endpoint: Option<String>,
     /// `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub(in crate::config) base: Option<String>,
-    /// How.
-    pub(in crate::config) protocol: Option<OtlpProtocol>,
-    /// Headers of an export.
-    pub(in crate::config) headers: Vec<(HeaderName, HeaderValue)>,
-    /// For one export.
-    pub(in crate::config) timeout: Option<Duration>,
+    pub(in crate::config) how: Signal,
     /// Between two exports.
     pub(in crate::config) interval: Option<Duration>,
     /// Whether exports are compressed.
@@ -54,9 +47,7 @@ impl MetricsExporter {
             is_wanted,
             endpoint,
             base: url("OTEL_EXPORTER_OTLP_ENDPOINT"),
-            protocol: of("PROTOCOL").and_then(|name| protocol(&name)),
-            headers: of("HEADERS").map(|list| headers(&list)).unwrap_or_default(),
-            timeout: of("TIMEOUT").and_then(|millis| timeout(&millis)),
+            how: Signal::read(of),
             interval: set("OTEL_METRIC_EXPORT_INTERVAL").and_then(|millis| interval(&millis)),
             is_gzip: of("COMPRESSION").is_some_and(|name| is_gzip(&name)),
             temporality: set("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE")
@@ -146,10 +137,10 @@ mod tests {
             ("OTEL_METRIC_EXPORT_INTERVAL", "15000"),
             ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "Delta"),
         ]);
-        assert_eq!(read.timeout, Some(Duration::from_millis(2500)));
+        assert_eq!(read.how.timeout, Some(Duration::from_millis(2500)));
         assert_eq!(read.interval, Some(Duration::from_secs(15)));
         assert_eq!((read.is_gzip, read.temporality), (true, Temporality::Delta));
-        assert_eq!(read.headers.len(), 1);
+        assert_eq!(read.how.headers.unwrap().len(), 1);
     }
 
     #[test]

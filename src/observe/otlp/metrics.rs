@@ -11,7 +11,7 @@ use opentelemetry_proto::tonic::metrics::v1::{Metric, ResourceMetrics, ScopeMetr
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use tokio_util::sync::CancellationToken;
 
-use super::exporter::{Exporter, Headers};
+use super::exporter::Exporter;
 use super::{CollectorError, Route, resource, scope, tls};
 use crate::config::{OtlpMetrics, Temporality};
 use crate::fleet::status::FleetView;
@@ -35,15 +35,9 @@ impl MetricsExport {
         metrics: &Arc<Metrics>,
     ) -> Result<Self, CollectorError> {
         let background = &around.background;
-        let route = Route {
-            protocol: config.protocol,
-            headers: Headers(config.headers.iter().cloned().collect()),
-            timeout: config.timeout,
-            connector: tls::connector("METRICS_", background.tasks.clone())?,
-            background: background.clone(),
-            clock: around.clock,
-        };
-        let exporter = route.exporter(&config.endpoint, "metrics", config.is_gzip)?;
+        let connector = tls::connector("METRICS_", background.tasks.clone())?;
+        let route = Route::new(&config.target, connector, background, around.clock);
+        let exporter = route.exporter("metrics", config.is_gzip)?;
         let this = Self { closing: CancellationToken::new(), done: CancellationToken::new() };
         let task = Task {
             exporter,

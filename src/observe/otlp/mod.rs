@@ -26,7 +26,7 @@ pub(crate) use self::proto::{attribute, logs, nanos, scope, structured, text};
 use super::metrics::BuildInfo;
 use crate::background::Background;
 use crate::clock::Clock;
-use crate::config::{Endpoint, Otlp, OtlpProtocol, percent_decoded};
+use crate::config::{Endpoint, Otlp, OtlpProtocol, OtlpTarget, percent_decoded};
 use crate::upstream::connect::Connector;
 
 /// Why nothing can be exported.
@@ -48,17 +48,14 @@ pub enum CollectorError {
 
 /// The configured collector of spans and log records. Makes exporters, each with a connection of its own.
 pub struct Collector {
-    traces_endpoint: String,
     traces: Route,
-    logs: Option<(String, Route)>,
+    logs: Option<Route>,
     resource: Resource,
 }
 
 /// How the exports of one configuration travel.
 struct Route {
-    protocol: OtlpProtocol,
-    headers: Headers,
-    timeout: Duration,
+    target: OtlpTarget,
     connector: Connector,
     background: Background,
     clock: Clock,
@@ -76,30 +73,19 @@ impl Collector {
         background: &Background,
         clock: Clock,
     ) -> Result<Self, CollectorError> {
-        let traces = Route {
-            protocol: otlp.protocol,
-            headers: Headers(otlp.headers.iter().cloned().collect()),
-            timeout: otlp.timeout,
-            connector: tls::connector("TRACES_", background.tasks.clone())?,
-            background: background.clone(),
-            clock,
-        };
+        let traces =
+            Route::new(&otlp.traces, tls::connector("TRACES_", background.tasks.clone())?, background, clock);
         let logs = match &otlp.logs {
             Some(logs) => {
                 // What `…_TRACES_…` names is for the collector of traces, which may be theirs too.
-                let is_same = endpoint(&logs.endpoint)? == endpoint(&otlp.traces_endpoint)?;
+                let is_same = endpoint(&logs.endpoint)? == endpoint(&otlp.traces.endpoint)?;
                 let of_logs = || tls::connector("LOGS_", background.tasks.clone());
                 let connector = if is_same { traces.connector.clone() } else { of_logs()? };
-                let headers = Headers(logs.headers.iter().cloned().collect());
-                let background = background.clone();
-                let (protocol, timeout) = (logs.protocol, logs.timeout);
-                let route = Route { protocol, headers, timeout, connector, background, clock };
-                Some((logs.endpoint.clone(), route))
+                Some(Route::new(logs, connector, background, clock))
             }
             None => None,
         };
-        let traces_endpoint = otlp.traces_endpoint.clone();
-        Ok(Self { traces_endpoint, traces, logs, resource: resource(build, instance) })
+        Ok(Self { traces, logs, resource: resource(build, instance) })
     }
 
     /// Who exports.
@@ -112,7 +98,7 @@ impl Collector {
     /// # Errors
     /// The endpoint is unusable.
     pub(super) fn spans(&self) -> Result<Exporter, CollectorError> {
-        self.traces.exporter(&self.traces_endpoint, "spans", is_gzip("TRACES_"))
+        self.traces.exporter("spans", is_gzip("TRACES_"))
     }
 
     /// An exporter of log records. `None` where the address is one of traces alone.
@@ -121,7 +107,7 @@ impl Collector {
     /// The endpoint is unusable.
     pub(crate) fn logs(&self) -> Result<Option<Exporter>, CollectorError> {
         let logs = self.logs.as_ref();
-        logs.map(|(url, route)| route.exporter(url, "log records", is_gzip("LOGS_"))).transpose()
+        logs.map(|route| route.exporter("log records", is_gzip("LOGS_"))).transpose()
     }
 
     /// An exporter of spans that engines encoded, and have not compressed.
@@ -129,15 +115,20 @@ impl Collector {
     /// # Errors
     /// The endpoint is unusable.
     pub(super) fn forwarder(&self) -> Result<Exporter, CollectorError> {
-        self.traces.exporter(&self.traces_endpoint, "spans of engines", false)
+        self.traces.exporter("spans of engines", false)
     }
 }
 
 impl Route {
-    fn exporter(&self, url: &str, what: &'static str, is_gzip: bool) -> Result<Exporter, CollectorError> {
-        let (connector, endpoint, timeout) = (self.connector.clone(), endpoint(url)?, self.timeout);
-        let (url, headers) = (url.to_owned(), self.headers.clone());
-        let transport = match self.protocol {
+    fn new(target: &OtlpTarget, connector: Connector, background: &Background, clock: Clock) -> Self {
+        Self { target: target.clone(), connector, background: background.clone(), clock }
+    }
+
+    fn exporter(&self, what: &'static str, is_gzip: bool) -> Result<Exporter, CollectorError> {
+        let OtlpTarget { endpoint: url, protocol, headers, timeout } = self.target.clone();
+        let (connector, endpoint) = (self.connector.clone(), endpoint(&url)?);
+        let headers = Headers(headers.into_iter().collect());
+        let transport = match protocol {
             OtlpProtocol::Http => {
                 Transport::Http(Http { connector, endpoint, url, headers, timeout, is_gzip })
             }
@@ -150,7 +141,7 @@ impl Route {
     fn channel(&self, endpoint: Endpoint) -> Result<Channel, tonic::transport::Error> {
         // Pings find out that a collector has vanished: unanswered exports alone keep a connection for a quarter of an hour.
         let origin = tonic::transport::Endpoint::from_shared(endpoint.to_string())?
-            .connect_timeout(self.timeout)
+            .connect_timeout(self.target.timeout)
             .http2_keep_alive_interval(PING_AFTER)
             .keep_alive_timeout(PING_AFTER);
         let connector = self.connector.offering_http2();
