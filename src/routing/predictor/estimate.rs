@@ -142,8 +142,7 @@ impl Queue<'_> {
     /// Whether a prompt has to wait until others make room, however fast the engine is.
     fn is_full(&self) -> bool {
         let present = float(self.own.inflight) + self.foreign.requests;
-        self.batch_limit.is_some_and(|limit| present >= float(limit))
-            || self.lacking > 0.0
+        self.batch_limit.is_some_and(|limit| present >= float(limit)) || self.lacking > 0.0
     }
 }
 

@@ -40,7 +40,10 @@ fn streams_behind_a_cached_prefix_share_its_memory() {
     let mut streams = vec![begun(0)];
     fleet.targets[0].scraped(usage(0.4), fleet.now);
     streams.extend((1..6).map(begun));
-    assert!(fleet.targets[0].load.view().context > 38_000, "of 16,000, as each of them attends to all of its prompt");
+    assert!(
+        fleet.targets[0].load.view().context > 38_000,
+        "of 16,000, as each of them attends to all of its prompt"
+    );
     assert_eq!(fleet.decide(&text(7)).unwrap().terms.slot_wait, 0.0);
     drop(streams);
 }
