@@ -41,7 +41,7 @@ section! {
         before: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9100/before";
         /// gets each answer when it has ended; the client waits for nothing
         after: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9100/after";
-        /// names of routes, or models where no route has that name; default: all
+        /// names of routes, or models where no route has that name; default: all; follow a reload
         routes: Option<Vec<Arc<str>>> as List(NAMED), example ["llama-8b"];
         /// for one answer of the service
         timeout: Duration as POSITIVE_DURATION, default "1s";
@@ -53,6 +53,12 @@ section! {
 }
 
 impl Hook {
+    /// What a reload keeps of it: all but its routes, which may have other names by then.
+    pub(super) fn kept(&self, new: Option<&Self>) -> Self {
+        let routes = new.unwrap_or(self).routes.clone();
+        Self { routes, ..self.clone() }
+    }
+
     /// Whether it is asked about requests of the route of that name.
     pub fn is_for(&self, route: &str) -> bool {
         self.routes.as_ref().is_none_or(|routes| routes.iter().any(|known| **known == *route))

@@ -225,11 +225,10 @@ fn serve_as(name: &Arc<str>, config: &mut Config) -> Result<(), ConfigError> {
     };
     if is_named_by_model {
         let former = std::mem::replace(&mut route.name, name.clone());
-        // Tenants refer to routes by name.
-        for allowed in config.tenants.iter_mut().filter_map(|tenant| tenant.routes.as_mut()).flatten() {
-            if *allowed == former {
-                *allowed = name.clone();
-            }
+        let of_tenants = config.tenants.iter_mut().filter_map(|tenant| tenant.routes.as_mut());
+        let of_hook = config.hook.as_mut().and_then(|hook| hook.routes.as_mut());
+        for named in of_tenants.chain(of_hook).flatten().filter(|named| **named == former) {
+            named.clone_from(name);
         }
     }
     if let ModelMatch::Named(former) = &route.model {
@@ -281,6 +280,18 @@ mod tests {
         assert_eq!(config.routes[0].policy, PolicyName::RoundRobin);
         assert_eq!(config.routes[0].model, ModelMatch::Named("mine".into()));
         assert_eq!(config.telemetry.otlp.unwrap().traces.endpoint, "http://flag:4318/v1/traces");
+    }
+
+    #[test]
+    fn another_name_for_the_model_takes_the_hook_along() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gateway.toml");
+        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\n[[route]]\nmodel = \"m\"\n\
+            [hook]\nbefore = \"http://127.0.0.1:2/ask\"\nroutes = [\"m\"]\n";
+        std::fs::write(&path, text).unwrap();
+        let overrides = Overrides { served_model_name: Some("mine".into()), ..Overrides::default() };
+        let config = load(&Source::File(path), &overrides, &no_env).unwrap();
+        assert!(config.hook.unwrap().is_for(&config.routes[0].name));
     }
 
     #[test]

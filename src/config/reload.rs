@@ -53,7 +53,8 @@ fn keep_fixed(config: &mut Config, old: &Config) -> Vec<String> {
     let by_tenant = &mut telemetry.ttft_by_tenant;
     fixed.keep("telemetry.ttft_by_tenant", by_tenant, &old.telemetry.ttft_by_tenant);
     fixed.keep("[telemetry.content]", &mut telemetry.content, &old.telemetry.content);
-    fixed.keep("[hook]", &mut config.hook, &old.hook);
+    let hook = old.hook.as_ref().map(|old| old.kept(config.hook.as_ref()));
+    fixed.keep("[hook]", &mut config.hook, &hook);
     fixed.keep("[cluster]", &mut config.cluster, &old.cluster);
     // Baselines are cut into blocks; other blocks are other baselines.
     fixed.keep("[drift]", &mut config.drift, &old.drift);
@@ -138,5 +139,22 @@ mod tests {
             }
         }
         assert!(tried >= 40, "only {tried} keys");
+    }
+
+    #[test]
+    fn a_hook_follows_its_route_to_another_name() {
+        let config = |name: &str, hook: &str| {
+            let text = format!("{ABOVE}{name}[[route]]\nmodel = \"n\"\npools = [\"p\"]\n[hook]\n{hook}");
+            let env = |_: &str| None;
+            check_with("f.toml", &text, &env, &Overrides::default()).unwrap().config
+        };
+        let of_m = "before = \"http://127.0.0.1:2/ask\"\nroutes = [\"m\"]\n";
+        let (old, mut new) = (config("", of_m), config("name = \"chat\"\n", of_m));
+        assert_eq!(keep_fixed(&mut new, &old), [""; 0], "nothing waits for a restart");
+        assert!(new.hook.as_ref().is_some_and(|hook| hook.is_for("chat") && !hook.is_for("n")));
+        let elsewhere = of_m.replace("127.0.0.1:2", "127.0.0.1:3").replace("[\"m\"]", "[\"m\", \"n\"]");
+        let mut new = config("", &elsewhere);
+        assert_eq!(keep_fixed(&mut new, &old).len(), 1);
+        assert!(new.hook.is_some_and(|hook| hook.is_for("n") && hook.before == old.hook.unwrap().before));
     }
 }

@@ -76,10 +76,11 @@ impl Hook {
 
     /// Whether a request is one of its routes', or may yet become one by `[route.degrade]`.
     fn is_for(&self, prepared: &Prepared) -> bool {
-        let routes = &prepared.table.config.routes;
-        let next = |route: &&Route| routes.get(route.degrade.as_ref()?.to);
+        // Its routes are those of the newest configuration, all else is as it was at start.
+        let config = &prepared.table.config;
+        let next = |route: &&Route| config.routes.get(route.degrade.as_ref()?.to);
         std::iter::successors(Some(&prepared.route.config), next)
-            .any(|route| self.caller.config.is_for(&route.name))
+            .any(|route| config.hook.as_ref().is_none_or(|hook| hook.is_for(&route.name)))
     }
 
     /// Who reads the answer to a request.
