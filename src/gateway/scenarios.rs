@@ -440,13 +440,14 @@ fn live_and_replay_choose_the_same_replicas() {
 #[test]
 fn live_and_replay_hold_queue_and_refuse_the_same_requests() {
     let queue = "[route.queue]\nmax_requests = 20\nmax_wait = \"2s\"";
+    let mut overtakes = 0;
     for seed in 1..=SEEDS {
         let sent = both(PolicyName::Latency, "ttft = \"1s\"\ntpot = \"60ms\"", queue, 5.0, seed);
-        let overtakes = sent[0].windows(2).filter(|pair| pair[0].0 > pair[1].0).count();
-        assert!(overtakes > 20, "{overtakes} requests that waited were overtaken");
+        overtakes += sent[0].windows(2).filter(|pair| pair[0].0 > pair[1].0).count();
         assert!(sent[0].len() < REQUESTS as usize, "some were refused");
         assert_alike(&format!("five times the load, seed {seed}"), sent);
     }
+    assert!(overtakes > 100, "{overtakes} requests that waited were overtaken");
 }
 
 /// Polls after which every woken task has run.
