@@ -411,6 +411,11 @@ impl Attempt {
 }
 
 impl Record {
+    /// Whether it came to no route: its model is unknown, or it was refused before.
+    pub fn has_no_route(&self) -> bool {
+        &*self.route == "none"
+    }
+
     /// The attempt whose response went to the client.
     pub fn answered(&self) -> Option<&Attempt> {
         let is_answer = |attempt: &&Attempt| attempt.error.is_none() && attempt.head.is_some();

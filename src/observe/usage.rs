@@ -101,7 +101,7 @@ impl Usage {
     /// Counts a request that ended at `at`, and its time at the engine as far as known. One that was refused is none, nor is one that
     /// no route took.
     pub(super) fn count(&self, record: &Record, stages: &[StageTime], at: SystemTime) {
-        if record.is_refused() || &*record.route == "none" {
+        if record.is_refused() || record.has_no_route() {
             return;
         }
         let charged = record.charged_tokens();

@@ -123,10 +123,11 @@ impl Detectors {
     pub fn observe(&mut self, observation: &Observation<'_>, out: &mut Vec<Finding>) {
         self.advance(observation.at, out);
         let observation = Observation { at: self.now, ..*observation };
+        let own = || self.indices.get(observation.route).and_then(|of| of.get(observation.revision)).copied();
         let known = match observation.revision {
-            // Counts against the revision that serves the route.
-            NOT_SERVED => self.latest_of(observation.route),
-            revision => self.indices.get(observation.route).and_then(|of| of.get(revision)).copied(),
+            // Counts against the revision that serves the route, if one ever has.
+            NOT_SERVED => self.latest_of(observation.route).or_else(own),
+            _ => own(),
         };
         let index = known.or_else(|| self.admit(&observation));
         match index.and_then(|index| self.series.get_mut(index)) {
@@ -243,5 +244,42 @@ impl Detectors {
         };
         self.indices.entry(route).or_default().insert(revision, index);
         index
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Outcome;
+
+    fn request(route: &'static str, revision: &'static str, at: f64) -> Observation<'static> {
+        let (replica, outcome) = (NOT_SERVED, Outcome::Failed);
+        let none = None;
+        Observation {
+            at,
+            route,
+            revision,
+            replica,
+            ttft: none,
+            itl: none,
+            prompt: none,
+            predicted: none,
+            pace: 1.0,
+            ttft_bound: None,
+            outcome,
+        }
+    }
+
+    #[test]
+    fn requests_that_nothing_served_share_a_series_and_their_failures_are_found() {
+        let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
+        for n in 0..1000 {
+            detectors.observe(&request("chat", NOT_SERVED, f64::from(n)), &mut found);
+        }
+        assert_eq!(detectors.series(), 1);
+        assert!(found.iter().any(|finding| finding.kind.as_str() == "availability_burn"), "{found:?}");
+        detectors.observe(&request("chat", "v1", 1000.0), &mut found);
+        detectors.observe(&request("chat", NOT_SERVED, 1001.0), &mut found);
+        assert_eq!((detectors.series(), detectors.has_left_out()), (2, false));
     }
 }

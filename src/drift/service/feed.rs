@@ -111,6 +111,9 @@ impl Feed {
 
 impl Tap for Feed {
     fn record(&self, record: &Record, judgement: &Judgement) {
+        if record.has_no_route() {
+            return;
+        }
         let request = EndedRequest::of(record, judgement, self.clock);
         if self.sender.try_send(FeedMessage::Ended(request)).is_err() {
             self.metrics.families.control.drift_dropped.inc();

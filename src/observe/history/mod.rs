@@ -48,14 +48,14 @@ impl History {
 
     /// Counts an ended request but for the times in its stages. One that ended before its route was known is of no route.
     pub fn record(&self, record: &Arc<Record>, judgement: &Judgement) {
-        if &*record.route != "none" {
+        if !record.has_no_route() {
             self.route(&record.route).record(record, judgement);
         }
     }
 
     /// Adds a counted request's times in its stages: as its engine measured them where they were estimated `before`.
     pub(super) fn settled(&self, record: &Arc<Record>, judgement: &Judgement, before: Option<&Judgement>) {
-        if &*record.route == "none" {
+        if record.has_no_route() {
             return;
         }
         let route = self.route(&record.route);
