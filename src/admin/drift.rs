@@ -21,7 +21,7 @@ use crate::observe::rfc3339;
 pub(super) async fn findings(State(admin): State<Arc<AdminState>>) -> Json<Drift> {
     let found = admin.drift.board().read();
     let now = admin.drift.now();
-    let show = |one: &Finding| shown(one, found.mutes.iter().any(|mute| mute.covers(one, now)));
+    let show = |one: &Finding| shown(one, &found.mutes, now);
     let mutes = found.mutes.iter().filter(|mute| now < mute.until);
     Json(Drift {
         active: found.active.iter().map(show).collect(),
@@ -31,9 +31,9 @@ pub(super) async fn findings(State(admin): State<Arc<AdminState>>) -> Json<Drift
     })
 }
 
-fn shown(finding: &Finding, is_muted: bool) -> api::Finding {
+fn shown(finding: &Finding, mutes: &[Mute], now: f64) -> api::Finding {
     api::Finding {
-        muted: Some(is_muted),
+        muted: Some(mutes.iter().any(|mute| mute.covers(finding, now))),
         time: Some(rfc3339::utc(clock::wall(finding.at))),
         ..finding.to_api()
     }
@@ -58,7 +58,7 @@ pub(super) async fn acknowledge(
         [] => Acknowledgement::default(),
         text => serde_json::from_slice(text).map_err(|_| AdminError::InvalidBody)?,
     };
-    answer(admin.drift.acknowledge(&id, !request.undo).await)
+    answer(&admin, admin.drift.acknowledge(&id, !request.undo).await)
 }
 
 /// POST `/drift/{id}/reset`
@@ -66,12 +66,15 @@ pub(super) async fn reset(
     State(admin): State<Arc<AdminState>>,
     Path(id): Path<String>,
 ) -> Result<Json<api::Finding>, AdminError> {
-    answer(admin.drift.reset(&id).await)
+    answer(&admin, admin.drift.reset(&id).await)
 }
 
-fn answer(found: Result<Option<Finding>, Busy>) -> Result<Json<api::Finding>, AdminError> {
+fn answer(
+    admin: &AdminState,
+    found: Result<Option<Finding>, Busy>,
+) -> Result<Json<api::Finding>, AdminError> {
     let found = found.map_err(|_| AdminError::Overloaded)?.ok_or(AdminError::UnknownFinding)?;
-    Ok(Json(shown(&found, false)))
+    Ok(Json(shown(&found, &admin.drift.board().read().mutes, admin.drift.now())))
 }
 
 /// POST `/drift/mute`: `{"route":"chat","kind":"ttft_shift","for":"2h"}`; without a route or a kind it is every one, and `"0s"`

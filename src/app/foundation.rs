@@ -122,7 +122,7 @@ impl Foundation {
 
     /// The replicas, for observers.
     pub(super) fn view(&self) -> FleetView {
-        let fleet = Arc::clone(&self.fleet);
-        FleetView::new(move || fleet.statuses())
+        let [of_replicas, of_sources] = std::array::from_fn(|_| Arc::clone(&self.fleet));
+        FleetView::new(move || of_replicas.statuses(), move || of_sources.sources())
     }
 }

@@ -127,7 +127,9 @@ impl Answers {
     /// Takes out the replicas that were given before.
     fn take_repeated(&mut self) -> Vec<String> {
         let mut seen = HashSet::new();
-        self.replicas.extract_if(.., |url| !seen.insert(url.clone())).collect()
+        // Replicas are named by what follows the scheme.
+        let name = |url: &str| url.split_once("://").map_or(url, |(_, name)| name).to_owned();
+        self.replicas.extract_if(.., |url| !seen.insert(name(url))).collect()
     }
 
     fn draft(&self) -> Draft {

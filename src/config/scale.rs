@@ -67,8 +67,6 @@ impl ScaleWindow {
         let next = |cron: &Cron| cron.find_next_occurrence(&at, false).ok();
         match (next(&self.start), next(&self.end)) {
             (Some(start), Some(end)) => end < start || at.duration_until(&start).unsigned_abs() <= lead,
-            // It begins never again and ends some time: it has begun.
-            (None, Some(_)) => true,
             _ => false,
         }
     }
@@ -141,7 +139,9 @@ fn cron(text: &str) -> Result<Cron, String> {
     if fields != 5 && !text.starts_with('@') {
         return Err(format!("\"{text}\" has {fields} fields, and a cron expression five"));
     }
-    Cron::from_str(text).map_err(|error| format!("\"{text}\" is no cron expression: {error}"))
+    let cron = Cron::from_str(text).map_err(|error| format!("\"{text}\" is no cron expression: {error}"))?;
+    let first = cron.find_next_occurrence(&Timestamp::UNIX_EPOCH.to_zoned(TimeZone::UTC), false);
+    first.map(|_| cron).map_err(|_| format!("\"{text}\" is a time that never comes"))
 }
 
 fn show_windows(windows: &[ScaleWindow]) -> Json {
@@ -221,6 +221,10 @@ mod tests {
             (
                 "[pool.scale]\nwindows = [{ start = \"0 25 * * *\", end = \"0 8 * * *\", min_replicas = 2 }]",
                 "f.toml:5:22: \"0 25 * * *\" is no cron expression",
+            ),
+            (
+                "[pool.scale]\nwindows = [{ start = \"0 0 30 2 *\", end = \"0 8 * * *\", min_replicas = 2 }]",
+                "f.toml:5:22: \"0 0 30 2 *\" is a time that never comes",
             ),
             (
                 "[pool.scale]\nwindows = [{ start = \"0 8 * *\", end = \"0 8 * * *\", min_replicas = 2 }]",

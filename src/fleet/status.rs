@@ -3,29 +3,41 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::discovery::SourceStatus;
 pub use super::gpu::{GpuFigures, Throttling};
 pub use super::life::ReplicaState;
 use crate::routing::{Calibration, EngineSignals};
 
-/// Reads the state of every replica; without a fleet there is none.
+/// Reads the state of every replica and of their sources; without a fleet there is none.
 #[derive(Clone)]
-pub struct FleetView(Arc<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>);
+pub struct FleetView {
+    statuses: Arc<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>,
+    sources: Arc<dyn Fn() -> Vec<SourceStatus> + Send + Sync>,
+}
 
 impl FleetView {
-    /// Reads it by this function.
-    pub fn new(read: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(read))
+    /// Reads them by these functions.
+    pub fn new(
+        statuses: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static,
+        sources: impl Fn() -> Vec<SourceStatus> + Send + Sync + 'static,
+    ) -> Self {
+        Self { statuses: Arc::new(statuses), sources: Arc::new(sources) }
     }
 
     /// The replicas as they are now.
     pub fn statuses(&self) -> Vec<ReplicaStatus> {
-        (self.0)()
+        (self.statuses)()
+    }
+
+    /// The sources of replicas as they are now.
+    pub fn sources(&self) -> Vec<SourceStatus> {
+        (self.sources)()
     }
 }
 
 impl Default for FleetView {
     fn default() -> Self {
-        Self::new(Vec::new)
+        Self::new(Vec::new, Vec::new)
     }
 }
 

@@ -23,6 +23,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use parking_lot::Mutex;
 use prost::Message;
 use tokenway::config::{Config, OtlpMetrics, OtlpProtocol, OtlpTarget, Temporality};
+use tokenway::fleet::discovery::SourceStatus;
 use tokenway::fleet::status::{FleetView, ReplicaState};
 use tokenway::observe::Observer;
 use tokenway::observe::metrics::StreamKey;
@@ -181,7 +182,16 @@ const LIMIT: Duration = Duration::from_secs(20);
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_metrics_are_exported_at_the_end() {
     let receiver = Receiver::start([]).await;
-    let fleet = FleetView::new(|| vec![status(ReplicaState::Ready, true)]);
+    let source = || SourceStatus {
+        pool: "main".into(),
+        source: "dns",
+        targets: 3,
+        age: None,
+        failing: None,
+        failures: 0,
+        kept: 0,
+    };
+    let fleet = FleetView::new(|| vec![status(ReplicaState::Ready, true)], move || vec![source()]);
     let observer = observers_of(&receiver.exporting(NEVER), fleet).observer;
     one_stream(&observer);
     observer.shutdown(LIMIT).await;
@@ -196,6 +206,7 @@ async fn the_last_metrics_are_exported_at_the_end() {
     assert_eq!(attribute(&resource.attributes, "service.instance.id"), Some("test"));
 
     let metrics = &export.resource_metrics[0].scope_metrics[0].metrics;
+    assert!(metrics.iter().any(|one| one.name == "tokenway.discovery_targets"), "without a scrape");
     let [ttft] = exponential(metrics, "gen_ai.server.time_to_first_token") else { panic!("one series") };
     assert_eq!((ttft.count, ttft.sum), (1, Some(0.2)));
     for (name, expected) in [

@@ -83,12 +83,13 @@ struct Wanted {
 }
 
 fn wanted(config: &Config, pool: usize) -> Vec<Wanted> {
+    let is_standby = config.pools.get(pool).is_some_and(|pool| pool.standby);
     let is_canary = |route: &Route| route.canary.as_ref().is_some_and(|canary| canary.pool == pool);
     let uses = config.routes.iter().filter(|route| {
         let is_prefill = route.prefill.as_ref().is_some_and(|prefill| prefill.pool == pool);
         is_prefill
             || is_canary(route)
-            || route.pools.iter().any(|weighted| weighted.pool == pool && weighted.weight > 0)
+            || route.pools.iter().any(|weighted| weighted.pool == pool && (weighted.weight > 0 || is_standby))
     });
     uses.filter_map(|route| {
         let named = match &route.model {
@@ -251,6 +252,14 @@ mod tests {
         );
         let canary = ask_all(&check_str("f.toml", &canary, &|_| None).unwrap()).unwrap();
         assert_eq!(canary[1].problems, other[0].problems, "a canary will be asked for it");
+        let standby = format!(
+            "[[pool]]\nname = \"p\"\nreplicas = [\"http://{closed}\"]\n\
+             [[pool]]\nname = \"spare\"\nstandby = true\nreplicas = [\"{}\"]\n\
+             [[route]]\nmodel = \"llama\"\npools = [\"p\", \"spare\"]\n",
+            sim.url()
+        );
+        let standby = ask_all(&check_str("f.toml", &standby, &|_| None).unwrap()).unwrap();
+        assert_eq!(standby[1].problems, other[0].problems, "a standby will be asked for it");
         let mut out = Vec::new();
         other[0].tell(Style::Plain, &mut out).unwrap();
         assert!(String::from_utf8(out).unwrap().contains("not usable, serves sim\n    does not serve"));

@@ -18,6 +18,7 @@ pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
             notes.left(shown, why(&flag.name));
         } else if !takes_several(&flag.name) {
             for value in flag.values.iter().skip(1) {
+                let value = if flag.is_secret() { "***" } else { value };
                 notes.left(value, &format!("--{} takes one value", flag.name));
             }
         }
@@ -239,11 +240,17 @@ impl Flag {
         self.values.first().map_or("", String::as_str)
     }
 
+    fn is_secret(&self) -> bool {
+        SECRETS.contains(&self.name.rsplit('-').next().unwrap_or_default())
+    }
+
     /// As it was given; a secret is not repeated.
     fn shown(&self) -> String {
-        let is_secret = SECRETS.contains(&self.name.rsplit('-').next().unwrap_or_default());
-        let values =
-            if is_secret && !self.values.is_empty() { "***".to_owned() } else { self.values.join(" ") };
+        let values = if self.is_secret() && !self.values.is_empty() {
+            "***".to_owned()
+        } else {
+            self.values.join(" ")
+        };
         format!("--{} {values}", self.name).trim_end().to_owned()
     }
 

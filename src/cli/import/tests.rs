@@ -103,6 +103,7 @@ fn prefill_and_decode_workers_become_two_pools() {
 #[test]
 fn values_of_flags_are_neither_lost_nor_shown_where_they_are_secret() {
     let args = "smg -- --worker-urls http://a:1 --disable-retries --retry-max-retries 5 --control-plane-api-keys k1:s3cret \
+                --api-key k1 k2s3cret \
                 --request-timeout-secs 1800 extra";
     let (code, text, shown) = import(&args.split_whitespace().collect::<Vec<_>>());
     assert_eq!((code, checked(&text).retry.attempts), (1, 0), "{shown}");

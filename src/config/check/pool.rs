@@ -18,7 +18,7 @@ use super::dcgm::dcgm;
 use super::pem::{holds_certificate, pem_file, pem_pair};
 use super::section::{Item, Section};
 use super::shape::Kind;
-use super::values::{ENDPOINT, NAME};
+use super::values::{ENDPOINT, LABEL, NAME};
 use super::{discovery, engine};
 
 /// Reads every `[[pool]]`.
@@ -42,8 +42,8 @@ pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
 }
 
 fn pool(section: &Section<'_>) -> Pool {
-    let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
-    let revision = section.parse("revision", &NAME).unwrap_or_else(|| name.clone());
+    let name = section.require("name", &LABEL).unwrap_or_else(|| format!("#{}", section.span.start).into());
+    let revision = section.parse("revision", &LABEL).unwrap_or_else(|| name.clone());
     let pool = Pool::read(section, &Pool::default());
     let mut own_dcgm = BTreeMap::new();
     let mut pool = Pool {
@@ -117,7 +117,7 @@ fn replica(item: &Item<'_>) -> Option<(ReplicaSpec, Option<Dcgm>)> {
     }
     let section = item.section("pool.replicas")?;
     let endpoint = section.require("url", &ENDPOINT);
-    let name = section.parse("name", &NAME);
+    let name = section.parse("name", &LABEL);
     let zone = section.parse("zone", &NAME);
     let dcgm = section.get("dcgm").and_then(|item| dcgm(&item));
     let endpoint = endpoint?;

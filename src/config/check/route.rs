@@ -68,7 +68,14 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
     let model = section.require("model", &MODEL).unwrap_or_else(|| format!("#{}", section.span.start).into());
     let name = match section.parse("name", &LABEL) {
         Some(name) => name,
-        None => model.clone(),
+        None => {
+            if let (Err(fault), Some(item)) = ((LABEL.parse)(&model), section.get("model"))
+                && &*model == "none"
+            {
+                item.fault(fault, "give the route another name: name = \"chat\"");
+            }
+            model.clone()
+        }
     };
     let route = Route::read(section, &Route::default());
     let class = slo(section, referred.slo);

@@ -71,10 +71,10 @@ pub(in crate::config) const HTTP_URL: Form<String> = Form {
 pub(in crate::config) const NAME: Form<Arc<str>> =
     Form { noun: "a name", hint: NAME_FORM, parse: parse_name };
 
-/// The name of a route or a tenant.
+/// The name of a route, tenant, pool, revision or replica.
 pub(in crate::config) const LABEL: Form<Arc<str>> = Form {
     parse: |text| match text {
-        "none" => Err("\"none\" stands for no route and no tenant in metrics and logs".to_owned()),
+        "none" => Err("\"none\" stands for none at all in metrics and logs".to_owned()),
         _ => parse_name(text),
     },
     ..NAME

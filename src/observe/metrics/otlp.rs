@@ -74,9 +74,13 @@ fn name_and_unit(name: &str, is_counter: bool) -> (String, &'static str) {
     (name.replacen('_', ".", 1), unit)
 }
 
-/// Families whose names differ by the unit alone: it stays in the name, which Prometheus then leaves as it is.
-const DIFFER_BY_UNIT: &[&str] =
-    &["tokenway_replica_kv_transfer_bytes_total", "tokenway_replica_kv_transfer_seconds"];
+/// Families whose names differ by the unit alone, and a histogram of ratios, which Prometheus does not name so: the unit stays in the
+/// name, which is left as it is then.
+const DIFFER_BY_UNIT: &[&str] = &[
+    "tokenway_replica_kv_transfer_bytes_total",
+    "tokenway_replica_kv_transfer_seconds",
+    "tokenway_prediction_ratio",
+];
 const UNITS: &[(&str, &str)] = &[("_seconds", "s"), ("_bytes", "By"), ("_ratio", "1")];
 
 fn numbers(
@@ -209,6 +213,7 @@ mod tests {
             ("tokenway_queue_oldest_seconds", false, ("tokenway.queue_oldest", "s")),
             ("tokenway_queue_bytes", false, ("tokenway.queue", "By")),
             ("tokenway_canary_share_ratio", false, ("tokenway.canary_share", "1")),
+            ("tokenway_prediction_ratio", false, ("tokenway.prediction_ratio", "1")),
             ("tokenway_requests_inflight", false, ("tokenway.requests_inflight", "")),
             ("process_cpu_seconds_total", true, ("process.cpu", "s")),
             ("tokenway_replica_kv_transfer_bytes_total", true, ("tokenway.replica_kv_transfer_bytes", "By")),

@@ -97,6 +97,7 @@ impl Task {
     }
 
     async fn export(&mut self) {
+        self.metrics.set_sources(&self.fleet.sources());
         let fleet = self.fleet.statuses();
         let metrics = Arc::clone(&self.metrics);
         // Of a large page this takes tens of milliseconds, and probes share the runtime's thread.
