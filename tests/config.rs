@@ -291,7 +291,7 @@ fn what_is_empty_is_no_path_and_no_name() {
         ("[cluster]\nurl = \"redis://a\"\nname = \"\"\n".to_owned(), "f.toml:6:8: name is empty"),
         (
             "[[tenant]]\nname = \"none\"\nkey_sha256 = []\n".to_owned(),
-            "f.toml:5:8: \"none\" stands for no route and no tenant in metrics and logs",
+            "f.toml:5:8: \"none\" stands for no name in metrics and logs",
         ),
         (jwt("issuer = \"\""), "f.toml:10:10: issuer is empty"),
         (jwt("issuer = \"i\"\ntenant_claim = \"\""), "f.toml:11:16: tenant_claim is empty"),

@@ -1,11 +1,10 @@
 //! KV memory of an engine: a prompt begins only when there are free blocks for it.
 //!
 //! What our own streams hold beside the cached parts of their prompts is known at any moment. The engine's figure is as old as the last
-//! scrape and tells how much it held beyond that then: of others, and of prefixes that were cached, however many share them.
+//! scrape and shows how much it held beyond that then: of others, and of prefixes that were cached, however many share them.
 
 use super::float::fast_max;
 use super::load::LoadView;
-use super::target::EnginePage;
 use crate::units::Tokens;
 
 /// What an engine's KV cache has room for, in tokens.
@@ -18,14 +17,13 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// `None` where the page does not tell, or the engine is empty.
-    pub(super) fn of(page: &EnginePage, own: &LoadView) -> Option<Self> {
-        let (blocks, tokens) = page.total_blocks.zip(page.block_tokens)?;
-        let capacity = blocks as f64 * tokens as f64;
-        Some(Self { capacity, beyond: page.kv_cache_usage? * capacity - own.held as f64 })
+    /// Of an engine with `blocks` of `block_tokens`, the share `usage` of them in use, beside our own work at that moment.
+    pub(super) fn of(blocks: u64, block_tokens: u64, usage: f64, own: &LoadView) -> Self {
+        let capacity = blocks as f64 * block_tokens as f64;
+        Self { capacity, beyond: usage * capacity - own.held as f64 }
     }
 
-    /// Shares of its memory that have to come free before so many tokens more find room, behind those that wait; zero where there is room.
+    /// Shares of its memory that have to come free before `tokens` more find room, behind those that wait; zero where there is room.
     #[inline]
     pub(super) fn lacking(&self, own: &LoadView, tokens: Tokens) -> f64 {
         let held = fast_max(own.held as f64 + self.beyond, 0.0);

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::cache_counters::{CacheFigures, CacheReport};
 use super::foreign::sane;
+use super::load::LoadView;
 use super::memory::Memory;
 use super::{EngineSignals, Foreign, ReplicaLoad};
 use crate::clock::Stamp;
@@ -132,7 +133,7 @@ impl Target {
         if page.waiting.is_some_and(|waiting| waiting > 0.0) {
             self.published.has_queued.store(true, Ordering::Relaxed);
         }
-        self.published.publish(&page, foreign, Memory::of(&page, &own), now);
+        self.published.publish(&page, foreign, page.memory(&own), now);
     }
 
     /// The engine's process is another one: nothing that was observed of it counts.
@@ -201,6 +202,11 @@ impl Target {
 }
 
 impl EnginePage {
+    /// Its KV memory beside what we had there then.
+    fn memory(&self, own: &LoadView) -> Option<Memory> {
+        Some(Memory::of(self.total_blocks?, self.block_tokens?, self.kv_cache_usage?, own))
+    }
+
     /// Without what cannot be: figures of nonsense are absent, not zero.
     fn sane(self) -> Self {
         let above_zero = |count: Option<u64>| count.filter(|count| (1..=MOST_BLOCKS).contains(count));

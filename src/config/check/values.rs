@@ -74,7 +74,7 @@ pub(in crate::config) const NAME: Form<Arc<str>> =
 /// The name of a route, tenant, pool, revision or replica.
 pub(in crate::config) const LABEL: Form<Arc<str>> = Form {
     parse: |text| match text {
-        "none" => Err("\"none\" stands for none at all in metrics and logs".to_owned()),
+        "none" => Err("\"none\" stands for no name in metrics and logs".to_owned()),
         _ => parse_name(text),
     },
     ..NAME
