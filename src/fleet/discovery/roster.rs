@@ -207,7 +207,7 @@ impl Roster {
         if self.data_parallel != DataParallel::Auto {
             return false;
         }
-        self.seen_ranks.insert(endpoint.clone(), ranks) != Some(ranks)
+        self.seen_ranks.insert(endpoint.clone(), ranks).unwrap_or(1) != ranks
     }
 
     /// An operator adds a replica, or lets one that is drained or removed take part again.
@@ -487,6 +487,7 @@ mod tests {
         let target_set = roster.target_set();
         assert_eq!((target_set.members.len(), target_set.left_out), (MAX_REPLICAS, 3));
         let first = &many[0].endpoint;
+        assert!(!roster.saw_ranks(first, 1), "one engine is what a URL has anyway");
         assert!(roster.saw_ranks(first, 2) && !roster.saw_ranks(first, 2));
         let target_set = roster.target_set();
         assert_eq!(
