@@ -282,10 +282,7 @@ impl Watchdog {
 
     /// Number of running streams.
     pub fn streams(&self) -> usize {
-        self.shards
-            .iter()
-            .map(|s| s.lock().iter().filter(|w| !w.is_over.load(Ordering::Relaxed)).count())
-            .sum()
+        self.shards.iter().map(|s| s.lock().iter().filter(|watch| goes_on(watch)).count()).sum()
     }
 
     /// Checks every stream each [`TICK`]; never returns.
@@ -309,7 +306,7 @@ impl Watchdog {
         let drain_over = self.drain_over.load(Ordering::Relaxed);
         for shard in &self.shards {
             shard.lock().retain(|watch| {
-                let goes_on = !watch.is_over.load(Ordering::Relaxed);
+                let goes_on = goes_on(watch);
                 if goes_on {
                     if !late.is_zero() {
                         watch.postpone(late, now);
@@ -342,6 +339,11 @@ const REFUSED_FOR_GOOD: Duration = Duration::from_secs(2);
 
 // Silence of a stream, and of all others there, that is worth a probe: it decides nothing by itself.
 const SUSPICIOUS: Duration = Duration::from_secs(2);
+
+/// Whether the stream has neither ended nor been dropped without an end.
+fn goes_on(watch: &Arc<StreamWatch>) -> bool {
+    Arc::strong_count(watch) > 1 && !watch.is_over.load(Ordering::Relaxed)
+}
 
 #[cfg(test)]
 mod tests {
@@ -376,6 +378,16 @@ mod tests {
         assert_eq!(watch.expiry(), None);
         watch.check(at(61), false);
         assert_eq!(watch.expiry(), Some(Expiry::Deadline(Timer::InterToken)));
+    }
+
+    #[test]
+    fn what_is_dropped_without_an_end_is_forgotten() {
+        let (dog, watch, ..) = watched(10);
+        assert_eq!(dog.streams(), 1);
+        drop(watch);
+        assert_eq!(dog.streams(), 0);
+        dog.look(at(1), at(2));
+        assert!(dog.shards.iter().all(|shard| shard.lock().is_empty()));
     }
 
     #[test]
