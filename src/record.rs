@@ -53,6 +53,7 @@ impl Outcome {
             | Failure::NotAdmitted { .. }
             | Failure::Draining
             | Failure::HookUnavailable
+            | Failure::NoTokenKeys { .. }
             | Failure::LocalResources
             | Failure::SuspectedPoison { .. } => Self::Refused,
             Failure::ClientLeft => Self::Canceled,
