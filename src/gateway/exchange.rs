@@ -5,6 +5,7 @@
 //! it can also run inside a response body, behind heartbeats.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::apart;
 use super::attempt::{AttemptError, UpstreamResponse};
@@ -129,6 +130,11 @@ impl Exchange {
                 None if last.is_none() && self.prepared.may_wait_for_replica() => {
                     let now = self.incoming.gateway.clock.now();
                     self.wait(QueueWait::for_replica(now, self.prepared.read)).await?;
+                    continue;
+                }
+                None if self.may_outwait(last.as_ref()) => {
+                    (last, self.tried) = (None, picker::Tried::new());
+                    tokio::time::sleep(UNTIL_EJECTED).await;
                     continue;
                 }
                 None => match self.untried.take() {
@@ -404,6 +410,13 @@ impl Exchange {
         is_unsent && self.may_degrade()
     }
 
+    /// Whether no engine could be connected to, of a pool that scales to zero: the last one has just stopped, and is taken for busy for a
+    /// moment. Each try counts as one that was not sent.
+    fn may_outwait(&self, last: Option<&Result<Answered, Failure>>) -> bool {
+        let is_unsent = matches!(last, Some(Err(Failure::Replica(failure))) if failure.is_unsent());
+        is_unsent && self.prepared.cold_wait().is_some() && self.prepared.may_wait_for_replica()
+    }
+
     /// Whether its queue refused it, and the route of `[route.degrade]` may take it: before that would find it too late the queue
     /// does.
     fn is_handed_over(&self, refusal: &Failure) -> bool {
@@ -635,3 +648,6 @@ fn outbound<'r>(
         sent: held_kv.map(HeldKv::sent),
     }
 }
+
+/// Between two tries of an engine that refuses connections and is taken for busy: two probes later it is ejected.
+const UNTIL_EJECTED: Duration = Duration::from_secs(1);

@@ -725,6 +725,21 @@ async fn requests_wait_for_a_pool_at_zero_and_are_let_go_as_the_first_replica_co
 }
 
 #[tokio::test]
+async fn a_request_for_an_engine_that_has_just_scaled_to_zero_waits_for_the_next_one() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.pools[0].scale = Scale { min_replicas: 0, ..Scale::default() };
+    let gateway = Gateway::start(config).await;
+    replica.stop_listening().await;
+    assert_eq!(gateway.state_of(&replica), ReplicaState::Ready, "nobody knows yet");
+    let mut client = sent(&gateway, &chat("tiny", "cold")).await;
+    waiting(&gateway, 1).await;
+    replica.always(wire::chat_stream(&["warm"]));
+    replica.listen_again().await;
+    assert_eq!(client.reply().await.status(), 200);
+}
+
+#[tokio::test]
 async fn nobody_waits_for_a_pool_at_zero_whose_revision_gets_no_requests() {
     let (baseline, canary) = (Replica::start().await, Replica::start().await);
     baseline.stop_listening().await;
