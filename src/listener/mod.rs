@@ -355,7 +355,8 @@ impl Asked {
 
     /// HTTP/1.0 has no chunks: a body without a length ends with its connection, and a broken one must not.
     fn end_guard<B: hyper::body::Body>(self, response: &Response<B>, busy: &Busy) -> EndGuard {
-        let is_open_ended = response.body().size_hint().exact().is_none();
+        let has_length = response.headers().contains_key(header::CONTENT_LENGTH);
+        let is_open_ended = !has_length && response.body().size_hint().exact().is_none();
         if self.version == Version::HTTP_10 && is_open_ended && !self.is_head {
             busy.ends_with_connection()
         } else {

@@ -18,7 +18,7 @@ use tokenway::config::Config;
 use tokenway::fleet::status::ReplicaState;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::support::client::{Body, Http2, Reply, read_http2};
 use crate::support::replica::{Gate, Replica, Step};
@@ -167,6 +167,33 @@ async fn a_broken_stream_is_a_reset_to_a_client_without_chunks() {
     let (answer, end) = read(&gateway).await;
     assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset), "{answer}");
     gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_large_answer_of_a_given_length_is_no_reset_to_a_client_without_chunks() {
+    let replica = Replica::start().await;
+    let body = format!("{{\"object\":\"list\",\"data\":\"{}\"}}", "x".repeat(3 << 19));
+    replica.next(wire::json(200, &body));
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(32 * 1024).unwrap();
+    let mut socket = socket.connect(gateway.addr()).await.unwrap();
+    let head = format!("POST {PATH} HTTP/1.0\r\nhost: a\r\ncontent-length: {}\r\n\r\n", UNARY.len());
+    socket.write_all(format!("{head}{UNARY}").as_bytes()).await.unwrap();
+    let is_open = || {
+        let page = gateway.app.gateway.observer.metrics.render(&[]);
+        !page.lines().any(|line| line == "tokenway_open_connections 0")
+    };
+    until("the connection is open", is_open).await;
+    // Slow enough that the gateway is done with its connection while the kernel still has some of the answer.
+    let (mut bytes, mut piece) = (Vec::new(), [0; 16 * 1024]);
+    while is_open() {
+        let read = crate::support::soon("more", socket.read(&mut piece)).await.unwrap();
+        bytes.extend_from_slice(&piece[..read]);
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    crate::support::soon("the end", socket.read_to_end(&mut bytes)).await.unwrap();
+    assert!(bytes.ends_with(body.as_bytes()), "{} bytes", bytes.len());
 }
 
 #[tokio::test]
