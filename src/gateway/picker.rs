@@ -209,6 +209,24 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
     choose(gateway, request, at, context, now)
 }
 
+/// Picks for a request that waits for nobody: past admission where it would be held or queued.
+pub(super) fn pick_at_once(
+    gateway: &Gateway,
+    request: &Prepared,
+    context: PickContext<'_>,
+) -> Option<Box<Pick>> {
+    let (tried, none, now) = (context.tried, SlotSet::new(), gateway.clock.now());
+    let at = match pick(gateway, request, context)? {
+        PickOutcome::Take(pick) => return Some(pick),
+        PickOutcome::Wait(hold) => hold.pool?,
+        PickOutcome::Degrade => return None,
+    };
+    let (pool, _) = request.route.pools.get(at)?;
+    let tried = tried_in(tried, pool).unwrap_or(&none);
+    let asking = Asking { request, pool, policy: &*request.route.policy, task: Task::Whole, tried };
+    asking.judge(now, |judged, scene| asking.take(judged, scene, Box::default(), now)).flatten()
+}
+
 /// Picks among the ready replicas of the pool at this place for a copy of a request, which waits for nobody; `None` if it is not to
 /// be sent.
 pub(super) fn pick_for_copy(gateway: &Gateway, request: &Prepared, at: usize) -> Option<Box<Pick>> {

@@ -20,7 +20,7 @@ use super::attempt::{BufferedResponse, UpstreamResponse, head_fault, no_connecti
 use super::exchange::{Exchange, ExchangeResult};
 use super::outbound::{ActiveAttempt, Identity};
 use super::outside;
-use super::picker::{self, PickOutcome};
+use super::picker;
 use super::{Gateway, reply};
 use crate::admission::Rules;
 use crate::clock::Clock;
@@ -67,19 +67,29 @@ async fn shake_hands(exchange: &mut Exchange) -> Result<Shaken, Failure> {
     let mut last = None;
     loop {
         let context = exchange.waits.pick_context(&exchange.tried);
-        let Some(PickOutcome::Take(mut pick)) = picker::pick(&gateway, &exchange.prepared, context) else {
-            return Err(last.unwrap_or_else(|| exchange.prepared.no_ready_replica()));
+        let Some(mut pick) = picker::pick_at_once(&gateway, &exchange.prepared, context) else {
+            return last.unwrap_or_else(|| Err(exchange.prepared.no_ready_replica()));
         };
         exchange.note_decision(&pick);
         outside::count(&gateway, &exchange.prepared, &mut pick);
         match ask(exchange, &pick).await {
-            Ok((answer, lease)) => return Ok(Shaken { answer, lease, pick }),
+            Ok((answer, lease)) => {
+                let status = answer.status();
+                let shaken = Shaken { answer, lease, pick };
+                let replica = shaken.pick.replica.name();
+                let failure = ReplicaFailure::Status { replica, status: status.as_u16() };
+                // It has begun nothing: another replica may take the client.
+                if !status.is_server_error() || !exchange.may_retry(&failure, &shaken.pick) {
+                    return Ok(shaken);
+                }
+                last = Some(Ok(shaken));
+            }
             Err(Failure::Replica(failure)) => {
                 let may_retry = exchange.may_retry(&failure, &pick);
                 if !may_retry {
                     return Err(Failure::Replica(failure));
                 }
-                last = Some(Failure::Replica(failure));
+                last = Some(Err(Failure::Replica(failure)));
             }
             Err(failure) => return Err(failure),
         }

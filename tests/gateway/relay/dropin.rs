@@ -5,6 +5,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use tokenway::config::Tenant;
 
+use crate::admission::{chat, one_at_a_time, sent, taught, waiting};
 use crate::support::client::{Client, Reply};
 use crate::support::replica::{Gate, Received, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
@@ -629,6 +630,39 @@ async fn a_websocket_is_a_tunnel_that_counts_as_load() {
     let refused = call(&gateway, "GET", "/v1/realtime?model=tiny", &UPGRADE, b"").await;
     assert_eq!((refused.status(), refused.text()), (403, "{\"no\":1}"), "an engine's own refusal passes");
     gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_handshake_that_a_replica_refuses_with_an_error_goes_to_another_one() {
+    let [good, bad] = [Replica::start().await, Replica::start().await];
+    let gateway = Gateway::start(config::of(&[&good, &bad])).await;
+    good.always(vec![Step::Raw(SWITCH.into()), Step::Hang]);
+    bad.always(wire::json(503, r#"{"error":"starting"}"#));
+    for _ in 0..6 {
+        drop(websocket(&gateway, "/v1/realtime?model=tiny").await);
+        gateway.idle().await;
+    }
+    assert!(bad.count() > 0);
+    good.always(wire::json(503, r#"{"error":"starting"}"#));
+    let refused = call(&gateway, "GET", "/v1/realtime?model=tiny", &UPGRADE, b"").await;
+    assert_eq!((refused.status(), refused.text()), (503, r#"{"error":"starting"}"#), "where none takes it");
+}
+
+#[tokio::test]
+async fn a_websocket_waits_for_nobody_where_prompts_do() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    one_at_a_time(&mut config);
+    let gateway = Gateway::start(config).await;
+    taught(&gateway, &replica).await;
+    let (gate, before) = (Gate::new(), replica.count());
+    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let _chats = [sent(&gateway, &chat("tiny", "1")).await, sent(&gateway, &chat("tiny", "2")).await];
+    replica.got(before + 1).await;
+    waiting(&gateway, 1).await;
+    replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
+    let _open = websocket(&gateway, "/v1/realtime?model=tiny").await;
+    gate.cancel();
 }
 
 #[tokio::test]
