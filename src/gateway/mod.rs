@@ -257,7 +257,9 @@ impl IncomingRequest {
             }
             _ => false,
         };
-        if is_http1 && (is_last || gateway.drain.is_on()) {
+        // The one that switches protocols names the upgrade there.
+        let is_switch = response.status() == http::StatusCode::SWITCHING_PROTOCOLS;
+        if is_http1 && !is_switch && (is_last || gateway.drain.is_on()) {
             response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
         } else if !is_http1 {
             response.headers_mut().remove(http::header::CONNECTION);

@@ -587,6 +587,7 @@ async fn websocket(gateway: &Gateway, target: &str) -> Client {
     let head = String::from_utf8(client.raw_until(b"\r\n\r\n").await).unwrap();
     assert!(head.starts_with("HTTP/1.1 101"), "{head}");
     assert!(head.contains("sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{head}");
+    assert!(head.to_lowercase().contains("\r\nconnection: upgrade\r\n"), "{head}");
     client
 }
 
@@ -646,6 +647,15 @@ async fn a_handshake_that_a_replica_refuses_with_an_error_goes_to_another_one() 
     good.always(wire::json(503, r#"{"error":"starting"}"#));
     let refused = call(&gateway, "GET", "/v1/realtime?model=tiny", &UPGRADE, b"").await;
     assert_eq!((refused.status(), refused.text()), (503, r#"{"error":"starting"}"#), "where none takes it");
+}
+
+#[tokio::test]
+async fn a_websocket_opens_in_the_delay_of_a_drain() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
+    gateway.app.gateway.drain.begin();
+    let _open = websocket(&gateway, "/v1/realtime?model=tiny").await;
 }
 
 #[tokio::test]
