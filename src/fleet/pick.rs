@@ -36,6 +36,8 @@ pub struct Pick {
     pub size: PromptSize,
     /// Hash of the whole prompt, to find prompts that kill engines.
     pub prompt: u64,
+    /// What tells its failures from those of the same request sent again.
+    pub request: u64,
     /// Its request can go nowhere else: a stored response lives there.
     pub is_pinned: bool,
     /// The replica that computes its prompt first, on a route with `[route.prefill]`.
@@ -87,7 +89,7 @@ impl Pick {
     /// A whole answer without content came. Whether its replica gives more of them than its pool's others, or is on trial.
     pub fn empty(&self) -> bool {
         let answers = &self.replica.health.answers;
-        answers.empty(self.prompt);
+        answers.empty(self.request);
         let own = answers.empty_rate().unwrap_or_default();
         let usual = self.usual_of_peers(|other| other.health.answers.empty_rate());
         usual.is_some_and(|usual| fails_alone(own, usual, answers.is_on_trial()))
@@ -154,7 +156,7 @@ impl Pick {
     fn count_failure(&self, now: Stamp) -> bool {
         let (replica, answers) = (&self.replica, &self.replica.health.answers);
         let is_on_trial = answers.is_on_trial();
-        answers.failed(self.prompt, now);
+        answers.failed(self.request, now);
         let usual = self.usual_of_peers(|other| other.health.answers.demotion_rate(now));
         replica.health.beside(usual.unwrap_or_default());
         replica.member().publish(now);

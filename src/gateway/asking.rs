@@ -5,6 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
 use super::prepared::Prepared;
 use crate::admission::TurnOnDrop;
 use crate::clock::Stamp;
@@ -166,11 +168,27 @@ impl Asking<'_> {
             assignment,
             size: request.prompt.size,
             prompt: request.prompt.chain.whole(),
+            request: distinguished(request),
             is_pinned: request.pinned.is_some(),
             prefill: None,
             ways: None,
             outside,
         }))
+    }
+}
+
+/// What tells a request from others, so that the same one sent again and again is one failure: its prompt, else its body; a handshake
+/// has neither.
+fn distinguished(request: &Prepared) -> u64 {
+    let body = &request.held.bytes;
+    let hash = |edge: Option<&[u8]>| xxh3_64_with_seed(edge.unwrap_or_default(), body.len() as u64);
+    match request.prompt.chain.whole() {
+        0 if body.is_empty() => request.read.as_nanos(),
+        0 => {
+            hash(body.get(..EDGE.min(body.len())))
+                ^ hash(body.get(body.len().saturating_sub(EDGE)..)).rotate_left(32)
+        }
+        prompt => prompt,
     }
 }
 
@@ -199,3 +217,6 @@ fn lacked_elsewhere(replicas: &[Arc<Replica>], model: &str) -> bool {
         .iter()
         .any(|other| other.is_ready() && !other.engine.models.load().is_empty() && !other.lists(model))
 }
+
+/// Bytes at either end of a body that are compared.
+const EDGE: usize = 1024;

@@ -415,11 +415,12 @@ impl UpstreamResponse {
         }
     }
 
-    /// Whether it is an error by its status, or as a whole by its body.
+    /// Whether it is an error by its status, as a whole by its body, or from its first event on.
     pub fn is_error(&self, dialect: Dialect, owes_answer: bool) -> bool {
         let has_error = || match self {
             Self::Buffered(answer) => answer.error_under_success(dialect, owes_answer).is_some(),
-            Self::Stream { .. } | Self::Large { .. } => false,
+            Self::Stream { reader, .. } => reader.scanner.state().answer.error.is_some(),
+            Self::Large { .. } => false,
         };
         !self.status().is_success() || has_error()
     }

@@ -448,7 +448,7 @@ impl Exchange {
     }
 
     /// What an answer that is good enough to relay says against its replica.
-    fn blamed(&mut self, (answer, active): &Answered) -> Option<ReplicaFailure> {
+    pub(super) fn blamed(&mut self, (answer, active): &Answered) -> Option<ReplicaFailure> {
         let UpstreamResponse::Buffered(answer) = answer else { return None };
         blame::of_answer(answer, &active.pick, &self.prepared, self.guard.record())
     }

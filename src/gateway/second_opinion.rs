@@ -31,7 +31,11 @@ impl Exchange {
 
     /// Compares it with what another replica answered; returns what the client gets.
     pub(super) fn settle(&mut self, first: Doubted, second: Answered) -> Answered {
-        if !second.0.status().is_success() {
+        let record = self.guard.record();
+        if second.0.is_error(record.dialect, record.owes_answer()) {
+            if let Some(failure) = self.blamed(&second) {
+                second.1.pick.failed(&failure, self.gateway().clock.now());
+            }
             return self.keep(first);
         }
         let is_empty = self.note_empty(&second.0);

@@ -309,7 +309,7 @@ impl RealtimeTunnel {
         drop((from_engine, to_engine));
         let farewell = async {
             if let Some(failure) = failure.filter(|_| down.frames.is_between()) {
-                let code = if matches!(failure, Failure::Draining) { GOING_AWAY } else { INTERNAL_ERROR };
+                let code = if matches!(failure, Failure::DrainCut) { GOING_AWAY } else { INTERNAL_ERROR };
                 let _ = to_client.write_all(&ws_frames::close(code, failure.code())).await;
             }
             let _ = to_client.shutdown().await;

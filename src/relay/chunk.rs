@@ -224,4 +224,5 @@ fn add_function<'a>(values: &mut ContentValues<'a>, function: Option<Raw<'a>>) {
 }
 
 /// `object` of an error without a member `error`: vLLM before 0.10, SGLang, LMDeploy, TensorRT-LLM.
-const FLAT_ERROR: &str = "\"error\"";
+/// The `object` of an error without a member `error`.
+pub(super) const FLAT_ERROR: &str = "\"error\"";

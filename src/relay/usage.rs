@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use super::chunk::FLAT_ERROR;
 use crate::record::{EngineTimes, TokenCounts, cut};
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
@@ -58,15 +59,20 @@ pub enum EngineErrorKind {
 pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
     let mut answer = AnswerFacts::default();
     let Ok(text) = std::str::from_utf8(body) else { return answer };
+    let mut is_flat_error = false;
     // What was read before a fault is no less true.
     let _ = Cursor::new(text).object(|key, value| {
         match key.escaped().unwrap_or_default() {
+            "object" => is_flat_error = value.value()?.text() == FLAT_ERROR,
             "choices" if value.ahead() == JsonKind::Array => answer.note_choices(dialect, value)?,
             "usage" if value.ahead() == JsonKind::Object => answer.note_counts(Usage::read(value)?.counts()),
             name => answer.note_member(dialect, name, value.value()?),
         }
         Ok::<_, JsonError>(())
     });
+    if is_flat_error && answer.error.is_none() {
+        answer.note_error(Cursor::new(text).value().ok());
+    }
     answer
 }
 
@@ -476,6 +482,11 @@ mod tests {
         let cases = [
             (
                 r#"{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","code":500}}"#,
+                EngineDead,
+                Some(500),
+            ),
+            (
+                r#"{"object":"error","message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","code":500}"#,
                 EngineDead,
                 Some(500),
             ),

@@ -133,9 +133,10 @@ impl TokenKeys {
     /// # Errors
     /// [`TokenFault`], the first that is found.
     pub fn verify(&self, token: &[u8], digest: [u8; 32], now: SystemTime) -> Result<Arc<str>, TokenFault> {
+        // Before the settings: a reload in between must not keep a token of the former ones among the new keys.
+        let keys = self.keys.load();
         let settings = self.settings.load();
         let settings = settings.as_ref().ok_or(TokenFault::Malformed)?;
-        let keys = self.keys.load();
         let now = since_epoch(now).as_secs_f64();
         if let Some(tenant) = keys.remembered(&digest, now) {
             return Ok(tenant);

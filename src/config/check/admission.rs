@@ -160,15 +160,18 @@ fn conditions(section: &Section<'_>, known: &[&str]) -> Degrade {
 fn multiple(section: &Section<'_>) -> Option<f64> {
     let item = section.get("predicted_ttft_over_slo")?;
     let Some(number) = item.number("a number", "write it without quotes: 1.5") else { return Some(1.0) };
-    let is_valid = number.is_finite() && number >= 1.0;
+    let is_valid = (1.0..=MOST_BOUNDS).contains(&number);
     if !is_valid {
         item.fault(
-            "predicted_ttft_over_slo must be 1 or more: below it requests are in time",
+            "predicted_ttft_over_slo must be 1 to 1,000: below it requests are in time",
             "1.5 is one and a half times the bound on TTFT",
         );
     }
     Some(if is_valid { number } else { 1.0 })
 }
+
+/// Ten minutes, where the bound is below a second.
+const MOST_BOUNDS: f64 = 1000.0;
 
 fn leads_back(start: usize, routes: &[Route]) -> bool {
     let next = |at: usize| routes.get(at).and_then(|route| route.degrade.as_ref()).map(|degrade| degrade.to);
@@ -217,7 +220,7 @@ mod tests {
             (two("[route.degrade]\nto = \"b\"", ""), &["f.toml:6:1: [route.degrade] does not say when"]),
             (
                 two("[route.degrade]\nto = \"b\"\nwhen = { predicted_ttft_over_slo = 0.9 }", ""),
-                &["f.toml:8:36: predicted_ttft_over_slo must be 1 or more: below it requests are in time"],
+                &["f.toml:8:36: predicted_ttft_over_slo must be 1 to 1,000: below it requests are in time"],
             ),
             (
                 two(&format!("slo = \"batch\"\n[route.degrade]\nto = \"b\"\n{when}"), ""),

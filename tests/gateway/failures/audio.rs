@@ -160,3 +160,31 @@ async fn silence_is_a_whole_transcription_and_openai_s_own_events_are_read_like_
     replica.next(wire::json(200, r#"{"text":"one"}"#));
     assert_eq!(post_as(&gateway, PATH, "false").await.text(), r#"{"text":"one"}"#);
 }
+
+#[tokio::test]
+async fn a_replica_that_fails_every_upload_is_left() {
+    let text = wire::json(200, r#"{"text":"one"}"#);
+    let pair = Pair::start_with(|config| config.retry.attempts = 0, text.clone()).await;
+    let upload = async |n: usize| {
+        let form = format!(
+            "--B\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n\
+             --B\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nRIFF{n}\r\n--B--\r\n"
+        );
+        let length = form.len().to_string();
+        let headers = [("content-type", "multipart/form-data; boundary=B"), ("content-length", &*length)];
+        let mut client = pair.gateway.client().await;
+        client.post_framed(PATH, &headers, form.as_bytes()).await;
+        client.reply().await.status()
+    };
+    pair.good.always(text.clone());
+    pair.bad.always(text);
+    for n in 0..20 {
+        assert_eq!(upload(n).await, 200);
+    }
+    pair.bad.always(wire::json(500, r#"{"error":{"message":"no"}}"#));
+    let mut failed = 0;
+    for n in 20..120 {
+        failed += usize::from(upload(n).await != 200);
+    }
+    assert!((1..=10).contains(&failed), "{failed} of a hundred failed");
+}

@@ -68,6 +68,7 @@ async fn an_instant_refusal_of_the_second_replica_is_no_answer() {
         wire::json(500, "{}"),
         wire::json(404, "{}"),
         wire::json(200, r#"{"error":"no"}"#),
+        wire::stream([wire::ENGINE_ERROR, wire::DONE]),
         vec![Step::Close],
     ] {
         let gate = Gate::new();

@@ -659,6 +659,18 @@ async fn a_websocket_opens_in_the_delay_of_a_drain() {
 }
 
 #[tokio::test]
+async fn a_websocket_that_outlives_the_drain_is_closed_as_going_away() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.server.drain_timeout = Duration::from_millis(100);
+    let gateway = Gateway::start(config).await;
+    replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
+    let mut client = websocket(&gateway, "/v1/realtime?model=tiny").await;
+    let closed = client.raw_until(b"\x88\x0f\x03\xe9drain_timeout");
+    tokio::join!(gateway.app.drain(Duration::ZERO), closed);
+}
+
+#[tokio::test]
 async fn a_websocket_waits_for_nobody_where_prompts_do() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
