@@ -133,8 +133,7 @@ impl Exchange {
                     continue;
                 }
                 None if self.may_outwait(last.as_ref()) => {
-                    (last, self.tried) = (None, picker::Tried::new());
-                    tokio::time::sleep(UNTIL_EJECTED).await;
+                    last = self.outwait().await;
                     continue;
                 }
                 None => match self.untried.take() {
@@ -415,6 +414,13 @@ impl Exchange {
     fn may_outwait(&self, last: Option<&Result<Answered, Failure>>) -> bool {
         let is_unsent = matches!(last, Some(Err(Failure::Replica(failure))) if failure.is_unsent());
         is_unsent && self.prepared.cold_wait().is_some() && self.prepared.may_wait_for_replica()
+    }
+
+    /// Until those are ejected that refuse connections; nothing has been tried then.
+    async fn outwait(&mut self) -> Option<Result<Answered, Failure>> {
+        tokio::time::sleep(UNTIL_EJECTED).await;
+        self.tried = picker::Tried::new();
+        None
     }
 
     /// Whether its queue refused it, and the route of `[route.degrade]` may take it: before that would find it too late the queue

@@ -250,6 +250,9 @@ impl Detectors {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::borrow::Cow;
+
+    use crate::diagnosis::Diagnosis;
     use crate::record::Outcome;
 
     fn request(route: &'static str, revision: &'static str, at: f64) -> Observation<'static> {
@@ -281,5 +284,32 @@ mod tests {
         detectors.observe(&request("chat", "v1", 1000.0), &mut found);
         detectors.observe(&request("chat", NOT_SERVED, 1001.0), &mut found);
         assert_eq!((detectors.series(), detectors.has_left_out()), (2, false));
+    }
+
+    #[test]
+    fn a_finding_names_the_replica_that_a_later_look_found() {
+        let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
+        let mut run = |seconds: std::ops::Range<u32>, fails: &dyn Fn(&str, u32) -> bool| {
+            for n in seconds {
+                for replica in ["r0", "r1", "r2"] {
+                    let outcome = if fails(replica, n) { Outcome::Failed } else { Outcome::Ok };
+                    let at = f64::from(n);
+                    let one = Observation { replica, outcome, ..request("chat", "v1", at) };
+                    detectors.observe(&one, &mut found);
+                }
+            }
+            let active: Vec<Finding> = detectors.active().cloned().collect();
+            active.into_iter().find(|one| one.kind == Kind::AvailabilityBurn)
+        };
+        assert!(run(0..1200, &|_, _| false).is_none());
+        let names = |finding: &Finding| {
+            let is_names = |(name, _): &&(Cow<'static, str>, Fact)| *name == "replicas";
+            format!("{:?}", finding.evidence.iter().find(is_names).map(|(_, fact)| fact))
+        };
+        let one = run(1200..1500, &|replica, n| replica == "r1" && n % 3 == 0).unwrap();
+        assert!((one.diagnosis(), names(&one).contains("r1")) == (Diagnosis::Replica, true), "{one:?}");
+        assert!(!names(&one).contains("r0"), "{one:?}");
+        let all = run(1500..2400, &|_, n| n % 2 == 0).unwrap();
+        assert!(all.diagnosis() != Diagnosis::Replica, "{all:?}");
     }
 }

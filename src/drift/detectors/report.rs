@@ -74,10 +74,8 @@ impl Seen {
         let causes = self.diagnose(series, at, &changes);
         let mut evidence =
             evidence.with("began_seconds_before", (minute - self.onset.earliest) as f64 * 60.0);
-        if self.affected.judged > 0 {
-            evidence = evidence
-                .with("replicas_judged", self.affected.judged as f64)
-                .with("replicas", Fact::Names(self.affected.names.iter().map(ToString::to_string).collect()));
+        for (name, fact) in self.affected.facts() {
+            evidence = evidence.with(name, fact);
         }
         if let Some(before) = &series.predecessor {
             evidence = evidence
@@ -174,7 +172,8 @@ pub(super) fn slow_replica(series: &mut RouteSeries, at: f64, slow: &SlowReplica
         .with("compared", if slow.is_by_work { "ttft_over_predicted" } else { "ttft" })
         .with("window_seconds", 3600.0)
         .maybe("gpu_clocks_throttled", gpu_throttled);
-    let affected = Affected { judged: series.replicas.len(), names: name.clone().into_iter().collect() };
+    let names = name.clone().into_iter().collect();
+    let affected = Affected { judged: series.replicas.len(), names, ..Affected::default() };
     let mut found = Seen::new(Kind::ReplicaSlow, affected, at - HOUR, 0).finding(series, at, evidence);
     found.finding.series.replica = name;
     found
@@ -271,9 +270,22 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
             (Kind::TtftP99OverSlo, _) => Affected::by_share(series, |replica| replica.late),
             _ => Affected::now(series, at, onset.earliest as f64 * 60.0, kind, ratio),
         };
+        let (facts, is_shared) = (affected.facts(), affected.is_shared);
         let causes = Seen { kind, affected, onset, shape: Vec::new() }.diagnose(series, at, &changes);
         if let Some(active) = series.active.entries_mut().get_mut(index) {
-            active.finding.causes.revise(causes);
+            let finding = &mut active.finding;
+            if is_shared && finding.diagnosis() == Diagnosis::Replica {
+                // What all replicas do by now speaks against none of them.
+                finding.causes = causes;
+            } else {
+                finding.causes.revise(causes);
+            }
+            for (name, fact) in facts {
+                match finding.evidence.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, known)) => *known = fact,
+                    None => finding.evidence.push((name.into(), fact)),
+                }
+            }
         }
     }
 }
@@ -292,9 +304,20 @@ fn by_requests(series: &mut RouteSeries, at: f64) -> SignalChange {
 struct Affected {
     judged: usize,
     names: Vec<Arc<str>>,
+    /// Each of several fails at least half as often as the worst.
+    is_shared: bool,
 }
 
 impl Affected {
+    /// For the evidence; none where no replica could be judged.
+    fn facts(&self) -> Vec<(&'static str, Fact)> {
+        if self.judged == 0 {
+            return Vec::new();
+        }
+        let names = self.names.iter().map(ToString::to_string).collect();
+        vec![("replicas_judged", Fact::from(self.judged as f64)), ("replicas", Fact::Names(names))]
+    }
+
     /// `is_affected` is `None` for a replica that cannot be judged.
     fn of(series: &RouteSeries, is_affected: impl Fn(usize, &ReplicaHistory) -> Option<bool>) -> Self {
         let mut affected = Self::default();
@@ -361,6 +384,13 @@ impl Affected {
             let own = of(replica);
             (own.all >= 1.0).then_some(own.bad >= 1.0 && own.bad * all.all >= all.bad * own.all)
         });
+        let judged = series.replicas.iter().map(&of).filter(|own| own.all >= 1.0);
+        let shares = judged.map(|own| own.bad / own.all);
+        let (least, most) = shares.fold((1.0, 0.0), |(a, b): (f64, f64), share| (a.min(share), b.max(share)));
+        if affected.judged > 1 && most > 0.0 && 2.0 * least >= most {
+            let all = Self::of(series, |_, replica| (of(replica).all >= 1.0).then_some(true));
+            return Self { is_shared: true, ..all };
+        }
         // Of two that are alike one is above their share: one alone is the cause where that is no chance.
         if let [name] = affected.names.as_slice()
             && let Some(index) = series.replica_names.iter().position(|other| other == name)
