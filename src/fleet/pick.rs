@@ -36,7 +36,7 @@ pub struct Pick {
     pub size: PromptSize,
     /// Hash of the whole prompt, to find prompts that kill engines.
     pub prompt: u64,
-    /// What tells its failures from those of the same request sent again.
+    /// Distinguishes its failures from those of another request: the same one sent again is one failure.
     pub request: u64,
     /// Its request can go nowhere else: a stored response lives there.
     pub is_pinned: bool,

@@ -177,7 +177,7 @@ impl Asking<'_> {
     }
 }
 
-/// What tells a request from others, so that the same one sent again and again is one failure: its prompt, else its body; a handshake
+/// What distinguishes a request from others, so that the same one sent again and again is one failure: its prompt, else its body; a handshake
 /// has neither.
 fn distinguished(request: &Prepared) -> u64 {
     let body = &request.held.bytes;

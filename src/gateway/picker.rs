@@ -209,7 +209,7 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
     choose(gateway, request, at, context, now)
 }
 
-/// Picks for a request that waits for nobody: past admission where it would be held or queued.
+/// Picks for a request that does not wait: past admission where it would be held or queued.
 pub(super) fn pick_at_once(
     gateway: &Gateway,
     request: &Prepared,

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use crate::relay::frame::{SseFields, range_within, without_bom};
 use crate::relay::stream_state::ContentValues;
+use crate::relay::usage::FLAT_ERROR;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
 /// A chunk; members are `None` where absent or `null`.
@@ -222,7 +223,3 @@ fn add_function<'a>(values: &mut ContentValues<'a>, function: Option<Raw<'a>>) {
         values.add(value);
     }
 }
-
-/// `object` of an error without a member `error`: vLLM before 0.10, SGLang, LMDeploy, TensorRT-LLM.
-/// The `object` of an error without a member `error`.
-pub(super) const FLAT_ERROR: &str = "\"error\"";

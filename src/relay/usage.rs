@@ -7,7 +7,6 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use super::chunk::FLAT_ERROR;
 use crate::record::{EngineTimes, TokenCounts, cut};
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
@@ -430,6 +429,9 @@ const EXITING: &str = "cannot schedule new futures after interpreter shutdown";
 const REJECTIONS: [&str; 2] = ["invalid_request_error", "BadRequestError"];
 /// Finish reason with which vLLM ends what it does not finish when it shuts down, with `[DONE]` and a complete body.
 pub(super) const ABORTED: &str = "abort";
+
+/// `object` of an error without a member `error`: vLLM before 0.10, SGLang, LMDeploy, TensorRT-LLM.
+pub(super) const FLAT_ERROR: &str = "\"error\"";
 
 #[cfg(test)]
 mod tests {
