@@ -94,6 +94,7 @@ pub struct Scaler {
     running: Mean,
     explained: Mean,
     foreign: Mean,
+    running_each: Mean,
     cold_starts: ColdStarts,
 }
 
@@ -207,7 +208,9 @@ impl Scaler {
             let all: Vec<f64> = ready.iter().filter_map(|engine| figure(engine)).collect();
             (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
         };
+        // Over the same minute as those of others: an engine that is idle at this moment would make them many short ones.
         let running = mean(|engine| Some(engine.running.unwrap_or(engine.inflight as f64))).unwrap_or(0.0);
+        let running = self.running_each.note(now, running);
         let service = typical.output * (typical.step + typical.per_sequence * running);
         terms.foreign_rate = if service > 0.0 { foreign / service } else { 0.0 };
         let prompt = Tokens(typical.uncached as u64);

@@ -393,6 +393,18 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_whose_last_replica_goes_keeps_its_speed_for_the_next_one() {
+        let model = PoolModel::new(1);
+        teach(&model, 0, 500, 60);
+        // The shape stays as the first answers made it; what the replica became is its own.
+        teach(&model, 0, 50, 60);
+        let before = predicted_ms(&model, 0, at(120));
+        model.forget(0);
+        let after = predicted_ms(&model, 0, at(120));
+        assert!(after.abs_diff(before) <= before / 4, "{before} ms, {after} ms");
+    }
+
+    #[test]
     fn a_restart_forgets_and_an_unknown_slot_is_harmless() {
         let model = PoolModel::new(2);
         teach(&model, 0, 5000, 30);

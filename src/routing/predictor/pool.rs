@@ -92,12 +92,10 @@ impl Mean {
         weight_after(self.at.since(one.at).as_secs_f64())
     }
 
-    /// 1 without any; `None` where rounding is all that is left of those that have not answered for long.
+    /// `None` without any, and where rounding is all that is left of those that have not answered for long: the rates were learned at
+    /// what it was, and hold for the next replica.
     fn read(&self) -> Option<f64> {
-        match self.replicas {
-            0 => Some(1.0),
-            _ => (self.weight > LEAST_WEIGHT).then(|| (self.sum / self.weight).exp()),
-        }
+        (self.replicas > 0 && self.weight > LEAST_WEIGHT).then(|| (self.sum / self.weight).exp())
     }
 }
 
