@@ -112,10 +112,12 @@ fn within(load: &Load, outcome: &Outcome) -> Result<(), Limit> {
     if load.cache_tokens.is_some_and(|tokens| outcome.concurrency * load.context > tokens * MAX_CACHE_USAGE) {
         return Err(Limit::Cache);
     }
-    if load.tpot.is_some_and(|bound| outcome.step > bound) {
+    // A bound that an idle engine misses is not held by more of them.
+    let step = load.typical.step;
+    let held = |bound: f64| if bound < step { step * UNBOUND_SLACK } else { bound };
+    if load.tpot.is_some_and(|bound| outcome.step > held(bound)) {
         return Err(Limit::Tpot);
     }
-    // A bound that an idle engine misses is not held by more of them.
     let idle = load.typical.round_trip + load.typical.prefill + load.typical.step;
     if load.ttft.is_some_and(|bound| outcome.ttft_p99 > bound.max(idle * UNBOUND_SLACK)) {
         return Err(Limit::Ttft);
@@ -186,6 +188,12 @@ mod tests {
         assert_eq!(limits(Load { ttft: Some(0.25), ..load(20.0) }), Limit::Ttft);
         let long = Typical { prefill: 2.0, output: 2.0, ..load(0.0).typical };
         assert_eq!(limits(Load { typical: long, ..load(20.0) }), Limit::Prefill);
+    }
+
+    #[test]
+    fn a_bound_that_an_idle_engine_misses_asks_for_no_more_of_them() {
+        let found = needed(&Load { tpot: Some(0.005), ..load(2.0) }, 512);
+        assert!(found.0 <= 2, "{found:?}");
     }
 
     #[test]

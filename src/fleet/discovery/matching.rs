@@ -116,6 +116,7 @@ impl Membership {
                 let replica = Replica::new(slot, identity, Arc::clone(&connections), self.deps.clock);
                 if let Some((old, reason)) = &former {
                     replica.engine.models.store(old.engine.models.load_full());
+                    replica.engine.stream_defaults.store(old.engine.stream_defaults.load_full());
                     replica.health.warmth.adopted(self.deps.clock.now());
                     replica.apply(Event::Adopted, reason);
                 }

@@ -1,5 +1,6 @@
 //! What a client of a bare vLLM expects: every path, its own models, its stream, forms, WebSockets, web pages.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -562,14 +563,20 @@ async fn usage_that_an_engine_sends_unasked_is_the_client_s() {
     let mut config = config::of(&[&replica]);
     config.routes[0].ask_usage = true;
     replica.streams_unasked(&[wire::FINISH, wire::USAGE, wire::DONE].concat());
-    let gateway = Gateway::start(config).await;
+    let gateway = Gateway::start(config.clone()).await;
     let sent = [wire::ROLE, &wire::content("a"), wire::FINISH, wire::USAGE, wire::DONE].concat();
-    replica.next(wire::stream([&sent]));
-    let reply = gateway.post(CHAT, r#"{"model":"tiny","stream":true,"messages":[]}"#).await;
-    assert_eq!(reply.text(), sent);
+    for pool in [None, Some("another name")] {
+        if let Some(name) = pool {
+            config.pools[0].name = name.into();
+            gateway.app.reload(Arc::new(config.clone())).unwrap();
+        }
+        replica.next(wire::stream([&sent]));
+        let reply = gateway.post(CHAT, r#"{"model":"tiny","stream":true,"messages":[]}"#).await;
+        assert_eq!(reply.text(), sent, "{pool:?}");
+    }
     let continuous = r#"{"model":"tiny","stream":true,"stream_options":{"continuous_usage_stats":true}}"#;
     gateway.post(CHAT, continuous).await;
-    assert_eq!(replica.received()[1].text(), continuous, "not asked where chunks would then count");
+    assert_eq!(replica.received()[2].text(), continuous, "not asked where chunks would then count");
 }
 
 const UPGRADE: [(&str, &str); 4] = [
