@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Value as Json, json};
 use toml::de::DeTable;
 
@@ -81,6 +81,15 @@ fn budget(item: &Item<'_>) -> Option<Budget> {
         section.fault(NO_LIMIT, LIMITS_HINT);
     }
     Some(budget)
+}
+
+/// As [`budgets_of`] reads them.
+pub(crate) fn write_budgets<S: Serializer>(budgets: &[Budget], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(budgets.iter().map(Budget::view))
+}
+
+pub(crate) fn read_budgets<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Budget>, D::Error> {
+    budgets_of(&Vec::deserialize(from)?).map_err(serde::de::Error::custom)
 }
 
 /// Reads budgets that stand in no file, such as those of a key, as JSON writes them.

@@ -51,6 +51,7 @@ use std::time::Duration;
 pub use self::auth::{Jwks, Jwt};
 pub use self::bounds::{Classes, Retry, Routing, Timeouts};
 pub use self::budget::{Budget, NO_LIMIT, Window, budgets_of};
+pub(crate) use self::budget::{read_budgets, write_budgets};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
 use self::check::codec::{SECRET, Switch, Word};
 use self::check::values::{MODEL, POSITIVE_DURATION};

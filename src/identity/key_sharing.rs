@@ -3,32 +3,11 @@
 //! What comes first does not matter: a digest is made once, and never again after it was revoked.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::key_store::{KeptKey, KeyStore, MAX_KEYS, bytes_of};
+use super::key_store::{KeyStore, MAX_KEYS, SharedKey, bytes_of};
 use crate::digits;
-use crate::request::api_keys::{ApiKey, KeyDigest};
-
-/// A key that another gateway made.
-#[derive(Debug)]
-pub struct SharedKey {
-    digest: KeyDigest,
-    key: Arc<ApiKey>,
-}
-
-impl SharedKey {
-    /// `None` where the text is no key.
-    pub fn read(text: &str) -> Option<Self> {
-        let (digest, key) = serde_json::from_str::<KeptKey>(text).ok()?.key()?;
-        Some(Self { digest, key })
-    }
-
-    /// Whether it has this digest, in hexadecimal.
-    pub fn is_of(&self, digest: &str) -> bool {
-        bytes_of(digest) == Some(self.digest)
-    }
-}
+use crate::request::api_keys::KeyDigest;
 
 /// A key that another gateway revoked.
 #[derive(Debug)]
@@ -101,10 +80,10 @@ impl KeyStore {
     /// Keys and revocations that another side has not listed.
     pub fn beyond(&self, has_key: impl Fn(&String) -> bool, has_revoked: impl Fn(&String) -> bool) -> Beyond {
         let all = self.keys.all();
-        let keys = all.iter().map(|(digest, key)| (digits::hex_of(digest), digest, key));
-        let keys = keys.filter(|(name, ..)| !has_key(name)).filter_map(|(name, digest, key)| {
-            Some((name, serde_json::to_string(&KeptKey::of(digest, key)).ok()?))
-        });
+        let keys = all.iter().map(|pair| (digits::hex_of(pair.0), pair));
+        let keys = keys
+            .filter(|(name, _)| !has_key(name))
+            .filter_map(|(name, pair)| Some((name, serde_json::to_string(&SharedKey::of(pair)).ok()?)));
         let revoked = self.revoked.lock();
         let gone = revoked.iter().map(|(digest, at)| (digits::hex_of(digest), at));
         (keys.collect(), gone.filter(|(name, _)| !has_revoked(name)).collect())
@@ -113,7 +92,10 @@ impl KeyStore {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::request::api_keys::ApiKey;
 
     fn store() -> KeyStore {
         KeyStore::open(Arc::default(), None)

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value as Json;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
 use super::random;
 use super::revocations::Revocations;
-use crate::config::{Budget, Declared as _, Secret, budgets_of};
+use crate::config::Secret;
 use crate::digits;
 use crate::request::api_keys::{ApiKey, ApiKeys, KeyDigest};
 use crate::state_file::{self, Version};
@@ -80,7 +80,7 @@ pub enum KeyError {
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Kept {
     version: Version<1>,
-    keys: Vec<KeptKey>,
+    keys: Vec<SharedKey>,
     /// When, by digest.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     revoked: BTreeMap<String, u64>,
@@ -88,20 +88,35 @@ struct Kept {
 
 /// A key in the file, and on its way to other gateways.
 #[derive(Debug, Deserialize, Serialize)]
-pub(super) struct KeptKey {
-    /// Hexadecimal.
-    #[serde(deserialize_with = "digest")]
-    sha256: String,
-    tenant: Box<str>,
-    name: Box<str>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    routes: Option<Vec<Box<str>>>,
-    /// As `[[tenant.budget]]` writes them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "budgets")]
-    budget: Vec<Json>,
-    created: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    expires: Option<u64>,
+pub struct SharedKey {
+    #[serde(rename = "sha256", serialize_with = "write_digest", deserialize_with = "read_digest")]
+    pub(super) digest: KeyDigest,
+    #[serde(flatten)]
+    pub(super) key: Arc<ApiKey>,
+}
+
+impl SharedKey {
+    /// `None` where the text is no key.
+    pub fn read(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    pub(super) fn of((digest, key): (&KeyDigest, &Arc<ApiKey>)) -> Self {
+        Self { digest: *digest, key: Arc::clone(key) }
+    }
+
+    /// Whether it has this digest, in hexadecimal.
+    pub fn is_of(&self, digest: &str) -> bool {
+        bytes_of(digest) == Some(self.digest)
+    }
+}
+
+fn write_digest<S: Serializer>(digest: &KeyDigest, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&digits::hex_of(digest))
+}
+
+fn read_digest<'de, D: Deserializer<'de>>(from: D) -> Result<KeyDigest, D::Error> {
+    bytes_of(&String::deserialize(from)?).ok_or_else(|| D::Error::custom("sha256 is no SHA-256 digest"))
 }
 
 impl KeyStore {
@@ -112,7 +127,7 @@ impl KeyStore {
             match state_file::read::<Kept>(path) {
                 Ok(kept) => {
                     let kept = kept.unwrap_or_default();
-                    keys.publish(kept.keys.into_iter().filter_map(KeptKey::key).collect());
+                    keys.publish(kept.keys.into_iter().map(|kept| (kept.digest, kept.key)).collect());
                     let digest = |(hex, at): (String, u64)| Some((bytes_of(&hex)?, at));
                     revoked = kept.revoked.into_iter().filter_map(digest).collect();
                 }
@@ -199,7 +214,7 @@ impl KeyStore {
         if let Some(error) = &self.unread {
             return Err(KeyError::Unread { path: path.clone(), error: error.clone() });
         }
-        let keys = keys.iter().map(|(digest, key)| KeptKey::of(digest, key)).collect();
+        let keys = keys.iter().map(SharedKey::of).collect();
         let revoked = revoked.iter().map(|(digest, at)| (digits::hex_of(digest), at)).collect();
         let written = state_file::write(path, &Kept { version: Version, keys, revoked });
         written.map_err(|error| KeyError::NotKept { path: path.clone(), error })
@@ -212,50 +227,8 @@ impl KeyStore {
     }
 }
 
-impl KeptKey {
-    pub(super) fn of(digest: &KeyDigest, key: &ApiKey) -> Self {
-        let text = |name: &Arc<str>| Box::from(&**name);
-        Self {
-            sha256: digits::hex_of(digest),
-            tenant: text(&key.tenant),
-            name: text(&key.name),
-            routes: key.routes.as_ref().map(|routes| routes.iter().map(text).collect()),
-            budget: key.budgets.iter().map(Budget::view).collect(),
-            created: key.created,
-            expires: key.expires,
-        }
-    }
-
-    /// `None` is what the reader refuses.
-    pub(super) fn key(self) -> Option<(KeyDigest, Arc<ApiKey>)> {
-        let key = ApiKey {
-            tenant: self.tenant.into(),
-            name: self.name.into(),
-            routes: self.routes.map(|routes| routes.into_iter().map(Arc::from).collect()),
-            budgets: budgets_of(&self.budget).ok()?,
-            created: self.created,
-            expires: self.expires,
-        };
-        Some((bytes_of(&self.sha256)?, Arc::new(key)))
-    }
-}
-
 pub(super) fn bytes_of(hex: &str) -> Option<KeyDigest> {
     digits::bytes_of(hex)?.try_into().ok()
-}
-
-fn digest<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    let hex = String::deserialize(from)?;
-    if bytes_of(&hex).is_none() {
-        return Err(serde::de::Error::custom("sha256 is no SHA-256 digest"));
-    }
-    Ok(hex)
-}
-
-fn budgets<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Json>, D::Error> {
-    let budgets = Vec::deserialize(from)?;
-    budgets_of(&budgets).map_err(serde::de::Error::custom)?;
-    Ok(budgets)
 }
 
 /// Where scanners of leaked secrets find one by.
@@ -267,7 +240,7 @@ pub(super) const MAX_KEYS: usize = 200_000;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Window;
+    use crate::config::{Budget, Window};
 
     fn key(tenant: &str, name: &str) -> ApiKey {
         let budget = Budget { window: Window::Day, tokens: Some(5), hard: false, ..Budget::default() };

@@ -6,7 +6,7 @@ mod random;
 mod revocations;
 mod token_keys;
 
-pub use self::key_sharing::{Revocation, SharedKey};
-pub use self::key_store::{KeyError, KeyStore};
+pub use self::key_sharing::Revocation;
+pub use self::key_store::{KeyError, KeyStore, SharedKey};
 pub use self::random::random;
 pub use self::token_keys::{JwksError, refresh_keys};

@@ -8,28 +8,38 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::wall_second;
-use crate::config::Budget;
+use crate::config::{Budget, read_budgets, write_budgets};
 use crate::digits;
 
 /// SHA-256 of a secret.
 pub type KeyDigest = [u8; 32];
 
 /// One key of a tenant.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct ApiKey {
     /// The tenant's name.
     pub tenant: Arc<str>,
     /// Unique within its tenant. A key of the configuration file is named by the first digits of its digest.
     pub name: Arc<str>,
     /// Names of routes, or models where no route has that name; `None` is every one of its tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<Vec<Arc<str>>>,
     /// Beside those of its tenant.
+    #[serde(
+        rename = "budget",
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        serialize_with = "write_budgets",
+        deserialize_with = "read_budgets"
+    )]
     pub budgets: Vec<Budget>,
     /// Seconds since 1970.
     pub created: u64,
     /// Seconds since 1970, from which on it is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<u64>,
 }
 
