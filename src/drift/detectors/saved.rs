@@ -2,13 +2,12 @@
 //!
 //! Saved is what takes longer than minutes to learn: blocks, hours, what is usual for a replica, error budgets, and the
 //! findings that hold, with what they are held against. What is read back is checked: no part of the future, no empty part,
-//! no unknown bucket. Files of version 1 had other buckets, and are read too.
+//! no unknown bucket.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::active::ActiveFinding;
 use super::blocks::BlockHistory;
@@ -24,13 +23,13 @@ use super::slow::TailBound;
 use super::table::{HOUR, MAX_FINDINGS, PARTS};
 use super::{Detectors, Settings};
 use crate::diagnosis::{Causes, Onset, SavedCause, Snapshot};
+use crate::state_file::Version;
 use crate::stats::Counts;
 
 /// Baselines of all series.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Saved {
-    #[serde(deserialize_with = "known_version")]
-    version: u32,
+    version: Version<2>,
     /// Seconds; other blocks are other baselines.
     block: f64,
     series: Vec<SavedSeries>,
@@ -115,7 +114,7 @@ impl Detectors {
             hours_of_day: series.hours_of_day.clone(),
             findings: series.active.entries().iter().map(save_finding).collect(),
         });
-        Saved { version: VERSION, block: self.settings.block, series: series.collect(), mutes: Vec::new() }
+        Saved { version: Version, block: self.settings.block, series: series.collect(), mutes: Vec::new() }
     }
 
     /// Index of the part of a block that `now` lies in.
@@ -136,14 +135,6 @@ impl Detectors {
             self.insert(series);
         }
         self.series.len()
-    }
-}
-
-/// A file of another version is not believed: it is kept aside.
-fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    match u32::deserialize(from)? {
-        VERSION => Ok(VERSION),
-        other => Err(D::Error::custom(format!("version {other} of drift's state, not {VERSION}"))),
     }
 }
 
@@ -245,7 +236,6 @@ fn save_replica(name: &str, replica: &ReplicaHistory) -> SavedReplica {
     SavedReplica { name: name.to_owned(), parts: save_blocks(&replica.blocks), usual, usual_by_work }
 }
 
-const VERSION: u32 = 2;
 /// Seconds: replicas that served nothing for so long, while others of the series did, are gone.
 const KEPT_UNSEEN: f64 = 24.0 * HOUR;
 
@@ -357,7 +347,7 @@ mod tests {
     #[test]
     fn a_file_of_another_version_is_not_read() {
         let error = serde_json::from_str::<Saved>(r#"{"version":1,"block":86400,"series":[]}"#).unwrap_err();
-        assert!(error.to_string().contains("version 1 of drift's state, not 2"), "{error}");
+        assert!(error.to_string().contains("version 1, not 2"), "{error}");
     }
 
     #[test]
