@@ -2,9 +2,10 @@
 
 use bytes::BytesMut;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::error::{ApiError, Refusal};
-use super::object::{Event, Object};
+use super::object::Event;
 use crate::upstream::call::CallError;
 use crate::upstream::streamed::Answer;
 
@@ -30,7 +31,7 @@ impl Events {
     }
 
     /// The next event; `None` when the server ended the watch in order.
-    pub(super) async fn next<O: Object>(&mut self) -> Result<Option<Event<O>>, ApiError> {
+    pub(super) async fn next<O: DeserializeOwned>(&mut self) -> Result<Option<Reached<O>>, ApiError> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.read) {
                 let line = self.read.split_to(end + 1);
@@ -51,8 +52,16 @@ impl Events {
     }
 }
 
+/// What a line holds.
+pub(super) struct Reached<O> {
+    /// The version that the watch has reached.
+    pub(super) version: Option<String>,
+    /// `None` where nothing changed up to that version.
+    pub(super) event: Option<Event<O>>,
+}
+
 #[derive(Deserialize)]
-struct Bookmark {
+struct Versioned {
     metadata: Version,
 }
 
@@ -62,30 +71,28 @@ struct Version {
     resource_version: Option<String>,
 }
 
-fn parse<O: Object>(line: &[u8]) -> Result<Event<O>, ApiError> {
+fn parse<O: DeserializeOwned>(line: &[u8]) -> Result<Reached<O>, ApiError> {
     let wrong = |error: serde_json::Error| ApiError::Protocol(error.to_string());
     let Line { kind, object } = serde_json::from_slice(line).map_err(wrong)?;
     let whole = || serde_json::from_str::<O>(object.get()).map_err(wrong);
-    match kind {
-        "ADDED" | "MODIFIED" => whole().map(Event::Changed),
-        "DELETED" => whole().map(Event::Deleted),
-        "BOOKMARK" => {
-            let bookmark: Bookmark = serde_json::from_str(object.get()).map_err(wrong)?;
-            bookmark
-                .metadata
-                .resource_version
-                .map(Event::Bookmark)
-                .ok_or_else(|| ApiError::Protocol("a bookmark without a version".into()))
-        }
+    let event = match kind {
+        "ADDED" | "MODIFIED" => Some(Event::Changed(whole()?)),
+        "DELETED" => Some(Event::Deleted(whole()?)),
+        "BOOKMARK" => None,
         "ERROR" => {
             let refusal: Refusal = serde_json::from_str(object.get()).unwrap_or_default();
-            match refusal.code {
-                Some(410) => Err(ApiError::Expired),
-                _ => Err(ApiError::Protocol(refusal.message)),
-            }
+            return Err(match refusal.code {
+                Some(410) => ApiError::Expired,
+                _ => ApiError::Protocol(refusal.message),
+            });
         }
-        other => Err(ApiError::Protocol(format!("an event of type {other:?}"))),
+        other => return Err(ApiError::Protocol(format!("an event of type {other:?}"))),
+    };
+    let version = serde_json::from_str::<Versioned>(object.get()).map_err(wrong)?.metadata.resource_version;
+    if event.is_none() && version.is_none() {
+        return Err(ApiError::Protocol("a bookmark without a version".into()));
     }
+    Ok(Reached { version, event })
 }
 
 /// A slice of a thousand endpoints has some 500 kB.
@@ -102,9 +109,10 @@ mod tests {
             r#"{"metadata":{"name":"s","resourceVersion":"7"},"addressType":"IPv4","endpoints":null}"#;
         let event =
             |kind: &str| parse::<Slice>(format!(r#"{{"type":"{kind}","object":{slice}}}"#).as_bytes());
-        assert!(matches!(event("ADDED"), Ok(Event::Changed(_))));
-        assert!(matches!(event("DELETED"), Ok(Event::Deleted(_))));
-        assert_eq!(event("BOOKMARK").unwrap().version(), Some("7"));
+        assert!(matches!(event("ADDED").unwrap().event, Some(Event::Changed(_))));
+        assert!(matches!(event("DELETED").unwrap().event, Some(Event::Deleted(_))));
+        let bookmark = event("BOOKMARK").unwrap();
+        assert_eq!((bookmark.version.as_deref(), bookmark.event.is_none()), (Some("7"), true));
         assert!(matches!(event("WHAT"), Err(ApiError::Protocol(_))));
         let error = |code| {
             parse::<Slice>(

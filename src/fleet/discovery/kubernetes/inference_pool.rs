@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use super::object::{Event, Metadata, Object};
+use super::object::Event;
 use super::objectives;
 use super::pods::Pods;
 use super::reported::{Part, Reported};
@@ -67,7 +67,6 @@ async fn follow_pods<'r>(
 
 #[derive(Debug, Deserialize)]
 struct InferencePool {
-    metadata: Metadata,
     spec: PoolSpec,
 }
 
@@ -87,12 +86,6 @@ struct Selector {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 struct TargetPort {
     number: u16,
-}
-
-impl Object for InferencePool {
-    fn version(&self) -> Option<&str> {
-        self.metadata.resource_version.as_deref()
-    }
 }
 
 impl PoolSpec {
@@ -140,7 +133,6 @@ impl Collection for Pool<'_> {
         match event {
             Event::Changed(pool) => self.set(Some(pool)),
             Event::Deleted(_) => self.set(None),
-            Event::Bookmark(_) => {}
         }
     }
 

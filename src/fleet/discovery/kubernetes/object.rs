@@ -2,14 +2,7 @@
 
 use std::collections::HashMap;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-
-/// One kind of object.
-pub(super) trait Object: DeserializeOwned {
-    /// The version that the API has it at.
-    fn version(&self) -> Option<&str>;
-}
 
 /// One event of a watch.
 #[derive(Debug)]
@@ -18,18 +11,6 @@ pub(super) enum Event<O> {
     Changed(O),
     /// An object is gone, or is selected no more.
     Deleted(O),
-    /// Nothing changed up to this version.
-    Bookmark(String),
-}
-
-impl<O: Object> Event<O> {
-    /// The version that the watch has reached.
-    pub(super) fn version(&self) -> Option<&str> {
-        match self {
-            Self::Changed(object) | Self::Deleted(object) => object.version(),
-            Self::Bookmark(version) => Some(version),
-        }
-    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -41,7 +22,6 @@ pub(super) struct Metadata {
     /// Of a slice those of its Service, as the API copies them.
     #[serde(default, deserialize_with = "or_null")]
     pub(super) labels: HashMap<String, String>,
-    pub(super) resource_version: Option<String>,
     /// Set while it ends.
     pub(super) deletion_timestamp: Option<String>,
 }

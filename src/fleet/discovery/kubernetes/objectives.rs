@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
 
-use super::object::{Event, Metadata, Object};
+use super::object::{Event, Metadata};
 use super::watching::{Collection, Watching};
 use crate::config::KubernetesSource;
 use crate::fleet::discovery::report::Report;
@@ -42,12 +42,6 @@ struct ObjectiveSpec {
 #[derive(Debug, Deserialize)]
 struct PoolRef {
     name: String,
-}
-
-impl Object for InferenceObjective {
-    fn version(&self) -> Option<&str> {
-        self.metadata.resource_version.as_deref()
-    }
 }
 
 /// Those of one pool, out of its namespace.
@@ -86,7 +80,6 @@ impl Collection for Objectives<'_> {
             Event::Deleted(objective) => {
                 self.known.remove(&*objective.metadata.name);
             }
-            Event::Bookmark(_) => return,
         }
         self.report.has_objectives(Some(self.known.clone()));
     }

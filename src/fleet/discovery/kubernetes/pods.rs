@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::object::{Event, Metadata, Object, ROLE, or_null};
+use super::object::{Event, Metadata, ROLE, or_null};
 use super::reported::Replicas;
 use crate::config::{Endpoint, ReplicaSpec, Role, parse_name};
 use crate::fleet::discovery::roster::Found;
@@ -38,12 +38,6 @@ struct Condition {
     #[serde(rename = "type")]
     kind: String,
     status: String,
-}
-
-impl Object for Pod {
-    fn version(&self) -> Option<&str> {
-        self.metadata.resource_version.as_deref()
-    }
 }
 
 /// The pods of one pool.
@@ -103,7 +97,6 @@ impl Replicas for Pods {
                 self.by_name.insert(pod.metadata.name, found);
             }
             Event::Deleted(pod) => drop(self.by_name.remove(&pod.metadata.name)),
-            Event::Bookmark(_) => {}
         }
     }
 
@@ -160,7 +153,6 @@ mod tests {
         assert_eq!((first.instance.as_deref(), first.role), (Some("uid-a"), Some(Role::Decode)));
         assert_eq!(first.spec.zone.as_deref(), Some("eu-1a"));
         pods.apply(Event::Deleted(pod("b", Value::Null, false)));
-        pods.apply(Event::Bookmark("7".into()));
         assert_eq!(shown(&pods), a);
         pods.apply(Event::Changed(pod("a", status("10.0.0.1", "True"), true)));
         assert!(shown(&pods).is_empty());

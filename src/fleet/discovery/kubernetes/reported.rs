@@ -2,14 +2,16 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::object::{Event, Object};
+use serde::de::DeserializeOwned;
+
+use super::object::Event;
 use super::watching::Collection;
 use crate::fleet::discovery::report::Report;
 use crate::fleet::discovery::roster::Found;
 
 /// What one kind of object means for replicas.
 pub(super) trait Replicas {
-    type Object: Object;
+    type Object: DeserializeOwned;
 
     /// A list has all that there is; the rest is no more.
     fn replace(&mut self, objects: Vec<Self::Object>);

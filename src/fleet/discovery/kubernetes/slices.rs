@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::object::{Event, Metadata, Object, ROLE, or_null};
+use super::object::{Event, Metadata, ROLE, or_null};
 use super::reported::Replicas;
 use crate::config::{Endpoint, ReplicaSpec, Role, ServicePort, parse_name};
 use crate::fleet::discovery::roster::Found;
@@ -27,12 +27,6 @@ pub(super) struct Slice {
     endpoints: Vec<SliceEndpoint>,
     #[serde(default, deserialize_with = "or_null")]
     ports: Vec<SlicePort>,
-}
-
-impl Object for Slice {
-    fn version(&self) -> Option<&str> {
-        self.metadata.resource_version.as_deref()
-    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -164,7 +158,6 @@ impl Replicas for Slices {
             Event::Deleted(slice) => {
                 self.by_name.remove(&slice.metadata.name);
             }
-            Event::Bookmark(_) => {}
         }
     }
 
@@ -285,7 +278,6 @@ mod tests {
         let leaving = pod("a", "10.0.0.1", json!({ "terminating": true, "serving": true }));
         slices.apply(Event::Changed(slice("s1", "IPv4", &[leaving])));
         assert_eq!(shown(&slices), ["e [fd00::2]:8000"], "its IPv6 address does not bring it back");
-        slices.apply(Event::Bookmark("9".into()));
         slices.replace(vec![]);
         assert!(shown(&slices).is_empty());
     }

@@ -6,16 +6,19 @@
 
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
+
 use super::api::{Api, Page, WATCH_FOR};
 use super::error::ApiError;
-use super::object::{Event, Object};
+use super::events::Reached;
+use super::object::Event;
 use crate::config::Endpoint;
 use crate::upstream::call::CallError;
 use crate::upstream::connect::Connector;
 
 /// The objects of one list.
 pub(super) trait Collection {
-    type Object: Object;
+    type Object: DeserializeOwned;
 
     /// A list has all that there is; the rest is no more.
     fn replace(&mut self, objects: Vec<Self::Object>);
@@ -116,15 +119,17 @@ impl<'w, C: Collection> Watching<'w, C> {
         let mut events = api.watch(&version, self.watch_for).await?;
         self.collection.is_current();
         let watching = async {
-            while let Some(event) = events.next::<C::Object>().await? {
-                if let Some(version) = event.version() {
-                    if self.version.as_deref().is_some_and(|reached| is_before(version, reached)) {
+            while let Some(Reached { version, event }) = events.next::<C::Object>().await? {
+                if let Some(version) = version {
+                    if self.version.as_deref().is_some_and(|reached| is_before(&version, reached)) {
                         return Err(ApiError::Expired);
                     }
-                    self.version = Some(version.to_owned());
+                    self.version = Some(version);
                 }
                 (self.refusals, self.misses, self.empty) = (0, 0, 0);
-                self.collection.apply(event);
+                if let Some(event) = event {
+                    self.collection.apply(event);
+                }
                 // Of a bookmark too: with it the list is as good as new.
                 self.collection.is_current();
             }
