@@ -63,7 +63,7 @@ impl Foundation {
     pub fn lay(config: Arc<Config>, clock: Clock, control: Handle) -> Result<Self, StartError> {
         let tls = config.server.tls.as_ref().map(TlsSlot::load).transpose()?;
         let addr = config.server.listen;
-        let failed = |source| StartError::Listen { addr, source };
+        let failed = |source| StartError::Listen { key: "server.listen", addr, source };
         let socket = listener::bind(addr).map_err(failed)?;
         let data = socket.local_addr().map_err(failed)?;
         let background = Background { runtime: control, tasks: TaskTracker::new() };

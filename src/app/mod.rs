@@ -83,26 +83,12 @@ pub struct App {
 /// Why a gateway cannot start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// The data port cannot be bound.
-    #[error("cannot listen on {addr} (server.listen): {source}{}", hint(source))]
+    /// A port cannot be bound.
+    #[error("cannot listen on {addr} ({key}): {source}{}", hint(source))]
     Listen {
-        /// `server.listen`
-        addr: SocketAddr,
-        /// Error of `bind` or `listen`.
-        source: io::Error,
-    },
-    /// The admin port cannot be bound.
-    #[error("cannot listen on {addr} (admin.listen): {source}{}", hint(source))]
-    AdminListen {
-        /// `admin.listen`
-        addr: SocketAddr,
-        /// Error of `bind` or `listen`.
-        source: io::Error,
-    },
-    /// The port of the metrics cannot be bound.
-    #[error("cannot listen on {addr} (admin.metrics_listen): {source}{}", hint(source))]
-    MetricsListen {
-        /// `admin.metrics_listen`
+        /// Its key in the configuration.
+        key: &'static str,
+        /// Its value.
         addr: SocketAddr,
         /// Error of `bind` or `listen`.
         source: io::Error,

@@ -177,15 +177,15 @@ impl Running {
         observers.observer.write_as(launch.log.format());
 
         // A socket belongs to the runtime that is entered when it is made.
-        let bind = |addr| {
+        let bind = |key, addr| {
             let _entered = runtimes.control.enter();
-            let socket = listener::bind(addr)?;
-            Ok((socket.local_addr()?, socket))
+            let failed = |source| StartError::Listen { key, addr, source };
+            let socket = listener::bind(addr).map_err(failed)?;
+            Ok::<_, StartError>((socket.local_addr().map_err(failed)?, socket))
         };
-        let (admin, socket) = bind(addr).map_err(|source| StartError::AdminListen { addr, source })?;
-        let failed = |addr| move |source| StartError::MetricsListen { addr, source };
+        let (admin, socket) = bind("admin.listen", addr)?;
         let metrics = config.borrow().admin.metrics_listen;
-        let metrics = metrics.map(|addr| bind(addr).map_err(failed(addr))).transpose()?;
+        let metrics = metrics.map(|addr| bind("admin.metrics_listen", addr)).transpose()?;
 
         let keys = Arc::clone(&foundation.keys);
         let app = Arc::new(App::on(foundation, Arc::clone(&observers.observer)));
