@@ -17,9 +17,6 @@ pub enum Signal {
 }
 
 /// Receives the three signals from now on, in place of the default actions.
-///
-/// # Errors
-/// When a handler cannot be installed.
 pub fn listen() -> io::Result<mpsc::Receiver<Signal>> {
     let (sender, receiver) = mpsc::channel(8);
     let kinds = [

@@ -118,17 +118,11 @@ pub enum AskError {
 
 impl AdminClient {
     /// A client; `env` looks up environment variables for the token.
-    ///
-    /// # Errors
-    /// When the token is not where it is said to be.
     pub fn new(args: &AdminArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, AskError> {
         Self::at(&args.url, args.token.as_deref(), env)
     }
 
     /// The same by flags.
-    ///
-    /// # Errors
-    /// When the token cannot be read.
     pub fn with(flags: &AdminFlags, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, AskError> {
         Self::at(&flags.url, flags.token.as_deref(), env)
     }

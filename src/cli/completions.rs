@@ -16,9 +16,6 @@ pub struct CompletionsArgs {
 }
 
 /// Writes the script.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub fn run(args: &CompletionsArgs, out: &mut dyn Write) -> io::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "tokenway", &mut script);

@@ -70,9 +70,6 @@ impl DemoArgs {
 
     /// Starts the fleet on free loopback ports. Caches are small enough that routing shows: the shared prompts
     /// and their sessions fit into the fleet, not into each replica.
-    ///
-    /// # Errors
-    /// When a port cannot be opened.
     pub async fn start_fleet(
         &self,
         tracker: &TaskTracker,
@@ -95,9 +92,6 @@ impl DemoArgs {
 }
 
 /// Writes a table a second until `shutdown`; with a head each on a cleared screen, below it.
-///
-/// # Errors
-/// When `out` cannot be written.
 pub async fn print_tables(
     out: &mut (dyn Write + Send),
     head: Option<&str>,

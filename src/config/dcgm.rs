@@ -33,9 +33,6 @@ pub struct Dcgm {
 
 impl Dcgm {
     /// The page of a replica.
-    ///
-    /// # Errors
-    /// What is wrong with the URL.
     pub fn endpoint(&self, host: &str, replica: &str) -> Result<Endpoint, String> {
         // An IPv6 address stands in brackets in a URL.
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };

@@ -7,9 +7,6 @@ use std::sync::Arc;
 use super::Endpoint;
 
 /// Reads the base URL of a replica.
-///
-/// # Errors
-/// What is wrong with it.
 pub fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     let uri = absolute_url(text)?;
     let is_tls = uri.scheme_str() == Some("https");
@@ -27,9 +24,6 @@ pub fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
 }
 
 /// Reads a URL that has a host and neither user nor query.
-///
-/// # Errors
-/// What is wrong with it.
 pub(super) fn absolute_url(text: &str) -> Result<http::Uri, String> {
     let uri: http::Uri = text.parse().map_err(|_| format!("\"{text}\" is not a URL"))?;
     let Some(authority) = uri.authority().filter(|_| matches!(uri.scheme_str(), Some("http" | "https")))
@@ -54,9 +48,6 @@ pub(super) fn absolute_url(text: &str) -> Result<http::Uri, String> {
 }
 
 /// Reads a name that goes into headers, labels and logs.
-///
-/// # Errors
-/// When it is none.
 pub fn parse_name(text: &str) -> Result<Arc<str>, String> {
     let fits = (1..=MAX_NAME).contains(&text.len())
         && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\' | ',' | ';'));

@@ -189,9 +189,6 @@ impl Figure {
 
 impl FigureSource {
     /// Reads `name`, `name{label="value"}` or `name{label}`.
-    ///
-    /// # Errors
-    /// What is wrong with the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let not_one = || format!("\"{text}\" is not a metric");
         let (name, labels) = match text.split_once('{') {

@@ -25,9 +25,6 @@ pub fn matches(pattern: &str, path: &str) -> bool {
 }
 
 /// Checks an entry of `server.extra_paths`.
-///
-/// # Errors
-/// What is wrong with it.
 pub fn check_extra(text: &str) -> Result<(), String> {
     let is_path = text.len() > 1
         && text.starts_with('/')

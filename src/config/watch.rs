@@ -25,9 +25,6 @@ pub struct Watcher {
 /// The directories are watched and not the files, because editors and Kubernetes replace files by renaming (a ConfigMap
 /// swaps a symbolic link). Where the system cannot watch (too many watches, network file systems), the files are
 /// read every five seconds instead. What is no file (a pipe) is not watched: what is read of it would be gone.
-///
-/// # Errors
-/// When no thread can be started.
 pub fn watch_files(paths: &[PathBuf]) -> std::io::Result<(Watcher, watch::Receiver<u64>)> {
     let (stop, hints) = sync_channel(1);
     let (changes, receiver) = watch::channel(0);

@@ -16,9 +16,6 @@ use super::bad_request_head::on_the_wire;
 use super::lingering_close::LingeringClose;
 
 /// Whether the first byte is one of a request line, or of the HTTP/2 preface; waits for it.
-///
-/// # Errors
-/// Error of the socket.
 pub(super) async fn begins(socket: &TcpStream) -> io::Result<bool> {
     let mut first = [0];
     let count = socket.peek(&mut first).await?;

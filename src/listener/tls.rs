@@ -91,9 +91,6 @@ impl TlsSlot {
     }
 
     /// One server handshake; the caller sets the timeout.
-    ///
-    /// # Errors
-    /// Error of rustls or the socket.
     pub async fn accept(&self, socket: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
         TlsAcceptor::from(self.current.load_full()).accept(socket).await
     }
@@ -130,9 +127,6 @@ pub fn expiry(path: &Path) -> Option<SystemTime> {
 }
 
 /// The certificates of a PEM file, at least one.
-///
-/// # Errors
-/// [`TlsError`] with the file.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all: Vec<_> = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect::<Result<_, _>>)
@@ -144,9 +138,6 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsErro
 }
 
 /// The first private key of a PEM file.
-///
-/// # Errors
-/// [`TlsError`] with the file.
 pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_file(path).map_err(|e| unusable(path, &e))
 }

@@ -42,33 +42,21 @@ struct Rotation {
 
 impl LogOutput {
     /// The process' standard output.
-    ///
-    /// # Errors
-    /// When its descriptor cannot be duplicated.
     pub fn stdout() -> io::Result<Self> {
         Ok(Self { file: File::from(io::stdout().as_fd().try_clone_to_owned()?), path: None, rotation: None })
     }
 
     /// The process' standard error.
-    ///
-    /// # Errors
-    /// When its descriptor cannot be duplicated.
     pub fn stderr() -> io::Result<Self> {
         Ok(Self { file: File::from(io::stderr().as_fd().try_clone_to_owned()?), path: None, rotation: None })
     }
 
     /// A file, to be appended to.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
     pub fn file(path: &Path) -> io::Result<Self> {
         Ok(Self { file: append(path)?, path: Some(path.to_owned()), rotation: None })
     }
 
     /// A file that only its owner reads: at `max` bytes it becomes `path.1`, and a new one begins; `files` are kept.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
     pub fn private(path: &Path, max: u64, files: u32) -> io::Result<Self> {
         let (file, size) = append_private(path)?;
         let rotation = Some(Rotation { size, max, files });
@@ -132,9 +120,6 @@ impl LogOutput {
 
 impl LineWriter {
     /// Starts the writer's thread. `lost` counts the lines that a failed write lost; `failed` has the first error of a series.
-    ///
-    /// # Errors
-    /// No thread can be started.
     pub fn start(
         name: &str,
         output: LogOutput,

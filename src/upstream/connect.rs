@@ -157,9 +157,6 @@ pub struct Connector {
 
 impl Connector {
     /// A connector that trusts the system's certificate store (`SSL_CERT_FILE` is honoured) for `https`.
-    ///
-    /// # Errors
-    /// When the TLS provider cannot be configured.
     pub fn new(tracker: TaskTracker) -> Result<Self, rustls::Error> {
         Self::trusting(system_roots(), None, tracker)
     }
@@ -209,9 +206,6 @@ impl Connector {
     }
 
     /// Reads the files of a pool's TLS; without any, as this connector is secured.
-    ///
-    /// # Errors
-    /// [`TlsError`] with the file.
     pub fn read(&self, tls: Option<&PoolTls>) -> Result<PoolTlsConfig, TlsError> {
         let Some(tls) = tls else { return Ok(PoolTlsConfig(ClientTls::clone(&self.tls.load()))) };
         let roots = match &tls.ca {
@@ -252,9 +246,6 @@ impl Connector {
     }
 
     /// Connects and shakes hands. The caller bounds the time.
-    ///
-    /// # Errors
-    /// Error of the socket, TLS or the handshake.
     pub async fn connect(&self, endpoint: &Endpoint) -> io::Result<Connection> {
         match self.open(endpoint).await? {
             Either::Left(socket) => self.handshake(TokioIo::new(socket)).await,
@@ -263,9 +254,6 @@ impl Connector {
     }
 
     /// The same, for a request whose response may switch protocols: what the connection becomes comes with the response.
-    ///
-    /// # Errors
-    /// Error of the socket, TLS or the handshake.
     pub async fn connect_upgradable(&self, endpoint: &Endpoint) -> io::Result<Connection> {
         let io = TokioIo::new(self.open(endpoint).await?);
         let (sender, connection) = http1().handshake(io).await.map_err(io::Error::other)?;
@@ -276,9 +264,6 @@ impl Connector {
     }
 
     /// Opens a socket and speaks TLS on it for https. The caller bounds the time.
-    ///
-    /// # Errors
-    /// Error of the socket or TLS.
     pub async fn open(&self, endpoint: &Endpoint) -> io::Result<Stream> {
         let socket = self.dial(endpoint).await.inspect_err(|error| {
             if is_local(error) {

@@ -47,9 +47,6 @@ impl Answer {
     }
 
     /// The next piece of the body; `None` at its end.
-    ///
-    /// # Errors
-    /// When the connection breaks.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, CallError> {
         while let Some(frame) = self.body.frame().await {
             if let Ok(data) = frame.map_err(broken)?.into_data() {

@@ -110,9 +110,6 @@ pub(super) struct ConfigFile(PathBuf);
 
 impl ConfigFile {
     /// A file in the system's directory for such, readable by nobody else.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub(super) fn create(fleet: &[SimReplica], policy: &str) -> io::Result<Self> {
         let file = Self::empty()?;
         file.write(fleet, policy)?;
@@ -120,9 +117,6 @@ impl ConfigFile {
     }
 
     /// The same for a fleet of which some compute prompts for the others.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub(super) fn create_apart(prefill: &[SimReplica], decode: &[SimReplica]) -> io::Result<Self> {
         let file = Self::empty()?;
         let pool = |name: &str, replicas: &[SimReplica]| {

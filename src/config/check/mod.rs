@@ -112,42 +112,27 @@ pub(super) fn shapes_of(texts: &[&str]) -> Shapes {
 }
 
 /// Reads the base URL of a replica, as a flag gives it.
-///
-/// # Errors
-/// What is wrong with it.
 pub fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     (values::ENDPOINT.parse)(text)
 }
 
 /// Reads a duration as the file has it, zero included.
-///
-/// # Errors
-/// What is wrong with it.
 pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     values::duration(text)
 }
 
 /// Reads a duration above zero, as a flag gives it.
-///
-/// # Errors
-/// What is wrong with it.
 pub fn parse_span(text: &str) -> Result<std::time::Duration, String> {
     let form = values::POSITIVE_DURATION;
     (form.parse)(text).map_err(|message| format!("{message}: {}", form.hint))
 }
 
 /// Reads a URL that is used as it is, as a flag gives it.
-///
-/// # Errors
-/// What is wrong with it.
 pub fn parse_http_url(text: &str) -> Result<String, String> {
     (values::HTTP_URL.parse)(text)
 }
 
 /// Reads the name of a model, as a flag gives it.
-///
-/// # Errors
-/// What is wrong with it.
 pub fn parse_model_name(text: &str) -> Result<String, String> {
     (values::MODEL.parse)(text).map(|name| name.to_string())
 }

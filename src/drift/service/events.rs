@@ -26,9 +26,6 @@ pub struct FindingEvents {
 
 impl FindingEvents {
     /// Starts the task that exports. `None` where only the address for spans is known: events have one of their own.
-    ///
-    /// # Errors
-    /// The endpoint is unusable.
     pub fn start(
         collector: &Collector,
         background: &Background,

@@ -63,9 +63,6 @@ struct Route {
 
 impl Collector {
     /// Connects to nothing yet: a collector that does not answer is no error.
-    ///
-    /// # Errors
-    /// TLS cannot be set up.
     pub fn new(
         otlp: &Otlp,
         build: BuildInfo,
@@ -94,26 +91,17 @@ impl Collector {
     }
 
     /// An exporter of spans.
-    ///
-    /// # Errors
-    /// The endpoint is unusable.
     pub(super) fn spans(&self) -> Result<Exporter, CollectorError> {
         self.traces.exporter("spans", is_gzip("TRACES_"))
     }
 
     /// An exporter of log records. `None` where the address is one of traces alone.
-    ///
-    /// # Errors
-    /// The endpoint is unusable.
     pub(crate) fn logs(&self) -> Result<Option<Exporter>, CollectorError> {
         let logs = self.logs.as_ref();
         logs.map(|route| route.exporter("log records", is_gzip("LOGS_"))).transpose()
     }
 
     /// An exporter of spans that engines encoded, and have not compressed.
-    ///
-    /// # Errors
-    /// The endpoint is unusable.
     pub(super) fn forwarder(&self) -> Result<Exporter, CollectorError> {
         self.traces.exporter("spans of engines", false)
     }
