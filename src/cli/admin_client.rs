@@ -33,10 +33,10 @@ pub struct AdminArgs {
 pub struct AdminFlags {
     /// URL of the gateway's admin port
     #[arg(long = "admin", env = "TOKENWAY_ADMIN_URL", value_name = "URL", value_parser = endpoint, default_value = "http://127.0.0.1:9090", global = true)]
-    url: Endpoint,
+    pub url: Endpoint,
     /// Its admin.token, or admin.read_token to look: env:NAME, file:PATH or the token itself
     #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN", global = true)]
-    token: Option<String>,
+    pub token: Option<String>,
 }
 
 /// A connection to one gateway.
@@ -118,16 +118,7 @@ pub enum AskError {
 
 impl AdminClient {
     /// A client; `env` looks up environment variables for the token.
-    pub fn new(args: &AdminArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, AskError> {
-        Self::at(&args.url, args.token.as_deref(), env)
-    }
-
-    /// The same by flags.
-    pub fn with(flags: &AdminFlags, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, AskError> {
-        Self::at(&flags.url, flags.token.as_deref(), env)
-    }
-
-    fn at(
+    pub fn new(
         url: &Endpoint,
         token: Option<&str>,
         env: &dyn Fn(&str) -> Option<String>,

@@ -35,7 +35,7 @@ pub fn run(
     style: Style,
 ) -> io::Result<u8> {
     let asked = async {
-        let client = AdminClient::new(&args.admin, env)?;
+        let client = AdminClient::new(&args.admin.url, args.admin.token.as_deref(), env)?;
         let path = format!("/api/v1/requests/{}", segment(&args.id));
         Ok(match args.json {
             // With what this version does not know.
