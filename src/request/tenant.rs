@@ -123,16 +123,11 @@ pub enum AuthError {
 }
 
 impl AuthError {
-    /// The message for the client.
-    pub fn message(&self) -> String {
-        self.to_string()
-    }
-
     /// What the client is told: 401, or 503 where the gateway lacks the issuer's keys.
     pub(crate) fn failure(&self) -> Failure {
         match self {
             Self::Token(TokenFault::NoKeys) => Failure::NoTokenKeys { retry_after: KEYS_RETRY_AFTER },
-            other => Failure::InvalidKey { message: other.message() },
+            other => Failure::InvalidKey { message: other.to_string() },
         }
     }
 
@@ -333,7 +328,7 @@ mod tests {
 
     #[test]
     fn errors_differ_and_hold_no_key() {
-        let (missing, invalid) = (AuthError::MissingKey.message(), AuthError::InvalidKey.message());
+        let (missing, invalid) = (AuthError::MissingKey.to_string(), AuthError::InvalidKey.to_string());
         assert_ne!(missing, invalid);
     }
 
@@ -380,7 +375,7 @@ mod tests {
             assert_eq!(ask("new", now).unwrap_err(), AuthError::Expired { since }, "at {now}");
         }
         assert!(ask("new", 50).is_ok(), "a clock that was ahead takes no key for good");
-        let message = AuthError::Expired { since: 1_795_536_000 }.message();
+        let message = AuthError::Expired { since: 1_795_536_000 }.to_string();
         assert_eq!(message, "the API key expired at 2026-11-24T16:00:00Z: ask for a new one");
         made.publish(HashMap::from([(digest, Arc::new(key("gone")))]));
         assert_eq!(ask("new", 1).unwrap_err(), AuthError::InvalidKey, "its tenant is not configured");
