@@ -122,10 +122,6 @@ impl ReplicaState {
         };
         Some(next)
     }
-
-    fn index(self) -> usize {
-        Self::ALL.iter().position(|state| *state == self).unwrap_or_default()
-    }
 }
 
 /// The state that one replica is in.
@@ -154,7 +150,7 @@ pub(super) struct Passage {
 impl Passage {
     /// How often this state was entered.
     pub(super) fn entered(&self, state: ReplicaState) -> u64 {
-        self.entered.get(state.index()).copied().unwrap_or_default()
+        self.entered.get(state as usize).copied().unwrap_or_default()
     }
 }
 
@@ -225,8 +221,8 @@ impl LifeCycle {
         }
         let after = now.since(passage.since);
         (passage.state, passage.since) = (to, now);
-        passage.entered[to.index()] += 1;
-        self.at.store(u8::try_from(to.index()).unwrap_or_default(), Ordering::Release);
+        passage.entered[to as usize] += 1;
+        self.at.store(to as u8, Ordering::Release);
         Some(Change { from, to, after })
     }
 }
@@ -319,7 +315,7 @@ mod tests {
         assert_eq!(life.apply(Event::Refused, "connect refused", at(3)), None);
         let passage = life.passage();
         assert_eq!((&*passage.reason, passage.since), ("connect refused", at(2)));
-        assert_eq!(passage.entered[ReplicaState::Starting.index()], 1);
+        assert_eq!(passage.entered[ReplicaState::Starting as usize], 1);
         assert_eq!(life.state(), ReplicaState::Starting);
     }
 }
