@@ -48,78 +48,14 @@ use crate::request::chain::PrefixChain;
 use crate::request::dialect::Dialect;
 use crate::request::tenant::TenantRef;
 use crate::request::trace_context::trace_of;
-use crate::routing::{EngineLimits, EnginePage, REFRESH_EVERY};
-use crate::simulate::{ProductRouter, ReplayedRoute};
+use crate::routing::{EngineLimits, REFRESH_EVERY};
+use crate::simulate::{ProductRouter, ReplayedRoute, page};
 use crate::stats::PerSecond;
 use crate::units::Tokens;
 use crate::upstream::connect::Connector;
 
 /// A request that was sent: which one, where, when.
 type Sent = (RequestId, usize, Stamp);
-
-/// Records what the wrapped router sends.
-struct RecordingRouter<R> {
-    router: R,
-    sent: Vec<Sent>,
-}
-
-struct RecordingFleet<'a> {
-    fleet: &'a mut dyn SimFleet,
-    sent: &'a mut Vec<Sent>,
-}
-
-impl SimFleet for RecordingFleet<'_> {
-    fn now(&self) -> SimStamp {
-        self.fleet.now()
-    }
-
-    fn send(&mut self, request: RequestId, replica: usize, predicted_ttft: Option<Duration>) {
-        self.sent.push((request, replica, Stamp::from_nanos(self.fleet.now().as_nanos())));
-        self.fleet.send(request, replica, predicted_ttft);
-    }
-
-    fn engines(&self) -> &[tokenway_sim::engine::Engine] {
-        self.fleet.engines()
-    }
-
-    fn engine(&mut self, replica: usize) -> Option<&mut tokenway_sim::engine::Engine> {
-        self.fleet.engine(replica)
-    }
-}
-
-impl<R: Router> Router for RecordingRouter<R> {
-    fn arrive(&mut self, request: Arrival, fleet: &mut dyn SimFleet) {
-        self.router.arrive(request, &mut RecordingFleet { fleet, sent: &mut self.sent });
-    }
-
-    fn first_token(&mut self, request: RequestId, at: SimStamp) {
-        self.router.first_token(request, at);
-    }
-
-    fn token(&mut self, request: RequestId, at: SimStamp) {
-        self.router.token(request, at);
-    }
-
-    fn ended(&mut self, request: RequestId, end: &Ended) {
-        self.router.ended(request, end);
-    }
-
-    fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
-        self.router.scraped(replica, at, gauges);
-    }
-
-    fn next_tick(&self) -> Option<SimStamp> {
-        self.router.next_tick()
-    }
-
-    fn reconsider(&mut self, fleet: &mut dyn SimFleet) {
-        self.router.reconsider(&mut RecordingFleet { fleet, sent: &mut self.sent });
-    }
-
-    fn tick(&mut self, fleet: &mut dyn SimFleet) {
-        self.router.tick(&mut RecordingFleet { fleet, sent: &mut self.sent });
-    }
-}
 
 /// Requests with their picks, not yet sent.
 type Chosen = Vec<(RequestId, Box<Pick>)>;
@@ -135,6 +71,7 @@ struct Live {
     /// Requests that are being placed.
     waiting: Arc<AtomicUsize>,
     streams: HashMap<RequestId, LiveStream>,
+    sent: Vec<Sent>,
 }
 
 struct LiveStream {
@@ -175,6 +112,7 @@ impl Live {
             chosen: Arc::default(),
             waiting: Arc::default(),
             streams: HashMap::new(),
+            sent: Vec::new(),
         }
     }
 
@@ -201,6 +139,7 @@ impl Live {
     /// Sends what the gateway's tasks have chosen a replica for.
     fn send_chosen(&mut self, fleet: &mut dyn SimFleet) {
         for (request, pick) in std::mem::take(&mut *self.chosen.lock()) {
+            self.sent.push((request, pick.replica.slot(), Stamp::from_nanos(fleet.now().as_nanos())));
             fleet.send(request, pick.replica.slot(), pick.assignment.decision.predicted_ttft);
             self.streams.insert(request, LiveStream { pick, has_begun: false, tokens: 0 });
         }
@@ -321,19 +260,6 @@ impl Router for Live {
     }
 }
 
-fn page(gauges: &Gauges) -> EnginePage {
-    EnginePage {
-        running: Some(gauges.running as f64),
-        waiting: Some(gauges.waiting as f64),
-        kv_cache_usage: Some(gauges.kv_cache_usage),
-        block_tokens: Some(gauges.block_size),
-        total_blocks: Some(gauges.num_blocks),
-        is_caching_off: false,
-        batch_limit: None,
-        cache: None,
-    }
-}
-
 fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let (clock, tracker) = (Clock::start(), TaskTracker::new());
     let build = BuildInfo { version: "test", revision: "test", date: "test" };
@@ -414,8 +340,8 @@ fn both(policy: PolicyName, slo: &str, queue: &str, load: f64, seed: u64) -> [Ve
     let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
     let medium = config.classes.medium;
     let replayed = ReplayedRoute { policy, slo, queue: route.queue, medium, limits };
-    let mut replay = RecordingRouter { router: ProductRouter::new(&replayed, 4), sent: Vec::new() };
-    let mut live = RecordingRouter { router: Live::new(config.clone()), sent: Vec::new() };
+    let mut replay = ProductRouter::new(&replayed, 4);
+    let mut live = Live::new(config.clone());
     let (trace, scenario) = (trace(), scenario(bounds, load, seed));
     let _figures = [run(&trace, &scenario, &mut replay), run(&trace, &scenario, &mut live)];
     [replay.sent, live.sent]

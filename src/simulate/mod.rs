@@ -8,6 +8,8 @@ mod scoreboard;
 mod standings;
 
 pub use gateways::ReplayedGateways;
+#[cfg(test)]
+pub(crate) use product_router::page;
 pub use product_router::{ProductRouter, ReplayedPrefill, ReplayedRoute};
 pub use scoreboard::{DemoRow, DemoStats};
 pub use standings::Standings;

@@ -67,6 +67,9 @@ pub struct ProductRouter {
     /// Whose each request is.
     share: fn(&Arrival) -> Share,
     refusals: Vec<(RequestId, Stamp, Refusal)>,
+    /// Every request that was sent, where and when.
+    #[cfg(test)]
+    pub(crate) sent: Vec<(RequestId, usize, Stamp)>,
     /// `[route.prefill]`
     prefill: Option<PrefillPool>,
 }
@@ -127,6 +130,8 @@ impl ProductRouter {
             ends: BTreeSet::new(),
             share: |_| Share { tenant: "default".into(), weight: 1, priority: 0 },
             refusals: Vec::new(),
+            #[cfg(test)]
+            sent: Vec::new(),
             prefill: None,
             called: VecDeque::new(),
             next_refresh: Stamp::default(),
@@ -203,7 +208,11 @@ impl ProductRouter {
                         let predicted = predicted.map(|predicted| predicted + after);
                         fleet.send_apart(id, Legs { prefill, decode: slot }, predicted);
                     }
-                    _ => fleet.send(id, slot, predicted),
+                    _ => {
+                        #[cfg(test)]
+                        self.sent.push((id, slot, now));
+                        fleet.send(id, slot, predicted);
+                    }
                 }
                 self.streams
                     .insert(id, SimulatedStream { assignment: *assignment, has_begun: false, tokens: 0 });
@@ -480,18 +489,8 @@ impl Router for ProductRouter {
     }
 
     fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
-        let page = EnginePage {
-            running: Some(gauges.running as f64),
-            waiting: Some(gauges.waiting as f64),
-            kv_cache_usage: Some(gauges.kv_cache_usage),
-            block_tokens: Some(gauges.block_size),
-            total_blocks: Some(gauges.num_blocks),
-            is_caching_off: false,
-            batch_limit: None,
-            cache: None,
-        };
         if let Some((target, dispatcher)) = self.at(replica) {
-            target.scraped(page, live(at));
+            target.scraped(page(gauges), live(at));
             dispatcher.learn_cache(target, BYTES_PER_TOKEN as f64);
         }
     }
@@ -528,6 +527,20 @@ impl Router for ProductRouter {
 
     fn decisions(&self) -> Option<u64> {
         Some(self.decisions)
+    }
+}
+
+/// What a scrape of the engine would read.
+pub(crate) fn page(gauges: &Gauges) -> EnginePage {
+    EnginePage {
+        running: Some(gauges.running as f64),
+        waiting: Some(gauges.waiting as f64),
+        kv_cache_usage: Some(gauges.kv_cache_usage),
+        block_tokens: Some(gauges.block_size),
+        total_blocks: Some(gauges.num_blocks),
+        is_caching_off: false,
+        batch_limit: None,
+        cache: None,
     }
 }
 
