@@ -219,11 +219,7 @@ fn serve_as(name: &Arc<str>, config: &mut Config) -> Result<(), ConfigError> {
             hint: "name the models in the file, one [[route]] each",
         });
     };
-    let is_named_by_model = match &route.model {
-        ModelMatch::Any => &*route.name == "*",
-        ModelMatch::Named(model) => route.name == *model,
-    };
-    if is_named_by_model {
+    if *route.name == *route.model.as_str() {
         let former = std::mem::replace(&mut route.name, name.clone());
         let of_tenants = config.tenants.iter_mut().filter_map(|tenant| tenant.routes.as_mut());
         let of_hook = config.hook.as_mut().and_then(|hook| hook.routes.as_mut());
@@ -231,10 +227,8 @@ fn serve_as(name: &Arc<str>, config: &mut Config) -> Result<(), ConfigError> {
             named.clone_from(name);
         }
     }
-    if let ModelMatch::Named(former) = &route.model {
-        // Requests upstream keep the engine's own model name.
-        route.upstream_model.get_or_insert_with(|| former.clone());
-    }
+    // Requests upstream keep the engine's own model name.
+    route.upstream_model = route.asked_model().cloned();
     route.model = ModelMatch::Named(name.clone());
     Ok(())
 }

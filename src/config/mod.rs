@@ -348,6 +348,11 @@ impl Route {
         by_name.or_else(|| routes.iter().position(takes))
     }
 
+    /// The name that its engines are asked for, where the file has one.
+    pub fn asked_model(&self) -> Option<&Arc<str>> {
+        self.upstream_model.as_ref().or_else(|| self.model.named())
+    }
+
     /// Whether its requests may go to the pool at this index, be it only to have their prompts computed.
     pub fn uses(&self, pool: usize) -> bool {
         let is_prefill = self.prefill.as_ref().is_some_and(|prefill| prefill.pool == pool);
@@ -402,6 +407,14 @@ impl ModelMatch {
         match self {
             Self::Any => "*",
             Self::Named(name) => name,
+        }
+    }
+
+    /// The name, if it is one.
+    pub fn named(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Any => None,
+            Self::Named(name) => Some(name),
         }
     }
 }

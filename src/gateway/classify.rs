@@ -9,7 +9,6 @@ use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable};
 use crate::admission::{Rules, Share};
 use crate::clock::Stamp;
-use crate::config::ModelMatch;
 use crate::error::Timer;
 use crate::record::{Record, SloBounds};
 use crate::relay::stream_state::Echo;
@@ -222,8 +221,6 @@ fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
             }
         }
     }
-    match (&route.config.upstream_model, &route.config.model) {
-        (Some(name), _) | (None, ModelMatch::Named(name)) if &**name == model => Arc::clone(name),
-        _ => "other".into(),
-    }
+    let asked = route.config.asked_model().filter(|name| ***name == *model);
+    asked.cloned().unwrap_or_else(|| "other".into())
 }

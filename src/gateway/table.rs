@@ -222,10 +222,7 @@ impl RouteState {
             shadow = canary.shadow.as_ref().map(|_| carried_over.shadows.of(&route.name, &pool.name));
         }
         let is_a_name = |word: &str| config.routes.iter().any(|known| *known.name == *word);
-        let also_named = match &route.model {
-            ModelMatch::Named(model) => Some(Arc::clone(model)).filter(|model| !is_a_name(model)),
-            ModelMatch::Any => None,
-        };
+        let also_named = route.model.named().filter(|model| !is_a_name(model)).cloned();
         let weighted = |w: &WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
         let mut used: Vec<_> = route.pools.iter().filter_map(weighted).collect();
         // A pool at zero is woken by those that wait for it.
@@ -338,7 +335,7 @@ impl RouteState {
     /// The engines' name of the model: `upstream_model`, else what most replicas of its first pool list, if that differs from the
     /// route's own name (`--served-model-name`). `None` if the client's name is theirs.
     pub fn engine_model(&self) -> Option<Arc<str>> {
-        let ModelMatch::Named(name) = &self.config.model else { return None };
+        let name = self.config.model.named()?;
         if let Some(given) = &self.config.upstream_model {
             return Some(Arc::clone(given));
         }
@@ -348,10 +345,7 @@ impl RouteState {
 
     /// The same for a request that named another route's model, which is not theirs in any case.
     pub fn model_in_place(&self) -> Option<Arc<str>> {
-        self.engine_model().or_else(|| match &self.config.model {
-            ModelMatch::Named(model) => Some(Arc::clone(model)),
-            ModelMatch::Any => None,
-        })
+        self.engine_model().or_else(|| self.config.model.named().cloned())
     }
 
     /// The model that a request without one has to name, because an engine would take another: the first that it lists. `None` also
@@ -402,10 +396,7 @@ impl RouteState {
 
 /// What clients may ask for, for error messages.
 fn names<'r>(routes: impl Iterator<Item = &'r Arc<RouteState>>) -> String {
-    let name = |route: &'r Arc<RouteState>| match &route.config.model {
-        ModelMatch::Named(model) => model.to_string(),
-        ModelMatch::Any => route.config.name.to_string(),
-    };
+    let name = |route: &'r Arc<RouteState>| &**route.config.model.named().unwrap_or(&route.config.name);
     routes.map(name).collect::<Vec<_>>().join(", ")
 }
 

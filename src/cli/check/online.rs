@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::show::counted;
 use crate::cli::style::{Paint, Style};
-use crate::config::{Config, Endpoint, ModelMatch, Pool, ProbeKind, Route};
+use crate::config::{Config, Endpoint, Pool, ProbeKind, Route};
 use crate::fleet::metrics_text;
 use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
@@ -92,12 +92,7 @@ fn wanted(config: &Config, pool: usize) -> Vec<Wanted> {
             || route.pools.iter().any(|weighted| weighted.pool == pool && (weighted.weight > 0 || is_standby))
     });
     uses.filter_map(|route| {
-        let named = match &route.model {
-            ModelMatch::Named(model) => Some(model),
-            ModelMatch::Any => None,
-        };
-        let model = route.upstream_model.as_ref().or(named)?;
-        Some(Wanted { route: Arc::clone(&route.name), model: Arc::clone(model) })
+        Some(Wanted { route: Arc::clone(&route.name), model: Arc::clone(route.asked_model()?) })
     })
     .collect()
 }

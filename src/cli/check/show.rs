@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::style::{Paint, Style};
 use crate::config::diagnostics::Diagnostic;
-use crate::config::{Canary, Config, ModelMatch, OnBreach, Prefill};
+use crate::config::{Canary, Config, OnBreach, Prefill};
 
 /// Whether a finding stops the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +73,6 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
         }
     }
     for route in &config.routes {
-        let model = match &route.model {
-            ModelMatch::Any => "*",
-            ModelMatch::Named(model) => model,
-        };
         let all: f64 = route.pools.iter().map(|weighted| f64::from(weighted.weight)).sum();
         let pools: Vec<_> = route
             .pools
@@ -95,6 +91,7 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
             })
             .collect();
         let (policy, pools, slo) = (route.policy.as_str(), pools.join(" and "), &route.slo);
+        let model = route.model.as_str();
         writeln!(out, "  route {}: model {model} to {pools}, policy {policy}, slo {slo}", route.name)?;
         if let Some(prefill) = &route.prefill {
             let Prefill { pool_name, when, connector, .. } = prefill;

@@ -321,11 +321,7 @@ impl Lint<'_, '_> {
             return;
         }
         let is_served = |model: &str| {
-            let takes = |route: &Route| match &route.model {
-                ModelMatch::Any => true,
-                ModelMatch::Named(named) => **named == *model,
-            };
-            self.usable(tenant).any(takes)
+            self.usable(tenant).any(|route| route.model.named().is_none_or(|named| **named == *model))
         };
         for (which, budget) in tenant.budgets.iter().enumerate() {
             let Some(model) = budget.model.as_ref().filter(|model| !is_served(model)) else { continue };

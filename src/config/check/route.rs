@@ -34,10 +34,7 @@ pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> 
     let mut routes = Vec::new();
     for section in &sections {
         let route = route(section, referred);
-        let model = match &route.model {
-            ModelMatch::Any => "*".into(),
-            ModelMatch::Named(model) => model.clone(),
-        };
+        let model = route.model.as_str().to_owned();
         if !models.insert(model.clone()) {
             section.fault(
                 format!("two routes take model \"{model}\""),

@@ -10,7 +10,7 @@ use super::declare::Group as _;
 use super::foreseen::Foreseen;
 use super::series::RequestKey;
 use super::table::Families;
-use crate::config::{Config, ModelMatch, Route, Slo};
+use crate::config::{Config, Slo};
 use crate::record::SloBounds;
 use crate::request::class::Class;
 
@@ -21,7 +21,8 @@ impl Metrics {
             [] => vec![NOBODY],
             named => named.iter().map(|tenant| &*tenant.name).collect(),
         };
-        let routes: Vec<_> = config.routes.iter().filter_map(|route| Some((route, model(route)?))).collect();
+        let routes: Vec<_> =
+            config.routes.iter().filter_map(|route| Some((route, &**route.asked_model()?))).collect();
         let revisions: usize = routes.iter().map(|(route, _)| route.pools.len() + 1).sum();
         if revisions * tenants.len() * CLASSES.len() > MAX_LABEL_SETS {
             return;
@@ -57,14 +58,6 @@ impl Families {
         let none = RequestKey::NO_REVISION;
         self.start_requests(key, &Foreseen { is_served: revision != none, slo });
         self.start_requests([route, model, tenant, none, class], &Foreseen { is_served: false, slo });
-    }
-}
-
-/// The name that requests will have as label `model`; of a route for every model it is not known.
-fn model(route: &Route) -> Option<&str> {
-    match (&route.upstream_model, &route.model) {
-        (Some(name), _) | (None, ModelMatch::Named(name)) => Some(name),
-        (None, _) => None,
     }
 }
 
