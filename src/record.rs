@@ -108,20 +108,22 @@ pub struct Served {
     pub is_outside: bool,
 }
 
-/// Why an attempt was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AttemptCause {
-    /// The request came.
-    #[default]
-    First,
-    /// The attempt before failed, and the retry rule allowed another.
-    Retry,
-    /// The first token was overdue by the route's `hedge`: a second replica was asked as well.
-    Hedge,
-    /// The stream broke and was continued elsewhere.
-    Migration,
-    /// To compute the prompt that another replica decodes.
-    Prefill,
+labels! {
+    /// Why an attempt was made.
+    #[derive(Default)]
+    pub enum AttemptCause {
+        /// The request came.
+        #[default]
+        First = "first",
+        /// The attempt before failed, and the retry rule allowed another.
+        Retry = "retry",
+        /// The first token was overdue by the route's `hedge`: a second replica was asked as well.
+        Hedge = "hedge",
+        /// The stream broke and was continued elsewhere.
+        Migration = "migration",
+        /// To compute the prompt that another replica decodes.
+        Prefill = "prefill",
+    }
 }
 
 /// One attempt at one replica.

@@ -213,16 +213,9 @@ fn stages(record: &Record, judgement: &Judgement) -> Vec<StageTime> {
 
 fn attempt(record: &Record, attempt: &record::Attempt) -> Attempt {
     let since_head = |at: Stamp| at.since(record.at.head).as_secs_f64();
-    let cause = match attempt.cause {
-        AttemptCause::First => "first",
-        AttemptCause::Retry => "retry",
-        AttemptCause::Hedge => "hedge",
-        AttemptCause::Migration => "migration",
-        AttemptCause::Prefill => "prefill",
-    };
     Attempt {
         canceled: attempt.is_canceled,
-        cause: cause.to_owned(),
+        cause: attempt.cause.as_str().to_owned(),
         connected: attempt.connected.map(since_head),
         end: Some(since_head(record.end_of(attempt))),
         empty: attempt.is_empty,

@@ -210,17 +210,12 @@ pub(super) fn slow_drift(
 }
 
 fn drift_evidence(drift: &SlowDrift) -> Evidence {
-    let median = match drift.median {
-        MedianMove::Flat => "flat",
-        MedianMove::Moved => "moved",
-        MedianMove::Unclear => "unclear",
-    };
     Evidence::default()
         .with("quantile", drift.quantile)
         .with("now", drift.now)
         .with("baseline", drift.baseline)
         .with("exceedance_ratio", drift.exceedance_ratio)
-        .with("p50", median)
+        .with("p50", drift.median.as_str())
         .with("p50_ratio", drift.median_ratio)
         .with("score", drift.score)
         .with("window_days", drift.window as f64)

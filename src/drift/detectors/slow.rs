@@ -15,6 +15,7 @@ use super::table::{
     DAILY_NOISE, HOURLY_NOISE, LEAST, MAX_DAY, MEDIAN_NOISE, MIN_DAYS, MIN_IN_BASELINE_BLOCK, QUANTILES,
     StepRow, TAIL, WEEK,
 };
+use crate::labels::labels;
 use crate::stats::{Counts, INTERVAL_90, median, robust};
 
 /// Which blocks are the baseline, and what is a finding.
@@ -77,12 +78,13 @@ pub(super) fn large_share(blocks: &BlockHistory, setup: &SlowSetup) -> Option<(f
     (recent.count() > 0).then(|| (recent.count_from(from) as f64 / recent.count() as f64, share))
 }
 
-/// Whether the 90 % interval of the median's change lies within 5 %, excludes no change, or neither.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MedianMove {
-    Flat,
-    Moved,
-    Unclear,
+labels! {
+    /// Whether the 90 % interval of the median's change lies within 5 %, excludes no change, or neither.
+    pub(super) enum MedianMove {
+        Flat = "flat",
+        Moved = "moved",
+        Unclear = "unclear",
+    }
 }
 
 /// Judges the closed blocks.
