@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use clap::{ArgMatches, Args};
+use clap::Args;
 
 use super::serve::{AroundArgs, SourceArgs};
 use crate::config::Overrides;
@@ -12,7 +12,7 @@ use crate::config::load::Source;
 #[derive(Args, Clone, Debug)]
 pub struct EppArgs {
     #[command(flatten)]
-    source: SourceArgs,
+    pub(super) source: SourceArgs,
     /// Address of the gRPC port that Envoy asks, in place of server.listen; TLS by [server.tls]
     #[arg(long, env = "TOKENWAY_GRPC_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:9002")]
     grpc_listen: SocketAddr,
@@ -29,10 +29,5 @@ impl EppArgs {
     /// Values that take precedence over the source.
     pub fn overrides(&self) -> Overrides {
         self.around.overrides(Some(self.grpc_listen))
-    }
-
-    /// As [`SourceArgs::settle`].
-    pub(super) fn settle_source(&mut self, given: &ArgMatches) -> Result<(), clap::Error> {
-        self.source.settle(given)
     }
 }

@@ -120,8 +120,8 @@ impl Cli {
         let matches = without_empty_variables(Self::command()).try_get_matches_from(args)?;
         let mut cli = Self::from_arg_matches(&matches)?;
         let settled = match (&mut cli.command, matches.subcommand()) {
-            (Command::Serve(args), Some((_, given))) => args.settle_source(given),
-            (Command::Epp(args), Some((_, given))) => args.settle_source(given),
+            (Command::Serve(args), Some((_, given))) => args.source.settle(given),
+            (Command::Epp(args), Some((_, given))) => args.source.settle(given),
             _ => Ok(()),
         };
         settled.map_err(|error| error.format(&mut Self::command()))?;

@@ -16,7 +16,7 @@ use crate::config::{Endpoint, FOREIGN_POLICIES, Overrides, PolicyName, Secret};
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
     #[command(flatten)]
-    source: SourceArgs,
+    pub(super) source: SourceArgs,
     /// Address of the data port [default: the file's, else 127.0.0.1:8080]
     #[arg(long, env = "TOKENWAY_LISTEN", value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
@@ -70,11 +70,6 @@ impl ServeArgs {
     /// Values that take precedence over the source.
     pub fn overrides(&self) -> Overrides {
         self.around.overrides(self.listen)
-    }
-
-    /// As [`SourceArgs::settle`].
-    pub(super) fn settle_source(&mut self, given: &ArgMatches) -> Result<(), clap::Error> {
-        self.source.settle(given)
     }
 }
 
