@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use crate::config::otel::metrics::{MetricsExporter, metrics_endpoint};
-use crate::config::otel::{self, Exporter, Signal};
+use crate::config::otel::metrics::{METRICS_PATH, MetricsExporter};
+use crate::config::otel::{self, Exporter, Signal, TRACES_PATH, endpoint_at};
 use crate::config::{
     Declared, EngineSpansConfig, Otlp, OtlpKeys, OtlpMetrics, OtlpProtocol, OtlpTarget, Sampling, Telemetry,
     TelemetryKeys, content,
@@ -51,11 +51,10 @@ impl Export {
 
     fn spans(&self, exporter: Exporter) -> Option<Otlp> {
         let traces = self.target(exporter.of_traces.clone(), |protocol| match &self.keys.endpoint {
-            Some(base) => Some(otel::traces_endpoint(base, protocol)),
-            None if self.is_present => exporter
-                .endpoint(protocol)
-                .or_else(|| Some(otel::traces_endpoint(default_base(protocol), protocol))),
-            None => exporter.endpoint(protocol),
+            Some(base) => Some(endpoint_at(TRACES_PATH, base, protocol)),
+            None => exporter.endpoint(protocol).or_else(|| {
+                self.is_present.then(|| endpoint_at(TRACES_PATH, default_base(protocol), protocol))
+            }),
         })?;
         let logs = self.logs(exporter, &traces);
         Some(Otlp { traces, logs })
@@ -94,10 +93,10 @@ impl Export {
         }
         let MetricsExporter { endpoint, base, how, .. } = exporter;
         let target = self.target(how, |protocol| match (&self.keys.endpoint, endpoint) {
-            (Some(base), _) => Some(metrics_endpoint(base, protocol)),
             (None, Some(exact)) => Some(exact),
-            (None, None) => {
-                Some(metrics_endpoint(base.as_deref().unwrap_or(default_base(protocol)), protocol))
+            (flag, _) => {
+                let base = flag.as_deref().or(base.as_deref()).unwrap_or(default_base(protocol));
+                Some(endpoint_at(METRICS_PATH, base, protocol))
             }
         })?;
         Some(OtlpMetrics {

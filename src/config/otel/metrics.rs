@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Signal, is_http};
-use crate::config::{OtlpProtocol, Temporality};
+use crate::config::Temporality;
 
 /// What the environment says about the OTLP export of metrics.
 #[derive(Debug, Default)]
@@ -57,16 +57,6 @@ impl MetricsExporter {
     }
 }
 
-/// The URL that takes metrics, of a base URL or of the URL of traces.
-pub(in crate::config) fn metrics_endpoint(base: &str, protocol: OtlpProtocol) -> String {
-    let base = base.trim_end_matches('/').trim_end_matches(super::TRACES_PATH);
-    match protocol {
-        OtlpProtocol::Grpc => base.trim_end_matches(METRICS_PATH).to_owned(),
-        OtlpProtocol::Http if base.ends_with(METRICS_PATH) => base.to_owned(),
-        OtlpProtocol::Http => format!("{base}{METRICS_PATH}"),
-    }
-}
-
 fn interval(millis: &str) -> Option<Duration> {
     let parsed = millis.parse().ok().filter(|millis| (100..=3_600_000).contains(millis));
     if parsed.is_none() {
@@ -98,11 +88,13 @@ fn temporality(name: &str) -> Option<Temporality> {
     }
 }
 
-const METRICS_PATH: &str = "/v1/metrics";
+pub(in crate::config) const METRICS_PATH: &str = "/v1/metrics";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::OtlpProtocol;
+    use crate::config::otel::endpoint_at;
 
     fn read(variables: &[(&str, &str)]) -> MetricsExporter {
         MetricsExporter::from_env(&|name| {
@@ -151,7 +143,7 @@ mod tests {
             ("http://c:4318/x/", OtlpProtocol::Http, "http://c:4318/x/v1/metrics"),
             ("http://c:4317", OtlpProtocol::Grpc, "http://c:4317"),
         ] {
-            assert_eq!(metrics_endpoint(base, protocol), expected);
+            assert_eq!(endpoint_at(METRICS_PATH, base, protocol), expected);
         }
     }
 }

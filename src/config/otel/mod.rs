@@ -79,24 +79,24 @@ impl Exporter {
 
     /// The URL of the traces endpoint, if spans are to be exported.
     pub(super) fn endpoint(&self, protocol: OtlpProtocol) -> Option<String> {
-        let of_base = || self.base.as_deref().map(|base| traces_endpoint(base, protocol));
+        let of_base = || self.base.as_deref().map(|base| endpoint_at(TRACES_PATH, base, protocol));
         self.traces.clone().or_else(of_base)
     }
 
     /// The URL of the logs endpoint, where it is known without that of the traces.
     pub(super) fn logs_endpoint(&self, protocol: OtlpProtocol) -> Option<String> {
-        let of_base = || logs_endpoint(&traces_endpoint(self.base.as_deref()?, protocol), protocol);
+        let of_base = || logs_endpoint(&endpoint_at(TRACES_PATH, self.base.as_deref()?, protocol), protocol);
         self.logs.clone().or_else(of_base)
     }
 }
 
-/// The URL that takes spans, of a base URL. A gRPC method has its own path.
-pub(super) fn traces_endpoint(base: &str, protocol: OtlpProtocol) -> String {
-    let base = base.trim_end_matches('/');
+/// The URL that takes what goes to `path`, of a base URL or of the URL of traces. A gRPC method has its own path.
+pub(super) fn endpoint_at(path: &str, base: &str, protocol: OtlpProtocol) -> String {
+    let base = base.trim_end_matches('/').trim_end_matches(TRACES_PATH);
     match protocol {
-        OtlpProtocol::Grpc => base.trim_end_matches(TRACES_PATH).to_owned(),
-        OtlpProtocol::Http if base.ends_with(TRACES_PATH) => base.to_owned(),
-        OtlpProtocol::Http => format!("{base}{TRACES_PATH}"),
+        OtlpProtocol::Grpc => base.trim_end_matches(path).to_owned(),
+        OtlpProtocol::Http if base.ends_with(path) => base.to_owned(),
+        OtlpProtocol::Http => format!("{base}{path}"),
     }
 }
 
@@ -174,7 +174,7 @@ pub(crate) fn percent_decoded(text: &str) -> Vec<u8> {
     bytes
 }
 
-const TRACES_PATH: &str = "/v1/traces";
+pub(super) const TRACES_PATH: &str = "/v1/traces";
 
 #[cfg(test)]
 mod tests {
