@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use super::logging::LogFilter;
 use crate::config::load::{ConfigError, Source, load};
 use crate::config::reload::{Reloaded, reload};
-use crate::config::watch::{Watcher, watch_files};
+use crate::config::watch::{Watcher, next_change, watch_files};
 use crate::config::{Config, Overrides};
 
 /// Sources of a gateway's configuration, and the handle to its log.
@@ -61,13 +61,7 @@ impl Watched {
 
     /// Waits until one of them has changed; cancel-safe.
     pub(super) async fn changed(&mut self) {
-        if let Some((_, changes)) = &mut self.0
-            && changes.changed().await.is_ok()
-        {
-            return;
-        }
-        self.0 = None;
-        std::future::pending::<()>().await;
+        next_change(self.0.as_mut().map(|(_, changes)| changes)).await;
     }
 }
 

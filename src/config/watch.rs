@@ -35,6 +35,17 @@ pub fn watch_files(paths: &[PathBuf]) -> std::io::Result<(Watcher, watch::Receiv
     Ok((Watcher { _events: events, _stop: stop }, receiver))
 }
 
+/// Waits for the next change; for ever where none can come. Cancel-safe.
+pub(crate) async fn next_change(changes: Option<&mut watch::Receiver<u64>>) {
+    let has_changed = match changes {
+        Some(changes) => changes.changed().await.is_ok(),
+        None => false,
+    };
+    if !has_changed {
+        std::future::pending::<()>().await;
+    }
+}
+
 fn watch_directories(paths: &[PathBuf], hints: SyncSender<()>) -> Option<notify::RecommendedWatcher> {
     let made = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         // Our own reading makes access events: taking them as hints would never end.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::file_sd;
 use super::report::Report;
-use crate::config::watch::watch_files;
+use crate::config::watch::{next_change, watch_files};
 use crate::whole_file;
 
 /// Reads until the task is dropped.
@@ -26,17 +26,8 @@ pub(super) async fn run(path: PathBuf, report: Report) {
             },
             Err(error) => report.failed(&format!("{}: cannot read it: {error}", path.display())),
         }
-        let changed = async {
-            let has_changed = match &mut changes {
-                Some(changes) => changes.changed().await.is_ok(),
-                None => false,
-            };
-            if !has_changed {
-                std::future::pending::<()>().await;
-            }
-        };
         // A file that vanished makes no change of content: the poll says so.
-        let _ = tokio::time::timeout(POLL, changed).await;
+        let _ = tokio::time::timeout(POLL, next_change(changes.as_mut())).await;
     }
 }
 
