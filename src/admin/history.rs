@@ -34,7 +34,7 @@ pub(super) async fn history(
     query: Result<Query<HistoryQuery>, QueryRejection>,
 ) -> Result<Json<History>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
-    let step = Step::parse(query.step.as_deref().unwrap_or("1m"))
+    let step = Step::named(query.step.as_deref().unwrap_or("1m"))
         .ok_or_else(|| AdminError::InvalidQuery("step is 10s or 1m".to_owned()))?;
     let (clock, config) = (admin.observer.clock, admin.control.config());
     let now = clock.now();

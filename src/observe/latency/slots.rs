@@ -3,27 +3,20 @@
 use std::time::Duration;
 
 use crate::clock::Stamp;
+use crate::labels::labels;
 use crate::stats::{Counts, Histogram, Ring};
 
-/// Length of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// For the last ten minutes.
-    TenSeconds,
-    /// For the last hour.
-    Minute,
+labels! {
+    /// Length of a slot.
+    pub enum Step {
+        /// For the last ten minutes.
+        TenSeconds = "10s",
+        /// For the last hour.
+        Minute = "1m",
+    }
 }
 
 impl Step {
-    /// The step named `10s` or `1m`.
-    pub fn parse(text: &str) -> Option<Self> {
-        match text {
-            "10s" => Some(Self::TenSeconds),
-            "1m" => Some(Self::Minute),
-            _ => None,
-        }
-    }
-
     /// Length of a slot in seconds.
     pub fn seconds(self) -> u64 {
         match self {
