@@ -28,6 +28,7 @@ pub mod cli;
 pub mod clock;
 pub mod cluster;
 pub mod config;
+pub(crate) mod debug;
 pub mod diagnosis;
 pub mod digits;
 pub mod drift;

@@ -13,10 +13,10 @@ use syn::visit::{self, Visit};
 
 /// Bottom-up: a module imports only modules listed before it.
 const MODULES: &[&str] = &[
-    "labels", "units", "clock", "background", "stage", "stats", "digits", "state_file", "whole_file",
-    "error", "config", "listener", "request", "record", "routing", "admission", "upstream", "fleet",
-    "observe", "relay", "gateway", "identity", "cluster", "kv_events", "epp", "api", "diagnosis", "drift",
-    "rollout", "autoscale", "admin", "simulate", "app", "cli",
+    "debug", "labels", "units", "clock", "background", "stage", "stats", "digits", "state_file",
+    "whole_file", "error", "config", "listener", "request", "record", "routing", "admission", "upstream",
+    "fleet", "observe", "relay", "gateway", "identity", "cluster", "kv_events", "epp", "api", "diagnosis",
+    "drift", "rollout", "autoscale", "admin", "simulate", "app", "cli",
 ];
 
 /// The last module of the data path; those after it are the control plane.

@@ -88,6 +88,7 @@ pub use self::telemetry::{
 pub use self::tenant::{Tenant, TenantLimits};
 pub use self::warmup::{Lora, WarmUp, WarmUpFeature, WarmUpLength};
 pub use self::zone::Zone;
+use crate::debug::debug_as;
 use crate::labels::labels;
 use crate::stage::StageBudget;
 
@@ -163,11 +164,7 @@ impl Secret {
     }
 }
 
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("***")
-    }
-}
+debug_as!(Secret => "***");
 
 section! {
     /// one model artifact on one runtime image

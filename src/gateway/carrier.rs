@@ -3,7 +3,6 @@
 //! A request that a proxy carries is prepared, queued, placed, timed and recorded as any other. It is sent once, as the proxy
 //! decides on retries: no second attempt, hedge, migration, prefill leg, tunnel or heartbeat.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use http::{Request, Response};
 use smallvec::SmallVec;
 
 use super::{ClientConnection, Gateway, IncomingRequest};
+use crate::debug::debug_as;
 use crate::error::ReplicaFailure;
 use crate::fleet::replica::Replica;
 use crate::listener::{KillSwitch, Peer};
@@ -49,12 +49,7 @@ pub trait Carrier: Send + Sync {
     fn returns_answer(&self) -> bool;
 }
 
-/// Its name: what implements it would bring the `Debug` of all that it holds into the binary.
-impl fmt::Debug for dyn Carrier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Carrier")
-    }
-}
+debug_as!(dyn Carrier => "Carrier");
 
 impl IncomingRequest {
     /// A request that `carrier` takes to its replica, with its client's address where that is known.

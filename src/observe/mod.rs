@@ -6,7 +6,6 @@
 mod access_log;
 mod attributes;
 pub mod content;
-mod debug;
 pub(crate) mod decisions;
 mod engine_spans;
 #[cfg(test)]
@@ -49,7 +48,7 @@ use self::history::{History, RouteHistory};
 pub use self::judgement::Judgement;
 use self::lag::Lag;
 use self::latency::{LatencySeries, Measure};
-use self::metrics::{BuildInfo, Metrics, StreamKey};
+use self::metrics::{BuildInfo, GaugeGuard, Metrics, StreamKey};
 use self::otlp::metrics::MetricsExport;
 use self::otlp::{Collector, CollectorError};
 use self::overdue::Overdue;
@@ -61,6 +60,7 @@ use crate::admission::EngineCharge;
 use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::{self, Config};
+use crate::debug::debug_as;
 use crate::error::Failure;
 use crate::fleet::status::FleetView;
 use crate::record::{FirstToken, Gaps, Record};
@@ -450,3 +450,11 @@ impl StreamSeries {
         }
     }
 }
+
+debug_as!(
+    GaugeGuard => "GaugeGuard",
+    Metrics => "Metrics",
+    Observer => "Observer",
+    StreamSeries => "StreamSeries",
+    Trail => "Trail",
+);

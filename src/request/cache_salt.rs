@@ -8,6 +8,7 @@
 use sha2::{Digest, Sha256};
 
 use crate::config::{Secret, Tenant};
+use crate::debug::debug_as;
 use crate::digits;
 
 /// Makes salts of this gateway, and of all that share `routing.seed`.
@@ -18,12 +19,6 @@ impl SaltKey {
     /// The key that a secret stands for.
     pub fn new(secret: &Secret) -> Self {
         Self(keyed(DOMAIN, secret.reveal()))
-    }
-}
-
-impl std::fmt::Debug for SaltKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SaltKey(***)")
     }
 }
 
@@ -58,11 +53,7 @@ impl Isolation {
     }
 }
 
-impl std::fmt::Debug for Isolation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Isolation(***)")
-    }
-}
+debug_as!(SaltKey => "SaltKey(***)", Isolation => "Isolation(***)");
 
 /// Nested, so that no hash leads to that of a longer text.
 pub fn keyed(key: &[u8; 32], text: &str) -> [u8; 32] {

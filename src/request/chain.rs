@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 
 use crate::config::Secret;
+use crate::debug::debug_as;
 
 /// Makes chains of this gateway (and of all that share `routing.seed`) comparable, and unguessable to others.
 #[derive(Clone)]
@@ -43,11 +44,7 @@ impl ChainSeed {
     }
 }
 
-impl std::fmt::Debug for ChainSeed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ChainSeed(***)")
-    }
-}
+debug_as!(ChainSeed => "ChainSeed(***)");
 
 /// What is part of every block's identity: prompts under different roots share nothing.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,10 @@
 //! How those that learn of replicas say so: the tasks of sources, and scrapes that see several engines behind one URL.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::roster::{Found, SourceKind};
 use crate::config::Endpoint;
+use crate::debug::debug_as;
 use crate::fleet::objectives::Priorities;
 use crate::upstream::connect::Connector;
 
@@ -29,12 +29,7 @@ pub(in crate::fleet) trait SourceSink: Send + Sync {
     fn saw_ranks(self: Arc<Self>, endpoint: &Endpoint, ranks: u32);
 }
 
-/// Its name: what implements it would bring the `Debug` of all that it holds into the binary.
-impl fmt::Debug for dyn SourceSink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SourceSink")
-    }
-}
+debug_as!(dyn SourceSink => "SourceSink");
 
 /// What a source's task reports to.
 #[derive(Debug)]

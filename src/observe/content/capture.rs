@@ -1,6 +1,5 @@
 //! One request with its answer, on the way to who reads them.
 
-use std::fmt;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
@@ -8,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::answer::StreamText;
 use super::redact::{REDACTED, Redact};
+use crate::debug::debug_as;
 use crate::record::Record;
 
 /// Who takes what was asked and answered, at the end of a request.
@@ -24,12 +24,7 @@ pub trait Reader: Send + Sync {
     fn take(&self, record: &Arc<Record>, capture: &Arc<Capture>);
 }
 
-/// Its name: what implements it would bring the `Debug` of all that it holds into the binary.
-impl fmt::Debug for dyn Reader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reader")
-    }
-}
+debug_as!(dyn Reader => "Reader");
 
 /// What was asked, and what of the answer has passed.
 #[derive(Debug)]

@@ -10,7 +10,6 @@ mod prefix;
 mod round_robin;
 mod session;
 
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use self::latency::Latency;
@@ -20,6 +19,7 @@ pub use self::round_robin::RoundRobin;
 pub use self::session::Session;
 use super::{Candidate, Query, SlotSet};
 use crate::config::PolicyName;
+use crate::debug::debug_as;
 use crate::labels::labels;
 
 /// A way to choose a replica. One instance serves one route, from many threads.
@@ -41,12 +41,7 @@ fn turn(turn: &AtomicUsize, query: &Query<'_>) -> usize {
     if query.is_quote { turn.load(Ordering::Relaxed) } else { turn.fetch_add(1, Ordering::Relaxed) }
 }
 
-/// Its name: what implements it would bring the `Debug` of all that it holds into the binary.
-impl fmt::Debug for dyn Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Policy")
-    }
-}
+debug_as!(dyn Policy => "Policy");
 
 /// A fresh policy of that name, for one route.
 pub fn named(name: PolicyName) -> Box<dyn Policy> {
