@@ -6,7 +6,7 @@
 //! and in any case a request goes upstream with a framing of our own.
 
 /// Follows the requests of one HTTP/1.1 connection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RequestFraming {
     state: State,
     /// Start of the current line without the padding of numbers, at most [`LINE_KEPT`] bytes of it.
@@ -17,8 +17,9 @@ pub struct RequestFraming {
 }
 
 /// What is expected next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
+    #[default]
     HeadLine,
     Body {
         left: u64,
@@ -41,18 +42,6 @@ struct Head {
     length: Option<u64>,
     has_length: bool,
     has_coding: bool,
-}
-
-impl Default for RequestFraming {
-    fn default() -> Self {
-        Self {
-            state: State::HeadLine,
-            line: Vec::new(),
-            head: Head::default(),
-            heads: 0,
-            first_ambiguous: None,
-        }
-    }
 }
 
 impl RequestFraming {

@@ -3,7 +3,6 @@
 //! Requests to a hung engine do not end while their clients wait. The page and `/api/v1/slo` count them as misses at once, and
 //! `tokenway_requests_overdue` those that still wait for what is past its bound.
 
-use std::array;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,17 +16,11 @@ use crate::record::{Record, Served};
 use crate::stage::Stage;
 
 /// Requests in flight that have a bound on their first token or their duration.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Overdue {
     // Each request takes and leaves a place; shards keep the workers apart.
     shards: [Mutex<Places>; SHARDS],
     next: AtomicUsize,
-}
-
-impl Default for Overdue {
-    fn default() -> Self {
-        Self { shards: array::from_fn(|_| Mutex::default()), next: AtomicUsize::new(0) }
-    }
 }
 
 impl Overdue {

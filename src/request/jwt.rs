@@ -57,7 +57,7 @@ pub enum TokenFault {
 }
 
 /// The issuer's keys, as the requests see them; shared over reloads.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TokenKeys {
     settings: ArcSwapOption<Jwt>,
     keys: ArcSwap<KeySet>,
@@ -67,18 +67,6 @@ pub struct TokenKeys {
     reconfigured: Notify,
     /// Grows with every attempt to read the keys.
     attempts: watch::Sender<u64>,
-}
-
-impl Default for TokenKeys {
-    fn default() -> Self {
-        Self {
-            settings: ArcSwapOption::empty(),
-            keys: ArcSwap::default(),
-            wanted: Notify::new(),
-            reconfigured: Notify::new(),
-            attempts: watch::Sender::new(0),
-        }
-    }
 }
 
 impl TokenKeys {
