@@ -35,8 +35,8 @@ pub trait Control: Send + Sync {
         Vec::new()
     }
 
-    /// Whether the gateway should get traffic.
-    fn readiness(&self) -> Readiness;
+    /// Why the gateway should get no traffic, for people; empty is ready.
+    fn unready(&self) -> Vec<String>;
 
     /// The configuration that runs.
     fn config(&self) -> Arc<Config>;
@@ -63,18 +63,4 @@ pub trait Control: Send + Sync {
     /// # Errors
     /// Why the filter is not understood.
     fn set_log_level(&self, filter: &str) -> Result<(), String>;
-}
-
-/// Whether the gateway should get traffic, and why not.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Readiness {
-    /// Reasons against it, for people; empty is ready.
-    pub reasons: Vec<String>,
-}
-
-impl Readiness {
-    /// No reason against it.
-    pub fn is_ready(&self) -> bool {
-        self.reasons.is_empty()
-    }
 }

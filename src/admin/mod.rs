@@ -45,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
-pub use self::control::{Control, Readiness};
+pub use self::control::Control;
 use self::error::AdminError;
 use self::live::Live;
 use crate::drift::service::Feed;

@@ -24,12 +24,12 @@ pub(super) async fn alive() -> Json<Alive> {
 
 /// `/readyz`
 pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, Json<Ready>) {
-    let readiness = admin.control.readiness();
-    let (code, status) = match readiness.is_ready() {
+    let reasons = admin.control.unready();
+    let (code, status) = match reasons.is_empty() {
         true => (StatusCode::OK, "ready"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "not ready"),
     };
-    (code, Json(Ready { reasons: readiness.reasons, status }))
+    (code, Json(Ready { reasons, status }))
 }
 
 /// `/metrics`

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use super::App;
 use super::launch::Launch;
 use super::observers::Observers;
-use crate::admin::{Control, Readiness};
+use crate::admin::Control;
 use crate::config::{Config, ReplicaSpec};
 use crate::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use crate::fleet::status::{PoolCalibration, ReplicaStatus};
@@ -98,7 +98,7 @@ impl Control for Controls {
         route.map(|route| route.wheel.fractions()).unwrap_or_default()
     }
 
-    fn readiness(&self) -> Readiness {
+    fn unready(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.app.gateway.drain.is_on() {
             reasons.push("draining".to_owned());
@@ -111,7 +111,7 @@ impl Control for Controls {
                 route.why_unready(None)
             ));
         }
-        Readiness { reasons }
+        reasons
     }
 
     fn config(&self) -> Arc<Config> {

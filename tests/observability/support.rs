@@ -19,7 +19,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 };
 use parking_lot::Mutex;
 use prost::Message;
-use tokenway::admin::{Control, Readiness};
+use tokenway::admin::Control;
 use tokenway::app::observers::{DataPath, Observers};
 use tokenway::background::Background;
 use tokenway::clock::Clock;
@@ -345,13 +345,12 @@ impl Control for Gateway {
         }]
     }
 
-    fn readiness(&self) -> Readiness {
+    fn unready(&self) -> Vec<String> {
         assert!(!self.is_broken.load(Ordering::Relaxed), "this panic is part of a test");
-        let reasons = match self.is_ready.load(Ordering::Relaxed) {
+        match self.is_ready.load(Ordering::Relaxed) {
             true => vec![],
             false => vec!["route chat: no ready replica".into()],
-        };
-        Readiness { reasons }
+        }
     }
 
     fn config(&self) -> Arc<Config> {
