@@ -51,8 +51,8 @@ use self::live::Live;
 use crate::drift::service::Feed;
 use crate::identity::KeyStore;
 use crate::listener::{
-    self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, HeadFault, KillSwitch, ListenerCounters, Port,
-    PortBody, Serving, port_body,
+    self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, HeadFault, KillSwitch, Port, PortBody, Serving,
+    port_body,
 };
 use crate::observe::Observer;
 use crate::rollout::service as rollouts;
@@ -121,7 +121,7 @@ async fn accept(listener: TcpListener, admin: &AdminState, shutdown: Cancellatio
         closing: CancellationToken::new(),
         stopped: shutdown,
         cut_off: CancellationToken::new(),
-        counters: ListenerCounters { panics: admin.observer.metrics.families.process.panics.clone() },
+        panics: admin.observer.metrics.families.process.panics.clone(),
     };
     listener::accept_loop(acceptor, serving.clone(), Boxed::new(Service(router))).await;
     // Idle connections close at once, busy ones after their response.

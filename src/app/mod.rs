@@ -46,7 +46,7 @@ use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
-use crate::listener::{self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, ListenerCounters, Serving};
+use crate::listener::{self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, Serving};
 use crate::observe::{Observer, instance};
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
@@ -311,7 +311,7 @@ fn serving(
         closing: CancellationToken::new(),
         stopped: stopped.clone(),
         cut_off: CancellationToken::new(),
-        counters: ListenerCounters { panics: gateway.observer.metrics.families.process.panics.clone() },
+        panics: gateway.observer.metrics.families.process.panics.clone(),
     }
 }
 

@@ -124,13 +124,6 @@ pub struct Serving {
     pub stopped: CancellationToken,
     /// Every connection closes now.
     pub cut_off: CancellationToken,
-    /// What the listener itself counts.
-    pub counters: ListenerCounters,
-}
-
-/// What the listener itself counts.
-#[derive(Clone, Debug)]
-pub struct ListenerCounters {
     /// Requests whose handling or whose response body panicked.
     pub panics: IntCounter,
 }
@@ -215,7 +208,7 @@ struct Accepted<H: Handler> {
 
 impl<H: Handler> Accepted<H> {
     fn new(serving: &Serving, handler: &H, peer: Peer, _permit: OwnedSemaphorePermit) -> Self {
-        let panics = serving.counters.panics.clone();
+        let panics = serving.panics.clone();
         Self {
             serving: serving.clone(),
             handler: handler.clone(),

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokenway::clock::Clock;
 use tokenway::listener::{
-    self, Acceptor, ClientStream, ConnectionLimit, ConnectionLimits, Handler, HeadFault, KillSwitch,
-    ListenerCounters, Peer, Serving,
+    self, Acceptor, ClientStream, ConnectionLimit, ConnectionLimits, Handler, HeadFault, KillSwitch, Peer,
+    Serving,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -734,7 +734,7 @@ async fn a_panic_is_a_500_on_its_request_and_counted() {
         closing: CancellationToken::new(),
         stopped: CancellationToken::new(),
         cut_off: CancellationToken::new(),
-        counters: ListenerCounters { panics: metrics.families.process.panics.clone() },
+        panics: metrics.families.process.panics.clone(),
     };
     let limit = ConnectionLimit { connections: 10, name: "the test", waiting: None, closes_idle: false };
     let acceptor = Acceptor::new(socket, limit, clock);

@@ -31,8 +31,8 @@ use tower::Service;
 
 use crate::clock::Clock;
 use crate::listener::{
-    self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, HeadFault, KillSwitch, ListenerCounters, Port,
-    PortBody, Serving, port_body,
+    self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, HeadFault, KillSwitch, Port, PortBody, Serving,
+    port_body,
 };
 use crate::observe::otlp::PROTOBUF;
 
@@ -68,7 +68,7 @@ pub(super) async fn serve(
         closing: stop.clone(),
         stopped: stop.clone(),
         cut_off: stop,
-        counters: ListenerCounters { panics },
+        panics,
     };
     listener::accept_loop(Acceptor::new(socket, limit, clock), serving, Boxed::new(Receiver(sink))).await;
 }
