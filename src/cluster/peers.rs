@@ -146,4 +146,4 @@ const MAX_WARNINGS: usize = 16;
 /// Batches of a gap that count.
 const MAX_LOST: u64 = 1000;
 /// A gateway that publishes nothing for so long is gone: each publishes every [`super::HEARTBEAT`].
-const SILENT: Duration = Duration::from_secs(2);
+pub(super) const SILENT: Duration = Duration::from_secs(2);

@@ -14,7 +14,7 @@ use super::budgets::Books;
 use super::journal::Journal;
 use super::keys::KeyRing;
 use super::link::{Link, LinkError, Messages};
-use super::peers::Peers;
+use super::peers::{self, Peers};
 use super::pins::SharedPins;
 use super::places::Places;
 use super::refusals::Refusals;
@@ -330,6 +330,8 @@ impl Service {
 
     async fn take_in(&self, messages: &mut Messages, peers: &mut Peers) -> LinkError {
         let mut places = Places::of(&self.deps.fleet.pools(), &self.outbox);
+        // Others are heard of one by one: until then there are as many as before the loss.
+        let (before, connected) = (self.gateways.load(Ordering::Relaxed), self.deps.clock.now());
         let mut ticks = tokio::time::interval(HEARTBEAT);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -343,8 +345,9 @@ impl Service {
                 None => {
                     places = Places::of(&self.deps.fleet.pools(), &self.outbox);
                     let peers = peers.alive(now);
-                    self.gateways
-                        .store(u32::try_from(peers).unwrap_or(u32::MAX).saturating_add(1), Ordering::Relaxed);
+                    let least = if now.since(connected) < peers::SILENT { before } else { 1 };
+                    let gateways = u32::try_from(peers).unwrap_or(u32::MAX).saturating_add(1);
+                    self.gateways.store(gateways.max(least), Ordering::Relaxed);
                     self.note_connected(true, peers);
                 }
                 Some(None) => return LinkError::Closed,

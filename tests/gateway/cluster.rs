@@ -332,6 +332,30 @@ async fn a_closed_budget_refuses_without_a_broker_what_no_lease_covers() {
     assert_eq!(status(&gateway).await, 200);
 }
 
+#[tokio::test]
+async fn a_broker_that_is_back_for_a_moment_makes_no_gateway_the_only_one() {
+    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    let start = async || with_budget(&redis, &replicas, 60, OnLoss::Closed).await;
+    let gateways = [start().await, start().await];
+    follow_each_other(&gateways).await;
+    let [gateway, other] = gateways;
+    assert_eq!(status(&gateway).await, 200);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    redis.kill();
+    until("the loss is seen", || metric(&gateway, "tokenway_cluster_connected") == 0.0).await;
+    // As one that finds the broker a moment later.
+    drop(other);
+    redis.start_again().await;
+    until("it is back", || metric(&gateway, "tokenway_cluster_connected") == 1.0).await;
+    redis.kill();
+    until("it is away", || metric(&gateway, "tokenway_cluster_connected") == 0.0).await;
+    let mut admitted = 0;
+    while status(&gateway).await == 200 {
+        admitted += 1;
+    }
+    assert!((20..=30).contains(&admitted), "{admitted} of 59, for two gateways");
+}
+
 /// Its broker refuses to write, or no more.
 async fn full(redis: &Redis, is_full: bool) {
     redis.ask("CONFIG SET maxmemory-policy noeviction").await.unwrap();
