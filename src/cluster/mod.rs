@@ -38,15 +38,24 @@ fn fingerprint(seed: &Secret) -> u32 {
     digest.first_chunk().copied().map_or(0, u32::from_le_bytes)
 }
 
-/// Lets the first scrapes come, which show since when each engine runs.
+/// Lets sources name their replicas, and then the first scrapes come, which show since when each engine runs.
 async fn wait_for_pages(fleet: &Fleet) {
+    let fails = |(since, _): &(Duration, _)| *since > PAGES_WITHIN;
+    let all_named =
+        || fleet.sources().iter().all(|one| one.age.is_some() || one.failing.as_ref().is_some_and(fails));
+    wait_for(SOURCES_WITHIN, all_named).await;
     let all_shown = || fleet.pools().iter().all(|pool| pool.replicas().iter().all(|one| one.is_scraped()));
-    for _ in 0..PAGES_WITHIN {
-        if all_shown() {
-            return;
+    wait_for(PAGES_WITHIN, all_shown).await;
+}
+
+async fn wait_for(limit: Duration, holds: impl Fn() -> bool) {
+    let looking = async {
+        while !holds() {
+            tokio::time::sleep(PAGES_EVERY).await;
         }
-        tokio::time::sleep(PAGES_EVERY).await;
-    }
+    };
+    // What is not there by then is routed to without what was known.
+    let _ = tokio::time::timeout(limit, looking).await;
 }
 
 /// Between two batches of a gateway that has something to publish.
@@ -54,5 +63,6 @@ const FLUSH_EVERY: Duration = Duration::from_millis(20);
 /// Between two batches of a gateway that has nothing to publish.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 const PAGES_EVERY: Duration = Duration::from_millis(50);
-/// Looks, two seconds in all.
-const PAGES_WITHIN: usize = 40;
+const PAGES_WITHIN: Duration = Duration::from_secs(2);
+/// A list of a large cluster, or a name that is tried again.
+const SOURCES_WITHIN: Duration = Duration::from_secs(10);

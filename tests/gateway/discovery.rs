@@ -158,7 +158,7 @@ impl Traffic {
     }
 }
 
-fn write(path: &Path, replicas: &[&Replica]) {
+pub(crate) fn write(path: &Path, replicas: &[&Replica]) {
     let groups: Vec<Value> = replicas.iter().map(|r| json!({ "targets": [r.name()] })).collect();
     let beside = path.with_extension("new");
     std::fs::write(&beside, Value::from(groups).to_string()).unwrap();

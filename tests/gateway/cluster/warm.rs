@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use tokenway::clock::Clock;
 use tokenway::config::PolicyName;
+use tokenway::fleet::status::ReplicaState;
 
 use super::{PATH, body, config_of, follow_each_other, metric, pair, replica_of, replicas};
 use crate::support::redis::Redis;
@@ -93,6 +94,28 @@ async fn prompts_on_later_pages_of_the_journal_are_found() {
                  for _, entry in ipairs(all) do redis.call('xadd', key, '*', unpack(entry[2])) end return 1";
     assert_eq!(redis.ask(&format!("EVAL \"{moved}\" 0")).await.unwrap(), ":1\r\n");
     let after = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
+    read(&after).await;
+    assert_eq!(hits(&after, &homes).await, 12);
+}
+
+#[tokio::test]
+async fn prompts_are_found_where_a_source_names_the_replicas_only_after_the_start() {
+    let (redis, replicas) = (Redis::start().await, old_replicas().await);
+    let before = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
+    let homes = begin(&before, &redis).await;
+    before.app.stop(Duration::ZERO).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("replicas.json");
+    let mut config = config_of(&redis, &replicas, PolicyName::Prefix);
+    config.pools[0].replicas.clear();
+    config.pools[0].discovery.file = Some(path.clone());
+    let after = Gateway::start_unready(config);
+    until("it is connected", || metric(&after, "tokenway_cluster_connected") == 1.0).await;
+    // As long as the name of a Service takes that is asked for again.
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    crate::discovery::write(&path, &replicas.iter().collect::<Vec<_>>());
+    let is_ready = || after.replicas().iter().filter(|one| one.state == ReplicaState::Ready).count() == 3;
+    until("all are ready", is_ready).await;
     read(&after).await;
     assert_eq!(hits(&after, &homes).await, 12);
 }
