@@ -53,6 +53,8 @@ pub struct Terms {
     pub starting: usize,
     /// Replicas that exist and were ejected.
     pub ejected: usize,
+    /// Replicas that somebody asked for: listed ones of a pool that may be at zero count once something listens there.
+    pub there: usize,
     /// Requests a second of this gateway.
     pub rate: Expected,
     /// Requests a second of others, by what runs at the engines.
@@ -84,6 +86,8 @@ pub struct Scaler {
     arrivals: Option<u64>,
     /// When a request came or ran last.
     active: Option<f64>,
+    /// The first look.
+    began: Option<f64>,
     /// (seconds, needed), falling: the head is the highest within the window.
     past: VecDeque<(f64, usize)>,
     /// (seconds, waiting), rising: the head is the least of late.
@@ -112,11 +116,16 @@ impl Scaler {
         let count = |is_it: fn(ReplicaState) -> bool| load.engines.iter().filter(|e| is_it(e.state)).count();
         let waiting = load.queued as f64 + ready.iter().filter_map(|engine| engine.waiting).sum::<f64>();
         let least = scale.least(wall, cold_start).max(usize::from(load.is_for_canary));
+        let replicas = |engines: usize| engines.div_ceil(load.engines_per_replica);
+        let starting = replicas(count(ReplicaState::is_coming));
+        let listening = count(|state| matches!(state, ReplicaState::Probing | ReplicaState::Warming));
+        let coming = if scale.min_replicas == 0 { replicas(listening) } else { starting };
         let terms = Terms {
             bounds: (least, scale.max_replicas),
-            ready: ready.len().div_ceil(load.engines_per_replica),
-            starting: count(ReplicaState::is_coming).div_ceil(load.engines_per_replica),
-            ejected: count(|state| state == ReplicaState::Ejected).div_ceil(load.engines_per_replica),
+            ready: replicas(ready.len()),
+            starting,
+            there: replicas(ready.len()) + coming,
+            ejected: replicas(count(|state| state == ReplicaState::Ejected)),
             rate: self.forecast.expected(now, cold_start.as_secs_f64()),
             waiting: windowed_min(&mut self.waiting, now, waiting),
             waiting_per_replica: waiting / ready.len().max(1) as f64,
@@ -131,12 +140,14 @@ impl Scaler {
             .iter()
             .map(|engine| engine.inflight.max(engine.running.unwrap_or(0.0) as u64) as f64)
             .sum();
-        if arrived > 0 || inflight + waiting > 0.0 || self.active.is_none() {
+        let is_asked = arrived > 0 || inflight + waiting > 0.0;
+        // What is there at the start may have had requests just before.
+        if is_asked || (self.active.is_none() && terms.there > 0) {
             self.active = Some(now);
         }
-        let is_idle = now - self.active.unwrap_or(now) >= scale.idle_after.as_secs_f64();
-        let is_asked = arrived > 0 || inflight + waiting > 0.0;
-        let seen = Activity { is_idle, is_asked, is_first: before.is_none() };
+        let is_idle = self.active.is_none_or(|active| now - active >= scale.idle_after.as_secs_f64());
+        let is_young = now - *self.began.get_or_insert(now) < MINUTE;
+        let seen = Activity { is_idle, is_asked, is_young };
         let (needed, why, terms) = self.needed(now, load, &ready, target, terms);
         self.decide(now, needed, why, target, terms, seen)
     }
@@ -153,18 +164,24 @@ impl Scaler {
         let (least, most) = terms.bounds;
         // What is sick and still there counts for the orchestrator and not for us; but if all are, more would be as sick.
         let beside = if terms.ready == 0 { 0 } else { terms.ejected };
-        let floor =
-            if seen.is_idle { 0 } else { usize::from(seen.is_asked || terms.ready + terms.starting > 0) };
+        let floor = if seen.is_idle { 0 } else { usize::from(seen.is_asked || terms.there > 0) };
         let needed = if seen.is_idle { 0 } else { needed.max(floor) };
         let asked = (needed + if needed > 0 { beside } else { 0 }).clamp(least, most);
         let kept = target.scale.scale_down_after.as_secs_f64();
-        let highest = self.highest(now, asked, kept);
+        // What was asked before a restart, and at which rates, is not known: it is taken for right.
+        let there = if seen.is_young { terms.there.clamp(least, most) } else { 0 };
+        let highest = self.highest(now, asked.max(there), kept);
         let replicas = if seen.is_idle { asked } else { highest }.clamp(least, most);
         let reason = match () {
-            () if seen.is_idle && replicas == least => {
+            () if self.active.is_none() && replicas == 0 => {
+                "nothing is there, and no request came yet".to_owned()
+            }
+            () if seen.is_idle && self.active.is_some() && replicas == least => {
                 format!("no request for {:.0} s", target.scale.idle_after.as_secs_f64())
             }
-            () if seen.is_first && terms.load.is_none() => format!("{why}: as many as there are"),
+            () if seen.is_young && replicas > asked && replicas == there => {
+                format!("{there} were there when the gateway started; now {why}")
+            }
             () if asked == most && needed + beside > most => {
                 format!("{why}; max_replicas allows no more than {most}")
             }
@@ -192,8 +209,7 @@ impl Scaler {
     ) -> (usize, String, Terms) {
         let per_replica = load.engines_per_replica.max(1);
         let Some(typical) = load.typical else {
-            let there = terms.ready + terms.starting;
-            return (there, "no answer has been measured yet".to_owned(), terms);
+            return (terms.there, "no answer has been measured yet: as many as there are".to_owned(), terms);
         };
         let output = if target.computes_prompts { 1.0 } else { typical.output };
         let typical = Typical { output, ..typical };
@@ -296,8 +312,8 @@ struct Activity {
     is_idle: bool,
     /// Somebody asks now.
     is_asked: bool,
-    /// The first look at the pool.
-    is_first: bool,
+    /// Rates of its own are not known yet.
+    is_young: bool,
 }
 
 /// Notes a value; the least within [`WINDOW`]: what stands, and not what passes. 0 until the window is full.

@@ -106,6 +106,11 @@ impl ScaleService {
         let mut wanted: Vec<(Arc<str>, Recommendation)> = Vec::new();
         for load in (self.loads)() {
             let Some(target) = self.targets.get(&load.pool) else { continue };
+            // What is there is not known: a small number would stop it. Requests wait for a pool that may be at zero.
+            let is_at_zero = load.queued > 0 && target.scale.min_replicas == 0;
+            if load.is_unseen && !is_at_zero && !self.scalers.contains_key(&load.pool) {
+                continue;
+            }
             let scaler = self.scalers.entry(Arc::clone(&load.pool)).or_default();
             wanted.push((Arc::clone(&load.pool), scaler.look(seconds, wall, &load, target)));
         }

@@ -20,6 +20,8 @@ pub struct PoolLoad {
     pub pool: Arc<str>,
     /// A canary that runs on it has a share of requests or copies, and gets none before it has a replica.
     pub is_for_canary: bool,
+    /// No replica is known, and a source of its replicas has yet to answer.
+    pub is_unseen: bool,
     /// Requests that asked for it so far.
     pub arrivals: u64,
     /// Requests that wait in the gateway.
@@ -101,7 +103,13 @@ impl EngineLoad {
 impl Fleet {
     /// Demand and capacity of every pool.
     pub fn loads(&self, now: Stamp) -> Vec<PoolLoad> {
-        self.pools().iter().map(|pool| pool.load(now)).collect()
+        let sources = self.sources();
+        let is_silent = |pool: &str| sources.iter().any(|one| *one.pool == *pool && one.age.is_none());
+        let mut loads: Vec<_> = self.pools().iter().map(|pool| pool.load(now)).collect();
+        for load in &mut loads {
+            load.is_unseen = load.engines.is_empty() && is_silent(&load.pool);
+        }
+        loads
     }
 }
 
@@ -121,6 +129,7 @@ impl PoolState {
             .map(|(replica, engine)| (replica.slot(), engine.context));
         let typical = self.dispatcher.model.typical(&self.arrivals.mean_work(), contexts, now);
         PoolLoad {
+            is_unseen: false,
             pool: Arc::clone(&self.name),
             // The shares of canaries are not the fleet's.
             is_for_canary: false,

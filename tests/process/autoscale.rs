@@ -162,7 +162,7 @@ fn a_canary_s_pool_at_zero_is_asked_for_while_the_canary_has_a_share() {
     };
     asks_for(1, "a canary asks for 1");
     assert_eq!(crate::rollouts::act(&gateway, "rollback").0, 200);
-    asks_for(0, "no answer has been measured yet");
+    asks_for(0, "no request came yet");
 }
 
 #[test]

@@ -32,6 +32,14 @@ impl Pool {
         (0..seconds).map(|_| self.second(rate).replicas).collect()
     }
 
+    /// Until what was there at the start no longer counts; returns what is wanted from then on.
+    fn settle(&mut self, rate: u64) -> Vec<usize> {
+        self.run(400, rate);
+        let settled = self.run(100, rate);
+        assert_eq!(changes(&settled), 0, "{settled:?}");
+        settled
+    }
+
     fn second(&mut self, rate: u64) -> Recommendation {
         self.now += 1.0;
         self.load.arrivals += rate;
@@ -62,19 +70,19 @@ fn changes(wanted: &[usize]) -> usize {
 #[test]
 fn up_comes_at_once_and_down_after_the_window() {
     let mut pool = Pool::new(4, Scale::default());
-    let calm = pool.run(200, 8);
-    assert!(changes(&calm[60..]) == 0 && (2..=5).contains(&calm[199]), "{calm:?}");
+    let calm = *pool.settle(8).last().unwrap();
+    assert!((2..=5).contains(&calm), "{calm}");
     let up = pool.run(60, 40);
-    assert!(up[20] > 2 * calm[199], "{up:?}");
+    assert!(up[20] > 2 * calm, "{up:?}");
     let down = pool.run(700, 8);
-    assert!(down[240] >= up[59] && down[699] == calm[199], "{down:?}");
+    assert!(down[240] >= up[59] && down[699] == calm, "{down:?}");
     assert!(down.is_sorted_by(|before, after| before >= after), "{down:?}");
 }
 
 #[test]
 fn ejected_replicas_serve_nothing_unless_all_are() {
     let mut pool = Pool::new(4, Scale::default());
-    let before = *pool.run(200, 10).last().unwrap();
+    let before = *pool.settle(10).last().unwrap();
     pool.load.engines[0].state = ReplicaState::Ejected;
     let wanted = pool.second(10);
     assert_eq!(wanted.replicas, before + 1);
@@ -91,6 +99,34 @@ fn without_a_measurement_the_number_that_is_there_is_kept() {
     let wanted = pool.second(50);
     assert_eq!(wanted.replicas, 3);
     assert_eq!(wanted.reason, "no answer has been measured yet: as many as there are");
+}
+
+#[test]
+fn a_restart_with_known_speeds_keeps_what_is_there_for_the_window_of_a_scale_down() {
+    let mut pool = Pool::new(6, Scale::default());
+    pool.load.engines[5].state = ReplicaState::Probing;
+    let first = pool.second(4);
+    assert_eq!(first.replicas, 6);
+    assert!(first.reason.starts_with("6 were there when the gateway started; now"), "{}", first.reason);
+    let wanted = pool.run(500, 4);
+    assert!(wanted[..300].iter().all(|wanted| *wanted == 6) && wanted[499] < 4, "{wanted:?}");
+    // What its discovery finds a moment later was there as well.
+    let mut pool = Pool::new(0, Scale::default());
+    pool.second(0);
+    pool.load.engines = (0..6).map(|n| engine(n, ReplicaState::Ready)).collect();
+    assert_eq!(pool.run(100, 4)[99], 6);
+}
+
+#[test]
+fn listed_replicas_of_a_pool_at_zero_are_not_asked_for_by_a_restart() {
+    let mut pool = Pool::new(4, Scale { min_replicas: 0, ..Scale::default() });
+    pool.load.engines.iter_mut().for_each(|engine| engine.state = ReplicaState::Starting);
+    for typical in [None, pool.load.typical] {
+        pool.load.typical = typical;
+        assert_eq!(pool.second(0).replicas, 0);
+    }
+    pool.load.engines[0].state = ReplicaState::Probing;
+    assert_eq!(pool.second(0).replicas, 1, "one has been started");
 }
 
 #[test]
@@ -140,7 +176,7 @@ fn a_prediction_that_stays_over_the_bound_asks_for_more_whatever_the_model_says(
 #[test]
 fn more_running_than_is_explained_counts() {
     let mut pool = Pool::new(4, Scale::default());
-    let before = pool.run(300, 8)[299];
+    let before = *pool.settle(8).last().unwrap();
     pool.load.engines.iter_mut().for_each(|engine| {
         (engine.inflight, engine.running) = (20, Some(20.0));
     });
