@@ -44,6 +44,13 @@ fn clustered(file: PathBuf, broker: &Broker) -> PathBuf {
     file
 }
 
+/// With its state beside the file.
+fn with_state(file: PathBuf) -> PathBuf {
+    let text = std::fs::read_to_string(&file).unwrap();
+    replace(&file, &text.replace("pool = \"new\"\nsteps", "pool = \"new\"\nstate = \"canary.json\"\nsteps"));
+    file
+}
+
 fn start(file: &Path) -> Gateway {
     let gateway = Gateway::with_file(file);
     gateway.wait_ready();
@@ -120,18 +127,10 @@ fn a_breach_that_one_gateway_sees_stops_the_canary_at_the_one_that_sees_nothing(
 fn a_gateway_whose_state_is_lost_gives_the_canary_nothing_until_another_knows_better() {
     let (mut broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
     let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
-    let with_state = |folder: &TempDir, broker: &Broker| {
-        let file = clustered(file(folder.path(), &old, &new, STEPS), broker);
-        let text = std::fs::read_to_string(&file).unwrap();
-        replace(
-            &file,
-            &text.replace("pool = \"new\"\nsteps", "pool = \"new\"\nstate = \"canary.json\"\nsteps"),
-        );
-        file
-    };
-    let first = start(&with_state(&folders[0], &broker));
+    let [own, file] = [&folders[0], &folders[1]]
+        .map(|folder| with_state(clustered(file(folder.path(), &old, &new, STEPS), &broker)));
+    let first = start(&own);
     broker.redis.kill();
-    let file = with_state(&folders[1], &broker);
     std::fs::write(folders[1].path().join("canary.json"), "{").unwrap();
     let second = start(&file);
     let waits = canary(&second);
@@ -155,17 +154,14 @@ fn a_gateway_that_starts_takes_the_step_that_another_is_at() {
     let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
     let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
     let state = folders[0].path().join("canary.json");
-    let with_state = clustered(file(folders[0].path(), &old, &new, STEPS), &broker);
-    let text = std::fs::read_to_string(&with_state).unwrap();
-    let state_line = format!("pool = \"new\"\nstate = {state:?}\nsteps");
-    replace(&with_state, &text.replace("pool = \"new\"\nsteps", &state_line));
-    let first = start(&with_state);
+    let kept = with_state(clustered(file(folders[0].path(), &old, &new, STEPS), &broker));
+    let first = start(&kept);
     until("a saved state", || state.exists().then_some(()));
     stop_gateway(first);
     let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
     saved["routes"]["chat"]["plan"]["step"] = 1.into();
     std::fs::write(&state, saved.to_string()).unwrap();
-    let first = start(&with_state);
+    let first = start(&kept);
     let is_second = |canary: &serde_json::Value| canary["step"] == 2 && canary["weight"] == 80.0;
     wait_for("its own step", &first, is_second);
     // It has no state, and no other source than the broker.
@@ -176,6 +172,45 @@ fn a_gateway_that_starts_takes_the_step_that_another_is_at() {
     assert!(clock.now().since(asked) < Duration::from_secs(3) && now["state"] == "running", "{now}");
     stop_gateway(first);
     stop_gateway(second);
+}
+
+#[test]
+fn what_a_gateway_showed_before_its_restart_holds_up_no_shortened_rollout() {
+    let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = with_state(clustered(file(folder.path(), &old, &new, STEPS), &broker));
+    let state = folder.path().join("canary.json");
+    let first = start(&file);
+    until("a saved state", || state.exists().then_some(()));
+    stop_gateway(first);
+    let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
+    saved["routes"]["chat"]["plan"]["step"] = 1.into();
+    std::fs::write(&state, saved.to_string()).unwrap();
+    let first = start(&file);
+    wait_for("its step is shown", &first, |canary| canary["step"] == 2);
+    until("the broker has it", || broker.ask(&format!("HVALS {TOPIC}")).contains("\"step\":1").then_some(()));
+    stop_gateway(first);
+    let text = std::fs::read_to_string(&file).unwrap();
+    replace(&file, &text.replace(STEPS, "steps = [{ weight = 50, soak = \"1h\" }]"));
+    let first = start(&file);
+    wait_for("it soaks", &first, |canary| canary["soaked"].as_f64() > Some(2.0));
+    stop_gateway(first);
+}
+
+#[test]
+fn a_promoted_revision_serves_from_the_start_whether_or_not_the_broker_is_there() {
+    let (mut broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = with_state(clustered(file(folder.path(), &old, &new, STEPS), &broker));
+    let gateway = start(&file);
+    assert_eq!(act(&gateway, "promote").0, 200);
+    stop_gateway(gateway);
+    broker.redis.kill();
+    drop(old);
+    let gateway = start(&file);
+    let answer = post_chat(&gateway.data, &chat("sim", "hello", 2), "key");
+    assert!(answer.status == 200, "{} {}", answer.head, answer.body);
+    stop_gateway(gateway);
 }
 
 #[test]

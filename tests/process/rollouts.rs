@@ -407,6 +407,32 @@ fn a_verdict_on_a_revision_outlasts_the_name_of_its_route() {
     stop_gateway(gateway);
 }
 
+#[test]
+fn a_state_file_that_breaks_under_the_gateway_loses_the_verdict_of_no_route() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = file(folder.path(), &old, &new, "steps = [{ weight = 20, soak = \"1h\" }]");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let (_, section) = text.split_once("[[route]]\nname = \"chat\"\nmodel = \"sim\"").unwrap();
+    replace(&file, &format!("{text}[[route]]\nname = \"talk\"\nmodel = \"talk\"{section}"));
+    let state = folder.path().join("canary.json");
+    let routes = || {
+        let kept: Json = serde_json::from_slice(&std::fs::read(&state).ok()?).ok()?;
+        Some(kept["routes"].as_object()?.len())
+    };
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    assert_eq!(act(&gateway, "rollback").0, 200);
+    until("both routes are kept", || (routes() == Some(2)).then_some(()));
+    std::fs::write(&state, "{").unwrap();
+    until("they are kept again", || (routes() == Some(2)).then_some(()));
+    stop_gateway(gateway);
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    assert_eq!(canary(&gateway)["state"], "rolled_back", "{}", canary(&gateway));
+    stop_gateway(gateway);
+}
+
 pub(super) fn canary(gateway: &Gateway) -> Json {
     let listed: Json = serde_json::from_str(&get(&gateway.admin, "/api/canaries").body).unwrap();
     listed["canaries"][0].clone()

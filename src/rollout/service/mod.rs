@@ -24,7 +24,7 @@ pub use self::board::Board;
 pub use self::feed::{ActError, Feed};
 use self::feed::{Command, Observation, Watched};
 use self::rollout::Rollout;
-use self::state::{Saved, StateFiles};
+use self::state::{Others, Saved, StateFiles};
 use self::webhook::Webhook;
 use crate::clock::{Clock, Stamp, since_epoch};
 use crate::cluster::Topics;
@@ -98,7 +98,7 @@ struct RolloutService {
     gone: HashMap<Arc<str>, Saved>,
     /// Where there are other gateways.
     topics: Option<Arc<Topics>>,
-    /// Until then canaries get nothing, unless the other gateways are heard of before: they may know better.
+    /// Until then canaries that are judged get nothing, unless the other gateways are heard of before: they may know better.
     settles_until: Option<Stamp>,
     clock: Clock,
     began: Stamp,
@@ -293,7 +293,8 @@ impl RolloutService {
     /// Shares, watched routes, board and gauges as the rollouts are now.
     fn publish(&self) {
         for rollout in &self.rollouts {
-            let shares = if self.settles_until.is_some() { [0; 2] } else { rollout.shares() };
+            let waits = self.settles_until.is_some() && rollout.is_judged();
+            let shares = if waits { [0; 2] } else { rollout.shares() };
             deal(&self.data_path, rollout, shares);
             self.show(rollout, true);
         }
@@ -331,14 +332,18 @@ impl RolloutService {
 
     /// Writes what changed; with `all`, the soaks and the evidence as well, and again what could not be written.
     async fn save(&mut self, all: bool) {
+        let mut lost = Vec::new();
         for rollout in &mut self.rollouts {
             let is_wanted = rollout.is_judged() || rollout.unwritten.is_some();
             let is_due = std::mem::take(&mut rollout.is_dirty) || (all && is_wanted);
             let Some(path) = rollout.canary.state.clone().filter(|_| is_due) else { continue };
             let saved = rollout.save();
-            let route = Arc::clone(&rollout.route);
-            let written = tokio::task::spawn_blocking(move || state::write(&path, &route, saved)).await;
+            let (route, file) = (Arc::clone(&rollout.route), path.clone());
+            let written = tokio::task::spawn_blocking(move || state::write(&file, &route, saved)).await;
             let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+            if matches!(written, Ok(Others::Lost)) {
+                lost.push((Arc::clone(&rollout.route), path));
+            }
             let error = written.err().map(|error| error.to_string());
             let route = &rollout.route;
             match (&rollout.unwritten, &error) {
@@ -347,6 +352,12 @@ impl RolloutService {
                 _ => {}
             }
             rollout.unwritten = error;
+        }
+        // What a broken file had of them is known here.
+        for rollout in &mut self.rollouts {
+            let is_lost =
+                |(by, path): &(_, _)| *by != rollout.route && rollout.canary.state.as_ref() == Some(path);
+            rollout.is_dirty |= lost.iter().any(is_lost);
         }
     }
 

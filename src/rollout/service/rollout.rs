@@ -173,13 +173,13 @@ impl Rollout {
 
     /// Takes in what other gateways show, `None` where that is not known; returns whether its plan is another one now.
     pub(super) fn hear(&mut self, shown: Option<&[Shown]>) -> bool {
-        let views = shown.map(|shown| View::read_all(shown, &self.identity)).unwrap_or_default();
+        let mut views = shown.map(|shown| View::read_all(shown, &self.identity)).unwrap_or_default();
         let mut plan = self.plan.clone();
-        for view in &views {
+        for view in &mut views {
+            // It may have more steps, and be the view of a gateway that is gone.
+            view.plan.resteps(&self.canary);
             plan.follow(&view.plan);
         }
-        // The other one may have more steps.
-        plan.resteps(&self.canary);
         let is_another = plan.stance() != self.plan.stance();
         if is_another {
             let was_off = std::mem::replace(&mut self.plan, plan).is_off;

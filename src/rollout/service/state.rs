@@ -68,15 +68,30 @@ impl StateFiles {
     }
 }
 
+/// What became of other routes in a file that was written.
+#[derive(Debug, PartialEq)]
+pub(super) enum Others {
+    Kept,
+    /// The file was broken, and is kept aside.
+    Lost,
+}
+
 /// Writes the state of a route, beside those of others. Of two gateways with one file the later word of an operator or a breach stays.
-pub(super) fn write(path: &Path, route: &str, mut saved: Saved) -> io::Result<()> {
-    let mut routes = read_all(path).unwrap_or_default();
+///
+/// # Errors
+/// A file that cannot be read at this moment, or not be written: it stays as it is.
+pub(super) fn write(path: &Path, route: &str, mut saved: Saved) -> io::Result<Others> {
+    let (mut routes, others) = match read_all(path) {
+        Ok(routes) => (routes, Others::Kept),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => (BTreeMap::new(), Others::Lost),
+        Err(error) => return Err(error),
+    };
     let there = routes.remove(route).filter(|there| there.identity == saved.identity);
     if let Some(there) = there.filter(|there| there.plan.acts > saved.plan.acts) {
         saved.plan = there.plan;
     }
     routes.insert(route.to_owned(), saved);
-    state_file::write(path, &Routes { routes: &routes })
+    state_file::write(path, &Routes { routes: &routes }).map(|()| others)
 }
 
 fn read_all(path: &Path) -> io::Result<BTreeMap<String, Saved>> {
@@ -111,7 +126,8 @@ mod tests {
         assert_eq!(state(), RolloutState::RolledBack, "the other gateway has not seen it");
         write(&path, "chat", saved("r2", RolloutState::Running, 6)).unwrap();
         assert_eq!(state(), RolloutState::Running, "resumed by an operator");
-        write(&path, "chat", saved("r3", RolloutState::Running, 0)).unwrap();
+        let written = write(&path, "chat", saved("r3", RolloutState::Running, 0)).unwrap();
+        assert_eq!(written, Others::Kept);
         assert_eq!(read_all(&path).unwrap()["chat"].identity, "r3", "another revision");
     }
 }
