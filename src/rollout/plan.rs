@@ -273,9 +273,17 @@ impl Plan {
         }
         let holds = self.is_lost() || (other.acts, theirs) > (self.acts, ours);
         if holds {
-            *self = Self { answers: 0, answers_elsewhere: 0, ..other.clone() };
+            let kept =
+                if self.is_in_step_of(other) { [self.answers, self.answers_elsewhere] } else { [0; 2] };
+            *self = Self { answers: kept[0], answers_elsewhere: kept[1], ..other.clone() };
         }
         holds
+    }
+
+    /// Whether both have requests of the same step, whether they run or were paused by hand.
+    pub fn is_in_step_of(&self, other: &Self) -> bool {
+        let place = |plan: &Self| (plan.step, plan.is_past_shadow);
+        place(self) == place(other) && self.is_judged() && other.is_judged()
     }
 
     fn enter(&mut self, state: RolloutState, reason: &str) {
@@ -361,6 +369,26 @@ mod tests {
         assert_eq!(lost.act(Action::Rollback, 5), Ok(false));
         assert!(other.follow(&lost));
         assert_eq!(other.state, RolloutState::RolledBack);
+    }
+
+    #[test]
+    fn a_pause_at_one_gateway_and_a_resume_at_another_keep_the_answers_of_the_step() {
+        let canary = canary("");
+        let begun = Plan { is_past_shadow: true, soaked: 20.0, answers: 80, ..Plan::new(&canary) };
+        let (mut here, mut there) = (begun.clone(), begun);
+        here.act(Action::Pause, 1_000).unwrap();
+        assert!(there.follow(&here));
+        there.act(Action::Resume, 2_000).unwrap();
+        assert!(here.follow(&there));
+        let shown = |plan: &Plan| (plan.state, plan.answers, plan.soaked);
+        assert_eq!(shown(&here), (RolloutState::Running, 80, 20.0));
+        assert_eq!(shown(&there), shown(&here));
+        // What a breach had stopped begins anew.
+        here.breach(&Canary { on_breach: OnBreach::Pause, ..canary }, "errors", 3_000);
+        assert!(there.follow(&here));
+        there.act(Action::Resume, 4_000).unwrap();
+        assert!(here.follow(&there));
+        assert_eq!(here.answers, 0);
     }
 
     #[test]

@@ -288,7 +288,8 @@ impl Tap for Feed {
                 SloVerdict::Missed(_) => Some(true),
                 SloVerdict::NotCounted => None,
             },
-            error: record.error,
+            // A client that left is no failure.
+            error: record.error.or_else(|| is_empty(record).then_some("empty")).filter(|_| is_over),
             request_id: Arc::clone(&record.request_id),
             trace_id: record.trace.trace_id,
             replica: Arc::clone(&served.replica),

@@ -246,10 +246,15 @@ impl RolloutService {
         let seconds = now.since(self.began).as_secs_f64();
         let wall = milliseconds(self.clock.wall(now));
         for rollout in &mut self.rollouts {
-            let before = rollout.plan.state;
+            let (before, step) = (rollout.plan.state, rollout.plan.step);
             let breach = rollout.advance(seconds, wall, passed, &fleet);
             // One that is paused already is taken the traffic and stays paused.
             if rollout.plan.state == before && breach.is_none() {
+                if rollout.plan.step != step {
+                    let (route, revision, step) = (&rollout.route, &rollout.revision, rollout.plan.step + 1);
+                    let weight = rollout.plan.share(&rollout.canary) / 100;
+                    tracing::info!(%route, %revision, step, weight, "canary began its next step");
+                }
                 continue;
             }
             // First the traffic, then the talk.
@@ -278,7 +283,12 @@ impl RolloutService {
         for rollout in &mut self.rollouts {
             let others = topics.others(&topic(&rollout.route), now);
             is_any_heard |= others.is_some();
+            let before = rollout.plan.state;
             if rollout.hear(others.as_deref()) {
+                if rollout.plan.state != before && !rollout.is_judged() {
+                    // The webhook is the one's who found it.
+                    rollout.write_report(self.clock.wall(now));
+                }
                 let (route, revision, state) =
                     (&rollout.route, &rollout.revision, rollout.plan.state.as_str());
                 let (step, reason) = (rollout.plan.step + 1, &rollout.plan.reason);

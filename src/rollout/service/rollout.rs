@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 
 use super::feed::{Ended, Observation, Refused, Seen};
 use super::shared::{Elsewhere, View};
-use super::state::Saved;
+use super::state::{Former, Saved};
 use crate::api::canaries::{self as api, CanaryRequests, CanaryTest};
 use crate::cluster::Shown;
 use crate::config::{Canary, Config, Route};
@@ -42,7 +42,7 @@ pub(super) struct Rollout {
     worst: Vec<Worst>,
     report: Option<Json>,
     /// Earlier revisions that were rolled back.
-    rolled_back: Vec<String>,
+    rolled_back: Vec<Former>,
     /// Models that the baseline has answered for, with the path that it was asked at: no engine serves every path.
     models: HashSet<(Arc<str>, Box<str>)>,
     /// What engines are asked for instead of the client's name.
@@ -105,10 +105,12 @@ impl Rollout {
 
     /// A verdict on the same revision holds where it was reached under a route that is gone: this one may be that by another name.
     pub(super) fn inherit(&mut self, former: &Saved) {
-        let is_of_it = |identity: &str| revision_of(identity) == revision_of(&self.identity);
-        let is_rolled_back = former.plan.state == RolloutState::RolledBack && is_of_it(&former.identity);
-        if is_rolled_back || former.rolled_back.iter().any(|known| is_of_it(known)) {
-            known_bad(&mut self.plan);
+        let is_rolled_back = former.plan.state == RolloutState::RolledBack;
+        let last = is_rolled_back.then(|| Former::of(former));
+        let is_it = |known: &&Former| revision_of(&known.identity) == revision_of(&self.identity);
+        let acts = former.rolled_back.iter().chain(&last).filter(is_it).map(|known| known.acts).max();
+        if let Some(acts) = acts {
+            known_bad(&mut self.plan, acts);
             self.is_dirty = true;
         }
     }
@@ -182,12 +184,15 @@ impl Rollout {
         }
         let is_another = plan.stance() != self.plan.stance();
         if is_another {
-            let was_off = std::mem::replace(&mut self.plan, plan).is_off;
+            let before = std::mem::replace(&mut self.plan, plan);
             self.is_dirty = true;
-            if was_off && !self.plan.is_off && self.plan.state == RolloutState::Running {
+            if before.is_off && !self.plan.is_off && self.plan.state == RolloutState::Running {
                 self.forget();
             }
-            self.judge.begin_step();
+            // A pause between is none of the step's answers.
+            if !before.is_in_step_of(&self.plan) {
+                self.judge.begin_step();
+            }
         } else {
             self.is_dirty |= plan.acts != self.plan.acts;
             (self.plan.acts, self.plan.soaked) = (plan.acts, plan.soaked);
@@ -438,6 +443,7 @@ impl Rollout {
             .map(|test| json!({ "test": test.test, "bound": test.bound, "evidence": test.share }))
             .collect();
         let is_shadow = self.plan.is_shadow(&self.canary);
+        let step = self.canary.steps.get(self.plan.step);
         let report = json!({
             "at": rfc3339::utc(at),
             "route": &*self.route,
@@ -445,8 +451,8 @@ impl Rollout {
             "revision": &*self.revision,
             "revision_info": self.info,
             "state": self.plan.state.as_str(),
-            "step": self.place(),
-            "weight": if is_shadow { Some(0) } else { self.canary.steps.get(self.plan.step).map(|step| step.weight) },
+            "step": self.place().min(self.canary.steps.len()),
+            "weight": if is_shadow { Some(0) } else { step.map_or(Some(100), |step| Some(step.weight)) },
             "shadow_weight": self.canary.shadow.filter(|_| is_shadow).map(|shadow| shadow.weight),
             "reason": self.plan.reason,
             "requests": { "baseline": self.requests[0], "canary": self.requests[1], "shadow": self.shadowed },
@@ -517,21 +523,21 @@ fn after(other: Option<Saved>, identity: &str, canary: &Canary) -> Saved {
     if let Some(other) = other {
         saved.rolled_back = other.rolled_back;
         if other.plan.state == RolloutState::RolledBack && !other.identity.is_empty() {
-            saved.rolled_back.push(other.identity);
+            saved.rolled_back.push(Former { identity: other.identity, acts: other.plan.acts });
         }
         if saved.rolled_back.len() > MAX_ROLLED_BACK {
             saved.rolled_back.remove(0);
         }
     }
-    if let Some(at) = saved.rolled_back.iter().position(|known| known == identity) {
-        saved.rolled_back.remove(at);
-        known_bad(&mut saved.plan);
+    if let Some(at) = saved.rolled_back.iter().position(|known| known.identity == identity) {
+        known_bad(&mut saved.plan, saved.rolled_back.remove(at).acts);
     }
     saved
 }
 
-fn known_bad(plan: &mut Plan) {
-    plan.state = RolloutState::RolledBack;
+/// `acts` is that of the word by which it was rolled back: what was decided of it before holds no more.
+fn known_bad(plan: &mut Plan, acts: u64) {
+    (plan.state, plan.acts) = (RolloutState::RolledBack, plan.acts.max(acts));
     "this revision was rolled back before".clone_into(&mut plan.reason);
 }
 
@@ -549,3 +555,24 @@ const SUSPECT: f64 = 0.25;
 const MAX_WORST: usize = 10;
 /// Failed requests are worse than slow ones.
 const MAX_SECONDS: f64 = 1e6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rollout::fixture::canary;
+
+    #[test]
+    fn a_revision_that_was_rolled_back_stays_so_whatever_was_decided_of_it_before() {
+        let canary = canary("");
+        let by = |state, acts| Plan { state, acts, is_past_shadow: true, ..Plan::new(&canary) };
+        let r2 = Saved { identity: "r2".into(), plan: by(RolloutState::RolledBack, 5), ..Saved::default() };
+        let r3 = Saved { identity: "r3".into(), ..after(Some(r2), "r3", &canary) };
+        // As its file has it.
+        let r3: Saved = serde_json::from_str(&serde_json::to_string(&r3).unwrap()).unwrap();
+        let mut back = after(Some(r3), "r2", &canary).plan;
+        assert_eq!(back.state, RolloutState::RolledBack);
+        // A gateway that is gone shows what an operator had decided before.
+        assert!(!back.follow(&by(RolloutState::Promoted, 4)) && !back.follow(&by(RolloutState::Running, 4)));
+        assert!(back.follow(&by(RolloutState::Promoted, 6)), "an operator's later word");
+    }
+}

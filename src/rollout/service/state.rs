@@ -29,10 +29,46 @@ pub(super) struct Saved {
     pub(super) report: Option<Json>,
     /// Earlier revisions that were rolled back, oldest first.
     #[serde(default)]
-    pub(super) rolled_back: Vec<String>,
+    pub(super) rolled_back: Vec<Former>,
     /// Replicas of the canary that were ready once.
     #[serde(default)]
     pub(super) warm: Vec<String>,
+}
+
+/// A revision that was rolled back.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "FormerForm")]
+pub(super) struct Former {
+    /// As that of a rollout.
+    pub(super) identity: String,
+    /// As that of the plan by which it was.
+    pub(super) acts: u64,
+}
+
+impl Former {
+    pub(super) fn of(saved: &Saved) -> Self {
+        Self { identity: saved.identity.clone(), acts: saved.plan.acts }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum FormerForm {
+    Known {
+        identity: String,
+        acts: u64,
+    },
+    /// Of a version that did not keep when.
+    Identity(String),
+}
+
+impl From<FormerForm> for Former {
+    fn from(form: FormerForm) -> Self {
+        match form {
+            FormerForm::Known { identity, acts } => Self { identity, acts },
+            FormerForm::Identity(identity) => Self { identity, acts: 0 },
+        }
+    }
 }
 
 /// A file of states.
@@ -109,6 +145,14 @@ fn read_all(path: &Path) -> io::Result<BTreeMap<String, Saved>> {
 mod tests {
     use super::*;
     use crate::rollout::plan::RolloutState;
+
+    #[test]
+    fn revisions_that_an_earlier_version_rolled_back_are_read() {
+        let text = r#"["r1",{"identity":"r2","acts":7}]"#;
+        let read: Vec<Former> = serde_json::from_str(text).unwrap();
+        let read: Vec<_> = read.iter().map(|former| (&*former.identity, former.acts)).collect();
+        assert_eq!(read, [("r1", 0), ("r2", 7)]);
+    }
 
     #[test]
     fn of_two_gateways_with_one_file_the_rollback_stays() {
