@@ -291,8 +291,8 @@ pub struct Record {
     pub estimated_input: Tokens,
     /// Output tokens of an answer that the engine did not count: of a whole one by its text, of a stream by its events.
     pub estimated_output: Tokens,
-    /// Choices that it asks for, over all its prompts.
-    pub choices: u32,
+    /// Choices of its stream that were written side by side, on the mean: at least 1.
+    pub side_by_side: f64,
     /// Number of content events relayed.
     pub content_events: u64,
     /// Longest gap between two content events of one choice.
@@ -419,6 +419,20 @@ impl Record {
         &*self.route == "none"
     }
 
+    /// How an attempt ended; `at` is its place.
+    pub fn outcome_of(&self, at: usize, attempt: &Attempt) -> Outcome {
+        match attempt.error {
+            None if attempt.cause == AttemptCause::Prefill && !attempt.is_canceled => {
+                let is_refused = attempt.status.is_some_and(|status| status >= 400);
+                if is_refused { Outcome::ClientError } else { Outcome::Ok }
+            }
+            None if at + 1 == self.attempts.len() => self.outcome,
+            // Another attempt of its hedge spoke first.
+            _ if attempt.is_canceled => Outcome::Canceled,
+            _ => Outcome::Failed,
+        }
+    }
+
     /// The attempt whose response went to the client.
     pub fn answered(&self) -> Option<&Attempt> {
         let is_answer = |attempt: &&Attempt| attempt.error.is_none() && attempt.head.is_some();
@@ -481,7 +495,7 @@ impl Record {
             tokens: TokenCounts::default(),
             estimated_input: Tokens(0),
             estimated_output: Tokens(0),
-            choices: 1,
+            side_by_side: 1.0,
             content_events: 0,
             longest_gap: Duration::ZERO,
             longest_gap_at: None,
@@ -540,13 +554,12 @@ impl Record {
         self.outcome == Outcome::Refused && self.error.is_some_and(is_limit)
     }
 
-    /// Time per output token: (last − first content event) / (output tokens − 1), of choices that are written side by side each. `None`
-    /// below two tokens a choice, and where all came at once.
+    /// Time per output token: (last − first content event) / (output tokens − 1), of several choices the longest one's. `None` where
+    /// that has one token, and where all came at once.
     pub fn tpot(&self) -> Option<Duration> {
-        let choices = u64::from(self.choices.max(1));
-        let steps = self.tokens.output?.0.checked_sub(choices).filter(|n| *n > 0)?;
+        let longest = self.tokens.output?.0 as f64 / self.side_by_side;
         let span = self.at.last_token?.since(self.at.first_token?);
-        (!span.is_zero()).then(|| span.div_f64(steps as f64 / choices as f64))
+        (longest > 1.0 && !span.is_zero()).then(|| span.div_f64(longest - 1.0))
     }
 }
 

@@ -52,7 +52,6 @@ impl Classified {
         record.route = Arc::clone(&prepared.route.config.name);
         record.model = self.model;
         record.is_stream = prepared.is_stream;
-        record.choices = prepared.choices;
         record.estimated_input = prepared.tokens;
         record.class = self.class;
         record.conversation = prepared.session.or(prepared.prompt.conversation);

@@ -94,7 +94,7 @@ pub(crate) fn stream() -> Record {
         tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },
         estimated_input: Tokens(96),
         estimated_output: Tokens(0),
-        choices: 1,
+        side_by_side: 1.0,
         content_events: 21,
         longest_gap: Duration::from_millis(80),
         longest_gap_at: Some(at(1500)),

@@ -10,7 +10,7 @@ use super::stages::StageTime;
 use super::windows::{MAX_SERIES, SeriesView, WindowKey};
 use crate::clock::Stamp;
 use crate::labels::{OTHER, labels};
-use crate::record::Record;
+use crate::record::{Attempt, AttemptCause, Record};
 use crate::request::class::Class;
 use crate::stage::Stage;
 use crate::stats::Counts;
@@ -61,8 +61,10 @@ impl Parts {
         }
         if let Some(begun) = record.begun_by() {
             let series = self.replica(&begun.served.replica);
-            series.observe(Measure::Ttft, ttft, now);
-            // Of a stream that was continued it is no replica's.
+            // Neither the time at another replica before, nor the pace of a stream that was continued is its own.
+            let is_earlier = |made: &Attempt| made.cause != AttemptCause::Prefill && made.start < begun.start;
+            let is_own = record.turned_away.is_none() && !record.attempts.iter().any(is_earlier);
+            series.observe(Measure::Ttft, ttft.filter(|_| is_own), now);
             series.observe(Measure::Tpot, tpot.filter(|_| record.migrations == 0), now);
         }
     }
@@ -162,7 +164,7 @@ mod tests {
     use super::*;
     use crate::observe::fixture;
     use crate::observe::stages::stages;
-    use crate::record::{Attempt, AttemptCause, Served};
+    use crate::record::Served;
 
     #[test]
     fn a_request_counts_for_its_tenant_its_class_and_each_of_its_stages() {
@@ -203,6 +205,20 @@ mod tests {
         let first = &record.attempts[0].served.replica;
         assert_eq!((of(first, Measure::Ttft), of(&"next".into(), Measure::Ttft)), (1, 0));
         assert_eq!((of(first, Measure::Tpot), of(&"next".into(), Measure::Tpot)), (0, 0));
+    }
+
+    #[test]
+    fn what_a_request_waited_for_at_another_replica_is_not_its_own_first_token() {
+        let (parts, mut record) = (Parts::default(), fixture::stream());
+        let own = record.attempts[0].clone();
+        let served = Served { replica: "sick".into(), ..own.served.clone() };
+        record.attempts.insert(0, Attempt { served, start: record.at.head, error: Some("silent"), ..own });
+        record.attempts[1].start = record.attempts[1].start.after(std::time::Duration::from_millis(900));
+        parts.record(&WindowKey::new(&record.route, &record.model, &"v1".into()), &record);
+        let slots = (0, Step::Minute.slot(record.at.end));
+        let replica = &record.attempts[1].served.replica;
+        assert_eq!(parts.of_replica(replica, Measure::Ttft, Step::Minute, slots).count(), 0);
+        assert_eq!(parts.of_replica(replica, Measure::Tpot, Step::Minute, slots).count(), 1);
     }
 
     #[test]

@@ -157,11 +157,11 @@ mod tests {
         let mut record = record(Outcome::Ok, 100, 50, 1_000);
         let alone = record.tpot().unwrap();
         let tokens = record.tokens.output.unwrap();
-        (record.choices, record.tokens.output) = (4, Some(Tokens(4 * tokens.0)));
+        (record.side_by_side, record.tokens.output) = (4.0, Some(Tokens(4 * tokens.0)));
         assert_eq!(record.tpot(), Some(alone), "four of them take as long as one");
         record.tokens.output = Some(Tokens(4));
         assert_eq!(record.tpot(), None, "one token each");
-        (record.choices, record.tokens.output) = (1, Some(tokens));
+        (record.side_by_side, record.tokens.output) = (1.0, Some(tokens));
         record.at.last_token = record.at.first_token;
         assert_eq!(record.tpot(), None, "all in one event");
     }

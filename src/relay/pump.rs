@@ -16,7 +16,7 @@ use crate::clock::Stamp;
 use crate::config::Timeouts;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
-use crate::record::{FirstToken, Gaps, Record, Served, TokenCounts};
+use crate::record::{AttemptCause, FirstToken, Gaps, Record, Served, TokenCounts};
 
 /// Observes a stream.
 pub trait StreamSink {
@@ -160,6 +160,7 @@ impl StreamPump {
         self.reader.timeline.finish(now, tokens.output.map(|n| n.0), |gaps| sink.gaps(&gaps));
         let (timeline, record) = (&self.reader.timeline, sink.record());
         record.at.last_token = timeline.last_token();
+        record.side_by_side = timeline.side_by_side();
         record.content_events = timeline.content_events();
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
         record_facts(record, self.facts().clone());
@@ -221,7 +222,7 @@ pub fn first_token_of(record: &Record, pick: &Pick, at: Stamp) -> Option<FirstTo
         is_cold: pick.decision.is_cold,
         conversation: record.conversation,
         is_retried: record.turned_away.is_some()
-            || record.attempts.iter().any(|attempt| attempt.error.is_some()),
+            || record.attempts.iter().any(|made| made.error.is_some() || made.cause == AttemptCause::Hedge),
     })
 }
 

@@ -48,6 +48,7 @@ pub struct Timeline {
 #[derive(Clone, Copy, Debug, Default)]
 struct ChoiceClock {
     last: Moment,
+    events: u32,
     /// It had waited for a slow client, so its stamp is no arrival.
     is_late: bool,
 }
@@ -110,12 +111,9 @@ impl Timeline {
 
         let is_late = self.is_behind && !self.is_caught_up(at);
         self.is_behind = is_late;
-        let Some(before) = self
-            .choice(choice)
-            .map(|clock| std::mem::replace(clock, ChoiceClock { last: Moment(at), is_late }))
-        else {
-            return is_first;
-        };
+        let Some(clock) = self.choice(choice) else { return is_first };
+        let events = clock.events.saturating_add(1);
+        let before = std::mem::replace(clock, ChoiceClock { last: Moment(at), events, is_late });
         if let (Some(last), false, false) = (before.last.get(), before.is_late, is_late) {
             self.gap(at.since(last), at, tokens);
         }
@@ -230,6 +228,13 @@ impl Timeline {
         1 + self.more_choices.len() as u64
     }
 
+    /// Choices that were written side by side, on the mean: content events of all over those of the longest; at least 1.
+    pub fn side_by_side(&self) -> f64 {
+        let others = self.more_choices.iter().map(|clock| clock.events);
+        let longest = others.fold(self.choice.events, u32::max).max(1);
+        (self.content_events as f64 / f64::from(longest)).max(1.0)
+    }
+
     /// Longest observed gap of one choice, and when it ended.
     pub fn longest_gap(&self) -> (Duration, Option<Stamp>) {
         (self.longest_gap, self.longest_gap_at.get())
@@ -313,6 +318,23 @@ mod tests {
         let end = timeline.last_token().unwrap_or_default();
         timeline.finish(end, output, |gaps| seen.merge(gaps));
         (timeline, seen)
+    }
+
+    #[test]
+    fn choices_that_end_early_are_not_written_side_by_side() {
+        let side_by_side = |counts: &[u64]| {
+            let mut timeline = Timeline::default();
+            for (choice, events) in counts.iter().enumerate() {
+                for event in 0..*events {
+                    timeline.content(ms(20 * event), choice as u32, None);
+                }
+            }
+            timeline.side_by_side()
+        };
+        assert_eq!(side_by_side(&[]), 1.0);
+        assert_eq!(side_by_side(&[50]), 1.0);
+        assert_eq!(side_by_side(&[50, 50, 50, 50]), 4.0);
+        assert_eq!(side_by_side(&[2, 50, 2, 2]), 56.0 / 50.0);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::labels::{LabelHasher, OTHER, labels};
 use crate::observe::judgement::Judgement;
 use crate::observe::overdue::Late;
 use crate::observe::slo::{Missed, SloVerdict};
-use crate::record::{Attempt, AttemptCause, Record, Served};
+use crate::record::{Attempt, AttemptCause, Outcome, Record, Served};
 use crate::stage::Stage;
 
 labels! {
@@ -121,12 +121,13 @@ impl Part {
     }
 
     /// Counts how an attempt ended.
-    fn attempt(&mut self, dimension: Dimension, attempt: &Attempt) {
-        if is_answered(attempt) {
+    fn attempt(&mut self, dimension: Dimension, attempt: &Attempt, has_failed: bool) {
+        // One without text is both.
+        if is_answered(attempt) && (attempt.is_empty || !has_failed) {
             self.answers += 1;
             self.empty += u32::from(attempt.is_empty);
         }
-        if dimension == Dimension::Replica && has_failed(attempt) {
+        if dimension == Dimension::Replica && has_failed {
             self.failures += 1;
             if let Some(words) = &attempt.engine_error {
                 self.engine_error = Some((&**words).into());
@@ -290,13 +291,13 @@ impl Slot {
                 part.ttft = (part.ttft.0 + ttft, part.ttft.1 + expected);
             }
             part.add_stages(judgement, is_later && dimension.is_engine(), 1);
-            if let (Dimension::Replica | Dimension::Revision, Some((_, attempt))) = (dimension, charged) {
-                part.attempt(dimension, attempt);
+            if let (Dimension::Replica | Dimension::Revision, Some((at, attempt))) = (dimension, charged) {
+                part.attempt(dimension, attempt, has_failed(record, at, attempt));
             }
         }
         for (at, attempt) in record.attempts.iter().enumerate() {
             if charged.is_none_or(|(charged, _)| charged != at) {
-                self.attempt(attempt);
+                self.attempt(attempt, has_failed(record, at, attempt));
             }
         }
     }
@@ -319,15 +320,15 @@ impl Slot {
     }
 
     /// Counts an attempt of a request that is charged to another one.
-    fn attempt(&mut self, attempt: &Attempt) {
+    fn attempt(&mut self, attempt: &Attempt, has_failed: bool) {
         let Served { replica, revision, .. } = &attempt.served;
-        if is_answered(attempt) || has_failed(attempt) {
+        if is_answered(attempt) || has_failed {
             let part = self.part(Dimension::Replica, replica);
-            part.attempt(Dimension::Replica, attempt);
+            part.attempt(Dimension::Replica, attempt, has_failed);
             part.prefills += u32::from(is_answered(attempt) && attempt.cause == AttemptCause::Prefill);
         }
         if is_answered(attempt) {
-            self.part(Dimension::Revision, revision).attempt(Dimension::Revision, attempt);
+            self.part(Dimension::Revision, revision).attempt(Dimension::Revision, attempt, has_failed);
         }
     }
 
@@ -403,8 +404,11 @@ fn is_answered(attempt: &Attempt) -> bool {
     attempt.status.is_some_and(|status| status < 300)
 }
 
-fn has_failed(attempt: &Attempt) -> bool {
-    attempt.error.is_some() || attempt.status.is_some_and(|status| status >= 500)
+/// Also where its stream broke off after a good head.
+fn has_failed(record: &Record, at: usize, attempt: &Attempt) -> bool {
+    attempt.error.is_some()
+        || attempt.status.is_some_and(|status| status >= 500)
+        || record.outcome_of(at, attempt) == Outcome::Failed
 }
 
 fn count(counts: &mut [u32], at: usize) {
@@ -490,6 +494,16 @@ mod tests {
         let replica = |name: &str| slot.parts[&(Dimension::Replica, name.into())].clone();
         assert_eq!((replica("gpu-b:8000").failures, replica("gpu-b:8000").requests), (1, 0));
         assert_eq!((replica("gpu-a:8000").failures, replica("gpu-a:8000").requests), (0, 1));
+    }
+
+    #[test]
+    fn a_stream_that_breaks_off_is_a_failure_and_no_answer() {
+        let (mut slot, mut broken) = (Slot::default(), fixture::stream());
+        broken.outcome = Outcome::Failed;
+        slot.record(&broken, &Judgement::of(&broken));
+        slot.record(&fixture::stream(), &Judgement::of(&fixture::stream()));
+        let part = slot.of(Dimension::Replica, &"gpu-a:8000".into()).unwrap();
+        assert_eq!((part.requests, part.failures, part.answers), (2, 1, 1));
     }
 
     #[test]

@@ -61,7 +61,7 @@ use crate::observe::lag::{self, Lag};
 use crate::observe::overdue::Overdue;
 use crate::observe::stages::{self, StageTime};
 use crate::observe::usage::Usage;
-use crate::record::{Attempt, AttemptCause, FirstToken, Outcome, Record};
+use crate::record::{Attempt, AttemptCause, FirstToken, Record};
 
 /// Version of this binary, for `tokenway_build_info` and spans.
 #[derive(Clone, Copy, Debug)]
@@ -191,7 +191,10 @@ impl Metrics {
             all.series(&ExponentialKey::of_first_token(first)).ttft.observe(first.ttft);
         }
         let ttft = first.ttft.as_secs_f64();
-        self.replica_series(&first.served.pool, &first.served.replica).ttft.observe(ttft);
+        // Of a request that was elsewhere before, most of it is another replica's.
+        if !first.is_retried {
+            self.replica_series(&first.served.pool, &first.served.replica).ttft.observe(ttft);
+        }
         if let Some(predicted) = first.predicted.map(|p| p.as_secs_f64()).filter(|p| *p > 0.0) {
             self.families.requests.prediction_error.observe((ttft - predicted).abs());
             self.families.requests.prediction_ratio.observe(ttft / predicted);
@@ -242,18 +245,7 @@ impl Metrics {
         let Families { requests, replicas, .. } = &*self.families;
         let timeout = |error: Option<&'static str>| error.and_then(|e| e.strip_prefix("timeout_"));
         for (i, attempt) in record.attempts.iter().enumerate() {
-            let is_last = i + 1 == record.attempts.len();
-            let outcome = match attempt.error {
-                None if attempt.cause == AttemptCause::Prefill && !attempt.is_canceled => {
-                    let is_refused = attempt.status.is_some_and(|status| status >= 400);
-                    if is_refused { Outcome::ClientError } else { Outcome::Ok }
-                }
-                None if is_last => record.outcome,
-                // Another attempt of its hedge spoke first.
-                _ if attempt.is_canceled => Outcome::Canceled,
-                _ => Outcome::Failed,
-            };
-            let served = &attempt.served;
+            let (outcome, served) = (record.outcome_of(i, attempt), &attempt.served);
             self.replica_series(&served.pool, &served.replica).attempt(replicas, served, outcome);
             if attempt.is_empty {
                 replicas.empty_answers.inc([&served.pool, &served.replica]);
