@@ -58,6 +58,8 @@ impl Prober {
         let mut due = Due::Probe;
         loop {
             let config = self.pool.config();
+            // A probe that hangs is part of its interval: what is well again is found within one.
+            let began = self.clock.now();
             let turn = async {
                 match due {
                     Due::KeepAlive => {
@@ -65,10 +67,10 @@ impl Prober {
                         self.keep_warm(&config, known.unwrap_or(config.probe.kind)).await;
                         rhythm.kept = self.clock.now();
                     }
-                    Due::List if !self.lists_another(&config).await => rhythm.looked = self.clock.now(),
+                    Due::List if !self.lists_another(&config).await => rhythm.looked = began,
                     Due::Probe | Due::List => {
                         self.turn(&config, &mut rhythm.misses).await;
-                        rhythm.looked = self.clock.now();
+                        rhythm.looked = began;
                     }
                 }
             };

@@ -284,10 +284,10 @@ impl UpstreamAttempt {
     }
 
     /// The content type of a success that no engine sends: a page of whatever else listens there. A stream is answered by
-    /// events or JSON; other requests in JSON by anything but HTML.
+    /// events or JSON; other requests by anything but HTML, which those whose body we do not know may ask for.
     fn foreign_type(&self, head: &response::Parts) -> Option<Box<str>> {
         let dialect = self.shape.dialect;
-        if !head.status.is_success() || dialect.body_form() != BodyForm::Json {
+        if !head.status.is_success() || dialect.body_form() == BodyForm::Opaque {
             return None;
         }
         let name = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);

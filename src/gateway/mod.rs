@@ -196,6 +196,7 @@ impl IncomingRequest {
     pub async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
         let gateway = Arc::clone(&self.gateway);
         let is_http1 = self.parts.version < http::Version::HTTP_2;
+        let is_http10 = self.parts.version == http::Version::HTTP_10;
         let is_expecting = self.parts.headers.contains_key(http::header::EXPECT);
         let head = gateway.clock.now();
         let table = gateway.table.load_full();
@@ -206,6 +207,9 @@ impl IncomingRequest {
             // Boxed: few requests are preflights.
             Box::pin(gateway.begin_preflight(&table, &mut self.parts, head)).await
         } else {
+            if models::is_path(self.parts.uri.path()) {
+                Box::pin(prepare::renew_keys(&gateway, &table, &self.parts)).await;
+            }
             (None, gateway.begin(&table, &self.parts, cors.as_ref(), head))
         };
         let mut response = match begun {
@@ -259,8 +263,14 @@ impl IncomingRequest {
         };
         // The one that switches protocols names the upgrade there.
         let is_switch = response.status() == http::StatusCode::SWITCHING_PROTOCOLS;
-        if is_http1 && !is_switch && (is_last || gateway.drain.is_on()) {
+        // RFC 9112, section 6.3: where there is no length, the end of the connection is the body's.
+        let is_unframed = is_http10 && response.body().size_hint().exact().is_none();
+        if is_http1 && !is_switch && (is_last || is_unframed || gateway.drain.is_on()) {
             response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+            if is_http10 {
+                // Beside an answer of a later version hyper would promise to keep what an old client asks it to.
+                *response.version_mut() = http::Version::HTTP_10;
+            }
         } else if !is_http1 {
             response.headers_mut().remove(http::header::CONNECTION);
         }

@@ -293,6 +293,13 @@ async fn identify(
     Ok(tenant)
 }
 
+/// Asks the issuer for its keys where a token names one that is not known.
+pub(super) async fn renew_keys(gateway: &Gateway, table: &RoutingTable, parts: &Parts) {
+    if tenant_of(table, parts, gateway.wall_now()).as_ref().is_err_and(AuthError::wants_keys) {
+        table.tenants.tokens().refreshed().await;
+    }
+}
+
 /// Who asks: by a trusted header, else by certificate, key or token.
 pub(super) fn tenant_of(
     table: &RoutingTable,

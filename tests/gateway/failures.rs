@@ -149,7 +149,10 @@ async fn an_answer_whose_framing_has_two_readings_is_not_relayed() {
 
 #[tokio::test]
 async fn a_broken_stream_is_a_reset_to_a_client_without_chunks() {
-    let head = format!("POST {PATH} HTTP/1.0\r\nhost: a\r\ncontent-length: {}\r\n\r\n", CHAT.len());
+    let length = CHAT.len();
+    let head = format!(
+        "POST {PATH} HTTP/1.0\r\nhost: a\r\nconnection: keep-alive\r\ncontent-length: {length}\r\n\r\n"
+    );
     let read = async |gateway: &Gateway| {
         let mut socket = TcpStream::connect(gateway.addr()).await.unwrap();
         socket.write_all(format!("{head}{CHAT}").as_bytes()).await.unwrap();
@@ -162,6 +165,7 @@ async fn a_broken_stream_is_a_reset_to_a_client_without_chunks() {
     let (answer, end) = read(&gateway).await;
     assert!(answer.starts_with("HTTP/1.0 200") && answer.ends_with(&clean()), "{answer}");
     assert!(end.is_ok());
+    assert!(!answer.to_lowercase().contains("keep-alive"), "its end is the connection's: {answer}");
     let part = [wire::sse_head(), wire::event(wire::content("a")), Step::Reset];
     replica.next(part.to_vec());
     let (answer, end) = read(&gateway).await;

@@ -167,17 +167,17 @@ async fn tokens_name_their_tenant_and_keys_go_on_working_beside_them() {
     ] {
         assert_eq!(ask(&gateway, &token).await, refused(), "{what}");
     }
-    let models = |token: &str| {
-        raw::exchange(
-            gateway.addr(),
-            format!("GET /v1/models HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {token}\r\n\r\n"),
-        )
-    };
-    assert_eq!(models(&key.of("acme")).await.status, 200);
-    assert_eq!(models(&stranger.of("acme")).await.status, 401);
+    assert_eq!(models(&gateway, &key.of("acme")).await, 200);
+    assert_eq!(models(&gateway, &stranger.of("acme")).await, 401);
     let seen = gateway.replica.seen();
     assert_eq!(seen.len(), 2);
     assert!(seen.iter().all(|seen| seen.header("authorization").is_none()), "a credential went upstream");
+}
+
+/// Status of the list of models.
+async fn models(gateway: &Gateway, token: &str) -> u16 {
+    let head = format!("GET /v1/models HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {token}\r\n\r\n");
+    raw::exchange(gateway.addr(), head).await.status
 }
 
 #[tokio::test]
@@ -196,6 +196,12 @@ async fn rotated_keys_are_taken_up_and_the_last_good_ones_outlive_the_issuer() {
     issuer.publish(&[&second]);
     becomes(&second.of("acme"), served()).await;
     assert_eq!(ask(&gateway, &first.of("acme")).await, refused(), "a withdrawn key");
+    // So does a list of models, which many clients ask for first.
+    issuer.publish(&[&first]);
+    soon("the keys are read for a list", async { while models(&gateway, &first.of("acme")).await != 200 {} })
+        .await;
+    issuer.publish(&[&second]);
+    becomes(&second.of("acme"), served()).await;
     issuer.fail();
     assert_eq!(ask(&gateway, &first.of("acme")).await, refused());
     assert_eq!(ask(&gateway, &second.of("acme")).await, served());

@@ -188,3 +188,18 @@ async fn a_replica_that_fails_every_upload_is_left() {
     }
     assert!((1..=10).contains(&failed), "{failed} of a hundred failed");
 }
+
+#[tokio::test]
+async fn a_page_is_no_transcription() {
+    let page = vec![Step::Raw(wire::whole(200, "text/html", "<h1>It works!</h1>"))];
+    let text = vec![Step::Raw(wire::whole(200, "text/plain", "WEBVTT"))];
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    one.always(page);
+    two.always(text);
+    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    for _ in 0..6 {
+        let reply = post_as(&gateway, PATH, "false").await;
+        assert_eq!((reply.status(), reply.text()), (200, "WEBVTT"));
+    }
+    assert!(one.count() > 0, "it was asked");
+}
