@@ -62,7 +62,7 @@ pub(crate) struct Ways {
 /// came in the shortest of these windows that has enough; the last one has the misses. Where every way is long, requests on it hold
 /// the places for which others wait in the gateway.
 pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]) -> Ways {
-    let [recent, _, slot] = windows;
+    let [recent, middle, slot] = windows;
     let at = stage as usize;
     if !matches!(stage, Stage::Admit | Stage::EngineQueue | Stage::Prefill | Stage::EngineOther) {
         return Ways::default();
@@ -83,8 +83,13 @@ pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]
     let mut ways = Ways::default();
     for status in replicas {
         let replica = &status.replica;
-        let seen = windows.into_iter().find_map(|window| enough(window, replica));
-        let own = status.counters.and_then(|counters| counters.recent_ttft);
+        // Of the same time: where requests came earlier only, the last first tokens of its engine are those of probes.
+        let lately = [recent, middle].into_iter().find_map(|window| enough(window, replica));
+        let (seen, own) = match (lately, status.counters) {
+            (Some(seen), Some(counters)) => (Some(seen), counters.recent_ttft),
+            (None, Some(counters)) => (enough(slot, replica), counters.minute_ttft),
+            (_, None) => continue,
+        };
         let (Some(seen), Some(own), Some(waiting)) = (seen, own, queue(status)) else { continue };
         let between = seen - own;
         let is_far = between >= matters && between >= MAJORITY * seen;

@@ -96,13 +96,14 @@ impl EngineFacts {
         // Of the last seconds, where enough came in them.
         let mut spans = recent.iter().rev().filter(|(then, _)| at.since(*then) >= RECENT_EVERY);
         let last = spans.find_map(|then| since_then(then).filter(|(_, count)| *count >= FEW));
-        let means = last.or_else(|| recent.front().and_then(since_then));
-        let recent_ttft = means.map(|(sum, count)| sum / count);
+        let minute = recent.front().and_then(since_then);
+        let mean = |(sum, count)| sum / count;
+        let (recent_ttft, minute_ttft) = (last.or(minute).map(mean), minute.map(mean));
         let preempted = now.preemptions.zip(before.preemptions).map(|(now, before)| now - before);
         let seconds = at.since(since).as_secs_f64();
         let rate = preempted.filter(|n| *n >= 0.0 && seconds >= 1.0).map(|n| n / seconds);
         let recent_kv = now.kv.zip(before.kv).and_then(|(now, before)| now.since(&before));
-        EngineCounters { recent_ttft, recent_preemptions: rate, recent_kv, ..now }
+        EngineCounters { recent_ttft, minute_ttft, recent_preemptions: rate, recent_kv, ..now }
     }
 
     /// The first model that is no adapter, else the first.

@@ -119,6 +119,8 @@ pub struct EngineCounters {
     pub ttft: Option<(f64, f64)>,
     /// Mean time to first token of the last seconds, or of the minute where few came in them, in seconds.
     pub recent_ttft: Option<f64>,
+    /// The same of the minute, whatever came in the last seconds.
+    pub minute_ttft: Option<f64>,
     /// Requests that wait, on average over the last scrapes: one that waits at a moment is no queue.
     pub recent_waiting: Option<f64>,
     /// Preemptions a second in the last minute.

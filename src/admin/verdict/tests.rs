@@ -384,7 +384,8 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     let mut now = slot(TTFT, &[did("r1", 2, 20, queue(2.3)), did("r2", 30, 0, queue(0.3))]);
     let engine = |replica: &str, ttft| {
         let part = &now.slot.parts[&(Dimension::Replica, replica.into())];
-        let counters = EngineCounters { recent_ttft: Some(ttft), ..EngineCounters::default() };
+        let counters =
+            EngineCounters { recent_ttft: Some(ttft), minute_ttft: Some(ttft), ..EngineCounters::default() };
         (
             part.stage_seconds[Stage::EngineQueue as usize],
             ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) },
@@ -403,6 +404,10 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
         ],
         &["engine_queue", "r2"],
     );
+    // Its last first tokens are those of probes, where its requests came earlier.
+    figures.replicas[0].counters.as_mut().unwrap().minute_ttft = Some(1.9);
+    names(&figures, &["misses in engine_queue"]);
+    figures.replicas[0].counters.as_mut().unwrap().minute_ttft = Some(0.02);
     // Alone it does not stand out: of the other no first tokens are known.
     let known = figures.minute.slot.parts[&(Dimension::Replica, "r2".into())].first_tokens;
     let set = |figures: &mut RouteFigures, first_tokens| {
@@ -444,7 +449,11 @@ fn places_that_a_long_way_holds_are_the_networks_and_those_of_one_engine_are_not
             part.first_tokens = (part.stage_seconds[Stage::Admit as usize] + 20.0 * 1.3, 20);
         }
         let engine = |(replica, ttft)| {
-            let counters = EngineCounters { recent_ttft: Some(ttft), ..EngineCounters::default() };
+            let counters = EngineCounters {
+                recent_ttft: Some(ttft),
+                minute_ttft: Some(ttft),
+                ..EngineCounters::default()
+            };
             ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) }
         };
         figures(now, ["r1", "r2"].into_iter().zip(own).map(engine).collect())
