@@ -204,6 +204,7 @@ impl<C: Conductor> Elastic<C> {
             Some(predicted_ttft(&expected, ahead, now))
         };
         PoolLoad {
+            is_unseen: false,
             pool: "p".into(),
             is_for_canary: false,
             arrivals: router.arrivals.count(),

@@ -53,7 +53,7 @@ pub struct Terms {
     pub starting: usize,
     /// Replicas that exist and were ejected.
     pub ejected: usize,
-    /// Replicas that somebody asked for: listed ones of a pool that may be at zero count once something listens there.
+    /// Replicas that were asked for: listed ones of a pool that may be at zero count once something listens there.
     pub there: usize,
     /// Requests a second of this gateway.
     pub rate: Expected,

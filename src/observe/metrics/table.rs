@@ -112,7 +112,7 @@ families! {
         /// Replicas, as the gateway sees them and as their engines and GPUs report themselves.
         pub(super) replicas: Replicas [pool, replica] {
             histogram(ttft) ttft "tokenway_replica_time_to_first_token_seconds" []
-                "Time to first token, by the replica that answered.";
+                "Time to first token of requests that had not failed elsewhere.";
             histogram(token) itl "tokenway_replica_inter_token_latency_seconds" []
                 "Inter-token latency, by the replica that answered.";
             counter requests "tokenway_replica_requests_total" [outcome = &["ok", "failed", "canceled", "client_error"]]

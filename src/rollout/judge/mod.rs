@@ -416,7 +416,12 @@ fn bounds(canary: &Canary) -> Vec<TailBound> {
 
 /// Whether a breach of a bound on a share would be seen.
 fn rate_trial(increase: f64) -> RateTest {
-    RateTest::new(increase, TRIAL_SHARE.max(TRIAL_RATIO * increase), RateWealth::default())
+    RateTest::new(increase, rate_trial_share(increase), RateWealth::default())
+}
+
+/// The share of bad requests that a step waits to have seen, for a bound on their increase. Less is suspected, though not waited for.
+pub fn rate_trial_share(increase: f64) -> f64 {
+    TRIAL_SHARE.max(TRIAL_RATIO * increase)
 }
 
 /// Prompt classes, the unknown one included.

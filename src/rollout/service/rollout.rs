@@ -17,7 +17,7 @@ use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::rfc3339;
 use crate::request::class::Class;
 use crate::rollout::judge::fleet::{FleetWatch, ReplicaSeen};
-use crate::rollout::judge::{Arm, Evidence, Judge, Measure, Observed, SavedEvidence};
+use crate::rollout::judge::{Arm, Evidence, Judge, Measure, Observed, SavedEvidence, rate_trial_share};
 use crate::rollout::plan::{Action, Plan, RolloutState};
 
 /// A rollout of one route.
@@ -396,9 +396,10 @@ impl Rollout {
                 Some(format!("{}: {} % of the evidence that stops it", test.test, percent(test.share)))
             }
             (None, Some(test)) => Some(format!(
-                "{}: answers for {} % of a verdict on a revision half above its bound",
+                "{}: answers for {} % of a verdict on a revision {}",
                 test.test,
-                percent(test.trial.unwrap_or_default())
+                percent(test.trial.unwrap_or_default()),
+                tried(test)
             )),
             (None, None) if tests.iter().all(|test| test.trial.is_none()) => {
                 Some("the baseline has answered nothing".to_owned())
@@ -509,6 +510,15 @@ impl Rollout {
             weight,
         }
     }
+}
+
+/// What a step waits to have seen of a test: see [`rate_trial_share`].
+fn tried(test: &Evidence) -> String {
+    if ["errors", "goodput"].contains(&test.test) {
+        let share = 100.0 * rate_trial_share(test.bound);
+        return format!("with {share:.0} % of its requests worse");
+    }
+    "half above its bound".to_owned()
 }
 
 fn unknown_model(model: &str) -> String {
