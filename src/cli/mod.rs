@@ -199,6 +199,19 @@ mod tests {
     }
 
     #[test]
+    fn a_request_is_explained_by_the_gateway_of_this_machine_where_none_is_named() {
+        let asked =
+            |args: &[&str]| match Cli::read(["tokenway", "explain"].iter().chain(args)).unwrap().command {
+                Command::Explain(args) => format!("{args:?}"),
+                other => panic!("{other:?}"),
+            };
+        let own = asked(&["req-1"]);
+        assert!(own.contains("port: 9090") && own.contains("id: \"req-1\""), "{own}");
+        let other = asked(&["gateway:9100", "req-1"]);
+        assert!(other.contains("port: 9100") && other.contains("id: \"req-1\""), "{other}");
+    }
+
+    #[test]
     fn serve_takes_a_file_or_urls() {
         let args = serve(&["--config", "a.toml"]).unwrap();
         assert_eq!(args.source(), Source::File("a.toml".into()));

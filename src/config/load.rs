@@ -11,7 +11,9 @@ use super::check::{Checked, PORTS_HINT, check_with, is_one_port, one_port, secre
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
 use super::server::{ADMIN_TOKEN_HINT, ONE_TOKEN, ONE_TOKEN_HINT};
 use super::state::StatePlace;
-use super::{Admin, Config, Endpoint, ModelMatch, Overrides};
+use super::{
+    Admin, Config, Endpoint, Hedge, HedgeAfter, ModelMatch, Overrides, PolicyName, PrefillWhen, Route,
+};
 use crate::whole_file;
 
 /// Where the configuration is.
@@ -170,7 +172,7 @@ fn apply(
         return Err(taken(metrics, "--admin-metrics-listen"));
     }
     if let Some(policy) = overrides.policy {
-        config.routes.iter_mut().for_each(|route| route.policy = policy);
+        route_by(policy, &mut config.routes)?;
     }
     if let Some(name) = &overrides.served_model_name {
         serve_as(name, config)?;
@@ -207,6 +209,34 @@ fn apply_admin(
             message: format!("{} is not loopback and there is no admin token", admin.listen),
             hint: ADMIN_TOKEN_HINT,
         });
+    }
+    Ok(())
+}
+
+/// As in a file: a policy that predicts nothing is none for a route that acts on predictions.
+fn route_by(policy: PolicyName, routes: &mut [Route]) -> Result<(), ConfigError> {
+    let acts = |route: &Route| {
+        let by_quantile = |hedge: &Hedge| matches!(hedge.after, HedgeAfter::Quantile(_));
+        let parts = [
+            ("queue", route.queue.is_some()),
+            ("degrade", route.degrade.is_some()),
+            ("hedge", route.hedge.as_ref().is_some_and(by_quantile)),
+            ("prefill", route.prefill.as_ref().is_some_and(|prefill| prefill.when == PrefillWhen::Auto)),
+        ];
+        parts.into_iter().find_map(|(key, does)| does.then_some(key))
+    };
+    for route in routes {
+        if let Some(key) = acts(route).filter(|_| policy != PolicyName::Latency) {
+            let (policy, name) = (policy.as_str(), &route.name);
+            return Err(ConfigError::Flag {
+                flag: "--policy",
+                message: format!(
+                    "{policy} predicts no time to first token, which {key} of route {name:?} acts on"
+                ),
+                hint: "leave the flag out, or remove that section",
+            });
+        }
+        route.policy = policy;
     }
     Ok(())
 }
@@ -274,6 +304,23 @@ mod tests {
         assert_eq!(config.routes[0].policy, PolicyName::RoundRobin);
         assert_eq!(config.routes[0].model, ModelMatch::Named("mine".into()));
         assert_eq!(config.telemetry.otlp.unwrap().traces.endpoint, "http://flag:4318/v1/traces");
+    }
+
+    #[test]
+    fn a_policy_that_predicts_nothing_is_no_flag_for_a_queue() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gateway.toml");
+        let text =
+            "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\n[[route]]\nmodel = \"m\"\n[route.queue]\n";
+        std::fs::write(&path, text).unwrap();
+        let with = |policy| {
+            let overrides = Overrides { policy: Some(policy), ..Overrides::default() };
+            load(&Source::File(path.clone()), &overrides, &no_env).map_err(|error| error.to_string())
+        };
+        assert!(with(PolicyName::Latency).is_ok());
+        let refused = with(PolicyName::RoundRobin).unwrap_err();
+        let expected = "round_robin predicts no time to first token, which queue of route \"m\" acts on";
+        assert!(refused.contains(expected), "{refused}");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::config::segment;
 
 /// Arguments of `tokenway explain`.
 #[derive(Args, Debug)]
+#[command(allow_missing_positional = true)]
 pub struct ExplainArgs {
     #[command(flatten)]
     admin: AdminArgs,
