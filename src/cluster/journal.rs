@@ -56,6 +56,8 @@ impl Journal {
         mut connection: MultiplexedConnection,
     ) -> LinkError {
         let mut refusals = Refusals::of("decisions are not kept for gateways that start");
+        // What waited is older than the time that the broker would give it.
+        self.unwritten.lock().clear();
         wait_for_pages(fleet).await;
         let read = self.read(fleet, clock, &mut connection).await;
         if let Err(error) = read {

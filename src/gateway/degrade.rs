@@ -101,7 +101,7 @@ async fn classified_for(
     let (tenant, has_priority) = (before.tenant.clone(), before.engine_priority == EnginePriority::Client);
     let gets_answer_here = before.carrier.as_ref().is_none_or(|carrier| carrier.returns_answer());
     let work = move || {
-        let fields = prepare::parse(dialect, &body).ok()?;
+        let fields = prepare::read_fields(dialect, None, &body).ok()?;
         let model = to.model_in_place();
         let client = Client { tenant: &tenant, slo_class: None, has_priority, gets_answer_here };
         Some(classify(&table, &to, dialect, &fields, model, &body, client))

@@ -317,10 +317,6 @@ pub(super) fn tenant_of(
     }
 }
 
-pub(super) fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure> {
-    if body.is_empty() { Ok(fields::none()) } else { fields::parse(dialect, body).map_err(bad_field) }
-}
-
 /// The fields of a body of any form. What follows its content type on an opaque path is known to the engine alone: JSON may stand
 /// where the type says form.
 pub(super) fn read_fields<'b>(

@@ -150,7 +150,7 @@ impl Live {
         let table = self.gateway.table.load_full();
         let route = Arc::clone(&table.routes[0]);
         let body = bytes::Bytes::from_static(br#"{"model":"m","prompt":"p"}"#);
-        let fields = prepare::parse(Dialect::Completions, &body).unwrap();
+        let fields = prepare::read_fields(Dialect::Completions, None, &body).unwrap();
         let tenant = TenantRef::anonymous();
         let client = Client { tenant: &tenant, slo_class: None, has_priority: false, gets_answer_here: true };
         let mut prepared =

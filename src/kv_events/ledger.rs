@@ -301,7 +301,7 @@ impl Ledger {
             let base = if recent.is_piece { from.unwrap_or(u32::MAX) } else { 0 };
             let depth = recent.depth.saturating_add(base);
             // The last block of an answer that was cut off may not have been stored.
-            let is_tip = depth == last || look.is_last && depth + 1 == last && depth >= whole;
+            let is_tip = depth == last || look.is_last && depth.saturating_add(1) == last && depth >= whole;
             if !is_tip || found.iter().any(|tip| tip.name == recent.name) || !picture.holds(recent.name) {
                 continue;
             }

@@ -186,6 +186,8 @@ impl RolloutService {
                     rollout.waits();
                 }
                 if let Some(at) = old.iter().position(|old| old.is_same(&rollout)) {
+                    // Of tests that the new configuration has no more nothing is left.
+                    self.show(&old[at], false);
                     rollout.go_on(old.swap_remove(at));
                 }
                 self.rollouts.push(rollout);
