@@ -21,7 +21,7 @@ use crate::upstream::connect::Connector;
 #[derive(Args, Clone, Debug)]
 pub struct AdminArgs {
     /// URL of the gateway's admin port
-    #[arg(value_name = "URL", env = "TOKENWAY_ADMIN_URL", value_parser = endpoint, default_value = "http://127.0.0.1:9090")]
+    #[arg(value_name = "URL", value_parser = endpoint)]
     pub url: Endpoint,
     /// Its admin.token, or admin.read_token to look: env:NAME, file:PATH or the token itself
     #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]

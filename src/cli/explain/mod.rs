@@ -9,20 +9,24 @@ use std::io;
 use clap::Args;
 use serde_json::Value;
 
-use super::admin_client::{AdminArgs, AdminClient, AskError};
+use super::admin_client::{AdminClient, AskError, endpoint};
 use super::style::Style;
 use super::{Outputs, print};
-use crate::config::segment;
+use crate::config::{Endpoint, segment};
 
 /// Arguments of `tokenway explain`.
 #[derive(Args, Debug)]
 #[command(allow_missing_positional = true)]
 pub struct ExplainArgs {
-    #[command(flatten)]
-    admin: AdminArgs,
+    /// URL of the gateway's admin port
+    #[arg(value_name = "URL", env = "TOKENWAY_ADMIN_URL", value_parser = endpoint, default_value = "http://127.0.0.1:9090")]
+    url: Endpoint,
     /// The request: its x-request-id or the id of its trace, or a beginning that is no other's
     #[arg(value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     id: String,
+    /// Its admin.token, or admin.read_token to look: env:NAME, file:PATH or the token itself
+    #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    token: Option<String>,
     /// Write what the gateway knows as JSON
     #[arg(long)]
     json: bool,
@@ -36,7 +40,7 @@ pub fn run(
     style: Style,
 ) -> io::Result<u8> {
     let asked = async {
-        let client = AdminClient::new(&args.admin.url, args.admin.token.as_deref(), env)?;
+        let client = AdminClient::new(&args.url, args.token.as_deref(), env)?;
         let path = format!("/api/v1/requests/{}", segment(&args.id));
         Ok(match args.json {
             // With what this version does not know.
@@ -47,7 +51,7 @@ pub fn run(
     let asked = async {
         asked.await.map_err(|error: AskError| match error {
             AskError::NotFound(_) => {
-                format!("no request \"{}\" is kept at {}\nhint: {KEPT}", args.id, args.admin.url)
+                format!("no request \"{}\" is kept at {}\nhint: {KEPT}", args.id, args.url)
             }
             error => error.to_string(),
         })
