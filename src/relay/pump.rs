@@ -222,7 +222,8 @@ pub fn first_token_of(record: &Record, pick: &Pick, at: Stamp) -> Option<FirstTo
         is_cold: pick.decision.is_cold,
         conversation: record.conversation,
         is_retried: record.turned_away.is_some()
-            || record.attempts.iter().any(|made| made.error.is_some() || made.cause == AttemptCause::Hedge),
+            || record.attempts.iter().any(|made| made.error.is_some())
+            || record.attempts.last().is_some_and(|made| made.cause == AttemptCause::Hedge),
     })
 }
 

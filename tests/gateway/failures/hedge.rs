@@ -24,6 +24,16 @@ fn hedges(gateway: &Gateway) -> [u64; 3] {
     })
 }
 
+/// First tokens that a replica's own series has.
+fn first_tokens(gateway: &Gateway, replica: &str) -> u64 {
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let of_it = |line: &&str| {
+        line.starts_with("tokenway_replica_time_to_first_token_seconds_count{") && line.contains(replica)
+    };
+    let count = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64;
+    page.lines().find(of_it).map_or(0, count)
+}
+
 fn silent() -> Vec<Step> {
     vec![wire::sse_head(), wire::event(wire::ROLE), Step::Hang]
 }
@@ -31,11 +41,13 @@ fn silent() -> Vec<Step> {
 #[tokio::test]
 async fn the_second_replica_answers_where_the_first_says_nothing() {
     let pair = pair(1.0, silent()).await;
+    let before = first_tokens(&pair.gateway, &pair.good.name());
     let reply = pair.post(CHAT).await;
     assert_eq!((reply.status(), reply.text(), reply.body.is_complete), (200, &*clean(), true));
     assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*pair.good.name()));
     pair.bad.abandoned(1).await;
     assert_eq!(hedges(&pair.gateway), [1, 0, 0]);
+    assert_eq!(first_tokens(&pair.gateway, &pair.good.name()), before, "the other's silence would be in it");
     assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ready, "the loser is not charged");
     let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
     assert!(!page.contains("tokenway_retries_total{") && !has_failed(&page));
@@ -59,6 +71,7 @@ async fn the_first_replica_answers_where_it_speaks_first_all_the_same() {
     pair.good.abandoned(1).await;
     pair.gateway.idle().await;
     assert_eq!(hedges(&pair.gateway), [0, 1, 0]);
+    assert_eq!(first_tokens(&pair.gateway, &pair.bad.name()), 1, "late as it was");
 }
 
 #[tokio::test]
