@@ -208,7 +208,8 @@ impl IncomingRequest {
             Box::pin(gateway.begin_preflight(&table, &mut self.parts, head)).await
         } else {
             if models::is_path(self.parts.uri.path()) {
-                Box::pin(prepare::renew_keys(&gateway, &table, &self.parts)).await;
+                let tenant = prepare::tenant_of(&table, &self.parts, gateway.wall_now());
+                prepare::renew_keys(&table, &tenant).await;
             }
             (None, gateway.begin(&table, &self.parts, cors.as_ref(), head))
         };

@@ -279,9 +279,7 @@ async fn identify(
     parts: &Parts,
 ) -> Result<TenantRef, Failure> {
     let mut tenant = tenant_of(table, parts, gateway.wall_now());
-    if tenant.as_ref().is_err_and(AuthError::wants_keys) {
-        // The issuer may have rotated its keys.
-        Box::pin(table.tenants.tokens().refreshed()).await;
+    if renew_keys(table, &tenant).await {
         tenant = tenant_of(table, parts, gateway.wall_now());
     }
     let tenant = tenant.map_err(|fault| fault.failure())?;
@@ -293,11 +291,13 @@ async fn identify(
     Ok(tenant)
 }
 
-/// Asks the issuer for its keys where a token names one that is not known.
-pub(super) async fn renew_keys(gateway: &Gateway, table: &RoutingTable, parts: &Parts) {
-    if tenant_of(table, parts, gateway.wall_now()).as_ref().is_err_and(AuthError::wants_keys) {
-        table.tenants.tokens().refreshed().await;
+/// Asks the issuer for its keys where a token names one that is not known: it may have rotated them. Returns whether it was asked.
+pub(super) async fn renew_keys(table: &RoutingTable, tenant: &Result<TenantRef, AuthError>) -> bool {
+    let is_unknown = tenant.as_ref().is_err_and(AuthError::wants_keys);
+    if is_unknown {
+        Box::pin(table.tenants.tokens().refreshed()).await;
     }
+    is_unknown
 }
 
 /// Who asks: by a trusted header, else by certificate, key or token.
