@@ -32,7 +32,7 @@ pub struct AdminArgs {
 #[derive(Args, Clone, Debug)]
 pub struct AdminFlags {
     /// URL of the gateway's admin port
-    #[arg(long = "admin", env = "TOKENWAY_ADMIN_URL", value_name = "URL", value_parser = endpoint, default_value = "http://127.0.0.1:9090", global = true)]
+    #[arg(long = "admin", env = "TOKENWAY_ADMIN_URL", value_name = "URL", value_parser = endpoint, default_value = OWN, global = true)]
     pub url: Endpoint,
     /// Its admin.token, or admin.read_token to look: env:NAME, file:PATH or the token itself
     #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN", global = true)]
@@ -60,7 +60,7 @@ pub enum AskError {
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
     /// Nothing answers.
-    #[error("{url} does not answer: {error}\nhint: give the admin port, {DEFAULT}, not the data port")]
+    #[error("{url} does not answer: {error}\nhint: give the admin port, {OWN} by default, not the data port")]
     Unreachable {
         /// Where.
         url: String,
@@ -197,7 +197,8 @@ pub(super) fn endpoint(text: &str) -> Result<Endpoint, String> {
 }
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-const DEFAULT: &str = "http://127.0.0.1:9090 by default";
+/// The admin port of a gateway on this machine.
+pub(super) const OWN: &str = "http://127.0.0.1:9090";
 
 #[cfg(test)]
 mod tests {

@@ -85,10 +85,10 @@ pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]
         let replica = &status.replica;
         // Of the same time: where requests came earlier only, the last first tokens of its engine are those of probes.
         let lately = [recent, middle].into_iter().find_map(|window| enough(window, replica));
-        let (seen, own) = match (lately, status.counters) {
-            (Some(seen), Some(counters)) => (Some(seen), counters.recent_ttft),
-            (None, Some(counters)) => (enough(slot, replica), counters.minute_ttft),
-            (_, None) => continue,
+        let Some(counters) = status.counters else { continue };
+        let (seen, own) = match lately {
+            Some(_) => (lately, counters.recent_ttft),
+            None => (enough(slot, replica), counters.minute_ttft),
         };
         let (Some(seen), Some(own), Some(waiting)) = (seen, own, queue(status)) else { continue };
         let between = seen - own;

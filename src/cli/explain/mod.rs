@@ -9,7 +9,7 @@ use std::io;
 use clap::Args;
 use serde_json::Value;
 
-use super::admin_client::{AdminClient, AskError, endpoint};
+use super::admin_client::{AdminClient, AskError, OWN, endpoint};
 use super::style::Style;
 use super::{Outputs, print};
 use crate::config::{Endpoint, segment};
@@ -19,7 +19,7 @@ use crate::config::{Endpoint, segment};
 #[command(allow_missing_positional = true)]
 pub struct ExplainArgs {
     /// URL of the gateway's admin port
-    #[arg(value_name = "URL", env = "TOKENWAY_ADMIN_URL", value_parser = endpoint, default_value = "http://127.0.0.1:9090")]
+    #[arg(value_name = "URL", env = "TOKENWAY_ADMIN_URL", value_parser = endpoint, default_value = OWN)]
     url: Endpoint,
     /// The request: its x-request-id or the id of its trace, or a beginning that is no other's
     #[arg(value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]

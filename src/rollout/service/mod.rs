@@ -344,7 +344,7 @@ impl RolloutService {
 
     /// Writes what changed; with `all`, the soaks and the evidence as well, and again what could not be written.
     async fn save(&mut self, all: bool) {
-        let mut lost = Vec::new();
+        let mut broken = Vec::new();
         for rollout in &mut self.rollouts {
             let is_wanted = rollout.is_judged() || rollout.unwritten.is_some();
             let is_due = std::mem::take(&mut rollout.is_dirty) || (all && is_wanted);
@@ -354,7 +354,7 @@ impl RolloutService {
             let written = tokio::task::spawn_blocking(move || state::write(&file, &route, saved)).await;
             let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
             if matches!(written, Ok(Others::Lost)) {
-                lost.push((Arc::clone(&rollout.route), path));
+                broken.push(path);
             }
             let error = written.err().map(|error| error.to_string());
             let route = &rollout.route;
@@ -367,9 +367,7 @@ impl RolloutService {
         }
         // What a broken file had of them is known here.
         for rollout in &mut self.rollouts {
-            let is_lost =
-                |(by, path): &(_, _)| *by != rollout.route && rollout.canary.state.as_ref() == Some(path);
-            rollout.is_dirty |= lost.iter().any(is_lost);
+            rollout.is_dirty |= rollout.canary.state.as_ref().is_some_and(|path| broken.contains(path));
         }
     }
 

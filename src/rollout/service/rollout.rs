@@ -453,7 +453,7 @@ impl Rollout {
             "revision_info": self.info,
             "state": self.plan.state.as_str(),
             "step": self.place().min(self.canary.steps.len()),
-            "weight": if is_shadow { Some(0) } else { step.map_or(Some(100), |step| Some(step.weight)) },
+            "weight": if is_shadow { 0 } else { step.map_or(100, |step| step.weight) },
             "shadow_weight": self.canary.shadow.filter(|_| is_shadow).map(|shadow| shadow.weight),
             "reason": self.plan.reason,
             "requests": { "baseline": self.requests[0], "canary": self.requests[1], "shadow": self.shadowed },
