@@ -57,6 +57,17 @@ fn start(file: &Path) -> Gateway {
     gateway
 }
 
+/// One whose state, beside the file, is at the second step.
+fn start_at_second_step(file: &Path) -> Gateway {
+    let (state, first) = (file.with_file_name("canary.json"), start(file));
+    until("a saved state", || state.exists().then_some(()));
+    stop_gateway(first);
+    let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
+    saved["routes"]["chat"]["plan"]["step"] = 1.into();
+    std::fs::write(&state, saved.to_string()).unwrap();
+    start(file)
+}
+
 fn is_rolled_back(gateway: &Gateway) -> serde_json::Value {
     wait_for("the rollback", gateway, |canary| canary["state"] == "rolled_back")
 }
@@ -153,15 +164,8 @@ fn a_gateway_whose_state_is_lost_gives_the_canary_nothing_until_another_knows_be
 fn a_gateway_that_starts_takes_the_step_that_another_is_at() {
     let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
     let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
-    let state = folders[0].path().join("canary.json");
-    let kept = with_state(clustered(file(folders[0].path(), &old, &new, STEPS), &broker));
-    let first = start(&kept);
-    until("a saved state", || state.exists().then_some(()));
-    stop_gateway(first);
-    let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
-    saved["routes"]["chat"]["plan"]["step"] = 1.into();
-    std::fs::write(&state, saved.to_string()).unwrap();
-    let first = start(&kept);
+    let first =
+        start_at_second_step(&with_state(clustered(file(folders[0].path(), &old, &new, STEPS), &broker)));
     let is_second = |canary: &serde_json::Value| canary["step"] == 2 && canary["weight"] == 80.0;
     wait_for("its own step", &first, is_second);
     // It has no state, and no other source than the broker.
@@ -179,14 +183,7 @@ fn what_a_gateway_showed_before_its_restart_holds_up_no_shortened_rollout() {
     let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
     let file = with_state(clustered(file(folder.path(), &old, &new, STEPS), &broker));
-    let state = folder.path().join("canary.json");
-    let first = start(&file);
-    until("a saved state", || state.exists().then_some(()));
-    stop_gateway(first);
-    let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
-    saved["routes"]["chat"]["plan"]["step"] = 1.into();
-    std::fs::write(&state, saved.to_string()).unwrap();
-    let first = start(&file);
+    let first = start_at_second_step(&file);
     wait_for("its step is shown", &first, |canary| canary["step"] == 2);
     until("the broker has it", || broker.ask(&format!("HVALS {TOPIC}")).contains("\"step\":1").then_some(()));
     stop_gateway(first);

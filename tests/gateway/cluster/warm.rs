@@ -46,6 +46,14 @@ async fn begin(gateway: &Gateway, redis: &Redis) -> Vec<String> {
     homes
 }
 
+/// The same by a gateway that has ended then.
+async fn before_the_restart(redis: &Redis, replicas: &[Replica]) -> Vec<String> {
+    let gateway = Gateway::start(config_of(redis, replicas, PolicyName::Prefix)).await;
+    let homes = begin(&gateway, redis).await;
+    gateway.app.stop(Duration::ZERO).await;
+    homes
+}
+
 /// How many of the conversations that are continued go to their replica, because of the prefix.
 async fn hits(gateway: &Gateway, homes: &[String]) -> usize {
     let mut hits = 0;
@@ -74,9 +82,7 @@ async fn read(gateway: &Gateway) {
 #[tokio::test]
 async fn the_only_gateway_finds_its_prompts_after_a_restart() {
     let (redis, replicas) = (Redis::start().await, old_replicas().await);
-    let before = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
-    let homes = begin(&before, &redis).await;
-    before.app.stop(Duration::ZERO).await;
+    let homes = before_the_restart(&redis, &replicas).await;
     let after = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
     read(&after).await;
     assert_eq!(hits(&after, &homes).await, 12);
@@ -85,9 +91,7 @@ async fn the_only_gateway_finds_its_prompts_after_a_restart() {
 #[tokio::test]
 async fn prompts_on_later_pages_of_the_journal_are_found() {
     let (redis, replicas) = (Redis::start().await, old_replicas().await);
-    let before = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
-    let homes = begin(&before, &redis).await;
-    before.app.stop(Duration::ZERO).await;
+    let homes = before_the_restart(&redis, &replicas).await;
     // More than two pages of what is no gateway's come first.
     let moved = "local key = 'tokenway:decisions' local all = redis.call('xrange', key, '-', '+') redis.call('del', key) \
                  for n = 1, 40 do redis.call('xadd', key, '*', 'd', 'x') end \
@@ -101,9 +105,7 @@ async fn prompts_on_later_pages_of_the_journal_are_found() {
 #[tokio::test]
 async fn prompts_are_found_where_a_source_names_the_replicas_only_after_the_start() {
     let (redis, replicas) = (Redis::start().await, old_replicas().await);
-    let before = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
-    let homes = begin(&before, &redis).await;
-    before.app.stop(Duration::ZERO).await;
+    let homes = before_the_restart(&redis, &replicas).await;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("replicas.json");
     let mut config = config_of(&redis, &replicas, PolicyName::Prefix);
@@ -136,9 +138,7 @@ async fn one_of_two_gateways_finds_the_prompts_of_both_after_a_restart() {
 #[tokio::test]
 async fn a_replica_that_restarted_since_has_lost_its_prompts() {
     let (redis, replicas) = (Redis::start().await, old_replicas().await);
-    let before = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
-    let homes = begin(&before, &redis).await;
-    before.app.stop(Duration::ZERO).await;
+    let homes = before_the_restart(&redis, &replicas).await;
     replicas[0].show_page(Some(&page(Duration::ZERO)));
     let after = Gateway::start(config_of(&redis, &replicas, PolicyName::Prefix)).await;
     read(&after).await;
