@@ -453,6 +453,12 @@ impl Record {
         self.attempts.iter().rfind(|made| made.is_prefill_leg())
     }
 
+    /// Whether no other replica had it before that attempt: the wait for the first token was its own.
+    pub fn is_first(&self, attempt: &Attempt) -> bool {
+        let is_earlier = |made: &Attempt| !made.is_prefill_leg() && made.start < attempt.start;
+        self.turned_away.is_none() && !self.attempts.iter().any(is_earlier)
+    }
+
     /// Whether it was sent more than once, its two legs apart.
     pub fn is_repeated(&self) -> bool {
         self.attempts.iter().filter(|made| !made.is_prefill_leg()).count() > 1

@@ -10,7 +10,7 @@ use super::stages::StageTime;
 use super::windows::{MAX_SERIES, SeriesView, WindowKey};
 use crate::clock::Stamp;
 use crate::labels::{OTHER, labels};
-use crate::record::{Attempt, AttemptCause, Record};
+use crate::record::Record;
 use crate::request::class::Class;
 use crate::stage::Stage;
 use crate::stats::Counts;
@@ -62,9 +62,7 @@ impl Parts {
         if let Some(begun) = record.begun_by() {
             let series = self.replica(&begun.served.replica);
             // Neither the time at another replica before, nor the pace of a stream that was continued is its own.
-            let is_earlier = |made: &Attempt| made.cause != AttemptCause::Prefill && made.start < begun.start;
-            let is_own = record.turned_away.is_none() && !record.attempts.iter().any(is_earlier);
-            series.observe(Measure::Ttft, ttft.filter(|_| is_own), now);
+            series.observe(Measure::Ttft, ttft.filter(|_| record.is_first(begun)), now);
             series.observe(Measure::Tpot, tpot.filter(|_| record.migrations == 0), now);
         }
     }
@@ -164,7 +162,7 @@ mod tests {
     use super::*;
     use crate::observe::fixture;
     use crate::observe::stages::stages;
-    use crate::record::Served;
+    use crate::record::{Attempt, AttemptCause, Served};
 
     #[test]
     fn a_request_counts_for_its_tenant_its_class_and_each_of_its_stages() {

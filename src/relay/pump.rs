@@ -16,7 +16,7 @@ use crate::clock::Stamp;
 use crate::config::Timeouts;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
-use crate::record::{AttemptCause, FirstToken, Gaps, Record, Served, TokenCounts};
+use crate::record::{FirstToken, Gaps, Record, Served, TokenCounts};
 
 /// Observes a stream.
 pub trait StreamSink {
@@ -221,9 +221,7 @@ pub fn first_token_of(record: &Record, pick: &Pick, at: Stamp) -> Option<FirstTo
         predicted: pick.decision.predicted_ttft,
         is_cold: pick.decision.is_cold,
         conversation: record.conversation,
-        is_retried: record.turned_away.is_some()
-            || record.attempts.iter().any(|made| made.error.is_some())
-            || record.attempts.last().is_some_and(|made| made.cause == AttemptCause::Hedge),
+        is_retried: record.attempts.last().is_some_and(|made| !record.is_first(made)),
     })
 }
 

@@ -276,7 +276,7 @@ impl Slot {
         let ttft = record.ttft().map(|ttft| ttft.as_secs_f64());
         let charged = charged(record);
         let served = charged.map(|(_, attempt)| (&attempt.served.replica, &attempt.served.revision));
-        let is_later = is_later(record, charged);
+        let is_later = charged.is_some_and(|(_, attempt)| !record.is_first(attempt));
         for (dimension, name) in took_part(served, &record.tenant, &class) {
             let part = self.part(dimension, name);
             part.requests += 1;
@@ -311,7 +311,7 @@ impl Slot {
         let class: Arc<str> = record.class.as_str().into();
         let charged = charged(record);
         let served = charged.map(|(_, attempt)| (&attempt.served.replica, &attempt.served.revision));
-        let is_later = is_later(record, charged);
+        let is_later = charged.is_some_and(|(_, attempt)| !record.is_first(attempt));
         for (dimension, name) in took_part(served, &record.tenant, &class) {
             let part = self.part(dimension, name);
             part.add_stages(before, is_later && dimension.is_engine(), -1);
@@ -387,13 +387,6 @@ fn took_part<'a>(
 /// wait elsewhere.
 fn charged(record: &Record) -> Option<(usize, &Attempt)> {
     record.attempts.iter().enumerate().max_by_key(|(_, attempt)| attempt.end.since(attempt.start))
-}
-
-/// Whether other attempts came before the one that is charged: they failed or were overtaken, and the connect stage is their time.
-fn is_later(record: &Record, charged: Option<(usize, &Attempt)>) -> bool {
-    charged.is_some_and(|(at, _)| {
-        record.attempts.iter().take(at).any(|attempt| attempt.cause != AttemptCause::Prefill)
-    })
 }
 
 fn blamed(judgement: &Judgement) -> Stage {
@@ -514,6 +507,7 @@ mod tests {
         let mut overtaken = hedged.attempts[0].clone();
         overtaken.served.replica = "gpu-b:8000".into();
         overtaken.end = overtaken.start.after(Duration::from_millis(1));
+        hedged.attempts[0].start = overtaken.end;
         hedged.attempts.insert(0, overtaken);
         let connected = hedged.at.first_token.unwrap();
         hedged.at.connected = Some(connected);
