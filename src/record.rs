@@ -154,6 +154,9 @@ pub struct Attempt {
     /// Requests that waited at the replica when it was chosen: ours without a first token, others' by the last scrape, and one
     /// more where the batch was full.
     pub ahead: f32,
+    /// Share of the wait for its first token in which it stood in the engine's queue, by the pages that were read meanwhile; `None`
+    /// where none was, or no token came.
+    pub queued: Option<f64>,
     /// Its answer was whole and had no content.
     pub is_empty: bool,
     /// The engine's error message, as far as it certainly quotes neither the prompt nor the answer.

@@ -144,6 +144,10 @@ struct LiveRequest {
     prompt: u64,
     output: u64,
     last_token: Option<Stamp>,
+    /// Requests without a first token there before it.
+    ahead: f64,
+    /// Sum and number of the shares of such requests that waited, by the pages since then.
+    queued: (f64, f64),
 }
 
 /// One replica in the minute in progress.
@@ -230,6 +234,20 @@ impl Fleet {
             minute.waiting += stats.waiting as f64;
             minute.kv_cache_usage += stats.kv_cache_usage;
         }
+        let waiting: Vec<f64> = self.engines.iter().map(|engine| engine.stats().waiting as f64).collect();
+        let awaiting: Vec<f64> = (0..waiting.len()).map(|replica| self.awaiting(replica)).collect();
+        for ((replica, _), request) in self.live.iter_mut().filter(|(_, one)| one.last_token.is_none()) {
+            let share = (waiting[*replica] / awaiting[*replica]).min(1.0);
+            request.queued = (request.queued.0 + share, request.queued.1 + 1.0);
+        }
+    }
+
+    /// Requests of a replica without a first token.
+    fn awaiting(&self, replica: usize) -> f64 {
+        let of = |((at, _), request): &(&(usize, JobId), &LiveRequest)| {
+            *at == replica && request.last_token.is_none()
+        };
+        self.live.iter().filter(of).count() as f64
     }
 
     /// Closes a replica's minute.
@@ -265,9 +283,11 @@ impl Fleet {
         let (prefix, job) = self.job();
         let replica = self.choose(prefix);
         self.minutes[replica].requests += 1.0;
+        let ahead = self.awaiting(replica);
         if let Ok(id) = self.engines[replica].submit(now, &job) {
             let (prompt, output) = (job.prompt as u64, (job.tokens.len() - job.prompt) as u64);
-            let request = LiveRequest { sent: now, prompt, output, last_token: None };
+            let request =
+                LiveRequest { sent: now, prompt, output, last_token: None, ahead, queued: (0.0, 0.0) };
             self.live.insert((replica, id), request);
         }
     }
@@ -312,8 +332,11 @@ impl Fleet {
                 let uncached = request.prompt.saturating_sub(event.cached) as f64;
                 let cost = &self.config.cost;
                 let expected = uncached / cost.prefill_tokens_per_second + cost.step.as_secs_f64();
-                // What goes beyond the expectation and its error is the queue's, as `observe::stages` has it.
-                let queue = (wait - 1.5 * expected).max(0.0);
+                // As `observe::stages` has it.
+                let queue = match request.queued {
+                    (_, 0.0) => (wait - 1.5 * expected).max(0.0) * request.ahead / (request.ahead + 1.0),
+                    (sum, pages) => wait * sum / pages,
+                };
                 minute.ttft.push(wait + self.way);
                 minute.connect += self.way;
                 minute.queue += queue;
@@ -410,4 +433,4 @@ const AFTER: u64 = 7;
 /// Minutes of the fault after which the gateway restarts.
 const RESTARTS_AFTER: u64 = 3;
 /// Seconds.
-const SCRAPE_EVERY: f64 = 5.0;
+const SCRAPE_EVERY: f64 = 1.0;

@@ -37,6 +37,8 @@ pub struct EngineFacts {
     pub(super) scraped: ArcSwapOption<ScrapedCounters>,
     /// Counters of the last minute, one every ten seconds, oldest first.
     recent: Mutex<VecDeque<(Stamp, EngineCounters)>>,
+    /// When its page was read lately, and which share of our requests without a first token waited there then, oldest first.
+    queues: Mutex<VecDeque<(Stamp, f64)>>,
     /// Figures that are expected of it and that its page does not have.
     pub(super) absent: ArcSwap<Vec<&'static str>>,
     /// Figures of its GPUs.
@@ -69,6 +71,24 @@ impl EngineFacts {
     /// Whether it lists the model.
     pub fn lists(&self, model: &str) -> bool {
         self.models.load().iter().any(|known| &*known.id == model)
+    }
+
+    /// Takes note of a page that was read at that time: requests that waited in the engine, and ours that had no first token then.
+    pub(super) fn saw_queue(&self, waiting: f64, ours: u64, at: Stamp) {
+        let mut queues = self.queues.lock();
+        if queues.len() >= QUEUES_KEPT {
+            queues.pop_front();
+        }
+        queues.push_back((at, (waiting / ours.max(1) as f64).min(1.0)));
+    }
+
+    /// Share of a wait for a first token in which the request stood in the engine's queue, by the pages of that time: that of the requests
+    /// without a first token that did. `None` if no page was read.
+    pub fn queued(&self, from: Stamp, to: Stamp) -> Option<f64> {
+        let queues = self.queues.lock();
+        let pages = queues.iter().rev().take_while(|(at, _)| *at >= from).filter(|(at, _)| *at <= to);
+        let (sum, all) = pages.fold((0.0, 0.0), |(sum, all), (_, share)| (sum + share, all + 1.0));
+        (all > 0.0).then(|| sum / all)
     }
 
     /// Waiting requests of this scrape, averaged with those of the scrapes before.
@@ -119,12 +139,28 @@ const OF_A_SCRAPE: f64 = 0.2;
 /// Between two counters that are kept, and how many are.
 const RECENT_EVERY: Duration = Duration::from_secs(10);
 const RECENT_KEPT: usize = 6;
+/// Pages that are kept: of a minute, where they are read once a second.
+const QUEUES_KEPT: usize = 64;
 /// First tokens that make a mean.
 const FEW: f64 = 3.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_share_of_a_wait_in_the_engine_s_queue_is_known_by_the_pages_of_that_time() {
+        let facts = EngineFacts::default();
+        let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
+        for second in 0..100 {
+            facts.saw_queue(if second % 4 == 0 { 3.0 } else { 0.0 }, second % 8, at(second));
+        }
+        // Of four that have no first token three wait, and others' where there are none of ours.
+        assert_eq!(facts.queued(at(60), at(60)), Some(0.75));
+        assert_eq!(facts.queued(at(64), at(64)), Some(1.0));
+        assert_eq!(facts.queued(at(60), at(67)), Some(1.75 / 8.0));
+        assert_eq!((facts.queued(at(0), at(20)), facts.queued(at(100), at(101))), (None, None));
+    }
 
     #[test]
     fn the_last_seconds_of_an_engine_are_known_by_its_counters() {

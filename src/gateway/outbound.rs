@@ -293,6 +293,7 @@ impl Flight {
             error: None,
             expected: self.pick().and_then(|pick| pick.assignment.expected()),
             ahead: self.pick().map_or(0.0, |pick| pick.assignment.ahead()),
+            queued: None,
             is_empty: false,
             engine_error: None,
         }

@@ -146,6 +146,7 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
         error: result.as_ref().err().map(Failure::code),
         expected: pick.assignment.expected(),
         ahead: pick.assignment.ahead(),
+        queued: None,
         is_empty: false,
         engine_error: None,
     });

@@ -42,6 +42,7 @@ fn attempt() -> Attempt {
         error: None,
         expected: None,
         ahead: 0.0,
+        queued: None,
         is_empty: false,
         engine_error: None,
     }

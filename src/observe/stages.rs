@@ -2,8 +2,9 @@
 //!
 //! Stages are contiguous from head to end, so they add up to the duration however the request ended: the rest goes to
 //! the stage in which it ended. The wait for the first token is split by the engine's reported times (`measured`), else
-//! by the predicted ones, else, before anything was learned, by how many requests waited at the replica (both `estimated`). Of a
-//! prompt that another replica computed, the wait there is split so, and the wait for its first token here is the transfer of its KV.
+//! by its pages that were read meanwhile, else by the predicted times, else, before anything was learned, by how many requests waited
+//! at the replica (all `estimated`). Of a prompt that another replica computed, the wait there is split so, and the wait for its first
+//! token here is the transfer of its KV.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::clock::Stamp;
 use crate::labels::labels;
-use crate::record::{Attempt, EngineTimes, ExpectedWait, Record};
+use crate::record::{Attempt, EngineTimes, Record};
 use crate::request::dialect::Dialect;
 pub(crate) use crate::stage::Stage;
 
@@ -191,12 +192,8 @@ impl StageCursor {
             self.push(Stage::EngineOther, wait - queue - prefill, StageSource::Measured);
             return;
         }
-        let queue = match attempt.map(|attempt| (attempt.expected, attempt.ahead)) {
-            Some((Some(expected), _)) => queue_of(wait, expected),
-            Some((None, ahead)) if ahead > 0.0 => {
-                wait.mul_f64(f64::from(ahead) / f64::from(ahead + 1.0)).min(wait)
-            }
-            _ => return self.push(Stage::Prefill, wait, StageSource::Estimated),
+        let Some(queue) = attempt.and_then(|attempt| queue_of(wait, attempt)) else {
+            return self.push(Stage::Prefill, wait, StageSource::Estimated);
         };
         self.push(Stage::EngineQueue, queue, StageSource::Estimated);
         self.push(Stage::Prefill, wait - queue, StageSource::Estimated);
@@ -210,16 +207,26 @@ impl EngineTimes {
     }
 }
 
-/// The queue's part of a wait: `share · min(wait, 1.5 · expected) + max(0, wait − 1.5 · expected)`, with
-/// `share = queue / (queue + prefill)` as expected. Time far beyond the prediction is other requests' work.
-fn queue_of(wait: Duration, expected: ExpectedWait) -> Duration {
+/// The queue's part of a wait, by the pages that were read meanwhile; of none
+/// `share · min(wait, 1.5 · expected) + max(share, n / (n + 1)) · max(0, wait − 1.5 · expected)` behind n requests, with
+/// `share = queue / (queue + prefill)` as expected: time far beyond the prediction is other requests' work, where there are any. `None`
+/// where nothing is known.
+fn queue_of(wait: Duration, attempt: &Attempt) -> Option<Duration> {
+    let part = |of: Duration, share: f64| of.mul_f64(share).min(of);
+    if let Some(queued) = attempt.queued {
+        return Some(part(wait, queued));
+    }
+    let of_others = f64::from(attempt.ahead / (attempt.ahead + 1.0));
+    let Some(expected) = attempt.expected else {
+        return (attempt.ahead > 0.0).then(|| part(wait, of_others));
+    };
     let whole = expected.queue + expected.prefill;
     if whole.is_zero() {
-        return Duration::ZERO;
+        return Some(Duration::ZERO);
     }
     let explained = wait.min(whole.mul_f64(NOISE));
     let share = expected.queue.as_secs_f64() / whole.as_secs_f64();
-    (wait - explained + explained.mul_f64(share)).min(wait)
+    Some(part(explained, share) + part(wait - explained, share.max(of_others)))
 }
 
 /// Ratio of actual to predicted wait that is within the prediction's error.
@@ -229,7 +236,7 @@ const NOISE: f64 = 1.5;
 mod tests {
     use super::*;
     use crate::observe::fixture;
-    use crate::record::{AttemptCause, Moments, Outcome, TokenCounts, Ways};
+    use crate::record::{AttemptCause, ExpectedWait, Moments, Outcome, TokenCounts, Ways};
 
     const fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
@@ -279,7 +286,7 @@ mod tests {
             (Some(EngineTimes::default()), expected(0, 195), Some(0), 195, None, "estimated"),
             (None, expected(65, 130), Some(65), 130, None, "estimated"),
             (None, expected(130, 260), Some(65), 130, None, "estimated"),
-            (None, expected(0, 10), Some(180), 15, None, "estimated"),
+            (None, expected(10, 10), Some(97), 97, None, "estimated"),
             (None, expected(0, 0), Some(0), 195, None, "estimated"),
             (None, None, None, 195, None, "estimated"),
         ];
@@ -323,6 +330,28 @@ mod tests {
             "{seen:?}"
         );
         assert_eq!(sum(&record), record.duration());
+    }
+
+    #[test]
+    fn pages_tell_how_long_a_request_was_queued_and_else_who_was_there_before_it() {
+        // (share by the pages, requests before it; engine_queue in ms), of 195 ms where 20 were expected.
+        let cases = [
+            (None, 0.0, 0),
+            (None, 3.0, 123),
+            (Some(0.0), 3.0, 0),
+            (Some(0.5), 0.0, 97),
+            (Some(1.0), 0.0, 195),
+        ];
+        for (queued, ahead, queue) in cases {
+            let mut record = fixture::stream();
+            let made = &mut record.attempts[0];
+            made.expected = Some(ExpectedWait { queue: ms(0), prefill: ms(20) });
+            (made.queued, made.ahead) = (queued, ahead);
+            let seen = stages(&record);
+            let found = seen.iter().find(|time| time.stage == Stage::EngineQueue).unwrap();
+            assert_eq!(found.duration.as_millis(), queue, "{queued:?}, {ahead} ahead");
+            assert_eq!(sum(&record), record.duration());
+        }
     }
 
     #[test]

@@ -208,8 +208,11 @@ impl StreamPump {
     }
 }
 
-/// A first token as the observers get it; `None` of a request that was not read.
-pub fn first_token_of(record: &Record, pick: &Pick, at: Stamp) -> Option<FirstToken> {
+/// Notes a first token in the record; as the observers get it, `None` of a request that was not read.
+pub fn note_first_token(record: &mut Record, pick: &Pick, at: Stamp) -> Option<FirstToken> {
+    if let Some(made) = record.attempts.last_mut() {
+        made.queued = pick.replica.engine.queued(made.start, at);
+    }
     Some(FirstToken {
         route: Arc::clone(&record.route),
         model: Arc::clone(&record.model),

@@ -15,7 +15,7 @@ use super::error_event::{self, DialectError};
 use super::itl_slo::ItlSlo;
 use super::migration::{self, Migration, NextLeg, Succession};
 use super::pins::ResponsePins;
-use super::pump::{Pumped, StreamPump, StreamSink, first_token_of};
+use super::pump::{Pumped, StreamPump, StreamSink, note_first_token};
 use super::reader::StreamReader;
 use super::stream_state::StreamEnd;
 use super::usage::EngineError;
@@ -62,7 +62,7 @@ impl StreamSink for ClientSink {
 
     fn first_token(&mut self, at: Stamp, pick: &Pick) {
         self.guard.first_token(at);
-        if let Some(first) = first_token_of(self.guard.record(), pick, at) {
+        if let Some(first) = note_first_token(self.guard.record(), pick, at) {
             self.guard.observer().first_token(&first);
         }
     }

@@ -24,7 +24,7 @@ use crate::observe::Observer;
 use crate::observe::metrics::StreamKey;
 use crate::observe::record_guard::OriginalEnd;
 use crate::record::{AttemptCause, ClientInfo, Gaps, Opening, Original, Outcome, Record};
-use crate::relay::pump::{Pumped, StreamPump, StreamSink, first_token_of, record_facts};
+use crate::relay::pump::{Pumped, StreamPump, StreamSink, note_first_token, record_facts};
 use crate::relay::reader::StreamReader;
 use crate::relay::stream_state::StreamEnd;
 use crate::relay::usage::EngineError;
@@ -236,7 +236,7 @@ impl StreamSink for ShadowSink<'_> {
 
     fn first_token(&mut self, at: Stamp, pick: &Pick) {
         self.record.at.first_token = Some(at);
-        if let Some(first) = first_token_of(self.record, pick, at) {
+        if let Some(first) = note_first_token(self.record, pick, at) {
             self.observer.shadow_first_token(&first);
         }
     }
