@@ -143,6 +143,14 @@ pub enum Failure {
         /// As sent by the client, truncated.
         id: String,
     },
+    /// A response that is not known here, while the gateways that may know it cannot be asked.
+    #[error(
+        "Response with id '{id}' is not known to this gateway, and the others cannot be asked at the moment; try again"
+    )]
+    OthersUnreachable {
+        /// As sent by the client, truncated.
+        id: String,
+    },
     /// No replica of the route is ready.
     #[error("no ready replica for route {route}: {detail}")]
     NoReadyReplica {
@@ -285,6 +293,7 @@ impl Failure {
             Self::ModelNotFound { .. } => (S::NOT_FOUND, "model_not_found", INVALID),
             Self::PreviousResponseNotFound { .. } => (S::NOT_FOUND, "previous_response_not_found", INVALID),
             Self::ResponseNotFound { .. } => (S::NOT_FOUND, "response_not_found", INVALID),
+            Self::OthersUnreachable { .. } => (S::SERVICE_UNAVAILABLE, "cluster_unreachable", OVERLOADED),
             Self::NoReadyReplica { .. } => (S::SERVICE_UNAVAILABLE, "no_ready_replica", OVERLOADED),
             Self::NotAdmitted { limit, .. } => (S::TOO_MANY_REQUESTS, limit, "rate_limit_error"),
             Self::HookRefused { status, .. } => {
@@ -346,9 +355,11 @@ impl Failure {
             Self::NoReadyReplica { retry_after, .. }
             | Self::NoTokenKeys { retry_after }
             | Self::SuspectedPoison { retry_after } => Some(*retry_after),
-            Self::BodyMemory | Self::Draining | Self::LocalResources | Self::HookUnavailable => {
-                Some(Duration::from_secs(1))
-            }
+            Self::BodyMemory
+            | Self::Draining
+            | Self::LocalResources
+            | Self::HookUnavailable
+            | Self::OthersUnreachable { .. } => Some(Duration::from_secs(1)),
             _ => None,
         }
     }

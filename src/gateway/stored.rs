@@ -57,8 +57,16 @@ pub(super) fn of_path<'t>(
 }
 
 /// Asks the other gateways for the response that a path names, where it is not known here.
-pub(super) async fn fetch_path(gateway: &Gateway, tenant: &TenantRef, path: &str) {
-    gateway.pins.fetch(tenant.name(), id_of(path)).await;
+///
+/// # Errors
+/// [`Failure::OthersUnreachable`] where they cannot be asked.
+pub(super) async fn fetch_path(gateway: &Gateway, tenant: &TenantRef, path: &str) -> Result<(), Failure> {
+    fetch(gateway, tenant, id_of(path)).await
+}
+
+async fn fetch(gateway: &Gateway, tenant: &TenantRef, id: &str) -> Result<(), Failure> {
+    let is_final = gateway.pins.fetch(tenant.name(), id).await;
+    if is_final { Ok(()) } else { Err(Failure::OthersUnreachable { id: shortened(id) }) }
 }
 
 /// The same for `previous_response_id`, once the request is understood.
@@ -68,7 +76,7 @@ pub(super) async fn fetch_previous(
     route: &RouteState,
     id: &str,
 ) -> Result<Arc<Replica>, Failure> {
-    gateway.pins.fetch(tenant.name(), id).await;
+    fetch(gateway, tenant, id).await?;
     previous(gateway, tenant, route, id)
 }
 

@@ -19,6 +19,8 @@ pub struct ResponsePins {
     /// To who knows what other gateways made.
     others: OnceLock<mpsc::Sender<PinAsked>>,
     are_others_known: AtomicBool,
+    /// They were known since the start.
+    were_others_known: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -133,6 +135,7 @@ impl ResponsePins {
 
     /// Whether what other gateways made can be asked for. Where it can again, whoever kept it may have lost it.
     pub fn others_known(&self, are_known: bool) {
+        self.were_others_known.fetch_or(are_known, Ordering::Relaxed);
         if !self.are_others_known.swap(are_known, Ordering::Relaxed) && are_known {
             self.share_all();
         }
@@ -164,19 +167,28 @@ impl ResponsePins {
     }
 
     /// Learns from the other gateways which replica made a response that is not known here: a request that would be refused waits
-    /// for that, at most [`PATIENCE`].
-    pub async fn fetch(&self, tenant: &Arc<str>, response: &str) {
-        if self.replica_of(tenant, response).is_some() || !self.are_others_known.load(Ordering::Relaxed) {
-            return;
+    /// for that, at most [`PATIENCE`]. False where they could not be asked: what they made may exist all the same.
+    pub async fn fetch(&self, tenant: &Arc<str>, response: &str) -> bool {
+        if self.replica_of(tenant, response).is_some() {
+            return true;
         }
-        let Some(others) = self.others.get() else { return };
-        let (answer, answered) = oneshot::channel();
-        let asked = PinAsked { tenant: Arc::clone(tenant), response: response.into(), answer };
-        if others.try_send(asked).is_ok()
-            && let Ok(Ok(Some(url))) = tokio::time::timeout(PATIENCE, answered).await
-        {
+        let Some(others) = self.others.get() else { return true };
+        let asking = async {
+            while !self.are_others_known.load(Ordering::Relaxed) {
+                // Only a gateway that has just begun is about to be connected.
+                (!self.were_others_known.load(Ordering::Relaxed)).then_some(())?;
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            let (answer, answered) = oneshot::channel();
+            let asked = PinAsked { tenant: Arc::clone(tenant), response: response.into(), answer };
+            others.try_send(asked).ok()?;
+            answered.await.ok()
+        };
+        let Ok(Some(made_at)) = tokio::time::timeout(PATIENCE, asking).await else { return false };
+        if let Some(url) = made_at {
             self.remember(tenant, response, &url);
         }
+        true
     }
 
     /// The URL of the replica that made a response of this tenant.
@@ -224,6 +236,7 @@ const MAX_PINS: usize = 100_000;
 const MAX_ASKED: usize = 4096;
 /// For another gateway's answer.
 const PATIENCE: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {

@@ -106,15 +106,33 @@ async fn a_gateway_that_starts_later_and_one_that_lost_its_broker_know_them() {
     follow_each_other(&gateways).await;
     assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up("resp_before")).await), maker);
     assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up("resp_meanwhile")).await), meanwhile);
-    // Without a broker an unknown one is refused at once, and a known one served.
+    // Without a broker a known one is served, and one that may be another gateway's is to be asked for again, without a wait.
     redis.kill();
     until("the loss is seen", || gateways.iter().all(|one| metric(one, "tokenway_cluster_connected") == 0.0))
         .await;
     assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up("resp_before")).await), maker);
     let clock = gateways[1].app.gateway.clock;
     let asked = clock.now();
-    assert_eq!(ask(&gateways[1], "k", &follow_up("resp_unknown")).await.status(), 404);
+    let refused = ask(&gateways[1], "k", &follow_up("resp_unknown")).await;
+    assert_eq!((refused.status(), &*refused.code()), (503, "cluster_unreachable"));
+    assert_eq!(refused.head.header("retry-after"), Some("1"));
     assert!(clock.now().since(asked) < Duration::from_millis(100));
+}
+
+#[tokio::test]
+async fn a_gateway_that_has_just_begun_asks_for_what_it_does_not_know_once_it_is_connected() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let first = Gateway::start(config_of(&redis, &replicas, PolicyName::RoundRobin)).await;
+    until("it is connected", || metric(&first, "tokenway_cluster_connected") == 1.0).await;
+    let maker = make(&first, &replicas, "resp_before").await;
+    let is_written = async {
+        while !redis.ask("KEYS tokenway:pin:*").await.unwrap().starts_with("*1") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon("it is written", is_written).await;
+    let second = Gateway::start(config_of(&redis, &replicas, PolicyName::RoundRobin)).await;
+    assert_eq!(replica_of(&ask(&second, "k", &follow_up("resp_before")).await), maker);
 }
 
 #[tokio::test]
