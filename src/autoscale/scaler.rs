@@ -213,10 +213,10 @@ impl Scaler {
         };
         let output = if target.computes_prompts { 1.0 } else { typical.output };
         let typical = Typical { output, ..typical };
-        // What runs beyond our own: other gateways, or clients that go around us.
+        // What runs beyond our own: other gateways, also those that are followed, or clients that go around us.
         let beyond = |engine: &&EngineLoad| {
             let told = engine.running.unwrap_or(0.0) + engine.waiting.unwrap_or(0.0);
-            (told - engine.inflight as f64).max(0.0)
+            (told - engine.inflight.saturating_sub(engine.followed) as f64).max(0.0)
         };
         let foreign = self.foreign.note(now, ready.iter().map(beyond).sum());
         terms.backlog_rate = terms.waiting / terms.cold_start.as_secs_f64().clamp(MIN_DRAIN, MAX_DRAIN);

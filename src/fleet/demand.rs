@@ -45,8 +45,10 @@ pub struct EngineLoad {
     pub state: ReplicaState,
     /// Fraction of its ordinary traffic that it gets.
     pub share: f64,
-    /// Our requests in flight there.
+    /// Requests in flight there that are known here: this gateway's, and those of gateways that it follows.
     pub inflight: u64,
+    /// Those that other gateways sent.
+    pub followed: u64,
     /// Running requests, everybody's, as its engine told.
     pub running: Option<f64>,
     /// Waiting requests, everybody's, as its engine told.
@@ -81,6 +83,7 @@ impl EngineLoad {
             state,
             share: target.share(),
             inflight: view.inflight,
+            followed: target.load.followed(),
             running: signals.and_then(|signals| signals.running),
             waiting: signals.and_then(|signals| signals.waiting),
             batch_limit: signals

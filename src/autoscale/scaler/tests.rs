@@ -53,6 +53,7 @@ fn engine(n: usize, state: ReplicaState) -> EngineLoad {
         state,
         share: 1.0,
         inflight: 0,
+        followed: 0,
         running: None,
         waiting: None,
         batch_limit: None,
@@ -181,6 +182,20 @@ fn more_running_than_is_explained_counts() {
         (engine.inflight, engine.running) = (20, Some(20.0));
     });
     assert!(pool.run(300, 8)[299] > before);
+}
+
+#[test]
+fn what_other_gateways_sent_counts_whether_they_are_followed_or_not() {
+    let wanted = |inflight, followed| {
+        let mut pool = Pool::new(4, Scale::default());
+        pool.settle(8);
+        pool.load.engines.iter_mut().for_each(|engine| {
+            (engine.inflight, engine.followed, engine.running) = (inflight, followed, Some(20.0));
+        });
+        pool.run(300, 8)[299]
+    };
+    assert_eq!(wanted(20, 15), wanted(5, 0));
+    assert!(wanted(20, 15) > wanted(20, 0));
 }
 
 #[test]

@@ -158,9 +158,14 @@ impl ReplicaLoad {
         u64::from(self.past_engine.load(Ordering::Relaxed))
     }
 
+    /// Those in flight at the engine that other gateways sent.
+    pub fn followed(&self) -> u64 {
+        u64::from(self.followed.load(Ordering::Relaxed))
+    }
+
     /// Requests of this gateway in flight.
     pub fn own(&self) -> u64 {
-        self.past_engine() + self.inflight().saturating_sub(u64::from(self.followed.load(Ordering::Relaxed)))
+        self.past_engine() + self.inflight().saturating_sub(self.followed())
     }
 
     /// How long the request of this gateway that is longest without a token has been so; zero without any.

@@ -69,7 +69,7 @@ impl Api {
     /// A page of the list; `rest` is the token of the page before.
     pub(super) async fn list<O: DeserializeOwned>(&self, rest: Option<&str>) -> Result<Page<O>, ApiError> {
         let rest = rest.map(|rest| format!("&continue={}", segment(rest))).unwrap_or_default();
-        let mut answer = self.get(&format!("{}&limit=500{rest}", self.path)).await?;
+        let mut answer = self.get(&format!("{}&limit=500{rest}", self.path), LIST_TIMEOUT).await?;
         let mut page = Vec::new();
         let whole = async {
             while let Some(chunk) = answer.chunk().await? {
@@ -90,11 +90,11 @@ impl Api {
         let version = segment(version);
         let query =
             format!("watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={version}");
-        let answer = self.get(&format!("{}&{query}", self.path)).await?;
+        let answer = self.get(&format!("{}&{query}", self.path), HEAD_TIMEOUT).await?;
         Ok(Events::new(answer))
     }
 
-    async fn get(&self, path: &str) -> Result<Answer, ApiError> {
+    async fn get(&self, path: &str, timeout: Duration) -> Result<Answer, ApiError> {
         let mut request = Request::get(format!("{}{path}", self.endpoint.base_path))
             .header(header::ACCEPT, "application/json");
         // Never in the clear.
@@ -104,7 +104,7 @@ impl Api {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Bytes::new()).map_err(|error| ApiError::Protocol(error.to_string()))?;
-        let mut answer = open(&self.connector, &self.endpoint, request, HEAD_TIMEOUT).await?;
+        let mut answer = open(&self.connector, &self.endpoint, request, timeout).await?;
         match answer.status() {
             StatusCode::OK => Ok(answer),
             StatusCode::GONE => Err(ApiError::Expired),
@@ -142,7 +142,9 @@ async fn token() -> Result<Option<String>, ApiError> {
 
 /// Where a pod finds its credentials.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// Of a watch.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Of a page of a list until its head, and then until its end: a server with much to do takes long for either.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// After this the server ends the watch, with a bookmark: short, because a server that is frozen says nothing either.
 pub(super) const WATCH_FOR: Duration = Duration::from_secs(40);
