@@ -132,7 +132,8 @@ pub(super) fn classify(
         session: None,
         sampling,
         pinned: None,
-        is_sent_once: dialect.is_stateful() && fields.is_stored,
+        is_sent_once: dialect.is_stateful() && fields.has_effects(),
+        not_copied: why_not_copied(dialect, fields),
         stays: route.prefill.as_ref().and_then(|_| apart::obstacle(dialect, fields, choices > 1)),
         read: Stamp::default(),
         slo: SloBounds::default(),
@@ -142,6 +143,12 @@ pub(super) fn classify(
         carrier: None,
     });
     Classified { prepared, model: label, class }
+}
+
+/// Why no canary gets a copy: it would leave something behind, or fetch what is fetched, and freed there, once.
+fn why_not_copied(dialect: Dialect, fields: &Fields<'_>) -> Option<&'static str> {
+    let is_alone = fields.is_unstored && fields.previous_response_id.is_none() && !fields.has_effects();
+    if dialect.is_stateful() && !is_alone { Some("stored") } else { fields.names_kv.then_some("own_params") }
 }
 
 fn share_of(tenant: &TenantRef) -> Share {
@@ -222,4 +229,32 @@ fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
     }
     let asked = route.config.asked_model().filter(|name| ***name == *model);
     asked.cloned().unwrap_or_else(|| "other".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::fields::parse;
+
+    #[test]
+    fn what_leaves_something_behind_or_fetches_kv_is_not_copied() {
+        for (dialect, body, reason) in [
+            (Dialect::Responses, r#"{"input":"x","store":false}"#, None),
+            (
+                Dialect::Responses,
+                r#"{"store":false,"previous_response_id":null,"tools":[{"type":"function"}]}"#,
+                None,
+            ),
+            (Dialect::Responses, r#"{"input":"x"}"#, Some("stored")),
+            (Dialect::Responses, r#"{"store":true}"#, Some("stored")),
+            (Dialect::Responses, r#"{"store":false,"background":true}"#, Some("stored")),
+            (Dialect::Responses, r#"{"store":false,"previous_response_id":"resp_1"}"#, Some("stored")),
+            (Dialect::Responses, r#"{"store":false,"tools":[{"type":"mcp"}]}"#, Some("stored")),
+            (Dialect::Chat, r#"{"messages":[],"store":true}"#, None),
+            (Dialect::Chat, r#"{"kv_transfer\u005fparams":{"a":1}}"#, Some("own_params")),
+            (Dialect::Chat, r#"{"kv_transfer_params":null}"#, None),
+        ] {
+            assert_eq!(why_not_copied(dialect, &parse(dialect, body.as_bytes()).unwrap()), reason, "{body}");
+        }
+    }
 }

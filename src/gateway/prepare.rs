@@ -90,7 +90,7 @@ pub async fn prepare(
     };
     if dialect == Dialect::StoredResponse {
         // Seldom: boxed, so that other requests are no larger for it.
-        Box::pin(stored::fetch_path(gateway, &tenant, parts.uri.path())).await;
+        Box::pin(stored::fetch_path(gateway, &tenant, parts.uri.path())).await?;
     }
     let bytes = request.held.bytes.len();
     let work = move || {
@@ -232,6 +232,9 @@ impl ReadRequest {
             None => stored,
         };
         drop(fields);
+        if prepared.prompt.names_media && tenant.isolation().is_some() {
+            return Err(Failure::bad_request(NO_OWN_MEDIA, Some("uuid")));
+        }
         // A stored response exists on its own replica only.
         let may_move =
             prepared.pinned.is_none() && seen.previous.is_none() && dialect.body_form() == BodyForm::Json;
@@ -506,7 +509,8 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// Its body has no `cache_salt`, and engines that are asked by it share what they cached.
 const COHERE_EMBED: &str = "/v2/embed";
 /// Blocks of an engine are named by number, which no salt guards.
-const NO_OWN_KV: &str = "cache_isolation: this tenant's requests may not name KV of other engines (kv_transfer_params, bootstrap_host, bootstrap_port, bootstrap_room); leave it out";
+const NO_OWN_KV: &str = "cache_isolation: this tenant's requests may not name KV of other engines (kv_transfer_params, ec_transfer_params, bootstrap_host, bootstrap_port, bootstrap_room); leave it out";
+const NO_OWN_MEDIA: &str = "cache_isolation: this tenant's requests may not name media by uuid, which all tenants share; leave it out";
 const NO_SALT: &str = "cache_isolation: /v2/embed has no cache_salt that would keep this tenant's texts apart; use /v1/embeddings";
 const X_PRIORITY: HeaderName = HeaderName::from_static("x-priority");
 const X_REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");

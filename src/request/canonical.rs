@@ -32,6 +32,7 @@ pub(super) struct PromptWalk<'s> {
     /// The hash of all before the assistant's last answer, where `tells_turns`.
     before_answer: Option<u64>,
     was_answer: bool,
+    names_media: bool,
 }
 
 /// The part of a conversation that all its turns repeat: what comes before the assistant's first answer.
@@ -57,6 +58,7 @@ impl<'s> PromptWalk<'s> {
             tells_turns,
             before_answer: None,
             was_answer: false,
+            names_media: false,
         }
     }
 
@@ -99,6 +101,11 @@ impl<'s> PromptWalk<'s> {
     }
 
     /// What the walk has found.
+    /// Whether a part of the content has a `uuid`.
+    pub(super) fn names_media(&self) -> bool {
+        self.names_media
+    }
+
     pub(super) fn finish(mut self) -> (PrefixChain, PromptSize, Option<u64>, Option<u64>) {
         let exact_tokens = Some(Tokens(self.token_ids)).filter(|n| n.0 > 0 && !self.is_text);
         let chain = self.chain.finish();
@@ -204,7 +211,10 @@ impl<'s> PromptWalk<'s> {
         }
         cursor.object(|key, cursor| match (key.escaped().unwrap_or_default(), cursor.ahead()) {
             ("text", JsonKind::Str) => self.string(cursor),
-            (key, _) => self.member(key, cursor),
+            (key, kind) => {
+                self.names_media |= key == "uuid" && kind != JsonKind::Null;
+                self.member(key, cursor)
+            }
         })
     }
 

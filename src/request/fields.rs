@@ -12,9 +12,9 @@ use std::borrow::Cow;
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
-/// What a client that moves KV by itself sends: vLLM's object, and SGLang's rendezvous.
-pub const KV_MEMBERS: [&str; 4] =
-    ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
+/// What a client that moves KV, or outputs of encoders, by itself sends: vLLM's objects, and SGLang's rendezvous.
+pub const KV_MEMBERS: [&str; 5] =
+    ["kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
 
 /// The fields of a request body that the gateway uses.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +29,7 @@ pub struct Fields<'a> {
     pub stream_options: Option<Raw<'a>>,
     /// `n`, the number of choices (default 1).
     pub choices: u32,
-    /// The least of `max_tokens`, `max_completion_tokens` and `max_output_tokens`.
+    /// The most of `max_tokens`, `max_completion_tokens` and `max_output_tokens`: which of them counts, the engine decides.
     pub max_tokens: Option<u64>,
     /// `echo`: the prompt comes back in front of the completion.
     pub echo: bool,
@@ -46,6 +46,8 @@ pub struct Fields<'a> {
     /// `store` or `background` is true: of responses, what the engine makes stays there. Without `store`, which OpenAI's API takes for
     /// true, vLLM keeps nothing unless its operator wants it (`VLLM_ENABLE_RESPONSES_API_STORE`).
     pub is_stored: bool,
+    /// `store` is false.
+    pub is_unstored: bool,
     /// What the engine makes its prompt of.
     pub prompt: PromptFields<'a>,
 }
@@ -85,6 +87,26 @@ pub struct PromptFields<'a> {
     /// `tokens`, of detokenize.
     pub tokens: Option<Raw<'a>>,
 }
+
+impl Fields<'_> {
+    /// Of a request of the Responses API: whether it has effects beside its answer, which is kept or whose tools the server runs. Clients
+    /// run those of type `function` and `custom`.
+    pub fn has_effects(&self) -> bool {
+        let is_left_to_the_client = |tool: &mut Cursor<'_>| {
+            let [kind] = tool.members(["type"])?;
+            let is_left = kind
+                .and_then(|kind| kind.string())
+                .is_some_and(|kind| matches!(&*kind, "function" | "custom"));
+            if is_left { Ok(()) } else { Err(NOT_LEFT) }
+        };
+        let runs_tools =
+            || self.prompt.tools.is_some_and(|tools| tools.cursor().array(is_left_to_the_client).is_err());
+        self.is_stored || runs_tools()
+    }
+}
+
+/// Ends the walk at a tool that the server runs.
+const NOT_LEFT: JsonError = JsonError { at: 0, problem: "" };
 
 /// Why a body cannot be taken. Never holds text of the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -249,14 +271,18 @@ impl<'a> FieldReader<'a> {
             "stream_options" => fields.stream_options = Some(value),
             "n" => self.choices = whole_number(&value).and_then(|choices| choices.try_into().ok()),
             "max_tokens" | "max_completion_tokens" | "max_output_tokens" => {
-                fields.max_tokens = whole_number(&value).into_iter().chain(fields.max_tokens).min();
+                fields.max_tokens = whole_number(&value).max(fields.max_tokens);
             }
             "echo" => fields.echo = truth(&value) == Some(true),
             "cache_salt" => fields.cache_salt = Some(value),
             "priority" => fields.priority = Some(value),
             "previous_response_id" => fields.previous_response_id = value.string(),
             "request_id" => fields.request_id = value.non_null(),
-            "store" | "background" => fields.is_stored |= truth(&value) == Some(true),
+            "store" | "background" => {
+                let is = truth(&value);
+                fields.is_stored |= is == Some(true);
+                fields.is_unstored |= key == "store" && is == Some(false);
+            }
             key if KV_MEMBERS.contains(&key) => fields.names_kv |= value.non_null().is_some(),
             key => self.prompt_member(key, value),
         }
@@ -324,13 +350,19 @@ pub(super) fn truth(value: &Raw<'_>) -> Option<bool> {
     }
 }
 
-/// What engines read as a whole number (pydantic's lax mode): `2`, `2.0` and `"2"`.
+/// What engines read as a whole number (pydantic's lax mode): `2`, `2.0`, `2e0` and `"2"`.
 pub(super) fn whole_number(value: &Raw<'_>) -> Option<u64> {
     let quoted = value.string();
     let text = quoted.as_deref().map_or(value.text(), str::trim);
-    let digits = text.strip_suffix(".0").unwrap_or(text);
-    digits.parse().ok()
+    let by_value = || {
+        let value: f64 = text.parse().ok()?;
+        (value.fract() == 0.0 && (0.0..=MOST_WHOLE).contains(&value)).then_some(value as u64)
+    };
+    text.parse().ok().or_else(by_value)
 }
+
+/// Beyond this a float is no whole number for certain.
+const MOST_WHOLE: f64 = (1u64 << 53) as f64;
 
 /// The same of a string, or of a field of a form.
 pub(super) fn truth_of_word(word: &str) -> Option<bool> {
@@ -392,6 +424,40 @@ mod tests {
         assert_eq!(chat(r#"{"n":2,"n":3}"#).unwrap().choices, 3);
         assert_eq!(chat(r#"{"n":"2"}"#).unwrap().choices, 2, "engines read it so");
         assert_eq!(chat(r#"{"n":2.0,"max_tokens":"7"}"#).unwrap().max_tokens, Some(7));
+        for n in ["8e0", "0.8e1", "\"8.00\"", "80E-1"] {
+            assert_eq!(chat(&format!(r#"{{"n":{n}}}"#)).unwrap().choices, 8, "{n}");
+        }
+        for n in ["8.5", "-8", "1e300", "\"nan\""] {
+            assert_eq!(chat(&format!(r#"{{"n":{n}}}"#)).unwrap().choices, 1, "{n}");
+        }
+    }
+
+    #[test]
+    fn of_several_limits_on_the_answer_the_most_counts() {
+        for limits in [
+            r#"{"max_tokens":1,"max_completion_tokens":300}"#,
+            r#"{"max_completion_tokens":300,"max_tokens":1,"max_output_tokens":null}"#,
+            r#"{"max_tokens":300,"max_tokens":1}"#,
+        ] {
+            assert_eq!(chat(limits).unwrap().max_tokens, Some(300), "{limits}");
+        }
+    }
+
+    #[test]
+    fn stored_responses_have_effects_and_those_whose_tools_the_server_runs() {
+        for (body, has_effects) in [
+            (r#"{"input":"x"}"#, false),
+            (r#"{"input":"x","store":false,"tools":[]}"#, false),
+            (r#"{"tools":[{"type":"function","name":"f"},{"name":"g","type":"cust\u006fm"}]}"#, false),
+            (r#"{"tools":[{"type":"function"},{"type":"mcp"}]}"#, true),
+            (r#"{"tools":[{"name":"f"}]}"#, true),
+            (r#"{"tools":{"type":"mcp"}}"#, true),
+            (r#"{"store":true}"#, true),
+            (r#"{"store":false,"background":true}"#, true),
+        ] {
+            let fields = parse(Dialect::Responses, body.as_bytes()).unwrap();
+            assert_eq!(fields.has_effects(), has_effects, "{body}");
+        }
     }
 
     #[test]

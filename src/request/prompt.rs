@@ -23,6 +23,8 @@ pub struct RequestPrompt {
     pub conversation: Option<u64>,
     /// The whole hash of the prompt that the assistant's last answer in it is to, where that was asked for.
     pub continues: Option<u64>,
+    /// A part of its content has a `uuid`, the name under which an engine keeps what it made of a picture, sound or film.
+    pub names_media: bool,
 }
 
 impl RequestPrompt {
@@ -48,8 +50,9 @@ impl RequestPrompt {
         let mut walk = PromptWalk::new(seed, root, room, tells_turns);
         // The fields were validated when they were parsed: a walk over them cannot meet a fault.
         let _never_faults = walk.request(dialect, fields);
+        let names_media = walk.names_media();
         let (chain, size, conversation, continues) = walk.finish();
-        Self { chain, size, conversation, continues }
+        Self { chain, size, conversation, continues, names_media }
     }
 }
 

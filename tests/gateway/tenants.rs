@@ -77,6 +77,24 @@ async fn a_form_keeps_its_bytes_and_gets_the_priority_as_a_header() {
     assert_eq!((got.text(), got.header("x-vllm-priority")), (form, Some("-5")));
 }
 
+/// The engine keeps what it made of a picture under that name, for all.
+#[tokio::test]
+async fn an_isolated_tenant_names_no_media() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = vec![Tenant { cache_isolation: true, ..tenant("apart", None) }, tenant("plain", None)];
+    let gateway = Gateway::start(config).await;
+    let named = r#"{"type":"image_url","image_url":null,"uuid":"logo"}"#;
+    let own = r#"{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"},"uuid":null}"#;
+    for (who, part, status) in [("apart", named, 400), ("apart", own, 200), ("plain", named, 200)] {
+        let body = format!(r#"{{"model":"tiny","messages":[{{"role":"user","content":[{part}]}}]}}"#);
+        let mut client = gateway.client().await;
+        client.post(PATH, &[("authorization", &format!("Bearer {who}"))], body.as_bytes()).await;
+        let reply = client.reply().await;
+        assert_eq!(reply.status(), status, "{who} {part}: {}", reply.text());
+    }
+}
+
 /// No salt guards blocks that are named by number, and the host is one that the engine would connect to.
 #[tokio::test]
 async fn an_isolated_tenant_names_no_kv_of_other_engines() {
@@ -92,6 +110,7 @@ async fn an_isolated_tenant_names_no_kv_of_other_engines() {
         ),
         (r#""kv_transfer\u005fparams":{"do_remote_decode":true}"#, true),
         (r#""bootstrap_host":"10.0.0.1""#, true),
+        (r#""ec_transfer_params":{"remote":1}"#, true),
         (r#""kv_transfer_params":null"#, false),
         (r#""seed":7"#, false),
     ] {

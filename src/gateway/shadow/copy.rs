@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
-use memchr::memmem;
 
 use super::super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
 use super::super::outbound::{Identity, Outbound};
@@ -30,10 +29,6 @@ use crate::relay::stream_state::StreamEnd;
 use crate::relay::usage::EngineError;
 use crate::relay::verdict;
 use crate::request::body::HeldBody;
-use crate::request::dialect::Dialect;
-use crate::request::fields::KV_MEMBERS;
-use crate::request::json::{Cursor, JsonError, JsonKind};
-use crate::request::pieces::Pieces;
 
 /// A copy before it is sent.
 pub(super) struct Copy {
@@ -87,11 +82,8 @@ impl Copy {
 
     pub(super) async fn run(mut self) {
         let gateway = Arc::clone(&self.incoming.gateway);
-        if self.record.dialect == Dialect::Responses && !is_stateless(&self.prepared.body.whole()) {
-            return self.not_sent("stored");
-        }
-        if fetches_kv(&self.prepared.body) {
-            return self.not_sent("own_params");
+        if let Some(reason) = self.prepared.not_copied {
+            return self.not_sent(reason);
         }
         let Some(pick) = picker::pick_for_copy(&gateway, &self.prepared, self.at) else {
             return self.not_sent("no_replica");
@@ -279,70 +271,5 @@ impl Prepared {
     }
 }
 
-/// Whether a request of the Responses API leaves nothing behind: its answer is not stored and no tool runs at the server.
-fn is_stateless(body: &[u8]) -> bool {
-    let Some(text) = Some(body).filter(|body| body.len() <= MAX_PARSED) else { return false };
-    let Ok(text) = std::str::from_utf8(text) else { return false };
-    let mut cursor = Cursor::new(text);
-    let names = ["store", "background", "previous_response_id", "tools"];
-    let Ok([store, background, previous, tools]) = cursor.members(names) else { return false };
-    let is_left_to_the_client = |tool: &mut Cursor<'_>| {
-        let [kind] = tool.members(["type"])?;
-        let is_left =
-            kind.and_then(|kind| kind.escaped()).is_some_and(|k| matches!(k, "function" | "custom"));
-        if is_left { Ok(()) } else { Err(NOT_LEFT) }
-    };
-    cursor.end().is_ok()
-        && store.is_some_and(|store| store.text() == "false")
-        && background.is_none_or(|background| background.text() == "false")
-        && previous.is_none()
-        && tools.is_none_or(|tools| tools.cursor().array(is_left_to_the_client).is_ok())
-}
-
-/// Whether its client moves KV by itself: blocks of another engine are fetched, and freed there, once, and the canary's may be of
-/// another shape.
-fn fetches_kv(body: &Pieces) -> bool {
-    if !KV_MEMBERS.iter().any(|name| body.iter().any(|piece| memmem::find(piece, name.as_bytes()).is_some()))
-    {
-        return false;
-    }
-    let body = body.whole();
-    let text = Some(&*body).filter(|body| body.len() <= MAX_PARSED);
-    let Some(text) = text.and_then(|body| std::str::from_utf8(body).ok()) else { return true };
-    let members = Cursor::new(text).members(KV_MEMBERS);
-    members.map_or(true, |found| found.iter().flatten().any(|value| value.kind() != JsonKind::Null))
-}
-
-/// Ends the walk at a tool that the server runs.
-const NOT_LEFT: JsonError = JsonError { at: 0, problem: "" };
 /// Differences that say nothing: fast answers may take several times as long.
 const GRACE: Duration = Duration::from_secs(1);
-/// Bytes of a body that are parsed on a worker of the data path.
-const MAX_PARSED: usize = 1 << 20;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_responses_that_leave_nothing_behind_are_copied() {
-        for (body, expected) in [
-            (r#"{"model":"m","input":"x","store":false}"#, true),
-            (
-                r#"{"input":"x","store":false,"previous_response_id":null,"tools":[{"type":"function","name":"f"}]}"#,
-                true,
-            ),
-            (r#"{"model":"m","input":"x"}"#, false),
-            (r#"{"input":"x","store":true}"#, false),
-            (r#"{"input":"x","store":false,"background":true}"#, false),
-            (r#"{"input":"x","store":false,"previous_response_id":"resp_1"}"#, false),
-            (r#"{"input":"x","store":false,"tools":[{"type":"function"},{"type":"mcp"}]}"#, false),
-            (r#"{"input":"x","store":0}"#, false),
-            ("not json", false),
-        ] {
-            assert_eq!(is_stateless(body.as_bytes()), expected, "{body}");
-        }
-        let long = format!(r#"{{"store":false,"input":"{}"}}"#, "x".repeat(MAX_PARSED));
-        assert!(!is_stateless(long.as_bytes()));
-    }
-}
