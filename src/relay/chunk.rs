@@ -55,6 +55,10 @@ pub(super) struct DeltaView<'a> {
     pub reasoning: Option<Raw<'a>>,
     pub reasoning_content: Option<Raw<'a>>,
     pub refusal: Option<Raw<'a>>,
+    /// What other engines than vLLM call reasoning, and what models make that speak and draw.
+    pub thinking: Option<Raw<'a>>,
+    pub audio: Option<Raw<'a>>,
+    pub images: Option<Raw<'a>>,
     pub tool_calls: Option<Raw<'a>>,
     pub function_call: Option<Raw<'a>>,
 }
@@ -177,7 +181,8 @@ impl<'a> ChoiceView<'a> {
         let mut values = ContentValues::default();
         values.add(self.text);
         let Some(delta) = &self.delta else { return values };
-        for value in [delta.content, delta.reasoning, delta.reasoning_content, delta.refusal] {
+        let own = [delta.content, delta.reasoning, delta.reasoning_content, delta.refusal];
+        for value in own.into_iter().chain([delta.thinking, delta.audio, delta.images]) {
             values.add(value);
         }
         if let Some(calls) = delta.tool_calls {
@@ -207,6 +212,9 @@ impl<'a> DeltaView<'a> {
                 "reasoning" => &mut delta.reasoning,
                 "reasoning_content" => &mut delta.reasoning_content,
                 "refusal" => &mut delta.refusal,
+                "thinking" => &mut delta.thinking,
+                "audio" => &mut delta.audio,
+                "images" => &mut delta.images,
                 "tool_calls" => &mut delta.tool_calls,
                 "function_call" => &mut delta.function_call,
                 _ => return Ok(()),

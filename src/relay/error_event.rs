@@ -16,7 +16,7 @@ use crate::request::json::Cursor;
 /// An error as clients see it.
 #[derive(Clone, Debug)]
 pub struct DialectError {
-    /// ErrorObject type of the dialect's shape (`upstream_error`; for messages `api_error`).
+    /// Error type of the dialect's shape (`upstream_error`; for messages `api_error`).
     pub kind: &'static str,
     /// Text for people; names the limit or, but to tenants, the replica.
     pub message: String,

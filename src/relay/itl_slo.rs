@@ -1,7 +1,7 @@
 //! Holds the inter-token latencies of one stream against its SLO, in constant memory. Pure.
 //!
 //! Whether a percentile of the stream's own gaps is within its bound needs no list of gaps: it is so exactly when few
-//! enough of them are over the bound. FeedResult with the batches that go to the series anyway, so an event costs nothing
+//! enough of them are over the bound. Fed with the batches that go to the series anyway, so an event costs nothing
 //! here. Gaps that a slow client held up are not among them, as nowhere.
 
 use std::time::Duration;

@@ -82,6 +82,7 @@ fn read_choice<'a>(
         }
     }
     if is_content {
+        state.text_bytes += values.bytes();
         emit(Event::Content { choice: index, tokens });
     }
     let finish = choice.finish_reason();

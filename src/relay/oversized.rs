@@ -32,6 +32,7 @@ fn chunk(state: &mut StreamState, head: &str, tail: &str, emit: &mut dyn FnMut(E
     let choice = start.choices.last().map_or(0, ChoiceView::index);
     // What fills a megabyte is text; the only such text that is not generated is a prompt's echo.
     if start.choice_count.is_some() && state.ends_echo(choice) {
+        state.text_bytes += (head.len() + tail.len()) as u64;
         emit(Event::Content { choice, tokens: None });
     }
     let reason = value_of("finish_reason", CHOICE, tail).filter(|reason| reason.string().is_some());
@@ -54,6 +55,7 @@ fn typed(state: &mut StreamState, name: &str, head: &str, tail: &str, emit: &mut
         emit(Event::Finish { choice: 0 });
         state.done(emit);
     } else if kind.ends_with(".delta") || kind == "content_block_delta" {
+        state.text_bytes += (head.len() + tail.len()) as u64;
         emit(Event::Content { choice: 0, tokens: None });
     } else {
         emit(Event::Other);

@@ -17,6 +17,7 @@ use crate::config::Timeouts;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::record::{FirstToken, Gaps, Record, Served, TokenCounts};
+use crate::units::Tokens;
 
 /// Observes a stream.
 pub trait StreamSink {
@@ -39,6 +40,8 @@ pub struct StreamPump {
     has_first_token: bool,
     /// Content events of the replicas before the present one.
     events_before: u64,
+    /// Bytes of their text.
+    text_before: u64,
     /// The present replica is not the first one.
     is_continued: bool,
 }
@@ -57,7 +60,7 @@ pub enum Pumped {
 impl StreamPump {
     /// To be made when the head of the stream is passed on.
     pub fn new(reader: Box<StreamReader>, pick: Box<Pick>) -> Self {
-        Self { reader, pick, has_first_token: false, events_before: 0, is_continued: false }
+        Self { reader, pick, has_first_token: false, events_before: 0, text_before: 0, is_continued: false }
     }
 
     /// The next bytes, the end, or an expiry. Nothing is lost where the poll is not repeated.
@@ -133,7 +136,8 @@ impl StreamPump {
         self.events_before = timeline.content_events();
         timeline.join(&reader.timeline);
         // The break and the gaps before it are those of the replica that is left, which has not counted their tokens.
-        let output = self.pick.pool.dispatcher.model.tokens_in(self.events_before);
+        let output = self.estimated_output(self.events_before);
+        self.text_before = self.text_bytes();
         timeline.finish(now, Some(output.0), |gaps| sink.gaps(&gaps));
         reader.timeline = timeline;
         (self.reader, self.pick) = (reader, pick);
@@ -170,9 +174,22 @@ impl StreamPump {
             record.engine = None;
         }
         if tokens.output.is_none() {
-            record.estimated_output = self.pick.pool.dispatcher.model.tokens_in(record.content_events);
+            record.estimated_output = self.estimated_output(self.reader.timeline.content_events());
         }
         self.pick.used(self.facts().tokens);
+    }
+
+    /// Tokens in these events, which the engine did not count: as many to each as is usual in its pool, within what the text allows.
+    /// What is usual depends on answers to others.
+    fn estimated_output(&self, events: u64) -> Tokens {
+        let usual = self.pick.pool.dispatcher.model.tokens_in(events).0 as f64;
+        let by_text = self.text_bytes() as f64 / self.pick.pool.ratio.bytes_per_token();
+        let plausible = usual.max(by_text / PLAUSIBLE).min(by_text * PLAUSIBLE);
+        Tokens((plausible.round() as u64).max(events))
+    }
+
+    fn text_bytes(&self) -> u64 {
+        self.text_before + self.reader.scanner.state().text_bytes
     }
 
     /// The failure of a stream that did not end complete.
@@ -236,3 +253,6 @@ pub fn record_facts(record: &mut Record, facts: AnswerFacts) {
     record.response_model = facts.model;
     record.finish_reasons = facts.finish_reasons;
 }
+
+/// Texts differ in their bytes for a token: words of prose from code, words from signs. Half or twice the mean are not rare.
+const PLAUSIBLE: f64 = 2.0;

@@ -114,11 +114,12 @@ impl Scanner {
     /// Whether a template recognised it.
     #[inline]
     fn event(&mut self, raw: &[u8], emit: &mut dyn FnMut(Event)) -> bool {
-        let Some(Recognised { choice, is_empty }) = self.templates.recognise(raw) else {
+        let Some(Recognised { choice, text }) = self.templates.recognise(raw) else {
             self.parse(raw, emit);
             return false;
         };
-        emit(if is_empty { Event::Other } else { Event::Content { choice, tokens: None } });
+        self.rest.state.text_bytes += text as u64;
+        emit(if text == 0 { Event::Other } else { Event::Content { choice, tokens: None } });
         true
     }
 
@@ -227,6 +228,10 @@ mod tests {
             (r#"{"reasoning":"a"}"#, 1),
             (r#"{"reasoning_content":"a","content":null}"#, 1),
             (r#"{"refusal":"a"}"#, 1),
+            (r#"{"thinking":"a"}"#, 1),
+            (r#"{"audio":{"data":"UklG"}}"#, 1),
+            (r#"{"audio":null,"images":[]}"#, 0),
+            (r#"{"images":[{"type":"image_url"}]}"#, 1),
             (r#"{"tool_calls":[{"index":0,"id":"c","function":{"name":"f","arguments":""}}]}"#, 1),
             (r#"{"tool_calls":[{"index":0,"function":{"arguments":"{\""}}]}"#, 1),
             (r#"{"tool_calls":[{"index":0,"id":"c","type":"function","function":{"arguments":""}}]}"#, 0),

@@ -340,6 +340,7 @@ impl StreamBody {
         match failure {
             Failure::Replica(why) => self.pump.pick.failed(why, now),
             Failure::Timeout { timer: Timer::InterToken, .. } => self.pump.pick.silent(now),
+            _ if !self.pump.has_first_token() => self.pump.pick.overdue(failure, now),
             _ => {}
         }
     }
@@ -361,6 +362,12 @@ impl Drop for StreamBody {
         } else if let Some(expiry) = expiry {
             let failure = self.pump.failure_of_expiry(expiry, &self.timeouts);
             self.charge(&failure);
+        } else if !self.is_settled && !is_pending && !self.pump.has_first_token() {
+            // Its head was passed on, and its client left before any content.
+            let now = self.client.guard.clock().now();
+            if let Some(sent) = self.client.guard.record().attempts.last().and_then(|made| made.connected) {
+                self.pump.pick.given_up(sent, false, now);
+            }
         }
         let now = self.client.guard.clock().now();
         let mut tokens = self.pump.facts().tokens;

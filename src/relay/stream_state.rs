@@ -72,6 +72,8 @@ pub struct StreamState {
     pub answer: AnswerFacts,
     /// The next `sequence_number` of a responses stream.
     pub next_sequence: u64,
+    /// Bytes of what was generated, as it stands in the events.
+    pub text_bytes: u64,
     dialect: Dialect,
     echo: Echo,
     choices: SmallVec<[ChoiceState; 1]>,
@@ -85,6 +87,7 @@ impl StreamState {
         Self {
             answer: AnswerFacts::default(),
             next_sequence: 0,
+            text_bytes: 0,
             dialect,
             echo,
             choices: SmallVec::new(),
@@ -280,6 +283,11 @@ impl<'a> ContentValues<'a> {
     /// Adds a value unless it is empty or null.
     pub(super) fn add(&mut self, value: Option<Raw<'a>>) {
         self.carrying.extend(value.filter(Raw::is_filled));
+    }
+
+    /// Bytes of the values as they stand in the event.
+    pub(super) fn bytes(&self) -> u64 {
+        self.carrying.iter().map(|value| value.text().len() as u64).sum()
     }
 
     pub(super) fn is_content(&self) -> bool {

@@ -41,8 +41,8 @@ struct Imprint {
 pub struct Recognised {
     /// Whose content it is.
     pub choice: u32,
-    /// Whether the content string is empty: then the event is no content event.
-    pub is_empty: bool,
+    /// Bytes of the content string: of none it is no content event.
+    pub text: usize,
 }
 
 impl Templates {
@@ -76,7 +76,7 @@ impl Template {
         let (before, rest) = raw.split_at_checked(usize::from(self.before.len))?;
         let (string, after) = rest.split_at_checked(rest.len().checked_sub(usize::from(self.after.len))?)?;
         (self.after.fits(after) && self.before.fits(before) && is_inside_of_a_string(string))
-            .then_some(Recognised { choice: self.choice, is_empty: string.is_empty() })
+            .then_some(Recognised { choice: self.choice, text: string.len() })
     }
 }
 
@@ -119,11 +119,11 @@ mod tests {
     fn only_the_content_string_may_differ() {
         let mut templates = Templates::default();
         templates.learn(b"data: {\"t\":\"a\"}\n\n", 12..13, 7);
-        let cases: [(&[u8], Option<bool>); 10] = [
-            (b"data: {\"t\":\"bc\"}\n\n", Some(false)),
-            (b"data: {\"t\":\"\"}\n\n", Some(true)),
-            (b"data: {\"t\":\"say \\\"x\\\" \"}\n\n", Some(false)),
-            (b"data: {\"t\":\"\\\\\"}\n\n", Some(false)),
+        let cases: [(&[u8], Option<usize>); 10] = [
+            (b"data: {\"t\":\"bc\"}\n\n", Some(2)),
+            (b"data: {\"t\":\"\"}\n\n", Some(0)),
+            (b"data: {\"t\":\"say \\\"x\\\" \"}\n\n", Some(10)),
+            (b"data: {\"t\":\"\\\\\"}\n\n", Some(2)),
             (b"data: {\"t\":\"\\\"}\n\n", None),
             (b"data: {\"t\":\"a\",\"u\":\"b\"}\n\n", None),
             (b"data: {\"t\":\"a\"}\n\ndata: {\"t\":\"b\"}\n\n", None),
@@ -131,8 +131,8 @@ mod tests {
             (b"data: {\"t\":\"", None),
             (b"data: {\"t\":\"}\n\n", None),
         ];
-        for (raw, is_empty) in cases {
-            let expected = is_empty.map(|is_empty| Recognised { choice: 7, is_empty });
+        for (raw, text) in cases {
+            let expected = text.map(|text| Recognised { choice: 7, text });
             assert_eq!(templates.recognise(raw), expected, "{}", String::from_utf8_lossy(raw));
         }
     }

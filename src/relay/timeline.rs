@@ -143,13 +143,13 @@ impl Timeline {
     }
 
     /// At the stream's end: hands out the rest, with the gaps that waited for the token count. Their tokens are the
-    /// stream's mean, rounded to whole tokens; one where no count came at all.
+    /// mean of the stream's gaps, in whole tokens; one where no count came at all.
     pub fn finish(&mut self, now: Stamp, output_tokens: Option<u64>, mut merge: impl FnMut(Gaps<'_>)) {
         self.flush(now, &mut merge);
-        let tokens = output_tokens.map_or(1, |n| mean_tokens(n, self.content_events));
+        let mut tokens = TokensOfGaps::new(output_tokens, self.content_events, self.choices());
         let mut batch: SmallVec<[(Duration, u32); BATCH]> = SmallVec::new();
         for gap in self.late.drain() {
-            batch.push((gap, tokens));
+            batch.push((gap, tokens.next()));
             if batch.len() == BATCH {
                 merge(Gaps { gaps: &[], late_itl: &batch });
                 batch.clear();
@@ -265,11 +265,29 @@ impl Timeline {
     }
 }
 
-/// Tokens of one content event, on average: whole, at least one.
-fn mean_tokens(output: u64, events: u64) -> u32 {
-    let events = events.max(1);
-    let mean = output.saturating_add(events / 2) / events;
-    u32::try_from(mean.max(1)).unwrap_or(u32::MAX)
+/// Shares the tokens of an answer over the gaps between its content events: whole ones, that add up. Each choice begins with the one
+/// token of its prefill, which ends no gap, however many an engine puts into its later events.
+struct TokensOfGaps {
+    tokens: u128,
+    gaps: u128,
+    shared: u128,
+}
+
+impl TokensOfGaps {
+    /// One to each gap where the engine did not count.
+    fn new(output: Option<u64>, events: u64, choices: u64) -> Self {
+        let gaps = events.saturating_sub(choices).max(1);
+        let tokens = output.map_or(gaps, |output| output.saturating_sub(choices));
+        Self { tokens: tokens.into(), gaps: gaps.into(), shared: 0 }
+    }
+
+    /// Of the next gap, at least one.
+    fn next(&mut self) -> u32 {
+        let before = self.tokens * self.shared / self.gaps;
+        self.shared += 1;
+        let own = self.tokens * self.shared / self.gaps - before;
+        u32::try_from(own).unwrap_or(u32::MAX).max(1)
+    }
 }
 
 const BATCH: usize = 64;
@@ -340,11 +358,19 @@ mod tests {
     #[test]
     fn itl_waits_for_the_count_and_icl_does_not() {
         let events = [(100, 0, None), (120, 0, None), (120, 0, None), (180, 0, None)];
-        let cases = [(Some(9), 2), (Some(4), 1), (Some(5), 1), (Some(0), 1), (None, 1)];
-        for (output, n) in cases {
+        // The first event has the token of its prefill, whatever the later ones have.
+        let cases = [
+            (Some(9), [2, 3, 3]),
+            (Some(31), [10, 10, 10]),
+            (Some(4), [1, 1, 1]),
+            (Some(5), [1, 1, 2]),
+            (Some(0), [1, 1, 1]),
+            (None, [1, 1, 1]),
+        ];
+        for (output, [a, b, c]) in cases {
             let (timeline, seen) = run(&events, output);
             assert_eq!(seen.icl, [20, 0, 60]);
-            assert_eq!(seen.late, [(20, n), (0, n), (60, n)], "{output:?}");
+            assert_eq!(seen.late, [(20, a), (0, b), (60, c)], "{output:?}");
             assert_eq!(timeline.longest_gap(), (Duration::from_millis(60), Some(ms(180))));
             assert_eq!((timeline.first_token(), timeline.last_token()), (Some(ms(100)), Some(ms(180))));
         }

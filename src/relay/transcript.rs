@@ -219,13 +219,13 @@ fn obstacle_in(chunk: &ChunkView<'_>) -> Option<Obstacle> {
     }
     let by_delta = choice.delta.as_ref().and_then(|delta| {
         let holds =
-            |values: [Option<Raw<'_>>; 2]| values.into_iter().flatten().any(|value| value.is_filled());
-        if holds([delta.reasoning, delta.reasoning_content]) {
+            |values: [Option<Raw<'_>>; 3]| values.into_iter().flatten().any(|value| value.is_filled());
+        if holds([delta.reasoning, delta.reasoning_content, delta.thinking]) {
             Some(Obstacle::Reasoning)
-        } else if holds([delta.tool_calls, delta.function_call]) {
+        } else if holds([delta.tool_calls, delta.function_call, None]) {
             Some(Obstacle::ToolCall)
         } else {
-            delta.refusal.filter(Raw::is_filled).map(|_| Obstacle::Unreadable)
+            holds([delta.refusal, delta.audio, delta.images]).then_some(Obstacle::Unreadable)
         }
     });
     by_delta.or_else(|| choice.logprobs.map(|_| Obstacle::Logprobs))

@@ -57,7 +57,7 @@ fn message<'a>(
                     .into_iter()
                     .for_each(|text| values.add(text));
             }
-            return content(&values, emit);
+            return content(state, &values, emit);
         }
         "message_start" => {
             if let Some(start) = event.message.and_then(ResponseObject::read) {
@@ -98,7 +98,7 @@ fn response<'a>(
         state.next_sequence = number.saturating_add(u64::from(!is_withheld));
     }
     if kind.starts_with("response.") && kind.ends_with(".delta") {
-        return delta(event, emit);
+        return delta(state, event, emit);
     }
     let whole = || event.response.and_then(ResponseObject::read);
     match kind.as_ref() {
@@ -137,7 +137,7 @@ fn transcript<'a>(
     emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
     match kind.as_ref() {
-        "transcript.text.delta" => return delta(event, emit),
+        "transcript.text.delta" => return delta(state, event, emit),
         "transcript.text.done" => {
             state.answer.note_usage(event.usage);
             if event.usage.is_some() {
@@ -162,17 +162,26 @@ fn begun(event: &TypedEvent<'_>, item: &str, call: &str) -> Event {
 }
 
 /// Content that an event carries as its whole `delta`.
-fn delta<'a>(event: &TypedEvent<'a>, emit: &mut dyn FnMut(Event)) -> Option<PlainContent<'a>> {
+fn delta<'a>(
+    state: &mut StreamState,
+    event: &TypedEvent<'a>,
+    emit: &mut dyn FnMut(Event),
+) -> Option<PlainContent<'a>> {
     let mut values = ContentValues::default();
     values.add(event.delta);
-    content(&values, emit)
+    content(state, &values, emit)
 }
 
-fn content<'a>(values: &ContentValues<'a>, emit: &mut dyn FnMut(Event)) -> Option<PlainContent<'a>> {
+fn content<'a>(
+    state: &mut StreamState,
+    values: &ContentValues<'a>,
+    emit: &mut dyn FnMut(Event),
+) -> Option<PlainContent<'a>> {
     if !values.is_content() {
         emit(Event::Other);
         return None;
     }
+    state.text_bytes += values.bytes();
     emit(Event::Content { choice: 0, tokens: None });
     values.only_string().map(|string| PlainContent { string, choice: 0 })
 }

@@ -214,6 +214,33 @@ async fn what_a_hook_refuses_costs_nothing() {
     assert_eq!(ask(&gateway, false).await.status(), 429);
 }
 
+/// Others' answers teach how many tokens an event has; what a tenant pays is bounded by its own text.
+#[tokio::test]
+async fn a_stream_without_usage_is_billed_by_its_text_whatever_others_had_in_an_event() {
+    let replica = Replica::start().await;
+    let gateway = start(&replica, budget()).await;
+    let usage =
+        r#"data: {"choices":[],"usage":{"prompt_tokens":5,"total_tokens":305,"completion_tokens":300}}"#;
+    let mut events = wire::chat_events(&["x", "y"]);
+    let end = events.len() - 1;
+    events.insert(end, format!("{usage}\n\n"));
+    for _ in 0..20 {
+        replica.next(wire::stream(&events));
+        assert_eq!(ask(&gateway, true).await.status(), 200);
+    }
+    let before = tokens(&gateway).1;
+    assert_eq!(before, 20 * 300);
+    replica.next(wire::chat_stream(&["x", "y", "z"]));
+    ask(&gateway, true).await;
+    let little = tokens(&gateway).1 - before;
+    assert!((3..=6).contains(&little), "three events of a letter: {little}");
+    let long = "lorem ipsum ".repeat(40);
+    replica.next(wire::chat_stream(&[&long, &long, &long]));
+    ask(&gateway, true).await;
+    let much = tokens(&gateway).1 - before - little;
+    assert!((180..=720).contains(&much), "three events of 480 letters: {much}");
+}
+
 #[tokio::test]
 async fn streams_without_usage_are_billed_by_what_budgets_count() {
     let replica = Replica::start().await;
