@@ -16,7 +16,7 @@ use super::pool::PoolState;
 use super::replica::Replica;
 use crate::admission::TurnOnDrop;
 use crate::clock::Stamp;
-use crate::error::ReplicaFailure;
+use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::record::{DecisionSummary, TokenCounts, Ways};
 use crate::request::prompt_size::PromptSize;
 use crate::routing::Assignment;
@@ -105,6 +105,17 @@ impl Pick {
     /// Nothing came for too long.
     pub fn silent(&self, now: Stamp) {
         self.failed(&ReplicaFailure::Silent { replica: self.replica.name() }, now);
+    }
+
+    /// A deadline passed before any content came: a replica that kept the request waiting for most of `first_token` is no better than one
+    /// that failed.
+    pub fn overdue(&self, failure: &Failure, now: Stamp) {
+        self.assignment.censored(now);
+        if let Failure::Timeout { timer: Timer::FirstToken, after } = failure
+            && now.since(self.assignment.at) >= *after / 2
+        {
+            self.silent(now);
+        }
     }
 
     /// Its request failed there. From the second prompt on that fails there the replica gets less traffic. It is ejected once it

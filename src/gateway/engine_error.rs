@@ -142,27 +142,43 @@ fn humps(run: &str) -> Vec<&str> {
 }
 
 /// Whether each byte is part of a run of [`RUN`] that stands in the request as well.
+///
+/// Whatever the place of such a run in a request, it holds one of the request's blocks of half its length: only these are looked up,
+/// for bodies of many megabytes fail as well.
 fn of_request(line: &[u8], request: &[u8]) -> Vec<bool> {
     let mut is_there = vec![false; line.len()];
     let runs: HashSet<&[u8]> = line.windows(RUN).collect();
     if runs.is_empty() {
         return is_there;
     }
-    let mut first = [false; 256];
-    for run in &runs {
-        if let [byte, ..] = run {
-            first[usize::from(*byte)] = true;
-        }
+    let blocks: HashSet<&[u8]> = line.windows(BLOCK).collect();
+    let mut may_begin = vec![false; 1 << 16];
+    for block in &blocks {
+        may_begin[begin_of(block)] = true;
     }
-    let begins = |run: &&[u8]| run.first().is_some_and(|byte| first[usize::from(*byte)]);
-    let found: HashSet<&[u8]> =
-        request.windows(RUN).filter(begins).filter(|run| runs.contains(run)).collect();
+    let (mut found, mut looked_at) = (HashSet::new(), 0);
+    for (at, block) in request.chunks_exact(BLOCK).enumerate() {
+        if !may_begin[begin_of(block)] || !blocks.contains(block) {
+            continue;
+        }
+        looked_at += 1;
+        if looked_at > MOST_BLOCKS {
+            // Of little else than such words.
+            return vec![true; line.len()];
+        }
+        let around = (at * BLOCK).saturating_sub(BLOCK)..((at + 2) * BLOCK).min(request.len());
+        found.extend(request.get(around).unwrap_or_default().windows(RUN).filter(|run| runs.contains(run)));
+    }
     for (at, run) in line.windows(RUN).enumerate() {
         if found.contains(run) {
             is_there.iter_mut().skip(at).take(RUN).for_each(|byte| *byte = true);
         }
     }
     is_there
+}
+
+fn begin_of(block: &[u8]) -> usize {
+    block.first_chunk().map_or(0, |begin| usize::from(u16::from_ne_bytes(*begin)))
 }
 
 /// Split by white space.
@@ -225,6 +241,9 @@ const MAX_WORDS: usize = 200;
 const MAX_BODY: usize = 4096;
 /// Bytes in common with the request that are no chance: the words that are shown are few, and prompts have them as well.
 const RUN: usize = 16;
+const BLOCK: usize = RUN / 2;
+/// Blocks of a request that stand in the message as well: a prompt that is pasted from logs has some.
+const MOST_BLOCKS: usize = 10_000;
 /// Bytes of the number of a device, a comma or a full stop included.
 const MAX_INDEX: usize = 4;
 
@@ -285,5 +304,20 @@ mod tests {
         ] {
             assert_eq!(own_words(words, request), expected, "{words}");
         }
+    }
+
+    #[test]
+    fn what_stands_anywhere_in_a_large_request_is_not_shown() {
+        let line = "the server failed to load the model";
+        let mut request = vec![b'.'; 1 << 20];
+        for at in [0, 1, 7, 8, 4_093, request.len() - line.len()] {
+            let before = request.clone();
+            request[at..at + line.len()].copy_from_slice(line.as_bytes());
+            assert_eq!(own_words(line, &request), "", "at {at}");
+            request = before;
+            assert_eq!(own_words(line, &request), line);
+        }
+        let repeated = "failed! ".repeat(20_000);
+        assert_eq!(own_words("engine failed! failed! again", repeated.as_bytes()), "");
     }
 }

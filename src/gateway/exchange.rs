@@ -19,7 +19,7 @@ use super::waiting::Waits;
 use super::{Gateway, IncomingRequest, blame, engine_error, shadow, standby};
 use crate::admission::WaitReason;
 use crate::clock::Stamp;
-use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
@@ -114,7 +114,10 @@ impl Exchange {
             let pick = match picked {
                 Some(PickOutcome::Take(pick)) => pick,
                 Some(PickOutcome::Wait(hold)) => {
-                    self.wait_or_overflow(hold).await?;
+                    if let Err(refusal) = self.wait_or_overflow(hold).await {
+                        // A replica has answered: that is more than the queue of the next.
+                        return last.unwrap_or(Err(refusal));
+                    }
                     continue;
                 }
                 Some(PickOutcome::Degrade) => {
@@ -539,7 +542,7 @@ impl Exchange {
                 if let AttemptError::Overdue(failure) = &error
                     && self.held_kv.is_none()
                 {
-                    self.note_overdue(failure, &active.pick, self.incoming.gateway.clock.now());
+                    active.pick.overdue(failure, self.incoming.gateway.clock.now());
                 }
                 Err((error, active))
             }
@@ -558,15 +561,6 @@ impl Exchange {
         if let (Some(pick), Err(AttemptError::Replica(failure, _))) = (flight.pick(), result) {
             pick.failed(failure, now);
             picker::note_tried(&mut self.tried, pick);
-        }
-    }
-
-    /// A deadline passed at a replica: one that kept it waiting for most of `first_token` is no better than one that failed.
-    fn note_overdue(&self, failure: &Failure, pick: &Pick, now: Stamp) {
-        pick.assignment.censored(now);
-        let Failure::Timeout { timer: Timer::FirstToken, after } = failure else { return };
-        if now.since(pick.assignment.at) >= *after / 2 {
-            pick.silent(now);
         }
     }
 

@@ -309,7 +309,11 @@ fn report(record: &Record, capture: &Capture, limit: usize) -> Json {
 }
 
 /// Parts of the names of headers that the service does not get.
-const SECRET: [&str; 8] = ["auth", "cookie", "credential", "key", "password", "secret", "signature", "token"];
+const SECRET: [&str; 12] = [
+    "access", "auth", "cookie", "credential", "dpop", "jwt", "key", "pass", "secret",
+    // OpenAI's browser clients put their key there.
+    "sec-websocket-protocol", "signature", "token",
+];
 /// Status of a refusal without one.
 const REFUSED: u16 = 403;
 /// Bytes of the service's message that clients get.
