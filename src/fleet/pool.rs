@@ -286,6 +286,7 @@ impl PoolState {
     /// The prober found a replica's process gone: its cache with it, and the prompts in flight when it broke are suspects.
     pub(super) fn died(&self, replica: &Replica, now: Stamp) {
         self.forgets(replica, now);
+        replica.target.restarted();
         // Its successor counts from zero: that is no second restart.
         replica.engine.scraped.store(None);
         replica.health.warmth.lost(replica.health.vitals.refused_since().unwrap_or(now));

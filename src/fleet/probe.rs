@@ -306,6 +306,8 @@ impl Prober {
                 unreachable => return unreachable,
             }
         }
+        // Its successor may serve other paths.
+        *self.replica.engine.proved_by.lock() = None;
         last
     }
 

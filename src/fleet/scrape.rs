@@ -136,6 +136,12 @@ impl Scraper {
                         self.note_adapters(replica, &page);
                     }
                 }
+                // Each of several engines behind the URL is to see that this process is new.
+                for replica in &self.targets {
+                    self.note_process(
+                        replica.engine.scraped.load().as_ref().and_then(|one| one.process_start),
+                    );
+                }
                 Outcome::Read
             }
             Ok(_) => {
@@ -209,7 +215,6 @@ impl Scraper {
                 replica.health.vitals.check_now.notify_one();
             }
         }
-        self.note_process(scraped.process_start);
         let done = before.as_ref().and_then(|before| before.counters.generated).zip(counters.generated);
         if done.is_some_and(|(old, new)| old != new) {
             replica.health.vitals.engine_moved(self.clock.now());
