@@ -181,7 +181,17 @@ impl Service {
 
     fn discard(&self) {
         let discarded = { self.notices.lock().try_iter().take(MAX_QUEUED).count() };
-        self.count(Dropped::Disconnected, discarded as u64);
+        self.lost(Dropped::Disconnected, discarded as u64);
+    }
+
+    /// Notices that followers will not get: a number without a batch lets them forget what they know of running requests, whose ends
+    /// may be among them.
+    fn lost(&self, why: Dropped, notices: u64) {
+        if notices > 0 {
+            self.count(why, notices);
+            let mut head = self.head.lock();
+            head.sequence = head.sequence.wrapping_add(1);
+        }
     }
 
     /// Publishes and follows until the connection ends.
@@ -232,7 +242,7 @@ impl Service {
                 standings.renew(&self.deps.fleet.pools());
             }
             let (now, lost) = (self.deps.clock.now(), self.outbox.dropped());
-            self.count(Dropped::QueueFull, lost - dropped);
+            self.lost(Dropped::QueueFull, lost - dropped);
             dropped = lost;
             standings.news(now).for_each(|notice| self.outbox.publish(notice));
             loop {

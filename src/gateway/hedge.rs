@@ -148,7 +148,16 @@ fn second(
     {
         return None;
     }
-    picker::another(gateway, prepared, pool, tried).filter(|_| prepared.route.hedges.withdraw())
+    // First: a replica that is picked is expected to have the prompt from then on.
+    let budget = &prepared.route.hedges;
+    if !budget.withdraw() {
+        return None;
+    }
+    let second = picker::another(gateway, prepared, pool, tried);
+    if second.is_none() {
+        budget.deposit(1.0);
+    }
+    second
 }
 
 /// Which attempt counts, and what is noted of the other.

@@ -16,7 +16,7 @@ impl Default for HedgeBudget {
 }
 
 impl HedgeBudget {
-    /// A request of the route came.
+    /// A request of the route came, or a hedge was not made after all.
     pub(super) fn deposit(&self, share: f64) {
         self.0.lock().give_back(share);
     }
