@@ -81,19 +81,28 @@ pub fn write<T: Serialize>(path: &Path, state: &T) -> io::Result<()> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         fs::create_dir_all(directory)?;
     }
-    let written = write_whole(&beside, state).and_then(|()| fs::rename(&beside, path));
+    let written = write_whole(&beside, state).and_then(|len| {
+        if len > MAX_BYTES {
+            // It would not be read again, and what was kept before is better than nothing.
+            let message = format!("{len} bytes are more than the {MAX_BYTES} that are read again");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+        }
+        fs::rename(&beside, path)
+    });
     // On a full disk what is left of it would only take room.
     written.inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
-fn write_whole<T: Serialize>(path: &Path, state: &T) -> io::Result<()> {
+/// Returns how many bytes they are.
+fn write_whole<T: Serialize>(path: &Path, state: &T) -> io::Result<u64> {
     let mut open = OpenOptions::new();
     // Some hold secrets, and none concerns other users.
     let file = open.write(true).create(true).truncate(true).mode(0o600).open(path)?;
     let mut file = BufWriter::new(file);
     serde_json::to_writer(&mut file, state)?;
     file.flush()?;
-    file.get_ref().sync_all()
+    file.get_ref().sync_all()?;
+    Ok(file.get_ref().metadata()?.len())
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -104,8 +113,8 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 
 /// How the name of a file ends that is not renamed yet.
 pub const UNFINISHED: &str = ".new";
-/// Longer than any file of ours.
-const MAX_BYTES: u64 = 256 << 20;
+/// A month of drift of 100 routes of 64 replicas.
+const MAX_BYTES: u64 = 1 << 30;
 
 #[cfg(test)]
 mod tests {

@@ -281,6 +281,7 @@ impl App {
             // Dropping takes no time, but the records of what was cut are to be counted.
             let _ = tokio::time::timeout(DROP_GRACE, self.tracker.wait()).await;
         }
+        self.gateway.observer.settle();
         budgets::keep(&self.gateway);
         usage::keep(&self.gateway);
         if let Some(snapshot) = &self.snapshot {

@@ -114,11 +114,9 @@ impl Exchange {
             let pick = match picked {
                 Some(PickOutcome::Take(pick)) => pick,
                 Some(PickOutcome::Wait(hold)) => {
-                    if let Err(refusal) = self.wait_or_overflow(hold).await {
-                        // A replica has answered: that is more than the queue of the next.
-                        return last.unwrap_or(Err(refusal));
-                    }
-                    continue;
+                    // An answer of a replica is more than the queue of the next.
+                    let Err(refusal) = self.wait_or_overflow(hold).await else { continue };
+                    return last.unwrap_or(Err(refusal));
                 }
                 Some(PickOutcome::Degrade) => {
                     self.degrade("predicted_ttft").await;

@@ -224,6 +224,7 @@ impl ReadRequest {
             Client { tenant: &tenant, slo_class: slo_class.as_deref(), has_priority, gets_answer_here };
         let mut classified = classify(&table, route, dialect, &fields, model, &held.bytes, client);
         let prepared = &mut classified.prepared;
+        may_name_media(prepared, &tenant)?;
         prepared.carrier = carrier;
         prepared.pinned = match fields.previous_response_id.as_deref() {
             Some(id) => stored::previous(&gateway, &tenant, route, id)
@@ -232,9 +233,6 @@ impl ReadRequest {
             None => stored,
         };
         drop(fields);
-        if prepared.prompt.names_media && tenant.isolation().is_some() {
-            return Err(Failure::bad_request(NO_OWN_MEDIA, Some("uuid")));
-        }
         // A stored response exists on its own replica only.
         let may_move =
             prepared.pinned.is_none() && seen.previous.is_none() && dialect.body_form() == BodyForm::Json;
@@ -243,6 +241,11 @@ impl ReadRequest {
         seen.classified = Some(classified);
         Ok(())
     }
+}
+
+fn may_name_media(prepared: &Prepared, tenant: &TenantRef) -> Result<(), Failure> {
+    let is_shared = prepared.prompt.names_media && tenant.isolation().is_some();
+    if is_shared { Err(Failure::bad_request(NO_OWN_MEDIA, Some("uuid"))) } else { Ok(()) }
 }
 
 /// `[route.degrade]`, where the tenant may use the other route.

@@ -381,13 +381,17 @@ impl Observer {
         }
     }
 
-    /// Writes and exports queued data, for at most about `limit`.
-    pub async fn shutdown(self: &Arc<Self>, limit: Duration) {
-        self.stop.cancel();
-        // First, because records that wait for their engine's spans still have a line to log.
+    /// Publishes the records that wait for their engine's spans: they have a line to log, and are billed.
+    pub fn settle(&self) {
         if let Some(engine_spans) = &self.engine_spans {
             engine_spans.give_up();
         }
+    }
+
+    /// Writes and exports queued data, for at most about `limit`.
+    pub async fn shutdown(self: &Arc<Self>, limit: Duration) {
+        self.stop.cancel();
+        self.settle();
         let observer = Arc::clone(self);
         let log = tokio::task::spawn_blocking(move || {
             if let Some(content) = &observer.content {

@@ -164,6 +164,10 @@ async fn a_budget_counts_the_time_that_the_engine_reports_as_the_bill_does() {
     let used = billed(&gateway);
     assert_eq!((used.prefill_us + used.decode_us + used.engine_other_us) / 1000, 100);
     assert_eq!(ask(&gateway, false).await.status(), 200, "nine tenths of its second are left");
+    // Its spans have not come by the end.
+    gateway.app.stop(Duration::ZERO).await;
+    let used = billed(&gateway);
+    assert!((used.prefill_us + used.decode_us + used.engine_other_us) / 1000 > 1100, "{used:?}");
 }
 
 #[tokio::test]

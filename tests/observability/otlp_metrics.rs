@@ -77,6 +77,7 @@ impl Receiver {
                             }
                             Meets::Hangs => std::future::pending::<()>().await,
                             Meets::Rejects => {
+                                sink.lock().push((head.headers.clone(), decoded(&head.headers, &body)));
                                 answer.partial_success = Some(ExportMetricsPartialSuccess {
                                     rejected_data_points: 3,
                                     error_message: "too many".into(),
@@ -328,4 +329,23 @@ async fn deltas_add_up_and_what_did_not_arrive_comes_with_the_next() {
     assert_eq!((requests.iter().sum(), gaps.iter().sum()), (3.0, 12.0), "{requests:?} {gaps:?}");
     assert_eq!(requests.len(), gaps.len());
     assert!(requests.len() >= 2, "{requests:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_collector_takes_but_for_some_points_is_not_counted_again() {
+    let receiver = Receiver::start([Meets::Rejects, Meets::Rejects]).await;
+    let mut config = receiver.exporting(Duration::from_millis(50));
+    config.telemetry.otlp_metrics.as_mut().unwrap().temporality = Temporality::Delta;
+    let observer = observer(&config);
+    one_stream(&observer);
+    until(|| exports(&observer, "failed") == Some(2.0) && exports(&observer, "sent") >= Some(1.0)).await;
+    observer.shutdown(LIMIT).await;
+    let received = receiver.received.lock();
+    let counted = received.iter().filter_map(|(_, export)| {
+        let metrics = &export.resource_metrics[0].scope_metrics[0].metrics;
+        let metric = metrics.iter().find(|metric| metric.name == "tokenway.goodput_requests")?;
+        let Some(Data::Sum(sum)) = &metric.data else { panic!("a sum") };
+        sum.data_points.first().map(number)
+    });
+    assert_eq!(counted.sum::<f64>(), 1.0);
 }

@@ -75,6 +75,11 @@ impl Exporter {
 pub(crate) struct Undelivered(Option<u64>);
 
 impl Undelivered {
+    /// Whether the collector took the rest: to be sent again it would have to know that rest (OTLP, partial success).
+    pub(crate) fn is_partial(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// How many, of an export of `all`.
     pub(crate) fn of(&self, all: u64) -> u64 {
         self.0.map_or(all, |rejected| rejected.min(all))

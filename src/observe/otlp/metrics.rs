@@ -107,10 +107,10 @@ impl Task {
             Temporality::Delta => (since(&now, &self.delivered), now),
         };
         let request = ExportMetricsServiceRequest { resource_metrics: vec![self.wrapped(export)] };
-        let is_sent = self.exporter.send(request).await.is_ok();
-        let result = if is_sent { DeliveryResult::Sent } else { DeliveryResult::Failed };
+        let sent = self.exporter.send(request).await;
+        let result = if sent.is_ok() { DeliveryResult::Sent } else { DeliveryResult::Failed };
         self.metrics.families.process.otlp_exports.inc([result.as_str()]);
-        if is_sent {
+        if sent.is_ok() || sent.is_err_and(|undelivered| undelivered.is_partial()) {
             self.delivered = delivered;
         }
     }
