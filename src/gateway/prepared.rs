@@ -74,8 +74,8 @@ pub struct Prepared {
     pub sampling: Sampling,
     /// The replica that stores `previous_response_id`: the only one that can serve it.
     pub pinned: Option<Arc<Replica>>,
-    /// Sent twice it would act twice: a stored or background response, one with tools of the server, a POST on `server.extra_paths` (RFC 9110 §9.2.2). It is
-    /// retried only where it is known not to have been sent, and never hedged.
+    /// Sent twice it would act twice: a stored or background response, one with tools of the server, a POST on
+    /// `server.extra_paths` (RFC 9110 §9.2.2). It is retried only where it is known not to have been sent, and never hedged.
     pub is_sent_once: bool,
     /// Why no canary may get a copy (label `reason`).
     pub not_copied: Option<&'static str>,

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::relay::usage::{ABORTED, AnswerFacts, EngineError};
 use crate::request::dialect::Dialect;
-use crate::request::json::Raw;
+use crate::request::json::{JsonKind, Raw};
 
 /// One fact of an SSE event, which may hold several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub struct StreamState {
     pub answer: AnswerFacts,
     /// The next `sequence_number` of a responses stream.
     pub next_sequence: u64,
-    /// Bytes of what was generated, as it stands in the events.
+    /// Bytes of the text that was generated, as it stands in the events.
     pub text_bytes: u64,
     dialect: Dialect,
     echo: Echo,
@@ -285,9 +285,10 @@ impl<'a> ContentValues<'a> {
         self.carrying.extend(value.filter(Raw::is_filled));
     }
 
-    /// Bytes of the values as they stand in the event.
+    /// Bytes of the texts as they stand in the event: sounds and pictures are none.
     pub(super) fn bytes(&self) -> u64 {
-        self.carrying.iter().map(|value| value.text().len() as u64).sum()
+        let texts = self.carrying.iter().filter(|value| value.kind() == JsonKind::Str);
+        texts.map(|text| text.text().len() as u64).sum()
     }
 
     pub(super) fn is_content(&self) -> bool {
