@@ -495,6 +495,10 @@ impl Exchange {
         let gateway = &self.incoming.gateway;
         let now = gateway.clock.now();
         pick.failed(failure, now);
+        if failure.is_unsent() || failure.is_refusal() {
+            // It computed nothing of the prompt.
+            pick.assignment.withdrawn(self.prepared.prompt.chain.hashes());
+        }
         if self.prepared.carrier.is_some() {
             return false;
         }

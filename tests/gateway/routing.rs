@@ -53,6 +53,22 @@ async fn prompts_with_the_same_prefix_land_on_the_same_replica_and_others_spread
 }
 
 #[tokio::test]
+async fn a_replica_that_turned_a_prompt_away_is_not_expected_to_have_it() {
+    let (full, free) = (Replica::start().await, Replica::start().await);
+    full.always(wire::json(503, r#"{"error":{"message":"queue is full","code":503}}"#));
+    let gateway = Gateway::start(with_policy(&[&full, &free], PolicyName::Prefix)).await;
+    for at in 0..8 {
+        let reply = gateway.post(PATH, &prompt(&format!("{at} ").repeat(1000), "a")).await;
+        assert_eq!(replica_of(&reply), free.name());
+        gateway.idle().await;
+    }
+    assert!(full.count() > 0, "it was asked");
+    let pools = gateway.app.fleet.pools();
+    let held = (0..2).map(|slot| pools[0].dispatcher.index.held(slot) > 0).collect::<Vec<_>>();
+    assert_eq!(held, [false, true]);
+}
+
+#[tokio::test]
 async fn a_long_prompt_comes_back_to_its_cache_by_default() {
     let (one, two) = (Replica::start().await, Replica::start().await);
     let gateway = Gateway::start(with_policy(&[&one, &two], PolicyName::Latency)).await;
