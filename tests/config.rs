@@ -203,6 +203,20 @@ fn broken_toml_is_told_with_its_place() {
 }
 
 #[test]
+fn a_table_that_is_written_once_too_often_or_with_too_few_brackets_is_named() {
+    let faults = check_str("f.toml", &with_pool("[timeouts]\nconnect = \"1s\"\nconnect = \"2s\"\n"), &no_env)
+        .unwrap_err();
+    assert!(
+        faults.to_string().contains("duplicate key") && faults.to_string().contains("keep one of the two"),
+        "{faults}"
+    );
+    assert_told(
+        &with_pool("[route]\nmodel = \"m\"\n"),
+        &["f.toml:4:1: route: expected a list, found a table"],
+    );
+}
+
+#[test]
 fn faults_of_ports() {
     for (rest, expected) in [
         ("[server]\nlisten = 8080\n", "f.toml:5:10: listen: expected an address, found a whole number"),
@@ -324,6 +338,7 @@ fn two_ports_at_one_address_are_refused() {
 #[test]
 fn faults_of_bounds() {
     for (rest, expected) in [
+        ("[routing]\nseed = \"\"\n", "f.toml:5:8: seed is empty"),
         ("[retry]\nbudget = 1.5\n", "f.toml:5:10: budget must be from 0 to 1"),
         ("[retry]\nattempts = -1\n", "f.toml:5:12: attempts is out of range"),
         ("[classes]\nshort = 9000\n", "f.toml:5:9: classes.short (9000) is above classes.medium (8192)"),

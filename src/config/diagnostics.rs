@@ -46,7 +46,7 @@ impl Diagnostic {
             file: file.to_owned(),
             line: before.matches('\n').count() + 1,
             column,
-            message: conceal_users(fault.message).replace(is_unsafe, "\u{fffd}"),
+            message: conceal_urls(fault.message).replace(is_unsafe, "\u{fffd}"),
             hint: fault.hint,
             source_line,
             width: if fault.is_secret { MASK.len() } else { width },
@@ -226,7 +226,7 @@ fn conceal(line: &str) -> String {
             }
         }
     }
-    conceal_users(shown.into_iter().collect())
+    conceal_urls(shown.into_iter().collect())
 }
 
 /// Hides a value, unless it says where the secret is kept; a PEM file's name is none.
@@ -238,8 +238,8 @@ fn hide(shown: &mut [char], value: Range<usize>) {
     }
 }
 
-/// The text with an asterisk for each character in front of the `@` of a URL.
-fn conceal_users(text: String) -> String {
+/// The text with an asterisk for each character of a URL that may hold a credential: in front of its `@`, and of its query.
+fn conceal_urls(text: String) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text.as_str();
     while let Some((before, after)) = rest.split_once("://") {
@@ -248,8 +248,10 @@ fn conceal_users(text: String) -> String {
         let (user, host) = url.split_at(url.rfind('@').unwrap_or(0));
         shown.push_str(before);
         shown.push_str("://");
+        let (host, query) = host.split_at(host.find('?').map_or(host.len(), |at| at + 1));
         shown.extend(user.chars().map(|_| '*'));
         shown.push_str(host);
+        shown.extend(query.chars().map(|_| '*'));
         rest = behind;
     }
     shown + rest
@@ -306,11 +308,12 @@ mod tests {
             ("\"token\" = \"env:TOKEN\"", "\"token\" = \"env:TOKEN\""),
             ("tls = { cert = \"a.pem\", key = \"a.key\" }", "tls = { cert = \"a.pem\", key = \"a.key\" }"),
             ("first_token = \"60s\"", "first_token = \"60s\""),
+            ("webhook = \"http://a/x?token=t\"", "webhook = \"http://a/x?*******\""),
             ("url = \"http://u:pä@a:1/x\", 'https://b:2'", "url = \"http://****@a:1/x\", 'https://b:2'"),
         ] {
             assert_eq!(conceal(line), shown, "{line}");
         }
-        assert_eq!(conceal_users("\"redis://:pw@h\" is not".to_owned()), "\"redis://***@h\" is not");
+        assert_eq!(conceal_urls("\"redis://:pw@h\" is not".to_owned()), "\"redis://***@h\" is not");
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub(super) fn check_with(
     let (tree, errors) = DeTable::parse_recoverable(text);
     let faults: Vec<_> = errors
         .iter()
-        .map(|error| (error.span().unwrap_or(0..0), Fault::new(error.message(), TOML_HINT)))
+        .map(|error| (error.span().unwrap_or(0..0), Fault::new(error.message(), toml_hint(error.message()))))
         .collect();
     if let Some(faults) = Diagnostics::from_faults(file_name, text, faults) {
         return Err(faults);
@@ -168,7 +168,14 @@ fn read(root: &Section<'_>) -> Config {
 
 /// How messages call the whole of a file.
 pub(super) const ROOT: &str = "a configuration";
-const TOML_HINT: &str = "this is not TOML: look for a missing quote, bracket or equals sign";
+
+fn toml_hint(message: &str) -> &'static str {
+    if message == "duplicate key" {
+        "keep one of the two; a header that repeats has double brackets: [[pool]], [[route]]"
+    } else {
+        "this is not TOML: look for a missing quote, bracket or equals sign"
+    }
+}
 
 /// A pool of one replica, in four lines with their ends.
 #[cfg(test)]

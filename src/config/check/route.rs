@@ -46,7 +46,7 @@ pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> 
         routes.push(route);
     }
     admission::resolve(&sections, &mut routes, referred.slo, &tenant_names(root));
-    if root.get("route").is_none() {
+    let Some(written) = root.get("route") else {
         match referred.pools {
             [] => {}
             [_] => routes.push(catch_all(referred)),
@@ -55,8 +55,10 @@ pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> 
                 "add a [[route]] with model and pools for each model",
             ),
         }
-    } else if sections.is_empty() {
-        root.fault("the list of routes is empty", "add a [[route]], or remove the key");
+        return routes;
+    };
+    if written.is_empty_list() {
+        written.fault("the list of routes is empty", "add a [[route]], or remove the key");
     }
     routes
 }

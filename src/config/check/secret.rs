@@ -28,7 +28,7 @@ pub(in crate::config) fn read(item: &Item<'_>) -> Option<Secret> {
 
 /// The secret that an item names, or the item's own text where that may stand in a file.
 pub(in crate::config) fn read_or_plain(item: &Item<'_>) -> Option<Secret> {
-    let text = item.text()?;
+    let text = item.filled()?;
     if is_reference(text) { resolve(item, text) } else { Some(Secret::new(text)) }
 }
 

@@ -384,6 +384,11 @@ impl<'a> Item<'a> {
         array.iter().map(entry).collect()
     }
 
+    /// Whether it is a list without entries.
+    pub(in crate::config) fn is_empty_list(&self) -> bool {
+        self.value.as_array().is_some_and(|array| array.is_empty())
+    }
+
     /// The entries of a table whose keys are free.
     pub(in crate::config) fn entries(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
         self.record(Kind::Table);
