@@ -195,8 +195,8 @@ impl Connector {
         self.resolver.known(host)
     }
 
-    /// Connects to a host by these addresses from now on: another name server than the system's knows them.
-    pub(crate) fn tell(&self, host: &Arc<str>, addresses: Vec<IpAddr>) {
+    /// Connects to a host by these addresses, which another name server than the system's knows, for as long as they are repeated.
+    pub(crate) fn tell(&self, host: &Arc<str>, addresses: Arc<[IpAddr]>) {
         self.resolver.tell(host, addresses);
     }
 

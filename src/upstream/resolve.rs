@@ -2,7 +2,8 @@
 //!
 //! `getaddrinfo` returns no TTL and occupies a thread that outlives the caller's timeout. So an answer counts for [`FRESH_FOR`];
 //! after that it is used once more while one look-up runs beside, and it outlasts failed look-ups for [`STALE_FOR`]: a name
-//! server that is away takes no replica with it.
+//! server that is away takes no replica with it. Addresses from a discovery source win over the system's resolver for as long
+//! as the source repeats them.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,8 +30,6 @@ pub(super) struct Resolver {
 struct Host {
     answer: watch::Sender<Option<Answer>>,
     is_asking: AtomicBool,
-    /// A discovery source gives the addresses: the system resolver is not used.
-    is_told: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
@@ -38,6 +37,8 @@ struct Answer {
     /// When it was given; of a failure, when that happened.
     at: Stamp,
     result: Result<Arc<[IpAddr]>, LookupError>,
+    /// By a discovery source, not by the system's resolver.
+    is_of_source: bool,
 }
 
 /// An [`io::Error`] that several callers can have.
@@ -61,15 +62,16 @@ impl Resolver {
         let entry = self.entry(host);
         let now = self.clock.now();
         let known = entry.answer.borrow().clone();
-        let is_told = entry.is_told.load(Ordering::Acquire);
         match known {
-            Some(Answer { at, result: Ok(addresses) }) if is_told || now.since(at) < STALE_FOR => {
-                if !is_told && now.since(at) >= FRESH_FOR {
+            Some(Answer { at, result: Ok(addresses), is_of_source })
+                if is_of_source || now.since(at) < STALE_FOR =>
+            {
+                if now.since(at) >= if is_of_source { REPEATED_WITHIN } else { FRESH_FOR } {
                     self.ask(host, &entry);
                 }
                 return Ok(addresses);
             }
-            Some(Answer { at, result: Err(error) }) if now.since(at) < FAILED_FOR => {
+            Some(Answer { at, result: Err(error), .. }) if now.since(at) < FAILED_FOR => {
                 return Err(error.into());
             }
             _ => {}
@@ -96,11 +98,11 @@ impl Resolver {
         answer.as_ref()?.result.as_ref().ok()?.first().copied()
     }
 
-    /// The addresses of a name, by a name server that the system does not ask: from now on it is not looked up.
-    pub(super) fn tell(&self, host: &Arc<str>, addresses: Vec<IpAddr>) {
-        let entry = self.entry(host);
-        entry.answer.send_replace(Some(Answer { at: self.clock.now(), result: Ok(addresses.into()) }));
-        entry.is_told.store(true, Ordering::Release);
+    /// The addresses of a name, by a name server that the system does not ask. The source repeats them with each of its own
+    /// answers; of one that was dropped the system is asked again, and they stay where it does not know the name.
+    pub(super) fn tell(&self, host: &Arc<str>, addresses: Arc<[IpAddr]>) {
+        let answer = Answer { at: self.clock.now(), result: Ok(addresses), is_of_source: true };
+        self.entry(host).answer.send_replace(Some(answer));
     }
 
     fn entry(&self, host: &Arc<str>) -> Arc<Host> {
@@ -133,15 +135,20 @@ impl Resolver {
             };
             let at = clock.now();
             entry.is_asking.store(false, Ordering::Release);
-            entry.answer.send_if_modified(|known| keep_newer(known, Answer { at, result }));
+            entry
+                .answer
+                .send_if_modified(|known| keep_newer(known, Answer { at, result, is_of_source: false }));
         });
     }
 }
 
-/// A failure does not replace addresses that still count.
+/// Nothing of the system replaces what a source repeats, and a failure no addresses that still count.
 fn keep_newer(known: &mut Option<Answer>, new: Answer) -> bool {
-    let is_kept = new.result.is_err()
-        && known.as_ref().is_some_and(|old| old.result.is_ok() && new.at.since(old.at) < STALE_FOR);
+    let is_kept = known.as_ref().is_some_and(|old| {
+        let (age, has_failed) = (new.at.since(old.at), new.result.is_err());
+        let is_repeated = old.is_of_source && (has_failed || age < REPEATED_WITHIN);
+        is_repeated || (has_failed && old.result.is_ok() && age < STALE_FOR)
+    });
     if !is_kept {
         *known = Some(new);
     }
@@ -167,6 +174,8 @@ pub(super) fn by_family(addresses: &[IpAddr], port: u16) -> (Vec<SocketAddr>, Ve
 const FRESH_FOR: Duration = Duration::from_secs(10);
 /// How long it is used while newer look-ups run or fail.
 const STALE_FOR: Duration = Duration::from_secs(300);
+/// A source that still has a name repeats its addresses within this: its longest TTL, and as much for a server that is slow.
+const REPEATED_WITHIN: Duration = Duration::from_secs(600);
 /// A name that failed is not looked up again before this.
 const FAILED_FOR: Duration = Duration::from_millis(500);
 
@@ -184,19 +193,31 @@ mod tests {
         assert!(Arc::ptr_eq(&one.unwrap(), &two.unwrap()), "two look-ups for one name");
         let unknown: Arc<str> = "no-such-name.invalid".into();
         assert!(resolver.resolve(&unknown).await.is_err());
-        resolver.tell(&unknown, vec![IpAddr::from([127, 0, 0, 9])]);
+        resolver.tell(&unknown, Arc::new([IpAddr::from([127, 0, 0, 9])]));
         assert_eq!(*resolver.resolve(&unknown).await.unwrap(), [IpAddr::from([127, 0, 0, 9])]);
     }
 
     #[test]
     fn a_failed_look_up_leaves_the_addresses_in_force_for_a_while() {
-        let good = Answer { at: at(1), result: Ok(Arc::new([IpAddr::from([127, 0, 0, 1])])) };
-        let bad = |seconds| Answer {
-            at: at(seconds),
-            result: Err(LookupError { kind: io::ErrorKind::Other, code: None, text: "".into() }),
-        };
-        let mut known = Some(good);
+        let mut known = Some(good(1, false));
         assert!(!keep_newer(&mut known, bad(100)));
         assert!(keep_newer(&mut known, bad(400)) && known.unwrap().result.is_err());
+    }
+
+    #[test]
+    fn addresses_of_a_source_win_while_it_repeats_them_or_the_system_has_none() {
+        let mut known = Some(good(1, true));
+        assert!(!keep_newer(&mut known, good(500, false)), "the system's answer replaced a source's");
+        assert!(!keep_newer(&mut known, bad(5000)), "a replica lost its address");
+        assert!(keep_newer(&mut known, good(5000, false)), "the address of a source that is gone never ends");
+    }
+
+    fn good(seconds: u64, is_of_source: bool) -> Answer {
+        Answer { at: at(seconds), result: Ok(Arc::new([IpAddr::from([127, 0, 0, 1])])), is_of_source }
+    }
+
+    fn bad(seconds: u64) -> Answer {
+        let result = Err(LookupError { kind: io::ErrorKind::Other, code: None, text: "".into() });
+        Answer { at: at(seconds), result, is_of_source: false }
     }
 }

@@ -4,7 +4,9 @@
 //! `resolv.conf` says whom to ask and which domains to search, unless the source names a server, which then is asked for the
 //! targets of SRV records as well. Requests to a replica found by address need no further look-up.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_resolver::TokioResolver;
@@ -16,14 +18,17 @@ use hickory_resolver::proto::rr::{RData, Record, RecordType};
 use super::report::Report;
 use super::roster::Found;
 use crate::config::{DnsRecords, DnsSource, Endpoint, ReplicaSpec};
-use crate::upstream::connect::Connector;
 
 /// Asks until the task is dropped.
 pub(super) async fn run(source: DnsSource, report: Report) {
-    let mut asking = Asking { source, resolver: None, last: Families::default() };
+    let mut asking = Asking { source, resolver: None, last: Families::default(), targets: BTreeMap::new() };
     let mut misses = 0_u32;
     loop {
-        let pause = match asking.ask(&report.connector).await {
+        let answer = asking.ask().await;
+        for (host, addresses) in &asking.targets {
+            report.connector.tell(host, Arc::clone(addresses));
+        }
+        let pause = match answer {
             Ok(Answer { targets, ttl }) => {
                 misses = 0;
                 report.answered(targets);
@@ -53,6 +58,8 @@ struct Asking {
     resolver: Option<TokioResolver>,
     /// Addresses of the last answer, for a family that fails while the other one is answered.
     last: Families,
+    /// Addresses of the targets of SRV records by the source's own server, as it answered last.
+    targets: BTreeMap<Arc<str>, Arc<[IpAddr]>>,
 }
 
 #[derive(Debug, Default)]
@@ -67,14 +74,14 @@ struct Answer {
 }
 
 impl Asking {
-    async fn ask(&mut self, connector: &Connector) -> Result<Answer, NetError> {
+    async fn ask(&mut self) -> Result<Answer, NetError> {
         let resolver = match self.resolver.take() {
             Some(resolver) => resolver,
             None => resolver_of(&self.source)?,
         };
         let answer = match self.source.records {
             DnsRecords::Addresses { port } => self.addresses(&resolver, port).await,
-            DnsRecords::Services => self.services(&resolver, connector).await,
+            DnsRecords::Services => self.services(&resolver).await,
         };
         self.resolver = Some(resolver);
         answer
@@ -106,7 +113,7 @@ impl Asking {
         Ok(Answer { targets, ttl })
     }
 
-    async fn services(&self, resolver: &TokioResolver, connector: &Connector) -> Result<Answer, NetError> {
+    async fn services(&mut self, resolver: &TokioResolver) -> Result<Answer, NetError> {
         let answer = resolver.lookup(&*self.source.name, RecordType::SRV).await?;
         let mut found: Vec<(u16, String, u16)> = answer.answers().iter().filter_map(service).collect();
         // RFC 2782: those of a higher number are for when no lower one can be reached.
@@ -116,26 +123,32 @@ impl Asking {
         found.dedup();
         let targets: Vec<Found> =
             found.iter().map(|(_, host, port)| target(&self.source, host, *port)).collect();
+        let mut ttl = shortest_ttl(answer.answers());
         if self.source.server.is_some() {
+            let hosts: BTreeSet<_> =
+                targets.iter().map(|found| Arc::clone(&found.spec.endpoint.host)).collect();
+            self.targets.retain(|host, _| hosts.contains(host));
             // Whoever asks another server for the records asks it for their targets too: the system may not know them.
-            for host in targets.iter().map(|found| &found.spec.endpoint.host) {
-                let addresses = addresses_of(resolver, host).await;
+            for host in hosts {
+                let records = addresses_of(resolver, &host).await;
+                let addresses: Arc<[IpAddr]> = records.iter().filter_map(address).collect();
                 if !addresses.is_empty() {
-                    connector.tell(host, addresses);
+                    ttl = ttl.min(shortest_ttl(&records));
+                    self.targets.insert(host, addresses);
                 }
             }
         }
-        Ok(Answer { targets, ttl: shortest_ttl(answer.answers()) })
+        Ok(Answer { targets, ttl })
     }
 }
 
-/// Of both families; none where the server does not tell, which leaves what it told before in force.
-async fn addresses_of(resolver: &TokioResolver, host: &str) -> Vec<IpAddr> {
+/// Of both families; none where the server has no answer, which leaves its last one in force.
+async fn addresses_of(resolver: &TokioResolver, host: &str) -> Vec<Record> {
     let host = format!("{}.", host.trim_end_matches('.'));
     let (v4, v6) =
         tokio::join!(resolver.lookup(&*host, RecordType::A), resolver.lookup(&*host, RecordType::AAAA));
     let answers = [v4, v6].into_iter().flatten();
-    answers.flat_map(|answer| answer.answers().iter().filter_map(address).collect::<Vec<_>>()).collect()
+    answers.flat_map(|answer| answer.answers().to_vec()).collect()
 }
 
 fn resolver_of(source: &DnsSource) -> Result<TokioResolver, NetError> {
