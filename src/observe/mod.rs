@@ -365,7 +365,7 @@ impl Observer {
     /// Applies what a reload may change: SLO targets and sampling rules.
     pub fn reconfigure(&self, config: &Config) {
         self.metrics.set_targets(config);
-        self.metrics.preregister(config);
+        self.metrics.follow_config(config);
         if let Some(spans) = &self.spans {
             spans.set_sampling(&config.telemetry.sampling);
         }

@@ -1024,3 +1024,32 @@ async fn a_page_with_150_tenants_is_at_most_1500_kb_and_150_kb_on_the_wire() {
     assert!(page.contains(r#"tenant="tenant-149""#), "counters have their tenant");
     assert!(page.len() <= 1_500_000 && wire <= 150_000, "{samples} samples, {} and {wire}", page.len());
 }
+
+#[tokio::test]
+async fn a_hundred_rollouts_leave_room_for_the_revision_that_serves() {
+    let mut config = config();
+    let observer = observer(&config);
+    let mut record = record();
+    let of_revision = |revision: &str, page: &str| {
+        page.lines().any(|line| {
+            line.contains(r#"tenant="acme""#) && line.contains(&format!(r#"revision="{revision}""#))
+        })
+    };
+    for rollout in 0..100 {
+        let revision: Arc<str> = format!("r{rollout}").into();
+        config.pools[0].revision = Arc::clone(&revision);
+        observer.reconfigure(&config);
+        for attempt in &mut record.attempts {
+            attempt.served.revision = Arc::clone(&revision);
+        }
+        observer.record(&Arc::new(record.clone()));
+    }
+    let page = observer.metrics.render(&[]);
+    assert!(of_revision("r99", &page), "the revision that serves has no series of its own");
+    assert!(of_revision("r98", &page), "what the last revision did at its end is not scraped");
+    assert!(!of_revision("r97", &page));
+    assert!(!page.contains(r#"tenant="other""#) && !page.contains(r#"revision="other""#));
+    // Those of a stage as well.
+    assert!(page.contains(r#"tokenway_stage_duration_seconds_count{model="llama",revision="r99""#));
+    assert!(!page.contains(r#"revision="r97""#), "{:?}", page.lines().find(|l| l.contains("r97")));
+}

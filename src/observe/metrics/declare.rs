@@ -88,6 +88,8 @@ pub(super) trait Handle {
     fn start(&self, _key: &[&str], _foreseen: &Foreseen) {}
     /// Removes all series of a key.
     fn forget(&self, _key: &[&str]) {}
+    /// Removes all series of other revisions.
+    fn forget_revisions(&self, _is_kept: &dyn Fn(&str) -> bool) {}
 }
 
 impl<M: Build> Handle for M {
@@ -108,6 +110,10 @@ impl<V: Vector + Build, const N: usize> Handle for Family<V, N> {
     fn forget(&self, key: &[&str]) {
         self.forget(key);
     }
+
+    fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
+        self.forget_revisions(is_kept);
+    }
 }
 
 /// Families that share their first labels, the key.
@@ -118,6 +124,8 @@ pub(super) trait Group {
     fn start(&self, key: &[&str], foreseen: &Foreseen);
     /// Removes all series of a key.
     fn forget(&self, key: &[&str]);
+    /// Removes all series of other revisions, where they have that label.
+    fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool);
 }
 
 /// Declares families:
@@ -187,6 +195,10 @@ macro_rules! families {
 
             fn forget(&self, key: &[&str]) {
                 $(Handle::forget(&self.$field, key);)*
+            }
+
+            fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
+                $(Handle::forget_revisions(&self.$field, is_kept);)*
             }
         }
     };

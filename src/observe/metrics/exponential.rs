@@ -186,6 +186,11 @@ impl Exponentials {
         Arc::clone(&self.by_key.entry(key.clone()).or_default())
     }
 
+    /// Removes the series of other revisions.
+    pub(super) fn forget_revisions(&self, is_kept: impl Fn(&str) -> bool) {
+        self.by_key.retain(|key, _| is_kept(&key.revision));
+    }
+
     /// Every label set with its histograms; `None` is the overflow's.
     pub(super) fn all(&self) -> Vec<(Option<ExponentialKey>, Arc<ExponentialSeries>)> {
         let known = self.by_key.iter().map(|entry| (Some(entry.key().clone()), Arc::clone(entry.value())));

@@ -148,10 +148,20 @@ impl<V: Vector, const N: usize> Family<V, N> {
 
     /// Removes every label set that begins with `key`.
     pub(super) fn forget(&self, key: &[&str]) {
+        self.forget_where(|values| key.iter().zip(values).all(|(key, value)| *key == &**value));
+    }
+
+    /// Removes every label set whose revision is none of these.
+    pub(super) fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
+        let label = self.declared.labels.iter().position(|label| label.name == "revision");
+        let Some(label) = label else { return };
+        self.forget_where(|values| values.get(label).is_some_and(|revision| !is_kept(revision)));
+    }
+
+    fn forget_where(&self, is_gone: impl Fn(&[Box<str>]) -> bool) {
         let mut known = self.sets.write();
-        let begins = |values: &[Box<str>]| key.iter().zip(values).all(|(key, value)| *key == &**value);
         let gone: Vec<u64> =
-            known.sets.iter().filter(|(_, set)| begins(&set.values)).map(|(hash, _)| *hash).collect();
+            known.sets.iter().filter(|(_, set)| is_gone(&set.values)).map(|(hash, _)| *hash).collect();
         for values in gone.into_iter().filter_map(|hash| known.forget(hash)) {
             let values: Vec<&str> = values.iter().map(|value| &**value).collect();
             let _ = self.vec.forget(&values);

@@ -25,6 +25,7 @@ mod table;
 mod targets;
 mod zero;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -108,6 +109,8 @@ pub struct Metrics {
     decisions: Memo<(&'static str, &'static str), IntCounter>,
     prefix_tokens: Memo<&'static str, IntCounter>,
     known_replicas: Mutex<KnownReplicas>,
+    /// Of the configuration's pools.
+    revisions: Mutex<HashSet<Arc<str>>>,
     waiting: Waiting,
     overdue: Mutex<OverdueRequests>,
     lag: Mutex<Option<Arc<Lag>>>,
@@ -148,6 +151,7 @@ impl Metrics {
             decisions: Memo::default(),
             prefix_tokens: Memo::default(),
             known_replicas: Mutex::default(),
+            revisions: Mutex::default(),
             waiting: Waiting::default(),
             overdue: Mutex::default(),
             lag: Mutex::default(),
@@ -159,7 +163,7 @@ impl Metrics {
             log_drops: Mutex::default(),
         };
         metrics.set_targets(config);
-        metrics.preregister(config);
+        metrics.follow_config(config);
         metrics
     }
 

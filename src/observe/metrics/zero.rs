@@ -3,7 +3,11 @@
 //! What a route's alerts count, for every label set that the configuration lets us foresee: its named model, its
 //! revisions, every class, and the tenants while those are few. Past [`MAX_LABEL_SETS`], where a page would be mostly
 //! zeros, and on routes for every model, the series of a label set begin with its first request: what fails after it
-//! is seen.
+//! is seen. The series of a revision leave with the second configuration that does not have it: what it did last is scraped, and
+//! a year of rollouts fills no page.
+
+use std::collections::HashSet;
+use std::sync::Arc;
 
 use super::Metrics;
 use super::declare::Group as _;
@@ -11,12 +15,40 @@ use super::foreseen::Foreseen;
 use super::series::RequestKey;
 use super::table::Families;
 use crate::config::{Config, Slo};
+use crate::labels::OTHER;
 use crate::record::SloBounds;
 use crate::request::class::Class;
 
 impl Metrics {
+    /// Makes the series of `config`, and room for them.
+    pub fn follow_config(&self, config: &Config) {
+        let revisions: HashSet<_> = config.pools.iter().map(|pool| Arc::clone(&pool.revision)).collect();
+        let mut before = self.revisions.lock();
+        let is_kept = |revision: &str| {
+            matches!(revision, RequestKey::NO_REVISION | OTHER)
+                || revisions.contains(revision)
+                || before.contains(revision)
+        };
+        {
+            // No page shows the moment between.
+            let _one_at_a_time = self.rendering.lock();
+            let Families { by_tenant, by_route, requests, .. } = &*self.families;
+            by_tenant.forget_revisions(&is_kept);
+            by_route.forget_revisions(&is_kept);
+            requests.forget_revisions(&is_kept);
+            // Handles of series that are gone.
+            self.by_request.retain(|key, _| is_kept(&key.revision));
+            self.by_stream.retain(|key, _| is_kept(&key.revision));
+            if let Some(exponentials) = &self.exponentials {
+                exponentials.forget_revisions(is_kept);
+            }
+        }
+        *before = revisions;
+        self.preregister(config);
+    }
+
     /// Creates the series of the routes of `config`.
-    pub fn preregister(&self, config: &Config) {
+    fn preregister(&self, config: &Config) {
         let tenants: Vec<&str> = match &config.tenants[..] {
             [] => vec![NOBODY],
             named => named.iter().map(|tenant| &*tenant.name).collect(),
