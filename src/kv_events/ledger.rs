@@ -76,9 +76,10 @@ pub(super) struct Look {
 }
 
 impl Ledger {
-    /// Begins with a replica of which nothing is known.
+    /// Follows a replica, of which nothing is known, or what was known when its connection was lost: a gap in the numbers shows
+    /// whether events were missed since ([`Self::doubt`]).
     pub(super) fn open(&mut self, slot: usize, index: &PrefixIndex) {
-        self.pictures.insert(slot, Picture::new(MAX_BLOCKS));
+        self.pictures.entry(slot).or_insert_with(|| Picture::new(MAX_BLOCKS));
         index.follow(slot, true);
     }
 
@@ -94,6 +95,7 @@ impl Ledger {
     /// A replica is followed no more: what the index believes of it is left to itself.
     pub(super) fn close(&mut self, slot: usize, index: &PrefixIndex) {
         self.pictures.remove(&slot);
+        self.forget_ends(slot, index);
         index.follow(slot, false);
     }
 
@@ -107,7 +109,13 @@ impl Ledger {
     /// A replica's cache is empty.
     pub(super) fn emptied(&mut self, slot: usize, index: &PrefixIndex) {
         self.doubt(slot);
+        self.forget_ends(slot, index);
         index.forget(slot);
+    }
+
+    /// Those of prompts without a whole block of text would outlast the cache: no block that is gone takes them along.
+    fn forget_ends(&self, slot: usize, index: &PrefixIndex) {
+        self.prompts.keys().for_each(|whole| index.exact().set_end(slot, *whole, None));
     }
 
     /// Blocks held: those where the engine computes, and those in tiers behind it alone.

@@ -270,3 +270,37 @@ fn counts_that_lie_do_no_harm() {
     }
     assert_eq!(scene.ledger.counts(0), (0, 0));
 }
+
+#[test]
+fn a_prompt_without_a_block_of_text_is_no_hit_once_the_cache_is_empty() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let prompt = tokens(&mut random, TEXT - BLOCK);
+    let mut scene = Scene::new(64);
+    scene.ask(&prompt, None, &[7; 10]);
+    let again = scene.ask(&prompt, None, &[7; 10]);
+    assert_eq!(again, (32, 32));
+    scene.engine.used.clear();
+    scene.ledger.take(0, &Event::Cleared, at(scene.now), &scene.dispatcher.index);
+    assert_eq!(scene.ask(&prompt, None, &[7; 10]), (0, 0));
+    // Another replica takes the place of one that left.
+    scene.engine.used.clear();
+    scene.ledger.close(0, &scene.dispatcher.index);
+    scene.dispatcher.forget(0);
+    scene.ledger.open(0, &scene.dispatcher.index);
+    assert_eq!(scene.ask(&prompt, None, &[7; 10]), (0, 0));
+}
+
+#[test]
+fn what_is_evicted_after_a_reconnect_is_forgotten() {
+    let mut random = fastrand::Rng::with_seed(4);
+    let prompt = tokens(&mut random, 4 * TEXT);
+    let mut scene = Scene::new(64);
+    scene.ask(&prompt, None, &[7; 10]);
+    assert!(scene.ask(&prompt, None, &[7; 10]).0 > 0);
+    scene.dispatcher.index.follow(0, false);
+    scene.ledger.open(0, &scene.dispatcher.index);
+    let hashes: Vec<u64> = scene.engine.used.drain().map(|(hash, _)| hash).collect();
+    let evicted = Event::Removed { hashes, medium: Medium::Gpu };
+    scene.ledger.take(0, &evicted, at(scene.now), &scene.dispatcher.index);
+    assert_eq!(scene.ask(&prompt, None, &[7; 10]), (0, 0));
+}
