@@ -42,14 +42,19 @@ struct Line {
     outcome: &'static str,
 }
 
-/// A month of a route at 200 requests an hour on four replicas: median 60 ms, p99 180 ms; `change` gets each request
-/// with its day and a standard normal number.
+/// A month of a route, as [`days`].
 fn month(seed: u64, change: impl Fn(&mut Line, f64, f64)) -> String {
+    days(30, seed, change)
+}
+
+/// Days of a route at 200 requests an hour on four replicas: median 60 ms, p99 180 ms; `change` gets each request with its day and a
+/// standard normal number. What happens on day 10 is found within two more.
+fn days(count: u32, seed: u64, change: impl Fn(&mut Line, f64, f64)) -> String {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut text = String::new();
     // A wall clock's epoch, at midnight.
     let start = 20_300.0 * DAY;
-    for request in 0..30 * 24 * 200 {
+    for request in 0..count * 24 * 200 {
         let day = f64::from(request) / 4800.0;
         let normal = (-2.0 * (1.0 - random.f64()).ln()).sqrt() * (std::f64::consts::TAU * random.f64()).cos();
         let mut line = Line {
@@ -134,7 +139,7 @@ fn a_tail_that_more_long_prompts_account_for_is_a_change_of_traffic_and_ends_wit
 
 #[test]
 fn a_doubling_on_a_new_revision_is_found_and_blamed_on_it() {
-    let trace = month(3, |line, day, _| {
+    let trace = days(12, 3, |line, day, _| {
         if day >= 10.5 {
             line.revision = "r2";
             line.ttft *= 2.2;
@@ -150,7 +155,7 @@ fn a_doubling_on_a_new_revision_is_found_and_blamed_on_it() {
 #[test]
 fn more_load_hours_after_a_deploy_is_not_blamed_on_the_revision() {
     let (deploy, busy) = (10.5, 10.5 + 3.0 / 24.0);
-    let trace = month(3, |line, day, _| {
+    let trace = days(12, 3, |line, day, _| {
         if day >= deploy {
             line.revision = "r2";
         }
@@ -168,9 +173,9 @@ fn more_load_hours_after_a_deploy_is_not_blamed_on_the_revision() {
     assert!(found.iter().all(|finding| finding["diagnosis"] != "revision"), "{found:?}");
 }
 
-/// A month of embeddings at 200 requests an hour: no stream, no first token; answers take `slower(day)` times as long.
-fn embeddings(tokens: Option<u32>, slower: impl Fn(f64) -> f64) -> Vec<Json> {
-    let trace = month(9, |line, day, _| line.ttft *= slower(day));
+/// Days of embeddings at 200 requests an hour: no stream, no first token; answers take `slower(day)` times as long.
+fn embeddings(count: u32, tokens: Option<u32>, slower: impl Fn(f64) -> f64) -> Vec<Json> {
+    let trace = days(count, 9, |line, day, _| line.ttft *= slower(day));
     let with = tokens.map_or(String::new(), |tokens| format!("\"output_tokens\":{tokens},"));
     let in_one_piece =
         trace.replace("\"ttft\":", &format!("{with}\"duration\":")).replace("\"itl\":", "\"gap\":");
@@ -180,13 +185,13 @@ fn embeddings(tokens: Option<u32>, slower: impl Fn(f64) -> f64) -> Vec<Json> {
 #[test]
 fn embeddings_whose_durations_double_are_found() {
     let doubled = |day: f64| if day >= 10.5 { 2.2 } else { 1.0 };
-    let found = embeddings(None, doubled);
+    let found = embeddings(12, None, doubled);
     let (_, day) = first(&found, "ttft_doubled").unwrap_or_else(|| panic!("{found:?}"));
     assert!((day - 10.5) * DAY < 600.0 && day >= 10.5, "{day}");
-    let found = embeddings(Some(8), doubled);
+    let found = embeddings(12, Some(8), doubled);
     let (_, day) = first(&found, "itl_shift").unwrap_or_else(|| panic!("{found:?}"));
     assert!((day - 10.5) * DAY < 600.0 && day >= 10.5, "{day}");
-    assert_eq!(embeddings(None, |_| 1.0), [Json::Null; 0]);
+    assert_eq!(embeddings(30, None, |_| 1.0), [Json::Null; 0]);
 }
 
 #[test]
@@ -204,7 +209,7 @@ fn longer_prompts_that_the_slo_allows_for_are_no_drift() {
 
 #[test]
 fn one_slow_replica_is_named() {
-    let trace = month(4, |line, day, _| {
+    let trace = days(12, 4, |line, day, _| {
         if day >= 10.0 && line.replica == "c" {
             line.ttft *= 2.0;
         }
@@ -240,7 +245,7 @@ fn minutes_over_the_slo_and_failing_hours_are_found() {
 
 #[test]
 fn requests_that_no_replica_served_are_no_replica_s_fault() {
-    let trace = month(7, |line, day, _| {
+    let trace = days(12, 7, |line, day, _| {
         if (10.4..10.45).contains(&day) {
             (line.revision, line.replica, line.outcome) = ("none", "none", "failed");
         }
@@ -257,7 +262,7 @@ fn requests_that_no_replica_served_are_no_replica_s_fault() {
 fn failures_are_one_replica_s_where_its_peers_do_not_fail_as_much() {
     // Of two replicas each third request fails, from the middle of day 10 on: at both, or at one.
     let burn = |seed, is_sick: fn(&str) -> bool| {
-        let trace = month(seed, |line, day, normal| {
+        let trace = days(12, seed, |line, day, normal| {
             line.replica = if matches!(line.replica, "a" | "b") { "a" } else { "b" };
             if (10.5..10.52).contains(&day) && normal > 0.4 && is_sick(line.replica) {
                 line.outcome = "failed";
@@ -277,7 +282,7 @@ fn failures_are_one_replica_s_where_its_peers_do_not_fail_as_much() {
 
 #[test]
 fn jitter_of_tokens_is_told_from_slow_tokens() {
-    let trace = month(6, |line, day, normal| {
+    let trace = days(12, 6, |line, day, normal| {
         if day >= 10.0 && normal > 0.8 {
             line.itl *= 5.0;
         }
