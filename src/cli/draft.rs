@@ -50,10 +50,10 @@ impl Draft {
         names.iter().cloned().chain(numbered).find(is_free).unwrap_or_default()
     }
 
-    /// The file's text.
-    pub(super) fn render(&self, origin: &str) -> String {
+    /// The text of a file of this name.
+    pub(super) fn render(&self, origin: &str, file: &str) -> String {
         let mut out = format!(
-            "# {origin}\n# Is it right?  tokenway check gateway.toml --online   Every key: config/reference.toml\n"
+            "# {origin}\n# Is it right?  tokenway check {file} --online   Every key: config/reference.toml\n"
         );
         let listen = self.listen.as_deref().unwrap_or("127.0.0.1:8080");
         let admin = self.admin_listen.as_deref().unwrap_or("127.0.0.1:9090");

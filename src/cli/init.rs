@@ -19,7 +19,7 @@ pub struct InitArgs {
     #[arg(value_name = "FILE", default_value = "gateway.toml")]
     file: PathBuf,
     /// Replica; may be repeated, and is asked for at a terminal
-    #[arg(long, value_name = "URL", num_args = 1.., value_delimiter = ',', value_parser = parse_endpoint)]
+    #[arg(long, aliases = ["worker-urls", "worker-url"], value_name = "URL", num_args = 1.., value_delimiter = ',', value_parser = parse_endpoint)]
     upstream: Vec<Endpoint>,
     /// Model name that clients ask for [default: every name that the replicas know]
     #[arg(long, value_name = "NAME", value_parser = parse_model_name)]
@@ -56,8 +56,10 @@ pub fn run(
     for url in answers.take_repeated() {
         writeln!(err, "note: {url} is given twice; it is written once")?;
     }
-    let text = answers.draft().render("Tokenway's configuration, made by `tokenway init`.");
-    if args.file.as_os_str() == "-" {
+    let is_printed = args.file.as_os_str() == "-";
+    let name = if is_printed { "gateway.toml".into() } else { args.file.to_string_lossy() };
+    let text = answers.draft().render("Tokenway's configuration, made by `tokenway init`.", &name);
+    if is_printed {
         out.write_all(text.as_bytes())?;
         return Ok(EXIT_OK);
     }

@@ -31,7 +31,7 @@ pub(super) struct SourceArgs {
     #[arg(long, env = "TOKENWAY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// Replica to serve without a file; may be repeated
-    #[arg(long, alias = "worker-urls", num_args = 1.., env = "TOKENWAY_UPSTREAM", value_name = "URL", value_delimiter = ',', value_parser = parse_endpoint)]
+    #[arg(long, aliases = ["worker-urls", "worker-url"], num_args = 1.., env = "TOKENWAY_UPSTREAM", value_name = "URL", value_delimiter = ',', value_parser = parse_endpoint)]
     upstream: Vec<Endpoint>,
 }
 
@@ -112,6 +112,7 @@ impl AroundArgs {
             served_model_name: self.served_model_name.as_deref().map(Into::into),
             otlp_endpoint: self.otlp_endpoint.clone(),
             allow_missing_secrets: false,
+            leaves_nothing: false,
         }
     }
 }

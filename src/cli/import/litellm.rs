@@ -26,7 +26,8 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
     let sections = file.as_object().into_iter().flatten().filter(|(name, _)| *name != "model_list");
     for (section, settings) in sections {
         let Some(settings) = settings.as_object() else {
-            notes.left(section, "no counterpart");
+            let of_files = "the models of the files that it names are not read: import each of them";
+            notes.left(section, if section == "include" { of_files } else { "no counterpart" });
             continue;
         };
         for (key, value) in settings {
@@ -176,6 +177,9 @@ fn provider_and_model<'a>(params: &'a Json, model: &'a str) -> (Option<&'a str>,
 
 /// Further names of models are routes like theirs.
 fn aliases(draft: &mut Draft, table: &Json, notes: &mut Notes) {
+    if !table.is_null() && !table.is_object() {
+        notes.left("router_settings.model_group_alias", "not a table of names");
+    }
     for (alias, target) in table.as_object().into_iter().flatten() {
         let what = format!("router_settings.model_group_alias.{alias}");
         if target["hidden"] == true {

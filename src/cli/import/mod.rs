@@ -1,7 +1,7 @@
 //! `tokenway import`: another gateway's flags or file as a configuration of ours.
 //!
 //! The TOML goes to stdout; what could not be mapped goes to stderr, line by line, and makes the exit code 1. With exit
-//! code 0 it passes `tokenway check`.
+//! code 0 it passes `tokenway check`, once the variables of the secrets that it names are set.
 
 mod litellm;
 mod nginx;
@@ -140,7 +140,7 @@ pub fn run(args: &ImportArgs, (out, err): (&mut dyn Write, &mut dyn Write)) -> i
         if !has_replicas {
             return Err(ImportError::NoReplicas);
         }
-        let text = draft.render(&format!("Made by `tokenway import` from {what}."));
+        let text = draft.render(&format!("Made by `tokenway import` from {what}."), "gateway.toml");
         notes.refused(&text);
         Ok(text)
     });

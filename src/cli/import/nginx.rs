@@ -10,8 +10,7 @@ use crate::config::PolicyName;
 /// Which block does not end.
 pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
     let mut draft = Draft::default();
-    let (mut open, mut elsewhere): (Vec<Block>, usize) = (Vec::new(), 0);
-    let mut passes = Vec::new();
+    let (mut open, mut passes): (Vec<Block>, Vec<Pass>) = (Vec::new(), Vec::new());
     for (line, words, end) in directives(text) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let block = open.last().copied().unwrap_or(Block::Other);
@@ -23,6 +22,7 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
                 }
                 open.push(Block::Stream);
             }
+            ('{', _, Block::Skipped) => open.push(Block::Skipped),
             ('{', ["upstream", name], _) => {
                 let pool = draft.free_name(&[name_of(name)]);
                 draft.pools.push(DraftPool { name: pool.clone(), ..DraftPool::default() });
@@ -33,33 +33,34 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
                 });
                 open.push(Block::Upstream(draft.pools.len() - 1));
             }
+            ('{', [kind, ..], _) if has_own_form(kind) => {
+                notes.left(
+                    format_args!("line {line}: {kind}"),
+                    "only upstream blocks and proxy_pass are read",
+                );
+                open.push(Block::Skipped);
+            }
             ('{', _, _) => open.push(Block::Other),
             ('}', _, _) => drop(open.pop().ok_or_else(|| format!("line {line}: a }} closes nothing"))?),
-            (_, [], _) => {}
+            (_, [], _) | (_, _, Block::Skipped) => {}
             (_, ["server", address, rest @ ..], Block::Upstream(at)) => {
                 server(&mut draft.pools[at], address, rest, notes);
             }
             (_, words, Block::Upstream(at)) => upstream_directive(&mut draft, at, words, notes),
-            (_, words, _) => {
-                elsewhere += 1;
-                if let ["proxy_pass", url] = words {
-                    passes.extend(url.split_once("://").map(|(scheme, rest)| {
-                        (scheme.to_owned(), rest.split('/').next().unwrap_or_default().to_owned())
-                    }));
+            (_, ["proxy_pass", url], Block::Other) => match Pass::read(url) {
+                Some(pass) => passes.push(pass),
+                None => {
+                    notes.left(format_args!("line {line}: proxy_pass {url}"), "no http:// or https:// URL")
                 }
-            }
+            },
+            (_, [name, ..], _) => notes.left(format_args!("line {line}: {name}"), why(name)),
         }
     }
     if !open.is_empty() {
         return Err("a block does not end: the file is cut".to_owned());
     }
-    if elsewhere > 0 {
-        notes.left(
-            format_args!("{elsewhere} directives outside of upstream blocks"),
-            "only upstream blocks are read",
-        );
-    }
     over_tls(&mut draft, &passes, notes);
+    straight(&mut draft, &passes, notes);
     drop_empty(&mut draft, notes);
     if let [route] = draft.routes.as_mut_slice() {
         route.model = "*".to_owned();
@@ -76,14 +77,86 @@ enum Block {
     Upstream(usize),
     /// In `stream`, however deep.
     Stream,
+    /// In one whose entries are no directives.
+    Skipped,
     Other,
 }
 
-/// Servers that `proxy_pass` asks over TLS have an https:// URL; `passes` are scheme and upstream of each.
-fn over_tls(draft: &mut Draft, passes: &[(String, String)], notes: &mut Notes) {
+/// Whether a block has entries of its own form: tables, and programs.
+fn has_own_form(kind: &str) -> bool {
+    matches!(kind, "types" | "map" | "geo" | "split_clients" | "match") || kind.ends_with("_block")
+}
+
+/// Where a `proxy_pass` leads.
+#[derive(PartialEq, Eq)]
+struct Pass {
+    scheme: String,
+    /// The name of an upstream, or a host with its port.
+    host: String,
+}
+
+impl Pass {
+    fn read(url: &str) -> Option<Self> {
+        let (scheme, rest) =
+            url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"))?;
+        let host = rest.split('/').next().filter(|host| !host.is_empty() && *host != "unix:")?;
+        Some(Self { scheme: scheme.to_owned(), host: host.to_owned() })
+    }
+}
+
+/// Why a directive outside of upstream blocks is not in the result.
+fn why(name: &str) -> &'static str {
+    match name {
+        "auth_basic" | "auth_basic_user_file" | "auth_request" | "auth_jwt" | "auth_jwt_key_file" => {
+            "without a [[tenant]] with keys, or [auth.jwt], everybody is let in"
+        }
+        "allow" | "deny" => "no counterpart: everybody who reaches the port is let in",
+        "client_max_body_size" => "see server.body_limit",
+        "proxy_read_timeout" | "proxy_send_timeout" | "proxy_connect_timeout" => "see [timeouts]",
+        "limit_req" | "limit_req_zone" | "limit_conn" | "limit_conn_zone" => "see tenant.limits",
+        "listen" | "server_name" => "see server.listen",
+        "ssl_certificate" | "ssl_certificate_key" => "see server.tls",
+        "proxy_buffering" | "proxy_cache" | "proxy_http_version" => {
+            "not needed: answers are streamed as they come"
+        }
+        _ => "only upstream blocks and proxy_pass are read",
+    }
+}
+
+/// Hosts that `proxy_pass` names itself are replicas, each of a pool of its own.
+fn straight(draft: &mut Draft, passes: &[Pass], notes: &mut Notes) {
+    for (at, pass) in passes.iter().enumerate() {
+        let Pass { scheme, host } = pass;
+        let is_known = draft.routes.iter().any(|route| route.model == *host);
+        if is_known || passes[..at].contains(pass) {
+            continue;
+        }
+        if host.contains('$') {
+            notes.left(
+                format_args!("proxy_pass {scheme}://{host}"),
+                "its host is known by each request alone",
+            );
+            continue;
+        }
+        let name = draft.free_name(&[name_of(host)]);
+        let mut pool = DraftPool { name: name.clone(), ..DraftPool::default() };
+        notes.add_replica(&mut pool.replicas, &format!("{scheme}://{host}"));
+        if !pool.replicas.is_empty() {
+            draft.routes.push(DraftRoute {
+                model: name.clone(),
+                pools: vec![(name, 1)],
+                ..DraftRoute::default()
+            });
+            draft.pools.push(pool);
+        }
+    }
+}
+
+/// Servers that `proxy_pass` asks over TLS have an https:// URL.
+fn over_tls(draft: &mut Draft, passes: &[Pass], notes: &mut Notes) {
     for (pool, DraftRoute { model: upstream, .. }) in draft.pools.iter_mut().zip(&draft.routes) {
-        let of_it = passes.iter().filter(|(_, name)| name == upstream);
-        let schemes: Vec<&str> = of_it.map(|(scheme, _)| scheme.as_str()).collect();
+        let of_it = passes.iter().filter(|pass| pass.host == *upstream);
+        let schemes: Vec<&str> = of_it.map(|pass| pass.scheme.as_str()).collect();
         if !schemes.contains(&"https") {
             continue;
         }

@@ -4,6 +4,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::super::draft::{Draft, DraftPool, DraftRoute, quoted};
 use super::Notes;
+use crate::config::view::without_userinfo;
 use crate::config::{Connector, Server};
 use crate::digits;
 
@@ -16,10 +17,11 @@ pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
             read.legs(&flag, notes) || read.engine(&flag, &shown, notes) || read.server(&flag, &shown, notes);
         if !is_mapped {
             notes.left(shown, why(&flag.name));
-        } else if !takes_several(&flag.name) {
-            for value in flag.values.iter().skip(1) {
-                let value = if flag.is_secret() { "***" } else { value };
-                notes.left(value, &format!("--{} takes one value", flag.name));
+        } else {
+            let (most, takes) = takes(&flag.name);
+            for value in flag.values.iter().skip(most) {
+                let value = if flag.is_secret() { "***" } else { &without_userinfo(value) };
+                notes.left(value, &format!("--{} takes {takes}", flag.name));
             }
         }
     }
@@ -94,12 +96,13 @@ impl Read {
         if connector == Connector::Sglang {
             pool.keys.push("engine = \"sglang\"".to_owned());
         }
-        let mut ports: Vec<&String> = self.prefills.iter().filter_map(|(_, port)| port.as_ref()).collect();
+        let of_prefill =
+            |(_, port): &'_ (String, Option<String>)| port.clone().unwrap_or_else(|| NONE.to_owned());
+        let mut ports: Vec<String> = self.prefills.iter().map(of_prefill).collect();
         ports.dedup();
         let port = match ports.as_slice() {
             [port] if port.parse::<u16>().is_ok_and(|port| port > 0) => format!(", bootstrap_port = {port}"),
-            [] => String::new(),
-            [first] if *first == "none" => String::new(),
+            [port] if port == NONE => String::new(),
             _ => {
                 notes.left(
                     format_args!("--prefill, bootstrap ports {ports:?}"),
@@ -191,6 +194,9 @@ fn listen(draft: &mut Draft, host: Option<String>, port: Option<String>, notes: 
         notes.add("no --port: the file says our default, 127.0.0.1:8080");
         return;
     }
+    if host.is_none() {
+        notes.add("no --host: this machine alone, 127.0.0.1; some of these gateways listen on 0.0.0.0 then");
+    }
     let host = host.unwrap_or_else(|| "127.0.0.1".to_owned()).replace("localhost", "127.0.0.1");
     let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
     let address = format!("{host}:{}", port.unwrap_or_else(|| "30000".to_owned()));
@@ -249,7 +255,8 @@ impl Flag {
         let values = if self.is_secret() && !self.values.is_empty() {
             "***".to_owned()
         } else {
-            self.values.join(" ")
+            let values: Vec<_> = self.values.iter().map(|value| without_userinfo(value)).collect();
+            values.join(" ")
         };
         format!("--{} {values}", self.name).trim_end().to_owned()
     }
@@ -294,11 +301,18 @@ fn is_listed(flag: &Flag) -> bool {
     matches!(flag.name.as_str(), "worker-urls" | "worker-url" | "prefill" | "decode")
 }
 
-/// Whether a flag that is mapped takes several values.
-fn takes_several(name: &str) -> bool {
-    matches!(name, "worker-urls" | "worker-url" | "prefill" | "decode" | "cors-allowed-origins")
+/// How many values a flag that is mapped takes, and in words.
+fn takes(name: &str) -> (usize, &'static str) {
+    match name {
+        "worker-urls" | "worker-url" | "decode" | "cors-allowed-origins" => (usize::MAX, "several values"),
+        "prefill" => (2, "a URL and a port; give it once for each replica"),
+        "pd-disaggregation" | "vllm-pd-disaggregation" | "dp-aware" | "disable-retries" => (0, "no value"),
+        _ => (1, "one value"),
+    }
 }
 
+/// What stands for no port of a bootstrap server.
+const NONE: &str = "none";
 /// KV moves between engines of one revision.
 const REVISION: &str = "revision = \"main\"";
 /// Last words of the names of flags whose values are secrets.
