@@ -22,9 +22,9 @@ use super::{EXIT_FAILED, EXIT_OK};
 use crate::app::logging::LogFilter;
 use crate::app::process::{Front, Launch, RunError, Running, Runtimes, Shutdown};
 use crate::app::signals;
+use crate::config::Overrides;
 use crate::config::check::parse_endpoint;
 use crate::config::load::{Source, load};
-use crate::config::{AccessLog, Config, Overrides};
 use crate::observe::metrics::StreamKey;
 use crate::observe::{Judgement, Tap};
 use crate::record::{FirstToken, Gaps, Record};
@@ -49,7 +49,7 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<u8, RunError> {
         };
         let source = Source::File(file.path().to_owned());
         let overrides = overrides(args);
-        let config = Arc::new(configured(&source, &overrides)?);
+        let config = Arc::new(load(&source, &overrides, &|name| std::env::var(name).ok())?);
         let launch = Launch { source, overrides, log, front: Front::OpenAi };
         let tap: Arc<dyn Tap> = Arc::clone(&scores) as _;
         let running = Running::start(launch, config, &runtimes, Some(tap))?;
@@ -83,8 +83,14 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<u8, RunError> {
     result
 }
 
+/// As `serve` would have it; but standard output belongs to the tables, and a gateway that comes later on these ports is another one.
 fn overrides(args: &DemoArgs) -> Overrides {
-    Overrides { listen: Some(args.listen), admin_listen: Some(args.admin_listen), ..Overrides::default() }
+    Overrides {
+        listen: Some(args.listen),
+        admin_listen: Some(args.admin_listen),
+        leaves_nothing: true,
+        ..Overrides::default()
+    }
 }
 
 /// Tables, the story, or one after the other, until the demo is over.
@@ -144,13 +150,6 @@ fn enter_key(over: &CancellationToken, has_story: bool) -> io::Result<mpsc::Rece
     Ok(receiver)
 }
 
-/// As `serve` would have it, but for the access log: standard output belongs to the tables.
-fn configured(source: &Source, overrides: &Overrides) -> Result<Config, RunError> {
-    let mut config = load(source, overrides, &|name| std::env::var(name).ok())?;
-    config.telemetry.access_log = AccessLog::Off;
-    Ok(config)
-}
-
 fn announce(running: &Running, fleet: &[SimReplica], args: &DemoArgs) -> io::Result<()> {
     let mut out = io::stdout();
     let admin: SocketAddr = running.admin;
@@ -171,7 +170,7 @@ fn announce(running: &Running, fleet: &[SimReplica], args: &DemoArgs) -> io::Res
         out,
         "            -d '{{\"model\":\"sim\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'\n"
     )?;
-    if !args.pd && io::stdin().is_terminal() && io::stdout().is_terminal() {
+    if !args.pd && !args.script && io::stdin().is_terminal() && io::stdout().is_terminal() {
         writeln!(
             out,
             "Enter starts a story: another policy, a sick replica, drift, overload. Ctrl-C ends.\n"

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use super::check::{Checked, PORTS_HINT, check_with, is_one_port, one_port, secret_of};
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
 use super::server::{ADMIN_TOKEN_HINT, ONE_TOKEN, ONE_TOKEN_HINT};
-use super::state::StatePlace;
+use super::state::{DriftState, StatePlace};
 use super::{
-    Admin, Config, Endpoint, Hedge, HedgeAfter, ModelMatch, Overrides, PolicyName, PrefillWhen, Route,
+    AccessLog, Admin, Config, Endpoint, Hedge, HedgeAfter, ModelMatch, Overrides, PolicyName, PrefillWhen,
+    Route,
 };
 use crate::whole_file;
 
@@ -79,7 +80,7 @@ pub fn load_with_warnings(
 ) -> Result<Checked, ConfigError> {
     let mut checked = read_and_check(source, overrides, env)?;
     let admin = checked.config.admin.listen;
-    settle_places(&mut checked.config, admin, source, env);
+    settle_places(&mut checked.config, admin, source, overrides, env);
     Ok(checked)
 }
 
@@ -91,7 +92,7 @@ pub(super) fn load_at(
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, ConfigError> {
     let mut config = read_and_check(source, overrides, env)?.config;
-    settle_places(&mut config, admin, source, env);
+    settle_places(&mut config, admin, source, overrides, env);
     Ok(config)
 }
 
@@ -116,8 +117,13 @@ fn settle_places(
     config: &mut Config,
     admin: SocketAddr,
     source: &Source,
+    overrides: &Overrides,
     env: &dyn Fn(&str) -> Option<String>,
 ) {
+    if overrides.leaves_nothing {
+        (config.drift.state, config.telemetry.access_log) = (DriftState::Off, AccessLog::Off);
+        return;
+    }
     let file = match source {
         Source::File(path) => Some(path.as_path()),
         Source::Upstreams(_) => None,
@@ -285,6 +291,16 @@ mod tests {
         assert_eq!(config.pools[0].replicas.len(), 2);
         assert_eq!(config.routes[0].model, ModelMatch::Any);
         assert_eq!(config.server.listen.to_string(), "127.0.0.1:8080");
+    }
+
+    #[test]
+    fn a_demonstration_leaves_nothing_for_the_gateway_that_comes_after_it() {
+        let (source, env) = (upstreams(&["http://a:1"]), |_: &str| Some("/var/lib/x".to_owned()));
+        let kept = load(&source, &Overrides::default(), &env).unwrap();
+        assert!(kept.state.is_some() && kept.drift.state.path().is_some());
+        let shown = load(&source, &Overrides { leaves_nothing: true, ..Overrides::default() }, &env).unwrap();
+        assert_eq!((shown.state, shown.drift.state), (None, DriftState::Off));
+        assert_eq!(shown.telemetry.access_log, AccessLog::Off);
     }
 
     #[test]

@@ -437,6 +437,8 @@ pub struct Overrides {
     pub otlp_endpoint: Option<String>,
     /// A secret or PEM file that is not on this machine is a warning: for checks on machines that have none.
     pub allow_missing_secrets: bool,
+    /// A demonstration: no state is kept and no access log written, whatever the file has.
+    pub leaves_nothing: bool,
 }
 
 /// A pool of a route.

@@ -140,9 +140,17 @@ impl ConfigFile {
     fn empty() -> io::Result<Self> {
         use std::os::unix::fs::OpenOptionsExt as _;
         let name = format!("tokenway-demo-{}-{:08x}.toml", std::process::id(), fastrand::u32(..));
-        let file = Self(std::env::temp_dir().join(name));
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file.0)?;
-        Ok(file)
+        let path = std::env::temp_dir().join(name);
+        let opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let why = |error: io::Error| {
+            let shown = path.display();
+            io::Error::new(
+                error.kind(),
+                format!("{shown}: {error}; set TMPDIR to a directory that can be written"),
+            )
+        };
+        opened.map_err(why)?;
+        Ok(Self(path))
     }
 
     pub(super) fn path(&self) -> &Path {
