@@ -88,7 +88,7 @@ impl Prober {
     async fn turn(&self, config: &Pool, misses: &mut u32) {
         let replica = &self.replica;
         let warms_again = self.begin_again();
-        replica.apply(Event::Asked, "asked");
+        replica.apply(Event::Asked, "no answer yet");
         let sent = self.clock.now();
         let mut result = self.probe(config).await;
         let mut is_another = false;

@@ -280,7 +280,7 @@ impl Connector {
             None => ServerName::try_from(endpoint.host.to_string()).map_err(io::Error::other)?,
         };
         let connector = tokio_rustls::TlsConnector::from(Arc::clone(&tls.config));
-        Ok(Either::Right(connector.connect(name, socket).await?))
+        Ok(Either::Right(connector.connect(name, socket).await.map_err(in_words)?))
     }
 
     async fn dial(&self, endpoint: &Endpoint) -> io::Result<TcpStream> {
@@ -332,6 +332,18 @@ fn http1() -> http1::Builder {
     let mut http = http1::Builder::new();
     http.max_buf_size(MAX_READ_BUFFER).max_headers(MAX_HEADERS);
     http
+}
+
+/// A failed TLS handshake as whoever wrote the URL can mend it, where the library's words name the record that it tripped over.
+fn in_words(error: io::Error) -> io::Error {
+    let words = match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        Some(rustls::Error::InvalidMessage(_)) => "it does not speak TLS: use http://",
+        Some(rustls::Error::InvalidCertificate(why)) if format!("{why:?}").contains("CaUsedAsEndEntity") => {
+            "its certificate is an authority's (CA:TRUE), not a server's: make one without"
+        }
+        _ => return error,
+    };
+    io::Error::new(error.kind(), words)
 }
 
 async fn connect_in_turn(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
@@ -429,5 +441,22 @@ mod tests {
             assert_eq!(sent, whole.as_bytes());
             assert!(body.frame().await.is_none());
         }
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_does_not_speak_tls_is_named_as_such() {
+        use tokio::io::AsyncWriteExt as _;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let answering = async {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+            socket
+        };
+        let endpoint = Endpoint { is_tls: true, host: "127.0.0.1".into(), port, base_path: "".into() };
+        let connector = Connector::new(TaskTracker::new()).unwrap();
+        let (opened, _socket) = tokio::join!(connector.open(&endpoint), answering);
+        let error = opened.err().unwrap().to_string();
+        assert_eq!(error, "it does not speak TLS: use http://");
     }
 }
