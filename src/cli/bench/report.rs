@@ -114,7 +114,12 @@ impl Report {
                     first.zip(gaps).map(|(first, gaps)| seconds(request.last_token.since(first) / gaps));
                 json!([request.arrived.as_nanos() as f64 / 1e9, ttft, tpot, request.is_failed])
             };
-            json!({ "url": target.url, "points": Json::from_iter(target.measured.iter().map(point)) })
+            let itl = (1..100).filter_map(|percent| target.itl.quantile(f64::from(percent) / 100.0));
+            json!({
+                "url": target.url,
+                "points": Json::from_iter(target.measured.iter().map(point)),
+                "itl": Json::from_iter(itl),
+            })
         };
         let data =
             json!({ "text": self.text(), "targets": Json::from_iter(self.targets.iter().map(target)) });
