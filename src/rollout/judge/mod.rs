@@ -240,6 +240,11 @@ impl Judge {
         }
     }
 
+    /// The baseline has latencies that cannot be compared yet: no step ends before some can.
+    pub fn expects(&mut self, measure: Measure) {
+        self.tails.iter_mut().filter(|tail| tail.measure == measure).for_each(|tail| tail.is_used = true);
+    }
+
     /// An attempt ended, well or not.
     pub fn attempt(&mut self, now: f64, class: Class, arm: Arm, conversation: Option<u64>, is_failed: bool) {
         self.share(now, 0, (class, arm, conversation), is_failed);
@@ -469,6 +474,19 @@ mod tests {
             let evidence = judge.evidence().into_iter().find(|test| test.test == "ttft_p50").unwrap();
             assert!(evidence.share < 0.1 && evidence.trial >= Some(1.0), "{speed}: {evidence:?}");
         }
+    }
+
+    #[test]
+    fn no_step_ends_while_the_baseline_is_too_cold_to_be_compared_with() {
+        let mut judge = Judge::new(&fixture::canary(""), &SavedEvidence::default());
+        let trial =
+            |judge: &Judge| judge.evidence().into_iter().find(|test| test.test == "ttft_p50").unwrap().trial;
+        judge.observe(1.0, Measure::Ttft, Class::Short, Observed::of(Arm::Canary, 0.35));
+        assert_eq!(trial(&judge), None, "the baseline has none to wait for");
+        judge.expects(Measure::Ttft);
+        assert!(trial(&judge).is_some_and(|trial| trial < 1.0));
+        judge.begin_step();
+        assert_eq!(trial(&judge), None);
     }
 
     #[test]

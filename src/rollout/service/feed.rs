@@ -82,6 +82,8 @@ pub(super) struct Ended {
     /// A copy, of whose answer a client saw nothing.
     pub(super) is_shadow: bool,
     pub(super) is_unary: bool,
+    /// Its replica was cold: how long it took for its first token is no property of the revision.
+    pub(super) is_cold: bool,
     pub(super) conversation: Option<u64>,
     /// Model that it asked for, where its name decides.
     pub(super) model: Option<Box<str>>,
@@ -272,6 +274,7 @@ impl Tap for Feed {
             lost: lost.next(),
             is_shadow: record.shadow_of.is_some(),
             is_unary,
+            is_cold,
             conversation: record.conversation,
             model: record.requested_model.clone().filter(|_| record.dialect != Dialect::Responses),
             path: Arc::clone(&record.path),
@@ -382,6 +385,19 @@ mod tests {
         assert!(is_censored(&late));
         late.attempts.push(late.attempts[0].clone());
         assert!(!is_censored(&late), "part of it is the first one's");
+    }
+
+    #[test]
+    fn an_answer_of_a_cold_replica_is_known_for_one() {
+        let (feed, mut seen) = feed();
+        let mut record = fixture::stream();
+        let Served { pool, revision, .. } = record.served().unwrap().clone();
+        feed.watched.store(Arc::new(vec![Watched { route: Arc::clone(&record.route), pool, revision }]));
+        for is_cold in [false, true] {
+            record.decision.as_mut().unwrap().is_cold = is_cold;
+            feed.record(&record, &Judgement::of(&record));
+            assert!(matches!(seen.try_recv().unwrap().seen, Seen::Ended(ended) if ended.is_cold == is_cold));
+        }
     }
 
     #[test]

@@ -263,6 +263,9 @@ impl Rollout {
             let seen = Observed { is_censored, is_unary, replica, conversation, ..Observed::of(arm, value) };
             self.judge.observe(now, measure, class, seen);
         }
+        if ended.is_cold && ended.is_ok && arm == Arm::Baseline {
+            self.judge.expects(Measure::Ttft);
+        }
         for (arm, is_failed) in &ended.attempts {
             self.judge.attempt(now, class, *arm, conversation, *is_failed);
         }
@@ -365,7 +368,13 @@ impl Rollout {
         self.judge.advance(now);
         let replicas = self.replicas(fleet);
         let breach = self.judge.breach().map(|found| {
-            format!("{}: evidence over the limit against a bound of {}", found.test, found.bound)
+            let reason =
+                format!("{}: evidence over the limit against a bound of {}", found.test, found.bound);
+            // What fails may be slow as well, and the other way round.
+            let is_other = |test: &Evidence| test.test != found.test && test.share >= SUSPECT;
+            self.judge.evidence().iter().filter(|test| is_other(test)).fold(reason, |reason, test| {
+                format!("{reason}; {}: {} % of it", test.test, percent(test.share))
+            })
         });
         let fault = self.fault.take().or_else(|| self.unlisted_model(fleet));
         let breach = fault.or(breach).or_else(|| self.fleet.look(now, &self.canary, &replicas));
@@ -390,7 +399,6 @@ impl Rollout {
         let tests = self.elsewhere.strongest(self.judge.evidence());
         let suspect = tests.iter().find(|test| test.share >= SUSPECT);
         let blind = tests.iter().find(|test| test.trial.is_some_and(|trial| trial < 1.0));
-        let percent = |share: f64| (100.0 * share.clamp(0.0, 1.0)).floor();
         match (suspect, blind) {
             (Some(test), _) => {
                 Some(format!("{}: {} % of the evidence that stops it", test.test, percent(test.share)))
@@ -510,6 +518,11 @@ impl Rollout {
             weight,
         }
     }
+}
+
+/// A share of the evidence that stops a canary, whole.
+fn percent(share: f64) -> f64 {
+    (100.0 * share.clamp(0.0, 1.0)).floor()
 }
 
 /// What a step waits to have seen of a test: see [`rate_trial_share`].
