@@ -87,7 +87,7 @@ fn recent(part: &Part, of_pool: u32, seconds: f64) -> Recent {
 fn with_percentiles(recent: Recent, admin: &AdminState, replica: &Arc<str>) -> Recent {
     let newest = Step::TenSeconds.slot(admin.observer.clock.now());
     let of = |measure| {
-        admin.observer.parts().of_replica(replica, measure, Step::TenSeconds, (newest - SLOTS, newest))
+        admin.observer.windows.of_replica(replica, measure, Step::TenSeconds, (newest - SLOTS, newest))
     };
     let (ttft, tpot) = (of(Measure::Ttft), of(Measure::Tpot));
     Recent {

@@ -15,7 +15,6 @@ use crate::clock::{Stamp, since_epoch};
 use crate::config::Route;
 use crate::observe::history::{Dimension, RouteHistory, Slot, heat, heat_edges};
 use crate::observe::latency::{Measure, SLOTS, Step};
-use crate::observe::parts::SplitBy;
 use crate::observe::slo::Missed;
 use crate::stage::Stage;
 use crate::stats::Counts;
@@ -58,14 +57,9 @@ pub(super) async fn history(
             itl: latency(Measure::Itl),
             stages: stages(history, step, &numbers),
         };
-        let of_part = |dimension, part: &str, measure| {
+        let of_part = |part: (Dimension, &Arc<str>), measure| {
             let slots = (newest - SLOTS + 1, newest);
-            let split = |by| admin.observer.parts().of_route((name, by, part), measure, step, slots);
-            let counts = match dimension {
-                Dimension::Tenant => split(SplitBy::Tenant),
-                Dimension::Class => split(SplitBy::Class),
-                _ => admin.observer.windows.of_revision((name, part), measure, step, slots),
-            };
+            let counts = admin.observer.windows.of_part(name, part, measure, step, slots);
             counts.quantile(0.5).zip(counts.quantile(0.99)).map(|(p50, p99)| [p50, p99])
         };
         let parts = parts(&figures.slots, of_part);
@@ -141,7 +135,7 @@ fn budget(route: Option<&Route>) -> BTreeMap<String, f64> {
 /// Revisions, tenants and classes, with their quantiles.
 fn parts(
     slots: &[Slot],
-    quantiles: impl Fn(Dimension, &str, Measure) -> Option<[f64; 2]>,
+    quantiles: impl Fn((Dimension, &Arc<str>), Measure) -> Option<[f64; 2]>,
 ) -> Vec<PartFigures> {
     let mut sum = Slot::default();
     slots.iter().for_each(|slot| sum.merge(slot));
@@ -150,7 +144,7 @@ fn parts(
         let mut own: Vec<_> = sum.parts.iter().filter(|((of, _), _)| *of == dimension).collect();
         own.sort_by(|((_, a), x), ((_, b), y)| y.requests.cmp(&x.requests).then_with(|| a.cmp(b)));
         shown.extend(own.into_iter().take(MAX_PARTS).map(|((_, name), part)| {
-            let quantiles = |measure| quantiles(dimension, name, measure);
+            let quantiles = |measure| quantiles((dimension, name), measure);
             PartFigures {
                 dimension: dimension.as_str().to_owned(),
                 itl: quantiles(Measure::Itl).filter(|_| dimension == Dimension::Revision),

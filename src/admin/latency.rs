@@ -11,8 +11,7 @@ use super::AdminState;
 use super::error::AdminError;
 use crate::api::latency::{Latency, LatencySeries, PercentileSeconds, Percentiles};
 use crate::observe::latency::Window;
-use crate::observe::parts::SplitBy;
-use crate::observe::windows::SeriesView;
+use crate::observe::windows::{SeriesView, SplitBy};
 use crate::stats::Counts;
 
 /// Query of `/api/latency`.
@@ -38,10 +37,7 @@ pub(super) async fn latency(
     let window = Window::named(query.window.as_deref().unwrap_or("5m")).ok_or(AdminError::InvalidWindow)?;
     let split = query.split()?;
     let (observer, now) = (&admin.observer, admin.observer.clock.now());
-    let all = match split {
-        None => observer.windows.read(window, now),
-        Some(by) => observer.parts().read(by, window, now),
-    };
+    let all = observer.windows.read(split, window, now);
     let series = all.iter().filter(|view| query.wants(view)).map(|view| shown(split, view)).collect();
     Ok(Json(Latency { series, window: window.as_str().to_owned() }))
 }

@@ -19,7 +19,6 @@ pub mod line_writer;
 pub mod metrics;
 pub mod otlp;
 pub mod overdue;
-pub mod parts;
 pub(crate) mod record_guard;
 pub mod rfc3339;
 mod shadow;
@@ -47,15 +46,14 @@ use self::engine_spans::{EngineSpans, Settled};
 use self::history::{History, RouteHistory};
 pub use self::judgement::Judgement;
 use self::lag::Lag;
-use self::latency::{LatencySeries, Measure};
+use self::latency::Measure;
 use self::metrics::{BuildInfo, GaugeGuard, Metrics, StreamKey};
 use self::otlp::metrics::MetricsExport;
 use self::otlp::{Collector, CollectorError};
 use self::overdue::Overdue;
-use self::parts::Parts;
 pub use self::shadow::Shadowed;
 use self::spans::{Seen, Spans};
-use self::windows::{WindowKey, Windows};
+use self::windows::{Series, WindowKey, Windows};
 use crate::admission::EngineCharge;
 use crate::background::Background;
 use crate::clock::Clock;
@@ -135,7 +133,7 @@ pub struct Surroundings {
 pub struct Observer {
     /// Metrics, for counters that do not come from records.
     pub metrics: Arc<Metrics>,
-    /// Latency percentiles of the last minute, five minutes and hour.
+    /// Latency percentiles of the last minute, five minutes and hour, whole and by tenant, class or stage.
     pub windows: Arc<Windows>,
     /// Requests in flight that have missed a bound already.
     pub overdue: Arc<Overdue>,
@@ -204,7 +202,7 @@ impl Observer {
             metrics: Arc::clone(&metrics),
             spans: spans.clone(),
             access_log: access_log.clone(),
-            parts: Parts::default(),
+            windows: Arc::clone(&windows),
             history: History::default(),
         });
         let engine_spans = telemetry
@@ -269,11 +267,6 @@ impl Observer {
         self.collector.as_ref()
     }
 
-    /// The same by tenant, class or stage.
-    pub fn parts(&self) -> &Parts {
-        &self.settled.parts
-    }
-
     /// The last hour by route.
     pub fn history(&self) -> &History {
         &self.settled.history
@@ -309,7 +302,7 @@ impl Observer {
     pub fn first_token(&self, first: &FirstToken) {
         self.metrics.first_token(first);
         let key = WindowKey::new(&first.route, &first.model, &first.served.revision);
-        self.windows.series(&key).observe(Measure::Ttft, [first.ttft], self.clock.now());
+        self.windows.series(&key).whole.observe(Measure::Ttft, [first.ttft], self.clock.now());
         for tap in &*self.taps {
             tap.first_token(first);
         }
@@ -327,15 +320,14 @@ impl Observer {
         judgement: &Judgement,
         charge: Option<EngineCharge>,
     ) {
-        let is_tail = self.note_duration(record);
         let seen = Seen {
-            is_tail,
+            is_tail: self.windows.record(record),
             is_drifting: self.taps.iter().any(|tap| tap.wants_trace(record)),
             is_canary: self.taps.iter().any(|tap| tap.is_canary(record)),
         };
         let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, judgement, seen));
         // Before anything can correct it.
-        self.settled.count(record, judgement);
+        self.settled.history.record(record, judgement);
         let waits =
             self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep, charge));
         self.metrics.record(record, judgement, !waits);
@@ -349,17 +341,6 @@ impl Observer {
         for tap in &*self.taps {
             tap.record(record, judgement);
         }
-    }
-
-    /// Adds the duration to its window; returns whether the request is beyond the p99 of its series.
-    fn note_duration(&self, record: &Record) -> bool {
-        let Some(served) = record.served() else { return false };
-        let key = WindowKey::new(&record.route, &record.model, &served.revision);
-        let series = self.windows.series(&key);
-        let is_tail = series.is_beyond_p99(record.ttft(), record.duration());
-        series.observe(Measure::Duration, [record.duration()], record.at.end);
-        series.observe(Measure::Tpot, record.tpot(), record.at.end);
-        is_tail
     }
 
     /// Applies what a reload may change: SLO targets and sampling rules.
@@ -435,7 +416,7 @@ const P99_INTERVAL: Duration = Duration::from_secs(5);
 /// Observes the gaps of one stream.
 pub struct StreamSeries {
     metrics: Arc<metrics::StreamHistograms>,
-    windows: Arc<LatencySeries>,
+    windows: Arc<Series>,
     history: Arc<RouteHistory>,
     taps: Arc<[Arc<dyn Tap>]>,
     key: StreamKey,
@@ -447,7 +428,7 @@ impl StreamSeries {
     pub fn gaps(&self, gaps: &Gaps<'_>) {
         self.metrics.gaps(gaps);
         let now = self.clock.now();
-        self.windows.gaps(gaps, now);
+        self.windows.whole.gaps(gaps, now);
         self.history.gaps(&self.key.replica, gaps, now);
         for tap in &*self.taps {
             tap.gaps(&self.key, gaps);

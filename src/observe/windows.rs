@@ -1,14 +1,33 @@
-//! Percentiles over the last minute, five minutes and hour, by series; pure, time is an argument.
+//! Percentiles over the last minute, five minutes and hour, by series, whole and split by tenant, class of prompt and stage; pure,
+//! time is an argument.
 //!
 //! Prometheus buckets answer "how many were below 300 ms"; an operator in an incident asks "what is p99 now". The slots of each
-//! series ([`LatencySeries`]) are merged on reading. Series are limited, so memory is bounded.
+//! series ([`LatencySeries`]) are merged on reading. One split at a time: a series for every combination of tenant, class and stage
+//! would be tenants × 27 of them. Series are limited, so memory is bounded.
 
 use std::sync::Arc;
 
-use super::latency::{LatencySeries, Measure, SeriesMap, Step, Window};
+use super::history::Dimension;
+use super::latency::{LatencySeries, Measure, Newest, SeriesMap, Step, Window};
+use super::stages::StageTime;
 use crate::clock::Stamp;
-use crate::labels::OTHER;
+use crate::labels::{OTHER, labels};
+use crate::record::Record;
+use crate::request::class::Class;
+use crate::stage::Stage;
 use crate::stats::Counts;
+
+labels! {
+    /// What a series is split by.
+    pub enum SplitBy {
+        /// Label `tenant`.
+        Tenant = "tenant",
+        /// Label `class`.
+        Class = "class",
+        /// Label `stage`: only the duration is measured.
+        Stage = "stage",
+    }
+}
 
 /// Labels of a series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,8 +46,13 @@ impl WindowKey {
         Self { route: Arc::clone(route), model: Arc::clone(model), revision: Arc::clone(revision) }
     }
 
+    /// That of an ended request; none of one that no replica served.
+    fn of(record: &Record) -> Option<Self> {
+        record.served().map(|served| Self::new(&record.route, &record.model, &served.revision))
+    }
+
     /// Labels of the series that models and revisions of the same route without a place share: what is read of the route is whole.
-    pub(super) fn rest(&self) -> Self {
+    fn rest(&self) -> Self {
         let other = || Arc::<str>::from(OTHER);
         Self { route: Arc::clone(&self.route), model: other(), revision: other() }
     }
@@ -55,7 +79,7 @@ pub struct SeriesView {
 
 impl SeriesView {
     /// Reads the window that ends `now`.
-    pub(super) fn read(
+    fn read(
         key: WindowKey,
         part: Option<Arc<str>>,
         series: &LatencySeries,
@@ -78,58 +102,173 @@ impl SeriesView {
     }
 }
 
-/// The series of all labels.
+/// The series of all labels, and their parts.
 #[derive(Default)]
-pub struct Windows(SeriesMap<WindowKey>);
+pub struct Windows {
+    series: SeriesMap<WindowKey, Series>,
+    tenants: SeriesMap<(WindowKey, Arc<str>)>,
+    /// Over all routes: a series for every route of every replica would be too many.
+    replicas: SeriesMap<Arc<str>>,
+}
+
+/// One series with the parts that every series has.
+#[derive(Default)]
+pub struct Series {
+    /// All of it.
+    pub whole: LatencySeries,
+    classes: [LatencySeries; Class::ALL.len()],
+    stages: [LatencySeries; Stage::ALL.len()],
+}
+
+impl Newest for Series {
+    fn newest(&self) -> i64 {
+        self.whole.newest()
+    }
+}
+
+impl Series {
+    /// Its parts by their names, where every series has them; else the whole.
+    fn parts(&self, by: Option<SplitBy>) -> Vec<(Option<&'static str>, &LatencySeries)> {
+        let named = |labels: &'static [&'static str]| labels.iter().copied().map(Some);
+        match by {
+            Some(SplitBy::Class) => named(Class::LABELS).zip(&self.classes).collect(),
+            Some(SplitBy::Stage) => named(Stage::LABELS).zip(&self.stages).collect(),
+            Some(SplitBy::Tenant) | None => vec![(None, &self.whole)],
+        }
+    }
+}
 
 impl Windows {
     /// The series of a key; past [`MAX_SERIES`], new models and revisions of a route share one labelled `other`.
-    pub fn series(&self, key: &WindowKey) -> Arc<LatencySeries> {
-        self.0.series(key, MAX_SERIES, || key.rest())
+    pub fn series(&self, key: &WindowKey) -> Arc<Series> {
+        self.series.series(key, MAX_SERIES, || key.rest())
+    }
+
+    /// The series of a tenant; past [`MAX_TENANTS`] new ones share one named `other`.
+    fn tenant(&self, key: &WindowKey, tenant: &Arc<str>) -> Arc<LatencySeries> {
+        self.tenants.series(&(key.clone(), Arc::clone(tenant)), MAX_TENANTS, || {
+            let has_room = self.tenants.has_room(MAX_TENANTS + MAX_SERIES);
+            (if has_room { key.clone() } else { key.rest() }, OTHER.into())
+        })
+    }
+
+    /// Adds an ended request to its series, its tenant, its class and its replica; whether it is beyond the p99 of its series.
+    pub fn record(&self, record: &Record) -> bool {
+        let Some(key) = WindowKey::of(record) else { return false };
+        let (now, duration, ttft, tpot) = (record.at.end, record.duration(), record.ttft(), record.tpot());
+        let (series, tenant) = (self.series(&key), self.tenant(&key, &record.tenant));
+        let is_tail = series.whole.is_beyond_p99(ttft, duration);
+        let ended = |series: &LatencySeries| {
+            series.observe(Measure::Tpot, tpot, now);
+            series.observe(Measure::Duration, [duration], now);
+        };
+        // Its TTFT was observed when it came.
+        ended(&series.whole);
+        for part in [Some(&*tenant), series.classes.get(record.class as usize)].into_iter().flatten() {
+            part.observe(Measure::Ttft, ttft, now);
+            ended(part);
+        }
+        if let Some(begun) = record.begun_by() {
+            let series = self.replicas.series(&begun.served.replica, MAX_REPLICAS, || OTHER.into());
+            // Neither the time at another replica before, nor the pace of a stream that was continued is its own.
+            series.observe(Measure::Ttft, ttft.filter(|_| record.is_first(begun)), now);
+            series.observe(Measure::Tpot, tpot.filter(|_| record.migrations == 0), now);
+        }
+        is_tail
+    }
+
+    /// Adds the times in the stages of an ended request.
+    pub fn stages(&self, record: &Record, stages: &[StageTime]) {
+        let Some(key) = WindowKey::of(record) else { return };
+        let series = self.series(&key);
+        for time in stages {
+            if let Some(stage) = series.stages.get(time.stage as usize) {
+                stage.observe(Measure::Duration, [time.duration], record.at.end);
+            }
+        }
     }
 
     /// Values of a route, of all its models and revisions, in the slots from `oldest` to `newest`, both included.
     pub fn of_route(&self, route: &str, measure: Measure, step: Step, oldest: i64, newest: i64) -> Counts {
-        self.merged(|key| *key.route == *route, |series| series.counts(measure, step, oldest, newest))
+        let own = self.series.collect(|key| *key.route == *route);
+        let read = own.iter().map(|(_, series)| series.whole.counts(measure, step, oldest, newest));
+        Counts::merged(&read.collect::<Vec<_>>())
     }
 
-    /// As [`Windows::of_route`], of one revision.
-    pub fn of_revision(
+    /// The same of a replica, over all routes.
+    pub fn of_replica(&self, replica: &Arc<str>, measure: Measure, step: Step, slots: (i64, i64)) -> Counts {
+        let series = self.replicas.get(replica);
+        series.map_or_else(Counts::default, |series| series.counts(measure, step, slots.0, slots.1))
+    }
+
+    /// The same of one revision, tenant or class of the route.
+    pub fn of_part(
         &self,
-        (route, revision): (&str, &str),
+        route: &str,
+        (dimension, name): (Dimension, &Arc<str>),
         measure: Measure,
         step: Step,
-        (oldest, newest): (i64, i64),
+        slots: (i64, i64),
     ) -> Counts {
-        let is_it = |key: &WindowKey| *key.route == *route && *key.revision == *revision;
-        self.merged(is_it, |series| series.counts(measure, step, oldest, newest))
-    }
-
-    fn merged(&self, wanted: impl Fn(&WindowKey) -> bool, read: impl Fn(&LatencySeries) -> Counts) -> Counts {
-        let counts: Vec<_> = self.0.collect(wanted).iter().map(|(_, series)| read(series)).collect();
+        let read = |series: &LatencySeries| series.counts(measure, step, slots.0, slots.1);
+        let of_class = |series: &Series| -> Vec<Counts> {
+            let classes = series.parts(Some(SplitBy::Class)).into_iter();
+            classes.filter(|(class, _)| *class == Some(&**name)).map(|(_, series)| read(series)).collect()
+        };
+        let counts: Vec<Counts> = match dimension {
+            Dimension::Replica => return self.of_replica(name, measure, step, slots),
+            Dimension::Revision => {
+                let own = self.series.collect(|key| *key.route == *route && key.revision == *name);
+                own.iter().map(|(_, series)| read(&series.whole)).collect()
+            }
+            Dimension::Tenant => {
+                let own = self.tenants.collect(|(key, tenant)| *key.route == *route && tenant == name);
+                own.iter().map(|(_, series)| read(series)).collect()
+            }
+            Dimension::Class => {
+                let own = self.series.collect(|key| *key.route == *route);
+                own.iter().flat_map(|(_, series)| of_class(series)).collect()
+            }
+        };
         Counts::merged(&counts)
     }
 
     /// Updates the p99 of each series: over five minutes where there are enough values, else over an hour. Merges
     /// histograms, so not for the data path.
     pub fn update_p99(&self, now: Stamp) {
-        for (_, series) in self.0.collect(|_| true) {
-            series.update_p99(now);
+        for (_, series) in self.series.collect(|_| true) {
+            series.whole.update_p99(now);
         }
     }
 
-    /// Every series with values in the window that ends `now`, ordered by key.
-    pub fn read(&self, window: Window, now: Stamp) -> Vec<SeriesView> {
-        let all = self.0.collect(|_| true).into_iter();
-        let views = all.map(|(key, series)| SeriesView::read(key, None, &series, (window, now)));
-        let mut views: Vec<_> = views.filter(SeriesView::has_values).collect();
-        views.sort_by(|a, b| a.key.cmp(&b.key));
+    /// Every series, or every part of one kind, with values in the window that ends `now`; ordered by key and name.
+    pub fn read(&self, by: Option<SplitBy>, window: Window, now: Stamp) -> Vec<SeriesView> {
+        let view = |key: &WindowKey, part: Option<Arc<str>>, series: &LatencySeries| {
+            SeriesView::read(key.clone(), part, series, (window, now))
+        };
+        let mut views: Vec<SeriesView> = if by == Some(SplitBy::Tenant) {
+            let tenants = self.tenants.collect(|_| true).into_iter();
+            tenants.map(|((key, name), series)| view(&key, Some(name), &series)).collect()
+        } else {
+            let all = self.series.collect(|_| true);
+            let of = |(key, series): &(WindowKey, Arc<Series>)| -> Vec<SeriesView> {
+                let parts = series.parts(by).into_iter();
+                parts.map(|(name, series)| view(key, name.map(Arc::from), series)).collect()
+            };
+            all.iter().flat_map(of).collect()
+        };
+        views.retain(SeriesView::has_values);
+        views.sort_by(|a, b| (&a.key, &a.part).cmp(&(&b.key, &b.part)));
         views
     }
 }
 
 /// Series from which on new labels of a route share one.
-pub(super) const MAX_SERIES: usize = 64;
+const MAX_SERIES: usize = 64;
+/// Series of tenants from which on new ones share one.
+const MAX_TENANTS: usize = 192;
+/// Replicas from which on new ones share a series.
+const MAX_REPLICAS: usize = 512;
 
 #[cfg(test)]
 mod tests {
@@ -137,20 +276,30 @@ mod tests {
 
     use super::*;
     use crate::clock::seconds as second;
+    use crate::observe::fixture;
+    use crate::observe::stages::stages;
+    use crate::record::{Attempt, AttemptCause, Served};
 
     fn key(route: &str) -> WindowKey {
         WindowKey { route: route.into(), model: "m".into(), revision: "v1".into() }
     }
 
+    /// Values of a part of the record's route up to its end.
+    fn count(windows: &Windows, record: &Record, part: (Dimension, &str), measure: Measure) -> u64 {
+        let slots = (0, Step::Minute.slot(record.at.end));
+        let (dimension, name) = (part.0, part.1.into());
+        windows.of_part(&record.route, (dimension, &name), measure, Step::Minute, slots).count()
+    }
+
     fn observe(windows: &Windows, ms: impl Iterator<Item = u64>, now: Stamp) {
-        windows.series(&key("r")).observe(Measure::Ttft, ms.map(Duration::from_millis), now);
+        windows.series(&key("r")).whole.observe(Measure::Ttft, ms.map(Duration::from_millis), now);
     }
 
     #[test]
     fn percentiles_are_those_of_the_values() {
         let windows = Windows::default();
         observe(&windows, 1..=1000, second(5));
-        let [view] = &windows.read(Window::Minute, second(5))[..] else { panic!("one series") };
+        let [view] = &windows.read(None, Window::Minute, second(5))[..] else { panic!("one series") };
         assert_eq!(view.ttft.count(), 1000);
         for expected in [0.5, 0.99, 0.999, 1.0] {
             let actual = view.ttft.quantile(expected).unwrap();
@@ -163,7 +312,8 @@ mod tests {
     fn values_expire_from_each_window() {
         let windows = Windows::default();
         observe(&windows, 1..=10, second(0));
-        let count = |window, at| windows.read(window, second(at)).first().map_or(0, |view| view.ttft.count());
+        let count =
+            |window, at| windows.read(None, window, second(at)).first().map_or(0, |view| view.ttft.count());
         let table = [
             (Window::Minute, 59, 10),
             (Window::Minute, 70, 0),
@@ -184,7 +334,7 @@ mod tests {
         let windows = Windows::default();
         let series = windows.series(&key("r"));
         let is_tail =
-            |ttft| series.is_beyond_p99(Some(Duration::from_millis(ttft)), Duration::from_millis(1));
+            |ttft| series.whole.is_beyond_p99(Some(Duration::from_millis(ttft)), Duration::from_millis(1));
         observe(&windows, 1..=199, second(1));
         windows.update_p99(second(2));
         assert!(!is_tail(60_000), "too few to have a p99");
@@ -203,15 +353,77 @@ mod tests {
         let windows = Windows::default();
         for i in 0..200 {
             let key = WindowKey { model: format!("m{i}").into(), ..key("r") };
-            windows.series(&key).observe(Measure::Duration, [Duration::from_secs(9_999)], second(1));
+            windows.series(&key).whole.observe(Measure::Duration, [Duration::from_secs(9_999)], second(1));
         }
-        let views = windows.read(Window::Minute, second(1));
+        let views = windows.read(None, Window::Minute, second(1));
         assert_eq!(views.len(), MAX_SERIES + 1);
         let other = views.iter().find(|view| &*view.key.model == "other").unwrap();
         assert_eq!(other.duration.count(), 136);
         let of_route = |route| windows.of_route(route, Measure::Duration, Step::Minute, 0, 0).count();
-        windows.series(&key("late")).observe(Measure::Duration, [Duration::from_secs(1)], second(1));
+        windows.series(&key("late")).whole.observe(Measure::Duration, [Duration::from_secs(1)], second(1));
         assert_eq!((of_route("r"), of_route("late")), (200, 1), "no route lacks or has what is another's");
         assert!((other.duration.quantile(1.0).unwrap() / 3600.0 - 1.0).abs() < 0.004, "clamped to an hour");
+    }
+
+    #[test]
+    fn a_request_counts_for_its_tenant_its_class_and_each_of_its_stages() {
+        let (windows, record) = (Windows::default(), fixture::stream());
+        windows.record(&record);
+        windows.stages(&record, &stages(&record));
+        let read = |by| windows.read(Some(by), Window::Minute, record.at.end);
+        let [tenant] = &read(SplitBy::Tenant)[..] else { panic!("one tenant") };
+        assert_eq!((tenant.part.as_deref(), tenant.ttft.count(), tenant.tpot.count()), (Some("acme"), 1, 1));
+        assert!((tenant.ttft.quantile(0.99).unwrap() / 0.2 - 1.0).abs() < 0.01, "{tenant:?}");
+        assert_eq!(read(SplitBy::Class)[0].part.as_deref(), Some("short"));
+        let of_stages = read(SplitBy::Stage);
+        assert_eq!(of_stages.len(), 7);
+        let prefill = of_stages.iter().find(|view| view.part.as_deref() == Some("prefill")).unwrap();
+        assert!((prefill.duration.quantile(0.5).unwrap() / 0.195 - 1.0).abs() < 0.01, "{prefill:?}");
+        assert_eq!(prefill.ttft.count(), 0);
+        let of_part = |dimension, name| count(&windows, &record, (dimension, name), Measure::Ttft);
+        assert_eq!((of_part(Dimension::Tenant, "acme"), of_part(Dimension::Tenant, "none")), (1, 0));
+        assert_eq!((of_part(Dimension::Class, "short"), of_part(Dimension::Class, "long")), (1, 0));
+        assert_eq!(of_part(Dimension::Replica, &record.attempts[0].served.replica), 1);
+    }
+
+    #[test]
+    fn the_first_token_of_a_stream_that_was_continued_is_of_the_replica_that_gave_it() {
+        let (windows, mut record) = (Windows::default(), fixture::stream());
+        let broken = record.attempts[0].clone();
+        record.attempts[0].error = Some("upstream_broken");
+        let served = Served { replica: "next".into(), ..broken.served.clone() };
+        record.attempts.push(Attempt { served, cause: AttemptCause::Migration, ..broken });
+        record.migrations = 1;
+        windows.record(&record);
+        let of = |name, measure| count(&windows, &record, (Dimension::Replica, name), measure);
+        let first = &record.attempts[0].served.replica;
+        assert_eq!((of(first, Measure::Ttft), of("next", Measure::Ttft)), (1, 0));
+        assert_eq!((of(first, Measure::Tpot), of("next", Measure::Tpot)), (0, 0));
+    }
+
+    #[test]
+    fn what_a_request_waited_for_at_another_replica_is_not_its_own_first_token() {
+        let (windows, mut record) = (Windows::default(), fixture::stream());
+        let own = record.attempts[0].clone();
+        let served = Served { replica: "sick".into(), ..own.served.clone() };
+        record.attempts.insert(0, Attempt { served, start: record.at.head, error: Some("silent"), ..own });
+        record.attempts[1].start = record.attempts[1].start.after(Duration::from_millis(900));
+        windows.record(&record);
+        let replica = (Dimension::Replica, &*record.attempts[1].served.replica);
+        assert_eq!(count(&windows, &record, replica, Measure::Ttft), 0);
+        assert_eq!(count(&windows, &record, replica, Measure::Tpot), 1);
+    }
+
+    #[test]
+    fn tenants_past_the_limit_share_a_series() {
+        let (windows, mut record) = (Windows::default(), fixture::stream());
+        for i in 0..1000 {
+            record.tenant = format!("t{i}").into();
+            windows.record(&record);
+        }
+        let tenants = windows.read(Some(SplitBy::Tenant), Window::Minute, record.at.end);
+        assert!(tenants.len() <= MAX_TENANTS + 1, "{}", tenants.len());
+        let other = tenants.iter().find(|view| view.part.as_deref() == Some("other")).unwrap();
+        assert!(other.duration.count() > 800);
     }
 }

@@ -198,7 +198,7 @@ impl Truth {
 
 /// The instrument: reads in, windows out; as the relay feeds them, without its sockets.
 fn measure(windows: &Windows, reads: &[Read], begin: Duration) {
-    let series = windows.series(&key());
+    let series = &windows.series(&key()).whole;
     let stamp = |at: Duration| Stamp::default().after(begin + at);
     let mut scanner = Scanner::new(Dialect::Chat, Echo::Off);
     let mut timeline = Timeline::default();
@@ -254,7 +254,7 @@ fn percentiles_are_within_a_percent_of_what_was_chosen() {
             measure(&windows, &reads, Duration::from_millis(u64::from(number) * 400));
         }
         let end = Stamp::default().after(Duration::from_secs(1700));
-        let [view] = &windows.read(Window::Hour, end)[..] else { panic!("one series") };
+        let [view] = &windows.read(None, Window::Hour, end)[..] else { panic!("one series") };
         assert_within_a_percent(&format!("{}: ttft", shape.name), truth.ttft, &view.ttft);
         assert_within_a_percent(&format!("{}: icl", shape.name), truth.icl, &view.icl);
         assert_within_a_percent(&format!("{}: itl", shape.name), truth.itl, &view.itl);
@@ -275,7 +275,8 @@ fn where_the_count_comes_last_every_event_has_the_mean() {
     let usage = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":41}}\n\ndata: [DONE]\n\n";
     reads.push(Read { at: Duration::from_secs(2), bytes: usage.into(), completes: Vec::new() });
     measure(&windows, &reads, Duration::ZERO);
-    let [view] = &windows.read(Window::Minute, Stamp::default().after(Duration::from_secs(3)))[..] else {
+    let [view] = &windows.read(None, Window::Minute, Stamp::default().after(Duration::from_secs(3)))[..]
+    else {
         panic!("one series")
     };
     assert_eq!((view.icl.count(), view.itl.count()), (10, 40));

@@ -28,10 +28,9 @@ use super::history::History;
 use super::judgement::Judgement;
 use super::metrics::{JoinResult, Metrics};
 use super::otlp::{Collector, CollectorError};
-use super::parts::Parts;
 use super::spans::Spans;
 use super::stages;
-use super::windows::WindowKey;
+use super::windows::Windows;
 use crate::admission::EngineCharge;
 use crate::background::Background;
 use crate::clock::Clock;
@@ -58,7 +57,7 @@ pub(super) struct Settled {
     pub(super) metrics: Arc<Metrics>,
     pub(super) spans: Option<Arc<Spans>>,
     pub(super) access_log: Option<Arc<AccessLogger>>,
-    pub(super) parts: Parts,
+    pub(super) windows: Arc<Windows>,
     pub(super) history: History,
 }
 
@@ -91,19 +90,9 @@ impl Settled {
         self.keep(record, judgement, before);
     }
 
-    /// Counts an ended request: at its end, whatever its engine has yet to report.
-    pub(super) fn count(&self, record: &Arc<Record>, judgement: &Judgement) {
-        if let Some(key) = key_of(record) {
-            self.parts.record(&key, record);
-        }
-        self.history.record(record, judgement);
-    }
-
     /// Adds its times by stage, in place of those that were estimated `before`, and writes its line.
     pub(super) fn keep(&self, record: &Arc<Record>, judgement: &Judgement, before: Option<&Judgement>) {
-        if let Some(key) = key_of(record) {
-            self.parts.stages(&key, &judgement.stages, record.at.end);
-        }
+        self.windows.stages(record, &judgement.stages);
         self.history.settled(record, judgement, before);
         if let Some(log) = &self.access_log {
             log.record(record, judgement);
@@ -222,10 +211,6 @@ impl Shared {
     fn count(&self, result: JoinResult, records: u64) {
         self.settled.metrics.families.process.engine_spans.inc_by([result.as_str()], records);
     }
-}
-
-fn key_of(record: &Record) -> Option<WindowKey> {
-    record.served().map(|served| WindowKey::new(&record.route, &record.model, &served.revision))
 }
 
 const CHECK_EVERY: Duration = Duration::from_millis(500);
