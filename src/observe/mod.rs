@@ -51,7 +51,6 @@ use self::metrics::{BuildInfo, GaugeGuard, Metrics, StreamKey};
 use self::otlp::metrics::MetricsExport;
 use self::otlp::{Collector, CollectorError};
 use self::overdue::Overdue;
-pub use self::shadow::Shadowed;
 use self::spans::{Seen, Spans};
 use self::windows::{Series, WindowKey, Windows};
 use crate::admission::EngineCharge;
@@ -72,8 +71,10 @@ pub trait Tap: Send + Sync {
     fn gaps(&self, _stream: &StreamKey, _gaps: &Gaps<'_>) {}
     /// Called at a request's end.
     fn record(&self, record: &Record, judgement: &Judgement);
-    /// Called with what is seen of a copy that a canary got of a request.
-    fn shadow(&self, _seen: &Shadowed<'_>) {}
+    /// Whether it is called for the copies of requests that canaries get, too.
+    fn sees_copies(&self) -> bool {
+        false
+    }
     /// Whether to keep the trace of an ended request.
     fn wants_trace(&self, _record: &Record) -> bool {
         false

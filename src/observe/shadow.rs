@@ -5,22 +5,10 @@
 
 use std::sync::Arc;
 
-use super::Judgement;
-use super::Observer;
 use super::metrics::StreamKey;
 use super::spans::Seen;
+use super::{Judgement, Observer, Tap};
 use crate::record::{FirstToken, Gaps, Record};
-
-/// Something seen of a copy.
-#[derive(Clone, Copy, Debug)]
-pub enum Shadowed<'a> {
-    /// Its first content event.
-    FirstToken(&'a FirstToken),
-    /// Gaps of its stream.
-    Gaps(&'a StreamKey, &'a Gaps<'a>),
-    /// Its end.
-    Ended(&'a Record, &'a Judgement),
-}
 
 impl Observer {
     /// Observes a copy's first content event.
@@ -28,12 +16,12 @@ impl Observer {
         let served = &first.served;
         let ttft = &self.metrics.families.canaries.shadow_ttft;
         ttft.get([&first.route, &served.pool, &served.revision]).observe(first.ttft.as_secs_f64());
-        self.tell(&Shadowed::FirstToken(first));
+        self.judges().for_each(|tap| tap.first_token(first));
     }
 
     /// Observes gaps of a copy's stream.
     pub fn shadow_gaps(&self, stream: &StreamKey, gaps: &Gaps<'_>) {
-        self.tell(&Shadowed::Gaps(stream, gaps));
+        self.judges().for_each(|tap| tap.gaps(stream, gaps));
     }
 
     /// Observes a copy's end.
@@ -48,12 +36,10 @@ impl Observer {
         if let Some(spans) = spans.filter(|spans| spans.keeps(record, &judgement, seen)) {
             spans.queue(record);
         }
-        self.tell(&Shadowed::Ended(record, &judgement));
+        self.judges().for_each(|tap| tap.record(record, &judgement));
     }
 
-    fn tell(&self, seen: &Shadowed<'_>) {
-        for tap in &*self.taps {
-            tap.shadow(seen);
-        }
+    fn judges(&self) -> impl Iterator<Item = &Arc<dyn Tap>> {
+        self.taps.iter().filter(|tap| tap.sees_copies())
     }
 }

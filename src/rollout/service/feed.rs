@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::board::Board;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
-use crate::observe::{Judgement, Shadowed, Tap};
+use crate::observe::{Judgement, Tap};
 use crate::record::{Attempt, AttemptCause, FirstToken, Gaps, Outcome, Record, Served};
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
@@ -306,12 +306,8 @@ impl Tap for Feed {
         }
     }
 
-    fn shadow(&self, seen: &Shadowed<'_>) {
-        match seen {
-            Shadowed::FirstToken(first) => self.first_token(first),
-            Shadowed::Gaps(stream, gaps) => self.gaps(stream, gaps),
-            Shadowed::Ended(record, judgement) => self.record(record, judgement),
-        }
+    fn sees_copies(&self) -> bool {
+        true
     }
 
     fn is_canary(&self, record: &Record) -> bool {
