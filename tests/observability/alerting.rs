@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokenway::diagnosis::Causes;
 use tokenway::drift::detectors::{Finding, Kind, SeriesName};
 use tokenway::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
-use tokenway::observe::metrics::{CanaryGauges, DeliveryResult, StreamKey};
+use tokenway::observe::metrics::{DeliveryResult, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome, Record};
 use tokenway::stage::{Stage, StageBudget};
 
@@ -70,14 +70,12 @@ fn page() -> String {
     };
     metrics.families.control.drift_findings.inc(finding.labels());
     metrics.families.control.drift_active.set(finding.labels(), Some(1.0));
-    let canary = CanaryGauges {
-        labels: ["chat", "new", "r2"],
-        states: [("running", false), ("paused", false), ("promoted", false), ("rolled_back", true)],
-        share: 0.0,
-        shadow_share: 0.0,
-        evidence: &[("ttft_p99", 1.0)],
-    };
-    metrics.canary(&canary, true);
+    for (state, is_it) in [("running", 0.0), ("paused", 0.0), ("promoted", 0.0), ("rolled_back", 1.0)] {
+        metrics.families.canaries.state.set(["chat", "new", "r2", state], Some(is_it));
+    }
+    metrics.families.canaries.share.set(["chat", "new", "r2"], Some(0.0));
+    metrics.families.canaries.shadow_share.set(["chat", "new", "r2"], Some(0.0));
+    metrics.families.canaries.evidence.set(["chat", "new", "r2", "ttft_p99"], Some(1.0));
     metrics.families.canaries.shadow_requests.inc(["chat", "new", "r2", "ok"]);
     metrics.families.canaries.shadow_ttft.get(["chat", "new", "r2"]).observe(0.04);
     metrics.families.process.certificate_expiry.set(["server.pem"], Some(2e9));

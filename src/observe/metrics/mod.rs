@@ -5,7 +5,6 @@
 //! global one, so that dependencies cannot add to our page.
 
 mod buckets;
-mod canary;
 mod declare;
 mod declared;
 mod delta;
@@ -36,7 +35,6 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntCounter, Registry, TextEncoder};
 
 use self::buckets::Edges;
-pub use self::canary::CanaryGauges;
 use self::declare::{Group as _, Maker};
 pub(super) use self::delta::since;
 use self::exemplars::{Exemplar, Exemplars};

@@ -32,7 +32,7 @@ use crate::config::Config;
 use crate::fleet::status::FleetView;
 use crate::gateway::table::CarriedOver;
 use crate::observe::Surroundings;
-use crate::observe::metrics::{CanaryGauges, Metrics};
+use crate::observe::metrics::Metrics;
 use crate::rollout::plan::RolloutState;
 
 /// Starts the rollouts of the running configuration: from here on canaries get their shares.
@@ -330,16 +330,20 @@ impl RolloutService {
 
     /// Sets the gauges of a rollout, or removes them where it is configured no more.
     fn show(&self, rollout: &Rollout, is_configured: bool) {
-        let evidence: Vec<_> = rollout.judge.evidence().iter().map(|one| (one.test, one.share)).collect();
+        let families = &self.metrics.families.canaries;
+        let labels: [&str; 3] = [&rollout.route, &rollout.pool, &rollout.revision];
+        let [route, pool, revision] = labels;
+        let value = |value: f64| is_configured.then_some(value);
+        for state in RolloutState::ALL {
+            let is_it = state == rollout.plan.state;
+            families.state.set([route, pool, revision, state.as_str()], value(f64::from(u8::from(is_it))));
+        }
         let [share, shadow_share] = rollout.shares().map(|share| f64::from(share) / 10_000.0);
-        let gauges = CanaryGauges {
-            labels: [&rollout.route, &rollout.pool, &rollout.revision],
-            states: RolloutState::ALL.map(|state| (state.as_str(), state == rollout.plan.state)),
-            share,
-            shadow_share,
-            evidence: &evidence,
-        };
-        self.metrics.canary(&gauges, is_configured);
+        families.share.set(labels, value(share));
+        families.shadow_share.set(labels, value(shadow_share));
+        for test in rollout.judge.evidence() {
+            families.evidence.set([route, pool, revision, test.test], value(test.share));
+        }
     }
 
     /// Writes what changed; with `all`, the soaks and the evidence as well, and again what could not be written.
