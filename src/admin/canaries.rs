@@ -13,7 +13,7 @@ use crate::rollout::service::ActError;
 
 /// GET `/canaries`
 pub(super) async fn list(State(admin): State<Arc<AdminState>>) -> Json<Canaries> {
-    Json(Canaries { canaries: admin.rollouts.board().read() })
+    Json(Canaries { canaries: admin.rollouts.canaries() })
 }
 
 /// POST `/canaries/{route}/{action}`
@@ -29,6 +29,6 @@ pub(super) async fn act(
         ActError::NotKept { .. } => AdminError::NotKept(error.to_string()),
         ActError::NoAnswer => AdminError::Overloaded,
     })?;
-    let canary = admin.rollouts.board().read().into_iter().find(|canary| canary.route == route);
+    let canary = admin.rollouts.canaries().into_iter().find(|canary| canary.route == route);
     Ok(Json(CanaryAnswer { canary }))
 }

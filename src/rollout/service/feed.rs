@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::board::Board;
+use crate::api::canaries::Canary;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
 use crate::observe::{Judgement, Tap};
@@ -24,7 +25,8 @@ pub struct Feed {
     pub(super) observations: mpsc::Sender<Observation>,
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) watched: Arc<ArcSwap<Vec<Watched>>>,
-    pub(super) board: Arc<Board>,
+    /// Every rollout as it is, in the order of the routes.
+    pub(super) board: Arc<Mutex<Vec<Canary>>>,
     pub(super) metrics: Arc<Metrics>,
 }
 
@@ -149,8 +151,8 @@ pub enum ActError {
 
 impl Feed {
     /// Rollouts as they are, for the admin API.
-    pub fn board(&self) -> &Board {
-        &self.board
+    pub(crate) fn canaries(&self) -> Vec<Canary> {
+        self.board.lock().clone()
     }
 
     /// Acts on the canary of a route.

@@ -3,7 +3,6 @@
 //! It owns every rollout; first tokens, records and commands come over bounded channels. A verdict is reached within a quarter of a
 //! second of its evidence, and the share is an atomic that the next request reads.
 
-mod board;
 mod feed;
 mod rollout;
 mod shared;
@@ -17,15 +16,16 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 
-pub use self::board::Board;
 pub use self::feed::{ActError, Feed};
 use self::feed::{Command, Observation, Watched};
 use self::rollout::Rollout;
 use self::state::{Others, Saved, StateFiles};
 use self::webhook::Webhook;
+use crate::api::canaries::Canary;
 use crate::clock::{Clock, Stamp, since_epoch};
 use crate::cluster::Topics;
 use crate::config::Config;
@@ -89,7 +89,7 @@ pub async fn end(feed: &Feed, limit: Duration) {
 struct RolloutService {
     rollouts: Vec<Rollout>,
     watched: Arc<ArcSwap<Vec<Watched>>>,
-    board: Arc<Board>,
+    board: Arc<Mutex<Vec<Canary>>>,
     data_path: CarriedOver,
     fleet: FleetView,
     metrics: Arc<Metrics>,
@@ -325,7 +325,7 @@ impl RolloutService {
             })
             .collect();
         self.watched.store(watched.into());
-        self.board.set(self.rollouts.iter().map(Rollout::view).collect());
+        *self.board.lock() = self.rollouts.iter().map(Rollout::view).collect();
     }
 
     /// Sets the gauges of a rollout, or removes them where it is configured no more.
@@ -459,7 +459,7 @@ mod tests {
     struct Running {
         feed: Feed,
         metrics: Arc<Metrics>,
-        _configs: watch::Sender<Arc<Config>>,
+        configs: watch::Sender<Arc<Config>>,
     }
 
     impl Running {
@@ -471,7 +471,7 @@ mod tests {
             let around = Surroundings { clock, build, background, instance: "test".into(), fleet };
             let metrics = Arc::new(Metrics::new(config, build, clock));
             let feed = start(configured, &around, &metrics, CarriedOver::default(), None).unwrap();
-            Self { feed, metrics, _configs: configs }
+            Self { feed, metrics, configs }
         }
 
         /// A request of the model `llama` is over; waits until it was judged.
@@ -480,8 +480,8 @@ mod tests {
             tokio::time::sleep(2 * TICK).await;
         }
 
-        fn canary(&self) -> crate::api::canaries::Canary {
-            self.feed.board().read()[0].clone()
+        fn canary(&self) -> Canary {
+            self.feed.canaries()[0].clone()
         }
 
         fn breaches(&self) -> usize {
@@ -563,23 +563,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_ended_before_a_reload_is_judged_as_of_the_revision_before_it() {
         let record = fixture::stream();
-        let before = config(&record.served().unwrap().revision);
-        let (configs, configured) = watch::channel(Arc::clone(&before));
-        let (clock, build) = (Clock::start(), BuildInfo::THIS);
-        let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
-        let fleet = FleetView::default();
-        let around = Surroundings { clock, build, background, instance: "test".into(), fleet };
-        let metrics = Arc::new(Metrics::new(&before, build, clock));
-        let feed = start(configured, &around, &metrics, CarriedOver::default(), None).unwrap();
-        let counted = || feed.board().read()[0].requests.canary;
+        let running = Running::start(&config(&record.served().unwrap().revision));
         // Between two ticks.
         tokio::time::sleep(TICK / 2).await;
-        feed.record(&record, &Judgement::of(&record));
+        running.feed.record(&record, &Judgement::of(&record));
         tokio::time::sleep(TICK).await;
-        assert_eq!(counted(), 1);
-        feed.record(&record, &Judgement::of(&record));
-        configs.send(config("after-a-reload")).unwrap();
+        assert_eq!(running.canary().requests.canary, 1);
+        running.feed.record(&record, &Judgement::of(&record));
+        running.configs.send(config("after-a-reload")).unwrap();
         tokio::time::sleep(2 * TICK).await;
-        assert_eq!((&*feed.board().read()[0].revision, counted()), ("after-a-reload", 0));
+        let reloaded = running.canary();
+        assert_eq!((&*reloaded.revision, reloaded.requests.canary), ("after-a-reload", 0));
     }
 }
