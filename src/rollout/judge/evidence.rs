@@ -22,11 +22,8 @@ pub struct Evidence {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedEvidence {
     pub(super) tails: Vec<(String, TailWealth)>,
-    #[serde(default)]
     pub(super) rates: Vec<(String, RateWealth)>,
-    #[serde(default)]
     pub(super) tails_alike: Vec<(String, TailWealth)>,
-    #[serde(default)]
     pub(super) rates_alike: Vec<(String, RateWealth)>,
 }
 

@@ -139,7 +139,6 @@ pub(super) struct TailWealth {
     pooled: Wealth,
     /// By group.
     by_class: Vec<Wealth>,
-    #[serde(default)]
     restarts: Restarts,
 }
 

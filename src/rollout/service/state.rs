@@ -23,21 +23,17 @@ pub(super) struct Saved {
     /// Requests of baseline and canary.
     pub(super) requests: [u64; 2],
     /// Copies that the canary has answered.
-    #[serde(default)]
     pub(super) shadowed: u64,
     /// Of the last breach.
     pub(super) report: Option<Json>,
     /// Earlier revisions that were rolled back, oldest first.
-    #[serde(default)]
     pub(super) rolled_back: Vec<Former>,
     /// Replicas of the canary that were ready once.
-    #[serde(default)]
     pub(super) warm: Vec<String>,
 }
 
 /// A revision that was rolled back.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(from = "FormerForm")]
 pub(super) struct Former {
     /// As that of a rollout.
     pub(super) identity: String,
@@ -51,40 +47,10 @@ impl Former {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum FormerForm {
-    Known {
-        identity: String,
-        acts: u64,
-    },
-    /// Of a version that did not keep when.
-    Identity(String),
-}
-
-impl From<FormerForm> for Former {
-    fn from(form: FormerForm) -> Self {
-        match form {
-            FormerForm::Known { identity, acts } => Self { identity, acts },
-            FormerForm::Identity(identity) => Self { identity, acts: 0 },
-        }
-    }
-}
-
 /// A file of states.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum StateFile {
-    ByRoute {
-        routes: BTreeMap<String, Saved>,
-    },
-    /// Of a version whose files had one route.
-    One(Box<Saved>),
-}
-
-#[derive(Serialize)]
-struct Routes<'a> {
-    routes: &'a BTreeMap<String, Saved>,
+#[derive(Default, Deserialize, Serialize)]
+struct StateFile {
+    routes: BTreeMap<String, Saved>,
 }
 
 /// Files of one look at a configuration, each read once: one that is broken is so for all its routes.
@@ -127,32 +93,17 @@ pub(super) fn write(path: &Path, route: &str, mut saved: Saved) -> io::Result<Ot
         saved.plan = there.plan;
     }
     routes.insert(route.to_owned(), saved);
-    state_file::write(path, &Routes { routes: &routes }).map(|()| others)
+    state_file::write(path, &StateFile { routes }).map(|()| others)
 }
 
 fn read_all(path: &Path) -> io::Result<BTreeMap<String, Saved>> {
-    Ok(match state_file::read(path)? {
-        Some(StateFile::ByRoute { routes }) => routes,
-        Some(StateFile::One(saved)) => {
-            let route = saved.identity.lines().next().unwrap_or_default().to_owned();
-            BTreeMap::from([(route, *saved)])
-        }
-        None => BTreeMap::new(),
-    })
+    Ok(state_file::read::<StateFile>(path)?.unwrap_or_default().routes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::rollout::plan::RolloutState;
-
-    #[test]
-    fn revisions_that_an_earlier_version_rolled_back_are_read() {
-        let text = r#"["r1",{"identity":"r2","acts":7}]"#;
-        let read: Vec<Former> = serde_json::from_str(text).unwrap();
-        let read: Vec<_> = read.iter().map(|former| (&*former.identity, former.acts)).collect();
-        assert_eq!(read, [("r1", 0), ("r2", 7)]);
-    }
 
     #[test]
     fn of_two_gateways_with_one_file_the_rollback_stays() {
