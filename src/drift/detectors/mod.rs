@@ -255,34 +255,20 @@ mod tests {
     use crate::diagnosis::Diagnosis;
     use crate::record::Outcome;
 
-    fn request(route: &'static str, revision: &'static str, at: f64) -> Observation<'static> {
-        let (replica, outcome) = (NOT_SERVED, Outcome::Failed);
-        let none = None;
-        Observation {
-            at,
-            route,
-            revision,
-            replica,
-            ttft: none,
-            itl: none,
-            prompt: none,
-            predicted: none,
-            pace: 1.0,
-            ttft_bound: None,
-            outcome,
-        }
+    fn failed(revision: &'static str, at: f64) -> Observation<'static> {
+        Observation { outcome: Outcome::Failed, ..Observation::of("chat", revision, at) }
     }
 
     #[test]
     fn requests_that_nothing_served_share_a_series_and_their_failures_are_found() {
         let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
         for n in 0..1000 {
-            detectors.observe(&request("chat", NOT_SERVED, f64::from(n)), &mut found);
+            detectors.observe(&failed(NOT_SERVED, f64::from(n)), &mut found);
         }
         assert_eq!(detectors.series(), 1);
         assert!(found.iter().any(|finding| finding.kind.as_str() == "availability_burn"), "{found:?}");
-        detectors.observe(&request("chat", "v1", 1000.0), &mut found);
-        detectors.observe(&request("chat", NOT_SERVED, 1001.0), &mut found);
+        detectors.observe(&failed("v1", 1000.0), &mut found);
+        detectors.observe(&failed(NOT_SERVED, 1001.0), &mut found);
         assert_eq!((detectors.series(), detectors.has_left_out()), (2, false));
     }
 
@@ -293,8 +279,7 @@ mod tests {
             for n in seconds {
                 for replica in ["r0", "r1", "r2"] {
                     let outcome = if fails(replica, n) { Outcome::Failed } else { Outcome::Ok };
-                    let at = f64::from(n);
-                    let one = Observation { replica, outcome, ..request("chat", "v1", at) };
+                    let one = Observation { replica, outcome, ..failed("v1", f64::from(n)) };
                     detectors.observe(&one, &mut found);
                 }
             }

@@ -35,6 +35,24 @@ pub struct Observation<'a> {
 }
 
 impl Observation<'_> {
+    /// A good request of which nothing is known but its end.
+    #[cfg(test)]
+    pub(super) fn of<'a>(route: &'a str, revision: &'a str, at: f64) -> Observation<'a> {
+        Observation {
+            at,
+            route,
+            revision,
+            replica: NOT_SERVED,
+            ttft: None,
+            itl: None,
+            prompt: None,
+            predicted: None,
+            pace: 1.0,
+            ttft_bound: None,
+            outcome: Outcome::Ok,
+        }
+    }
+
     /// Factor that takes a TTFT to that of an empty prompt by the SLO: longer prompts, which may take longer, are no drift.
     pub(super) fn scale(&self) -> f64 {
         self.ttft_bound.filter(|(bound, _)| *bound > 0.0).map_or(1.0, |(bound, base)| base / bound)

@@ -244,7 +244,6 @@ mod tests {
     use super::*;
     use crate::diagnosis::{Case, Diagnosis, Tier};
     use crate::drift::detectors::Observation;
-    use crate::record::Outcome;
 
     const DAY: f64 = 86_400.0;
 
@@ -254,17 +253,10 @@ mod tests {
         while at < to {
             let ttft = 0.06 * factor * (0.47 * crate::stats::normal(&mut random)).exp();
             let observation = Observation {
-                at,
-                route: "chat",
-                revision: "r1",
                 replica: if random.bool() { "a" } else { "b" },
                 ttft: Some(ttft),
                 itl: Some(0.02),
-                prompt: None,
-                predicted: None,
-                pace: 1.0,
-                ttft_bound: None,
-                outcome: Outcome::Ok,
+                ..Observation::of("chat", "r1", at)
             };
             detectors.observe(&observation, &mut new);
             at += 7.2;
