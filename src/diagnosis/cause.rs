@@ -5,9 +5,9 @@
 
 use std::borrow::Cow;
 
-use crate::labels::labels;
+use serde::{Deserialize, Serialize, Serializer};
 
-use serde::{Deserialize, Serialize};
+use crate::labels::labels;
 
 labels! {
     /// The most likely cause (label `diagnosis`).
@@ -40,11 +40,10 @@ labels! {
 }
 
 /// What kind of evidence speaks for a cause, the weakest first.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Tier {
     /// The tail has grown, or the hour is the busiest.
-    #[default]
     Shape,
     /// A change upstream of the stage that rose.
     Change,
@@ -55,15 +54,17 @@ pub(crate) enum Tier {
 }
 
 /// One cause and what speaks for it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Case {
     /// The cause.
     pub cause: Diagnosis,
     /// Kind of evidence.
     pub(crate) tier: Tier,
-    /// Size of the change, in thresholds.
+    /// Size of the change, in thresholds: causes of one look are ranked by it.
+    #[serde(skip)]
     pub(crate) strength: f64,
-    /// The numbers that speak for it.
+    /// The numbers that speak for it; in a file those that JSON has.
+    #[serde(serialize_with = "finite")]
     pub facts: Vec<(Cow<'static, str>, f64)>,
 }
 
@@ -84,12 +85,17 @@ impl Case {
     }
 }
 
+fn finite<S: Serializer>(facts: &[(Cow<'static, str>, f64)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(facts.iter().filter(|(_, value)| value.is_finite()))
+}
+
 /// The diagnosis of a finding.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Causes {
     /// The most likely cause; `None` is [`Diagnosis::Unknown`].
     pub first: Option<Case>,
     /// What was next, and is another cause.
+    #[serde(skip)]
     pub runner_up: Option<Case>,
 }
 
@@ -118,28 +124,6 @@ impl Causes {
         if self.first.as_ref().is_none_or(|old| new.tier >= old.tier || !still(old)) {
             *self = later;
         }
-    }
-}
-
-/// A diagnosis in the state file.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct SavedCause {
-    cause: Diagnosis,
-    #[serde(default)]
-    tier: Tier,
-    /// The numbers that speak for it, as far as JSON has them; none in files of older versions.
-    #[serde(default)]
-    facts: Vec<(Cow<'static, str>, f64)>,
-}
-
-impl SavedCause {
-    pub(crate) fn of(case: &Case) -> Self {
-        let facts = case.facts.iter().filter(|(_, value)| value.is_finite()).cloned().collect();
-        Self { cause: case.cause, tier: case.tier, facts }
-    }
-
-    pub(crate) fn case(&self) -> Case {
-        Case { facts: self.facts.clone(), ..Case::new(self.cause, self.tier) }
     }
 }
 
@@ -178,12 +162,5 @@ mod tests {
             causes.revise(later);
             assert_eq!(causes.diagnosis(), expected);
         }
-    }
-
-    #[test]
-    fn a_cause_of_an_older_file_is_read() {
-        let saved: SavedCause =
-            serde_json::from_str(r#"{"cause":"replica","grounds":"stands_out"}"#).unwrap();
-        assert_eq!(saved.case(), case(Diagnosis::Replica, Tier::Shape));
     }
 }

@@ -12,8 +12,8 @@ pub(crate) mod peers;
 mod signals;
 pub(crate) mod table;
 
+pub(crate) use self::cause::Tier;
 pub use self::cause::{Case, Causes, Diagnosis};
-pub(crate) use self::cause::{SavedCause, Tier};
 pub(crate) use self::changes::of_changes;
 pub use self::changes::{diagnose_against, diagnose_signals};
 pub(crate) use self::events::Onset;

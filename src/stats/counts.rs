@@ -1,9 +1,13 @@
 //! What a histogram has counted: the buckets in use, and the figures that are read from them.
 
+use serde::{Deserialize, Serialize, Serializer};
+
 use super::TRIMMED;
 
-/// Closed counts of a [`Histogram`](super::Histogram): some 100 buckets for the latencies of a slot of time, 8 bytes each.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Closed counts of a [`Histogram`](super::Histogram): some 100 buckets for the latencies of a slot of time, 8 bytes each. A file has
+/// the buckets of coarse ones.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(from = "Vec<(u32, u32)>")]
 pub struct Counts {
     /// Lower edge in microseconds and count, ascending.
     buckets: Box<[(u32, u32)]>,
@@ -18,15 +22,6 @@ impl Counts {
     pub(super) fn new(buckets: Box<[(u32, u32)]>, sum: f64) -> Self {
         let count = buckets.iter().map(|(_, count)| u64::from(*count)).sum();
         Self { buckets, count, sum, is_coarse: false }
-    }
-
-    /// Coarse counts from a file; `None` where they are empty or out of order.
-    pub fn restore(buckets: &[(u32, u32)]) -> Option<Self> {
-        let is_valid = buckets.is_sorted_by(|a, b| a.0 < b.0) && buckets.iter().any(|(_, count)| *count > 0);
-        let known = buckets.iter().copied().filter(|(_, count)| *count > 0);
-        let mut counts = is_valid.then(|| Self::new(known.collect(), 0.0).coarse())?;
-        counts.sum = counts.spans().map(|span| f64::midpoint(span.from, span.to) * span.count).sum();
-        Some(counts)
     }
 
     /// In a quarter as many buckets, 32 or more in an octave: for distributions that are kept by the thousand.
@@ -148,6 +143,25 @@ impl Counts {
     }
 }
 
+impl Serialize for Counts {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.buckets.serialize(to)
+    }
+}
+
+/// Coarse counts of a file; empty where they are out of order.
+impl From<Vec<(u32, u32)>> for Counts {
+    fn from(mut buckets: Vec<(u32, u32)>) -> Self {
+        if !buckets.is_sorted_by(|a, b| a.0 < b.0) {
+            return Self::default();
+        }
+        buckets.retain(|(_, count)| *count > 0);
+        let mut counts = Self::new(buckets.into(), 0.0).coarse();
+        counts.sum = counts.spans().map(|span| f64::midpoint(span.from, span.to) * span.count).sum();
+        counts
+    }
+}
+
 /// A bucket: edges in seconds.
 struct Span {
     from: f64,
@@ -209,9 +223,10 @@ mod tests {
         assert_eq!((twice.count(), twice.buckets().len()), (200_000, coarse.buckets().len()));
         assert_eq!(twice.ln_quantile(0.9), coarse.ln_quantile(0.9));
         assert_eq!(Counts::merged([&coarse, &Counts::default()]), coarse);
-        assert_eq!(Counts::restore(coarse.buckets()).unwrap().buckets(), coarse.buckets());
-        for wrong in [&[][..], &[(5, 0)], &[(5, 1), (4, 1)], &[(5, 1), (5, 1)]] {
-            assert_eq!(Counts::restore(wrong), None, "{wrong:?}");
+        let file = serde_json::to_string(&coarse).unwrap();
+        assert_eq!(serde_json::from_str::<Counts>(&file).unwrap().buckets(), coarse.buckets());
+        for wrong in ["[]", "[[5,0]]", "[[5,1],[4,1]]", "[[5,1],[5,1]]"] {
+            assert_eq!(serde_json::from_str::<Counts>(wrong).unwrap().count(), 0, "{wrong}");
         }
     }
 }

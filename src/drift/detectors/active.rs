@@ -1,5 +1,7 @@
 //! Findings that hold: each is reported once and kept until it has recovered, or was not seen for its kind's hold time.
 
+use serde::{Deserialize, Serialize};
+
 use super::blocks::BlockHistory;
 use super::finding::Finding;
 use super::kind::Kind;
@@ -10,15 +12,15 @@ use crate::diagnosis::{Onset, Snapshot};
 #[derive(Clone, Debug, Default)]
 pub(super) struct ActiveFindings(Vec<ActiveFinding>);
 
-/// A finding that holds, with what it takes to look at it again.
-#[derive(Clone, Debug)]
+/// A finding that holds, with what it takes to look at it again; in the baseline file as it is.
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct ActiveFinding {
     pub(super) finding: Finding,
     pub(super) last_seen: f64,
     /// The signals of replicas before it began.
     pub(super) before: Snapshot,
-    /// When it began; `None` in files of older versions.
-    pub(super) onset: Option<Onset>,
+    /// When it began.
+    pub(super) onset: Onset,
     /// Of a drift over days: what its tail is held against, whatever the baseline becomes.
     pub(super) bound: Option<TailBound>,
 }

@@ -64,16 +64,20 @@ impl BlockHistory {
     }
 
     /// Closed parts, for the baseline file.
-    pub(super) fn parts(&self) -> impl Iterator<Item = (i64, &Counts)> {
-        self.past.iter()
+    pub(super) fn parts(&self) -> &Ring<Counts> {
+        &self.past
     }
 
-    /// Takes a closed part of a baseline file; parts come in order.
-    pub(super) fn restore(&mut self, index: i64, part: Counts) {
-        if self.past.newest().is_none_or(|last| last < index) {
-            self.past.push(index, part, self.max_parts);
-            self.index = Some(index + 1);
+    /// The same blocks with the parts of a baseline file: none that is empty, of the future as of `now`, or out of order.
+    pub(super) fn restored(mut self, parts: &Ring<Counts>, now: f64) -> Self {
+        let open = (now / self.part_seconds).floor() as i64;
+        for (index, part) in parts.range(0, open - 1).filter(|(_, part)| part.count() > 0) {
+            if self.past.newest().is_none_or(|last| last < index) {
+                self.past.push(index, part.clone(), self.max_parts);
+                self.index = Some(index + 1);
+            }
         }
+        self
     }
 }
 
@@ -91,7 +95,7 @@ mod tests {
         assert_eq!(blocks.age(), 3);
         let newest: u64 = blocks.aged().filter(|(age, _)| *age == 0).map(|(_, part)| part.count()).sum();
         assert_eq!(newest, 60);
-        assert_eq!(blocks.parts().count(), 18);
+        assert_eq!(blocks.parts().iter().count(), 18);
     }
 
     #[test]

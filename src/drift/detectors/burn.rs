@@ -43,7 +43,6 @@ impl std::iter::Sum for Count {
 /// Counts in slots of `SECONDS`, as far back as the longest window of its rows.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct BadRequests<const SECONDS: i64> {
-    #[serde(rename = "minutes")]
     slots: Ring<Count>,
     /// Whether any was bad since it was last judged.
     #[serde(skip)]

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::kind::Kind;
@@ -14,7 +15,7 @@ pub use crate::api::drift::Fact;
 use crate::diagnosis::{Case, Causes, Diagnosis};
 
 /// A series, or one replica of it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Hash, Serialize)]
 pub struct SeriesName {
     /// Route name.
     pub route: Arc<str>,
@@ -25,7 +26,7 @@ pub struct SeriesName {
 }
 
 /// A departure from the baseline.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Finding {
     /// When it was found, in the observations' seconds.
     pub at: f64,

@@ -23,8 +23,7 @@ pub(super) struct HourSummary {
     pub(super) p90: f64,
     /// Robust standard deviation inside the hour.
     pub(super) spread: f64,
-    /// Minutes with requests; a file of an older version has none and is believed.
-    #[serde(default = "whole_hour")]
+    /// Minutes with requests.
     pub(super) minutes: u32,
 }
 
@@ -108,13 +107,17 @@ impl HourHistory {
         self.past.back()
     }
 
-    /// Takes a closed hour of a baseline file; hours come in order.
-    pub(super) fn restore(&mut self, hour: HourSummary) {
-        let is_next = self.past.back().is_none_or(|last| last.index < hour.index);
-        if is_next && self.past.len() <= max_hours() as usize {
-            self.past.push_back(hour);
-            self.index = Some(hour.index + 1);
+    /// Those of a baseline file: none of the future as of `now`, or out of order.
+    pub(super) fn restored(closed: &[HourSummary], now: f64) -> Self {
+        let mut hours = Self::default();
+        for hour in closed.iter().filter(|hour| hour.index < hour_index(now)) {
+            let is_next = hours.last().is_none_or(|last| last.index < hour.index);
+            if is_next && hours.past.len() <= max_hours() as usize {
+                hours.past.push_back(*hour);
+                hours.index = Some(hour.index + 1);
+            }
         }
+        hours
     }
 
     /// Whether a whole day was seen.
@@ -179,10 +182,6 @@ fn of_hours(hours: &[&HourSummary], is_same_hour: bool) -> Option<HourBaseline> 
         requests: all(|hour| hour.count as f64).iter().sum(),
         is_same_hour,
     })
-}
-
-fn whole_hour() -> u32 {
-    60
 }
 
 fn summary(index: i64, values: &Counts, minutes: u64) -> Option<HourSummary> {

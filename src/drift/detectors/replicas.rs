@@ -5,6 +5,7 @@
 //! usual difference from the others. What moves all (load, a new revision) cancels. Needs two replicas.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::blocks::BlockHistory;
 use super::table::{
@@ -17,6 +18,7 @@ use crate::stats::{Counts, Histogram, MEDIAN_ERROR, Ring, median, robust};
 /// What is kept of one replica.
 #[derive(Clone, Debug)]
 pub(super) struct ReplicaHistory {
+    pub(super) name: Arc<str>,
     /// TTFT of the quarter of an hour in progress, and of those of the last hour.
     ttft: Quarters,
     /// The same over its prediction.
@@ -108,8 +110,9 @@ struct HourMedian {
 }
 
 impl ReplicaHistory {
-    pub(super) fn new(blocks: BlockHistory) -> Self {
+    pub(super) fn new(name: Arc<str>, blocks: BlockHistory) -> Self {
         Self {
+            name,
             ttft: Quarters::default(),
             residual: Quarters::default(),
             usual: VecDeque::new(),
@@ -277,11 +280,15 @@ fn max_usual_hours() -> usize {
 mod tests {
     use super::*;
 
+    fn fresh(count: usize) -> Vec<ReplicaHistory> {
+        vec![ReplicaHistory::new("r".into(), BlockHistory::new(86_400.0, 86_400.0)); count]
+    }
+
     /// Four replicas for a day, load doubling everyone's TTFT at noon; from 20:00 on replica 2 has TTFT `longer` times as long,
     /// for work that is `colder` times as much, where anything is predicted.
     fn slow(longer: f64, colder: Option<f64>) -> Vec<usize> {
         let mut random = fastrand::Rng::with_seed(5);
-        let mut replicas = vec![ReplicaHistory::new(BlockHistory::new(86_400.0, 86_400.0)); 4];
+        let mut replicas = fresh(4);
         let mut found = Vec::new();
         for quarter in 0..96_i64 {
             for request in 0..80_u32 {
@@ -317,7 +324,7 @@ mod tests {
     fn the_tail_of_colder_prompts_is_gone_without_their_replica() {
         let tail = |work: f64, slower: f64| {
             let mut random = fastrand::Rng::with_seed(5);
-            let mut replicas = vec![ReplicaHistory::new(BlockHistory::new(86_400.0, 86_400.0)); 4];
+            let mut replicas = fresh(4);
             for request in 0..300_u32 {
                 for (i, replica) in replicas.iter_mut().enumerate() {
                     let (work, slower) = if i == 2 { (work, slower) } else { (1.0, 1.0) };
@@ -337,7 +344,7 @@ mod tests {
     #[test]
     fn in_its_first_hours_a_replica_is_judged_by_its_work_alone() {
         let found = |residual: Option<f64>| {
-            let mut replicas = vec![ReplicaHistory::new(BlockHistory::new(86_400.0, 86_400.0)); 3];
+            let mut replicas = fresh(3);
             (0..8).any(|quarter| {
                 for (i, replica) in replicas.iter_mut().enumerate() {
                     let slow = if i == 1 { 2.5 } else { 1.0 };

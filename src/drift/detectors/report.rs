@@ -95,7 +95,7 @@ impl Seen {
             evidence: evidence.0,
             is_acknowledged: false,
         };
-        ActiveFinding { finding, last_seen: at, before, onset: Some(self.onset), bound: None }
+        ActiveFinding { finding, last_seen: at, before, onset: self.onset, bound: None }
     }
 }
 
@@ -163,7 +163,7 @@ fn shift_evidence(shift: &Shift) -> Evidence {
 }
 
 pub(super) fn slow_replica(series: &mut RouteSeries, at: f64, slow: &SlowReplica) -> ActiveFinding {
-    let name = series.replica_names.get(slow.replica).cloned();
+    let name = series.replicas.get(slow.replica).map(|replica| Arc::clone(&replica.name));
     let gpu_throttled = name.as_ref().and_then(|name| series.signals.gpu_throttled(name, minute_of(at)));
     let evidence = Evidence::default()
         .with("ttft_p50", slow.now)
@@ -257,7 +257,7 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
         if row.horizon == Horizon::Days || kind == Kind::ReplicaSlow || found_at >= at {
             continue;
         }
-        let onset = active.onset.unwrap_or(Onset::at(minute_of(found_at) - gap()));
+        let onset = active.onset;
         let changes = series.signals.changes_from(&active.before, minute_of(at));
         let ratio = series.ttft.ratio(at).unwrap_or(1.0);
         let affected = match (kind, row.subject) {
@@ -316,11 +316,11 @@ impl Affected {
     /// `is_affected` is `None` for a replica that cannot be judged.
     fn of(series: &RouteSeries, is_affected: impl Fn(usize, &ReplicaHistory) -> Option<bool>) -> Self {
         let mut affected = Self::default();
-        for (index, (replica, name)) in series.replicas.iter().zip(&series.replica_names).enumerate() {
+        for (index, replica) in series.replicas.iter().enumerate() {
             let Some(is_affected) = is_affected(index, replica) else { continue };
             affected.judged += 1;
             if is_affected {
-                affected.names.push(Arc::clone(name));
+                affected.names.push(Arc::clone(&replica.name));
             }
         }
         affected
@@ -341,9 +341,9 @@ impl Affected {
         });
         // One alone is the cause only where the others are unmoved: chance picks one out of few requests, and minutes from before the
         // onset hide that the others have risen since.
-        let RouteSeries { ttft, replica_names, .. } = series;
+        let RouteSeries { ttft, replicas, .. } = series;
         if let [name] = affected.names.as_slice()
-            && let Some(index) = replica_names.iter().position(|other| other == name)
+            && let Some(index) = replicas.iter().position(|replica| replica.name == *name)
             && [(at - WINDOW, UNMOVED), (onset.max(at - WINDOW), min_rise.exp())].into_iter().any(
                 |(since, moved)| {
                     let others = ttft.recent.ratio_without(index, since, at, &ttft.hours);
@@ -388,8 +388,8 @@ impl Affected {
         }
         // Of two that are alike one is above their share: one alone is the cause where that is no chance.
         if let [name] = affected.names.as_slice()
-            && let Some(index) = series.replica_names.iter().position(|other| other == name)
-            && series.replicas.get(index).is_some_and(|replica| !of(replica).exceeds_the_rest(all))
+            && let Some(replica) = series.replicas.iter().find(|replica| replica.name == *name)
+            && !of(replica).exceeds_the_rest(all)
         {
             affected.judged = 0;
         }

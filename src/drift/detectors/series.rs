@@ -37,7 +37,6 @@ pub(super) struct RouteSeries {
     pub(super) failed: BadRequests<60>,
     pub(super) hours_of_day: HoursOfDay,
     pub(super) signals: SignalHistory,
-    pub(super) replica_names: Vec<Arc<str>>,
     pub(super) replicas: Vec<ReplicaHistory>,
     replica_indices: HashMap<Arc<str>, usize, LabelHasher>,
     pub(super) judged: JudgedUntil,
@@ -104,7 +103,6 @@ impl RouteSeries {
             failed: BadRequests::default(),
             hours_of_day: HoursOfDay::default(),
             signals: SignalHistory::default(),
-            replica_names: Vec::new(),
             replicas: Vec::new(),
             replica_indices: HashMap::default(),
             judged: JudgedUntil::default(),
@@ -182,17 +180,15 @@ impl RouteSeries {
         let name: Arc<str> = replica.into();
         let mut index = self.replicas.len();
         if index < settings.max_replicas_per_series {
-            self.replica_names.push(Arc::clone(&name));
-            self.replicas.push(ReplicaHistory::new(settings.blocks()));
+            self.replicas.push(ReplicaHistory::new(Arc::clone(&name), settings.blocks()));
         } else {
             let all = self.replicas.iter_mut().enumerate();
             let (place, unseen) = all.min_by(|(_, a), (_, b)| a.last_seen.total_cmp(&b.last_seen))?;
             if at - unseen.last_seen < UNSEEN {
                 return None;
             }
-            *unseen = ReplicaHistory::new(settings.blocks());
-            let former = std::mem::replace(self.replica_names.get_mut(place)?, Arc::clone(&name));
-            self.replica_indices.remove(&former);
+            self.replica_indices.remove(&unseen.name);
+            *unseen = ReplicaHistory::new(Arc::clone(&name), settings.blocks());
             index = place;
         }
         self.replica_indices.insert(name, index);
@@ -238,7 +234,7 @@ mod tests {
         assert_eq!(series.replica_index("c", HOUR, &settings), None, "both may be in a window still");
         assert_eq!(series.replica_index("b", HOUR, &settings), Some(1));
         assert_eq!(series.replica_index("c", 2.0 * HOUR, &settings), Some(0));
-        assert_eq!(series.replica_names.iter().map(|name| &**name).collect::<Vec<_>>(), ["c", "b"]);
+        assert_eq!(series.replicas.iter().map(|replica| &*replica.name).collect::<Vec<_>>(), ["c", "b"]);
         assert_eq!(series.replica_index("a", 2.0 * HOUR, &settings), None);
     }
 }
