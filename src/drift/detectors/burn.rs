@@ -8,29 +8,40 @@ use serde::{Deserialize, Serialize};
 
 use super::hours::hour_index;
 use super::table::{BurnRow, FAILING_HOUR, HOUR, LN_CHANCE, MOST, P99, REPEATED, WEEK, WORKBOOK};
+use crate::diagnosis::figures;
 use crate::stats::{Ring, ln_binomial_tail};
 
-/// Requests, and the bad ones among them.
+/// Requests, and the bad ones among them; whole numbers, unless old ones count half.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(super) struct Count {
-    pub(super) all: u64,
-    pub(super) bad: u64,
+    pub(super) all: f64,
+    pub(super) bad: f64,
 }
 
 impl Count {
-    fn add(&mut self, is_bad: bool) {
-        self.all += 1;
-        self.bad += u64::from(is_bad);
+    pub(super) fn add(&mut self, is_bad: bool) {
+        self.all += 1.0;
+        self.bad += f64::from(u8::from(is_bad));
+    }
+
+    pub(super) fn halve(&mut self) {
+        self.all /= 2.0;
+        self.bad /= 2.0;
     }
 
     /// Bad share.
     pub(super) fn share(self) -> f64 {
-        self.bad as f64 / self.all.max(1) as f64
+        self.bad / self.all.max(1.0)
     }
 
     /// Whether more were bad than `share`, beyond chance.
     fn exceeds(self, share: f64) -> bool {
-        self.share() > share && ln_binomial_tail(self.bad as f64, self.all as f64, share) <= LN_CHANCE
+        self.share() > share && ln_binomial_tail(self.bad, self.all, share) <= LN_CHANCE
+    }
+
+    /// Whether it is worse than the rest of `all`, beyond chance.
+    pub(super) fn exceeds_the_rest(self, all: Self) -> bool {
+        figures::exceeds((self.bad, self.all), (all.bad - self.bad, all.all - self.all))
     }
 }
 
@@ -92,11 +103,11 @@ impl<const SECONDS: i64> BadRequests<SECONDS> {
             // At 14.4 times a budget of over 7 % more would have to fail than came.
             let share = (row.rate * budget).min(MOST);
             let short: Count = window(row.short).map(|(_, count)| *count).sum();
-            if short.share() <= share || short.bad < REPEATED as u64 {
+            if short.share() <= share || short.bad < REPEATED as f64 {
                 return None;
             }
             let count: Count = window(row.long).map(|(_, count)| *count).sum();
-            let mut bad = window(row.long).filter(|(_, count)| count.bad > 0).map(|(at, _)| at);
+            let mut bad = window(row.long).filter(|(_, count)| count.bad > 0.0).map(|(at, _)| at);
             let last = bad.next()?;
             let lasted = (last - bad.last().unwrap_or(last)) * SECONDS;
             (count.bad >= row.least && lasted >= row.lasts && count.exceeds(share)).then(|| Burn {
@@ -159,7 +170,7 @@ impl HoursOfDay {
 
     /// Requests in this hour of the day over those of the mean hour.
     pub(super) fn load_ratio(&self, hour: usize) -> f64 {
-        let requests = |hour| self.sum(hour, i64::MIN).all as f64;
+        let requests = |hour| self.sum(hour, i64::MIN).all;
         requests(hour) * 24.0 / (0..24).map(requests).sum::<f64>().max(1.0)
     }
 
@@ -175,9 +186,9 @@ impl HoursOfDay {
         let after = day - WEEK;
         let here = self.sum(hour, after);
         let others: Count = (0..24).filter(|other| *other != hour).map(|other| self.sum(other, after)).sum();
-        let days = self.hours.get(hour)?.iter().filter(|(then, c)| *then > after && c.bad > 0).count();
+        let days = self.hours.get(hour)?.iter().filter(|(then, c)| *then > after && c.bad > 0.0).count();
         let allowed = (FAILING_HOUR * others.share()).max(budget);
-        (days >= REPEATED && others.all > 0 && here.exceeds(allowed)).then(|| BadHour {
+        (days >= REPEATED && others.all > 0.0 && here.exceeds(allowed)).then(|| BadHour {
             hour,
             availability: 1.0 - here.share(),
             elsewhere: 1.0 - others.share(),

@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::blocks::BlockHistory;
+use super::burn::Count;
 use super::table::{
     HOUR, HOURLY_NOISE, MOST, QUARTERS, REPEATED, REPLICA, REPLICA_REQUESTS, StepRow, USUAL_HOURS, WEEK,
 };
-use crate::diagnosis::figures::exceeds;
 use crate::diagnosis::table::{DIFFERS, DIFFERS_FROM_USUAL, UNMOVED};
 use crate::stats::{Counts, Histogram, MEDIAN_ERROR, Ring, median, robust};
 
@@ -33,39 +33,11 @@ pub(super) struct ReplicaHistory {
     is_slow: bool,
     /// TTFT by days, for a tail that drifts at this replica alone.
     pub(super) blocks: BlockHistory,
-    /// Requests of the last hours that failed, and of those with a bound on TTFT the late ones.
-    pub(super) failed: RecentShare,
-    pub(super) late: RecentShare,
+    /// Requests of the last hours, halved every hour, that failed, and of those with a bound on TTFT the late ones.
+    pub(super) failed: Count,
+    pub(super) late: Count,
     /// When it served a request last.
     pub(super) last_seen: f64,
-}
-
-/// Requests of the last hours, halved every hour, and the bad ones of them.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RecentShare {
-    pub(super) all: f64,
-    pub(super) bad: f64,
-}
-
-impl RecentShare {
-    pub(super) fn add(&mut self, is_bad: bool) {
-        self.all += 1.0;
-        self.bad += f64::from(u8::from(is_bad));
-    }
-
-    pub(super) fn halve(&mut self) {
-        self.all /= 2.0;
-        self.bad /= 2.0;
-    }
-
-    pub(super) fn plus(self, other: Self) -> Self {
-        Self { all: self.all + other.all, bad: self.bad + other.bad }
-    }
-
-    /// Whether it is worse than the rest of `all`, beyond chance.
-    pub(super) fn exceeds_the_rest(self, all: Self) -> bool {
-        exceeds((self.bad, self.all), (all.bad - self.bad, all.all - self.all))
-    }
 }
 
 /// A histogram of the quarter of an hour in progress, and those of the last hour.
@@ -120,8 +92,8 @@ impl ReplicaHistory {
             slow_quarters: 0,
             is_slow: false,
             blocks,
-            failed: RecentShare::default(),
-            late: RecentShare::default(),
+            failed: Count::default(),
+            late: Count::default(),
             last_seen: f64::NEG_INFINITY,
         }
     }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::Settings;
 use super::active::ActiveFinding;
-use super::burn::{BadHour, Burn};
+use super::burn::{BadHour, Burn, Count};
 use super::finding::{Evidence, Fact, Finding, SeriesName};
 use super::kind::{Horizon, Kind, Subject};
 use super::recent::Doubling;
-use super::replicas::{RecentShare, ReplicaHistory, SlowReplica};
+use super::replicas::{ReplicaHistory, SlowReplica};
 use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
@@ -127,7 +127,7 @@ pub(super) fn late(series: &mut RouteSeries, at: f64, late: &Burn) -> ActiveFind
         .with("share_over_slo", late.count.share())
         .with("allowed_share", LATE_BUDGET)
         .with("lasted_seconds", late.lasted)
-        .with("requests", late.count.all as f64)
+        .with("requests", late.count.all)
         .maybe("ttft_p50_ratio", ttft);
     Seen::new(Kind::TtftP99OverSlo, affected, onset, 0)
         .tail_alone(ttft.is_some_and(|ratio| ratio < UNMOVED))
@@ -228,8 +228,8 @@ pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &Burn) -> Act
         .with("burn_rate", burn.rate)
         .with("long_window_seconds", burn.long)
         .with("short_window_seconds", burn.short)
-        .with("requests", burn.count.all as f64)
-        .with("failed", burn.count.bad as f64);
+        .with("requests", burn.count.all)
+        .with("failed", burn.count.bad);
     Seen::new(Kind::AvailabilityBurn, affected, at - burn.lasted, 0).finding(series, at, evidence)
 }
 
@@ -241,8 +241,8 @@ pub(super) fn bad_hour(series: &mut RouteSeries, at: f64, bad: &BadHour) -> Acti
         .with("availability", bad.availability)
         .with("availability_of_other_hours", bad.elsewhere)
         .with("days", bad.days as f64)
-        .with("requests", bad.count.all as f64)
-        .with("failed", bad.count.bad as f64);
+        .with("requests", bad.count.all)
+        .with("failed", bad.count.bad);
     Seen::new(Kind::AvailabilityHour, Affected::default(), at - bad.days as f64 * 86_400.0, 0)
         .with((load > UNMOVED).then_some(peak))
         .finding(series, at, evidence)
@@ -373,8 +373,8 @@ impl Affected {
     }
 
     /// By their bad requests: at least the series' share.
-    fn by_share(series: &RouteSeries, of: impl Fn(&ReplicaHistory) -> RecentShare) -> Self {
-        let all = series.replicas.iter().map(&of).fold(RecentShare::default(), RecentShare::plus);
+    fn by_share(series: &RouteSeries, of: impl Fn(&ReplicaHistory) -> Count) -> Self {
+        let all: Count = series.replicas.iter().map(&of).sum();
         let mut affected = Self::of(series, |_, replica| {
             let own = of(replica);
             (own.all >= 1.0).then_some(own.bad >= 1.0 && own.bad * all.all >= all.bad * own.all)

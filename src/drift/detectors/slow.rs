@@ -66,7 +66,7 @@ pub(super) fn goes_on(blocks: &BlockHistory, bound: &TailBound) -> Option<bool> 
     let recent = pooled(blocks, 0..2);
     let expected = recent.count() as f64 * bound.share;
     let over = recent.count_from(bound.from) as f64;
-    (expected >= LEAST as f64).then(|| over > TAIL.clear() * expected)
+    (expected >= LEAST).then(|| over > TAIL.clear() * expected)
 }
 
 /// The share of values that are large for the baseline (its largest tenth), in the last two blocks and in the baseline.
@@ -194,7 +194,7 @@ impl Tail {
         let rate = |(over, all): (u64, u64)| {
             let expected = all as f64 * self.bound.share;
             let excess = ((over as f64 + 0.5) / (expected + 0.5)).ln();
-            (expected >= LEAST as f64).then_some(Exceedances { excess, expected })
+            (expected >= LEAST).then_some(Exceedances { excess, expected })
         };
         sums.into_iter().map(rate).collect()
     }

@@ -16,7 +16,7 @@ pub(super) const TICK: f64 = 30.0;
 /// Times that something must be seen, requests, hours or days: once is chance.
 pub(super) const REPEATED: usize = 2;
 /// Requests beyond a bound that are no chance, and fewer of which say nothing of their share.
-pub(super) const LEAST: u64 = 5;
+pub(super) const LEAST: f64 = 5.0;
 
 /// Burn: more than `least` requests of the long window are bad, over `lasts` seconds, at `rate` times the budget.
 #[derive(Clone, Copy, Debug)]
@@ -26,12 +26,12 @@ pub(super) struct BurnRow {
     /// Seconds.
     pub(super) short: i64,
     pub(super) rate: f64,
-    pub(super) least: u64,
+    pub(super) least: f64,
     pub(super) lasts: i64,
 }
 
 const fn burn(long: i64, short: i64, rate: f64) -> BurnRow {
-    BurnRow { long, short, rate, least: REPEATED as u64, lasts: 0 }
+    BurnRow { long, short, rate, least: REPEATED as f64, lasts: 0 }
 }
 
 /// Availability: the Workbook's pairs.
