@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::table::{BASELINE_MINUTES, BASELINE_REQUESTS, FEW, HOUR, HOURLY_NOISE, REPEATED, WEEK};
-use crate::stats::{Counts, Histogram, median, robust};
+use crate::stats::{Counts, Histogram, Noise, median, robust};
 
 /// One closed hour; logarithms of seconds.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
@@ -30,14 +30,12 @@ pub(super) struct HourSummary {
 /// What an hour is compared with; logarithms of seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HourBaseline {
-    pub(super) median: f64,
+    /// With its noise from hour to hour.
+    pub(super) median: Noise,
     pub(super) center: f64,
-    pub(super) p90: f64,
+    /// The same of the 90th percentile.
+    pub(super) p90: Noise,
     pub(super) spread: f64,
-    /// Noise of the median from hour to hour.
-    pub(super) median_noise: f64,
-    /// Noise of the 90th percentile from hour to hour.
-    pub(super) p90_noise: f64,
     /// Requests in such an hour; 0 where the baseline is the hour in progress.
     pub(super) requests_per_hour: f64,
     /// Closed hours that it rests on; 0 where it is the hour in progress.
@@ -147,9 +145,10 @@ impl HourHistory {
     fn of_current_hour(&self) -> Option<HourBaseline> {
         let hour = summary(0, &self.current.counts(), self.minutes)?;
         let closed = of_hours(&[&hour], false)?;
+        let louder = |noise: Noise| Noise { scale: 2.0 * noise.scale, ..noise };
         Some(HourBaseline {
-            median_noise: 2.0 * closed.median_noise,
-            p90_noise: 2.0 * closed.p90_noise,
+            median: louder(closed.median),
+            p90: louder(closed.p90),
             requests_per_hour: 0.0,
             hours: 0,
             ..closed
@@ -167,15 +166,11 @@ fn of_hours(hours: &[&HourSummary], is_same_hour: bool) -> Option<HourBaseline> 
         return None;
     }
     let all = |pick: fn(&HourSummary) -> f64| hours.iter().map(|hour| pick(hour)).collect::<Vec<_>>();
-    let medians = robust(&all(|hour| hour.median), HOURLY_NOISE);
-    let p90s = robust(&all(|hour| hour.p90), HOURLY_NOISE);
     Some(HourBaseline {
-        median: medians.center,
+        median: robust(&all(|hour| hour.median), HOURLY_NOISE),
         center: robust(&all(|hour| hour.center), HOURLY_NOISE).center,
-        p90: p90s.center,
+        p90: robust(&all(|hour| hour.p90), HOURLY_NOISE),
         spread: median(&all(|hour| hour.spread))?,
-        median_noise: medians.scale,
-        p90_noise: p90s.scale,
         requests_per_hour: median(&all(|hour| hour.count as f64))?,
         hours: hours.len(),
         minutes: all(|hour| f64::from(hour.minutes)).iter().sum(),
@@ -221,8 +216,8 @@ mod tests {
         }
         let busy = hours.baseline(5 * 24 + 14, 1).unwrap();
         let quiet = hours.baseline(5 * 24 + 4, 1).unwrap();
-        assert!((quiet.median.exp() - 0.1).abs() < 0.005, "{quiet:?}");
-        assert!(busy.median > quiet.median && busy.hours == 3 * 5, "{busy:?}");
+        assert!((quiet.median.center.exp() - 0.1).abs() < 0.005, "{quiet:?}");
+        assert!(busy.median.center > quiet.median.center && busy.hours == 3 * 5, "{busy:?}");
     }
 
     #[test]
@@ -234,6 +229,6 @@ mod tests {
         }
         let baseline = hours.baseline(0, 1).unwrap();
         assert_eq!(baseline.hours, 0);
-        assert!((baseline.median.exp() - 0.1).abs() < 0.005);
+        assert!((baseline.median.center.exp() - 0.1).abs() < 0.005);
     }
 }

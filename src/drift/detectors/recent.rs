@@ -115,7 +115,7 @@ impl RecentWindow {
             let deviations = (squares - count * mean * mean).max(0.0);
             let usual = baseline.spread.powi(2);
             let seen = (deviations + FEW as f64 * usual) / (FEW as f64 + count - 1.0);
-            let z = mean / (seen.max(usual) / count + baseline.median_noise.powi(2)).sqrt();
+            let z = mean / (seen.max(usual) / count + baseline.median.scale.powi(2)).sqrt();
             if best.is_none_or(|best| z > best.z) {
                 best = Some(Doubling {
                     now: (baseline.center + mean).exp(),

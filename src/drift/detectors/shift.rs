@@ -6,7 +6,7 @@
 use super::hours::{HourBaseline, HourHistory, HourSummary};
 use super::table::{BASELINE_GAP, StepRow};
 use crate::diagnosis::table::UNMOVED;
-use crate::stats::{MEDIAN_ERROR, P90_ERROR};
+use crate::stats::{MEDIAN_ERROR, Noise, P90_ERROR};
 
 /// Two hours above their baseline.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,20 +77,13 @@ impl Comparison {
     fn of(hours: &HourHistory, hour: &HourSummary) -> Option<Self> {
         let baseline = hours.baseline(hour.index, BASELINE_GAP).filter(HourBaseline::is_sufficient)?;
         // What hours differ by, and the error of a quantile of so few values.
-        let error = |noise: f64, quantile_error: f64| {
-            (noise.powi(2) + (quantile_error * baseline.spread).powi(2) / hour.count as f64).sqrt()
+        let excess = |now: f64, usual: Noise, quantile_error: f64| {
+            let of_few = (quantile_error * baseline.spread).powi(2) / hour.count as f64;
+            Excess { now, baseline: usual.center, error: (usual.scale.powi(2) + of_few).sqrt() }
         };
         Some(Self {
-            median: Excess {
-                now: hour.median,
-                baseline: baseline.median,
-                error: error(baseline.median_noise, MEDIAN_ERROR),
-            },
-            p90: Excess {
-                now: hour.p90,
-                baseline: baseline.p90,
-                error: error(baseline.p90_noise, P90_ERROR),
-            },
+            median: excess(hour.median, baseline.median, MEDIAN_ERROR),
+            p90: excess(hour.p90, baseline.p90, P90_ERROR),
             baseline_hours: baseline.hours,
         })
     }
