@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::DriftService;
 use super::board::Board;
-use super::orders::{Busy, Order};
 use crate::clock::{Clock, Stamp, since_epoch};
 use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName};
 use crate::observe::metrics::Metrics;
@@ -30,11 +30,19 @@ pub struct Feed {
 )]
 pub(super) enum FeedMessage {
     Ended(EndedRequest),
-    /// Somebody says something of a finding.
+    /// An operator's: a finding is known or over, or silence.
     Order(Order),
     /// Writes the baselines, confirms it and ends the task.
     End(oneshot::Sender<()>),
 }
+
+/// What the task does for an operator, its answer included.
+pub(super) type Order = Box<dyn FnOnce(&mut DriftService) + Send>;
+
+/// The task that owns the findings is gone or overloaded.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("drift detection is busy")]
+pub struct Busy;
 
 /// One ended request.
 #[derive(Clone, Debug)]
@@ -84,22 +92,31 @@ impl Feed {
 
     /// Somebody knows of the finding `id`: nobody is told of it any more. `None` where it does not hold.
     pub async fn acknowledge(&self, id: &str, is_acknowledged: bool) -> Result<Option<Finding>, Busy> {
-        self.order(|answer| Order::Acknowledge(id.to_owned(), is_acknowledged, answer)).await
+        let id = id.to_owned();
+        self.order(move |service| service.detectors.acknowledge(&id, is_acknowledged)).await
     }
 
     /// Ends the finding `id` and takes what is now for usual. `None` where it does not hold.
     pub async fn reset(&self, id: &str) -> Result<Option<Finding>, Busy> {
-        self.order(|answer| Order::Reset(id.to_owned(), answer)).await
+        let id = id.to_owned();
+        self.order(move |service| service.detectors.reset(&id)).await
     }
 
     /// Tells nobody of such findings; one that is over already ends the mute before it.
     pub async fn mute(&self, mute: Mute) -> Result<(), Busy> {
-        self.order(|answer| Order::Mute(mute, answer)).await
+        self.order(|service| service.mute(mute)).await
     }
 
-    async fn order<T>(&self, order: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, Busy> {
+    async fn order<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut DriftService) -> T + Send + 'static,
+    ) -> Result<T, Busy> {
         let (answer, answered) = oneshot::channel();
-        self.send(FeedMessage::Order(order(answer)))?;
+        let order: Order = Box::new(|service| {
+            // Whoever asked may be gone.
+            let _ = answer.send(act(service));
+        });
+        self.send(FeedMessage::Order(order))?;
         answered.await.map_err(|_| Busy)
     }
 

@@ -9,7 +9,6 @@ mod board;
 mod events;
 mod feed;
 mod minutes;
-mod orders;
 mod told;
 mod webhook;
 
@@ -21,14 +20,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::board::{Board, Found};
 pub use self::events::FindingEvents;
-pub use self::feed::Feed;
+pub use self::feed::{Busy, Feed};
 use self::feed::{EndedRequest, FeedMessage};
 use self::minutes::MinuteSignals;
-pub use self::orders::Busy;
-use self::orders::Order;
 use self::told::{ById, Told};
 use super::detectors::table::{BATCH_EVERY, HOUR, IDLE_TICK, MAX_QUEUED};
-use super::detectors::{Detectors, Finding, Saved, Settings, put_mute};
+use super::detectors::{Detectors, Finding, Mute, Saved, Settings, put_mute};
 use crate::clock::Clock;
 use crate::config::Drift;
 use crate::fleet::status::FleetView;
@@ -134,7 +131,11 @@ impl DriftService {
                     self.observe(&request);
                     has_taken = true;
                 }
-                Some(FeedMessage::Order(order)) => self.obey(order),
+                Some(FeedMessage::Order(order)) => {
+                    order(&mut self);
+                    self.is_dirty = true;
+                    self.publish();
+                }
                 Some(FeedMessage::End(done)) => {
                     self.save().await;
                     // Nobody may be waiting any more.
@@ -184,24 +185,10 @@ impl DriftService {
         self.board.settle(active, self.detectors.series(), now);
     }
 
-    fn obey(&mut self, order: Order) {
+    fn mute(&mut self, mute: Mute) {
         let now = self.now();
-        // Whoever asked may be gone.
-        match order {
-            Order::Acknowledge(id, is_acknowledged, answer) => {
-                let _ = answer.send(self.detectors.acknowledge(&id, is_acknowledged));
-            }
-            Order::Reset(id, answer) => {
-                let _ = answer.send(self.detectors.reset(&id));
-            }
-            Order::Mute(mute, answer) => {
-                put_mute(&mut self.told.mutes, mute, now);
-                self.board.muted(self.told.mutes.clone());
-                let _ = answer.send(());
-            }
-        }
-        self.is_dirty = true;
-        self.publish();
+        put_mute(&mut self.told.mutes, mute, now);
+        self.board.muted(self.told.mutes.clone());
     }
 
     /// Seconds since the Unix epoch.
