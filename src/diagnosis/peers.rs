@@ -390,15 +390,11 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     let is_it = missed >= if by_token && own >= FAR_SLOWER * usual { FEW } else { MISSES }
         && own >= DIFFERS * usual
         && (is_far || is_late());
-    let (what, in_mean) = match stage {
-        Stage::Decode if part.itl.1 > 0 => ("a token", "takes"),
-        _ => (stage.as_str(), "needs on average"),
-    };
     is_it.then(|| {
-        let evidence = if in_mean == "takes" {
-            format!("takes {} for {what}, the others {}", seconds(own), seconds(usual))
-        } else {
-            format!("has {} of {what} on average, the others {}", seconds(own), seconds(usual))
+        let (its, theirs) = (seconds(own), seconds(usual));
+        let evidence = match stage {
+            Stage::Decode if part.itl.1 > 0 => format!("takes {its} for a token, the others {theirs}"),
+            _ => format!("has {its} of {} on average, the others {theirs}", stage.as_str()),
         };
         (own / usual.max(1e-4), evidence)
     })
