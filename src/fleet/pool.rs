@@ -25,7 +25,7 @@ use crate::clock::{Clock, Stamp};
 use crate::config::Pool;
 use crate::request::ratio::TokenRatio;
 use crate::routing::{Dispatcher, EngineLimits, REFRESH_EVERY};
-use crate::upstream::budget::RetryBudget;
+use crate::upstream::budget::{AttemptBudget, RETRY_BURST};
 
 /// One pool in operation.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct PoolState {
     /// Learned bytes per token of its model.
     pub ratio: TokenRatio,
     /// Retries of work that may have started at its replicas.
-    pub retries: RetryBudget,
+    pub retries: AttemptBudget,
     /// Requests of all its routes that wait.
     pub queue: Arc<PoolQueue>,
     /// Requests that asked for it.
@@ -68,7 +68,7 @@ impl PoolState {
             name: Arc::clone(&config.name),
             dispatcher: Dispatcher::new(slots),
             ratio: TokenRatio::default(),
-            retries: RetryBudget::default(),
+            retries: AttemptBudget::new(RETRY_BURST),
             queue: PoolQueue::new(),
             arrivals: Arrivals::default(),
             retired: CancellationToken::new(),

@@ -515,7 +515,9 @@ impl Exchange {
             return false;
         }
         let is_first = !std::mem::replace(&mut self.retried_started, true);
-        is_first && retry.attempts > 0 && (failure.is_idle_close() || pick.pool.retries.withdraw(retry, now))
+        is_first
+            && retry.attempts > 0
+            && (failure.is_idle_close() || pick.pool.retries.withdraw(retry.min_per_second, now))
     }
 
     async fn attempt(&mut self, pick: Box<Pick>) -> Attempted {
@@ -588,7 +590,7 @@ impl Exchange {
                 pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);
             }
             apart::note_missing(&self.prepared, pick);
-            pick.pool.retries.deposit(&self.prepared.table.config.retry);
+            pick.pool.retries.deposit(self.prepared.table.config.retry.budget);
         }
     }
 

@@ -143,14 +143,13 @@ fn second(
     pool: &Arc<PoolState>,
     tried: &Tried,
 ) -> Option<Box<Pick>> {
-    if pool.poisoned_for(prepared.prompt.chain.whole(), gateway.clock.now()).is_some()
-        || gateway.drain.refuses()
-    {
+    let now = gateway.clock.now();
+    if pool.poisoned_for(prepared.prompt.chain.whole(), now).is_some() || gateway.drain.refuses() {
         return None;
     }
     // First: a replica that is picked is expected to have the prompt from then on.
     let budget = &prepared.route.hedges;
-    if !budget.withdraw() {
+    if !budget.withdraw(0, now) {
         return None;
     }
     let second = picker::another(gateway, prepared, pool, tried);

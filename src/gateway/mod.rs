@@ -18,7 +18,6 @@ pub mod degrade;
 mod engine_error;
 pub mod exchange;
 mod hedge;
-pub mod hedge_budget;
 pub mod hook;
 pub mod hysteresis;
 mod interim;

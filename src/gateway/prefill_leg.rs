@@ -90,7 +90,7 @@ impl Request<'_> {
         side.transfers.tries(pair, self.now());
         side.pool.arrivals.note();
         side.pool.arrivals.placed(&prefill.assignment.decision.terms.work);
-        side.pool.retries.deposit(&self.prepared.table.config.retry);
+        side.pool.retries.deposit(self.prepared.table.config.retry.budget);
         let names = [prefill.replica.name(), decode.replica.name()];
         let decision = &decode.assignment.decision;
         let tokens = self.prepared.tokens.saturating_sub(decision.hit);

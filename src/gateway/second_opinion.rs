@@ -85,6 +85,6 @@ impl Exchange {
             && self.prepared.carrier.is_none()
             && retry.attempts > 0
             && !std::mem::replace(&mut self.retried_started, true)
-            && pick.pool.retries.withdraw(retry, now)
+            && pick.pool.retries.withdraw(retry.min_per_second, now)
     }
 }

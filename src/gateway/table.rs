@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 
-use super::hedge_budget::HedgeBudget;
 use super::hysteresis::{Hysteresis, Standby};
 use super::interim::Interim;
 use super::prefill_side::PrefillSide;
@@ -26,6 +25,7 @@ use crate::request::jwt::TokenKeys;
 use crate::request::tenant::{TenantRef, Tenants, own_response_id};
 use crate::routing::{CanaryShares, Policy, PoolWheel, policies};
 use crate::units::Tokens;
+use crate::upstream::budget::{AttemptBudget, HEDGE_BURST};
 
 /// Routes, pools and tenants of one configuration.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub struct RouteState {
     /// Weighted choice among the pools; the canary's share is carried over.
     pub wheel: PoolWheel,
     /// Hedges that it may still make.
-    pub hedges: HedgeBudget,
+    pub hedges: AttemptBudget,
     /// Whether its requests are degraded; carried over.
     pub degrading: Arc<Hysteresis>,
     /// Places of the pools that take traffic only while the others cannot, in the order of the route.
@@ -239,7 +239,7 @@ impl RouteState {
             standby: former.map(|known| Arc::clone(&known.standby)).unwrap_or_default(),
             policy: policies::named(route.policy),
             wheel,
-            hedges: HedgeBudget::default(),
+            hedges: AttemptBudget::new(HEDGE_BURST),
             degrading: former.map(|known| Arc::clone(&known.degrading)).unwrap_or_default(),
             shadow,
             prefill: PrefillSide::of(route, config, pools, former.and_then(|known| known.prefill.as_deref()))

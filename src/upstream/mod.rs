@@ -1,4 +1,4 @@
-//! The replica side: connections, headers in both directions, retry budget.
+//! The replica side: connections, headers in both directions, budgets of attempts.
 
 pub(crate) mod budget;
 pub mod call;
