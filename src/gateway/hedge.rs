@@ -21,18 +21,13 @@ use crate::record::{self, AttemptCause, Record};
 /// What an attempt came to.
 type Landed = Result<UpstreamResponse, AttemptError>;
 
-/// What two attempts came to, as far as both were needed.
-enum Race {
-    /// Nobody else was asked.
-    Alone(Landed),
-    /// The first answered first.
-    First(Landed),
-    /// The second answered first.
-    Second(Landed),
-    /// The second failed, so the first was waited for.
-    FirstAfter { second: Landed, first: Landed },
-    /// The first failed, so the second was waited for.
-    SecondAfter { first: Landed, second: Landed },
+/// What the second of two attempts came to beside the first.
+struct Second {
+    flight: Flight,
+    /// Whether it counts.
+    counts: bool,
+    /// What the attempt that does not count came to, where it was waited for.
+    other: Option<Landed>,
 }
 
 /// What became of a request's attempt, and of a second one where that was made.
@@ -66,8 +61,11 @@ pub(super) async fn fly(
         return Flown { flight: first, landed, other: None };
     };
     // Boxed: few routes hedge, and the two attempts' state would be in every request's future.
-    let (second, race) = Box::pin(race(outbound, &mut first, record, due, tried)).await;
-    settle(&outbound.incoming.gateway, first, second, race)
+    let (landed, second) = Box::pin(race(outbound, &mut first, record, due, tried)).await;
+    match second {
+        None => Flown { flight: first, landed, other: None },
+        Some(second) => settle(&outbound.incoming.gateway, first, second, landed),
+    }
 }
 
 /// When the first token is overdue; `None` where the request is not to be hedged.
@@ -94,10 +92,10 @@ async fn race(
     record: &mut Record,
     due: Stamp,
     tried: &Tried,
-) -> (Option<Flight>, Race) {
+) -> (Landed, Option<Second>) {
     let gateway = &outbound.incoming.gateway;
     let (pool, tried) = {
-        let Some(pick) = first.pick() else { return (None, Race::Alone(first.land_in(record).await)) };
+        let Some(pick) = first.pick() else { return (first.land_in(record).await, None) };
         let mut tried = tried.clone();
         picker::note_tried(&mut tried, pick);
         (Arc::clone(&pick.pool), tried)
@@ -110,30 +108,30 @@ async fn race(
         () = tokio::time::sleep_until(gateway.clock.instant(due)) => None,
     };
     if let Some(landed) = landed {
-        return (None, Race::Alone(landed));
+        return (landed, None);
     }
     let Some(pick) = second(gateway, outbound.prepared, &pool, &tried) else {
-        return (None, Race::Alone(one.await));
+        return (one.await, None);
     };
     let owes_answer = outbound.identity.dialect.owes_answer(&outbound.incoming.parts.method);
     let mut flight = outbound.launch(pick, AttemptCause::Hedge);
-    let race = {
+    let (landed, counts, other) = {
         let mut two = pin!(flight.land());
         // Both arms are cancel-safe: whichever is left is polled on, or given up for good.
         tokio::select! {
             biased;
             landed = one.as_mut() => match landed {
-                Ok(_) => Race::First(landed),
-                Err(_) => Race::SecondAfter { first: landed, second: two.await },
+                Ok(_) => (landed, false, None),
+                Err(_) => (two.await, true, Some(landed)),
             },
             landed = two.as_mut() => match &landed {
-                Ok(answer) if !answer.is_error(outbound.identity.dialect, owes_answer) => Race::Second(landed),
+                Ok(answer) if !answer.is_error(outbound.identity.dialect, owes_answer) => (landed, true, None),
                 // An instant refusal is no answer to prefer.
-                _ => Race::FirstAfter { second: landed, first: one.await },
+                _ => (one.await, false, Some(landed)),
             },
         }
     };
-    (Some(flight), race)
+    (landed, Some(Second { flight, counts, other }))
 }
 
 /// Another replica of the same pool, within the budget, for a prompt that is not refused.
@@ -159,38 +157,25 @@ fn second(
     second
 }
 
-/// Which attempt counts, and what is noted of the other.
-fn settle(gateway: &Gateway, first: Flight, second: Option<Flight>, race: Race) -> Flown {
-    let Some(second) = second else {
-        let (Race::Alone(landed)
-        | Race::First(landed)
-        | Race::Second(landed)
-        | Race::FirstAfter { first: landed, .. }
-        | Race::SecondAfter { first: landed, .. }) = race;
-        return Flown { flight: first, landed, other: None };
-    };
+/// What is noted of the attempt that does not count.
+fn settle(gateway: &Gateway, first: Flight, second: Second, landed: Landed) -> Flown {
     let now = gateway.clock.now();
-    let (result, flight, landed, other) = match race {
-        Race::Alone(landed) | Race::First(landed) => {
-            ("lost", first, landed, Other { entry: second.lost_entry(now), failed: None })
-        }
-        Race::Second(landed) => {
-            if let Some(pick) = first.pick() {
-                // It was overdue, which is known for certain.
-                pick.assignment.censored(now);
-            }
-            ("won", second, landed, Other { entry: first.lost_entry(now), failed: None })
-        }
-        Race::FirstAfter { second: failed, first: landed } => {
-            let entry = second.entry(&failed, now);
-            ("failed", first, landed, Other { entry, failed: Some((second, failed)) })
-        }
-        Race::SecondAfter { first: failed, second: landed } => {
-            let entry = first.entry(&failed, now);
-            let result = if landed.is_ok() { "won" } else { "failed" };
-            (result, second, landed, Other { entry, failed: Some((first, failed)) })
-        }
+    let Second { flight: second, counts, other } = second;
+    let result = match (counts, &other) {
+        (true, _) if landed.is_ok() => "won",
+        (false, None) => "lost",
+        _ => "failed",
     };
+    if counts
+        && other.is_none()
+        && let Some(pick) = first.pick()
+    {
+        // It was overdue, which is known for certain.
+        pick.assignment.censored(now);
+    }
     gateway.observer.metrics.families.requests.hedges.inc([result]);
+    let (flight, left) = if counts { (second, first) } else { (first, second) };
+    let entry = other.as_ref().map_or_else(|| left.lost_entry(now), |failed| left.entry(failed, now));
+    let other = Other { entry, failed: other.map(|failed| (left, failed)) };
     Flown { flight, landed, other: Some(other) }
 }
