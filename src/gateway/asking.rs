@@ -66,6 +66,11 @@ impl Asking<'_> {
         self.ask(false, now, then)
     }
 
+    /// Takes the replica that is judged best, past admission; `None` where none may take it.
+    pub(super) fn take_best(&self, now: Stamp) -> Option<Box<Pick>> {
+        self.judge(now, |judged, scene| self.take(judged, scene, Box::default(), now)).flatten()
+    }
+
     fn ask<R>(&self, is_quote: bool, now: Stamp, then: impl FnOnce(&Judged<'_>, &Scene) -> R) -> Option<R> {
         let Self { request, pool, .. } = *self;
         let replicas = pool.replicas();

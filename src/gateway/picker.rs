@@ -173,7 +173,7 @@ pub(super) fn taken(
     let policy = &*request.route.policy;
     let asking = Asking { request, pool, policy, task: Task::Taken(&there), tried: &others };
     let now = gateway.clock.now();
-    asking.judge(now, |judged, scene| asking.take(judged, scene, Box::default(), now)).flatten()
+    asking.take_best(now)
 }
 
 /// Picks among the ready replicas not tried yet; `None` if there is none.
@@ -224,7 +224,7 @@ pub(super) fn pick_at_once(
     let (pool, _) = request.route.pools.get(at)?;
     let tried = tried_in(tried, pool).unwrap_or(&none);
     let asking = Asking { request, pool, policy: &*request.route.policy, task: Task::Whole, tried };
-    asking.judge(now, |judged, scene| asking.take(judged, scene, Box::default(), now)).flatten()
+    asking.take_best(now)
 }
 
 /// Picks among the ready replicas of the pool at this place for a copy of a request, which waits for nobody; `None` if it is not to
@@ -248,7 +248,7 @@ pub(super) fn pick_for_release(gateway: &Gateway, request: &Prepared, tried: &Tr
     pools.find_map(|pool| {
         let tried = tried_in(tried, pool).unwrap_or(&none);
         let asking = Asking { request, pool, policy: &*request.route.policy, task, tried };
-        asking.judge(now, |judged, scene| asking.take(judged, scene, Box::default(), now)).flatten()
+        asking.take_best(now)
     })
 }
 
@@ -350,9 +350,7 @@ impl Place<'_> {
         let is_explained = judged.predicts() && gateway.explained.takes(now, MAX_EXPLAINED);
         let weighed = if is_explained { weighed(judged, &scene.replicas) } else { Box::default() };
         let prefill = match prefill {
-            Some(prefill) => Some(
-                prefill.judge(now, |judged, scene| prefill.take(judged, scene, Box::default(), now))??,
-            ),
+            Some(prefill) => Some(prefill.take_best(now)?),
             None => None,
         };
         let mut pick = asking.take(judged, scene, weighed, now)?;
