@@ -562,9 +562,9 @@ impl Exchange {
     /// One of two attempts of a hedge failed: its replica is charged, and not asked again by this request.
     pub(super) fn note_failed(&mut self, flight: &Flight, result: &Result<UpstreamResponse, AttemptError>) {
         let now = self.incoming.gateway.clock.now();
-        if let (Some(pick), Err(AttemptError::Replica(failure, _))) = (flight.pick(), result) {
-            pick.failed(failure, now);
-            picker::note_tried(&mut self.tried, pick);
+        if let Err(AttemptError::Replica(failure, _)) = result {
+            flight.pick().failed(failure, now);
+            picker::note_tried(&mut self.tried, flight.pick());
         }
     }
 
@@ -612,8 +612,8 @@ impl Exchange {
         end: Stamp,
     ) -> record::Attempt {
         let engine_error = engine_error::of_result(result, self.guard.record(), &self.prepared.body);
-        if let (Some(words), Some(pick)) = (&engine_error, flight.pick()) {
-            pick.replica.note_error(words, end);
+        if let Some(words) = &engine_error {
+            flight.pick().replica.note_error(words, end);
         }
         record::Attempt { engine_error, ..flight.entry(result, end) }
     }

@@ -73,12 +73,12 @@ pub(super) fn due(prepared: &Prepared, cause: AttemptCause, first: &Flight) -> O
     let hedge = prepared.route.config.hedge?;
     let is_bound = prepared.pinned.is_some() || prepared.is_sent_once || prepared.carrier.is_some();
     // Blocks that one engine has fetched are no longer there for another.
-    let is_apart = first.pick().is_some_and(|pick| pick.ways.as_ref().is_some_and(|ways| ways.is_apart));
+    let is_apart = first.pick().ways.as_ref().is_some_and(|ways| ways.is_apart);
     if cause != AttemptCause::First || !prepared.shows_first_token || is_bound || is_apart {
         return None;
     }
     prepared.route.hedges.deposit(hedge.budget);
-    let assignment = &first.pick()?.assignment;
+    let assignment = &first.pick().assignment;
     let wait = match hedge.after {
         HedgeAfter::Delay(delay) => delay,
         HedgeAfter::Quantile(share) => assignment.ttft_within(share)?,
@@ -95,7 +95,7 @@ async fn race(
 ) -> (Landed, Option<Second>) {
     let gateway = &outbound.incoming.gateway;
     let (pool, tried) = {
-        let Some(pick) = first.pick() else { return (first.land_in(record).await, None) };
+        let pick = first.pick();
         let mut tried = tried.clone();
         picker::note_tried(&mut tried, pick);
         (Arc::clone(&pick.pool), tried)
@@ -166,12 +166,9 @@ fn settle(gateway: &Gateway, first: Flight, second: Second, landed: Landed) -> F
         (false, None) => "lost",
         _ => "failed",
     };
-    if counts
-        && other.is_none()
-        && let Some(pick) = first.pick()
-    {
+    if counts && other.is_none() {
         // It was overdue, which is known for certain.
-        pick.assignment.censored(now);
+        first.pick().assignment.censored(now);
     }
     gateway.observer.metrics.families.requests.hedges.inc([result]);
     let (flight, left) = if counts { (second, first) } else { (first, second) };

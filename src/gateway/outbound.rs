@@ -249,8 +249,8 @@ impl Flight {
     }
 
     /// The chosen replica.
-    pub fn pick(&self) -> Option<&Pick> {
-        self.active.as_ref().map(|active| &*active.pick)
+    pub fn pick(&self) -> &Pick {
+        &self.active.as_ref().expect(HAS_PICK).pick
     }
 
     /// When its connection was there and when the response head came.
@@ -280,28 +280,12 @@ impl Flight {
     }
 
     fn open_entry(&self, end: Stamp) -> record::Attempt {
-        record::Attempt {
-            served: Served::clone(&self.attempt.replica.served()),
-            span: self.span,
-            cause: self.cause,
-            is_canceled: false,
-            start: self.times.start,
-            connected: self.times.connected,
-            head: self.times.head,
-            end,
-            status: None,
-            error: None,
-            expected: self.pick().and_then(|pick| pick.assignment.expected()),
-            ahead: self.pick().map_or(0.0, |pick| pick.assignment.ahead()),
-            queued: None,
-            is_empty: false,
-            engine_error: None,
-        }
+        open_entry(self.pick(), self.span, self.cause, &self.times, end)
     }
 
     /// Its replica and watch, for as long as the answer is relayed.
     pub fn into_active(mut self) -> ActiveAttempt {
-        self.active.take().expect("invariant: a flight has its pick and watch until it is consumed here")
+        self.active.take().expect(HAS_PICK)
     }
 }
 
@@ -331,6 +315,33 @@ impl Drop for Flight {
     }
 }
 
+/// The entry of an attempt that came to nothing yet.
+pub(super) fn open_entry(
+    pick: &Pick,
+    span: u64,
+    cause: AttemptCause,
+    times: &AttemptTimes,
+    end: Stamp,
+) -> record::Attempt {
+    record::Attempt {
+        served: Served::clone(&pick.replica.served()),
+        span,
+        cause,
+        is_canceled: false,
+        start: times.start,
+        connected: times.connected,
+        head: times.head,
+        end,
+        status: None,
+        error: None,
+        expected: pick.assignment.expected(),
+        ahead: pick.assignment.ahead(),
+        queued: None,
+        is_empty: false,
+        engine_error: None,
+    }
+}
+
 /// How long a request waits for its first token, or a unary answer, before evidence against its replica counts: half of the
 /// deadline, or three times what was predicted.
 fn patience(deadlines: &Deadlines, predicted: Option<Duration>) -> Duration {
@@ -346,3 +357,5 @@ fn target(base_path: &str, uri: &http::Uri) -> http::Uri {
     };
     http::Uri::try_from(format!("{base_path}{path}")).unwrap_or_default()
 }
+
+const HAS_PICK: &str = "invariant: a flight has its pick and watch until it is handed on";

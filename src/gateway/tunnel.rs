@@ -16,9 +16,9 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
-use super::attempt::{BufferedResponse, UpstreamResponse, head_fault, no_connection};
+use super::attempt::{AttemptTimes, BufferedResponse, UpstreamResponse, head_fault, no_connection};
 use super::exchange::{Exchange, ExchangeResult};
-use super::outbound::{ActiveAttempt, Identity};
+use super::outbound::{ActiveAttempt, Identity, open_entry};
 use super::outside;
 use super::picker;
 use super::{Gateway, reply};
@@ -28,7 +28,7 @@ use crate::error::{Closed, Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::listener::{KillSwitch, Tunnel};
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{Attempt, Outcome, Served};
+use crate::record::{Attempt, Outcome};
 use crate::relay::body::ReplyBody;
 use crate::relay::watch::{Expiry, StreamDeadlines, StreamWatch};
 use crate::relay::ws_frames::{self, Frames};
@@ -133,22 +133,11 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
     let end = clock.now();
     let record = exchange.guard.record();
     record.at.connected = connected;
+    let times = AttemptTimes { start, connected, head: result.is_ok().then_some(end) };
     record.attempts.push(Attempt {
-        served: Served::clone(&pick.replica.served()),
-        span,
-        cause,
-        is_canceled: false,
-        start,
-        connected,
-        head: result.is_ok().then_some(end),
-        end,
         status: result.as_ref().ok().map(|(answer, _)| answer.status().as_u16()),
         error: result.as_ref().err().map(Failure::code),
-        expected: pick.assignment.expected(),
-        ahead: pick.assignment.ahead(),
-        queued: None,
-        is_empty: false,
-        engine_error: None,
+        ..open_entry(pick, span, cause, &times, end)
     });
     result
 }
