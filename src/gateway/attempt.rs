@@ -23,7 +23,7 @@ use crate::clock::{Clock, Stamp};
 use crate::error::{Closed, Failure, ReplicaFailure, Timer};
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
-use crate::relay::usage::{self, AnswerFacts, EngineError, EngineErrorKind};
+use crate::relay::usage::{self, AnswerFacts, EngineError};
 use crate::relay::verdict;
 use crate::relay::watch::{Expiry, StreamWatch};
 use crate::request::arriving::ArrivingBody;
@@ -321,17 +321,15 @@ impl UpstreamAttempt {
         let watch = Arc::clone(&self.watch);
         let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
-            // Relayed as it is, like any other 500; of a replica on trial another may do better.
-            HoldOutcome::ErrorEvent(error) if self.replica.is_on_trial() && !error.is_of_request() => {
-                Err(failed(ReplicaFailure::ErrorEvent { replica }))
-            }
-            HoldOutcome::Released | HoldOutcome::ErrorEvent(_) => {
-                Ok(UpstreamResponse::Stream { head, reader })
-            }
-            HoldOutcome::EngineDead => Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: false })),
-            HoldOutcome::ShuttingDown => {
-                Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }))
-            }
+            HoldOutcome::Failed(error) => match error.of_engine(&replica) {
+                Some(failure) => Err(failed(failure)),
+                // Relayed as it is, like any other 500; of a replica on trial another may do better.
+                None if self.replica.is_on_trial() && !error.is_of_request() => {
+                    Err(failed(ReplicaFailure::ErrorEvent { replica }))
+                }
+                None => Ok(UpstreamResponse::Stream { head, reader }),
+            },
+            HoldOutcome::Released => Ok(UpstreamResponse::Stream { head, reader }),
             HoldOutcome::Broken => Err(failed(ReplicaFailure::Truncated { replica })),
         }
     }
@@ -392,12 +390,7 @@ impl UpstreamAttempt {
             }
             _ => answer.error_under_success(dialect, self.owes_answer),
         };
-        let is_orderly = match error?.kind {
-            EngineErrorKind::EngineDead => false,
-            EngineErrorKind::ShuttingDown => true,
-            EngineErrorKind::Other => return None,
-        };
-        Some(ReplicaFailure::EngineDown { replica, is_orderly })
+        error?.of_engine(&replica)
     }
 }
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::reader::{Next, StreamReader};
 use super::stream_state::StreamEnd;
-use super::usage::{AnswerFacts, EngineErrorKind};
+use super::usage::AnswerFacts;
 use super::watch::Expiry;
 use crate::clock::Stamp;
 use crate::config::Timeouts;
@@ -196,11 +196,9 @@ impl StreamPump {
     pub fn failure_of_end(&self, end: StreamEnd) -> ReplicaFailure {
         let replica = self.pick.replica.name();
         match end {
-            StreamEnd::Failed(error) if error.kind != EngineErrorKind::Other => {
-                let is_orderly = error.kind == EngineErrorKind::ShuttingDown;
-                ReplicaFailure::EngineDown { replica, is_orderly }
+            StreamEnd::Failed(error) => {
+                error.of_engine(&replica).unwrap_or(ReplicaFailure::ErrorEvent { replica })
             }
-            StreamEnd::Failed(_) => ReplicaFailure::ErrorEvent { replica },
             _ => ReplicaFailure::Truncated { replica },
         }
     }

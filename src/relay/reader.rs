@@ -17,7 +17,7 @@ use super::frame::LineState;
 use super::sse::Scanner;
 use super::stream_state::{Echo, Event, StreamEnd};
 use super::timeline::Timeline;
-use super::usage::{EngineError, EngineErrorKind};
+use super::usage::EngineError;
 use super::usage_filter::{AskedUsage, UsageFilter};
 use super::watch::StreamWatch;
 use super::whole_events::WholeEvents;
@@ -86,12 +86,8 @@ pub enum Next {
 pub enum HoldOutcome {
     /// The first content event came, or the stream ended without any, or it is too much to hold.
     Released,
-    /// The engine said that it is dead: another replica may answer.
-    EngineDead,
-    /// The engine said that it is going down, as asked to: another replica may answer.
-    ShuttingDown,
-    /// The engine reported another error before any content.
-    ErrorEvent(EngineError),
+    /// The engine reported an error before any content.
+    Failed(EngineError),
     /// The stream broke off before any content.
     Broken,
 }
@@ -137,7 +133,7 @@ impl StreamReader {
             match self.ending.or_else(|| is_done.then(|| self.scanner.finish(true))) {
                 Some(StreamEnd::Complete) if self.is_no_answer() => return Poll::Ready(HoldOutcome::Broken),
                 Some(StreamEnd::Complete) => return Poll::Ready(HoldOutcome::Released),
-                Some(StreamEnd::Failed(error)) => return Poll::Ready(held_error(error)),
+                Some(StreamEnd::Failed(error)) => return Poll::Ready(HoldOutcome::Failed(error)),
                 Some(StreamEnd::Unfinished | StreamEnd::Truncated) => {
                     return Poll::Ready(HoldOutcome::Broken);
                 }
@@ -147,7 +143,7 @@ impl StreamReader {
                 None => {}
             }
             if let Some(error) = self.scanner.state().answer.error {
-                return Poll::Ready(held_error(error));
+                return Poll::Ready(HoldOutcome::Failed(error));
             }
             if self.passes_at_once && self.scanner.state().answer.id.is_some() {
                 return Poll::Ready(HoldOutcome::Released);
@@ -405,14 +401,6 @@ impl StreamReader {
         let mut out: SmallVec<[Bytes; 4]> = SmallVec::new();
         filter.filter(data, &mut out);
         out.into_iter().for_each(|bytes| self.put(bytes));
-    }
-}
-
-fn held_error(error: EngineError) -> HoldOutcome {
-    match error.kind {
-        EngineErrorKind::EngineDead => HoldOutcome::EngineDead,
-        EngineErrorKind::ShuttingDown => HoldOutcome::ShuttingDown,
-        EngineErrorKind::Other => HoldOutcome::ErrorEvent(error),
     }
 }
 

@@ -5,8 +5,10 @@
 //! model wrote is never kept.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::ReplicaFailure;
 use crate::record::{EngineTimes, TokenCounts, cut};
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
@@ -292,6 +294,13 @@ impl EngineError {
         let kind = kind.and_then(|kind| kind.escaped()).filter(|kind| REJECTIONS.contains(kind));
         let code = code.or(kind.map(|_| 400));
         Self { kind: EngineErrorKind::of(&message, code), code }
+    }
+
+    /// The failure of its replica; `None` where others of it may get on.
+    pub fn of_engine(self, replica: &Arc<str>) -> Option<ReplicaFailure> {
+        let is_orderly = self.kind == EngineErrorKind::ShuttingDown;
+        let replica = Arc::clone(replica);
+        (self.kind != EngineErrorKind::Other).then_some(ReplicaFailure::EngineDown { replica, is_orderly })
     }
 
     /// Whether the engine blames the request.
