@@ -460,14 +460,13 @@ fn failed(failure: ReplicaFailure) -> AttemptError {
 }
 
 fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: &Replica) -> AttemptError {
-    match expiry {
-        Expiry::ReplicaSilent => failed(ReplicaFailure::Silent { replica: replica.name() }),
-        Expiry::DrainOver => AttemptError::Overdue(Failure::DrainCut),
-        Expiry::Deadline(timer) => {
-            let of_stream = deadlines.first_token.filter(|_| timer == Timer::FirstToken);
-            let after = of_stream.unwrap_or(deadlines.total).after;
-            AttemptError::Overdue(Failure::Timeout { timer, after })
-        }
+    let after = |timer| {
+        let of_stream = deadlines.first_token.filter(|_| timer == Timer::FirstToken);
+        of_stream.unwrap_or(deadlines.total).after
+    };
+    match expiry.failure(replica, after) {
+        Failure::Replica(failure) => failed(failure),
+        overdue => AttemptError::Overdue(overdue),
     }
 }
 

@@ -30,7 +30,7 @@ use crate::listener::{KillSwitch, Tunnel};
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{Attempt, Outcome};
 use crate::relay::body::ReplyBody;
-use crate::relay::watch::{Expiry, StreamDeadlines, StreamWatch};
+use crate::relay::watch::{StreamDeadlines, StreamWatch};
 use crate::relay::ws_frames::{self, Frames};
 use crate::request::trace_context;
 use crate::upstream::headers::{strip_response, switches_to_websocket, write_upgrade};
@@ -336,12 +336,9 @@ impl RealtimeTunnel {
     fn settle(&mut self, ended: &Ended, is_closing: bool) -> Option<Failure> {
         let now = self.clock.now();
         let failure = match (ended, self.watch.expiry()) {
-            (Ended::Gateway, Some(Expiry::DrainOver)) => Failure::DrainCut,
-            (Ended::Gateway, Some(Expiry::Deadline(timer))) => {
-                let after = if timer == Timer::ClientStall { self.client_stall } else { self.total };
-                Failure::Timeout { timer, after }
-            }
-            (Ended::Gateway, Some(_)) => Failure::Timeout { timer: Timer::Total, after: self.total },
+            (Ended::Gateway, Some(expiry)) => expiry.failure(&self.pick.replica, |timer| {
+                if timer == Timer::ClientStall { self.client_stall } else { self.total }
+            }),
             (Ended::Client | Ended::Engine, _) if is_closing => {
                 self.pick.answered(false, now);
                 self.guard.settle(Outcome::Ok, None);

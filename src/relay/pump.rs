@@ -205,21 +205,12 @@ impl StreamPump {
 
     /// The failure of a stream that a deadline ended.
     pub fn failure_of_expiry(&self, expiry: Expiry, timeouts: &Timeouts) -> Failure {
-        match expiry {
-            Expiry::Deadline(timer) => {
-                let after = match timer {
-                    Timer::FirstToken => timeouts.first_token,
-                    Timer::InterToken => timeouts.inter_token,
-                    Timer::ClientStall => timeouts.client_stall,
-                    _ => timeouts.total,
-                };
-                Failure::Timeout { timer, after }
-            }
-            Expiry::ReplicaSilent => {
-                Failure::Replica(ReplicaFailure::Silent { replica: self.pick.replica.name() })
-            }
-            Expiry::DrainOver => Failure::DrainCut,
-        }
+        expiry.failure(&self.pick.replica, |timer| match timer {
+            Timer::FirstToken => timeouts.first_token,
+            Timer::InterToken => timeouts.inter_token,
+            Timer::ClientStall => timeouts.client_stall,
+            _ => timeouts.total,
+        })
     }
 }
 

@@ -15,8 +15,9 @@ use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
 use crate::clock::{Clock, Stamp};
-use crate::error::{Failure, Timer};
+use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::health::{REFUSED_TWICE, Vitals};
+use crate::fleet::replica::Replica;
 use crate::listener::KillSwitch;
 use crate::record::Outcome;
 
@@ -37,6 +38,15 @@ impl Expiry {
         match self {
             Self::Deadline(timer) => Outcome::of_timer(timer),
             Self::ReplicaSilent | Self::DrainOver => Outcome::Failed,
+        }
+    }
+
+    /// Its failure, at `replica`; a deadline's names the timeout that it comes from.
+    pub fn failure(self, replica: &Replica, after: impl FnOnce(Timer) -> Duration) -> Failure {
+        match self {
+            Self::Deadline(timer) => Failure::Timeout { timer, after: after(timer) },
+            Self::ReplicaSilent => Failure::Replica(ReplicaFailure::Silent { replica: replica.name() }),
+            Self::DrainOver => Failure::DrainCut,
         }
     }
 
