@@ -12,7 +12,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::aborting::{Aborted, AbortingBody, Polled};
-use super::error_event::{self, DialectError, EventContext};
+use super::error_event::{self, EventContext};
 use super::heartbeat::{HeartbeatBody, HeartbeatPoll};
 use super::large_body::LargeBody;
 use super::stream::StreamBody;
@@ -45,8 +45,7 @@ impl ReplyBody {
     pub fn failed(mut guard: RecordGuard, failure: &Failure) -> Self {
         guard.fail(failure);
         let dialect = guard.record().dialect;
-        let error = DialectError::new(&guard.shown(failure), dialect.error_shape());
-        let event = error_event::event(dialect, &error, &EventContext::default());
+        let event = error_event::event(dialect, &guard.shown(failure), &EventContext::default());
         Self::Broken(AbortingBody::new(event), Box::new(guard))
     }
 

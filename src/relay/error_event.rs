@@ -6,30 +6,12 @@
 use bytes::Bytes;
 use serde::Serialize;
 
-use crate::error::{ErrorShape, Failure};
+use crate::error::Failure;
 use crate::record::cut;
 use crate::relay::frame::LineState;
 use crate::relay::sse::Scanner;
 use crate::request::dialect::Dialect;
 use crate::request::json::Cursor;
-
-/// An error as clients see it.
-#[derive(Clone, Debug)]
-pub struct DialectError {
-    /// Error type of the dialect's shape (`upstream_error`; for messages `api_error`).
-    pub kind: &'static str,
-    /// Text for people; names the limit or, but to tenants, the replica.
-    pub message: String,
-    /// Stable code for programs (`replica_failed`, `timeout_inter_token`).
-    pub code: &'static str,
-}
-
-impl DialectError {
-    /// A failure of ours in the shape that a dialect's clients expect.
-    pub fn new(failure: &Failure, shape: ErrorShape) -> Self {
-        Self { kind: failure.kind(shape), message: failure.to_string(), code: failure.code() }
-    }
-}
 
 /// Where in a stream the error event is written.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,10 +39,18 @@ impl<'a> EventContext<'a> {
     }
 }
 
-/// The error event that ends a stream.
-pub fn event(dialect: Dialect, error: &DialectError, at: &EventContext<'_>) -> Bytes {
+/// The error event that ends a stream, of a failure as it may be shown.
+pub fn event(dialect: Dialect, failure: &Failure, at: &EventContext<'_>) -> Bytes {
+    let error = Words {
+        kind: failure.kind(dialect.error_shape()),
+        message: &failure.to_string(),
+        code: failure.code(),
+    };
+    event_of(dialect, error, at)
+}
+
+fn event_of(dialect: Dialect, Words { kind, message, code }: Words<'_>, at: &EventContext<'_>) -> Bytes {
     let mut out = at.tail.closing().to_vec();
-    let DialectError { kind, message, code } = error;
     match dialect {
         Dialect::Messages | Dialect::CountTokens => {
             let error = ErrorObject { kind, message, param: None, code };
@@ -98,9 +88,8 @@ pub fn engine_event(dialect: Dialect, body: &[u8]) -> Bytes {
             .or(detail)
             .and_then(|text| text.string())
             .unwrap_or_else(|| cut(&text, MAX_QUOTED).into());
-        let error =
-            DialectError { kind: "invalid_request_error", message: message.into(), code: "engine_rejected" };
-        return event(dialect, &error, &EventContext::default());
+        let error = Words { kind: "invalid_request_error", message: &message, code: "engine_rejected" };
+        return event_of(dialect, error, &EventContext::default());
     }
     let mut out = Vec::with_capacity(body.len() + 32);
     let name = if matches!(dialect, Dialect::Messages | Dialect::CountTokens) { "error" } else { "" };
@@ -129,6 +118,16 @@ fn frame(out: &mut Vec<u8>, name: &str, data: impl FnOnce(&mut Vec<u8>)) {
     out.extend_from_slice(b"data: ");
     data(out);
     out.extend_from_slice(b"\n\n");
+}
+
+/// An error as clients see it.
+#[derive(Clone, Copy)]
+struct Words<'a> {
+    /// Error type of the dialect's shape (`upstream_error`; for messages `api_error`).
+    kind: &'a str,
+    message: &'a str,
+    /// For programs (`replica_failed`, `timeout_inter_token`).
+    code: &'a str,
 }
 
 /// Bytes of an engine's answer in a message.
@@ -186,15 +185,13 @@ mod tests {
     use super::*;
     use crate::relay::stream_state::Echo;
 
-    fn error() -> DialectError {
-        let message = "replica \"r0\"\nclosed".to_owned();
-        DialectError { kind: "upstream_error", message, code: "replica_failed" }
-    }
+    const ERROR: Words<'_> =
+        Words { kind: "upstream_error", message: "replica \"r0\"\nclosed", code: "replica_failed" };
 
     fn after(dialect: Dialect, stream: &str) -> String {
         let mut scanner = Scanner::new(dialect, Echo::Off);
         scanner.feed(stream.as_bytes(), |_, _| {});
-        String::from_utf8(event(dialect, &error(), &EventContext::behind(&scanner)).to_vec()).unwrap()
+        String::from_utf8(event_of(dialect, ERROR, &EventContext::behind(&scanner)).to_vec()).unwrap()
     }
 
     #[test]

@@ -13,13 +13,13 @@ use hyper::body::{Body, Frame};
 
 use super::aborting::{Aborted, AbortingBody, Polled};
 use super::answer_ends::AnswerEnds;
-use super::error_event::{self, DialectError, EventContext};
+use super::error_event::{self, EventContext};
 use super::pins::{ResponsePins, StoredAnswer};
 use super::sse::Scanner;
 use super::stream_state::StreamEnd;
 use super::verdict;
 use super::watch::{Expiry, StreamWatch};
-use crate::error::{ErrorShape, Failure, ReplicaFailure, Timer};
+use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::Outcome;
@@ -224,11 +224,10 @@ impl LargeBody {
     /// The event by which the client of a stream that is understood learns that it broke; `None` where its own end has come.
     fn failure_event(&self, failure: &Failure) -> Option<Bytes> {
         let events = self.events.as_ref().filter(|_| !self.has_its_end())?;
-        let error = DialectError::new(&self.guard.shown(failure), ErrorShape::OpenAi);
         let known = EventContext::behind(events);
         let id = self.stored.as_ref().map(|stored| &*stored.id);
         let context = EventContext { response_id: known.response_id.or(id), ..known };
-        Some(error_event::event(Dialect::Responses, &error, &context))
+        Some(error_event::event(Dialect::Responses, &self.guard.shown(failure), &context))
     }
 
     fn abort(&mut self, outcome: Outcome, code: &'static str) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use hyper::body::Frame;
 
 use super::aborting::{AbortingBody, Polled};
-use super::error_event::{self, DialectError};
+use super::error_event;
 use super::itl_slo::ItlSlo;
 use super::migration::{self, Migration, NextLeg, Succession};
 use super::pins::ResponsePins;
@@ -319,8 +319,8 @@ impl StreamBody {
         let dialect = self.client.guard.record().dialect;
         let left = self.pump.reader.close();
         let left = self.fitted(left).unwrap_or_default();
-        let error = DialectError::new(&self.client.guard.shown(failure), dialect.error_shape());
-        let event = error_event::event(dialect, &error, &self.pump.reader.event_context());
+        let shown = self.client.guard.shown(failure);
+        let event = error_event::event(dialect, &shown, &self.pump.reader.event_context());
         let last: Bytes = [left, event].concat().into();
         self.bytes_out += last.len() as u64;
         self.broken = Some(Box::new(AbortingBody::new(last)));
