@@ -27,7 +27,7 @@ use crate::relay::answer_ends;
 use crate::relay::body::ReplyBody;
 use crate::relay::error_event;
 use crate::relay::heartbeat::HeartbeatBody;
-use crate::relay::large_body::LargeBody;
+use crate::relay::large_body::{About, LargeBody};
 use crate::relay::migration::Migration;
 use crate::relay::pins::StoredAnswer;
 use crate::relay::pump::record_facts;
@@ -227,11 +227,14 @@ fn relay(
             let is_counted = !is_in_pieces && head.status.is_success() && has_usage;
             // The stream of a response that was made before, from where its client has it.
             let is_resumed = is_stream && stored.is_some();
-            let events = is_resumed.then(|| Scanner::new(Dialect::Responses, Echo::Off));
-            let makes = guard.record().dialect.is_stateful().then(|| Arc::clone(&gateway.pins));
+            let about = About {
+                events: is_resumed.then(|| Box::new(Scanner::new(Dialect::Responses, Echo::Off))),
+                ends: is_counted.then(Box::default),
+                makes: guard.record().dialect.is_stateful().then(|| Arc::clone(&gateway.pins)),
+                stored,
+            };
             let headers = finish(guard.record(), head.headers);
-            let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick);
-            let body = body.judged_by(events).counted(is_counted).kept_in(makes).of_stored(stored);
+            let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick, about);
             (headers, ReplyBody::Large(Box::new(body)))
         }
     }

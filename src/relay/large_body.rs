@@ -37,17 +37,23 @@ pub struct LargeBody {
     watch: Arc<StreamWatch>,
     pick: Box<Pick>,
     status: StatusCode,
-    /// The state of a stream by its events, where they are understood.
-    events: Option<Box<Scanner>>,
-    /// Where its token counts are, if it has any of its own.
-    ends: Option<Box<AnswerEnds>>,
-    /// Where it is to be found again, if the engine keeps it and nothing of it was handed on yet.
-    makes: Option<Arc<ResponsePins>>,
-    /// The response that it is, if that was made before.
-    stored: Option<StoredAnswer>,
+    about: About,
     /// The end of a stream that broke.
     last: Option<AbortingBody>,
     is_ended: bool,
+}
+
+/// What is known of a large answer from its request and its head.
+#[derive(Debug)]
+pub struct About {
+    /// The state of a stream by its events, where they are understood.
+    pub events: Option<Box<Scanner>>,
+    /// Where its token counts are, if it may have any of its own.
+    pub ends: Option<Box<AnswerEnds>>,
+    /// Where it is to be found again, if it is a new response, which its engine may keep, and nothing of it was handed on yet.
+    pub makes: Option<Arc<ResponsePins>>,
+    /// The response that it is, if that was made before.
+    pub stored: Option<StoredAnswer>,
 }
 
 impl LargeBody {
@@ -59,40 +65,11 @@ impl LargeBody {
         mut guard: RecordGuard,
         watch: Arc<StreamWatch>,
         pick: Box<Pick>,
+        about: About,
     ) -> Self {
         let status = StatusCode::from_u16(guard.record().status).unwrap_or_default();
         let first = Some(first).filter(|bytes| !bytes.is_empty());
-        let (events, ends, makes, stored, last) = (None, None, None, None, None);
-        let is_ended = false;
-        Self { first, rest, lease, guard, watch, pick, status, events, ends, makes, stored, last, is_ended }
-    }
-
-    /// It is a stream whose events these are.
-    #[must_use]
-    pub fn judged_by(mut self, events: Option<Scanner>) -> Self {
-        self.events = events.map(Box::new);
-        self
-    }
-
-    /// It may have `usage` of its request.
-    #[must_use]
-    pub fn counted(mut self, is_counted: bool) -> Self {
-        self.ends = is_counted.then(Box::default);
-        self
-    }
-
-    /// It is a new response, which its engine may keep.
-    #[must_use]
-    pub fn kept_in(mut self, pins: Option<Arc<ResponsePins>>) -> Self {
-        self.makes = pins;
-        self
-    }
-
-    /// It is a response that was made before.
-    #[must_use]
-    pub fn of_stored(mut self, stored: Option<StoredAnswer>) -> Self {
-        self.stored = stored;
-        self
+        Self { first, rest, lease, guard, watch, pick, status, about, last: None, is_ended: false }
     }
 
     /// Polled by hyper: the next frame, the end, or the abort.
@@ -137,10 +114,10 @@ impl LargeBody {
     fn hand(&mut self, data: Bytes) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
         self.guard.record().bytes_out += data.len() as u64;
         self.guard.answered(&data);
-        if let Some(events) = &mut self.events {
+        if let Some(events) = &mut self.about.events {
             events.feed(&data, |_, _| {});
         }
-        if let Some(ends) = &mut self.ends {
+        if let Some(ends) = &mut self.about.ends {
             ends.take(&data);
         }
         self.remember();
@@ -155,8 +132,8 @@ impl LargeBody {
 
     /// Pins a new response, whose id stands at its beginning: what comes first is more than that.
     fn remember(&mut self) {
-        let Some(pins) = self.makes.take() else { return };
-        if let Some(id) = self.ends.as_ref().and_then(|ends| ends.id()) {
+        let Some(pins) = self.about.makes.take() else { return };
+        if let Some(id) = self.about.ends.as_ref().and_then(|ends| ends.id()) {
             pins.remember(&self.guard.record().tenant, &id, &self.pick.replica.identity.url);
         }
     }
@@ -172,7 +149,7 @@ impl LargeBody {
 
     /// All of it came. A stream may end with an error of long ago, which is no evidence against its replica now.
     fn settle(&mut self) {
-        let end = self.events.as_ref().map(|events| events.finish(true));
+        let end = self.about.events.as_ref().map(|events| events.finish(true));
         let (outcome, code) = match end {
             Some(StreamEnd::Failed(error)) => verdict::of_error(error),
             Some(StreamEnd::Unfinished | StreamEnd::Truncated) if self.has_begun() => {
@@ -188,12 +165,13 @@ impl LargeBody {
 
     /// Counts the tokens of its request, or of the one that made it if it was not charged.
     fn count(&mut self) {
-        let ends = self.ends.take().map(|ends| ends.tokens());
-        let Some(mut tokens) = ends.or_else(|| Some(self.events.as_ref()?.state().answer.tokens)) else {
+        let ends = self.about.ends.take().map(|ends| ends.tokens());
+        let Some(mut tokens) = ends.or_else(|| Some(self.about.events.as_ref()?.state().answer.tokens))
+        else {
             return;
         };
         let record = self.guard.record();
-        if let Some(stored) = &self.stored {
+        if let Some(stored) = &self.about.stored {
             tokens = stored.take_owed(&record.tenant, tokens);
         }
         record.tokens = tokens;
@@ -202,13 +180,13 @@ impl LargeBody {
 
     /// Whether any event came: of a response whose last event its client has, none does.
     fn has_begun(&self) -> bool {
-        self.events.as_ref().is_some_and(|events| events.state().next_sequence > 0)
+        self.about.events.as_ref().is_some_and(|events| events.state().next_sequence > 0)
     }
 
     /// Whether the stream's own end went to its client, who takes what comes: a body that is left open behind it changes nothing.
     fn has_its_end(&self) -> bool {
         let is_stalled = self.watch.expiry() == Some(Expiry::Deadline(Timer::ClientStall));
-        let state = self.events.as_ref().map(|events| events.state());
+        let state = self.about.events.as_ref().map(|events| events.state());
         !is_stalled && state.is_some_and(|state| state.is_done() || state.answer.error.is_some())
     }
 
@@ -223,9 +201,9 @@ impl LargeBody {
 
     /// The event by which the client of a stream that is understood learns that it broke; `None` where its own end has come.
     fn failure_event(&self, failure: &Failure) -> Option<Bytes> {
-        let events = self.events.as_ref().filter(|_| !self.has_its_end())?;
+        let events = self.about.events.as_ref().filter(|_| !self.has_its_end())?;
         let known = EventContext::behind(events);
-        let id = self.stored.as_ref().map(|stored| &*stored.id);
+        let id = self.about.stored.as_ref().map(|stored| &*stored.id);
         let context = EventContext { response_id: known.response_id.or(id), ..known };
         Some(error_event::event(Dialect::Responses, &self.guard.shown(failure), &context))
     }
