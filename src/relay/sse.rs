@@ -199,7 +199,7 @@ const KEPT_CAPACITY: usize = 8 * 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::usage::{EngineError, EngineErrorKind};
+    use crate::relay::usage::{EngineError, EngineErrorKind, of_unary};
     use Dialect::{Chat, Completions, Messages, Responses};
 
     fn scan(dialect: Dialect, echo: Echo, stream: &str) -> (Scanner, Vec<Event>) {
@@ -240,6 +240,9 @@ mod tests {
         ];
         for (delta, expected) in deltas {
             assert_eq!(contents(Chat, &chat(delta)), expected, "{delta}");
+            let whole = of_unary(Chat, format!(r#"{{"choices":[{{"message":{delta}}}]}}"#).as_bytes());
+            let is_part_of_a_call = delta.contains(r#""arguments":"""#) && expected == 0;
+            assert!(is_part_of_a_call || whole.has_content == (expected > 0), "whole: {delta}");
         }
     }
 

@@ -90,8 +90,8 @@ pub fn text_of_unary(dialect: Dialect, body: &[u8]) -> Makeup {
     let _ = Cursor::new(body).object(|key, value| {
         match (key.escaped().unwrap_or_default(), dialect) {
             ("choices", _) if value.ahead() == JsonKind::Array => each_of_choices(value, |name, value| {
-                // Audio is no text, and its base64 would count for thousands of tokens.
-                if !matches!(name, "finish_reason" | "audio") {
+                // Sounds and pictures are no text, and their base64 would count for thousands of tokens.
+                if !matches!(name, "finish_reason" | "audio" | "images") {
                     add(value);
                 }
             })?,
@@ -419,9 +419,11 @@ fn millis(value: Raw<'_>) -> Option<Duration> {
     Duration::try_from_secs_f64(ms / 1e3).ok()
 }
 
-/// What of a chat's message is content.
-const CONTENT: [&str; 7] =
-    ["content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call", "audio"];
+/// What of a chat's message is content, as of the deltas of [`super::chunk`].
+const CONTENT: [&str; 9] = [
+    "content", "reasoning", "reasoning_content", "thinking", "refusal", "tool_calls", "function_call",
+    "audio", "images",
+];
 /// Finish reasons of an answer that its model ended, in the dialects' words.
 const STOPPED: [&str; 3] = ["stop", "end_turn", "completed"];
 const MAX_MESSAGE_LEN: usize = 512;
