@@ -77,13 +77,14 @@ impl StreamSink for ClientSink {
 }
 
 impl StreamBody {
-    /// To be made when the response head goes out.
+    /// To be made when the response head goes out. With a migration it goes on elsewhere when it breaks.
     pub fn new(
         reader: Box<StreamReader>,
         mut guard: RecordGuard,
         pick: Box<Pick>,
         pins: Arc<ResponsePins>,
         timeouts: Timeouts,
+        migration: Option<Box<Migration>>,
     ) -> Self {
         let record = guard.record();
         let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served());
@@ -94,7 +95,7 @@ impl StreamBody {
             bytes_out: 0,
             is_settled: false,
             broken: None,
-            migration: None,
+            migration,
             is_cut: false,
             client: ClientSink { guard, series, pace },
             pins,
@@ -103,13 +104,6 @@ impl StreamBody {
         this.pump.note_first_token(&mut this.client);
         this.remember_response();
         this
-    }
-
-    /// Goes on elsewhere when it breaks.
-    #[must_use]
-    pub fn migrating(mut self, migration: Option<Box<Migration>>) -> Self {
-        self.migration = migration;
-        self
     }
 
     /// Its record, for the head.
@@ -354,6 +348,7 @@ impl Drop for StreamBody {
         let is_pending = self.migration.as_ref().is_some_and(|migration| migration.is_pending());
         let expiry = self.pump.reader.watch.expiry().filter(|_| !is_pending);
         let is_stalled = expiry == Some(Expiry::Deadline(Timer::ClientStall));
+        let now = self.client.guard.clock().now();
         if self.pump.reader.is_whole() && self.pump.reader.is_taken() && !is_stalled {
             // Clients leave at the stream's own end, before that of its body.
             if !self.is_settled {
@@ -364,12 +359,10 @@ impl Drop for StreamBody {
             self.charge(&failure);
         } else if !self.is_settled && !is_pending && !self.pump.has_first_token() {
             // Its head was passed on, and its client left before any content.
-            let now = self.client.guard.clock().now();
             if let Some(sent) = self.client.guard.record().attempts.last().and_then(|made| made.connected) {
                 self.pump.pick.given_up(sent, false, now);
             }
         }
-        let now = self.client.guard.clock().now();
         let mut tokens = self.pump.facts().tokens;
         if let Some(migration) = &self.migration {
             tokens = migration.transcript.whole(tokens);
