@@ -22,6 +22,7 @@ mod poison;
 pub(crate) mod pool;
 mod probe;
 mod probe_answer;
+mod probe_request;
 mod promise;
 mod prove;
 pub(crate) mod registry;

@@ -19,6 +19,7 @@ use super::life::{Event, ReplicaState};
 use super::model_list;
 use super::pool::PoolState;
 use super::probe_answer;
+use super::probe_request;
 use super::replica::Replica;
 use super::stream_defaults::StreamDefaults;
 use crate::clock::{Clock, Stamp};
@@ -337,25 +338,10 @@ impl Prober {
 
     /// Asks for the least that proves that this model is answered.
     pub(super) async fn ask_for(&self, config: &Pool, kind: ProbeKind, model: &str) -> ProbeResult {
-        let (path, body) = match kind {
-            ProbeKind::Completion | ProbeKind::Auto => {
-                ("/v1/completions", json!({ "model": model, "prompt": config.probe.prompt, "max_tokens": 1 }))
-            }
-            ProbeKind::Chat => {
-                let messages = json!([{ "role": "user", "content": config.probe.prompt }]);
-                ("/v1/chat/completions", json!({ "model": model, "messages": messages, "max_tokens": 1 }))
-            }
-            ProbeKind::Embedding => {
-                ("/v1/embeddings", json!({ "model": model, "input": config.probe.prompt }))
-            }
-            ProbeKind::Rerank => (
-                "/rerank",
-                json!({ "model": model, "query": config.probe.prompt, "documents": [config.probe.prompt] }),
-            ),
-            ProbeKind::Health => (&*config.engine_profile.health_path, serde_json::Value::Null),
-        };
-        let body = body.to_string();
-        let call = self.call(config, path, (kind != ProbeKind::Health).then_some(body.as_str()));
+        let least = probe_request::least(kind, model, &config.probe.prompt, &json!({ "max_tokens": 1 }));
+        let body = least.as_ref().map(|(_, body)| body.to_string());
+        let path = least.map_or(&*config.engine_profile.health_path, |(path, _)| path);
+        let call = self.call(config, path, body.as_deref());
         match call.send(&self.connector).await {
             Ok((status, body)) if status.is_success() => match probe_answer::fault(kind, &body) {
                 None => ProbeResult::Answered(kind),
@@ -382,17 +368,12 @@ impl Prober {
     async fn probe_stream_defaults(&self, config: &Pool) {
         let models = self.replica.engine.models.load_full();
         let model = models.first().map_or("", |m| &*m.id);
-        let prompt = &config.probe.prompt;
-        let messages = json!([{ "role": "user", "content": prompt }]);
+        let streamed = json!({ "max_tokens": 1, "stream": true });
         let mut unasked = None;
         // An engine without completions may have chat.
-        for (path, body) in [
-            ("/v1/completions", json!({ "model": model, "prompt": prompt, "max_tokens": 1, "stream": true })),
-            (
-                "/v1/chat/completions",
-                json!({ "model": model, "messages": messages, "max_tokens": 1, "stream": true }),
-            ),
-        ] {
+        for kind in [ProbeKind::Completion, ProbeKind::Chat] {
+            let least = probe_request::least(kind, model, &config.probe.prompt, &streamed);
+            let Some((path, body)) = least else { continue };
             let body = body.to_string();
             if let Ok((StatusCode::OK, stream)) =
                 self.call(config, path, Some(&body)).send(&self.connector).await

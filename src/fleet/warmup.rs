@@ -5,6 +5,7 @@
 
 use serde_json::{Value, json};
 
+use super::probe_request::least;
 use crate::config::{Classes, ProbeKind, WarmUp, WarmUpFeature, WarmUpLength};
 use crate::request::dialect::Dialect;
 
@@ -26,13 +27,10 @@ pub(super) fn requests(
     kind: ProbeKind,
     model: &str,
 ) -> Vec<WarmUpRequest> {
-    if kind == ProbeKind::Health {
-        return Vec::new();
-    }
     let mut requests = Vec::new();
     for length in &config.lengths {
         let (what, tokens) = size(*length, classes);
-        requests.extend((0..config.requests).map(|_| plain(what, kind, model, &words(tokens))));
+        requests.extend((0..config.requests).filter_map(|_| plain(what, kind, model, &words(tokens))));
     }
     if kind.generates() {
         requests.extend(config.prompts.iter().map(|prompt| system(model, prompt)));
@@ -45,13 +43,10 @@ pub(super) fn requests(
 
 /// The request that keeps an idle replica warm: the system prompts again, or a small one.
 pub(super) fn keep_alive(config: &WarmUp, kind: ProbeKind, model: &str) -> Vec<WarmUpRequest> {
-    match kind {
-        ProbeKind::Health => Vec::new(),
-        kind if kind.generates() && !config.prompts.is_empty() => {
-            config.prompts.iter().map(|prompt| system(model, prompt)).collect()
-        }
-        _ => vec![plain("keep-alive", kind, model, &words(KEEP_ALIVE_TOKENS))],
+    if kind.generates() && !config.prompts.is_empty() {
+        return config.prompts.iter().map(|prompt| system(model, prompt)).collect();
     }
+    plain("keep-alive", kind, model, &words(KEEP_ALIVE_TOKENS)).into_iter().collect()
 }
 
 fn size(length: WarmUpLength, classes: &Classes) -> (&'static str, u64) {
@@ -62,24 +57,9 @@ fn size(length: WarmUpLength, classes: &Classes) -> (&'static str, u64) {
     }
 }
 
-fn plain(what: &'static str, kind: ProbeKind, model: &str, prompt: &str) -> WarmUpRequest {
-    let (path, body) = match kind {
-        ProbeKind::Chat => {
-            let messages = json!([{ "role": "user", "content": prompt }]);
-            let body =
-                json!({ "model": model, "messages": messages, "max_tokens": DECODED, "temperature": 0 });
-            ("/v1/chat/completions", body)
-        }
-        ProbeKind::Embedding => ("/v1/embeddings", json!({ "model": model, "input": prompt })),
-        ProbeKind::Rerank => {
-            ("/rerank", json!({ "model": model, "query": "warm-up", "documents": [prompt] }))
-        }
-        _ => (
-            "/v1/completions",
-            json!({ "model": model, "prompt": prompt, "max_tokens": DECODED, "temperature": 0 }),
-        ),
-    };
-    request(what, path, &body)
+fn plain(what: &'static str, kind: ProbeKind, model: &str, prompt: &str) -> Option<WarmUpRequest> {
+    let (path, body) = least(kind, model, prompt, &json!({ "max_tokens": DECODED, "temperature": 0 }))?;
+    Some(request(what, path, &body))
 }
 
 /// A chat whose system prompt is `prompt`.
