@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::calibration::{Calibration, Ledger};
 use super::estimate::{Answers, CAUSES, Estimate, PoolView, Published, causes};
 use super::fit::Fit;
-use super::replica::{Standing, StepFit, weight_after};
+use super::replica::{Standing, observe_steps, weight_after};
 use super::saved::{SavedPool, are_sound};
 use crate::clock::Stamp;
 use crate::routing::hazard::lengths::{Lengths, Survival};
@@ -39,7 +39,8 @@ pub(super) struct PoolCell {
 #[derive(Debug)]
 struct Learner {
     shape: Fit<CAUSES>,
-    steps: StepFit,
+    /// Seconds of an undisturbed step.
+    steps: Fit<2>,
     lengths: Lengths,
     /// Tokens and content events of streams, older ones for less.
     events: [f64; 2],
@@ -115,7 +116,7 @@ impl Default for PoolCell {
             has_learned: AtomicBool::new(false),
             learner: Mutex::new(Learner {
                 shape: Fit::new(memories::SHAPE_KEPT),
-                steps: StepFit::default(),
+                steps: Fit::new(memories::STEPS_KEPT),
                 lengths,
                 events: [priors::ANSWERS; 2],
                 taught: 0,
@@ -212,7 +213,7 @@ impl PoolCell {
 
     pub(super) fn observe_paces(&self, paces: &[Pace]) {
         let mut learner = self.learner.lock();
-        learner.steps.observe(paces, &priors::STEP);
+        observe_steps(&mut learner.steps, paces, &priors::STEP);
         let step = learner.steps.rates(&priors::STEP);
         self.average.step.iter().zip(step).for_each(|(cell, figure)| cell.store(figure));
     }
@@ -274,7 +275,8 @@ impl PoolCell {
         let SavedPool { events, round_trip, mean_uncached, slowness, .. } = *saved;
         let figures = [events[0], events[1], round_trip, mean_uncached, slowness];
         let is_sound = are_sound(&figures) && slowness > 0.0;
-        let fits = Fit::restored(memories::SHAPE_KEPT, &saved.shape).zip(StepFit::restored(&saved.steps));
+        let fits = Fit::restored(memories::SHAPE_KEPT, &saved.shape)
+            .zip(Fit::restored(memories::STEPS_KEPT, &saved.steps));
         let Some((shape, steps)) = fits.filter(|_| is_sound && saved.taught > 0 && events[1] > 0.0) else {
             return false;
         };

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::calibration::{Calibration, Ledger};
 use super::estimate::{Estimate, PER_CONTEXT, PoolView, Published};
 use super::fit::{Fit, dot};
-use super::saved::{SavedFit, SavedSpeed, are_sound};
+use super::saved::{SavedSpeed, are_sound};
 use crate::clock::Stamp;
 use crate::routing::load::{Pace, TimingSample};
 use crate::routing::tuning::{memories, priors};
@@ -40,7 +40,8 @@ struct Learner {
     has_speed: bool,
     /// What the pool's mean holds of it.
     counted: Option<Standing>,
-    steps: StepFit,
+    /// Seconds of an undisturbed step.
+    steps: Fit<2>,
     ledger: Ledger,
 }
 
@@ -86,7 +87,7 @@ impl Cell {
     }
 
     pub(super) fn observe_paces(&self, now: Stamp, paces: &[Pace], average: &Estimate) {
-        self.learn(now, average, |learner| learner.steps.observe(paces, &average.step));
+        self.learn(now, average, |learner| observe_steps(&mut learner.steps, paces, &average.step));
     }
 
     pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
@@ -123,7 +124,8 @@ impl Cell {
     /// Knows what was saved, as old as it was; returns whether it could be read.
     pub(super) fn restore(&self, saved: &SavedSpeed, now: Stamp, average: &Estimate) -> bool {
         let figures = are_sound(&[saved.age]);
-        let fits = Fit::restored(1.0 - memories::LEARNED, &saved.speed).zip(StepFit::restored(&saved.steps));
+        let fits = Fit::restored(1.0 - memories::LEARNED, &saved.speed)
+            .zip(Fit::restored(memories::STEPS_KEPT, &saved.steps));
         let Some((speed, steps)) = fits.filter(|_| figures) else { return false };
         let learner = Learner { speed, has_speed: true, steps, ..Learner::default() };
         // A young clock does not reach back as far.
@@ -150,7 +152,7 @@ impl Cell {
         // What it was long ago counts for as little as it does in an estimate.
         if let Some(trust) = self.trust(at).filter(|trust| *trust < 1.0) {
             learner.speed.fade(trust);
-            learner.steps.0.fade(trust);
+            learner.steps.fade(trust);
         }
         sample(learner);
         let [slowness, round_trip] = learner.speed.rates(&[average.slowness, average.round_trip]);
@@ -167,7 +169,7 @@ impl Cell {
 impl Default for Learner {
     fn default() -> Self {
         let speed = Fit::new(1.0 - memories::LEARNED);
-        let (steps, ledger) = (StepFit::default(), Ledger::default());
+        let (steps, ledger) = (Fit::new(memories::STEPS_KEPT), Ledger::default());
         Self { speed, has_speed: false, counted: None, steps, ledger }
     }
 }
@@ -177,43 +179,16 @@ pub(super) fn weight_after(seconds: f64) -> f64 {
     (-seconds / memories::STANDING.as_secs_f64()).exp2()
 }
 
-/// Seconds of an undisturbed step: a line through the lowest tenth of what was seen, since stalls only add.
-#[derive(Debug)]
-pub(super) struct StepFit(Fit<2>);
-
-impl Default for StepFit {
-    fn default() -> Self {
-        Self(Fit::new(memories::STEPS_KEPT))
-    }
-}
-
-impl StepFit {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(super) fn save(&self) -> SavedFit {
-        self.0.save()
-    }
-
-    pub(super) fn restored(saved: &SavedFit) -> Option<Self> {
-        Fit::restored(memories::STEPS_KEPT, saved).map(Self)
-    }
-
-    pub(super) fn observe(&mut self, paces: &[Pace], prior: &[f64; 2]) {
-        let rates = self.0.rates(prior);
-        for pace in paces {
-            let causes = [1.0, pace.context as f64 / PER_CONTEXT];
-            let expected = dot(&rates, &causes);
-            let is_low = pace.per_token < expected;
-            let seconds = pace.per_token.min(priors::OUTLIER * expected);
-            let weight = if is_low { 0.9 } else { 0.1 };
-            self.0.add(&causes, seconds, weight / (expected * expected).max(1e-12));
-        }
-    }
-
-    pub(super) fn rates(&mut self, prior: &[f64; 2]) -> [f64; 2] {
-        self.0.rates(prior)
+/// Learns the seconds of an undisturbed step: a line through the lowest tenth of what was seen, since stalls only add.
+pub(super) fn observe_steps(steps: &mut Fit<2>, paces: &[Pace], prior: &[f64; 2]) {
+    let rates = steps.rates(prior);
+    for pace in paces {
+        let causes = [1.0, pace.context as f64 / PER_CONTEXT];
+        let expected = dot(&rates, &causes);
+        let is_low = pace.per_token < expected;
+        let seconds = pace.per_token.min(priors::OUTLIER * expected);
+        let weight = if is_low { 0.9 } else { 0.1 };
+        steps.add(&causes, seconds, weight / (expected * expected).max(1e-12));
     }
 }
 
