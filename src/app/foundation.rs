@@ -112,7 +112,8 @@ impl Foundation {
         let loads = Box::new(move || {
             let mut loads = fleet.loads(clock.now());
             for load in &mut loads {
-                load.is_for_canary = canaries.uses(&load.pool) || shadows.uses(&load.pool);
+                load.is_for_canary = canaries.any(&load.pool, |share| share.get() > 0)
+                    || shadows.by_canary.any(&load.pool, |shadow| shadow.share.get() > 0);
             }
             loads
         });

@@ -23,7 +23,7 @@ use crate::request::chain::ChainSeed;
 use crate::request::dialect::Dialect;
 use crate::request::jwt::TokenKeys;
 use crate::request::tenant::{TenantRef, Tenants, own_response_id};
-use crate::routing::{CanaryShares, Policy, PoolWheel, policies};
+use crate::routing::{ByCanary, CanaryShare, Policy, PoolWheel, policies};
 use crate::units::Tokens;
 use crate::upstream::budget::{AttemptBudget, HEDGE_BURST};
 
@@ -53,7 +53,7 @@ pub struct CarriedOver {
     /// Keys of the token issuer.
     pub tokens: Arc<TokenKeys>,
     /// Shares of the routes' canaries, set by their rollouts.
-    pub canaries: Arc<CanaryShares>,
+    pub canaries: Arc<ByCanary<CanaryShare>>,
     /// Shadow steps of canaries, set by their rollouts.
     pub shadows: Arc<Shadows>,
     /// Key of the tenants' cache salts, set before the first table that has isolated ones.
@@ -219,7 +219,8 @@ impl RouteState {
             if let Some(place) = route.pools.iter().position(|weighted| weighted.pool == canary.pool) {
                 wheel = wheel.with_canary(place, carried_over.canaries.of(&route.name, &pool.name));
             }
-            shadow = canary.shadow.as_ref().map(|_| carried_over.shadows.of(&route.name, &pool.name));
+            shadow =
+                canary.shadow.as_ref().map(|_| carried_over.shadows.by_canary.of(&route.name, &pool.name));
         }
         let is_a_name = |word: &str| config.routes.iter().any(|known| *known.name == *word);
         let also_named = route.model.named().filter(|model| !is_a_name(model)).cloned();

@@ -55,7 +55,7 @@ pub use self::load::{
     LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad, TimingSample,
 };
 pub use self::policies::{Choice, Eligible, Policy, Reason};
-pub use self::pools::{CanaryShare, CanaryShares, PoolWheel};
+pub use self::pools::{ByCanary, CanaryShare, GOLDEN, PoolWheel, WHOLE};
 pub use self::predictor::{
     Calibration, Estimate, Links, Pair, PoolModel, PoolView, SavedPool, SavedSpeed, Terms, Transfers, Typical,
 };

@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 
 use super::rendezvous;
 
-/// The share of a route's new requests that its canary gets; changes take effect with the next request.
+/// The share of a route's new requests that its canary gets, or gets copies of; zero until it is set. Changes take effect with the next
+/// request.
 #[derive(Debug, Default)]
 pub struct CanaryShare(AtomicU32);
 
@@ -22,33 +23,34 @@ impl CanaryShare {
         self.0.store(share.min(WHOLE), Ordering::Relaxed);
     }
 
-    fn get(&self) -> u32 {
+    /// In ten thousandths.
+    pub fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Shares of all canaries by route and pool. They outlive a reload, and are zero until somebody sets them.
+/// What the canaries have by route and pool: their shares, or their shadow steps. It outlives a reload.
 #[derive(Debug, Default)]
-pub struct CanaryShares(Mutex<HashMap<CanaryKey, Arc<CanaryShare>>>);
+pub struct ByCanary<T>(Mutex<HashMap<CanaryKey, Arc<T>>>);
 
 /// Names of the route and the pool.
 type CanaryKey = (Arc<str>, Arc<str>);
 
-impl CanaryShares {
+impl<T: Default> ByCanary<T> {
     /// That of one canary.
-    pub fn of(&self, route: &Arc<str>, pool: &Arc<str>) -> Arc<CanaryShare> {
+    pub fn of(&self, route: &Arc<str>, pool: &Arc<str>) -> Arc<T> {
         Arc::clone(self.0.lock().entry((Arc::clone(route), Arc::clone(pool))).or_default())
     }
 
-    /// Whether a pool has a share as a canary.
-    pub fn uses(&self, pool: &str) -> bool {
-        self.0.lock().iter().any(|((_, canary), share)| **canary == *pool && share.get() > 0)
+    /// Whether a pool has one as a canary of which this is so.
+    pub fn any(&self, pool: &str, is: impl Fn(&T) -> bool) -> bool {
+        self.0.lock().iter().any(|((_, canary), its)| **canary == *pool && is(its))
     }
 
-    /// Forgets the others, unless a table still deals by them.
+    /// Forgets the others, unless a table still holds them.
     pub fn retain(&self, is_known: impl Fn(&str, &str) -> bool) {
-        let is_used = |share: &Arc<_>| Arc::strong_count(share) > 1;
-        self.0.lock().retain(|(route, pool), share| is_known(route, pool) || is_used(share));
+        let is_used = |its: &Arc<_>| Arc::strong_count(its) > 1;
+        self.0.lock().retain(|(route, pool), its| is_known(route, pool) || is_used(its));
     }
 }
 
@@ -152,9 +154,9 @@ fn by_turn<I: Iterator<Item = (usize, u64)>>(turn: u64, open: impl Fn() -> I) ->
 }
 
 /// All requests.
-const WHOLE: u32 = 10_000;
+pub const WHOLE: u32 = 10_000;
 /// 2^64 divided by the golden ratio: multiples of it fill the circle as evenly as any sequence does.
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 #[cfg(test)]
 mod tests {

@@ -1,31 +1,27 @@
 //! How much of a route's requests is copied for its canary, and how many copies there may be at a time.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::CanaryShadow;
-use crate::routing::rendezvous;
+use crate::routing::{ByCanary, CanaryShare, GOLDEN, WHOLE, rendezvous};
 
-/// Shadow steps by route and pool. They outlive a reload, and copy nothing until somebody says so.
+/// Shadow steps of all canaries.
 #[derive(Debug, Default)]
 pub struct Shadows {
-    by_canary: Mutex<HashMap<CanaryKey, Arc<Shadow>>>,
+    /// Each canary's own.
+    pub by_canary: ByCanary<Shadow>,
     /// Copies end when it is cancelled.
     pub(super) stop: CancellationToken,
 }
 
-/// Names of the route and the pool.
-type CanaryKey = (Arc<str>, Arc<str>);
-
 /// The shadow step of one canary.
 #[derive(Debug, Default)]
 pub struct Shadow {
-    /// In ten thousandths of the requests.
-    share: AtomicU32,
+    /// Of the requests that are copied.
+    pub share: CanaryShare,
     turn: AtomicU64,
     /// Copies under way, ...
     copies: AtomicUsize,
@@ -36,37 +32,15 @@ pub struct Shadow {
 impl Shadows {
     /// Copies end when `stop` is cancelled.
     pub fn new(stop: CancellationToken) -> Self {
-        Self { by_canary: Mutex::default(), stop }
-    }
-
-    /// That of the canary of a route.
-    pub fn of(&self, route: &Arc<str>, pool: &Arc<str>) -> Arc<Shadow> {
-        Arc::clone(self.by_canary.lock().entry((Arc::clone(route), Arc::clone(pool))).or_default())
-    }
-
-    /// Whether a pool gets copies as a canary.
-    pub fn uses(&self, pool: &str) -> bool {
-        let has_share = |shadow: &Shadow| shadow.share.load(Ordering::Relaxed) > 0;
-        self.by_canary.lock().iter().any(|((_, canary), shadow)| **canary == *pool && has_share(shadow))
-    }
-
-    /// Forgets the others, unless a table still copies by them.
-    pub fn retain(&self, is_known: impl Fn(&str, &str) -> bool) {
-        let is_used = |shadow: &Arc<_>| Arc::strong_count(shadow) > 1;
-        self.by_canary.lock().retain(|(route, pool), shadow| is_known(route, pool) || is_used(shadow));
+        Self { by_canary: ByCanary::default(), stop }
     }
 }
 
 impl Shadow {
-    /// Sets the share of the requests that is copied, in ten thousandths.
-    pub fn set_share(&self, share: u32) {
-        self.share.store(share.min(WHOLE), Ordering::Relaxed);
-    }
-
     /// Whether this request is copied. Those of one conversation are, or are not, together: its next turn finds the last one's
     /// prompt in the canary's cache, as it does in the baseline's.
     pub(super) fn is_due(&self, conversation: Option<u64>) -> bool {
-        let share = self.share.load(Ordering::Relaxed);
+        let share = self.share.get();
         if share == 0 {
             return false;
         }
@@ -113,12 +87,8 @@ impl Drop for Place {
     }
 }
 
-/// All requests.
-const WHOLE: u32 = 10_000;
 /// Conversations are dealt to copies apart from how they are dealt to pools.
 const OWN_CIRCLE: u64 = 0x005a_d0b5;
-/// 2^64 divided by the golden ratio: multiples of it fill the circle evenly.
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 #[cfg(test)]
 mod tests {
@@ -130,13 +100,13 @@ mod tests {
     fn a_share_of_requests_is_copied_and_conversations_as_a_whole() {
         let shadow = Shadow::default();
         assert!((0..100).all(|_| !shadow.is_due(None)));
-        shadow.set_share(500);
+        shadow.share.set(500);
         let copied = (0..1000).filter(|_| shadow.is_due(None)).count();
         assert!((48..=52).contains(&copied), "{copied} of 1000");
         let conversations = (0..10_000).filter(|key| shadow.is_due(Some(*key))).count();
         assert!((400..600).contains(&conversations), "{conversations} of 10000");
         assert!((0..100).all(|key| shadow.is_due(Some(key)) == shadow.is_due(Some(key))));
-        shadow.set_share(WHOLE);
+        shadow.share.set(WHOLE);
         assert!((0..100).all(|key| shadow.is_due(Some(key)) && shadow.is_due(None)));
     }
 

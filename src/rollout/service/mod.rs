@@ -203,7 +203,7 @@ impl RolloutService {
             self.rollouts.iter().any(|rollout| *rollout.route == *route && *rollout.pool == *pool)
         };
         self.data_path.canaries.retain(is_known);
-        self.data_path.shadows.retain(is_known);
+        self.data_path.shadows.by_canary.retain(is_known);
         self.publish();
     }
 
@@ -393,7 +393,7 @@ impl RolloutService {
 /// Gives a canary its share of requests, and of copies.
 fn deal(data_path: &CarriedOver, rollout: &Rollout, [share, shadow]: [u32; 2]) {
     data_path.canaries.of(&rollout.route, &rollout.pool).set(share);
-    data_path.shadows.of(&rollout.route, &rollout.pool).set_share(shadow);
+    data_path.shadows.by_canary.of(&rollout.route, &rollout.pool).share.set(shadow);
 }
 
 /// Since 1970.

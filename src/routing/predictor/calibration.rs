@@ -1,6 +1,6 @@
 //! How well predictions fit what came: over the last answers of a replica or of a pool.
 //!
-//! EngineSnapshot as people ask it: how far off is the middle one, how far the worst tenth, does it lean to one side, and does the
+//! Accuracy as people ask it: how far off is the middle one, how far the worst tenth, does it lean to one side, and does the
 //! bound that nine of ten should keep hold for nine of ten. Learning goes by its own sums; nothing is corrected here.
 
 use std::collections::VecDeque;

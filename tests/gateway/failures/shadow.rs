@@ -35,7 +35,7 @@ impl Shadowed {
     }
 
     fn copy(&self, share: u32) {
-        self.gateway.app.gateway.shadows.of(&"*".into(), &"new".into()).set_share(share);
+        self.gateway.app.gateway.shadows.by_canary.of(&"*".into(), &"new".into()).share.set(share);
     }
 
     fn page(&self) -> String {
