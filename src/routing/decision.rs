@@ -26,7 +26,7 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     }
     let keeps_to_holders = !policy.predicts() && have_holders_room(query, candidates);
     let passed_over = passed_over(query, candidates, keeps_to_holders);
-    let eligible = Eligible::new(candidates, passed_over.as_ref().unwrap_or(query.excluded));
+    let eligible = Eligible::new(candidates, passed_over.as_ref().unwrap_or(query.ask.tried));
     let mut choice = match eligible.count() {
         0 => return None,
         1 => Choice { at: eligible.iter().next()?.0, reason: Reason::Only },
@@ -119,7 +119,7 @@ pub fn cheapest<'c, 'a>(
 /// Finds what each candidate has cached.
 fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     let mut hits = Hits::default();
-    query.index.lookup(query.prompt.chain, &mut hits);
+    query.index.lookup(query.ask.prompt.chain, &mut hits);
     // Most replicas hold as much as the one before, and a division takes longer than all the rest.
     let mut last = (0, 0, Tokens(0));
     let beyond = query.index.beyond();
@@ -128,9 +128,10 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
         let block_tokens = candidate.block_tokens;
         candidate.blocks = blocks;
         if (last.0, last.1) != (blocks, block_tokens) {
-            last = (blocks, block_tokens, query.prompt.cached(blocks, beyond, block_tokens));
+            last = (blocks, block_tokens, query.ask.prompt.cached(blocks, beyond, block_tokens));
         }
-        let counted = query.index.counted(candidate.slot, query.turn, &query.prompt, blocks, block_tokens);
+        let counted =
+            query.index.counted(candidate.slot, query.ask.turn, &query.ask.prompt, blocks, block_tokens);
         candidate.is_counted = counted.is_some();
         candidate.hit = match counted {
             Some(hit) => hit,
@@ -148,8 +149,8 @@ fn passed_over(query: &Query<'_>, candidates: &[Candidate<'_>], keeps_to_holders
     if !keeps_to_holders && candidates.iter().all(is_whole) {
         return None;
     }
-    let key = query.session.or(query.conversation).unwrap_or(query.aim.now.as_nanos());
-    let mut passed_over = query.excluded.clone();
+    let key = query.ask.session.or(query.ask.conversation).unwrap_or(query.aim.now.as_nanos());
+    let mut passed_over = query.ask.tried.clone();
     for candidate in candidates {
         let is_over = || rendezvous::unit(rendezvous::rank(!key, candidate.identity)) > candidate.share;
         if keeps_to_holders && candidate.lacks_adapter || is_over() {
@@ -163,7 +164,7 @@ fn passed_over(query: &Query<'_>, candidates: &[Candidate<'_>], keeps_to_holders
 fn have_holders_room(query: &Query<'_>, candidates: &[Candidate<'_>]) -> bool {
     let least = |lacks: bool| {
         let those =
-            candidates.iter().filter(|one| one.lacks_adapter == lacks && !query.excluded.contains(one.slot));
+            candidates.iter().filter(|one| one.lacks_adapter == lacks && !query.ask.tried.contains(one.slot));
         those.map(|one| one.requests).reduce(f64::min)
     };
     matches!((least(false), least(true)), (Some(held), Some(other)) if held <= other + prices::ADAPTER_REQUESTS)

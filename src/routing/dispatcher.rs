@@ -16,17 +16,16 @@ use smallvec::SmallVec;
 use super::cache_counters::CacheReport;
 use super::float::span;
 use super::notice::{Announced, Outbox, Placed, Prefix, Usage, place};
-use super::prefix_index::{PrefixIndex, Turn, capacity_of};
-use super::query::{Aim, Elsewhere, Sampling};
+use super::prefix_index::{PrefixIndex, capacity_of};
+use super::query::{Aim, Ask, Sampling};
 use super::reports::{Pending, Reports};
 use super::target::{EngineLimits, Target};
 use super::verdict::{Verdict, judge};
 use super::{
-    Candidate, Decision, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, Quote, SlotSet, Terms,
+    Candidate, Decision, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, Quote, Terms,
     TimingSample, Waiting, Work, cheapest, longest,
 };
 use crate::clock::Stamp;
-use crate::record::SloBounds;
 use crate::routing::tuning::{memories, prices};
 use crate::units::Tokens;
 
@@ -47,110 +46,11 @@ pub struct Dispatcher {
     pub reports: ArcSwapOption<Reports>,
 }
 
-/// One request that asks for a replica.
-#[derive(Clone, Copy)]
-pub struct Ask<'a> {
-    /// Its prompt.
-    pub prompt: Prompt<'a>,
-    /// [`super::rendezvous::identity`] of `x-session-id`, where the client sent one.
-    pub session: Option<u64>,
-    /// Its bounds; those that are absent cost and forbid nothing.
-    pub slo: SloBounds,
-    /// Since the last byte of the request was read: what the TTFT bound counts from.
-    pub waited: Duration,
-    /// Whether requests of its pool may be refused: then no more are sent than places in the batch were seen.
-    pub queues_late: bool,
-    /// Whether its first token will be seen.
-    pub shows_first_token: bool,
-    /// What its conversation's turns have in common, where it is one.
-    pub conversation: Option<u64>,
-    /// Among those turns.
-    pub turn: Turn,
-    /// What it says of its answer.
-    pub sampling: Sampling,
-    /// Whether it has images, sounds or files, of which the answer tells how many tokens they are.
-    pub has_media: bool,
-    /// Whether it was sent there at a time that is not known, or is answered for more than a prompt: how long it waits is no
-    /// observation.
-    pub is_untimed: bool,
-    /// Whether its replica answers it without the engine: it waits for none and is no part of the load that decisions see.
-    pub is_past_engine: bool,
-    /// Replicas that would have to load the LoRA adapter that it names, where others hold it.
-    pub lacks_adapter: Option<&'a SlotSet>,
-    /// Where another pool computes its prompt.
-    pub elsewhere: Option<Elsewhere<'a>>,
-    /// Replicas that it has tried.
-    pub tried: &'a SlotSet,
-    /// It only asks what a placement would cost, and will not be placed by this answer.
-    pub is_quote: bool,
-}
-
-impl<'a> Ask<'a> {
-    /// A prompt without bounds, session or conversation, that is answered as a stream and asks nothing of its replica.
-    pub fn of(prompt: Prompt<'a>, tried: &'a SlotSet) -> Self {
-        Self {
-            prompt,
-            session: None,
-            slo: SloBounds::default(),
-            waited: Duration::ZERO,
-            queues_late: false,
-            shows_first_token: true,
-            conversation: None,
-            turn: Turn::default(),
-            sampling: Sampling::default(),
-            has_media: false,
-            is_untimed: false,
-            is_past_engine: false,
-            lacks_adapter: None,
-            elsewhere: None,
-            tried,
-            is_quote: false,
-        }
-    }
-
-    /// To compute its prompt for another pool: one token, whose lateness that other pool answers for.
-    #[must_use]
-    pub fn for_prefill(self) -> Self {
-        Self {
-            slo: SloBounds::default(),
-            shows_first_token: true,
-            sampling: Sampling { max_tokens: Some(Tokens(1)), n: 1 },
-            ..self
-        }
-    }
-
-    /// To be answered without the engine: nothing of it is computed, and no bound holds for it.
-    #[must_use]
-    pub fn past_engine(self) -> Self {
-        Self {
-            prompt: Prompt { chain: &[], bytes: 0, tokens: Tokens(0), ..self.prompt },
-            slo: SloBounds::default(),
-            shows_first_token: false,
-            conversation: None,
-            turn: Turn::default(),
-            has_media: false,
-            is_untimed: true,
-            is_past_engine: true,
-            ..self
-        }
-    }
-
-    /// To decode what another pool will have computed `after` so long: as late as both legs together.
-    #[must_use]
-    pub fn for_decode(self, after: Duration, elsewhere: Elsewhere<'a>) -> Self {
-        Self { waited: self.waited + after, elsewhere: Some(elsewhere), ..self }
-    }
-}
-
 /// A decision that has not been acted on.
 pub struct Judged<'a> {
     dispatcher: &'a Arc<Dispatcher>,
     query: Query<'a>,
     bypasses_admission: bool,
-    shows_first_token: bool,
-    has_media: bool,
-    is_untimed: bool,
-    is_past_engine: bool,
     candidates: Vec<Candidate<'a>>,
     verdict: Verdict,
 }
@@ -202,31 +102,10 @@ impl Dispatcher {
         // Prompts that begin alike have nothing to gain from one another.
         let caches_nothing = candidates.iter().all(|one| self.index.credit(one.slot) <= 0.0);
         let chain = if caches_nothing { &[] } else { ask.prompt.chain };
-        let query = Query {
-            prompt: Prompt { chain, ..ask.prompt },
-            session: ask.session,
-            conversation: ask.conversation,
-            turn: ask.turn,
-            sampling: ask.sampling,
-            aim,
-            elsewhere: ask.elsewhere,
-            model: &self.model,
-            index: &self.index,
-            excluded: ask.tried,
-            is_quote: ask.is_quote,
-        };
+        let ask = Ask { prompt: Prompt { chain, ..ask.prompt }, ..*ask };
+        let query = Query { ask, aim, model: &self.model, index: &self.index };
         let verdict = judge(policy, &query, &mut candidates)?;
-        Some(Judged {
-            dispatcher: self,
-            query,
-            bypasses_admission,
-            shows_first_token: ask.shows_first_token,
-            has_media: ask.has_media,
-            is_untimed: ask.is_untimed,
-            is_past_engine: ask.is_past_engine,
-            candidates,
-            verdict,
-        })
+        Some(Judged { dispatcher: self, query, bypasses_admission, candidates, verdict })
     }
 
     /// Asks the streams of every target how far they are and notes the backlog: due every [`super::REFRESH_EVERY`], beside
@@ -321,7 +200,7 @@ impl<'a> Judged<'a> {
             ttft: decision.terms.ttft(),
             cost: decision.terms.cost.total(),
             transfer: decision.terms.transfer,
-            uncached: self.query.prompt.tokens.saturating_sub(decision.hit),
+            uncached: self.query.ask.prompt.tokens.saturating_sub(decision.hit),
         })
     }
 
@@ -337,7 +216,7 @@ impl<'a> Judged<'a> {
 
     /// Whether its first token will be seen: otherwise its client waits for the whole answer.
     pub fn shows_first_token(&self) -> bool {
-        self.shows_first_token
+        self.query.ask.shows_first_token
     }
 
     /// By how much the first token comes later than predicted, one in ten excepted, of a prompt that takes `own` itself; zero while too
@@ -363,12 +242,12 @@ impl<'a> Judged<'a> {
 
     /// Whether its replica answers it without the engine.
     pub fn is_past_engine(&self) -> bool {
-        self.is_past_engine
+        self.query.ask.is_past_engine
     }
 
     /// Whether a replica has room for a request: it is begun on there within `lookahead`.
     pub fn has_room(&self, lookahead: Duration) -> bool {
-        let tried = self.query.excluded;
+        let tried = self.query.ask.tried;
         let has_room = |one: &Candidate<'_>| one.may_run_more() && one.wait <= lookahead.as_secs_f64();
         self.candidates.iter().any(|one| !tried.contains(one.slot) && has_room(one))
     }
@@ -389,7 +268,7 @@ impl<'a> Judged<'a> {
 
     /// Whether the request was tried at a replica before.
     pub fn was_tried(&self) -> bool {
-        !self.query.excluded.is_empty()
+        !self.query.ask.tried.is_empty()
     }
 
     /// How long no replica of the pool has answered; `None` where none ever has.
@@ -406,35 +285,36 @@ impl<'a> Judged<'a> {
     /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.
     pub fn assign(&self) -> Option<Assignment> {
         let Verdict::Place(decision) = self.verdict else { return None };
-        let Query { prompt, aim, sampling, elsewhere, turn, .. } = self.query;
-        let is_elsewhere = elsewhere.is_some();
+        let Query { ask, aim, .. } = self.query;
+        let Ask { prompt, sampling, turn, is_untimed, is_past_engine, .. } = ask;
+        let is_elsewhere = ask.elsewhere.is_some();
         let placement = Placement {
             at: aim.now,
             work: decision.terms.work,
             prompt: prompt.tokens,
             tpot: aim.slo.tpot,
-            is_stream: self.shows_first_token,
-            has_media: self.has_media,
+            is_stream: ask.shows_first_token,
+            has_media: ask.has_media,
             is_elsewhere,
             is_followed: false,
-            is_untimed: self.is_untimed,
-            is_past_engine: self.is_past_engine,
+            is_untimed,
+            is_past_engine,
         };
         let chosen = self.candidates.get(decision.at)?;
         let (ahead, known) = (chosen.ahead(), chosen.blocks);
         let longest = longest(&prompt, &self.candidates);
-        let outbox = self.dispatcher.outbox.get().filter(|_| !self.is_past_engine);
+        let outbox = self.dispatcher.outbox.get().filter(|_| !is_past_engine);
         let announced = outbox.map(|(outbox, pool)| {
             let prefix = Prefix::of(&prompt, chosen.blocks, longest);
             let placed = Placed { place: place(pool, chosen.identity), prefix, ..Placed::of(&placement) };
             Announced::placed(outbox, placed, aim.now)
         });
         // An engine that fetches the KV of a prompt, or samples it several times, counts otherwise.
-        let is_reported = !is_elsewhere && !self.is_past_engine && sampling.n == 1;
+        let is_reported = !is_elsewhere && !is_past_engine && sampling.n == 1;
         let reports = if is_reported { self.dispatcher.reports.load_full() } else { None };
         let pending = reports.map(|reports| Pending::sent(reports, chosen, &prompt, turn, aim.now));
         let load = LoadGuard::reserve(chosen.load, placement);
-        if !self.is_past_engine {
+        if !is_past_engine {
             self.dispatcher.index.note_longest(longest, aim.now);
             self.dispatcher.index.insert(decision.slot, &prompt);
         }
@@ -450,8 +330,8 @@ impl<'a> Judged<'a> {
             sampling,
             computed,
             is_elsewhere,
-            is_untimed: self.is_untimed,
-            is_past_engine: self.is_past_engine,
+            is_untimed,
+            is_past_engine,
             known,
             announced,
             pending,

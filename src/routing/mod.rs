@@ -45,7 +45,7 @@ pub use self::cache_counters::CacheFigures;
 pub use self::candidate::Candidate;
 use self::candidate::longest;
 pub use self::decision::{Decision, MAX_LOGGED, cheapest, decide};
-pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged};
+pub use self::dispatcher::{Assignment, Dispatcher, Judged};
 pub use self::expected::Expected;
 pub(crate) use self::float::span;
 pub use self::followed::{Followed, FollowedRequests};
@@ -61,7 +61,7 @@ pub use self::predictor::{
 };
 pub use self::prefix_index::PrefixIndex;
 pub use self::prompt::Prompt;
-pub use self::query::{Aim, Elsewhere, Query, Sampling};
+pub use self::query::{Aim, Ask, Elsewhere, Query, Sampling};
 pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
 pub use self::target::{EngineLimits, EnginePage, Target};

@@ -55,10 +55,10 @@ pub(super) struct Stakes<'a> {
 impl<'a> Stakes<'a> {
     pub(super) fn of(query: &'a Query<'a>, candidates: &[Candidate<'_>]) -> Self {
         let slo = &query.aim.slo;
-        let sharing = query.index.sharing(longest(&query.prompt, candidates), query.aim.now);
+        let sharing = query.index.sharing(longest(&query.ask.prompt, candidates), query.aim.now);
         // As many come as came, and each replica gets its part of them.
         let others = sharing / float(candidates.len() as u64).max(1.0);
-        let pool = query.model.view().bounded(query.sampling.max_tokens);
+        let pool = query.model.view().bounded(query.ask.sampling.max_tokens);
         let (percent, gap) = slo
             .itl
             .iter()
@@ -116,8 +116,8 @@ impl<'a> Stakes<'a> {
     pub(super) fn terms(&self, candidate: &Candidate<'_>) -> Terms {
         let now = self.query.aim.now;
         let (estimate, load) = (self.query.model.estimate(candidate.slot, now), candidate.load.view());
-        let lacking = self.query.prompt.tokens.saturating_sub(candidate.hit);
-        let (work, transfer) = match &self.query.elsewhere {
+        let lacking = self.query.ask.prompt.tokens.saturating_sub(candidate.hit);
+        let (work, transfer) = match &self.query.ask.elsewhere {
             None => (Work::of(lacking, candidate.hit), 0.0),
             Some(elsewhere) => (Work::default(), (elsewhere.transfer)(candidate.identity, lacking)),
         };
@@ -189,9 +189,9 @@ impl<'a> Stakes<'a> {
     /// others are taken to be like this one.
     #[inline]
     fn steps(&self, candidate: &Candidate<'_>, load: &LoadView, estimate: &Estimate) -> Steps {
-        let context = float(self.query.prompt.tokens.0) + self.pool.answers.output / 2.0;
+        let context = float(self.query.ask.prompt.tokens.0) + self.pool.answers.output / 2.0;
         let sequence = estimate.sequence(&self.pool, context);
-        let added = f64::from(self.query.sampling.n.max(1)) * sequence;
+        let added = f64::from(self.query.ask.sampling.n.max(1)) * sequence;
         let unseen = fast_max(candidate.requests - float(load.decoding()), 0.0);
         let before = estimate.step(load.context) + unseen * sequence;
         Steps { after: before + added, added }

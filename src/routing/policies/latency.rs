@@ -36,8 +36,9 @@ impl Policy for Latency {
             return self.untaught.choose(query, eligible);
         }
         let key = query
+            .ask
             .session
-            .or(query.prompt.root())
+            .or(query.ask.prompt.root())
             .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
         let (first, cheapest) = eligible.iter().min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))?;
         let enough = cheapest.cost + tolerance(cheapest.ttft);

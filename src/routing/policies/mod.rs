@@ -38,7 +38,7 @@ pub trait Policy: Send + Sync {
 
 /// Whose turn it is; it passes where the request may be placed by the answer.
 fn turn(turn: &AtomicUsize, query: &Query<'_>) -> usize {
-    if query.is_quote { turn.load(Ordering::Relaxed) } else { turn.fetch_add(1, Ordering::Relaxed) }
+    if query.ask.is_quote { turn.load(Ordering::Relaxed) } else { turn.fetch_add(1, Ordering::Relaxed) }
 }
 
 debug_as!(dyn Policy => "Policy");

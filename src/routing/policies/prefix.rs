@@ -25,10 +25,10 @@ impl Policy for Prefix {
     }
 
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
-        let Some(root) = query.prompt.root() else { return self.without_prompt.choose(query, eligible) };
+        let Some(root) = query.ask.prompt.root() else { return self.without_prompt.choose(query, eligible) };
         let rank = |candidate: &Candidate<'_>| rendezvous::rank(root, candidate.identity);
         let fair = fair_share(eligible);
-        let longest = longest(&query.prompt, eligible.iter().map(|(_, candidate)| candidate));
+        let longest = longest(&query.ask.prompt, eligible.iter().map(|(_, candidate)| candidate));
         let is_shared = query.index.sharing(longest, query.aim.now) >= prices::SHARED_FROM;
         let free = if is_shared { 1.0 } else { prices::FREE_REQUESTS };
         let holder = eligible

@@ -19,7 +19,7 @@ impl Policy for Session {
     }
 
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
-        let Some(session) = query.session else { return self.without_session.choose(query, eligible) };
+        let Some(session) = query.ask.session else { return self.without_session.choose(query, eligible) };
         let rank = |candidate: &Candidate<'_>| rendezvous::rank(session, candidate.identity);
         let (at, _) = eligible.iter().max_by_key(|(_, candidate)| rank(candidate))?;
         Some(Choice { at, reason: Reason::Session })

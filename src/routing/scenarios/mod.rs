@@ -102,20 +102,23 @@ impl Fleet {
         self.ask(text, judge)
     }
 
+    fn asked<'a>(&'a self, text: &'a Text) -> Ask<'a> {
+        Ask {
+            session: self.session,
+            waited: self.aim.waited,
+            shows_first_token: self.shows_first_token,
+            elsewhere: self.elsewhere(),
+            ..Ask::of(text.prompt(), &self.excluded)
+        }
+    }
+
     /// Asks one step of a decision, with `aim` as it is.
     fn ask<T>(&self, text: &Text, ask: impl Fn(&dyn Policy, &Query<'_>, &mut [Candidate<'_>]) -> T) -> T {
         let query = Query {
-            prompt: text.prompt(),
-            session: self.session,
-            conversation: None,
-            turn: prefix_index::Turn::default(),
-            sampling: Sampling::default(),
+            ask: self.asked(text),
             aim: Aim { now: self.now, ..self.aim },
-            elsewhere: self.elsewhere(),
             model: &self.dispatcher.model,
             index: &self.dispatcher.index,
-            excluded: &self.excluded,
-            is_quote: false,
         };
         let candidate = |target| dispatcher::candidate(target, &LIMITS, self.now);
         let mut candidates: Vec<_> = self.targets.iter().map(candidate).collect();
@@ -124,13 +127,7 @@ impl Fleet {
 
     /// A whole decision, acted on whatever its verdict.
     fn dispatch(&self, text: &Text) -> (Decision, Assignment) {
-        let ask = Ask {
-            session: self.session,
-            waited: self.aim.waited,
-            shows_first_token: self.shows_first_token,
-            elsewhere: self.elsewhere(),
-            ..Ask::of(text.prompt(), &self.excluded)
-        };
+        let ask = self.asked(text);
         let judged = self.dispatcher.judge(&*self.policy, &ask, &LIMITS, self.now, self.targets.iter());
         let assignment = judged.and_then(|judged| judged.assign()).unwrap();
         (assignment.decision, assignment)
