@@ -36,7 +36,7 @@ pub use self::flow::Position;
 pub use self::lease::Sharing;
 pub use self::outlook::{Deferral, Outlook};
 pub use self::queue::{Entered, Line, WaitQueue};
-pub use self::refusal::Refusal;
+pub use self::refusal::{Exceeded, Refusal};
 pub use self::ruling::{DegradeRule, Rules, Ruling, rule};
 pub use self::tenant::{Admission, Demand, EngineCharge, Ledgers, TenantLimiter, TenantPermit};
 pub use self::ticket::{PoolQueue, ROUND_EVERY, Ticket, TurnOnDrop};

@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::MAX_STAYS;
 use super::aging::Aging;
 use super::flow::{Flow, FlowKey, Position, QueueEntry};
 use super::outlook::{Deferral, Outlook};
 use super::pace::Pace;
+use super::refusal::{Exceeded, Refusal};
 use super::usage::{Over, UsageKey, Usages};
 use super::virtual_time::VirtualTime;
 use super::waiter::{Lane, Share, WaitReason, Waiter};
-use super::{MAX_STAYS, Refusal};
 use crate::clock::Stamp;
 use crate::config::QueueLimits;
 
@@ -207,11 +208,12 @@ impl<T: Clone> WaitQueue<T> {
             return Ok(());
         }
         let retry_after = self.promise(&waiter.share, outlook, wait.saturating_sub(most));
-        Err(if wait > limits.max_wait {
-            Refusal::TooLong { wait, max: limits.max_wait, retry_after }
+        let exceeded = if wait > limits.max_wait {
+            Exceeded::TooLong { wait, max: limits.max_wait }
         } else {
-            Refusal::Late { wait, slack: most, bound: outlook.bound, retry_after }
-        })
+            Exceeded::Late { wait, slack: most, bound: outlook.bound }
+        };
+        Err(Refusal { exceeded, retry_after })
     }
 
     /// Sees to it that the queue of its route is not over its limits with the request. Those of a priority below 0 and its own go
@@ -229,7 +231,7 @@ impl<T: Clone> WaitQueue<T> {
         let refusal = |queue: &mut Self, share: &Share, over| {
             let until = queue.pace.time_for(waiter.outlook.work, &waiter.outlook);
             let retry_after = queue.promise(share, &waiter.outlook, until);
-            queue.usages.refusal(&key, over, waiter.bytes, limits, retry_after)
+            Refusal { exceeded: queue.usages.exceeded(&key, over, waiter.bytes, limits), retry_after }
         };
         let Some(victims) = victims else { return Err(refusal(self, &waiter.share, over)) };
         for (position, over) in victims {

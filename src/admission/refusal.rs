@@ -8,9 +8,18 @@ use thiserror::Error;
 
 use crate::error::Failure;
 
+/// A request that is not let in, and when it may come again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub exceeded: Exceeded,
+    /// `Retry-After`, 1 to 60 s.
+    pub retry_after: Duration,
+}
+
 /// A limit that a request would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Refusal {
+pub enum Exceeded {
     /// The route's queue holds `max_requests`.
     #[error(
         "no replica can answer in time now, and {waiting} requests wait already (route.queue.max_requests = {max})"
@@ -20,8 +29,6 @@ pub enum Refusal {
         waiting: usize,
         /// `max_requests`.
         max: usize,
-        /// `Retry-After`.
-        retry_after: Duration,
     },
     /// The route's queue would hold more than `max_bytes`.
     #[error(
@@ -35,8 +42,6 @@ pub enum Refusal {
         own: usize,
         /// `max_bytes`.
         max: usize,
-        /// `Retry-After`.
-        retry_after: Duration,
     },
     /// Its predicted wait exceeds `max_wait`.
     #[error(
@@ -48,8 +53,6 @@ pub enum Refusal {
         wait: Duration,
         /// `max_wait`.
         max: Duration,
-        /// `Retry-After`.
-        retry_after: Duration,
     },
     /// Its predicted wait exceeds what its bound on TTFT leaves.
     #[error(
@@ -64,8 +67,6 @@ pub enum Refusal {
         slack: Duration,
         /// Its bound on TTFT.
         bound: Duration,
-        /// `Retry-After`.
-        retry_after: Duration,
     },
     /// It has waited until no replica could answer it in time.
     #[error(
@@ -75,8 +76,6 @@ pub enum Refusal {
     WaitedLate {
         /// Its bound on TTFT.
         bound: Duration,
-        /// `Retry-After`.
-        retry_after: Duration,
     },
     /// It has waited for `max_wait` and could not be placed.
     #[error(
@@ -88,12 +87,10 @@ pub enum Refusal {
         max: Duration,
         /// Predicted remaining wait.
         wait: Duration,
-        /// `Retry-After`.
-        retry_after: Duration,
     },
 }
 
-impl Refusal {
+impl Exceeded {
     /// The limit's key, used as the error code.
     pub fn code(&self) -> &'static str {
         match self {
@@ -103,26 +100,14 @@ impl Refusal {
             Self::Late { .. } | Self::WaitedLate { .. } => "ttft",
         }
     }
-
-    /// `Retry-After`, 1 to 60 s.
-    pub fn retry_after(&self) -> Duration {
-        match self {
-            Self::MaxRequests { retry_after, .. }
-            | Self::MaxBytes { retry_after, .. }
-            | Self::TooLong { retry_after, .. }
-            | Self::Late { retry_after, .. }
-            | Self::WaitedLate { retry_after, .. }
-            | Self::Waited { retry_after, .. } => *retry_after,
-        }
-    }
 }
 
 impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
+    fn from(Refusal { exceeded, retry_after }: Refusal) -> Self {
         Self::NotAdmitted {
-            limit: refusal.code(),
-            message: refusal.to_string(),
-            retry_after: Some(refusal.retry_after()),
+            limit: exceeded.code(),
+            message: exceeded.to_string(),
+            retry_after: Some(retry_after),
         }
     }
 }

@@ -52,7 +52,7 @@ impl Bench {
 
     /// The ids that lost their position, or the refusal's code.
     fn enter(&mut self, id: u64, waiter: &Waiter) -> Result<Vec<u64>, &'static str> {
-        let entered = self.queue.enter(waiter, id).map_err(|refusal| refusal.code())?;
+        let entered = self.queue.enter(waiter, id).map_err(|refusal| refusal.exceeded.code())?;
         self.positions.insert(id, entered.position);
         Ok(entered.evicted.into_iter().map(|(id, _)| id).collect())
     }
@@ -343,7 +343,7 @@ impl FullPool {
         };
         let waiter = Waiter { outlook, ..waiter(tenant, now) };
         if free_at > now || self.queue.ahead(&waiter).is_some() {
-            return Err(self.queue.enter(&waiter, now).unwrap_err().retry_after());
+            return Err(self.queue.enter(&waiter, now).unwrap_err().retry_after);
         }
         self.queue.passed(&waiter, at(now));
         *self.busy_until.iter_mut().find(|until| **until == free_at).unwrap() = now + 1000;

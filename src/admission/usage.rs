@@ -1,9 +1,8 @@
 //! How much of a route's queue each tenant takes: what `max_requests` and `max_bytes` are held against.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::Refusal;
+use super::refusal::Exceeded;
 use crate::config::QueueLimits;
 
 /// Whose requests of which route; long prompts where they are kept apart.
@@ -99,18 +98,11 @@ impl Usages {
     }
 
     /// What to tell those that have to go.
-    pub(super) fn refusal(
-        &self,
-        key: &UsageKey,
-        over: Over,
-        own: usize,
-        limits: &QueueLimits,
-        retry_after: Duration,
-    ) -> Refusal {
+    pub(super) fn exceeded(&self, key: &UsageKey, over: Over, own: usize, limits: &QueueLimits) -> Exceeded {
         let (waiting, bytes) = self.total(key);
         match over {
-            Over::Requests => Refusal::MaxRequests { waiting, max: limits.max_requests, retry_after },
-            Over::Bytes => Refusal::MaxBytes { waiting: bytes, own, max: limits.max_bytes, retry_after },
+            Over::Requests => Exceeded::MaxRequests { waiting, max: limits.max_requests },
+            Over::Bytes => Exceeded::MaxBytes { waiting: bytes, own, max: limits.max_bytes },
         }
     }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::Refusal;
 use super::outlook::Outlook;
+use super::refusal::{Exceeded, Refusal};
 use super::waiter::WaitReason;
 use crate::clock::Stamp;
 use crate::config::QueueLimits;
@@ -33,9 +33,10 @@ impl EndOfWait {
 
     /// What its client is told.
     pub fn refusal(self, outlook: &Outlook, retry_after: Duration) -> Refusal {
-        match self {
-            Self::MaxWait(max) => Refusal::Waited { max, wait: outlook.drain, retry_after },
-            Self::Late => Refusal::WaitedLate { bound: outlook.bound, retry_after },
-        }
+        let exceeded = match self {
+            Self::MaxWait(max) => Exceeded::Waited { max, wait: outlook.drain },
+            Self::Late => Exceeded::WaitedLate { bound: outlook.bound },
+        };
+        Refusal { exceeded, retry_after }
     }
 }

@@ -134,7 +134,7 @@ pub(super) fn watch(
     let mut watched = Watched { router, gate, fates: HashMap::new() };
     let figures = run(trace, scenario, &mut watched);
     for (id, at, refusal) in watched.router.refusals() {
-        watched.fates.entry(*id).or_default().refused = Some((*at, refusal.retry_after()));
+        watched.fates.entry(*id).or_default().refused = Some((*at, refusal.retry_after));
     }
     let mut fates: Vec<_> = watched.fates.into_values().collect();
     fates.sort_by_key(|fate| fate.arrived);
