@@ -253,12 +253,7 @@ impl TenantPermit {
         }
         let (began, wall) = self.began;
         let wall = wall + record.at.end.since(began);
-        used.ledger.settle(&self.reserved.of_tenant, amounts, wall);
-        if let Some((key, reserved)) = &self.reserved.of_key
-            && let Some(ledger) = used.keys.get_mut(key)
-        {
-            ledger.settle(reserved, amounts, wall);
-        }
+        used.each_of(&self.reserved, |ledger, reserved| ledger.settle(reserved, amounts, wall));
         drop(used);
         let (state, reserved) = (Arc::clone(&self.state), mem::take(&mut self.reserved));
         EngineCharge { state, reserved, charged: amounts, engine, wall }
@@ -271,12 +266,9 @@ impl EngineCharge {
         let mut used = self.state.lock();
         let engine_ms = self.charged.engine_ms.saturating_add_signed(used.whole_ms(self.engine, engine));
         let measured = Amounts { engine_ms, ..self.charged };
-        used.ledger.correct(&self.reserved.of_tenant, self.charged, measured, self.wall);
-        if let Some((key, reserved)) = &self.reserved.of_key
-            && let Some(ledger) = used.keys.get_mut(key)
-        {
+        used.each_of(&self.reserved, |ledger, reserved| {
             ledger.correct(reserved, self.charged, measured, self.wall);
-        }
+        });
     }
 }
 
@@ -351,11 +343,9 @@ impl TenantUse {
                 return Err(all.into_iter().flatten().max_by_key(lasts).unwrap_or(Failure::Internal));
             }
         };
-        let of_key = self.of_key(demand).zip(of_key).map(|((key, ledger), reservation)| {
-            ledger.hold(&reservation);
-            (Arc::clone(&key.name), reservation)
-        });
-        self.ledger.hold(&of_tenant);
+        let of_key = demand.key.zip(of_key).map(|(key, reservation)| (Arc::clone(&key.name), reservation));
+        let reserved = Reserved { of_tenant, of_key };
+        self.each_of(&reserved, Ledger::hold);
         self.inflight += 1;
         if let Some(per_minute) = limits.requests_per_minute {
             self.requests.charge(1.0, &Refill::per_minute(per_minute), now);
@@ -363,7 +353,17 @@ impl TenantUse {
         if let Some(per_minute) = limits.tokens_per_minute {
             self.tokens.charge(demand.tokens.0 as f64, &Refill::per_minute(per_minute), now);
         }
-        Ok(Reserved { of_tenant, of_key })
+        Ok(reserved)
+    }
+
+    /// The ledgers in which this is reserved, with the reservation of each.
+    fn each_of(&mut self, reserved: &Reserved, mut then: impl FnMut(&mut Ledger, &Reservation)) {
+        then(&mut self.ledger, &reserved.of_tenant);
+        if let Some((key, reserved)) = &reserved.of_key
+            && let Some(ledger) = self.keys.get_mut(key)
+        {
+            then(ledger, reserved);
+        }
     }
 
     fn awaits_look(&mut self, tenant: &Tenant, demand: &Demand<'_>, sharing: Sharing) -> bool {
