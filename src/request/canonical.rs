@@ -100,13 +100,9 @@ impl<'s> PromptWalk<'s> {
         }
     }
 
-    /// What the walk has found.
-    /// Whether a part of the content has a `uuid`.
-    pub(super) fn names_media(&self) -> bool {
-        self.names_media
-    }
-
-    pub(super) fn finish(mut self) -> (PrefixChain, PromptSize, Option<u64>, Option<u64>) {
+    /// What the walk has found: chain, size, the hash of the conversation and of what it continues, and whether a part of the content has
+    /// a `uuid`.
+    pub(super) fn finish(mut self) -> (PrefixChain, PromptSize, Option<u64>, Option<u64>, bool) {
         let exact_tokens = Some(Tokens(self.token_ids)).filter(|n| n.0 > 0 && !self.is_text);
         let chain = self.chain.finish();
         let conversation = match self.opening {
@@ -117,7 +113,7 @@ impl<'s> PromptWalk<'s> {
         let media = u64::from(self.media) * MEDIA_BYTES as u64;
         self.makeup.add_bytes(chain.bytes().saturating_sub(self.text_bytes + media));
         let size = PromptSize { bytes: chain.bytes(), makeup: self.makeup, media: self.media, exact_tokens };
-        (chain, size, conversation, self.before_answer)
+        (chain, size, conversation, self.before_answer, self.names_media)
     }
 
     fn each(

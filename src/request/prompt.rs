@@ -50,8 +50,7 @@ impl RequestPrompt {
         let mut walk = PromptWalk::new(seed, root, room, tells_turns);
         // The fields were validated when they were parsed: a walk over them cannot meet a fault.
         let _never_faults = walk.request(dialect, fields);
-        let names_media = walk.names_media();
-        let (chain, size, conversation, continues) = walk.finish();
+        let (chain, size, conversation, continues, names_media) = walk.finish();
         Self { chain, size, conversation, continues, names_media }
     }
 }
