@@ -161,15 +161,15 @@ fn calibration(known: &routing::Calibration) -> Calibration {
     }
 }
 
-fn signals(signals: &EngineSignals) -> Signals {
+fn signals(EngineSignals { age, page }: &EngineSignals) -> Signals {
     Signals {
-        age: Some(signals.age.as_secs_f64()),
-        batch_limit: signals.batch_limit,
-        block_tokens: signals.block_tokens,
-        kv_cache_usage: signals.kv_cache_usage,
-        running: signals.running,
-        total_blocks: signals.total_blocks,
-        waiting: signals.waiting,
+        age: Some(age.as_secs_f64()),
+        batch_limit: page.batch_limit,
+        block_tokens: page.block_tokens,
+        kv_cache_usage: page.kv_cache_usage,
+        running: page.running,
+        total_blocks: page.total_blocks,
+        waiting: page.waiting,
     }
 }
 

@@ -27,18 +27,18 @@ impl Far {
 
 /// Requests that wait in the engines, as last scraped.
 pub(crate) fn waiting(replicas: &[ReplicaStatus]) -> f64 {
-    replicas.iter().filter_map(|status| status.signals.as_ref()?.waiting).sum()
+    replicas.iter().filter_map(|status| status.signals.as_ref()?.page.waiting).sum()
 }
 
 /// Requests that run in the engines, as last scraped.
 pub(crate) fn running(replicas: &[ReplicaStatus]) -> f64 {
-    replicas.iter().filter_map(|status| status.signals.as_ref()?.running).sum()
+    replicas.iter().filter_map(|status| status.signals.as_ref()?.page.running).sum()
 }
 
 /// Requests that wait in an engine on average over the last scrapes: one that waits at a moment is no queue.
 pub(crate) fn queue(status: &ReplicaStatus) -> Option<f64> {
     let on_average = status.counters.and_then(|counters| counters.recent_waiting);
-    on_average.or_else(|| status.signals.as_ref()?.waiting)
+    on_average.or_else(|| status.signals.as_ref()?.page.waiting)
 }
 
 /// Whether most engines have a queue: then whose is the longest at a moment, or whose requests wait longest, is chance.
@@ -110,7 +110,7 @@ pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]
 /// Replicas that put requests back for want of cache, with the share in use and the preemptions a second.
 fn full(replicas: &[ReplicaStatus]) -> impl Iterator<Item = (&ReplicaStatus, f64, f64)> {
     replicas.iter().filter_map(|status| {
-        let usage = status.signals.as_ref()?.kv_cache_usage?;
+        let usage = status.signals.as_ref()?.page.kv_cache_usage?;
         let preemptions = status.counters?.recent_preemptions?;
         (preemptions >= PREEMPTS && usage >= FULL).then_some((status, usage, preemptions))
     })

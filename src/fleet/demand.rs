@@ -76,7 +76,8 @@ impl EngineLoad {
         cold_starts: (u64, Vec<Duration>),
     ) -> Self {
         let view = target.load.view();
-        let blocks = signals.and_then(|signals| signals.total_blocks.zip(signals.block_tokens));
+        let page = signals.map(|signals| signals.page).unwrap_or_default();
+        let blocks = page.total_blocks.zip(page.block_tokens);
         let (cold_starts, latest_cold_starts) = cold_starts;
         Self {
             replica,
@@ -84,12 +85,9 @@ impl EngineLoad {
             share: target.share(),
             inflight: view.inflight,
             followed: target.load.followed(),
-            running: signals.and_then(|signals| signals.running),
-            waiting: signals.and_then(|signals| signals.waiting),
-            batch_limit: signals
-                .and_then(|signals| signals.batch_limit)
-                .or(limits.batch_limit)
-                .or_else(|| target.load.batch_limit()),
+            running: page.running,
+            waiting: page.waiting,
+            batch_limit: page.batch_limit.or(limits.batch_limit).or_else(|| target.load.batch_limit()),
             cache_tokens: blocks.map(|(blocks, tokens)| blocks.saturating_mul(tokens)),
             context: (view.decoding() > 0).then(|| view.context as f64 / view.decoding() as f64),
             cold_starts,

@@ -32,7 +32,6 @@ pub mod reports;
 #[cfg(test)]
 mod scenarios;
 mod score;
-mod signals;
 mod slots;
 pub mod target;
 pub(crate) mod tuning;
@@ -62,9 +61,8 @@ pub use self::predictor::{
 pub use self::prefix_index::PrefixIndex;
 pub use self::prompt::Prompt;
 pub use self::query::{Aim, Ask, Elsewhere, Query, Sampling};
-pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
-pub use self::target::{EngineLimits, EnginePage, Target};
+pub use self::target::{EngineLimits, EnginePage, EngineSignals, Target};
 pub use self::verdict::Verdict;
 pub use self::ways::{Offers, Quote};
 pub use self::work::Work;

@@ -14,7 +14,7 @@ use super::cache_counters::{CacheFigures, CacheReport};
 use super::foreign::sane;
 use super::load::LoadView;
 use super::memory::Memory;
-use super::{EngineSignals, Foreign, ReplicaLoad};
+use super::{Foreign, ReplicaLoad};
 use crate::clock::Stamp;
 use crate::units::AtomicF64;
 
@@ -53,6 +53,15 @@ pub struct EnginePage {
     pub batch_limit: Option<u64>,
     /// What its prefix cache found.
     pub cache: Option<CacheFigures>,
+}
+
+/// The newest reading, where it is not too old.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineSignals {
+    /// Its age.
+    pub age: Duration,
+    /// Its batch limit is that of the configuration, else what the engine was seen not to exceed, else of the page.
+    pub page: EnginePage,
 }
 
 /// What the configuration says of a pool's engines.
@@ -166,12 +175,10 @@ impl Target {
         let (page, age) = (seen.page?, now.since(seen.at));
         (age <= limits.scrape_interval * MAX_AGE).then_some(EngineSignals {
             age,
-            running: page.running,
-            waiting: page.waiting,
-            kv_cache_usage: page.kv_cache_usage,
-            batch_limit: limits.batch_limit.or(self.load.batch_limit()).or(page.batch_limit),
-            block_tokens: page.block_tokens,
-            total_blocks: page.total_blocks,
+            page: EnginePage {
+                batch_limit: limits.batch_limit.or(self.load.batch_limit()).or(page.batch_limit),
+                ..page
+            },
         })
     }
 

@@ -123,7 +123,7 @@ impl Tally {
             recent_ttft_p50: quantile(&self.recent_ttft.take(), 0.5),
             itl_p50: quantile(&itl, 0.5),
             itl_p99: quantile(&itl, 0.99),
-            queue: status.signals.and_then(|signals| signals.waiting).map(|waiting| waiting as u64),
+            queue: status.signals.and_then(|signals| signals.page.waiting).map(|waiting| waiting as u64),
             inflight: status.inflight,
         };
         self.recent_requests = 0;

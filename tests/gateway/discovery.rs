@@ -619,7 +619,10 @@ async fn each_engine_behind_one_url_is_a_target_of_its_own() {
         replica.received().iter().map(|r| r.header("x-data-parallel-rank").unwrap().to_owned()).collect();
     assert_eq!(pinned, ["0".to_owned(), "1".to_owned()].into());
     let replicas = gateway.replicas();
-    assert!(replicas.iter().all(|r| r.signals.is_some_and(|s| s.total_blocks == Some(8192))), "{replicas:?}");
+    assert!(
+        replicas.iter().all(|r| r.signals.is_some_and(|s| s.page.total_blocks == Some(8192))),
+        "{replicas:?}"
+    );
 
     // Told that it is one, it is one again, without a pause, and the engine spreads as it likes.
     config.pools[0].data_parallel = DataParallel::Ranks(std::num::NonZeroU32::MIN);

@@ -156,7 +156,7 @@ async fn engines_without_prefix_caching_share_the_prompts_that_begin_alike() {
         // What they are learned to take varies with the machine.
         let least = if policy == PolicyName::Latency { 1 } else { 20 };
         assert!(counts.iter().all(|count| *count >= least), "{policy:?}: {counts:?}");
-        let blocks = gateway.replicas()[0].signals.and_then(|signals| signals.total_blocks);
+        let blocks = gateway.replicas()[0].signals.and_then(|signals| signals.page.total_blocks);
         assert_eq!(blocks, Some(1000), "its KV cache is as large as ever");
     }
 }
@@ -325,8 +325,8 @@ async fn figures_come_by_the_engines_names_and_what_is_missing_is_said_and_never
     let status = || gateway.replicas().remove(0);
     until("the page was read", || status().signals.is_some()).await;
     let signals = status().signals.unwrap();
-    assert_eq!((signals.running, signals.waiting), (Some(162.0), Some(2826.0)));
-    assert_eq!((signals.kv_cache_usage, signals.total_blocks), (Some(0.28), None));
+    assert_eq!((signals.page.running, signals.page.waiting), (Some(162.0), Some(2826.0)));
+    assert_eq!((signals.page.kv_cache_usage, signals.page.total_blocks), (Some(0.28), None));
     assert_eq!(*status().absent, ["kv_blocks", "process_start"]);
     for (page, running, absent) in [
         ("sglang:num_queue_reqs 3\n", None, "running"),
@@ -335,7 +335,7 @@ async fn figures_come_by_the_engines_names_and_what_is_missing_is_said_and_never
     ] {
         replica.show_page(Some(page));
         until("the next page was read", || status().absent.contains(&absent)).await;
-        until("its figure is absent", || status().signals.is_some_and(|s| s.running == running)).await;
+        until("its figure is absent", || status().signals.is_some_and(|s| s.page.running == running)).await;
         assert_eq!(gateway.post(PATH, CHAT).await.status(), 200, "{page}");
     }
     assert_eq!(status().failures.scrapes, 0);

@@ -32,7 +32,7 @@ use tokenway::observe::{Observer, Surroundings};
 use tokenway::record::{AttemptCause, FirstToken, Record, SloBounds};
 use tokenway::request::class::Class;
 use tokenway::routing::Calibration;
-use tokenway::routing::EngineSignals;
+use tokenway::routing::{EnginePage, EngineSignals};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -147,12 +147,15 @@ pub(crate) fn first_token() -> FirstToken {
 pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
     let signals = EngineSignals {
         age: Duration::from_millis(500),
-        running: Some(7.0),
-        waiting: Some(5.0),
-        kv_cache_usage: Some(0.25),
-        batch_limit: Some(256),
-        block_tokens: Some(16),
-        total_blocks: Some(1000),
+        page: EnginePage {
+            running: Some(7.0),
+            waiting: Some(5.0),
+            kv_cache_usage: Some(0.25),
+            batch_limit: Some(256),
+            block_tokens: Some(16),
+            total_blocks: Some(1000),
+            ..EnginePage::default()
+        },
     };
     ReplicaStatus {
         pool: "llama".into(),

@@ -6,7 +6,7 @@ use super::*;
 use crate::fleet::status::{EngineCounters, KvCounters, LifeStatus};
 use crate::observe::history::{Dimension, Part};
 use crate::observe::lag::Lateness;
-use crate::routing::EngineSignals;
+use crate::routing::{EnginePage, EngineSignals};
 use crate::stats::{Counts, Histogram};
 
 /// What one replica did in a window.
@@ -49,10 +49,12 @@ fn slot(reason: usize, all: &[Did]) -> WindowFigures {
 fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
     let signals = EngineSignals {
         age: Duration::from_millis(200),
-        running: Some(8.0),
-        waiting: Some(waiting),
-        kv_cache_usage: Some(0.4),
-        ..EngineSignals::default()
+        page: EnginePage {
+            running: Some(8.0),
+            waiting: Some(waiting),
+            kv_cache_usage: Some(0.4),
+            ..EnginePage::default()
+        },
     };
     ReplicaStatus {
         pool: "llama".into(),
@@ -431,7 +433,7 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     names_only(&figures, &["20 of 20 misses in network", "all at replica r1"], &["stands out"]);
     figures.recent = Slot::default();
     // One that waits at a moment explains nothing, a queue does.
-    figures.replicas[0].signals.as_mut().unwrap().waiting = Some(2.0);
+    figures.replicas[0].signals.as_mut().unwrap().page.waiting = Some(2.0);
     figures.replicas[0].counters.as_mut().unwrap().recent_waiting = Some(0.6);
     names(&figures, &["20 of 20 misses in network"]);
     figures.replicas[0].counters.as_mut().unwrap().recent_waiting = Some(9.0);
@@ -468,7 +470,7 @@ fn full_caches_are_named_with_their_preemptions() {
     let full = |replica: &str| {
         let counters = EngineCounters { recent_preemptions: Some(0.5), ..EngineCounters::default() };
         let mut status = ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) };
-        status.signals.as_mut().unwrap().kv_cache_usage = Some(0.99);
+        status.signals.as_mut().unwrap().page.kv_cache_usage = Some(0.99);
         status
     };
     let all = slot(ITL, &[did("r1", 10, 14, decode), did("r2", 10, 14, decode)]);
@@ -481,7 +483,7 @@ fn full_caches_are_named_with_their_preemptions() {
     let waits = (Stage::EngineQueue, 9.0, 9.0);
     let queued = slot(TTFT, &[did("r1", 10, 14, waits), did("r2", 10, 14, waits)]);
     let mut replicas = vec![full("r1"), full("r2")];
-    replicas[1].signals.as_mut().unwrap().waiting = Some(5.0);
+    replicas[1].signals.as_mut().unwrap().page.waiting = Some(5.0);
     names_only(&figures(queued, replicas), &[pressure, "shared by all 2"], &["stands out"]);
     // As long as it lasts, and then the queue is in the gateway.
     let held = (Stage::Admit, 9.0, 9.0);

@@ -125,12 +125,12 @@ impl MinuteSignals {
             engine_ttft: counters.and_then(|(now, before)| mean_ttft(&now, &before)),
             itl: lower_quantile(&mut minute.itl, 0.5),
             hit_rate: (minute.told > 0.0).then(|| minute.cached / minute.told),
-            waiting: engine.and_then(|engine| engine.waiting),
-            kv_cache_usage: engine.and_then(|engine| engine.kv_cache_usage),
+            waiting: engine.and_then(|engine| engine.page.waiting),
+            kv_cache_usage: engine.and_then(|engine| engine.page.kv_cache_usage),
             preemptions: counters
                 .and_then(|(now, before)| Some(now.preemptions? - before.preemptions?))
                 .filter(|n| *n >= 0.0),
-            batch_limit: engine.and_then(|engine| engine.batch_limit).map(|limit| limit as f64),
+            batch_limit: engine.and_then(|engine| engine.page.batch_limit).map(|limit| limit as f64),
             gpu_throttled: status
                 .and_then(|status| status.gpu?.throttling)
                 .map(|throttling| f64::from(u8::from(throttling.is_any()))),

@@ -171,10 +171,11 @@ fn set_kv(families: &Replicas, key: [&str; 2], counters: Option<&EngineCounters>
 }
 
 fn set_signals(families: &Replicas, key: [&str; 2], signals: Option<&EngineSignals>) {
-    families.queue_depth.set(key, signals.and_then(|s| s.waiting));
-    families.running.set(key, signals.and_then(|s| s.running));
-    families.kv_cache_usage.set(key, signals.and_then(|s| s.kv_cache_usage));
-    families.batch_limit.set(key, signals.and_then(|s| s.batch_limit).map(|n| n as f64));
+    let page = signals.map(|signals| &signals.page);
+    families.queue_depth.set(key, page.and_then(|page| page.waiting));
+    families.running.set(key, page.and_then(|page| page.running));
+    families.kv_cache_usage.set(key, page.and_then(|page| page.kv_cache_usage));
+    families.batch_limit.set(key, page.and_then(|page| page.batch_limit).map(|n| n as f64));
     families.scrape_age.set(key, signals.map(|s| s.age.as_secs_f64()));
 }
 

@@ -427,7 +427,7 @@ impl Rollout {
                 arm: arm(&status.pool).filter(|_| status.state != ReplicaState::Draining)?,
                 name: Arc::clone(&status.replica),
                 is_ready: status.state == ReplicaState::Ready,
-                waiting: status.signals.as_ref().and_then(|signals| signals.waiting),
+                waiting: status.signals.as_ref().and_then(|signals| signals.page.waiting),
             })
         };
         fleet.iter().filter_map(seen).collect()
