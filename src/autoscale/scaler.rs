@@ -170,7 +170,8 @@ impl Scaler {
         let kept = target.scale.scale_down_after.as_secs_f64();
         // What was asked before a restart, and at which rates, is not known: it is taken for right.
         let there = if seen.is_young { terms.there.clamp(least, most) } else { 0 };
-        let highest = self.highest(now, asked.max(there), kept);
+        let asked_now = asked.max(there);
+        let highest = windowed(&mut self.past, (now, asked_now), kept, |before| before <= asked_now);
         let replicas = if seen.is_idle { asked } else { highest }.clamp(least, most);
         let reason = match () {
             () if self.active.is_none() && replicas == 0 => {
@@ -291,18 +292,6 @@ impl Scaler {
         let explained = self.explained.note(now, explained);
         if running < FEW { 1.0 } else { (running / explained.max(FEW)).clamp(1.0, MAX_UNEXPLAINED) }
     }
-
-    /// Notes a number; the highest within `kept` seconds.
-    fn highest(&mut self, now: f64, asked: usize, kept: f64) -> usize {
-        while self.past.back().is_some_and(|(_, before)| *before <= asked) {
-            self.past.pop_back();
-        }
-        self.past.push_back((now, asked));
-        while self.past.front().is_some_and(|(at, _)| now - at > kept) {
-            self.past.pop_front();
-        }
-        self.past.front().map_or(asked, |(_, highest)| *highest)
-    }
 }
 
 /// What a look saw.
@@ -322,14 +311,24 @@ fn windowed_min(past: &mut VecDeque<(f64, f64)>, now: f64, value: f64) -> f64 {
     if past.is_empty() {
         past.push_back((now, 0.0));
     }
-    while past.back().is_some_and(|(_, before)| *before >= value && *before > 0.0) {
+    windowed(past, (now, value), WINDOW, |before| before >= value && before > 0.0)
+}
+
+/// Notes a value in place of those that it makes void; the first one within `kept` seconds.
+fn windowed<T: Copy>(
+    past: &mut VecDeque<(f64, T)>,
+    (now, value): (f64, T),
+    kept: f64,
+    is_void: impl Fn(T) -> bool,
+) -> T {
+    while past.back().is_some_and(|(_, before)| is_void(*before)) {
         past.pop_back();
     }
     past.push_back((now, value));
-    while past.front().is_some_and(|(at, _)| now - at > WINDOW) {
+    while past.front().is_some_and(|(at, _)| now - at > kept) {
         past.pop_front();
     }
-    past.front().map_or(value, |(_, least)| *least)
+    past.front().map_or(value, |(_, first)| *first)
 }
 
 /// An exponential mean over about a minute.
