@@ -307,9 +307,6 @@ mod tests {
         let ask = Edits { priority: Some(-3), ask_usage: false, ..ASK };
         let (body, _) = spliced(Dialect::Chat, r#"{"priority" : 9,"n":1}"#, ask);
         assert_eq!(body, r#"{"priority" : -3,"n":1}"#);
-        let ask = Edits { priority: Some(-3), ask_usage: false, ..ASK };
-        let (body, _) = spliced(Dialect::Chat, r#"{"priority" : 9,"n":1}"#, ask);
-        assert_eq!(body, r#"{"priority" : -3,"n":1}"#);
         let all = Edits { model: Some("m"), cache_salt: Some("ours"), priority: Some(1), ..ASK };
         let (empty, _) = spliced(Dialect::Chat, "{ }", all);
         assert_eq!(empty, r#"{"model":"m","cache_salt":"ours","priority":1 }"#);

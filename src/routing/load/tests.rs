@@ -7,13 +7,8 @@ fn placed(at_ms: u64, tokens: u64) -> Placement {
         at,
         work: Work::of(Tokens(tokens), Tokens(0)),
         prompt: Tokens(tokens),
-        tpot: None,
         is_stream: true,
-        has_media: false,
-        is_elsewhere: false,
-        is_followed: false,
-        is_untimed: false,
-        is_past_engine: false,
+        ..Placement::default()
     }
 }
 
@@ -27,6 +22,11 @@ fn refresh(load: &ReplicaLoad, at_ms: u64) -> Refreshed {
     let survival = hazard::lengths::Lengths::default().survival();
     let seconds = |work: &Work| work.tokens as f64 * 1e-4;
     load.refresh(ms(at_ms), &Known { step: 0.02, per_event: 1.0, survival: &survival, seconds: &seconds })
+}
+
+/// Tokens of the prompts that a refresh learns from.
+fn learned(load: &ReplicaLoad, at_ms: u64) -> Vec<u64> {
+    refresh(load, at_ms).samples.iter().map(|sample| sample.work.tokens).collect()
 }
 
 /// Prompts of so many tokens that are sent together at 100 ms, and when each has its first token.
@@ -101,8 +101,7 @@ fn what_was_sent_at_an_unknown_time_takes_its_place_and_teaches_nothing() {
     assert_eq!(counts(&load), (1, 0, 0));
     drop(own);
     drop(answered(&load, [(300, 400)]));
-    let samples = refresh(&load, 600).samples;
-    assert_eq!(samples.iter().map(|sample| sample.work.tokens).collect::<Vec<_>>(), [300]);
+    assert_eq!(learned(&load, 600), [300]);
 }
 
 #[test]
@@ -120,15 +119,14 @@ fn what_is_answered_without_the_engine_is_in_flight_and_disturbs_nothing() {
     drop(answered(&load, [(300, 400)]));
     drop(LoadGuard::reserve(&load, Placement { is_past_engine: true, ..placed(410, 0) }));
     drop(answered(&load, [(500, 600)]));
-    let samples = refresh(&load, 900).samples;
-    assert_eq!(samples.iter().map(|sample| sample.work.tokens).collect::<Vec<_>>(), [500]);
+    assert_eq!(learned(&load, 900), [500]);
 }
 
 #[test]
 fn a_lesson_waits_until_its_answers_have_told_what_was_computed() {
     let load = ReplicaLoad::new();
     let mut guards = answered(&load, [(7000, 200), (500, 201), (9000, 500), (700, 600)]);
-    let learned = |at| refresh(&load, at).samples.iter().map(|l| l.work.tokens).collect::<Vec<_>>();
+    let learned = |at| learned(&load, at);
     assert_eq!(learned(650), [700], "it took longer than expected, and all others go on");
     guards[0].computed(Work::of(Tokens(2000), Tokens(5000)));
     assert!(learned(700).is_empty(), "the other one of its step goes on");
@@ -152,8 +150,7 @@ fn what_media_took_is_learned_once_their_tokens_were_counted() {
     assert!(refresh(&load, 15_100).samples.is_empty(), "both took far longer than expected");
     images[0].computed(Work::of(Tokens(3000), Tokens(0)));
     drop(images);
-    let samples = refresh(&load, 15_200).samples;
-    assert_eq!(samples.iter().map(|sample| sample.work.tokens).collect::<Vec<_>>(), [3000]);
+    assert_eq!(learned(&load, 15_200), [3000]);
 }
 
 #[test]
