@@ -84,11 +84,9 @@ impl ReplicaSuccessor {
         }
         let (dialect, body) = (self.identity.dialect, self.prepared.body.clone());
         let engine = pool.config().engine;
-        let build = move || continuation(dialect, &body.whole(), &progress, engine);
-        if self.prepared.body.len() <= PARSED_AT_ONCE {
-            return build().map_err(Obstacle::as_str);
-        }
-        gateway.tasks.spawn_blocking(build).await.map_err(|_| "internal")?.map_err(Obstacle::as_str)
+        let length = body.len();
+        let work = move || continuation(dialect, &body.whole(), &progress, engine);
+        gateway.body_work.run(length, work).await.map_err(|_| "internal")?.map_err(Obstacle::as_str)
     }
 
     async fn attempts(
@@ -165,5 +163,3 @@ impl Successor for ReplicaSuccessor {
 const MAX_MIGRATIONS: u8 = 3;
 /// Replicas that are asked to continue it, one after the other.
 const MAX_ATTEMPTS: u8 = 3;
-/// Bytes of a body that are parsed on a worker of the data path.
-const PARSED_AT_ONCE: usize = 1 << 20;
