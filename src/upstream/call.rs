@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use thiserror::Error;
 
@@ -190,10 +191,13 @@ pub(super) async fn connect(connector: &Connector, endpoint: &Endpoint) -> Resul
     Ok(Open { sender: connection.sender, _closes: AbortOnDrop(connection.task) })
 }
 
-async fn ask(open: &mut Open, request: Request<Bytes>) -> Result<Response<Bytes>, CallError> {
+pub(super) async fn send(open: &mut Open, request: Request<Bytes>) -> Result<Response<Incoming>, CallError> {
     open.sender.ready().await.map_err(broken)?;
-    let response = open.sender.send_request(request.map(UpstreamBody::from)).await.map_err(broken)?;
-    let (head, body) = response.into_parts();
+    open.sender.send_request(request.map(UpstreamBody::from)).await.map_err(broken)
+}
+
+async fn ask(open: &mut Open, request: Request<Bytes>) -> Result<Response<Bytes>, CallError> {
+    let (head, body) = send(open, request).await?.into_parts();
     let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(broken)?;
     Ok(Response::from_parts(head, body.to_bytes()))
 }

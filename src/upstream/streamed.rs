@@ -7,8 +7,8 @@ use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-use super::call::{CallError, Open, addressed, broken, connect};
-use super::connect::{Connector, UpstreamBody};
+use super::call::{CallError, Open, addressed, broken, connect, send};
+use super::connect::Connector;
 use crate::config::Endpoint;
 
 /// An answer that is being read; dropping it closes its connection.
@@ -33,9 +33,7 @@ pub(crate) async fn open(
     let request = addressed(request, endpoint)?;
     let answer = async {
         let mut open = connect(connector, endpoint).await?;
-        open.sender.ready().await.map_err(broken)?;
-        let response = open.sender.send_request(request.map(UpstreamBody::from)).await.map_err(broken)?;
-        let (head, body) = response.into_parts();
+        let (head, body) = send(&mut open, request).await?.into_parts();
         Ok(Answer { status: head.status, body, _open: open })
     };
     tokio::time::timeout(timeout, answer).await.unwrap_or(Err(CallError::Timeout))
