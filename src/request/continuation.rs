@@ -190,8 +190,7 @@ impl<'a> Request<'a> {
         if let Some(obstacle) = self.obstacle {
             return Err(obstacle);
         }
-        let has_stop = self.stop.is_some_and(|stop| !matches!(stop.text(), "null" | "[]" | "\"\""));
-        if self.includes_stop && has_stop { Err(Obstacle::StopInOutput) } else { Ok(()) }
+        if self.includes_stop && self.has_stop() { Err(Obstacle::StopInOutput) } else { Ok(()) }
     }
 
     fn chat(&self, progress: &Progress) -> Result<Growth, Obstacle> {
@@ -233,14 +232,17 @@ impl<'a> Request<'a> {
         Ok((edits, repeats, progress.tokens))
     }
 
+    fn has_stop(&self) -> bool {
+        self.stop.is_some_and(|stop| !matches!(stop.text(), "null" | "[]" | "\"\""))
+    }
+
     fn completions(&self, progress: &Progress) -> Result<Growth, Obstacle> {
         let prompt = self.prompt.and_then(Raw::non_null).ok_or(Obstacle::PromptShape)?;
         if progress.text.is_empty() {
             return Ok((Vec::new(), String::new(), 0));
         }
-        let has_stop = self.stop.is_some_and(|stop| !matches!(stop.text(), "null" | "[]" | "\"\""));
         // An engine holds back what could begin a stop string, so that the text may end inside its last token.
-        if let Some(ids) = progress.ids.as_ref().filter(|_| !has_stop) {
+        if let Some(ids) = progress.ids.as_ref().filter(|_| !self.has_stop()) {
             let all: Vec<String> = ids.prompt.iter().chain(&ids.output).map(u64::to_string).collect();
             let edit = Edit::replace(prompt.span(), &format!("[{}]", all.join(",")));
             return Ok((vec![edit], String::new(), ids.output.len() as u64));

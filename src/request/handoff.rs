@@ -100,19 +100,19 @@ impl Handoff {
 
     /// The request that computes the prompt; `ask` is the object that makes the engine keep its KV, if it takes one.
     pub fn prefill(&self, ask: Option<&str>) -> Bytes {
-        self.with(ask, true)
+        self.edited(self.params(ask), true)
     }
 
     /// The client's request with the object of the prefill answer.
     pub fn decode(&self, params: Option<&str>) -> Bytes {
-        self.with(params, false)
+        self.edited(self.params(params), false)
     }
 
     /// The request of one token that fetches the KV of the prefill answer and throws it away. An engine may have let that KV go, and
     /// hold another prompt there: under a salt of its own, what is read serves no later request.
     pub fn release(&self, params: &str) -> Bytes {
         let salt = format!("\"{:032x}\"", fastrand::u128(..));
-        let mut edits = self.params(params);
+        let mut edits = self.params(Some(params));
         edits.extend(self.salts_at.iter().map(|at| Edit::replace(at.clone(), &salt)));
         if self.salts_at.is_empty() {
             edits.push(Edit::insert(self.open, &format!("\"cache_salt\":{salt},")));
@@ -129,11 +129,8 @@ impl Handoff {
         [self.edited(meet(), true), self.edited(meet(), false)]
     }
 
-    fn with(&self, params: Option<&str>, is_one_token: bool) -> Bytes {
-        self.edited(params.map(|params| self.params(params)).unwrap_or_default(), is_one_token)
-    }
-
-    fn params(&self, params: &str) -> Vec<Edit> {
+    fn params(&self, params: Option<&str>) -> Vec<Edit> {
+        let Some(params) = params else { return Vec::new() };
         let edit = |at: &Range<usize>| match at.is_empty() {
             true => Edit::insert(at.start, &format!("\"kv_transfer_params\":{params},")),
             false => Edit::replace(at.clone(), params),
