@@ -52,10 +52,9 @@ fn message<'a>(
         "content_block_delta" => {
             let mut values = ContentValues::default();
             if let Some(delta) = event.delta {
-                delta
-                    .members(["text", "thinking", "partial_json"])
-                    .into_iter()
-                    .for_each(|text| values.add(text));
+                for text in delta.members(["text", "thinking", "partial_json"]) {
+                    values.add(text);
+                }
             }
             return content(state, &values, emit);
         }
@@ -69,10 +68,7 @@ fn message<'a>(
             emit(Event::Other);
         }
         "message_delta" => {
-            state.answer.note_usage(event.usage);
-            if event.usage.is_some() {
-                emit(Event::Usage);
-            }
+            usage(state, event.usage, emit);
             let [stop_reason] = event.delta.map_or([None], |delta| delta.members(["stop_reason"]));
             match stop_reason {
                 Some(reason) => state.finish(0, reason, emit),
@@ -115,10 +111,7 @@ fn response<'a>(
                 state.answer.note_id(whole.id);
                 state.answer.note_model(whole.model);
                 state.answer.note_status(whole.status, whole.incomplete_details);
-                state.answer.note_usage(whole.usage);
-                if whole.usage.is_some() {
-                    emit(Event::Usage);
-                }
+                usage(state, whole.usage, emit);
             }
             emit(Event::Finish { choice: 0 });
             state.done(emit);
@@ -139,16 +132,20 @@ fn transcript<'a>(
     match kind.as_ref() {
         "transcript.text.delta" => return delta(state, event, emit),
         "transcript.text.done" => {
-            state.answer.note_usage(event.usage);
-            if event.usage.is_some() {
-                emit(Event::Usage);
-            }
+            usage(state, event.usage, emit);
             state.finished(0, emit);
             state.done(emit);
         }
         _ => emit(Event::Other),
     }
     None
+}
+
+fn usage(state: &mut StreamState, usage: Option<Raw<'_>>, emit: &mut dyn FnMut(Event)) {
+    state.answer.note_usage(usage);
+    if usage.is_some() {
+        emit(Event::Usage);
+    }
 }
 
 /// An item begins: content where it is a tool call, which has its name from here on.
