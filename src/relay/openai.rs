@@ -43,10 +43,7 @@ pub(super) fn read<'a>(
     }
     if chunk.usage.is_some() {
         state.answer.note_usage(chunk.usage);
-        if choices.is_empty() {
-            emit(Event::Usage);
-            has_emitted = true;
-        } else if running.is_some() {
+        if running.is_some() {
             // The engine counts by choice here; the chunk that closes the stream counts them all.
             state.answer.tokens.output = Some(Tokens(state.running_total()));
         }

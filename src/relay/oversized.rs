@@ -52,7 +52,6 @@ fn typed(state: &mut StreamState, name: &str, head: &str, tail: &str, emit: &mut
     if matches!(&*kind, "response.completed" | "response.incomplete") {
         state.answer.note_usage(value_of("usage", RESPONSE, tail));
         state.answer.note_status(value_of("status", RESPONSE, tail), None);
-        emit(Event::Finish { choice: 0 });
         state.done(emit);
     } else if kind.ends_with(".delta") || kind == "content_block_delta" {
         state.text_bytes += (head.len() + tail.len()) as u64;

@@ -439,7 +439,8 @@ mod tests {
             chat.as_bytes().chunks(size).for_each(|read| {
                 scanner.feed(read, |event, _| events.push(event));
             });
-            assert_eq!(events, [Event::Content { choice: 1, tokens: None }, Event::Finish { choice: 1 }]);
+            assert_eq!(events, [Event::Content { choice: 1, tokens: None }, Event::Other]);
+            assert_eq!(&*scanner.state().answer.finish_reasons[0], "stop");
             assert!(scanner.rest.carried.bytes.capacity() <= KEPT_CAPACITY);
 
             let mut scanner = Scanner::new(Responses, Echo::Off);

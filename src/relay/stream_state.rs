@@ -21,18 +21,11 @@ pub enum Event {
         /// Tokens since the choice's last content event, where the engine counts them in the stream.
         tokens: Option<u32>,
     },
-    /// A choice has its finish reason.
-    Finish {
-        /// Index of the choice.
-        choice: u32,
-    },
-    /// The final token counts arrived.
-    Usage,
     /// The stream's own end: `[DONE]`, `message_stop`, `response.completed` and its like.
     Done,
     /// The engine reported an error inside the stream.
     Error(EngineError),
-    /// Nothing of the above: role-only, ping, empty delta, unknown.
+    /// Nothing of the above: role-only, ping, empty delta, finish reason, token counts, unknown.
     Other,
 }
 
@@ -167,7 +160,7 @@ impl StreamState {
         if let Some(state) = self.choice(choice) {
             state.is_finished = true;
         }
-        emit(Event::Finish { choice });
+        emit(Event::Other);
     }
 
     /// The state of a choice, from its first mention on. `None` from index [`MAX_CHOICES`] on.

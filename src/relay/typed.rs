@@ -68,7 +68,7 @@ fn message<'a>(
             emit(Event::Other);
         }
         "message_delta" => {
-            usage(state, event.usage, emit);
+            state.answer.note_usage(event.usage);
             let [stop_reason] = event.delta.map_or([None], |delta| delta.members(["stop_reason"]));
             match stop_reason {
                 Some(reason) => state.finish(0, reason, emit),
@@ -111,9 +111,8 @@ fn response<'a>(
                 state.answer.note_id(whole.id);
                 state.answer.note_model(whole.model);
                 state.answer.note_status(whole.status, whole.incomplete_details);
-                usage(state, whole.usage, emit);
+                state.answer.note_usage(whole.usage);
             }
-            emit(Event::Finish { choice: 0 });
             state.done(emit);
         }
         "response.output_item.added" => emit(begun(event, "item", "function_call")),
@@ -132,20 +131,13 @@ fn transcript<'a>(
     match kind.as_ref() {
         "transcript.text.delta" => return delta(state, event, emit),
         "transcript.text.done" => {
-            usage(state, event.usage, emit);
+            state.answer.note_usage(event.usage);
             state.finished(0, emit);
             state.done(emit);
         }
         _ => emit(Event::Other),
     }
     None
-}
-
-fn usage(state: &mut StreamState, usage: Option<Raw<'_>>, emit: &mut dyn FnMut(Event)) {
-    state.answer.note_usage(usage);
-    if usage.is_some() {
-        emit(Event::Usage);
-    }
 }
 
 /// An item begins: content where it is a tool call, which has its name from here on.
