@@ -152,9 +152,7 @@ impl LargeBody {
         let end = self.about.events.as_ref().map(|events| events.finish(true));
         let (outcome, code) = match end {
             Some(StreamEnd::Failed(error)) => verdict::of_error(error),
-            Some(StreamEnd::Unfinished | StreamEnd::Truncated) if self.has_begun() => {
-                (Outcome::Failed, Some("replica_failed"))
-            }
+            Some(StreamEnd::Truncated) if self.has_begun() => (Outcome::Failed, Some("replica_failed")),
             _ => verdict::of_answer(self.guard.record(), self.status, false, None),
         };
         self.guard.settle(outcome, code);

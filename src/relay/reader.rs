@@ -134,9 +134,7 @@ impl StreamReader {
                 Some(StreamEnd::Complete) if self.is_no_answer() => return Poll::Ready(HoldOutcome::Broken),
                 Some(StreamEnd::Complete) => return Poll::Ready(HoldOutcome::Released),
                 Some(StreamEnd::Failed(error)) => return Poll::Ready(HoldOutcome::Failed(error)),
-                Some(StreamEnd::Unfinished | StreamEnd::Truncated) => {
-                    return Poll::Ready(HoldOutcome::Broken);
-                }
+                Some(StreamEnd::Truncated) => return Poll::Ready(HoldOutcome::Broken),
                 None if self.timeline.first_token().is_some() || self.held > MAX_HELD => {
                     return Poll::Ready(HoldOutcome::Released);
                 }

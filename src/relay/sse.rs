@@ -368,9 +368,9 @@ mod tests {
             (Chat, [open, done, ""], true, StreamEnd::Complete),
             (Chat, [open, half, rest], true, StreamEnd::Complete),
             (Chat, [open, half, rest], false, StreamEnd::Truncated),
-            (Chat, [open, half, ""], true, StreamEnd::Unfinished),
-            (Chat, [open, "", "data: [DONE]"], true, StreamEnd::Unfinished),
-            (Chat, ["", "", ""], true, StreamEnd::Unfinished),
+            (Chat, [open, half, ""], true, StreamEnd::Truncated),
+            (Chat, [open, "", "data: [DONE]"], true, StreamEnd::Truncated),
+            (Chat, ["", "", ""], true, StreamEnd::Truncated),
             (Chat, [open, died, done], true, error(dead, Some(500))),
             (Chat, [open, aborted, done], true, error(EngineErrorKind::ShuttingDown, None)),
             (Completions, ["", aborted, done], true, error(EngineErrorKind::ShuttingDown, None)),
@@ -382,7 +382,7 @@ mod tests {
                 StreamEnd::Complete,
             ),
             (Messages, ["event: message_stop\ndata: {}\n\n", "", ""], true, StreamEnd::Complete),
-            (Messages, [done, "", ""], true, StreamEnd::Unfinished),
+            (Messages, [done, "", ""], true, StreamEnd::Truncated),
             (
                 Messages,
                 [
@@ -413,7 +413,7 @@ mod tests {
             (Dialect::Extra, ["data: x\n\n", "", ""], true, StreamEnd::Complete),
         ];
         let half = "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":\"length\"}]}\n\n";
-        for (choices, expected) in [(1, StreamEnd::Complete), (2, StreamEnd::Unfinished)] {
+        for (choices, expected) in [(1, StreamEnd::Complete), (2, StreamEnd::Truncated)] {
             let mut scanner = Scanner::new(Completions, Echo::Off).of_choices(choices);
             scanner.feed(half.as_bytes(), |_, _| ());
             assert_eq!(scanner.finish(true), expected, "one of {choices}");

@@ -36,9 +36,7 @@ pub enum StreamEnd {
     Complete,
     /// The engine reported an error in the stream, whatever came after it.
     Failed(EngineError),
-    /// The body ended cleanly, but neither with its terminator nor with a finish reason for every choice.
-    Unfinished,
-    /// The body was cut: its framing did not end.
+    /// The body was cut, or ended neither with the stream's terminator nor with a finish reason for every choice.
     Truncated,
 }
 
@@ -105,12 +103,11 @@ impl StreamState {
         if let Some(error) = self.answer.error {
             return StreamEnd::Failed(error);
         }
-        let is_finished = self.is_finished();
-        match (self.is_done, is_clean) {
-            (true, _) => StreamEnd::Complete,
-            (false, false) => StreamEnd::Truncated,
-            (false, true) if is_finished || !self.dialect.has_known_stream() => StreamEnd::Complete,
-            (false, true) => StreamEnd::Unfinished,
+        let ends_with_its_body = || self.is_finished() || !self.dialect.has_known_stream();
+        if self.is_done || (is_clean && ends_with_its_body()) {
+            StreamEnd::Complete
+        } else {
+            StreamEnd::Truncated
         }
     }
 

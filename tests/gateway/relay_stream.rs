@@ -121,7 +121,6 @@ fn recorded_streams_tell_the_same_however_they_are_split() {
             StreamEnd::Complete => "complete",
             StreamEnd::Failed(error) if error.kind == EngineErrorKind::EngineDead => "dead",
             StreamEnd::Failed(_) => "failed",
-            StreamEnd::Unfinished => "unfinished",
             StreamEnd::Truncated => "truncated",
         };
         assert_eq!(judged, end, "{name}");

@@ -166,7 +166,7 @@ impl Client {
             StreamEnd::Complete if measured.first_token.is_some() => Ok(()),
             StreamEnd::Complete => Err("an answer without content".to_owned()),
             StreamEnd::Failed(_) => Err("an error event in the stream".to_owned()),
-            StreamEnd::Unfinished | StreamEnd::Truncated => Err("the stream ended early".to_owned()),
+            StreamEnd::Truncated => Err("the stream ended early".to_owned()),
         }
     }
 
