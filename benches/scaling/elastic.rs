@@ -13,7 +13,7 @@ use tokenway_sim::time::Stamp as SimStamp;
 use tokenway::admission::Line;
 use tokenway::clock::Stamp;
 use tokenway::fleet::demand::{EngineLoad, PoolLoad, predicted_ttft};
-use tokenway::fleet::status::ReplicaState;
+use tokenway::fleet::status::{ColdStarts, ReplicaState};
 use tokenway::routing::{Expected, Target};
 use tokenway::simulate::{ProductRouter, ReplayedRoute};
 
@@ -67,7 +67,7 @@ pub(crate) struct Judged {
 struct Slot {
     life: Life,
     started: Stamp,
-    cold_starts: Vec<Duration>,
+    cold_starts: ColdStarts,
     slow_answers: u32,
 }
 
@@ -93,7 +93,7 @@ impl<C: Conductor> Elastic<C> {
         let mut router = ProductRouter::new(route, fleet.most);
         let slot = |at: usize| {
             let life = if at < fleet.ready { Life::Ready } else { Life::Off };
-            Slot { life, started: Stamp::default(), cold_starts: Vec::new(), slow_answers: 0 }
+            Slot { life, started: Stamp::default(), cold_starts: ColdStarts::default(), slow_answers: 0 }
         };
         (fleet.ready..fleet.most).for_each(|at| router.standings.leaves(at));
         Self {
@@ -139,7 +139,7 @@ impl<C: Conductor> Elastic<C> {
             match slot.life {
                 Life::Starting(ready) if ready <= now => {
                     (slot.life, slot.slow_answers) = (Life::Ready, self.fleet.slow_answers);
-                    slot.cold_starts.push(now.since(slot.started));
+                    slot.cold_starts.note(now.since(slot.started));
                     self.router.dispatcher.forget(at);
                     self.router.standings.joins(target, self.fleet.slow_start, now);
                     if let Some(engine) = fleet.engine(at) {
@@ -225,8 +225,7 @@ impl<C: Conductor> Elastic<C> {
             Life::Draining => ReplicaState::Draining,
             Life::Starting(_) | Life::Off => ReplicaState::Starting,
         };
-        let cold_starts = (slot.cold_starts.len() as u64, slot.cold_starts.clone());
-        EngineLoad::of(name, state, target, signals, limits, cold_starts)
+        EngineLoad::of(name, state, target, signals, limits, slot.cold_starts.clone())
     }
 
     /// Replicas whose slow first answers are over are as quick as others.

@@ -133,11 +133,11 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Replica 
 fn life(life: &LifeStatus) -> Life {
     let entered = ReplicaState::ALL.iter().zip(life.entered);
     Life {
-        cold_starts: life.cold_starts,
+        cold_starts: life.cold_starts.count,
         entered: entered.map(|(state, count)| (state.as_str().to_owned(), count)).collect(),
         in_slow_start: life.is_in_slow_start,
         lacks: names(&life.lacks),
-        last_cold_start: life.latest_cold_starts.last().map(Duration::as_secs_f64),
+        last_cold_start: life.cold_starts.latest.back().map(Duration::as_secs_f64),
         warm_up: life.warm_up.as_deref().map(warm_up),
     }
 }

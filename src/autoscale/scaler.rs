@@ -360,9 +360,8 @@ impl ColdStarts {
     fn note(&mut self, engines: &[EngineLoad]) {
         self.counted.retain(|name, _| engines.iter().any(|engine| engine.replica == *name));
         for engine in engines {
-            let before = self.counted.insert(Arc::clone(&engine.replica), engine.cold_starts).unwrap_or(0);
-            let new = usize::try_from(engine.cold_starts.saturating_sub(before)).unwrap_or(usize::MAX);
-            self.latest.extend(engine.latest_cold_starts.iter().rev().take(new));
+            let before = self.counted.insert(Arc::clone(&engine.replica), engine.cold_starts.count);
+            self.latest.extend(engine.cold_starts.since(before.unwrap_or(0)));
         }
         while self.latest.len() > KEPT_COLD_STARTS {
             self.latest.pop_front();

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::life::ReplicaState;
+use super::life::{ColdStarts, ReplicaState};
 use super::pool::PoolState;
 use super::registry::Fleet;
 use super::replica::Replica;
@@ -59,10 +59,8 @@ pub struct EngineLoad {
     pub cache_tokens: Option<u64>,
     /// Tokens in the context of one of its running sequences, where there is one.
     pub context: Option<f64>,
-    /// Cold starts so far.
-    pub cold_starts: u64,
-    /// The latest of them, the newest last.
-    pub latest_cold_starts: Vec<Duration>,
+    /// Its cold starts so far.
+    pub cold_starts: ColdStarts,
 }
 
 impl EngineLoad {
@@ -73,12 +71,11 @@ impl EngineLoad {
         target: &Target,
         signals: Option<EngineSignals>,
         limits: &EngineLimits,
-        cold_starts: (u64, Vec<Duration>),
+        cold_starts: ColdStarts,
     ) -> Self {
         let view = target.load.view();
         let page = signals.map(|signals| signals.page).unwrap_or_default();
         let blocks = page.total_blocks.zip(page.block_tokens);
-        let (cold_starts, latest_cold_starts) = cold_starts;
         Self {
             replica,
             state,
@@ -91,7 +88,6 @@ impl EngineLoad {
             cache_tokens: blocks.map(|(blocks, tokens)| blocks.saturating_mul(tokens)),
             context: (view.decoding() > 0).then(|| view.context as f64 / view.decoding() as f64),
             cold_starts,
-            latest_cold_starts,
         }
     }
 
@@ -165,6 +161,5 @@ pub fn predicted_ttft(
 fn engine(replica: &Replica, now: Stamp, limits: &EngineLimits) -> EngineLoad {
     let signals = replica.target.signals(now, limits);
     let cold_starts = replica.health.warmth.cold_starts();
-    let cold_starts = (cold_starts.count, cold_starts.latest.into_iter().collect());
     EngineLoad::of(replica.name(), replica.state(), &replica.target, signals, limits, cold_starts)
 }

@@ -11,6 +11,7 @@
 //! [`ReplicaState::after`] is the whole table, and pure; docs/fleet.md draws it. A process that has not been warm yet passes
 //! `warming`, one that was only away or sick does not.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
@@ -226,6 +227,35 @@ impl LifeCycle {
         Some(Change { from, to, after })
     }
 }
+
+/// Cold starts of a replica that came to their end.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ColdStarts {
+    /// How many so far.
+    pub count: u64,
+    /// How long the latest of them took, the newest last: from discovery or the first refusal to the end of warm-up.
+    pub latest: VecDeque<Duration>,
+}
+
+impl ColdStarts {
+    /// Another one is over.
+    pub fn note(&mut self, took: Duration) {
+        self.count += 1;
+        self.latest.push_back(took);
+        if self.latest.len() > KEPT_COLD_STARTS {
+            self.latest.pop_front();
+        }
+    }
+
+    /// The latest that came since there were `before`; all, where that is more than there are: the name was another's then.
+    pub fn since(&self, before: u64) -> impl Iterator<Item = Duration> {
+        let new = usize::try_from(self.count.checked_sub(before).unwrap_or(self.count)).unwrap_or(usize::MAX);
+        self.latest.iter().rev().take(new).copied()
+    }
+}
+
+/// Between two scrapes of our metrics there are fewer.
+const KEPT_COLD_STARTS: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -269,13 +269,11 @@ impl Replica {
         let passage = self.life.passage();
         let standing = self.member().lasting_standing(now);
         let held_for = self.life.held_for().filter(|_| passage.state == ReplicaState::Ready);
-        let cold_starts = self.health.warmth.cold_starts();
         let (engine, own) = (&self.engine, &self.own);
         let life = LifeStatus {
             since: now.since(passage.since),
             entered: passage.entered,
-            cold_starts: cold_starts.count,
-            latest_cold_starts: cold_starts.latest.iter().copied().collect(),
+            cold_starts: self.health.warmth.cold_starts(),
             is_in_slow_start: self.health.warmth.is_in_slow_start(),
             warm_up: own.warm_up.load_full(),
             lacks: engine.lacks.load().as_slice().into(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::discovery::SourceStatus;
 pub use super::gpu::{GpuFigures, Throttling};
-pub use super::life::ReplicaState;
+pub use super::life::{ColdStarts, ReplicaState};
 use crate::routing::{Calibration, EngineSignals};
 
 /// Reads the state of every replica and of their sources; without a fleet there is none.
@@ -172,10 +172,8 @@ pub struct LifeStatus {
     pub since: Duration,
     /// How often it entered each of [`ReplicaState::ALL`].
     pub entered: [u64; ReplicaState::ALL.len()],
-    /// Cold starts so far, ...
-    pub cold_starts: u64,
-    /// ... and how long the latest of them took, the newest last: from discovery or the first refusal to the end of warm-up.
-    pub latest_cold_starts: Vec<Duration>,
+    /// Its cold starts so far.
+    pub cold_starts: ColdStarts,
     /// Its share of the traffic still rises.
     pub is_in_slow_start: bool,
     /// The last warm-up.

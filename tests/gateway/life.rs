@@ -60,8 +60,8 @@ async fn green_health_gets_no_traffic_before_a_real_answer_and_its_warm_up() {
     gateway.ready().await;
     assert_eq!(warm_ups(&cold), 3);
     let life = status(&gateway, &cold).life;
-    assert_eq!((life.cold_starts, life.warm_up.unwrap().requests), (1, 3));
-    assert_eq!(status(&gateway, &warm).life.cold_starts, 0, "it ran before we came");
+    assert_eq!((life.cold_starts.count, life.warm_up.unwrap().requests), (1, 3));
+    assert_eq!(status(&gateway, &warm).life.cold_starts.count, 0, "it ran before we came");
 }
 
 #[tokio::test]
@@ -191,7 +191,7 @@ async fn a_newcomer_gets_little_traffic_at_first_and_the_decision_says_that_it_i
     cold.listen_again().await;
     gateway.ready().await;
     // Its cold start began when it was discovered, before the other was warm.
-    assert!(status(&gateway, &cold).life.cold_starts == 1);
+    assert!(status(&gateway, &cold).life.cold_starts.count == 1);
     // Now it restarts while the other serves.
     let failures = status(&gateway, &cold).failures.probes;
     cold.stop_listening().await;
@@ -206,7 +206,10 @@ async fn a_newcomer_gets_little_traffic_at_first_and_the_decision_says_that_it_i
         assert_eq!(entered(&gateway, &cold, state), 2, "{}", state.as_str());
     }
     let now = status(&gateway, &cold);
-    assert!(now.life.is_in_slow_start && now.traffic_share < 0.1 && now.life.cold_starts == 2, "{now:?}");
+    assert!(
+        now.life.is_in_slow_start && now.traffic_share < 0.1 && now.life.cold_starts.count == 2,
+        "{now:?}"
+    );
     ask(&gateway, 60).await;
     assert!(cold.count() - before.0 < 30, "{} of 60", cold.count() - before.0);
     gateway.idle().await;

@@ -59,8 +59,7 @@ fn engine(n: usize, state: ReplicaState) -> EngineLoad {
         batch_limit: None,
         cache_tokens: None,
         context: None,
-        cold_starts: 0,
-        latest_cold_starts: Vec::new(),
+        cold_starts: Default::default(),
     }
 }
 
@@ -212,8 +211,9 @@ fn bounds_hold_whatever_comes() {
 fn the_cold_start_that_was_measured_is_the_one_that_counts() {
     let mut pool = Pool::new(2, Scale::default());
     assert_eq!(pool.second(1).terms.cold_start, Duration::from_secs(120));
-    pool.load.engines[1].cold_starts = 2;
-    pool.load.engines[1].latest_cold_starts = vec![Duration::from_secs(30), Duration::from_secs(45)];
+    for took in [30, 45] {
+        pool.load.engines[1].cold_starts.note(Duration::from_secs(took));
+    }
     let terms = pool.second(1).terms;
     assert_eq!((terms.cold_start, terms.is_cold_start_measured), (Duration::from_secs(45), true));
     pool.load.engines.clear();
@@ -249,8 +249,7 @@ fn names_that_come_and_go_are_not_kept() {
     let mut pool = Pool::new(0, Scale::default());
     for n in 0..1000 {
         pool.load.engines = vec![engine(n, ReplicaState::Ready)];
-        pool.load.engines[0].cold_starts = 1;
-        pool.load.engines[0].latest_cold_starts = vec![Duration::from_secs(10)];
+        pool.load.engines[0].cold_starts.note(Duration::from_secs(10));
         pool.second(1);
     }
     assert_eq!(pool.scaler.cold_starts.counted.len(), 1);

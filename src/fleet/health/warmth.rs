@@ -1,6 +1,5 @@
 //! Whether a replica's process is warm: since when it is not, how long that took, and its slow start afterwards.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use parking_lot::Mutex;
 
 use super::slow_start::SlowStart;
 use crate::clock::Stamp;
+use crate::fleet::life::ColdStarts;
 
 /// How warm one replica is.
 #[derive(Debug)]
@@ -36,14 +36,6 @@ pub(crate) struct Cold {
     pub(crate) since: Stamp,
     /// It was seen loading or gone: it did not run before we came.
     was_awaited: bool,
-}
-
-/// Cold starts that came to their end.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ColdStarts {
-    pub(crate) count: u64,
-    /// The newest last.
-    pub(crate) latest: VecDeque<Duration>,
 }
 
 impl Warmth {
@@ -99,11 +91,7 @@ impl Warmth {
         self.is_slow.store(inner.slow_start.is_some(), Ordering::Relaxed);
         let took = cold.filter(|cold| joins || cold.was_awaited).map(|cold| now.since(cold.since))?;
         self.fresh_until.store(now.after(span).as_nanos(), Ordering::Relaxed);
-        inner.cold_starts.count += 1;
-        inner.cold_starts.latest.push_back(took);
-        if inner.cold_starts.latest.len() > KEPT {
-            inner.cold_starts.latest.pop_front();
-        }
+        inner.cold_starts.note(took);
         Some(took)
     }
 
@@ -166,9 +154,6 @@ impl Warmth {
         is_over
     }
 }
-
-/// Between two scrapes of our metrics there are fewer.
-const KEPT: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -110,11 +110,7 @@ impl Known {
     /// Observes the cold starts since the last page, and sets the facts of the replica.
     fn observe(&mut self, families: &Families, status: &ReplicaStatus) {
         let (life, pool, replica) = (&status.life, &*status.pool, &*status.replica);
-        // One whose name was another's before starts to count anew.
-        let new = life.cold_starts.checked_sub(self.cold_starts).unwrap_or(life.cold_starts);
-        self.cold_starts = life.cold_starts;
-        let new = usize::try_from(new).unwrap_or(usize::MAX);
-        for took in life.latest_cold_starts.iter().rev().take(new) {
+        for took in life.cold_starts.since(std::mem::replace(&mut self.cold_starts, life.cold_starts.count)) {
             families.pools.cold_start.get([pool]).observe(took.as_secs_f64());
         }
         let zone = life.zone.clone().unwrap_or_else(|| "none".into());
