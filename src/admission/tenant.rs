@@ -428,6 +428,17 @@ mod tests {
     use crate::request::dialect::Dialect;
     use crate::request::trace_context::trace_of;
 
+    const DEMAND: Demand<'_> = Demand {
+        tokens: Tokens(1),
+        is_counted: false,
+        output: Tokens(0),
+        is_output_bounded: false,
+        is_read: false,
+        model: "m",
+        key: None,
+        wall: SystemTime::UNIX_EPOCH,
+    };
+
     fn tenant(requests: Option<u64>, tokens: Option<u64>, concurrency: Option<u32>) -> Tenant {
         let limits = TenantLimits { requests_per_minute: requests, tokens_per_minute: tokens, concurrency };
         Tenant { name: "acme".into(), limits, ..Tenant::default() }
@@ -465,16 +476,7 @@ mod tests {
         now: Stamp,
     ) -> Result<TenantPermit, (String, Option<u64>)> {
         let wall = SystemTime::UNIX_EPOCH + now.since(Stamp::default());
-        let demand = Demand {
-            tokens: Tokens(prompt),
-            is_counted,
-            output: Tokens(0),
-            is_output_bounded: false,
-            is_read: false,
-            model: "m",
-            key: None,
-            wall,
-        };
+        let demand = Demand { tokens: Tokens(prompt), is_counted, wall, ..DEMAND };
         match limiter.admit(tenant, &demand, now).permit {
             Ok(permit) => Ok(permit.unwrap()),
             Err(failure) => {
@@ -631,17 +633,7 @@ mod tests {
         let after = TenantLimiter::default();
         let kept = serde_json::to_string(&limiter.ledgers(SystemTime::UNIX_EPOCH)).unwrap();
         after.restore(serde_json::from_str(&kept).unwrap());
-        let demand = Demand {
-            tokens: Tokens(1),
-            is_counted: false,
-            output: Tokens(0),
-            is_output_bounded: false,
-            is_read: false,
-            model: "m",
-            key: None,
-            wall: SystemTime::UNIX_EPOCH,
-        };
-        let admission = after.admit(&tenant, &demand, at(20));
+        let admission = after.admit(&tenant, &DEMAND, at(20));
         assert_eq!(admission.limits.requests.map(|it| (it.limit, it.remaining)), Some((2, 0)));
         assert!(admission.permit.is_ok(), "what was under way at the end of the process is not charged");
         assert!(admit(&limiter, &tenant, 1, at(60)).is_ok());
