@@ -26,7 +26,7 @@ fn main() {
     let tenants: Vec<Tenant> =
         (0..TENANTS).map(|n| Tenant { name: format!("tenant-{n}").into(), ..Tenant::default() }).collect();
     let made = Arc::new(ApiKeys::default());
-    let table = Tenants::new(&tenants).with_keys(Arc::clone(&made));
+    let table = Tenants::new(&tenants, None).beside(Arc::clone(&made), Arc::default());
     let before = resident();
     let keys: HashMap<_, _> =
         (0..KEYS).map(|n| (Sha256::digest(secret(n)).into(), Arc::new(key(n)))).collect();

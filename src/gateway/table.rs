@@ -141,9 +141,8 @@ impl RoutingTable {
             }
         }
         let salt_key = carried_over.salt_key.get();
-        let tenants = Tenants::isolated(&config.tenants, salt_key)
-            .with_tokens(Arc::clone(&carried_over.tokens))
-            .with_keys(Arc::clone(&carried_over.api_keys));
+        let (made, tokens) = (Arc::clone(&carried_over.api_keys), Arc::clone(&carried_over.tokens));
+        let tenants = Tenants::new(&config.tenants, salt_key).beside(made, tokens);
         let follows_kv_events = config.pools.iter().any(|pool| pool.kv_events.is_some());
         Self { config, pools, routes, tenants, seed, follows_kv_events, by_model, any, carried_over }
     }

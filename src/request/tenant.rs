@@ -138,13 +138,8 @@ impl AuthError {
 }
 
 impl Tenants {
-    /// The tenants of a configuration, all of which share the engines' caches.
-    pub fn new(configured: &[config::Tenant]) -> Self {
-        Self::isolated(configured, None)
-    }
-
     /// The tenants of a configuration; `key` makes the salts of those that share no cache.
-    pub fn isolated(configured: &[config::Tenant], key: Option<&SaltKey>) -> Self {
+    pub fn new(configured: &[config::Tenant], key: Option<&SaltKey>) -> Self {
         let known = |tenant: &config::Tenant| Known {
             isolation: key.and_then(|key| Isolation::of(tenant, key)),
             config: tenant.clone(),
@@ -161,16 +156,10 @@ impl Tenants {
         Self { tenants, names, keys, made: Arc::default(), tokens: Arc::default(), default }
     }
 
-    /// The same, with keys made at run time.
+    /// The same, with keys made at run time, and with tokens of the issuer whose keys these are.
     #[must_use]
-    pub fn with_keys(self, made: Arc<ApiKeys>) -> Self {
-        Self { made, ..self }
-    }
-
-    /// The same, with tokens of the issuer whose keys these are.
-    #[must_use]
-    pub fn with_tokens(self, tokens: Arc<TokenKeys>) -> Self {
-        Self { tokens, ..self }
+    pub fn beside(self, made: Arc<ApiKeys>, tokens: Arc<TokenKeys>) -> Self {
+        Self { made, tokens, ..self }
     }
 
     /// Keys of the token issuer.
@@ -305,7 +294,8 @@ mod tests {
 
     #[test]
     fn keys_find_their_tenant() {
-        let tenants = Tenants::new(&[tenant("a", &["k1", "k2"], None), tenant("b", &["k3"], Some(&["r"]))]);
+        let tenants =
+            Tenants::new(&[tenant("a", &["k1", "k2"], None), tenant("b", &["k3"], Some(&["r"]))], None);
         assert!(tenants.ask_for_keys());
         for (pairs, expected) in [
             (&[("authorization", "Bearer k1")][..], Ok("a")),
@@ -334,7 +324,7 @@ mod tests {
 
     #[test]
     fn without_tenants_everybody_is_the_default_one() {
-        let tenants = Tenants::new(&[]);
+        let tenants = Tenants::new(&[], None);
         assert!(!tenants.ask_for_keys());
         let tenant = identify(&tenants, &[]).unwrap();
         assert_eq!(&**tenant.name(), "default");
@@ -343,14 +333,15 @@ mod tests {
 
     #[test]
     fn a_tenant_without_keys_lets_nobody_in() {
-        let tenants = Tenants::new(&[tenant("a", &[], None)]);
+        let tenants = Tenants::new(&[tenant("a", &[], None)], None);
         assert_eq!(identify(&tenants, &[]).unwrap_err(), AuthError::MissingKey);
     }
 
     #[test]
     fn a_key_made_at_run_time_is_its_tenant_s_within_its_routes_until_it_expires() {
         let made = Arc::new(ApiKeys::default());
-        let tenants = Tenants::new(&[tenant("a", &["k1"], Some(&["r", "s"]))]).with_keys(Arc::clone(&made));
+        let tenants = Tenants::new(&[tenant("a", &["k1"], Some(&["r", "s"]))], None)
+            .beside(Arc::clone(&made), Arc::default());
         let ask = |key: &'static str, seconds| {
             let (mut parts, ()) = http::Request::new(()).into_parts();
             parts.headers.insert("x-api-key", http::HeaderValue::from_static(key));
@@ -385,7 +376,8 @@ mod tests {
 
     #[test]
     fn routes_are_a_list_or_all() {
-        let tenants = Tenants::new(&[tenant("a", &["k1"], None), tenant("b", &["k3"], Some(&["r", "s"]))]);
+        let tenants =
+            Tenants::new(&[tenant("a", &["k1"], None), tenant("b", &["k3"], Some(&["r", "s"]))], None);
         let all = identify(&tenants, &[("x-api-key", "k1")]).unwrap();
         let some = identify(&tenants, &[("x-api-key", "k3")]).unwrap();
         for (route, is_allowed) in [("r", true), ("s", true), ("t", false), ("", false)] {
