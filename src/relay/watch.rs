@@ -375,19 +375,21 @@ mod tests {
         (dog, watch, vitals, kill)
     }
 
+    /// What the watchdog finds at this time.
+    fn found(watch: &StreamWatch, at: Stamp) -> Option<Expiry> {
+        watch.check(at, false);
+        watch.expiry()
+    }
+
     #[test]
     fn silence_counts_only_after_the_first_token() {
         let (_dog, watch, _, _) = watched(10);
-        watch.check(at(50), false);
-        assert_eq!(watch.expiry(), None);
+        assert_eq!(found(&watch, at(50)), None);
         let (_other_dog, other, ..) = watched(1000);
-        other.check(at(300), false);
-        assert_eq!(other.expiry(), Some(Expiry::Deadline(Timer::FirstToken)));
+        assert_eq!(found(&other, at(300)), Some(Expiry::Deadline(Timer::FirstToken)));
         watch.decodes(at(51));
-        watch.check(at(60), false);
-        assert_eq!(watch.expiry(), None);
-        watch.check(at(61), false);
-        assert_eq!(watch.expiry(), Some(Expiry::Deadline(Timer::InterToken)));
+        assert_eq!(found(&watch, at(60)), None);
+        assert_eq!(found(&watch, at(61)), Some(Expiry::Deadline(Timer::InterToken)));
     }
 
     #[test]
@@ -405,11 +407,9 @@ mod tests {
         let (_dog, watch, vitals, _) = watched(30);
         watch.decodes(at(10));
         vitals.refused(at(10));
-        watch.check(at(12), false);
-        assert_eq!(watch.expiry(), None, "refused once");
+        assert_eq!(found(&watch, at(12)), None, "refused once");
         vitals.refused(at(12));
-        watch.check(at(12), false);
-        assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent));
+        assert_eq!(found(&watch, at(12)), Some(Expiry::ReplicaSilent));
     }
 
     #[test]
@@ -417,25 +417,20 @@ mod tests {
         let (_dog, watch, vitals, _) = watched(30);
         vitals.refused(Stamp::from_nanos(5_000_000_000));
         vitals.refused(Stamp::from_nanos(6_200_000_000));
-        watch.check(at(7), false);
-        assert_eq!(watch.expiry(), None);
+        assert_eq!(found(&watch, at(7)), None);
         vitals.refused(at(7));
-        watch.check(at(7), false);
-        assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent), "refused for two seconds");
+        assert_eq!(found(&watch, at(7)), Some(Expiry::ReplicaSilent), "refused for two seconds");
     }
 
     #[test]
     fn a_long_prefill_is_left_alone_though_probes_starve_behind_it() {
         let (_dog, watch, vitals, _) = watched(30);
         vitals.frozen(at(5));
-        watch.check(at(40), false);
-        assert_eq!(watch.expiry(), None);
+        assert_eq!(found(&watch, at(40)), None);
         vitals.engine_moved(at(39));
-        watch.check(at(45), false);
-        assert_eq!(watch.expiry(), None, "the engine's counters move");
+        assert_eq!(found(&watch, at(45)), None, "the engine's counters move");
         vitals.frozen(at(40));
-        watch.check(at(46), false);
-        assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent));
+        assert_eq!(found(&watch, at(46)), Some(Expiry::ReplicaSilent));
     }
 
     #[test]
@@ -443,22 +438,18 @@ mod tests {
         let (_dog, watch, vitals, _) = watched(30);
         vitals.page(true);
         vitals.silent(at(3));
-        watch.check(at(8), false);
-        assert_eq!(watch.expiry(), None, "one list that stayed away");
+        assert_eq!(found(&watch, at(8)), None, "one list that stayed away");
         vitals.silent(at(9));
-        watch.check(at(14), false);
-        assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent));
+        assert_eq!(found(&watch, at(14)), Some(Expiry::ReplicaSilent));
     }
 
     #[test]
     fn half_a_silence_with_an_unanswered_probe_ends_a_stream() {
         let (_dog, watch, vitals, _) = watched(20);
         watch.decodes(at(10));
-        watch.check(at(21), false);
-        assert_eq!(watch.expiry(), None);
+        assert_eq!(found(&watch, at(21)), None);
         vitals.frozen(at(22));
-        watch.check(at(22), false);
-        assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent));
+        assert_eq!(found(&watch, at(22)), Some(Expiry::ReplicaSilent));
     }
 
     #[test]
@@ -467,8 +458,7 @@ mod tests {
         watch.decodes(at(10));
         vitals.frozen(at(15));
         vitals.progressed(at(20));
-        watch.check(at(22), false);
-        assert_eq!(watch.expiry(), None);
+        assert_eq!(found(&watch, at(22)), None);
     }
 
     #[test]
@@ -525,8 +515,7 @@ mod tests {
         let (_dog, watch, ..) = watched(30);
         watch.decodes(at(10));
         watch.only_body_left(at(20));
-        watch.check(Stamp::from_nanos(20_900_000_000), false);
-        assert_eq!(watch.expiry(), None);
+        assert_eq!(found(&watch, Stamp::from_nanos(20_900_000_000)), None);
         watch.check(at(21), false);
         assert!(watch.expiry().is_some());
     }
@@ -536,10 +525,8 @@ mod tests {
         let (_dog, watch, _, kill) = watched(5);
         watch.decodes(at(10));
         watch.waits_for_client(at(10));
-        watch.check(at(30), false);
-        assert_eq!(watch.expiry(), None);
-        watch.check(at(70), false);
-        assert_eq!(watch.expiry(), Some(Expiry::Deadline(Timer::ClientStall)));
+        assert_eq!(found(&watch, at(30)), None);
+        assert_eq!(found(&watch, at(70)), Some(Expiry::Deadline(Timer::ClientStall)));
         assert!(kill.is_cancelled());
     }
 }
