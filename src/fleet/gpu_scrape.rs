@@ -58,9 +58,7 @@ impl GpuScraper {
             Ok(endpoint) => endpoint,
             Err(problem) => return Some(problem),
         };
-        let call =
-            Call { endpoint: &endpoint, key: None, path: "", body: None, timeout: TIMEOUT, rank: None };
-        let page = match call.send(&self.connector).await {
+        let page = match Call::to(&endpoint, TIMEOUT).send(&self.connector).await {
             Ok((StatusCode::OK, page)) => page,
             Ok((status, _)) => return Some(format!("{endpoint}: {status}")),
             Err(error) => return Some(format!("{endpoint}: {error}")),

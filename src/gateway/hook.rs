@@ -140,8 +140,7 @@ impl Caller {
     /// Posts to the service; the body of its answer, or why there is none.
     async fn call(&self, endpoint: &Endpoint, body: &str) -> Result<bytes::Bytes, HookOutcome> {
         let path = if endpoint.base_path.is_empty() { "/" } else { "" };
-        let call =
-            Call { endpoint, key: None, path, body: Some(body), timeout: self.config.timeout, rank: None };
+        let call = Call { path, body: Some(body), ..Call::to(endpoint, self.config.timeout) };
         let mut kept = { self.idle.lock().pop() }.unwrap_or_default();
         let result = call.send_on(&self.connector, &mut kept).await;
         if result.is_ok() {

@@ -56,6 +56,13 @@ pub enum CallError {
     Broken(String),
 }
 
+impl<'a> Call<'a> {
+    /// A GET of the endpoint itself, without a key.
+    pub fn to(endpoint: &'a Endpoint, timeout: Duration) -> Self {
+        Self { endpoint, key: None, path: "", body: None, timeout, rank: None }
+    }
+}
+
 impl Call<'_> {
     /// Sends it and reads the whole answer.
     ///
@@ -233,14 +240,7 @@ mod tests {
         for (base_path, path, asked) in [("", "", "/"), ("/hook", "", "/hook"), ("/v", "/x?y", "/v/x?y")] {
             let endpoint =
                 Endpoint { is_tls: false, host: "a".into(), port: 80, base_path: base_path.into() };
-            let call = Call {
-                endpoint: &endpoint,
-                key: None,
-                path,
-                body: Some("{}"),
-                rank: None,
-                timeout: Duration::from_secs(1),
-            };
+            let call = Call { path, body: Some("{}"), ..Call::to(&endpoint, Duration::from_secs(1)) };
             assert_eq!(call.request().unwrap().uri(), asked);
         }
     }

@@ -56,14 +56,7 @@ impl Client {
         clock: Clock,
     ) -> Result<Self, BenchError> {
         let connector = Connector::new(TaskTracker::new())?;
-        let call = Call {
-            endpoint: url,
-            key: key.as_ref(),
-            path: "/v1/models",
-            body: None,
-            rank: None,
-            timeout: LISTED_WITHIN,
-        };
+        let call = Call { key: key.as_ref(), path: "/v1/models", ..Call::to(url, LISTED_WITHIN) };
         let model = match &args.model {
             Some(model) => model.clone(),
             None => {

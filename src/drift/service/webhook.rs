@@ -73,14 +73,7 @@ impl Poster {
     }
 
     async fn post(&self, body: &str) {
-        let call = Call {
-            endpoint: &self.endpoint,
-            key: None,
-            path: "",
-            body: Some(body),
-            timeout: POST_TIMEOUT,
-            rank: None,
-        };
+        let call = Call { body: Some(body), ..Call::to(&self.endpoint, POST_TIMEOUT) };
         let result = match call.send(&self.connector).await {
             Ok((status, _)) if status.is_success() => DeliveryResult::Sent,
             Ok((status, _)) => self.failed(&refused(status)),

@@ -41,14 +41,7 @@ async fn deliver(
         let mut result = DeliveryResult::Failed;
         for wait in WAITS {
             tokio::time::sleep(wait).await;
-            let call = Call {
-                endpoint: &endpoint,
-                key: None,
-                path: "",
-                body: Some(&report),
-                rank: None,
-                timeout: TIMEOUT,
-            };
+            let call = Call { body: Some(&report), ..Call::to(&endpoint, TIMEOUT) };
             match call.send(&connector).await {
                 Ok((status, _)) if status.is_success() => {
                     result = DeliveryResult::Sent;
