@@ -55,6 +55,13 @@ pub(super) struct Scene {
     has_preferred: bool,
 }
 
+impl<'a> Asking<'a> {
+    /// The whole request, by the policy of its route.
+    pub(super) fn whole(request: &'a Prepared, pool: &'a Arc<PoolState>, tried: &'a SlotSet) -> Self {
+        Self { request, pool, policy: &*request.route.policy, task: Task::Whole, tried }
+    }
+}
+
 impl Asking<'_> {
     /// What the best placement would mean; `None` without a replica, and where it should be held back.
     pub(super) fn quote(&self, now: Stamp) -> Option<Quote> {

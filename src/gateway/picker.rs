@@ -128,13 +128,7 @@ pub(super) fn fallbacks(
         return Default::default();
     }
     let tried = SlotSet::new();
-    let asking = Asking {
-        request,
-        pool: &pick.pool,
-        policy: &*request.route.policy,
-        task: Task::Whole,
-        tried: &tried,
-    };
+    let asking = Asking::whole(request, &pick.pool, &tried);
     let replicas = pick.pool.replicas();
     let mut found = smallvec::SmallVec::<[Arc<Replica>; MAX_FALLBACKS]>::new();
     while found.len() < MAX_FALLBACKS {
@@ -170,10 +164,8 @@ pub(super) fn taken(
         Some((pool, Arc::clone(there)))
     })?;
     let others = pool.replicas().iter().map(|r| r.slot()).filter(|slot| *slot != there.slot()).collect();
-    let policy = &*request.route.policy;
-    let asking = Asking { request, pool, policy, task: Task::Taken(&there), tried: &others };
-    let now = gateway.clock.now();
-    asking.take_best(now)
+    let asking = Asking { task: Task::Taken(&there), ..Asking::whole(request, pool, &others) };
+    asking.take_best(gateway.clock.now())
 }
 
 /// Picks among the ready replicas not tried yet; `None` if there is none.
@@ -223,8 +215,7 @@ pub(super) fn pick_at_once(
     };
     let (pool, _) = request.route.pools.get(at)?;
     let tried = tried_in(tried, pool).unwrap_or(&none);
-    let asking = Asking { request, pool, policy: &*request.route.policy, task: Task::Whole, tried };
-    asking.take_best(now)
+    Asking::whole(request, pool, tried).take_best(now)
 }
 
 /// Picks among the ready replicas of the pool at this place for a copy of a request, which waits for nobody; `None` if it is not to
@@ -247,8 +238,7 @@ pub(super) fn pick_for_release(gateway: &Gateway, request: &Prepared, tried: &Tr
     let mut pools = request.route.pools.iter().map(|(pool, _)| pool).filter(|pool| side.reaches(pool));
     pools.find_map(|pool| {
         let tried = tried_in(tried, pool).unwrap_or(&none);
-        let asking = Asking { request, pool, policy: &*request.route.policy, task, tried };
-        asking.take_best(now)
+        Asking { task, ..Asking::whole(request, pool, tried) }.take_best(now)
     })
 }
 
@@ -284,7 +274,7 @@ fn choose(
     let (pool, _) = request.route.pools.get(at)?;
     let none = SlotSet::new();
     let tried = tried_in(context.tried, pool).unwrap_or(&none);
-    let whole = Asking { request, pool, policy: &*request.route.policy, task: Task::Whole, tried };
+    let whole = Asking::whole(request, pool, tried);
     let place = Place { gateway, at, is_late: context.is_late, now };
     let side = request.route.prefill.as_ref().filter(|_| context.may_go_apart && request.carrier.is_none());
     let Some(side) = side else { return place.ask(&whole, None) };
