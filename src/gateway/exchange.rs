@@ -642,15 +642,10 @@ fn outbound<'r>(
     held_kv: Option<&'r HeldKv>,
     identity: &'r Identity,
 ) -> Outbound<'r> {
-    let whole = prepared.deadlines();
-    Outbound {
-        incoming,
-        prepared,
-        identity,
-        body: held_kv.map_or(&prepared.body, |held| &held.body),
-        deadlines: held_kv.map_or(whole, |held| held.deadlines(whole, incoming.gateway.clock.now())),
-        sent: held_kv.map(HeldKv::sent),
-    }
+    let whole = Outbound::of(incoming, prepared, identity);
+    let Some(held) = held_kv else { return whole };
+    let deadlines = held.deadlines(whole.deadlines, incoming.gateway.clock.now());
+    Outbound { body: &held.body, deadlines, sent: Some(held.sent()), ..whole }
 }
 
 /// Between two tries of an engine that refuses connections and is taken for busy: two probes later it is ejected.

@@ -139,14 +139,9 @@ impl ReplicaSuccessor {
     fn outbound<'r>(&'r self, by: &'r Continuation) -> Outbound<'r> {
         let after = self.prepared.timeouts.first_token;
         let first_token = Deadline { at: self.incoming.gateway.clock.now().after(after), after };
-        Outbound {
-            incoming: &self.incoming,
-            prepared: &self.prepared,
-            identity: &self.identity,
-            body: &by.body,
-            deadlines: Deadlines { first_token: Some(first_token), ..self.prepared.deadlines() },
-            sent: None,
-        }
+        let whole = Outbound::of(&self.incoming, &self.prepared, &self.identity);
+        let deadlines = Deadlines { first_token: Some(first_token), ..whole.deadlines };
+        Outbound { body: &by.body, deadlines, ..whole }
     }
 }
 

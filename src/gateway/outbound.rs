@@ -98,6 +98,20 @@ pub struct ActiveAttempt {
     pub watch: Arc<StreamWatch>,
 }
 
+impl<'r> Outbound<'r> {
+    /// A request as it was prepared, within its own deadlines.
+    pub fn of(incoming: &'r IncomingRequest, prepared: &'r Prepared, identity: &'r Identity) -> Self {
+        Self {
+            incoming,
+            prepared,
+            identity,
+            body: &prepared.body,
+            deadlines: prepared.deadlines(),
+            sent: None,
+        }
+    }
+}
+
 impl Outbound<'_> {
     /// An attempt at the picked replica, ready to fly.
     #[must_use]

@@ -91,14 +91,7 @@ impl Copy {
         self.record.at.routed = Some(pick.assignment.at);
         self.record.decision = Some(pick.decision.clone());
         let identity = Identity::of(&self.record);
-        let outbound = Outbound {
-            incoming: &self.incoming,
-            prepared: &self.prepared,
-            identity: &identity,
-            body: &self.prepared.body,
-            deadlines: self.prepared.deadlines(),
-            sent: None,
-        };
+        let outbound = Outbound::of(&self.incoming, &self.prepared, &identity);
         let mut flight = outbound.launch(pick, AttemptCause::First);
         let result = tokio::select! {
             biased;
