@@ -36,11 +36,9 @@ impl Dispatcher {
             prompt,
             tpot: placed.tpot,
             is_stream: placed.is_stream,
-            has_media: false,
             is_elsewhere: placed.is_elsewhere,
             is_followed: true,
-            is_untimed: false,
-            is_past_engine: false,
+            ..Placement::default()
         };
         let load = LoadGuard::reserve(&target.load, placement);
         let (dispatcher, is_elsewhere) = (Arc::clone(self), placed.is_elsewhere);

@@ -538,9 +538,7 @@ pub(crate) fn page(gauges: &Gauges) -> EnginePage {
         kv_cache_usage: Some(gauges.kv_cache_usage),
         block_tokens: Some(gauges.block_size),
         total_blocks: Some(gauges.num_blocks),
-        is_caching_off: false,
-        batch_limit: None,
-        cache: None,
+        ..EnginePage::default()
     }
 }
 

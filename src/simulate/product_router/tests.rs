@@ -4,19 +4,22 @@ use tokenway_sim::replay::{Bounds, Demand, Figures, KvNetwork, Scenario, Trace, 
 use super::*;
 use crate::config::{ItlBounds, PrefillWhen, TtftBound};
 
+/// 10 ms per step.
+fn engine(prefill_tokens_per_second: f64) -> EngineConfig {
+    let cost = CostModel {
+        step: Duration::from_millis(10),
+        step_per_seq: Duration::ZERO,
+        prefill_tokens_per_second,
+        attention_seconds: 0.0,
+        context_seconds: 0.0,
+        jitter: 0.0,
+    };
+    EngineConfig { cost, ..qwen_32b_on_two_h100() }
+}
+
 /// Runs a trace at 1 ms per prompt token and 10 ms per step, with bounds TTFT 2 s and TPOT 50 ms.
 fn ran(trace: &Trace, policy: PolicyName, queue: Option<QueueLimits>, replicas: usize) -> Figures {
-    let engine = EngineConfig {
-        cost: CostModel {
-            step: Duration::from_millis(10),
-            step_per_seq: Duration::ZERO,
-            prefill_tokens_per_second: 1_000.0,
-            attention_seconds: 0.0,
-            context_seconds: 0.0,
-            jitter: 0.0,
-        },
-        ..qwen_32b_on_two_h100()
-    };
+    let engine = engine(1_000.0);
     let (ttft, tpot) = (Duration::from_secs(2), Some(Duration::from_millis(50)));
     let scenario = Scenario {
         engine,
@@ -55,17 +58,7 @@ fn the_products_policies_serve_a_trace_and_learn_from_it() {
 /// A document every two seconds beside twenty chats a second, with three decoding replicas and one that computes prompts.
 fn apart(when: PrefillWhen, lost: f64) -> Figures {
     let requests = (0..2_400).map(|n| (n * 50, if n % 40 == 7 { 2_500 } else { 60 }, 40));
-    let engine = EngineConfig {
-        cost: CostModel {
-            step: Duration::from_millis(10),
-            step_per_seq: Duration::ZERO,
-            prefill_tokens_per_second: 2_000.0,
-            attention_seconds: 0.0,
-            context_seconds: 0.0,
-            jitter: 0.0,
-        },
-        ..qwen_32b_on_two_h100()
-    };
+    let engine = engine(2_000.0);
     let bound = Duration::from_millis(200);
     let network = KvNetwork { lost, ..KvNetwork::default() };
     let scenario = Scenario {
