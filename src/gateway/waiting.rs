@@ -13,6 +13,7 @@ use super::picker::{PickContext, QueueWait, Tried};
 use super::prepared::Prepared;
 use crate::admission::{EndOfWait, PoolQueue, Ticket, WaitReason, Waiter};
 use crate::clock::Stamp;
+use crate::debug::debug_as;
 use crate::error::{Failure, Timer};
 use crate::observe::metrics::QueuedGuard;
 use crate::observe::record_guard::RecordGuard;
@@ -206,12 +207,7 @@ impl Waits {
     }
 }
 
-impl std::fmt::Debug for Waits {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ticket = self.ticket.as_ref().map(|(ticket, _)| ticket);
-        f.debug_struct("Waits").field("ticket", &ticket).field("pool", &self.pool).finish_non_exhaustive()
-    }
-}
+debug_as!(Waits => "Waits");
 
 /// Why a wait ends without a place.
 #[derive(Clone, Copy, Debug)]

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use super::reader::StreamReader;
 use super::transcript::Transcript;
+use crate::debug::debug_as;
 use crate::error::{Failure, Timer};
 use crate::fleet::pick::Pick;
 use crate::record;
@@ -118,8 +119,4 @@ pub fn is_curable(failure: &Failure) -> bool {
     matches!(failure, Failure::Replica(_) | Failure::Timeout { timer: Timer::InterToken, .. })
 }
 
-impl std::fmt::Debug for Migration {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Migration").field("is_pending", &self.pending.is_some()).finish_non_exhaustive()
-    }
-}
+debug_as!(Migration => "Migration");

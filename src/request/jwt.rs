@@ -17,6 +17,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::clock::since_epoch;
 use crate::config::Jwt;
+use crate::debug::debug_as;
 
 /// Why a token is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -252,11 +253,7 @@ impl KeySet {
     }
 }
 
-impl std::fmt::Debug for KeySet {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KeySet").field("keys", &self.keys.len()).finish_non_exhaustive()
-    }
-}
+debug_as!(KeySet => "KeySet");
 
 fn signing_key(json: &Value) -> Option<SigningKey> {
     let jwk: Jwk = serde_json::from_value(json.clone()).ok()?;
