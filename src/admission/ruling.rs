@@ -61,16 +61,16 @@ pub fn rule(
     line: &mut impl Line,
     arriving: impl FnOnce(Outlook) -> Option<Waiter>,
 ) -> Ruling {
-    let decision = match judged.verdict() {
+    let decision = match &judged.verdict {
         Verdict::Hold => return Ruling::Hold(held(judged)),
         Verdict::Place(decision) => decision,
     };
     if decision.predicted_ttft.is_none() {
         return Ruling::Place;
     }
-    if judged.is_past_engine()
-        || judged.was_tried()
-        || (judged.bypasses_admission() && !is_strict)
+    if judged.query.ask.is_past_engine
+        || !judged.query.ask.tried.is_empty()
+        || (judged.bypasses_admission && !is_strict)
         || is_unproved(judged)
     {
         return Ruling::Place;
@@ -79,12 +79,12 @@ pub fn rule(
     let outlook = outlook(rules, judged, decision, Spare { lookahead, is_strict });
     let arriving = arriving(outlook);
     let ahead = arriving.as_ref().and_then(|waiter| line.ahead(waiter));
-    let aim = judged.aim();
+    let aim = &judged.query.aim;
     let own = span(decision.terms.prefill + decision.terms.base);
     let predicted = aim.waited + own + span(decision.terms.wait).max(ahead.unwrap_or_default());
     let is_over =
         |degrade: &DegradeRule| aim.slo.ttft.is_some_and(|bound| predicted > bound.mul_f64(degrade.over));
-    if rules.degrade.as_ref().is_some_and(is_over) && !judged.bypasses_admission() {
+    if rules.degrade.as_ref().is_some_and(is_over) && !judged.bypasses_admission {
         return Ruling::Degrade;
     }
     let has_room = if is_strict { judged.has_room(lookahead) } else { judged.runs_dry(lookahead) };
@@ -92,7 +92,7 @@ pub fn rule(
     // A late answer is better than none, but not where nobody may wait at all; and what nobody measured refuses nobody.
     let may_be_late = outlook.slack.is_none() && rules.queue.is_none_or(|queue| queue.max_requests > 0);
     let is_next = has_room && ahead.is_none();
-    if is_next && (!is_strict || is_in_time || may_be_late || judged.bypasses_admission())
+    if is_next && (!is_strict || is_in_time || may_be_late || judged.bypasses_admission)
         || rules.is_pinned && !is_strict
     {
         if let Some(waiter) = &arriving {
@@ -113,11 +113,11 @@ struct Spare {
 }
 
 fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare) -> Outlook {
-    let (aim, terms, lookahead) = (judged.aim(), &decision.terms, spare.lookahead);
+    let (aim, terms, lookahead) = (&judged.query.aim, &decision.terms, spare.lookahead);
     let bound = aim.slo.ttft.unwrap_or_default();
     let (first, whole) = (terms.prefill + terms.base, terms.prefill + terms.base + terms.decode);
     // Without a stream the answer is seen at its end: it is to be there by then where the bound has time for all of it.
-    let is_whole = !judged.shows_first_token() && span(whole) <= bound.mul_f64(IN_TIME);
+    let is_whole = !judged.query.ask.shows_first_token && span(whole) <= bound.mul_f64(IN_TIME);
     let own = span(if is_whole { whole } else { first });
     // What is sent is begun on within the lookahead, but what predictions err by has to fit in as well.
     // Errors beyond that are of others' waits: they would refuse who is first in line.
@@ -129,7 +129,7 @@ fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare
     // Where nobody is refused, who has little time left goes behind those that have more: what is begun on at the last moment is late.
     let can_be_met =
         own <= bound.mul_f64(IN_TIME) && (rules.queue.is_some() || !left(prices::ENTER).is_zero());
-    let knows = !judged.bypasses_admission();
+    let knows = !judged.bypasses_admission;
     let slack =
         can_be_met.then(|| if knows { left(prices::ENTER).saturating_sub(lookahead) } else { left(IN_TIME) });
     let read = Stamp::from_nanos(aim.now.as_nanos().saturating_sub(span_nanos(aim.waited)));
@@ -137,7 +137,7 @@ fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare
         at: aim.now,
         drain: if knows { span(terms.wait).saturating_sub(lookahead) } else { Duration::ZERO },
         work: span(terms.turn),
-        replicas: judged.candidates().len(),
+        replicas: judged.candidates.len(),
         slack,
         latest: if can_be_met { aim.now.after(left(IN_TIME)) } else { read },
         bound,
@@ -146,7 +146,7 @@ fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare
 
 /// Of a request that is held for the sake of running streams.
 fn held(judged: &Judged<'_>) -> Outlook {
-    let aim = judged.aim();
+    let aim = &judged.query.aim;
     let left = aim.slo.ttft.unwrap_or_default().saturating_sub(aim.waited);
     Outlook { at: aim.now, slack: Some(Duration::ZERO), latest: aim.now.after(left), ..Outlook::default() }
 }
@@ -165,7 +165,7 @@ fn lookahead(rules: &Rules, step: Duration) -> Duration {
 /// Whether the pool is due for a request that tests its predictions: silent for [`memories::CONFIRMED_WITHIN`], one replica idle.
 fn is_unproved(judged: &Judged<'_>) -> bool {
     judged.silence().is_some_and(|silence| silence >= memories::CONFIRMED_WITHIN)
-        && judged.candidates().iter().any(|candidate| candidate.requests < 1.0)
+        && judged.candidates.iter().any(|candidate| candidate.requests < 1.0)
 }
 
 fn span_nanos(span: Duration) -> u64 {

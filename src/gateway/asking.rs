@@ -161,7 +161,7 @@ impl Asking<'_> {
         let Self { request, pool, .. } = *self;
         let replicas = &scene.replicas;
         let outside = pool.reserve_outside(request.outside_demand(), now).ok()?;
-        let predicted_from = judged.aim().waited;
+        let predicted_from = judged.query.aim.waited;
         let mut assignment = judged.assign()?;
         let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
         let has_adapter = |model: &Arc<str>| scene.has_preferred && lacked_elsewhere(replicas, model);

@@ -355,8 +355,8 @@ impl Place<'_> {
 
 /// Cost terms of the cheapest candidates, by replica name.
 fn weighed(judged: &Judged<'_>, replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
-    let waited = judged.aim().waited;
-    let Verdict::Place(decision) = judged.verdict() else { return Box::default() };
+    let waited = judged.query.aim.waited;
+    let Verdict::Place(decision) = &judged.verdict else { return Box::default() };
     let named = |(candidate, terms): (&Candidate<'_>, Terms)| {
         let replica = replicas.iter().find(|r| r.slot() == candidate.slot)?;
         Some(Weighed {

@@ -49,10 +49,14 @@ pub struct Dispatcher {
 /// A decision that has not been acted on.
 pub struct Judged<'a> {
     dispatcher: &'a Arc<Dispatcher>,
-    query: Query<'a>,
-    bypasses_admission: bool,
-    candidates: Vec<Candidate<'a>>,
-    verdict: Verdict,
+    /// The request.
+    pub query: Query<'a>,
+    /// Whether the request was tried elsewhere, or nothing is known by which it could be held back.
+    pub bypasses_admission: bool,
+    /// Every target that was weighed.
+    pub candidates: Vec<Candidate<'a>>,
+    /// What should be done with the request now.
+    pub verdict: Verdict,
 }
 
 impl Dispatcher {
@@ -204,45 +208,15 @@ impl<'a> Judged<'a> {
         })
     }
 
-    /// What should be done with the request now.
-    pub fn verdict(&self) -> &Verdict {
-        &self.verdict
-    }
-
     /// Whether the policy predicts: only then do candidates have costs to show.
     pub fn predicts(&self) -> bool {
         matches!(self.verdict, Verdict::Place(decision) if decision.predicted_ttft.is_some())
-    }
-
-    /// Whether its first token will be seen: otherwise its client waits for the whole answer.
-    pub fn shows_first_token(&self) -> bool {
-        self.query.ask.shows_first_token
     }
 
     /// By how much the first token comes later than predicted, one in ten excepted, of a prompt that takes `own` itself; zero while too
     /// little is known.
     pub fn late_by(&self, own: Duration) -> Duration {
         span(self.query.model.late_by(own.as_secs_f64(), 0.9).unwrap_or_default())
-    }
-
-    /// What the request needs.
-    pub fn aim(&self) -> &Aim {
-        &self.query.aim
-    }
-
-    /// Every target that was weighed.
-    pub fn candidates(&self) -> &[Candidate<'a>] {
-        &self.candidates
-    }
-
-    /// Whether the request was tried elsewhere, or nothing is known by which it could be held back.
-    pub fn bypasses_admission(&self) -> bool {
-        self.bypasses_admission
-    }
-
-    /// Whether its replica answers it without the engine.
-    pub fn is_past_engine(&self) -> bool {
-        self.query.ask.is_past_engine
     }
 
     /// Whether a replica has room for a request: it is begun on there within `lookahead`.
@@ -264,11 +238,6 @@ impl<'a> Judged<'a> {
     /// A step of the pool's engines with nothing in it: what each step costs beside its tokens.
     pub fn step(&self) -> Duration {
         span(self.dispatcher.model.view().step(0))
-    }
-
-    /// Whether the request was tried at a replica before.
-    pub fn was_tried(&self) -> bool {
-        !self.query.ask.tried.is_empty()
     }
 
     /// How long no replica of the pool has answered; `None` where none ever has.

@@ -37,14 +37,14 @@ impl Expected {
         let targets: Vec<&Target> = targets.collect();
         let policy = policies::named(PolicyName::Latency);
         let judged = dispatcher.judge(&*policy, &ask, limits, now, targets.into_iter())?;
-        let Verdict::Place(decision) = judged.verdict() else { return None };
+        let Verdict::Place(decision) = &judged.verdict else { return None };
         let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0)).ok();
         let terms = &decision.terms;
         Some(Self {
             first_token: seconds(terms.prefill + terms.base)?,
             wait: seconds(terms.wait)?,
             work: seconds(terms.turn)?,
-            replicas: judged.candidates().len(),
+            replicas: judged.candidates.len(),
         })
     }
 }
