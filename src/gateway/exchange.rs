@@ -598,7 +598,7 @@ impl Exchange {
         let end = self.incoming.gateway.clock.now();
         let entry = self.entry(flight, result, end);
         let record = self.guard.record();
-        let times = flight.times();
+        let times = &flight.times;
         record.at.connected = times.connected;
         record.at.first_byte = times.head;
         record.attempts.push(entry);
@@ -645,7 +645,7 @@ fn outbound<'r>(
     let whole = Outbound::of(incoming, prepared, identity);
     let Some(held) = held_kv else { return whole };
     let deadlines = held.deadlines(whole.deadlines, incoming.gateway.clock.now());
-    Outbound { body: &held.body, deadlines, sent: Some(held.sent()), ..whole }
+    Outbound { body: &held.body, deadlines, sent: Some(&held.sent), ..whole }
 }
 
 /// Between two tries of an engine that refuses connections and is taken for busy: two probes later it is ejected.

@@ -73,7 +73,8 @@ impl Identity {
 #[derive(Debug)]
 pub struct Flight {
     attempt: Box<UpstreamAttempt>,
-    times: AttemptTimes,
+    /// When its connection was there and when the response head came.
+    pub times: AttemptTimes,
     span: u64,
     cause: AttemptCause,
     /// An answer or a failure came.
@@ -267,11 +268,6 @@ impl Flight {
         &self.active.as_ref().expect(HAS_PICK).pick
     }
 
-    /// When its connection was there and when the response head came.
-    pub fn times(&self) -> &AttemptTimes {
-        &self.times
-    }
-
     /// The entry of the record for an attempt that came to this.
     pub fn entry(&self, result: &Result<UpstreamResponse, AttemptError>, end: Stamp) -> record::Attempt {
         let (status, error) = match result {
@@ -349,7 +345,7 @@ pub(super) fn open_entry(
         status: None,
         error: None,
         expected: pick.assignment.expected(),
-        ahead: pick.assignment.ahead(),
+        ahead: pick.assignment.ahead,
         queued: None,
         is_empty: false,
         engine_error: None,

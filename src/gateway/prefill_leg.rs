@@ -64,8 +64,8 @@ pub(super) struct HeldKv {
     place: f64,
     /// From when on the transfer is taken for lost; `None` where the other leg flies at the same time.
     lost_after: Option<Duration>,
-    /// A decoding replica was asked to fetch it.
-    sent: Arc<AtomicBool>,
+    /// Set as soon as a decoding replica is asked to fetch it.
+    pub(super) sent: Arc<AtomicBool>,
     /// `None` where the connector holds nothing.
     release: Option<Box<Release>>,
     /// The first leg, where both fly at once.
@@ -332,11 +332,6 @@ impl HeldKv {
     /// The first leg, where both fly at once.
     pub(super) fn take_beside(&mut self) -> Option<Beside> {
         self.beside.take()
-    }
-
-    /// Set as soon as a decoding replica is asked to fetch it.
-    pub(super) fn sent(&self) -> &Arc<AtomicBool> {
-        &self.sent
     }
 
     /// Deadlines of the decoding leg: what is left after it is for another try. An engine does not notice that the one whose KV it

@@ -317,7 +317,8 @@ pub struct Assignment {
     pub decision: Decision,
     /// When.
     pub at: Stamp,
-    ahead: f32,
+    /// Requests that waited there before it; see [`Candidate::ahead`].
+    pub ahead: f32,
     load: LoadGuard,
     prompt: Tokens,
     sampling: Sampling,
@@ -435,11 +436,6 @@ impl Assignment {
         if let Some(cached) = cached {
             self.dispatcher.reported_cached(self.decision.slot, self.decision.hit, cached);
         }
-    }
-
-    /// Requests that waited there before it; see [`Candidate::ahead`].
-    pub fn ahead(&self) -> f32 {
-        self.ahead
     }
 
     /// The predicted wait in its parts; `None` where nothing was learned yet.

@@ -99,8 +99,7 @@ impl Copy {
             () = given_up(&self.original, gateway.clock) => None,
         };
         let now = gateway.clock.now();
-        (self.record.at.connected, self.record.at.first_byte) =
-            (flight.times().connected, flight.times().head);
+        (self.record.at.connected, self.record.at.first_byte) = (flight.times.connected, flight.times.head);
         let Some(result) = result else {
             self.record.attempts.push(flight.lost_entry(now));
             self.fail(&Failure::ClientLeft);
