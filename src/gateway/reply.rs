@@ -315,12 +315,10 @@ fn whole(
         }
         record_facts(record, facts);
         gateway.pins.owe_usage_of(record);
-    } else if let Some(stored) = stored.filter(|_| status.is_success()) {
-        record.tokens = stored.take_owed(&record.tenant, answer_ends::tokens(&answer.body));
-        active.pick.used(record.tokens);
-    } else if status.is_success() && record.dialect.has_own_usage() {
+    } else if status.is_success() && (stored.is_some() || record.dialect.has_own_usage()) {
         // It is charged and not learned from: vectors and scores show nothing of how fast text is written.
-        record.tokens = answer_ends::tokens(&answer.body);
+        let tokens = answer_ends::tokens(&answer.body);
+        record.tokens = stored.map_or(tokens, |stored| stored.take_owed(&record.tenant, tokens));
         active.pick.used(record.tokens);
     }
     ReplyBody::Whole(WholeBody::watched(answer.body, guard, active.watch))
