@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Method, Request};
+use serde::de::IgnoredAny;
 use tokenway_sim::server::SimReplica;
 use tokenway_sim::traffic::TrafficConfig;
 use tokio::runtime::Handle;
@@ -20,10 +19,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(super) use self::meter::Meter;
+use super::admin_client::{AdminClient, AskError};
 use super::style::{Paint, Style};
 use crate::config::Endpoint;
-use crate::upstream::call::exchange;
-use crate::upstream::connect::Connector;
 
 /// What the acts act on.
 pub(super) struct Stage {
@@ -85,22 +83,10 @@ impl Stage {
     /// Writes another policy into the file and has the gateway load it, as an operator would.
     async fn switch_policy(&self, policy: &str) -> io::Result<()> {
         self.file.write(&self.fleet, policy)?;
-        let connector = Connector::new(self.tracker.clone()).map_err(io::Error::other)?;
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri("/api/reload")
-            .header("x-tokenway-admin", "1")
-            .body(Bytes::new())
-            .map_err(io::Error::other)?;
-        let answer =
-            exchange(&connector, &self.admin, request, RELOAD_TIMEOUT).await.map_err(io::Error::other)?;
-        if answer.status().is_success() {
-            return Ok(());
-        }
-        Err(io::Error::other(format!(
-            "the gateway did not reload: {}",
-            String::from_utf8_lossy(answer.body())
-        )))
+        let reloading =
+            async { AdminClient::new(&self.admin, None, &|_| None)?.post("/api/v1/reload").await };
+        let reloaded: Result<IgnoredAny, AskError> = reloading.await;
+        reloaded.map(drop).map_err(|error| io::Error::other(format!("the gateway did not reload: {error}")))
     }
 }
 
@@ -179,4 +165,3 @@ impl Drop for ConfigFile {
 
 /// Bound on TTFT in the demo: what a loaded fleet keeps with a warm cache, and misses without.
 const TTFT_BOUND: Duration = Duration::from_millis(1000);
-const RELOAD_TIMEOUT: Duration = Duration::from_secs(5);
