@@ -11,12 +11,12 @@ use std::time::Duration;
 use clap::Args;
 use tokenway_sim::engine::{CostModel, EngineConfig};
 use tokenway_sim::server::{SimConfig, SimReplica, start};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::replay::args::positive;
 use super::serve::secret;
+use crate::app::signals;
 use crate::config::Secret;
 
 /// Arguments of `tokenway sim`.
@@ -133,7 +133,7 @@ pub enum SimError {
 /// When a replica cannot listen, or nothing can be printed.
 pub async fn run(args: &SimArgs, out: &mut (dyn Write + Send)) -> Result<(), SimError> {
     // Handlers are installed before the first line is printed: its reader may send a signal.
-    let ended = ended()?;
+    let mut signals = signals::listen()?;
     let shutdown = CancellationToken::new();
     let tracker = TaskTracker::new();
     let _end = shutdown.clone().drop_guard();
@@ -148,21 +148,9 @@ pub async fn run(args: &SimArgs, out: &mut (dyn Write + Send)) -> Result<(), Sim
     }
     writeln!(out, "ready n={}", replicas.len())?;
     out.flush()?;
-    ended.await;
+    // A hangup ends them too: there is nothing to reload.
+    signals.recv().await;
     Ok(())
-}
-
-/// Completes at SIGINT or SIGTERM; the handlers are installed by the call.
-pub(super) fn ended() -> io::Result<impl Future<Output = ()>> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    Ok(async move {
-        // Both arms are cancel-safe.
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    })
 }
 
 #[cfg(test)]
