@@ -177,7 +177,7 @@ fn line(out: &mut String, cells: [&str; 12]) {
     out.push('\n');
 }
 
-fn milliseconds(span: Option<Duration>, decimals: usize) -> String {
+pub(super) fn milliseconds(span: Option<Duration>, decimals: usize) -> String {
     span.map_or_else(|| "-".into(), |span| format!("{:.decimals$}", span.as_secs_f64() * 1_000.0))
 }
 

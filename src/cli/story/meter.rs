@@ -6,18 +6,19 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::super::demo::milliseconds;
 use crate::observe::judgement::Judgement;
 use crate::record::{Outcome, Record};
+use crate::stats::Histogram;
 
 /// Collects the requests that end, until they are taken.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct Meter(Mutex<Figures>);
 
 /// Figures of one span of time.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Figures {
-    /// Of complete answers, sorted once they are taken.
-    ttft: Vec<Duration>,
+    ttft: Histogram,
     pub(super) ok: u64,
     pub(super) failed: u64,
     pub(super) refused: u64,
@@ -38,8 +39,8 @@ impl Meter {
             Outcome::Refused => figures.refused += 1,
             Outcome::ClientError | Outcome::Canceled => return,
         }
-        if figures.ttft.len() < MAX_SAMPLES {
-            figures.ttft.extend(record.ttft());
+        if let Some(ttft) = record.ttft() {
+            figures.ttft.add(ttft, 1);
         }
         if let (Some(prompt), Some(cached)) = (record.tokens.input, record.tokens.cached) {
             figures.prompt_tokens += prompt.0;
@@ -57,9 +58,7 @@ impl Meter {
 
     /// The figures since the last call.
     pub(super) fn take(&self) -> Figures {
-        let mut figures = std::mem::take(&mut *self.0.lock());
-        figures.ttft.sort_unstable();
-        figures
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
@@ -69,11 +68,9 @@ impl Figures {
         self.ok + self.failed + self.refused
     }
 
-    /// A quantile of TTFT, by the nearest rank.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the list by `q`")]
+    /// A quantile of TTFT.
     pub(super) fn ttft(&self, q: f64) -> Option<Duration> {
-        let last = self.ttft.len().checked_sub(1)?;
-        self.ttft.get((last as f64 * q).round() as usize).copied()
+        self.ttft.counts().quantile(q).map(Duration::from_secs_f64)
     }
 
     /// Share of the prompt tokens that were cached.
@@ -103,9 +100,7 @@ impl Figures {
 
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = |q| {
-            self.ttft(q).map_or_else(|| "-".to_owned(), |ttft| format!("{:.0}", ttft.as_secs_f64() * 1e3))
-        };
+        let ms = |q| milliseconds(self.ttft(q), 0);
         write!(
             f,
             "{} answered, {} failed, {} refused; TTFT p50 {} p99 {} ms; {:.0} % of prompt tokens cached",
@@ -124,17 +119,16 @@ impl fmt::Display for Figures {
     }
 }
 
-/// Of one span: more requests than a demo has.
-const MAX_SAMPLES: usize = 100_000;
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn figures_are_said_in_a_line() {
+        let mut ttft = Histogram::default();
+        (1..=100).for_each(|millis| ttft.add(Duration::from_millis(millis), 1));
         let figures = Figures {
-            ttft: (1..=100).map(Duration::from_millis).collect(),
+            ttft,
             ok: 100,
             refused: 3,
             prompt_tokens: 200,
@@ -145,7 +139,7 @@ mod tests {
         };
         assert_eq!(
             figures.to_string(),
-            "100 answered, 0 failed, 3 refused; TTFT p50 51 p99 99 ms; 25 % of prompt tokens cached; late: prefill 2, relay 1"
+            "100 answered, 0 failed, 3 refused; TTFT p50 50 p99 99 ms; 25 % of prompt tokens cached; late: prefill 2, relay 1"
         );
         assert_eq!((figures.all(), figures.share_of("a"), figures.missed_in_engine()), (103, 0.75, 2));
         assert_eq!(Figures::default().ttft(0.5), None);
