@@ -70,6 +70,7 @@ async fn policy(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
     let before = watch(stage, SETTLE, WATCH).await;
     stage.switch_policy("latency").await?;
     let after = watch(stage, SETTLE, WATCH).await;
+    let medians = after.ttft(0.5).zip(before.ttft(0.5));
     let verdicts = vec![
         verdict(
             after.hit_share() > before.hit_share(),
@@ -79,7 +80,7 @@ async fn policy(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
                 before.hit_share() * 100.0
             ),
         ),
-        shorter("the median first token", &before, &after),
+        median(medians.is_some_and(|(after, before)| after < before), &before, &after),
         none_failed(&after),
     ];
     Ok((before, after, verdicts))
@@ -117,18 +118,11 @@ async fn drift(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
     for replica in &stage.fleet {
         replica.clear_faults().await?;
     }
-    let longer = after.ttft(0.5).zip(before.ttft(0.5));
+    let medians = after.ttft(0.5).zip(before.ttft(0.5));
     let (missed, in_engine) = (after.missed(), after.missed_in_engine());
+    let is_longer = medians.is_some_and(|(after, before)| after > before.mul_f64(1.5));
     let verdicts = vec![
-        verdict(
-            longer.is_some_and(|(after, before)| after > before.mul_f64(1.5))
-                || after.refused > before.refused,
-            format!(
-                "the median first token takes {}, {} before",
-                ttft_text(after.ttft(0.5)),
-                ttft_text(before.ttft(0.5))
-            ),
-        ),
+        median(is_longer || after.refused > before.refused, &before, &after),
         verdict(
             missed == 0 || in_engine * 2 > missed,
             format!(
@@ -187,12 +181,9 @@ fn verdict(is_true: bool, text: String) -> Verdict {
     Verdict { is_true, text }
 }
 
-fn shorter(what: &str, before: &Figures, after: &Figures) -> Verdict {
-    let is_true = after.ttft(0.5).zip(before.ttft(0.5)).is_some_and(|(after, before)| after < before);
-    verdict(
-        is_true,
-        format!("{what} takes {}, {} before", ttft_text(after.ttft(0.5)), ttft_text(before.ttft(0.5))),
-    )
+fn median(is_true: bool, before: &Figures, after: &Figures) -> Verdict {
+    let [after, before] = [after, before].map(|figures| ttft_text(figures.ttft(0.5)));
+    verdict(is_true, format!("the median first token takes {after}, {before} before"))
 }
 
 fn none_failed(after: &Figures) -> Verdict {
