@@ -20,7 +20,7 @@ use crate::config::Secret;
 use crate::digits;
 use crate::fleet::registry::Fleet;
 use crate::fleet::speeds::PoolSpeeds;
-use crate::routing::notice::{Event, Notice, Outbox, decisions};
+use crate::routing::notice::{Notice, Outbox, decisions};
 use crate::state_file::{self, Version};
 
 /// The file, and what will be in it.
@@ -159,9 +159,6 @@ impl Snapshot {
     fn drain(&self) {
         let (now, mut batch) = (self.clock.now(), Vec::new());
         for notice in self.notices.lock().try_iter().take(MAX_QUEUED) {
-            if !matches!(notice.event, Event::Placed(_)) {
-                continue;
-            }
             if batch.is_empty() {
                 wire::begin(&self.head, &mut batch);
             }
