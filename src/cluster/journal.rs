@@ -8,12 +8,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::RedisError;
 use redis::aio::MultiplexedConnection;
-use tokio::time::MissedTickBehavior;
 
 use super::link::LinkError;
 use super::places::Places;
 use super::refusals::{Refusals, Written};
-use super::{wait_for_pages, wire};
+use super::{ticks, wait_for_pages, wire};
 use crate::clock::{Clock, Stamp};
 use crate::fleet::registry::Fleet;
 use crate::routing::notice::{Event, Notice};
@@ -64,8 +63,7 @@ impl Journal {
             // Others find out whether the connection is at fault; without what was missed this gateway works all the same.
             tracing::warn!(%error, "cluster: the last decisions of other gateways cannot be read");
         }
-        let mut ticks = tokio::time::interval(WRITE_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks(WRITE_EVERY);
         loop {
             ticks.tick().await;
             let written = self.write(&mut connection).await;

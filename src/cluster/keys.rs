@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError};
-use tokio::time::MissedTickBehavior;
 
 use super::link::{Link, LinkError};
 use super::refusals::Refusals;
+use super::ticks;
 use crate::config::Secret;
 use crate::digits;
 use crate::identity::{KeyStore, Revocation, SharedKey};
@@ -59,8 +59,7 @@ impl KeyRing {
     /// Follows the broker until the connection ends.
     pub(super) async fn share(&self, link: &Link) -> LinkError {
         let mut connection = link.connection.clone();
-        let mut ticks = tokio::time::interval(LOOK_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks(LOOK_EVERY);
         // On a new connection the broker may be another one.
         let (mut seen, mut refusals) = (None, Refusals::of("API keys are not shared"));
         let mut is_warned = false;

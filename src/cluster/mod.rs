@@ -29,6 +29,8 @@ pub use self::trial::{Unusable, try_broker};
 
 use std::time::Duration;
 
+use tokio::time::{Interval, MissedTickBehavior};
+
 use crate::config::Secret;
 use crate::fleet::registry::Fleet;
 
@@ -46,6 +48,13 @@ async fn wait_for_pages(fleet: &Fleet) {
     wait_for(SOURCES_WITHIN, all_named).await;
     let all_shown = || fleet.pools().iter().all(|pool| pool.replicas().iter().all(|one| one.is_scraped()));
     wait_for(PAGES_WITHIN, all_shown).await;
+}
+
+/// Ticks for a round each: one that took longer delays those after it.
+fn ticks(every: Duration) -> Interval {
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
 }
 
 async fn wait_for(limit: Duration, holds: impl Fn() -> bool) {

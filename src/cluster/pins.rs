@@ -9,11 +9,10 @@ use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
 
-use super::FLUSH_EVERY;
 use super::link::LinkError;
 use super::refusals::{Refusals, Written};
+use super::{FLUSH_EVERY, ticks};
 use crate::clock::{Clock, Stamp};
 use crate::config::Secret;
 use crate::relay::pins::{PinAsked, ResponsePins};
@@ -43,8 +42,7 @@ impl SharedPins {
 
     /// Writes and answers until the connection ends.
     pub(super) async fn run(&mut self, mut connection: MultiplexedConnection) -> LinkError {
-        let mut ticks = tokio::time::interval(FLUSH_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks(FLUSH_EVERY);
         let mut refusals = Refusals::of("pins of stored responses are not shared");
         loop {
             let mut asked = Vec::new();

@@ -7,7 +7,6 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::budgets::Books;
@@ -20,7 +19,7 @@ use super::places::Places;
 use super::refusals::Refusals;
 use super::standings::Standings;
 use super::topics::Topics;
-use super::{FLUSH_EVERY, HEARTBEAT, fingerprint, speeds, wire};
+use super::{FLUSH_EVERY, HEARTBEAT, fingerprint, speeds, ticks, wire};
 use crate::admission::Sharing;
 use crate::background::Background;
 use crate::clock::{Clock, Stamp};
@@ -231,8 +230,7 @@ impl Service {
     /// A batch every [`FLUSH_EVERY`], where there is something to publish; else a sign of life every [`HEARTBEAT`].
     async fn publish(&self, link: &Link) -> LinkError {
         let mut connection = link.connection.clone();
-        let mut ticks = tokio::time::interval(FLUSH_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks(FLUSH_EVERY);
         let (mut batch, mut last) = (Vec::with_capacity(MAX_BATCH), Stamp::default());
         let mut dropped = self.outbox.dropped();
         let mut standings = Standings::default();
@@ -293,8 +291,7 @@ impl Service {
         let tenants = &self.deps.gateway.tenants;
         let books = Books { cluster: &self.config.name, own: &self.field, tenants };
         let (mut connection, clock) = (link.connection.clone(), self.deps.clock);
-        let mut ticks = tokio::time::interval(LOOK_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks(LOOK_EVERY);
         let mut refusals = Refusals::of("budgets are not shared");
         // Until the first look no more is taken of what others may have spent.
         tenants.share(Sharing::Shared { gateways: self.gateways.load(Ordering::Relaxed) });
@@ -342,8 +339,7 @@ impl Service {
         let mut places = Places::of(&self.deps.fleet.pools(), &self.outbox);
         // Others are heard of one by one: until then there are as many as before the loss.
         let (before, connected) = (self.gateways.load(Ordering::Relaxed), self.deps.clock.now());
-        let mut ticks = tokio::time::interval(HEARTBEAT);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks(HEARTBEAT);
         loop {
             // Both arms are cancel-safe: a message not taken stays in the channel.
             let message = tokio::select! {

@@ -11,10 +11,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::time::MissedTickBehavior;
 
 use super::places::Places;
-use super::{fingerprint, wait_for_pages, wire};
+use super::{fingerprint, ticks, wait_for_pages, wire};
 use crate::clock::{Clock, since_epoch};
 use crate::config::Secret;
 use crate::digits;
@@ -80,8 +79,7 @@ impl Snapshot {
             self.take(&kept);
         }
         self.entries.lock().is_whole = true;
-        let mut ticks = tokio::time::interval(DRAIN_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks(DRAIN_EVERY);
         for tick in 1u32.. {
             ticks.tick().await;
             if tick.is_multiple_of(RENEW_EVERY) {

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use redis::RedisError;
 use redis::aio::MultiplexedConnection;
-use tokio::time::MissedTickBehavior;
 
 use super::link::LinkError;
 use super::refusals::{Refusals, Written};
+use super::ticks;
 use crate::clock::Clock;
 use crate::fleet::pool::PoolState;
 use crate::fleet::registry::Fleet;
@@ -23,8 +23,7 @@ pub(super) async fn run(
     clock: Clock,
     mut connection: MultiplexedConnection,
 ) -> LinkError {
-    let mut ticks = tokio::time::interval(TURN);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = ticks(TURN);
     let mut refusals = Refusals::of("learned speeds are not shared");
     loop {
         ticks.tick().await;

@@ -10,10 +10,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError};
-use tokio::time::MissedTickBehavior;
 
 use super::link::LinkError;
 use super::refusals::{Refusals, Written};
+use super::ticks;
 use crate::clock::{Clock, Stamp};
 
 /// Every topic of this gateway.
@@ -90,8 +90,7 @@ impl Topics {
         clock: Clock,
         mut connection: MultiplexedConnection,
     ) -> LinkError {
-        let mut ticks = tokio::time::interval(LOOK_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks(LOOK_EVERY);
         let mut refusals = Refusals::of("verdicts on canaries are not shared");
         // Before, a field that never moves looks as alive as any.
         let mut sweep_at = clock.now().after(2 * SILENT);
