@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 use serde_json::Value as Json;
-use toml::de::DeValue;
 
 use super::OtlpProtocol;
 use super::check::codec::{Own, Switch, Words};
@@ -32,10 +31,8 @@ section! {
 }
 
 fn headers(item: &Item<'_>) -> Option<Vec<(HeaderName, HeaderValue)>> {
-    if !matches!(item.value, DeValue::Table(_)) {
-        item.wrong_type("a table", "write names and values: headers = { \"x-tenant\" = \"1\" }");
-    }
-    Some(item.entries().filter_map(|entry| header(&entry)).collect())
+    let entries = item.entries("a table", "write names and values: headers = { \"x-tenant\" = \"1\" }");
+    Some(entries.filter_map(|entry| header(&entry)).collect())
 }
 
 fn header(entry: &Item<'_>) -> Option<(HeaderName, HeaderValue)> {

@@ -82,11 +82,7 @@ impl TtftBound {
 pub(super) fn slo(root: &Section<'_>) -> BTreeMap<Arc<str>, Slo> {
     let mut classes = defaults();
     let Some(item) = root.get("slo") else { return classes };
-    let DeValue::Table(_) = item.value else {
-        item.wrong_type("a table of classes", "write one section for each class: [slo.interactive]");
-        return classes;
-    };
-    for class in item.entries() {
+    for class in item.entries("a table of classes", "write one section for each class: [slo.interactive]") {
         if class.key.is_empty() || class.key.chars().any(|c| !c.is_ascii_graphic()) {
             class.fault_at_key("a class needs a name of visible characters", "such as [slo.interactive]");
         }

@@ -75,10 +75,7 @@ pub(super) fn lora(pool: &Section<'_>) -> Lora {
     let load = section.boolean("load").unwrap_or(false);
     let mut adapters = BTreeMap::new();
     if let Some(item) = section.get("adapters") {
-        if item.value.as_table().is_none() {
-            item.wrong_type("a table", LORA_HINT);
-        }
-        for entry in item.entries() {
+        for entry in item.entries("a table", LORA_HINT) {
             if let Err(message) = (MODEL.parse)(entry.key) {
                 entry.fault_at_key(message, MODEL.hint);
             }

@@ -23,11 +23,9 @@ pub(super) fn dcgm(item: &Item<'_>) -> Option<Dcgm> {
 }
 
 fn labels(item: &Item<'_>) -> Vec<(Arc<str>, Vec<Arc<str>>)> {
-    if !matches!(item.value, DeValue::Table(_)) {
-        item.wrong_type("a table", LABELS_HINT);
-    }
     let values = |text: &str| text.split(',').map(|value| value.trim().into()).collect();
-    item.entries().filter_map(|entry| Some((entry.key.into(), values(entry.text()?)))).collect()
+    let label = |entry: Item<'_>| Some((entry.key.into(), values(entry.text()?)));
+    item.entries("a table", LABELS_HINT).filter_map(label).collect()
 }
 
 fn url(text: &str) -> Result<Arc<str>, String> {

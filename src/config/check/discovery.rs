@@ -56,8 +56,7 @@ fn dns(pool: &Section<'_>, item: &Item<'_>) -> Option<DnsSource> {
     } else {
         item.parse(&DNS)?
     };
-    let names_server =
-        || pool.get("tls").is_some_and(|tls| tls.entries().any(|entry| entry.key == "server_name"));
+    let names_server = || pool.get("tls").is_some_and(|tls| tls.peek("server_name", 0).is_some());
     if source.is_tls && matches!(source.records, DnsRecords::Addresses { .. }) && !names_server() {
         item.fault(
             "replicas found by address have no name that a certificate could hold",

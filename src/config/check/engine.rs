@@ -22,10 +22,8 @@ pub(super) fn profile(pool: &Section<'_>, kind: EngineKind) -> EngineProfile {
     profile.health_path = section.parse("health_path", &PATH).unwrap_or(profile.health_path);
     profile.models_path = section.parse("models_path", &PATH).unwrap_or(profile.models_path);
     if let Some(item) = section.get("only") {
-        if !matches!(item.value, DeValue::Table(_)) {
-            item.wrong_type("a table", "write labels and the value to keep: { tp_rank = \"0\" }");
-        }
-        profile.only = item.entries().filter_map(|e| Some((e.key.into(), e.text()?.into()))).collect();
+        let labels = item.entries("a table", "write labels and the value to keep: { tp_rank = \"0\" }");
+        profile.only = labels.filter_map(|e| Some((e.key.into(), e.text()?.into()))).collect();
     }
     for figure in Figure::ALL {
         if let Some(item) = section.get(figure.as_str()) {

@@ -70,11 +70,9 @@ pub(in crate::config) const REVISION_INFO: Own<BTreeMap<String, String>> =
     Own { read: |item| Some(revision_info(item)), show: |facts| json!(facts) };
 
 fn revision_info(item: &Item<'_>) -> BTreeMap<String, String> {
-    if !matches!(item.value, DeValue::Table(_)) {
-        item.wrong_type("a table", "write free facts of the revision: { image = \"…\", model = \"…\" }");
-    }
+    let hint = "write free facts of the revision: { image = \"…\", model = \"…\" }";
     let fact = |entry: Item<'_>| Some((entry.key.to_owned(), entry.text()?.to_owned()));
-    item.entries().filter_map(fact).collect()
+    item.entries("a table", hint).filter_map(fact).collect()
 }
 
 fn replicas(pool: &Section<'_>, name: &str, own_dcgm: &mut BTreeMap<Arc<str>, Dcgm>) -> Vec<ReplicaSpec> {

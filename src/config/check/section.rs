@@ -389,9 +389,16 @@ impl<'a> Item<'a> {
         self.value.as_array().is_some_and(|array| array.is_empty())
     }
 
-    /// The entries of a table whose keys are free.
-    pub(in crate::config) fn entries(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
+    /// The entries of a table whose keys are free; `expected` and `hint` are for a value of another type.
+    pub(in crate::config) fn entries(
+        &self,
+        expected: &str,
+        hint: &str,
+    ) -> impl Iterator<Item = Item<'a>> + use<'a> {
         self.record(Kind::Table);
+        if self.value.as_table().is_none() {
+            self.wrong_type(expected, hint);
+        }
         let place = Place { within: Within::Table, ..self.place };
         entries(self.checking, self.value.as_table(), move |_| place)
     }
