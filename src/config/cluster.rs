@@ -10,7 +10,7 @@ use super::check::pem::CERTIFICATES;
 use super::check::secret;
 use super::check::section::{Item, Section};
 use super::declare::{Declared, section};
-use super::{Endpoint, Secret};
+use super::{Endpoint, Secret, percent_decoded};
 use crate::labels::labels;
 
 section! {
@@ -149,20 +149,11 @@ fn endpoint(text: &str, port: u16, is_tls: bool) -> Result<Endpoint, &'static st
 /// Without percent signs (RFC 3986).
 fn decoded(text: &str) -> Result<String, &'static str> {
     const FAULT: &str = "its user or password has a % that is no escape";
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        if *first != b'%' {
-            bytes.push(*first);
-            rest = after;
-            continue;
-        }
-        let (hex, after) = after.split_at_checked(2).ok_or(FAULT)?;
-        let hex = std::str::from_utf8(hex).map_err(|_| FAULT)?;
-        bytes.push(u8::from_str_radix(hex, 16).map_err(|_| FAULT)?);
-        rest = after;
+    let is_escape = |rest: &str| rest.get(..2).is_some_and(|hex| u8::from_str_radix(hex, 16).is_ok());
+    if !text.split('%').skip(1).all(is_escape) {
+        return Err(FAULT);
     }
-    String::from_utf8(bytes).map_err(|_| FAULT)
+    String::from_utf8(percent_decoded(text)).map_err(|_| FAULT)
 }
 
 impl std::fmt::Display for Broker {

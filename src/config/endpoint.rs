@@ -62,6 +62,20 @@ pub fn segment(text: &str) -> String {
         .collect()
 }
 
+/// Text without its percent-encoding (RFC 3986); what is no such encoding stays.
+pub(crate) fn percent_decoded(text: &str) -> Vec<u8> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let escaped = part.split_at_checked(2);
+        let escaped = escaped.and_then(|(hex, rest)| Some((u8::from_str_radix(hex, 16).ok()?, rest)));
+        let (byte, rest) = escaped.unwrap_or((b'%', part));
+        bytes.push(byte);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    bytes
+}
+
 /// The longest name, in characters.
 pub const MAX_NAME: usize = 128;
 /// What [`parse_name`] takes, for people.

@@ -65,11 +65,11 @@ pub use self::discovery::{
     DataParallel, Discovery, DnsRecords, DnsSource, KubernetesObject, KubernetesSource, ServicePort,
 };
 pub use self::drift::{Baseline, Drift};
+pub(crate) use self::endpoint::percent_decoded;
 pub use self::endpoint::{MAX_NAME, NAME_FORM, parse_endpoint, parse_name, segment};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::hedge::{Hedge, HedgeAfter};
 pub use self::kv_events::KvEvents;
-pub(crate) use self::otel::percent_decoded;
 use self::otlp::OtlpKeys;
 pub(crate) use self::otlp::masked as masked_headers;
 pub use self::outside::Outside;

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::local::json_response;
 use super::table::{RouteState, RoutingTable};
-use crate::config::ModelMatch;
+use crate::config::{ModelMatch, percent_decoded};
 use crate::error::Failure;
 use crate::fleet::engine::EngineModel;
 use crate::request::tenant::TenantRef;
@@ -117,16 +117,7 @@ fn served(route: &RouteState, mut each: impl FnMut(&EngineModel)) {
 
 /// A path's text without its percent-encoding; what is no such encoding stays.
 pub(super) fn unescaped(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('%') {
-        bytes.extend_from_slice(before.as_bytes());
-        let byte = after.get(..2).and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        bytes.push(byte.unwrap_or(b'%'));
-        rest = if byte.is_some() { after.get(2..).unwrap_or_default() } else { after };
-    }
-    bytes.extend_from_slice(rest.as_bytes());
-    String::from_utf8_lossy(&bytes).into_owned()
+    String::from_utf8_lossy(&percent_decoded(text)).into_owned()
 }
 
 const PREFIX: &str = "/v1/models/";

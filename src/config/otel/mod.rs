@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-use super::OtlpProtocol;
+use super::{OtlpProtocol, percent_decoded};
 
 /// The OTLP export of spans and of log records, as the environment has it.
 #[derive(Debug, Default)]
@@ -139,6 +139,7 @@ fn timeout(millis: &str) -> Option<Duration> {
 fn headers(list: &str) -> Vec<(HeaderName, HeaderValue)> {
     let header = |pair: &str| {
         let (name, value) = pair.split_once('=')?;
+        // Values are percent-encoded, as in W3C baggage.
         let mut value = HeaderValue::from_bytes(&percent_decoded(value.trim())).ok()?;
         value.set_sensitive(true);
         Some((name.trim().parse().ok()?, value))
@@ -152,26 +153,6 @@ fn headers(list: &str) -> Vec<(HeaderName, HeaderValue)> {
         }
     }
     headers
-}
-
-/// Values are percent-encoded, as in W3C baggage.
-pub(crate) fn percent_decoded(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let pair = tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok()).filter(|_| *first == b'%');
-        match pair.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = tail.get(2..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    bytes
 }
 
 pub(super) const TRACES_PATH: &str = "/v1/traces";
