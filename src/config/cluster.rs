@@ -102,17 +102,9 @@ fn parse(text: &str) -> Result<Broker, &'static str> {
     };
     let mut parts = rest.split('/');
     let hosts = parts.next().unwrap_or_default();
-    let master = if is_sentinel {
-        Some(
-            parts
-                .next()
-                .filter(|name| !name.is_empty())
-                .ok_or("it names no server after the sentinels")?
-                .into(),
-        )
-    } else {
-        None
-    };
+    let mut named = || parts.next().filter(|name| !name.is_empty());
+    let master = is_sentinel.then(|| named().ok_or("it names no server after the sentinels")).transpose()?;
+    let master = master.map(Into::into);
     let database = match parts.next().unwrap_or_default() {
         "" => 0,
         number => number.parse().map_err(|_| "its path is not the number of a database")?,
