@@ -78,10 +78,7 @@ pub fn load_with_warnings(
     overrides: &Overrides,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Checked, ConfigError> {
-    let mut checked = read_and_check(source, overrides, env)?;
-    let admin = checked.config.admin.listen;
-    settle_places(&mut checked.config, admin, source, overrides, env);
-    Ok(checked)
+    load_for(None, source, overrides, env)
 }
 
 /// Like [`load`], for a gateway whose admin port is open at `admin`, whatever address is configured now.
@@ -91,45 +88,33 @@ pub(super) fn load_at(
     overrides: &Overrides,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, ConfigError> {
-    let mut config = read_and_check(source, overrides, env)?.config;
-    settle_places(&mut config, admin, source, overrides, env);
-    Ok(config)
+    load_for(Some(admin), source, overrides, env).map(|checked| checked.config)
 }
 
-fn read_and_check(
+fn load_for(
+    admin: Option<SocketAddr>,
     source: &Source,
     overrides: &Overrides,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Checked, ConfigError> {
-    let mut checked = match source {
+    let (mut checked, file) = match source {
         Source::File(path) => {
             let text = read(path)?;
-            check_with(&path.to_string_lossy(), &text, env, overrides)?
+            (check_with(&path.to_string_lossy(), &text, env, overrides)?, Some(path.as_path()))
         }
-        Source::Upstreams(endpoints) => check_with("--upstream", &file_of(endpoints)?, env, overrides)?,
+        Source::Upstreams(endpoints) => {
+            (check_with("--upstream", &file_of(endpoints)?, env, overrides)?, None)
+        }
     };
-    apply(overrides, env, &mut checked.config)?;
-    Ok(checked)
-}
-
-/// Where state is kept by default.
-fn settle_places(
-    config: &mut Config,
-    admin: SocketAddr,
-    source: &Source,
-    overrides: &Overrides,
-    env: &dyn Fn(&str) -> Option<String>,
-) {
+    let config = &mut checked.config;
+    apply(overrides, env, config)?;
     if overrides.leaves_nothing {
         (config.drift.state, config.telemetry.access_log) = (DriftState::Off, AccessLog::Off);
-        return;
+        return Ok(checked);
     }
-    let file = match source {
-        Source::File(path) => Some(path.as_path()),
-        Source::Upstreams(_) => None,
-    };
-    config.drift.state = config.drift.state.clone().settled(admin, file, env);
-    config.state = StatePlace::of(admin, file, env);
+    config.state = StatePlace::of(admin.unwrap_or(config.admin.listen), file, env);
+    config.drift.state = config.drift.state.clone().settled(config.state.as_ref());
+    Ok(checked)
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {

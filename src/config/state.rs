@@ -33,16 +33,11 @@ impl DriftState {
     }
 
     /// A place where the key is absent.
-    pub(super) fn settled(
-        self,
-        admin: SocketAddr,
-        file: Option<&Path>,
-        env: &dyn Fn(&str) -> Option<String>,
-    ) -> Self {
-        if self != Self::Default {
-            return self;
+    pub(super) fn settled(self, place: Option<&StatePlace>) -> Self {
+        match (self, place) {
+            (Self::Default, Some(place)) => Self::At(place.file("drift")),
+            (state, _) => state,
         }
-        StatePlace::of(admin, file, env).map_or(Self::Default, |place| Self::At(place.file("drift")))
     }
 }
 
@@ -138,10 +133,11 @@ mod tests {
             let env = |name: &str| {
                 variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
             };
-            let state = DriftState::Default.settled(([127, 0, 0, 1], port).into(), file, &env);
+            let place = StatePlace::of(([127, 0, 0, 1], port).into(), file, &env);
+            let state = DriftState::Default.settled(place.as_ref());
             assert_eq!(state.path(), expected.map(Path::new), "{variables:?}");
         }
-        let off = DriftState::Off.settled(([127, 0, 0, 1], 9090).into(), file, &|_| Some("/x".to_owned()));
-        assert_eq!(off, DriftState::Off);
+        let place = StatePlace::of(([127, 0, 0, 1], 9090).into(), file, &|_| Some("/x".to_owned()));
+        assert_eq!(DriftState::Off.settled(place.as_ref()), DriftState::Off);
     }
 }
