@@ -133,16 +133,17 @@ fn read(path: &Path) -> Result<String, ConfigError> {
 fn file_of(endpoints: &[Endpoint]) -> Result<String, ConfigError> {
     for (index, endpoint) in endpoints.iter().enumerate() {
         if endpoints.iter().take(index).any(|earlier| earlier == endpoint) {
-            return Err(ConfigError::Flag {
-                flag: "--upstream",
-                message: format!("{endpoint} is given twice"),
-                hint: "give each replica once",
-            });
+            let message = format!("{endpoint} is given twice");
+            return Err(refused("--upstream", message, "give each replica once"));
         }
     }
     let quoted = |endpoint: &Endpoint| toml::Value::String(endpoint.to_string()).to_string();
     let replicas: Vec<_> = endpoints.iter().map(quoted).collect();
     Ok(format!("[[pool]]\nname = \"default\"\nreplicas = [{}]\n", replicas.join(", ")))
+}
+
+fn refused(flag: &'static str, message: String, hint: &'static str) -> ConfigError {
+    ConfigError::Flag { flag, message, hint }
 }
 
 fn apply(
@@ -155,7 +156,7 @@ fn apply(
     }
     apply_admin(overrides, env, &mut config.admin, &mut config.files)?;
     let (data, admin, metrics) = (config.server.listen, config.admin.listen, config.admin.metrics_listen);
-    let taken = |addr, flag| ConfigError::Flag { flag, message: one_port(addr), hint: PORTS_HINT };
+    let taken = |addr, flag| refused(flag, one_port(addr), PORTS_HINT);
     if is_one_port(data, admin) {
         return Err(taken(admin, "--admin-listen"));
     }
@@ -183,23 +184,18 @@ fn apply_admin(
     ];
     for (flag, given, token) in tokens {
         let Some(given) = given else { continue };
-        let failed =
-            |message| ConfigError::Flag { flag, message, hint: "env:NAME, file:PATH or the token itself" };
+        let failed = |message| refused(flag, message, "env:NAME, file:PATH or the token itself");
         *token = Some(secret_of(given.reveal(), env).map_err(failed)?);
         files.extend(given.reveal().strip_prefix("file:").map(PathBuf::from));
     }
     if admin.has_one_token_for_both() {
-        let (flag, message) = ("--admin-read-token", ONE_TOKEN.to_owned());
-        return Err(ConfigError::Flag { flag, message, hint: ONE_TOKEN_HINT });
+        return Err(refused("--admin-read-token", ONE_TOKEN.to_owned(), ONE_TOKEN_HINT));
     }
     admin.listen = overrides.admin_listen.unwrap_or(admin.listen);
     admin.metrics_listen = overrides.admin_metrics_listen.or(admin.metrics_listen);
     if overrides.admin_listen.is_some() && !admin.listen.ip().is_loopback() && !admin.is_guarded() {
-        return Err(ConfigError::Flag {
-            flag: "--admin-listen",
-            message: format!("{} is not loopback and there is no admin token", admin.listen),
-            hint: ADMIN_TOKEN_HINT,
-        });
+        let message = format!("{} is not loopback and there is no admin token", admin.listen);
+        return Err(refused("--admin-listen", message, ADMIN_TOKEN_HINT));
     }
     Ok(())
 }
@@ -219,13 +215,9 @@ fn route_by(policy: PolicyName, routes: &mut [Route]) -> Result<(), ConfigError>
     for route in routes {
         if let Some(key) = acts(route).filter(|_| policy != PolicyName::Latency) {
             let (policy, name) = (policy.as_str(), &route.name);
-            return Err(ConfigError::Flag {
-                flag: "--policy",
-                message: format!(
-                    "{policy} predicts no time to first token, which {key} of route {name:?} acts on"
-                ),
-                hint: "leave the flag out, or remove that section",
-            });
+            let message =
+                format!("{policy} predicts no time to first token, which {key} of route {name:?} acts on");
+            return Err(refused("--policy", message, "leave the flag out, or remove that section"));
         }
         route.policy = policy;
     }
@@ -234,11 +226,9 @@ fn route_by(policy: PolicyName, routes: &mut [Route]) -> Result<(), ConfigError>
 
 fn serve_as(name: &Arc<str>, config: &mut Config) -> Result<(), ConfigError> {
     let [route] = config.routes.as_mut_slice() else {
-        return Err(ConfigError::Flag {
-            flag: "--served-model-name",
-            message: format!("there are {} routes, and one name", config.routes.len()),
-            hint: "name the models in the file, one [[route]] each",
-        });
+        let message = format!("there are {} routes, and one name", config.routes.len());
+        let hint = "name the models in the file, one [[route]] each";
+        return Err(refused("--served-model-name", message, hint));
     };
     if *route.name == *route.model.as_str() {
         let former = std::mem::replace(&mut route.name, name.clone());
