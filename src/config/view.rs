@@ -151,17 +151,11 @@ fn telemetry(telemetry: &Telemetry) -> Json {
             ("temporality", otlp.temporality.as_str().into()),
         ])
     });
-    let keeps = |keep| telemetry.sampling.keeps(keep).into();
-    let sampling = object([
-        ("routine", telemetry.sampling.routine.into()),
-        ("error", keeps(Keep::Error)),
-        ("slo_miss", keeps(Keep::SloMiss)),
-        ("tail", keeps(Keep::Tail)),
-        ("retry", keeps(Keep::Retry)),
-        ("canary", keeps(Keep::Canary)),
-        ("drift", keeps(Keep::Drift)),
-        ("max_per_second", telemetry.sampling.max_per_second.into()),
-    ]);
+    let sampling = &telemetry.sampling;
+    let rates =
+        object([("routine", sampling.routine.into()), ("max_per_second", sampling.max_per_second.into())]);
+    let sampling =
+        extended(rates, object(Keep::ALL.map(|keep| (keep.as_str(), sampling.keeps(keep).into()))));
     object([
         ("access_log", telemetry.access_log.to_string().into()),
         ("otlp", otlp.into()),
