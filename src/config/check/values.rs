@@ -123,25 +123,10 @@ pub(in crate::config) const DIGEST: Form<[u8; 32]> = Form {
 };
 
 pub(in crate::config) fn duration(text: &str) -> Result<Duration, String> {
-    let not_one = || format!("\"{text}\" is not a duration");
-    let (number, unit) = split_unit(text);
-    let nanos_per_unit = match unit {
-        "us" => 1e3,
-        "ms" => 1e6,
-        "s" => 1e9,
-        "m" => 60e9,
-        "h" => 3600e9,
-        "d" => 86400e9,
-        "" if decimal(number).is_some() => return Err(format!("\"{text}\" has no unit")),
-        _ => return Err(not_one()),
-    };
-    let nanos = (decimal(number).ok_or_else(not_one)? * nanos_per_unit).round();
+    const UNITS: [(&str, f64); 6] =
+        [("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3600e9), ("d", 86400e9)];
     // Timers add durations to instants: what no one waits for must not overflow there.
-    if nanos > MAX_NANOS {
-        return Err(format!("\"{text}\" is longer than ten years"));
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just above")]
-    Ok(Duration::from_nanos(nanos as u64))
+    measured(text, "duration", &UNITS, (MAX_NANOS, "longer than ten years")).map(Duration::from_nanos)
 }
 
 fn positive_duration(text: &str) -> Result<Duration, String> {
@@ -157,35 +142,39 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 fn bytes(text: &str) -> Result<usize, String> {
-    let not_one = || format!("\"{text}\" is not a size");
-    let (number, unit) = split_unit(text);
-    let bytes_per_unit = match unit {
-        "B" => 1.0,
-        "KB" => 1e3,
-        "MB" => 1e6,
-        "GB" => 1e9,
-        "KiB" => 1024.0,
-        "MiB" => 1024.0 * 1024.0,
-        "GiB" => 1024.0 * 1024.0 * 1024.0,
-        "" if decimal(number).is_some() => return Err(format!("\"{text}\" has no unit")),
-        _ => return Err(not_one()),
-    };
-    let bytes = (decimal(number).ok_or_else(not_one)? * bytes_per_unit).round();
-    if bytes > MAX_BYTES {
-        return Err(format!("\"{text}\" is more than a machine has"));
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just above")]
-    usize::try_from(bytes as u64).map_err(|_| not_one())
+    const KIB: f64 = 1024.0;
+    const UNITS: [(&str, f64); 7] = [
+        ("B", 1.0),
+        ("KB", 1e3),
+        ("MB", 1e6),
+        ("GB", 1e9),
+        ("KiB", KIB),
+        ("MiB", KIB * KIB),
+        ("GiB", KIB * KIB * KIB),
+    ];
+    let bytes = measured(text, "size", &UNITS, (MAX_BYTES, "more than a machine has"))?;
+    usize::try_from(bytes).map_err(|_| format!("\"{text}\" is not a size"))
 }
 
-fn split_unit(text: &str) -> (&str, &str) {
+/// A number with one of the units, in the smallest of them; the most that it may be, and what is over that.
+fn measured(
+    text: &str,
+    noun: &str,
+    units: &[(&str, f64)],
+    (most, excess): (f64, &str),
+) -> Result<u64, String> {
+    let not_one = || format!("\"{text}\" is not a {noun}");
     let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(at);
-    (number, unit.trim_start())
-}
-
-fn decimal(digits: &str) -> Option<f64> {
-    digits.starts_with(|c: char| c.is_ascii_digit()).then(|| digits.parse().ok())?
+    let (digits, unit) = (&text[..at], text[at..].trim_start());
+    let number = digits.starts_with(|c: char| c.is_ascii_digit()).then(|| digits.parse::<f64>().ok());
+    let number = number.flatten().ok_or_else(not_one)?;
+    if unit.is_empty() {
+        return Err(format!("\"{text}\" has no unit"));
+    }
+    let (_, of) = units.iter().find(|(name, _)| *name == unit).ok_or_else(not_one)?;
+    let whole = (number * of).round();
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded before")]
+    if whole > most { Err(format!("\"{text}\" is {excess}")) } else { Ok(whole as u64) }
 }
 
 fn extra_path(text: &str) -> Result<String, String> {
