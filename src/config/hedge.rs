@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use super::PolicyName;
 use super::check::codec::{Share, Shown};
-use super::check::section::{Item, Section};
+use super::check::section::Section;
 use super::check::values::{Form, POSITIVE_DURATION};
 use super::declare::{Declared, section};
 
@@ -50,22 +50,16 @@ pub(super) fn hedge(route: &Section<'_>, policy: PolicyName) -> Option<Hedge> {
     }
     match (section.get("after"), hedge.after) {
         (None, _) => section.fault("hedge has no \"after\"", AFTER.hint),
-        (Some(item), HedgeAfter::Quantile(_)) => expect_prediction(policy, &item),
+        (Some(item), HedgeAfter::Quantile(_)) if policy != PolicyName::Latency => {
+            let policy = policy.as_str();
+            item.fault(
+                format!("policy \"{policy}\" predicts no time to first token, which has no percentile then"),
+                "use policy = \"latency\", or a duration: after = \"2s\"",
+            );
+        }
         _ => {}
     }
     Some(hedge)
-}
-
-fn expect_prediction(policy: PolicyName, item: &Item<'_>) {
-    if policy != PolicyName::Latency {
-        item.fault(
-            format!(
-                "policy \"{}\" predicts no time to first token, which has no percentile then",
-                policy.as_str()
-            ),
-            "use policy = \"latency\", or a duration: after = \"2s\"",
-        );
-    }
 }
 
 /// A percentile or a duration.
