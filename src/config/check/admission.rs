@@ -184,16 +184,18 @@ mod tests {
     use crate::config::check::check_with_pool;
     use crate::config::diagnostics::Diagnostic;
 
+    const WHEN: &str = "when = { predicted_ttft_over_slo = 1.5 }";
+
+    fn two(first: &str, second: &str) -> String {
+        format!("[[route]]\nmodel = \"a\"\n{first}\n[[route]]\nmodel = \"b\"\n{second}\n")
+    }
+
     fn first_line(fault: &Diagnostic) -> String {
         fault.to_string().lines().next().unwrap_or_default().to_owned()
     }
 
     #[test]
     fn faults_of_admission() {
-        let when = "when = { predicted_ttft_over_slo = 1.5 }";
-        let two = |first: &str, second: &str| {
-            format!("[[route]]\nmodel = \"a\"\n{first}\n[[route]]\nmodel = \"b\"\n{second}\n")
-        };
         for (rest, expected) in [
             (
                 two("[route.queue]\nmax_wait = \"0s\"", ""),
@@ -210,26 +212,26 @@ mod tests {
                 two("policy = \"prefix\"\n[route.queue]", ""),
                 &["f.toml:7:8: policy \"prefix\" predicts no time to first token, which queue acts on"],
             ),
-            (two(&format!("[route.degrade]\nto = \"b\"\n{when}"), ""), &[]),
-            (two(&format!("[route.degrade]\nto = \"c\"\n{when}"), ""), &["f.toml:7:6: unknown route \"c\""]),
+            (two(&format!("[route.degrade]\nto = \"b\"\n{WHEN}"), ""), &[]),
+            (two(&format!("[route.degrade]\nto = \"c\"\n{WHEN}"), ""), &["f.toml:7:6: unknown route \"c\""]),
             (
-                two(&format!("[route.degrade]\nto = \"a\"\n{when}"), ""),
+                two(&format!("[route.degrade]\nto = \"a\"\n{WHEN}"), ""),
                 &["f.toml:7:6: a route cannot degrade to itself"],
             ),
-            (two(&format!("[route.degrade]\n{when}"), ""), &["f.toml:6:1: [route.degrade] has no \"to\""]),
+            (two(&format!("[route.degrade]\n{WHEN}"), ""), &["f.toml:6:1: [route.degrade] has no \"to\""]),
             (two("[route.degrade]\nto = \"b\"", ""), &["f.toml:6:1: [route.degrade] does not say when"]),
             (
                 two("[route.degrade]\nto = \"b\"\nwhen = { predicted_ttft_over_slo = 0.9 }", ""),
                 &["f.toml:8:36: predicted_ttft_over_slo must be 1 to 1,000: below it requests are in time"],
             ),
             (
-                two(&format!("slo = \"batch\"\n[route.degrade]\nto = \"b\"\n{when}"), ""),
+                two(&format!("slo = \"batch\"\n[route.degrade]\nto = \"b\"\n{WHEN}"), ""),
                 &["f.toml:7:8: slo class \"batch\" has no ttft, so that nothing is ever over it"],
             ),
             (
                 two(
-                    &format!("[route.degrade]\nto = \"b\"\n{when}"),
-                    &format!("[route.degrade]\nto = \"a\"\n{when}"),
+                    &format!("[route.degrade]\nto = \"b\"\n{WHEN}"),
+                    &format!("[route.degrade]\nto = \"a\"\n{WHEN}"),
                 ),
                 &[
                     "f.toml:7:6: this chain of [route.degrade] leads back to its own beginning",
@@ -238,7 +240,7 @@ mod tests {
             ),
             (
                 format!(
-                    "[[route]]\nmodel = \"*\"\n[[route]]\nmodel = \"a\"\n[route.degrade]\nto = \"*\"\n{when}\n"
+                    "[[route]]\nmodel = \"*\"\n[[route]]\nmodel = \"a\"\n[route.degrade]\nto = \"*\"\n{WHEN}\n"
                 ),
                 &["f.toml:9:6: route \"*\" takes every model, so that none would be asked for"],
             ),
@@ -253,22 +255,18 @@ mod tests {
 
     #[test]
     fn faults_of_the_conditions_to_degrade() {
-        let when = "when = { predicted_ttft_over_slo = 1.5 }";
-        let two = |first: &str, second: &str| {
-            format!("[[route]]\nmodel = \"a\"\n{first}\n[[route]]\nmodel = \"b\"\n{second}\n")
-        };
         for (rest, expected) in [
             (
                 two(
                     &format!(
-                        "[route.degrade]\nto = \"b\"\n{when}\nuntil = {{ predicted_ttft_over_slo = 2.0 }}"
+                        "[route.degrade]\nto = \"b\"\n{WHEN}\nuntil = {{ predicted_ttft_over_slo = 2.0 }}"
                     ),
                     "",
                 ),
                 &["f.toml:9:37: until is above when, so that it would end before it begins"],
             ),
             (
-                two(&format!("[route.degrade]\nto = \"b\"\n{when}\nmin_dwell = \"10ms\""), ""),
+                two(&format!("[route.degrade]\nto = \"b\"\n{WHEN}\nmin_dwell = \"10ms\""), ""),
                 &["f.toml:9:13: min_dwell is below 1s"],
             ),
             (
