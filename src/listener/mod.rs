@@ -44,7 +44,7 @@ pub use self::client_names::ClientNames;
 pub use self::continues::ContinueSignal;
 use self::independently_woken::IndependentlyWoken;
 use self::panics::catching;
-use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo};
+use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseIo};
 pub use self::port::{Boxed, Port, PortBody, port_body};
 pub use self::socket::ClientStream;
 use self::taking::Taking;
@@ -386,9 +386,8 @@ async fn interruption(
     go_on: &ContinueSignal,
     announced: Announced,
 ) -> Interruption {
-    let deadlines = serving.limits.into();
     let overdue = async {
-        while let Some(at) = phase.next_check(&deadlines) {
+        while let Some(at) = phase.next_check(&serving.limits) {
             // Both arms only wait.
             let is_due = tokio::select! {
                 () = tokio::time::sleep_until(serving.clock.instant(at)) => true,
@@ -413,12 +412,6 @@ async fn interruption(
         () = go_on.wanted() => Interruption::Continue,
         () = goaway, if !announced.goaway => Interruption::GoAway,
         () = serving.closing.cancelled(), if !announced.close => Interruption::Close,
-    }
-}
-
-impl From<ConnectionLimits> for PhaseDeadlines {
-    fn from(limits: ConnectionLimits) -> Self {
-        Self { header: limits.header_timeout, idle: limits.keep_alive }
     }
 }
 

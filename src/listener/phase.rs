@@ -18,7 +18,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::Tunnel;
 use super::bad_request_head::{Explain, RejectionRewriter};
 use super::continues::{ContinueSignal, Continues};
 use super::first_bytes::{FirstBytes, PREFACE};
@@ -27,6 +26,7 @@ use super::lingering_close::LingeringClose;
 use super::panics::caught;
 use super::socket::{self, ClientStream};
 use super::taking::Taking;
+use super::{ConnectionLimits, Tunnel};
 use crate::clock::{Clock, Stamp};
 
 /// Phase of one connection, updated by its IO and its requests.
@@ -64,17 +64,8 @@ pub(super) struct ConnectionPhase {
     tunnel: OnceLock<Tunnel>,
 }
 
-/// Deadlines of the two phases.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PhaseDeadlines {
-    /// For reading a head.
-    pub header: Duration,
-    /// For idling between requests.
-    pub idle: Duration,
-}
-
 impl ConnectionPhase {
-    /// A new connection: its first head is due `header` after `accepted`.
+    /// A new connection: its first head is due `header_timeout` after `accepted`.
     pub(super) fn new(clock: Clock, accepted: Stamp, panics: IntCounter) -> Self {
         Self {
             clock,
@@ -130,17 +121,18 @@ impl ConnectionPhase {
     }
 
     /// When to check again; `None` when a deadline has passed.
-    pub(super) fn next_check(&self, deadlines: &PhaseDeadlines) -> Option<Stamp> {
+    pub(super) fn next_check(&self, limits: &ConnectionLimits) -> Option<Stamp> {
         let now = self.clock.now();
         if self.requests.load(Ordering::Relaxed) > 0 {
             return Some(now.after(LOOK_EVERY));
         }
         let since = Stamp::from_nanos(self.since.load(Ordering::Relaxed));
         if self.is_reading_head.load(Ordering::Relaxed) {
-            return Some(since.after(deadlines.header)).filter(|at| *at > now);
+            return Some(since.after(limits.header_timeout)).filter(|at| *at > now);
         }
         // A head may begin meanwhile: check again before it can be overdue.
-        Some(since.after(deadlines.idle)).filter(|at| *at > now).map(|at| at.min(now.after(deadlines.header)))
+        let overdue = Some(since.after(limits.keep_alive)).filter(|at| *at > now);
+        overdue.map(|at| at.min(now.after(limits.header_timeout)))
     }
 
     /// Waits until a client pipelines: its next check is due sooner than a head or an idle time would be.

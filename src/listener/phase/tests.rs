@@ -1,7 +1,11 @@
 use super::*;
 
-const DEADLINES: PhaseDeadlines =
-    PhaseDeadlines { header: Duration::from_secs(10), idle: Duration::from_secs(75) };
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    header_timeout: Duration::from_secs(10),
+    keep_alive: Duration::from_secs(75),
+    tls_handshake_timeout: Duration::from_secs(10),
+    user_timeout: Duration::from_secs(10),
+};
 
 fn begun() -> ConnectionPhase {
     let clock = Clock::start();
@@ -16,9 +20,9 @@ async fn pass(seconds: u64) {
 async fn the_first_head_is_due_from_accept() {
     let phase = begun();
     pass(9).await;
-    assert!(phase.next_check(&DEADLINES).is_some());
+    assert!(phase.next_check(&LIMITS).is_some());
     pass(1).await;
-    assert!(phase.next_check(&DEADLINES).is_none());
+    assert!(phase.next_check(&LIMITS).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -26,12 +30,12 @@ async fn an_idle_connection_has_longer_than_a_head() {
     let phase = Arc::new(begun());
     drop(ConnectionPhase::request(&phase));
     pass(60).await;
-    assert!(phase.next_check(&DEADLINES).is_some());
+    assert!(phase.next_check(&LIMITS).is_some());
     phase.read(b"POST ");
     pass(9).await;
-    assert!(phase.next_check(&DEADLINES).is_some());
+    assert!(phase.next_check(&LIMITS).is_some());
     pass(1).await;
-    assert!(phase.next_check(&DEADLINES).is_none());
+    assert!(phase.next_check(&LIMITS).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -39,10 +43,10 @@ async fn a_busy_connection_has_no_deadline_here() {
     let phase = Arc::new(begun());
     let busy = ConnectionPhase::request(&phase);
     pass(3600).await;
-    assert!(phase.next_check(&DEADLINES).is_some());
+    assert!(phase.next_check(&LIMITS).is_some());
     drop(busy);
     pass(75).await;
-    assert!(phase.next_check(&DEADLINES).is_none());
+    assert!(phase.next_check(&LIMITS).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,7 +57,7 @@ async fn a_head_that_began_behind_a_request_is_due_from_its_answer() {
     pass(60).await;
     drop(busy);
     pass(9).await;
-    assert!(phase.next_check(&DEADLINES).is_some());
+    assert!(phase.next_check(&LIMITS).is_some());
     pass(1).await;
-    assert!(phase.next_check(&DEADLINES).is_none(), "no idle time");
+    assert!(phase.next_check(&LIMITS).is_none(), "no idle time");
 }
