@@ -6,7 +6,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -37,9 +37,8 @@ pub(super) struct ConnectionPhase {
     is_reading_head: AtomicBool,
     /// Cancelled when the HTTP/2 preface was read.
     http2: CancellationToken,
-    /// Matched bytes of the preface, which may arrive in pieces; `usize::MAX` after a mismatch.
-    preface: AtomicUsize,
-    has_served: AtomicBool,
+    /// Its first bytes were no HTTP/2 preface.
+    is_http1: AtomicBool,
     is_closing: AtomicBool,
     /// Start of the current phase.
     since: AtomicU64,
@@ -72,8 +71,7 @@ impl ConnectionPhase {
             requests: AtomicU32::new(0),
             is_reading_head: AtomicBool::new(true),
             http2: CancellationToken::new(),
-            preface: AtomicUsize::new(0),
-            has_served: AtomicBool::new(false),
+            is_http1: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             since: AtomicU64::new(accepted.as_nanos()),
             total: AtomicU64::new(0),
@@ -99,7 +97,6 @@ impl ConnectionPhase {
     /// A head is complete: the connection is busy until the guard is dropped.
     pub(super) fn request(this: &Arc<Self>) -> Busy {
         this.requests.fetch_add(1, Ordering::Relaxed);
-        this.has_served.store(true, Ordering::Relaxed);
         this.is_reading_head.store(false, Ordering::Relaxed);
         let number = this.total.fetch_add(1, Ordering::Relaxed) + 1;
         if number == 1 {
@@ -177,7 +174,7 @@ impl ConnectionPhase {
 
     /// Whether its first bytes were no HTTP/2 preface.
     fn is_http1(&self) -> bool {
-        self.preface.load(Ordering::Relaxed) == usize::MAX
+        self.is_http1.load(Ordering::Relaxed)
     }
 
     fn is_between_requests(&self) -> bool {
@@ -185,30 +182,18 @@ impl ConnectionPhase {
     }
 
     fn read(&self, bytes: &[u8]) {
-        if bytes.is_empty() || !self.is_between_requests() {
+        if bytes.is_empty() || !self.is_between_requests() || self.http2.is_cancelled() {
             return;
         }
-        if self.http2.is_cancelled() {
-            return;
-        }
-        if !self.has_served.load(Ordering::Relaxed) {
-            self.look_for_preface(bytes);
+        if self.total.load(Ordering::Relaxed) == 0 {
+            // `FirstBytes` brings a preface in one read.
+            if !self.is_http1() && bytes.starts_with(PREFACE) {
+                self.http2.cancel();
+            } else {
+                self.is_http1.store(true, Ordering::Relaxed);
+            }
         } else if !self.is_reading_head.swap(true, Ordering::Relaxed) {
             self.since.store(self.clock.now().as_nanos(), Ordering::Relaxed);
-        }
-    }
-
-    fn look_for_preface(&self, bytes: &[u8]) {
-        let matched = self.preface.load(Ordering::Relaxed);
-        let Some(missing) = PREFACE.get(matched..) else { return };
-        let length = bytes.len().min(missing.len());
-        if bytes.get(..length) != missing.get(..length) {
-            self.preface.store(usize::MAX, Ordering::Relaxed);
-            return;
-        }
-        self.preface.store(matched + length, Ordering::Relaxed);
-        if length == missing.len() {
-            self.http2.cancel();
         }
     }
 }
