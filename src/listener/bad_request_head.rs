@@ -4,15 +4,10 @@
 //! response is recognised in the output and replaced by one with a body that says what is wrong.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{Response, StatusCode, header};
-use tokio::io::AsyncWrite;
-
-use super::socket::poll_write_all;
 
 /// Why hyper rejected a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +30,8 @@ pub(super) type Explain = Arc<dyn Fn(HeadFault) -> Response<Bytes> + Send + Sync
 /// Replaces hyper's bare rejections on one connection.
 pub(super) struct RejectionRewriter {
     explain: Explain,
-    unwritten: Bytes,
+    /// The replacement, while one is pending.
+    pub(super) unwritten: Bytes,
 }
 
 impl RejectionRewriter {
@@ -57,15 +53,6 @@ impl RejectionRewriter {
         let fault = bare_rejection(&whole)?;
         self.unwritten = on_the_wire(&(self.explain)(fault));
         Some(length)
-    }
-
-    /// Writes the replacement, if one is pending.
-    pub(super) fn poll_written<S: AsyncWrite>(
-        &mut self,
-        stream: Pin<&mut S>,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<()>> {
-        poll_write_all(stream, cx, &mut self.unwritten)
     }
 }
 

@@ -5,17 +5,11 @@
 //! touched. hyper does not reveal which stream a request came on: every stream gets it that has sent its head only and has no
 //! response yet. An interim response may come unasked (RFC 9110 §15.2).
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 
 use bytes::{BufMut, BytesMut};
-use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
-
-use super::socket::poll_write_all;
 
 /// Makes a connection send `100 Continue`; an extension of HTTP/2 requests with an `Expect`.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +44,8 @@ pub(super) struct Continues {
     waiting: Vec<u32>,
     /// A header block continues in CONTINUATION frames, which nothing may interrupt.
     is_in_header_block: bool,
-    unwritten: BytesMut,
+    /// What was added; hyper's next frame comes after it.
+    pub(super) unwritten: BytesMut,
 }
 
 impl Continues {
@@ -108,16 +103,6 @@ impl Continues {
                 self.unwritten.put_slice(STATUS_100);
             }
         }
-    }
-
-    /// Writes what was added; hyper's next frame comes after it.
-    #[inline]
-    pub(super) fn poll_written<S: AsyncWrite>(
-        &mut self,
-        stream: Pin<&mut S>,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<()>> {
-        poll_write_all(stream, cx, &mut self.unwritten)
     }
 }
 

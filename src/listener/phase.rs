@@ -423,17 +423,17 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             }
         }
-        ready!(this.rewriter.poll_written(Pin::new(&mut this.stream), cx))?;
+        ready!(socket::poll_write_all(Pin::new(&mut this.stream), cx, &mut this.rewriter.unwritten))?;
         if this.phase.http2.is_cancelled() {
             this.continues.queue();
-            ready!(this.continues.poll_written(Pin::new(&mut this.stream), cx))?;
+            ready!(socket::poll_write_all(Pin::new(&mut this.stream), cx, &mut this.continues.unwritten))?;
         }
         Pin::new(&mut this.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        ready!(this.rewriter.poll_written(Pin::new(&mut this.stream), cx))?;
+        ready!(socket::poll_write_all(Pin::new(&mut this.stream), cx, &mut this.rewriter.unwritten))?;
         this.close.poll(Pin::new(&mut this.stream), cx, this.phase.is_closing.load(Ordering::Relaxed))
     }
 
@@ -444,7 +444,7 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         if this.phase.http2.is_cancelled() {
-            ready!(this.continues.poll_written(Pin::new(&mut this.stream), cx))?;
+            ready!(socket::poll_write_all(Pin::new(&mut this.stream), cx, &mut this.continues.unwritten))?;
             let written = ready!(Pin::new(&mut this.stream).poll_write_vectored(cx, bufs))?;
             let mut left = written;
             for buf in bufs {
