@@ -45,28 +45,14 @@ pub struct ConnectionLimit {
     pub closes_idle: bool,
 }
 
-/// Open connections with what closes them.
-#[derive(Debug, Default)]
-pub(super) struct OpenConnections(Mutex<Vec<(Weak<ConnectionPhase>, KillSwitch)>>);
-
-impl OpenConnections {
-    fn close_idlest(&self) {
-        let open = self.0.lock();
-        let idle = open.iter().filter_map(|(phase, kill)| Some((phase.upgrade()?.idle_since()?, kill)));
-        if let Some((_, kill)) = idle.filter(|(_, kill)| !kill.is_cancelled()).min_by_key(|(since, _)| *since)
-        {
-            kill.cancel();
-        }
-    }
-}
-
 /// Accepts connections up to a limit.
 #[derive(Debug)]
 pub struct Acceptor {
     listener: TcpListener,
     free: Arc<Semaphore>,
     limit: ConnectionLimit,
-    open: OpenConnections,
+    /// Open connections with what closes them.
+    open: Mutex<Vec<(Weak<ConnectionPhase>, KillSwitch)>>,
     clock: Clock,
     full_said: Option<Stamp>,
     failure_said: Option<Stamp>,
@@ -77,14 +63,14 @@ impl Acceptor {
     /// Accepts connections of a port; the clock is for its log lines.
     pub fn new(listener: TcpListener, limit: ConnectionLimit, clock: Clock) -> Self {
         let free = Arc::new(Semaphore::new(limit.connections));
-        let open = OpenConnections::default();
+        let open = Mutex::default();
         Self { listener, free, limit, open, clock, full_said: None, failure_said: None, failures: 0 }
     }
 
     /// A connection was opened, which may have to make room.
     pub(super) fn opened(&self, phase: &Arc<ConnectionPhase>, kill: &KillSwitch) {
         if self.limit.closes_idle {
-            let mut open = self.open.0.lock();
+            let mut open = self.open.lock();
             open.retain(|(phase, _)| phase.strong_count() > 0);
             open.push((Arc::downgrade(phase), Arc::clone(kill)));
         }
@@ -124,12 +110,21 @@ impl Acceptor {
 
     async fn permit_of_idlest(&self) -> OwnedSemaphorePermit {
         loop {
-            self.open.close_idlest();
+            self.close_idlest();
             // Where none is idle, one may be soon.
             let permit = tokio::time::timeout(CLOSE_EVERY, Arc::clone(&self.free).acquire_owned());
             if let Ok(Ok(permit)) = permit.await {
                 return permit;
             }
+        }
+    }
+
+    fn close_idlest(&self) {
+        let open = self.open.lock();
+        let idle = open.iter().filter_map(|(phase, kill)| Some((phase.upgrade()?.idle_since()?, kill)));
+        if let Some((_, kill)) = idle.filter(|(_, kill)| !kill.is_cancelled()).min_by_key(|(since, _)| *since)
+        {
+            kill.cancel();
         }
     }
 
