@@ -107,22 +107,14 @@ async fn accept(listener: TcpListener, admin: &AdminState, shutdown: Cancellatio
     };
     let acceptor = Acceptor::new(listener, limit, clock);
     let connections = TaskTracker::new();
-    let serving = Serving {
-        limits: ConnectionLimits {
-            header_timeout: HEADER_TIMEOUT,
-            keep_alive: KEEP_ALIVE,
-            tls_handshake_timeout: HEADER_TIMEOUT,
-            user_timeout: WRITE_TIMEOUT,
-        },
-        tls: None,
-        clock,
-        tracker: connections.clone(),
-        draining: CancellationToken::new(),
-        closing: CancellationToken::new(),
-        stopped: shutdown,
-        cut_off: CancellationToken::new(),
-        panics: admin.observer.metrics.families.process.panics.clone(),
+    let limits = ConnectionLimits {
+        header_timeout: HEADER_TIMEOUT,
+        keep_alive: KEEP_ALIVE,
+        tls_handshake_timeout: HEADER_TIMEOUT,
+        user_timeout: WRITE_TIMEOUT,
     };
+    let panics = admin.observer.metrics.families.process.panics.clone();
+    let serving = Serving::new(limits, clock, connections.clone(), shutdown, panics);
     listener::accept_loop(acceptor, serving.clone(), Boxed::new(Service(router))).await;
     // Idle connections close at once, busy ones after their response.
     serving.closing.cancel();

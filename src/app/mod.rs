@@ -29,8 +29,6 @@ use http::HeaderValue;
 use thiserror::Error;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use self::foundation::Foundation;
 use self::launch::Front;
@@ -62,20 +60,12 @@ pub struct App {
     pub fleet: Arc<Fleet>,
     /// Bound address of the data port.
     pub data: SocketAddr,
-    tls: Option<Arc<TlsSlot>>,
+    /// How connections are served, and what ends them.
+    serving: Serving,
     /// What is cached where, for the next start; `None` where nothing is kept, or a broker keeps it.
     snapshot: Option<Arc<cluster::Snapshot>>,
     tokens: Arc<TokenKeys>,
     salt_key: Arc<OnceLock<SaltKey>>,
-    tracker: TaskTracker,
-    /// HTTP/2 connections get a GOAWAY.
-    draining: CancellationToken,
-    /// Idle connections close, and busy ones after their request.
-    closing: CancellationToken,
-    /// Accept loop and watchdog end.
-    stopped: CancellationToken,
-    /// Every connection ends now.
-    cut_off: CancellationToken,
     /// The state files are ours until the end.
     _claim: Option<File>,
 }
@@ -171,7 +161,10 @@ impl App {
         let snapshot = keeping::share(&config, deps);
         usage::restore(&gateway);
         keeping::start(&gateway, &background, &stopped);
-        let serving = serving(&gateway, &config, tls.clone(), &stopped);
+        let panics = gateway.observer.metrics.families.process.panics.clone();
+        let limits = ConnectionLimits::new(&config);
+        let serving =
+            Serving { tls, ..Serving::new(limits, clock, tracker.clone(), stopped.clone(), panics) };
         let limit = ConnectionLimit {
             connections: open_files::fitting_connections(&config),
             name: "server.max_connections",
@@ -181,25 +174,9 @@ impl App {
         let acceptor = Acceptor::new(socket, limit, clock);
         let degrading = crate::gateway::degrade::watch(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(degrading));
-        let (draining, closing) = (serving.draining.clone(), serving.closing.clone());
-        let cut_off = serving.cut_off.clone();
-        tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
-        accept(front, &gateway, acceptor, serving);
-        Self {
-            gateway,
-            fleet,
-            data,
-            tls,
-            snapshot,
-            tokens,
-            salt_key,
-            tracker,
-            draining,
-            closing,
-            stopped,
-            cut_off,
-            _claim: claim,
-        }
+        tracker.spawn(stopped.run_until_cancelled_owned(watchdog.run()));
+        accept(front, &gateway, acceptor, serving.clone());
+        Self { gateway, fleet, data, serving, snapshot, tokens, salt_key, _claim: claim }
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
@@ -211,7 +188,7 @@ impl App {
         let tls = config.server.tls.as_ref().filter(|tls| !tls.is_removed);
         tls.map(TlsSlot::load).transpose()?;
         self.fleet.secure(&config)?;
-        if let (Some(slot), Some(tls)) = (&self.tls, tls) {
+        if let (Some(slot), Some(tls)) = (&self.serving.tls, tls) {
             slot.reload(tls)?;
         }
         note_expiry(&self.gateway.observer, &config, self.gateway.clock);
@@ -224,9 +201,9 @@ impl App {
         if table.is_interim() {
             let table = Arc::downgrade(&table);
             let end = move || table.upgrade().iter().for_each(|table| table.end_interim());
-            self.fleet.after_hand_over(self.closing.clone(), end);
+            self.fleet.after_hand_over(self.serving.closing.clone(), end);
         }
-        let (gateway, closing) = (Arc::downgrade(&self.gateway), self.closing.clone());
+        let (gateway, closing) = (Arc::downgrade(&self.gateway), self.serving.closing.clone());
         let is_interim = move || {
             let gateway = gateway.upgrade().filter(|_| !closing.is_cancelled());
             gateway.is_some_and(|gateway| gateway.table.load().is_interim())
@@ -238,7 +215,7 @@ impl App {
     /// Reports not ready from now on; still serves.
     pub fn begin_drain(&self) {
         self.gateway.drain.begin();
-        self.draining.cancel();
+        self.serving.draining.cancel();
     }
 
     /// [`App::drain_within`], with time for slow clients to take the rest of their answers.
@@ -253,7 +230,7 @@ impl App {
         self.begin_drain();
         tokio::time::sleep(delay).await;
         self.gateway.drain.refuse();
-        self.closing.cancel();
+        self.serving.closing.cancel();
         let timeout = self.gateway.table.load().config.server.drain_timeout;
         if tokio::time::timeout(timeout, self.requests_ended()).await.is_err() {
             let left = self.gateway.requests.load(Ordering::Relaxed);
@@ -267,19 +244,20 @@ impl App {
     /// Stops accepting and closes every connection: idle ones at once, others when what they write is written, at the
     /// latest after `grace`.
     pub async fn stop(&self, grace: Duration) {
-        self.closing.cancel();
-        self.stopped.cancel();
+        let Serving { tracker, closing, stopped, cut_off, .. } = &self.serving;
+        closing.cancel();
+        stopped.cancel();
         self.fleet.retire();
-        self.tracker.close();
-        if tokio::time::timeout(grace, self.tracker.wait()).await.is_err() {
+        tracker.close();
+        if tokio::time::timeout(grace, tracker.wait()).await.is_err() {
             let left = self.gateway.requests.load(Ordering::Relaxed);
             if left > 0 {
                 tracing::warn!(left, "closing every connection: ending what still runs");
             }
             self.gateway.observer.cut_off();
-            self.cut_off.cancel();
+            cut_off.cancel();
             // Dropping takes no time, but the records of what was cut are to be counted.
-            let _ = tokio::time::timeout(DROP_GRACE, self.tracker.wait()).await;
+            let _ = tokio::time::timeout(DROP_GRACE, tracker.wait()).await;
         }
         self.gateway.observer.settle();
         budgets::keep(&self.gateway);
@@ -293,26 +271,6 @@ impl App {
         while self.gateway.requests.load(Ordering::Relaxed) > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-    }
-}
-
-/// How connections are served.
-fn serving(
-    gateway: &Gateway,
-    config: &Config,
-    tls: Option<Arc<TlsSlot>>,
-    stopped: &CancellationToken,
-) -> Serving {
-    Serving {
-        limits: ConnectionLimits::new(config),
-        tls,
-        clock: gateway.clock,
-        tracker: gateway.tasks.clone(),
-        draining: CancellationToken::new(),
-        closing: CancellationToken::new(),
-        stopped: stopped.clone(),
-        cut_off: CancellationToken::new(),
-        panics: gateway.observer.metrics.families.process.panics.clone(),
     }
 }
 

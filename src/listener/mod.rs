@@ -128,6 +128,20 @@ pub struct Serving {
     pub panics: IntCounter,
 }
 
+impl Serving {
+    /// Of a port in clear text, before anything ends.
+    pub fn new(
+        limits: ConnectionLimits,
+        clock: Clock,
+        tracker: TaskTracker,
+        stopped: CancellationToken,
+        panics: IntCounter,
+    ) -> Self {
+        let [draining, closing, cut_off] = Default::default();
+        Self { limits, tls: None, clock, tracker, draining, closing, stopped, cut_off, panics }
+    }
+}
+
 /// Timeouts of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {

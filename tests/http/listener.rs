@@ -722,20 +722,12 @@ async fn a_panic_is_a_500_on_its_request_and_counted() {
     let socket = listener::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let addr = socket.local_addr().unwrap();
     let (clock, metrics) = (Clock::start(), &gateway.app.gateway.observer.metrics);
-    let serving = Serving {
-        limits: ConnectionLimits {
-            user_timeout: Duration::from_millis(300),
-            ..ConnectionLimits::new(&gateway.config)
-        },
-        tls: None,
-        clock,
-        tracker: TaskTracker::new(),
-        draining: CancellationToken::new(),
-        closing: CancellationToken::new(),
-        stopped: CancellationToken::new(),
-        cut_off: CancellationToken::new(),
-        panics: metrics.families.process.panics.clone(),
+    let limits = ConnectionLimits {
+        user_timeout: Duration::from_millis(300),
+        ..ConnectionLimits::new(&gateway.config)
     };
+    let panics = metrics.families.process.panics.clone();
+    let serving = Serving::new(limits, clock, TaskTracker::new(), CancellationToken::new(), panics);
     let limit = ConnectionLimit { connections: 10, name: "the test", waiting: None, closes_idle: false };
     let acceptor = Acceptor::new(socket, limit, clock);
     serving.tracker.clone().spawn(listener::accept_loop(acceptor, serving, Buggy));

@@ -54,22 +54,15 @@ pub(super) async fn serve(
         waiting: None,
         closes_idle: false,
     };
-    let serving = Serving {
-        limits: ConnectionLimits {
-            header_timeout: IDLE_LIMIT,
-            keep_alive: IDLE_LIMIT,
-            tls_handshake_timeout: IDLE_LIMIT,
-            user_timeout: IDLE_LIMIT,
-        },
-        tls: None,
-        clock,
-        tracker,
-        draining: stop.clone(),
-        closing: stop.clone(),
-        stopped: stop.clone(),
-        cut_off: stop,
-        panics,
+    let limits = ConnectionLimits {
+        header_timeout: IDLE_LIMIT,
+        keep_alive: IDLE_LIMIT,
+        tls_handshake_timeout: IDLE_LIMIT,
+        user_timeout: IDLE_LIMIT,
     };
+    let [draining, closing, cut_off] = [stop.clone(), stop.clone(), stop.clone()];
+    let serving =
+        Serving { draining, closing, cut_off, ..Serving::new(limits, clock, tracker, stop, panics) };
     listener::accept_loop(Acceptor::new(socket, limit, clock), serving, Boxed::new(Receiver(sink))).await;
 }
 
