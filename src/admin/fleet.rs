@@ -8,22 +8,19 @@ use axum::Json;
 use axum::extract::State;
 
 use super::AdminState;
-use crate::api::fleet::{Calibration, Fleet, FleetPool, Gpu, Life, Recent, Replica, Signals, Source, WarmUp};
+use crate::api::fleet::{Fleet, FleetPool, Gpu, Life, Recent, Replica, Signals, Source, WarmUp};
 use crate::fleet::discovery::SourceStatus;
 use crate::fleet::status::{
     GpuFigures, LifeStatus, PoolCalibration, ReplicaState, ReplicaStatus, Throttling, WarmUpReport,
 };
 use crate::observe::history::{Dimension, Part};
 use crate::observe::latency::{Measure, Step};
-use crate::routing::{self, EngineSignals};
+use crate::routing::EngineSignals;
 
 /// `/api/fleet`
 pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
     let calibrations = admin.control.calibrations();
-    let pool = |pool: &PoolCalibration| FleetPool {
-        calibration: pool.whole.as_ref().map(calibration),
-        pool: pool.pool.to_string(),
-    };
+    let pool = |pool: &PoolCalibration| FleetPool { calibration: pool.whole, pool: pool.pool.to_string() };
     let (statuses, parts) = (admin.control.replicas(), parts(&admin));
     let mut of_pool = HashMap::<&str, u32>::new();
     for status in &statuses {
@@ -101,11 +98,10 @@ fn with_percentiles(recent: Recent, admin: &AdminState, replica: &Arc<str>) -> R
 fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Replica {
     let pool = calibrations.iter().find(|pool| pool.pool == status.pool);
     let of_replica = pool.and_then(|pool| pool.replicas.iter().find(|(name, _)| *name == status.replica));
-    let known = of_replica.and_then(|(_, known)| known.as_ref());
     Replica {
         absent_figures: status.absent.iter().map(|key| (*key).to_owned()).collect(),
         adapters: names(&status.adapters),
-        calibration: known.map(calibration),
+        calibration: of_replica.and_then(|(_, known)| *known),
         connections: status.connections,
         failure_ratio: status.failure_ratio,
         gpu: status.gpu.as_ref().map(gpu),
@@ -148,16 +144,6 @@ fn warm_up(report: &WarmUpReport) -> WarmUp {
         requests: report.requests,
         slowest: report.slowest.as_secs_f64(),
         took: report.took.as_secs_f64(),
-    }
-}
-
-fn calibration(known: &routing::Calibration) -> Calibration {
-    Calibration {
-        answers: known.answers,
-        bias: known.bias,
-        coverage: known.coverage,
-        median_error: known.median_error,
-        p90_error: known.p90_error,
     }
 }
 

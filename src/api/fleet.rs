@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::routing::Calibration;
+
 answers! {
     /// `/fleet`
     struct Fleet {
@@ -94,17 +96,6 @@ answers! {
         requests: u32,
         slowest: f64,
         took: f64,
-    }
-
-    /// Predicted against actual TTFT; errors as fractions of the actual one.
-    struct Calibration {
-        answers: usize,
-        /// Median of actual / predicted.
-        bias: f64,
-        /// Share of answers within the bound that nine of ten should keep.
-        coverage: f64,
-        median_error: f64,
-        p90_error: f64,
     }
 
     /// Figures of the engine's metrics page.

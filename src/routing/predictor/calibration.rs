@@ -6,22 +6,25 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::routing::tuning::memories;
 use crate::stats::{lower_quantile, upper_quantile};
 
 /// How well predictions fit.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct Calibration {
     /// Answers that were compared.
     pub answers: usize,
-    /// Median of |actual - predicted| / actual.
-    pub median_error: f64,
-    /// The same, exceeded by one in ten.
-    pub p90_error: f64,
     /// Median of actual / predicted: 1 leans to neither side.
     pub bias: f64,
     /// Share of answers within the bound that nine of ten were expected to keep.
     pub coverage: f64,
+    /// Median of |actual - predicted| / actual.
+    pub median_error: f64,
+    /// The same, exceeded by one in ten.
+    pub p90_error: f64,
 }
 
 /// Actual over predicted and the seconds between the two, of the last answers, the oldest first.
