@@ -28,15 +28,12 @@ pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
     }
     let recent = |status: &ReplicaStatus| {
         let all = of_pool.get(&*status.pool).copied().unwrap_or_default();
-        let Some(part) = parts.of.get(&status.replica) else { return Recent::default() };
-        with_percentiles(recent(part, all, parts.seconds), &admin, &status.replica)
+        let part = parts.of.get(&status.replica);
+        part.map(|part| recent(part, all, parts.seconds, (&admin, &status.replica))).unwrap_or_default()
     };
     Json(Fleet {
         pools: calibrations.iter().map(pool).collect(),
-        replicas: statuses
-            .iter()
-            .map(|status| Replica { recent: recent(status), ..replica(status, &calibrations) })
-            .collect(),
+        replicas: statuses.iter().map(|status| replica(status, &calibrations, recent(status))).collect(),
         sources: admin.control.sources().iter().map(source).collect(),
     })
 }
@@ -68,8 +65,13 @@ fn taken(part: &Part) -> u32 {
     part.requests + part.prefills
 }
 
-fn recent(part: &Part, of_pool: u32, seconds: f64) -> Recent {
+fn recent(part: &Part, of_pool: u32, seconds: f64, (admin, replica): (&AdminState, &Arc<str>)) -> Recent {
     let requests = taken(part);
+    let newest = Step::TenSeconds.slot(admin.observer.clock.now());
+    let of = |measure| {
+        admin.observer.windows.of_replica(replica, measure, Step::TenSeconds, (newest - SLOTS, newest))
+    };
+    let (ttft, tpot) = (of(Measure::Ttft), of(Measure::Tpot));
     Recent {
         failed: part.failures,
         itl: part.mean_itl(),
@@ -77,25 +79,13 @@ fn recent(part: &Part, of_pool: u32, seconds: f64) -> Recent {
         per_second: f64::from(requests) / seconds,
         requests,
         share: (of_pool > 0).then(|| f64::from(requests) / f64::from(of_pool)),
-        ..Recent::default()
-    }
-}
-
-fn with_percentiles(recent: Recent, admin: &AdminState, replica: &Arc<str>) -> Recent {
-    let newest = Step::TenSeconds.slot(admin.observer.clock.now());
-    let of = |measure| {
-        admin.observer.windows.of_replica(replica, measure, Step::TenSeconds, (newest - SLOTS, newest))
-    };
-    let (ttft, tpot) = (of(Measure::Ttft), of(Measure::Tpot));
-    Recent {
         tpot: tpot.quantile(0.5).zip(tpot.quantile(0.99)).map(|(p50, p99)| [p50, p99]),
         ttft: ttft.quantile(0.5),
         ttft_p99: ttft.quantile(0.99),
-        ..recent
     }
 }
 
-fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Replica {
+fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration], recent: Recent) -> Replica {
     let pool = calibrations.iter().find(|pool| pool.pool == status.pool);
     let of_replica = pool.and_then(|pool| pool.replicas.iter().find(|(name, _)| *name == status.replica));
     Replica {
@@ -113,7 +103,7 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Replica 
         pool: status.pool.to_string(),
         probe_failures: status.failures.probes,
         reason: status.reason.to_string(),
-        recent: Recent::default(),
+        recent,
         replica: status.replica.to_string(),
         revision: status.revision.to_string(),
         scrape_failures: status.failures.scrapes,

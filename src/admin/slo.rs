@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 
-use super::verdict::{self, Outlier, RouteFigures, Verdict};
+use super::verdict::{self, Outlier, RouteFigures, Status, Verdict};
 use super::{AdminState, assets};
 use crate::api::slo::{
     BoundMeans, Burn, Goodput, MissCause, NotReady, Quantiles, ReplicaCounts, RouteVerdict, Slo, StandingOut,
@@ -15,7 +15,7 @@ use crate::api::slo::{
 use crate::clock::Stamp;
 use crate::config::{Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
-use crate::observe::history::{Dimension, RouteHistory, Slot};
+use crate::observe::history::{Dimension, Slot};
 use crate::observe::latency::{Measure, SLOTS, Step};
 use crate::observe::overdue::Late;
 use crate::observe::rfc3339;
@@ -50,10 +50,7 @@ pub(super) fn summary(admin: &AdminState) -> Slo {
             .iter()
             .zip(&verdicts)
             .zip(&config.routes)
-            .map(|((figures, verdict), of)| {
-                let known = route(figures, verdict, now);
-                with_times(known, figures.missing_for, (admin, &config, of), now)
-            })
+            .map(|((figures, verdict), of)| route(figures, verdict, (admin, &config, of), now))
             .collect(),
         sentence,
         status: status.as_str().to_owned(),
@@ -133,29 +130,34 @@ fn figures(
         figures.before = (calm, seconds);
     }
     figures.uptime = now.since(Stamp::from_nanos(0));
-    figures.hour = merged(&history, Step::Minute, now);
+    for (_, slot) in history.slots(Step::Minute, SLOTS - 1, now) {
+        figures.hour.merge(&slot);
+    }
     let pools = route.pools.iter().filter_map(|weighted| config.pools.get(weighted.pool));
     let names: Vec<_> = pools.map(|pool| &pool.name).collect();
     figures.replicas = fleet.iter().filter(|status| names.contains(&&status.pool)).cloned().collect();
     figures
 }
 
-fn merged(history: &RouteHistory, step: Step, now: Stamp) -> Slot {
-    let mut sum = Slot::default();
-    for (_, slot) in history.slots(step, SLOTS - 1, now) {
-        sum.merge(&slot);
-    }
-    sum
-}
-
-fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> RouteVerdict {
+fn route(
+    figures: &RouteFigures,
+    verdict: &Verdict,
+    (admin, config, route): (&AdminState, &Config, &Route),
+    now: Stamp,
+) -> RouteVerdict {
     let (of_window, _) = verdict::window(figures);
     let slot = &of_window.slot;
     // The window has its whole slots and the current one, and no more than this process has lived.
     let current = now.as_nanos() % (Step::TenSeconds.seconds() * 1_000_000_000);
     let seconds = (verdict.window as f64 + current as f64 / 1e9).min(now.as_nanos() as f64 / 1e9).max(1.0);
+    let newest = Step::TenSeconds.slot(now);
+    let oldest = newest - verdict.window.cast_signed() / Step::TenSeconds.seconds().cast_signed();
+    let windows = &admin.observer.windows;
+    let tpot = windows.of_route(&route.name, Measure::Tpot, Step::TenSeconds, oldest, newest);
+    let tpot_bound = config.slo.get(&route.slo).and_then(|slo| slo.tpot);
+    let is_bad = verdict.status == Status::Bad;
     RouteVerdict {
-        bound: BoundMeans { tpot: None, ttft: slot.mean_bound() },
+        bound: BoundMeans { tpot: tpot_bound.map(|bound| bound.as_secs_f64()), ttft: slot.mean_bound() },
         burn: Burn {
             hour: verdict::burn(&figures.hour),
             minute: verdict::burn(&figures.minute.slot),
@@ -176,31 +178,12 @@ fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> RouteVerdict 
         missed_in: named(&Stage::ALL.map(Stage::as_str), &slot.missed_in),
         route: figures.route.to_string(),
         sentence: verdict.sentence.clone(),
-        since: None,
+        since: is_bad.then(|| bad_for(admin, &route.name, figures.missing_for, now)).flatten(),
         standing_out: verdict.outliers.iter().map(outlier).collect(),
         status: verdict.status.as_str().to_owned(),
-        tpot: Quantiles::default(),
+        tpot: quantiles(&tpot),
         ttft: quantiles(&of_window.ttft),
         window: verdict.window,
-    }
-}
-
-/// Adds what the verdict does not need: time per output token, and since when it is bad.
-fn with_times(
-    known: RouteVerdict,
-    missing_for: Option<Duration>,
-    (admin, config, route): (&AdminState, &Config, &Route),
-    now: Stamp,
-) -> RouteVerdict {
-    let (windows, newest) = (&admin.observer.windows, Step::TenSeconds.slot(now));
-    let oldest = newest - known.window.cast_signed() / Step::TenSeconds.seconds().cast_signed();
-    let tpot = windows.of_route(&route.name, Measure::Tpot, Step::TenSeconds, oldest, newest);
-    let bound = config.slo.get(&route.slo).and_then(|slo| slo.tpot);
-    RouteVerdict {
-        bound: BoundMeans { tpot: bound.map(|bound| bound.as_secs_f64()), ..known.bound },
-        since: (known.status == "bad").then(|| bad_for(admin, &route.name, missing_for, now)).flatten(),
-        tpot: quantiles(&tpot),
-        ..known
     }
 }
 
