@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 
 use self::broker::BrokerAnswer;
 use self::online::Answer;
-use self::show::Severity;
 use super::style::{Paint, Style};
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::config::Overrides;
@@ -121,8 +120,8 @@ impl Report {
         if let Some(failure) = &self.failure {
             writeln!(err, "{}", style.paint(Paint::Error, failure))?;
         }
-        let errors = self.errors.iter().map(|error| (Severity::Error, error));
-        let warnings = self.warnings().iter().map(|warning| (Severity::Warning, warning));
+        let errors = self.errors.iter().map(|error| ((Paint::Error, ""), error));
+        let warnings = self.warnings().iter().map(|warning| ((Paint::Warning, "warning: "), warning));
         for (at, (severity, found)) in errors.chain(warnings).enumerate() {
             if at > 0 {
                 writeln!(err)?;

@@ -9,24 +9,13 @@ use crate::cli::style::{Paint, Style};
 use crate::config::diagnostics::Diagnostic;
 use crate::config::{Canary, Config, OnBreach, Prefill};
 
-/// Whether a finding stops the gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Severity {
-    Error,
-    Warning,
-}
-
-/// A diagnostic as a compiler shows one: place, message, the line with a mark, a hint.
+/// A diagnostic as a compiler shows one: place, message behind a `word`, the line with a mark, a hint.
 pub(super) fn diagnostic(
     out: &mut dyn Write,
     style: Style,
-    severity: Severity,
+    (paint, word): (Paint, &str),
     found: &Diagnostic,
 ) -> io::Result<()> {
-    let (paint, word) = match severity {
-        Severity::Error => (Paint::Error, ""),
-        Severity::Warning => (Paint::Warning, "warning: "),
-    };
     // The text is that of `Display`, so that logs and terminals say the same.
     let text = found.to_string();
     let mut lines = text.lines();
