@@ -3,7 +3,6 @@
 use std::io::{self, Write};
 
 use serde_json::{Value, json};
-use tokio_util::task::TaskTracker;
 
 use crate::cli::style::{Paint, Style};
 use crate::cluster::try_broker;
@@ -20,22 +19,17 @@ pub(super) struct BrokerAnswer {
 }
 
 /// Asks the broker, where there is one.
-///
-/// # Errors
-/// When there is no runtime or no TLS.
-pub(super) fn ask_broker(config: &Config) -> io::Result<Option<BrokerAnswer>> {
-    let Some(cluster) = &config.cluster else { return Ok(None) };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let found = runtime.block_on(async {
-        let connector = Connector::new(TaskTracker::new()).map_err(io::Error::other)?;
-        let tls = PoolTls { ca: cluster.ca.clone(), ..PoolTls::default() };
-        match connector.read(Some(&tls)) {
-            Ok(tls) => connector.secure(tls),
-            Err(fault) => return Ok(Err(fault.to_string())),
+pub(super) async fn ask_broker(config: &Config, connector: &Connector) -> Option<BrokerAnswer> {
+    let cluster = config.cluster.as_ref()?;
+    let (connector, tls) = (connector.separate(), PoolTls { ca: cluster.ca.clone(), ..PoolTls::default() });
+    let found = match connector.read(Some(&tls)) {
+        Ok(tls) => {
+            connector.secure(tls);
+            try_broker(cluster, &connector).await.map_err(|fault| fault.to_string())
         }
-        Ok::<_, io::Error>(try_broker(cluster, &connector).await.map_err(|fault| fault.to_string()))
-    })?;
-    Ok(Some(BrokerAnswer { url: cluster.url.to_string(), cluster: cluster.name.to_string(), found }))
+        Err(fault) => Err(fault.to_string()),
+    };
+    Some(BrokerAnswer { url: cluster.url.to_string(), cluster: cluster.name.to_string(), found })
 }
 
 impl BrokerAnswer {
@@ -52,17 +46,11 @@ impl BrokerAnswer {
     /// As text: a line, and one for the problem.
     pub(super) fn write(&self, style: Style, out: &mut dyn Write) -> io::Result<()> {
         let Self { url, cluster, found } = self;
+        write!(out, "  broker {url} of cluster {cluster}: ")?;
         match found {
-            Ok(server) => {
-                let answers = style.paint(Paint::Good, "answers");
-                writeln!(out, "  broker {url} of cluster {cluster}: {answers}, {server}")
-            }
+            Ok(server) => writeln!(out, "{}, {server}", style.paint(Paint::Good, "answers")),
             Err(problem) => {
-                writeln!(
-                    out,
-                    "  broker {url} of cluster {cluster}: {}",
-                    style.paint(Paint::Error, "not usable")
-                )?;
+                writeln!(out, "{}", style.paint(Paint::Error, "not usable"))?;
                 writeln!(out, "    {}", style.paint(Paint::Error, problem))
             }
         }

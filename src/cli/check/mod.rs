@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
+use tokio_util::task::TaskTracker;
 
 use self::broker::BrokerAnswer;
 use self::online::Answer;
@@ -20,6 +21,7 @@ use crate::config::Overrides;
 use crate::config::check::Checked;
 use crate::config::diagnostics::Diagnostic;
 use crate::config::load::{ConfigError, Source, load_with_warnings};
+use crate::upstream::connect::Connector;
 
 /// Arguments of `tokenway check`.
 #[derive(Args, Debug)]
@@ -68,8 +70,10 @@ pub fn run(
         Err(other) => Report { failure: Some(other.to_string()), ..Report::default() },
     };
     if let Some(checked) = report.checked.as_ref().filter(|_| args.online) {
-        report.answers = online::ask_all(&checked.config)?;
-        report.broker = broker::ask_broker(&checked.config)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let connector = Connector::new(TaskTracker::new()).map_err(io::Error::other)?;
+        report.answers = runtime.block_on(online::ask_all(&checked.config, &connector));
+        report.broker = runtime.block_on(broker::ask_broker(&checked.config, &connector));
     }
     let is_ok = report.is_ok(args.deny_warnings);
     if args.json {

@@ -12,7 +12,6 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio_util::task::TaskTracker;
 
 use super::show::counted;
 use crate::cli::style::{Paint, Style};
@@ -35,44 +34,37 @@ pub(super) struct Answer {
 }
 
 /// Asks all replicas; the answers are in the order of the file.
-///
-/// # Errors
-/// When there is no runtime or no TLS.
-pub(super) fn ask_all(config: &Config) -> io::Result<Vec<Answer>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let connector = Connector::new(TaskTracker::new()).map_err(io::Error::other)?;
-        let permits = Arc::new(Semaphore::new(MAX_AT_ONCE));
-        let mut asked = JoinSet::new();
-        for (at, pool) in config.pools.iter().enumerate() {
-            let wanted: Arc<[Wanted]> = wanted(config, at).into();
-            let secured = connector.separate();
-            let tls = connector.read(pool.tls.as_ref()).map(|tls| secured.secure(tls));
-            let tls_fault = tls.err().map(|fault| fault.to_string());
-            for (place, replica) in pool.replicas.iter().enumerate() {
-                let mut answer = Answer {
-                    pool: Arc::clone(&pool.name),
-                    replica: Arc::clone(&replica.name),
-                    url: replica.endpoint.to_string(),
-                    problems: tls_fault.iter().cloned().collect(),
-                    ..Answer::default()
-                };
-                let (pool, endpoint, wanted) = (pool.clone(), replica.endpoint.clone(), Arc::clone(&wanted));
-                let (permits, connector) = (Arc::clone(&permits), secured.clone());
-                asked.spawn(async move {
-                    // The semaphore is never closed.
-                    let _permit = permits.acquire().await;
-                    if answer.problems.is_empty() {
-                        answer.ask(&pool, &endpoint, &wanted, &connector).await;
-                    }
-                    ((at, place), answer)
-                });
-            }
+pub(super) async fn ask_all(config: &Config, connector: &Connector) -> Vec<Answer> {
+    let permits = Arc::new(Semaphore::new(MAX_AT_ONCE));
+    let mut asked = JoinSet::new();
+    for (at, pool) in config.pools.iter().enumerate() {
+        let wanted: Arc<[Wanted]> = wanted(config, at).into();
+        let secured = connector.separate();
+        let tls = connector.read(pool.tls.as_ref()).map(|tls| secured.secure(tls));
+        let tls_fault = tls.err().map(|fault| fault.to_string());
+        for (place, replica) in pool.replicas.iter().enumerate() {
+            let mut answer = Answer {
+                pool: Arc::clone(&pool.name),
+                replica: Arc::clone(&replica.name),
+                url: replica.endpoint.to_string(),
+                problems: tls_fault.iter().cloned().collect(),
+                ..Answer::default()
+            };
+            let (pool, endpoint, wanted) = (pool.clone(), replica.endpoint.clone(), Arc::clone(&wanted));
+            let (permits, connector) = (Arc::clone(&permits), secured.clone());
+            asked.spawn(async move {
+                // The semaphore is never closed.
+                let _permit = permits.acquire().await;
+                if answer.problems.is_empty() {
+                    answer.ask(&pool, &endpoint, &wanted, &connector).await;
+                }
+                ((at, place), answer)
+            });
         }
-        let mut answers = asked.join_all().await;
-        answers.sort_by_key(|(place, _)| *place);
-        Ok(answers.into_iter().map(|(_, answer)| answer).collect())
-    })
+    }
+    let mut answers = asked.join_all().await;
+    answers.sort_by_key(|(place, _)| *place);
+    answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
 /// A model that a route asks its replicas for.
@@ -216,6 +208,7 @@ mod tests {
     use crate::config::check::check_str;
     use tokenway_sim::server::{SimConfig, start};
     use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
 
     #[test]
     fn replicas_say_what_they_serve_and_the_missing_ones_are_named() {
@@ -232,20 +225,22 @@ mod tests {
             );
             check_str("f.toml", &text, &|_| None).unwrap()
         };
-        let answers = ask_all(&config("sim")).unwrap();
+        let connector = Connector::new(TaskTracker::new()).unwrap();
+        let ask = |config: &Config| runtime.block_on(ask_all(config, &connector));
+        let answers = ask(&config("sim"));
         assert_eq!(
             (answers[0].problems.as_slice(), answers[0].models.as_slice()),
             (&[][..], &["sim".to_owned()][..])
         );
         assert_eq!(answers[1].problems, ["connection refused"]);
-        let other = ask_all(&config("llama")).unwrap();
+        let other = ask(&config("llama"));
         assert_eq!(other[0].problems, ["does not serve \"llama\" of route \"llama\"; it serves: sim"]);
         let canary = format!(
             "[[pool]]\nname = \"p\"\nreplicas = [\"http://{closed}\"]\n[[pool]]\nname = \"new\"\nreplicas = [\"{}\"]\n\
              [[route]]\nmodel = \"llama\"\npools = [\"p\"]\n[route.canary]\npool = \"new\"\nsteps = [{{ weight = 10, soak = \"1h\" }}]\n",
             sim.url()
         );
-        let canary = ask_all(&check_str("f.toml", &canary, &|_| None).unwrap()).unwrap();
+        let canary = ask(&check_str("f.toml", &canary, &|_| None).unwrap());
         assert_eq!(canary[1].problems, other[0].problems, "a canary will be asked for it");
         let standby = format!(
             "[[pool]]\nname = \"p\"\nreplicas = [\"http://{closed}\"]\n\
@@ -253,7 +248,7 @@ mod tests {
              [[route]]\nmodel = \"llama\"\npools = [\"p\", \"spare\"]\n",
             sim.url()
         );
-        let standby = ask_all(&check_str("f.toml", &standby, &|_| None).unwrap()).unwrap();
+        let standby = ask(&check_str("f.toml", &standby, &|_| None).unwrap());
         assert_eq!(standby[1].problems, other[0].problems, "a standby will be asked for it");
         let mut out = Vec::new();
         other[0].tell(Style::Plain, &mut out).unwrap();
