@@ -59,61 +59,39 @@ pub enum AskError {
     /// TLS cannot be set up.
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
-    /// Nothing answers.
-    #[error("{url} does not answer: {error}\nhint: give the admin port, {OWN} by default, not the data port")]
-    Unreachable {
-        /// Where.
-        url: String,
-        /// Why.
-        error: CallError,
-    },
-    /// It wants a token, or another one.
-    #[error(
-        "{url} wants its admin token\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: what admin.token says"
-    )]
-    Forbidden {
-        /// Where.
-        url: String,
-    },
-    /// The token may only look.
-    #[error(
-        "{url} takes this token for reading only\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: the value of admin.token, not of admin.read_token"
-    )]
-    ReadOnly {
-        /// Where.
-        url: String,
-    },
-    /// The path is unknown there.
-    #[error("{url} has no {path}: it is an older tokenway than this ({}), or no admin port of one", env!("CARGO_PKG_VERSION"))]
-    NoSuchPath {
-        /// Where.
-        url: String,
-        /// What was asked for.
-        path: String,
-    },
     /// What was asked for is not there; the gateway's own words.
     #[error("{0}")]
     NotFound(String),
-    /// The answer is JSON of another form.
-    #[error("{url} answers {path} in a form that this tokenway ({}) does not read: {error}", env!("CARGO_PKG_VERSION"))]
-    Form {
-        /// Where.
-        url: String,
-        /// What was asked for.
-        path: String,
-        /// What is not as expected.
-        error: serde_json::Error,
-    },
-    /// Anything else.
-    #[error("{url} answered {status}: {message}")]
-    Status {
-        /// Where.
-        url: String,
-        /// The status.
-        status: u16,
-        /// The gateway's own words.
-        message: String,
-    },
+    /// The URL, and what is wrong there.
+    #[error("{0} {1}")]
+    At(String, Trouble),
+}
+
+/// What is wrong with a gateway or its answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    /// Nothing answers.
+    #[error("does not answer: {0}\nhint: give the admin port, {OWN} by default, not the data port")]
+    Unreachable(CallError),
+    /// It wants a token, or another one.
+    #[error(
+        "wants its admin token\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: what admin.token says"
+    )]
+    Forbidden,
+    /// The token may only look.
+    #[error(
+        "takes this token for reading only\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: the value of admin.token, not of admin.read_token"
+    )]
+    ReadOnly,
+    /// The path is unknown there.
+    #[error("has no {0}: it is an older tokenway than this ({own}), or no admin port of one", own = env!("CARGO_PKG_VERSION"))]
+    NoSuchPath(String),
+    /// What this path answers is JSON of another form.
+    #[error("answers {0} in a form that this tokenway ({own}) does not read: {1}", own = env!("CARGO_PKG_VERSION"))]
+    Form(String, serde_json::Error),
+    /// Any other status, with the gateway's own words.
+    #[error("answered {0}: {1}")]
+    Status(u16, String),
 }
 
 impl AdminClient {
@@ -162,29 +140,28 @@ impl AdminClient {
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {}", token.reveal()));
         }
-        let answer = exchange(&self.connector, &self.endpoint, request.body(body)?, TIMEOUT)
-            .await
-            .map_err(|error| AskError::Unreachable { url: self.url(), error })?;
-        let (status, body) = (answer.status(), answer.into_body());
-        let (url, path) = (self.url(), path.to_owned());
+        let at = |trouble| AskError::At(self.url(), trouble);
+        let answer = exchange(&self.connector, &self.endpoint, request.body(body)?, TIMEOUT).await;
+        let answer = answer.map_err(|error| at(Trouble::Unreachable(error)))?;
+        let (status, body, path) = (answer.status(), answer.into_body(), path.to_owned());
         if status.is_success() {
             return serde_json::from_slice(&body).map_err(|error| match error.is_data() {
-                true => AskError::Form { url, path, error },
-                false => AskError::NoSuchPath { url, path },
+                true => at(Trouble::Form(path, error)),
+                false => at(Trouble::NoSuchPath(path)),
             });
         }
         let FailureError { code, message } =
             serde_json::from_slice::<Failure>(&body).unwrap_or_default().error;
-        Err(match status {
-            StatusCode::FORBIDDEN if code == "read_only" => AskError::ReadOnly { url },
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AskError::Forbidden { url },
+        Err(at(match status {
+            StatusCode::FORBIDDEN if code == "read_only" => Trouble::ReadOnly,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Trouble::Forbidden,
             // Another program, or another version, has no such path; this one says what it lacks.
             StatusCode::NOT_FOUND if !["", "unknown_path"].contains(&code.as_str()) => {
-                AskError::NotFound(message)
+                return Err(AskError::NotFound(message));
             }
-            StatusCode::NOT_FOUND => AskError::NoSuchPath { url, path },
-            status => AskError::Status { url, status: status.as_u16(), message },
-        })
+            StatusCode::NOT_FOUND => Trouble::NoSuchPath(path),
+            status => Trouble::Status(status.as_u16(), message),
+        }))
     }
 }
 
