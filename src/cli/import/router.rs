@@ -143,13 +143,10 @@ impl Read {
             // The default: as many engines as /metrics shows.
             "dp-aware" => {}
             "disable-retries" => self.has_no_retries = true,
-            "health-check-interval-secs" if flag.is_number() => {
+            "health-check-interval-secs" | "health-check-timeout-secs" if flag.is_number() => {
+                let key = flag.name.trim_start_matches("health-check-").trim_end_matches("-secs");
                 let span = notes.seconds(shown, value);
-                self.pool.keys.extend(span.map(|span| format!("probe.interval = {}", quoted(&span))));
-            }
-            "health-check-timeout-secs" if flag.is_number() => {
-                let span = notes.seconds(shown, value);
-                self.pool.keys.extend(span.map(|span| format!("probe.timeout = {}", quoted(&span))));
+                self.pool.keys.extend(span.map(|span| format!("probe.{key} = {}", quoted(&span))));
             }
             _ => return false,
         }

@@ -20,6 +20,16 @@ fn import_file(kind: &str, text: &str) -> (u8, String, String) {
     import(&[kind, file.path().to_str().unwrap()])
 }
 
+/// An entry of LiteLLM's `model_list`, with more parameters behind its URL.
+fn entry(name: &str, model: &str, url: &str, more: &str) -> String {
+    let params = format!("model: \"{model}\", api_base: \"http://{url}\"{more}");
+    format!("  - model_name: \"{name}\"\n    litellm_params: {{ {params} }}\n")
+}
+
+fn import_models(entries: &[String]) -> (u8, String, String) {
+    import_file("litellm", &format!("model_list:\n{}", entries.concat()))
+}
+
 fn checked(text: &str) -> Config {
     check_str("gateway.toml", text, &|_| Some("secret".to_owned()))
         .unwrap_or_else(|faults| panic!("{faults}\n{text}"))
@@ -165,13 +175,9 @@ fn a_model_list_becomes_pools_and_routes() {
 
 #[test]
 fn weights_of_deployments_are_those_of_their_pools() {
-    let entry = |url: &str, rest: &str| {
-        format!(
-            "  - model_name: m\n    litellm_params: {{ model: openai/m, api_base: \"http://{url}\", {rest} }}\n"
-        )
-    };
+    let entry = |url: &str, more: &str| entry("m", "openai/m", url, &format!(", {more}"));
     let weights = |entries: &[String]| {
-        let (code, text, shown) = import_file("litellm", &format!("model_list:\n{}", entries.concat()));
+        let (code, text, shown) = import_models(entries);
         let route = &checked(&text).routes[0];
         (code, route.pools.iter().map(|pool| pool.weight).collect::<Vec<_>>(), shown)
     };
@@ -189,12 +195,8 @@ fn weights_of_deployments_are_those_of_their_pools() {
 
 #[test]
 fn what_is_no_openai_api_or_no_timeout_is_a_line() {
-    let model = |model: &str| {
-        format!(
-            "  - model_name: {model}\n    litellm_params: {{ model: {model}, api_base: \"http://a:1\" }}\n"
-        )
-    };
-    let models = ["azure/dep", "ollama/llama3", "openai/m"].map(model).concat();
+    let models = ["azure/dep", "ollama/llama3", "openai/m"].map(|model| entry(model, model, "a:1", ""));
+    let models = models.concat();
     let (code, text, shown) = import_file(
         "litellm",
         &format!(
@@ -215,15 +217,10 @@ fn what_is_no_openai_api_or_no_timeout_is_a_line() {
 
 #[test]
 fn wildcards_are_lines_and_every_name_is_a_route() {
-    let entry = |name: &str, model: &str| {
-        format!(
-            "  - model_name: \"{name}\"\n    litellm_params: {{ model: \"{model}\", api_base: \"http://a:1\" }}\n"
-        )
-    };
+    let entry = |(name, model)| entry(name, model, "a:1", "");
     let models = [("gpt*", "openai/*"), ("openai/*", "openai/*"), ("m", "openai/*"), ("*", "openai/meta/*")];
-    let all = models.map(|(name, model)| entry(name, model)).concat();
-    let (code, text, shown) =
-        import_file("litellm", &format!("model_list:\n{all}{}", entry("*", "openai/*")));
+    let all = [models.map(entry).concat(), entry(("*", "openai/*"))];
+    let (code, text, shown) = import_models(&all);
     let config = checked(&text);
     let routes: Vec<_> =
         config.routes.iter().map(|route| (route.model.as_str(), route.upstream_model.as_deref())).collect();
@@ -249,11 +246,6 @@ fn sections_without_a_counterpart_are_lines_even_as_lists() {
 
 #[test]
 fn the_engine_is_asked_for_the_model_without_its_provider() {
-    let entry = |model: &str, rest: &str| {
-        format!(
-            "  - model_name: m\n    litellm_params: {{ model: {model}, api_base: \"http://a:1\"{rest} }}\n"
-        )
-    };
     for (model, rest, upstream, line) in [
         ("lm_studio/qwen", "", "qwen", ""),
         ("nvidia_nim/meta/llama3", "", "meta/llama3", ""),
@@ -261,7 +253,7 @@ fn the_engine_is_asked_for_the_model_without_its_provider() {
         ("openai/gpt-oss", ", custom_llm_provider: openai", "gpt-oss", ""),
         ("meta-llama/Llama-3", "", "meta-llama/Llama-3", "would take its first word for a provider"),
     ] {
-        let (code, text, shown) = import_file("litellm", &format!("model_list:\n{}", entry(model, rest)));
+        let (code, text, shown) = import_models(&[entry("m", model, "a:1", rest)]);
         let route = &checked(&text).routes[0];
         assert_eq!((code, route.upstream_model.as_deref()), (0, Some(upstream)), "{shown}");
         assert!(shown.contains(line), "{shown}");
@@ -270,18 +262,13 @@ fn the_engine_is_asked_for_the_model_without_its_provider() {
 
 #[test]
 fn deployments_share_a_pool_only_where_they_are_one_engine() {
-    let entry = |name: &str, model: &str, url: &str, key: &str| {
-        format!(
-            "  - model_name: {name}\n    litellm_params: {{ model: {model}, api_base: \"http://{url}\", api_key: {key} }}\n"
-        )
-    };
-    let imported = |entries: &[String]| import_file("litellm", &format!("model_list:\n{}", entries.concat()));
+    let entry = |name, model, url, key: &str| entry(name, model, url, &format!(", api_key: {key}"));
     let pools = |text: &str| {
         let of = |pool: &crate::config::Pool| (pool.name.to_string(), pool.replicas.len());
         checked(text).pools.iter().map(of).collect::<Vec<_>>()
     };
     // Names that look alike are two models.
-    let (code, text, shown) = imported(&[
+    let (code, text, shown) = import_models(&[
         entry("Qwen/Qwen3-8B", "vllm/Qwen/Qwen3-8B", "a:1", "x/y"),
         entry("Qwen", "vllm/Qwen3-8B", "b:1", "x/y"),
     ]);
@@ -292,7 +279,7 @@ fn deployments_share_a_pool_only_where_they_are_one_engine() {
     );
     // Two keys are two secrets.
     let (code, text, shown) =
-        imported(&[entry("m", "openai/m", "a:1", "sk-a"), entry("m", "openai/m", "b:1", "sk-b")]);
+        import_models(&[entry("m", "openai/m", "a:1", "sk-a"), entry("m", "openai/m", "b:1", "sk-b")]);
     assert_eq!((code, pools(&text).len()), (0, 2), "{shown}");
     assert!(
         shown.contains("variable ENGINE_API_KEY,") && shown.contains("variable ENGINE_API_KEY_2,"),
@@ -300,10 +287,10 @@ fn deployments_share_a_pool_only_where_they_are_one_engine() {
     );
     // Two names of one engine are one pool, whose load is counted once.
     let (code, text, shown) =
-        imported(&[entry("m", "openai/m", "a:1", "none"), entry("alias", "openai/m", "a:1", "none")]);
+        import_models(&[entry("m", "openai/m", "a:1", "none"), entry("alias", "openai/m", "a:1", "none")]);
     assert_eq!((code, pools(&text)), (0, vec![("m".to_owned(), 1)]), "{shown}");
     assert_eq!(checked(&text).routes.len(), 2);
-    let (code, _, shown) = imported(&[
+    let (code, _, shown) = import_models(&[
         entry("m", "openai/m", "a:1", "none"),
         entry("m", "openai/m", "b:1", "none"),
         entry("alias", "openai/m", "a:1", "none"),
