@@ -3,29 +3,21 @@
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::model::{Snapshot, Table};
+use crate::labels::labels;
 
-/// One of the four tables.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Tab {
-    #[default]
-    Routes,
-    Replicas,
-    Requests,
-    Findings,
+labels! {
+    /// One of the four tables, by its title.
+    #[derive(Default)]
+    pub(super) enum Tab {
+        #[default]
+        Routes = "Routes",
+        Replicas = "Replicas",
+        Requests = "Slow and failed",
+        Findings = "Findings",
+    }
 }
 
 impl Tab {
-    pub(super) const ALL: [Self; 4] = [Self::Routes, Self::Replicas, Self::Requests, Self::Findings];
-
-    pub(super) fn title(self) -> &'static str {
-        match self {
-            Self::Routes => "Routes",
-            Self::Replicas => "Replicas",
-            Self::Requests => "Slow and failed",
-            Self::Findings => "Findings",
-        }
-    }
-
     pub(super) fn table(self, snapshot: &Snapshot) -> Table {
         match self {
             Self::Routes => snapshot.routes(),

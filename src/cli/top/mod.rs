@@ -201,7 +201,7 @@ fn plain(url: &str, snapshot: &Snapshot) -> String {
     let mut text = format!("tokenway {url} version {}\n{}\n", snapshot.version(), snapshot.sentence().1);
     for tab in Tab::ALL {
         let table = tab.table(snapshot);
-        text.push_str(&format!("\n{} ({})\n", tab.title(), table.rows.len()));
+        text.push_str(&format!("\n{} ({})\n", tab.as_str(), table.rows.len()));
         if table.rows.is_empty() {
             text.push_str(&format!("  {}\n", table.empty));
             continue;

@@ -108,7 +108,7 @@ impl Painter {
         let mut spans = Vec::new();
         for (at, tab) in Tab::ALL.into_iter().enumerate() {
             let rows = known.snapshot.as_ref().map_or(0, |snapshot| tab.table(snapshot).rows.len());
-            let title = tab.title();
+            let title = tab.as_str();
             let end = title.find(' ').filter(|_| width < WIDE).unwrap_or(title.len());
             let title = title.get(..end).unwrap_or(title);
             let title = format!(" {} {title} ({rows}) ", at + 1);
