@@ -18,7 +18,6 @@ use crate::state_file::{self, Version};
 struct Kept {
     version: Version<1>,
     /// How often hours had been folded into days when it was written.
-    #[serde(default)]
     folds: Option<u64>,
     spans: BTreeMap<u64, Vec<Row>>,
 }

@@ -104,18 +104,12 @@ struct TraceLine<'a> {
     revision: Cow<'a, str>,
     #[serde(borrow, default = "not_served")]
     replica: Cow<'a, str>,
-    #[serde(default)]
     ttft: Option<f64>,
-    #[serde(default)]
     itl: Option<f64>,
-    #[serde(default)]
     predicted: Option<f64>,
-    #[serde(default)]
     prompt_tokens: Option<f64>,
     /// Of an answer that was no stream.
-    #[serde(default)]
     duration: Option<f64>,
-    #[serde(default)]
     output_tokens: Option<f64>,
     #[serde(borrow)]
     outcome: Cow<'a, str>,
@@ -185,13 +179,11 @@ impl CheckedLine<'_> {
 
 /// The route's bound on TTFT for this prompt, and for an empty one.
 fn ttft_bound(config: &Config, name: &str, prompt: Option<f64>) -> Option<(f64, f64)> {
-    let named = |route: &&Route| {
-        *route.name == *name || matches!(&route.model, ModelMatch::Named(model) if **model == *name)
-    };
     let routes = &config.routes;
+    let named = Route::position(routes, name).and_then(|at| routes.get(at));
     let any = || routes.iter().find(|route| route.model == ModelMatch::Any);
     let only = || routes.first().filter(|_| routes.len() == 1);
-    let route = routes.iter().find(named).or_else(any).or_else(only)?;
+    let route = named.or_else(any).or_else(only)?;
     let bound = config.slo.get(&route.slo)?.ttft?;
     let of_prompt = bound.for_prompt(Tokens(prompt.unwrap_or(0.0) as u64));
     Some((of_prompt.as_secs_f64(), bound.base.as_secs_f64()))
