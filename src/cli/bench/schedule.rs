@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokenway_sim::replay::{BLOCK_TOKENS, Trace, TraceRequest};
+use tokenway_sim::replay::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};
 
 use super::{BenchArgs, BenchError};
 use crate::cli::replay::{ReplayError, read};
@@ -20,7 +20,7 @@ impl Schedule {
     pub(super) fn read(args: &BenchArgs) -> Result<Self, BenchError> {
         let mut requests = match &args.trace {
             Some(path) => {
-                let failed = |error| ReplayError::Trace { path: path.clone(), error };
+                let failed = |error: TraceError| ReplayError::In(path.clone(), error.into());
                 Trace::read(&read(path)?).map_err(failed)?.requests
             }
             None => arrivals(args),

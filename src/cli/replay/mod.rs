@@ -24,58 +24,15 @@ use super::{EXIT_OK, EXIT_USAGE, failed, replay_drift};
 /// Why a replay cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The trace cannot be read.
-    #[error("cannot read {}: {error}", path.display())]
-    Read {
-        /// File as given on the command line.
-        path: PathBuf,
-        /// Error of the operating system.
-        error: io::Error,
-    },
-    /// The trace does not parse.
-    #[error("{}: {error}", path.display())]
-    Trace {
-        /// File as given on the command line.
-        path: PathBuf,
-        /// First fault in it.
-        error: TraceError,
-    },
-    /// It would be simulated for ever.
-    #[error(
-        "{}: the trace lasts {days:.0} days at --load {load}, more than {most}; timestamps of JSON lines are milliseconds",
-        path.display()
-    )]
-    TooLong {
-        /// File as given on the command line.
-        path: PathBuf,
-        /// A speed of the trace.
-        load: String,
-        /// What it lasts then.
-        days: f64,
-        /// What it may last.
-        most: f64,
-    },
-    /// The engine file does not parse.
-    #[error("{}: {error}", path.display())]
-    Engine {
-        /// File as given on the command line.
-        path: PathBuf,
-        /// First fault in it.
-        error: EngineFileError,
-    },
+    /// A file cannot be read.
+    #[error("cannot read {path}: {1}", path = .0.display())]
+    Read(PathBuf, io::Error),
+    /// A file, as given on the command line, has a fault.
+    #[error("{path}: {1}", path = .0.display())]
+    In(PathBuf, Fault),
     /// A configuration file is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The file has no such route.
-    #[error("{}: no route \"{route}\"; its routes: {known}", path.display())]
-    NoRoute {
-        /// File as given on the command line.
-        path: PathBuf,
-        /// Value of `--route`.
-        route: String,
-        /// Names of the file's routes, comma-separated.
-        known: String,
-    },
     /// No replica would decode.
     #[error(
         "--prefill-replicas {prefill}: the smallest fleet has {smallest} replicas, and one has to decode"
@@ -93,6 +50,37 @@ pub enum ReplayError {
         replica: usize,
         /// Highest replica index of the smallest fleet.
         last: usize,
+    },
+}
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The first fault of a trace.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// It would be simulated for ever.
+    #[error(
+        "the trace lasts {days:.0} days at --load {load}, more than {most}; timestamps of JSON lines are milliseconds"
+    )]
+    TooLong {
+        /// A speed of the trace.
+        load: String,
+        /// What it lasts then.
+        days: f64,
+        /// What it may last.
+        most: f64,
+    },
+    /// The first fault of an engine file.
+    #[error(transparent)]
+    Engine(#[from] EngineFileError),
+    /// It has no such route.
+    #[error("no route \"{route}\"; its routes: {known}")]
+    NoRoute {
+        /// Value of `--route`.
+        route: String,
+        /// Names of the file's routes, comma-separated.
+        known: String,
     },
 }
 
@@ -141,19 +129,19 @@ fn replayed(args: &ReplayArgs, plan: &Plan, out: &mut dyn Write) -> io::Result<(
 
 fn fitted(args: &ReplayArgs) -> Result<Fit, ReplayError> {
     let recording = Recording::read(&read(&args.trace)?);
-    let recording = recording.map_err(|error| ReplayError::Trace { path: args.trace.clone(), error })?;
+    let recording = recording.map_err(|error| ReplayError::In(args.trace.clone(), error.into()))?;
     Ok(fit(&recording, &engine(args)?))
 }
 
 pub(super) fn read(path: &Path) -> Result<String, ReplayError> {
-    std::fs::read_to_string(path).map_err(|error| ReplayError::Read { path: path.to_owned(), error })
+    std::fs::read_to_string(path).map_err(|error| ReplayError::Read(path.to_owned(), error))
 }
 
 fn engine(args: &ReplayArgs) -> Result<EngineConfig, ReplayError> {
     let mut engine = args.hardware.engine();
     if let Some(path) = &args.engine {
         let file = EngineFile::read(&read(path)?);
-        engine = file.map_err(|error| ReplayError::Engine { path: path.clone(), error })?.over(engine);
+        engine = file.map_err(|error| ReplayError::In(path.clone(), error.into()))?.over(engine);
     }
     engine.cost.jitter = args.jitter.unwrap_or(engine.cost.jitter);
     Ok(engine)

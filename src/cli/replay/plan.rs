@@ -9,7 +9,7 @@ use tokenway_sim::kv_transfer::KvTransfer;
 use tokenway_sim::replay::{Bounds, Demand, Figures, KvNetwork, Router, Scenario, Trace, run};
 
 use super::args::Contender;
-use super::{ReplayArgs, ReplayError, engine, read};
+use super::{Fault, ReplayArgs, ReplayError, engine, read};
 use crate::config::load::{Source, load};
 use crate::config::{Config, ItlBounds, Overrides, QueueLimits, Route, Slo, TtftBound};
 use crate::routing::EngineLimits;
@@ -62,7 +62,7 @@ pub(super) struct GridCell {
 impl Plan {
     pub(super) fn read(args: &ReplayArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, ReplayError> {
         let trace = Trace::read(&read(&args.trace)?)
-            .map_err(|error| ReplayError::Trace { path: args.trace.clone(), error })?;
+            .map_err(|error| ReplayError::In(args.trace.clone(), error.into()))?;
         let mut configs = Vec::new();
         for file in &args.config {
             configs.push((file, load(&Source::File(file.clone()), &Overrides::default(), env)?));
@@ -71,8 +71,8 @@ impl Plan {
         let settings = settings(args, &configs)?;
         let lasts = |load: &f64| trace.duration.as_secs_f64() / load / 86_400.0;
         if let Some(&load) = args.load.iter().find(|load| lasts(load) > MAX_DAYS) {
-            let (path, days, load) = (args.trace.clone(), lasts(&load), format!("{load:?}"));
-            return Err(ReplayError::TooLong { path, load, days, most: MAX_DAYS });
+            let (days, load) = (lasts(&load), format!("{load:?}"));
+            return Err(ReplayError::In(args.trace.clone(), Fault::TooLong { load, days, most: MAX_DAYS }));
         }
         let cells = cells(args, entrants.len(), settings.len());
         Ok(Self { trace, as_recorded: args.as_recorded, entrants, settings, cells })
@@ -219,7 +219,7 @@ fn route<'a>(args: &ReplayArgs, file: &Path, config: &'a Config) -> Result<&'a R
     found.ok_or_else(|| {
         let known: Vec<&str> = config.routes.iter().map(|route| &*route.name).collect();
         let route = args.route.clone().unwrap_or_default();
-        ReplayError::NoRoute { path: file.to_owned(), route, known: known.join(", ") }
+        ReplayError::In(file.to_owned(), Fault::NoRoute { route, known: known.join(", ") })
     })
 }
 
