@@ -50,7 +50,7 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
             (_, ["proxy_pass", url], Block::Other) => match Pass::read(url) {
                 Some(pass) => passes.push(pass),
                 None => {
-                    notes.left(format_args!("line {line}: proxy_pass {url}"), "no http:// or https:// URL")
+                    notes.left(format_args!("line {line}: proxy_pass {url}"), "no http:// or https:// URL");
                 }
             },
             (_, [name, ..], _) => notes.left(format_args!("line {line}: {name}"), why(name)),
