@@ -10,6 +10,7 @@ use super::check::pem::CERTIFICATES;
 use super::check::secret;
 use super::check::section::{Item, Section};
 use super::declare::{Declared, section};
+use super::endpoint::escape;
 use super::{Endpoint, Secret, percent_decoded};
 use crate::labels::labels;
 
@@ -141,8 +142,7 @@ fn endpoint(text: &str, port: u16, is_tls: bool) -> Result<Endpoint, &'static st
 /// Without percent signs (RFC 3986).
 fn decoded(text: &str) -> Result<String, &'static str> {
     const FAULT: &str = "its user or password has a % that is no escape";
-    let is_escape = |rest: &str| rest.get(..2).is_some_and(|hex| u8::from_str_radix(hex, 16).is_ok());
-    if !text.split('%').skip(1).all(is_escape) {
+    if !text.split('%').skip(1).all(|rest| escape(rest).is_some()) {
         return Err(FAULT);
     }
     String::from_utf8(percent_decoded(text)).map_err(|_| FAULT)

@@ -67,13 +67,19 @@ pub(crate) fn percent_decoded(text: &str) -> Vec<u8> {
     let mut parts = text.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
     for part in parts {
-        let escaped = part.split_at_checked(2);
-        let escaped = escaped.and_then(|(hex, rest)| Some((u8::from_str_radix(hex, 16).ok()?, rest)));
-        let (byte, rest) = escaped.unwrap_or((b'%', part));
+        let (byte, rest) = escape(part).unwrap_or((b'%', part));
         bytes.push(byte);
         bytes.extend_from_slice(rest.as_bytes());
     }
     bytes
+}
+
+/// The byte of an escape, whose `%` stands before the text, and what is behind it.
+pub(super) fn escape(text: &str) -> Option<(u8, &str)> {
+    let (hex, rest) = text.split_at_checked(2)?;
+    // A number may have a sign.
+    let hex = Some(hex).filter(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
+    Some((u8::from_str_radix(hex, 16).ok()?, rest))
 }
 
 /// The longest name, in characters.
@@ -85,6 +91,15 @@ pub const NAME_FORM: &str =
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn escapes_are_two_hexadecimal_digits() {
+        for (text, decoded) in
+            [("a%2Fb%2f", "a/b/"), ("%+5", "%+5"), ("%2", "%2"), ("%é2", "%é2"), ("%%41", "%A")]
+        {
+            assert_eq!(percent_decoded(text), decoded.as_bytes(), "{text}");
+        }
+    }
 
     #[test]
     fn a_name_cannot_leave_its_segment() {

@@ -4,6 +4,8 @@
 //! engines' control endpoints are known by name here, so that no entry of `server.extra_paths` can open one; a test holds
 //! the names against the endpoints that vLLM itself lists.
 
+use super::endpoint::escape;
+
 /// Whether a request's path has this pattern.
 pub fn matches(pattern: &str, path: &str) -> bool {
     if pattern == path {
@@ -94,8 +96,7 @@ fn is_plain(segment: &str) -> bool {
     let mut escapes = segment.split('%');
     escapes.next();
     escapes.all(|rest| {
-        let byte = rest.get(..2).and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        byte.is_some_and(|byte| !matches!(byte, b'/' | b'\\' | b'.' | b'%' | 0..0x20 | 0x7F))
+        escape(rest).is_some_and(|(byte, _)| !matches!(byte, b'/' | b'\\' | b'.' | b'%' | 0..0x20 | 0x7F))
     })
 }
 
