@@ -148,17 +148,20 @@ impl<V: Vector, const N: usize> Family<V, N> {
 
     /// Removes every label set that begins with `key`.
     pub(super) fn forget(&self, key: &[&str]) {
-        self.forget_where(|values| key.iter().zip(values).all(|(key, value)| *key == &**value));
+        self.forget_where(&|values| key.iter().zip(values).all(|(key, value)| *key == &**value));
     }
 
-    /// Removes every label set whose revision is none of these.
+    /// Removes every label set whose revision is none of these. Not inlined, as what it calls: groups ask each of their families, and
+    /// copies of it were 30 KB of the binary.
+    #[inline(never)]
     pub(super) fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
         let label = self.declared.labels.iter().position(|label| label.name == "revision");
         let Some(label) = label else { return };
-        self.forget_where(|values| values.get(label).is_some_and(|revision| !is_kept(revision)));
+        self.forget_where(&|values| values.get(label).is_some_and(|revision| !is_kept(revision)));
     }
 
-    fn forget_where(&self, is_gone: impl Fn(&[Box<str>]) -> bool) {
+    #[inline(never)]
+    fn forget_where(&self, is_gone: &dyn Fn(&[Box<str>]) -> bool) {
         let mut known = self.sets.write();
         let gone: Vec<u64> =
             known.sets.iter().filter(|(_, set)| is_gone(&set.values)).map(|(hash, _)| *hash).collect();
