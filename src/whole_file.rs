@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 
+use flate2::read::GzDecoder;
+
 /// All of a file.
 ///
 /// # Errors
@@ -15,6 +17,12 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is larger than 16 MiB"));
     }
     Ok(bytes)
+}
+
+/// The text of a file that lies in the binary as `build.rs` compressed it.
+pub(crate) fn unpacked(packed: &[u8]) -> String {
+    let mut text = String::new();
+    GzDecoder::new(packed).read_to_string(&mut text).map(|_| text).unwrap_or_default()
 }
 
 /// The same as text.

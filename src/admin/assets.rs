@@ -1,17 +1,16 @@
 //! The page: embedded files, served without the token, since they hold nothing of this gateway. They lie in the binary as `build.rs`
 //! compressed them and are unpacked at start.
 
-use std::io::Read;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::get;
 use bytes::Bytes;
-use flate2::read::GzDecoder;
 use http::header::CONTENT_TYPE;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::AdminState;
+use crate::whole_file::unpacked;
 
 macro_rules! packed {
     ($name:literal) => {
@@ -41,10 +40,10 @@ const CSS: &str = "text/css; charset=utf-8";
 
 /// Routes of the page and its files.
 pub(super) fn router() -> Router<Arc<AdminState>> {
-    let page: Arc<str> = text(PAGE).replace("{fingerprint}", &fingerprint()).into();
+    let page: Arc<str> = unpacked(PAGE).replace("{fingerprint}", &fingerprint()).into();
     let html = get(async move || ([(CONTENT_TYPE, "text/html; charset=utf-8")], page.to_string()));
     let files = ASSETS.iter().map(|(path, content_type, packed)| {
-        let body = Bytes::from(text(packed));
+        let body = Bytes::from(unpacked(packed));
         (*path, get(async move || ([(CONTENT_TYPE, *content_type)], body.clone())))
     });
     files.fold(Router::new().route("/", html), |router, (path, file)| router.route(path, file))
@@ -61,14 +60,6 @@ pub(super) fn fingerprint() -> String {
 }
 
 /// What the build compressed; empty if it is not that.
-fn text(packed: &[u8]) -> String {
-    let mut text = String::new();
-    match GzDecoder::new(packed).read_to_string(&mut text) {
-        Ok(_) => text,
-        Err(_) => String::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,7 +67,7 @@ mod tests {
     #[test]
     fn every_import_of_the_page_is_an_asset_and_nothing_comes_from_outside() {
         for (path, _, packed) in ASSETS {
-            let text = text(packed);
+            let text = unpacked(packed);
             for import in text.split(" from \"").skip(1).filter_map(|rest| rest.split('"').next()) {
                 let name = import.trim_start_matches("./").trim_start_matches("page/");
                 assert!(
@@ -92,6 +83,6 @@ mod tests {
             );
             assert!(!text.contains("innerHTML"), "{path}: text is set as text");
         }
-        assert!(!text(PAGE).contains("style="), "forbidden by the content security policy");
+        assert!(!unpacked(PAGE).contains("style="), "forbidden by the content security policy");
     }
 }

@@ -12,11 +12,12 @@ use super::check::shape::{Kind, Place, Shapes, Within};
 use super::check::{ROOT, shapes_of};
 use super::declare::{Declaration, State};
 use super::reference::DECLARED;
+use crate::whole_file::unpacked;
 
 /// The schema, draft 7: what editors for TOML read.
 pub fn json_schema() -> Value {
     let shapes = shapes_of(&[&every_key(), OTHER_FORMS]);
-    let mut schema = Writer { shapes: &shapes, notes: notes(REFERENCE) }.section(ROOT);
+    let mut schema = Writer { shapes: &shapes, notes: notes(&unpacked(REFERENCE)) }.section(ROOT);
     schema["$schema"] = "http://json-schema.org/draft-07/schema#".into();
     schema["title"] = "Configuration of tokenway".into();
     schema
@@ -183,7 +184,8 @@ fn split_comment(line: &str) -> (&str, &str) {
 
 /// The reference with every key that it shows in a comment.
 pub(super) fn every_key() -> String {
-    let lines: Vec<_> = REFERENCE.lines().map(|line| optional_key(line).unwrap_or(line)).collect();
+    let reference = unpacked(REFERENCE);
+    let lines: Vec<_> = reference.lines().map(|line| optional_key(line).unwrap_or(line)).collect();
     lines.join("\n")
 }
 
@@ -201,7 +203,7 @@ fn bare(header: &str) -> &str {
     header.trim_matches(['[', ']'])
 }
 
-const REFERENCE: &str = include_str!("../../config/reference.toml");
+const REFERENCE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/reference.toml.gz"));
 
 /// Entries of lists and tables that the reference shows empty or in prose.
 const OTHER_FORMS: &str = "\

@@ -108,7 +108,7 @@ fn specimens() -> Vec<Value> {
 fn every_file_that_is_shipped_fits() {
     let schema = json_schema();
     for text in [
-        REFERENCE,
+        &unpacked(REFERENCE),
         OTHER_FORMS,
         &every_key(),
         include_str!("../../../config/minimal.toml"),
