@@ -13,6 +13,7 @@ mod draft;
 pub mod drift;
 pub mod epp;
 pub mod explain;
+mod foreign;
 pub mod import;
 pub mod init;
 pub mod key;
@@ -117,7 +118,8 @@ impl Cli {
         I: IntoIterator,
         I::Item: Into<OsString> + Clone,
     {
-        let matches = without_empty_variables(Self::command()).try_get_matches_from(args)?;
+        let read = without_empty_variables(Self::command()).try_get_matches_from(args);
+        let matches = read.map_err(foreign::with_tip)?;
         let mut cli = Self::from_arg_matches(&matches)?;
         let settled = match (&mut cli.command, matches.subcommand()) {
             (Command::Serve(args), Some((_, given))) => args.source.settle(given),
@@ -239,8 +241,14 @@ mod tests {
 
     #[test]
     fn wrong_command_lines_are_usage_errors() {
-        let cases: [(&[&str], &str); 11] = [
+        let cases: [(&[&str], &str); 17] = [
             (&["--upstream", "http://a:1", "--policy", "cache_aware"], "cache_aware is called latency here"),
+            (&["--upstream", "http://a:1", "--policy", "cache-aware"], "cache-aware is called latency here"),
+            (&["--upstream", "http://a:1", "--policy", "least-loaded"], "least-loaded is called least_loaded here"),
+            (&["--worker-urls", "http://a:1", "--port", "80"], "--listen ADDRESS:PORT; `tokenway import"),
+            (&["--worker-urls", "http://a:1", "--api-key", "x"], "pool.engine_api_key"),
+            (&["--worker-urls", "http://a:1", "--queue_size", "9"], "see [route.queue]"),
+            (&["--worker-urls", "http://a:1", "--request-timeout-secs", "9"], "import vllm-router"),
             (&["--upstream", "http://a:1", "--log-format", "xml"], "auto, text, json"),
             (&[], "--config"),
             (&["--config", "a.toml", "--upstream", "http://a:1"], "cannot be used with"),

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 
 use crate::config::check::{parse_endpoint, parse_http_url, parse_model_name};
 use crate::config::load::Source;
-use crate::config::{Endpoint, FOREIGN_POLICIES, Overrides, PolicyName, Secret};
+use crate::config::{Endpoint, Overrides, PolicyName, Secret};
 
 /// Arguments of `tokenway serve`.
 #[derive(Args, Clone, Debug)]
@@ -128,14 +128,8 @@ fn usage(kind: ErrorKind, message: &str) -> clap::Error {
 }
 
 fn policies() -> impl clap::builder::TypedValueParser<Value = PolicyName> {
-    let own = PolicyName::ALL.map(|policy| PossibleValue::new(policy.as_str()));
-    // Known, so that the error gives their names here.
-    let foreign = FOREIGN_POLICIES.iter().map(|(name, _)| PossibleValue::new(name).hide(true));
-    PossibleValuesParser::new(own.into_iter().chain(foreign)).try_map(|name| {
-        let policy = PolicyName::from_elsewhere(&name).ok_or("unknown policy".to_owned())?;
-        let is_own = policy.as_str() == name;
-        if is_own { Ok(policy) } else { Err(format!("{name} is called {} here", policy.as_str())) }
-    })
+    let names = PossibleValuesParser::new(PolicyName::ALL.map(PolicyName::as_str));
+    names.try_map(|name| PolicyName::named(&name).ok_or("unknown policy"))
 }
 
 const CONFLICT: &str = "--config (TOKENWAY_CONFIG) cannot be used with --upstream (TOKENWAY_UPSTREAM): list the replicas in the file\n";

@@ -469,15 +469,16 @@ labels! {
 impl PolicyName {
     /// Ours for a name that other gateways have.
     pub fn from_elsewhere(name: &str) -> Option<Self> {
-        Self::named(name).or_else(|| {
-            let foreign = FOREIGN_POLICIES.iter().find(|(foreign, _)| *foreign == name.replace('-', "_"));
+        let name = name.replace('-', "_");
+        Self::named(&name).or_else(|| {
+            let foreign = FOREIGN_POLICIES.iter().find(|(foreign, _)| *foreign == name);
             foreign.map(|(_, policy)| *policy)
         })
     }
 }
 
 /// Policies of vllm-router, SMG, sglang-router, LiteLLM, nginx, Envoy and AIBrix.
-pub(crate) const FOREIGN_POLICIES: &[(&str, PolicyName)] = &[
+const FOREIGN_POLICIES: &[(&str, PolicyName)] = &[
     ("cache_aware", PolicyName::Latency),
     ("latency_based_routing", PolicyName::Latency),
     ("least_latency", PolicyName::Latency),

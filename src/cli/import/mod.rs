@@ -7,6 +7,8 @@ mod litellm;
 mod nginx;
 mod router;
 
+pub(super) use router::counterpart;
+
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 

@@ -13,9 +13,7 @@ pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
     let mut read = Read::default();
     for flag in split(flags, notes) {
         let shown = flag.shown();
-        let is_mapped =
-            read.legs(&flag, notes) || read.engine(&flag, &shown, notes) || read.server(&flag, &shown, notes);
-        if !is_mapped {
+        if !read.flag(&flag, &shown, notes) {
             notes.left(shown, why(&flag.name));
         } else {
             let (most, takes) = takes(&flag.name);
@@ -51,6 +49,13 @@ pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
     draft
 }
 
+/// What takes a flag's place here; `None` for one that these routers do not have, as far as it is known.
+pub(in crate::cli) fn counterpart(name: &str) -> Option<&'static str> {
+    let flag = Flag { name: name.to_owned(), values: vec!["1".to_owned()] };
+    let is_mapped = Read::default().flag(&flag, "", &mut Notes::default());
+    if is_mapped { Some("it is a key of the file") } else { Some(why(name)).filter(|why| *why != UNKNOWN) }
+}
+
 /// What flags have said so far.
 #[derive(Default)]
 struct Read {
@@ -69,6 +74,11 @@ struct Read {
 }
 
 impl Read {
+    /// Takes a flag, if it has a counterpart.
+    fn flag(&mut self, flag: &Flag, shown: &str, notes: &mut Notes) -> bool {
+        self.legs(flag, notes) || self.engine(flag, shown, notes) || self.server(flag, shown, notes)
+    }
+
     /// Takes a flag of prompts that are computed apart from their answers, if it is one.
     fn legs(&mut self, flag: &Flag, notes: &mut Notes) -> bool {
         match flag.name.as_str() {
@@ -228,7 +238,7 @@ fn why(flag: &str) -> &'static str {
         }
         "prefill-policy" | "decode-policy" => "a route has one policy, for both",
         _ if flag.starts_with("cb-") || flag == "disable-circuit-breaker" => "see pool.ejection",
-        _ => "no counterpart",
+        _ => UNKNOWN,
     }
 }
 
@@ -308,6 +318,8 @@ fn takes(name: &str) -> (usize, &'static str) {
     }
 }
 
+/// Of a flag that nothing is known of.
+const UNKNOWN: &str = "no counterpart";
 /// What stands for no port of a bootstrap server.
 const NONE: &str = "none";
 /// KV moves between engines of one revision.
