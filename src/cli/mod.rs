@@ -244,7 +244,10 @@ mod tests {
         let cases: [(&[&str], &str); 17] = [
             (&["--upstream", "http://a:1", "--policy", "cache_aware"], "cache_aware is called latency here"),
             (&["--upstream", "http://a:1", "--policy", "cache-aware"], "cache-aware is called latency here"),
-            (&["--upstream", "http://a:1", "--policy", "least-loaded"], "least-loaded is called least_loaded here"),
+            (
+                &["--upstream", "http://a:1", "--policy", "least-loaded"],
+                "least-loaded is called least_loaded here",
+            ),
             (&["--worker-urls", "http://a:1", "--port", "80"], "--listen ADDRESS:PORT; `tokenway import"),
             (&["--worker-urls", "http://a:1", "--api-key", "x"], "pool.engine_api_key"),
             (&["--worker-urls", "http://a:1", "--queue_size", "9"], "see [route.queue]"),

@@ -144,7 +144,7 @@ fn in_words(addend: &str) -> &str {
         "adapter" => "loading its adapter",
         "transfer" => "moving its KV",
         "others" => "delay of those who come next",
-        "harm" => "harm to running streams",
+        "harm" => "harm to streams",
         "late" => "risk of a late first token",
         "failure" => "risk of no answer",
         other => other,

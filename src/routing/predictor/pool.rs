@@ -87,10 +87,10 @@ impl Mean {
 
     fn weight_of(&mut self, one: &Standing) -> f64 {
         if one.at > self.at {
-            let kept = weight_after(one.at.since(self.at).as_secs_f64());
+            let kept = weight_after(one.at.since(self.at).as_secs_f64(), memories::STANDING);
             (self.sum, self.weight, self.at) = (self.sum * kept, self.weight * kept, one.at);
         }
-        weight_after(self.at.since(one.at).as_secs_f64())
+        weight_after(self.at.since(one.at).as_secs_f64(), memories::STANDING)
     }
 
     /// `None` without any, and where rounding is all that is left of those that have not answered for long: the rates were learned at

@@ -49,28 +49,26 @@ impl Cell {
     /// By its own answers, which count less and less beside what is usual as they age: so one that was slow is tried again.
     #[inline]
     pub(super) fn estimate(&self, now: Stamp, usual: &Estimate) -> Option<Estimate> {
-        let trust = self.trust(now)?;
+        let age = self.age(now)?;
         let own = self.published.load();
-        let aged = |own: f64, usual: f64| usual + (own - usual) * trust;
+        let aged = |own: f64, usual: f64, memory| usual + (own - usual) * trust(age, memory);
         // Replicas of one kind differ by chance, and each that seems the fastest would get a crowd.
         let believed = |own: f64, usual: f64| {
-            let aged = aged(own, usual);
+            let aged = aged(own, usual, memories::STANDING);
             if (aged - usual).abs() <= priors::ALIKE * usual { usual } else { aged }
         };
         Some(Estimate {
             slowness: believed(own.slowness, usual.slowness),
             round_trip: believed(own.round_trip, usual.round_trip),
-            step: from_fn(|at| aged(own.step[at], usual.step[at])),
+            step: from_fn(|at| aged(own.step[at], usual.step[at], memories::STEPS_STANDING)),
         })
     }
 
-    /// What its last answer still counts, 0 to 1; `None` before the first.
+    /// Seconds since its last lesson; `None` before the first.
     #[inline]
-    fn trust(&self, now: Stamp) -> Option<f64> {
+    fn age(&self, now: Stamp) -> Option<f64> {
         let at = self.learned_at.load(Ordering::Acquire).checked_sub(1)?;
-        let age = now.as_nanos().saturating_sub(at) as f64 * 1e-9;
-        // Computed for those that are old only: the others lose about a hundredth.
-        Some(if age < 1.0 { 1.0 } else { weight_after(age) })
+        Some(now.as_nanos().saturating_sub(at) as f64 * 1e-9)
     }
 
     pub(super) fn observe(&self, sample: &TimingSample, pool: &PoolView, average: &Estimate) -> Estimate {
@@ -150,9 +148,9 @@ impl Cell {
         let mut held = self.learner.lock();
         let learner = held.get_or_insert_default();
         // What it was long ago counts for as little as it does in an estimate.
-        if let Some(trust) = self.trust(at).filter(|trust| *trust < 1.0) {
-            learner.speed.fade(trust);
-            learner.steps.fade(trust);
+        if let Some(age) = self.age(at).filter(|age| *age >= FRESH) {
+            learner.speed.fade(trust(age, memories::STANDING));
+            learner.steps.fade(trust(age, memories::STEPS_STANDING));
         }
         sample(learner);
         let [slowness, round_trip] = learner.speed.rates(&[average.slowness, average.round_trip]);
@@ -174,9 +172,15 @@ impl Default for Learner {
     }
 }
 
-/// What an answer still counts after `seconds`.
-pub(super) fn weight_after(seconds: f64) -> f64 {
-    (-seconds / memories::STANDING.as_secs_f64()).exp2()
+/// What a lesson of `age` seconds still counts, 0 to 1. Computed for those that are old only: the others lose little.
+#[inline]
+fn trust(age: f64, memory: Duration) -> f64 {
+    if age < FRESH { 1.0 } else { weight_after(age, memory) }
+}
+
+/// What a lesson still counts after `seconds`.
+pub(super) fn weight_after(seconds: f64, memory: Duration) -> f64 {
+    (-seconds / memory.as_secs_f64()).exp2()
 }
 
 /// Learns the seconds of an undisturbed step: a line through the lowest tenth of what was seen, since stalls only add.
@@ -192,5 +196,7 @@ pub(super) fn observe_steps(steps: &mut Fit<2>, paces: &[Pace], prior: &[f64; 2]
     }
 }
 
+/// Seconds.
+const FRESH: f64 = 1.0;
 /// No replica is a thousand times faster than its pool.
 const LEAST_SLOWNESS: f64 = 1e-3;

@@ -114,6 +114,26 @@ fn at_pace(fleet: &Fleet, slot: usize, per_token: f64) {
 }
 
 #[test]
+fn a_replica_whose_steps_were_long_for_a_moment_gets_streams_again_within_half_a_minute() {
+    let mut fleet = Fleet::experienced(2);
+    let text = Text::session(1, 16, 1);
+    fleet.aim.slo = SloBounds { tpot: Some(Duration::from_millis(50)), ..SloBounds::default() };
+    at_pace(&fleet, 0, 0.04);
+    at_pace(&fleet, 1, 0.052);
+    // Streams of the other one go on, as does what is learned of them.
+    let _running = fleet.streams(0, 6, 10);
+    assert_eq!(fleet.decide(&text).unwrap().slot, 0, "the other's steps are over the bound");
+    let mut chosen = Vec::new();
+    for _ in 0..30 {
+        fleet.now = fleet.now.after(Duration::from_secs(1));
+        at_pace(&fleet, 0, 0.04);
+        chosen.push(fleet.decide(&text).unwrap().slot);
+    }
+    let again = chosen.iter().position(|slot| *slot == 1);
+    assert!(again.is_some_and(|second| second > 2), "{chosen:?}");
+}
+
+#[test]
 fn nobody_waits_for_the_speed_of_a_full_batch() {
     let mut fleet = talkative(2);
     at_pace(&fleet, 0, 0.02);
