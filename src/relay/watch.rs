@@ -184,7 +184,8 @@ impl StreamWatch {
             Some(Expiry::DrainOver)
         } else if is_past(self.deadlines.total_at) {
             Some(Expiry::Deadline(self.deadlines.total))
-        } else if !is_decoding && self.deadlines.first_token_at.is_some_and(is_past) {
+        } else if is_waiting && !is_decoding && self.deadlines.first_token_at.is_some_and(is_past) {
+            // Not while the client is waited for: the token may have come, behind what it does not take.
             Some(Expiry::Deadline(Timer::FirstToken))
         } else if is_waiting {
             self.check_silence(now, is_decoding)
@@ -390,6 +391,18 @@ mod tests {
         watch.decodes(at(51));
         assert_eq!(found(&watch, at(60)), None);
         assert_eq!(found(&watch, at(61)), Some(Expiry::Deadline(Timer::InterToken)));
+    }
+
+    #[test]
+    fn a_first_token_is_not_late_while_the_client_takes_nothing() {
+        let (_dog, watch, ..) = watched(1000);
+        watch.waits_for_client(at(250));
+        assert_eq!(found(&watch, at(305)), None);
+        let (_other_dog, other, ..) = watched(1000);
+        other.waits_for_client(at(250));
+        assert_eq!(found(&other, at(310)), Some(Expiry::Deadline(Timer::ClientStall)));
+        watch.waits_for_replica();
+        assert_eq!(found(&watch, at(306)), Some(Expiry::Deadline(Timer::FirstToken)));
     }
 
     #[test]
