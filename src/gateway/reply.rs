@@ -211,8 +211,9 @@ fn relay(
         }
         UpstreamResponse::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
+            let heartbeat = server.heartbeat.filter(|_| request.prepared.carrier.is_none());
             let migration = request.migration(guard.record(), &active.pick.replica.engine);
-            let mut body = StreamBody::new(reader, guard, active.pick, pins, timeouts, migration);
+            let mut body = StreamBody::new(reader, guard, active.pick, pins, timeouts, migration, heartbeat);
             let mut headers = finish(body.record(), head.headers);
             strip_length(&mut headers);
             (headers, ReplyBody::Stream(Box::new(body)))

@@ -1,7 +1,7 @@
-//! A body whose answer is not there yet: SSE comments until it is (`server.heartbeat`).
+//! SSE comments while nothing else is sent (`server.heartbeat`): until there is an answer, and in its pauses.
 //!
-//! For proxies in front of the gateway that close silent connections. The exchange goes on inside the body, so
-//! retries stay possible; a failure can only be reported by an error event now.
+//! For proxies in front of the gateway that close silent connections. Before the answer the exchange goes on inside the body, so
+//! retries stay possible; a failure can only be reported by an error event then.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
+
+use crate::clock::{Clock, Stamp};
 
 /// An exchange that resolves to the body `B` of its answer.
 pub type PendingReply<B> = Pin<Box<dyn Future<Output = B> + Send>>;
@@ -57,4 +59,41 @@ impl<B> std::fmt::Debug for HeartbeatBody<B> {
     }
 }
 
-const COMMENT: &[u8] = b": heartbeat\n\n";
+/// Comes due in the pauses of an answer.
+#[derive(Debug)]
+pub struct Pulse {
+    every: Duration,
+    due: Pin<Box<Sleep>>,
+    /// When something was sent last.
+    last: Stamp,
+}
+
+impl Pulse {
+    /// The head was sent.
+    pub fn new(every: Duration, now: Stamp) -> Self {
+        Self { every, due: Box::pin(tokio::time::sleep(every)), last: now }
+    }
+
+    /// Something was sent.
+    pub fn sent(&mut self, now: Stamp) {
+        self.last = now;
+    }
+
+    /// Ready when nothing was sent for as long as a pause may be.
+    pub fn poll(&mut self, cx: &mut Context<'_>, clock: Clock) -> Poll<Stamp> {
+        loop {
+            std::task::ready!(self.due.as_mut().poll(cx));
+            let now = clock.now();
+            let left = self.every.saturating_sub(now.since(self.last));
+            let is_due = left.is_zero();
+            let next = self.due.deadline() + if is_due { self.every } else { left };
+            self.due.as_mut().reset(next);
+            if is_due {
+                return Poll::Ready(now);
+            }
+        }
+    }
+}
+
+/// Ignored by every reader of events.
+pub const COMMENT: &[u8] = b": heartbeat\n\n";

@@ -6,12 +6,15 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::Frame;
 
 use super::aborting::{AbortingBody, Polled};
 use super::error_event;
+use super::frame::LineState;
+use super::heartbeat::{COMMENT, Pulse};
 use super::itl_slo::ItlSlo;
 use super::migration::{self, Migration, NextLeg, Succession};
 use super::pins::ResponsePins;
@@ -40,6 +43,7 @@ pub struct StreamBody {
     is_settled: bool,
     broken: Option<Box<AbortingBody>>,
     migration: Option<Box<Migration>>,
+    pulse: Option<Box<Pulse>>,
     /// It was cut behind its finish reason, and ends in order all the same.
     is_cut: bool,
     client: ClientSink,
@@ -77,7 +81,8 @@ impl StreamSink for ClientSink {
 }
 
 impl StreamBody {
-    /// To be made when the response head goes out. With a migration it goes on elsewhere when it breaks.
+    /// To be made when the response head goes out. With a migration it goes on elsewhere when it breaks; with a heartbeat a comment
+    /// is sent after each silence of this length.
     pub fn new(
         reader: Box<StreamReader>,
         mut guard: RecordGuard,
@@ -85,7 +90,9 @@ impl StreamBody {
         pins: Arc<ResponsePins>,
         timeouts: Timeouts,
         migration: Option<Box<Migration>>,
+        heartbeat: Option<Duration>,
     ) -> Self {
+        let pulse = heartbeat.map(|every| Box::new(Pulse::new(every, guard.clock().now())));
         let record = guard.record();
         let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served());
         let pace = ItlSlo::new(record.slo.itl);
@@ -96,6 +103,7 @@ impl StreamBody {
             is_settled: false,
             broken: None,
             migration,
+            pulse,
             is_cut: false,
             client: ClientSink { guard, series, pace },
             pins,
@@ -113,6 +121,29 @@ impl StreamBody {
 
     /// Polled by hyper: the next frame, the end, or an error event and the abort.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
+        let polled = self.poll_answer(cx);
+        if polled.is_pending() && self.pulse.is_some() { self.poll_pulse(cx) } else { polled }
+    }
+
+    /// A comment in a pause of the answer, between its events.
+    fn poll_pulse(&mut self, cx: &mut Context<'_>) -> Polled {
+        let Some(pulse) = &mut self.pulse else { return Poll::Pending };
+        loop {
+            let now = std::task::ready!(pulse.poll(cx, self.client.guard.clock()));
+            // A replica that was left has left nothing half sent.
+            if self.migration.as_ref().is_none_or(|migration| !migration.is_pending()) {
+                if self.pump.reader.event_context().tail != LineState::Boundary {
+                    continue;
+                }
+                self.pump.reader.timeline.pause(now);
+                self.pump.reader.watch.waits_for_client(now);
+            }
+            pulse.sent(now);
+            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
+        }
+    }
+
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Polled {
         loop {
             if let Some(broken) = &mut self.broken {
                 return broken.poll(cx);
@@ -154,6 +185,9 @@ impl StreamBody {
         self.pump.reader.watch.waits_for_client(now);
         self.bytes_out += bytes.len() as u64;
         self.client.guard.streamed(&bytes);
+        if let Some(pulse) = &mut self.pulse {
+            pulse.sent(now);
+        }
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 

@@ -427,6 +427,33 @@ async fn a_heartbeat_sends_the_head_and_comments_until_the_answer_comes() {
 }
 
 #[tokio::test]
+async fn a_heartbeat_fills_the_pauses_of_an_answer() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.server.heartbeat = Some(Duration::from_millis(50));
+    let gateway = Gateway::start(config).await;
+    let gate = Gate::new();
+    let events = wire::chat_events(&["a", "b"]);
+    let (begun, rest) = events.split_at(2);
+    let mut script = vec![wire::sse_head()];
+    script.extend(begun.iter().map(wire::event));
+    script.push(Step::Wait(gate.clone()));
+    script.extend(rest.iter().map(wire::event));
+    script.push(Step::End);
+    replica.next(script);
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+    client.read_until(": heartbeat\n\n: heartbeat\n\n").await;
+    gate.cancel();
+    let left = client.rest().await;
+    let text = String::from_utf8(left.bytes).unwrap();
+    assert_eq!(text.trim_start_matches(": heartbeat\n\n"), rest.concat());
+    assert!(left.is_complete);
+    gateway.idle().await;
+}
+
+#[tokio::test]
 async fn connections_to_a_replica_are_used_again_after_complete_answers() {
     let replica = Replica::start().await;
     let gateway = Gateway::start(config::of(&[&replica])).await;
