@@ -315,6 +315,11 @@ fn what_is_empty_is_no_path_and_no_name() {
 }
 
 #[test]
+fn content_may_be_switched_off_by_the_key_that_was_a_switch() {
+    assert_eq!(checked(&with_pool("[telemetry]\ncontent = false\n")).telemetry.content, None);
+}
+
+#[test]
 fn two_ports_at_one_address_are_refused() {
     let taken = |addr: &str| format!("{addr} is taken by another port of this configuration");
     let spans = "[telemetry.engine_spans]\nlisten = \"127.0.0.1:8080\"\n";

@@ -84,6 +84,10 @@ impl PartialEq for Pattern {
 
 /// Reads `[telemetry.content]`; `has_collector`: some collector takes log records.
 pub(super) fn content(telemetry: &Section<'_>, has_collector: bool) -> Option<Content> {
+    // The key was a switch once; what it switched off stays off.
+    if telemetry.get("content").is_some_and(|item| item.is_written("false")) {
+        return None;
+    }
     let (section, content) = Content::opened(telemetry)?;
     if section.get("file").is_none() && !content.otlp {
         section.fault(
