@@ -76,12 +76,13 @@ pub fn run(
         report.broker = runtime.block_on(broker::ask_broker(&checked.config, &connector));
     }
     let is_ok = report.is_ok(args.deny_warnings);
-    if args.json {
-        let text = report.json(args, is_ok);
-        writeln!(out, "{text:#}")?;
+    let told = if args.json {
+        writeln!(out, "{:#}", report.json(args, is_ok))
     } else {
-        report.tell(args, style, is_ok, (out, err))?;
-    }
+        report.tell(args, style, is_ok, (out, err))
+    };
+    // The verdict stands, whether or not it is read to its end.
+    told.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
     Ok(if is_ok { EXIT_OK } else { EXIT_FAILED })
 }
 

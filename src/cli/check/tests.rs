@@ -45,6 +45,26 @@ fn a_bad_file_is_explained_on_stderr() {
 }
 
 #[test]
+fn a_verdict_does_not_depend_on_who_reads_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gateway.toml");
+    for (content, expected) in [("[server]\nlisten = \"nowhere\"\n", 1), (ONE_POOL, 0)] {
+        fs::write(&file, content).unwrap();
+        let args = CheckArgs {
+            file: file.clone(),
+            json: false,
+            online: false,
+            allow_missing_secrets: false,
+            deny_warnings: false,
+        };
+        // The reader has left, as `head` does.
+        let (mut out, mut err) = (io::pipe().unwrap().1, io::pipe().unwrap().1);
+        let code = run(&args, &|_| None, (&mut out, &mut err), Style::Plain).unwrap();
+        assert_eq!(code, expected, "{content}");
+    }
+}
+
+#[test]
 fn colour_changes_no_word() {
     let bad = "[server]\nlisten = \"nowhere\"\n[retry]\nbudget = 2\n";
     let colored = check_with(bad, |_| {}, Style::Colored).err;
