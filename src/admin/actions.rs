@@ -24,11 +24,18 @@ pub(super) async fn reload(State(admin): State<Arc<AdminState>>) -> Result<Json<
     }
 }
 
-/// POST `/api/drain`
-pub(super) async fn drain(State(admin): State<Arc<AdminState>>) -> (StatusCode, Json<Draining>) {
+/// POST `/api/drain`, without a body: who names a replica there means another path.
+pub(super) async fn drain(
+    State(admin): State<Arc<AdminState>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Draining>), AdminError> {
+    let body = body.map_err(|_| AdminError::InvalidBody)?;
+    if !matches!(body.trim_ascii(), b"" | b"{}") {
+        return Err(AdminError::DrainsAll);
+    }
     tracing::info!("drain requested on the admin port");
     admin.control.drain();
-    (StatusCode::ACCEPTED, Json(Draining { status: "draining" }))
+    Ok((StatusCode::ACCEPTED, Json(Draining { status: "draining" })))
 }
 
 #[derive(Deserialize)]

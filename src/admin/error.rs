@@ -38,6 +38,7 @@ errors! {
     InvalidQuery(String) = BAD_REQUEST "invalid_query" "{0}";
     UnknownRequest = NOT_FOUND "unknown_request" "no request of that id is kept: it was neither slow, failed, refused nor among the last decisions";
     InvalidBody = BAD_REQUEST "invalid_body" "the body is late, broken or too long";
+    DrainsAll = BAD_REQUEST "invalid_drain" "this drains the whole gateway and takes no body; for a replica: POST /api/replicas, {{\"action\":\"drain\",\"pool\":POOL,\"name\":REPLICA}}";
     InvalidLevel(String) = BAD_REQUEST "invalid_level" "{0}";
     InvalidConfig(String) = UNPROCESSABLE_ENTITY "invalid_config" "{0}";
     NoCanary(String) = NOT_FOUND "no_canary" "{0}";

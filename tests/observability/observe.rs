@@ -755,6 +755,7 @@ async fn the_admin_port_acts_only_for_whom_it_may() {
     };
     assert_eq!(post("/api/drain", "", "").await.0, 403);
     assert!(!gateway.is_draining.load(Ordering::Relaxed));
+    assert_eq!(post("/api/drain", csrf, r#"{"pool":"main","replica":"r"}"#).await.0, 400);
     assert_eq!(post("/api/drain", csrf, "").await.0, 202);
     assert!(gateway.is_draining.load(Ordering::Relaxed));
     let (status, body) = post("/api/reload", csrf, "").await;
