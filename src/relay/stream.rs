@@ -407,7 +407,7 @@ impl Drop for StreamBody {
         self.pump.finish(now, tokens, &mut self.client);
         let record = self.client.guard.record();
         record.bytes_out += self.bytes_out;
-        record.relay_blocked = self.pump.reader.timeline.blocked();
+        record.relay_blocked = self.pump.reader.timeline.blocked(now);
         record.itl_missed = self.client.pace.as_ref().and_then(|pace| pace.missed());
         if self.is_cut && record.finish_reasons.is_empty() {
             record.finish_reasons.push("length".into());

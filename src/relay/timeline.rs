@@ -240,9 +240,10 @@ impl Timeline {
         (self.longest_gap, self.longest_gap_at.get())
     }
 
-    /// Time in which the client's slowness held the stream up.
-    pub fn blocked(&self) -> Duration {
-        self.blocked
+    /// Time in which the client's slowness held the stream up until `now`, a pause that goes on included.
+    pub fn blocked(&self, now: Stamp) -> Duration {
+        let goes_on = self.paused.get().map(|at| now.since(at)).filter(|held| *held >= HELD_UP);
+        self.blocked + goes_on.unwrap_or_default()
     }
 
     fn gap(&mut self, length: Duration, at: Stamp, tokens: Option<u32>) {
@@ -416,6 +417,7 @@ mod tests {
         assert_eq!(timeline.resume(ms(21)), None, "an ordinary turn of the loop");
         timeline.content(ms(40), 0, None);
         timeline.pause(ms(40));
+        assert_eq!(timeline.blocked(ms(540)), ms(500).since(ms(0)), "a client that never asks again");
         assert_eq!(timeline.resume(ms(1040)), Some(Duration::from_secs(1)));
         timeline.found_nothing(ms(1040));
         timeline.content(ms(1040), 0, None);
@@ -425,7 +427,7 @@ mod tests {
         timeline.content(ms(1075), 0, None);
         timeline.finish(ms(1075), None, |gaps| seen.merge(gaps));
         assert_eq!(seen.icl, [20, 20, 20]);
-        assert_eq!(timeline.blocked(), Duration::from_secs(1));
+        assert_eq!(timeline.blocked(ms(1075)), Duration::from_secs(1));
         assert_eq!(timeline.longest_gap().0, Duration::from_millis(20));
     }
 
