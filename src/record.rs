@@ -432,6 +432,8 @@ impl Record {
             None if at + 1 == self.attempts.len() => self.outcome,
             // Another attempt of its hedge spoke first.
             _ if attempt.is_canceled => Outcome::Canceled,
+            // The gateway's own limits: nothing was sent to the replica.
+            Some("no_free_connection" | "local_resources") => Outcome::Refused,
             _ => Outcome::Failed,
         }
     }

@@ -161,6 +161,10 @@ async fn a_replica_that_accepts_no_connection_in_time_is_504() {
     assert_eq!((reply.status(), &*reply.code()), (504, "timeout_connect"));
     assert!(reply.text().contains("taken"), "{}", reply.text());
     assert_eq!(replica.count(), 1);
+    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let failed = page.lines().filter(|line| line.starts_with("tokenway_replica_requests_total{"));
+    let mut failed = failed.filter(|line| line.contains("outcome=\"failed\""));
+    assert!(failed.all(|line| line.ends_with(" 0")), "nothing was sent that could have failed there");
 }
 
 #[tokio::test]

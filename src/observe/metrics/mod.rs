@@ -60,7 +60,7 @@ use crate::observe::lag::{self, Lag};
 use crate::observe::overdue::Overdue;
 use crate::observe::stages::{self, StageTime};
 use crate::observe::usage::Usage;
-use crate::record::{Attempt, AttemptCause, FirstToken, Record};
+use crate::record::{Attempt, AttemptCause, FirstToken, Outcome, Record};
 
 /// Version of this binary, for `tokenway_build_info` and spans.
 #[derive(Clone, Copy, Debug)]
@@ -248,7 +248,9 @@ impl Metrics {
         let timeout = |error: Option<&'static str>| error.and_then(|e| e.strip_prefix("timeout_"));
         for (i, attempt) in record.attempts.iter().enumerate() {
             let (outcome, served) = (record.outcome_of(i, attempt), &attempt.served);
-            self.replica_series(&served.pool, &served.replica).attempt(replicas, served, outcome);
+            if outcome != Outcome::Refused {
+                self.replica_series(&served.pool, &served.replica).attempt(replicas, served, outcome);
+            }
             if attempt.is_empty {
                 replicas.empty_answers.inc([&served.pool, &served.replica]);
             }
