@@ -574,29 +574,24 @@ impl Record {
     }
 }
 
-/// Emitted once per request, at its first content event.
-#[derive(Clone, Debug)]
-pub struct FirstToken {
-    /// Label `route`.
-    pub route: Arc<str>,
-    /// Label `model`.
-    pub model: Arc<str>,
-    /// Label `tenant`.
-    pub tenant: Arc<str>,
-    /// Label `class`.
-    pub class: Class,
-    /// `gen_ai.operation.name`, or the API's own word.
-    pub operation: &'static str,
+/// A request at its first content event: observers get it once.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstToken<'a> {
+    /// What is known of it by then.
+    pub record: &'a Record,
     /// The replica that serves it.
-    pub served: Served,
+    pub served: &'a Served,
     /// From the last request byte.
     pub ttft: Duration,
-    /// TTFT predicted at the decision; `None` where the policy does not predict.
+    /// TTFT predicted at the decision for this replica; `None` where the policy does not predict.
     pub predicted: Option<Duration>,
     /// Its replica had become warm a short while ago.
     pub is_cold: bool,
-    /// As in [`Record::conversation`].
-    pub conversation: Option<u64>,
-    /// Part of `ttft` is of a replica that failed it before, or of a queue that refused it.
-    pub is_retried: bool,
+}
+
+impl FirstToken<'_> {
+    /// Whether part of `ttft` is of a replica that failed it before, or of a queue that refused it.
+    pub fn is_retried(&self) -> bool {
+        self.record.attempts.last().is_some_and(|made| !self.record.is_first(made))
+    }
 }

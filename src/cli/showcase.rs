@@ -215,8 +215,8 @@ struct Scores {
 }
 
 impl Tap for Scores {
-    fn first_token(&self, first: &FirstToken) {
-        self.rows.record_first_token(first);
+    fn first_token(&self, first: &FirstToken<'_>) {
+        self.rows.record_first_token(&first.served.replica, first.ttft);
     }
 
     fn gaps(&self, stream: &StreamKey, gaps: &Gaps<'_>) {

@@ -66,7 +66,7 @@ use crate::request::trace_context::{Trace, trace_of};
 /// A further observer, registered before the first request: drift detection, the demo's table.
 pub trait Tap: Send + Sync {
     /// Called at a request's first content event.
-    fn first_token(&self, _first: &FirstToken) {}
+    fn first_token(&self, _first: &FirstToken<'_>) {}
     /// Called with gaps of a stream.
     fn gaps(&self, _stream: &StreamKey, _gaps: &Gaps<'_>) {}
     /// Called at a request's end.
@@ -300,9 +300,9 @@ impl Observer {
     }
 
     /// Observes a request's first content event.
-    pub fn first_token(&self, first: &FirstToken) {
+    pub fn first_token(&self, first: &FirstToken<'_>) {
         self.metrics.first_token(first);
-        let key = WindowKey::new(&first.route, &first.model, &first.served.revision);
+        let key = WindowKey::new(&first.record.route, &first.record.model, &first.served.revision);
         self.windows.series(&key).whole.observe(Measure::Ttft, [first.ttft], self.clock.now());
         for tap in &*self.taps {
             tap.first_token(first);

@@ -12,10 +12,10 @@ use crate::record::{FirstToken, Gaps, Record};
 
 impl Observer {
     /// Observes a copy's first content event.
-    pub fn shadow_first_token(&self, first: &FirstToken) {
-        let served = &first.served;
-        let ttft = &self.metrics.families.canaries.shadow_ttft;
-        ttft.get([&first.route, &served.pool, &served.revision]).observe(first.ttft.as_secs_f64());
+    pub fn shadow_first_token(&self, first: &FirstToken<'_>) {
+        let FirstToken { record, served, ttft, .. } = first;
+        let family = &self.metrics.families.canaries.shadow_ttft;
+        family.get([&record.route, &served.pool, &served.revision]).observe(ttft.as_secs_f64());
         self.judges().for_each(|tap| tap.first_token(first));
     }
 

@@ -3,7 +3,6 @@
 //! Two sinks stand on it: the body of a client's answer ([`super::stream`]) and the copy that a canary got of a request. A stream
 //! that is continued elsewhere keeps its pump and changes its source.
 
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -16,7 +15,7 @@ use crate::clock::Stamp;
 use crate::config::Timeouts;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
-use crate::record::{FirstToken, Gaps, Record, Served, TokenCounts};
+use crate::record::{FirstToken, Gaps, Record, TokenCounts};
 use crate::units::Tokens;
 
 /// Observes a stream.
@@ -215,22 +214,16 @@ impl StreamPump {
 }
 
 /// Notes a first token in the record; as the observers get it, `None` of a request that was not read.
-pub fn note_first_token(record: &mut Record, pick: &Pick, at: Stamp) -> Option<FirstToken> {
+pub fn note_first_token<'a>(record: &'a mut Record, pick: &Pick, at: Stamp) -> Option<FirstToken<'a>> {
     if let Some(made) = record.attempts.last_mut() {
         made.queued = pick.replica.engine.queued(made.start, at);
     }
     Some(FirstToken {
-        route: Arc::clone(&record.route),
-        model: Arc::clone(&record.model),
-        tenant: Arc::clone(&record.tenant),
-        class: record.class,
-        operation: record.dialect.operation(),
-        served: Served::clone(&pick.replica.served()),
+        record,
+        served: record.served()?,
         ttft: at.since(record.at.read?),
         predicted: pick.decision.predicted_ttft,
         is_cold: pick.decision.is_cold,
-        conversation: record.conversation,
-        is_retried: record.attempts.last().is_some_and(|made| !record.is_first(made)),
     })
 }
 

@@ -66,8 +66,9 @@ impl StreamSink for ClientSink {
 
     fn first_token(&mut self, at: Stamp, pick: &Pick) {
         self.guard.first_token(at);
+        let observer = Arc::clone(self.guard.observer());
         if let Some(first) = note_first_token(self.guard.record(), pick, at) {
-            self.guard.observer().first_token(&first);
+            observer.first_token(&first);
         }
     }
 
@@ -94,7 +95,7 @@ impl StreamBody {
     ) -> Self {
         let pulse = heartbeat.map(|every| Box::new(Pulse::new(every, guard.clock().now())));
         let record = guard.record();
-        let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served());
+        let key = StreamKey::new(record, &pick.replica.served());
         let pace = ItlSlo::new(record.slo.itl);
         let series = guard.observer().stream_series(&key);
         let mut this = Self {
@@ -327,8 +328,7 @@ impl StreamBody {
         }
         let record = self.client.guard.record();
         record.migrations += 1;
-        let key =
-            StreamKey::new(&record.route, &record.model, record.class, &self.pump.pick.replica.served());
+        let key = StreamKey::new(record, &self.pump.pick.replica.served());
         self.client.series = self.client.guard.observer().stream_series(&key);
         self.client.guard.observer().metrics.families.requests.migrations.inc();
     }

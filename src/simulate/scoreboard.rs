@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::fleet::status::ReplicaStatus;
-use crate::record::{AttemptCause, FirstToken, Gaps, Outcome, Record};
+use crate::record::{AttemptCause, Gaps, Outcome, Record};
 use crate::stats::{Counts, Histogram};
 
 /// Counters and histograms by replica name.
@@ -59,11 +59,11 @@ struct Tally {
 }
 
 impl DemoStats {
-    /// A request got its first token.
-    pub fn record_first_token(&self, first: &FirstToken) {
-        self.with(&first.served.replica, |tally| {
-            tally.ttft.add(first.ttft, 1);
-            tally.recent_ttft.add(first.ttft, 1);
+    /// A request got its first token from `replica`.
+    pub fn record_first_token(&self, replica: &Arc<str>, ttft: Duration) {
+        self.with(replica, |tally| {
+            tally.ttft.add(ttft, 1);
+            tally.recent_ttft.add(ttft, 1);
         });
     }
 
@@ -136,8 +136,7 @@ mod tests {
     use super::*;
     use crate::fleet::status::ReplicaState;
     use crate::observe::fixture;
-    use crate::record::{Gap, Served};
-    use crate::request::class::Class;
+    use crate::record::Gap;
 
     fn status(name: &str) -> ReplicaStatus {
         ReplicaStatus {
@@ -150,29 +149,12 @@ mod tests {
         }
     }
 
-    fn first(replica: &str, ms: u64) -> FirstToken {
-        let name: Arc<str> = "x".into();
-        FirstToken {
-            route: name.clone(),
-            model: name.clone(),
-            tenant: name,
-            class: Class::Short,
-            operation: "chat",
-            served: Served { replica: replica.into(), ..fixture::served() },
-            ttft: Duration::from_millis(ms),
-            predicted: None,
-            is_cold: false,
-            conversation: None,
-            is_retried: false,
-        }
-    }
-
     #[test]
     fn percentiles_are_of_the_run_and_the_recent_one_of_the_last_second() {
         let stats = DemoStats::default();
-        stats.record_first_token(&first("a", 10));
+        stats.record_first_token(&"a".into(), Duration::from_millis(10));
         let _first_second = stats.rows(&[status("a")]);
-        stats.record_first_token(&first("a", 100));
+        stats.record_first_token(&"a".into(), Duration::from_millis(100));
         let row = stats.rows(&[status("a"), status("b")]);
         let ms = |span: Option<Duration>| span.map(|s| s.as_millis());
         assert_eq!((ms(row[0].ttft_p50), ms(row[0].recent_ttft_p50)), (Some(10), Some(100)));

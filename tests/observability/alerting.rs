@@ -40,10 +40,12 @@ fn page() -> String {
         slo.e2e = Some(Duration::from_secs(60));
     }
     let observer = support::observer(&config);
-    let first = support::first_token();
+    let record = support::record();
+    let first = support::first_token(&record);
     observer.first_token(&first);
     let gaps = [Gap { length: Duration::from_millis(40), tokens: Some(2) }];
-    observer.stream_series(&StreamKey::from(&first)).gaps(&Gaps { gaps: &gaps, late_itl: &[] });
+    let key = StreamKey::new(&record, first.served);
+    observer.stream_series(&key).gaps(&Gaps { gaps: &gaps, late_itl: &[] });
     let mut budget = StageBudget::default();
     budget.set(Stage::Prefill, Duration::from_millis(1));
     observer.record(&Arc::new(Record { stage_budget: Some(Arc::new(budget)), ..support::record() }));

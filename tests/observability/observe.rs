@@ -104,15 +104,17 @@ const CONTRACT: &[(&str, &str, f64)] = &[
 ];
 
 fn one_request(observer: &Observer) {
-    let first = first_token();
+    let record = record();
+    let first = first_token(&record);
     observer.first_token(&first);
     let gaps = [
         Gap { length: Duration::from_millis(40), tokens: Some(2) },
         Gap { length: Duration::from_millis(30), tokens: None },
     ];
     let late = [(Duration::from_millis(30), 3)];
-    observer.stream_series(&StreamKey::from(&first)).gaps(&Gaps { gaps: &gaps, late_itl: &late });
-    observer.record(&Arc::new(record()));
+    let key = StreamKey::new(&record, first.served);
+    observer.stream_series(&key).gaps(&Gaps { gaps: &gaps, late_itl: &late });
+    observer.record(&Arc::new(record));
 }
 
 #[tokio::test]
@@ -664,7 +666,7 @@ async fn a_slow_request_is_kept_with_its_stages_attempts_and_decision() {
 async fn the_verdict_and_the_history_show_an_incident_and_the_stream_tells_it() {
     let (address, _gateway, observer) = admin(None).await;
     for i in 0..20 {
-        observer.first_token(&first_token());
+        observer.first_token(&first_token(&record()));
         let mut late = record();
         late.slo.ttft = Some(Duration::from_millis(if i < 12 { 50 } else { 500 }));
         observer.record(&Arc::new(late));
@@ -988,17 +990,14 @@ fn a_busy_day(observer: &Observer, tenants: usize) {
     ];
     for tenant in 0..tenants {
         for (revision, class) in ["v1", "v2"].iter().flat_map(|r| [(*r, Class::Short), (*r, Class::Long)]) {
-            let mut first = first_token();
-            (first.tenant, first.class) = (format!("tenant-{tenant:03}").into(), class);
-            first.served.revision = revision.into();
-            observer.first_token(&first);
+            let mut of_tenant = record();
+            (of_tenant.tenant, of_tenant.class) = (format!("tenant-{tenant:03}").into(), class);
+            for attempt in &mut of_tenant.attempts {
+                attempt.served.revision = revision.into();
+            }
+            observer.first_token(&first_token(&of_tenant));
             for (outcome, status) in outcomes {
-                let mut ended = record();
-                (ended.tenant, ended.class) = (Arc::clone(&first.tenant), class);
-                (ended.outcome, ended.status) = (outcome, status);
-                for attempt in &mut ended.attempts {
-                    attempt.served.revision = revision.into();
-                }
+                let mut ended = Record { outcome, status, ..of_tenant.clone() };
                 observer.record(&Arc::new(ended.clone()));
                 if outcome == Outcome::Ok {
                     ended.slo.ttft = Some(Duration::from_millis(1));

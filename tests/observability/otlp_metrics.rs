@@ -130,12 +130,14 @@ fn decoded(headers: &http::HeaderMap, body: &[u8]) -> ExportMetricsServiceReques
 
 /// One stream: its first token, two gaps of 20 ms and one of 40 ms with two tokens, its end.
 fn one_stream(observer: &Observer) {
-    let first = first_token();
+    let record = record();
+    let first = first_token(&record);
     observer.first_token(&first);
     let gap = |millis, tokens| Gap { length: Duration::from_millis(millis), tokens: Some(tokens) };
     let gaps = [gap(20, 1), gap(20, 1), gap(40, 2)];
-    observer.stream_series(&StreamKey::from(&first)).gaps(&Gaps { gaps: &gaps, late_itl: &[] });
-    observer.record(&Arc::new(record()));
+    let key = StreamKey::new(&record, first.served);
+    observer.stream_series(&key).gaps(&Gaps { gaps: &gaps, late_itl: &[] });
+    observer.record(&Arc::new(record));
 }
 
 fn find<'a>(metrics: &'a [Metric], name: &str) -> &'a Metric {

@@ -30,7 +30,6 @@ use tokenway::fleet::status::{LifeStatus, OwnFailures, PoolCalibration, ReplicaS
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::{Observer, Surroundings};
 use tokenway::record::{AttemptCause, FirstToken, Record, SloBounds};
-use tokenway::request::class::Class;
 use tokenway::routing::Calibration;
 use tokenway::routing::{EnginePage, EngineSignals};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -126,20 +125,14 @@ pub(crate) fn record() -> Record {
     record
 }
 
-/// The first token of that record.
-pub(crate) fn first_token() -> FirstToken {
+/// The first token of such a record.
+pub(crate) fn first_token(record: &Record) -> FirstToken<'_> {
     FirstToken {
-        route: "chat".into(),
-        model: "llama".into(),
-        tenant: "acme".into(),
-        class: Class::Short,
-        operation: "chat",
-        served: fixture::served(),
-        ttft: Duration::from_millis(200),
+        record,
+        served: record.served().unwrap(),
+        ttft: record.ttft().unwrap(),
         predicted: Some(Duration::from_millis(150)),
         is_cold: false,
-        conversation: None,
-        is_retried: false,
     }
 }
 

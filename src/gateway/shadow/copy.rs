@@ -170,7 +170,7 @@ impl Copy {
     /// Reads a stream to its end.
     async fn read(&mut self, gateway: &Gateway, reader: Box<StreamReader>, pick: Box<Pick>) {
         let record = &mut self.record;
-        let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served());
+        let key = StreamKey::new(record, &pick.replica.served());
         let mut sink = ShadowSink { record, observer: &gateway.observer, key };
         let mut pump = StreamPump::new(reader, pick);
         pump.note_first_token(&mut sink);

@@ -11,7 +11,7 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 
 use crate::labels::LabelHasher;
-use crate::record::{FirstToken, Record};
+use crate::record::Record;
 use crate::request::class::Class;
 use crate::stats::{Counts, Histogram};
 
@@ -133,18 +133,6 @@ pub(super) struct ExponentialKey {
 }
 
 impl ExponentialKey {
-    pub(super) fn of_first_token(first: &FirstToken) -> Self {
-        Self {
-            operation: first.operation,
-            provider: Some(Arc::clone(&first.served.engine)),
-            route: Arc::clone(&first.route),
-            model: Arc::clone(&first.model),
-            revision: Arc::clone(&first.served.revision),
-            class: first.class,
-            error: None,
-        }
-    }
-
     pub(super) fn of_record(record: &Record) -> Self {
         let served = record.served();
         Self {

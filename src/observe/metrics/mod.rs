@@ -180,21 +180,14 @@ impl Metrics {
     }
 
     /// Observes a request's first content event.
-    pub fn first_token(&self, first: &FirstToken) {
-        let key = RequestKey {
-            route: Arc::clone(&first.route),
-            model: Arc::clone(&first.model),
-            tenant: Arc::clone(&first.tenant),
-            revision: Arc::clone(&first.served.revision),
-            class: first.class,
-        };
-        self.request_series(key).first_token(first.ttft);
+    pub fn first_token(&self, first: &FirstToken<'_>) {
+        self.request_series(key_of(first.record)).first_token(first.ttft);
         if let Some(all) = &self.exponentials {
-            all.series(&ExponentialKey::of_first_token(first)).ttft.observe(first.ttft);
+            all.series(&ExponentialKey::of_record(first.record)).ttft.observe(first.ttft);
         }
         let ttft = first.ttft.as_secs_f64();
         // Of a request that was elsewhere before, most of it is another replica's.
-        if !first.is_retried {
+        if !first.is_retried() {
             self.replica_series(&first.served.pool, &first.served.replica).ttft.observe(ttft);
         }
         if let Some(predicted) = first.predicted.map(|p| p.as_secs_f64()).filter(|p| *p > 0.0) {

@@ -16,7 +16,7 @@ use super::table::{ByRoute, Families, Replicas};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::{Missed, SloVerdict};
 use crate::observe::stages::{Stage, StageSource};
-use crate::record::{FirstToken, Gaps, Outcome, Record, Served};
+use crate::record::{Gaps, Outcome, Record, Served};
 use crate::request::class::Class;
 
 /// Labels of a request.
@@ -47,22 +47,16 @@ pub struct StreamKey {
 }
 
 impl StreamKey {
-    /// Key of a stream served by `served`.
-    pub fn new(route: &Arc<str>, model: &Arc<str>, class: Class, served: &Served) -> Self {
+    /// Key of a request's stream, which is served by `served`.
+    pub fn new(record: &Record, served: &Served) -> Self {
         Self {
-            route: Arc::clone(route),
-            model: Arc::clone(model),
+            route: Arc::clone(&record.route),
+            model: Arc::clone(&record.model),
             revision: Arc::clone(&served.revision),
-            class,
+            class: record.class,
             pool: Arc::clone(&served.pool),
             replica: Arc::clone(&served.replica),
         }
-    }
-}
-
-impl From<&FirstToken> for StreamKey {
-    fn from(first: &FirstToken) -> Self {
-        Self::new(&first.route, &first.model, first.class, &first.served)
     }
 }
 

@@ -205,23 +205,17 @@ impl Feed {
 }
 
 impl Tap for Feed {
-    fn first_token(&self, first: &FirstToken) {
+    fn first_token(&self, first: &FirstToken<'_>) {
         // Loading, compiling and empty caches are no property of a revision, nor is what was lost elsewhere.
-        if first.is_cold || first.is_retried {
+        if first.is_cold || first.is_retried() {
             return;
         }
-        if let Some(arm) = self.arm_of(&first.route, &first.served) {
-            let (ttft, conversation) = (first.ttft.as_secs_f64(), first.conversation);
-            self.send(
-                &first.route,
-                first.class,
-                Seen::FirstToken {
-                    arm,
-                    replica: id(&first.served.pool, &first.served.replica),
-                    ttft,
-                    conversation,
-                },
-            );
+        let FirstToken { record, served, ttft, .. } = first;
+        if let Some(arm) = self.arm_of(&record.route, served) {
+            let (ttft, conversation) = (ttft.as_secs_f64(), record.conversation);
+            let replica = id(&served.pool, &served.replica);
+            let seen = Seen::FirstToken { arm, replica, ttft, conversation };
+            self.send(&record.route, record.class, seen);
         }
     }
 

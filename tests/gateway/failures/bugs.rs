@@ -19,7 +19,7 @@ struct Buggy {
 }
 
 impl Tap for Buggy {
-    fn first_token(&self, _: &FirstToken) {
+    fn first_token(&self, _: &FirstToken<'_>) {
         assert!(!self.at_first_token.swap(false, Ordering::Relaxed), "a bug at the first token");
     }
 
