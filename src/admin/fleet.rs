@@ -74,7 +74,7 @@ fn recent(part: &Part, of_pool: u32, seconds: f64, (admin, replica): (&AdminStat
     let (ttft, tpot) = (of(Measure::Ttft), of(Measure::Tpot));
     Recent {
         failed: part.failures,
-        itl: part.mean_itl(),
+        itl: part.itl.value(),
         missed: part.missed(),
         per_second: f64::from(requests) / seconds,
         requests,

@@ -113,7 +113,7 @@ impl Figures {
                 p95: quantile(&self.ttft, 0.95),
                 p99: quantile(&self.ttft, 0.99),
             },
-            ttft_bound: slots.iter().map(Slot::mean_bound).collect(),
+            ttft_bound: slots.iter().map(|slot| slot.bound.value()).collect(),
         }
     }
 }

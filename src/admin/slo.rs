@@ -157,7 +157,7 @@ fn route(
     let tpot_bound = config.slo.get(&route.slo).and_then(|slo| slo.tpot);
     let is_bad = verdict.status == Status::Bad;
     RouteVerdict {
-        bound: BoundMeans { tpot: tpot_bound.map(|bound| bound.as_secs_f64()), ttft: slot.mean_bound() },
+        bound: BoundMeans { tpot: tpot_bound.map(|bound| bound.as_secs_f64()), ttft: slot.bound.value() },
         burn: Burn {
             hour: verdict::burn(&figures.hour),
             minute: verdict::burn(&figures.minute.slot),

@@ -70,14 +70,14 @@ pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]
     // Sent until the first token.
     let enough = |slot: &Slot, name: &Arc<str>| {
         let part = slot.of(Dimension::Replica, name)?;
-        let (seconds, count) = part.first_tokens;
         let held = part.mean(Stage::Admit).unwrap_or_default();
-        (count >= FEW).then(|| seconds / f64::from(count) - held)
+        let is_enough = part.first_tokens.count >= f64::from(FEW);
+        part.first_tokens.value().filter(|_| is_enough).map(|seen| seen - held)
     };
     let missed = |name: &Arc<str>| {
         slot.of(Dimension::Replica, name).and_then(|part| part.missed_in.get(at)).copied().unwrap_or(0)
     };
-    let matters = MIN_DIFFERENCE.max(MATTERS * slot.mean_bound().unwrap_or_default());
+    let matters = MIN_DIFFERENCE.max(MATTERS * slot.bound.value().unwrap_or_default());
     // What came before the last seconds may be of before the onset: it shows no replica to be near where others have come since.
     let has_come = replicas.iter().any(|status| enough(recent, &status.replica).is_some());
     let mut ways = Ways::default();

@@ -206,7 +206,7 @@ fn back(status: &ReplicaStatus) -> Option<Outlier> {
 
 /// Whether requests ended at a replica, or tokens came.
 fn came_of(slot: &Slot, replica: &Arc<str>) -> bool {
-    slot.of(Dimension::Replica, replica).is_some_and(|part| part.requests > 0 || part.itl.1 > 0)
+    slot.of(Dimension::Replica, replica).is_some_and(|part| part.requests > 0 || part.itl.count > 0.0)
 }
 
 /// Has requests that wait, and nothing came of it for a minute while it did before.
@@ -365,16 +365,16 @@ fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
 
 /// Whether the wait for first tokens is that of its work: prefix affinity sends one replica the colder prompts.
 fn is_explained(part: &Part, others: &[&Part], stage: Stage) -> bool {
-    let mut rest: Vec<f64> = others.iter().filter_map(|other| other.over_expected()).collect();
-    let pair = part.over_expected().zip(upper_quantile(&mut rest, 0.5));
+    let mut rest: Vec<f64> = others.iter().filter_map(|other| other.over_expected.value()).collect();
+    let pair = part.over_expected.value().zip(upper_quantile(&mut rest, 0.5));
     let is_of_prompts = matches!(stage, Stage::EngineQueue | Stage::Prefill);
     is_of_prompts && pair.is_some_and(|(own, usual)| own < DIFFERS_FROM_USUAL * usual)
 }
 
 fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
     let of = |part: &Part| -> Option<f64> {
-        let enough = part.stage_requests.get(stage as usize).is_some_and(|n| *n >= FEW);
-        let itl = (stage == Stage::Decode).then(|| part.mean_itl()).flatten();
+        let enough = part.stages.get(stage as usize).is_some_and(|mean| mean.count >= f64::from(FEW));
+        let itl = (stage == Stage::Decode).then(|| part.itl.value()).flatten();
         itl.or_else(|| part.mean(stage).filter(|_| enough))
     };
     let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
@@ -382,7 +382,7 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     let usual = upper_quantile(&mut rest, 0.5)?;
     let missed = part.missed_in.get(stage as usize).copied().unwrap_or(0);
     // A mean over hundreds of tokens is no hiccup.
-    let by_token = stage == Stage::Decode && part.itl.1 >= TOKENS;
+    let by_token = stage == Stage::Decode && part.itl.count >= TOKENS;
     let is_far = own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
     // Tokens of the calm minute before are in the mean of one that has just become slow.
     let is_late =
@@ -393,7 +393,7 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     is_it.then(|| {
         let (its, theirs) = (seconds(own), seconds(usual));
         let evidence = match stage {
-            Stage::Decode if part.itl.1 > 0 => format!("takes {its} for a token, the others {theirs}"),
+            Stage::Decode if part.itl.count > 0.0 => format!("takes {its} for a token, the others {theirs}"),
             _ => format!("has {its} of {} on average, the others {theirs}", stage.as_str()),
         };
         (own / usual.max(1e-4), evidence)

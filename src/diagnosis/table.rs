@@ -34,7 +34,7 @@ pub(super) const FEW: u32 = 3;
 /// Misses of a part's own from which its times are compared: fewer are one hiccup.
 pub(super) const MISSES: u32 = 5;
 /// Tokens of a part, and how many times as long as its peers' they take, from which fewer misses are enough.
-pub(super) const TOKENS: u64 = 100;
+pub(super) const TOKENS: f64 = 100.0;
 pub(super) const FAR_SLOWER: f64 = 3.0;
 /// Logarithm of the chance that a part with the others' share has as much as it: the page asks every second.
 pub(super) const LN_CHANCE: f64 = -6.0;

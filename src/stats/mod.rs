@@ -1,9 +1,10 @@
-//! Statistics that several rooms share: the histogram of latencies, the ring of time slots, robust statistics, rate limits.
+//! Statistics that several rooms share: the histogram of latencies, means, the ring of time slots, robust statistics, rate limits.
 //! Pure: time is an argument.
 
 mod bucket;
 mod counts;
 mod histogram;
+mod mean;
 mod peers;
 mod ring;
 mod robust;
@@ -11,6 +12,7 @@ mod robust;
 pub use self::bucket::{PerSecond, Refill, TokenBucket};
 pub use self::counts::Counts;
 pub use self::histogram::Histogram;
+pub use self::mean::Mean;
 pub use self::peers::Peers;
 pub use self::ring::Ring;
 #[cfg(test)]

@@ -92,7 +92,7 @@ fn headline(window: &WindowFigures, cause: &Cause) -> String {
     let (missed, judged) = (slot.all_missed(), slot.judged());
     let of = |what: &str| format!("{missed} of {judged} requests {what}");
     match cause.reason {
-        "ttft" => match (window.ttft.quantile(0.99), slot.mean_bound()) {
+        "ttft" => match (window.ttft.quantile(0.99), slot.bound.value()) {
             (Some(p99), Some(bound)) => format!("TTFT p99 {} against {}", seconds(p99), seconds(bound)),
             _ => of("had no first token in time"),
         },

@@ -7,7 +7,7 @@ use crate::fleet::status::{EngineCounters, KvCounters, LifeStatus};
 use crate::observe::history::{Dimension, Part};
 use crate::observe::lag::Lateness;
 use crate::routing::{EnginePage, EngineSignals};
-use crate::stats::{Counts, Histogram};
+use crate::stats::{Counts, Histogram, Mean};
 
 /// What one replica did in a window.
 struct Did {
@@ -36,10 +36,9 @@ fn slot(reason: usize, all: &[Did]) -> WindowFigures {
         part.judged += good + missed;
         part.missed_in[at] += missed;
         part.wrong_in[at] += if [ERROR, EMPTY_ANSWERS].contains(&reason) { *missed } else { 0 };
-        part.stage_requests[at] += good + missed;
-        part.stage_seconds[at] += f64::from(*missed) * slow + f64::from(*good) * fast;
-        slot.bound.0 += 2.0 * f64::from(good + missed);
-        slot.bound.1 += good + missed;
+        part.stages[at].add_times(*slow, f64::from(*missed));
+        part.stages[at].add_times(*fast, f64::from(*good));
+        slot.bound.add_times(2.0, f64::from(good + missed));
         ttft.add(Duration::from_secs_f64(*slow), *missed);
         ttft.add(Duration::from_secs_f64(*fast), *good);
     }
@@ -140,7 +139,8 @@ fn a_replica_with_colder_prompts_is_not_named() {
         [did("r1", 30, 0, prefill(3.0)), did("r2", 4, 26, prefill(6.0)), did("r3", 28, 1, prefill(2.2))];
     let mut now = slot(TTFT, &all);
     for (name, work) in [("r1", 12.0), ("r2", 150.0), ("r3", 14.0)] {
-        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().ttft = (1.1 * work, work);
+        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().over_expected =
+            Mean { sum: 1.1 * work, count: work };
     }
     let figures = figures(now, vec![ready("r1", 0.0), ready("r2", 0.0), ready("r3", 0.0)]);
     names_only(&figures, &["27 of 27 misses in prefill", "shared by all 3 replicas"], &["stands out"]);
@@ -389,13 +389,13 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
         let counters =
             EngineCounters { recent_ttft: Some(ttft), minute_ttft: Some(ttft), ..EngineCounters::default() };
         (
-            part.stage_seconds[Stage::EngineQueue as usize],
+            part.stages[Stage::EngineQueue as usize],
             ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) },
         )
     };
     let ((one, r1), (two, r2)) = (engine("r1", 0.02), engine("r2", 0.25));
-    for (name, seconds, count) in [("r1", one, 22), ("r2", two, 30)] {
-        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().first_tokens = (seconds, count);
+    for (name, first_tokens) in [("r1", one), ("r2", two)] {
+        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().first_tokens = first_tokens;
     }
     let mut figures = figures(now, vec![r1, r2]);
     names_only(
@@ -416,17 +416,17 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
         figures.minute.slot.parts.get_mut(&(Dimension::Replica, "r2".into())).unwrap().first_tokens =
             first_tokens;
     };
-    set(&mut figures, (0.0, 0));
+    set(&mut figures, Mean::default());
     names_only(&figures, &["20 of 20 misses in network", "all at replica r1"], &["stands out"]);
     set(&mut figures, known);
     // What came lately counts before what the minute has of before the onset.
     figures.lately = figures.minute.slot.clone();
     let r1 = (Dimension::Replica, "r1".into());
-    figures.minute.slot.parts.get_mut(&r1).unwrap().first_tokens = (15.0, 100);
+    figures.minute.slot.parts.get_mut(&r1).unwrap().first_tokens = Mean { sum: 15.0, count: 100.0 };
     names(&figures, &["20 of 20 misses in network", "replica r1 stands out"]);
     figures.lately = Slot::default();
     names(&figures, &["misses in engine_queue"]);
-    figures.minute.slot.parts.get_mut(&r1).unwrap().first_tokens = (one, 22);
+    figures.minute.slot.parts.get_mut(&r1).unwrap().first_tokens = one;
     // Nor where the other's are of before the last seconds.
     figures.recent = figures.minute.slot.clone();
     figures.recent.parts.remove(&(Dimension::Replica, "r2".into()));
@@ -448,7 +448,8 @@ fn places_that_a_long_way_holds_are_the_networks_and_those_of_one_engine_are_not
         let mut now = slot(TTFT, &[did("r1", 10, 10, admit(2.0)), did("r2", 10, 10, admit(2.0))]);
         for replica in ["r1", "r2"] {
             let part = now.slot.parts.get_mut(&(Dimension::Replica, replica.into())).unwrap();
-            part.first_tokens = (part.stage_seconds[Stage::Admit as usize] + 20.0 * 1.3, 20);
+            part.first_tokens = part.stages[Stage::Admit as usize];
+            part.first_tokens.sum += 20.0 * 1.3;
         }
         let engine = |(replica, ttft)| {
             let counters = EngineCounters {
@@ -692,11 +693,10 @@ fn refusals_and_slow_connections_are_told_by_their_stage() {
 #[test]
 fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
     let decode = (Stage::Decode, 4.0, 2.0);
-    let of = |all: &[Did; 2], tokens: u32| {
+    let of = |all: &[Did; 2], tokens: f64| {
         let mut now = slot(ITL, all);
         for (name, itl) in [("r1", 0.02), ("r2", 0.11)] {
-            now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl =
-                (itl * f64::from(tokens), tokens.into());
+            now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl.add_times(itl, tokens);
         }
         let mut itl = Histogram::default();
         itl.add(Duration::from_millis(110), 500);
@@ -705,22 +705,22 @@ fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
     };
     // Routing sends it little: four misses of five are its own, of forty tokens each.
     names(
-        &of(&[did("r1", 240, 1, decode), did("r2", 12, 4, decode)], 160),
+        &of(&[did("r1", 240, 1, decode), did("r2", 12, 4, decode)], 160.0),
         &["replica r2 stands out: takes 110 ms"],
     );
-    let figures = of(&[did("r1", 30, 1, decode), did("r2", 12, 14, decode)], 500);
+    let figures = of(&[did("r1", 30, 1, decode), did("r2", 12, 14, decode)], 500.0);
     names(&figures, &["ITL p99 1", "replica r2 stands out: takes 110 ms for a token, the others 20 ms"]);
     // It has just begun: most of its tokens in the minute came before.
-    let mut figures = of(&[did("r1", 190, 0, decode), did("r2", 50, 5, decode)], 1_800);
+    let mut figures = of(&[did("r1", 190, 0, decode), did("r2", 50, 5, decode)], 1_800.0);
     let r2 = (Dimension::Replica, "r2".into());
-    figures.minute.slot.parts.get_mut(&r2).unwrap().itl.0 = 0.036 * 1_800.0;
+    figures.minute.slot.parts.get_mut(&r2).unwrap().itl.sum = 0.036 * 1_800.0;
     figures.five = figures.minute.clone();
     names(
         &figures,
         &["5 of 5 misses in decode", "replica r2 stands out: takes 36 ms for a token, the others 20"],
     );
     // It does not differ clearly, and yet none shares it.
-    figures.minute.slot.parts.get_mut(&r2).unwrap().itl.0 = 0.025 * 1_800.0;
+    figures.minute.slot.parts.get_mut(&r2).unwrap().itl.sum = 0.025 * 1_800.0;
     figures.five = figures.minute.clone();
     names_only(&figures, &["5 of 5 misses in decode", "all at replica r2"], &["stands out", "shared"]);
     figures.overdue = (1, Duration::from_secs(3));

@@ -11,7 +11,7 @@ use crate::diagnosis::Signals;
 use crate::drift::detectors::SeriesName;
 use crate::drift::detectors::table::MAX_VALUES;
 use crate::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
-use crate::stats::lower_quantile;
+use crate::stats::{Mean, lower_quantile};
 
 /// The minute in progress.
 #[derive(Debug, Default)]
@@ -40,25 +40,6 @@ struct ReplicaMinute {
     /// Prompt tokens where the engine told how many of them were cached.
     told: f64,
     cached: f64,
-}
-
-/// A mean in the making.
-#[derive(Clone, Copy, Debug, Default)]
-struct Mean {
-    sum: f64,
-    count: f64,
-}
-
-impl Mean {
-    fn add(&mut self, value: Option<f64>) {
-        if let Some(value) = value {
-            (self.sum, self.count) = (self.sum + value, self.count + 1.0);
-        }
-    }
-
-    fn value(self) -> Option<f64> {
-        (self.count > 0.0).then(|| self.sum / self.count)
-    }
 }
 
 impl MinuteSignals {

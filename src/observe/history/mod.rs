@@ -22,7 +22,7 @@ use super::latency::{IN_MINUTE, LatencySlots, Newest, SLOTS, SeriesMap, Step};
 use crate::clock::Stamp;
 use crate::record::{Gaps, Record};
 use crate::stage::Stage;
-use crate::stats::{Counts, Ring};
+use crate::stats::{Counts, Mean, Ring};
 
 /// The hour of all routes.
 #[derive(Default)]
@@ -94,10 +94,9 @@ impl Newest for RouteHistory {
 impl RouteHistory {
     /// Counts gaps of a stream that `replica` serves.
     pub fn gaps(&self, replica: &Arc<str>, gaps: &Gaps<'_>, now: Stamp) {
-        let sum = gaps.itl().fold((0.0, 0), |(seconds, count), (itl, tokens)| {
-            (seconds + itl.as_secs_f64() * f64::from(tokens), count + u64::from(tokens))
-        });
-        if sum.1 > 0 {
+        let mut sum = Mean::default();
+        gaps.itl().for_each(|(itl, tokens)| sum.add_times(itl.as_secs_f64(), f64::from(tokens)));
+        if sum.count > 0.0 {
             self.rings.lock().at(now).add_itl(replica, sum);
         }
     }
@@ -306,8 +305,8 @@ mod tests {
         route.gaps(&replica, &Gaps { gaps: &[gap], late_itl: &[(Duration::from_millis(30), 3)] }, at(5));
         let slots = route.slots(Step::Minute, 1, at(5));
         let part = &slots[0].1.parts[&(Dimension::Replica, replica)];
-        assert_eq!(part.itl.1, 5);
-        assert!((part.mean_itl().unwrap() / 0.014 - 1.0).abs() < 1e-9, "{part:?}");
+        assert_eq!(part.itl.count, 5.0);
+        assert!((part.itl.value().unwrap() / 0.014 - 1.0).abs() < 1e-9, "{part:?}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Parts (replica, revision, tenant, class) have sums only, so that hundreds of them fit.
 
 use std::collections::HashMap;
+use std::ops::AddAssign;
 use std::sync::Arc;
 
 use crate::labels::{LabelHasher, OTHER, labels};
@@ -11,6 +12,7 @@ use crate::observe::overdue::Late;
 use crate::observe::slo::{Missed, SloVerdict};
 use crate::record::{Attempt, AttemptCause, Outcome, Record, Served};
 use crate::stage::Stage;
+use crate::stats::Mean;
 
 labels! {
     /// What a part is one of.
@@ -66,16 +68,14 @@ pub struct Part {
     /// Those of them that failed or had no content. Which replica a request ends at that several have failed is chance: `failures` and
     /// `empty` count each attempt where it was made.
     pub wrong_in: [u32; STAGES],
-    /// Seconds in each stage.
-    pub stage_seconds: [f64; STAGES],
-    /// Requests that reached each stage.
-    pub stage_requests: [u32; STAGES],
-    /// Seconds and number of inter-token latencies; of a replica only.
-    pub itl: (f64, u64),
-    /// Seconds to first tokens, and their number.
-    pub first_tokens: (f64, u32),
-    /// Seconds to first tokens, and what was predicted of the same work at the pool's speed.
-    pub ttft: (f64, f64),
+    /// Seconds in each stage, of the requests that reached it.
+    pub stages: [Mean; STAGES],
+    /// Inter-token latencies in seconds; of a replica only.
+    pub itl: Mean,
+    /// Seconds to first tokens.
+    pub first_tokens: Mean,
+    /// Seconds to first tokens, over what the same work was predicted to take at the pool's speed.
+    pub over_expected: Mean,
 }
 
 impl Part {
@@ -86,19 +86,7 @@ impl Part {
 
     /// Mean seconds in a stage, of the requests that reached it.
     pub fn mean(&self, stage: Stage) -> Option<f64> {
-        let at = stage as usize;
-        let requests = *self.stage_requests.get(at)?;
-        (requests > 0).then(|| self.stage_seconds.get(at).copied().unwrap_or(0.0) / f64::from(requests))
-    }
-
-    /// Mean inter-token latency in seconds.
-    pub fn mean_itl(&self) -> Option<f64> {
-        (self.itl.1 > 0).then(|| self.itl.0 / self.itl.1 as f64)
-    }
-
-    /// TTFT over what the same work takes at the pool's speed.
-    pub fn over_expected(&self) -> Option<f64> {
-        (self.ttft.1 > 0.0).then(|| self.ttft.0 / self.ttft.1)
+        self.stages.get(stage as usize)?.value()
     }
 
     /// Adds the times in the stages and the blame of a miss (`by` 1), or takes them back (-1); not of connecting where that is others'
@@ -113,9 +101,8 @@ impl Part {
             }
         }
         for time in judgement.stages.iter().filter(|time| is_own(time.stage)) {
-            add(&mut self.stage_requests, time.stage as usize, by);
-            if let Some(sum) = self.stage_seconds.get_mut(time.stage as usize) {
-                *sum += f64::from(by) * time.duration.as_secs_f64();
+            if let Some(mean) = self.stages.get_mut(time.stage as usize) {
+                mean.add_times(time.duration.as_secs_f64(), f64::from(by));
             }
         }
     }
@@ -149,14 +136,10 @@ impl Part {
         self.prompt_tokens += other.prompt_tokens;
         add_all(&mut self.missed_in, &other.missed_in);
         add_all(&mut self.wrong_in, &other.wrong_in);
-        add_all(&mut self.stage_requests, &other.stage_requests);
-        for (sum, more) in self.stage_seconds.iter_mut().zip(&other.stage_seconds) {
-            *sum += more;
-        }
-        self.itl = (self.itl.0 + other.itl.0, self.itl.1 + other.itl.1);
-        self.ttft = (self.ttft.0 + other.ttft.0, self.ttft.1 + other.ttft.1);
-        let (seconds, count) = other.first_tokens;
-        self.first_tokens = (self.first_tokens.0 + seconds, self.first_tokens.1 + count);
+        add_all(&mut self.stages, &other.stages);
+        self.itl += other.itl;
+        self.first_tokens += other.first_tokens;
+        self.over_expected += other.over_expected;
     }
 
     /// A revision without one of its replicas; `None` if nothing is left, or if the replica has requests of another revision as well.
@@ -169,13 +152,9 @@ impl Part {
         rest.prompt_tokens = self.prompt_tokens.saturating_sub(replica.prompt_tokens);
         subtract_all(&mut rest.missed_in, &replica.missed_in);
         subtract_all(&mut rest.wrong_in, &replica.wrong_in);
-        subtract_all(&mut rest.stage_requests, &replica.stage_requests);
-        for (sum, less) in rest.stage_seconds.iter_mut().zip(&replica.stage_seconds) {
-            *sum -= less;
-        }
-        rest.ttft = (self.ttft.0 - replica.ttft.0, self.ttft.1 - replica.ttft.1);
-        let (seconds, count) = replica.first_tokens;
-        rest.first_tokens = (self.first_tokens.0 - seconds, self.first_tokens.1.saturating_sub(count));
+        rest.stages.iter_mut().zip(replica.stages).for_each(|(mean, less)| *mean -= less);
+        rest.first_tokens -= replica.first_tokens;
+        rest.over_expected -= replica.over_expected;
         Some(rest)
     }
 }
@@ -193,8 +172,8 @@ pub struct Slot {
     pub missed: [u32; Missed::ALL.len()],
     /// Misses by the stage that is blamed, in the order of [`Stage::ALL`].
     pub missed_in: [u32; STAGES],
-    /// Seconds and number of the bounds on TTFT of the ended requests: they differ where a bound grows with the prompt.
-    pub bound: (f64, u32),
+    /// Bounds on TTFT of the ended requests in seconds: they differ where a bound grows with the prompt.
+    pub bound: Mean,
     /// Who took part.
     pub parts: HashMap<(Dimension, Arc<str>), Part, LabelHasher>,
     /// How many of each dimension were recorded.
@@ -223,11 +202,6 @@ impl Slot {
         self.all_missed() * 100 <= self.judged() && self.empty_share() <= 2.0 * usual + 0.1
     }
 
-    /// Mean bound on TTFT in seconds; `None` without any.
-    pub fn mean_bound(&self) -> Option<f64> {
-        (self.bound.1 > 0).then(|| self.bound.0 / f64::from(self.bound.1))
-    }
-
     /// Adds everything of another slot.
     pub fn merge(&mut self, other: &Self) {
         self.merge_sums(other);
@@ -250,21 +224,18 @@ impl Slot {
         self.empty += other.empty;
         add_all(&mut self.missed, &other.missed);
         add_all(&mut self.missed_in, &other.missed_in);
-        self.bound = (self.bound.0 + other.bound.0, self.bound.1 + other.bound.1);
+        self.bound += other.bound;
     }
 
-    /// Adds inter-token latencies of a replica: their sum in seconds and their number.
-    pub(super) fn add_itl(&mut self, replica: &Arc<str>, (seconds, count): (f64, u64)) {
-        let part = self.part(Dimension::Replica, replica);
-        part.itl = (part.itl.0 + seconds, part.itl.1 + count);
+    /// Adds inter-token latencies of a replica.
+    pub(super) fn add_itl(&mut self, replica: &Arc<str>, itl: Mean) {
+        self.part(Dimension::Replica, replica).itl += itl;
     }
 
     pub(super) fn record(&mut self, record: &Record, judgement: &Judgement) {
         self.requests += 1;
         self.empty += u32::from(record.empty.is_some());
-        if let Some(bound) = record.slo.ttft.filter(|_| record.is_stream) {
-            self.bound = (self.bound.0 + bound.as_secs_f64(), self.bound.1 + 1);
-        }
+        self.bound.add(record.slo.ttft.filter(|_| record.is_stream).map(|bound| bound.as_secs_f64()));
         self.good += u32::from(judgement.verdict == SloVerdict::Met);
         if let Some(missed) = judgement.missed() {
             count(&mut self.missed, missed as usize);
@@ -284,11 +255,9 @@ impl Slot {
             part.prompt_tokens += record.tokens.input.unwrap_or(record.estimated_input).0;
             // What was lost at the attempts before is in it.
             let ttft = ttft.filter(|_| !is_later || !dimension.is_engine());
-            if let Some(ttft) = ttft {
-                part.first_tokens = (part.first_tokens.0 + ttft, part.first_tokens.1 + 1);
-            }
-            if let Some((ttft, expected)) = ttft.zip(expected) {
-                part.ttft = (part.ttft.0 + ttft, part.ttft.1 + expected);
+            part.first_tokens.add(ttft);
+            if let Some((sum, count)) = ttft.zip(expected) {
+                part.over_expected += Mean { sum, count };
             }
             part.add_stages(judgement, is_later && dimension.is_engine(), 1);
             if let (Dimension::Replica | Dimension::Revision, Some((at, attempt))) = (dimension, charged) {
@@ -414,9 +383,9 @@ fn add(counts: &mut [u32], at: usize, by: i32) {
     }
 }
 
-fn add_all(sums: &mut [u32], more: &[u32]) {
+fn add_all<T: AddAssign + Copy>(sums: &mut [T], more: &[T]) {
     for (sum, more) in sums.iter_mut().zip(more) {
-        *sum += more;
+        *sum += *more;
     }
 }
 
