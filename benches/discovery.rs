@@ -17,7 +17,6 @@ use tokenway::config::PolicyName;
 use tokenway::config::check::check_str;
 use tokenway::fleet::discovery::{ReplicaAction, ReplicaChange};
 use tokenway::fleet::status::FleetView;
-use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::{Observer, Surroundings};
 use tokenway::routing::policies::named;
 use tokenway::routing::{Ask, EngineLimits, Prompt, SlotSet};
@@ -93,9 +92,7 @@ fn start(runtime: &tokio::runtime::Runtime) -> Result<App, Box<dyn std::error::E
     let config = check_str("bench.toml", &format!("{ports}{}{route}", pools.concat()), &|_| None)?;
     let clock = Clock::start();
     let background = Background { runtime: runtime.handle().clone(), tasks: TaskTracker::new() };
-    let build = BuildInfo { version: "bench", revision: "bench", date: "bench" };
-    let around =
-        Surroundings { clock, build, background, instance: "bench".into(), fleet: FleetView::default() };
+    let around = Surroundings { clock, background, instance: "bench".into(), fleet: FleetView::default() };
     let _entered = runtime.enter();
     let observer = Arc::new(Observer::start(&config, around)?);
     // Nobody drives this runtime: probes and scrapes stay in its queue.

@@ -27,7 +27,6 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::load::ConfigError;
 use crate::listener;
-use crate::observe::metrics::BuildInfo;
 use crate::observe::{Surroundings, Tap, instance};
 use crate::request::dialect::SERVED;
 
@@ -170,8 +169,7 @@ impl Running {
         let addr = config.borrow().admin.listen;
         let background = Background { runtime: runtimes.control.handle().clone(), tasks: TaskTracker::new() };
         let (instance, fleet) = (instance::name(addr), foundation.view());
-        let around =
-            Surroundings { clock, build: BuildInfo::THIS, background: background.clone(), instance, fleet };
+        let around = Surroundings { clock, background: background.clone(), instance, fleet };
         let observers = Observers::start(&config, around, foundation.data_path(), tap)?;
         observers.observer.metrics.count_log_drops(launch.log.drops());
         observers.observer.write_as(launch.log.format());
@@ -302,7 +300,7 @@ impl Running {
             );
         }
         if self.launch.log.is_text() {
-            let (version, pools, data) = (BuildInfo::THIS.version, config.pools.len(), self.app.data);
+            let (version, pools, data) = (env!("CARGO_PKG_VERSION"), config.pools.len(), self.app.data);
             tracing::info!(
                 "tokenway {version}: pools: {pools}, replicas: {replicas}, routes: {}",
                 routes.join(" ")
@@ -316,7 +314,7 @@ impl Running {
             return;
         }
         tracing::info!(
-            version = BuildInfo::THIS.version,
+            version = env!("CARGO_PKG_VERSION"),
             data = format!("{scheme}://{}", self.app.data),
             admin = format!("http://{}", self.admin),
             paths = paths(),

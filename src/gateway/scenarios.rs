@@ -38,7 +38,6 @@ use crate::fleet::registry::Fleet;
 use crate::fleet::status::FleetView;
 
 use crate::background::Background;
-use crate::observe::metrics::BuildInfo;
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::{Observer, Surroundings};
 use crate::record::{ClientInfo, Opening, TokenCounts};
@@ -262,11 +261,9 @@ impl Router for Live {
 
 fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let (clock, tracker) = (Clock::start(), TaskTracker::new());
-    let build = BuildInfo { version: "test", revision: "test", date: "test" };
     let background = Background { runtime, tasks: tracker.clone() };
     let fleet = FleetView::default();
-    let around =
-        Surroundings { clock, build, background: background.clone(), instance: "test".into(), fleet };
+    let around = Surroundings { clock, background: background.clone(), instance: "test".into(), fleet };
     let observer = Observer::start(config, around).unwrap();
     let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), clock, background);
     let pools = fleet.apply(config);

@@ -47,7 +47,7 @@ use self::history::{History, RouteHistory};
 pub use self::judgement::Judgement;
 use self::lag::Lag;
 use self::latency::Measure;
-use self::metrics::{BuildInfo, GaugeGuard, Metrics, StreamKey};
+use self::metrics::{GaugeGuard, Metrics, StreamKey};
 use self::otlp::metrics::MetricsExport;
 use self::otlp::{Collector, CollectorError};
 use self::overdue::Overdue;
@@ -120,8 +120,6 @@ pub enum ObserveError {
 pub struct Surroundings {
     /// The clock that the data path stamps with.
     pub clock: Clock,
-    /// Version and revision of this binary.
-    pub build: BuildInfo,
     /// Runtime and tracker of background tasks.
     pub background: Background,
     /// What this gateway is called among others; see [`instance::name`].
@@ -164,32 +162,23 @@ impl Observer {
     /// # Errors
     /// The access log cannot be opened or the OTLP exporter refuses its configuration.
     pub fn start(config: &Config, around: Surroundings) -> Result<Self, ObserveError> {
-        let metrics = Arc::new(Metrics::new(config, around.build, around.clock));
+        let metrics = Arc::new(Metrics::new(config, around.clock));
         let telemetry = &config.telemetry;
-        let metrics_export = telemetry
-            .otlp_metrics
-            .as_ref()
-            .map(|otlp| MetricsExport::start(otlp, &around, &metrics))
-            .transpose()?;
-        let Surroundings { clock, build, background, instance, .. } = around;
+        let metrics_export = telemetry.otlp_metrics.as_ref();
+        let metrics_export =
+            metrics_export.map(|otlp| MetricsExport::start(otlp, &around, &metrics)).transpose()?;
+        let clock = around.clock;
         let target = &telemetry.access_log;
         let access_log = AccessLogger::start(target, clock, &metrics)
             .map_err(|error| ObserveError::AccessLog { target: target.clone(), error })?
             .map(Arc::new);
-        let collector = telemetry
-            .otlp
-            .as_ref()
-            .map(|otlp| Collector::new(otlp, build, &instance, &background, clock))
-            .transpose()?;
-        let content = telemetry.content.as_ref().map(|content| {
-            Trail::start(content, collector.as_ref(), clock, &background, &metrics).map(Arc::new)
-        });
-        let content = content.transpose()?;
-        let spans = collector
-            .as_ref()
-            .map(|collector| Spans::start(collector, &telemetry.sampling, clock, &background, &metrics))
-            .transpose()?
-            .map(Arc::new);
+        let collector = telemetry.otlp.as_ref().map(|otlp| Collector::new(otlp, &around)).transpose()?;
+        let content = telemetry.content.as_ref();
+        let content = content.map(|content| Trail::start(content, collector.as_ref(), &around, &metrics));
+        let content = content.transpose()?.map(Arc::new);
+        let spans = collector.as_ref();
+        let spans = spans.map(|to| Spans::start(to, &telemetry.sampling, &around, &metrics));
+        let spans = spans.transpose()?.map(Arc::new);
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
         let overdue = Arc::new(Overdue::default());
         let lag = Arc::new(Lag::default());
@@ -197,7 +186,7 @@ impl Observer {
         let stop = CancellationToken::new();
         if spans.is_some() {
             let tails = update_p99(Arc::clone(&windows), clock, stop.clone());
-            background.spawn(tails);
+            around.background.spawn(tails);
         }
         let settled = Arc::new(Settled {
             metrics: Arc::clone(&metrics),
@@ -208,10 +197,8 @@ impl Observer {
         });
         let engine_spans = telemetry
             .engine_spans
-            .map(|config| {
-                EngineSpans::start(config.listen, collector.as_ref(), &settled, clock, &background, &stop)
-            })
-            .transpose()?;
+            .map(|config| EngineSpans::start(config.listen, collector.as_ref(), &settled, &around, &stop));
+        let engine_spans = engine_spans.transpose()?;
         Ok(Self {
             metrics,
             windows,

@@ -27,7 +27,6 @@ use tokenway::config::*;
 use tokenway::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use tokenway::fleet::status::FleetView;
 use tokenway::fleet::status::{LifeStatus, OwnFailures, PoolCalibration, ReplicaState, ReplicaStatus};
-use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::{Observer, Surroundings};
 use tokenway::record::{AttemptCause, FirstToken, Record, SloBounds};
 use tokenway::routing::Calibration;
@@ -102,7 +101,6 @@ pub(crate) fn observers_of(config: &Config, fleet: FleetView) -> Observers {
         instance: "test".into(),
         fleet,
         clock: Clock::start(),
-        build: BuildInfo { version: "0.1.0", revision: "unknown", date: "unknown" },
         background: Background { runtime: tokio::runtime::Handle::current(), tasks: TaskTracker::new() },
     };
     let (_, configs) = watch::channel(Arc::new(config.clone()));

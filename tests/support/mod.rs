@@ -26,7 +26,6 @@ use tokenway::clock::Clock;
 use tokenway::config::Config;
 use tokenway::fleet::status::FleetView;
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
-use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::{Observer, Surroundings, Tap};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
@@ -125,9 +124,7 @@ impl Gateway {
 
 pub fn observer(config: &Config, clock: Clock, tap: Option<Arc<dyn Tap>>) -> Arc<Observer> {
     let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
-    let build = BuildInfo { version: "test", revision: "test", date: "test" };
-    let around =
-        Surroundings { clock, build, background, instance: "test".into(), fleet: FleetView::default() };
+    let around = Surroundings { clock, background, instance: "test".into(), fleet: FleetView::default() };
     let mut observer = Observer::start(config, around).unwrap();
     tap.into_iter().for_each(|tap| observer.add_tap(tap));
     Arc::new(observer)

@@ -8,8 +8,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
 use tokio::sync::mpsc;
 
-use crate::background::Background;
-use crate::clock::Clock;
+use crate::observe::Surroundings;
 use crate::observe::metrics::{ContentLoss, Metrics};
 use crate::observe::otlp::{Batch, BatchTask, Collector, CollectorError, End, Loss, logs};
 
@@ -26,16 +25,15 @@ impl Events {
     /// The endpoint is unusable, or takes traces alone.
     pub(super) fn start(
         collector: &Collector,
-        clock: Clock,
-        background: &Background,
+        around: &Surroundings,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, CollectorError> {
         let exporter = collector.logs()?.ok_or(CollectorError::TracesAlone)?;
         let (queue, entries) = mpsc::channel(MAX_QUEUED);
         let batch = Entries { resource: collector.resource(), metrics: Arc::clone(metrics) };
         let end = End::default();
-        let task = BatchTask { queue: entries, exporter, batch, clock, end: end.clone() };
-        background.spawn(task.run());
+        let task = BatchTask { queue: entries, exporter, batch, clock: around.clock, end: end.clone() };
+        around.background.spawn(task.run());
         Ok(Self { queue, end })
     }
 }

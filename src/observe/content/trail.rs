@@ -13,13 +13,12 @@ use super::capture::{Capture, Reader};
 use super::entry::Entry;
 use super::events::Events;
 use super::redact::Redact;
-use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::Content;
-use crate::observe::ObserveError;
 use crate::observe::line_writer::{LineWriter, LogOutput};
 use crate::observe::metrics::{ContentLoss, Metrics};
 use crate::observe::otlp::Collector;
+use crate::observe::{ObserveError, Surroundings};
 use crate::record::Record;
 
 /// Queues entries for the thread that writes them.
@@ -44,8 +43,7 @@ impl Trail {
     pub(in crate::observe) fn start(
         config: &Content,
         collector: Option<&Collector>,
-        clock: Clock,
-        background: &Background,
+        around: &Surroundings,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, ObserveError> {
         let lines = config.file.as_ref().map(|path| {
@@ -58,7 +56,7 @@ impl Trail {
                 .map_err(|error| ObserveError::Content { path: path.clone(), error })
         });
         let events = collector.filter(|_| config.otlp);
-        let events = events.map(|collector| Events::start(collector, clock, background, metrics));
+        let events = events.map(|collector| Events::start(collector, around, metrics));
         let (lines, events) = (lines.transpose()?, events.transpose()?.map(Arc::new));
         let (sender, jobs) = sync_channel(MAX_QUEUED);
         let writer = Writer {
@@ -66,7 +64,7 @@ impl Trail {
             limit: config.max_entry,
             lines: lines.clone(),
             events: events.clone(),
-            clock,
+            clock: around.clock,
             metrics: Arc::clone(metrics),
         };
         let redacting = std::thread::Builder::new().name("redact".into()).spawn(move || writer.run(&jobs));

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::forward::Forward;
 use self::join::{Join, Offered, Ready};
+use super::Surroundings;
 use super::access_log::AccessLogger;
 use super::history::History;
 use super::judgement::Judgement;
@@ -32,7 +33,6 @@ use super::spans::Spans;
 use super::stages;
 use super::windows::Windows;
 use crate::admission::EngineCharge;
-use crate::background::Background;
 use crate::clock::Clock;
 use crate::record::Record;
 
@@ -127,10 +127,11 @@ impl EngineSpans {
         listen: SocketAddr,
         collector: Option<&Collector>,
         settled: &Arc<Settled>,
-        clock: Clock,
-        background: &Background,
+        around: &Surroundings,
         stop: &CancellationToken,
     ) -> Result<Self, EngineSpansError> {
+        let Surroundings { clock, background, .. } = around;
+        let clock = *clock;
         let failed = |source| EngineSpansError::Listen { addr: listen, source };
         let socket = std::net::TcpListener::bind(listen).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;

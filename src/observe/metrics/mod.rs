@@ -62,34 +62,6 @@ use crate::observe::stages::{self, StageTime};
 use crate::observe::usage::Usage;
 use crate::record::{Attempt, AttemptCause, FirstToken, Outcome, Record};
 
-/// Version of this binary, for `tokenway_build_info` and spans.
-#[derive(Clone, Copy, Debug)]
-pub struct BuildInfo {
-    /// Version of the Cargo package.
-    pub version: &'static str,
-    /// Git revision, or `unknown`.
-    pub revision: &'static str,
-    /// Date of that commit, `2026-11-24`, or `unknown`.
-    pub date: &'static str,
-}
-
-impl BuildInfo {
-    /// Of this binary.
-    pub const THIS: Self = Self {
-        version: env!("CARGO_PKG_VERSION"),
-        revision: match option_env!("TOKENWAY_BUILD_REVISION") {
-            Some(revision) => revision,
-            None => UNKNOWN,
-        },
-        date: match option_env!("TOKENWAY_BUILD_DATE") {
-            Some(date) => date,
-            None => UNKNOWN,
-        },
-    };
-}
-
-const UNKNOWN: &str = "unknown";
-
 /// Every metric of the gateway.
 pub struct Metrics {
     /// Handles of the families.
@@ -125,14 +97,16 @@ pub struct Metrics {
 
 impl Metrics {
     /// All metrics at zero; the SLO bounds of `config` become histogram edges.
-    pub fn new(config: &Config, build: BuildInfo, clock: Clock) -> Self {
+    pub fn new(config: &Config, clock: Clock) -> Self {
         let registry = Registry::new();
         let edges = Edges::new(config);
         let families = Families::new(&Maker::new(&registry, &edges));
         // Fails without /proc: then there are no process_* metrics.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
+        let [revision, date] = [option_env!("TOKENWAY_BUILD_REVISION"), option_env!("TOKENWAY_BUILD_DATE")]
+            .map(|known| known.unwrap_or("unknown"));
         let labels =
-            [build.version, build.revision, build.date, std::env::consts::OS, std::env::consts::ARCH];
+            [env!("CARGO_PKG_VERSION"), revision, date, std::env::consts::OS, std::env::consts::ARCH];
         families.process.build_info.set(labels, Some(1.0));
         families.process.last_reload_successful.set(1.0);
         let telemetry = &config.telemetry;

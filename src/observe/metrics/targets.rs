@@ -68,13 +68,12 @@ mod tests {
     use crate::clock::Clock;
     use crate::config::check::check_str;
     use crate::fleet::discovery::SourceStatus;
-    use crate::observe::metrics::BuildInfo;
 
     const CONFIG: &str = "[[pool]]\nname = \"main\"\nreplicas = [\"http://127.0.0.1:1\"]\n\n[[route]]\nmodel = \"m\"\npools = [\"main\"]\n";
 
     fn metrics() -> Metrics {
         let config = check_str("f.toml", CONFIG, &|_| None).unwrap();
-        Metrics::new(&config, BuildInfo::THIS, Clock::start())
+        Metrics::new(&config, Clock::start())
     }
 
     #[test]

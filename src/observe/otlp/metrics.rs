@@ -36,12 +36,12 @@ impl MetricsExport {
     ) -> Result<Self, CollectorError> {
         let background = &around.background;
         let connector = tls::connector("METRICS_", background.tasks.clone())?;
-        let route = Route::new(&config.target, connector, background, around.clock);
+        let route = Route::new(&config.target, connector, around);
         let exporter = route.exporter("metrics", config.is_gzip)?;
         let this = Self { closing: CancellationToken::new(), done: CancellationToken::new() };
         let task = Task {
             exporter,
-            resource: resource(around.build, &around.instance),
+            resource: resource(&around.instance),
             metrics: Arc::clone(metrics),
             fleet: around.fleet.clone(),
             temporality: config.temporality,

@@ -23,7 +23,7 @@ pub(crate) use self::exporter::Exporter;
 use self::exporter::{Headers, Health, Http, Transport};
 pub(super) use self::proto::key_value;
 pub(crate) use self::proto::{attribute, logs, nanos, scope, structured, text};
-use super::metrics::BuildInfo;
+use super::Surroundings;
 use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::{Endpoint, Otlp, OtlpProtocol, OtlpTarget, percent_decoded};
@@ -63,26 +63,20 @@ struct Route {
 
 impl Collector {
     /// Connects to nothing yet: a collector that does not answer is no error.
-    pub fn new(
-        otlp: &Otlp,
-        build: BuildInfo,
-        instance: &str,
-        background: &Background,
-        clock: Clock,
-    ) -> Result<Self, CollectorError> {
-        let traces =
-            Route::new(&otlp.traces, tls::connector("TRACES_", background.tasks.clone())?, background, clock);
+    pub fn new(otlp: &Otlp, around: &Surroundings) -> Result<Self, CollectorError> {
+        let tasks = &around.background.tasks;
+        let traces = Route::new(&otlp.traces, tls::connector("TRACES_", tasks.clone())?, around);
         let logs = match &otlp.logs {
             Some(logs) => {
                 // What `…_TRACES_…` names is for the collector of traces, which may be theirs too.
                 let is_same = endpoint(&logs.endpoint)? == endpoint(&otlp.traces.endpoint)?;
-                let of_logs = || tls::connector("LOGS_", background.tasks.clone());
+                let of_logs = || tls::connector("LOGS_", tasks.clone());
                 let connector = if is_same { traces.connector.clone() } else { of_logs()? };
-                Some(Route::new(logs, connector, background, clock))
+                Some(Route::new(logs, connector, around))
             }
             None => None,
         };
-        Ok(Self { traces, logs, resource: resource(build, instance) })
+        Ok(Self { traces, logs, resource: resource(&around.instance) })
     }
 
     /// Who exports.
@@ -108,8 +102,9 @@ impl Collector {
 }
 
 impl Route {
-    fn new(target: &OtlpTarget, connector: Connector, background: &Background, clock: Clock) -> Self {
-        Self { target: target.clone(), connector, background: background.clone(), clock }
+    fn new(target: &OtlpTarget, connector: Connector, around: &Surroundings) -> Self {
+        let background = around.background.clone();
+        Self { target: target.clone(), connector, background, clock: around.clock }
     }
 
     fn exporter(&self, what: &'static str, is_gzip: bool) -> Result<Exporter, CollectorError> {
@@ -156,20 +151,20 @@ fn endpoint(url: &str) -> Result<Endpoint, http::uri::InvalidUri> {
 }
 
 /// `service.name` and `service.instance.id` are ours unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` sets them.
-fn resource(build: BuildInfo, instance: &str) -> Resource {
+fn resource(instance: &str) -> Resource {
     let own = [
         ("service.name", "tokenway"),
         ("service.instance.id", instance),
         ("telemetry.sdk.language", "rust"),
         ("telemetry.sdk.name", "tokenway"),
-        ("telemetry.sdk.version", build.version),
+        ("telemetry.sdk.version", VERSION),
     ];
     let mut attributes = BTreeMap::from(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
     let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let listed = set("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
     attributes.extend(listed_attributes(&listed));
     attributes.extend(set("OTEL_SERVICE_NAME").map(|name| ("service.name".to_owned(), name)));
-    attributes.insert("service.version".to_owned(), build.version.to_owned());
+    attributes.insert("service.version".to_owned(), VERSION.to_owned());
     let attributes = attributes.into_iter().map(|(key, value)| text(key, value)).collect();
     Resource { attributes, ..Resource::default() }
 }
@@ -188,6 +183,8 @@ fn is_gzip(signal: &str) -> bool {
 
 /// Silence on a gRPC connection that waits for an answer, before a ping and then for its answer.
 const PING_AFTER: Duration = Duration::from_secs(5);
+/// Of this gateway.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Content type of OTLP over HTTP.
 pub(super) const PROTOBUF: &str = "application/x-protobuf";
 

@@ -81,7 +81,7 @@ pub(crate) fn nanos(time: SystemTime) -> u64 {
 pub(crate) fn scope() -> InstrumentationScope {
     InstrumentationScope {
         name: "tokenway".to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: super::VERSION.to_owned(),
         ..InstrumentationScope::default()
     }
 }

@@ -16,11 +16,10 @@ use tokio::sync::mpsc;
 
 use self::export::SpanBatch;
 pub use self::sampling::{Seen, keep};
+use super::Surroundings;
 use super::judgement::Judgement;
 use super::metrics::{DropReason, Metrics};
 use super::otlp::{BatchTask, Collector, CollectorError, End};
-use crate::background::Background;
-use crate::clock::Clock;
 use crate::config::Sampling;
 use crate::record::Record;
 use crate::stats::PerSecond;
@@ -42,16 +41,15 @@ impl Spans {
     pub fn start(
         collector: &Collector,
         sampling: &Sampling,
-        clock: Clock,
-        background: &Background,
+        around: &Surroundings,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, CollectorError> {
         let (exporter, resource) = (collector.spans()?, collector.resource());
         let (queue, records) = mpsc::channel(MAX_QUEUED_RECORDS);
-        let (metrics, end) = (Arc::clone(metrics), End::default());
+        let (metrics, end, clock) = (Arc::clone(metrics), End::default(), around.clock);
         let batch = SpanBatch { resource, clock, metrics: Arc::clone(&metrics) };
         let task = BatchTask { queue: records, exporter, batch, clock, end: end.clone() };
-        background.spawn(task.run());
+        around.background.spawn(task.run());
         Ok(Self {
             queue,
             sampling: ArcSwap::from_pointee(sampling.clone()),

@@ -342,12 +342,11 @@ mod tests {
     use crate::clock::Clock;
     use crate::config::check::check_with_pool;
     use crate::observe::fixture;
-    use crate::observe::metrics::BuildInfo;
 
     /// A feed that watches nothing yet, and what it observes.
     fn feed() -> (Feed, mpsc::Receiver<Observation>) {
         let config = check_with_pool("").unwrap();
-        let metrics = Arc::new(Metrics::new(&config, BuildInfo::THIS, Clock::start()));
+        let metrics = Arc::new(Metrics::new(&config, Clock::start()));
         let ((observations, seen), (commands, _)) = (mpsc::channel(9), mpsc::channel(9));
         let (watched, board) = (Arc::default(), Arc::default());
         (Feed { observations, commands, watched, board, metrics }, seen)

@@ -437,7 +437,6 @@ mod tests {
     use super::*;
     use crate::background::Background;
     use crate::config::check::check_str;
-    use crate::observe::metrics::BuildInfo;
     use crate::observe::{Judgement, Tap as _, fixture};
     use crate::record::{Outcome, Record, TurnedAway};
     use crate::rollout::plan::Action;
@@ -465,11 +464,11 @@ mod tests {
     impl Running {
         fn start(config: &Arc<Config>) -> Self {
             let (configs, configured) = watch::channel(Arc::clone(config));
-            let (clock, build) = (Clock::start(), BuildInfo::THIS);
+            let clock = Clock::start();
             let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
             let fleet = FleetView::default();
-            let around = Surroundings { clock, build, background, instance: "test".into(), fleet };
-            let metrics = Arc::new(Metrics::new(config, build, clock));
+            let around = Surroundings { clock, background, instance: "test".into(), fleet };
+            let metrics = Arc::new(Metrics::new(config, clock));
             let feed = start(configured, &around, &metrics, CarriedOver::default(), None).unwrap();
             Self { feed, metrics, configs }
         }
