@@ -50,7 +50,7 @@ pub(crate) fn queue_alike(replicas: &[ReplicaStatus]) -> bool {
 }
 
 /// Replicas by the way to their engines.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Ways {
     /// To blame for most misses in the stage.
     pub(crate) far: Vec<Far>,

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::engines::{self, Far};
+use super::engines::{self, Ways};
 use super::figures::{exceeds, seconds, share};
 use super::growth::grown;
 use super::table::{
@@ -71,16 +71,14 @@ pub(crate) struct Cause {
     pub(crate) reason: &'static str,
     /// Blamed by the engines' queues as scraped: the gateway has not learned to split the wait yet.
     pub(crate) is_by_scrape: bool,
-    /// The replicas that are to blame by the way to their engines alone: then it is the network, whatever the stage.
-    pub(crate) far: Vec<Far>,
-    /// How many replicas are known not to be far.
-    pub(crate) near: usize,
+    /// Where replicas are to blame by the way to their engines alone it is the network, whatever the stage.
+    pub(crate) ways: Ways,
 }
 
 impl Cause {
     /// The stage, or the network.
     pub(crate) fn place(&self) -> &'static str {
-        if self.far.is_empty() { self.stage.as_str() } else { "network" }
+        if self.ways.far.is_empty() { self.stage.as_str() } else { "network" }
     }
 }
 
@@ -105,7 +103,7 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     let hangs = |status| silent(status, figures).or_else(|| stuck(status, figures));
     found.extend(figures.replicas.iter().filter_map(hangs));
     // They stand out where there is another to compare with.
-    for far in cause.filter(|cause| cause.near > 0).map_or(&[][..], |cause| &cause.far) {
+    for far in cause.filter(|cause| cause.ways.near > 0).map_or(&[][..], |cause| &cause.ways.far) {
         let (dimension, name) = (Dimension::Replica, Arc::clone(&far.replica));
         add(&mut found, Some(Outlier { dimension, name, evidence: far.evidence() }));
     }
@@ -117,7 +115,7 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     }
     let revision = compare(slot, Dimension::Revision, of_engines);
     add(&mut found, revision.filter(|it| !is_of_one_replica(&it.name, &figures.replicas, slot, of_engines)));
-    if let Some(cause) = cause.filter(|cause| cause.far.is_empty()) {
+    if let Some(cause) = cause.filter(|cause| cause.ways.far.is_empty()) {
         add(&mut found, longest_queue(&figures.replicas, cause));
         let is_load =
             [Stage::Admit, Stage::EngineQueue, Stage::Prefill, Stage::Decode].contains(&cause.stage);
@@ -163,7 +161,7 @@ pub(crate) fn beyond_lag(figures: &RouteFigures, cause: &Cause) -> Option<Outlie
 /// Whether misses of this cause can be one engine's: whose way is long is no slower engine, and neither is it compared with the others.
 fn is_of_one_engine(cause: &Cause, replicas: &[ReplicaStatus]) -> bool {
     let is_shared_queue = cause.stage == Stage::EngineQueue && engines::queue_alike(replicas);
-    cause.far.is_empty() && !is_shared_queue && !engines::are_all_full(replicas)
+    cause.ways.far.is_empty() && !is_shared_queue && !engines::are_all_full(replicas)
 }
 
 /// Adds one that is not named yet.

@@ -117,25 +117,19 @@ fn cause(slot: &Slot, figures: &RouteFigures) -> Option<Cause> {
     if reason == "refused" && before_routing.contains(&stage) {
         let of_stage = |stage: &Stage| slot.missed_in.get(*stage as usize).copied().unwrap_or(0);
         let misses = before_routing.iter().map(of_stage).sum();
-        return Some(Cause {
-            stage: Stage::Admit,
-            misses,
-            reason,
-            is_by_scrape: false,
-            far: Vec::new(),
-            near: 0,
-        });
+        let ways = Ways::default();
+        return Some(Cause { stage: Stage::Admit, misses, reason, is_by_scrape: false, ways });
     }
     // Until a replica's speed is learned, a wait for its first token counts as prefill.
     let is_by_scrape =
         stage == Stage::Prefill && engines::waiting(replicas) >= QUEUED * replicas.len() as f64;
-    let Ways { far, near } = if reason == "ttft" {
+    let ways = if reason == "ttft" {
         engines::ways([&figures.recent, &figures.lately, slot], stage, replicas)
     } else {
         Ways::default()
     };
     let stage = if is_by_scrape { Stage::EngineQueue } else { stage };
-    Some(Cause { stage, misses, reason, is_by_scrape, far, near })
+    Some(Cause { stage, misses, reason, is_by_scrape, ways })
 }
 
 fn largest(counts: &[u32]) -> Option<(usize, u32)> {

@@ -50,7 +50,7 @@ pub(super) fn of_route(
     // What waits in the gateway waits for the engines.
     let at_engine = [Stage::Admit, Stage::EngineQueue, Stage::Prefill, Stage::Decode];
     if status == Status::Bad
-        && cause.is_some_and(|cause| at_engine.contains(&cause.stage) && cause.far.is_empty())
+        && cause.is_some_and(|cause| at_engine.contains(&cause.stage) && cause.ways.far.is_empty())
     {
         parts.extend(engines::full_caches(&figures.replicas));
     }
