@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::engines::{self, Ways};
-use super::figures::{exceeds, seconds, share};
+use super::figures::{Count, seconds, share};
 use super::growth::grown;
 use super::table::{
     DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FAR_SLOWER, FEW,
@@ -94,7 +94,7 @@ pub(crate) struct Outlier {
 pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -> Vec<Outlier> {
     let is_by_chance = |status: &ReplicaStatus| {
         let (own, rest) = failures_beside(status, &figures.replicas, slot);
-        own.of >= FEW && is_shared(own, rest)
+        own.bad >= f64::from(FEW) && is_shared(own, rest)
     };
     // Where all fail, one is the first to be ejected.
     let is_named = |status: &&ReplicaStatus| status.state != ReplicaState::Ejected || !is_by_chance(status);
@@ -271,9 +271,9 @@ fn peers_of<'a>(status: &ReplicaStatus, all: &'a [ReplicaStatus]) -> impl Iterat
 }
 
 /// Failures at a replica, and at its peers.
-fn failures_beside(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -> (Share, Share) {
+fn failures_beside(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -> (Count, Count) {
     let failures = |of: &ReplicaStatus| slot.of(Dimension::Replica, &of.replica).map(failures_of);
-    (failures(status).unwrap_or_default(), Share::sum(peers_of(status, all).filter_map(failures)))
+    (failures(status).unwrap_or_default(), peers_of(status, all).filter_map(failures).sum())
 }
 
 fn parts_of(slot: &Slot, dimension: Dimension) -> Vec<(&Arc<str>, &Part)> {
@@ -321,35 +321,36 @@ fn is_of_one_replica(name: &Arc<str>, all: &[ReplicaStatus], slot: &Slot, cause:
 }
 
 fn answers_nothing(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
-    let own = Share { of: part.empty, all: part.answers };
-    let rest = Share::sum(others.iter().map(|other| Share { of: other.empty, all: other.answers }));
-    let is_it =
-        part.empty >= FEW && own.rate() >= EMPTY && own.rate() >= EMPTIER * rest.rate() && own.exceeds(rest);
+    let of = |part: &Part| Count::new(part.empty, part.answers);
+    let (own, rest) = (of(part), others.iter().map(|other| of(other)).sum::<Count>());
+    let is_it = part.empty >= FEW
+        && own.share() >= EMPTY
+        && own.share() >= EMPTIER * rest.share()
+        && own.exceeds(rest);
     is_it.then(|| {
         let evidence = format!(
             "answers {} of its requests with no text, the others {}",
-            share(own.rate()),
-            share(rest.rate())
+            share(own.share()),
+            share(rest.share())
         );
         (f64::from(part.empty) * 100.0, evidence)
     })
 }
 
 /// Failed attempts, of all that have an end.
-fn failures_of(part: &Part) -> Share {
-    Share { of: part.failures, all: part.answers.saturating_sub(part.empty) + part.failures }
+fn failures_of(part: &Part) -> Count {
+    Count::new(part.failures, part.answers.saturating_sub(part.empty) + part.failures)
 }
 
 /// Whether the others fail as well, and it no more than by chance: it gets less traffic for it all the same.
-fn is_shared(own: Share, rest: Share) -> bool {
-    rest.of > 0 && !own.exceeds(rest)
+fn is_shared(own: Count, rest: Count) -> bool {
+    rest.bad > 0.0 && !own.exceeds(rest)
 }
 
 fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
-    let (own, rest) = (failures_of(part), Share::sum(others.iter().map(|other| failures_of(other))));
-    let all = own.of + rest.of;
-    let is_it =
-        own.of >= FEW && f64::from(own.of) >= FAILURES_OF_ONE * f64::from(all) && !is_shared(own, rest);
+    let (own, rest) = (failures_of(part), others.iter().map(|other| failures_of(other)).sum::<Count>());
+    let all = own.bad + rest.bad;
+    let is_it = own.bad >= f64::from(FEW) && own.bad >= FAILURES_OF_ONE * all && !is_shared(own, rest);
     is_it.then(|| {
         let words = match &part.engine_error {
             Some(words) => format!(" (\u{201c}{words}\u{201d})"),
@@ -399,45 +400,24 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
 }
 
 /// Answers that came too late: those that were wrong are [`fails`]'s.
-fn late_of(part: &Part, stage: Stage) -> Share {
+fn late_of(part: &Part, stage: Stage) -> Count {
     let of = |all: &[u32]| all.get(stage as usize).copied().unwrap_or(0);
-    Share { of: of(&part.missed_in).saturating_sub(of(&part.wrong_in)), all: part.judged }
+    Count::new(of(&part.missed_in).saturating_sub(of(&part.wrong_in)), part.judged)
 }
 
-fn late_of_all(parts: &[&Part], stage: Stage) -> Share {
-    Share::sum(parts.iter().map(|part| late_of(part, stage)))
+fn late_of_all(parts: &[&Part], stage: Stage) -> Count {
+    parts.iter().map(|part| late_of(part, stage)).sum()
 }
 
 fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
     let (own, rest) = (late_of(part, stage), late_of_all(others, stage));
-    let (rate, usual) = (own.rate(), rest.rate());
-    let is_it = own.of >= MISSES && rate >= 2.0 * usual && rate - usual >= 0.1 && own.exceeds(rest);
+    let (rate, usual) = (own.share(), rest.share());
+    let is_it =
+        own.bad >= f64::from(MISSES) && rate >= 2.0 * usual && rate - usual >= 0.1 && own.exceeds(rest);
     is_it.then(|| {
         let evidence = format!("misses {} of its requests, the others {}", share(rate), share(usual));
         (rate / usual.max(0.01), evidence)
     })
-}
-
-/// Some of all requests.
-#[derive(Clone, Copy, Default)]
-struct Share {
-    of: u32,
-    all: u32,
-}
-
-impl Share {
-    fn sum(all: impl Iterator<Item = Self>) -> Self {
-        all.fold(Self { of: 0, all: 0 }, |sum, one| Self { of: sum.of + one.of, all: sum.all + one.all })
-    }
-
-    fn rate(self) -> f64 {
-        f64::from(self.of) / f64::from(self.all.max(1))
-    }
-
-    /// By more than chance.
-    fn exceeds(self, rest: Self) -> bool {
-        exceeds((self.of.into(), self.all.into()), (rest.of.into(), rest.all.into()))
-    }
 }
 
 /// The replica with a queue while the others have none.

@@ -8,48 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::hours::hour_index;
 use super::table::{BurnRow, FAILING_HOUR, HOUR, LN_CHANCE, MOST, P99, REPEATED, WEEK, WORKBOOK};
-use crate::diagnosis::figures;
+use crate::diagnosis::figures::Count;
 use crate::stats::{Ring, ln_binomial_tail};
-
-/// Requests, and the bad ones among them; whole numbers, unless old ones count half.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
-pub(super) struct Count {
-    pub(super) all: f64,
-    pub(super) bad: f64,
-}
-
-impl Count {
-    pub(super) fn add(&mut self, is_bad: bool) {
-        self.all += 1.0;
-        self.bad += f64::from(u8::from(is_bad));
-    }
-
-    pub(super) fn halve(&mut self) {
-        self.all /= 2.0;
-        self.bad /= 2.0;
-    }
-
-    /// Bad share.
-    pub(super) fn share(self) -> f64 {
-        self.bad / self.all.max(1.0)
-    }
-
-    /// Whether more were bad than `share`, beyond chance.
-    fn exceeds(self, share: f64) -> bool {
-        self.share() > share && ln_binomial_tail(self.bad, self.all, share) <= LN_CHANCE
-    }
-
-    /// Whether it is worse than the rest of `all`, beyond chance.
-    pub(super) fn exceeds_the_rest(self, all: Self) -> bool {
-        figures::exceeds((self.bad, self.all), (all.bad - self.bad, all.all - self.all))
-    }
-}
-
-impl std::iter::Sum for Count {
-    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
-        counts.fold(Self::default(), |sum, count| Self { all: sum.all + count.all, bad: sum.bad + count.bad })
-    }
-}
 
 /// Counts in slots of `SECONDS`, as far back as the longest window of its rows.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -110,7 +70,7 @@ impl<const SECONDS: i64> BadRequests<SECONDS> {
             let mut bad = window(row.long).filter(|(_, count)| count.bad > 0.0).map(|(at, _)| at);
             let last = bad.next()?;
             let lasted = (last - bad.last().unwrap_or(last)) * SECONDS;
-            (count.bad >= row.least && lasted >= row.lasts && count.exceeds(share)).then(|| Burn {
+            (count.bad >= row.least && lasted >= row.lasts && is_over(count, share)).then(|| Burn {
                 rate: count.share() / budget,
                 long: row.long as f64,
                 short: row.short as f64,
@@ -119,6 +79,11 @@ impl<const SECONDS: i64> BadRequests<SECONDS> {
             })
         })
     }
+}
+
+/// Whether more were bad than `share`, beyond chance.
+fn is_over(count: Count, share: f64) -> bool {
+    count.share() > share && ln_binomial_tail(count.bad, count.all, share) <= LN_CHANCE
 }
 
 fn slot<const SECONDS: i64>(at: f64) -> i64 {
@@ -188,7 +153,7 @@ impl HoursOfDay {
         let others: Count = (0..24).filter(|other| *other != hour).map(|other| self.sum(other, after)).sum();
         let days = self.hours.get(hour)?.iter().filter(|(then, c)| *then > after && c.bad > 0.0).count();
         let allowed = (FAILING_HOUR * others.share()).max(budget);
-        (days >= REPEATED && others.all > 0.0 && here.exceeds(allowed)).then(|| BadHour {
+        (days >= REPEATED && others.all > 0.0 && is_over(here, allowed)).then(|| BadHour {
             hour,
             availability: 1.0 - here.share(),
             elsewhere: 1.0 - others.share(),

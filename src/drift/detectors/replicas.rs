@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::blocks::BlockHistory;
-use super::burn::Count;
 use super::table::{
     HOUR, HOURLY_NOISE, MOST, QUARTERS, REPEATED, REPLICA, REPLICA_REQUESTS, StepRow, USUAL_HOURS, WEEK,
 };
+use crate::diagnosis::figures::Count;
 use crate::diagnosis::table::{DIFFERS, DIFFERS_FROM_USUAL, UNMOVED};
 use crate::stats::{Counts, Histogram, MEDIAN_ERROR, Ring, median, robust};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Settings;
 use super::active::ActiveFinding;
-use super::burn::{BadHour, Burn, Count};
+use super::burn::{BadHour, Burn};
 use super::finding::{Evidence, Fact, Finding, SeriesName};
 use super::kind::{Horizon, Kind, Subject};
 use super::recent::Doubling;
@@ -15,6 +15,7 @@ use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
 use super::table::{HOUR, LATE_BUDGET, PARTS, StepRow, TAIL, WINDOW};
+use crate::diagnosis::figures::Count;
 use crate::diagnosis::table::{BUSIER, DIFFERS, LONGER, UNMOVED};
 use crate::diagnosis::{Case, Causes, Diagnosis, Onset, SignalChange, Signals, Tier, of_changes};
 
