@@ -43,12 +43,25 @@ macro_rules! key {
     };
 }
 
+/// Who is handed the attributes.
+struct Emit<F>(F);
+
+impl<'a, F: FnMut(AttributeKey, AttributeValue<'a>)> Emit<F> {
+    /// Hands on what there is.
+    fn put(&mut self, key: AttributeKey, value: impl Into<Option<AttributeValue<'a>>>) {
+        if let Some(value) = value.into() {
+            (self.0)(key, value);
+        }
+    }
+}
+
 /// Emits every known attribute of a request, in a stable order.
 pub(super) fn each<'a>(
     record: &'a Record,
     judgement: &'a Judgement,
-    mut emit: impl FnMut(AttributeKey, AttributeValue<'a>),
+    emit: impl FnMut(AttributeKey, AttributeValue<'a>),
 ) {
+    let mut emit = Emit(emit);
     gen_ai(record, &mut emit);
     http(record, &mut emit);
     tokenway(record, &mut emit);
@@ -56,104 +69,92 @@ pub(super) fn each<'a>(
     decision(record, &mut emit);
 }
 
-fn gen_ai<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>)) {
-    emit(key!("gen_ai.operation.name"), AttributeValue::Name(record.dialect.operation()));
-    some(
-        emit,
-        key!("gen_ai.provider.name"),
-        record.served().map(|served| AttributeValue::Str(&served.engine)),
-    );
+fn gen_ai<'a>(record: &'a Record, emit: &mut Emit<impl FnMut(AttributeKey, AttributeValue<'a>)>) {
+    emit.put(key!("gen_ai.operation.name"), AttributeValue::Name(record.dialect.operation()));
+    emit.put(key!("gen_ai.provider.name"), record.served().map(|served| AttributeValue::Str(&served.engine)));
     let requested = record.requested_model.as_deref().or(Some(&record.model)).filter(|name| *name != "none");
-    some(emit, key!("gen_ai.request.model"), requested.map(AttributeValue::Str));
-    emit(key!("gen_ai.request.stream"), AttributeValue::Bool(record.is_stream));
-    some(emit, key!("gen_ai.response.model"), record.response_model.as_deref().map(AttributeValue::Str));
-    some(emit, key!("gen_ai.response.id"), record.response_id.as_deref().map(AttributeValue::Str));
+    emit.put(key!("gen_ai.request.model"), requested.map(AttributeValue::Str));
+    emit.put(key!("gen_ai.request.stream"), AttributeValue::Bool(record.is_stream));
+    emit.put(key!("gen_ai.response.model"), record.response_model.as_deref().map(AttributeValue::Str));
+    emit.put(key!("gen_ai.response.id"), record.response_id.as_deref().map(AttributeValue::Str));
     if !record.finish_reasons.is_empty() {
         let reasons = record.finish_reasons.iter().map(|reason| &**reason).collect();
-        emit(key!("gen_ai.response.finish_reasons"), AttributeValue::List(reasons));
+        emit.put(key!("gen_ai.response.finish_reasons"), AttributeValue::List(reasons));
     }
-    some(emit, key!("gen_ai.usage.input_tokens"), record.tokens.input.map(|tokens| int(tokens.0)));
-    some(
-        emit,
-        key!("gen_ai.usage.cache_read.input_tokens"),
-        record.tokens.cached.map(|tokens| int(tokens.0)),
-    );
-    some(emit, key!("gen_ai.usage.output_tokens"), record.tokens.output.map(|tokens| int(tokens.0)));
+    emit.put(key!("gen_ai.usage.input_tokens"), record.tokens.input.map(|tokens| int(tokens.0)));
+    emit.put(key!("gen_ai.usage.cache_read.input_tokens"), record.tokens.cached.map(|tokens| int(tokens.0)));
+    emit.put(key!("gen_ai.usage.output_tokens"), record.tokens.output.map(|tokens| int(tokens.0)));
 }
 
-fn http<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>)) {
+fn http<'a>(record: &'a Record, emit: &mut Emit<impl FnMut(AttributeKey, AttributeValue<'a>)>) {
     let method = record.client.method.as_str();
     let is_known = KNOWN_METHODS.contains(&method);
-    emit(key!("http.request.method"), AttributeValue::Str(if is_known { method } else { "_OTHER" }));
+    emit.put(key!("http.request.method"), AttributeValue::Str(if is_known { method } else { "_OTHER" }));
     if !is_known {
         let original = cut(method, MAX_METHOD);
-        emit(key!("http.request.method_original"), AttributeValue::Str(original));
+        emit.put(key!("http.request.method_original"), AttributeValue::Str(original));
     }
-    emit(key!("url.scheme"), AttributeValue::Name(if record.client.is_tls { "https" } else { "http" }));
-    emit(key!("url.path"), AttributeValue::Str(&record.path));
-    emit(key!("http.route"), AttributeValue::Str(&record.path));
-    some(emit, key!("client.address"), record.client.address.map(AttributeValue::Address));
-    some(emit, key!("user_agent.original"), record.client.user_agent.as_deref().map(AttributeValue::Str));
-    emit(key!("http.response.status_code"), AttributeValue::Int(i64::from(record.status)));
-    emit(key!("http.request.body.size"), int(record.bytes_in));
-    emit(key!("http.response.body.size"), int(record.bytes_out));
-    some(emit, key!("error.type"), record.error.map(AttributeValue::Name));
-    some(emit, key!("tokenway.engine.error"), record.engine_error().map(AttributeValue::Str));
+    emit.put(key!("url.scheme"), AttributeValue::Name(if record.client.is_tls { "https" } else { "http" }));
+    emit.put(key!("url.path"), AttributeValue::Str(&record.path));
+    emit.put(key!("http.route"), AttributeValue::Str(&record.path));
+    emit.put(key!("client.address"), record.client.address.map(AttributeValue::Address));
+    emit.put(key!("user_agent.original"), record.client.user_agent.as_deref().map(AttributeValue::Str));
+    emit.put(key!("http.response.status_code"), AttributeValue::Int(i64::from(record.status)));
+    emit.put(key!("http.request.body.size"), int(record.bytes_in));
+    emit.put(key!("http.response.body.size"), int(record.bytes_out));
+    emit.put(key!("error.type"), record.error.map(AttributeValue::Name));
+    emit.put(key!("tokenway.engine.error"), record.engine_error().map(AttributeValue::Str));
     if let Some(served) = record.served() {
-        emit(key!("server.address"), AttributeValue::Str(&served.host));
-        emit(key!("server.port"), AttributeValue::Int(i64::from(served.port)));
+        emit.put(key!("server.address"), AttributeValue::Str(&served.host));
+        emit.put(key!("server.port"), AttributeValue::Int(i64::from(served.port)));
     }
 }
 
-fn tokenway<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>)) {
-    emit(key!("tokenway.route"), AttributeValue::Str(&record.route));
-    some(emit, key!("tokenway.degraded_from"), record.degraded_from.as_deref().map(AttributeValue::Str));
+fn tokenway<'a>(record: &'a Record, emit: &mut Emit<impl FnMut(AttributeKey, AttributeValue<'a>)>) {
+    emit.put(key!("tokenway.route"), AttributeValue::Str(&record.route));
+    emit.put(key!("tokenway.degraded_from"), record.degraded_from.as_deref().map(AttributeValue::Str));
     if let Some(served) = record.served() {
-        emit(key!("tokenway.pool"), AttributeValue::Str(&served.pool));
-        emit(key!("tokenway.replica"), AttributeValue::Str(&served.replica));
+        emit.put(key!("tokenway.pool"), AttributeValue::Str(&served.pool));
+        emit.put(key!("tokenway.replica"), AttributeValue::Str(&served.replica));
     }
-    emit(key!("tokenway.revision"), AttributeValue::Str(record.revision()));
-    emit(key!("tokenway.tenant"), AttributeValue::Str(&record.tenant));
-    some(
-        emit,
-        key!("tokenway.key"),
-        Some(AttributeValue::Str(&record.key)).filter(|_| *record.key != *"none"),
-    );
-    emit(key!("tokenway.class"), AttributeValue::Name(record.class.as_str()));
-    emit(key!("tokenway.slo_class"), AttributeValue::Str(&record.slo_class));
-    emit(key!("tokenway.outcome"), AttributeValue::Name(record.outcome.as_str()));
-    emit(key!("tokenway.stream"), AttributeValue::Bool(record.is_stream));
-    emit(key!("tokenway.attempts"), int(record.attempts.len() as u64));
+    emit.put(key!("tokenway.revision"), AttributeValue::Str(record.revision()));
+    emit.put(key!("tokenway.tenant"), AttributeValue::Str(&record.tenant));
+    emit.put(key!("tokenway.key"), Some(AttributeValue::Str(&record.key)).filter(|_| *record.key != *"none"));
+    emit.put(key!("tokenway.class"), AttributeValue::Name(record.class.as_str()));
+    emit.put(key!("tokenway.slo_class"), AttributeValue::Str(&record.slo_class));
+    emit.put(key!("tokenway.outcome"), AttributeValue::Name(record.outcome.as_str()));
+    emit.put(key!("tokenway.stream"), AttributeValue::Bool(record.is_stream));
+    emit.put(key!("tokenway.attempts"), int(record.attempts.len() as u64));
     let is_hedged = record.attempts.iter().any(|attempt| attempt.cause == AttemptCause::Hedge);
-    some(emit, key!("tokenway.migrations"), (record.migrations > 0).then(|| int(record.migrations.into())));
+    emit.put(key!("tokenway.migrations"), (record.migrations > 0).then(|| int(record.migrations.into())));
     if record.migrations > 0 || is_hedged {
         let mut attempts: Vec<_> = record.attempts.iter().collect();
         attempts.sort_by_key(|attempt| attempt.start);
         let replicas = attempts.into_iter().map(|attempt| &*attempt.served.replica).collect();
-        emit(key!("tokenway.replicas"), AttributeValue::List(replicas));
+        emit.put(key!("tokenway.replicas"), AttributeValue::List(replicas));
     }
-    some(emit, key!("tokenway.migration_refused"), record.migration_refused.map(AttributeValue::Name));
-    some(emit, key!("tokenway.hedged"), is_hedged.then_some(AttributeValue::Bool(true)));
-    emit(key!("tokenway.duration"), AttributeValue::Span(record.duration()));
-    some(emit, key!("tokenway.ttft"), record.ttft().map(AttributeValue::Span));
-    some(emit, key!("tokenway.tpot"), record.tpot().map(AttributeValue::Span));
-    some(emit, key!("tokenway.empty"), record.empty.map(|_| AttributeValue::Bool(true)));
+    emit.put(key!("tokenway.migration_refused"), record.migration_refused.map(AttributeValue::Name));
+    emit.put(key!("tokenway.hedged"), is_hedged.then_some(AttributeValue::Bool(true)));
+    emit.put(key!("tokenway.duration"), AttributeValue::Span(record.duration()));
+    emit.put(key!("tokenway.ttft"), record.ttft().map(AttributeValue::Span));
+    emit.put(key!("tokenway.tpot"), record.tpot().map(AttributeValue::Span));
+    emit.put(key!("tokenway.empty"), record.empty.map(|_| AttributeValue::Bool(true)));
     let longest_gap = (record.content_events > 1).then_some(AttributeValue::Span(record.longest_gap));
-    some(emit, key!("tokenway.longest_gap"), longest_gap);
+    emit.put(key!("tokenway.longest_gap"), longest_gap);
 }
 
-fn decision<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>)) {
+fn decision<'a>(record: &'a Record, emit: &mut Emit<impl FnMut(AttributeKey, AttributeValue<'a>)>) {
     let Some(decision) = &record.decision else { return };
-    emit(key!("tokenway.decision.policy"), AttributeValue::Name(decision.policy));
-    emit(key!("tokenway.decision.reason"), AttributeValue::Name(decision.reason));
-    emit(key!("tokenway.decision.candidates"), AttributeValue::Int(i64::from(decision.candidates)));
-    some(emit, key!("tokenway.decision.cold"), decision.is_cold.then_some(AttributeValue::Bool(true)));
-    some(emit, key!("tokenway.decision.predicted_ttft"), decision.predicted_ttft.map(AttributeValue::Span));
+    emit.put(key!("tokenway.decision.policy"), AttributeValue::Name(decision.policy));
+    emit.put(key!("tokenway.decision.reason"), AttributeValue::Name(decision.reason));
+    emit.put(key!("tokenway.decision.candidates"), AttributeValue::Int(i64::from(decision.candidates)));
+    emit.put(key!("tokenway.decision.cold"), decision.is_cold.then_some(AttributeValue::Bool(true)));
+    emit.put(key!("tokenway.decision.predicted_ttft"), decision.predicted_ttft.map(AttributeValue::Span));
     if let (Some(chosen), Some(why)) = (decision.chosen(), decision.why()) {
-        emit(key!("tokenway.decision.why"), AttributeValue::Text(why));
-        emit(key!("tokenway.decision.cost"), AttributeValue::Number(chosen.cost.total()));
+        emit.put(key!("tokenway.decision.why"), AttributeValue::Text(why));
+        emit.put(key!("tokenway.decision.cost"), AttributeValue::Number(chosen.cost.total()));
         for (name, seconds) in chosen.cost.named().into_iter().filter(|(_, seconds)| *seconds != 0.0) {
-            emit(addend_key(name), AttributeValue::Number(seconds));
+            emit.put(addend_key(name), AttributeValue::Number(seconds));
         }
     }
 }
@@ -162,36 +163,32 @@ fn decision<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, Attribut
 fn judged<'a>(
     record: &'a Record,
     judgement: &'a Judgement,
-    emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>),
+    emit: &mut Emit<impl FnMut(AttributeKey, AttributeValue<'a>)>,
 ) {
     for time in &judgement.stages {
-        emit(stage_key(time.stage), AttributeValue::Span(time.duration));
+        emit.put(stage_key(time.stage), AttributeValue::Span(time.duration));
     }
     // Only the engine's stages can be estimates.
     let engine = judgement.stages.iter().find(|time| time.stage == Stage::Prefill);
-    some(
-        emit,
+    emit.put(
         key!("tokenway.stage.source"),
         engine.map(|engine| AttributeValue::Name(engine.source.as_str())),
     );
-    some(
-        emit,
+    emit.put(
         key!("tokenway.slo.missed"),
         judgement.missed().map(|missed| AttributeValue::Name(missed.as_str())),
     );
-    some(
-        emit,
+    emit.put(
         key!("tokenway.slo.missed_in"),
         judgement.blamed.map(|stage| AttributeValue::Name(stage.as_str())),
     );
-    some(
-        emit,
+    emit.put(
         key!("tokenway.slo.itl_percentile"),
         record.itl_missed.map(|percent| AttributeValue::Int(percent.into())),
     );
     if !judgement.over_budget.is_empty() {
         let stages = judgement.over_budget.iter().map(|stage| stage.as_str()).collect();
-        emit(key!("tokenway.stage.over_budget"), AttributeValue::List(stages));
+        emit.put(key!("tokenway.stage.over_budget"), AttributeValue::List(stages));
     }
 }
 
@@ -222,17 +219,6 @@ fn stage_key(stage: Stage) -> AttributeKey {
         Stage::Decode => key!("tokenway.stage.decode"),
         Stage::EngineOther => key!("tokenway.stage.engine_other"),
         Stage::Relay => key!("tokenway.stage.relay"),
-    }
-}
-
-/// Emits what there is.
-fn some<'a>(
-    emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>),
-    key: AttributeKey,
-    value: Option<AttributeValue<'a>>,
-) {
-    if let Some(value) = value {
-        emit(key, value);
     }
 }
 
