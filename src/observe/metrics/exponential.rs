@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::DashMap;
+use opentelemetry_proto::tonic::metrics::v1::ExponentialHistogramDataPoint;
+use opentelemetry_proto::tonic::metrics::v1::exponential_histogram_data_point::Buckets;
 use parking_lot::Mutex;
 
 use crate::labels::LabelHasher;
@@ -34,21 +36,6 @@ struct Total {
     sum: f64,
 }
 
-/// What a histogram has counted so far, in the terms of OTLP.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Counted {
-    pub(super) count: u64,
-    /// Seconds.
-    pub(super) sum: f64,
-    /// Bucket `i` is (base^i, base^(i+1)] with base = 2^(2^-scale).
-    pub(super) scale: i32,
-    pub(super) zero_count: u64,
-    /// Index of the first of `buckets`.
-    pub(super) offset: i32,
-    /// Without empty ones at either end.
-    pub(super) buckets: Vec<u64>,
-}
-
 impl ExponentialHistogram {
     pub(super) fn observe(&self, value: Duration) {
         self.observe_each([(value, 1)]);
@@ -60,8 +47,8 @@ impl ExponentialHistogram {
         values.into_iter().for_each(|(value, times)| latest.add(value, times));
     }
 
-    /// All counts, cumulative.
-    pub(super) fn counted(&self) -> Counted {
+    /// All counts, cumulative; without attributes and times.
+    pub(super) fn counted(&self) -> ExponentialHistogramDataPoint {
         let mut total = self.total.lock();
         total.add(&self.latest.lock().take());
         total.counted()
@@ -80,7 +67,7 @@ impl Total {
     }
 
     /// Halves the resolution until it fits into [`MAX_BUCKETS`], which is what receivers take.
-    fn counted(&self) -> Counted {
+    fn counted(&self) -> ExponentialHistogramDataPoint {
         let count = self.zero + self.buckets.iter().sum::<u64>();
         let (mut scale, mut offset, mut buckets) = (SCALE, FIRST, self.buckets.clone());
         trim(&mut offset, &mut buckets);
@@ -88,7 +75,15 @@ impl Total {
             halve(&mut offset, &mut buckets);
             scale -= 1;
         }
-        Counted { count, sum: self.sum, scale, zero_count: self.zero, offset, buckets }
+        ExponentialHistogramDataPoint {
+            count,
+            sum: Some(self.sum),
+            scale,
+            zero_count: self.zero,
+            zero_threshold: ZERO_THRESHOLD.as_secs_f64(),
+            positive: Some(Buckets { offset, bucket_counts: buckets }),
+            ..ExponentialHistogramDataPoint::default()
+        }
     }
 }
 
@@ -187,7 +182,7 @@ impl Exponentials {
 }
 
 /// What is shorter counts as zero.
-pub(super) const ZERO_THRESHOLD: Duration = Duration::from_micros(100);
+const ZERO_THRESHOLD: Duration = Duration::from_micros(100);
 /// Buckets per doubling: 2^scale.
 const SCALE: i32 = 4;
 /// Of the bucket that holds the shortest value above the threshold.
@@ -203,9 +198,14 @@ const MAX_SERIES: usize = 1_000;
 mod tests {
     use super::*;
 
-    fn edges(counted: &Counted, bucket: usize) -> (f64, f64) {
+    fn buckets(counted: &ExponentialHistogramDataPoint) -> &Buckets {
+        counted.positive.as_ref().unwrap()
+    }
+
+    /// Bucket `i` is (base^i, base^(i+1)] with base = 2^(2^-scale).
+    fn edges(counted: &ExponentialHistogramDataPoint, bucket: usize) -> (f64, f64) {
         let base = 2f64.powf(2f64.powi(-counted.scale));
-        let index = counted.offset + i32::try_from(bucket).unwrap();
+        let index = buckets(counted).offset + i32::try_from(bucket).unwrap();
         (base.powi(index), base.powi(index + 1))
     }
 
@@ -215,7 +215,7 @@ mod tests {
             let histogram = ExponentialHistogram::default();
             histogram.observe(Duration::from_micros(micros));
             let counted = histogram.counted();
-            assert_eq!(counted.buckets, [1], "{micros}");
+            assert_eq!(buckets(&counted).bucket_counts, [1], "{micros}");
             let (lower, upper) = edges(&counted, 0);
             let seconds = micros as f64 / 1e6;
             // Recorded with an error of 0.4 %.
@@ -232,8 +232,8 @@ mod tests {
         histogram.observe(Duration::from_secs(100_000));
         let counted = histogram.counted();
         assert_eq!((counted.count, counted.zero_count), (5, 4));
-        assert_eq!((counted.offset, &counted.buckets[..]), (LAST, &[1][..]));
-        assert!((counted.sum - 100_000.000_3).abs() < 1e-9);
+        assert_eq!(buckets(&counted), &Buckets { offset: LAST, bucket_counts: vec![1] });
+        assert!((counted.sum.unwrap() - 100_000.000_3).abs() < 1e-9);
     }
 
     #[test]
@@ -243,18 +243,20 @@ mod tests {
             histogram.observe_each([(Duration::from_micros(101 << power), 7)]);
         }
         let counted = histogram.counted();
-        assert!(counted.buckets.len() <= MAX_BUCKETS && counted.scale < SCALE, "{counted:?}");
-        assert_eq!(counted.buckets.iter().sum::<u64>(), 25 * 7);
+        let counts = &buckets(&counted).bucket_counts;
+        assert!(counts.len() <= MAX_BUCKETS && counted.scale < SCALE, "{counted:?}");
+        assert_eq!(counts.iter().sum::<u64>(), 25 * 7);
         assert_eq!(histogram.counted(), counted, "cumulative");
         let first = edges(&counted, 0);
         assert!(first.0 < 101e-6 && 101e-6 <= first.1, "{first:?}");
-        let last = edges(&counted, counted.buckets.len() - 1);
+        let last = edges(&counted, counts.len() - 1);
         let longest = 101e-6 * f64::from(1 << 24);
         assert!(last.0 < longest && longest <= last.1, "{last:?}");
     }
 
     #[test]
     fn an_unused_one_is_empty() {
-        assert_eq!(ExponentialHistogram::default().counted(), Counted { scale: SCALE, ..Counted::default() });
+        let counted = ExponentialHistogram::default().counted();
+        assert_eq!((counted.count, counted.scale, buckets(&counted)), (0, SCALE, &Buckets::default()));
     }
 }

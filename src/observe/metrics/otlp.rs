@@ -9,7 +9,6 @@ use std::time::SystemTime;
 
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::metrics::v1::exponential_histogram_data_point::Buckets;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::{
     AggregationTemporality, ExponentialHistogram, ExponentialHistogramDataPoint, Gauge, Histogram,
@@ -17,9 +16,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 };
 use prometheus::proto::{LabelPair, MetricFamily, MetricType};
 
-use super::exponential::{
-    Counted, ExponentialHistogram as Counts, ExponentialKey, ExponentialSeries, ZERO_THRESHOLD,
-};
+use super::exponential::{ExponentialKey, ExponentialSeries};
 use super::table::{EXPONENTIAL, ExponentialMeasure, REPLACED_BY_EXPONENTIAL};
 use crate::observe::otlp::{attribute, nanos, text};
 
@@ -125,9 +122,13 @@ fn of_measure(
     span: Span,
 ) -> Option<Metric> {
     let points = all.iter().filter_map(|(key, series)| {
-        let counts: &Counts = (measure.pick)(series);
-        let counted = counts.counted();
-        (counted.count > 0).then(|| exponential(key.as_ref(), counted, span))
+        let counted = (measure.pick)(series).counted();
+        (counted.count > 0).then(|| ExponentialHistogramDataPoint {
+            attributes: key.as_ref().map_or_else(overflow, attributes),
+            start_time_unix_nano: nanos(span.start),
+            time_unix_nano: nanos(span.now),
+            ..counted
+        })
     });
     let data_points: Vec<_> = points.collect();
     let is_used = !data_points.is_empty();
@@ -142,21 +143,6 @@ fn of_measure(
             aggregation_temporality: temporality,
         })),
     })
-}
-
-fn exponential(key: Option<&ExponentialKey>, counted: Counted, span: Span) -> ExponentialHistogramDataPoint {
-    ExponentialHistogramDataPoint {
-        attributes: key.map_or_else(overflow, attributes),
-        start_time_unix_nano: nanos(span.start),
-        time_unix_nano: nanos(span.now),
-        count: counted.count,
-        sum: Some(counted.sum),
-        scale: counted.scale,
-        zero_count: counted.zero_count,
-        zero_threshold: ZERO_THRESHOLD.as_secs_f64(),
-        positive: Some(Buckets { offset: counted.offset, bucket_counts: counted.buckets }),
-        ..ExponentialHistogramDataPoint::default()
-    }
 }
 
 /// By the semantic conventions for GenAI, and as on spans.
