@@ -20,29 +20,27 @@ pub(in crate::observe) fn since(now: &[Metric], before: &[Metric]) -> Vec<Metric
     let before: HashMap<&str, &Data> =
         before.iter().filter_map(|metric| Some((&*metric.name, metric.data.as_ref()?))).collect();
     let mut delta = now.to_vec();
-    for metric in &mut delta {
+    delta.retain_mut(|metric| {
         let earlier = before.get(&*metric.name).copied();
-        if let Some(data) = &mut metric.data {
-            subtract(data, earlier);
-        }
-    }
-    delta.retain(|metric| metric.data.as_ref().is_some_and(has_points));
+        metric.data.as_mut().is_some_and(|data| subtract(data, earlier))
+    });
     delta
 }
 
-fn subtract(data: &mut Data, earlier: Option<&Data>) {
+/// Whether anything is left.
+fn subtract(data: &mut Data, earlier: Option<&Data>) -> bool {
     let temporality = AggregationTemporality::Delta.into();
     match data {
         Data::Sum(sum) => {
             let earlier = if let Some(Data::Sum(sum)) = earlier { &sum.data_points[..] } else { &[] };
-            difference(&mut sum.data_points, earlier, |p| &p.attributes, minus_number);
             sum.aggregation_temporality = temporality;
+            difference(&mut sum.data_points, earlier, |p| &p.attributes, minus_number)
         }
         Data::Histogram(histogram) => {
             let earlier =
                 if let Some(Data::Histogram(histogram)) = earlier { &histogram.data_points[..] } else { &[] };
-            difference(&mut histogram.data_points, earlier, |p| &p.attributes, minus_histogram);
             histogram.aggregation_temporality = temporality;
+            difference(&mut histogram.data_points, earlier, |p| &p.attributes, minus_histogram)
         }
         Data::ExponentialHistogram(histogram) => {
             let earlier = if let Some(Data::ExponentialHistogram(histogram)) = earlier {
@@ -50,26 +48,28 @@ fn subtract(data: &mut Data, earlier: Option<&Data>) {
             } else {
                 &[]
             };
-            difference(&mut histogram.data_points, earlier, |p| &p.attributes, minus_exponential);
             histogram.aggregation_temporality = temporality;
+            difference(&mut histogram.data_points, earlier, |p| &p.attributes, minus_exponential)
         }
-        Data::Gauge(_) | Data::Summary(_) => {}
+        Data::Gauge(gauge) => !gauge.data_points.is_empty(),
+        Data::Summary(summary) => !summary.data_points.is_empty(),
     }
 }
 
-/// Subtracts the point with the same attributes; `minus` says whether anything is left. Nothing is subtracted from a series
+/// Subtracts the points with the same attributes; whether anything is left, as `minus` says of one. Nothing is subtracted from a series
 /// that began anew, as one does whose replica left and came back.
 fn difference<P>(
     points: &mut Vec<P>,
     earlier: &[P],
     attributes: fn(&P) -> &Vec<KeyValue>,
     minus: fn(&mut P, Option<&P>) -> bool,
-) {
+) -> bool {
     let known: HashMap<Vec<u8>, &P> = earlier.iter().map(|point| (key(attributes(point)), point)).collect();
     points.retain_mut(|point| {
         let before = known.get(&key(attributes(point))).copied();
         minus(point, before)
     });
+    !points.is_empty()
 }
 
 fn minus_number(point: &mut NumberDataPoint, before: Option<&NumberDataPoint>) -> bool {
@@ -126,16 +126,6 @@ fn take_away(now: &mut Buckets, old: &Buckets) {
         if let Some(slot) = slot {
             *slot = slot.saturating_sub(*count);
         }
-    }
-}
-
-fn has_points(data: &Data) -> bool {
-    match data {
-        Data::Gauge(gauge) => !gauge.data_points.is_empty(),
-        Data::Sum(sum) => !sum.data_points.is_empty(),
-        Data::Histogram(histogram) => !histogram.data_points.is_empty(),
-        Data::ExponentialHistogram(histogram) => !histogram.data_points.is_empty(),
-        Data::Summary(summary) => !summary.data_points.is_empty(),
     }
 }
 
