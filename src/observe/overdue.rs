@@ -77,18 +77,7 @@ pub struct Late {
     /// Label `class`.
     pub class: &'static str,
     /// Where it was sent to last; `None` while it waits in the gateway.
-    pub asked: Option<Asked>,
-}
-
-/// The replica that a request waits at, by labels.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Asked {
-    /// Label `pool`.
-    pub pool: Arc<str>,
-    /// Label `replica`.
-    pub replica: Arc<str>,
-    /// Label `revision`.
-    pub revision: Arc<str>,
+    pub asked: Option<Served>,
 }
 
 impl Late {
@@ -113,9 +102,7 @@ pub(super) struct BoundGuard {
 impl BoundGuard {
     /// The request goes to this replica.
     pub(super) fn asks(&self, served: &Served) {
-        let Served { pool, replica, revision, .. } = served;
-        let [pool, replica, revision] = [pool, replica, revision].map(Arc::clone);
-        self.update(|waiting| waiting.asked = Some(Asked { pool, replica, revision }));
+        self.update(|waiting| waiting.asked = Some(served.clone()));
     }
 
     /// Its first token came: from here on the bound on its duration is what is left to miss.
@@ -147,7 +134,7 @@ struct Waiting {
     ttft: Option<Stamp>,
     first_token: Option<Stamp>,
     e2e: Option<Stamp>,
-    asked: Option<Asked>,
+    asked: Option<Served>,
 }
 
 impl Waiting {

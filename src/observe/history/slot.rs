@@ -241,15 +241,14 @@ impl Slot {
             count(&mut self.missed, missed as usize);
             count(&mut self.missed_in, blamed(judgement) as usize);
         }
-        let class: Arc<str> = record.class.as_str().into();
         let expected =
             record.decision.as_ref().and_then(|d| Some(d.predicted_ttft?.as_secs_f64() / d.pace.max(0.01)));
         let ttft = record.ttft().map(|ttft| ttft.as_secs_f64());
         let charged = charged(record);
-        let served = charged.map(|(_, attempt)| (&attempt.served.replica, &attempt.served.revision));
+        let served = charged.map(|(_, attempt)| &attempt.served);
         let is_later = charged.is_some_and(|(_, attempt)| !record.is_first(attempt));
-        for (dimension, name) in took_part(served, &record.tenant, &class) {
-            let part = self.part(dimension, name);
+        for (dimension, name) in took_part(served, &record.tenant, record.class.as_str()) {
+            let part = self.part(dimension, &name);
             part.requests += 1;
             part.judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
             part.prompt_tokens += record.tokens.input.unwrap_or(record.estimated_input).0;
@@ -277,12 +276,11 @@ impl Slot {
             add(&mut self.missed_in, blamed(before) as usize, -1);
             add(&mut self.missed_in, blamed(measured) as usize, 1);
         }
-        let class: Arc<str> = record.class.as_str().into();
         let charged = charged(record);
-        let served = charged.map(|(_, attempt)| (&attempt.served.replica, &attempt.served.revision));
+        let served = charged.map(|(_, attempt)| &attempt.served);
         let is_later = charged.is_some_and(|(_, attempt)| !record.is_first(attempt));
-        for (dimension, name) in took_part(served, &record.tenant, &class) {
-            let part = self.part(dimension, name);
+        for (dimension, name) in took_part(served, &record.tenant, record.class.as_str()) {
+            let part = self.part(dimension, &name);
             part.add_stages(before, is_later && dimension.is_engine(), -1);
             part.add_stages(measured, is_later && dimension.is_engine(), 1);
         }
@@ -306,10 +304,8 @@ impl Slot {
         let blamed = late.stage() as usize;
         count(&mut self.missed, late.missed as usize);
         count(&mut self.missed_in, blamed);
-        let class: Arc<str> = late.class.into();
-        let asked = late.asked.as_ref().map(|asked| (&asked.replica, &asked.revision));
-        for (dimension, name) in took_part(asked, &late.tenant, &class) {
-            let part = self.part(dimension, name);
+        for (dimension, name) in took_part(late.asked.as_ref(), &late.tenant, late.class) {
+            let part = self.part(dimension, &name);
             part.judged += 1;
             count(&mut part.missed_in, blamed);
         }
@@ -336,18 +332,17 @@ impl Slot {
     }
 }
 
-/// Who took part in a request that went to this replica and revision, if it did.
-fn took_part<'a>(
-    served: Option<(&'a Arc<str>, &'a Arc<str>)>,
-    tenant: &'a Arc<str>,
-    class: &'a Arc<str>,
-) -> impl Iterator<Item = (Dimension, &'a Arc<str>)> {
-    let (replica, revision) = served.unzip();
+/// Who took part in a request that went to this replica, if it did.
+fn took_part(
+    served: Option<&Served>,
+    tenant: &Arc<str>,
+    class: &'static str,
+) -> impl Iterator<Item = (Dimension, Arc<str>)> + use<> {
     let all = [
-        (Dimension::Replica, replica),
-        (Dimension::Revision, revision),
-        (Dimension::Tenant, Some(tenant)),
-        (Dimension::Class, Some(class)),
+        (Dimension::Replica, served.map(|served| Arc::clone(&served.replica))),
+        (Dimension::Revision, served.map(|served| Arc::clone(&served.revision))),
+        (Dimension::Tenant, Some(Arc::clone(tenant))),
+        (Dimension::Class, Some(class.into())),
     ];
     all.into_iter().filter_map(|(dimension, name)| Some((dimension, name?)))
 }

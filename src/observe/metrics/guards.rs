@@ -9,10 +9,12 @@ use parking_lot::Mutex;
 use prometheus::IntGauge;
 
 use super::Metrics;
+use super::replicas::ReplicaKey;
 use super::table::Families;
 use crate::clock::Stamp;
-use crate::observe::overdue::{Asked, Overdue};
+use crate::observe::overdue::Overdue;
 use crate::observe::slo::Missed;
+use crate::record::Served;
 
 impl Metrics {
     /// Counts a request as in flight while the guard lives.
@@ -109,20 +111,20 @@ impl OverdueRequests {
     pub(super) fn count(&mut self, families: &Families, now: Stamp) {
         let Some(overdue) = &self.source else { return };
         self.counts.values_mut().for_each(|count| *count = 0);
-        let mut longest: HashMap<Asked, Duration> = HashMap::new();
+        let mut longest: HashMap<ReplicaKey, Duration> = HashMap::new();
         for (route, late) in overdue.by_route(now) {
             self.counts.insert(route, late.iter().filter(|late| late.waits_for.is_some()).count());
             for late in late.into_iter().filter(|late| late.waits_for == Some(Missed::Ttft)) {
-                let Some(asked) = late.asked else { continue };
-                let by = longest.entry(asked).or_default();
+                let Some(Served { pool, replica, .. }) = late.asked else { continue };
+                let by = longest.entry((pool, replica)).or_default();
                 *by = (*by).max(late.by);
             }
         }
         for (route, count) in &self.counts {
             families.requests.overdue.set([&**route], Some(*count as f64));
         }
-        for (asked, by) in longest {
-            families.replicas.overdue.set([&*asked.pool, &*asked.replica], Some(by.as_secs_f64()));
+        for ((pool, replica), by) in longest {
+            families.replicas.overdue.set([&*pool, &*replica], Some(by.as_secs_f64()));
         }
     }
 }
