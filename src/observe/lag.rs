@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::latency::Step;
+use super::latency::{IN_MINUTE, Step};
 use crate::clock::{Clock, Stamp};
 use crate::stats::Ring;
 
@@ -97,8 +97,6 @@ const EVERY: Duration = Duration::from_millis(50);
 const LATE: Duration = Duration::from_millis(50);
 /// Share of time at which the wait for a thread is what users notice.
 const STARVED: f64 = 0.1;
-/// Slots of ten seconds before the current one.
-const IN_MINUTE: i64 = 6;
 
 #[cfg(test)]
 mod tests {
