@@ -45,6 +45,10 @@ fn slot(reason: usize, all: &[Did]) -> WindowFigures {
     WindowFigures { slot, ttft: ttft.take(), itl: Counts::default() }
 }
 
+fn part<'a>(slot: &'a mut Slot, replica: &str) -> &'a mut Part {
+    slot.parts.get_mut(&(Dimension::Replica, replica.into())).unwrap()
+}
+
 fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
     let signals = EngineSignals {
         age: Duration::from_millis(200),
@@ -68,6 +72,17 @@ fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
         connections: 1,
         ..ReplicaStatus::default()
     }
+}
+
+/// Ready, and what its engine counts.
+fn counted(replica: &str, counters: EngineCounters) -> ReplicaStatus {
+    ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) }
+}
+
+/// The same of an engine by whose own count first tokens take so long.
+fn soon(replica: &str, ttft: f64) -> ReplicaStatus {
+    let (recent_ttft, minute_ttft) = (Some(ttft), Some(ttft));
+    counted(replica, EngineCounters { recent_ttft, minute_ttft, ..EngineCounters::default() })
 }
 
 fn ejected(replica: &str, reason: &str) -> ReplicaStatus {
@@ -139,8 +154,7 @@ fn a_replica_with_colder_prompts_is_not_named() {
         [did("r1", 30, 0, prefill(3.0)), did("r2", 4, 26, prefill(6.0)), did("r3", 28, 1, prefill(2.2))];
     let mut now = slot(TTFT, &all);
     for (name, work) in [("r1", 12.0), ("r2", 150.0), ("r3", 14.0)] {
-        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().over_expected =
-            Mean { sum: 1.1 * work, count: work };
+        part(&mut now.slot, name).over_expected = Mean { sum: 1.1 * work, count: work };
     }
     let figures = figures(now, vec![ready("r1", 0.0), ready("r2", 0.0), ready("r3", 0.0)]);
     names_only(&figures, &["27 of 27 misses in prefill", "shared by all 3 replicas"], &["stands out"]);
@@ -167,7 +181,7 @@ fn a_replica_that_had_no_requests_shares_nothing() {
 fn a_sick_replica_is_named_by_its_failures() {
     let all = [did("r1", 30, 0, (Stage::Decode, 1.0, 1.0)), did("r2", 5, 12, (Stage::Connect, 0.1, 0.1))];
     let mut sick = slot(ERROR, &all);
-    sick.slot.parts.get_mut(&(Dimension::Replica, "r2".into())).unwrap().failures = 20;
+    part(&mut sick.slot, "r2").failures = 20;
     let figures = figures(sick, vec![ready("r1", 0.0), ready("r2", 0.0)]);
     names_only(
         &figures,
@@ -181,7 +195,7 @@ fn a_replica_that_answers_nothing_is_named_with_its_share_and_so_are_all_of_them
     let all = [did("r1", 40, 20, (Stage::Decode, 0.1, 0.1)), did("r2", 40, 0, (Stage::Decode, 1.0, 1.0))];
     let mut hole = slot(EMPTY_ANSWERS, &all);
     for (name, empty) in [("r1", 51), ("r2", 0)] {
-        let part = hole.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap();
+        let part = part(&mut hole.slot, name);
         (part.answers, part.empty) = (100, empty);
     }
     let both = || vec![ready("r1", 0.0), ready("r2", 0.0)];
@@ -197,7 +211,7 @@ fn a_replica_that_answers_nothing_is_named_with_its_share_and_so_are_all_of_them
     let decode = (Stage::Decode, 0.1, 0.1);
     let mut early = slot(EMPTY_ANSWERS, &[did("r1", 9, 5, decode), did("r2", 20, 2, decode)]);
     for (name, answers, empty) in [("r1", 14, 5), ("r2", 22, 2)] {
-        let part = early.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap();
+        let part = part(&mut early.slot, name);
         (part.answers, part.empty) = (answers, empty);
     }
     names_only(&figures(early, both()), &["got no text"], &["stands out"]);
@@ -219,7 +233,7 @@ fn what_the_engines_say_of_an_error_is_told_in_place_of_a_stage() {
     let all = [did("r1", 40, 6, prefill), did("r2", 40, 5, prefill)];
     let mut sick = slot(ERROR, &all);
     for (name, failures) in [("r1", 6), ("r2", 5)] {
-        let part = sick.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap();
+        let part = part(&mut sick.slot, name);
         (part.failures, part.engine_error) = (failures, Some("CUDA error".into()));
     }
     names_only(
@@ -276,8 +290,7 @@ fn the_longest_of_several_queues_is_no_replica_s_fault() {
     // Nor is one that has just got many, where all have had a queue for some seconds.
     let mut replicas = vec![ready("r1", 11.0), ready("r2", 1.0), ready("r3", 1.0)];
     for (status, recent) in replicas.iter_mut().zip([4.5, 0.8, 0.7]) {
-        let counters = EngineCounters { recent_waiting: Some(recent), ..EngineCounters::default() };
-        status.counters = Some(counters);
+        status.counters = Some(EngineCounters { recent_waiting: Some(recent), ..EngineCounters::default() });
     }
     let few = [did("r1", 9, 3, queue), did("r2", 9, 4, queue), did("r3", 9, 3, queue)];
     let mut figures = self::figures(slot(TTFT, &few), replicas);
@@ -305,7 +318,7 @@ fn where_all_fail_the_one_that_failed_more_by_chance_does_not_stand_out() {
         let all = ["r1", "r2", "r3"].map(|name| did(name, 15, 0, prefill));
         let mut now = slot(ERROR, &all);
         for (name, failures) in ["r1", "r2", "r3"].into_iter().zip(failures) {
-            let part = now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap();
+            let part = part(&mut now.slot, name);
             (part.answers, part.failures) = (15, failures);
         }
         let demoted = ReplicaStatus { failure_ratio: 0.19, traffic_share: 0.39, ..ready("r3", 0.0) };
@@ -342,7 +355,7 @@ fn where_all_fail_the_one_that_is_asked_last_does_not_stand_out() {
         let all = [did("r1", 46, 4, connect), did("r2", 46, 4, connect), did("r3", 30, 12, connect)];
         let mut now = slot(reason, &all);
         for (name, answers) in [("r1", 46), ("r2", 46), ("r3", 30)] {
-            let part = now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap();
+            let part = part(&mut now.slot, name);
             (part.answers, part.failures) = (answers, 12);
         }
         figures(now, vec![ready("r1", 0.0), ready("r2", 0.0), ready("r3", 0.0)])
@@ -355,7 +368,7 @@ fn where_all_fail_the_one_that_is_asked_last_does_not_stand_out() {
 fn a_replica_that_is_ejected_for_empty_answers_is_named_with_the_reason() {
     let prefill = (Stage::Prefill, 0.2, 0.2);
     let mut now = slot(TTFT, &[did("r1", 90, 0, prefill), did("r2", 30, 0, prefill)]);
-    let part = now.slot.parts.get_mut(&(Dimension::Replica, "r2".into())).unwrap();
+    let part = part(&mut now.slot, "r2");
     (part.answers, part.empty, part.failures) = (30, 3, 3);
     let replicas = vec![ready("r1", 0.0), ready("r2", 0.0)];
     names(
@@ -384,20 +397,12 @@ fn a_queue_that_only_one_engine_has_is_named_though_the_gateway_has_learned_noth
 fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     let queue = |slow| (Stage::EngineQueue, slow, 0.3);
     let mut now = slot(TTFT, &[did("r1", 2, 20, queue(2.3)), did("r2", 30, 0, queue(0.3))]);
-    let engine = |replica: &str, ttft| {
-        let part = &now.slot.parts[&(Dimension::Replica, replica.into())];
-        let counters =
-            EngineCounters { recent_ttft: Some(ttft), minute_ttft: Some(ttft), ..EngineCounters::default() };
-        (
-            part.stages[Stage::EngineQueue as usize],
-            ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) },
-        )
-    };
-    let ((one, r1), (two, r2)) = (engine("r1", 0.02), engine("r2", 0.25));
-    for (name, first_tokens) in [("r1", one), ("r2", two)] {
-        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().first_tokens = first_tokens;
-    }
-    let mut figures = figures(now, vec![r1, r2]);
+    let [one, known] = ["r1", "r2"].map(|replica| {
+        let part = part(&mut now.slot, replica);
+        part.first_tokens = part.stages[Stage::EngineQueue as usize];
+        part.first_tokens
+    });
+    let mut figures = figures(now, vec![soon("r1", 0.02), soon("r2", 0.25)]);
     names_only(
         &figures,
         &[
@@ -411,22 +416,16 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     names(&figures, &["misses in engine_queue"]);
     figures.replicas[0].counters.as_mut().unwrap().minute_ttft = Some(0.02);
     // Alone it does not stand out: of the other no first tokens are known.
-    let known = figures.minute.slot.parts[&(Dimension::Replica, "r2".into())].first_tokens;
-    let set = |figures: &mut RouteFigures, first_tokens| {
-        figures.minute.slot.parts.get_mut(&(Dimension::Replica, "r2".into())).unwrap().first_tokens =
-            first_tokens;
-    };
-    set(&mut figures, Mean::default());
+    part(&mut figures.minute.slot, "r2").first_tokens = Mean::default();
     names_only(&figures, &["20 of 20 misses in network", "all at replica r1"], &["stands out"]);
-    set(&mut figures, known);
+    part(&mut figures.minute.slot, "r2").first_tokens = known;
     // What came lately counts before what the minute has of before the onset.
     figures.lately = figures.minute.slot.clone();
-    let r1 = (Dimension::Replica, "r1".into());
-    figures.minute.slot.parts.get_mut(&r1).unwrap().first_tokens = Mean { sum: 15.0, count: 100.0 };
+    part(&mut figures.minute.slot, "r1").first_tokens = Mean { sum: 15.0, count: 100.0 };
     names(&figures, &["20 of 20 misses in network", "replica r1 stands out"]);
     figures.lately = Slot::default();
     names(&figures, &["misses in engine_queue"]);
-    figures.minute.slot.parts.get_mut(&r1).unwrap().first_tokens = one;
+    part(&mut figures.minute.slot, "r1").first_tokens = one;
     // Nor where the other's are of before the last seconds.
     figures.recent = figures.minute.slot.clone();
     figures.recent.parts.remove(&(Dimension::Replica, "r2".into()));
@@ -447,19 +446,11 @@ fn places_that_a_long_way_holds_are_the_networks_and_those_of_one_engine_are_not
     let figures = |own: [f64; 2]| {
         let mut now = slot(TTFT, &[did("r1", 10, 10, admit(2.0)), did("r2", 10, 10, admit(2.0))]);
         for replica in ["r1", "r2"] {
-            let part = now.slot.parts.get_mut(&(Dimension::Replica, replica.into())).unwrap();
+            let part = part(&mut now.slot, replica);
             part.first_tokens = part.stages[Stage::Admit as usize];
             part.first_tokens.sum += 20.0 * 1.3;
         }
-        let engine = |(replica, ttft)| {
-            let counters = EngineCounters {
-                recent_ttft: Some(ttft),
-                minute_ttft: Some(ttft),
-                ..EngineCounters::default()
-            };
-            ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) }
-        };
-        figures(now, ["r1", "r2"].into_iter().zip(own).map(engine).collect())
+        figures(now, vec![soon("r1", own[0]), soon("r2", own[1])])
     };
     names_only(&figures([0.1, 0.1]), &["20 of 20 misses in network", "shared by all 2"], &["admit"]);
     names_only(&figures([0.1, 1.2]), &["20 of 20 misses in admit"], &["network"]);
@@ -470,7 +461,7 @@ fn full_caches_are_named_with_their_preemptions() {
     let decode = (Stage::Decode, 9.0, 2.0);
     let full = |replica: &str| {
         let counters = EngineCounters { recent_preemptions: Some(0.5), ..EngineCounters::default() };
-        let mut status = ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) };
+        let mut status = counted(replica, counters);
         status.signals.as_mut().unwrap().page.kv_cache_usage = Some(0.99);
         status
     };
@@ -499,8 +490,7 @@ fn transfers_that_the_engines_saw_fail_are_named_where_kv_is_late() {
     let late = (Stage::KvTransfer, 9.0, 2.0);
     let engine = |replica: &str, failed, expired| {
         let kv = KvCounters { transfers: 9.0, failed, expired, ..KvCounters::default() };
-        let counters = EngineCounters { recent_kv: Some(kv), ..EngineCounters::default() };
-        ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) }
+        counted(replica, EngineCounters { recent_kv: Some(kv), ..EngineCounters::default() })
     };
     let all = slot(TTFT, &[did("d1", 10, 14, late), did("d2", 10, 14, late)]);
     for (replicas, expected) in [
@@ -696,7 +686,7 @@ fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
     let of = |all: &[Did; 2], tokens: f64| {
         let mut now = slot(ITL, all);
         for (name, itl) in [("r1", 0.02), ("r2", 0.11)] {
-            now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl.add_times(itl, tokens);
+            part(&mut now.slot, name).itl.add_times(itl, tokens);
         }
         let mut itl = Histogram::default();
         itl.add(Duration::from_millis(110), 500);
@@ -712,15 +702,14 @@ fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
     names(&figures, &["ITL p99 1", "replica r2 stands out: takes 110 ms for a token, the others 20 ms"]);
     // It has just begun: most of its tokens in the minute came before.
     let mut figures = of(&[did("r1", 190, 0, decode), did("r2", 50, 5, decode)], 1_800.0);
-    let r2 = (Dimension::Replica, "r2".into());
-    figures.minute.slot.parts.get_mut(&r2).unwrap().itl.sum = 0.036 * 1_800.0;
+    part(&mut figures.minute.slot, "r2").itl.sum = 0.036 * 1_800.0;
     figures.five = figures.minute.clone();
     names(
         &figures,
         &["5 of 5 misses in decode", "replica r2 stands out: takes 36 ms for a token, the others 20"],
     );
     // It does not differ clearly, and yet none shares it.
-    figures.minute.slot.parts.get_mut(&r2).unwrap().itl.sum = 0.025 * 1_800.0;
+    part(&mut figures.minute.slot, "r2").itl.sum = 0.025 * 1_800.0;
     figures.five = figures.minute.clone();
     names_only(&figures, &["5 of 5 misses in decode", "all at replica r2"], &["stands out", "shared"]);
     figures.overdue = (1, Duration::from_secs(3));
