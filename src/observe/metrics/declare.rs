@@ -11,7 +11,6 @@ use prometheus::{
 
 use super::buckets::Edges;
 use super::declared::{Declared, Label};
-use super::family::{Family, Vector};
 use super::foreseen::Foreseen;
 
 /// Registers families.
@@ -37,7 +36,12 @@ impl<'a> Maker<'a> {
         maker
     }
 
-    fn make<M: Build>(&self, declared: &'static Declared) -> M {
+    /// Counts what the bounds of a family fold.
+    pub(super) fn overflow(&self) -> IntCounterVec {
+        self.overflow.clone()
+    }
+
+    pub(super) fn make<M: Build>(&self, declared: &'static Declared) -> M {
         #[cfg(test)]
         self.declared.borrow_mut().push(declared);
         let buckets = declared.edges.map_or(&[][..], |edges| edges(self.edges));
@@ -81,9 +85,11 @@ fn histogram(declared: &Declared, buckets: &[f64]) -> HistogramOpts {
     HistogramOpts::new(declared.name, declared.help).buckets(buckets.to_vec())
 }
 
-/// The handle of a declared family: a metric without labels, or a [`Family`].
+/// The handle of a declared family: a metric without labels, or a [`Family`](super::family::Family).
 pub(super) trait Handle {
-    fn register(maker: &Maker<'_>, declared: &'static Declared) -> Self;
+    fn register(maker: &Maker<'_>, declared: &'static Declared) -> Self
+    where
+        Self: Sized;
     /// Creates the series of a key that exist before their first event.
     fn start(&self, _key: &[&str], _foreseen: &Foreseen) {}
     /// Removes all series of a key.
@@ -98,34 +104,27 @@ impl<M: Build> Handle for M {
     }
 }
 
-impl<V: Vector + Build, const N: usize> Handle for Family<V, N> {
-    fn register(maker: &Maker<'_>, declared: &'static Declared) -> Self {
-        Self::new(maker.make(declared), declared, maker.overflow.clone())
-    }
-
-    fn start(&self, key: &[&str], foreseen: &Foreseen) {
-        self.start(key, foreseen);
-    }
-
-    fn forget(&self, key: &[&str]) {
-        self.forget(key);
-    }
-
-    fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
-        self.forget_revisions(is_kept);
-    }
-}
-
 /// Families that share their first labels, the key.
 pub(super) trait Group {
     const KEY: &'static [&'static str];
 
-    /// Creates the series of a key that exist before their first event.
-    fn start(&self, key: &[&str], foreseen: &Foreseen);
-    /// Removes all series of a key.
-    fn forget(&self, key: &[&str]);
-    /// Removes all series of other revisions, where they have that label.
-    fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool);
+    /// Each of them.
+    fn families(&self) -> Vec<&dyn Handle>;
+
+    /// As [`Handle::start`].
+    fn start(&self, key: &[&str], foreseen: &Foreseen) {
+        self.families().iter().for_each(|family| family.start(key, foreseen));
+    }
+
+    /// As [`Handle::forget`].
+    fn forget(&self, key: &[&str]) {
+        self.families().iter().for_each(|family| family.forget(key));
+    }
+
+    /// As [`Handle::forget_revisions`].
+    fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
+        self.families().iter().for_each(|family| family.forget_revisions(is_kept));
+    }
 }
 
 /// Declares families:
@@ -189,16 +188,8 @@ macro_rules! families {
         impl Group for $Group {
             const KEY: &'static [&'static str] = families!(@names $key);
 
-            fn start(&self, key: &[&str], foreseen: &Foreseen) {
-                $(Handle::start(&self.$field, key, foreseen);)*
-            }
-
-            fn forget(&self, key: &[&str]) {
-                $(Handle::forget(&self.$field, key);)*
-            }
-
-            fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
-                $(Handle::forget_revisions(&self.$field, is_kept);)*
+            fn families(&self) -> Vec<&dyn Handle> {
+                vec![$(&self.$field),*]
             }
         }
     };
@@ -241,6 +232,7 @@ const TABLE_IS_VALID: &str = "invariant: the table's names and labels are valid 
 mod tests {
     use prometheus::TextEncoder;
 
+    use super::super::family::Family;
     use super::*;
 
     families! {

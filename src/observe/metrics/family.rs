@@ -13,6 +13,7 @@ use parking_lot::RwLock;
 use prometheus::core::{MetricVec, MetricVecBuilder};
 use prometheus::{CounterVec, GaugeVec, IntCounterVec};
 
+use super::declare::{Build, Handle, Maker};
 use super::declared::Declared;
 use super::foreseen::Foreseen;
 use crate::labels::{LabelHasher, OTHER};
@@ -137,29 +138,7 @@ impl<V: Vector, const N: usize> Family<V, N> {
         }
     }
 
-    /// Creates the label sets of a key, its first labels, that exist before their first event; none in a family that
-    /// is half full, whose room is for what happens.
-    pub(super) fn start(&self, key: &[&str], foreseen: &Foreseen) {
-        for tail in self.declared.zeros(key.len(), foreseen) {
-            let values: Vec<&str> = key.iter().copied().chain(tail).collect();
-            self.admit(&mut self.sets.write(), &values, MAX_ZEROS);
-        }
-    }
-
-    /// Removes every label set that begins with `key`.
-    pub(super) fn forget(&self, key: &[&str]) {
-        self.forget_where(&|values| key.iter().zip(values).all(|(key, value)| *key == &**value));
-    }
-
-    /// Removes every label set whose revision is none of these. Not inlined, as what it calls: groups ask each of their families, and
-    /// copies of it were 30 KB of the binary.
-    #[inline(never)]
-    pub(super) fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
-        let label = self.declared.labels.iter().position(|label| label.name == "revision");
-        let Some(label) = label else { return };
-        self.forget_where(&|values| values.get(label).is_some_and(|revision| !is_kept(revision)));
-    }
-
+    // Copies of it were 30 KB of the binary.
     #[inline(never)]
     fn forget_where(&self, is_gone: &dyn Fn(&[Box<str>]) -> bool) {
         let mut known = self.sets.write();
@@ -209,6 +188,30 @@ impl<V: Vector, const N: usize> Family<V, N> {
 
     fn overflowed(&self) {
         self.overflow.with_label_values(&[self.declared.name]).inc();
+    }
+}
+
+impl<V: Vector + Build, const N: usize> Handle for Family<V, N> {
+    fn register(maker: &Maker<'_>, declared: &'static Declared) -> Self {
+        Self::new(maker.make(declared), declared, maker.overflow())
+    }
+
+    /// Those of its label sets that begin with the key; none in a family that is half full, whose room is for what happens.
+    fn start(&self, key: &[&str], foreseen: &Foreseen) {
+        for tail in self.declared.zeros(key.len(), foreseen) {
+            let values: Vec<&str> = key.iter().copied().chain(tail).collect();
+            self.admit(&mut self.sets.write(), &values, MAX_ZEROS);
+        }
+    }
+
+    fn forget(&self, key: &[&str]) {
+        self.forget_where(&|values| key.iter().zip(values).all(|(key, value)| *key == &**value));
+    }
+
+    fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
+        let label = self.declared.labels.iter().position(|label| label.name == "revision");
+        let Some(label) = label else { return };
+        self.forget_where(&|values| values.get(label).is_some_and(|revision| !is_kept(revision)));
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::declare::Group as _;
+use super::declare::{Group as _, Handle as _};
 use super::family::MAX_VALUES;
 use super::foreseen::Foreseen;
 use super::table::{Families, Pools, Replicas};

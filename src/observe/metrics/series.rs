@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use prometheus::{Histogram, HistogramVec, IntCounter};
 
+use super::declare::Handle as _;
 use super::exponential::{ExponentialKey, ExponentialSeries};
 use super::family::Family;
 use super::foreseen::Foreseen;

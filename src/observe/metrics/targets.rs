@@ -5,6 +5,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Metrics;
+use super::declare::Handle as _;
 use super::table::Families;
 use crate::config::view::view;
 use crate::config::{Config, Slo};
