@@ -375,7 +375,7 @@ impl Gateway {
             client: ClientInfo::of(parts),
             head,
         };
-        RecordGuard::open(opening, &self.observer, self.clock, &self.requests)
+        RecordGuard::open(opening, &self.observer, &self.requests)
     }
 }
 

@@ -193,7 +193,7 @@ impl Router for Live {
             path: "/v1/completions".into(),
             head: gateway.clock.now(),
         };
-        let mut guard = RecordGuard::open(opening, &gateway.observer, gateway.clock, &gateway.requests);
+        let mut guard = RecordGuard::open(opening, &gateway.observer, &gateway.requests);
         let prepared = self.prepared(&request, &mut guard);
         let (chosen, id, waiting) = (Arc::clone(&self.chosen), request.id, Arc::clone(&self.waiting));
         waiting.fetch_add(1, Ordering::Relaxed);

@@ -32,7 +32,6 @@ pub struct OriginalEnd {
 pub struct RecordGuard {
     record: Option<Arc<Record>>,
     observer: Arc<Observer>,
-    clock: Clock,
     has_head: bool,
     has_early_head: Option<Arc<AtomicBool>>,
     is_settled: bool,
@@ -47,12 +46,11 @@ pub struct RecordGuard {
 
 impl RecordGuard {
     /// Begins the record of a request.
-    pub fn open(opening: Opening, observer: &Arc<Observer>, clock: Clock, open: &Arc<AtomicU64>) -> Self {
+    pub fn open(opening: Opening, observer: &Arc<Observer>, open: &Arc<AtomicU64>) -> Self {
         open.fetch_add(1, Ordering::Relaxed);
         Self {
             record: Some(Arc::new(Record::open(opening))),
             observer: Arc::clone(observer),
-            clock,
             has_head: false,
             has_early_head: None,
             is_settled: false,
@@ -77,7 +75,7 @@ impl RecordGuard {
     }
 
     pub fn clock(&self) -> Clock {
-        self.clock
+        self.observer.clock
     }
 
     /// Its SLO is known: from now on it counts as a miss as soon as a bound has passed.
@@ -195,7 +193,7 @@ impl Drop for RecordGuard {
         self.bounds = None;
         let Some(mut shared) = self.record.take() else { return };
         let Some(record) = Arc::get_mut(&mut shared) else { return };
-        record.at.end = self.clock.now();
+        record.at.end = self.observer.clock.now();
         if let Some(left) = record.attempts.last_mut().filter(|attempt| attempt.is_canceled) {
             left.end = record.at.end;
         }
