@@ -106,9 +106,9 @@ impl SeriesView {
 #[derive(Default)]
 pub struct Windows {
     series: SeriesMap<WindowKey, Series>,
-    tenants: SeriesMap<(WindowKey, Arc<str>)>,
+    tenants: SeriesMap<(WindowKey, Arc<str>), LatencySeries>,
     /// Over all routes: a series for every route of every replica would be too many.
-    replicas: SeriesMap<Arc<str>>,
+    replicas: SeriesMap<Arc<str>, LatencySeries>,
 }
 
 /// One series with the parts that every series has.

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
 
-use super::series::LatencySeries;
 use crate::labels::LabelHasher;
 
 /// One or several series under one key.
@@ -15,14 +14,8 @@ pub(in crate::observe) trait Newest: Default {
     fn newest(&self) -> i64;
 }
 
-impl Newest for LatencySeries {
-    fn newest(&self) -> i64 {
-        LatencySeries::newest(self)
-    }
-}
-
 /// Series by key.
-pub(in crate::observe) struct SeriesMap<K, V = LatencySeries> {
+pub(in crate::observe) struct SeriesMap<K, V> {
     all: DashMap<K, Arc<V>, LabelHasher>,
     /// Calls of [`SeriesMap::has_room`] that found the map full.
     full: AtomicU64,
@@ -78,11 +71,11 @@ mod tests {
 
     use super::*;
     use crate::clock::Stamp;
-    use crate::observe::latency::Measure;
+    use crate::observe::latency::{LatencySeries, Measure};
 
     #[test]
     fn what_is_idle_for_an_hour_makes_room() {
-        let map: SeriesMap<&str> = SeriesMap::default();
+        let map: SeriesMap<&str, LatencySeries> = SeriesMap::default();
         for (key, minute) in [("old", 0), ("young", 50), ("current", 100)] {
             let now = Stamp::from_nanos(minute * 60_000_000_000);
             map.get_or_insert(key).observe(Measure::Ttft, [Duration::from_millis(1)], now);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::map::Newest;
 use super::slots::{LatencySlots, Step};
 use super::window::Window;
 use crate::clock::Stamp;
@@ -97,9 +98,10 @@ impl LatencySeries {
             p99.store(nanos, Ordering::Relaxed);
         }
     }
+}
 
-    /// Number of the newest slot of 10 s with values.
-    pub(in crate::observe) fn newest(&self) -> i64 {
+impl Newest for LatencySeries {
+    fn newest(&self) -> i64 {
         self.slots.iter().map(|slots| slots.lock().newest()).max().unwrap_or(0)
     }
 }
