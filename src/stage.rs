@@ -3,6 +3,7 @@
 //! Below both the configuration, which budgets stages, and the observers, which measure them. `observe::stages` assigns
 //! times to stages.
 
+use std::ops::{Index, IndexMut};
 use std::time::Duration;
 
 use crate::labels::labels;
@@ -54,26 +55,54 @@ impl Stage {
     }
 }
 
+/// One of each stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ByStage<T>([T; Stage::ALL.len()]);
+
+impl<T> ByStage<T> {
+    /// In the order of [`Stage::ALL`].
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (Stage, &T)> {
+        Stage::ALL.into_iter().zip(&self.0)
+    }
+}
+
+impl<T> Index<Stage> for ByStage<T> {
+    type Output = T;
+
+    fn index(&self, stage: Stage) -> &T {
+        &self.0[stage as usize]
+    }
+}
+
+impl<T> IndexMut<Stage> for ByStage<T> {
+    fn index_mut(&mut self, stage: Stage) -> &mut T {
+        &mut self.0[stage as usize]
+    }
+}
+
 /// Time budget of a route by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StageBudget([Option<Duration>; Stage::ALL.len()]);
+pub struct StageBudget(ByStage<Option<Duration>>);
 
 impl StageBudget {
     /// Sets the budget of one stage.
     pub fn set(&mut self, stage: Stage, share: Duration) {
-        if let Some(slot) = self.0.get_mut(stage as usize) {
-            *slot = Some(share);
-        }
+        self.0[stage] = Some(share);
     }
 
     /// Budget of one stage; `None` is unbounded.
     pub fn share(&self, stage: Stage) -> Option<Duration> {
-        self.0.get(stage as usize).copied().flatten()
+        self.0[stage]
+    }
+
+    /// Of the stages that are bounded.
+    pub fn shares(&self) -> impl Iterator<Item = (Stage, Duration)> {
+        self.0.iter().filter_map(|(stage, share)| Some((stage, (*share)?)))
     }
 
     /// Sum over the stages that `counts`.
     pub fn total(&self, counts: impl Fn(Stage) -> bool) -> Duration {
-        Stage::ALL.into_iter().filter(|stage| counts(*stage)).filter_map(|stage| self.share(stage)).sum()
+        self.shares().filter(|(stage, _)| counts(*stage)).map(|(_, share)| share).sum()
     }
 }
 

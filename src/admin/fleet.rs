@@ -49,8 +49,7 @@ fn parts(admin: &AdminState) -> Parts {
     let mut of = HashMap::<Arc<str>, Part>::new();
     for (_, history) in admin.observer.history().routes() {
         for (_, slot) in history.slots(Step::TenSeconds, SLOTS, now) {
-            let replicas = slot.parts.iter().filter(|((dimension, _), _)| *dimension == Dimension::Replica);
-            for ((_, name), part) in replicas {
+            for (name, part) in slot.parts_of(Dimension::Replica) {
                 of.entry(Arc::clone(name)).or_default().merge(part);
             }
         }

@@ -101,7 +101,9 @@ impl Figures {
             itl: ItlColumns { p50: quantile(&self.itl, 0.5), p99: quantile(&self.itl, 0.99) },
             judged: slots.iter().map(Slot::judged).collect(),
             missed: missed
-                .map(|(at, reason)| ((*reason).to_owned(), counts(slots, |slot| slot.missed.get(at))))
+                .map(|(at, reason)| {
+                    ((*reason).to_owned(), slots.iter().map(|slot| slot.missed[at]).collect())
+                })
                 .collect(),
             missed_in: missed_in(slots),
             parts: Vec::new(),
@@ -122,14 +124,9 @@ fn quantile(slots: &[Counts], quantile: f64) -> Vec<Option<f64>> {
     slots.iter().map(|counts| counts.quantile(quantile)).collect()
 }
 
-fn counts(slots: &[Slot], count: impl Fn(&Slot) -> Option<&u32>) -> Vec<u32> {
-    slots.iter().map(|slot| count(slot).copied().unwrap_or_default()).collect()
-}
-
 fn budget(route: Option<&Route>) -> BTreeMap<String, f64> {
     let Some(budget) = route.and_then(|route| route.stage_budget.as_deref()) else { return BTreeMap::new() };
-    let shares = Stage::ALL.into_iter().filter_map(|stage| Some((stage, budget.share(stage)?)));
-    shares.map(|(stage, share)| (stage.as_str().to_owned(), share.as_secs_f64())).collect()
+    budget.shares().map(|(stage, share)| (stage.as_str().to_owned(), share.as_secs_f64())).collect()
 }
 
 /// Revisions, tenants and classes, with their quantiles.
@@ -141,9 +138,9 @@ fn parts(
     slots.iter().for_each(|slot| sum.merge(slot));
     let mut shown = Vec::new();
     for dimension in [Dimension::Revision, Dimension::Tenant, Dimension::Class] {
-        let mut own: Vec<_> = sum.parts.iter().filter(|((of, _), _)| *of == dimension).collect();
-        own.sort_by(|((_, a), x), ((_, b), y)| y.requests.cmp(&x.requests).then_with(|| a.cmp(b)));
-        shown.extend(own.into_iter().take(MAX_PARTS).map(|((_, name), part)| {
+        let mut own: Vec<_> = sum.parts_of(dimension).collect();
+        own.sort_by(|(a, x), (b, y)| y.requests.cmp(&x.requests).then_with(|| a.cmp(b)));
+        shown.extend(own.into_iter().take(MAX_PARTS).map(|(name, part)| {
             let quantiles = |measure| quantiles((dimension, name), measure);
             PartFigures {
                 dimension: dimension.as_str().to_owned(),
@@ -162,10 +159,9 @@ fn parts(
 
 /// Misses by stage, of each stage that was blamed.
 fn missed_in(slots: &[Slot]) -> BTreeMap<String, Vec<u32>> {
-    let by_stage = Stage::ALL.iter().enumerate();
-    let by_stage =
-        by_stage.map(|(at, stage)| (stage.as_str().to_owned(), counts(slots, |slot| slot.missed_in.get(at))));
-    by_stage.filter(|(_, counts)| counts.iter().any(|count| *count > 0)).collect()
+    let missed = |stage: Stage| slots.iter().map(|slot| slot.missed_in[stage]).collect();
+    let by_stage = Stage::ALL.into_iter().map(|stage| (stage.as_str().to_owned(), missed(stage)));
+    by_stage.filter(|(_, counts): &(_, Vec<u32>)| counts.iter().any(|count| *count > 0)).collect()
 }
 
 /// Mean, median, p95 and p99 of each stage that occurred.

@@ -20,7 +20,6 @@ use crate::observe::latency::{Measure, SLOTS, Step};
 use crate::observe::overdue::Late;
 use crate::observe::rfc3339;
 use crate::observe::slo::Missed;
-use crate::stage::Stage;
 use crate::stats::Counts;
 
 /// `/api/slo`
@@ -174,8 +173,8 @@ fn route(
             share: verdict::missed_share(slot).map(|share| 1.0 - share),
         },
         itl: quantiles(&of_window.itl),
-        missed: named(Missed::LABELS, &slot.missed),
-        missed_in: named(&Stage::ALL.map(Stage::as_str), &slot.missed_in),
+        missed: named(Missed::LABELS.iter().copied().zip(slot.missed)),
+        missed_in: named(slot.missed_in.iter().map(|(stage, missed)| (stage.as_str(), *missed))),
         route: figures.route.to_string(),
         sentence: verdict.sentence.clone(),
         since: is_bad.then(|| bad_for(admin, &route.name, figures.missing_for, now)).flatten(),
@@ -215,9 +214,9 @@ fn bad_for(admin: &AdminState, route: &Arc<str>, missing_for: Option<Duration>, 
     counted.into_iter().chain(missing_for.map(|since| since.as_secs_f64())).reduce(f64::max)
 }
 
-fn named(names: &[&str], counts: &[u32]) -> BTreeMap<String, u32> {
-    let occurred = names.iter().zip(counts).filter(|(_, count)| **count > 0);
-    occurred.map(|(name, count)| ((*name).to_owned(), *count)).collect()
+/// Of what occurred.
+fn named<'a>(counts: impl Iterator<Item = (&'a str, u32)>) -> BTreeMap<String, u32> {
+    counts.filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
 fn cause(verdict: &Verdict, slot: &Slot) -> Option<MissCause> {

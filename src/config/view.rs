@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json};
 
 use super::declare::put;
 use super::{Config, Dcgm, Declared, Degrade, Keep, Otlp, Pool, Route, Telemetry, masked_headers};
-use crate::stage::{Stage, StageBudget};
+use crate::stage::StageBudget;
 
 /// The whole configuration.
 pub(crate) fn view(config: &Config) -> Json {
@@ -130,8 +130,11 @@ fn degrade_to(config: &Config, degrade: &Degrade) -> Json {
 }
 
 fn stage_budget(budget: &StageBudget) -> Json {
-    let shares = Stage::ALL.into_iter().filter_map(|stage| Some((stage, budget.share(stage)?)));
-    shares.map(|(stage, share)| (stage.as_str().to_owned(), seconds(share))).collect::<Map<_, _>>().into()
+    budget
+        .shares()
+        .map(|(stage, share)| (stage.as_str().to_owned(), seconds(share)))
+        .collect::<Map<_, _>>()
+        .into()
 }
 
 fn telemetry(telemetry: &Telemetry) -> Json {

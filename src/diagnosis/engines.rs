@@ -63,7 +63,6 @@ pub(crate) struct Ways {
 /// the places for which others wait in the gateway.
 pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]) -> Ways {
     let [recent, middle, slot] = windows;
-    let at = stage as usize;
     if !matches!(stage, Stage::Admit | Stage::EngineQueue | Stage::Prefill | Stage::EngineOther) {
         return Ways::default();
     }
@@ -74,9 +73,7 @@ pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]
         let is_enough = part.first_tokens.count >= f64::from(FEW);
         part.first_tokens.value().filter(|_| is_enough).map(|seen| seen - held)
     };
-    let missed = |name: &Arc<str>| {
-        slot.of(Dimension::Replica, name).and_then(|part| part.missed_in.get(at)).copied().unwrap_or(0)
-    };
+    let missed = |name: &Arc<str>| slot.of(Dimension::Replica, name).map_or(0, |part| part.missed_in[stage]);
     let matters = MIN_DIFFERENCE.max(MATTERS * slot.bound.value().unwrap_or_default());
     // What came before the last seconds may be of before the onset: it shows no replica to be near where others have come since.
     let has_come = replicas.iter().any(|status| enough(recent, &status.replica).is_some());
@@ -103,7 +100,7 @@ pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]
         return Ways::default();
     }
     let theirs: u32 = ways.far.iter().map(|far| missed(&far.replica)).sum();
-    let all = slot.missed_in.get(at).copied().unwrap_or(0);
+    let all = slot.missed_in[stage];
     if f64::from(theirs) > MAJORITY * f64::from(all) { ways } else { Ways::default() }
 }
 

@@ -15,8 +15,8 @@ pub(super) fn grown(
     dimension: Dimension,
 ) -> Option<(Arc<str>, String)> {
     let tokens = |slot: &Slot| -> Vec<(Arc<str>, f64)> {
-        let of_kind = slot.parts.iter().filter(|((of, _), _)| *of == dimension);
-        of_kind.map(|((_, name), part)| (Arc::clone(name), part.prompt_tokens as f64)).collect()
+        let parts = slot.parts_of(dimension);
+        parts.map(|(name, part)| (Arc::clone(name), part.prompt_tokens as f64)).collect()
     };
     let (now, past) = (tokens(minute), tokens(before));
     let sum = |all: &[(Arc<str>, f64)]| all.iter().map(|(_, tokens)| tokens).sum::<f64>();

@@ -132,10 +132,9 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
 
 /// The replica that has all of several misses in a stage that is not the gateway's.
 pub(crate) fn with_all_misses<'a>(slot: &'a Slot, cause: &Cause) -> Option<&'a Arc<str>> {
-    let missed = |of: &[u32]| of.get(cause.stage as usize).copied().unwrap_or(0);
-    let all = missed(&slot.missed_in);
-    let mut parts = parts_of(slot, Dimension::Replica).into_iter().filter(|(name, _)| ***name != *OTHER);
-    let found = parts.find(|(_, part)| missed(&part.missed_in) == all).filter(|_| all >= FEW);
+    let all = slot.missed_in[cause.stage];
+    let mut parts = slot.parts_of(Dimension::Replica).filter(|(name, _)| ***name != *OTHER);
+    let found = parts.find(|(_, part)| part.missed_in[cause.stage] == all).filter(|_| all >= FEW);
     found.map(|(name, _)| name).filter(|_| !cause.stage.is_of_gateway())
 }
 
@@ -146,9 +145,9 @@ pub(crate) fn beyond_lag(figures: &RouteFigures, cause: &Cause) -> Option<Outlie
     let of_engines = Some(cause).filter(|_| is_of_prompts && is_of_one_engine(cause, &figures.replicas));
     let (slot, stage) = (&figures.minute.slot, of_engines?.stage);
     let outlier = compare(slot, Dimension::Replica, of_engines)?;
-    let missed = |part: &Part| part.missed_in.get(stage as usize).copied().unwrap_or(0);
+    let missed = |part: &Part| part.missed_in[stage];
     let own = slot.of(Dimension::Replica, &outlier.name)?;
-    let others = others_of(&parts_of(slot, Dimension::Replica), &outlier.name);
+    let others = others_of(slot.parts_of(Dimension::Replica), &outlier.name);
     let late: u32 = others.iter().map(|other| missed(other)).sum();
     let judged: u32 = others.iter().map(|other| other.judged).sum();
     // As many of theirs as of its own were not late: a starved gateway spares no replica.
@@ -276,25 +275,20 @@ fn failures_beside(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -
     (failures(status).unwrap_or_default(), peers_of(status, all).filter_map(failures).sum())
 }
 
-fn parts_of(slot: &Slot, dimension: Dimension) -> Vec<(&Arc<str>, &Part)> {
-    let of_kind = slot.parts.iter().filter(|((of, _), _)| *of == dimension);
-    of_kind.map(|((_, name), part)| (name, part)).collect()
-}
-
 /// The one whose requests fail, miss or take longer in the blamed stage than those of the others.
 fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<Outlier> {
-    let parts = parts_of(slot, dimension);
+    let parts: Vec<_> = slot.parts_of(dimension).collect();
     // What several share is compared with, and none to look at.
     let named = parts.iter().filter(|(name, _)| ***name != *OTHER);
     let found = named.filter_map(|(name, part)| {
-        let (strength, evidence) = differs(part, &others_of(&parts, name), cause)?;
+        let (strength, evidence) = differs(part, &others_of(parts.iter().copied(), name), cause)?;
         Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
     });
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
 }
 
-fn others_of<'a>(parts: &[(&Arc<str>, &'a Part)], name: &Arc<str>) -> Vec<&'a Part> {
-    parts.iter().filter(|(other, _)| *other != name).map(|(_, part)| *part).collect()
+fn others_of<'a>(parts: impl Iterator<Item = (&'a Arc<str>, &'a Part)>, name: &Arc<str>) -> Vec<&'a Part> {
+    parts.filter(|(other, _)| *other != name).map(|(_, part)| part).collect()
 }
 
 /// How much it differs from the others, and in what.
@@ -314,7 +308,7 @@ fn differs(part: &Part, others: &[&Part], cause: Option<&Cause>) -> Option<(f64,
 /// Whether a revision is like the others without one of its replicas: then that one is sick, and the revision is not.
 fn is_of_one_replica(name: &Arc<str>, all: &[ReplicaStatus], slot: &Slot, cause: Option<&Cause>) -> bool {
     let Some(revision) = slot.of(Dimension::Revision, name) else { return false };
-    let others = others_of(&parts_of(slot, Dimension::Revision), name);
+    let others = others_of(slot.parts_of(Dimension::Revision), name);
     let own = all.iter().filter(|status| status.revision == *name);
     let mut rests = own.filter_map(|status| revision.without(slot.of(Dimension::Replica, &status.replica)?));
     rests.any(|rest| differs(&rest, &others, cause).is_none())
@@ -372,14 +366,14 @@ fn is_explained(part: &Part, others: &[&Part], stage: Stage) -> bool {
 
 fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
     let of = |part: &Part| -> Option<f64> {
-        let enough = part.stages.get(stage as usize).is_some_and(|mean| mean.count >= f64::from(FEW));
+        let enough = part.stages[stage].count >= f64::from(FEW);
         let itl = (stage == Stage::Decode).then(|| part.itl.value()).flatten();
         itl.or_else(|| part.mean(stage).filter(|_| enough))
     };
     let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
     // The upper median: where two of three are slow, neither stands out.
     let usual = upper_quantile(&mut rest, 0.5)?;
-    let missed = part.missed_in.get(stage as usize).copied().unwrap_or(0);
+    let missed = part.missed_in[stage];
     // A mean over hundreds of tokens is no hiccup.
     let by_token = stage == Stage::Decode && part.itl.count >= TOKENS;
     let is_far = own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
@@ -401,8 +395,7 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
 
 /// Answers that came too late: those that were wrong are [`fails`]'s.
 fn late_of(part: &Part, stage: Stage) -> Count {
-    let of = |all: &[u32]| all.get(stage as usize).copied().unwrap_or(0);
-    Count::new(of(&part.missed_in).saturating_sub(of(&part.wrong_in)), part.judged)
+    Count::new(part.missed_in[stage].saturating_sub(part.wrong_in[stage]), part.judged)
 }
 
 fn late_of_all(parts: &[&Part], stage: Stage) -> Count {

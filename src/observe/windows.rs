@@ -14,7 +14,7 @@ use crate::clock::Stamp;
 use crate::labels::{OTHER, labels};
 use crate::record::Record;
 use crate::request::class::Class;
-use crate::stage::Stage;
+use crate::stage::ByStage;
 use crate::stats::Counts;
 
 labels! {
@@ -117,7 +117,7 @@ pub struct Series {
     /// All of it.
     pub whole: LatencySeries,
     classes: [LatencySeries; Class::ALL.len()],
-    stages: [LatencySeries; Stage::ALL.len()],
+    stages: ByStage<LatencySeries>,
 }
 
 impl Newest for Series {
@@ -129,10 +129,11 @@ impl Newest for Series {
 impl Series {
     /// Its parts by their names, where every series has them; else the whole.
     fn parts(&self, by: Option<SplitBy>) -> Vec<(Option<&'static str>, &LatencySeries)> {
-        let named = |labels: &'static [&'static str]| labels.iter().copied().map(Some);
         match by {
-            Some(SplitBy::Class) => named(Class::LABELS).zip(&self.classes).collect(),
-            Some(SplitBy::Stage) => named(Stage::LABELS).zip(&self.stages).collect(),
+            Some(SplitBy::Class) => Class::LABELS.iter().copied().map(Some).zip(&self.classes).collect(),
+            Some(SplitBy::Stage) => {
+                self.stages.iter().map(|(stage, of)| (Some(stage.as_str()), of)).collect()
+            }
             Some(SplitBy::Tenant) | None => vec![(None, &self.whole)],
         }
     }
@@ -182,9 +183,7 @@ impl Windows {
         let Some(key) = WindowKey::of(record) else { return };
         let series = self.series(&key);
         for time in stages {
-            if let Some(stage) = series.stages.get(time.stage as usize) {
-                stage.observe(Measure::Duration, [time.duration], record.at.end);
-            }
+            series.stages[time.stage].observe(Measure::Duration, [time.duration], record.at.end);
         }
     }
 

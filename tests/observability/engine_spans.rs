@@ -146,7 +146,7 @@ async fn a_miss_is_in_the_history_at_once_and_its_stage_moves_when_the_engine_me
     let misses = |of: Stage| {
         let slots = history.slots(Step::TenSeconds, 6, end);
         let replica = slots[0].1.parts.iter().find(|((by, _), _)| *by == Dimension::Replica).unwrap().1;
-        (slots[0].1.missed_in[of as usize], replica.missed_in[of as usize], replica.mean(of))
+        (slots[0].1.missed_in[of], replica.missed_in[of], replica.mean(of))
     };
     let at_once = misses(Stage::Prefill);
     assert_eq!((at_once.0, at_once.1, misses(Stage::EngineQueue).0), (1, 1, 0), "as estimated");

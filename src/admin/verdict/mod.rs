@@ -108,15 +108,12 @@ fn emptier(figures: &RouteFigures) -> Option<(f64, f64)> {
 
 fn cause(slot: &Slot, figures: &RouteFigures) -> Option<Cause> {
     let replicas = &figures.replicas;
-    let (reason, _) = largest(&slot.missed)?;
-    let reason = *Missed::LABELS.get(reason)?;
-    let (most, misses) = largest(&slot.missed_in)?;
-    let stage = *Stage::ALL.get(most)?;
+    let (reason, _) = largest(Missed::LABELS.iter().copied().zip(slot.missed))?;
+    let (stage, misses) = largest(slot.missed_in.iter().map(|(stage, missed)| (stage, *missed)))?;
     // Who is refused at once has spent microseconds in each stage: which was the longest says nothing.
     let before_routing = [Stage::Read, Stage::Admit, Stage::Route];
     if reason == "refused" && before_routing.contains(&stage) {
-        let of_stage = |stage: &Stage| slot.missed_in.get(*stage as usize).copied().unwrap_or(0);
-        let misses = before_routing.iter().map(of_stage).sum();
+        let misses = before_routing.iter().map(|stage| slot.missed_in[*stage]).sum();
         let ways = Ways::default();
         return Some(Cause { stage: Stage::Admit, misses, reason, is_by_scrape: false, ways });
     }
@@ -132,9 +129,8 @@ fn cause(slot: &Slot, figures: &RouteFigures) -> Option<Cause> {
     Some(Cause { stage, misses, reason, is_by_scrape, ways })
 }
 
-fn largest(counts: &[u32]) -> Option<(usize, u32)> {
+fn largest<T>(counts: impl DoubleEndedIterator<Item = (T, u32)>) -> Option<(T, u32)> {
     // The first of equals.
-    let counts = counts.iter().copied().enumerate();
     counts.rev().max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 0)
 }
 

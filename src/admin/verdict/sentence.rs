@@ -119,8 +119,8 @@ fn evident(slot: &Slot, cause: &Cause) -> Option<String> {
     match cause.reason {
         "empty" => Some("the engines end those answers at once".to_owned()),
         "error" => {
-            let replicas = slot.parts.iter().filter(|((of, _), _)| *of == Dimension::Replica);
-            let failed = replicas.max_by_key(|((_, name), part)| (part.failures, name));
+            let replicas = slot.parts_of(Dimension::Replica);
+            let failed = replicas.max_by_key(|(name, part)| (part.failures, *name));
             let words = failed.and_then(|(_, part)| part.engine_error.as_ref());
             words.map(|words| format!("the engine reports \u{201c}{words}\u{201d}"))
         }

@@ -26,18 +26,17 @@ fn did(replica: &'static str, good: u32, missed: u32, stage: (Stage, f64, f64)) 
 fn slot(reason: usize, all: &[Did]) -> WindowFigures {
     let (mut slot, mut ttft) = (Slot::default(), Histogram::default());
     for Did { replica, good, missed, stage: (stage, slow, fast) } in all {
-        let at = *stage as usize;
         slot.requests += good + missed;
         slot.good += good;
         slot.missed[reason] += missed;
-        slot.missed_in[at] += missed;
+        slot.missed_in[*stage] += missed;
         let part = slot.parts.entry((Dimension::Replica, (*replica).into())).or_default();
         part.requests += good + missed;
         part.judged += good + missed;
-        part.missed_in[at] += missed;
-        part.wrong_in[at] += if [ERROR, EMPTY_ANSWERS].contains(&reason) { *missed } else { 0 };
-        part.stages[at].add_times(*slow, f64::from(*missed));
-        part.stages[at].add_times(*fast, f64::from(*good));
+        part.missed_in[*stage] += missed;
+        part.wrong_in[*stage] += if [ERROR, EMPTY_ANSWERS].contains(&reason) { *missed } else { 0 };
+        part.stages[*stage].add_times(*slow, f64::from(*missed));
+        part.stages[*stage].add_times(*fast, f64::from(*good));
         slot.bound.add_times(2.0, f64::from(good + missed));
         ttft.add(Duration::from_secs_f64(*slow), *missed);
         ttft.add(Duration::from_secs_f64(*fast), *good);
@@ -399,7 +398,7 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     let mut now = slot(TTFT, &[did("r1", 2, 20, queue(2.3)), did("r2", 30, 0, queue(0.3))]);
     let [one, known] = ["r1", "r2"].map(|replica| {
         let part = part(&mut now.slot, replica);
-        part.first_tokens = part.stages[Stage::EngineQueue as usize];
+        part.first_tokens = part.stages[Stage::EngineQueue];
         part.first_tokens
     });
     let mut figures = figures(now, vec![soon("r1", 0.02), soon("r2", 0.25)]);
@@ -447,7 +446,7 @@ fn places_that_a_long_way_holds_are_the_networks_and_those_of_one_engine_are_not
         let mut now = slot(TTFT, &[did("r1", 10, 10, admit(2.0)), did("r2", 10, 10, admit(2.0))]);
         for replica in ["r1", "r2"] {
             let part = part(&mut now.slot, replica);
-            part.first_tokens = part.stages[Stage::Admit as usize];
+            part.first_tokens = part.stages[Stage::Admit];
             part.first_tokens.sum += 20.0 * 1.3;
         }
         figures(now, vec![soon("r1", own[0]), soon("r2", own[1])])

@@ -21,7 +21,7 @@ use super::judgement::Judgement;
 use super::latency::{IN_MINUTE, LatencySlots, Newest, SLOTS, SeriesMap, Step};
 use crate::clock::Stamp;
 use crate::record::{Gaps, Record};
-use crate::stage::Stage;
+use crate::stage::{ByStage, Stage};
 use crate::stats::{Counts, Mean, Ring};
 
 /// The hour of all routes.
@@ -80,8 +80,7 @@ impl History {
 #[derive(Default)]
 pub struct RouteHistory {
     rings: Mutex<Rings>,
-    /// In the order of [`Stage::ALL`].
-    stages: [Mutex<LatencySlots>; Stage::ALL.len()],
+    stages: ByStage<Mutex<LatencySlots>>,
     worst: Mutex<Worst>,
 }
 
@@ -110,9 +109,7 @@ impl RouteHistory {
 
     fn stages(&self, record: &Record, judgement: &Judgement) {
         for time in &judgement.stages {
-            if let Some(stage) = self.stages.get(time.stage as usize) {
-                stage.lock().add([(time.duration, 1)].into_iter(), record.at.end);
-            }
+            self.stages[time.stage].lock().add([(time.duration, 1)].into_iter(), record.at.end);
         }
     }
 
@@ -139,8 +136,7 @@ impl RouteHistory {
 
     /// Times in a stage in the slots from `oldest` to `newest`, both included.
     pub fn stage(&self, stage: Stage, step: Step, oldest: i64, newest: i64) -> Counts {
-        let slots = self.stages.get(stage as usize);
-        slots.map_or_else(Counts::default, |slots| slots.lock().counts(step, oldest, newest))
+        self.stages[stage].lock().counts(step, oldest, newest)
     }
 }
 

@@ -3,7 +3,6 @@
 //! Parts (replica, revision, tenant, class) have sums only, so that hundreds of them fit.
 
 use std::collections::HashMap;
-use std::ops::AddAssign;
 use std::sync::Arc;
 
 use crate::labels::{LabelHasher, OTHER, labels};
@@ -11,7 +10,7 @@ use crate::observe::judgement::Judgement;
 use crate::observe::overdue::Late;
 use crate::observe::slo::{Missed, SloVerdict};
 use crate::record::{Attempt, AttemptCause, Outcome, Record, Served};
-use crate::stage::Stage;
+use crate::stage::{ByStage, Stage};
 use crate::stats::Mean;
 
 labels! {
@@ -63,13 +62,13 @@ pub struct Part {
     pub engine_error: Option<Arc<str>>,
     /// Prompt tokens.
     pub prompt_tokens: u64,
-    /// Misses by the stage that is blamed, in the order of [`Stage::ALL`].
-    pub missed_in: [u32; STAGES],
+    /// Misses by the stage that is blamed.
+    pub missed_in: ByStage<u32>,
     /// Those of them that failed or had no content. Which replica a request ends at that several have failed is chance: `failures` and
     /// `empty` count each attempt where it was made.
-    pub wrong_in: [u32; STAGES],
+    pub wrong_in: ByStage<u32>,
     /// Seconds in each stage, of the requests that reached it.
-    pub stages: [Mean; STAGES],
+    pub stages: ByStage<Mean>,
     /// Inter-token latencies in seconds; of a replica only.
     pub itl: Mean,
     /// Seconds to first tokens.
@@ -81,12 +80,12 @@ pub struct Part {
 impl Part {
     /// Requests that missed their SLO.
     pub fn missed(&self) -> u32 {
-        self.missed_in.iter().sum()
+        self.missed_in.iter().map(|(_, missed)| missed).sum()
     }
 
     /// Mean seconds in a stage, of the requests that reached it.
     pub fn mean(&self, stage: Stage) -> Option<f64> {
-        self.stages.get(stage as usize)?.value()
+        self.stages[stage].value()
     }
 
     /// Adds the times in the stages and the blame of a miss (`by` 1), or takes them back (-1); not of connecting where that is others'
@@ -95,15 +94,13 @@ impl Part {
         let is_own = |stage: Stage| !(is_later && stage == Stage::Connect);
         let blamed = blamed(judgement);
         if let Some(missed) = judgement.missed().filter(|_| is_own(blamed)) {
-            add(&mut self.missed_in, blamed as usize, by);
+            add(&mut self.missed_in[blamed], by);
             if matches!(missed, Missed::Error | Missed::Empty) {
-                add(&mut self.wrong_in, blamed as usize, by);
+                add(&mut self.wrong_in[blamed], by);
             }
         }
         for time in judgement.stages.iter().filter(|time| is_own(time.stage)) {
-            if let Some(mean) = self.stages.get_mut(time.stage as usize) {
-                mean.add_times(time.duration.as_secs_f64(), f64::from(by));
-            }
+            self.stages[time.stage].add_times(time.duration.as_secs_f64(), f64::from(by));
         }
     }
 
@@ -134,9 +131,11 @@ impl Part {
             self.engine_error.clone_from(&other.engine_error);
         }
         self.prompt_tokens += other.prompt_tokens;
-        add_all(&mut self.missed_in, &other.missed_in);
-        add_all(&mut self.wrong_in, &other.wrong_in);
-        add_all(&mut self.stages, &other.stages);
+        for stage in Stage::ALL {
+            self.missed_in[stage] += other.missed_in[stage];
+            self.wrong_in[stage] += other.wrong_in[stage];
+            self.stages[stage] += other.stages[stage];
+        }
         self.itl += other.itl;
         self.first_tokens += other.first_tokens;
         self.over_expected += other.over_expected;
@@ -150,9 +149,11 @@ impl Part {
         rest.answers = self.answers.checked_sub(replica.answers)?;
         rest.empty = self.empty.checked_sub(replica.empty)?;
         rest.prompt_tokens = self.prompt_tokens.saturating_sub(replica.prompt_tokens);
-        subtract_all(&mut rest.missed_in, &replica.missed_in);
-        subtract_all(&mut rest.wrong_in, &replica.wrong_in);
-        rest.stages.iter_mut().zip(replica.stages).for_each(|(mean, less)| *mean -= less);
+        for stage in Stage::ALL {
+            rest.missed_in[stage] = self.missed_in[stage].saturating_sub(replica.missed_in[stage]);
+            rest.wrong_in[stage] = self.wrong_in[stage].saturating_sub(replica.wrong_in[stage]);
+            rest.stages[stage] -= replica.stages[stage];
+        }
         rest.first_tokens -= replica.first_tokens;
         rest.over_expected -= replica.over_expected;
         Some(rest)
@@ -170,8 +171,8 @@ pub struct Slot {
     pub empty: u32,
     /// Misses, in the order of [`Missed::ALL`].
     pub missed: [u32; Missed::ALL.len()],
-    /// Misses by the stage that is blamed, in the order of [`Stage::ALL`].
-    pub missed_in: [u32; STAGES],
+    /// Misses by the stage that is blamed.
+    pub missed_in: ByStage<u32>,
     /// Bounds on TTFT of the ended requests in seconds: they differ where a bound grows with the prompt.
     pub bound: Mean,
     /// Who took part.
@@ -222,8 +223,8 @@ impl Slot {
         self.requests += other.requests;
         self.good += other.good;
         self.empty += other.empty;
-        add_all(&mut self.missed, &other.missed);
-        add_all(&mut self.missed_in, &other.missed_in);
+        self.missed.iter_mut().zip(other.missed).for_each(|(sum, more)| *sum += more);
+        Stage::ALL.into_iter().for_each(|stage| self.missed_in[stage] += other.missed_in[stage]);
         self.bound += other.bound;
     }
 
@@ -238,8 +239,8 @@ impl Slot {
         self.bound.add(record.slo.ttft.filter(|_| record.is_stream).map(|bound| bound.as_secs_f64()));
         self.good += u32::from(judgement.verdict == SloVerdict::Met);
         if let Some(missed) = judgement.missed() {
-            count(&mut self.missed, missed as usize);
-            count(&mut self.missed_in, blamed(judgement) as usize);
+            self.missed[missed as usize] += 1;
+            self.missed_in[blamed(judgement)] += 1;
         }
         let expected =
             record.decision.as_ref().and_then(|d| Some(d.predicted_ttft?.as_secs_f64() / d.pace.max(0.01)));
@@ -273,8 +274,8 @@ impl Slot {
     /// Counts a recorded request's stages as they were measured in place of what they were `before`. Its verdict is the same.
     pub(super) fn correct(&mut self, record: &Record, before: &Judgement, measured: &Judgement) {
         if before.missed().is_some() {
-            add(&mut self.missed_in, blamed(before) as usize, -1);
-            add(&mut self.missed_in, blamed(measured) as usize, 1);
+            add(&mut self.missed_in[blamed(before)], -1);
+            add(&mut self.missed_in[blamed(measured)], 1);
         }
         let charged = charged(record);
         let served = charged.map(|(_, attempt)| &attempt.served);
@@ -301,14 +302,19 @@ impl Slot {
 
     /// Counts a request that has missed a bound and has not ended: as the miss that its record will be.
     pub fn add_late(&mut self, late: &Late) {
-        let blamed = late.stage() as usize;
-        count(&mut self.missed, late.missed as usize);
-        count(&mut self.missed_in, blamed);
+        let blamed = late.stage();
+        self.missed[late.missed as usize] += 1;
+        self.missed_in[blamed] += 1;
         for (dimension, name) in took_part(late.asked.as_ref(), &late.tenant, late.class) {
             let part = self.part(dimension, &name);
             part.judged += 1;
-            count(&mut part.missed_in, blamed);
+            part.missed_in[blamed] += 1;
         }
+    }
+
+    /// Those of one kind, with their names.
+    pub fn parts_of(&self, dimension: Dimension) -> impl Iterator<Item = (&Arc<str>, &Part)> {
+        self.parts.iter().filter(move |((of, _), _)| *of == dimension).map(|((_, name), part)| (name, part))
     }
 
     /// What one has of it.
@@ -319,9 +325,8 @@ impl Slot {
     /// The part of that name; past [`Dimension::most`] new ones share [`OTHER`].
     fn part(&mut self, dimension: Dimension, name: &Arc<str>) -> &mut Part {
         let mut key = (dimension, Arc::clone(name));
-        if !self.parts.contains_key(&key)
-            && let Some(names) = self.names.get_mut(dimension as usize)
-        {
+        if !self.parts.contains_key(&key) {
+            let names = &mut self.names[dimension as usize];
             if *names < dimension.most() {
                 *names += 1;
             } else {
@@ -368,29 +373,9 @@ fn has_failed(record: &Record, at: usize, attempt: &Attempt) -> bool {
         || record.outcome_of(at, attempt) == Outcome::Failed
 }
 
-fn count(counts: &mut [u32], at: usize) {
-    add(counts, at, 1);
+fn add(count: &mut u32, by: i32) {
+    *count = count.saturating_add_signed(by);
 }
-
-fn add(counts: &mut [u32], at: usize, by: i32) {
-    if let Some(count) = counts.get_mut(at) {
-        *count = count.saturating_add_signed(by);
-    }
-}
-
-fn add_all<T: AddAssign + Copy>(sums: &mut [T], more: &[T]) {
-    for (sum, more) in sums.iter_mut().zip(more) {
-        *sum += *more;
-    }
-}
-
-fn subtract_all(sums: &mut [u32], less: &[u32]) {
-    for (sum, less) in sums.iter_mut().zip(less) {
-        *sum = sum.saturating_sub(*less);
-    }
-}
-
-const STAGES: usize = Stage::ALL.len();
 
 #[cfg(test)]
 mod tests {
@@ -413,7 +398,7 @@ mod tests {
         slot.record(&left, &Judgement::of(&left));
         assert_eq!((slot.requests, slot.judged(), slot.good), (3, 2, 1));
         assert_eq!(slot.missed[Missed::Ttft as usize], 1);
-        assert_eq!(slot.missed_in[Stage::Prefill as usize], 1);
+        assert_eq!(slot.missed_in[Stage::Prefill], 1);
         let part = |dimension, name: &str| slot.parts[&(dimension, name.into())].clone();
         for (dimension, name) in [
             (Dimension::Replica, "gpu-a:8000"),
@@ -482,7 +467,7 @@ mod tests {
         let winner = part(Dimension::Replica, "gpu-a:8000");
         assert_eq!((winner.requests, winner.missed(), winner.mean(Stage::Connect)), (1, 0, None));
         assert_eq!(part(Dimension::Tenant, "acme").missed(), 1);
-        assert_eq!(slot.missed_in[Stage::Connect as usize], 1);
+        assert_eq!(slot.missed_in[Stage::Connect], 1);
     }
 
     #[test]

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use crate::config::Config;
-use crate::stage::Stage;
 
 /// Bucket edges in seconds (`ratio`: no unit), ascending and distinct.
 #[cfg_attr(test, derive(Default))]
@@ -32,8 +31,7 @@ impl Edges {
         let bounds = |pick: fn(&crate::config::Slo) -> Option<Duration>| config.slo.values().filter_map(pick);
         let itl = config.slo.values().flat_map(|slo| slo.itl.iter().map(|(_, bound)| bound));
         let budgets = config.routes.iter().filter_map(|route| route.stage_budget.as_ref());
-        let budgets =
-            budgets.flat_map(|budget| Stage::ALL.into_iter().filter_map(|stage| budget.share(stage)));
+        let budgets = budgets.flat_map(|budget| budget.shares().map(|(_, share)| share));
         Self {
             ttft: with_bounds(TTFT, bounds(|slo| slo.ttft.map(|bound| bound.base))),
             token: with_bounds(TOKEN, bounds(|slo| slo.tpot).chain(itl)),
