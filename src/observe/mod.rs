@@ -140,10 +140,8 @@ pub struct Observer {
     pub lag: Arc<Lag>,
     /// The ring of the last routing decisions.
     pub decisions: Decisions,
-    access_log: Option<Arc<AccessLogger>>,
     content: Option<Arc<Trail>>,
     collector: Option<Collector>,
-    spans: Option<Arc<Spans>>,
     settled: Arc<Settled>,
     engine_spans: Option<EngineSpans>,
     metrics_export: Option<MetricsExport>,
@@ -190,8 +188,8 @@ impl Observer {
         }
         let settled = Arc::new(Settled {
             metrics: Arc::clone(&metrics),
-            spans: spans.clone(),
-            access_log: access_log.clone(),
+            spans,
+            access_log,
             windows: Arc::clone(&windows),
             history: History::default(),
         });
@@ -205,10 +203,8 @@ impl Observer {
             overdue,
             lag,
             decisions,
-            access_log,
             content,
             collector,
-            spans,
             settled,
             engine_spans,
             metrics_export,
@@ -235,7 +231,7 @@ impl Observer {
 
     /// Writes the access log as the process' log is written: for a process that has one.
     pub fn write_as(&self, format: style::LogFormat) {
-        if let Some(log) = &self.access_log {
+        if let Some(log) = &self.settled.access_log {
             log.write_as(format);
         }
     }
@@ -262,7 +258,7 @@ impl Observer {
 
     /// Trace context of a request: the client's, else a new one, with our sampling decision.
     pub fn trace_of(&self, headers: &http::HeaderMap) -> Trace {
-        let share_of_spans = self.spans.as_ref().map(|spans| spans.routine_share());
+        let share_of_spans = self.settled.spans.as_ref().map(|spans| spans.routine_share());
         // Engines export spans of sampled traces only, so traces are marked even where we export none.
         let share_of_engines = self.engine_spans.as_ref().map(|_| self.routine_at_start);
         trace_of(headers, share_of_spans.or(share_of_engines))
@@ -313,7 +309,7 @@ impl Observer {
             is_drifting: self.taps.iter().any(|tap| tap.wants_trace(record)),
             is_canary: self.taps.iter().any(|tap| tap.is_canary(record)),
         };
-        let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, judgement, seen));
+        let keep = self.settled.spans.as_ref().is_some_and(|spans| spans.keeps(record, judgement, seen));
         // Before anything can correct it.
         self.settled.history.record(record, judgement);
         let waits =
@@ -335,7 +331,7 @@ impl Observer {
     pub fn reconfigure(&self, config: &Config) {
         self.metrics.set_targets(config);
         self.metrics.follow_config(config);
-        if let Some(spans) = &self.spans {
+        if let Some(spans) = &self.settled.spans {
             spans.set_sampling(&config.telemetry.sampling);
         }
     }
@@ -345,7 +341,7 @@ impl Observer {
         if let Some(content) = &self.content {
             content.reopen();
         }
-        if let Some(log) = &self.access_log {
+        if let Some(log) = &self.settled.access_log {
             log.reopen();
         }
     }
@@ -366,12 +362,12 @@ impl Observer {
             if let Some(content) = &observer.content {
                 content.flush(limit);
             }
-            if let Some(log) = &observer.access_log {
+            if let Some(log) = &observer.settled.access_log {
                 log.flush(limit);
             }
         });
         let spans = async {
-            if let Some(spans) = &self.spans {
+            if let Some(spans) = &self.settled.spans {
                 spans.shutdown(limit).await;
             }
         };

@@ -32,7 +32,7 @@ impl Observer {
         }
         let judgement = Judgement::of(record);
         let seen = Seen { is_canary: self.taps.iter().any(|tap| tap.is_canary(record)), ..Seen::default() };
-        let spans = self.spans.as_ref();
+        let spans = self.settled.spans.as_ref();
         if let Some(spans) = spans.filter(|spans| spans.keeps(record, &judgement, seen)) {
             spans.queue(record);
         }
