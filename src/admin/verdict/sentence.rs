@@ -40,23 +40,19 @@ pub(super) fn of_route(
         }
         (Status::Ok, _) => parts.push(good(figures)),
     }
-    if status == Status::Bad && cause.is_some_and(|cause| cause.stage == Stage::EngineQueue) {
-        let waiting = engines::waiting(&figures.replicas);
-        if waiting >= 1.0 {
-            let running = engines::running(&figures.replicas);
+    if let Some(cause) = cause.filter(|_| status == Status::Bad) {
+        let (waiting, running) = (engines::waiting(&figures.replicas), engines::running(&figures.replicas));
+        if cause.stage == Stage::EngineQueue && waiting >= 1.0 {
             parts.push(format!("{waiting:.0} requests wait in the engines, {running:.0} run"));
         }
-    }
-    // What waits in the gateway waits for the engines.
-    let at_engine = [Stage::Admit, Stage::EngineQueue, Stage::Prefill, Stage::Decode];
-    if status == Status::Bad
-        && cause.is_some_and(|cause| at_engine.contains(&cause.stage) && cause.ways.far.is_empty())
-    {
-        parts.extend(engines::full_caches(&figures.replicas));
-    }
-    let of_prompt = [Stage::KvTransfer, Stage::Prefill];
-    if status == Status::Bad && cause.is_some_and(|cause| of_prompt.contains(&cause.stage)) {
-        parts.extend(engines::lost_kv(&figures.replicas));
+        // What waits in the gateway waits for the engines.
+        let at_engine = [Stage::Admit, Stage::EngineQueue, Stage::Prefill, Stage::Decode];
+        if at_engine.contains(&cause.stage) && cause.ways.far.is_empty() {
+            parts.extend(engines::full_caches(&figures.replicas));
+        }
+        if [Stage::KvTransfer, Stage::Prefill].contains(&cause.stage) {
+            parts.extend(engines::lost_kv(&figures.replicas));
+        }
     }
     match figures.overdue {
         (0, _) => {}
