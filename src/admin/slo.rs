@@ -82,20 +82,19 @@ fn figures(
     let newest = Step::TenSeconds.slot(now);
     for (number, slot) in history.slots(Step::TenSeconds, SLOTS - 1, now) {
         let age = newest - number;
-        if age <= IN_MINUTE {
-            figures.minute.slot.merge(&slot);
-        } else {
+        if age > IN_MINUTE {
             figures.before.0.merge(&slot);
             figures.before.1 += Step::TenSeconds.seconds() as f64;
         }
-        if age <= IN_FIVE {
-            figures.five.slot.merge(&slot);
-        }
-        if age <= RECENT {
-            figures.recent.merge(&slot);
-        }
-        if age <= LATELY {
-            figures.lately.merge(&slot);
+        for (window, oldest) in [
+            (&mut figures.minute.slot, IN_MINUTE),
+            (&mut figures.five.slot, IN_FIVE),
+            (&mut figures.recent, RECENT),
+            (&mut figures.lately, LATELY),
+        ] {
+            if age <= oldest {
+                window.merge(&slot);
+            }
         }
     }
     figures.missing_for = late.iter().map(|late| now.since(late.since)).max();
@@ -189,26 +188,18 @@ fn route(
 /// Seconds since the first miss after the last pause of a minute.
 fn bad_for(admin: &AdminState, route: &Arc<str>, missing_for: Option<Duration>, now: Stamp) -> Option<f64> {
     let history = admin.observer.history().of(route);
-    let (mut oldest, mut is_over) = (None, false);
-    for step in [Step::TenSeconds, Step::Minute] {
-        if is_over {
+    let missed = |step: Step| {
+        let slots = history.slots(step, SLOTS - 1, now).into_iter().rev();
+        slots.filter(|(_, slot)| slot.all_missed() > 0).map(move |(number, _)| (step, number))
+    };
+    let mut oldest: Option<Stamp> = None;
+    for (step, number) in missed(Step::TenSeconds).chain(missed(Step::Minute)) {
+        let last = step.slot(oldest.unwrap_or(now));
+        if (last - number) * step.seconds().cast_signed() > PAUSE {
             break;
         }
-        let newest = oldest.map_or_else(|| step.slot(now), |at: Stamp| step.slot(at));
-        let mut last = newest;
-        for (number, slot) in history.slots(step, SLOTS - 1, now).into_iter().rev() {
-            if number > newest || slot.all_missed() == 0 {
-                continue;
-            }
-            if (last - number).cast_unsigned() * step.seconds() > PAUSE {
-                is_over = true;
-                break;
-            }
-            last = number;
-            let start = number.cast_unsigned() * step.seconds() * 1_000_000_000;
-            let start = Stamp::from_nanos(start);
-            oldest = Some(oldest.map_or(start, |known: Stamp| known.min(start)));
-        }
+        let start = Stamp::from_nanos(number.cast_unsigned() * step.seconds() * 1_000_000_000);
+        oldest = Some(oldest.map_or(start, |known| known.min(start)));
     }
     let counted = oldest.map(|at| now.since(at).as_secs_f64());
     counted.into_iter().chain(missing_for.map(|since| since.as_secs_f64())).reduce(f64::max)
@@ -260,4 +251,4 @@ const IN_MINUTE: i64 = 6;
 const IN_FIVE: i64 = 30;
 const MAX_NOT_READY: usize = 50;
 /// Seconds without a miss that end an incident.
-const PAUSE: u64 = 60;
+const PAUSE: i64 = 60;
