@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::AdminState;
 use super::error::AdminError;
 use crate::api::latency::{Latency, LatencySeries, PercentileSeconds, Percentiles};
-use crate::observe::latency::Window;
+use crate::observe::latency::{Measure, Window};
 use crate::observe::windows::{SeriesView, SplitBy};
 use crate::stats::Counts;
 
@@ -81,16 +81,16 @@ fn shown(by: Option<SplitBy>, view: &SeriesView) -> LatencySeries {
     let (is_whole, has_tokens) = (by.is_none(), by != Some(SplitBy::Stage));
     LatencySeries {
         class: part(SplitBy::Class),
-        duration: percentiles(&view.duration),
-        icl: of(is_whole, &view.icl),
-        itl: of(is_whole, &view.itl),
+        duration: percentiles(view.of(Measure::Duration)),
+        icl: of(is_whole, view.of(Measure::Icl)),
+        itl: of(is_whole, view.of(Measure::Itl)),
         model: view.key.model.to_string(),
         revision: view.key.revision.to_string(),
         route: view.key.route.to_string(),
         stage: part(SplitBy::Stage),
         tenant: part(SplitBy::Tenant),
-        tpot: of(has_tokens, &view.tpot),
-        ttft: of(has_tokens, &view.ttft),
+        tpot: of(has_tokens, view.of(Measure::Tpot)),
+        ttft: of(has_tokens, view.of(Measure::Ttft)),
     }
 }
 

@@ -65,16 +65,7 @@ pub struct SeriesView {
     pub key: WindowKey,
     /// The tenant, class or stage; `None` of all.
     pub part: Option<Arc<str>>,
-    /// Of [`Measure::Ttft`].
-    pub ttft: Counts,
-    /// Of [`Measure::Icl`].
-    pub icl: Counts,
-    /// Of [`Measure::Itl`].
-    pub itl: Counts,
-    /// Of [`Measure::Tpot`].
-    pub tpot: Counts,
-    /// Of [`Measure::Duration`].
-    pub duration: Counts,
+    counts: [Counts; Measure::ALL.len()],
 }
 
 impl SeriesView {
@@ -85,20 +76,16 @@ impl SeriesView {
         series: &LatencySeries,
         (window, now): (Window, Stamp),
     ) -> Self {
-        let read = |measure| series.window(measure, window, now);
-        Self {
-            key,
-            part,
-            ttft: read(Measure::Ttft),
-            icl: read(Measure::Icl),
-            itl: read(Measure::Itl),
-            tpot: read(Measure::Tpot),
-            duration: read(Measure::Duration),
-        }
+        Self { key, part, counts: Measure::ALL.map(|measure| series.window(measure, window, now)) }
+    }
+
+    /// What was observed of one measure.
+    pub fn of(&self, measure: Measure) -> &Counts {
+        &self.counts[measure as usize]
     }
 
     fn has_values(&self) -> bool {
-        [&self.ttft, &self.icl, &self.itl, &self.duration].iter().any(|counts| counts.count() > 0)
+        self.counts.iter().any(|counts| counts.count() > 0)
     }
 }
 
@@ -165,7 +152,7 @@ impl Windows {
         };
         // Its TTFT was observed when it came.
         ended(&series.whole);
-        for part in [Some(&*tenant), series.classes.get(record.class as usize)].into_iter().flatten() {
+        for part in [&*tenant, &series.classes[record.class as usize]] {
             part.observe(Measure::Ttft, ttft, now);
             ended(part);
         }
@@ -299,20 +286,21 @@ mod tests {
         let windows = Windows::default();
         observe(&windows, 1..=1000, second(5));
         let [view] = &windows.read(None, Window::Minute, second(5))[..] else { panic!("one series") };
-        assert_eq!(view.ttft.count(), 1000);
+        assert_eq!(view.of(Measure::Ttft).count(), 1000);
         for expected in [0.5, 0.99, 0.999, 1.0] {
-            let actual = view.ttft.quantile(expected).unwrap();
+            let actual = view.of(Measure::Ttft).quantile(expected).unwrap();
             assert!((actual / expected - 1.0).abs() < 0.004, "{actual} {expected}");
         }
-        assert_eq!(view.icl.count(), 0);
+        assert_eq!(view.of(Measure::Icl).count(), 0);
     }
 
     #[test]
     fn values_expire_from_each_window() {
         let windows = Windows::default();
         observe(&windows, 1..=10, second(0));
-        let count =
-            |window, at| windows.read(None, window, second(at)).first().map_or(0, |view| view.ttft.count());
+        let count = |window, at| {
+            windows.read(None, window, second(at)).first().map_or(0, |view| view.of(Measure::Ttft).count())
+        };
         let table = [
             (Window::Minute, 59, 10),
             (Window::Minute, 70, 0),
@@ -357,11 +345,14 @@ mod tests {
         let views = windows.read(None, Window::Minute, second(1));
         assert_eq!(views.len(), MAX_SERIES + 1);
         let other = views.iter().find(|view| &*view.key.model == "other").unwrap();
-        assert_eq!(other.duration.count(), 136);
+        assert_eq!(other.of(Measure::Duration).count(), 136);
         let of_route = |route| windows.of_route(route, Measure::Duration, Step::Minute, 0, 0).count();
         windows.series(&key("late")).whole.observe(Measure::Duration, [Duration::from_secs(1)], second(1));
         assert_eq!((of_route("r"), of_route("late")), (200, 1), "no route lacks or has what is another's");
-        assert!((other.duration.quantile(1.0).unwrap() / 3600.0 - 1.0).abs() < 0.004, "clamped to an hour");
+        assert!(
+            (other.of(Measure::Duration).quantile(1.0).unwrap() / 3600.0 - 1.0).abs() < 0.004,
+            "clamped to an hour"
+        );
     }
 
     #[test]
@@ -371,14 +362,20 @@ mod tests {
         windows.stages(&record, &stages(&record));
         let read = |by| windows.read(Some(by), Window::Minute, record.at.end);
         let [tenant] = &read(SplitBy::Tenant)[..] else { panic!("one tenant") };
-        assert_eq!((tenant.part.as_deref(), tenant.ttft.count(), tenant.tpot.count()), (Some("acme"), 1, 1));
-        assert!((tenant.ttft.quantile(0.99).unwrap() / 0.2 - 1.0).abs() < 0.01, "{tenant:?}");
+        assert_eq!(
+            (tenant.part.as_deref(), tenant.of(Measure::Ttft).count(), tenant.of(Measure::Tpot).count()),
+            (Some("acme"), 1, 1)
+        );
+        assert!((tenant.of(Measure::Ttft).quantile(0.99).unwrap() / 0.2 - 1.0).abs() < 0.01, "{tenant:?}");
         assert_eq!(read(SplitBy::Class)[0].part.as_deref(), Some("short"));
         let of_stages = read(SplitBy::Stage);
         assert_eq!(of_stages.len(), 7);
         let prefill = of_stages.iter().find(|view| view.part.as_deref() == Some("prefill")).unwrap();
-        assert!((prefill.duration.quantile(0.5).unwrap() / 0.195 - 1.0).abs() < 0.01, "{prefill:?}");
-        assert_eq!(prefill.ttft.count(), 0);
+        assert!(
+            (prefill.of(Measure::Duration).quantile(0.5).unwrap() / 0.195 - 1.0).abs() < 0.01,
+            "{prefill:?}"
+        );
+        assert_eq!(prefill.of(Measure::Ttft).count(), 0);
         let of_part = |dimension, name| count(&windows, &record, (dimension, name), Measure::Ttft);
         assert_eq!((of_part(Dimension::Tenant, "acme"), of_part(Dimension::Tenant, "none")), (1, 0));
         assert_eq!((of_part(Dimension::Class, "short"), of_part(Dimension::Class, "long")), (1, 0));
@@ -423,6 +420,6 @@ mod tests {
         let tenants = windows.read(Some(SplitBy::Tenant), Window::Minute, record.at.end);
         assert!(tenants.len() <= MAX_TENANTS + 1, "{}", tenants.len());
         let other = tenants.iter().find(|view| view.part.as_deref() == Some("other")).unwrap();
-        assert!(other.duration.count() > 800);
+        assert!(other.of(Measure::Duration).count() > 800);
     }
 }

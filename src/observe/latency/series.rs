@@ -9,28 +9,30 @@ use super::map::Newest;
 use super::slots::{LatencySlots, Step};
 use super::window::Window;
 use crate::clock::Stamp;
+use crate::labels::labels;
 use crate::record::Gaps;
 use crate::stats::Counts;
 
-/// A measured latency.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measure {
-    /// From the last request byte to the first content event.
-    Ttft,
-    /// Gap between two content events.
-    Icl,
-    /// That gap, shared over the tokens of the later event.
-    Itl,
-    /// Mean time per output token of a stream.
-    Tpot,
-    /// From the head of a request to its end; of a stage, its time.
-    Duration,
+labels! {
+    /// A measured latency.
+    pub enum Measure {
+        /// From the last request byte to the first content event.
+        Ttft = "ttft",
+        /// Gap between two content events.
+        Icl = "icl",
+        /// That gap, shared over the tokens of the later event.
+        Itl = "itl",
+        /// Mean time per output token of a stream.
+        Tpot = "tpot",
+        /// From the head of a request to its end; of a stage, its time.
+        Duration = "duration",
+    }
 }
 
 /// The latencies of one series.
 #[derive(Default)]
 pub struct LatencySeries {
-    slots: [Mutex<LatencySlots>; 5],
+    slots: [Mutex<LatencySlots>; Measure::ALL.len()],
     p99: P99,
 }
 
@@ -60,16 +62,14 @@ impl LatencySeries {
 
     fn observe_each(&self, measure: Measure, values: impl Iterator<Item = (Duration, u32)>, now: Stamp) {
         // A request without a first token has three measures that are not there.
-        let is_none = values.size_hint().1 == Some(0);
-        if let Some(slots) = self.slots.get(measure as usize).filter(|_| !is_none) {
-            slots.lock().add(values, now);
+        if values.size_hint().1 != Some(0) {
+            self.slots[measure as usize].lock().add(values, now);
         }
     }
 
     /// Values in the slots from `oldest` to `newest`, both included.
     pub fn counts(&self, measure: Measure, step: Step, oldest: i64, newest: i64) -> Counts {
-        let slots = self.slots.get(measure as usize);
-        slots.map_or_else(Counts::default, |slots| slots.lock().counts(step, oldest, newest))
+        self.slots[measure as usize].lock().counts(step, oldest, newest)
     }
 
     /// Values of the window that ends `now`.
