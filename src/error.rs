@@ -336,18 +336,6 @@ impl Failure {
         }
     }
 
-    /// The deadline that fired, if any.
-    pub fn timer(&self) -> Option<Timer> {
-        match self {
-            Self::Timeout { timer, .. } => Some(*timer),
-            Self::BodyStalled { .. } => Some(Timer::ClientStall),
-            Self::Replica(
-                ReplicaFailure::ConnectTimeout { .. } | ReplicaFailure::NoFreeConnection { .. },
-            ) => Some(Timer::Connect),
-            _ => None,
-        }
-    }
-
     /// `retry-after`, where waiting helps.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -16,7 +16,7 @@ use super::picker;
 use super::prepared::Prepared;
 use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
-use crate::error::Timer;
+use crate::error::{Failure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{self, AttemptCause, Record, Served};
@@ -276,7 +276,7 @@ impl Flight {
                 (answer.as_ref().map(|a| a.head.status.as_u16()), Some(failure.code()))
             }
             // The client's own time was over: no failure of the replica.
-            Err(AttemptError::Overdue(failure)) if failure.timer() == Some(Timer::Asked) => {
+            Err(AttemptError::Overdue(Failure::Timeout { timer: Timer::Asked, .. })) => {
                 return self.lost_entry(end);
             }
             Err(AttemptError::Overdue(failure) | AttemptError::Ours(failure)) => (None, Some(failure.code())),
