@@ -59,7 +59,6 @@ pub(super) fn fingerprint() -> String {
     format!("{:016x}", hash.digest())
 }
 
-/// What the build compressed; empty if it is not that.
 #[cfg(test)]
 mod tests {
     use super::*;
