@@ -31,7 +31,8 @@ pub(super) async fn slo(State(admin): State<Arc<AdminState>>) -> Json<Slo> {
 pub(super) fn summary(admin: &AdminState) -> Slo {
     let (clock, config) = (admin.observer.clock, admin.control.config());
     let (now, fleet) = (clock.now(), admin.control.replicas());
-    let (mut overdue, lateness) = (admin.observer.overdue.by_route(now), admin.observer.lag.of_minute(now));
+    let metrics = &admin.observer.metrics;
+    let (mut overdue, lateness) = (metrics.overdue.by_route(now), metrics.lag.of_minute(now));
     let figures: Vec<RouteFigures> = config
         .routes
         .iter()

@@ -207,7 +207,7 @@ impl Running {
         background.spawn(admin::serve(socket, state, background.tasks.clone(), stop_admin.clone()));
         // On the threads of the data path, whose waits it measures.
         background.tasks.spawn_on(
-            Arc::clone(&observers.observer.lag).measure(clock, stop_admin.clone()),
+            Arc::clone(&observers.observer.metrics.lag).measure(clock, stop_admin.clone()),
             runtimes.data.handle(),
         );
         background.spawn(follow_wall(clock, stop_admin.clone()));

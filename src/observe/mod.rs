@@ -45,12 +45,10 @@ pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
 use self::history::{History, RouteHistory};
 pub use self::judgement::Judgement;
-use self::lag::Lag;
 use self::latency::Measure;
 use self::metrics::{GaugeGuard, Metrics, StreamKey};
 use self::otlp::metrics::MetricsExport;
 use self::otlp::{Collector, CollectorError};
-use self::overdue::Overdue;
 use self::spans::{Seen, Spans};
 use self::windows::{Series, WindowKey, Windows};
 use crate::admission::EngineCharge;
@@ -134,10 +132,6 @@ pub struct Observer {
     pub metrics: Arc<Metrics>,
     /// Latency percentiles of the last minute, five minutes and hour, whole and by tenant, class or stage.
     pub windows: Arc<Windows>,
-    /// Requests in flight that have missed a bound already.
-    pub overdue: Arc<Overdue>,
-    /// How late this process runs.
-    pub lag: Arc<Lag>,
     /// The ring of the last routing decisions.
     pub decisions: Decisions,
     content: Option<Arc<Trail>>,
@@ -178,9 +172,6 @@ impl Observer {
         let spans = spans.map(|to| Spans::start(to, &telemetry.sampling, &around, &metrics));
         let spans = spans.transpose()?.map(Arc::new);
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
-        let overdue = Arc::new(Overdue::default());
-        let lag = Arc::new(Lag::default());
-        metrics.follow(&overdue, &lag);
         let stop = CancellationToken::new();
         if spans.is_some() {
             let tails = update_p99(Arc::clone(&windows), clock, stop.clone());
@@ -200,8 +191,6 @@ impl Observer {
         Ok(Self {
             metrics,
             windows,
-            overdue,
-            lag,
             decisions,
             content,
             collector,

@@ -80,7 +80,7 @@ impl RecordGuard {
 
     /// Its SLO is known: from now on it counts as a miss as soon as a bound has passed.
     pub fn watch_bounds(&mut self) {
-        self.bounds = self.record.as_deref().and_then(|record| self.observer.overdue.watch(record));
+        self.bounds = self.record.as_deref().and_then(|record| self.observer.metrics.overdue.watch(record));
     }
 
     /// An attempt goes to this replica.

@@ -102,25 +102,21 @@ impl Waiting {
 
 /// Overdue requests by route, of which one that had some keeps its series, and by replica.
 #[derive(Default)]
-pub(super) struct OverdueRequests {
-    pub(super) source: Option<Arc<Overdue>>,
-    counts: HashMap<Arc<str>, usize>,
-}
+pub(super) struct OverdueCounts(HashMap<Arc<str>, usize>);
 
-impl OverdueRequests {
-    pub(super) fn count(&mut self, families: &Families, now: Stamp) {
-        let Some(overdue) = &self.source else { return };
-        self.counts.values_mut().for_each(|count| *count = 0);
+impl OverdueCounts {
+    pub(super) fn count(&mut self, overdue: &Overdue, families: &Families, now: Stamp) {
+        self.0.values_mut().for_each(|count| *count = 0);
         let mut longest: HashMap<ReplicaKey, Duration> = HashMap::new();
         for (route, late) in overdue.by_route(now) {
-            self.counts.insert(route, late.iter().filter(|late| late.waits_for.is_some()).count());
+            self.0.insert(route, late.iter().filter(|late| late.waits_for.is_some()).count());
             for late in late.into_iter().filter(|late| late.waits_for == Some(Missed::Ttft)) {
                 let Some(Served { pool, replica, .. }) = late.asked else { continue };
                 let by = longest.entry((pool, replica)).or_default();
                 *by = (*by).max(late.by);
             }
         }
-        for (route, count) in &self.counts {
+        for (route, count) in &self.0 {
             families.requests.overdue.set([&**route], Some(*count as f64));
         }
         for ((pool, replica), by) in longest {

@@ -40,7 +40,7 @@ pub(super) use self::delta::since;
 use self::exemplars::{Exemplar, Exemplars};
 use self::exponential::{ExponentialKey, Exponentials};
 pub use self::guards::{GaugeGuard, QueuedGuard};
-use self::guards::{OverdueRequests, Waiting};
+use self::guards::{OverdueCounts, Waiting};
 pub use self::labels::{ContentLoss, DeliveryResult, DropReason, HookOutcome, JoinResult};
 pub use self::log_drops::LogDrops;
 use self::memo::Memo;
@@ -68,6 +68,10 @@ pub struct Metrics {
     pub families: Arc<Families>,
     /// Usage for the bill.
     pub usage: Usage,
+    /// Requests in flight that have missed a bound already.
+    pub overdue: Arc<Overdue>,
+    /// How late this process runs.
+    pub lag: Arc<Lag>,
     registry: Registry,
     clock: Clock,
     split: SplitByTenant,
@@ -82,8 +86,7 @@ pub struct Metrics {
     /// Of the configuration's pools.
     revisions: Mutex<HashSet<Arc<str>>>,
     waiting: Waiting,
-    overdue: Mutex<OverdueRequests>,
-    lag: Mutex<Option<Arc<Lag>>>,
+    overdue_counts: Mutex<OverdueCounts>,
     rendering: Mutex<()>,
     edges: Edges,
     exemplars: Exemplars,
@@ -113,6 +116,8 @@ impl Metrics {
         let metrics = Self {
             families: Arc::new(families),
             usage: Usage::default(),
+            overdue: Arc::default(),
+            lag: Arc::default(),
             registry,
             clock,
             split: SplitByTenant { stages: telemetry.stages_by_tenant, ttft: telemetry.ttft_by_tenant },
@@ -125,8 +130,7 @@ impl Metrics {
             known_replicas: Mutex::default(),
             revisions: Mutex::default(),
             waiting: Waiting::default(),
-            overdue: Mutex::default(),
-            lag: Mutex::default(),
+            overdue_counts: Mutex::default(),
             rendering: Mutex::default(),
             edges,
             exemplars: Exemplars::default(),
@@ -335,20 +339,12 @@ impl Metrics {
             }
         }
         requests.queued_longest.set(self.waiting.longest(self.clock.now()).as_secs_f64());
-        self.overdue.lock().count(&self.families, self.clock.now());
-        if let Some(lag) = &*self.lag.lock() {
-            let lateness = lag.of_minute(self.clock.now());
-            process.lag.set(lateness.worst.as_secs_f64());
-            process.late.set(lateness.late);
-        }
+        self.overdue_counts.lock().count(&self.overdue, &self.families, self.clock.now());
+        let lateness = self.lag.of_minute(self.clock.now());
+        process.lag.set(lateness.worst.as_secs_f64());
+        process.late.set(lateness.late);
         process.throttled.set(lag::throttled().unwrap_or_default());
         self.registry.gather()
-    }
-
-    /// What is read on each scrape: overdue requests, and how late the process runs.
-    pub(super) fn follow(&self, overdue: &Arc<Overdue>, lag: &Arc<Lag>) {
-        self.overdue.lock().source = Some(Arc::clone(overdue));
-        *self.lag.lock() = Some(Arc::clone(lag));
     }
 
     /// Makes the trace of a request the exemplar of its buckets; only for requests whose spans are kept.
