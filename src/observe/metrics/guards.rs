@@ -9,10 +9,9 @@ use parking_lot::Mutex;
 use prometheus::IntGauge;
 
 use super::Metrics;
-use super::replicas::ReplicaKey;
 use super::table::Families;
 use crate::clock::Stamp;
-use crate::observe::overdue::Overdue;
+use crate::observe::overdue::{Late, Overdue};
 use crate::observe::slo::Missed;
 use crate::record::Served;
 
@@ -100,27 +99,19 @@ impl Waiting {
     }
 }
 
-/// Overdue requests by route, of which one that had some keeps its series, and by replica.
-#[derive(Default)]
-pub(super) struct OverdueCounts(HashMap<Arc<str>, usize>);
-
-impl OverdueCounts {
-    pub(super) fn count(&mut self, overdue: &Overdue, families: &Families, now: Stamp) {
-        self.0.values_mut().for_each(|count| *count = 0);
-        let mut longest: HashMap<ReplicaKey, Duration> = HashMap::new();
-        for (route, late) in overdue.by_route(now) {
-            self.0.insert(route, late.iter().filter(|late| late.waits_for.is_some()).count());
-            for late in late.into_iter().filter(|late| late.waits_for == Some(Missed::Ttft)) {
-                let Some(Served { pool, replica, .. }) = late.asked else { continue };
-                let by = longest.entry((pool, replica)).or_default();
-                *by = (*by).max(late.by);
-            }
-        }
-        for (route, count) in &self.0 {
-            families.requests.overdue.set([&**route], Some(*count as f64));
-        }
-        for ((pool, replica), by) in longest {
-            families.replicas.overdue.set([&*pool, &*replica], Some(by.as_secs_f64()));
-        }
+/// Counts overdue requests by route, each of which has its series, and sets how late replicas are.
+pub(super) fn count_overdue(overdue: &Overdue, families: &Families, now: Stamp) {
+    let routes = overdue.by_route(now);
+    let waiting = |late: &&Late| late.waits_for.is_some();
+    let count = |route: &str| routes.get(route).map_or(0, |late| late.iter().filter(waiting).count());
+    families.requests.overdue.set_all(|[route]| count(route) as f64);
+    let mut longest: HashMap<(&str, &str), Duration> = HashMap::new();
+    for late in routes.values().flatten().filter(|late| late.waits_for == Some(Missed::Ttft)) {
+        let Some(Served { pool, replica, .. }) = &late.asked else { continue };
+        let by = longest.entry((pool, replica)).or_default();
+        *by = (*by).max(late.by);
+    }
+    for ((pool, replica), by) in longest {
+        families.replicas.overdue.set([pool, replica], Some(by.as_secs_f64()));
     }
 }

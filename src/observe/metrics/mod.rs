@@ -39,8 +39,8 @@ use self::declare::{Group as _, Maker};
 pub(super) use self::delta::since;
 use self::exemplars::{Exemplar, Exemplars};
 use self::exponential::{ExponentialKey, Exponentials};
+use self::guards::Waiting;
 pub use self::guards::{GaugeGuard, QueuedGuard};
-use self::guards::{OverdueCounts, Waiting};
 pub use self::labels::{ContentLoss, DeliveryResult, DropReason, HookOutcome, JoinResult};
 pub use self::log_drops::LogDrops;
 use self::memo::Memo;
@@ -86,7 +86,6 @@ pub struct Metrics {
     /// Of the configuration's pools.
     revisions: Mutex<HashSet<Arc<str>>>,
     waiting: Waiting,
-    overdue_counts: Mutex<OverdueCounts>,
     rendering: Mutex<()>,
     edges: Edges,
     exemplars: Exemplars,
@@ -130,7 +129,6 @@ impl Metrics {
             known_replicas: Mutex::default(),
             revisions: Mutex::default(),
             waiting: Waiting::default(),
-            overdue_counts: Mutex::default(),
             rendering: Mutex::default(),
             edges,
             exemplars: Exemplars::default(),
@@ -339,7 +337,7 @@ impl Metrics {
             }
         }
         requests.queued_longest.set(self.waiting.longest(self.clock.now()).as_secs_f64());
-        self.overdue_counts.lock().count(&self.overdue, &self.families, self.clock.now());
+        guards::count_overdue(&self.overdue, &self.families, self.clock.now());
         let lateness = self.lag.of_minute(self.clock.now());
         process.lag.set(lateness.worst.as_secs_f64());
         process.late.set(lateness.late);
