@@ -100,10 +100,8 @@ impl Drop for OutsideCharge {
         let output = self.usage.output.map_or(self.seen, |output| output.0);
         let used = if self.is_sent { [1.0, input.saturating_add(output) as f64] } else { [0.0; 2] };
         for ((bucket, reserved), used) in self.state.0.lock().iter_mut().zip(self.reserved).zip(used) {
-            match reserved {
-                Some(reserved) if used > reserved => bucket.overdraw(used - reserved),
-                Some(reserved) => bucket.give_back(reserved - used),
-                None => {}
+            if let Some(reserved) = reserved {
+                bucket.give_back(reserved - used);
             }
         }
     }

@@ -73,12 +73,7 @@ impl TokenBucket {
         *self = Self { used, at: self.at.max(now), burst: refill.burst };
     }
 
-    /// Takes `amount` tokens that were used since, there or not, as of the last charge.
-    pub fn overdraw(&mut self, amount: f64) {
-        self.used += amount;
-    }
-
-    /// Puts `amount` tokens back, at most until the bucket is full.
+    /// Puts `amount` tokens back, at most until the bucket is full; a negative one was used since, there or not.
     pub fn give_back(&mut self, amount: f64) {
         self.used = (self.used - amount).max(0.0);
     }
