@@ -197,10 +197,6 @@ impl Windows {
         slots: (i64, i64),
     ) -> Counts {
         let read = |series: &LatencySeries| series.counts(measure, step, slots.0, slots.1);
-        let of_class = |series: &Series| -> Vec<Counts> {
-            let classes = series.parts(Some(SplitBy::Class)).into_iter();
-            classes.filter(|(class, _)| *class == Some(&**name)).map(|(_, series)| read(series)).collect()
-        };
         let counts: Vec<Counts> = match dimension {
             Dimension::Replica => return self.of_replica(name, measure, step, slots),
             Dimension::Revision => {
@@ -212,8 +208,9 @@ impl Windows {
                 own.iter().map(|(_, series)| read(series)).collect()
             }
             Dimension::Class => {
+                let Some(class) = Class::named(name) else { return Counts::default() };
                 let own = self.series.collect(|key| *key.route == *route);
-                own.iter().flat_map(|(_, series)| of_class(series)).collect()
+                own.iter().map(|(_, series)| read(&series.classes[class as usize])).collect()
             }
         };
         Counts::merged(&counts)

@@ -33,15 +33,10 @@ impl<K: Clone + Eq + Hash, V: Newest> SeriesMap<K, V> {
         self.all.get(key).map(|series| Arc::clone(&series))
     }
 
-    /// The series of a key, new or known.
-    pub(in crate::observe) fn get_or_insert(&self, key: K) -> Arc<V> {
-        Arc::clone(&self.all.entry(key).or_default())
-    }
-
     /// The series of a key; a new one beyond `max` series is counted under the key `rest`.
     pub(in crate::observe) fn series(&self, key: &K, max: usize, rest: impl FnOnce() -> K) -> Arc<V> {
-        let new = || self.get_or_insert(if self.has_room(max) { key.clone() } else { rest() });
-        self.get(key).unwrap_or_else(new)
+        let new = || if self.has_room(max) { key.clone() } else { rest() };
+        self.get(key).unwrap_or_else(|| Arc::clone(&self.all.entry(new()).or_default()))
     }
 
     /// Whether fewer than `max` series are there.
@@ -78,7 +73,7 @@ mod tests {
         let map: SeriesMap<&str, LatencySeries> = SeriesMap::default();
         for (key, minute) in [("old", 0), ("young", 50), ("current", 100)] {
             let now = Stamp::from_nanos(minute * 60_000_000_000);
-            map.get_or_insert(key).observe(Measure::Ttft, [Duration::from_millis(1)], now);
+            map.series(&key, 3, || "").observe(Measure::Ttft, [Duration::from_millis(1)], now);
         }
         assert!(map.has_room(3) && map.get(&"old").is_none() && map.collect(|_| true).len() == 2);
         assert!((0..1000).all(|_| !map.has_room(2)), "both are in use");
