@@ -14,23 +14,19 @@ pub(super) fn grown(
     (before, before_seconds): (&Slot, f64),
     dimension: Dimension,
 ) -> Option<(Arc<str>, String)> {
-    let tokens = |slot: &Slot| -> Vec<(Arc<str>, f64)> {
-        let parts = slot.parts_of(dimension);
-        parts.map(|(name, part)| (Arc::clone(name), part.prompt_tokens as f64)).collect()
-    };
-    let (now, past) = (tokens(minute), tokens(before));
-    let sum = |all: &[(Arc<str>, f64)]| all.iter().map(|(_, tokens)| tokens).sum::<f64>();
-    let (all_now, all_past) = (sum(&now), sum(&past));
+    let sum = |slot: &Slot| slot.parts_of(dimension).map(|(_, part)| part.prompt_tokens).sum::<u64>() as f64;
+    let (all_now, all_past) = (sum(minute), sum(before));
     if before.requests < MIN_BEFORE || all_now <= 0.0 || all_past <= 0.0 {
         return None;
     }
     let per_second = |tokens: f64, seconds: f64| tokens / seconds.max(1.0);
-    now.iter()
-        .filter(|(name, _)| **name != *OTHER)
-        .filter_map(|(name, tokens)| {
-            let earlier = past.iter().find(|(known, _)| known == name).map_or(0.0, |(_, tokens)| *tokens);
+    let named = minute.parts_of(dimension).filter(|(name, _)| ***name != *OTHER);
+    named
+        .filter_map(|(name, part)| {
+            let tokens = part.prompt_tokens as f64;
+            let earlier = before.of(dimension, name).map_or(0.0, |part| part.prompt_tokens as f64);
             let (own, was) = (tokens / all_now, earlier / all_past);
-            let rate_grew = per_second(*tokens, 60.0) >= 2.0 * per_second(earlier, before_seconds);
+            let rate_grew = per_second(tokens, 60.0) >= 2.0 * per_second(earlier, before_seconds);
             let is_it = own >= FLOOD && (own >= 2.0 * was || own - was >= 0.25) && rate_grew;
             let evidence = || match dimension {
                 Dimension::Class => {

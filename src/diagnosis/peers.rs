@@ -189,8 +189,7 @@ fn not_ready(status: &ReplicaStatus, uptime: Duration) -> Option<Outlier> {
 
 /// How often it has come into a state since it was found.
 fn times_in(status: &ReplicaStatus, state: ReplicaState) -> u64 {
-    let counts = ReplicaState::ALL.iter().zip(status.life.entered);
-    counts.filter(|(of, _)| **of == state).map(|(_, times)| times).sum()
+    status.life.entered[state as usize]
 }
 
 /// Was ejected and is back: until it has shown that it stays, users are served by the others and the fault may still be there.

@@ -78,12 +78,11 @@ pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> O
     match missed {
         Missed::E2e => longest(stages, |_| true),
         // Refused or failed within a millisecond, reading the request took longest and explains nothing.
-        Missed::Empty => longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route)),
+        Missed::Error if record.attempts.is_empty() => longest(stages, |stage| stage != Stage::Read),
         // The attempt failed, not the decision to make it, however short it was.
-        Missed::Error if !record.attempts.is_empty() => {
+        Missed::Error | Missed::Empty => {
             longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route))
         }
-        Missed::Error => longest(stages, |stage| stage != Stage::Read),
         // Our own decision, made between two stamps whose distance means nothing: by its reason, not by time.
         Missed::Refused if record.error == Some(NO_REPLICA) => Some(Stage::Route),
         Missed::Refused if record.attempts.is_empty() => Some(Stage::Admit),
