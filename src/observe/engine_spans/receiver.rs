@@ -103,15 +103,9 @@ async fn over_http(request: Request<Incoming>, sink: &Sink) -> Response<Body> {
     let (head, body) = request.into_parts();
     let body = tokio::time::timeout(BODY_LIMIT, Limited::new(body, MAX_BODY).collect()).await;
     let Ok(Ok(body)) = body else { return http(StatusCode::PAYLOAD_TOO_LARGE) };
-    let Some(coding) = coding_of_protobuf(&head.headers) else {
-        return http(StatusCode::UNSUPPORTED_MEDIA_TYPE);
-    };
-    let body = match coding {
-        Coding::Identity => body.to_bytes(),
-        Coding::Gzip => match unzip(&body.to_bytes()) {
-            Ok(body) => body,
-            Err(status) => return http(status),
-        },
+    let body = match read(&head.headers, body.to_bytes()) {
+        Ok(body) => body,
+        Err(status) => return http(status),
     };
     match ExportTraceServiceRequest::decode(body.clone()) {
         Ok(export) => {
@@ -147,19 +141,14 @@ impl TraceService for Grpc {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Coding {
-    Identity,
-    Gzip,
-}
-
-/// The content coding of a protobuf message; `None` for anything else.
-fn coding_of_protobuf(headers: &HeaderMap) -> Option<Coding> {
-    headers.get(CONTENT_TYPE).filter(|t| t.as_bytes().starts_with(PROTOBUF.as_bytes()))?;
+/// A message of protobuf without its content coding.
+fn read(headers: &HeaderMap, body: Bytes) -> Result<Bytes, StatusCode> {
+    let is_protobuf = |kind: &HeaderValue| kind.as_bytes().starts_with(PROTOBUF.as_bytes());
     match headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {
-        None | Some(b"identity") => Some(Coding::Identity),
-        Some(b"gzip") => Some(Coding::Gzip),
-        Some(_) => None,
+        _ if !headers.get(CONTENT_TYPE).is_some_and(is_protobuf) => Err(StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        None | Some(b"identity") => Ok(body),
+        Some(b"gzip") => unzip(&body),
+        Some(_) => Err(StatusCode::UNSUPPORTED_MEDIA_TYPE),
     }
 }
 
