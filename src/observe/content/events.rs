@@ -9,8 +9,8 @@ use prost::Message as _;
 use tokio::sync::mpsc;
 
 use crate::observe::Surroundings;
-use crate::observe::metrics::{ContentLoss, Metrics};
-use crate::observe::otlp::{Batch, BatchTask, Collector, CollectorError, End, Loss, logs};
+use crate::observe::metrics::{ContentLoss, DropReason, Metrics};
+use crate::observe::otlp::{Batch, BatchTask, Collector, CollectorError, End, logs};
 
 /// Queues entries for the task that exports them.
 pub(super) struct Events {
@@ -62,7 +62,7 @@ impl Batch for Entries {
         logs(entries, self.resource.clone())
     }
 
-    fn lost(&self, _loss: Loss, entries: u64) {
+    fn lost(&self, _: DropReason, entries: u64) {
         let reason = ContentLoss::ExportFailed.as_str();
         self.metrics.families.process.content_dropped.inc_by([reason], entries);
     }

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::exporter::{Exporter, Signal};
 use crate::clock::Clock;
+use crate::observe::metrics::DropReason;
 
 /// What becomes of what is queued.
 pub(crate) trait Batch: Send + 'static {
@@ -27,16 +28,7 @@ pub(crate) trait Batch: Send + 'static {
     fn export(&self, parts: Vec<Self::Part>) -> Self::Export;
 
     /// Counts what the collector did not get.
-    fn lost(&self, loss: Loss, parts: u64);
-}
-
-/// Why the collector did not get it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loss {
-    /// An export failed.
-    Failed,
-    /// The process ended.
-    Shutdown,
+    fn lost(&self, reason: DropReason, parts: u64);
 }
 
 /// The stages in which an export ends.
@@ -86,7 +78,7 @@ impl<B: Batch> Task<B> {
             let export = Box::pin(self.exporter.deliver(self.batch.export(parts), &self.end.closing));
             match self.end.given_up.run_until_cancelled(export).await {
                 Some(Ok(())) => {}
-                Some(Err(lost)) => self.batch.lost(Loss::Failed, lost.of(count)),
+                Some(Err(lost)) => self.batch.lost(DropReason::ExportFailed, lost.of(count)),
                 None => return self.drop_rest(count),
             }
         }
@@ -119,7 +111,7 @@ impl<B: Batch> Task<B> {
         while let Ok(queued) = self.queue.try_recv() {
             self.batch.add(queued, &mut rest);
         }
-        self.batch.lost(Loss::Shutdown, count + rest.len() as u64);
+        self.batch.lost(DropReason::Shutdown, count + rest.len() as u64);
     }
 }
 

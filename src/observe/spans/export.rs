@@ -9,7 +9,7 @@ use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use super::build;
 use crate::clock::Clock;
 use crate::observe::metrics::{DropReason, Metrics};
-use crate::observe::otlp::{Batch, Loss, scope};
+use crate::observe::otlp::{Batch, scope};
 use crate::record::Record;
 
 pub(super) struct SpanBatch {
@@ -41,11 +41,7 @@ impl Batch for SpanBatch {
         ExportTraceServiceRequest { resource_spans: vec![spans] }
     }
 
-    fn lost(&self, loss: Loss, spans: u64) {
-        let reason = match loss {
-            Loss::Failed => DropReason::ExportFailed,
-            Loss::Shutdown => DropReason::Shutdown,
-        };
+    fn lost(&self, reason: DropReason, spans: u64) {
         self.metrics.families.process.spans_dropped.inc_by([reason.as_str()], spans);
     }
 }
