@@ -147,7 +147,7 @@ impl Scaler {
         }
         let is_idle = self.active.is_none_or(|active| now - active >= scale.idle_after.as_secs_f64());
         let is_young = now - *self.began.get_or_insert(now) < MINUTE;
-        let seen = Activity { is_idle, is_asked, is_young };
+        let seen = Activity { is_idle, is_young };
         let (needed, why, terms) = self.needed(now, load, &ready, target, terms);
         self.decide(now, needed, why, target, terms, seen)
     }
@@ -164,8 +164,8 @@ impl Scaler {
         let (least, most) = terms.bounds;
         // What is sick and still there counts for the orchestrator and not for us; but if all are, more would be as sick.
         let beside = if terms.ready == 0 { 0 } else { terms.ejected };
-        let floor = if seen.is_idle { 0 } else { usize::from(seen.is_asked || terms.there > 0) };
-        let needed = if seen.is_idle { 0 } else { needed.max(floor) };
+        // Whom the last request woke stays asked for as long as one without requests does, however long it takes to start.
+        let needed = if seen.is_idle { 0 } else { needed.max(1) };
         let asked = (needed + if needed > 0 { beside } else { 0 }).clamp(least, most);
         let kept = target.scale.scale_down_after.as_secs_f64();
         // What was asked before a restart, and at which rates, is not known: it is taken for right.
@@ -299,8 +299,6 @@ impl Scaler {
 struct Activity {
     /// No request for long enough to scale to zero.
     is_idle: bool,
-    /// Somebody asks now.
-    is_asked: bool,
     /// Rates of its own are not known yet.
     is_young: bool,
 }

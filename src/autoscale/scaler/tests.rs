@@ -152,6 +152,21 @@ fn an_idle_pool_goes_to_zero_only_where_it_may_and_a_request_brings_it_back_at_o
 }
 
 #[test]
+fn a_replica_that_a_request_woke_is_asked_for_until_it_can_have_come() {
+    let (idle_after, scale_down_after) = (Duration::from_secs(60), Duration::from_secs(5));
+    let scale = Scale { min_replicas: 0, idle_after, scale_down_after, ..Scale::default() };
+    for typical in [None, Pool::new(1, Scale::default()).load.typical] {
+        let mut pool = Pool::new(0, scale.clone());
+        pool.load.typical = typical;
+        pool.second(0);
+        pool.second(1);
+        // Its client has left, or was refused: nothing waits, and nothing is there.
+        let wanted = pool.run(70, 0);
+        assert_eq!((wanted[50], wanted[69]), (1, 0), "{wanted:?}");
+    }
+}
+
+#[test]
 fn requests_that_hang_keep_a_pool_awake() {
     let mut pool =
         Pool::new(1, Scale { min_replicas: 0, idle_after: Duration::from_secs(60), ..Scale::default() });
