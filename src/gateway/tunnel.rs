@@ -21,7 +21,7 @@ use super::exchange::{Exchange, ExchangeResult};
 use super::outbound::{ActiveAttempt, Identity, open_entry};
 use super::outside;
 use super::picker;
-use super::{Gateway, reply};
+use super::{ClientConnection, Gateway, reply};
 use crate::admission::Rules;
 use crate::clock::Clock;
 use crate::error::{Closed, Failure, ReplicaFailure, Timer};
@@ -215,6 +215,7 @@ fn open(gateway: &Arc<Gateway>, mut exchange: Exchange, shaken: Shaken) -> Respo
         watch,
         pick,
         _lease: lease,
+        _connection: Arc::clone(&exchange.incoming.connection),
     };
     let guard = over.clone().drop_guard();
     gateway.tasks.spawn(async move {
@@ -238,6 +239,8 @@ struct RealtimeTunnel {
     watch: Arc<StreamWatch>,
     pick: Box<Pick>,
     _lease: Lease,
+    /// It stays open, and counts among those that are.
+    _connection: Arc<ClientConnection>,
 }
 
 /// Who ended a tunnel.
