@@ -110,13 +110,6 @@ fn cause(slot: &Slot, figures: &RouteFigures) -> Option<Cause> {
     let replicas = &figures.replicas;
     let (reason, _) = largest(Missed::LABELS.iter().copied().zip(slot.missed))?;
     let (stage, misses) = largest(slot.missed_in.iter().map(|(stage, missed)| (stage, *missed)))?;
-    // Who is refused at once has spent microseconds in each stage: which was the longest says nothing.
-    let before_routing = [Stage::Read, Stage::Admit, Stage::Route];
-    if reason == "refused" && before_routing.contains(&stage) {
-        let misses = before_routing.iter().map(|stage| slot.missed_in[*stage]).sum();
-        let ways = Ways::default();
-        return Some(Cause { stage: Stage::Admit, misses, reason, is_by_scrape: false, ways });
-    }
     // Until a replica's speed is learned, a wait for its first token counts as prefill.
     let is_by_scrape =
         stage == Stage::Prefill && engines::waiting(replicas) >= QUEUED * replicas.len() as f64;

@@ -73,7 +73,8 @@ pub(super) fn of_route(
     // What still waits may be at another.
     let all_at =
         cause.filter(|_| figures.overdue.0 == 0).and_then(|cause| peers::with_all_misses(slot, cause));
-    parts.extend(who(figures, status, outliers, (slot, all_at)));
+    let is_of_replicas = status == Status::Bad && !cause.is_some_and(found_none_ready);
+    parts.extend(who(figures, is_of_replicas, outliers, (slot, all_at)));
     format!("{route}: {}", parts.join("; "))
 }
 
@@ -113,6 +114,9 @@ fn blame(slot: &Slot, cause: &Cause) -> String {
 /// What means more than a stage: an engine's own words of what failed, and nothing of answers that are empty.
 fn evident(slot: &Slot, cause: &Cause) -> Option<String> {
     match cause.reason {
+        "refused" if found_none_ready(cause) => {
+            Some(format!("{} of {} misses found no replica ready", cause.misses, slot.all_missed()))
+        }
         "empty" => Some("the engines end those answers at once".to_owned()),
         "error" => {
             let replicas = slot.parts_of(Dimension::Replica);
@@ -151,10 +155,15 @@ fn good(figures: &RouteFigures) -> String {
     if missed > 0 && minute.all_missed() == 0 { format!("{met}, no miss in the last minute") } else { met }
 }
 
-/// Names each outlier, or the fact that there is none.
+/// Refused before any replica had them.
+fn found_none_ready(cause: &Cause) -> bool {
+    cause.reason == "refused" && cause.stage == Stage::Route
+}
+
+/// Names each outlier, or the fact that there is none where the replicas have a part in it.
 fn who(
     figures: &RouteFigures,
-    status: Status,
+    is_of_replicas: bool,
     outliers: &[Outlier],
     (slot, all_at): (&Slot, Option<&Arc<str>>),
 ) -> Vec<String> {
@@ -166,7 +175,7 @@ fn who(
     });
     let mut named: Vec<String> = named.collect();
     let has_replica = outliers.iter().any(|outlier| outlier.dimension == Dimension::Replica);
-    if status == Status::Bad && !has_replica {
+    if is_of_replicas && !has_replica {
         let alike = match (&figures.replicas[..], all_at) {
             ([], _) => return named,
             ([one], _) => format!("its only replica is {}", one.replica),

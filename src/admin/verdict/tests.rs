@@ -666,11 +666,14 @@ fn a_revision_is_named_only_if_it_is_slow_without_its_slowest_replica_too() {
 
 #[test]
 fn refusals_and_slow_connections_are_told_by_their_stage() {
-    // Refused at once: microseconds of routing are the longest stage of some.
-    let (admit, route) = ((Stage::Admit, 1.0, 0.1), (Stage::Route, 0.00001, 0.00001));
     let figures_of = |slot| figures(slot, vec![ready("r1", 0.0), ready("r2", 0.0)]);
-    let full = slot(REFUSED, &[did("r1", 20, 15, admit), did("r2", 20, 15, route)]);
-    names(&figures_of(full), &["30 of 70 requests were refused", "30 of 30 misses in admit"]);
+    let refused_in = |stage: Stage| {
+        let stage = (stage, 0.00001, 0.00001);
+        figures_of(slot(REFUSED, &[did("r1", 20, 15, stage), did("r2", 20, 15, stage)]))
+    };
+    names(&refused_in(Stage::Admit), &["30 of 70 requests were refused", "30 of 30 misses in admit"]);
+    // They are back: what was refused meanwhile is not shared by them.
+    names_only(&refused_in(Stage::Route), &["30 of 30 misses found no replica ready"], &["shared"]);
     let connect = |slow| (Stage::Connect, slow, 0.001);
     let far = slot(TTFT, &[did("r1", 40, 0, connect(3.0)), did("r2", 1, 20, connect(3.0))]);
     names(

@@ -53,7 +53,9 @@ impl Text<'_> {
         self.times(out)?;
         if let Some(missed) = &request.slo_missed {
             let stage = request.slo_missed_in.as_ref();
-            let place = stage.map(|stage| format!(", most of it in {stage}")).unwrap_or_default();
+            // A refusal has its stage by its reason, the others by their time.
+            let part = if missed == "refused" { "in" } else { "most of it in" };
+            let place = stage.map(|stage| format!(", {part} {stage}")).unwrap_or_default();
             writeln!(out, "{}", self.style.paint(Paint::Error, &format!("missed its SLO: {missed}{place}")))?;
         }
         if let Some(from) = &detail.degraded_from {
