@@ -81,7 +81,7 @@ pub(super) fn classify(
     let prompt = RequestPrompt::read(dialect, fields, name, salted, &table.seed, turns);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
-    let may_migrate = route.config.migrate && fields.is_stream && fields.previous_response_id.is_none();
+    let may_migrate = route.config.migrate && fields.is_stream() && fields.previous_response_id.is_none();
     let choices = choices(dialect, fields);
     let (output, is_output_bounded) = expected_output(route, dialect, fields.max_tokens, choices);
     let ask_running = may_migrate && gets_answer_here && choices == 1;
@@ -104,8 +104,8 @@ pub(super) fn classify(
         counts_only_beside_usage: route.counts_only_beside_usage(),
     };
     let spliced = splice(dialect, body, fields, edits);
-    let is_stream = fields.is_stream && dialect.has_known_stream();
-    let sampling = Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices };
+    let is_stream = fields.is_stream() && dialect.has_known_stream();
+    let sampling = Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices() };
     let class = class_of(&table.config.classes, tokens);
     let label = label(route, model);
     let prepared = Box::new(Prepared {
@@ -181,7 +181,7 @@ fn echo(fields: &Fields<'_>) -> Echo {
     }
     let length = |raw: &Raw<'_>| raw.string().map(|text| text.len());
     let prompts = prompts(fields).into_iter().map(|prompt| prompt.as_ref().and_then(length));
-    Echo::On { prompts: prompts.collect(), choices_per_prompt: fields.choices }
+    Echo::On { prompts: prompts.collect(), choices_per_prompt: fields.choices() }
 }
 
 /// `n` of each prompt.
@@ -192,7 +192,7 @@ fn choices(dialect: Dialect, fields: &Fields<'_>) -> u32 {
         None if is_list => prompts(fields).len(),
         None => 1,
     };
-    fields.choices.max(1).saturating_mul(u32::try_from(prompts.max(1)).unwrap_or(u32::MAX))
+    fields.choices().max(1).saturating_mul(u32::try_from(prompts.max(1)).unwrap_or(u32::MAX))
 }
 
 /// The prompts of completions; `None` for what is absent or no JSON list.

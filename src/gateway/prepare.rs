@@ -180,7 +180,7 @@ impl ReadRequest {
                     && !matches!(error, FieldError::Duplicate { .. })
                     && !table.has_several_models() =>
             {
-                fields::none()
+                Fields::default()
             }
             read => read.map_err(bad_field)?,
         };
@@ -331,7 +331,7 @@ pub(super) fn read_fields<'b>(
     body: &'b [u8],
 ) -> Result<Fields<'b>, FieldError> {
     let mut fields = match (dialect.body_form(), boundary) {
-        _ if body.is_empty() => fields::none(),
+        _ if body.is_empty() => Fields::default(),
         (BodyForm::Json, _) | (BodyForm::Opaque, None) => fields::parse(dialect, body)?,
         (BodyForm::Multipart, boundary) => multipart::parse(boundary.unwrap_or_default(), body)?,
         (BodyForm::Opaque, Some(boundary)) => multipart::parse(boundary, body).or_else(|error| {

@@ -24,11 +24,11 @@ pub struct Fields<'a> {
     /// Where `model` stands in the body: what a rename replaces.
     pub model_at: Option<ModelAt>,
     /// `stream`; `null` is false.
-    pub is_stream: bool,
+    pub(super) stream: Option<bool>,
     /// `stream_options` as it stands in the body, `null` included.
     pub stream_options: Option<Raw<'a>>,
-    /// `n`, the number of choices (default 1).
-    pub choices: u32,
+    /// `n`
+    choices: Option<u32>,
     /// The most of `max_tokens`, `max_completion_tokens` and `max_output_tokens`: which of them counts, the engine decides.
     pub max_tokens: Option<u64>,
     /// `echo`: the prompt comes back in front of the completion.
@@ -89,6 +89,16 @@ pub struct PromptFields<'a> {
 }
 
 impl Fields<'_> {
+    /// Whether the answer is to be a stream.
+    pub fn is_stream(&self) -> bool {
+        self.stream == Some(true)
+    }
+
+    /// The number of choices, 1 where the request does not state it.
+    pub fn choices(&self) -> u32 {
+        self.choices.unwrap_or(1)
+    }
+
     /// Of a request of the Responses API: whether it has effects beside its answer, which is kept or whose tools the server runs. Clients
     /// run those of type `function` and `custom`.
     pub fn has_effects(&self) -> bool {
@@ -176,34 +186,29 @@ impl FieldError {
 pub fn parse<'a>(dialect: Dialect, body: &'a [u8]) -> Result<Fields<'a>, FieldError> {
     match dialect.body_form() {
         BodyForm::Json => parse_object(body),
-        BodyForm::Multipart => Ok(none()),
+        BodyForm::Multipart => Ok(Fields::default()),
         BodyForm::Opaque => parse_opaque(body),
     }
 }
 
-/// The fields of a body that has none.
-pub fn none() -> Fields<'static> {
-    Fields { choices: 1, ..Fields::default() }
-}
-
 fn parse_opaque(body: &[u8]) -> Result<Fields<'_>, FieldError> {
-    let mut reading = FieldReader::default();
+    let mut fields = Fields::default();
     walk(body, |key, cursor| {
         let value = cursor.value()?;
         let Some(key) = key.string() else { return Ok(()) };
         if key == "model" {
-            reading.model(value).map_err(Stop::Field)?;
+            fields.read_model(value).map_err(Stop::Field)?;
         }
-        reading.fields.names_kv |= KV_MEMBERS.contains(&&*key) && value.non_null().is_some();
+        fields.names_kv |= KV_MEMBERS.contains(&&*key) && value.non_null().is_some();
         Ok(())
     })?;
-    Ok(reading.finish())
+    Ok(fields)
 }
 
 fn parse_object(body: &[u8]) -> Result<Fields<'_>, FieldError> {
-    let mut reading = FieldReader::default();
-    walk(body, |key, cursor| reading.member(key, cursor))?;
-    Ok(reading.finish())
+    let mut fields = Fields::default();
+    walk(body, |key, cursor| fields.member(key, cursor))?;
+    Ok(fields)
 }
 
 /// Visits the members of a body that is a JSON object.
@@ -251,46 +256,37 @@ impl From<JsonError> for Stop {
     }
 }
 
-#[derive(Default)]
-struct FieldReader<'a> {
-    fields: Fields<'a>,
-    has_model: bool,
-    has_stream: bool,
-    choices: Option<u32>,
-}
-
-impl<'a> FieldReader<'a> {
+impl<'a> Fields<'a> {
     fn member(&mut self, key: Raw<'a>, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
         let value = cursor.value()?;
         // A key with a lone surrogate matches no field.
         let Some(key) = key.string() else { return Ok(()) };
-        let fields = &mut self.fields;
         match &*key {
-            "model" => self.model(value).map_err(Stop::Field)?,
-            "stream" => self.stream(value).map_err(Stop::Field)?,
-            "stream_options" => fields.stream_options = Some(value),
+            "model" => self.read_model(value).map_err(Stop::Field)?,
+            "stream" => self.read_stream(value).map_err(Stop::Field)?,
+            "stream_options" => self.stream_options = Some(value),
             "n" => self.choices = whole_number(&value).and_then(|choices| choices.try_into().ok()),
             "max_tokens" | "max_completion_tokens" | "max_output_tokens" => {
-                fields.max_tokens = whole_number(&value).max(fields.max_tokens);
+                self.max_tokens = whole_number(&value).max(self.max_tokens);
             }
-            "echo" => fields.echo = truth(&value) == Some(true),
-            "cache_salt" => fields.cache_salt = Some(value),
-            "priority" => fields.priority = Some(value),
-            "previous_response_id" => fields.previous_response_id = value.string(),
-            "request_id" => fields.request_id = value.non_null(),
+            "echo" => self.echo = truth(&value) == Some(true),
+            "cache_salt" => self.cache_salt = Some(value),
+            "priority" => self.priority = Some(value),
+            "previous_response_id" => self.previous_response_id = value.string(),
+            "request_id" => self.request_id = value.non_null(),
             "store" | "background" => {
                 let is = truth(&value);
-                fields.is_stored |= is == Some(true);
-                fields.is_unstored |= key == "store" && is == Some(false);
+                self.is_stored |= is == Some(true);
+                self.is_unstored |= key == "store" && is == Some(false);
             }
-            key if KV_MEMBERS.contains(&key) => fields.names_kv |= value.non_null().is_some(),
+            key if KV_MEMBERS.contains(&key) => self.names_kv |= value.non_null().is_some(),
             key => self.prompt_member(key, value),
         }
         Ok(())
     }
 
     fn prompt_member(&mut self, key: &str, value: Raw<'a>) {
-        let prompt = &mut self.fields.prompt;
+        let prompt = &mut self.prompt;
         let field = match key {
             "messages" => &mut prompt.messages,
             "prompt" => &mut prompt.prompt,
@@ -310,29 +306,24 @@ impl<'a> FieldReader<'a> {
         *field = value.non_null();
     }
 
-    fn model(&mut self, value: Raw<'a>) -> Result<(), FieldError> {
-        if std::mem::replace(&mut self.has_model, true) {
+    fn read_model(&mut self, value: Raw<'a>) -> Result<(), FieldError> {
+        if self.model_at.replace(ModelAt::Json(value.span())).is_some() {
             return Err(FieldError::Duplicate { field: "model" });
         }
-        self.fields.model_at = Some(ModelAt::Json(value.span()));
         if value.kind() != JsonKind::Null {
             let wrong = FieldError::WrongType { field: "model", expected: "a string" };
-            self.fields.model = Some(value.string().ok_or(wrong)?);
+            self.model = Some(value.string().ok_or(wrong)?);
         }
         Ok(())
     }
 
-    fn stream(&mut self, value: Raw<'a>) -> Result<(), FieldError> {
-        if std::mem::replace(&mut self.has_stream, true) {
+    fn read_stream(&mut self, value: Raw<'a>) -> Result<(), FieldError> {
+        let wrong = FieldError::WrongType { field: "stream", expected: "true or false" };
+        if self.stream.is_some() {
             return Err(FieldError::Duplicate { field: "stream" });
         }
-        let wrong = FieldError::WrongType { field: "stream", expected: "true or false" };
-        self.fields.is_stream = value.kind() != JsonKind::Null && truth(&value).ok_or(wrong)?;
+        self.stream = Some(value.kind() != JsonKind::Null && truth(&value).ok_or(wrong)?);
         Ok(())
-    }
-
-    fn finish(self) -> Fields<'a> {
-        Fields { choices: self.choices.unwrap_or(1), ..self.fields }
     }
 }
 
@@ -395,8 +386,8 @@ mod tests {
         let fields = chat(body).unwrap();
         assert_eq!(fields.model.as_deref(), Some("m1"));
         assert_eq!(fields.model_at, Some(ModelAt::Json(10..19)));
-        assert!(fields.is_stream && !fields.echo);
-        assert_eq!((fields.choices, fields.cache_salt.map(|raw| raw.text())), (2, Some("\"s\"")));
+        assert!(fields.is_stream() && !fields.echo);
+        assert_eq!((fields.choices(), fields.cache_salt.map(|raw| raw.text())), (2, Some("\"s\"")));
         assert_eq!(fields.stream_options.map(|raw| raw.text()), Some(r#"{"include_usage":true}"#));
         assert_eq!(fields.prompt.messages.map(|raw| raw.text()), Some("[1]"));
         assert!(fields.prompt.tools.is_none());
@@ -405,8 +396,8 @@ mod tests {
     #[test]
     fn null_is_absent_and_plain_names_are_borrowed() {
         let fields = chat(r#"{"model":null,"stream":null}"#).unwrap();
-        assert!(fields.model.is_none() && !fields.is_stream);
-        assert_eq!(fields.choices, 1);
+        assert!(fields.model.is_none() && !fields.is_stream());
+        assert_eq!(fields.choices(), 1);
         assert!(matches!(chat(r#"{"model":"m"}"#).unwrap().model, Some(Cow::Borrowed("m"))));
     }
 
@@ -415,20 +406,20 @@ mod tests {
         for (value, is_stream) in
             [("1", true), ("\"yes\"", true), (r#""Tru\u0065""#, true), ("0.0", false), ("\"OFF\"", false)]
         {
-            assert_eq!(chat(&format!(r#"{{"stream":{value}}}"#)).unwrap().is_stream, is_stream, "{value}");
+            assert_eq!(chat(&format!(r#"{{"stream":{value}}}"#)).unwrap().is_stream(), is_stream, "{value}");
         }
     }
 
     #[test]
     fn of_other_duplicates_the_last_counts() {
-        assert_eq!(chat(r#"{"n":2,"n":3}"#).unwrap().choices, 3);
-        assert_eq!(chat(r#"{"n":"2"}"#).unwrap().choices, 2, "engines read it so");
+        assert_eq!(chat(r#"{"n":2,"n":3}"#).unwrap().choices(), 3);
+        assert_eq!(chat(r#"{"n":"2"}"#).unwrap().choices(), 2, "engines read it so");
         assert_eq!(chat(r#"{"n":2.0,"max_tokens":"7"}"#).unwrap().max_tokens, Some(7));
         for n in ["8e0", "0.8e1", "\"8.00\"", "80E-1"] {
-            assert_eq!(chat(&format!(r#"{{"n":{n}}}"#)).unwrap().choices, 8, "{n}");
+            assert_eq!(chat(&format!(r#"{{"n":{n}}}"#)).unwrap().choices(), 8, "{n}");
         }
         for n in ["8.5", "-8", "1e300", "\"nan\""] {
-            assert_eq!(chat(&format!(r#"{{"n":{n}}}"#)).unwrap().choices, 1, "{n}");
+            assert_eq!(chat(&format!(r#"{{"n":{n}}}"#)).unwrap().choices(), 1, "{n}");
         }
     }
 
@@ -504,7 +495,7 @@ mod tests {
         assert_eq!(extra(br#"{"model":"m"}"#).unwrap().model.as_deref(), Some("m"));
         assert!(extra(br#"{"model":"m","model":"n"}"#).is_err() && extra(b"--boundary\r\n\xff").is_err());
         let odd = extra(br#"{"stream":1,"stream":2,"n":7,"messages":[1]}"#).unwrap();
-        assert!(odd.model.is_none() && odd.prompt.messages.is_none() && odd.choices == 1);
+        assert!(odd.model.is_none() && odd.prompt.messages.is_none() && odd.choices() == 1);
     }
 
     proptest! {

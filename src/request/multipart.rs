@@ -32,14 +32,14 @@ pub fn boundary(headers: &HeaderMap) -> Option<&str> {
 /// # Errors
 /// A body that does not have the boundary's form, a part whose head has two readings, or two parts named `model`.
 pub fn parse<'a>(boundary: &str, body: &'a [u8]) -> Result<Fields<'a>, FieldError> {
-    let mut fields = fields::none();
+    let mut fields = Fields::default();
     each_part(boundary, body, |part| {
         match name_of(part.head)? {
             Some(b"model") => model(&mut fields, part.value, part.start)?,
             // Of several the last counts, as in the engine, which reports what is wrong with a value.
             Some(b"stream") => {
                 let word = std::str::from_utf8(part.value).unwrap_or_default();
-                fields.is_stream = fields::truth_of_word(word) == Some(true);
+                fields.stream = fields::truth_of_word(word);
             }
             _ => {}
         }
@@ -122,12 +122,11 @@ fn first_part(delimiter: &[u8], finder: &Finder<'_>, body: &[u8]) -> Result<usiz
 }
 
 fn model<'a>(fields: &mut Fields<'a>, value: &'a [u8], start: usize) -> Result<(), FieldError> {
-    if fields.model_at.is_some() {
+    if fields.model_at.replace(ModelAt::Form(start..start + value.len())).is_some() {
         return Err(FieldError::Duplicate { field: "model" });
     }
     let text = std::str::from_utf8(value)
         .map_err(|_| FieldError::WrongType { field: "model", expected: "UTF-8 text" })?;
-    fields.model_at = Some(ModelAt::Form(start..start + value.len()));
     fields.model = Some(Cow::Borrowed(text));
     Ok(())
 }

@@ -128,7 +128,7 @@ struct Asked {
 /// `continuous_usage_stats` only if it turned `include_usage` off before engines that then count nowhere: as it gets no count, both are
 /// turned round. Elsewhere an engine would then count in every chunk.
 fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: &Edits<'_>) -> Asked {
-    if !fields.is_stream || !matches!(dialect, Dialect::Chat | Dialect::Completions) {
+    if !fields.is_stream() || !matches!(dialect, Dialect::Chat | Dialect::Completions) {
         return Asked::default();
     }
     let running = edits.ask_running;
