@@ -14,7 +14,7 @@ use crate::request::dialect::Dialect;
 use crate::request::fields::truth;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::request::pieces::Pieces;
-use crate::request::splice::{Edit, apply};
+use crate::request::splice::{Edit, apply, open_of};
 
 /// What the client of a broken stream has received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -145,7 +145,7 @@ struct Request<'a> {
 
 impl<'a> Request<'a> {
     fn read(text: &'a str) -> Result<Self, Obstacle> {
-        let open = text.find('{').ok_or(Obstacle::Unreadable)? + 1;
+        let open = open_of(text.as_bytes()).ok_or(Obstacle::Unreadable)?;
         let mut request = Self { open, ..Self::default() };
         Cursor::new(text).object(|key, value| {
             let value = value.value()?;
@@ -214,18 +214,11 @@ impl<'a> Request<'a> {
             let end = messages.span().end - 1;
             edits
                 .push(Edit::insert(end, &format!("{comma}{{\"role\":\"assistant\",\"content\":{message}}}")));
-            let mut added = String::new();
             for (name, field, value) in [
                 ("continue_final_message", self.continues_final, "true"),
                 ("add_generation_prompt", self.adds_prompt, "false"),
             ] {
-                match field {
-                    Some(raw) => edits.push(Edit::replace(raw.span(), value)),
-                    None => added.push_str(&format!("\"{name}\":{value},")),
-                }
-            }
-            if !added.is_empty() {
-                edits.push(Edit::insert(self.open, &added));
+                edits.push(Edit::put(self.open, field.map(|raw| raw.span()), name, value));
             }
         }
         let repeats = progress.text.get(solid.len()..).unwrap_or_default().to_owned();
@@ -271,7 +264,7 @@ impl<'a> Request<'a> {
         }
         if let Some(limit) = self.default_limit {
             let left = limit.saturating_sub(tokens).max(1);
-            edits.push(Edit::insert(self.open, &format!("\"max_tokens\":{left},")));
+            edits.push(Edit::put(self.open, None, "max_tokens", &left.to_string()));
         }
         Ok(())
     }

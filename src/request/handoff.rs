@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::request::dialect::Dialect;
 use crate::request::fields::{KV_MEMBERS, truth, whole_number};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
-use crate::request::splice::{Edit, apply};
+use crate::request::splice::{Edit, apply, open_of};
 
 /// Both requests of one body.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Handoff {
     of_one_token: Vec<Edit>,
     /// Behind the brace that opens the body.
     open: usize,
-    /// Where the object goes: nulls that it replaces, else behind the brace that opens the body.
+    /// Nulls that the object replaces; without any it goes behind the brace that opens the body.
     params_at: Vec<Range<usize>>,
     /// Values of `cache_salt`.
     salts_at: Vec<Range<usize>>,
@@ -34,7 +34,7 @@ impl Handoff {
     /// Why its prompt is to be computed where it is decoded, as the label `reason`.
     pub fn of(dialect: Dialect, body: &Bytes) -> Result<Self, &'static str> {
         let text = std::str::from_utf8(body).map_err(|_| UNREADABLE)?;
-        let open = text.find('{').ok_or(UNREADABLE)? + 1;
+        let open = open_of(body).ok_or(UNREADABLE)?;
         let limits = limits(dialect).ok_or("dialect")?;
         let mut handoff = Self {
             body: body.clone(),
@@ -57,19 +57,10 @@ impl Handoff {
         if let Some(reason) = refused {
             return Err(reason);
         }
-        let mut added = String::new();
-        if let Some(limit) = limits.first().filter(|_| !has_limit) {
-            added.push_str(&format!("\"{limit}\":1,"));
-        }
-        if dialect == Dialect::Responses && !has_store {
-            added.push_str("\"store\":false,");
-        }
-        if !added.is_empty() {
-            handoff.of_one_token.push(Edit::insert(open, &added));
-        }
-        if handoff.params_at.is_empty() {
-            handoff.params_at.push(open..open);
-        }
+        let limit = limits.first().filter(|_| !has_limit).map(|limit| (*limit, "1"));
+        let store = (dialect == Dialect::Responses && !has_store).then_some(("store", "false"));
+        let added = limit.into_iter().chain(store).map(|(key, value)| Edit::put(open, None, key, value));
+        handoff.of_one_token.extend(added);
         Ok(handoff)
     }
 
@@ -113,10 +104,7 @@ impl Handoff {
     pub fn release(&self, params: &str) -> Bytes {
         let salt = format!("\"{:032x}\"", fastrand::u128(..));
         let mut edits = self.params(Some(params));
-        edits.extend(self.salts_at.iter().map(|at| Edit::replace(at.clone(), &salt)));
-        if self.salts_at.is_empty() {
-            edits.push(Edit::insert(self.open, &format!("\"cache_salt\":{salt},")));
-        }
+        edits.extend(self.put(&self.salts_at, "cache_salt", &salt));
         self.edited(edits, true)
     }
 
@@ -130,19 +118,18 @@ impl Handoff {
     }
 
     fn params(&self, params: Option<&str>) -> Vec<Edit> {
-        let Some(params) = params else { return Vec::new() };
-        let edit = |at: &Range<usize>| match at.is_empty() {
-            true => Edit::insert(at.start, &format!("\"kv_transfer_params\":{params},")),
-            false => Edit::replace(at.clone(), params),
-        };
-        self.params_at.iter().map(edit).collect()
+        params.map_or_else(Vec::new, |params| self.put(&self.params_at, "kv_transfer_params", params))
+    }
+
+    /// A member in place of all that are given, else one more.
+    fn put(&self, given: &[Range<usize>], key: &str, value: &str) -> Vec<Edit> {
+        let put = |at: Option<&Range<usize>>| Edit::put(self.open, at.cloned(), key, value);
+        if given.is_empty() { vec![put(None)] } else { given.iter().map(Some).map(put).collect() }
     }
 
     fn edited(&self, mut edits: Vec<Edit>, is_one_token: bool) -> Bytes {
         if is_one_token {
-            edits.extend(
-                self.of_one_token.iter().map(|edit| Edit { at: edit.at.clone(), text: edit.text.clone() }),
-            );
+            edits.extend_from_slice(&self.of_one_token);
         }
         if edits.is_empty() {
             return self.body.clone();

@@ -70,7 +70,7 @@ pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<
 }
 
 /// Bytes in place of a range of the body.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Edit {
     pub(crate) at: Range<usize>,
     pub(crate) text: String,
@@ -83,6 +83,14 @@ impl Edit {
 
     pub(crate) fn replace(at: Range<usize>, text: &str) -> Self {
         Self { at, text: text.to_owned() }
+    }
+
+    /// A member of the object behind `open`: in place of the value that counts, else the first.
+    pub(crate) fn put(open: usize, given: Option<Range<usize>>, key: &str, value: &str) -> Self {
+        match given {
+            Some(at) => Self::replace(at, value),
+            None => Self::insert(open, &format!("\"{key}\":{value},")),
+        }
     }
 }
 
@@ -100,19 +108,18 @@ fn rename(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, model: &str) -> O
     }
 }
 
-/// A member of the body: in place of the one that counts, else the first.
 fn put(body: &Bytes, given: Option<Raw<'_>>, key: &str, value: &str) -> Option<Edit> {
-    if let Some(given) = given {
-        return Some(Edit::replace(given.span(), value));
-    }
-    let after = memchr::memchr(b'{', body)? + 1;
-    Some(Edit::insert(after, &format!("\"{key}\":{value},")))
+    Some(Edit::put(open_of(body)?, given.map(|given| given.span()), key, value))
+}
+
+/// Behind the brace that opens a body.
+pub(crate) fn open_of(body: &[u8]) -> Option<usize> {
+    memchr::memchr(b'{', body).map(|at| at + 1)
 }
 
 /// Whether a body has no member: all its edits are members that are put in.
 fn is_empty_object(body: &Bytes) -> bool {
-    let open = memchr::memchr(b'{', body);
-    let members = open.and_then(|open| body.get(open + 1..));
+    let members = open_of(body).and_then(|open| body.get(open..));
     members.is_some_and(|members| members.trim_ascii_start().starts_with(b"}"))
 }
 
@@ -131,25 +138,31 @@ fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: &Edits<
     if !fields.is_stream() || !matches!(dialect, Dialect::Chat | Dialect::Completions) {
         return Asked::default();
     }
-    let running = edits.ask_running;
-    let whole = if running { RUNNING } else { USAGE };
-    let by = |edit| Asked { usage: true, running, edits: SmallVec::from_iter([edit]) };
-    let Some(options) = fields.stream_options else {
+    match fields.stream_options {
+        Some(options) if options.kind() == JsonKind::Object => {
+            ask_in_options(body, options, edits).unwrap_or_default()
+        }
         // A body with `stream` in it is an object with a member, so a comma may follow.
-        let open = memchr::memchr(b'{', body);
-        return open.map_or_else(Asked::default, |open| {
-            by(Edit::insert(open + 1, &format!("\"stream_options\":{{{whole}}},")))
-        });
-    };
-    match options.kind() {
-        JsonKind::Null => by(Edit::replace(options.span(), &format!("{{{whole}}}"))),
-        JsonKind::Object => ask_in_options(options, edits).unwrap_or_default(),
+        options if options.is_none_or(|options| options.kind() == JsonKind::Null) => {
+            ask_in_place(body, options, edits.ask_running)
+        }
         // The engine reports what is wrong with it.
         _ => Asked::default(),
     }
 }
 
-fn ask_in_options(options: Raw<'_>, edits: &Edits<'_>) -> Result<Asked, JsonError> {
+/// Puts whole options in place of those that hold nothing.
+fn ask_in_place(body: &Bytes, options: Option<Raw<'_>>, running: bool) -> Asked {
+    let whole = if running { RUNNING } else { USAGE };
+    let edit = put(body, options, "stream_options", &format!("{{{whole}}}"));
+    edit.map_or_else(Asked::default, |edit| Asked {
+        usage: true,
+        running,
+        edits: SmallVec::from_iter([edit]),
+    })
+}
+
+fn ask_in_options(body: &Bytes, options: Raw<'_>, edits: &Edits<'_>) -> Result<Asked, JsonError> {
     let running = edits.ask_running;
     let mut is_empty = true;
     // Of duplicates the engine takes the last.
@@ -176,9 +189,7 @@ fn ask_in_options(options: Raw<'_>, edits: &Edits<'_>) -> Result<Asked, JsonErro
     }
     // No comma may follow what is alone.
     if is_empty {
-        let whole = if running { RUNNING } else { USAGE };
-        let edit = Edit::replace(options.span(), &format!("{{{whole}}}"));
-        return Ok(Asked { usage: true, running, edits: SmallVec::from_iter([edit]) });
+        return Ok(ask_in_place(body, Some(options), running));
     }
     let usage = include_usage.is_none_or(is_off);
     let mut asked = Asked { usage, running, edits: SmallVec::new() };
