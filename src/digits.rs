@@ -57,6 +57,12 @@ pub fn hex_of(bytes: &[u8]) -> String {
     String::from_utf8(text).unwrap_or_default()
 }
 
+/// The first 128 bits of a hash as hexadecimal digits, in lower case.
+pub fn half_of(hash: &[u8; 32]) -> String {
+    let half = hash.first_chunk().copied().map_or(0, u128::from_be_bytes);
+    String::from_utf8(hex_digits(half).into()).unwrap_or_default()
+}
+
 /// The bytes of hexadecimal digits; `None` where they are none.
 pub fn bytes_of(hex: &str) -> Option<Vec<u8>> {
     let (pairs, []) = hex.as_bytes().as_chunks::<2>() else { return None };

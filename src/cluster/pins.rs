@@ -15,6 +15,7 @@ use super::refusals::{Refusals, Written};
 use super::{FLUSH_EVERY, ticks};
 use crate::clock::{Clock, Stamp};
 use crate::config::Secret;
+use crate::digits;
 use crate::relay::pins::{PinAsked, ResponsePins};
 
 /// What this gateway knows of stored responses, and what it asks for.
@@ -122,8 +123,7 @@ impl SharedPins {
             .chain_update([0])
             .chain_update(response)
             .finalize();
-        let half = digest.first_chunk().copied().map_or(0, u128::from_be_bytes);
-        format!("{}{half:032x}", self.prefix)
+        format!("{}{}", self.prefix, digits::half_of(&digest.into()))
     }
 }
 

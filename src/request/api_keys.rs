@@ -46,10 +46,8 @@ pub struct ApiKey {
 impl ApiKey {
     /// A key that the configuration file lists for a tenant.
     pub fn of_file(tenant: &Arc<str>, digest: &KeyDigest) -> Self {
-        let mut name = Vec::with_capacity(DIGITS);
-        let start = digest.first_chunk().copied().map_or(0, u32::from_be_bytes);
-        digits::hex(&mut name, u128::from(start), DIGITS);
-        let name = String::from_utf8(name).unwrap_or_default().into();
+        let (start, _) = digest.split_at(DIGITS / 2);
+        let name = digits::hex_of(start).into();
         Self { tenant: Arc::clone(tenant), name, ..Self::default() }
     }
 

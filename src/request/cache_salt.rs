@@ -63,10 +63,7 @@ pub fn keyed(key: &[u8; 32], text: &str) -> [u8; 32] {
 
 /// 128 bits. vLLM takes at most 128 characters, and none of `@/\`.
 fn hex(hash: &[u8; 32]) -> String {
-    let mut text = Vec::new();
-    let shown = keyed(hash, "salt");
-    digits::hex(&mut text, shown.first_chunk().copied().map_or(0, u128::from_be_bytes), 32);
-    String::from_utf8(text).unwrap_or_default()
+    digits::half_of(&keyed(hash, "salt"))
 }
 
 const DOMAIN: &[u8; 32] = b"tokenway cache_salt, version 1\0\0";

@@ -58,9 +58,10 @@ impl TenantRef {
         Self { known: Arc::new(known), key: None }
     }
 
-    /// Of requests that nobody signs: CORS preflights.
+    /// That of every request where none are configured, and of requests without a key: CORS preflights.
     pub fn anonymous() -> Self {
-        default_tenant()
+        let config = config::Tenant { name: "default".into(), ..config::Tenant::default() };
+        Self::new(Known { config, isolation: None })
     }
 
     /// `name` of the tenant: the label `tenant`.
@@ -152,7 +153,7 @@ impl Tenants {
             tenant.key_digests.iter().map(move |digest| (*digest, of_file(tenant, digest)))
         });
         let keys = keys.collect();
-        let default = tenants.is_empty().then(default_tenant);
+        let default = tenants.is_empty().then(TenantRef::anonymous);
         Self { tenants, names, keys, made: Arc::default(), tokens: Arc::default(), default }
     }
 
@@ -222,15 +223,7 @@ impl Tenants {
 pub fn own_response_id(tenant: &str, id: &str) -> String {
     // A tenant's name has no line end.
     let digest = Sha256::new().chain_update(tenant).chain_update("\n").chain_update(id).finalize();
-    let half = digest.first_chunk().copied().map(u128::from_be_bytes);
-    let mut own = Vec::from(*b"resp_");
-    digits::hex(&mut own, half.unwrap_or_default(), 32);
-    String::from_utf8(own).unwrap_or_default()
-}
-
-fn default_tenant() -> TenantRef {
-    let config = config::Tenant { name: "default".into(), ..config::Tenant::default() };
-    TenantRef::new(Known { config, isolation: None })
+    format!("resp_{}", digits::half_of(&digest.into()))
 }
 
 /// RFC 3339 of a time in seconds since 1970.
