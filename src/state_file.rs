@@ -62,6 +62,19 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     }
 }
 
+/// Reads a file whose loss stops nothing; `loss` is what it means, for the log.
+pub fn restore<T: DeserializeOwned>(path: &Path, loss: &str) -> Option<T> {
+    read(path).unwrap_or_else(|error| {
+        tracing::warn!(path = %path.display(), %error, "{loss}");
+        None
+    })
+}
+
+/// Writes a file; whether that could be done. `loss` is what it means if not, for the log.
+pub fn keep<T: Serialize>(path: &Path, state: &T, loss: &str) -> bool {
+    write(path, state).inspect_err(|error| tracing::warn!(path = %path.display(), %error, "{loss}")).is_ok()
+}
+
 fn open(path: &Path) -> io::Result<Option<File>> {
     match File::open(path) {
         Ok(file) => Ok(Some(file)),

@@ -14,23 +14,17 @@ use crate::state_file;
 /// Continues from the previous process.
 pub(super) fn restore(gateway: &Gateway) {
     let Some(path) = file(gateway) else { return };
-    match state_file::read::<Ledgers>(&path) {
-        Ok(kept) => gateway.tenants.restore(kept.unwrap_or_default()),
-        Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "budgets begin anew: what was used cannot be read");
-        }
-    }
+    let kept: Option<Ledgers> =
+        state_file::restore(&path, "budgets begin anew: what was used cannot be read");
+    gateway.tenants.restore(kept.unwrap_or_default());
 }
 
 /// Writes what is used.
 pub(super) fn keep(gateway: &Gateway) {
     let Some(path) = file(gateway) else { return };
     let ledgers = gateway.tenants.ledgers(gateway.clock.wall(gateway.clock.now()));
-    if ledgers.tenants.is_empty() && ledgers.keys.is_empty() {
-        return;
-    }
-    if let Err(error) = state_file::write(&path, &ledgers) {
-        tracing::warn!(path = %path.display(), %error, "what is used of budgets cannot be kept over a restart");
+    if !ledgers.tenants.is_empty() || !ledgers.keys.is_empty() {
+        state_file::keep(&path, &ledgers, "what is used of budgets cannot be kept over a restart");
     }
 }
 

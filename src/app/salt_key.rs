@@ -32,18 +32,13 @@ struct Kept {
 
 fn own_secret(file: Option<&Path>) -> Secret {
     let Some(file) = file else { return Secret::new(random()) };
-    let path = file.display();
-    match state_file::read::<Kept>(file) {
-        Ok(Some(kept)) => return Secret::new(kept.secret),
-        Ok(None) => {}
-        Err(error) => {
-            tracing::warn!(%path, %error, "the key of cache salts cannot be read: a new one is made");
-        }
-    }
-    let kept = Kept { secret: random() };
-    if let Err(error) = state_file::write(file, &kept) {
-        tracing::warn!(%path, %error, "the key of cache salts cannot be kept: tenants' caches begin anew with a restart");
-    }
+    let kept = state_file::restore(file, "the key of cache salts cannot be read: a new one is made");
+    let kept = kept.unwrap_or_else(|| {
+        let kept = Kept { secret: random() };
+        let loss = "the key of cache salts cannot be kept: tenants' caches begin anew with a restart";
+        state_file::keep(file, &kept, loss);
+        kept
+    });
     Secret::new(kept.secret)
 }
 

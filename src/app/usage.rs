@@ -62,10 +62,8 @@ fn place(gateway: &Gateway) -> Option<StatePlace> {
 }
 
 fn read(path: &Path) -> (BTreeMap<u64, Span>, Option<u64>) {
-    let kept: Kept = state_file::read(path).map(Option::unwrap_or_default).unwrap_or_else(|error| {
-        tracing::warn!(path = %path.display(), %error, "usage begins anew: what was counted cannot be read");
-        Kept::default()
-    });
+    let kept: Option<Kept> = state_file::restore(path, "usage begins anew: what was counted cannot be read");
+    let kept = kept.unwrap_or_default();
     let row = |(tenant, model, key, used): Row| {
         (Payer { tenant: tenant.into(), model: model.into(), key: key.into() }, used)
     };
@@ -80,11 +78,7 @@ fn write(path: &Path, spans: &BTreeMap<u64, Span>, folds: u64) -> bool {
         |(payer, used): (&Payer, &Used)| (text(&payer.tenant), text(&payer.model), text(&payer.key), *used);
     let spans = spans.iter().map(|(from, span)| (*from, span.rows.iter().map(row).collect()));
     let kept = Kept { version: Version, folds: Some(folds), spans: spans.collect() };
-    let written = state_file::write(path, &kept);
-    if let Err(error) = &written {
-        tracing::warn!(path = %path.display(), %error, "usage cannot be kept over a restart");
-    }
-    written.is_ok()
+    state_file::keep(path, &kept, "usage cannot be kept over a restart")
 }
 
 const DAYS: &str = "usage-days";

@@ -73,7 +73,10 @@ impl Snapshot {
     /// Takes over what was kept, then notes decisions and writes them, forever.
     pub async fn run(self: Arc<Self>) {
         let own = Arc::clone(&self);
-        let kept = tokio::task::spawn_blocking(move || own.read()).await.ok().flatten();
+        let read = move || {
+            state_file::restore(&own.path, "routing begins anew: what was cached where cannot be read")
+        };
+        let kept: Option<Kept> = tokio::task::spawn_blocking(read).await.ok().flatten();
         if let Some(kept) = kept {
             wait_for_pages(&self.fleet).await;
             self.take(&kept);
@@ -101,10 +104,7 @@ impl Snapshot {
         let pools = self.fleet.pools();
         let speeds = pools.iter().filter_map(|pool| Some((pool.name.to_string(), pool.speeds(now)?)));
         let kept = Kept { version: Version, decisions, speeds: speeds.collect() };
-        if let Err(error) = state_file::write(&self.path, &kept) {
-            let path = self.path.display();
-            tracing::warn!(%path, %error, "what is cached where cannot be kept over a restart");
-        }
+        state_file::keep(&self.path, &kept, "what is cached where cannot be kept over a restart");
     }
 
     fn news(&self) -> Option<Vec<(u64, String)>> {
@@ -114,14 +114,6 @@ impl Snapshot {
         }
         let of = |entry: &Entry| (entry.written.as_millis() as u64, digits::hex_of(&entry.batch));
         Some(entries.all.iter().map(of).collect())
-    }
-
-    fn read(&self) -> Option<Kept> {
-        state_file::read(&self.path).unwrap_or_else(|error| {
-            let path = self.path.display();
-            tracing::warn!(%path, %error, "routing begins anew: what was cached where cannot be read");
-            None
-        })
     }
 
     fn take(&self, kept: &Kept) {
