@@ -118,14 +118,7 @@ impl Journal {
     /// Takes in an entry, whose id is the broker's time; returns how many decisions of it count here.
     fn replay(&self, id: &str, batch: &[u8], places: &Places, clock: Clock) -> usize {
         let Some(millis) = id.split('-').next().and_then(|millis| millis.parse().ok()) else { return 0 };
-        let written = Duration::from_millis(millis);
-        let now = clock.now();
-        match wire::open(batch, now) {
-            Ok(batch) if batch.head.sender != self.head.sender && batch.head.seed == self.head.seed => {
-                places.replay(batch, written, now)
-            }
-            _ => 0,
-        }
+        places.replay(batch, &self.head, Duration::from_millis(millis), clock.now()).unwrap_or(0)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::wire::Batch;
+use super::wire::{self, Head};
 use crate::clock::Stamp;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
@@ -45,8 +45,11 @@ impl Places {
         Some(pool.dispatcher.follow(&replica.target, placed, at))
     }
 
-    /// Takes in a batch that was written at that time since 1970; returns how many of its decisions count here.
-    pub(super) fn replay(&self, mut batch: Batch<'_>, written: Duration, now: Stamp) -> usize {
+    /// Takes in a batch that was written at that time since 1970; returns how many of its decisions count here. `None` where it is the
+    /// gateway's `own`, or of one whose hashes are others.
+    pub(super) fn replay(&self, batch: &[u8], own: &Head, written: Duration, now: Stamp) -> Option<usize> {
+        let is_known = |head: &Head| head.sender != own.sender && head.seed == own.seed;
+        let mut batch = wire::open(batch, now).ok().filter(|batch| is_known(&batch.head))?;
         let mut count = 0;
         while let Ok(Some(notice)) = batch.next() {
             if let Event::Placed(placed) = notice.event
@@ -55,7 +58,7 @@ impl Places {
                 count += 1;
             }
         }
-        count
+        Some(count)
     }
 
     /// A prompt was sent to a replica at that time since 1970, and is cached there unless its process is younger; returns whether it

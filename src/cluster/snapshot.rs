@@ -125,12 +125,9 @@ impl Snapshot {
         for (written, hex) in &kept.decisions {
             let written = Duration::from_millis(*written);
             let Some(batch) = digits::bytes_of(hex).filter(|_| written >= oldest) else { continue };
-            match wire::open(&batch, now) {
-                Ok(opened) if opened.head.seed == self.head.seed => {
-                    decisions += places.replay(opened, written, now);
-                    before.push(Entry { written, batch });
-                }
-                _ => {}
+            if let Some(count) = places.replay(&batch, &self.head, written, now) {
+                decisions += count;
+                before.push(Entry { written, batch });
             }
         }
         self.entries.lock().follow(before);
