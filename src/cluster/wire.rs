@@ -184,8 +184,7 @@ fn placed(rest: &mut &[u8]) -> Option<Placed> {
     let added = u16::from_le_bytes(take(rest)?).into();
     let tpot = u16::from_le_bytes(take(rest)?);
     let [flags] = take(rest)?;
-    // A gateway that knows no landmarks sends none.
-    let landmark = take(rest).map_or(0, u64::from_le_bytes);
+    let landmark = u64::from_le_bytes(take(rest)?);
     Some(Placed {
         place,
         prefix: Prefix { tail, held, fork, landmark, added },
@@ -314,13 +313,6 @@ mod tests {
         let mut seen = open(&batch, at(10)).unwrap();
         while seen.next().unwrap().is_some() {}
         assert_eq!(seen.skipped, 2);
-        // One of a gateway without landmarks.
-        let mut older = batch[..head].to_vec();
-        push(&some()[0], at(10), &mut older);
-        older[head + 1] -= 8;
-        older.truncate(older.len() - 8);
-        let Event::Placed(placed) = read(&older).unwrap()[0].event else { panic!() };
-        assert_eq!((placed.prefix.landmark, placed.prefix.tail, placed.place), (0, 1, 5));
         // A known kind that is too short is no newer one.
         batch.truncate(head);
         batch.extend_from_slice(&[1, 3, 1, 2, 3]);
