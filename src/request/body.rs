@@ -298,10 +298,9 @@ impl Upload<'_> {
         let slow = paid_for.map(|_| (self.paid.until, Failure::BodyTooSlow { min_rate }));
         let overdue =
             (began.after(timeout.max(paid_for.unwrap_or_default())), Failure::BodyTimeout { after: timeout });
-        let all = [Some(overdue), slow, Some(paused)];
-        let mut earliest = all.into_iter().flatten();
-        let first = earliest.next().unwrap_or((now, Failure::BodyStalled { after: stall }));
-        earliest.fold(first, |found, other| if other.0 < found.0 { other } else { found })
+        let first =
+            |one: (Stamp, Failure), other: (Stamp, Failure)| if other.0 < one.0 { other } else { one };
+        first(slow.into_iter().fold(overdue, first), paused)
     }
 }
 
