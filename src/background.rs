@@ -1,11 +1,22 @@
 //! Where work runs that no request waits for: probes, scrapes, exports, verdicts.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+/// Looks every so often until it `holds`, for at most `limit`; whether it did.
+pub async fn until(limit: Duration, every: Duration, holds: impl Fn() -> bool) -> bool {
+    let looking = async {
+        while !holds() {
+            tokio::time::sleep(every).await;
+        }
+    };
+    tokio::time::timeout(limit, looking).await.is_ok()
+}
 
 /// A runtime of its own, so that what runs there gets through while the data path's is saturated.
 #[derive(Clone, Debug)]

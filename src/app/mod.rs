@@ -34,6 +34,7 @@ use self::foundation::Foundation;
 use self::launch::Front;
 use self::observers::ObserversError;
 use crate::admission::TenantLimiter;
+use crate::background::until;
 use crate::clock::{Clock, since_epoch};
 use crate::cluster;
 use crate::config::Config;
@@ -232,11 +233,11 @@ impl App {
         self.gateway.drain.refuse();
         self.serving.closing.cancel();
         let timeout = self.gateway.table.load().config.server.drain_timeout;
-        if tokio::time::timeout(timeout, self.requests_ended()).await.is_err() {
+        if !self.requests_end_within(timeout).await {
             let left = self.gateway.requests.load(Ordering::Relaxed);
             tracing::warn!(left, "drain_timeout passed: ending what still runs");
             self.gateway.watchdog.end_drain();
-            let _ = tokio::time::timeout(ERROR_EVENT_GRACE, self.requests_ended()).await;
+            self.requests_end_within(ERROR_EVENT_GRACE).await;
         }
         self.stop(grace).await;
     }
@@ -267,10 +268,9 @@ impl App {
         }
     }
 
-    async fn requests_ended(&self) {
-        while self.gateway.requests.load(Ordering::Relaxed) > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    async fn requests_end_within(&self, limit: Duration) -> bool {
+        let are_over = || self.gateway.requests.load(Ordering::Relaxed) == 0;
+        until(limit, Duration::from_millis(20), are_over).await
     }
 }
 
@@ -300,12 +300,8 @@ fn accept(front: Front, gateway: &Arc<Gateway>, acceptor: Acceptor, mut serving:
 
 /// Until every route takes requests, at most [`FIRST_PROBES`].
 async fn first_probes(gateway: Arc<Gateway>) {
-    let probed = async {
-        while !gateway.table.load().routes.iter().all(|route| route.takes_requests()) {
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-    };
-    let _ = tokio::time::timeout(FIRST_PROBES, probed).await;
+    let is_probed = || gateway.table.load().routes.iter().all(|route| route.takes_requests());
+    until(FIRST_PROBES, LOOK_EVERY, is_probed).await;
 }
 
 /// Random name of this process in `Via`, so that only a real loop looks like one.

@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use tokio::time::{Interval, MissedTickBehavior};
 
+use crate::background::until;
 use crate::config::Secret;
 use crate::fleet::registry::Fleet;
 
@@ -45,9 +46,10 @@ async fn wait_for_pages(fleet: &Fleet) {
     let fails = |(since, _): &(Duration, _)| *since > PAGES_WITHIN;
     let all_named =
         || fleet.sources().iter().all(|one| one.age.is_some() || one.failing.as_ref().is_some_and(fails));
-    wait_for(SOURCES_WITHIN, all_named).await;
+    // What is not there by then is routed to without what was known.
+    until(SOURCES_WITHIN, PAGES_EVERY, all_named).await;
     let all_shown = || fleet.pools().iter().all(|pool| pool.replicas().iter().all(|one| one.is_scraped()));
-    wait_for(PAGES_WITHIN, all_shown).await;
+    until(PAGES_WITHIN, PAGES_EVERY, all_shown).await;
 }
 
 /// Ticks for a round each: one that took longer delays those after it.
@@ -55,16 +57,6 @@ fn ticks(every: Duration) -> Interval {
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
-}
-
-async fn wait_for(limit: Duration, holds: impl Fn() -> bool) {
-    let looking = async {
-        while !holds() {
-            tokio::time::sleep(PAGES_EVERY).await;
-        }
-    };
-    // What is not there by then is routed to without what was known.
-    let _ = tokio::time::timeout(limit, looking).await;
 }
 
 /// Between two batches of a gateway that has something to publish.
