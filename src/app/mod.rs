@@ -20,8 +20,8 @@ mod usage;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -33,6 +33,7 @@ use tokio::sync::Notify;
 use self::foundation::Foundation;
 use self::launch::Front;
 use self::observers::ObserversError;
+use self::salt_key::settle_salts;
 use crate::admission::TenantLimiter;
 use crate::background::until;
 use crate::clock::{Clock, since_epoch};
@@ -41,7 +42,7 @@ use crate::config::Config;
 use crate::epp::EndpointPicker;
 use crate::fleet::registry::Fleet;
 use crate::gateway::hook::Hook;
-use crate::gateway::table::RoutingTable;
+use crate::gateway::table::{CarriedOver, RoutingTable};
 use crate::gateway::{Gateway, Service};
 use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
@@ -49,8 +50,6 @@ use crate::listener::{self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, 
 use crate::observe::{Observer, instance};
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
-use crate::request::cache_salt::SaltKey;
-use crate::request::jwt::TokenKeys;
 
 /// The running data path: listener, gateway, fleet.
 #[derive(Debug)]
@@ -65,8 +64,6 @@ pub struct App {
     serving: Serving,
     /// What is cached where, for the next start; `None` where nothing is kept, or a broker keeps it.
     snapshot: Option<Arc<cluster::Snapshot>>,
-    tokens: Arc<TokenKeys>,
-    salt_key: Arc<OnceLock<SaltKey>>,
     /// The state files are ours until the end.
     _claim: Option<File>,
 }
@@ -115,13 +112,12 @@ impl App {
             foundation;
         let Foundation { tls, socket, data, connector, broker, topics, stopped, claim, .. } = foundation;
         note_expiry(&observer, &config, clock);
-        let (tokens, salt_key) = (Arc::clone(&carried_over.tokens), Arc::clone(&carried_over.salt_key));
         let hook = config
             .hook
             .as_ref()
             .map(|hook| Hook::start(hook, connector.separate(), &observer.metrics, &background, &stopped));
         let plain = connector.separate();
-        let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector);
+        let refreshing = identity::refresh_keys(Arc::clone(&carried_over.tokens), connector);
         background.spawn_until(&stopped, refreshing);
         let tracker = background.tasks.clone();
         let watchdog = Watchdog::new(clock);
@@ -177,7 +173,7 @@ impl App {
         tracker.spawn(stopped.clone().run_until_cancelled_owned(degrading));
         tracker.spawn(stopped.run_until_cancelled_owned(watchdog.run()));
         accept(front, &gateway, acceptor, serving.clone());
-        Self { gateway, fleet, data, serving, snapshot, tokens, salt_key, _claim: claim }
+        Self { gateway, fleet, data, serving, snapshot, _claim: claim }
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
@@ -193,8 +189,9 @@ impl App {
             slot.reload(tls)?;
         }
         note_expiry(&self.gateway.observer, &config, self.gateway.clock);
-        self.tokens.configure(config.jwt.as_ref());
-        salt_key::settle_salts(&self.salt_key, &config);
+        let CarriedOver { tokens, salt_key, .. } = self.gateway.table.load().carried_over.clone();
+        tokens.configure(config.jwt.as_ref());
+        settle_salts(&salt_key, &config);
         let pools = self.fleet.apply(&config);
         let table = Arc::new(self.gateway.table.load().next(config, pools));
         let before = Arc::downgrade(&self.gateway.table.swap(Arc::clone(&table)));

@@ -44,7 +44,8 @@ pub struct RoutingTable {
     pub follows_kv_events: bool,
     by_model: HashMap<Arc<str>, usize>,
     any: Option<usize>,
-    carried_over: CarriedOver,
+    /// What all tables share.
+    pub carried_over: CarriedOver,
 }
 
 /// What all tables of a gateway share, from one reload to the next.
