@@ -24,17 +24,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use http::HeaderValue;
 use thiserror::Error;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 
 use self::foundation::Foundation;
 use self::launch::Front;
 use self::observers::ObserversError;
 use self::salt_key::settle_salts;
-use crate::admission::TenantLimiter;
 use crate::background::until;
 use crate::clock::{Clock, since_epoch};
 use crate::cluster;
@@ -48,8 +44,6 @@ use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
 use crate::listener::{self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, Serving};
 use crate::observe::{Observer, instance};
-use crate::relay::watch::Watchdog;
-use crate::request::body_memory::BodyMemory;
 
 /// The running data path: listener, gateway, fleet.
 #[derive(Debug)]
@@ -120,27 +114,10 @@ impl App {
         let refreshing = identity::refresh_keys(Arc::clone(&carried_over.tokens), connector);
         background.spawn_until(&stopped, refreshing);
         let tracker = background.tasks.clone();
-        let watchdog = Watchdog::new(clock);
         let memory = memory_limit::fitting_body_memory(&config);
-        let gateway = Arc::new(Gateway {
-            clock,
-            memory: BodyMemory::new(memory, config.server.body_limit, clock),
-            body_work: crate::gateway::body_work::BodyWork::default(),
-            explained: crate::stats::PerSecond::default(),
-            tenants: TenantLimiter::default(),
-            shadows: Arc::clone(&carried_over.shadows),
-            table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(&config), pools, carried_over)),
-            table_changed: Notify::new(),
-            observer,
-            watchdog: Arc::clone(&watchdog),
-            pins: Arc::default(),
-            hook,
-            preflights: Default::default(),
-            via: pseudonym(),
-            drain: crate::gateway::DrainFlag::default(),
-            requests: Arc::default(),
-            tasks: tracker.clone(),
-        });
+        let table = RoutingTable::new(Arc::clone(&config), pools, carried_over);
+        let gateway = Gateway { hook, ..Gateway::new(table, observer, memory, tracker.clone()) };
+        let gateway = Arc::new(gateway);
         budgets::restore(&gateway);
         let has_state = config.state.is_some();
         let deps = cluster::Deps {
@@ -171,7 +148,7 @@ impl App {
         let acceptor = Acceptor::new(socket, limit, clock);
         let degrading = crate::gateway::degrade::watch(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(degrading));
-        tracker.spawn(stopped.run_until_cancelled_owned(watchdog.run()));
+        tracker.spawn(stopped.run_until_cancelled_owned(Arc::clone(&gateway.watchdog).run()));
         accept(front, &gateway, acceptor, serving.clone());
         Self { gateway, fleet, data, serving, snapshot, _claim: claim }
     }
@@ -299,12 +276,6 @@ fn accept(front: Front, gateway: &Arc<Gateway>, acceptor: Acceptor, mut serving:
 async fn first_probes(gateway: Arc<Gateway>) {
     let is_probed = || gateway.table.load().routes.iter().all(|route| route.takes_requests());
     until(FIRST_PROBES, LOOK_EVERY, is_probed).await;
-}
-
-/// Random name of this process in `Via`, so that only a real loop looks like one.
-fn pseudonym() -> HeaderValue {
-    let name = format!("1.1 tokenway-{:08x}", fastrand::u32(..));
-    HeaderValue::from_str(&name).unwrap_or_else(|_| HeaderValue::from_static("1.1 tokenway"))
 }
 
 fn hint(error: &io::Error) -> &'static str {

@@ -126,6 +126,38 @@ pub struct Gateway {
     pub explained: PerSecond,
 }
 
+impl Gateway {
+    /// One that holds nothing yet and asks no hook, for a configuration's first table.
+    pub fn new(table: RoutingTable, observer: Arc<Observer>, body_memory: usize, tasks: TaskTracker) -> Self {
+        let clock = observer.clock;
+        Self {
+            clock,
+            memory: BodyMemory::new(body_memory, table.config.server.body_limit, clock),
+            shadows: Arc::clone(&table.carried_over.shadows),
+            table: ArcSwap::from_pointee(table),
+            table_changed: Notify::new(),
+            observer,
+            watchdog: Watchdog::new(clock),
+            body_work: BodyWork::default(),
+            tenants: TenantLimiter::default(),
+            pins: Arc::default(),
+            hook: None,
+            preflights: Preflights::default(),
+            via: pseudonym(),
+            drain: DrainFlag::default(),
+            requests: Arc::default(),
+            tasks,
+            explained: PerSecond::default(),
+        }
+    }
+}
+
+/// Random name of this process in `Via`, so that only a real loop looks like one.
+fn pseudonym() -> HeaderValue {
+    let name = format!("1.1 tokenway-{:08x}", fastrand::u32(..));
+    HeaderValue::from_str(&name).unwrap_or_else(|_| HeaderValue::from_static("1.1 tokenway"))
+}
+
 /// Phase of the shutdown drain: read by every request, written by the application.
 #[derive(Debug, Default)]
 pub struct DrainFlag(AtomicU8);

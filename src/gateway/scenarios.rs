@@ -8,8 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use http::HeaderValue;
 use parking_lot::Mutex;
 use tokenway_sim::engine::{CostModel, EngineConfig, Gauges};
 use tokenway_sim::replay::{
@@ -18,18 +16,15 @@ use tokenway_sim::replay::{
 };
 use tokenway_sim::time::Stamp as SimStamp;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
-use super::body_work::BodyWork;
+use super::Gateway;
 use super::classify::{Client, classify};
 use super::picker::{self, PickOutcome, Tried};
 use super::prepare;
 use super::prepared::Prepared;
 use super::table::{CarriedOver, RoutingTable};
 use super::waiting::Waits;
-use super::{DrainFlag, Gateway};
-use crate::admission::TenantLimiter;
 use crate::clock::{Clock, Stamp};
 use crate::config::{Config, PolicyName};
 use crate::fleet::life::Event;
@@ -41,15 +36,12 @@ use crate::background::Background;
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::{Observer, Surroundings};
 use crate::record::{ClientInfo, Opening, TokenCounts};
-use crate::relay::watch::Watchdog;
-use crate::request::body_memory::BodyMemory;
 use crate::request::chain::PrefixChain;
 use crate::request::dialect::Dialect;
 use crate::request::tenant::TenantRef;
 use crate::request::trace_context::trace_of;
 use crate::routing::{EngineLimits, REFRESH_EVERY};
 use crate::simulate::{ProductRouter, ReplayedRoute, page};
-use crate::stats::PerSecond;
 use crate::units::Tokens;
 use crate::upstream::connect::Connector;
 
@@ -267,25 +259,8 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let observer = Observer::start(config, around).unwrap();
     let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), clock, background);
     let pools = fleet.apply(config);
-    Gateway {
-        shadows: Arc::default(),
-        clock,
-        table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(config), pools, CarriedOver::default())),
-        table_changed: Notify::new(),
-        observer: Arc::new(observer),
-        watchdog: Watchdog::new(clock),
-        memory: BodyMemory::new(config.server.body_memory, config.server.body_limit, clock),
-        body_work: BodyWork::default(),
-        tenants: TenantLimiter::default(),
-        pins: Arc::default(),
-        hook: None,
-        preflights: super::Preflights::default(),
-        via: HeaderValue::from_static("1.1 test"),
-        drain: DrainFlag::default(),
-        requests: Arc::default(),
-        tasks: tracker,
-        explained: PerSecond::default(),
-    }
+    let table = RoutingTable::new(Arc::clone(config), pools, CarriedOver::default());
+    Gateway::new(table, Arc::new(observer), config.server.body_memory, tracker)
 }
 
 /// Multi-turn conversations behind two system prompts, on four replicas near capacity.
