@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokenway::app::App;
+use tokenway::app::foundation::Foundation;
 use tokenway::background::Background;
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::PolicyName;
@@ -96,7 +97,7 @@ fn start(runtime: &tokio::runtime::Runtime) -> Result<App, Box<dyn std::error::E
     let _entered = runtime.enter();
     let observer = Arc::new(Observer::start(&config, around)?);
     // Nobody drives this runtime: probes and scrapes stay in its queue.
-    Ok(App::start(Arc::new(config), observer, clock, runtime.handle().clone())?)
+    Ok(App::on(Foundation::lay(Arc::new(config), clock, runtime.handle().clone())?, observer))
 }
 
 fn pool(pool: usize) -> String {

@@ -25,7 +25,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::runtime::Handle;
 
 use self::foundation::Foundation;
 use self::launch::Front;
@@ -87,19 +86,6 @@ pub enum StartError {
 }
 
 impl App {
-    /// Lays the foundation and starts on it.
-    ///
-    /// # Errors
-    /// [`StartError`] with what to mend; nothing keeps running then.
-    pub fn start(
-        config: Arc<Config>,
-        observer: Arc<Observer>,
-        clock: Clock,
-        control: Handle,
-    ) -> Result<Self, StartError> {
-        Ok(Self::on(Foundation::lay(config, clock, control)?, observer))
-    }
-
     /// Starts gateway, watchdog and accept loop.
     pub fn on(foundation: Foundation, observer: Arc<Observer>) -> Self {
         let Foundation { fleet, carried_over, config, clock, background, pools, keys, front, .. } =

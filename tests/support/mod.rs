@@ -55,18 +55,19 @@ impl Gateway {
 
     /// The same, with another reader of its records.
     pub fn start_observed(config: Config, tap: Option<Arc<dyn Tap>>) -> Self {
-        let clock = Clock::start();
-        let observer = observer(&config, clock, tap);
-        let app = App::start(Arc::new(config), observer, clock, Handle::current()).unwrap();
-        Self { app: Arc::new(app) }
+        Self::start_as(Front::OpenAi, config, tap)
     }
 
     /// The same, as Envoy's endpoint picker.
     pub fn start_picker(config: Config, tap: Option<Arc<dyn Tap>>) -> Self {
+        Self::start_as(Front::EndpointPicker, config, tap)
+    }
+
+    fn start_as(front: Front, config: Config, tap: Option<Arc<dyn Tap>>) -> Self {
         let clock = Clock::start();
         let observer = observer(&config, clock, tap);
         let mut foundation = Foundation::lay(Arc::new(config), clock, Handle::current()).unwrap();
-        foundation.front = Front::EndpointPicker;
+        foundation.front = front;
         Self { app: Arc::new(App::on(foundation, observer)) }
     }
 
