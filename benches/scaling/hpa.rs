@@ -45,7 +45,7 @@ struct Hpa {
 impl Conductor for Hpa {
     fn wanted(&mut self, seconds: f64, load: &PoolLoad, replicas: usize) -> usize {
         if let Metric::Ours(scaler, target) = &mut self.metric {
-            self.ours = scaler.look(seconds, SystemTime::UNIX_EPOCH, load, target).replicas;
+            self.ours = scaler.look(seconds, SystemTime::UNIX_EPOCH, load, target).replicas();
         }
         if seconds < self.next {
             return replicas;

@@ -22,5 +22,5 @@ pub(super) async fn scale(
             false => AdminError::UnknownPool(pool.clone(), names.join(", ")),
         }
     })?;
-    Ok(Json(wanted.to_api(&pool)))
+    Ok(Json(wanted.scale))
 }

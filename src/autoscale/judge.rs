@@ -4,44 +4,50 @@
 //! And it decodes: by Little's law `rate × time in the batch` sequences run, whose steps take longer the more of them there are and the
 //! more of each step prompts take. Both answers come in closed form, so every `n` is tried until one holds.
 
+use crate::api::scale::{ScaleLoad, ScalePrediction};
 use crate::labels::labels;
 use crate::routing::Typical;
 
 /// A pool's load, and what it is held to. Seconds and requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
+pub(super) struct Load {
     /// Requests a second.
-    pub rate: f64,
+    pub(super) rate: f64,
     /// Costs of one of them.
-    pub typical: Typical,
+    pub(super) typical: Typical,
     /// Sequences that one engine runs at once, where known.
-    pub batch_limit: Option<f64>,
+    pub(super) batch_limit: Option<f64>,
     /// Tokens that fit into one engine's KV cache, where known, ...
-    pub cache_tokens: Option<f64>,
+    pub(super) cache_tokens: Option<f64>,
     /// ... and those that one running sequence holds.
-    pub context: f64,
+    pub(super) context: f64,
     /// Bound on TTFT.
-    pub ttft: Option<f64>,
+    pub(super) ttft: Option<f64>,
     /// Bound on TPOT.
-    pub tpot: Option<f64>,
+    pub(super) tpot: Option<f64>,
 }
 
-/// What a number of replicas is predicted to mean.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Outcome {
-    /// Fraction of time that each replica computes prompts.
-    pub prefill_utilisation: f64,
-    /// Sequences running on each replica, fluctuation included (two standard deviations of the pool's).
-    pub concurrency: f64,
-    /// Seconds between two tokens.
-    pub step: f64,
-    /// TTFT that 99 % of requests stay within, in seconds.
-    pub ttft_p99: f64,
+impl Load {
+    /// As the admin API answers.
+    pub(super) fn shown(&self) -> ScaleLoad {
+        ScaleLoad {
+            batch_limit: self.batch_limit,
+            cache_tokens: self.cache_tokens,
+            context_tokens: self.context,
+            decode_step: self.typical.step,
+            decode_step_per_sequence: self.typical.per_sequence,
+            output_tokens: self.typical.output,
+            prefill: self.typical.prefill,
+            rate: self.rate,
+            tpot_bound: self.tpot,
+            ttft_bound: self.ttft,
+        }
+    }
 }
 
 labels! {
     /// What would break first with one replica less.
-    pub enum Limit {
+    pub(super) enum Limit {
         /// Even one replica has capacity to spare.
         None = "one replica has capacity to spare",
         /// Prompts would take all of the engines' time.
@@ -60,7 +66,7 @@ labels! {
 }
 
 /// The smallest number of engines, from 1 to `most`, that holds every bound, and what one less would break. `most` where none does.
-pub fn needed(load: &Load, most: usize) -> (usize, Limit) {
+pub(super) fn needed(load: &Load, most: usize) -> (usize, Limit) {
     let mut broken = Limit::None;
     for n in 1..=most.max(1) {
         match outcome(load, n).and_then(|outcome| within(load, &outcome)) {
@@ -71,11 +77,12 @@ pub fn needed(load: &Load, most: usize) -> (usize, Limit) {
     (most.max(1), broken)
 }
 
-/// What `n` engines mean for a load.
+/// What `n` engines mean for a load: sequences with two standard deviations of the pool's for fluctuation, and the TTFT that 99 % of
+/// requests stay within.
 ///
 /// # Errors
 /// The limit at which no steady state exists.
-pub fn outcome(load: &Load, n: usize) -> Result<Outcome, Limit> {
+pub(super) fn outcome(load: &Load, n: usize) -> Result<ScalePrediction, Limit> {
     let engines = n.max(1) as f64;
     let Typical { prefill, step, per_sequence, output, round_trip, .. } = load.typical;
     let rate = load.rate.max(0.0) / engines;
@@ -93,10 +100,10 @@ pub fn outcome(load: &Load, n: usize) -> Result<Outcome, Limit> {
     // Arrivals are Poisson at best: the pool's concurrency has a standard deviation of its square root.
     let peak = mean + SAFETY_DEVIATIONS * (mean / engines).sqrt();
     let pace = (step + per_sequence * peak) / (1.0 - utilisation);
-    Ok(Outcome {
+    Ok(ScalePrediction {
+        itl: pace,
         prefill_utilisation: utilisation,
-        concurrency: peak,
-        step: pace,
+        running_per_replica: peak,
         ttft_p99: round_trip
             + prefill
             + pace
@@ -105,17 +112,20 @@ pub fn outcome(load: &Load, n: usize) -> Result<Outcome, Limit> {
 }
 
 /// Whether every bound holds.
-fn within(load: &Load, outcome: &Outcome) -> Result<(), Limit> {
-    if load.batch_limit.is_some_and(|limit| outcome.concurrency > limit) {
+fn within(load: &Load, outcome: &ScalePrediction) -> Result<(), Limit> {
+    if load.batch_limit.is_some_and(|limit| outcome.running_per_replica > limit) {
         return Err(Limit::Batch);
     }
-    if load.cache_tokens.is_some_and(|tokens| outcome.concurrency * load.context > tokens * MAX_CACHE_USAGE) {
+    if load
+        .cache_tokens
+        .is_some_and(|tokens| outcome.running_per_replica * load.context > tokens * MAX_CACHE_USAGE)
+    {
         return Err(Limit::Cache);
     }
     // A bound that an idle engine misses is not held by more of them.
     let step = load.typical.step;
     let held = |bound: f64| if bound < step { step * UNBOUND_SLACK } else { bound };
-    if load.tpot.is_some_and(|bound| outcome.step > held(bound)) {
+    if load.tpot.is_some_and(|bound| outcome.itl > held(bound)) {
         return Err(Limit::Tpot);
     }
     let idle = load.typical.round_trip + load.typical.prefill + load.typical.step;
@@ -202,7 +212,7 @@ mod tests {
         let found = outcome(&load, 4).unwrap();
         let mean = {
             // Without the fluctuation: c + 2 √(c / 4) = peak.
-            let root = (found.concurrency + 0.25).sqrt() - 0.5;
+            let root = (found.running_per_replica + 0.25).sqrt() - 0.5;
             root * root
         };
         let pace = (0.01 + 0.0005 * mean) / (1.0 - found.prefill_utilisation);
@@ -230,7 +240,8 @@ mod tests {
                     let (n, _) = needed(&load, 7);
                     assert!((1..=7).contains(&n));
                     if let Ok(found) = outcome(&load, n) {
-                        let all = [found.prefill_utilisation, found.concurrency, found.step, found.ttft_p99];
+                        let all =
+                            [found.prefill_utilisation, found.running_per_replica, found.itl, found.ttft_p99];
                         assert!(all.iter().all(|figure| figure.is_finite()), "{found:?}");
                     }
                 }

@@ -6,7 +6,6 @@
 //! stops a replica: that is the orchestrator's (docs/autoscaling.md).
 
 pub mod forecast;
-pub mod judge;
-mod report;
+mod judge;
 pub mod scaler;
 pub mod service;

@@ -8,8 +8,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::forecast::{Expected, Forecast};
-use super::judge::{Limit, Load, Outcome, needed, outcome};
+use super::forecast::Forecast;
+use super::judge::{Limit, Load, needed, outcome};
+use crate::api::scale::{PoolScale, ScalePrediction, ScaleTerms};
 use crate::config::{Scale, TtftBound};
 use crate::fleet::demand::{EngineLoad, PoolLoad};
 use crate::fleet::status::ReplicaState;
@@ -32,51 +33,15 @@ pub struct Target {
 /// What is asked for, and why.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recommendation {
-    /// Replicas to ask for.
-    pub replicas: usize,
-    /// What load alone needs now, before bounds and the stabilisation window.
-    pub needed: usize,
-    /// Why, for people.
-    pub reason: String,
-    /// The figures behind it.
-    pub terms: Terms,
+    /// As the admin API answers.
+    pub(crate) scale: PoolScale,
 }
 
-/// Figures behind a number.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Terms {
-    /// The least and the most that may be asked for, with the windows that are open or soon will be, and a canary.
-    pub bounds: (usize, usize),
-    /// Replicas that serve.
-    pub ready: usize,
-    /// Replicas that are to come.
-    pub starting: usize,
-    /// Replicas that exist and were ejected.
-    pub ejected: usize,
-    /// Replicas that were asked for: listed ones of a pool that may be at zero count once something listens there.
-    pub there: usize,
-    /// Requests a second of this gateway.
-    pub rate: Expected,
-    /// Requests a second of others, by what runs at the engines.
-    pub foreign_rate: f64,
-    /// Requests a second that are added to work off those that wait.
-    pub backlog_rate: f64,
-    /// Requests that wait, in the gateway and at the engines: the least of late.
-    pub waiting: f64,
-    /// The same now, for each ready replica.
-    pub waiting_per_replica: f64,
-    /// How long a replica takes to become warm.
-    pub cold_start: Duration,
-    /// Whether that was measured.
-    pub is_cold_start_measured: bool,
-    /// What is judged; `None` before anything is measured.
-    pub load: Option<Load>,
-    /// How many times as many sequences run as `load` explains; at least 1.
-    pub unexplained: f64,
-    /// What the wanted number is predicted to mean.
-    pub outcome: Option<Outcome>,
-    /// TTFT that a mean request would meet now.
-    pub predicted_ttft: Option<Duration>,
+impl Recommendation {
+    /// Replicas to ask for.
+    pub fn replicas(&self) -> usize {
+        self.scale.desired_replicas
+    }
 }
 
 /// One pool over time.
@@ -110,8 +75,8 @@ impl Scaler {
         let arrived = before.map_or(0, |before| load.arrivals.saturating_sub(before));
         self.forecast.note(now, arrived as f64);
         self.cold_starts.note(&load.engines);
-        let (cold_start, is_cold_start_measured) =
-            self.cold_starts.typical().map_or((scale.cold_start, false), |measured| (measured, true));
+        let measured = self.cold_starts.typical();
+        let cold_start = measured.unwrap_or(scale.cold_start);
         let ready: Vec<&EngineLoad> = load.engines.iter().filter(|engine| engine.is_ready()).collect();
         let count = |is_it: fn(ReplicaState) -> bool| load.engines.iter().filter(|e| is_it(e.state)).count();
         let waiting = load.queued as f64 + ready.iter().filter_map(|engine| engine.waiting).sum::<f64>();
@@ -120,21 +85,29 @@ impl Scaler {
         let starting = replicas(count(ReplicaState::is_coming));
         let listening = count(|state| matches!(state, ReplicaState::Probing | ReplicaState::Warming));
         let coming = if scale.min_replicas == 0 { replicas(listening) } else { starting };
-        let terms = Terms {
-            bounds: (least, scale.max_replicas),
-            ready: replicas(ready.len()),
-            starting,
-            there: replicas(ready.len()) + coming,
-            ejected: replicas(count(|state| state == ReplicaState::Ejected)),
-            rate: self.forecast.expected(now, cold_start.as_secs_f64()),
-            waiting: windowed_min(&mut self.waiting, now, waiting),
+        let expected = self.forecast.expected(now, cold_start.as_secs_f64());
+        let mut answer = PoolScale {
+            ejected_replicas: replicas(count(|state| state == ReplicaState::Ejected)),
+            max_replicas: scale.max_replicas,
+            min_replicas: least,
+            pool: load.pool.to_string(),
+            predicted_ttft: load.predicted_ttft.map(|ttft| ttft.as_secs_f64()),
+            ready_replicas: replicas(ready.len()),
+            starting_replicas: starting,
+            terms: ScaleTerms {
+                arrival_growth: expected.growth,
+                arrival_rate: expected.rate,
+                cold_start: cold_start.as_secs_f64(),
+                cold_start_measured: measured.is_some(),
+                standing_waiting: windowed_min(&mut self.waiting, now, waiting),
+                unexplained_running: 1.0,
+                ..ScaleTerms::default()
+            },
             waiting_per_replica: waiting / ready.len().max(1) as f64,
-            cold_start,
-            is_cold_start_measured,
-            unexplained: 1.0,
-            predicted_ttft: load.predicted_ttft,
-            ..Terms::default()
+            ..PoolScale::default()
         };
+        // Those that were asked for: listed ones of a pool that may be at zero count once something listens there.
+        let there = answer.ready_replicas + coming;
         let inflight: f64 = load
             .engines
             .iter()
@@ -142,38 +115,39 @@ impl Scaler {
             .sum();
         let is_asked = arrived > 0 || inflight + waiting > 0.0;
         // What is there at the start may have had requests just before.
-        if is_asked || (self.active.is_none() && terms.there > 0) {
+        if is_asked || (self.active.is_none() && there > 0) {
             self.active = Some(now);
         }
         let is_idle = self.active.is_none_or(|active| now - active >= scale.idle_after.as_secs_f64());
         let is_young = now - *self.began.get_or_insert(now) < MINUTE;
-        let seen = Activity { is_idle, is_young };
-        let (needed, why, terms) = self.needed(now, load, &ready, target, terms);
-        self.decide(now, needed, why, target, terms, seen)
+        let seen = Activity { is_idle, is_young, there };
+        let judged = self.judge(now, load, &ready, target, &mut answer);
+        if judged.is_none() {
+            answer.needed_replicas = there;
+            answer.reason = "no answer has been measured yet: as many as there are".to_owned();
+        }
+        self.decide(now, target, seen, &mut answer);
+        let outcome = judged.and_then(|load| outcome(&load, answer.desired_replicas.max(1)).ok());
+        answer.terms.predicted = outcome;
+        Recommendation { scale: answer }
     }
 
-    fn decide(
-        &mut self,
-        now: f64,
-        needed: usize,
-        why: String,
-        target: &Target,
-        terms: Terms,
-        seen: Activity,
-    ) -> Recommendation {
-        let (least, most) = terms.bounds;
+    /// What to ask for, within bounds and window.
+    fn decide(&mut self, now: f64, target: &Target, seen: Activity, answer: &mut PoolScale) {
+        let (least, most) = (answer.min_replicas, answer.max_replicas);
+        let (needed, why) = (answer.needed_replicas, std::mem::take(&mut answer.reason));
         // What is sick and still there counts for the orchestrator and not for us; but if all are, more would be as sick.
-        let beside = if terms.ready == 0 { 0 } else { terms.ejected };
+        let beside = if answer.ready_replicas == 0 { 0 } else { answer.ejected_replicas };
         // Whom the last request woke stays asked for as long as one without requests does, however long it takes to start.
         let needed = if seen.is_idle { 0 } else { needed.max(1) };
         let asked = (needed + if needed > 0 { beside } else { 0 }).clamp(least, most);
         let kept = target.scale.scale_down_after.as_secs_f64();
         // What was asked before a restart, and at which rates, is not known: it is taken for right.
-        let there = if seen.is_young { terms.there.clamp(least, most) } else { 0 };
+        let there = if seen.is_young { seen.there.clamp(least, most) } else { 0 };
         let asked_now = asked.max(there);
         let highest = windowed(&mut self.past, (now, asked_now), kept, |before| before <= asked_now);
         let replicas = if seen.is_idle { asked } else { highest }.clamp(least, most);
-        let reason = match () {
+        answer.reason = match () {
             () if self.active.is_none() && replicas == 0 => {
                 "nothing is there, and no request came yet".to_owned()
             }
@@ -195,23 +169,21 @@ impl Scaler {
             () if beside > 0 => format!("{why}; and {beside} ejected serve nothing"),
             () => why,
         };
-        let outcome = terms.load.as_ref().and_then(|load| outcome(load, replicas.max(1)).ok());
-        Recommendation { replicas, needed, reason, terms: Terms { outcome, ..terms } }
+        (answer.desired_replicas, answer.needed_replicas) = (replicas, needed);
     }
 
-    /// Replicas that load needs, and why.
-    fn needed(
+    /// Replicas that load needs, and why; returns what is judged. `None` before anything is measured.
+    fn judge(
         &mut self,
         now: f64,
         load: &PoolLoad,
         ready: &[&EngineLoad],
         target: &Target,
-        mut terms: Terms,
-    ) -> (usize, String, Terms) {
+        answer: &mut PoolScale,
+    ) -> Option<Load> {
         let per_replica = load.engines_per_replica.max(1);
-        let Some(typical) = load.typical else {
-            return (terms.there, "no answer has been measured yet: as many as there are".to_owned(), terms);
-        };
+        let typical = load.typical?;
+        let (most_replicas, terms) = (answer.max_replicas, &mut answer.terms);
         let output = if target.computes_prompts { 1.0 } else { typical.output };
         let typical = Typical { output, ..typical };
         // What runs beyond our own: other gateways, also those that are followed, or clients that go around us.
@@ -220,7 +192,7 @@ impl Scaler {
             (told - engine.inflight.saturating_sub(engine.followed) as f64).max(0.0)
         };
         let foreign = self.foreign.note(now, ready.iter().map(beyond).sum());
-        terms.backlog_rate = terms.waiting / terms.cold_start.as_secs_f64().clamp(MIN_DRAIN, MAX_DRAIN);
+        terms.backlog_rate = terms.standing_waiting / terms.cold_start.clamp(MIN_DRAIN, MAX_DRAIN);
         let mean = |figure: fn(&EngineLoad) -> Option<f64>| {
             let all: Vec<f64> = ready.iter().filter_map(|engine| figure(engine)).collect();
             (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
@@ -234,7 +206,7 @@ impl Scaler {
         let strictest =
             target.ttft.iter().map(|bound| bound.for_prompt(prompt).as_secs_f64()).min_by(f64::total_cmp);
         let judged = Load {
-            rate: terms.rate.rate + terms.foreign_rate,
+            rate: terms.arrival_rate + terms.foreign_rate,
             typical,
             batch_limit: mean(|engine| engine.batch_limit.map(|limit| limit as f64)),
             cache_tokens: mean(|engine| engine.cache_tokens.map(|tokens| tokens as f64)),
@@ -242,15 +214,15 @@ impl Scaler {
             ttft: strictest,
             tpot: target.tpot.map(|bound| bound.as_secs_f64()),
         };
-        terms.unexplained = self.unexplained(now, &judged, ready);
+        terms.unexplained_running = self.unexplained(now, &judged, ready);
         // Answers are longer, or steps slower, than was learned.
-        let typical = Typical { output: typical.output * terms.unexplained, ..typical };
-        let rate = judged.rate + terms.rate.growth + terms.backlog_rate;
+        let typical = Typical { output: typical.output * terms.unexplained_running, ..typical };
+        let rate = judged.rate + terms.arrival_growth + terms.backlog_rate;
         let judged = Load { rate, typical, ..judged };
         // One more than is allowed says that what is allowed is not enough.
-        let most = (terms.bounds.1 + 1).saturating_mul(per_replica);
+        let most = (most_replicas + 1).saturating_mul(per_replica);
         let (by_model, limit) = needed(&judged, most);
-        terms.load = Some(judged);
+        terms.load = Some(judged.shown());
         let serving = ready.iter().map(|engine| engine.share.clamp(0.0, 1.0)).sum::<f64>();
         // What the model does not know shows in the prediction: more than is there, at most twice as much at a time.
         let pressure = match (strictest, load.predicted_ttft) {
@@ -261,30 +233,26 @@ impl Scaler {
         let by_ttft = if pressure > 1.0 { (serving * pressure).ceil() as usize } else { 0 };
         let engines = by_model.max(by_ttft).min(most);
         let replicas = engines.div_ceil(per_replica);
-        let why = if by_ttft > by_model {
+        answer.reason = if by_ttft > by_model {
             format!(
                 "predicted TTFT is {pressure:.1} times the bound for {WINDOW:.0} s: {replicas} for {serving:.1} that serve"
             )
-        } else if replicas > terms.bounds.1 {
-            format!(
-                "{:.2} requests a second need more than {}: {}",
-                judged.rate,
-                terms.bounds.1,
-                limit.as_str()
-            )
+        } else if replicas > most_replicas {
+            format!("{:.2} requests a second need more than {most_replicas}: {}", judged.rate, limit.as_str())
         } else if limit == Limit::None {
             format!("{:.2} requests a second: {}", judged.rate, limit.as_str())
         } else {
             format!("{:.2} requests a second need {replicas}: with fewer {}", judged.rate, limit.as_str())
         };
-        (replicas, why, terms)
+        answer.needed_replicas = replicas;
+        Some(judged)
     }
 
     /// How many times as many sequences run as the model explains, over about a minute: 1 to [`MAX_UNEXPLAINED`].
     fn unexplained(&mut self, now: f64, judged: &Load, ready: &[&EngineLoad]) -> f64 {
         let running = |engine: &&EngineLoad| engine.running.unwrap_or(engine.inflight as f64);
         let running = self.running.note(now, ready.iter().map(running).sum());
-        let spread = |outcome: Outcome| outcome.concurrency * ready.len() as f64;
+        let spread = |outcome: ScalePrediction| outcome.running_per_replica * ready.len() as f64;
         let Some(explained) = outcome(judged, ready.len()).ok().map(spread).filter(|_| !ready.is_empty())
         else {
             return 1.0;
@@ -301,6 +269,8 @@ struct Activity {
     is_idle: bool,
     /// Rates of its own are not known yet.
     is_young: bool,
+    /// Replicas that were asked for.
+    there: usize,
 }
 
 /// Notes a value; the least within [`WINDOW`]: what stands, and not what passes. 0 until the window is full.

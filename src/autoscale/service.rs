@@ -2,7 +2,7 @@
 //!
 //! A pool without replicas is looked at four times a second, so that a request that waits for one is seen at once.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,9 +21,12 @@ use crate::observe::metrics::Metrics;
 /// What each pool should have.
 #[derive(Default)]
 pub struct Board {
-    pools: Mutex<Vec<(Arc<str>, Recommendation)>>,
+    pools: Mutex<Wanted>,
     ended: CancellationToken,
 }
+
+/// By pool.
+type Wanted = BTreeMap<Arc<str>, Recommendation>;
 
 /// Reads demand on every pool, and what serves it.
 pub type Loads = Box<dyn Fn() -> Vec<PoolLoad> + Send + Sync>;
@@ -31,8 +34,7 @@ pub type Loads = Box<dyn Fn() -> Vec<PoolLoad> + Send + Sync>;
 impl Board {
     /// What a pool should have; `None` where there is no such pool, or nobody has looked at it yet.
     pub fn of(&self, pool: &str) -> Option<Recommendation> {
-        let pools = self.pools.lock();
-        pools.iter().find(|(name, _)| **name == *pool).map(|(_, wanted)| wanted.clone())
+        self.pools.lock().get(pool).cloned()
     }
 
     /// Ends the task.
@@ -97,13 +99,13 @@ impl ScaleService {
         }
         let is_due = self.looks.is_multiple_of(u64::from(LOOKS_AT_ZERO));
         self.looks += 1;
-        let has_empty = || self.board.pools.lock().iter().any(|(_, wanted)| wanted.terms.ready == 0);
+        let has_empty = || self.board.pools.lock().values().any(|wanted| wanted.scale.ready_replicas == 0);
         if !is_due && !has_empty() {
             return;
         }
         let now = self.clock.now();
         let (seconds, wall) = (now.since(self.began).as_secs_f64(), self.clock.wall(now));
-        let mut wanted: Vec<(Arc<str>, Recommendation)> = Vec::new();
+        let mut wanted = Wanted::new();
         for load in (self.loads)() {
             let Some(target) = self.targets.get(&load.pool) else { continue };
             // What is there is not known: a small number would stop it. Requests wait for a pool that may be at zero.
@@ -112,28 +114,25 @@ impl ScaleService {
                 continue;
             }
             let scaler = self.scalers.entry(Arc::clone(&load.pool)).or_default();
-            wanted.push((Arc::clone(&load.pool), scaler.look(seconds, wall, &load, target)));
+            wanted.insert(Arc::clone(&load.pool), scaler.look(seconds, wall, &load, target));
         }
-        self.scalers.retain(|pool, _| wanted.iter().any(|(name, _)| name == pool));
+        self.scalers.retain(|pool, _| wanted.contains_key(pool));
         let before = std::mem::replace(&mut *self.board.pools.lock(), wanted.clone());
         self.publish(&before, &wanted);
     }
 
-    fn publish(&self, before: &[(Arc<str>, Recommendation)], wanted: &[(Arc<str>, Recommendation)]) {
+    fn publish(&self, before: &Wanted, wanted: &Wanted) {
         let families = &self.metrics.families.pools;
-        for (pool, wanted) in wanted {
-            let known = before.iter().find(|(name, _)| name == pool);
-            let was = known.map(|(_, before)| before.replicas);
-            if was.is_some_and(|was| was != wanted.replicas) {
-                let (replicas, reason) = (wanted.replicas, &*wanted.reason);
+        for (pool, Recommendation { scale }) in wanted {
+            let (replicas, reason) = (scale.desired_replicas, &*scale.reason);
+            if let Some(was) = before.get(pool).map(Recommendation::replicas).filter(|was| *was != replicas) {
                 tracing::info!(%pool, replicas, was, reason, "wanted number of replicas changed");
             }
-            let predicted = wanted.terms.predicted_ttft.map(|ttft| ttft.as_secs_f64());
-            families.desired.set([pool], Some(wanted.replicas as f64));
-            families.predicted_ttft.set([pool], predicted);
-            families.waiting.set([pool], Some(wanted.terms.waiting_per_replica));
+            families.desired.set([pool], Some(replicas as f64));
+            families.predicted_ttft.set([pool], scale.predicted_ttft);
+            families.waiting.set([pool], Some(scale.waiting_per_replica));
         }
-        for (gone, _) in before.iter().filter(|(pool, _)| !wanted.iter().any(|(name, _)| name == pool)) {
+        for gone in before.keys().filter(|pool| !wanted.contains_key(*pool)) {
             for family in [&families.desired, &families.predicted_ttft, &families.waiting] {
                 family.remove([gone]);
             }

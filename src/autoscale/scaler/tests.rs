@@ -29,7 +29,7 @@ impl Pool {
 
     /// So many seconds at a rate; returns what was wanted each second.
     fn run(&mut self, seconds: u32, rate: u64) -> Vec<usize> {
-        (0..seconds).map(|_| self.second(rate).replicas).collect()
+        (0..seconds).map(|_| self.second(rate).replicas()).collect()
     }
 
     /// Until what was there at the start no longer counts; returns what is wanted from then on.
@@ -85,10 +85,14 @@ fn ejected_replicas_serve_nothing_unless_all_are() {
     let before = *pool.settle(10).last().unwrap();
     pool.load.engines[0].state = ReplicaState::Ejected;
     let wanted = pool.second(10);
-    assert_eq!(wanted.replicas, before + 1);
-    assert!(wanted.reason.ends_with("and 1 ejected serve nothing"), "{}", wanted.reason);
+    assert_eq!(wanted.replicas(), before + 1);
+    assert!(wanted.scale.reason.ends_with("and 1 ejected serve nothing"), "{}", wanted.scale.reason);
     pool.load.engines.iter_mut().for_each(|engine| engine.state = ReplicaState::Ejected);
-    assert_eq!(pool.second(10).needed, before, "what all have in common more replicas would have too");
+    assert_eq!(
+        pool.second(10).scale.needed_replicas,
+        before,
+        "what all have in common more replicas would have too"
+    );
 }
 
 #[test]
@@ -97,8 +101,8 @@ fn without_a_measurement_the_number_that_is_there_is_kept() {
     pool.load.typical = None;
     pool.load.engines[2].state = ReplicaState::Starting;
     let wanted = pool.second(50);
-    assert_eq!(wanted.replicas, 3);
-    assert_eq!(wanted.reason, "no answer has been measured yet: as many as there are");
+    assert_eq!(wanted.replicas(), 3);
+    assert_eq!(wanted.scale.reason, "no answer has been measured yet: as many as there are");
 }
 
 #[test]
@@ -106,8 +110,12 @@ fn a_restart_with_known_speeds_keeps_what_is_there_for_the_window_of_a_scale_dow
     let mut pool = Pool::new(6, Scale::default());
     pool.load.engines[5].state = ReplicaState::Probing;
     let first = pool.second(4);
-    assert_eq!(first.replicas, 6);
-    assert!(first.reason.starts_with("6 were there when the gateway started; now"), "{}", first.reason);
+    assert_eq!(first.replicas(), 6);
+    assert!(
+        first.scale.reason.starts_with("6 were there when the gateway started; now"),
+        "{}",
+        first.scale.reason
+    );
     let wanted = pool.run(500, 4);
     assert!(wanted[..300].iter().all(|wanted| *wanted == 6) && wanted[499] < 4, "{wanted:?}");
     // What its discovery finds a moment later was there as well.
@@ -123,10 +131,10 @@ fn listed_replicas_of_a_pool_at_zero_are_not_asked_for_by_a_restart() {
     pool.load.engines.iter_mut().for_each(|engine| engine.state = ReplicaState::Starting);
     for typical in [None, pool.load.typical] {
         pool.load.typical = typical;
-        assert_eq!(pool.second(0).replicas, 0);
+        assert_eq!(pool.second(0).replicas(), 0);
     }
     pool.load.engines[0].state = ReplicaState::Probing;
-    assert_eq!(pool.second(0).replicas, 1, "one has been started");
+    assert_eq!(pool.second(0).replicas(), 1, "one has been started");
 }
 
 #[test]
@@ -142,13 +150,13 @@ fn an_idle_pool_goes_to_zero_only_where_it_may_and_a_request_brings_it_back_at_o
     let (mut pool, wanted) = idle(0);
     assert_eq!((wanted[50], wanted[60]), (1, 0), "{wanted:?}");
     pool.load.engines.clear();
-    assert_eq!(pool.second(0).replicas, 0);
+    assert_eq!(pool.second(0).replicas(), 0);
     pool.load.queued = 1;
-    assert_eq!(pool.second(0).replicas, 1);
+    assert_eq!(pool.second(0).replicas(), 1);
     let mut fresh = Pool::new(0, Scale { min_replicas: 0, ..Scale::default() });
     fresh.load.typical = None;
-    assert_eq!(fresh.second(0).replicas, 0, "a gateway that starts beside an empty pool wakes nobody");
-    assert_eq!(fresh.second(1).replicas, 1);
+    assert_eq!(fresh.second(0).replicas(), 0, "a gateway that starts beside an empty pool wakes nobody");
+    assert_eq!(fresh.second(1).replicas(), 1);
 }
 
 #[test]
@@ -218,21 +226,21 @@ fn bounds_hold_whatever_comes() {
     let mut pool = Pool::new(2, scale);
     assert!(pool.run(100, 0).iter().all(|wanted| *wanted == 2));
     let wanted = (0..100).map(|_| pool.second(1000)).last().unwrap();
-    assert_eq!(wanted.replicas, 5);
-    assert!(wanted.reason.ends_with("max_replicas allows no more than 5"), "{}", wanted.reason);
+    assert_eq!(wanted.replicas(), 5);
+    assert!(wanted.scale.reason.ends_with("max_replicas allows no more than 5"), "{}", wanted.scale.reason);
 }
 
 #[test]
 fn the_cold_start_that_was_measured_is_the_one_that_counts() {
     let mut pool = Pool::new(2, Scale::default());
-    assert_eq!(pool.second(1).terms.cold_start, Duration::from_secs(120));
+    assert_eq!(pool.second(1).scale.terms.cold_start, 120.0);
     for took in [30, 45] {
         pool.load.engines[1].cold_starts.note(Duration::from_secs(took));
     }
-    let terms = pool.second(1).terms;
-    assert_eq!((terms.cold_start, terms.is_cold_start_measured), (Duration::from_secs(45), true));
+    let terms = pool.second(1).scale.terms;
+    assert_eq!((terms.cold_start, terms.cold_start_measured), (45.0, true));
     pool.load.engines.clear();
-    assert_eq!(pool.second(1).terms.cold_start, Duration::from_secs(45), "known after it has left");
+    assert_eq!(pool.second(1).scale.terms.cold_start, 45.0, "known after it has left");
 }
 
 #[test]
@@ -254,7 +262,7 @@ fn figures_of_nonsense_do_no_harm() {
         }
         for _ in 0..60 {
             let wanted = pool.second(5);
-            assert!((1..=9).contains(&wanted.replicas), "{odd}");
+            assert!((1..=9).contains(&wanted.replicas()), "{odd}");
         }
     }
 }
