@@ -19,7 +19,6 @@ pub mod handoff;
 pub mod json;
 pub mod jwt;
 pub mod makeup;
-mod media_tokens;
 pub mod multipart;
 pub mod pieces;
 pub mod prompt;

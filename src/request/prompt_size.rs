@@ -20,7 +20,7 @@ pub struct PromptSize {
 impl PromptSize {
     /// Tokens: counted where possible, else estimated.
     pub fn tokens(&self, ratio: &TokenRatio) -> Tokens {
-        self.exact_tokens.unwrap_or_else(|| ratio.estimate(&self.makeup) + ratio.media.estimate(self.media))
+        self.exact_tokens.unwrap_or_else(|| ratio.estimate(&self.makeup) + ratio.estimate_media(self.media))
     }
 
     /// Updates `ratio` with the engine's count, of prompts with media what one of them takes; no-op for token ids.
@@ -28,7 +28,7 @@ impl PromptSize {
         match (self.exact_tokens, self.media) {
             (Some(_), _) => {}
             (None, 0) => ratio.observe(&self.makeup, counted),
-            (None, media) => ratio.media.observe(media, counted.saturating_sub(ratio.estimate(&self.makeup))),
+            (None, media) => ratio.observe_media(media, counted.saturating_sub(ratio.estimate(&self.makeup))),
         }
     }
 }

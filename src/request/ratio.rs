@@ -1,24 +1,36 @@
-//! Bytes per token of one model, learned from the engine's `usage`.
+//! Bytes per token of one model, and tokens of its media, learned from the engine's `usage`.
 //!
 //! The gateway has no tokenizer; these numbers turn prompt bytes into estimated tokens. Each kind of text has its own
 //! ([`Makeup`]), so that prompts in one script do not change the estimates of prompts in another. They start at four, move quickly
 //! at first and slowly later, and are moved little by short prompts, whose token count is mostly chat template. Token-id prompts
-//! never come here: they are counted.
+//! never come here: they are counted. The bytes of an image, a sound or a file do not give its tokens: one mean for all kinds, as a
+//! request may hold several, and the engine counts their sum.
 
+use std::array::from_fn;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::request::makeup::{KINDS, LETTERS, Makeup};
-use crate::request::media_tokens::MediaTokens;
 use crate::units::Tokens;
 
 /// Learned ratios; lock-free for readers and writers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct TokenRatio {
     kinds: [Learning; KINDS],
     /// Of all prompts together.
     mean: Learning,
-    pub(super) media: MediaTokens,
+    /// Tokens of a medium.
+    medium: Learning,
+}
+
+impl Default for TokenRatio {
+    fn default() -> Self {
+        Self {
+            kinds: from_fn(|_| Learning::from(INITIAL)),
+            mean: INITIAL.into(),
+            medium: UNSEEN_MEDIUM.into(),
+        }
+    }
 }
 
 impl TokenRatio {
@@ -30,7 +42,7 @@ impl TokenRatio {
             return;
         }
         let share = (tokens.0 as f32 / FULL_WEIGHT_TOKENS).min(1.0);
-        self.mean.learn(sample, share);
+        self.mean.learn(sample, share, &RATIO);
         let expected = self.tokens(text);
         let factor = (expected / tokens.0 as f64) as f32;
         for ((at, learning), bytes) in self.kinds.iter().enumerate().zip(text.kinds()) {
@@ -38,13 +50,27 @@ impl TokenRatio {
             // Each kind answers for as much of the difference as it was expected to have of the tokens.
             let part = (*bytes as f64 / f64::from(ratio) / expected) as f32;
             let plausible = if at == LETTERS { WORDS } else { PLAUSIBLE };
-            learning.learn((ratio * factor).clamp(*plausible.start(), *plausible.end()), share * part);
+            learning.learn(
+                (ratio * factor).clamp(*plausible.start(), *plausible.end()),
+                share * part,
+                &RATIO,
+            );
         }
     }
 
     /// Tokens in a text, at least one unless it is empty.
     pub fn estimate(&self, text: &Makeup) -> Tokens {
         Tokens(self.tokens(text).ceil() as u64)
+    }
+
+    /// Tokens of images, sounds and files.
+    pub(super) fn estimate_media(&self, media: u32) -> Tokens {
+        Tokens((f64::from(self.medium.ratio()) * f64::from(media)) as u64)
+    }
+
+    /// `media` of them took `tokens`.
+    pub(super) fn observe_media(&self, media: u32, tokens: Tokens) {
+        self.medium.learn((tokens.0 as f64 / f64::from(media)) as f32, 1.0, &MEDIA);
     }
 
     /// The mean over all prompts.
@@ -62,9 +88,17 @@ impl TokenRatio {
 #[derive(Debug)]
 struct Learning(AtomicU64);
 
-impl Default for Learning {
-    fn default() -> Self {
-        Self(AtomicU64::new(Learned { ratio: INITIAL, weight: 0.0 }.pack()))
+/// How a ratio is learned, in observations.
+struct Pace {
+    /// As many count as the initial guess.
+    prior: f32,
+    /// As many are remembered.
+    memory: f32,
+}
+
+impl From<f32> for Learning {
+    fn from(initial: f32) -> Self {
+        Self(AtomicU64::new(Learned { ratio: initial, weight: 0.0 }.pack()))
     }
 }
 
@@ -73,12 +107,11 @@ impl Learning {
         Learned::unpack(self.0.load(Ordering::Relaxed)).ratio
     }
 
-    fn learn(&self, sample: f32, share: f32) {
+    fn learn(&self, sample: f32, share: f32, pace: &Pace) {
         let learn = |bits| {
             let Learned { ratio, weight } = Learned::unpack(bits);
-            let weight = (weight + share).min(MEMORY);
-            // The initial guess counts as one full observation.
-            let ratio = ratio + (sample - ratio) * share / (weight + 1.0);
+            let weight = (weight + share).min(pace.memory);
+            let ratio = ratio + (sample - ratio) * share / (weight + pace.prior);
             Some(Learned { ratio, weight }.pack())
         };
         let _never_refused = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, learn);
@@ -114,8 +147,12 @@ const WORDS: RangeInclusive<f32> = 2.0..=6.0;
 /// A prompt of this many tokens counts in full.
 const FULL_WEIGHT_TOKENS: f32 = 512.0;
 
-/// How many full observations are remembered.
-const MEMORY: f32 = 50.0;
+const RATIO: Pace = Pace { prior: 1.0, memory: 50.0 };
+
+/// Tokens of a medium until one was counted.
+const UNSEEN_MEDIUM: f32 = 1024.0;
+
+const MEDIA: Pace = Pace { prior: 0.0, memory: 10.0 };
 
 #[cfg(test)]
 mod tests {
