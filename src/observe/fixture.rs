@@ -51,7 +51,7 @@ fn attempt() -> Attempt {
 /// A good chat stream: read 10 ms, TTFT 200 ms, 1 s of decode, 1.3 s in all.
 pub(crate) fn stream() -> Record {
     let trace_id = 0x1234_5678_9abc_def0_1234_5678_9abc_def0;
-    let trace = Trace { trace_id, root: 0xb2, parent: None, sampled: None, flags_upstream: 0, state: None };
+    let trace = Trace { trace_id, root: 0xb2, parent: None, flags_upstream: 0, state: None };
     let opening = Opening {
         client: ClientInfo::default(),
         request_id: "req-1".into(),

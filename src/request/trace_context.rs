@@ -16,8 +16,6 @@ pub struct Trace {
     pub root: u64,
     /// The caller's span id, when a valid `traceparent` came in.
     pub parent: Option<u64>,
-    /// The caller's sampled flag, when a valid `traceparent` came in.
-    pub sampled: Option<bool>,
     /// The flags that go upstream with the attempts: the caller's as they came.
     pub flags_upstream: u8,
     /// `tracestate`, forwarded as it came.
@@ -28,6 +26,11 @@ impl Trace {
     /// Whether the replicas were asked to sample.
     pub fn is_sampled_upstream(&self) -> bool {
         self.flags_upstream & SAMPLED == SAMPLED
+    }
+
+    /// Whether the caller asked for that.
+    pub fn is_sampled_by_caller(&self) -> bool {
+        self.parent.is_some() && self.is_sampled_upstream()
     }
 }
 
@@ -43,7 +46,6 @@ pub fn trace_of(headers: &HeaderMap, routine: Option<f64>) -> Trace {
         trace_id,
         root: new_span_id(),
         parent: incoming.map(|parent| parent.span),
-        sampled: incoming.map(|parent| parent.is_sampled()),
         flags_upstream: incoming.map_or(u8::from(head_decision), |parent| parent.flags),
         state: incoming.and_then(|_| state(headers)),
     }
@@ -84,12 +86,6 @@ struct Parent {
     trace_id: u128,
     span: u64,
     flags: u8,
-}
-
-impl Parent {
-    fn is_sampled(self) -> bool {
-        self.flags & SAMPLED == SAMPLED
-    }
 }
 
 fn parent(headers: &HeaderMap) -> Option<Parent> {
@@ -197,7 +193,7 @@ mod tests {
         let headers = headers(&[("traceparent", &parent), ("tracestate", "a=1"), ("tracestate", "b=2")]);
         let trace = trace_of(&headers, None);
         assert_eq!(trace.parent, Some(0x00f0_67aa_0ba9_02b7));
-        assert_eq!((trace.sampled, trace.flags_upstream), (Some(true), 1));
+        assert_eq!((trace.is_sampled_by_caller(), trace.flags_upstream), (true, 1));
         assert_eq!(trace.state.as_deref(), Some("a=1,b=2"));
         assert_eq!(traceparent(&trace, 7), format!("00-{ID}-0000000000000007-01"));
     }
@@ -207,7 +203,7 @@ mod tests {
         let headers = headers(&[("traceparent", "nonsense"), ("tracestate", "a=1")]);
         for (routine, expected) in [(None, false), (Some(0.0), false), (Some(1.0), true)] {
             let trace = trace_of(&headers, routine);
-            assert_eq!((trace.sampled, trace.flags_upstream), (None, u8::from(expected)));
+            assert_eq!((trace.is_sampled_by_caller(), trace.flags_upstream), (false, u8::from(expected)));
             assert!(trace.trace_id != 0 && trace.root != 0 && trace.parent.is_none());
             assert_eq!(trace.state, None, "a state without a parent is meaningless");
         }

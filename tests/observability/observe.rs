@@ -275,8 +275,7 @@ async fn spans_reach_a_collector_as_one_tree() {
     config.telemetry.otlp.insert(collector.otlp()).traces.headers = headers;
     let observer = observer(&config);
     let mut kept = record();
-    kept.trace.parent = Some(0xc3);
-    kept.trace.sampled = Some(true);
+    (kept.trace.parent, kept.trace.flags_upstream) = (Some(0xc3), 1);
     observer.record(&Arc::new(kept));
     observer.shutdown(Duration::from_secs(20)).await;
 
@@ -319,7 +318,7 @@ async fn openmetrics_links_a_bucket_to_a_trace_that_was_kept() {
     assert!(page.ends_with("# EOF\n") && exemplars(&page) == 0, "{page}");
 
     let mut kept = record();
-    kept.trace.sampled = Some(true);
+    (kept.trace.parent, kept.trace.flags_upstream) = (Some(7), 1);
     observer.record(&Arc::new(kept));
     let (_, _, page) = request(address, &wanting("application/openmetrics-text")).await;
     let bucket = format!("tokenway_time_to_first_token_seconds_bucket{{{TENANT},le=\"0.2\"}} 1 # ");

@@ -33,7 +33,7 @@ pub fn keep(record: &Record, judgement: &Judgement, seen: Seen, sampling: &Sampl
 
 /// Whether its caller sampled the trace, as one of ours: whoever has no key fills no collector.
 pub(super) fn is_asked_for(record: &Record) -> bool {
-    record.trace.sampled == Some(true) && record.status != 401
+    record.trace.is_sampled_by_caller() && record.status != 401
 }
 
 fn is_error(record: &Record) -> bool {
@@ -79,10 +79,12 @@ mod tests {
     #[test]
     fn what_is_kept() {
         let good = fixture::stream();
-        let sampled = with(|r| r.trace.sampled = Some(true));
-        let unsampled = with(|r| r.trace.sampled = Some(false));
-        let stranger =
-            with(|r| (r.trace.sampled, r.outcome, r.status) = (Some(true), Outcome::ClientError, 401));
+        let called = |r: &mut Record, flags| (r.trace.parent, r.trace.flags_upstream) = (Some(7), flags);
+        let (sampled, unsampled) = (with(|r| called(r, 1)), with(|r| called(r, 0)));
+        let stranger = with(|r| {
+            called(r, 1);
+            (r.outcome, r.status) = (Outcome::ClientError, 401);
+        });
         let failed = with(|r| r.outcome = Outcome::Failed);
         let late = with(|r| r.slo.ttft = Some(Duration::from_millis(100)));
         let retried = with(|r| r.attempts.push(r.attempts[0].clone()));
