@@ -10,13 +10,13 @@ use serde::Deserialize;
 use super::AdminState;
 use super::error::AdminError;
 use super::query::parse_limit;
-use crate::api::decisions::{Candidate, Decision, Decisions, Way};
+use crate::api::decisions::{Candidate, Chosen, Decision, Decisions, Way};
 use crate::observe::decisions::KEPT;
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
 use crate::observe::{Observer, rfc3339};
-use crate::record::{Record, Weighed};
+use crate::record::{DecisionSummary, Record, Served, Weighed};
 
 /// Query of `/api/decisions`.
 #[derive(Deserialize)]
@@ -47,32 +47,39 @@ fn decision(observer: &Observer, record: &Record) -> Option<Decision> {
     Some(Decision {
         attempts: record.attempts.len(),
         cached_tokens: record.tokens.cached.map(|cached| cached.0),
-        candidates: decision.candidates,
+        chosen: chosen(record, decision, record.served()),
         class: record.class.as_str().to_owned(),
         cold: decision.is_cold,
         model: record.model.to_string(),
         outcome: record.outcome.as_str().to_owned(),
         over_budget: judgement.over_budget.iter().map(|stage| stage.as_str().to_owned()).collect(),
-        policy: decision.policy.to_owned(),
-        predicted_hit_tokens: decision.predicted_hit.0,
-        predicted_ttft: decision.predicted_ttft.map(|ttft| ttft.as_secs_f64()),
-        reason: decision.reason.to_owned(),
-        replica: record.served().map(|served| served.replica.to_string()),
         request_id: record.request_id.to_string(),
         route: record.route.to_string(),
         slo_missed: judgement.missed().map(Missed::as_str).map(str::to_owned),
         slo_missed_in: judgement.blamed.map(Stage::as_str).map(str::to_owned),
         time: rfc3339::utc(observer.clock.wall(routed)),
         ttft: record.ttft().map(|ttft| ttft.as_secs_f64()),
+    })
+}
+
+/// How `replica` was chosen.
+pub(super) fn chosen(record: &Record, decision: &DecisionSummary, replica: Option<&Served>) -> Chosen {
+    Chosen {
+        candidates: decision.candidates,
+        policy: decision.policy.to_owned(),
+        predicted_hit_tokens: decision.predicted_hit.0,
+        predicted_ttft: decision.predicted_ttft.map(|ttft| ttft.as_secs_f64()),
+        reason: decision.reason.to_owned(),
+        replica: replica.map(|served| served.replica.to_string()),
         waited: decision.waited.as_secs_f64(),
         way: way(record),
         weighed: decision.weighed.iter().map(candidate).collect(),
         why: decision.why(),
-    })
+    }
 }
 
 /// Where the prompt was computed.
-pub(super) fn way(record: &Record) -> Option<Way> {
+fn way(record: &Record) -> Option<Way> {
     let ways = record.ways.as_ref()?;
     Some(Way {
         apart: ways.apart.map(|cost| cost.total()),
@@ -88,7 +95,7 @@ pub(super) fn way(record: &Record) -> Option<Way> {
 }
 
 /// A candidate of a decision.
-pub(super) fn candidate(weighed: &Weighed) -> Candidate {
+fn candidate(weighed: &Weighed) -> Candidate {
     let cost = weighed.cost.named().into_iter().map(|(name, seconds)| (name.to_owned(), seconds));
     Candidate {
         chosen: weighed.is_chosen,

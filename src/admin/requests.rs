@@ -11,7 +11,7 @@ use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 
 use super::AdminState;
-use super::decisions::{candidate, way};
+use super::decisions::chosen;
 use super::error::AdminError;
 use super::query::{one_of, parse_limit};
 use crate::api::requests::{Attempt, Bounds, Choice, Request, RequestDetail, Requests, StageTime};
@@ -238,19 +238,8 @@ fn choice(record: &Record) -> Option<Choice> {
     let decoding = record.attempts.iter().find(|attempt| {
         !matches!(attempt.cause, AttemptCause::Prefill | AttemptCause::Hedge | AttemptCause::Migration)
     });
-    Some(Choice {
-        candidates: decision.candidates,
-        explained: !decision.weighed.is_empty(),
-        policy: decision.policy.to_owned(),
-        predicted_hit_tokens: decision.predicted_hit.0,
-        predicted_ttft: seconds(decision.predicted_ttft),
-        reason: decision.reason.to_owned(),
-        replica: decoding.or(record.attempts.first()).map(|attempt| attempt.served.replica.to_string()),
-        waited: decision.waited.as_secs_f64(),
-        way: way(record),
-        weighed: decision.weighed.iter().map(candidate).collect(),
-        why: decision.why(),
-    })
+    let served = decoding.or(record.attempts.first()).map(|attempt| &attempt.served);
+    Some(Choice { chosen: chosen(record, decision, served), explained: !decision.weighed.is_empty() })
 }
 
 fn seconds(span: Option<Duration>) -> Option<f64> {

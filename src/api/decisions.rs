@@ -12,8 +12,8 @@ answers! {
     struct Decision {
         attempts: usize,
         cached_tokens: Option<u64>,
-        /// Replicas compared.
-        candidates: u16,
+        #[serde(flatten)]
+        chosen: Chosen,
         class: String,
         /// The replica had become warm a short while ago.
         cold: bool,
@@ -21,12 +21,6 @@ answers! {
         outcome: String,
         /// Stages that took more than the route's budget.
         over_budget: Vec<String>,
-        policy: String,
-        predicted_hit_tokens: u64,
-        predicted_ttft: Option<f64>,
-        /// What made the chosen replica win.
-        reason: String,
-        replica: Option<String>,
         request_id: String,
         route: String,
         slo_missed: Option<String>,
@@ -34,6 +28,18 @@ answers! {
         slo_missed_in: Option<String>,
         time: String,
         ttft: Option<f64>,
+    }
+
+    /// How a replica was chosen.
+    struct Chosen {
+        /// Replicas compared.
+        candidates: u16,
+        policy: String,
+        predicted_hit_tokens: u64,
+        predicted_ttft: Option<f64>,
+        /// What made the replica win.
+        reason: String,
+        replica: Option<String>,
         /// From arrival to decision.
         waited: f64,
         way: Option<Way>,

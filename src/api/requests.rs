@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::decisions::{Candidate, Way};
+use super::decisions::Chosen;
 
 answers! {
     /// `/requests`: newest first.
@@ -115,21 +115,9 @@ answers! {
 
     /// The first routing decision of a request.
     struct Choice {
-        /// Replicas compared.
-        candidates: u16,
+        #[serde(flatten)]
+        chosen: Chosen,
         /// Whether its candidates were kept.
         explained: bool,
-        policy: String,
-        predicted_hit_tokens: u64,
-        predicted_ttft: Option<f64>,
-        /// What made the replica win.
-        reason: String,
-        replica: Option<String>,
-        /// From arrival to decision.
-        waited: f64,
-        way: Option<Way>,
-        weighed: Vec<Candidate>,
-        /// In words.
-        why: Option<String>,
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use crate::api::decisions::{Candidate, Way};
+use crate::api::decisions::{Candidate, Chosen, Way};
 use crate::api::requests::{Attempt, Choice, RequestDetail, StageTime};
 use crate::cli::style::{Paint, Style};
 
@@ -118,10 +118,10 @@ impl Text<'_> {
     }
 
     fn decision(&self, out: &mut String) -> std::fmt::Result {
-        let Some(decision) = &self.detail.decision else {
+        let Some(Choice { chosen: decision, .. }) = &self.detail.decision else {
             return writeln!(out, "\nNo replica was chosen: the request ended before that.");
         };
-        let Choice { policy, reason, candidates, weighed, .. } = decision;
+        let Chosen { policy, reason, candidates, weighed, .. } = decision;
         let replica = decision.replica.as_deref().unwrap_or("none");
         writeln!(out, "\n{}", self.style.paint(Paint::Bold, &format!("Why replica {replica}")))?;
         writeln!(
@@ -177,7 +177,7 @@ impl Text<'_> {
     }
 
     /// The prediction against what happened.
-    fn outcome(&self, decision: &Choice, out: &mut String) -> std::fmt::Result {
+    fn outcome(&self, decision: &Chosen, out: &mut String) -> std::fmt::Result {
         let (Some(predicted), Some(actual)) = (decision.predicted_ttft, self.detail.request.ttft) else {
             return Ok(());
         };
