@@ -184,30 +184,11 @@ impl FieldError {
 /// # Errors
 /// The first thing that is wrong with the body, without any of its text.
 pub fn parse<'a>(dialect: Dialect, body: &'a [u8]) -> Result<Fields<'a>, FieldError> {
-    match dialect.body_form() {
-        BodyForm::Json => parse_object(body),
-        BodyForm::Multipart => Ok(Fields::default()),
-        BodyForm::Opaque => parse_opaque(body),
+    let mut fields = Fields::default();
+    let form = dialect.body_form();
+    if form != BodyForm::Multipart {
+        walk(body, |key, cursor| fields.member(form, key, cursor))?;
     }
-}
-
-fn parse_opaque(body: &[u8]) -> Result<Fields<'_>, FieldError> {
-    let mut fields = Fields::default();
-    walk(body, |key, cursor| {
-        let value = cursor.value()?;
-        let Some(key) = key.string() else { return Ok(()) };
-        if key == "model" {
-            fields.read_model(value).map_err(Stop::Field)?;
-        }
-        fields.names_kv |= KV_MEMBERS.contains(&&*key) && value.non_null().is_some();
-        Ok(())
-    })?;
-    Ok(fields)
-}
-
-fn parse_object(body: &[u8]) -> Result<Fields<'_>, FieldError> {
-    let mut fields = Fields::default();
-    walk(body, |key, cursor| fields.member(key, cursor))?;
     Ok(fields)
 }
 
@@ -257,12 +238,14 @@ impl From<JsonError> for Stop {
 }
 
 impl<'a> Fields<'a> {
-    fn member(&mut self, key: Raw<'a>, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
+    fn member(&mut self, form: BodyForm, key: Raw<'a>, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
         let value = cursor.value()?;
         // A key with a lone surrogate matches no field.
         let Some(key) = key.string() else { return Ok(()) };
         match &*key {
             "model" => self.read_model(value).map_err(Stop::Field)?,
+            key if KV_MEMBERS.contains(&key) => self.names_kv |= value.non_null().is_some(),
+            _ if form == BodyForm::Opaque => {}
             "stream" => self.read_stream(value).map_err(Stop::Field)?,
             "stream_options" => self.stream_options = Some(value),
             "n" => self.choices = whole_number(&value).and_then(|choices| choices.try_into().ok()),
@@ -279,7 +262,6 @@ impl<'a> Fields<'a> {
                 self.is_stored |= is == Some(true);
                 self.is_unstored |= key == "store" && is == Some(false);
             }
-            key if KV_MEMBERS.contains(&key) => self.names_kv |= value.non_null().is_some(),
             key => self.prompt_member(key, value),
         }
         Ok(())
