@@ -29,7 +29,7 @@ struct Gateway {
 }
 
 impl ReplayedGateways {
-    /// `shares` as in one `[cluster]`; otherwise each routes alone.
+    /// At least one; `shares` as in one `[cluster]`, otherwise each routes alone.
     pub fn new(routers: Vec<ProductRouter>, shares: bool) -> Self {
         let count = routers.len();
         let gateway = |router: ProductRouter| {
@@ -45,10 +45,10 @@ impl ReplayedGateways {
     }
 
     /// The gateway that a request came to.
-    fn of(&mut self, request: RequestId) -> Option<&mut ProductRouter> {
+    fn of(&mut self, request: RequestId) -> &mut ProductRouter {
         let drawn = xxhash_rust::xxh3::xxh3_64(&request.0.to_le_bytes());
-        let at = drawn.checked_rem(self.gateways.len() as u64)? as usize;
-        self.gateways.get_mut(at).map(|gateway| &mut gateway.router)
+        let at = (drawn % self.gateways.len() as u64) as usize;
+        &mut self.gateways.get_mut(at).expect("invariant: a replay has a gateway").router
     }
 
     fn routers(&mut self) -> impl Iterator<Item = &mut ProductRouter> {
@@ -80,39 +80,27 @@ impl Gateway {
 
 impl Router for ReplayedGateways {
     fn arrive(&mut self, request: Arrival, fleet: &mut dyn Fleet) {
-        if let Some(router) = self.of(request.id) {
-            router.arrive(request, fleet);
-        }
+        self.of(request.id).arrive(request, fleet);
     }
 
     fn first_token(&mut self, request: RequestId, at: SimStamp) {
-        if let Some(router) = self.of(request) {
-            router.first_token(request, at);
-        }
+        self.of(request).first_token(request, at);
     }
 
     fn token(&mut self, request: RequestId, at: SimStamp) {
-        if let Some(router) = self.of(request) {
-            router.token(request, at);
-        }
+        self.of(request).token(request, at);
     }
 
     fn ended(&mut self, request: RequestId, end: &Ended) {
-        if let Some(router) = self.of(request) {
-            router.ended(request, end);
-        }
+        self.of(request).ended(request, end);
     }
 
     fn prefilled(&mut self, request: RequestId, end: &Ended) {
-        if let Some(router) = self.of(request) {
-            router.prefilled(request, end);
-        }
+        self.of(request).prefilled(request, end);
     }
 
     fn transfer_failed(&mut self, request: RequestId, fleet: &mut dyn Fleet) {
-        if let Some(router) = self.of(request) {
-            router.transfer_failed(request, fleet);
-        }
+        self.of(request).transfer_failed(request, fleet);
     }
 
     fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
