@@ -79,17 +79,11 @@ impl DemoStats {
     /// A request ended. A prompt that was computed for another replica is one where it was computed.
     pub fn record_end(&self, record: &Record) {
         for leg in record.attempts.iter().filter(|attempt| attempt.cause == AttemptCause::Prefill) {
-            self.with(&leg.served.replica, |tally| {
-                tally.requests += 1;
-                tally.recent_requests += 1;
-                tally.failed += u64::from(leg.error.is_some());
-            });
+            self.with(&leg.served.replica, |tally| tally.ended(leg.error.is_some()));
         }
         let Some(served) = record.served() else { return };
         self.with(&served.replica, |tally| {
-            tally.requests += 1;
-            tally.recent_requests += 1;
-            tally.failed += u64::from(record.outcome == Outcome::Failed);
+            tally.ended(record.outcome == Outcome::Failed);
             if let Some(input) = record.tokens.input {
                 tally.input += input.0;
                 tally.cached += record.tokens.cached.map_or(0, |cached| cached.0);
@@ -109,6 +103,12 @@ impl DemoStats {
 }
 
 impl Tally {
+    fn ended(&mut self, has_failed: bool) {
+        self.requests += 1;
+        self.recent_requests += 1;
+        self.failed += u64::from(has_failed);
+    }
+
     fn row(&mut self, status: &ReplicaStatus) -> DemoRow {
         let quantile = |counts: &Counts, quantile| counts.quantile(quantile).map(Duration::from_secs_f64);
         let (ttft, itl) = (self.ttft.counts(), self.itl.counts());
