@@ -72,17 +72,14 @@ impl Exported {
             let shown = series.entry(labels).or_insert((used, limit));
             *shown = next_reached(*shown, (used, limit));
         }
-        for (labels, (used, limit)) in &series {
-            let values = [&*labels[0], &*labels[1], &*labels[2], &*labels[3]];
-            families.budget_used.set(values, Some(*used as f64));
-            families.budget_limit.set(values, Some(*limit as f64));
-        }
+        let show = |labels: &Series, shown: Option<(u64, u64)>| {
+            let values = labels.each_ref().map(|label| &**label);
+            families.budget_used.set(values, shown.map(|(used, _)| used as f64));
+            families.budget_limit.set(values, shown.map(|(_, limit)| limit as f64));
+        };
+        series.iter().for_each(|(labels, shown)| show(labels, Some(*shown)));
         let series = series.into_keys().collect();
-        for gone in self.series.difference(&series) {
-            let values = [&*gone[0], &*gone[1], &*gone[2], &*gone[3]];
-            families.budget_used.set(values, None);
-            families.budget_limit.set(values, None);
-        }
+        self.series.difference(&series).for_each(|gone| show(gone, None));
         (self.series, self.spent) = (series, spent);
     }
 }
