@@ -78,10 +78,13 @@ mod tests {
     use crate::request::ratio::TokenRatio;
     use crate::units::Tokens;
 
+    fn of(dialect: Dialect, body: &str, model: &str, tells_turns: bool) -> RequestPrompt {
+        let fields = parse(dialect, body.as_bytes()).unwrap();
+        RequestPrompt::read(dialect, &fields, model, None, &ChainSeed::new(&Secret::new("s")), tells_turns)
+    }
+
     fn read_as(model: &str, dialect: Dialect, body: &Value) -> RequestPrompt {
-        let body = serde_json::to_vec(body).unwrap();
-        let fields = parse(dialect, &body).unwrap();
-        RequestPrompt::read(dialect, &fields, model, None, &ChainSeed::new(&Secret::new("s")), true)
+        of(dialect, &body.to_string(), model, true)
     }
 
     fn read(dialect: Dialect, body: &Value) -> RequestPrompt {
@@ -118,10 +121,7 @@ mod tests {
                 .enumerate()
                 .map(|(at, text)| json!({ "role": role(at), "content": text }))
                 .collect();
-            let body = serde_json::to_vec(&json!({ "messages": messages })).unwrap();
-            let fields = parse(Dialect::Chat, &body).unwrap();
-            let seed = ChainSeed::new(&Secret::new("s"));
-            RequestPrompt::read(Dialect::Chat, &fields, "m", None, &seed, tells_turns)
+            of(Dialect::Chat, &json!({ "messages": messages }).to_string(), "m", tells_turns)
         };
         let all = ["hi", "hello", "so", "and", "more"];
         let third = read(&all, true);
@@ -206,10 +206,7 @@ mod tests {
         let hello = long("hello");
         let user = format!(r#"{{"role":"user","content":"{hello}"}}"#);
         let system = r#"{"role":"system","content":"s"}"#;
-        let text = |dialect, body: String| {
-            let fields = parse(dialect, body.as_bytes()).unwrap();
-            RequestPrompt::read(dialect, &fields, "m", None, &ChainSeed::new(&Secret::new("s")), true).chain
-        };
+        let text = |dialect, body: String| of(dialect, &body, "m", true).chain;
         let chat = text(Dialect::Chat, format!(r#"{{"messages":[{system},{user}]}}"#));
         for (dialect, body) in [
             (Dialect::Chat, format!(r#"{{ "messages" : [ {system} , {user} ] }}"#)),
