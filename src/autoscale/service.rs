@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::scaler::{Recommendation, Scaler, Target};
+use crate::background::ticks;
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
 use crate::fleet::demand::PoolLoad;
@@ -82,8 +82,7 @@ struct ScaleService {
 
 impl ScaleService {
     async fn run(mut self) {
-        let mut tick = tokio::time::interval(LOOK_EVERY / LOOKS_AT_ZERO);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tick = ticks(LOOK_EVERY / LOOKS_AT_ZERO);
         // A fleet that was there before this gateway has answered its probes by then.
         tick.reset_after(LOOK_EVERY);
         let ended = self.board.ended.clone();

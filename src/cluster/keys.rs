@@ -14,7 +14,7 @@ use redis::{Pipeline, RedisError};
 
 use super::link::{Link, LinkError};
 use super::refusals::Refusals;
-use super::ticks;
+use crate::background::ticks;
 use crate::config::Secret;
 use crate::digits;
 use crate::identity::{KeyStore, Revocation, SharedKey};

@@ -29,8 +29,6 @@ pub use self::trial::{Unusable, try_broker};
 
 use std::time::Duration;
 
-use tokio::time::{Interval, MissedTickBehavior};
-
 use crate::background::until;
 use crate::config::Secret;
 use crate::fleet::registry::Fleet;
@@ -50,13 +48,6 @@ async fn wait_for_pages(fleet: &Fleet) {
     until(SOURCES_WITHIN, PAGES_EVERY, all_named).await;
     let all_shown = || fleet.pools().iter().all(|pool| pool.replicas().iter().all(|one| one.is_scraped()));
     until(PAGES_WITHIN, PAGES_EVERY, all_shown).await;
-}
-
-/// Ticks for a round each: one that took longer delays those after it.
-fn ticks(every: Duration) -> Interval {
-    let mut ticks = tokio::time::interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
 }
 
 /// Between two batches of a gateway that has something to publish.

@@ -10,9 +10,10 @@ use redis::{Pipeline, RedisError};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 
+use super::FLUSH_EVERY;
 use super::link::LinkError;
 use super::refusals::{Refusals, Written};
-use super::{FLUSH_EVERY, ticks};
+use crate::background::ticks;
 use crate::clock::{Clock, Stamp};
 use crate::config::Secret;
 use crate::digits;

@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::places::Places;
-use super::{fingerprint, ticks, wait_for_pages, wire};
+use super::{fingerprint, wait_for_pages, wire};
+use crate::background::ticks;
 use crate::clock::{Clock, since_epoch};
 use crate::config::Secret;
 use crate::digits;

@@ -10,7 +10,7 @@ use redis::aio::MultiplexedConnection;
 
 use super::link::LinkError;
 use super::refusals::{Refusals, Written};
-use super::ticks;
+use crate::background::ticks;
 use crate::clock::Clock;
 use crate::fleet::pool::PoolState;
 use crate::fleet::registry::Fleet;

@@ -13,7 +13,7 @@ use redis::{Pipeline, RedisError};
 
 use super::link::LinkError;
 use super::refusals::{Refusals, Written};
-use super::ticks;
+use crate::background::ticks;
 use crate::clock::{Clock, Stamp};
 
 /// Every topic of this gateway.
