@@ -73,7 +73,7 @@ pub(super) fn share(config: &Config, deps: cluster::Deps) -> Option<Arc<Snapshot
         return None;
     }
     let path = config.state.as_ref()?.file("decisions");
-    let snapshot = Snapshot::start(path, seed, &deps.fleet, deps.clock);
+    let snapshot = Snapshot::start(path, seed, &deps.fleet, deps.gateway.clock);
     deps.background.spawn_until(&deps.stopped, Arc::clone(&snapshot).run());
     Some(snapshot)
 }
@@ -86,7 +86,7 @@ pub(super) fn follow_caches(deps: &cluster::Deps, connector: Connector) {
         connector,
         background: deps.background.clone(),
         stopped: deps.stopped.clone(),
-        clock: deps.clock,
+        clock: deps.gateway.clock,
     });
 }
 

@@ -115,7 +115,6 @@ impl App {
             connector: broker,
             background: background.clone(),
             stopped: stopped.clone(),
-            clock,
         };
         keeping::follow_caches(&deps, plain);
         let snapshot = keeping::share(&config, deps);

@@ -22,7 +22,7 @@ use super::topics::Topics;
 use super::{FLUSH_EVERY, HEARTBEAT, fingerprint, speeds, wire};
 use crate::admission::Sharing;
 use crate::background::{Background, ticks};
-use crate::clock::{Clock, Stamp};
+use crate::clock::Stamp;
 use crate::config::{Cluster, OnLoss, Secret};
 use crate::fleet::registry::Fleet;
 use crate::gateway::Gateway;
@@ -49,15 +49,13 @@ pub struct Deps {
     pub background: Background,
     /// ... and its end.
     pub stopped: CancellationToken,
-    /// The gateway's.
-    pub clock: Clock,
 }
 
 /// Begins to publish, and to look for the broker.
 pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     let (outbox, notices) = queue(MAX_QUEUED);
     Places::announce(&deps.fleet.pools(), &outbox);
-    let pins = SharedPins::new(&config.name, seed, &deps.gateway.pins, deps.clock);
+    let pins = SharedPins::new(&config.name, seed, &deps.gateway.pins, deps.gateway.clock);
     let keys = KeyRing::new(&config.name, seed, Arc::clone(&deps.keys));
     let (own, seed) = (fastrand::u64(..), fingerprint(seed));
     if config.on_loss == OnLoss::Closed {
@@ -221,9 +219,9 @@ impl Service {
             error = self.keys.share(&link) => error,
             error = self.take_in(&mut messages, peers) => error,
             error = pins.run(link.connection.clone()) => error,
-            error = self.journal.run(&self.deps.fleet, self.deps.clock, link.connection.clone()) => error,
-            error = speeds::run(&self.config.name, &self.deps.fleet, self.deps.clock, link.connection.clone()) => error,
-            error = self.deps.topics.run(&self.config.name, &self.field, self.deps.clock, link.connection.clone()) => error,
+            error = self.journal.run(&self.deps.fleet, self.deps.gateway.clock, link.connection.clone()) => error,
+            error = speeds::run(&self.config.name, &self.deps.fleet, self.deps.gateway.clock, link.connection.clone()) => error,
+            error = self.deps.topics.run(&self.config.name, &self.field, self.deps.gateway.clock, link.connection.clone()) => error,
         }
     }
 
@@ -239,7 +237,7 @@ impl Service {
             if tick.is_multiple_of(RENEW_EVERY) {
                 standings.renew(&self.deps.fleet.pools());
             }
-            let (now, lost) = (self.deps.clock.now(), self.outbox.dropped());
+            let (now, lost) = (self.deps.gateway.clock.now(), self.outbox.dropped());
             self.lost(Dropped::QueueFull, lost - dropped);
             dropped = lost;
             standings.news(now).for_each(|notice| self.outbox.publish(notice));
@@ -290,7 +288,7 @@ impl Service {
     async fn share_budgets(&self, link: &Link) -> LinkError {
         let tenants = &self.deps.gateway.tenants;
         let books = Books { cluster: &self.config.name, own: &self.field, tenants };
-        let (mut connection, clock) = (link.connection.clone(), self.deps.clock);
+        let (mut connection, clock) = (link.connection.clone(), self.deps.gateway.clock);
         let mut ticks = ticks(LOOK_EVERY);
         let mut refusals = Refusals::of("budgets are not shared");
         // Until the first look no more is taken of what others may have spent.
@@ -325,7 +323,7 @@ impl Service {
     async fn settle(&self, link: &Link) -> LinkError {
         let books =
             Books { cluster: &self.config.name, own: &self.field, tenants: &self.deps.gateway.tenants };
-        let (mut connection, clock) = (link.connection.clone(), self.deps.clock);
+        let (mut connection, clock) = (link.connection.clone(), self.deps.gateway.clock);
         let looked = books.look(&mut connection, true, clock.wall(clock.now()));
         if !matches!(tokio::time::timeout(LAST_LOOK, looked).await, Ok(Ok(_))) {
             tracing::warn!(
@@ -338,7 +336,7 @@ impl Service {
     async fn take_in(&self, messages: &mut Messages, peers: &mut Peers) -> LinkError {
         let mut places = Places::of(&self.deps.fleet.pools(), &self.outbox);
         // Others are heard of one by one: until then there are as many as before the loss.
-        let (before, connected) = (self.gateways.load(Ordering::Relaxed), self.deps.clock.now());
+        let (before, connected) = (self.gateways.load(Ordering::Relaxed), self.deps.gateway.clock.now());
         let mut ticks = ticks(HEARTBEAT);
         loop {
             // Both arms are cancel-safe: a message not taken stays in the channel.
@@ -346,7 +344,7 @@ impl Service {
                 message = messages.recv() => Some(message),
                 _ = ticks.tick() => None,
             };
-            let now = self.deps.clock.now();
+            let now = self.deps.gateway.clock.now();
             match message {
                 None => {
                     places = Places::of(&self.deps.fleet.pools(), &self.outbox);
