@@ -11,7 +11,7 @@ use redis::aio::MultiplexedConnection;
 
 use super::link::LinkError;
 use super::places::Places;
-use super::refusals::{Refusals, Written};
+use super::refusals::{Refused, Written};
 use super::{wait_for_pages, wire};
 use crate::background::ticks;
 use crate::clock::{Clock, Stamp};
@@ -54,8 +54,9 @@ impl Journal {
         fleet: &Fleet,
         clock: Clock,
         mut connection: MultiplexedConnection,
+        refused: &Refused,
     ) -> LinkError {
-        let mut refusals = Refusals::of("decisions are not kept for gateways that start");
+        let mut refusals = refused.of("decisions are not kept for gateways that start");
         // What waited is older than the time that the broker would give it.
         self.unwritten.lock().clear();
         wait_for_pages(fleet).await;

@@ -13,7 +13,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError};
 
 use super::link::{Link, LinkError};
-use super::refusals::Refusals;
+use super::refusals::Refused;
 use crate::background::ticks;
 use crate::config::Secret;
 use crate::digits;
@@ -57,11 +57,11 @@ impl KeyRing {
     }
 
     /// Follows the broker until the connection ends.
-    pub(super) async fn share(&self, link: &Link) -> LinkError {
+    pub(super) async fn share(&self, link: &Link, refused: &Refused) -> LinkError {
         let mut connection = link.connection.clone();
         let mut ticks = ticks(LOOK_EVERY);
         // On a new connection the broker may be another one.
-        let (mut seen, mut refusals) = (None, Refusals::of("API keys are not shared"));
+        let (mut seen, mut refusals) = (None, refused.of("API keys are not shared"));
         let mut is_warned = false;
         loop {
             ticks.tick().await;

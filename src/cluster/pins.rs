@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::FLUSH_EVERY;
 use super::link::LinkError;
-use super::refusals::{Refusals, Written};
+use super::refusals::{Refused, Written};
 use crate::background::ticks;
 use crate::clock::{Clock, Stamp};
 use crate::config::Secret;
@@ -43,9 +43,13 @@ impl SharedPins {
     }
 
     /// Writes and answers until the connection ends.
-    pub(super) async fn run(&mut self, mut connection: MultiplexedConnection) -> LinkError {
+    pub(super) async fn run(
+        &mut self,
+        mut connection: MultiplexedConnection,
+        refused: &Refused,
+    ) -> LinkError {
         let mut ticks = ticks(FLUSH_EVERY);
-        let mut refusals = Refusals::of("pins of stored responses are not shared");
+        let mut refusals = refused.of("pins of stored responses are not shared");
         loop {
             let mut asked = Vec::new();
             // Both arms are cancel-safe: a question not taken stays in the channel.

@@ -1,14 +1,33 @@
 //! A broker that answers with an error: logged when it begins and when it ends, and nothing else ends with it, unless it has become
 //! a read-only replica.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use redis::RedisError;
 
 use super::link::LinkError;
+
+/// How many things the broker refuses now.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Refused(Arc<AtomicU32>);
+
+impl Refused {
+    pub(super) fn count(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// `what` is not done while the broker refuses it, for people.
+    pub(super) fn of(&self, what: &'static str) -> Refusals {
+        Refusals { what, is_refused: false, all: self.clone() }
+    }
+}
 
 /// One thing that the broker may refuse while the rest continues.
 pub(super) struct Refusals {
     what: &'static str,
     is_refused: bool,
+    all: Refused,
 }
 
 /// What a round came to.
@@ -21,11 +40,6 @@ pub(super) enum Written {
 }
 
 impl Refusals {
-    /// `what` is not done meanwhile, for people.
-    pub(super) fn of(what: &'static str) -> Self {
-        Self { what, is_refused: false }
-    }
-
     /// Whether it is refused now.
     pub(super) fn is_refused(&self) -> bool {
         self.is_refused
@@ -40,6 +54,7 @@ impl Refusals {
             Ok(Written::Nothing) => {}
             Ok(Written::Taken) => {
                 if std::mem::replace(&mut self.is_refused, false) {
+                    self.all.0.fetch_sub(1, Ordering::Relaxed);
                     tracing::info!(ended = self.what, "cluster: the broker takes writes again");
                 }
             }
@@ -48,11 +63,20 @@ impl Refusals {
             Err(error) if error.code() == Some("READONLY") => return Err(error.into()),
             Err(error) => {
                 if !std::mem::replace(&mut self.is_refused, true) {
+                    self.all.0.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(%error, "cluster: the broker refuses; {}", self.what);
                 }
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for Refusals {
+    fn drop(&mut self) {
+        if self.is_refused {
+            self.all.0.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

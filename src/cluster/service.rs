@@ -16,7 +16,7 @@ use super::link::{Link, LinkError, Messages};
 use super::peers::{self, Peers};
 use super::pins::SharedPins;
 use super::places::Places;
-use super::refusals::Refusals;
+use super::refusals::Refused;
 use super::standings::Standings;
 use super::topics::Topics;
 use super::{FLUSH_EVERY, HEARTBEAT, fingerprint, speeds, wire};
@@ -76,6 +76,7 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
         head: Mutex::new(head),
         sent: Mutex::default(),
         pins: tokio::sync::Mutex::new(pins),
+        refused: Refused::default(),
     };
     let background = service.deps.background.clone();
     background.spawn(service.run());
@@ -104,6 +105,7 @@ struct Service {
     /// The newest batch, and when it was sent.
     sent: Mutex<(u32, Stamp)>,
     pins: tokio::sync::Mutex<SharedPins>,
+    refused: Refused,
     journal: Journal,
 }
 
@@ -216,12 +218,12 @@ impl Service {
             () = self.deps.stopped.cancelled() => self.settle(&link).await,
             error = self.publish(&link) => error,
             error = self.share_budgets(&link) => error,
-            error = self.keys.share(&link) => error,
+            error = self.keys.share(&link, &self.refused) => error,
             error = self.take_in(&mut messages, peers) => error,
-            error = pins.run(link.connection.clone()) => error,
-            error = self.journal.run(&self.deps.fleet, self.deps.gateway.clock, link.connection.clone()) => error,
-            error = speeds::run(&self.config.name, &self.deps.fleet, self.deps.gateway.clock, link.connection.clone()) => error,
-            error = self.deps.topics.run(&self.config.name, &self.field, self.deps.gateway.clock, link.connection.clone()) => error,
+            error = pins.run(link.connection.clone(), &self.refused) => error,
+            error = self.journal.run(&self.deps.fleet, self.deps.gateway.clock, link.connection.clone(), &self.refused) => error,
+            error = speeds::run(&self.config.name, &self.deps.fleet, self.deps.gateway.clock, link.connection.clone(), &self.refused) => error,
+            error = self.deps.topics.run(&self.config.name, &self.field, self.deps.gateway.clock, link.connection.clone(), &self.refused) => error,
         }
     }
 
@@ -290,7 +292,7 @@ impl Service {
         let books = Books { cluster: &self.config.name, own: &self.field, tenants };
         let (mut connection, clock) = (link.connection.clone(), self.deps.gateway.clock);
         let mut ticks = ticks(LOOK_EVERY);
-        let mut refusals = Refusals::of("budgets are not shared");
+        let mut refusals = self.refused.of("budgets are not shared");
         // Until the first look no more is taken of what others may have spent.
         tenants.share(Sharing::Shared { gateways: self.gateways.load(Ordering::Relaxed) });
         for look in 0u32.. {
@@ -384,6 +386,7 @@ impl Service {
         let (families, name) = (self.families(), [&*self.config.name]);
         families.connected.set(name, Some(f64::from(u8::from(is_connected))));
         families.peers.set(name, Some(peers as f64));
+        families.refused.set(name, Some(f64::from(self.refused.count())));
         if !is_connected {
             families.lag.set(name, None);
         }

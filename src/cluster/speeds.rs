@@ -9,7 +9,7 @@ use redis::RedisError;
 use redis::aio::MultiplexedConnection;
 
 use super::link::LinkError;
-use super::refusals::{Refusals, Written};
+use super::refusals::{Refused, Written};
 use crate::background::ticks;
 use crate::clock::Clock;
 use crate::fleet::pool::PoolState;
@@ -22,9 +22,10 @@ pub(super) async fn run(
     fleet: &Fleet,
     clock: Clock,
     mut connection: MultiplexedConnection,
+    refused: &Refused,
 ) -> LinkError {
     let mut ticks = ticks(TURN);
-    let mut refusals = Refusals::of("learned speeds are not shared");
+    let mut refusals = refused.of("learned speeds are not shared");
     loop {
         ticks.tick().await;
         // One round over all pools: what one of them is refused would otherwise end with the next.

@@ -12,7 +12,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError};
 
 use super::link::LinkError;
-use super::refusals::{Refusals, Written};
+use super::refusals::{Refused, Written};
 use crate::background::ticks;
 use crate::clock::{Clock, Stamp};
 
@@ -89,9 +89,10 @@ impl Topics {
         field: &str,
         clock: Clock,
         mut connection: MultiplexedConnection,
+        refused: &Refused,
     ) -> LinkError {
         let mut ticks = ticks(LOOK_EVERY);
-        let mut refusals = Refusals::of("verdicts on canaries are not shared");
+        let mut refusals = refused.of("verdicts on canaries are not shared");
         // Before, a field that never moves looks as alive as any.
         let mut sweep_at = clock.now().after(2 * SILENT);
         loop {

@@ -62,6 +62,8 @@ fn page() -> String {
     }
     metrics.families.control.drift_webhook.inc([DeliveryResult::Failed.as_str()]);
     metrics.set_sources(&[support::source()]);
+    metrics.families.cluster.connected.set(["production"], Some(1.0));
+    metrics.families.cluster.refused.set(["production"], Some(0.0));
     let finding = Finding {
         at: 0.0,
         kind: Kind::TtftTailDrift,

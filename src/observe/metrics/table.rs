@@ -257,6 +257,8 @@ families! {
         pub cluster: Cluster [cluster] {
             gauge connected "tokenway_cluster_connected" []
                 "1 while the broker of [cluster] is reached, else 0.";
+            gauge refused "tokenway_cluster_refused" []
+                "Kinds of knowledge (budgets, API keys, verdicts, …) that the broker is reached for and refuses, as a full one does.";
             gauge peers "tokenway_cluster_peers" []
                 "Other gateways that are followed.";
             counter notices "tokenway_cluster_notices_total" [direction]
