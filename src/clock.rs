@@ -98,6 +98,11 @@ fn nanos(span: Duration) -> i64 {
 /// Wall time that is ahead runs slower by one part in this many.
 const SLOWEST: i64 = 2;
 
+/// Of a pause that is doubled for each of `times`, at most `longest`.
+pub(crate) fn doubled(first: Duration, times: u32, longest: Duration) -> Duration {
+    first.saturating_mul(2_u32.saturating_pow(times)).min(longest)
+}
+
 /// A moment in seconds since the Unix epoch; what is no time is the epoch.
 pub(crate) fn wall(seconds: f64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default()

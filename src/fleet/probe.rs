@@ -22,7 +22,7 @@ use super::probe_answer;
 use super::probe_request;
 use super::replica::Replica;
 use super::stream_defaults::StreamDefaults;
-use crate::clock::{Clock, Stamp};
+use crate::clock::{Clock, Stamp, doubled};
 use crate::config::{Pool, ProbeKind};
 use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
@@ -154,7 +154,7 @@ impl Prober {
                 {
                     FIRST_RETRY * 2
                 }
-                _ => (FIRST_RETRY * 2_u32.saturating_pow(misses.min(6))).min(interval),
+                _ => doubled(FIRST_RETRY, misses.min(6), interval),
             };
             let left = pause.saturating_sub(self.clock.now().since(rhythm.looked));
             let idle = config.keep_alive.map_or(left, |interval| self.until_idle(interval, rhythm.kept));

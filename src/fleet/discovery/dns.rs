@@ -17,6 +17,7 @@ use hickory_resolver::proto::rr::{RData, Record, RecordType};
 
 use super::report::Report;
 use super::roster::Found;
+use crate::clock::doubled;
 use crate::config::{DnsRecords, DnsSource, Endpoint, ReplicaSpec};
 
 /// Asks until the task is dropped.
@@ -45,7 +46,7 @@ pub(super) async fn run(source: DnsSource, report: Report) {
                     // The system's configuration may have changed.
                     asking.resolver = None;
                 }
-                (FIRST_RETRY * 2_u32.saturating_pow(misses.min(8) - 1)).min(MAX_RETRY)
+                doubled(FIRST_RETRY, misses - 1, MAX_RETRY)
             }
         };
         // Gateways that started together do not ask together for ever.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::clock::Stamp;
+use crate::clock::{Stamp, doubled};
 
 /// Recent answers of one replica.
 #[derive(Debug, Default)]
@@ -107,7 +107,7 @@ impl Answers {
     }
 
     fn back_off(&self, now: Stamp, in_a_row: u32) {
-        self.pause(now, (FIRST_PAUSE * (1 << in_a_row.clamp(1, 8).saturating_sub(1))).min(MAX_PAUSE));
+        self.pause(now, doubled(FIRST_PAUSE, in_a_row.saturating_sub(1), MAX_PAUSE));
     }
 
     /// Takes no requests for this long while other replicas do.

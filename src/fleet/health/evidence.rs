@@ -8,7 +8,7 @@ use super::answers::Answers;
 use super::standing::{Evidence, Gate, Standing, standing};
 use super::vitals::Vitals;
 use super::warmth::Warmth;
-use crate::clock::Stamp;
+use crate::clock::{Stamp, doubled};
 use crate::fleet::life::ReplicaState;
 use crate::routing::Target;
 use crate::units::AtomicF64;
@@ -95,8 +95,7 @@ impl Health {
     /// Delay of the first probe after an ejection: 500 ms, doubled for each ejection since it was last proved well, at
     /// most `interval`. Keeps a replica that passes probes but fails requests from flapping.
     pub(crate) fn hold_off(&self, interval: Duration) -> Duration {
-        let doublings = self.ejections.load(Ordering::Relaxed).clamp(1, 8) - 1;
-        (FIRST_HOLD_OFF * (1 << doublings)).min(interval)
+        doubled(FIRST_HOLD_OFF, self.ejections.load(Ordering::Relaxed).clamp(1, 8) - 1, interval)
     }
 }
 

@@ -12,6 +12,7 @@ use super::api::{Api, Page, WATCH_FOR};
 use super::error::ApiError;
 use super::events::Reached;
 use super::object::Event;
+use crate::clock::doubled;
 use crate::config::Endpoint;
 use crate::upstream::call::CallError;
 use crate::upstream::connect::Connector;
@@ -79,11 +80,11 @@ impl<'w, C: Collection> Watching<'w, C> {
                 Ok(()) => {
                     (self.refusals, self.misses) = (0, 0);
                     self.empty = self.empty.saturating_add(1);
-                    (AFTER_END * 2_u32.saturating_pow(self.empty.min(8) - 1)).min(MAX_AFTER_END)
+                    doubled(AFTER_END, self.empty - 1, MAX_AFTER_END)
                 }
                 Err(error) => {
                     self.missed(&error);
-                    (FIRST_RETRY * 2_u32.saturating_pow(self.misses.min(8).saturating_sub(1))).min(MAX_RETRY)
+                    doubled(FIRST_RETRY, self.misses.saturating_sub(1), MAX_RETRY)
                 }
             };
             // Gateways that lost the server together do not come back together.
