@@ -4,7 +4,7 @@
 //! step of the wall clock does not show in them. Wall time is derived from the anchor, for spans and the access log only;
 //! [`Clock::follow_wall`] keeps it to the machine's over weeks, through NTP's corrections and suspends.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
@@ -33,6 +33,51 @@ impl Stamp {
     #[must_use]
     pub fn after(self, span: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// A stamp that threads share; the anchor stands for none.
+#[derive(Debug, Default)]
+pub(crate) struct AtomicStamp(AtomicU64);
+
+impl AtomicStamp {
+    pub(crate) fn new(at: Stamp) -> Self {
+        Self(AtomicU64::new(at.0))
+    }
+
+    /// The stamp, or the anchor where there is none.
+    pub(crate) fn load(&self) -> Stamp {
+        Stamp(self.0.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn get(&self) -> Option<Stamp> {
+        Some(self.load()).filter(|at| at.0 != 0)
+    }
+
+    pub(crate) fn store(&self, at: Stamp) {
+        self.0.store(at.0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn clear(&self) {
+        self.store(Stamp(0));
+    }
+
+    /// Sets it unless it is later already.
+    pub(crate) fn raise(&self, at: Stamp) {
+        self.0.fetch_max(at.0, Ordering::Relaxed);
+    }
+
+    /// Sets it where there is none; whether it did.
+    pub(crate) fn begin(&self, at: Stamp) -> bool {
+        self.0.compare_exchange(0, at.0.max(1), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether `now` is the first time, or comes `every` after it was so last. One alone of those who ask at once has that.
+    pub(crate) fn is_due(&self, every: Duration, now: Stamp) -> bool {
+        let before = self.load();
+        let is_due = before.0 == 0 || now.since(before) >= every;
+        is_due
+            && self.0.compare_exchange(before.0, now.0.max(1), Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 

@@ -15,7 +15,7 @@ use super::health::{Health, Member, Takes, takes};
 use super::identity::Identity;
 use super::life::{Event, LifeCycle};
 use super::status::{LifeStatus, OwnFailures, ReplicaState, ReplicaStatus, WarmUpReport};
-use crate::clock::{Clock, Stamp};
+use crate::clock::{AtomicStamp, Clock, Stamp};
 use crate::record::Served;
 use crate::routing::{EngineLimits, Target};
 use crate::upstream::pool::ConnectionPool;
@@ -44,7 +44,7 @@ pub(super) struct OwnRequests {
     /// The same, in a row.
     pub(super) misses: AtomicU32,
     /// When its engine's error was logged last.
-    said_at: AtomicU64,
+    logged_at: AtomicStamp,
     /// The last warm-up.
     pub(super) warm_up: ArcSwapOption<WarmUpReport>,
     /// It is to be warmed up again.
@@ -211,13 +211,10 @@ impl Replica {
 
     /// Its engine answered a request with an error of its own: logged, but once in ten seconds.
     pub fn note_error(&self, words: &str, now: Stamp) {
-        let before = Stamp::from_nanos(self.own.said_at.load(Ordering::Relaxed));
-        if before != Stamp::default() && now.since(before) < SAYS_EVERY {
-            return;
+        if self.own.logged_at.is_due(LOG_EVERY, now) {
+            let served = self.served();
+            tracing::warn!(pool = %served.pool, replica = %served.replica, error = words, "engine answered with an error");
         }
-        self.own.said_at.store(now.as_nanos(), Ordering::Relaxed);
-        let served = self.served();
-        tracing::warn!(pool = %served.pool, replica = %served.replica, error = words, "engine answered with an error");
     }
 
     /// It was chosen for a request.
@@ -309,7 +306,7 @@ impl Replica {
 }
 
 /// Between two lines of the log about errors of one engine.
-const SAYS_EVERY: Duration = Duration::from_secs(10);
+const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl Drop for Replica {
     fn drop(&mut self) {

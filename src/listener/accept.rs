@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::KillSwitch;
 use super::phase::ConnectionPhase;
-use crate::clock::{Clock, Stamp};
+use crate::clock::{AtomicStamp, Clock};
 
 /// Binds a port with `SO_REUSEADDR`, for quick restarts.
 ///
@@ -54,8 +54,8 @@ pub struct Acceptor {
     /// Open connections with what closes them.
     open: Mutex<Vec<(Weak<ConnectionPhase>, KillSwitch)>>,
     clock: Clock,
-    full_said: Option<Stamp>,
-    failure_said: Option<Stamp>,
+    full_logged: AtomicStamp,
+    failure_logged: AtomicStamp,
     failures: u32,
 }
 
@@ -63,8 +63,17 @@ impl Acceptor {
     /// Accepts connections of a port; the clock is for its log lines.
     pub fn new(listener: TcpListener, limit: ConnectionLimit, clock: Clock) -> Self {
         let free = Arc::new(Semaphore::new(limit.connections));
-        let open = Mutex::default();
-        Self { listener, free, limit, open, clock, full_said: None, failure_said: None, failures: 0 }
+        let [full_logged, failure_logged] = Default::default();
+        Self {
+            listener,
+            free,
+            limit,
+            open: Mutex::default(),
+            clock,
+            full_logged,
+            failure_logged,
+            failures: 0,
+        }
     }
 
     /// A connection was opened, which may have to make room.
@@ -97,7 +106,7 @@ impl Acceptor {
         if self.limit.closes_idle {
             return self.permit_of_idlest().await;
         }
-        if is_due(&mut self.full_said, self.clock.now()) {
+        if self.full_logged.is_due(LOG_EVERY, self.clock.now()) {
             tracing::warn!(
                 limit = self.limit.connections,
                 "all connections of {} are taken: further ones wait",
@@ -131,7 +140,7 @@ impl Acceptor {
     /// EMFILE and the like persist for a while: do not spin, and do not fill the log.
     async fn failed(&mut self, error: &io::Error) {
         self.failures = self.failures.saturating_add(1);
-        if is_due(&mut self.failure_said, self.clock.now()) {
+        if self.failure_logged.is_due(LOG_EVERY, self.clock.now()) {
             tracing::warn!(%error, "cannot accept connections: they wait");
         }
         tokio::time::sleep((FIRST_BACK_OFF * self.failures).min(MAX_BACK_OFF)).await;
@@ -154,16 +163,8 @@ impl Drop for Raised {
     }
 }
 
-fn is_due(said: &mut Option<Stamp>, now: Stamp) -> bool {
-    let is_due = said.is_none_or(|last| now.since(last) >= SAY_EVERY);
-    if is_due {
-        *said = Some(now);
-    }
-    is_due
-}
-
 const BACKLOG: i32 = 4096;
 const CLOSE_EVERY: Duration = Duration::from_millis(50);
-const SAY_EVERY: Duration = Duration::from_secs(60);
+const LOG_EVERY: Duration = Duration::from_secs(60);
 const FIRST_BACK_OFF: Duration = Duration::from_millis(10);
 const MAX_BACK_OFF: Duration = Duration::from_millis(500);

@@ -27,7 +27,7 @@ use super::panics::caught;
 use super::socket::{self, ClientStream};
 use super::taking::Taking;
 use super::{ConnectionLimits, Tunnel};
-use crate::clock::{Clock, Stamp};
+use crate::clock::{AtomicStamp, Clock, Stamp};
 
 /// Phase of one connection, updated by its IO and its requests.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct ConnectionPhase {
     is_http1: AtomicBool,
     is_closing: AtomicBool,
     /// Start of the current phase.
-    since: AtomicU64,
+    since: AtomicStamp,
     /// Requests so far.
     total: AtomicU64,
     /// There was a first request.
@@ -73,7 +73,7 @@ impl ConnectionPhase {
             http2: CancellationToken::new(),
             is_http1: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
-            since: AtomicU64::new(accepted.as_nanos()),
+            since: AtomicStamp::new(accepted),
             total: AtomicU64::new(0),
             asked: Notify::new(),
             begun: AtomicU64::new(0),
@@ -123,7 +123,7 @@ impl ConnectionPhase {
         if self.requests.load(Ordering::Relaxed) > 0 {
             return Some(now.after(LOOK_EVERY));
         }
-        let since = Stamp::from_nanos(self.since.load(Ordering::Relaxed));
+        let since = self.since.load();
         if self.is_reading_head.load(Ordering::Relaxed) {
             return Some(since.after(limits.header_timeout)).filter(|at| *at > now);
         }
@@ -159,7 +159,7 @@ impl ConnectionPhase {
 
     /// Since when it has had no request; `None` while one is under way.
     pub(super) fn idle_since(&self) -> Option<Stamp> {
-        self.is_between_requests().then(|| Stamp::from_nanos(self.since.load(Ordering::Relaxed)))
+        self.is_between_requests().then(|| self.since.load())
     }
 
     /// Whether it is to be cut rather than closed.
@@ -193,7 +193,7 @@ impl ConnectionPhase {
                 self.is_http1.store(true, Ordering::Relaxed);
             }
         } else if !self.is_reading_head.swap(true, Ordering::Relaxed) {
-            self.since.store(self.clock.now().as_nanos(), Ordering::Relaxed);
+            self.since.store(self.clock.now());
         }
     }
 }
@@ -236,7 +236,7 @@ impl Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         let phase = &self.phase;
-        phase.since.store(phase.clock.now().as_nanos(), Ordering::Relaxed);
+        phase.since.store(phase.clock.now());
         // A client that pipelines may have begun the next head already.
         let has_begun = phase.begun.load(Ordering::Relaxed) > phase.total.load(Ordering::Relaxed);
         phase.is_reading_head.store(has_begun, Ordering::Relaxed);

@@ -10,7 +10,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -29,7 +28,7 @@ use tokio_util::either::Either;
 use tokio_util::task::TaskTracker;
 
 use super::resolve::{Resolver, by_family};
-use crate::clock::{Clock, Stamp};
+use crate::clock::{AtomicStamp, Clock};
 use crate::config::{Endpoint, PoolTls};
 use crate::listener::tls::{TlsError, certificates, private_key};
 use crate::request::pieces::Pieces;
@@ -152,7 +151,9 @@ pub struct Connector {
     tls: Arc<ArcSwap<ClientTls>>,
     tracker: TaskTracker,
     resolver: Resolver,
-    shortage: Arc<ShortageLog>,
+    clock: Clock,
+    /// When a shortage of descriptors or ports was logged last.
+    shortage_logged: Arc<AtomicStamp>,
 }
 
 impl Connector {
@@ -182,8 +183,7 @@ impl Connector {
         let tls = Arc::new(ArcSwap::from_pointee(ClientTls { config: Arc::new(tls), server_name: None }));
         let clock = Clock::start();
         let resolver = Resolver::new(clock, tracker.clone());
-        let shortage = Arc::new(ShortageLog { clock, logged: AtomicU64::new(0) });
-        Ok(Self { tls, tracker, resolver, shortage })
+        Ok(Self { tls, tracker, resolver, clock, shortage_logged: Arc::default() })
     }
 
     fn with_tls(&self, tls: ClientTls) -> Self {
@@ -266,8 +266,11 @@ impl Connector {
     /// Opens a socket and speaks TLS on it for https. The caller bounds the time.
     pub async fn open(&self, endpoint: &Endpoint) -> io::Result<Stream> {
         let socket = self.dial(endpoint).await.inspect_err(|error| {
-            if is_local(error) {
-                self.shortage.log(error);
+            if is_local(error) && self.shortage_logged.is_due(LOG_EVERY, self.clock.now()) {
+                tracing::error!(
+                    %error,
+                    "no descriptor or local port for connections to replicas: raise RLIMIT_NOFILE or lower server.max_connections"
+                );
             }
         })?;
         tune(&socket)?;
@@ -370,29 +373,6 @@ fn more_telling(one: io::Error, other: io::Error) -> io::Error {
 /// Whether the failure is a shortage of this process or host (EMFILE, ENFILE, EADDRNOTAVAIL), which is no fault of a replica.
 pub fn is_local(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
-}
-
-/// Logs shortages of descriptors and ports, one line in [`LOG_EVERY`].
-#[derive(Debug)]
-struct ShortageLog {
-    clock: Clock,
-    logged: AtomicU64,
-}
-
-impl ShortageLog {
-    fn log(&self, error: &io::Error) {
-        let now = self.clock.now();
-        let before = self.logged.load(Ordering::Relaxed);
-        let is_due = before == 0 || now.since(Stamp::from_nanos(before)) >= LOG_EVERY;
-        let next = now.as_nanos().max(1);
-        if is_due && self.logged.compare_exchange(before, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
-            tracing::error!(
-                %error,
-                "no descriptor or local port for connections to replicas: raise RLIMIT_NOFILE or lower server.max_connections"
-            );
-        }
-    }
 }
 
 /// First events must not wait for Nagle, and a vanished host must be noticed between requests.

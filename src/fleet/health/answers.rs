@@ -4,20 +4,20 @@
 //! ejected replica that passes its probe gets a trial share until live answers prove it. What fails with one prompt alone is
 //! that prompt's doing as likely as the replica's, and counts when another prompt has failed there. Pure: time is an argument.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::clock::{Stamp, doubled};
+use crate::clock::{AtomicStamp, Stamp, doubled};
 
 /// Recent answers of one replica.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     recent: Mutex<Recent>,
-    paused_until: AtomicU64,
-    /// Until then another gateway's word against it counts; 0 for none.
-    doubted_until: AtomicU64,
+    paused_until: AtomicStamp,
+    /// Until then another gateway's word against it counts.
+    doubted_until: AtomicStamp,
     /// Requests that may be in flight at once; 0 is no limit.
     trial: AtomicU32,
 }
@@ -112,19 +112,17 @@ impl Answers {
 
     /// Takes no requests for this long while other replicas do.
     pub(crate) fn pause(&self, now: Stamp, span: Duration) {
-        self.paused_until.fetch_max(now.after(span).as_nanos(), Ordering::Relaxed);
+        self.paused_until.raise(now.after(span));
     }
 
     /// End of its back-off: until then it takes no requests while other replicas do.
     pub(crate) fn paused_until(&self) -> Stamp {
-        let [own, doubt] =
-            [&self.paused_until, &self.doubted_until].map(|until| until.load(Ordering::Relaxed));
-        Stamp::from_nanos(own.max(doubt))
+        self.paused_until.load().max(self.doubted_until.load())
     }
 
     /// It may be gone for all we know: until then it takes no requests while other replicas do. Failures there count, once a minute.
     pub(crate) fn doubt(&self, is_failing: bool, until: Stamp, now: Stamp) {
-        self.doubted_until.store(until.as_nanos(), Ordering::Relaxed);
+        self.doubted_until.store(until);
         let mut recent = self.recent.lock();
         if is_failing && recent.elsewhere.is_none_or(|at| now.since(at) >= RATE_FADES_IN) {
             recent.elsewhere = Some(now);
@@ -136,13 +134,13 @@ impl Answers {
 
     /// Whether a word against it that its probes have not refuted still counts.
     pub(crate) fn is_doubted(&self, now: Stamp) -> bool {
-        now < Stamp::from_nanos(self.doubted_until.load(Ordering::Relaxed))
+        now < self.doubted_until.load()
     }
 
     /// It answered this gateway.
     pub(crate) fn believe(&self) {
-        if self.doubted_until.load(Ordering::Relaxed) != 0 {
-            self.doubted_until.store(0, Ordering::Relaxed);
+        if self.doubted_until.get().is_some() {
+            self.doubted_until.clear();
         }
     }
 
@@ -180,7 +178,7 @@ impl Answers {
     /// Ends a back-off.
     pub(crate) fn resume(&self) {
         self.believe();
-        self.paused_until.store(0, Ordering::Relaxed);
+        self.paused_until.clear();
     }
 }
 

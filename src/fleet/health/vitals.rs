@@ -4,24 +4,24 @@
 //! whether the engine's own counters move. Only several of them together end a stream early: busy is not down, and
 //! healthy is not working.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::clock::Stamp;
+use crate::clock::{AtomicStamp, Stamp};
 
 /// Times of the last evidence of each kind; lock-free.
 #[derive(Debug, Default)]
 pub struct Vitals {
-    last_progress: AtomicU64,
-    last_answer: AtomicU64,
-    engine_moved: AtomicU64,
+    last_progress: AtomicStamp,
+    last_answer: AtomicStamp,
+    engine_moved: AtomicStamp,
     refused: InARow,
-    frozen_at: AtomicU64,
+    frozen_at: AtomicStamp,
     is_page_silent: AtomicBool,
     silent: InARow,
-    suspected_at: AtomicU64,
+    suspected_at: AtomicStamp,
     is_reported_down: AtomicBool,
     /// Wakes the prober ahead of its interval.
     pub check_now: Notify,
@@ -30,63 +30,58 @@ pub struct Vitals {
 /// Times of the first and the last of some failures in a row: one may be a moment's, a later one proves more.
 #[derive(Debug, Default)]
 struct InARow {
-    first: AtomicU64,
-    last: AtomicU64,
+    first: AtomicStamp,
+    last: AtomicStamp,
 }
 
 impl InARow {
     fn note(&self, at: Stamp) {
-        let is_first = self.first.compare_exchange(0, at.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
-        if is_first.is_err() {
-            self.last.fetch_max(at.as_nanos(), Ordering::Relaxed);
+        if !self.first.begin(at) {
+            self.last.raise(at);
         }
     }
 
     fn clear(&self) {
-        self.first.store(0, Ordering::Relaxed);
-        self.last.store(0, Ordering::Relaxed);
-    }
-
-    fn first(&self) -> Option<Stamp> {
-        nonzero(&self.first)
+        self.first.clear();
+        self.last.clear();
     }
 
     /// The first and the last, once there were two.
     fn both(&self) -> Option<(Stamp, Stamp)> {
-        self.first().zip(nonzero(&self.last))
+        self.first.get().zip(self.last.get())
     }
 }
 
 impl Vitals {
     /// A stream had a content event.
     pub fn progressed(&self, now: Stamp) {
-        self.last_progress.store(now.as_nanos(), Ordering::Relaxed);
+        self.last_progress.store(now);
     }
 
     /// A complete response or a first token arrived, which proves as much as a probe.
     pub fn answered(&self, now: Stamp) {
-        self.last_answer.store(now.as_nanos(), Ordering::Relaxed);
-        self.last_progress.store(now.as_nanos(), Ordering::Relaxed);
+        self.last_answer.store(now);
+        self.last_progress.store(now);
     }
 
     /// Last [`Vitals::answered`].
     pub fn last_answer(&self) -> Stamp {
-        Stamp::from_nanos(self.last_answer.load(Ordering::Relaxed))
+        self.last_answer.load()
     }
 
     /// Last content event of any stream.
     pub fn last_progress(&self) -> Stamp {
-        Stamp::from_nanos(self.last_progress.load(Ordering::Relaxed))
+        self.last_progress.load()
     }
 
     /// The engine's counters of tokens or steps differ from those of the page before.
     pub fn engine_moved(&self, now: Stamp) {
-        self.engine_moved.store(now.as_nanos(), Ordering::Relaxed);
+        self.engine_moved.store(now);
     }
 
     /// Last progress of anything there: a stream of ours, or the engine's own counters.
     pub fn last_sign(&self) -> Stamp {
-        self.last_progress().max(Stamp::from_nanos(self.engine_moved.load(Ordering::Relaxed)))
+        self.last_progress().max(self.engine_moved.load())
     }
 
     /// A connect was refused: nobody listens.
@@ -96,7 +91,7 @@ impl Vitals {
 
     /// A completion that was sent at `sent` got no answer in time.
     pub fn frozen(&self, sent: Stamp) {
-        self.frozen_at.store(sent.as_nanos(), Ordering::Relaxed);
+        self.frozen_at.store(sent);
     }
 
     /// Its metrics page came, or did not come in time; whether it fell silent now.
@@ -123,9 +118,7 @@ impl Vitals {
 
     /// A stream is suspiciously silent: probes at once, at most every [`MIN_CHECK_INTERVAL`].
     pub fn suspect(&self, now: Stamp) {
-        let before = Stamp::from_nanos(self.suspected_at.load(Ordering::Relaxed));
-        if before == Stamp::default() || now.since(before) >= MIN_CHECK_INTERVAL {
-            self.suspected_at.store(now.as_nanos(), Ordering::Relaxed);
+        if self.suspected_at.is_due(MIN_CHECK_INTERVAL, now) {
             self.check_now.notify_one();
         }
     }
@@ -149,13 +142,13 @@ impl Vitals {
     /// A probe succeeded: clears earlier evidence.
     pub fn cleared(&self) {
         self.connected();
-        self.frozen_at.store(0, Ordering::Relaxed);
+        self.frozen_at.clear();
         self.is_reported_down.store(false, Ordering::Relaxed);
     }
 
     /// First of the refused connects, unless one succeeded since.
     pub fn refused_since(&self) -> Option<Stamp> {
-        self.refused.first()
+        self.refused.first.get()
     }
 
     /// Whether connects were refused over at least this span and no stream moved meanwhile: the process is gone.
@@ -166,7 +159,7 @@ impl Vitals {
     /// When the last probe that got no answer was sent, unless a probe succeeded, a stream progressed or the engine's counters
     /// moved since.
     pub fn frozen_since(&self) -> Option<Stamp> {
-        nonzero(&self.frozen_at).filter(|sent| self.last_sign() <= *sent)
+        self.frozen_at.get().filter(|sent| self.last_sign() <= *sent)
     }
 }
 
@@ -176,10 +169,6 @@ pub(crate) const BUSY_FOR: Duration = Duration::from_secs(5);
 pub(crate) const REFUSED_TWICE: Duration = Duration::from_millis(500);
 /// Every check of every silent stream asks for a probe; one serves them all.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
-
-fn nonzero(cell: &AtomicU64) -> Option<Stamp> {
-    Some(cell.load(Ordering::Relaxed)).filter(|n| *n != 0).map(Stamp::from_nanos)
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,12 +1,12 @@
 //! Whether a replica's process is warm: since when it is not, how long that took, and its slow start afterwards.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::slow_start::SlowStart;
-use crate::clock::Stamp;
+use crate::clock::{AtomicStamp, Stamp};
 use crate::fleet::life::ColdStarts;
 
 /// How warm one replica is.
@@ -16,7 +16,7 @@ pub(crate) struct Warmth {
     /// Whether `inner` has a slow start, for the data path.
     is_slow: AtomicBool,
     /// Answers before this are those of a process that came up a short while ago.
-    fresh_until: AtomicU64,
+    fresh_until: AtomicStamp,
 }
 
 #[derive(Debug)]
@@ -47,7 +47,11 @@ impl Warmth {
             slow_start: None,
             cold_starts: ColdStarts::default(),
         };
-        Self { inner: Mutex::new(inner), is_slow: AtomicBool::new(false), fresh_until: AtomicU64::new(0) }
+        Self {
+            inner: Mutex::new(inner),
+            is_slow: AtomicBool::new(false),
+            fresh_until: AtomicStamp::default(),
+        }
     }
 
     /// Since when it has been cold.
@@ -90,7 +94,7 @@ impl Warmth {
         inner.slow_start = if joins { SlowStart::begin(now, span) } else { None };
         self.is_slow.store(inner.slow_start.is_some(), Ordering::Relaxed);
         let took = cold.filter(|cold| joins || cold.was_awaited).map(|cold| now.since(cold.since))?;
-        self.fresh_until.store(now.after(span).as_nanos(), Ordering::Relaxed);
+        self.fresh_until.store(now.after(span));
         inner.cold_starts.note(took);
         Some(took)
     }
@@ -105,7 +109,7 @@ impl Warmth {
 
     /// In slow start, or no longer than its span after a cold start without one: nobody served before it.
     pub(crate) fn is_cold(&self, now: Stamp) -> bool {
-        self.is_in_slow_start() || now.as_nanos() < self.fresh_until.load(Ordering::Relaxed)
+        self.is_in_slow_start() || now < self.fresh_until.load()
     }
 
     /// Fraction of its ordinary traffic: below 1 in slow start.
