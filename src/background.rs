@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -17,13 +16,6 @@ pub async fn until(limit: Duration, every: Duration, holds: impl Fn() -> bool) -
         }
     };
     tokio::time::timeout(limit, looking).await.is_ok()
-}
-
-/// Ticks for a round each: one that took longer delays those after it.
-pub fn ticks(every: Duration) -> Interval {
-    let mut ticks = tokio::time::interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
 }
 
 /// A runtime of its own, so that what runs there gets through while the data path's is saturated.

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
 /// A monotonic timestamp in nanoseconds since the clock's anchor. Eight bytes, `Copy`, totally ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,6 +142,13 @@ fn nanos(span: Duration) -> i64 {
 
 /// Wall time that is ahead runs slower by one part in this many.
 const SLOWEST: i64 = 2;
+
+/// Ticks for a round each, the first at once: one that took longer delays those after it.
+pub(crate) fn ticks(every: Duration) -> Interval {
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
 
 /// Of a pause that is doubled for each of `times`, at most `longest`.
 pub(crate) fn doubled(first: Duration, times: u32, longest: Duration) -> Duration {

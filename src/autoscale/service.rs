@@ -11,8 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::scaler::{Recommendation, Scaler, Target};
-use crate::background::ticks;
-use crate::clock::{Clock, Stamp};
+use crate::clock::{Clock, Stamp, ticks};
 use crate::config::Config;
 use crate::fleet::demand::PoolLoad;
 use crate::observe::Surroundings;

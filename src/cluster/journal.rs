@@ -13,8 +13,7 @@ use super::link::LinkError;
 use super::places::Places;
 use super::refusals::{Refused, Written};
 use super::{wait_for_pages, wire};
-use crate::background::ticks;
-use crate::clock::{Clock, Stamp};
+use crate::clock::{Clock, Stamp, ticks};
 use crate::fleet::registry::Fleet;
 use crate::routing::notice::{Event, Notice};
 

@@ -14,7 +14,6 @@ use redis::{Pipeline, RedisError};
 
 use super::link::{Link, LinkError};
 use super::refusals::Refused;
-use crate::background::ticks;
 use crate::config::Secret;
 use crate::digits;
 use crate::identity::{KeyStore, Revocation, SharedKey};

@@ -14,8 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::places::Places;
 use super::{fingerprint, wait_for_pages, wire};
-use crate::background::ticks;
-use crate::clock::{Clock, since_epoch};
+use crate::clock::{Clock, since_epoch, ticks};
 use crate::config::Secret;
 use crate::digits;
 use crate::fleet::registry::Fleet;

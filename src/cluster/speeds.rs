@@ -10,8 +10,7 @@ use redis::aio::MultiplexedConnection;
 
 use super::link::LinkError;
 use super::refusals::{Refused, Written};
-use crate::background::ticks;
-use crate::clock::Clock;
+use crate::clock::{Clock, ticks};
 use crate::fleet::pool::PoolState;
 use crate::fleet::registry::Fleet;
 use crate::fleet::speeds::PoolSpeeds;

@@ -13,8 +13,7 @@ use redis::{Pipeline, RedisError};
 
 use super::link::LinkError;
 use super::refusals::{Refused, Written};
-use crate::background::ticks;
-use crate::clock::{Clock, Stamp};
+use crate::clock::{Clock, Stamp, ticks};
 
 /// Every topic of this gateway.
 #[derive(Debug, Default)]

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::arrivals::Arrivals;
@@ -21,7 +20,7 @@ use super::poison::PoisonPrompts;
 use super::promise::{EngineNames, List, Promised, Proofs};
 use super::replica::Replica;
 use crate::admission::PoolQueue;
-use crate::clock::{Clock, Stamp};
+use crate::clock::{Clock, Stamp, ticks};
 use crate::config::Pool;
 use crate::request::ratio::TokenRatio;
 use crate::routing::{Dispatcher, EngineLimits, REFRESH_EVERY};
@@ -94,8 +93,7 @@ impl PoolState {
     /// Refreshes the dispatcher's view of running streams every [`REFRESH_EVERY`], and what each replica's answers are worth
     /// beside the others', until the pool is retired; then only lets those go that left, as their streams end.
     pub(super) async fn refresh(self: Arc<Self>, clock: Clock) {
-        let mut ticks = tokio::time::interval(REFRESH_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks(REFRESH_EVERY);
         let mut looked_at = Stamp::default();
         while self.retired.run_until_cancelled(ticks.tick()).await.is_some() {
             self.sweep();

@@ -6,7 +6,6 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::PromptOutcome;
@@ -16,7 +15,7 @@ use super::ledger::{Joined, Ledger, Look};
 use super::listen::{Topics, listen};
 use super::numbers::Numbers;
 use super::source::{Signal, Source, What};
-use crate::clock::Stamp;
+use crate::clock::{Stamp, ticks};
 use crate::config::KvEvents;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
@@ -92,8 +91,7 @@ impl Follower {
             open: VecDeque::new(),
             stopped,
         };
-        let mut ticks = tokio::time::interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks(TICK);
         let (mut looked, ended) = (Stamp::default(), follower.stopped.clone());
         loop {
             // Every arm is cancel-safe: a signal not taken stays in the channel.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
-use crate::clock::{Clock, Stamp};
+use crate::clock::{Clock, Stamp, ticks};
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::health::{REFUSED_TWICE, Vitals};
 use crate::fleet::replica::Replica;
@@ -298,8 +298,7 @@ impl Watchdog {
 
     /// Checks every stream each [`TICK`]; never returns.
     pub async fn run(self: Arc<Self>) {
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut tick = ticks(TICK);
         let mut before = self.clock.now();
         loop {
             tick.tick().await;

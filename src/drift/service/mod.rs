@@ -26,7 +26,7 @@ use self::minutes::MinuteSignals;
 use self::told::{ById, Told};
 use super::detectors::table::{BATCH_EVERY, HOUR, IDLE_TICK, MAX_QUEUED};
 use super::detectors::{Detectors, Finding, Mute, Saved, Settings, put_mute};
-use crate::clock::Clock;
+use crate::clock::{Clock, ticks};
 use crate::config::Drift;
 use crate::fleet::status::FleetView;
 use crate::observe::Surroundings;
@@ -103,8 +103,7 @@ struct DriftService {
 impl DriftService {
     async fn run(mut self, mut receiver: mpsc::Receiver<FeedMessage>) {
         self.load().await;
-        let mut tick = tokio::time::interval(IDLE_TICK);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut tick = ticks(IDLE_TICK);
         let mut ticks = 0_u64;
         let mut has_taken = false;
         loop {

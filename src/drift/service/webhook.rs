@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::alert::alert;
 use super::feed;
 use super::told::ById;
-use crate::clock::Clock;
+use crate::clock::{Clock, ticks};
 use crate::config::Endpoint;
 use crate::drift::detectors::table::{POST_TIMEOUT, REPEAT_EVERY};
 use crate::observe::Surroundings;
@@ -49,8 +49,7 @@ struct Poster {
 
 impl Poster {
     async fn run(self, mut findings: watch::Receiver<ById>) {
-        let mut again = tokio::time::interval(REPEAT_EVERY);
-        again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut again = ticks(REPEAT_EVERY);
         let mut before = ById::new();
         loop {
             // Both arms are cancel-safe: a change or a tick is taken whole or not at all.

@@ -18,7 +18,6 @@ use std::time::{Duration, SystemTime};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::MissedTickBehavior;
 
 pub use self::feed::{ActError, Feed};
 use self::feed::{Command, Observation, Watched};
@@ -26,7 +25,7 @@ use self::rollout::Rollout;
 use self::state::{Others, Saved, StateFiles};
 use self::webhook::Webhook;
 use crate::api::canaries::Canary;
-use crate::clock::{Clock, Stamp, since_epoch};
+use crate::clock::{Clock, Stamp, since_epoch, ticks};
 use crate::cluster::Topics;
 use crate::config::Config;
 use crate::fleet::status::FleetView;
@@ -112,8 +111,7 @@ impl RolloutService {
         mut asked: mpsc::Receiver<Command>,
         mut configs: watch::Receiver<Arc<Config>>,
     ) {
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tick = ticks(TICK);
         let mut ticks = 0_u32;
         loop {
             // Every arm is cancel-safe: a command, a configuration or a tick is taken whole or not at all.
