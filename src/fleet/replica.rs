@@ -11,7 +11,7 @@ use arc_swap::ArcSwapOption;
 use tokio_util::sync::CancellationToken;
 
 use super::engine::EngineFacts;
-use super::health::{Health, Member, Takes, takes};
+use super::health::{Health, Member};
 use super::identity::Identity;
 use super::life::{Event, LifeCycle};
 use super::status::{LifeStatus, OwnFailures, ReplicaState, ReplicaStatus, WarmUpReport};
@@ -129,7 +129,7 @@ impl Replica {
 
     /// Whether it takes another request now: ready, and neither in a back-off nor at the limit of its trial.
     pub fn is_open(&self, now: Stamp) -> bool {
-        takes(&self.member().gate(), now) == Takes::Requests
+        self.member().gate().is_open(now)
     }
 
     /// Whether failed requests ejected it, and live answers have yet to prove it.
@@ -264,7 +264,7 @@ impl Replica {
         let load = self.target.load.view();
         let served = self.served();
         let passage = self.life.passage();
-        let standing = self.member().lasting_standing(now);
+        let member = self.member();
         let held_for = self.life.held_for().filter(|_| passage.state == ReplicaState::Ready);
         let (engine, own) = (&self.engine, &self.own);
         let life = LifeStatus {
@@ -281,11 +281,11 @@ impl Replica {
             revision: Arc::clone(&served.revision),
             replica: Arc::clone(&served.replica),
             url: Arc::clone(&self.identity.url),
-            state: standing.state,
+            state: member.gate().shown_state(),
             reason: held_for.map_or(passage.reason, Into::into),
             life,
             failure_ratio: self.health.answers.failure_rate(now).unwrap_or_default(),
-            traffic_share: standing.share,
+            traffic_share: member.lasting_share(now),
             is_on_trial: self.is_on_trial(),
             inflight: self.target.load.own(),
             quiet: self.target.load.quiet(now),

@@ -254,15 +254,14 @@ const TRIAL_ENDS_AT: u32 = 16;
 mod tests {
     use super::*;
     use crate::clock::millis as at;
+    use crate::fleet::health::fails_alone;
     use crate::fleet::health::standing::Gate;
-    use crate::fleet::health::{Takes, fails_alone};
     use crate::fleet::life::ReplicaState;
 
     /// Whether it takes another request at this millisecond, beside so many.
     fn takes(answers: &Answers, millis: u64, inflight: u64) -> bool {
         let (state, paused_until, trial) = (ReplicaState::Ready, answers.paused_until(), answers.trial());
-        let gate = Gate { state, is_held: false, paused_until, trial, inflight };
-        super::super::takes(&gate, at(millis)) == Takes::Requests
+        Gate { state, is_held: false, paused_until, trial, inflight }.is_open(at(millis))
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::answers::Answers;
-use super::standing::{Evidence, Gate, Standing, standing};
+use super::standing::{Gate, standing};
 use super::vitals::Vitals;
 use super::warmth::Warmth;
 use crate::clock::{Stamp, doubled};
@@ -111,24 +111,16 @@ impl Member<'_> {
         }
     }
 
-    /// What its evidence is worth now.
-    pub(crate) fn standing(&self, now: Stamp) -> Standing {
-        self.standing_with(self.health.warmth.share(now), now)
-    }
-
-    /// The same for people: without the trials of slow start, which would show as all or nothing.
-    pub(crate) fn lasting_standing(&self, now: Stamp) -> Standing {
-        self.standing_with(self.health.warmth.lasting_share(), now)
-    }
-
-    fn standing_with(&self, warmth: f64, now: Stamp) -> Standing {
+    /// Fraction of its ordinary traffic that it gets, for people: without the trials of slow start, which would show as all or nothing.
+    pub(crate) fn lasting_share(&self, now: Stamp) -> f64 {
         let failing = self.health.answers.demotion_rate(now);
-        standing(&Evidence { gate: self.gate(), failing, warmth }, self.health.peers.load(), now)
+        standing(failing, self.health.peers.load(), self.health.warmth.lasting_share()).share
     }
 
     /// Publishes what its evidence is worth, for routing to read.
     pub(crate) fn publish(&self, now: Stamp) {
-        let standing = self.standing(now);
+        let failing = self.health.answers.demotion_rate(now);
+        let standing = standing(failing, self.health.peers.load(), self.health.warmth.share(now));
         self.target.set_standing(standing.success, standing.share);
     }
 

@@ -13,6 +13,6 @@ pub(super) mod warmth;
 
 pub(crate) use self::compare::{COMPARE_EVERY, compare};
 pub(crate) use self::evidence::{Health, Member};
-pub(crate) use self::standing::{Takes, fails_alone, takes};
+pub(crate) use self::standing::fails_alone;
 pub(crate) use self::vitals::REFUSED_TWICE;
 pub(crate) use self::vitals::Vitals;

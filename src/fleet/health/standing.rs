@@ -6,16 +6,6 @@
 use crate::clock::Stamp;
 use crate::fleet::life::ReplicaState;
 
-/// What is known of one replica at one moment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Evidence {
-    pub(crate) gate: Gate,
-    /// [`super::answers::Answers::demotion_rate`]; `None` before its first answer.
-    pub(crate) failing: Option<f64>,
-    /// Fraction of its ordinary traffic that its slow start allows, 0 to 1.
-    pub(crate) warmth: f64,
-}
-
 /// What decides whether it takes a request; few atomics, for the data path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate {
@@ -30,49 +20,34 @@ pub(crate) struct Gate {
     pub(crate) inflight: u64,
 }
 
-/// What follows of the evidence.
+/// What its evidence is worth beside that of its peers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Standing {
-    pub(crate) takes: Takes,
     /// Probability that it answers, relative to its peers, 0 to 1.
     pub(crate) success: f64,
     /// Fraction of its ordinary traffic that it should get, above 0, up to 1.
     pub(crate) share: f64,
-    /// As people see it: one that is held drains.
-    pub(crate) state: ReplicaState,
 }
 
-/// Whether it takes a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Takes {
-    Nothing,
-    /// In a back-off or at the limit of its trial: better than no replica at all.
-    IfNoOther,
-    Requests,
+impl Gate {
+    /// Whether it takes another request; one in a back-off, or at the limit of its trial, still does where no other one is ready.
+    pub(crate) fn is_open(&self, now: Stamp) -> bool {
+        let has_room = self.trial.is_none_or(|most| self.inflight < u64::from(most));
+        self.state == ReplicaState::Ready && !self.is_held && now >= self.paused_until && has_room
+    }
+
+    /// Its state as people see it: one that is held drains.
+    pub(crate) fn shown_state(&self) -> ReplicaState {
+        if self.is_held && self.state == ReplicaState::Ready { ReplicaState::Draining } else { self.state }
+    }
 }
 
-/// What a replica's evidence is worth beside its peers' failure rate.
-pub(crate) fn standing(evidence: &Evidence, peers: f64, now: Stamp) -> Standing {
-    let Gate { state, is_held, .. } = evidence.gate;
-    let excess = (evidence.failing.unwrap_or_default() - peers).clamp(0.0, 1.0);
+/// What a replica's failures ([`super::answers::Answers::demotion_rate`]; `None` before its first answer) are worth beside its peers'
+/// rate, where its slow start allows it `warmth`, a fraction of its ordinary traffic.
+pub(crate) fn standing(failing: Option<f64>, peers: f64, warmth: f64) -> Standing {
+    let excess = (failing.unwrap_or_default() - peers).clamp(0.0, 1.0);
     let demoted = (1.0 - 2.0 * excess).max(0.0).powi(2).max(MIN_SHARE);
-    Standing {
-        takes: takes(&evidence.gate, now),
-        success: 1.0 - excess,
-        share: demoted * evidence.warmth,
-        state: if is_held && state == ReplicaState::Ready { ReplicaState::Draining } else { state },
-    }
-}
-
-/// The part of [`standing`] that needs no peers.
-pub(crate) fn takes(gate: &Gate, now: Stamp) -> Takes {
-    if gate.state != ReplicaState::Ready || gate.is_held {
-        Takes::Nothing
-    } else if now < gate.paused_until || gate.trial.is_some_and(|most| gate.inflight >= u64::from(most)) {
-        Takes::IfNoOther
-    } else {
-        Takes::Requests
-    }
+    Standing { success: 1.0 - excess, share: demoted * warmth }
 }
 
 /// Whether its failures are reason to eject it: more than its peers', beyond chance. On trial one more is enough where its peers
@@ -95,29 +70,22 @@ const MIN_SHARE: f64 = 0.02;
 mod tests {
     use super::*;
 
-    const WELL: Evidence = Evidence {
-        gate: Gate {
-            state: ReplicaState::Ready,
-            is_held: false,
-            paused_until: Stamp::from_nanos(0),
-            trial: None,
-            inflight: 9,
-        },
-        failing: None,
-        warmth: 1.0,
+    const WELL: Gate = Gate {
+        state: ReplicaState::Ready,
+        is_held: false,
+        paused_until: Stamp::from_nanos(0),
+        trial: None,
+        inflight: 9,
     };
 
     #[test]
     fn only_a_ready_replica_takes_requests_and_one_that_is_held_drains() {
         for state in ReplicaState::ALL {
-            let of = |is_held| {
-                let evidence = Evidence { gate: Gate { state, is_held, ..WELL.gate }, ..WELL };
-                standing(&evidence, 0.0, Stamp::default())
-            };
+            let of = |is_held| Gate { state, is_held, ..WELL };
             let is_ready = state == ReplicaState::Ready;
-            assert_eq!(of(false).takes == Takes::Requests, is_ready, "{state:?}");
-            assert_eq!((of(false).state, of(true).takes), (state, Takes::Nothing));
-            assert_eq!(of(true).state, if is_ready { ReplicaState::Draining } else { state });
+            assert_eq!(of(false).is_open(Stamp::default()), is_ready, "{state:?}");
+            assert_eq!((of(false).shown_state(), of(true).is_open(Stamp::default())), (state, false));
+            assert_eq!(of(true).shown_state(), if is_ready { ReplicaState::Draining } else { state });
         }
     }
 
@@ -125,15 +93,15 @@ mod tests {
     fn a_back_off_and_a_full_trial_leave_it_to_those_without_another() {
         let at = Stamp::from_nanos;
         for (paused_until, trial, inflight, expected) in [
-            (at(0), None, 1000, Takes::Requests),
-            (at(5), None, 0, Takes::Requests),
-            (at(6), None, 0, Takes::IfNoOther),
-            (at(0), Some(1), 0, Takes::Requests),
-            (at(0), Some(1), 1, Takes::IfNoOther),
-            (at(0), Some(2), 1, Takes::Requests),
+            (at(0), None, 1000, true),
+            (at(5), None, 0, true),
+            (at(6), None, 0, false),
+            (at(0), Some(1), 0, true),
+            (at(0), Some(1), 1, false),
+            (at(0), Some(2), 1, true),
         ] {
-            let gate = Gate { paused_until, trial, inflight, ..WELL.gate };
-            assert_eq!(takes(&gate, at(5)), expected, "{gate:?}");
+            let gate = Gate { paused_until, trial, inflight, ..WELL };
+            assert_eq!(gate.is_open(at(5)), expected, "{gate:?}");
         }
     }
 
@@ -148,7 +116,7 @@ mod tests {
             (Some(0.1), 0.0, 0.5, 0.9, 0.32),
             (None, 0.0, 0.25, 1.0, 0.25),
         ] {
-            let found = standing(&Evidence { failing, warmth, ..WELL }, peers, Stamp::default());
+            let found = standing(failing, peers, warmth);
             let is_close = |one: f64, other: f64| (one - other).abs() < 1e-9;
             assert!(
                 is_close(found.success, success) && is_close(found.share, share),
