@@ -5,7 +5,6 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::error::{ApiError, Refusal};
-use super::object::Event;
 use crate::upstream::call::CallError;
 use crate::upstream::streamed::Answer;
 
@@ -58,6 +57,14 @@ pub(super) struct Reached<O> {
     pub(super) version: Option<String>,
     /// `None` where nothing changed up to that version.
     pub(super) event: Option<Event<O>>,
+}
+
+#[derive(Debug)]
+pub(super) enum Event<O> {
+    /// An object is new or has changed.
+    Changed(O),
+    /// An object is gone, or is selected no more.
+    Deleted(O),
 }
 
 #[derive(Deserialize)]

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use super::object::Event;
+use super::object::{Metadata, Object, Objects};
 use super::objectives;
 use super::pods::Pods;
 use super::reported::{Part, Reported};
@@ -52,7 +52,7 @@ async fn follow_pods<'r>(
         let path = format!("/api/v1/namespaces/{}/pods?labelSelector={}", source.namespace, spec.selector());
         let ports = spec.target_ports.iter().map(|port| port.number).collect();
         let connector = &part.report.connector;
-        let members = Reported { replicas: Pods::new(ports, source.is_tls), part };
+        let members = Reported::new(Pods { ports, is_tls: source.is_tls }, part);
         let watching = Watching::new(source.api.as_ref(), path, connector, members);
         // Cancel-safe: the watch of another selector begins anew.
         let is_over = tokio::select! {
@@ -67,7 +67,14 @@ async fn follow_pods<'r>(
 
 #[derive(Debug, Deserialize)]
 struct InferencePool {
+    metadata: Metadata,
     spec: PoolSpec,
+}
+
+impl Object for InferencePool {
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
@@ -104,36 +111,23 @@ struct Pool<'r> {
     part: Part<'r>,
 }
 
-impl Pool<'_> {
-    fn set(&self, pool: Option<InferencePool>) {
+impl Collection for Pool<'_> {
+    type Object = InferencePool;
+
+    fn changed(&mut self, pools: &Objects<InferencePool>) {
         // All pods of a namespace are no pool.
         let is_usable =
-            |spec: &PoolSpec| !spec.selector.match_labels.is_empty() && !spec.target_ports.is_empty();
-        let spec = pool.map(|pool| pool.spec).filter(is_usable);
+            |spec: &&PoolSpec| !spec.selector.match_labels.is_empty() && !spec.target_ports.is_empty();
+        let spec = pools.values().next().map(|pool| &pool.spec).filter(is_usable);
         if spec.is_none() {
             let Self { place, part, .. } = self;
             part.failed(&format!("there is no InferencePool {place} with a selector and target ports"));
         }
         self.specs.send_if_modified(|known| {
-            let is_new = *known != spec;
-            *known = spec;
+            let is_new = known.as_ref() != spec;
+            *known = spec.cloned();
             is_new
         });
-    }
-}
-
-impl Collection for Pool<'_> {
-    type Object = InferencePool;
-
-    fn replace(&mut self, pools: Vec<InferencePool>) {
-        self.set(pools.into_iter().next());
-    }
-
-    fn apply(&mut self, event: Event<InferencePool>) {
-        match event {
-            Event::Changed(pool) => self.set(Some(pool)),
-            Event::Deleted(_) => self.set(None),
-        }
     }
 
     fn is_current(&self) {

@@ -28,12 +28,12 @@ use crate::config::{KubernetesObject, KubernetesSource};
 pub(super) async fn run(source: KubernetesSource, report: Report) {
     match &source.object {
         KubernetesObject::Service { name, port } => {
-            let replicas = Slices::new(port.clone(), source.is_tls);
+            let replicas = Slices { port: port.clone(), is_tls: source.is_tls };
             let path = format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", source.namespace);
             let path = format!("{path}?labelSelector=kubernetes.io%2Fservice-name%3D{name}");
             let watches = [AtomicBool::new(false)];
             let [own] = &watches;
-            let service = Reported { replicas, part: Part { report: &report, own, all: &watches } };
+            let service = Reported::new(replicas, Part { report: &report, own, all: &watches });
             Watching::new(source.api.as_ref(), path, &report.connector, service).run().await;
         }
         KubernetesObject::InferencePool { name } => inference_pool::run(&source, name, &report).await,

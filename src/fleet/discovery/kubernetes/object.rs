@@ -1,17 +1,17 @@
-//! What the objects that are followed have in common, and what happens to them.
+//! What the objects that are followed have in common.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
-/// One event of a watch.
-#[derive(Debug)]
-pub(super) enum Event<O> {
-    /// An object is new or has changed.
-    Changed(O),
-    /// An object is gone, or is selected no more.
-    Deleted(O),
+/// A kind of object, as far as it is read.
+pub(super) trait Object: DeserializeOwned {
+    fn metadata(&self) -> &Metadata;
 }
+
+/// The objects of one list, by name.
+pub(super) type Objects<O> = BTreeMap<String, O>;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
 
-use super::object::{Event, Metadata};
+use super::object::{Metadata, Object, Objects};
 use super::watching::{Collection, Watching};
 use crate::config::KubernetesSource;
 use crate::fleet::discovery::report::Report;
@@ -19,8 +19,7 @@ pub(super) async fn run(source: &KubernetesSource, pool: &str, report: &Report) 
     let path =
         format!("/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{namespace}/inferenceobjectives");
     let path = format!("{path}?fieldSelector=metadata.namespace%3D{namespace}");
-    let objectives =
-        Objectives { pool, known: Priorities::new(), report, is_failing: AtomicBool::new(false) };
+    let objectives = Objectives { pool, known: 0, report, is_failing: AtomicBool::new(false) };
     Watching::new(source.api.as_ref(), path, &report.connector, objectives).run().await;
 }
 
@@ -44,44 +43,35 @@ struct PoolRef {
     name: String,
 }
 
+impl Object for InferenceObjective {
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+}
+
 /// Those of one pool, out of its namespace.
 struct Objectives<'r> {
     pool: &'r str,
-    known: Priorities,
+    /// How many there are, for the log.
+    known: usize,
     report: &'r Report,
     /// Logged once.
     is_failing: AtomicBool,
 }
 
-impl Objectives<'_> {
-    fn take(&mut self, objective: InferenceObjective) {
-        let InferenceObjective { metadata, spec } = objective;
-        if spec.pool_ref.name != self.pool {
-            self.known.remove(&*metadata.name);
-            return;
-        }
-        let priority = spec.priority.unwrap_or(0).clamp(i64::from(i32::MIN), i64::from(i32::MAX));
-        self.known.insert(metadata.name.into(), i32::try_from(priority).unwrap_or(0));
-    }
-}
-
 impl Collection for Objectives<'_> {
     type Object = InferenceObjective;
 
-    fn replace(&mut self, objectives: Vec<InferenceObjective>) {
-        self.known.clear();
-        objectives.into_iter().for_each(|objective| self.take(objective));
-        self.report.has_objectives(Some(self.known.clone()));
-    }
-
-    fn apply(&mut self, event: Event<InferenceObjective>) {
-        match event {
-            Event::Changed(objective) => self.take(objective),
-            Event::Deleted(objective) => {
-                self.known.remove(&*objective.metadata.name);
-            }
-        }
-        self.report.has_objectives(Some(self.known.clone()));
+    fn changed(&mut self, objectives: &Objects<InferenceObjective>) {
+        let own = objectives.iter().filter(|(_, objective)| objective.spec.pool_ref.name == self.pool);
+        let priority = |spec: &ObjectiveSpec| {
+            let priority = spec.priority.unwrap_or(0).clamp(i64::from(i32::MIN), i64::from(i32::MAX));
+            i32::try_from(priority).unwrap_or(0)
+        };
+        let known = own.map(|(name, objective)| (name.as_str().into(), priority(&objective.spec)));
+        let known: Priorities = known.collect();
+        self.known = known.len();
+        self.report.has_objectives(Some(known));
     }
 
     fn is_current(&self) {
@@ -90,7 +80,7 @@ impl Collection for Objectives<'_> {
 
     fn failed(&self, error: &str) {
         if !self.is_failing.swap(true, Ordering::Relaxed) {
-            let (pool, known) = (self.pool, self.known.len());
+            let (pool, known) = (self.pool, self.known);
             tracing::warn!(pool, error, known, "cannot read InferenceObjectives: the last known ones stay");
         }
     }

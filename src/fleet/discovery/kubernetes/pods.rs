@@ -4,13 +4,12 @@
 //! being deleted leaves: its streams run to their end. One that is not ready gets no new requests. Its uid marks a new pod at an old
 //! address.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::object::{Event, Metadata, ROLE, or_null};
+use super::object::{Metadata, Object, Objects, ROLE, or_null};
 use super::reported::Replicas;
 use crate::config::{Endpoint, ReplicaSpec, Role, parse_name};
 use crate::fleet::discovery::roster::Found;
@@ -40,20 +39,20 @@ struct Condition {
     status: String,
 }
 
-/// The pods of one pool.
+impl Object for Pod {
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+}
+
+/// The pods of one pool: each is a replica on every one of its ports.
 #[derive(Debug)]
 pub(super) struct Pods {
-    ports: Vec<u16>,
-    is_tls: bool,
-    by_name: BTreeMap<String, Vec<Found>>,
+    pub(super) ports: Vec<u16>,
+    pub(super) is_tls: bool,
 }
 
 impl Pods {
-    /// None yet; each is a replica on every one of `ports`.
-    pub(super) fn new(ports: Vec<u16>, is_tls: bool) -> Self {
-        Self { ports, is_tls, by_name: BTreeMap::new() }
-    }
-
     /// `None` of one that has no address, is being deleted or has ended.
     fn replicas(&self, pod: &Pod) -> Option<Vec<Found>> {
         let Pod { metadata, status } = pod;
@@ -85,23 +84,8 @@ impl Pods {
 impl Replicas for Pods {
     type Object = Pod;
 
-    fn replace(&mut self, pods: Vec<Pod>) {
-        self.by_name.clear();
-        pods.into_iter().for_each(|pod| self.apply(Event::Changed(pod)));
-    }
-
-    fn apply(&mut self, event: Event<Pod>) {
-        match event {
-            Event::Changed(pod) => {
-                let found = self.replicas(&pod).unwrap_or_default();
-                self.by_name.insert(pod.metadata.name, found);
-            }
-            Event::Deleted(pod) => drop(self.by_name.remove(&pod.metadata.name)),
-        }
-    }
-
-    fn targets(&self) -> Vec<Found> {
-        self.by_name.values().flatten().cloned().collect()
+    fn targets(&self, pods: &Objects<Pod>) -> Result<Vec<Found>, String> {
+        Ok(pods.values().filter_map(|pod| self.replicas(pod)).flatten().collect())
     }
 }
 
@@ -133,28 +117,31 @@ mod tests {
 
     #[test]
     fn each_port_of_a_pod_is_a_replica_while_the_pod_lives() {
-        let mut pods = Pods::new(vec![8000, 8001], false);
-        pods.replace(vec![
+        let mut pods: Objects<Pod> = [
             pod("b", status("10.0.0.2", "False"), false),
             pod("a", status("10.0.0.1", "True"), false),
             pod("leaving", status("10.0.0.3", "True"), true),
             pod("starting", Value::Null, false),
             pod("over", json!({ "phase": "Failed", "podIP": "10.0.0.4" }), false),
-        ]);
-        let shown = |pods: &Pods| -> Vec<String> {
+        ]
+        .map(|pod| (pod.metadata.name.clone(), pod))
+        .into();
+        let targets =
+            |pods: &Objects<Pod>| Pods { ports: vec![8000, 8001], is_tls: false }.targets(pods).unwrap();
+        let shown = |pods: &Objects<Pod>| -> Vec<String> {
             let mark = |found: &Found| if found.is_serving { "" } else { "!" };
             let show = |f: &Found| format!("{} {}{}", f.spec.name, f.spec.endpoint.authority(), mark(f));
-            pods.targets().iter().map(show).collect()
+            targets(pods).iter().map(show).collect()
         };
         let a = ["a:8000 10.0.0.1:8000", "a:8001 10.0.0.1:8001"];
         let b = ["b:8000 10.0.0.2:8000!", "b:8001 10.0.0.2:8001!"];
         assert_eq!(shown(&pods), [a, b].concat());
-        let first = &pods.targets()[0];
+        let first = &targets(&pods)[0];
         assert_eq!((first.instance.as_deref(), first.role), (Some("uid-a"), Some(Role::Decode)));
         assert_eq!(first.spec.zone.as_deref(), Some("eu-1a"));
-        pods.apply(Event::Deleted(pod("b", Value::Null, false)));
+        pods.remove("b");
         assert_eq!(shown(&pods), a);
-        pods.apply(Event::Changed(pod("a", status("10.0.0.1", "True"), true)));
+        pods.insert("a".to_owned(), pod("a", status("10.0.0.1", "True"), true));
         assert!(shown(&pods).is_empty());
     }
 }

@@ -2,38 +2,29 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde::de::DeserializeOwned;
-
-use super::object::Event;
+use super::object::{Object, Objects};
 use super::watching::Collection;
 use crate::fleet::discovery::report::Report;
 use crate::fleet::discovery::roster::Found;
 
 /// What one kind of object means for replicas.
 pub(super) trait Replicas {
-    type Object: DeserializeOwned;
-
-    /// A list has all that there is; the rest is no more.
-    fn replace(&mut self, objects: Vec<Self::Object>);
-
-    /// Takes in an event.
-    fn apply(&mut self, event: Event<Self::Object>);
+    type Object: Object;
 
     /// The replicas, in a stable order.
-    fn targets(&self) -> Vec<Found>;
-
+    ///
+    /// # Errors
     /// Why the objects, which could be read, stand for no replicas.
-    fn fault(&self) -> Option<String> {
-        None
-    }
+    fn targets(&self, objects: &Objects<Self::Object>) -> Result<Vec<Found>, String>;
 }
 
 /// Replicas that are reported.
 pub(super) struct Reported<'r, R> {
-    /// By what is known now.
-    pub(super) replicas: R,
+    replicas: R,
     /// Of their source.
-    pub(super) part: Part<'r>,
+    part: Part<'r>,
+    /// Why the objects stand for no replicas now.
+    fault: Option<String>,
 }
 
 /// One watch of a source, which is well when all of its watches are.
@@ -65,32 +56,30 @@ impl Part<'_> {
     }
 }
 
-impl<R: Replicas> Reported<'_, R> {
-    /// What was named before a fault stays.
-    fn name_targets(&self) {
-        if self.replicas.fault().is_none() {
-            self.part.report.named(self.replicas.targets());
-        }
+impl<'r, R> Reported<'r, R> {
+    pub(super) fn new(replicas: R, part: Part<'r>) -> Self {
+        Self { replicas, part, fault: None }
     }
 }
 
 impl<R: Replicas> Collection for Reported<'_, R> {
     type Object = R::Object;
 
-    fn replace(&mut self, objects: Vec<R::Object>) {
-        self.replicas.replace(objects);
-        self.name_targets();
-    }
-
-    fn apply(&mut self, event: Event<R::Object>) {
-        self.replicas.apply(event);
-        self.name_targets();
+    /// What was named before a fault stays.
+    fn changed(&mut self, objects: &Objects<R::Object>) {
+        match self.replicas.targets(objects) {
+            Ok(targets) => {
+                self.fault = None;
+                self.part.report.named(targets);
+            }
+            Err(fault) => self.fault = Some(fault),
+        }
     }
 
     fn is_current(&self) {
-        match self.replicas.fault() {
+        match &self.fault {
             None => self.part.is_current(),
-            Some(fault) => self.part.failed(&fault),
+            Some(fault) => self.part.failed(fault),
         }
     }
 

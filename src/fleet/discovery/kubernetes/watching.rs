@@ -6,26 +6,21 @@
 
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
-
 use super::api::{Api, Page, WATCH_FOR};
 use super::error::ApiError;
-use super::events::Reached;
-use super::object::Event;
+use super::events::{Event, Reached};
+use super::object::{Object, Objects};
 use crate::clock::doubled;
 use crate::config::Endpoint;
 use crate::upstream::call::CallError;
 use crate::upstream::connect::Connector;
 
-/// The objects of one list.
+/// What the objects of one list are followed for.
 pub(super) trait Collection {
-    type Object: DeserializeOwned;
+    type Object: Object;
 
-    /// A list has all that there is; the rest is no more.
-    fn replace(&mut self, objects: Vec<Self::Object>);
-
-    /// Takes in an event.
-    fn apply(&mut self, event: Event<Self::Object>);
+    /// There are these, and no others.
+    fn changed(&mut self, objects: &Objects<Self::Object>);
 
     /// It is being watched, and what was taken in is as good as a new list.
     fn is_current(&self);
@@ -34,13 +29,14 @@ pub(super) trait Collection {
     fn failed(&self, error: &str);
 }
 
-/// Keeps a collection up to date.
-pub(super) struct Watching<'w, C> {
+/// Keeps the objects of a list up to date.
+pub(super) struct Watching<'w, C: Collection> {
     server: Option<&'w Endpoint>,
     /// Of the list, with its selector.
     path: String,
     connector: &'w Connector,
     collection: C,
+    objects: Objects<C::Object>,
     /// Where a watch goes on; `None` before a list.
     version: Option<String>,
     /// Since the last event.
@@ -64,6 +60,7 @@ impl<'w, C: Collection> Watching<'w, C> {
             path,
             connector,
             collection,
+            objects: Objects::new(),
             version: None,
             refusals: 0,
             misses: 0,
@@ -119,6 +116,8 @@ impl<'w, C: Collection> Watching<'w, C> {
         self.version = Some(version.clone());
         let mut events = api.watch(&version, self.watch_for).await?;
         self.collection.is_current();
+        // A server that does not end the watch is frozen, or has forgotten it: its host may go on answering TCP.
+        let limit = self.watch_for + WATCH_GRACE;
         let watching = async {
             while let Some(Reached { version, event }) = events.next::<C::Object>().await? {
                 if let Some(version) = version {
@@ -129,27 +128,34 @@ impl<'w, C: Collection> Watching<'w, C> {
                 }
                 (self.refusals, self.misses, self.empty) = (0, 0, 0);
                 if let Some(event) = event {
-                    self.collection.apply(event);
+                    self.take(event);
                 }
                 // Of a bookmark too: with it the list is as good as new.
                 self.collection.is_current();
             }
             Ok(())
         };
-        // A server that does not end the watch is frozen, or has forgotten it: its host may go on answering TCP.
-        let limit = self.watch_for + WATCH_GRACE;
         tokio::time::timeout(limit, watching).await.unwrap_or(Err(CallError::Timeout.into()))
     }
 
+    fn take(&mut self, event: Event<C::Object>) {
+        match event {
+            Event::Changed(object) => self.objects.insert(object.metadata().name.clone(), object),
+            Event::Deleted(object) => self.objects.remove(&object.metadata().name),
+        };
+        self.collection.changed(&self.objects);
+    }
+
     async fn list(&mut self, api: &Api) -> Result<String, ApiError> {
-        let mut items = Vec::new();
+        let mut objects = Objects::new();
         let mut rest: Option<String> = None;
         for _ in 0..MAX_PAGES {
-            let mut page: Page<C::Object> = api.list(rest.as_deref()).await?;
-            items.append(&mut page.items);
+            let page: Page<C::Object> = api.list(rest.as_deref()).await?;
+            objects.extend(page.items.into_iter().map(|object| (object.metadata().name.clone(), object)));
             rest = page.metadata.rest.filter(|rest| !rest.is_empty());
             if rest.is_none() {
-                self.collection.replace(items);
+                self.objects = objects;
+                self.collection.changed(&self.objects);
                 return Ok(page.metadata.resource_version);
             }
         }
@@ -188,8 +194,7 @@ mod tests {
     impl Collection for Nobody {
         type Object = Slice;
 
-        fn replace(&mut self, _: Vec<Slice>) {}
-        fn apply(&mut self, _: Event<Slice>) {}
+        fn changed(&mut self, _: &Objects<Slice>) {}
         fn is_current(&self) {}
         fn failed(&self, _: &str) {}
     }
