@@ -9,9 +9,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::PromptOutcome;
-use super::deps::Deps;
 use super::engine_time::EngineTime;
-use super::ledger::{Joined, Ledger, Look};
+use super::ledger::{Ledger, Look};
 use super::listen::{Topics, listen};
 use super::numbers::Numbers;
 use super::source::{Signal, Source, What};
@@ -220,16 +219,15 @@ impl Follower {
                 continue;
             }
             let look = Look { answered: open.answered, is_last: open.looks == PAUSES.len() };
-            let joined = self.ledger.join(&open.report, look, index);
+            let outcome = self.ledger.join(&open.report, look, index);
             // What it stored last may come a moment after its answer.
-            let is_open = matches!(joined, Joined::NotYet | Joined::Ambiguous);
+            let is_open = matches!(outcome, PromptOutcome::Unknown | PromptOutcome::Ambiguous);
             if let Some(wait) = PAUSES.get(open.looks).filter(|_| is_open && self.open.len() < MAX_OPEN) {
                 (open.looks, open.due) = (open.looks + 1, now.after(*wait));
                 self.open.push_back(open);
                 continue;
             }
-            let (report, outcome) = (open.report, PromptOutcome::from(joined));
-            if let Some(known) = self.sources.get(&report.slot) {
+            if let Some(known) = self.sources.get(&open.report.slot) {
                 let labels = [&*self.pool.name, &*known.replica.name(), outcome.as_str()];
                 self.families().prompts.inc_by(labels, 1);
             }
@@ -247,17 +245,6 @@ impl Follower {
 
     fn families(&self) -> &crate::observe::metrics::KvEvents {
         &self.deps.gateway.observer.metrics.families.kv_events
-    }
-}
-
-impl From<Joined> for PromptOutcome {
-    fn from(joined: Joined) -> Self {
-        match joined {
-            Joined::Found => Self::Found,
-            Joined::Nothing => Self::Nothing,
-            Joined::NotYet => Self::Unknown,
-            Joined::Ambiguous => Self::Ambiguous,
-        }
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 use hashlink::LinkedHashMap;
 use smallvec::SmallVec;
 
+use super::PromptOutcome;
 use super::batch::Event;
 use super::firsts::Firsts;
 use super::picture::{Change, MAX_BLOCKS, Picture};
@@ -24,17 +25,20 @@ use crate::routing::reports::PromptReport;
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     pictures: HashMap<usize, Picture>,
+    meanings: Meanings,
+    firsts: Firsts,
+}
+
+/// What blocks stand for, on whatever engine they are.
+#[derive(Debug, Default)]
+struct Meanings {
     /// What blocks are, by name.
-    links: Links,
+    links: LinkedHashMap<u64, SmallVec<[Link; 2]>>,
     /// Names of blocks by the block of text that ends with them.
     texts: HashMap<u64, u64>,
     /// Prompts by whole hash.
     prompts: LinkedHashMap<u64, Known>,
-    firsts: Firsts,
 }
-
-/// What blocks are, by name.
-type Links = LinkedHashMap<u64, SmallVec<[Link; 2]>>;
 
 /// What a block is the last one of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,19 +55,6 @@ struct Known {
     bytes: u64,
     blocks: u32,
     tokens: u32,
-}
-
-/// Whether the blocks of an answered prompt were found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Joined {
-    /// They were.
-    Found,
-    /// It stored none.
-    Nothing,
-    /// None fit yet.
-    NotYet,
-    /// Several fit.
-    Ambiguous,
 }
 
 /// A look for the blocks of an answered prompt.
@@ -115,7 +106,7 @@ impl Ledger {
 
     /// Those of prompts without a whole block of text would outlast the cache: no block that is gone takes them along.
     fn forget_ends(&self, slot: usize, index: &PrefixIndex) {
-        self.prompts.keys().for_each(|whole| index.exact().set_end(slot, *whole, None));
+        self.meanings.prompts.keys().for_each(|whole| index.exact().set_end(slot, *whole, None));
     }
 
     /// Blocks held: those where the engine computes, and those in tiers behind it alone.
@@ -127,69 +118,14 @@ impl Ledger {
     pub(super) fn take(&mut self, slot: usize, event: &Event, at: Stamp, index: &PrefixIndex) {
         let Some(picture) = self.pictures.get_mut(&slot) else { return };
         let block_tokens = picture.block_tokens();
-        let (links, texts, prompts) = (&self.links, &self.texts, &self.prompts);
-        let gone = |change: Change| Self::gone(links, texts, slot, change, block_tokens, index);
+        let gone = |change: Change| self.meanings.gone(slot, change, block_tokens, index);
         match event {
             Event::Stored(run) => {
-                let tokens = run.block_tokens;
-                picture.stored(
-                    run,
-                    at,
-                    |change| Self::came(links, texts, prompts, slot, change, tokens, index),
-                    gone,
-                );
+                let came = |change| self.meanings.came(slot, change, run.block_tokens, index);
+                picture.stored(run, at, came, gone);
             }
             Event::Removed { hashes, medium } => picture.removed(hashes, *medium, gone),
             Event::Cleared => self.emptied(slot, index),
-        }
-    }
-
-    fn came(
-        links: &Links,
-        texts: &HashMap<u64, u64>,
-        prompts: &LinkedHashMap<u64, Known>,
-        slot: usize,
-        change: Change,
-        block_tokens: u32,
-        index: &PrefixIndex,
-    ) {
-        for link in links.get(&change.name).into_iter().flatten() {
-            match *link {
-                Link::Text { hash, .. } if texts.get(&hash) != Some(&change.name) => {}
-                Link::Text { hash, is_coarse } => index.hold(slot, hash, is_coarse),
-                Link::Tail { whole } => {
-                    let reach = change.depth.saturating_mul(block_tokens);
-                    let end = index.exact().end(slot, whole);
-                    let Some(known) = prompts.get(&whole) else { continue };
-                    if end.is_none_or(|end| end.reach < reach) {
-                        let end = End { blocks: known.blocks, prompt: known.tokens, reach };
-                        index.exact().set_end(slot, whole, Some(end));
-                    }
-                }
-            }
-        }
-    }
-
-    fn gone(
-        links: &Links,
-        texts: &HashMap<u64, u64>,
-        slot: usize,
-        change: Change,
-        block_tokens: u32,
-        index: &PrefixIndex,
-    ) {
-        let left = change.depth.saturating_sub(1).saturating_mul(block_tokens);
-        for link in links.get(&change.name).into_iter().flatten() {
-            match *link {
-                // Of a text that was joined anew the later block counts.
-                Link::Text { hash, .. } if texts.get(&hash) != Some(&change.name) => {}
-                Link::Text { hash, .. } => index.release(slot, hash),
-                Link::Tail { whole } => {
-                    if let Some(end) = index.exact().end(slot, whole).filter(|end| end.reach > left) {
-                        index.exact().set_end(slot, whole, Some(End { reach: left, ..end }));
-                    }
-                }
-            }
         }
     }
 
@@ -214,10 +150,10 @@ impl Ledger {
         let known = Known { bytes: report.bytes, blocks: counts.blocks, tokens: counts.prompt };
         let end = End { blocks: counts.blocks, prompt: counts.prompt, reach: counts.end() };
         index.exact().set_end(report.slot, report.turn.whole, Some(end));
-        self.prompts.remove(&report.turn.whole);
-        self.prompts.insert(report.turn.whole, known);
-        while self.prompts.len() > MAX_PROMPTS
-            && let Some((whole, _)) = self.prompts.pop_front()
+        self.meanings.prompts.remove(&report.turn.whole);
+        self.meanings.prompts.insert(report.turn.whole, known);
+        while self.meanings.prompts.len() > MAX_PROMPTS
+            && let Some((whole, _)) = self.meanings.prompts.pop_front()
         {
             self.pictures.keys().for_each(|slot| index.exact().set_end(*slot, whole, None));
         }
@@ -229,7 +165,7 @@ impl Ledger {
     /// between them.
     fn mark(&self, report: &PromptReport, counts: &Counts, index: &PrefixIndex) {
         let marked = |at: &usize| report.chain.get(*at).and_then(|hash| index.exact().mark(*hash));
-        let before = report.turn.continues.and_then(|whole| self.prompts.get(&whole));
+        let before = report.turn.continues.and_then(|whole| self.meanings.prompts.get(&whole));
         let mut base = before.map_or((0, 0), |known| (known.bytes, known.tokens));
         let last = (0..report.chain.len()).rev().find_map(|at| Some((end_of(report, at), marked(&at)?)));
         if let Some(last) = last.filter(|last| last.0 > base.0) {
@@ -254,12 +190,12 @@ impl Ledger {
     }
 
     /// Looks for the blocks of an answered prompt and joins them with its text.
-    pub(super) fn join(&mut self, report: &PromptReport, look: Look, index: &PrefixIndex) -> Joined {
-        let Some(counts) = Counts::of(report) else { return Joined::Nothing };
-        let Some(picture) = self.pictures.get(&report.slot) else { return Joined::Nothing };
+    pub(super) fn join(&mut self, report: &PromptReport, look: Look, index: &PrefixIndex) -> PromptOutcome {
+        let Some(counts) = Counts::of(report) else { return PromptOutcome::Nothing };
+        let Some(picture) = self.pictures.get(&report.slot) else { return PromptOutcome::Nothing };
         let size = picture.block_tokens();
         if size == 0 || counts.prompt < size {
-            return if size == 0 { Joined::NotYet } else { Joined::Nothing };
+            return if size == 0 { PromptOutcome::Unknown } else { PromptOutcome::Nothing };
         }
         let text = first_text(report, size, index);
         let tip = match self.find(picture, report, &counts, look, text) {
@@ -272,7 +208,7 @@ impl Ledger {
             let is_meant =
                 self.firsts.fits(text, name) || (look.is_last && self.firsts.contradict(text, name));
             if !is_meant {
-                return Joined::NotYet;
+                return PromptOutcome::Unknown;
             }
             self.firsts.note(text, name);
         }
@@ -280,7 +216,7 @@ impl Ledger {
             picture.settle(&path, tip.base);
         }
         self.link(report, &path, size, index);
-        Joined::Found
+        PromptOutcome::Found
     }
 
     /// The last block that was stored for a prompt and its answer.
@@ -291,13 +227,13 @@ impl Ledger {
         counts: &Counts,
         look: Look,
         text: Option<u64>,
-    ) -> Result<Tip, Joined> {
+    ) -> Result<Tip, PromptOutcome> {
         let size = picture.block_tokens();
         let from = counts.cached.map(|cached| cached / size);
         let (whole, last) = (counts.prompt / size, counts.end() / size);
         if from.is_some_and(|from| from >= last) {
             // All of it was there before: its text is that of what stored it.
-            return Err(Joined::Nothing);
+            return Err(PromptOutcome::Nothing);
         }
         let mut found: SmallVec<[Tip; 2]> = SmallVec::new();
         for recent in picture.recent().take_while(|recent| recent.at >= report.sent) {
@@ -337,8 +273,8 @@ impl Ledger {
             found.sort_by_key(|tip| std::cmp::Reverse(tip.known));
         }
         match found[..] {
-            [] => Err(Joined::NotYet),
-            [first, second, ..] if first.known == second.known => Err(Joined::Ambiguous),
+            [] => Err(PromptOutcome::Unknown),
+            [first, second, ..] if first.known == second.known => Err(PromptOutcome::Ambiguous),
             [first, ..] => Ok(first),
         }
     }
@@ -351,7 +287,7 @@ impl Ledger {
     /// How many blocks of a prompt's text are known to be on a path.
     fn known_on(&self, report: &PromptReport, path: &[(u64, u32)]) -> usize {
         let names: HashSet<u64> = path.iter().map(|(name, _)| *name).collect();
-        let is_on = |hash: &&u64| self.texts.get(*hash).is_some_and(|name| names.contains(name));
+        let is_on = |hash: &&u64| self.meanings.texts.get(*hash).is_some_and(|name| names.contains(name));
         report.chain.iter().filter(is_on).count()
     }
 
@@ -366,7 +302,7 @@ impl Ledger {
             covered = depth;
             let Some(name) = at_depth(depth) else { continue };
             let is_coarse = at >= report.coarse_from;
-            self.add(name, Link::Text { hash: *hash, is_coarse }, index);
+            self.meanings.add(name, Link::Text { hash: *hash, is_coarse }, index);
             for (slot, picture) in &self.pictures {
                 if picture.holds(name) {
                     index.hold(*slot, *hash, is_coarse);
@@ -377,7 +313,43 @@ impl Ledger {
         }
         let whole = report.turn.whole;
         for (name, _) in path.iter().filter(|(_, depth)| *depth > covered) {
-            self.add(*name, Link::Tail { whole }, index);
+            self.meanings.add(*name, Link::Tail { whole }, index);
+        }
+    }
+}
+
+impl Meanings {
+    fn came(&self, slot: usize, change: Change, block_tokens: u32, index: &PrefixIndex) {
+        for link in self.links.get(&change.name).into_iter().flatten() {
+            match *link {
+                Link::Text { hash, .. } if self.texts.get(&hash) != Some(&change.name) => {}
+                Link::Text { hash, is_coarse } => index.hold(slot, hash, is_coarse),
+                Link::Tail { whole } => {
+                    let reach = change.depth.saturating_mul(block_tokens);
+                    let end = index.exact().end(slot, whole);
+                    let Some(known) = self.prompts.get(&whole) else { continue };
+                    if end.is_none_or(|end| end.reach < reach) {
+                        let end = End { blocks: known.blocks, prompt: known.tokens, reach };
+                        index.exact().set_end(slot, whole, Some(end));
+                    }
+                }
+            }
+        }
+    }
+
+    fn gone(&self, slot: usize, change: Change, block_tokens: u32, index: &PrefixIndex) {
+        let left = change.depth.saturating_sub(1).saturating_mul(block_tokens);
+        for link in self.links.get(&change.name).into_iter().flatten() {
+            match *link {
+                // Of a text that was joined anew the later block counts.
+                Link::Text { hash, .. } if self.texts.get(&hash) != Some(&change.name) => {}
+                Link::Text { hash, .. } => index.release(slot, hash),
+                Link::Tail { whole } => {
+                    if let Some(end) = index.exact().end(slot, whole).filter(|end| end.reach > left) {
+                        index.exact().set_end(slot, whole, Some(End { reach: left, ..end }));
+                    }
+                }
+            }
         }
     }
 

@@ -44,8 +44,11 @@ labels! {
     /// Whether the blocks of a prompt were found.
     enum PromptOutcome {
         Found = "found",
+        /// It stored none.
         Nothing = "nothing",
+        /// None fit.
         Unknown = "unknown",
+        /// Several fit.
         Ambiguous = "ambiguous",
     }
 }

@@ -101,7 +101,7 @@ impl Scene {
 
     /// What an answer of 10 tokens to a prompt shows that found nothing cached and whose blocks were not published; as many were
     /// stored meanwhile for `other`. Returns whether those are taken for its own, at each of `looks`.
-    fn misses(&mut self, prompt: &[u32], other: &[u32], looks: &[bool]) -> Vec<Joined> {
+    fn misses(&mut self, prompt: &[u32], other: &[u32], looks: &[bool]) -> Vec<PromptOutcome> {
         self.now += 10;
         let report = self.report(prompt);
         self.engine.used.clear();
@@ -157,7 +157,7 @@ impl Scene {
         let report = self.reports.try_recv().unwrap();
         self.ledger.answered(&report, &self.dispatcher.index);
         let look = Look { answered: at(self.now + 1), is_last: true };
-        assert_ne!(self.ledger.join(&report, look, &self.dispatcher.index), Joined::Ambiguous);
+        assert_ne!(self.ledger.join(&report, look, &self.dispatcher.index), PromptOutcome::Ambiguous);
         (predicted, cached as u64)
     }
 }
@@ -208,9 +208,9 @@ fn what_another_prompt_stored_is_not_taken_for_one_that_begins_otherwise() {
     scene.ask(&first, None, &[7; 10]);
     let mut other = fastrand::Rng::with_seed(2);
     let mut other = || tokens(&mut other, 300);
-    assert_eq!(scene.misses(&second, &other(), &[false, true]), [Joined::NotYet; 2]);
-    assert_eq!(scene.misses(&third, &other(), &[false, true]), [Joined::NotYet; 2]);
-    assert_eq!(scene.misses(&third, &third, &[false]), [Joined::Found]);
+    assert_eq!(scene.misses(&second, &other(), &[false, true]), [PromptOutcome::Unknown; 2]);
+    assert_eq!(scene.misses(&third, &other(), &[false, true]), [PromptOutcome::Unknown; 2]);
+    assert_eq!(scene.misses(&third, &third, &[false]), [PromptOutcome::Found]);
 }
 
 #[test]
@@ -223,9 +223,9 @@ fn what_was_stored_after_the_answer_is_of_a_later_prompt() {
     let report = scene.report(&first);
     // As long, and the blocks of the first are looked for when those of both are there.
     scene.now += 10;
-    assert_eq!(scene.misses(&second, &second, &[false]), [Joined::Found]);
+    assert_eq!(scene.misses(&second, &second, &[false]), [PromptOutcome::Found]);
     let look = Look { answered, is_last: false };
-    assert_eq!(scene.ledger.join(&report, look, &scene.dispatcher.index), Joined::Found);
+    assert_eq!(scene.ledger.join(&report, look, &scene.dispatcher.index), PromptOutcome::Found);
 }
 
 #[test]
@@ -239,8 +239,8 @@ fn a_beginning_that_changes_for_good_is_followed() {
         let prompt = |system: &[u32]| [system, &[question; 100]].concat();
         joined.extend(scene.misses(&prompt(&system), &prompt(&dated), &[true]));
     }
-    use Joined::{Found, NotYet};
-    assert_eq!(joined, [NotYet, NotYet, Found, Found, Found]);
+    use PromptOutcome::{Found, Unknown};
+    assert_eq!(joined, [Unknown, Unknown, Found, Found, Found]);
 }
 
 #[test]
