@@ -13,8 +13,6 @@ use crate::background::Background;
 use crate::cluster::{self, Snapshot};
 use crate::config::Config;
 use crate::gateway::Gateway;
-use crate::kv_events;
-use crate::upstream::connect::Connector;
 
 /// Keeps budgets and usage, and exports what is used of budgets, until `stopped`.
 pub(super) fn start(gateway: &Arc<Gateway>, background: &Background, stopped: &CancellationToken) {
@@ -76,18 +74,6 @@ pub(super) fn share(config: &Config, deps: cluster::Deps) -> Option<Arc<Snapshot
     let snapshot = Snapshot::start(path, seed, &deps.fleet, deps.gateway.clock);
     deps.background.spawn_until(&deps.stopped, Arc::clone(&snapshot).run());
     Some(snapshot)
-}
-
-/// Follows what engines publish of their caches, where a pool has that.
-pub(super) fn follow_caches(deps: &cluster::Deps, connector: Connector) {
-    kv_events::start(kv_events::Deps {
-        fleet: Arc::clone(&deps.fleet),
-        gateway: Arc::clone(&deps.gateway),
-        connector,
-        background: deps.background.clone(),
-        stopped: deps.stopped.clone(),
-        clock: deps.gateway.clock,
-    });
 }
 
 /// Calls `keep`, which waits for the disk, every `span`, forever. A killed process loses what has changed since the last call.

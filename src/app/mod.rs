@@ -40,6 +40,7 @@ use crate::gateway::hook::Hook;
 use crate::gateway::table::{CarriedOver, RoutingTable};
 use crate::gateway::{Gateway, Service};
 use crate::identity;
+use crate::kv_events;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
 use crate::listener::{self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, Serving};
 use crate::observe::{Observer, instance};
@@ -116,7 +117,8 @@ impl App {
             background: background.clone(),
             stopped: stopped.clone(),
         };
-        keeping::follow_caches(&deps, plain);
+        // ZeroMQ has no TLS.
+        kv_events::start(cluster::Deps { connector: plain, ..deps.clone() });
         let snapshot = keeping::share(&config, deps);
         usage::restore(&gateway);
         keeping::start(&gateway, &background, &stopped);

@@ -14,6 +14,7 @@ use redis::{Pipeline, RedisError};
 
 use super::link::{Link, LinkError};
 use super::refusals::Refused;
+use crate::clock::ticks;
 use crate::config::Secret;
 use crate::digits;
 use crate::identity::{KeyStore, Revocation, SharedKey};

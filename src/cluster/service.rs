@@ -31,9 +31,10 @@ use crate::labels::labels;
 use crate::routing::notice::{Notice, Outbox, queue};
 use crate::upstream::connect::Connector;
 
-/// What the task works with.
+/// What the task works with, as do followers of KV events.
+#[derive(Clone)]
 pub struct Deps {
-    /// The pools whose decisions are published.
+    /// The pools whose decisions are published, or whose engines are followed.
     pub fleet: Arc<Fleet>,
     /// Its tenants' budgets, and its metrics.
     pub gateway: Arc<Gateway>,
@@ -43,7 +44,7 @@ pub struct Deps {
     pub keys: Arc<KeyStore>,
     /// Its name over restarts, where it keeps its budgets over them.
     pub instance: Option<Arc<str>>,
-    /// Secured for the broker.
+    /// Secured for the broker; to engines in clear text.
     pub connector: Connector,
     /// Where it runs, ...
     pub background: Background,

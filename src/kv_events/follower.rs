@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::PromptOutcome;
 use super::engine_time::EngineTime;
@@ -15,6 +15,7 @@ use super::listen::{Topics, listen};
 use super::numbers::Numbers;
 use super::source::{Signal, Source, What};
 use crate::clock::{Stamp, ticks};
+use crate::cluster::Deps;
 use crate::config::KvEvents;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
@@ -51,13 +52,7 @@ struct Following {
     life: u64,
     source: u64,
     replica: Arc<Replica>,
-    stopped: CancellationToken,
-}
-
-impl Drop for Following {
-    fn drop(&mut self) {
-        self.stopped.cancel();
-    }
+    _stop: DropGuard,
 }
 
 impl Follower {
@@ -99,7 +94,7 @@ impl Follower {
                 signal = signals.recv() => signal,
                 _ = ticks.tick() => None,
             };
-            let now = follower.deps.clock.now();
+            let now = follower.deps.gateway.clock.now();
             if let Some(signal) = signal {
                 follower.take(signal);
                 continue;
@@ -152,19 +147,15 @@ impl Follower {
             pool: Arc::clone(&self.pool),
             replica: Arc::clone(replica),
             config: self.config.clone(),
-            gateway: Arc::clone(&self.deps.gateway),
-            connector: self.deps.connector.clone(),
-            clock: self.deps.clock,
+            deps: Arc::clone(&self.deps),
             signals: self.sender.clone(),
             topics: Arc::clone(&self.topics),
             numbers: Numbers::default(),
             time: EngineTime::default(),
         };
-        let life = replica.life().number;
-        let following =
-            Following { life, source: self.next, replica: Arc::clone(replica), stopped: stopped.clone() };
-        self.sources.insert(replica.slot(), following);
         self.deps.background.spawn_until(&stopped, source.run());
+        let (life, replica, _stop) = (replica.life().number, Arc::clone(replica), stopped.drop_guard());
+        self.sources.insert(replica.slot(), Following { life, source: self.next, replica, _stop });
     }
 
     fn leave(&mut self, slot: usize) {

@@ -6,7 +6,6 @@
 //! requests: without events, or with those of a publisher that lies, the index believes what it believes without them.
 
 mod batch;
-mod deps;
 mod engine_time;
 mod firsts;
 mod follower;
@@ -19,7 +18,6 @@ mod service;
 mod source;
 mod wire;
 
-pub use self::deps::Deps;
 pub use self::service::start;
 
 use crate::labels::labels;

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::DropGuard;
 
-use super::deps::Deps;
 use super::follower::Follower;
+use crate::cluster::Deps;
 use crate::config::KvEvents;
 use crate::fleet::pool::PoolState;
 
@@ -20,13 +20,7 @@ pub fn start(deps: Deps) {
 struct Followed {
     pool: Arc<PoolState>,
     config: KvEvents,
-    stopped: CancellationToken,
-}
-
-impl Drop for Followed {
-    fn drop(&mut self) {
-        self.stopped.cancel();
-    }
+    _stop: DropGuard,
 }
 
 async fn watch(deps: Arc<Deps>) {
@@ -44,7 +38,8 @@ async fn watch(deps: Arc<Deps>) {
             let following =
                 Follower::run(Arc::clone(pool), config.clone(), Arc::clone(&deps), stopped.clone());
             deps.background.spawn(following);
-            followed.insert(Arc::clone(&pool.name), Followed { pool: Arc::clone(pool), config, stopped });
+            let (pool, _stop) = (Arc::clone(pool), stopped.drop_guard());
+            followed.insert(Arc::clone(&pool.name), Followed { pool, config, _stop });
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }

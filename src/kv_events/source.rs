@@ -15,13 +15,12 @@ use super::numbers::{Due, Numbers};
 use super::replay::Replay;
 use super::wire::{Socket, Wire, WireError};
 use super::{EventKind, GapOutcome};
-use crate::clock::{Clock, Stamp};
+use crate::clock::Stamp;
+use crate::cluster::Deps;
 use crate::config::{Endpoint, KvEvents};
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
-use crate::gateway::Gateway;
 use crate::upstream::call::Call;
-use crate::upstream::connect::Connector;
 
 /// What a follower is to know.
 #[derive(Debug)]
@@ -52,9 +51,7 @@ pub(super) struct Source {
     pub(super) pool: Arc<PoolState>,
     pub(super) replica: Arc<Replica>,
     pub(super) config: KvEvents,
-    pub(super) gateway: Arc<Gateway>,
-    pub(super) connector: Connector,
-    pub(super) clock: Clock,
+    pub(super) deps: Arc<Deps>,
     pub(super) signals: mpsc::Sender<Signal>,
     pub(super) topics: Arc<Topics>,
     pub(super) numbers: Numbers,
@@ -127,7 +124,7 @@ impl Source {
             Some(port) => {
                 let endpoint = self.at(port);
                 let opening = async {
-                    let stream = self.connector.open(&endpoint).await.map_err(WireError::from)?;
+                    let stream = self.deps.connector.open(&endpoint).await.map_err(WireError::from)?;
                     Wire::open(stream, Socket::Sub).await
                 };
                 let silent = |_| WireError::Io(std::io::ErrorKind::TimedOut.into());
@@ -174,7 +171,7 @@ impl Source {
             timeout: CONNECT_WITHIN,
             rank: None,
         };
-        let answer = match call.send(&self.connector).await {
+        let answer = match call.send(&self.deps.connector).await {
             Ok((StatusCode::OK, body)) => body,
             Ok((status, _)) => return Err(Lost::NoSources(status.to_string())),
             Err(error) => return Err(Lost::NoSources(error.to_string())),
@@ -191,8 +188,8 @@ impl Source {
         is_good: &mut bool,
     ) -> Result<(), Lost> {
         self.numbers.connected();
-        let now = self.clock.now();
-        self.time = EngineTime::new(now, self.clock.wall(now));
+        let now = self.deps.gateway.clock.now();
+        self.time = EngineTime::new(now, self.deps.gateway.clock.wall(now));
         self.signal(What::Connected).await;
         self.note_connected(true);
         let replay_at = published.replay_port.map(|port| self.at(port));
@@ -264,7 +261,7 @@ impl Source {
     }
 
     async fn replay(&mut self, endpoint: &Endpoint) -> Result<(), WireError> {
-        let mut replay = Replay::ask(&self.connector, endpoint, self.numbers.next()).await?;
+        let mut replay = Replay::ask(&self.deps.connector, endpoint, self.numbers.next()).await?;
         while let Some((number, payload)) = replay.next().await? {
             match self.numbers.judge(number) {
                 Due::Next => {}
@@ -296,7 +293,7 @@ impl Source {
             }
         }
         self.note_complete();
-        let now = self.clock.now();
+        let now = self.deps.gateway.clock.now();
         let at = if is_replayed { self.time.replayed(ts, now) } else { self.time.arrived(ts, now) };
         self.signal(What::Events(events, at)).await;
         true
@@ -310,7 +307,7 @@ impl Source {
 
 impl Source {
     fn families(&self) -> &crate::observe::metrics::KvEvents {
-        &self.gateway.observer.metrics.families.kv_events
+        &self.deps.gateway.observer.metrics.families.kv_events
     }
 
     fn note_connected(&self, is_connected: bool) {
