@@ -70,8 +70,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
             return Err(WireError::NotZmtp);
         }
         wire.send(COMMAND, &ready(own)).await?;
-        let frame = wire.frame(MAX_COMMAND).await?;
-        let peer = socket_type(&frame.body).ok_or(WireError::NotZmtp)?;
+        let command = wire.frame(MAX_COMMAND).await?;
+        let peer = socket_type(&command).ok_or(WireError::NotZmtp)?;
         if !own.peers().contains(&peer) {
             return Err(WireError::OtherSocket);
         }
@@ -110,7 +110,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    async fn frame(&mut self, most: usize) -> Result<Frame, WireError> {
+    /// The body of the next frame.
+    async fn frame(&mut self, most: usize) -> Result<BytesMut, WireError> {
         loop {
             if let Some(head) = Head::of(&self.read)? {
                 if head.body > most {
@@ -118,7 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                 }
                 self.fill(head.length + head.body).await?;
                 self.read.advance(head.length);
-                return Ok(Frame { body: self.read.split_to(head.body) });
+                return Ok(self.read.split_to(head.body));
             }
             self.more().await?;
         }
@@ -145,10 +146,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         frame.put_slice(body);
         Ok(self.stream.write_all(&frame).await?)
     }
-}
-
-struct Frame {
-    body: BytesMut,
 }
 
 /// What stands before a frame's body.
