@@ -7,8 +7,8 @@ pub(super) enum Due {
     Next,
     /// It was taken in already, by a replay.
     Known,
-    /// Those from here on up to it are missing.
-    Missing { from: u64 },
+    /// Those from [`Numbers::next`] on up to it are missing.
+    Missing,
     /// It was given before: the publisher is another process.
     Restarted,
 }
@@ -36,7 +36,7 @@ impl Numbers {
         match self.next {
             None => Due::Next,
             Some(next) if number == next => Due::Next,
-            Some(next) if number > next => Due::Missing { from: next },
+            Some(next) if number > next => Due::Missing,
             Some(_) if number < self.floor => Due::Restarted,
             Some(_) => Due::Known,
         }
@@ -89,7 +89,7 @@ mod tests {
         numbers.took(5);
         assert!(!numbers.is_complete(), "those before it were missed");
         assert_eq!(numbers.judge(6), Due::Next);
-        assert_eq!(numbers.judge(9), Due::Missing { from: 6 });
+        assert_eq!((numbers.judge(9), numbers.next()), (Due::Missing, 6));
         (6..=9).for_each(|number| numbers.took(number));
         assert!(numbers.is_gapless());
         assert_eq!(numbers.judge(8), Due::Known, "it came by a replay, too");

@@ -224,7 +224,7 @@ impl Source {
         match self.numbers.judge(number) {
             Due::Next => {}
             Due::Known => return true,
-            Due::Missing { .. } => self.fill(replay_at, number).await,
+            Due::Missing => self.fill(replay_at, number).await,
             Due::Restarted => {
                 self.gap(GapOutcome::Restarted);
                 self.numbers.restart();
@@ -266,7 +266,7 @@ impl Source {
             match self.numbers.judge(number) {
                 Due::Next => {}
                 // The buffer no longer has all that is missing.
-                Due::Missing { .. } => self.signal(What::Lost).await,
+                Due::Missing => self.signal(What::Lost).await,
                 Due::Known | Due::Restarted => continue,
             }
             self.digest(number, &payload, true).await;
