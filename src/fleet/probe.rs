@@ -426,12 +426,11 @@ impl Prober {
 
     pub(super) fn call<'a>(&'a self, config: &'a Pool, path: &'a str, body: Option<&'a str>) -> Call<'a> {
         Call {
-            endpoint: &self.replica.identity.endpoint,
             key: config.engine_api_key.as_ref(),
             path,
             body,
-            timeout: config.probe.timeout,
             rank: self.replica.identity.rank.map(|rank| rank.index),
+            ..Call::to(&self.replica.identity.endpoint, config.probe.timeout)
         }
     }
 }

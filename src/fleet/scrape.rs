@@ -108,14 +108,9 @@ impl Scraper {
             base_path: "".into(),
             ..self.replica.identity.endpoint.clone()
         });
-        let call = Call {
-            endpoint: elsewhere.as_ref().unwrap_or(&self.replica.identity.endpoint),
-            key: config.engine_api_key.as_ref(),
-            path,
-            body: None,
-            timeout: interval.max(MIN_TIMEOUT),
-            rank: None,
-        };
+        let endpoint = elsewhere.as_ref().unwrap_or(&self.replica.identity.endpoint);
+        let key = config.engine_api_key.as_ref();
+        let call = Call { key, path, ..Call::to(endpoint, interval.max(MIN_TIMEOUT)) };
         let answer = call.send_on(&self.connector, kept).await;
         if !matches!(answer, Ok((StatusCode::OK, _))) {
             self.replica.own.failed_scrapes.fetch_add(1, Ordering::Relaxed);

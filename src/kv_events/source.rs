@@ -164,12 +164,9 @@ impl Source {
         }
         let config = self.pool.config();
         let call = Call {
-            endpoint: &self.replica.identity.endpoint,
             key: config.engine_api_key.as_ref(),
             path: SOURCES,
-            body: None,
-            timeout: CONNECT_WITHIN,
-            rank: None,
+            ..Call::to(&self.replica.identity.endpoint, CONNECT_WITHIN)
         };
         let answer = match call.send(&self.deps.connector).await {
             Ok((StatusCode::OK, body)) => body,

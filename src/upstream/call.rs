@@ -69,9 +69,7 @@ impl Call<'_> {
     /// # Errors
     /// [`CallError`]; a status is an answer, whatever it is.
     pub async fn send(self, connector: &Connector) -> Result<(StatusCode, Bytes), CallError> {
-        let request = self.request().map_err(broken)?;
-        let (head, body) = exchange(connector, self.endpoint, request, self.timeout).await?.into_parts();
-        Ok((head.status, body))
+        self.send_on(connector, &mut KeptConnection::default()).await
     }
 
     /// The same on a connection that is kept for the next call. Where the kept one fails, as one does that was closed meanwhile,
@@ -84,9 +82,10 @@ impl Call<'_> {
         connector: &Connector,
         kept: &mut KeptConnection,
     ) -> Result<(StatusCode, Bytes), CallError> {
+        let request = || addressed(self.request().map_err(broken)?, self.endpoint);
         let answer = async {
             if let Some(mut open) = kept.open.take()
-                && let Ok(answer) = ask(&mut open, self.request_to(self.endpoint)?).await
+                && let Ok(answer) = ask(&mut open, request()?).await
             {
                 kept.put(open);
                 kept.is_fresh = false;
@@ -94,16 +93,12 @@ impl Call<'_> {
             }
             let mut open = connect(connector, self.endpoint).await?;
             kept.is_fresh = true;
-            let answer = ask(&mut open, self.request_to(self.endpoint)?).await?;
+            let answer = ask(&mut open, request()?).await?;
             kept.put(open);
             Ok(answer)
         };
         let (head, body) = in_time(self.timeout, answer).await?.into_parts();
         Ok((head.status, body))
-    }
-
-    fn request_to(&self, endpoint: &Endpoint) -> Result<Request<Bytes>, CallError> {
-        addressed(self.request().map_err(broken)?, endpoint)
     }
 
     fn request(&self) -> http::Result<Request<Bytes>> {
