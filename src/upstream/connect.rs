@@ -135,15 +135,26 @@ pub type Stream = Either<TcpStream, TlsStream<TcpStream>>;
 
 /// How `https` connections are secured.
 #[derive(Clone, Debug)]
-struct ClientTls {
+pub struct ClientTls {
     config: Arc<rustls::ClientConfig>,
     /// Instead of the endpoint's host.
     server_name: Option<ServerName<'static>>,
 }
 
-/// TLS of a pool, read from its files.
-#[derive(Clone, Debug)]
-pub struct PoolTlsConfig(ClientTls);
+impl ClientTls {
+    fn trusting(roots: RootCertStore, identity: Option<Identity>) -> Result<Self, rustls::Error> {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots);
+        let mut config = match identity {
+            Some(Identity { chain, key }) => config.with_client_auth_cert(chain, key)?,
+            None => config.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self { config: Arc::new(config), server_name: None })
+    }
+}
 
 /// Opens connections; cheap to clone, and clones share what [`Connector::secure`] sets.
 #[derive(Clone, Debug)]
@@ -171,16 +182,7 @@ impl Connector {
         identity: Option<Identity>,
         tracker: TaskTracker,
     ) -> Result<Self, rustls::Error> {
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let tls = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots);
-        let mut tls = match identity {
-            Some(Identity { chain, key }) => tls.with_client_auth_cert(chain, key)?,
-            None => tls.with_no_client_auth(),
-        };
-        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let tls = Arc::new(ArcSwap::from_pointee(ClientTls { config: Arc::new(tls), server_name: None }));
+        let tls = Arc::new(ArcSwap::from_pointee(ClientTls::trusting(roots, identity)?));
         let clock = Clock::start();
         let resolver = Resolver::new(clock, tracker.clone());
         Ok(Self { tls, tracker, resolver, clock, shortage_logged: Arc::default() })
@@ -206,8 +208,8 @@ impl Connector {
     }
 
     /// Reads the files of a pool's TLS; without any, as this connector is secured.
-    pub fn read(&self, tls: Option<&PoolTls>) -> Result<PoolTlsConfig, TlsError> {
-        let Some(tls) = tls else { return Ok(PoolTlsConfig(ClientTls::clone(&self.tls.load()))) };
+    pub fn read(&self, tls: Option<&PoolTls>) -> Result<ClientTls, TlsError> {
+        let Some(tls) = tls else { return Ok(ClientTls::clone(&self.tls.load())) };
         let roots = match &tls.ca {
             None => system_roots(),
             Some(path) => {
@@ -224,16 +226,14 @@ impl Connector {
                 Some(Identity { chain: certificates(&files.cert)?, key: private_key(&files.key)? })
             }
         };
-        let connector = Self::trusting(roots, identity, self.tracker.clone())?;
-        let mut tls_config = ClientTls::clone(&connector.tls.load());
-        tls_config.server_name =
+        let server_name =
             tls.server_name.as_deref().and_then(|name| ServerName::try_from(name.to_owned()).ok());
-        Ok(PoolTlsConfig(tls_config))
+        Ok(ClientTls { server_name, ..ClientTls::trusting(roots, identity)? })
     }
 
     /// Secures connections that are opened from now on, of this connector and its clones.
-    pub fn secure(&self, tls: PoolTlsConfig) {
-        self.tls.store(Arc::new(tls.0));
+    pub fn secure(&self, tls: ClientTls) {
+        self.tls.store(Arc::new(tls));
     }
 
     /// The same, offering HTTP/2 in the TLS handshake: for gRPC.
