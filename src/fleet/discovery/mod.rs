@@ -12,7 +12,6 @@ mod kubernetes;
 mod matching;
 pub mod membership;
 mod naming;
-mod orders;
 pub(in crate::fleet) mod report;
 pub mod roster;
 mod sources;

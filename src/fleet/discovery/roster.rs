@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::naming::uniquely_named;
-use super::orders::{Orders, Override};
 use crate::clock::Stamp;
 use crate::config::{DataParallel, Endpoint, MAX_REPLICAS, ReplicaSpec, Role};
 use crate::labels::labels;
@@ -90,11 +89,32 @@ impl SourceState {
     }
 }
 
+/// What operators made of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Override {
+    Drained,
+    Removed,
+}
+
+/// What they made of a URL, which holds for the process that was there then, where its source tells processes apart.
+#[derive(Clone, Debug)]
+struct Order {
+    order: Override,
+    instance: Option<Arc<str>>,
+}
+
+impl Order {
+    fn holds_for(&self, instance: Option<&str>) -> bool {
+        self.instance.is_none() || self.instance.as_deref() == instance
+    }
+}
+
 /// The sources of one pool and what they said.
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
     sources: HashMap<SourceKind, SourceState>,
-    orders: Orders,
+    /// What operators made of URLs, whatever sources name.
+    orders: HashMap<Endpoint, Order>,
     added: Vec<ReplicaSpec>,
     /// Names that were given last.
     given: HashMap<Endpoint, Arc<str>>,
@@ -130,7 +150,7 @@ impl Roster {
             let before = self.sources.get(&SourceKind::Static);
             before.is_some_and(|before| names(&before.targets, endpoint)) && !names(&targets, endpoint)
         };
-        self.orders.retain(|endpoint| !was_dropped(endpoint));
+        self.orders.retain(|endpoint, _| !was_dropped(endpoint));
         let state = SourceState { targets, answered: Some(now), ..SourceState::default() };
         self.sources.insert(SourceKind::Static, state);
     }
@@ -139,7 +159,11 @@ impl Roster {
     pub(crate) fn inherit(&mut self, gone: &Self, is_wanted: impl Fn(&Endpoint) -> bool) {
         let is_known =
             |endpoint: &Endpoint| self.sources.values().any(|state| names(&state.targets, endpoint));
-        self.orders.inherit(&gone.orders, |endpoint| is_wanted(endpoint) && !is_known(endpoint));
+        for (endpoint, order) in &gone.orders {
+            if is_wanted(endpoint) && !is_known(endpoint) {
+                self.orders.entry(endpoint.clone()).or_insert_with(|| order.clone());
+            }
+        }
     }
 
     /// A source is no longer configured: its replicas leave.
@@ -212,7 +236,7 @@ impl Roster {
 
     /// An operator adds a replica, or lets one that is drained or removed take part again.
     pub(crate) fn add(&mut self, spec: ReplicaSpec, now: Stamp) {
-        self.orders.lift(&spec.endpoint);
+        self.orders.remove(&spec.endpoint);
         let is_known = self.sources.values().any(|state| names(&state.targets, &spec.endpoint));
         if !is_known {
             self.added.push(spec);
@@ -230,7 +254,7 @@ impl Roster {
         let mut found = sources.flat_map(|state| state.targets.iter());
         let found = found.find(|found| found.spec.endpoint == *endpoint);
         let instance = found.and_then(|found| found.instance.clone());
-        self.orders.give(endpoint, order, instance);
+        self.orders.insert(endpoint.clone(), Order { order, instance });
     }
 
     /// An operator takes a replica out, also where another source still names it, or does so later.
@@ -254,7 +278,10 @@ impl Roster {
         for kind in SourceKind::ALL {
             let Some(state) = self.sources.get(&kind) else { continue };
             let takes = |found: &Found| found.role.is_none_or(|role| self.role.takes(role));
-            let order = |found: &Found| self.orders.of(&found.spec.endpoint, found.instance.as_deref());
+            let order = |found: &Found| {
+                let given = self.orders.get(&found.spec.endpoint)?;
+                given.holds_for(found.instance.as_deref()).then_some(given.order)
+            };
             // Where none of the pool's own serves, by their orchestrator, our probes decide: under overload all of its fail at once.
             let any_serves =
                 state.targets.iter().any(|found| found.is_serving && takes(found) && order(found).is_none());
@@ -288,7 +315,7 @@ impl Roster {
         self.seen_ranks.retain(|endpoint, _| seen.contains(endpoint));
         // Sources that fail and come back change no order; where URLs come and go for ever, those of now are enough.
         if self.orders.len() > MAX_REPLICAS {
-            self.orders.retain(|endpoint| seen.contains(endpoint));
+            self.orders.retain(|endpoint, _| seen.contains(endpoint));
         }
         target_set
     }
