@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use super::deps::Deps;
 use super::report::SourceSink;
@@ -86,14 +85,13 @@ impl Membership {
         self.is_canary.store(is_canary, Ordering::Relaxed);
         let has_adapters = self.pool.config().lora != config.lora;
         self.pool.config.store(Arc::new(config.clone()));
+        let wanted: Vec<Source> = Source::all(&config.discovery).collect();
         {
             let mut roster = self.roster.lock();
             roster.plays(config.role);
             roster.configure(&config.replicas, config.data_parallel, self.deps.clock.now());
-            let kinds: SmallVec<[SourceKind; 3]> =
-                Source::all(&config.discovery).map(|source| source.kind()).collect();
             for kind in [SourceKind::File, SourceKind::Dns, SourceKind::Kubernetes] {
-                if kinds.contains(&kind) {
+                if wanted.iter().any(|source| source.kind() == kind) {
                     roster.open(kind);
                 } else {
                     roster.forget(kind);
@@ -105,7 +103,6 @@ impl Membership {
             self.pool.replicas().iter().for_each(|replica| replica.health.vitals.check_now.notify_one());
         }
         let mut running = self.running.lock();
-        let wanted: Vec<Source> = Source::all(&config.discovery).collect();
         running.retain(|running| wanted.contains(&running.source));
         for source in wanted {
             if !running.iter().any(|running| running.source == source) {
