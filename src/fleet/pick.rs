@@ -78,9 +78,7 @@ impl Pick {
             // An API server answers for a dead engine as well.
             return;
         }
-        self.pool.dispatcher.answered(now);
-        self.replica.health.vitals.answered(now);
-        self.pool.poison.answered(self.prompt);
+        self.shows_life(now);
         if is_first_sign {
             self.replica.succeeded(now);
         }
@@ -95,8 +93,8 @@ impl Pick {
         usual.is_some_and(|usual| fails_alone(own, usual, answers.is_on_trial()))
     }
 
-    /// An answer without content goes to the client: a sign of life, and no proof.
-    pub fn answered_empty(&self, now: Stamp) {
+    /// An answer goes to the client: one without content is a sign of life, and no proof.
+    pub fn shows_life(&self, now: Stamp) {
         self.pool.dispatcher.answered(now);
         self.replica.health.vitals.answered(now);
         self.pool.poison.answered(self.prompt);

@@ -286,7 +286,7 @@ fn whole(
     if outcome == Outcome::Ok {
         let computes = guard.record().dialect.computes();
         if guard.record().empty.is_some() {
-            active.pick.answered_empty(now);
+            active.pick.shows_life(now);
         } else {
             active.pick.answered(computes != Computes::Prompt, now);
         }

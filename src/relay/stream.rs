@@ -235,7 +235,7 @@ impl StreamBody {
             return;
         }
         if self.client.guard.record().empty.is_some() && !self.pump.has_first_token() {
-            self.pump.pick.answered_empty(now);
+            self.pump.pick.shows_life(now);
         } else {
             self.pump.pick.answered(!self.pump.has_first_token(), now);
         }
