@@ -284,13 +284,15 @@ impl Prober {
             (ProbeKind::Auto, None) => &AUTO_ORDER,
             (kind, _) => &[kind],
         };
+        let models = self.replica.engine.models.load_full();
+        let model = models.first().map_or("", |m| &*m.id);
         let mut last = ProbeResult::Failed("no probe was answered".into());
         for kind in kinds {
             // What serves inference paths without answers serves nobody, however healthy it is.
             if kinds.len() > 1 && *kind == ProbeKind::Health && matches!(last, ProbeResult::NoAnswer(_)) {
                 break;
             }
-            match self.ask(config, *kind).await {
+            match self.ask_for(config, *kind, model).await {
                 ProbeResult::Answered(kind) => {
                     let lack = self.lack(config, kind);
                     // `/health` is the last resort: try the real probes again next time.
@@ -329,11 +331,6 @@ impl Prober {
             }
             Err(error) => unanswered(path, error),
         }
-    }
-
-    async fn ask(&self, config: &Pool, kind: ProbeKind) -> ProbeResult {
-        let models = self.replica.engine.models.load_full();
-        self.ask_for(config, kind, models.first().map_or("", |m| &*m.id)).await
     }
 
     /// Asks for the least that proves that this model is answered.

@@ -133,9 +133,7 @@ impl Scraper {
                 }
                 // Each of several engines behind the URL is to see that this process is new.
                 for replica in &self.targets {
-                    self.note_process(
-                        replica.engine.scraped.load().as_ref().and_then(|one| one.process_start),
-                    );
+                    self.note_process(replica.process_start());
                 }
                 Outcome::Read
             }
