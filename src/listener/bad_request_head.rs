@@ -9,6 +9,8 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{Response, StatusCode, header};
 
+use crate::debug::debug_as;
+
 /// Why hyper rejected a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadFault {
@@ -56,11 +58,7 @@ impl RejectionRewriter {
     }
 }
 
-impl std::fmt::Debug for RejectionRewriter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RejectionRewriter").field("unwritten", &self.unwritten.len()).finish_non_exhaustive()
-    }
-}
+debug_as!(RejectionRewriter => "RejectionRewriter");
 
 /// The fault behind a response that hyper made itself: ours and engines' have an `x-request-id`.
 fn bare_rejection(written: &[u8]) -> Option<HeadFault> {
