@@ -30,6 +30,8 @@ fn prompt(conversation: usize) -> String {
 
 /// Replicas of twelve conversations.
 async fn begin(gateway: &Gateway, redis: &Redis) -> Vec<String> {
+    // What is decided before is not written.
+    until("it is connected", || metric(gateway, "tokenway_cluster_connected") == 1.0).await;
     let mut homes = Vec::new();
     for conversation in 0..12 {
         homes.push(replica_of(&gateway.post(PATH, &body(&prompt(conversation))).await));
