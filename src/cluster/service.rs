@@ -327,7 +327,11 @@ impl Service {
         let books =
             Books { cluster: &self.config.name, own: &self.field, tenants: &self.deps.gateway.tenants };
         let (mut connection, clock) = (link.connection.clone(), self.deps.gateway.clock);
-        let looked = books.look(&mut connection, true, clock.wall(clock.now()));
+        let looked = async {
+            // A first look writes nothing over what it finds, and one that was under way may have written what was reserved.
+            books.look(&mut connection, true, clock.wall(clock.now())).await?;
+            books.look(&mut connection, true, clock.wall(clock.now())).await
+        };
         if !matches!(tokio::time::timeout(LAST_LOOK, looked).await, Ok(Ok(_))) {
             tracing::warn!(
                 "cluster: what the last requests used is not shared: their reservations count until the gateway is back"
