@@ -79,8 +79,8 @@ pub enum Exceeded {
     },
     /// It has waited for `max_wait` and could not be placed.
     #[error(
-        "no replica had room within {:.1} s of waiting (route.queue.max_wait); predicted are another {:.1} s",
-        .max.as_secs_f64(), .wait.as_secs_f64()
+        "no replica had room within {:.1} s of waiting (route.queue.max_wait){}",
+        .max.as_secs_f64(), another(*.wait)
     )]
     Waited {
         /// `max_wait`.
@@ -88,6 +88,12 @@ pub enum Exceeded {
         /// Predicted remaining wait.
         wait: Duration,
     },
+}
+
+/// Nothing where the queue is predicted to be through: it has waited for something else.
+fn another(wait: Duration) -> String {
+    let seconds = wait.as_secs_f64();
+    if seconds < 0.05 { String::new() } else { format!("; predicted are another {seconds:.1} s") }
 }
 
 impl Exceeded {
