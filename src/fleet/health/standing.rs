@@ -30,7 +30,7 @@ pub(crate) struct Standing {
 }
 
 impl Gate {
-    /// Whether it takes another request; one in a back-off, or at the limit of its trial, still does where no other one is ready.
+    /// Whether it takes another request now; in a back-off, or at the limit of its trial, it is only better than no replica at all.
     pub(crate) fn is_open(&self, now: Stamp) -> bool {
         let has_room = self.trial.is_none_or(|most| self.inflight < u64::from(most));
         self.state == ReplicaState::Ready && !self.is_held && now >= self.paused_until && has_room
