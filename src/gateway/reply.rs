@@ -61,8 +61,10 @@ pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
         done = run.as_mut() => response(&gateway, done),
         () = tokio::time::sleep(every) => {
             is_out.store(true, Ordering::Relaxed);
+            let clock = gateway.clock;
             let answer = Box::pin(async move { late_body(&gateway, run.await) });
-            let mut response = Response::new(ReplyBody::Waiting(Box::new(HeartbeatBody::new(answer, every))));
+            let body = HeartbeatBody::new(answer, every, clock);
+            let mut response = Response::new(ReplyBody::Waiting(Box::new(body)));
             let sse = HeaderValue::from_static("text/event-stream; charset=utf-8");
             headers.insert(header::CONTENT_TYPE, sse);
             write_stream_headers(&mut headers);

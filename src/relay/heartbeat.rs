@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 
 use crate::clock::{Clock, Stamp};
 
@@ -18,8 +18,7 @@ pub type PendingReply<B> = Pin<Box<dyn Future<Output = B> + Send>>;
 /// Comments until the exchange is over.
 pub struct HeartbeatBody<B> {
     exchange: PendingReply<B>,
-    beat: Pin<Box<Sleep>>,
-    every: Duration,
+    pulse: Pulse,
     is_first: bool,
 }
 
@@ -34,8 +33,8 @@ pub enum HeartbeatPoll<B> {
 
 impl<B> HeartbeatBody<B> {
     /// The head went out because the first pause of `every` passed.
-    pub fn new(exchange: PendingReply<B>, every: Duration) -> Self {
-        Self { exchange, beat: Box::pin(tokio::time::sleep(every)), every, is_first: true }
+    pub fn new(exchange: PendingReply<B>, every: Duration, clock: Clock) -> Self {
+        Self { exchange, pulse: Pulse::new(every, clock), is_first: true }
     }
 
     /// The next comment, or the body.
@@ -43,19 +42,17 @@ impl<B> HeartbeatBody<B> {
         if let Poll::Ready(body) = self.exchange.as_mut().poll(cx) {
             return Poll::Ready(HeartbeatPoll::Over(body));
         }
-        if std::mem::take(&mut self.is_first) {
-            return Poll::Ready(HeartbeatPoll::Beat(Bytes::from_static(COMMENT)));
+        if !std::mem::take(&mut self.is_first) {
+            let now = std::task::ready!(self.pulse.poll(cx));
+            self.pulse.sent(now);
         }
-        std::task::ready!(self.beat.as_mut().poll(cx));
-        let next: Instant = self.beat.deadline() + self.every;
-        self.beat.as_mut().reset(next);
         Poll::Ready(HeartbeatPoll::Beat(Bytes::from_static(COMMENT)))
     }
 }
 
 impl<B> std::fmt::Debug for HeartbeatBody<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HeartbeatBody").field("every", &self.every).finish_non_exhaustive()
+        f.debug_struct("HeartbeatBody").field("pulse", &self.pulse).finish_non_exhaustive()
     }
 }
 
@@ -66,12 +63,13 @@ pub struct Pulse {
     due: Pin<Box<Sleep>>,
     /// When something was sent last.
     last: Stamp,
+    clock: Clock,
 }
 
 impl Pulse {
     /// The head was sent.
-    pub fn new(every: Duration, now: Stamp) -> Self {
-        Self { every, due: Box::pin(tokio::time::sleep(every)), last: now }
+    pub fn new(every: Duration, clock: Clock) -> Self {
+        Self { every, due: Box::pin(tokio::time::sleep(every)), last: clock.now(), clock }
     }
 
     /// Something was sent.
@@ -80,10 +78,10 @@ impl Pulse {
     }
 
     /// Ready when nothing was sent for as long as a pause may be.
-    pub fn poll(&mut self, cx: &mut Context<'_>, clock: Clock) -> Poll<Stamp> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Stamp> {
         loop {
             std::task::ready!(self.due.as_mut().poll(cx));
-            let now = clock.now();
+            let now = self.clock.now();
             let left = self.every.saturating_sub(now.since(self.last));
             let is_due = left.is_zero();
             let next = self.due.deadline() + if is_due { self.every } else { left };

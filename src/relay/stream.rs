@@ -93,7 +93,7 @@ impl StreamBody {
         migration: Option<Box<Migration>>,
         heartbeat: Option<Duration>,
     ) -> Self {
-        let pulse = heartbeat.map(|every| Box::new(Pulse::new(every, guard.clock().now())));
+        let pulse = heartbeat.map(|every| Box::new(Pulse::new(every, guard.clock())));
         let record = guard.record();
         let key = StreamKey::new(record, &pick.replica.served());
         let pace = ItlSlo::new(record.slo.itl);
@@ -122,15 +122,17 @@ impl StreamBody {
 
     /// Polled by hyper: the next frame, the end, or an error event and the abort.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
-        let polled = self.poll_answer(cx);
-        if polled.is_pending() && self.pulse.is_some() { self.poll_pulse(cx) } else { polled }
+        match self.poll_answer(cx) {
+            Poll::Pending => self.poll_pulse(cx),
+            ready => ready,
+        }
     }
 
     /// A comment in a pause of the answer, between its events.
     fn poll_pulse(&mut self, cx: &mut Context<'_>) -> Polled {
         let Some(pulse) = &mut self.pulse else { return Poll::Pending };
         loop {
-            let now = std::task::ready!(pulse.poll(cx, self.client.guard.clock()));
+            let now = std::task::ready!(pulse.poll(cx));
             // A replica that was left has left nothing half sent.
             if self.migration.as_ref().is_none_or(|migration| !migration.is_pending()) {
                 if self.pump.reader.event_context().tail != LineState::Boundary {
