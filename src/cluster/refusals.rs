@@ -2,32 +2,31 @@
 //! a read-only replica.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use redis::RedisError;
 
 use super::link::LinkError;
 
-/// How many things the broker refuses now.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Refused(Arc<AtomicU32>);
+/// How many things the broker refuses now: each holds a mark meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct Refused(Arc<()>);
 
 impl Refused {
-    pub(super) fn count(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
+    pub(super) fn count(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
     }
 
     /// `what` is not done while the broker refuses it, for people.
-    pub(super) fn of(&self, what: &'static str) -> Refusals {
-        Refusals { what, is_refused: false, all: self.clone() }
+    pub(super) fn of(&self, what: &'static str) -> Refusals<'_> {
+        Refusals { what, mark: None, all: self }
     }
 }
 
 /// One thing that the broker may refuse while the rest continues.
-pub(super) struct Refusals {
+pub(super) struct Refusals<'a> {
     what: &'static str,
-    is_refused: bool,
-    all: Refused,
+    mark: Option<Arc<()>>,
+    all: &'a Refused,
 }
 
 /// What a round came to.
@@ -39,10 +38,10 @@ pub(super) enum Written {
     Taken,
 }
 
-impl Refusals {
+impl Refusals<'_> {
     /// Whether it is refused now.
     pub(super) fn is_refused(&self) -> bool {
-        self.is_refused
+        self.mark.is_some()
     }
 
     /// Notes how a round went. One that wrote nothing proves nothing: a full broker can still be read.
@@ -53,8 +52,7 @@ impl Refusals {
         match result.map(Into::into) {
             Ok(Written::Nothing) => {}
             Ok(Written::Taken) => {
-                if std::mem::replace(&mut self.is_refused, false) {
-                    self.all.0.fetch_sub(1, Ordering::Relaxed);
+                if self.mark.take().is_some() {
                     tracing::info!(ended = self.what, "cluster: the broker takes writes again");
                 }
             }
@@ -62,21 +60,12 @@ impl Refusals {
             // Its master is elsewhere since a failover: the next connection may lead there.
             Err(error) if error.code() == Some("READONLY") => return Err(error.into()),
             Err(error) => {
-                if !std::mem::replace(&mut self.is_refused, true) {
-                    self.all.0.fetch_add(1, Ordering::Relaxed);
+                if self.mark.replace(Arc::clone(&self.all.0)).is_none() {
                     tracing::warn!(%error, "cluster: the broker refuses; {}", self.what);
                 }
             }
         }
         Ok(())
-    }
-}
-
-impl Drop for Refusals {
-    fn drop(&mut self) {
-        if self.is_refused {
-            self.all.0.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 

@@ -391,7 +391,7 @@ impl Service {
         let (families, name) = (self.families(), [&*self.config.name]);
         families.connected.set(name, Some(f64::from(u8::from(is_connected))));
         families.peers.set(name, Some(peers as f64));
-        families.refused.set(name, Some(f64::from(self.refused.count())));
+        families.refused.set(name, Some(self.refused.count() as f64));
         if !is_connected {
             families.lag.set(name, None);
         }
