@@ -16,7 +16,7 @@ use crate::relay::usage::Usage;
 use crate::request::continuation::{Continuation, Obstacle, Progress};
 use crate::request::dialect::Dialect;
 use crate::request::json::Raw;
-use crate::request::splice::{Edit, apply};
+use crate::request::splice::{Edit, apply, in_order};
 use crate::units::Tokens;
 
 /// The client's view of one stream.
@@ -155,7 +155,7 @@ impl Transcript {
             (None, Some(usage)) => segment.add_up(usage, self.prompt_tokens, &mut edits),
             (None, None) => {}
         }
-        edits.sort_by_key(|edit| edit.at.start);
+        in_order(&mut edits);
         let data = apply(chunk.data.as_bytes(), &edits);
         out.extend_from_slice(b"data: ");
         out.extend(data.iter().map(|b| if matches!(b, b'\n' | b'\r') { b' ' } else { *b }));

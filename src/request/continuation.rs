@@ -14,7 +14,7 @@ use crate::request::dialect::Dialect;
 use crate::request::fields::truth;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::request::pieces::Pieces;
-use crate::request::splice::{Edit, apply, open_of};
+use crate::request::splice::{Edit, apply, in_order, open_of};
 
 /// What the client of a broken stream has received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -117,7 +117,7 @@ pub fn continuation(
         return Ok(None);
     }
     request.shrink(tokens, &mut edits)?;
-    edits.sort_by_key(|edit| edit.at.start);
+    in_order(&mut edits);
     Ok(Some(Continuation { body: apply(body, &edits).into(), repeats, tokens }))
 }
 

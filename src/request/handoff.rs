@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::request::dialect::Dialect;
 use crate::request::fields::{KV_MEMBERS, truth, whole_number};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
-use crate::request::splice::{Edit, apply, open_of};
+use crate::request::splice::{Edit, apply, in_order, open_of};
 
 /// Both requests of one body.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl Handoff {
         if edits.is_empty() {
             return self.body.clone();
         }
-        edits.sort_by_key(|edit| edit.at.start);
+        in_order(&mut edits);
         apply(&self.body, &edits)
     }
 }

@@ -56,7 +56,7 @@ pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<
         edits.cache_salt.and_then(|salt| put(body, fields.cache_salt, "cache_salt", &format!("\"{salt}\""))),
     );
     all.extend(edits.priority.and_then(|it| put(body, fields.priority, "priority", &it.to_string())));
-    all.sort_by_key(|edit| edit.at.start);
+    in_order(&mut all);
     // No comma may follow the last member.
     if let Some(last) = all.last_mut().filter(|_| is_empty_object(body)) {
         last.text.truncate(last.text.trim_end_matches(',').len());
@@ -92,6 +92,11 @@ impl Edit {
             None => Self::insert(open, &format!("\"{key}\":{value},")),
         }
     }
+}
+
+/// Sorts edits as [`apply`] takes them; those at one place keep their order.
+pub(crate) fn in_order(edits: &mut [Edit]) {
+    edits.sort_by_key(|edit| edit.at.start);
 }
 
 /// Names the model. Only an object of JSON gets a member that it does not have.
