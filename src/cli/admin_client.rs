@@ -129,6 +129,20 @@ impl AdminClient {
     }
 
     async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T, AskError> {
+        let answer = self.answer(method, path, body).await?;
+        serde_json::from_slice(&answer).map_err(|error| {
+            let path = path.to_owned();
+            let is_ours = error.is_data();
+            self.at(if is_ours { Trouble::Form(path, error) } else { Trouble::NoSuchPath(path) })
+        })
+    }
+
+    fn at(&self, trouble: Trouble) -> AskError {
+        AskError::At(self.url(), trouble)
+    }
+
+    /// What a path answers with success.
+    async fn answer(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, AskError> {
         // The header tells a change from a form on a stranger's web page.
         let mut request = Request::builder()
             .method(method)
@@ -140,26 +154,22 @@ impl AdminClient {
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {}", token.reveal()));
         }
-        let at = |trouble| AskError::At(self.url(), trouble);
         let answer = exchange(&self.connector, &self.endpoint, request.body(body)?, TIMEOUT).await;
-        let answer = answer.map_err(|error| at(Trouble::Unreachable(error)))?;
-        let (status, body, path) = (answer.status(), answer.into_body(), path.to_owned());
+        let answer = answer.map_err(|error| self.at(Trouble::Unreachable(error)))?;
+        let (status, body) = (answer.status(), answer.into_body());
         if status.is_success() {
-            return serde_json::from_slice(&body).map_err(|error| match error.is_data() {
-                true => at(Trouble::Form(path, error)),
-                false => at(Trouble::NoSuchPath(path)),
-            });
+            return Ok(body);
         }
         let FailureError { code, message } =
             serde_json::from_slice::<Failure>(&body).unwrap_or_default().error;
-        Err(at(match status {
+        Err(self.at(match status {
             StatusCode::FORBIDDEN if code == "read_only" => Trouble::ReadOnly,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Trouble::Forbidden,
             // Another program, or another version, has no such path; this one says what it lacks.
             StatusCode::NOT_FOUND if !["", "unknown_path"].contains(&code.as_str()) => {
                 return Err(AskError::NotFound(message));
             }
-            StatusCode::NOT_FOUND => Trouble::NoSuchPath(path),
+            StatusCode::NOT_FOUND => Trouble::NoSuchPath(path.to_owned()),
             status => Trouble::Status(status.as_u16(), message),
         }))
     }
