@@ -1,7 +1,7 @@
 //! Hours of one measure: a summary of each of the last eight days, and the baseline that they make for an hour.
 //!
 //! Load repeats by the day, so an hour is compared with the same hour of other days as soon as there are two of them;
-//! before that with the last day's hours, and in its first hour a series is compared with itself.
+//! before that with the last day's hours, and until those are enough a series is compared with itself.
 
 use std::collections::VecDeque;
 
@@ -36,9 +36,9 @@ pub(super) struct HourBaseline {
     /// The same of the 90th percentile.
     pub(super) p90: Noise,
     pub(super) spread: f64,
-    /// Requests in such an hour; 0 where the baseline is the hour in progress.
+    /// Requests in such an hour; 0 where the hour in progress is part of the baseline.
     pub(super) requests_per_hour: f64,
-    /// Closed hours that it rests on; 0 where it is the hour in progress.
+    /// Closed hours that it rests on; 0 where the hour in progress is part of it.
     pub(super) hours: usize,
     /// Minutes of them with requests.
     pub(super) minutes: f64,
@@ -134,24 +134,24 @@ impl HourHistory {
             return of_hours(&same, true);
         }
         let last_day: Vec<&HourSummary> = usable().filter(|hour| hour.index >= index - 24).collect();
-        // The first hour on the clock may have been a few minutes long.
         let closed = of_hours(&last_day, false);
         match closed {
             Some(closed) if closed.is_sufficient() => Some(closed),
-            _ => self.of_current_hour().or(closed),
+            _ => self.of_all(&last_day).or(closed),
         }
     }
 
-    fn of_current_hour(&self) -> Option<HourBaseline> {
-        let hour = summary(0, &self.current.counts(), self.minutes)?;
-        let closed = of_hours(&[&hour], false)?;
+    /// Of the hour in progress and those before it: the first on the clock may have been a few minutes long.
+    fn of_all(&self, closed: &[&HourSummary]) -> Option<HourBaseline> {
+        let current = summary(0, &self.current.counts(), self.minutes)?;
+        let all = of_hours(&[closed, &[&current]].concat(), false)?;
         let louder = |noise: Noise| Noise { scale: 2.0 * noise.scale, ..noise };
         Some(HourBaseline {
-            median: louder(closed.median),
-            p90: louder(closed.p90),
+            median: louder(all.median),
+            p90: louder(all.p90),
             requests_per_hour: 0.0,
             hours: 0,
-            ..closed
+            ..all
         })
     }
 }
@@ -230,5 +230,18 @@ mod tests {
         let baseline = hours.baseline(0, 1).unwrap();
         assert_eq!(baseline.hours, 0);
         assert!((baseline.median.center.exp() - 0.1).abs() < 0.005);
+    }
+
+    #[test]
+    fn half_an_hour_is_enough_wherever_the_clock_stands() {
+        for start in [0, 10, 31, 40, 59] {
+            let mut hours = HourHistory::default();
+            for second in (start * 60)..((start + 30) * 60) {
+                hours.add(f64::from(second), 0.1);
+            }
+            let index = hour_index(f64::from((start + 30) * 60 - 1));
+            let baseline = hours.baseline(index, 1).unwrap();
+            assert!(baseline.is_sufficient(), "from minute {start}: {baseline:?}");
+        }
     }
 }
