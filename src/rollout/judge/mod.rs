@@ -24,6 +24,7 @@ use self::samples::Samples;
 use self::tail::{Bound, TailTest};
 use self::wealth::Limits;
 use crate::config::{Canary, QuantileRatios};
+use crate::diagnosis::figures::{Count, seconds};
 use crate::labels::labels;
 use crate::request::class::Class;
 
@@ -128,6 +129,8 @@ struct Rate {
     trial: RateTest,
     limits: Limits,
     is_used: bool,
+    /// By arm: what was seen since this gateway began, for people.
+    seen: [Count; 2],
 }
 
 /// When a block ends: by time, and sooner where the canary gets many requests.
@@ -163,13 +166,14 @@ impl Judge {
             trial: rate_trial(increase),
             limits: limits(weight),
             is_used: false,
+            seen: Default::default(),
         };
         let [errors, goodput] = RATE_WEIGHTS;
         Self {
             tails: bounds.into_iter().map(tail).collect(),
             rates: [
                 rate("errors", canary.max_error_ratio_increase, errors),
-                rate("goodput", canary.max_goodput_decrease, goodput),
+                rate(GOODPUT, canary.max_goodput_decrease, goodput),
             ],
             baseline: Default::default(),
             canary: Default::default(),
@@ -266,6 +270,9 @@ impl Judge {
         self.advance(now);
         let Some(rate) = self.rates.get_mut(at) else { return };
         rate.is_used |= arm == Arm::Baseline;
+        if let Some(seen) = rate.seen.get_mut(arm as usize) {
+            seen.add(is_bad);
+        }
         for test in [&mut rate.test, &mut rate.alike, &mut rate.trial] {
             test.observe(class as usize, arm, conversation, is_bad);
         }
@@ -365,6 +372,23 @@ impl Judge {
         compared
     }
 
+    /// What a test compares, of baseline and canary, as a sentence has it; of latencies where the two differ most.
+    pub fn sides(&mut self, test: &str) -> Option<[String; 2]> {
+        if let Some(rate) = self.rates.iter().find(|rate| rate.name == test) {
+            let shown = |bad: f64| if rate.name == GOODPUT { 1.0 - bad } else { bad };
+            return Some(rate.seen.map(|seen| format!("{:.1} %", 100.0 * shown(seen.share()))));
+        }
+        let tail = self.tails.iter().find(|tail| tail.name == test)?;
+        let (measure, which) = (tail.measure, if tail.bound.is_tail() { 2 } else { 0 });
+        let groups = self.compared().into_iter().filter(|compared| compared.measure == measure);
+        let sides = groups.map(|group| group.percentiles.map(|percentiles| percentiles[which]));
+        let widest = sides.max_by(|a, b| (a[1] / a[0]).total_cmp(&(b[1] / b[0])))?;
+        Some(widest.map(|value| match measure {
+            Measure::Brevity => format!("{:.0} tokens", 1.0 / value),
+            _ => seconds(value),
+        }))
+    }
+
     /// What a restart must not lose.
     pub fn save(&self) -> SavedEvidence {
         let tails = |of: fn(&Tail) -> &TailTest| {
@@ -434,6 +458,8 @@ const CLASSES: usize = Class::ALL.len();
 /// Those of streams and those of answers without one.
 const GROUPS: usize = 2 * CLASSES;
 const MEASURES: usize = 4;
+/// The test of the share of requests within their SLO.
+const GOODPUT: &str = "goodput";
 /// Seconds. What happens within one is one event.
 const BLOCK: f64 = 0.5;
 const TAILS: usize = 0;
@@ -504,6 +530,24 @@ mod tests {
             assert!(errors.trial.is_none_or(|trial| trial >= 1.0), "{increase}: {errors:?}");
             assert_eq!(errors.trial.is_none(), increase == 1.0, "no share of failed requests is above it");
         }
+    }
+
+    #[test]
+    fn a_breach_has_what_was_measured_on_both_sides() {
+        let canary = fixture::canary("max_ttft_ratio = { p50 = 1.1, p99 = 1.2 }\n");
+        let mut judge = Judge::new(&canary, &SavedEvidence::default());
+        for request in 0..2000_u32 {
+            let (now, arm) = (f64::from(request) / 20.0, [Arm::Canary, Arm::Baseline][request as usize % 2]);
+            for (class, canary_ttft) in [(Class::Short, 0.2), (Class::Long, 1.5)] {
+                let ttft = if arm == Arm::Canary { canary_ttft } else { 0.2 };
+                judge.observe(now, Measure::Ttft, class, Observed::of(arm, ttft));
+            }
+            judge.slo(now, Class::Long, arm, None, arm == Arm::Canary && request % 8 == 0);
+        }
+        assert!(judge.breach().unwrap().test.starts_with("ttft_"));
+        assert_eq!(judge.sides("ttft_p99").unwrap(), ["200 ms", "1.5 s"]);
+        assert_eq!(judge.sides("goodput").unwrap(), ["100.0 %", "75.0 %"]);
+        assert_eq!(judge.sides("itl_p99"), None, "nothing was measured");
     }
 
     /// Whether a step ends, after how many answers of the canary, of which a share takes six times as long; 24 requests a second,

@@ -34,7 +34,7 @@ impl Bound {
         if self.is_tail() { &LONGER_TAIL } else { &SLOWER }
     }
 
-    fn is_tail(self) -> bool {
+    pub(super) fn is_tail(self) -> bool {
         self.quantile > 0.9
     }
 }

@@ -368,8 +368,12 @@ impl Rollout {
         self.judge.advance(now);
         let replicas = self.replicas(fleet);
         let breach = self.judge.breach().map(|found| {
-            let reason =
-                format!("{}: evidence over the limit against a bound of {}", found.test, found.bound);
+            let sides = self.judge.sides(found.test);
+            let sides = sides.map_or_else(String::new, |[baseline, canary]| {
+                format!("{canary} against {baseline} of the baseline, ")
+            });
+            let Evidence { test, bound, .. } = found;
+            let reason = format!("{test}: {sides}evidence over the limit against a bound of {bound}");
             // What fails may be slow as well, and the other way round.
             let is_other = |test: &Evidence| test.test != found.test && test.share >= SUSPECT;
             self.judge.evidence().iter().filter(|test| is_other(test)).fold(reason, |reason, test| {
