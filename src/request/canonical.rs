@@ -91,7 +91,7 @@ impl<'s> PromptWalk<'s> {
             Dialect::Rerank | Dialect::GenerativeScoring => self.list_of([given.query, given.documents]),
             Dialect::Score => self.list_of([given.text_1, given.text_2]),
             Dialect::Detokenize => self.texts_of(given.tokens),
-            Dialect::ChatBatch => given.messages.map_or(Ok(()), |list| self.verbatim(&mut list.cursor())),
+            Dialect::ChatBatch => self.each(given.messages, Self::conversation),
             Dialect::StoredResponse
             | Dialect::TokenizerInfo
             | Dialect::Audio
@@ -167,6 +167,14 @@ impl<'s> PromptWalk<'s> {
         Ok(())
     }
 
+    /// One of a batch.
+    fn conversation(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
+        match cursor.ahead() {
+            JsonKind::Array => cursor.array(|cursor| self.turn(cursor).map(drop)),
+            _ => self.verbatim(cursor),
+        }
+    }
+
     /// Whether the turn is the assistant's: its message, or what it did. An item of responses without a role is a call of a tool,
     /// or its thoughts.
     fn turn(&mut self, cursor: &mut Cursor<'_>) -> Result<bool, JsonError> {
@@ -175,7 +183,7 @@ impl<'s> PromptWalk<'s> {
             return self.content(cursor).map(|()| false);
         }
         let mut is_answer = true;
-        cursor.object(|key, cursor| match key.escaped().unwrap_or_default() {
+        cursor.object(|key, cursor| match &*key.name() {
             "content" => self.content(cursor),
             "role" if cursor.ahead() == JsonKind::Str => {
                 let role = cursor.value()?;
@@ -205,7 +213,7 @@ impl<'s> PromptWalk<'s> {
         if cursor.ahead() != JsonKind::Object {
             return self.verbatim(cursor);
         }
-        cursor.object(|key, cursor| match (key.escaped().unwrap_or_default(), cursor.ahead()) {
+        cursor.object(|key, cursor| match (&*key.name(), cursor.ahead()) {
             ("text", JsonKind::Str) => self.string(cursor),
             (key, kind) => {
                 self.names_media |= key == "uuid" && kind != JsonKind::Null;

@@ -66,6 +66,11 @@ impl<'a> Raw<'a> {
         }
     }
 
+    /// What a key names, unescaped, as an engine reads it; one that names nothing, as it is escaped.
+    pub fn name(&self) -> Cow<'a, str> {
+        self.string().unwrap_or_else(|| Cow::Borrowed(self.escaped().unwrap_or_default()))
+    }
+
     /// Whether it is no empty string, list or object.
     pub fn is_filled(&self) -> bool {
         !matches!(self.text, "\"\"" | "[]" | "{}")

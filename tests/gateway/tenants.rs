@@ -86,12 +86,24 @@ async fn an_isolated_tenant_names_no_media() {
     let gateway = Gateway::start(config).await;
     let named = r#"{"type":"image_url","image_url":null,"uuid":"logo"}"#;
     let own = r#"{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"},"uuid":null}"#;
-    for (who, part, status) in [("apart", named, 400), ("apart", own, 200), ("plain", named, 200)] {
-        let body = format!(r#"{{"model":"tiny","messages":[{{"role":"user","content":[{part}]}}]}}"#);
-        let mut client = gateway.client().await;
-        client.post(PATH, &[("authorization", &format!("Bearer {who}"))], body.as_bytes()).await;
-        let reply = client.reply().await;
-        assert_eq!(reply.status(), status, "{who} {part}: {}", reply.text());
+    let spelt = named.replace("uuid", r"\u0075uid");
+    let chat = |key: &str, part: &str| format!(r#"[{{"role":"user","{key}":[{part}]}}]"#);
+    let batch = |part: &str| format!("[{}]", chat("content", part));
+    for (path, messages, is_named) in [
+        (PATH, chat("content", named), true),
+        (PATH, chat("content", &spelt), true),
+        (PATH, chat(r"\u0063ontent", named), true),
+        (PATH, chat("content", own), false),
+        ("/v1/chat/completions/batch", batch(named), true),
+        ("/v1/chat/completions/batch", batch(own), false),
+    ] {
+        for (who, is_refused) in [("apart", is_named), ("plain", false)] {
+            let body = format!(r#"{{"model":"tiny","messages":{messages}}}"#);
+            let mut client = gateway.client().await;
+            client.post(path, &[("authorization", &format!("Bearer {who}"))], body.as_bytes()).await;
+            let (reply, expected) = (client.reply().await, if is_refused { 400 } else { 200 });
+            assert_eq!(reply.status(), expected, "{who} {messages}: {}", reply.text());
+        }
     }
 }
 
