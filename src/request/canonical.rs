@@ -10,8 +10,8 @@
 //! Nothing is copied together: the bytes go straight into the chain. The tests are beside `RequestPrompt::read`.
 
 use crate::request::chain::{ChainBuilder, ChainSeed, FINE_BLOCK, PrefixChain, Root};
-use crate::request::dialect::Dialect;
-use crate::request::fields::Fields;
+use crate::request::dialect::{BodyForm, Dialect};
+use crate::request::fields::{Fields, PromptFields};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::request::makeup::Makeup;
 use crate::request::prompt_size::PromptSize;
@@ -64,7 +64,15 @@ impl<'s> PromptWalk<'s> {
 
     /// Feeds the prompt of a request. A fault is possible only in fields that were not validated.
     pub(super) fn request(&mut self, dialect: Dialect, fields: &Fields<'_>) -> Result<(), JsonError> {
-        let given = &fields.prompt;
+        self.known(dialect, &fields.prompt)?;
+        let is_empty = !self.is_text && self.token_ids == 0 && self.media == 0;
+        match fields.prompt.other.filter(|_| is_empty && dialect.body_form() == BodyForm::Json) {
+            Some(other) => self.verbatim(&mut other.cursor()),
+            None => Ok(()),
+        }
+    }
+
+    fn known(&mut self, dialect: Dialect, given: &PromptFields<'_>) -> Result<(), JsonError> {
         match dialect {
             Dialect::Chat
             | Dialect::Messages
@@ -88,8 +96,9 @@ impl<'s> PromptWalk<'s> {
                 }
             }
             Dialect::Completions => self.texts_of(given.prompt),
-            Dialect::Rerank | Dialect::GenerativeScoring => self.list_of([given.query, given.documents]),
-            Dialect::Score => self.list_of([given.text_1, given.text_2]),
+            Dialect::Rerank | Dialect::Score | Dialect::GenerativeScoring => {
+                self.list_of([given.query, given.documents])
+            }
             Dialect::Detokenize => self.texts_of(given.tokens),
             Dialect::ChatBatch => self.each(given.messages, Self::conversation),
             Dialect::StoredResponse

@@ -76,16 +76,20 @@ pub struct PromptFields<'a> {
     pub system: Option<Raw<'a>>,
     /// `tools`
     pub tools: Option<Raw<'a>>,
-    /// `query`, of rerank.
+    /// `query`, of rerank; of scoring what is compared with `documents`, by any of its names.
     pub query: Option<Raw<'a>>,
-    /// `documents`, of rerank.
+    /// `documents`, of rerank; of scoring likewise.
     pub documents: Option<Raw<'a>>,
-    /// `text_1`, of score.
-    pub text_1: Option<Raw<'a>>,
-    /// `text_2`, of score.
-    pub text_2: Option<Raw<'a>>,
     /// `tokens`, of detokenize.
     pub tokens: Option<Raw<'a>>,
+    /// The longest of the other members: an engine knows forms of a prompt that have another name.
+    pub other: Option<Raw<'a>>,
+}
+
+fn keep_longest<'a>(kept: &mut Option<Raw<'a>>, value: Raw<'a>) {
+    if kept.is_none_or(|kept| kept.text().len() < value.text().len()) {
+        *kept = value.non_null().or(*kept);
+    }
 }
 
 impl Fields<'_> {
@@ -277,13 +281,11 @@ impl<'a> Fields<'a> {
             "instructions" => &mut prompt.instructions,
             "system" => &mut prompt.system,
             "tools" => &mut prompt.tools,
-            "query" => &mut prompt.query,
-            // `/generative_scoring` calls its documents items.
-            "documents" | "items" => &mut prompt.documents,
-            "text_1" => &mut prompt.text_1,
-            "text_2" => &mut prompt.text_2,
+            // Of a name and its others in one body it is not known which the engine takes.
+            "query" | "queries" | "text_1" | "data_1" => return keep_longest(&mut prompt.query, value),
+            "documents" | "items" | "text_2" | "data_2" => return keep_longest(&mut prompt.documents, value),
             "tokens" => &mut prompt.tokens,
-            _ => return,
+            _ => return keep_longest(&mut prompt.other, value),
         };
         *field = value.non_null();
     }

@@ -286,6 +286,10 @@ mod tests {
             (Dialect::Pooling, json!({"messages":[{"role":"user","content":x}]})),
             (Dialect::Rerank, json!({"query":x,"documents":["a",{"text":"b"}]})),
             (Dialect::Score, json!({"text_1":x,"text_2":["a","b"]})),
+            (Dialect::Score, json!({"queries":"a","documents":["a",{"content":[{"type":"text","text":x}]}]})),
+            (Dialect::Score, json!({"queries":x,"items":["a","b"]})),
+            (Dialect::Score, json!({"data_2":x,"data_1":"a","text_1":"decoy","text_2":"decoy"})),
+            (Dialect::Pooling, json!({"data":{"of":[x]},"task":"plugin"})),
             (Dialect::Tokenize, json!({"prompt":x})),
             (Dialect::Detokenize, json!({"tokens":(0..100).collect::<Vec<_>>()})),
         ] {
