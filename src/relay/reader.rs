@@ -326,8 +326,12 @@ impl StreamReader {
         }
         let tail = self.scanner.tail();
         let timeline = &mut self.timeline;
-        let (mut has_content, mut is_done, mut broken, mut before) = (false, false, None, 0);
+        let (mut has_content, mut is_done, mut broken, mut before, mut at) = (false, false, None, 0, 0);
         let fed = self.scanner.feed(&data, |event, end| {
+            // An event may have several facts: one that ends with an error is held back with all that it has.
+            if end != at {
+                (before, at) = (at, end);
+            }
             match event {
                 Event::Content { choice, tokens } if broken.is_none() => {
                     timeline.content(now, choice, tokens);
@@ -341,7 +345,6 @@ impl StreamReader {
                 }
                 _ => {}
             }
-            before = end;
         });
         if has_content {
             self.watch.progressed(now);

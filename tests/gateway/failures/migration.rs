@@ -56,6 +56,8 @@ fn sent(replica: &Replica) -> Value {
 #[tokio::test]
 async fn a_broken_stream_goes_on_at_another_replica_and_the_client_does_not_learn_of_it() {
     let half = |text: &str| wire::event(&text[..text.len() - 9]);
+    let late_text = wire::content("\\n wor").replace("\"finish_reason\":null", "\"finish_reason\":\"abort\"");
+    assert!(late_text.contains("abort"));
     let cases = [
         ("closed", vec![Step::Close]),
         ("reset", vec![Step::Tick, Step::Reset]),
@@ -68,6 +70,10 @@ async fn a_broken_stream_goes_on_at_another_replica_and_the_client_does_not_lear
             vec![wire::event(wire::FLAT_ERROR), wire::event(wire::DONE), Step::End],
         ),
         ("engine shut down", vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End]),
+        (
+            "engine shut down, with text that it held back",
+            vec![wire::event(late_text), wire::event(wire::DONE), Step::End],
+        ),
         ("silent, and its process gone", vec![Step::StopListening, Step::Hang]),
     ];
     for (name, then) in cases {
