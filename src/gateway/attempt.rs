@@ -472,7 +472,7 @@ fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: &Replica) -> Attemp
 
 /// Whether the engine gave the request up at shutdown: vLLM then returns the truncated completion with 200.
 fn is_aborted(answer: &BufferedResponse, dialect: Dialect) -> bool {
-    matches!(dialect, Dialect::Chat | Dialect::Completions)
+    matches!(dialect, Dialect::Chat | Dialect::ChatBatch | Dialect::Completions | Dialect::Messages)
         && answer.head.status.is_success()
         && answer.facts(dialect).is_aborted()
 }

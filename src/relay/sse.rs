@@ -364,6 +364,8 @@ mod tests {
         let done = "data: [DONE]\n\n";
         let died = "data: {\"error\":{\"message\":\"EngineCore encountered an issue. See stack trace (above) for the root cause.\",\"code\":500}}\n\n";
         let aborted = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"abort\"}]}\n\n";
+        let ended = "event: message_delta\ndata: {\"delta\":{\"stop_reason\":\"end_turn\"}}\n\n";
+        let stop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
         let cases = [
             (Chat, [open, done, ""], true, StreamEnd::Complete),
             (Chat, [open, half, rest], true, StreamEnd::Complete),
@@ -375,13 +377,9 @@ mod tests {
             (Chat, [open, aborted, done], true, error(EngineErrorKind::ShuttingDown, None)),
             (Completions, ["", aborted, done], true, error(EngineErrorKind::ShuttingDown, None)),
             (Chat, ["data: {\"error\":\"busy\"}\n\n", "", ""], true, error(other, None)),
-            (
-                Messages,
-                ["event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", "", ""],
-                true,
-                StreamEnd::Complete,
-            ),
-            (Messages, ["event: message_stop\ndata: {}\n\n", "", ""], true, StreamEnd::Complete),
+            (Messages, [ended, stop, ""], true, StreamEnd::Complete),
+            (Messages, [ended, "event: message_stop\ndata: {}\n\n", ""], true, StreamEnd::Complete),
+            (Messages, [stop, "", ""], true, error(EngineErrorKind::ShuttingDown, None)),
             (Messages, [done, "", ""], true, StreamEnd::Truncated),
             (
                 Messages,

@@ -147,9 +147,14 @@ impl StreamState {
     pub(super) fn finish(&mut self, choice: u32, reason: Raw<'_>, emit: &mut dyn FnMut(Event)) {
         self.answer.note_finish(Some(reason));
         if reason.escaped() == Some(ABORTED) && !self.is_done {
-            return emit(Event::Error(self.answer.note_abort()));
+            return self.aborted(emit);
         }
         self.finished(choice, emit);
+    }
+
+    /// The engine gave the answer up.
+    pub(super) fn aborted(&mut self, emit: &mut dyn FnMut(Event)) {
+        emit(Event::Error(self.answer.note_abort()));
     }
 
     /// A choice has ended.

@@ -76,6 +76,8 @@ fn message<'a>(
             }
         }
         "content_block_start" => emit(begun(event, "content_block", "tool_use")),
+        // Without a reason the engine gave the answer up: vLLM's translation has no word for that.
+        "message_stop" if !state.is_finished() => state.aborted(emit),
         "message_stop" => state.done(emit),
         _ => emit(Event::Other),
     }

@@ -170,7 +170,10 @@ impl AnswerFacts {
                     self.note_error(Some(error));
                 }
             }
-            ("stop_reason", Dialect::Messages) => self.note_reason(value.string()),
+            // vLLM's translation has no word for an answer that it gave up.
+            ("stop_reason", Dialect::Messages) => {
+                self.note_reason(Some(value.string().unwrap_or(ABORTED.into())));
+            }
             ("content", Dialect::Messages) | ("output", Dialect::Responses) => {
                 self.has_content = value.non_null().is_some_and(|value| value.is_filled());
             }
@@ -189,7 +192,7 @@ impl AnswerFacts {
     }
 
     fn note_choices(&mut self, dialect: Dialect, choices: &mut Cursor<'_>) -> Result<(), JsonError> {
-        let has_reasons = matches!(dialect, Dialect::Chat | Dialect::Completions);
+        let has_reasons = matches!(dialect, Dialect::Chat | Dialect::ChatBatch | Dialect::Completions);
         each_of_choices(choices, |name, value| match name {
             "finish_reason" if !has_reasons => {}
             "finish_reason" => self.note_reason(value.string()),

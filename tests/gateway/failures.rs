@@ -123,6 +123,57 @@ async fn a_truncated_unary_answer_is_retried_elsewhere_and_not_seen() {
     }
 }
 
+/// The Messages API has no word for an answer that its engine gave up: the reason is missing.
+#[tokio::test]
+async fn an_answer_of_messages_that_was_given_up_is_not_whole() {
+    const MESSAGES: &str = "/v1/messages";
+    let request = |stream: bool| {
+        format!(
+            r#"{{"model":"tiny","stream":{stream},"max_tokens":9,"messages":[{{"role":"user","content":"hi"}}]}}"#
+        )
+    };
+    let whole = |text: &str, reason: &str| {
+        format!(
+            r#"{{"id":"m","type":"message","content":[{{"type":"text","text":"{text}"}}],"stop_reason":{reason}}}"#
+        )
+    };
+    let pair = Pair::start(wire::json(200, &whole("ha", "null"))).await;
+    let good = whole("hand", "\"end_turn\"");
+    pair.good.next(wire::json(200, &good));
+    let reply = pair.gateway.post(MESSAGES, &request(false)).await;
+    assert_eq!((reply.status(), reply.text()), (200, &*good));
+
+    let event = |kind: &str, more: &str| format!("event: {kind}\ndata: {{\"type\":\"{kind}\"{more}}}\n\n");
+    let events = |text: Option<&str>, reason: &str| {
+        let delta = |text| {
+            event(
+                "content_block_delta",
+                &format!(r#","index":0,"delta":{{"type":"text_delta","text":"{text}"}}"#),
+            )
+        };
+        let ended = event(
+            "message_delta",
+            &format!(r#","delta":{{"stop_reason":{reason}}},"usage":{{"output_tokens":1}}"#),
+        );
+        let start = event("message_start", r#","message":{"id":"m","content":[],"stop_reason":null}"#);
+        [start, text.map_or_else(String::new, delta), ended, event("message_stop", "")]
+    };
+    let good = events(Some("hand"), "\"end_turn\"");
+    let pair = Pair::start(wire::stream(events(None, "null"))).await;
+    pair.good.next(wire::stream(good.clone()));
+    assert_eq!(pair.gateway.post(MESSAGES, &request(true)).await.text(), good.concat());
+
+    let replica = Replica::start().await;
+    replica.always(wire::stream(events(Some("ha"), "null")));
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let reply = gateway.post(MESSAGES, &request(true)).await;
+    assert!(
+        reply.text().contains("event: error") && !reply.text().contains("message_stop"),
+        "{}",
+        reply.text()
+    );
+}
+
 #[tokio::test]
 async fn an_answer_whose_framing_has_two_readings_is_not_relayed() {
     let head = |fields: &str| format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{fields}\r\n");
