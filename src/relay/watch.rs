@@ -79,7 +79,8 @@ pub struct StreamWatch {
     wants_flush: AtomicBool,
     /// The stream's own end came, and its body goes on.
     is_told: AtomicBool,
-    expiry: OnceLock<Expiry>,
+    /// Why it has to end, and since when.
+    expiry: OnceLock<(Expiry, Stamp)>,
     kill: KillSwitch,
     deadlines: StreamDeadlines,
     /// For how long the gateway stood still at most meanwhile, in nanoseconds.
@@ -161,7 +162,7 @@ impl StreamWatch {
 
     /// Why the stream has to end, if it has to.
     pub fn expiry(&self) -> Option<Expiry> {
-        self.expiry.get().copied()
+        self.expiry.get().map(|(expiry, _)| *expiry)
     }
 
     /// Moves every deadline: the gateway stood still, and what came meanwhile waits in its sockets. The ends of a request move by
@@ -175,6 +176,13 @@ impl StreamWatch {
     }
 
     fn check(&self, now: Stamp, drain_over: bool) {
+        if let Some((_, since)) = self.expiry.get() {
+            // hyper asks no body of which the client takes nothing.
+            if now.since(*since) >= self.deadlines.client_stall {
+                self.kill.cancel();
+            }
+            return;
+        }
         // The stamps are written before the flags that make them count.
         let is_waiting = self.is_waiting.load(Ordering::Acquire);
         let is_decoding = self.is_decoding.load(Ordering::Acquire);
@@ -194,9 +202,7 @@ impl StreamWatch {
             (now.since(handed) >= self.deadlines.client_stall).then_some(Expiry::Deadline(Timer::ClientStall))
         };
         let Some(expiry) = expiry else { return };
-        if self.expiry.set(expiry).is_err() {
-            return;
-        }
+        let _ = self.expiry.set((expiry, now));
         if is_waiting {
             self.waker.wake();
         } else {
@@ -530,6 +536,18 @@ mod tests {
         assert_eq!(found(&watch, Stamp::from_nanos(20_900_000_000)), None);
         watch.check(at(21), false);
         assert!(watch.expiry().is_some());
+    }
+
+    /// Over HTTP/2 a body is not asked while its window is closed, though nothing waits to be taken.
+    #[test]
+    fn a_stream_that_has_to_end_and_is_not_asked_is_cut_from_outside() {
+        let (_dog, watch, _, kill) = watched(5);
+        watch.decodes(at(10));
+        assert_eq!(found(&watch, at(15)), Some(Expiry::Deadline(Timer::InterToken)));
+        watch.check(at(74), false);
+        assert!(!kill.is_cancelled(), "its last event is on the way");
+        watch.check(at(75), false);
+        assert!(kill.is_cancelled());
     }
 
     #[test]
