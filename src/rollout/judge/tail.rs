@@ -98,7 +98,8 @@ pub(super) struct TailTest {
     thresholds: [Option<[f64; LEVELS]>; GROUPS],
     block: [Counts; GROUPS],
     wealth: TailWealth,
-    conversations: Conversations,
+    /// By group.
+    conversations: [Conversations; GROUPS],
     /// By replica.
     stalls: HashMap<u64, Stall>,
 }
@@ -140,6 +141,8 @@ pub(super) struct TailWealth {
     /// By group.
     by_class: Vec<Wealth>,
     restarts: Restarts,
+    #[serde(default)]
+    restarts_by_class: Vec<Restarts>,
 }
 
 impl TailTest {
@@ -159,6 +162,7 @@ impl TailTest {
 
     fn shifted(bound: Bound, shift: Shift, mut wealth: TailWealth) -> Self {
         wealth.by_class.resize(GROUPS, Wealth::default());
+        wealth.restarts_by_class.resize(GROUPS, Restarts::default());
         Self {
             bound,
             shift,
@@ -166,7 +170,7 @@ impl TailTest {
             thresholds: [None; GROUPS],
             block: Default::default(),
             wealth,
-            conversations: Conversations::default(),
+            conversations: Default::default(),
             stalls: HashMap::new(),
         }
     }
@@ -183,7 +187,8 @@ impl TailTest {
     }
 
     pub(super) fn observe(&mut self, group: usize, observed: Observed) {
-        let (Some(Some(thresholds)), Some(counts)) = (self.thresholds.get(group), self.block.get_mut(group))
+        let (Some(Some(thresholds)), Some(counts), Some(conversations)) =
+            (self.thresholds.get(group), self.block.get_mut(group), self.conversations.get_mut(group))
         else {
             return;
         };
@@ -200,7 +205,7 @@ impl TailTest {
             return;
         }
         // Squared, so that one conversation, however long, counts less than twice: what is slow about it stays so.
-        let weight = observed.count * self.conversations.weight(observed.conversation).powi(2);
+        let weight = observed.count * conversations.weight(observed.conversation).powi(2);
         let stall = self.stalls.entry(observed.replica).or_default();
         stall.observe(weight, exceeded > 0);
         let weight = weight * stall.weight;
@@ -240,23 +245,38 @@ impl TailTest {
                 }));
             }
         }
-        // Of the classes, those without requests keep their wealth.
-        let pooled = Wealth::mean(&MIDDLE, std::iter::once((1.0, &self.wealth.pooled)));
-        if self.wealth.restarts.is_due(pooled) {
-            self.wealth.pooled = Wealth::default();
-            self.wealth.by_class.fill(Wealth::default());
-            self.conversations.clear();
+        self.restart();
+    }
+
+    /// Begins anew what has lost most of its wealth, each bet for itself: what is slow about one class alone is seen over many starts of
+    /// the others.
+    fn restart(&mut self) {
+        let TailWealth { pooled, by_class, restarts, restarts_by_class } = &mut self.wealth;
+        let own = |wealth: &Wealth| Wealth::mean(&MIDDLE, std::iter::once((1.0, wealth)));
+        if restarts.is_due(own(pooled)) {
+            *pooled = Wealth::default();
+        }
+        for ((wealth, restarts), conversations) in
+            by_class.iter_mut().zip(restarts_by_class).zip(&mut self.conversations)
+        {
+            if restarts.is_due(own(wealth)) {
+                *wealth = Wealth::default();
+                conversations.clear();
+            }
         }
     }
 
-    fn log_mean(&self) -> f64 {
-        let by_class = self.wealth.by_class.iter().map(|wealth| ((1.0 - POOLED) / GROUPS as f64, wealth));
-        Wealth::mean(&MIDDLE, std::iter::once((POOLED, &self.wealth.pooled)).chain(by_class))
-    }
-
-    /// Evidence against the canary as a fraction of what stops it at an error rate of `exp(-limit)`.
+    /// Evidence against the canary as a fraction of what stops it at an error rate of `exp(-limit)`. Each bet has a part of the error
+    /// rate, and each of its starts a part of that.
     pub(super) fn evidence(&self, limit: f64) -> f64 {
-        self.log_mean() / (limit + self.wealth.restarts.price())
+        let TailWealth { pooled, by_class, restarts, restarts_by_class } = &self.wealth;
+        let part = |weight: f64, restarts: &Restarts| weight * (-restarts.price()).exp();
+        let of_class = (1.0 - POOLED) / GROUPS as f64;
+        let by_class = by_class.iter().zip(restarts_by_class);
+        let by_class = by_class.map(|(wealth, restarts)| (part(of_class, restarts), wealth));
+        let all = std::iter::once((part(POOLED, restarts), pooled)).chain(by_class);
+        let price = -all.clone().map(|(part, _)| part).sum::<f64>().ln();
+        (Wealth::mean(&MIDDLE, all) + price) / (limit + price)
     }
 
     pub(super) fn wealth(&self) -> &TailWealth {
