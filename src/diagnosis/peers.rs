@@ -108,12 +108,12 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         add(&mut found, Some(Outlier { dimension, name, evidence: far.evidence() }));
     }
     let of_engines = cause.filter(|cause| is_of_one_engine(cause, &figures.replicas));
-    add(&mut found, compare(slot, Dimension::Replica, of_engines));
+    add(&mut found, compare(slot, Dimension::Replica, |part, others| differs(part, others, of_engines)));
     for status in &figures.replicas {
         let failing = demoted(status, &figures.replicas, slot).or_else(|| back(status));
         add(&mut found, failing.filter(|_| !is_by_chance(status)));
     }
-    let revision = compare(slot, Dimension::Revision, of_engines);
+    let revision = compare(slot, Dimension::Revision, |part, others| differs(part, others, of_engines));
     add(&mut found, revision.filter(|it| !is_of_one_replica(&it.name, &figures.replicas, slot, of_engines)));
     if let Some(cause) = cause.filter(|cause| cause.ways.far.is_empty()) {
         add(&mut found, longest_queue(&figures.replicas, cause));
@@ -125,6 +125,11 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
                 add(&mut found, grown.map(|(name, evidence)| Outlier { dimension, name, evidence }));
             }
         }
+    }
+    if let Some(cause) = cause.filter(|_| found.is_empty()) {
+        // What it asks for, or how it reads, is then what is slow.
+        let misses = |part: &Part, others: &[&Part]| misses_more(part, others, cause.stage);
+        add(&mut found, compare(slot, Dimension::Tenant, misses));
     }
     found.truncate(MAX_OUTLIERS);
     found
@@ -144,7 +149,7 @@ pub(crate) fn beyond_lag(figures: &RouteFigures, cause: &Cause) -> Option<Outlie
     let is_of_prompts = matches!(cause.stage, Stage::EngineQueue | Stage::Prefill);
     let of_engines = Some(cause).filter(|_| is_of_prompts && is_of_one_engine(cause, &figures.replicas));
     let (slot, stage) = (&figures.minute.slot, of_engines?.stage);
-    let outlier = compare(slot, Dimension::Replica, of_engines)?;
+    let outlier = compare(slot, Dimension::Replica, |part, others| differs(part, others, of_engines))?;
     let missed = |part: &Part| part.missed_in[stage];
     let own = slot.of(Dimension::Replica, &outlier.name)?;
     let others = others_of(slot.parts_of(Dimension::Replica), &outlier.name);
@@ -274,13 +279,17 @@ fn failures_beside(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -
     (failures(status).unwrap_or_default(), peers_of(status, all).filter_map(failures).sum())
 }
 
-/// The one whose requests fail, miss or take longer in the blamed stage than those of the others.
-fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<Outlier> {
+/// The one that differs most from the others.
+fn compare(
+    slot: &Slot,
+    dimension: Dimension,
+    differs: impl Fn(&Part, &[&Part]) -> Option<(f64, String)>,
+) -> Option<Outlier> {
     let parts: Vec<_> = slot.parts_of(dimension).collect();
     // What several share is compared with, and none to look at.
     let named = parts.iter().filter(|(name, _)| ***name != *OTHER);
     let found = named.filter_map(|(name, part)| {
-        let (strength, evidence) = differs(part, &others_of(parts.iter().copied(), name), cause)?;
+        let (strength, evidence) = differs(part, &others_of(parts.iter().copied(), name))?;
         Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
     });
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
@@ -290,7 +299,7 @@ fn others_of<'a>(parts: impl Iterator<Item = (&'a Arc<str>, &'a Part)>, name: &A
     parts.filter(|(other, _)| *other != name).map(|(_, part)| part).collect()
 }
 
-/// How much it differs from the others, and in what.
+/// How much its requests fail, miss or take longer in the blamed stage than those of the others, and in what.
 fn differs(part: &Part, others: &[&Part], cause: Option<&Cause>) -> Option<(f64, String)> {
     if others.is_empty() {
         return None;
@@ -404,8 +413,8 @@ fn late_of_all(parts: &[&Part], stage: Stage) -> Count {
 fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
     let (own, rest) = (late_of(part, stage), late_of_all(others, stage));
     let (rate, usual) = (own.share(), rest.share());
-    let is_it =
-        own.bad >= f64::from(MISSES) && rate >= 2.0 * usual && rate - usual >= 0.1 && own.exceeds(rest);
+    let is_known = own.bad >= f64::from(MISSES) && rest.all >= f64::from(MISSES);
+    let is_it = is_known && rate >= 2.0 * usual && rate - usual >= 0.1 && own.exceeds(rest);
     is_it.then(|| {
         let evidence = format!("misses {} of its requests, the others {}", share(rate), share(usual));
         (rate / usual.max(0.01), evidence)

@@ -531,6 +531,24 @@ fn a_flood_is_named_with_its_tenant_or_class() {
 }
 
 #[test]
+fn a_tenant_that_misses_alone_is_named_where_no_replica_is() {
+    let late = (Stage::Relay, 8.0, 0.1);
+    let window = |tenants: &[(&str, u32, u32)]| {
+        let mut window = slot(TTFT, &[did("r1", 20, 14, late), did("r2", 20, 14, late)]);
+        for (name, judged, missed) in tenants {
+            let mut part = Part { requests: *judged, judged: *judged, ..Part::default() };
+            part.missed_in[Stage::Relay] = *missed;
+            window.slot.parts.insert((Dimension::Tenant, (*name).into()), part);
+        }
+        figures(window, vec![ready("r1", 0.0), ready("r2", 0.0)])
+    };
+    let alone = window(&[("bulk", 28, 28), ("chat", 30, 0), ("search", 10, 0)]);
+    names(&alone, &["28 of 28 misses in relay", "tenant bulk misses 100 % of its requests, the others 0 %"]);
+    names_only(&window(&[("bulk", 34, 14), ("chat", 34, 14)]), &["28 of 28"], &["tenant"]);
+    names_only(&window(&[("bulk", 28, 28)]), &["28 of 28"], &["tenant"]);
+}
+
+#[test]
 fn two_requests_that_are_stuck_make_a_route_bad_and_two_that_were_late_do_not() {
     let relay = (Stage::Prefill, 5.0, 1.0);
     let late = slot(TTFT, &[did("r1", 20, 2, relay), did("r2", 20, 0, relay)]);
