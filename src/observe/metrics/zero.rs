@@ -3,8 +3,8 @@
 //! What a route's alerts count, for every label set that the configuration lets us foresee: its named model, its
 //! revisions, every class, and the tenants while those are few. Past [`MAX_LABEL_SETS`], where a page would be mostly
 //! zeros, and on routes for every model, the series of a label set begin with its first request: what fails after it
-//! is seen. The series of a revision leave with the second configuration that does not have it: what it did last is scraped, and
-//! a year of rollouts fills no page.
+//! is seen. The series of a revision leave with the second change of revisions after which it is not there: what it did last is
+//! scraped, and a year of rollouts fills no page.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,6 +24,10 @@ impl Metrics {
     pub fn follow_config(&self, config: &Config) {
         let revisions: HashSet<_> = config.pools.iter().map(|pool| Arc::clone(&pool.revision)).collect();
         let mut before = self.revisions.lock();
+        if *before == revisions {
+            // A file is often read twice for one change, by its watcher and by a signal.
+            return self.preregister(config);
+        }
         let is_kept = |revision: &str| {
             matches!(revision, RequestKey::NO_REVISION | OTHER)
                 || revisions.contains(revision)
@@ -98,3 +102,24 @@ const CLASSES: [Class; 3] = [Class::Short, Class::Medium, Class::Long];
 const NOBODY: &str = "default";
 /// Label sets of route, model, tenant, revision and class; with up to thirteen series each.
 const MAX_LABEL_SETS: usize = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::check::check_str;
+
+    #[test]
+    fn a_change_that_is_read_twice_takes_no_series() {
+        let of = |revision: &str| {
+            let pool =
+                format!("name = \"p\"\nrevision = \"{revision}\"\nreplicas = [\"http://127.0.0.1:1\"]");
+            check_str("f.toml", &format!("[[pool]]\n{pool}\n[[route]]\nmodel = \"m\"\n"), &|_| None).unwrap()
+        };
+        let metrics = Metrics::new(&of("old"), Clock::start());
+        for (revision, is_kept) in [("new", true), ("new", true), ("newer", false)] {
+            metrics.follow_config(&of(revision));
+            assert_eq!(metrics.render(&[]).contains("revision=\"old\""), is_kept, "{revision}");
+        }
+    }
+}
