@@ -157,6 +157,8 @@ pub struct Attempt {
     /// Share of the wait for its first token in which it stood in the engine's queue, by the pages that were read meanwhile; `None`
     /// where none was, or no token came.
     pub queued: Option<f64>,
+    /// Share of it in which the engine had nothing to do, likewise.
+    pub outside: f64,
     /// Its answer was whole and had no content.
     pub is_empty: bool,
     /// The engine's error message, as far as it certainly quotes neither the prompt nor the answer.

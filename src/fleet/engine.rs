@@ -38,7 +38,7 @@ pub struct EngineFacts {
     /// Counters of the last minute, one every ten seconds, oldest first.
     recent: Mutex<VecDeque<(Stamp, EngineCounters)>>,
     /// When its page was read lately, and which share of our requests without a first token waited there then, oldest first.
-    queues: Mutex<VecDeque<(Stamp, f64)>>,
+    queues: Mutex<Queues>,
     /// Figures that are expected of it and that its page does not have.
     pub(super) absent: ArcSwap<Vec<&'static str>>,
     /// Figures of its GPUs.
@@ -73,22 +73,33 @@ impl EngineFacts {
         self.models.load().iter().any(|known| &*known.id == model)
     }
 
-    /// Takes note of a page that was read at that time: requests that waited in the engine, and ours that had no first token then.
-    pub(super) fn saw_queue(&self, waiting: f64, ours: u64, at: Stamp) {
+    /// Takes note of a page that was read at that time: requests that waited in the engine and that ran there, and ours that had no first
+    /// token then.
+    pub(super) fn saw_queue(&self, waiting: f64, running: Option<f64>, ours: u64, at: Stamp) {
         let mut queues = self.queues.lock();
-        if queues.len() >= QUEUES_KEPT {
-            queues.pop_front();
+        if queues.pages.len() >= QUEUES_KEPT {
+            queues.pages.pop_front();
         }
-        queues.push_back((at, (waiting / ours.max(1) as f64).min(1.0)));
+        // One that never shows what runs is not idle for that.
+        queues.has_run |= running.is_some_and(|running| running > 0.0);
+        let is_idle = queues.has_run && running == Some(0.0) && waiting <= 0.0;
+        queues.pages.push_back(QueuePage { at, queued: (waiting / ours.max(1) as f64).min(1.0), is_idle });
     }
 
-    /// Share of a wait for a first token in which the request stood in the engine's queue, by the pages of that time: that of the requests
-    /// without a first token that did. `None` if no page was read.
-    pub fn queued(&self, from: Stamp, to: Stamp) -> Option<f64> {
+    /// Shares of a wait for a first token in which the request stood in the engine's queue, and in which the engine had nothing to do, by
+    /// the pages of that time. The first is that of the requests without a first token that did; the second is what its server does
+    /// before the engine has a request: HTTP, chat template, tokens. `None` if no page was read.
+    pub fn queued(&self, from: Stamp, to: Stamp) -> Option<(f64, f64)> {
         let queues = self.queues.lock();
-        let pages = queues.iter().rev().take_while(|(at, _)| *at >= from).filter(|(at, _)| *at <= to);
-        let (sum, all) = pages.fold((0.0, 0.0), |(sum, all), (_, share)| (sum + share, all + 1.0));
-        (all > 0.0).then(|| sum / all)
+        let pages = queues.pages.iter().rev().take_while(|page| page.at >= from);
+        let (mut queued, mut idle, mut all) = (0.0, 0.0, 0.0);
+        for page in pages.filter(|page| page.at <= to) {
+            all += 1.0;
+            queued += page.queued;
+            // An engine shows a request when its first step is done.
+            idle += f64::from(u8::from(page.is_idle && page.at.since(from) >= FIRST_STEP));
+        }
+        (all > 0.0).then(|| (queued / all, idle / all))
     }
 
     /// Waiting requests of this scrape, averaged with those of the scrapes before.
@@ -139,6 +150,25 @@ const OF_A_SCRAPE: f64 = 0.2;
 /// Between two counters that are kept, and how many are.
 const RECENT_EVERY: Duration = Duration::from_secs(10);
 const RECENT_KEPT: usize = 6;
+/// What the last pages showed of requests without a first token.
+#[derive(Debug, Default)]
+struct Queues {
+    pages: VecDeque<QueuePage>,
+    /// Whether one showed a request that runs.
+    has_run: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct QueuePage {
+    at: Stamp,
+    /// Share of our requests without a first token that waited in the engine.
+    queued: f64,
+    /// Nothing waited or ran there.
+    is_idle: bool,
+}
+
+/// Longer than a step of an engine that computes long prompts in pieces.
+const FIRST_STEP: Duration = Duration::from_secs(2);
 /// Pages that are kept: of a minute, where they are read once a second.
 const QUEUES_KEPT: usize = 64;
 /// First tokens that make a mean.
@@ -153,13 +183,26 @@ mod tests {
         let facts = EngineFacts::default();
         let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
         for second in 0..100 {
-            facts.saw_queue(if second % 4 == 0 { 3.0 } else { 0.0 }, second % 8, at(second));
+            facts.saw_queue(if second % 4 == 0 { 3.0 } else { 0.0 }, Some(2.0), second % 8, at(second));
         }
         // Of four that have no first token three wait, and others' where there are none of ours.
-        assert_eq!(facts.queued(at(60), at(60)), Some(0.75));
-        assert_eq!(facts.queued(at(64), at(64)), Some(1.0));
-        assert_eq!(facts.queued(at(60), at(67)), Some(1.75 / 8.0));
+        assert_eq!(facts.queued(at(60), at(60)), Some((0.75, 0.0)));
+        assert_eq!(facts.queued(at(64), at(64)), Some((1.0, 0.0)));
+        assert_eq!(facts.queued(at(60), at(67)), Some((1.75 / 8.0, 0.0)));
         assert_eq!((facts.queued(at(0), at(20)), facts.queued(at(100), at(101))), (None, None));
+    }
+
+    #[test]
+    fn a_request_that_an_idle_engine_does_not_have_is_before_it() {
+        let facts = EngineFacts::default();
+        let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
+        let idle =
+            |from: u64, to: u64| (from..to).for_each(|at_| facts.saw_queue(0.0, Some(0.0), 1, at(at_)));
+        idle(0, 10);
+        assert_eq!(facts.queued(at(0), at(9)), Some((0.0, 0.0)), "it has never shown what runs");
+        facts.saw_queue(0.0, Some(1.0), 1, at(10));
+        idle(11, 21);
+        assert_eq!(facts.queued(at(11), at(20)), Some((0.0, 0.8)), "all but those of its first step");
     }
 
     #[test]

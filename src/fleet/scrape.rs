@@ -223,8 +223,9 @@ impl Scraper {
             cache: figures.cache(),
         };
         replica.target.scraped(page, self.clock.now());
-        if let Some(waiting) = replica.target.page().and_then(|page| page.waiting) {
-            replica.engine.saw_queue(waiting, replica.target.load.view().awaiting, self.clock.now());
+        if let Some(EnginePage { waiting: Some(waiting), running, .. }) = replica.target.page() {
+            let ours = replica.target.load.view().awaiting;
+            replica.engine.saw_queue(waiting, running, ours, self.clock.now());
         }
         self.pool.dispatcher.learn_cache(&replica.target, self.pool.ratio.bytes_per_token());
     }

@@ -347,6 +347,7 @@ pub(super) fn open_entry(
         expected: pick.assignment.expected(),
         ahead: pick.assignment.ahead,
         queued: None,
+        outside: 0.0,
         is_empty: false,
         engine_error: None,
     }

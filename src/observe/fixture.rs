@@ -43,6 +43,7 @@ fn attempt() -> Attempt {
         expected: None,
         ahead: 0.0,
         queued: None,
+        outside: 0.0,
         is_empty: false,
         engine_error: None,
     }

@@ -192,11 +192,16 @@ impl StageCursor {
             self.push(Stage::EngineOther, wait - queue - prefill, StageSource::Measured);
             return;
         }
-        let Some(queue) = attempt.and_then(|attempt| queue_of(wait, attempt)) else {
-            return self.push(Stage::Prefill, wait, StageSource::Estimated);
-        };
-        self.push(Stage::EngineQueue, queue, StageSource::Estimated);
-        self.push(Stage::Prefill, wait - queue, StageSource::Estimated);
+        let outside = attempt.map_or(Duration::ZERO, |attempt| part(wait, attempt.outside));
+        let wait = wait - outside;
+        let queue = attempt.and_then(|attempt| queue_of(wait, attempt));
+        if let Some(queue) = queue {
+            self.push(Stage::EngineQueue, queue, StageSource::Estimated);
+        }
+        self.push(Stage::Prefill, wait - queue.unwrap_or_default(), StageSource::Estimated);
+        if !outside.is_zero() {
+            self.push(Stage::EngineOther, outside, StageSource::Estimated);
+        }
     }
 }
 
@@ -212,7 +217,6 @@ impl EngineTimes {
 /// `share = queue / (queue + prefill)` as expected: time far beyond the prediction is other requests' work, where there are any. `None`
 /// where nothing is known.
 fn queue_of(wait: Duration, attempt: &Attempt) -> Option<Duration> {
-    let part = |of: Duration, share: f64| of.mul_f64(share).min(of);
     if let Some(queued) = attempt.queued {
         return Some(part(wait, queued));
     }
@@ -227,6 +231,10 @@ fn queue_of(wait: Duration, attempt: &Attempt) -> Option<Duration> {
     let explained = wait.min(whole.mul_f64(NOISE));
     let share = expected.queue.as_secs_f64() / whole.as_secs_f64();
     Some(part(explained, share) + part(wait - explained, share.max(of_others)))
+}
+
+fn part(of: Duration, share: f64) -> Duration {
+    of.mul_f64(share).min(of)
 }
 
 /// Ratio of actual to predicted wait that is within the prediction's error.
@@ -352,6 +360,21 @@ mod tests {
             assert_eq!(found.duration.as_millis(), queue, "{queued:?}, {ahead} ahead");
             assert_eq!(sum(&record), record.duration());
         }
+    }
+
+    #[test]
+    fn what_an_idle_engine_did_not_have_was_with_its_server() {
+        let mut record = fixture::stream();
+        (record.attempts[0].queued, record.attempts[0].outside) = (Some(0.1), 0.8);
+        let seen = names(&record);
+        for stage in [
+            ("engine_queue", 3, "estimated"),
+            ("prefill", 35, "estimated"),
+            ("engine_other", 156, "estimated"),
+        ] {
+            assert!(seen.contains(&stage), "{stage:?} in {seen:?}");
+        }
+        assert_eq!(sum(&record), record.duration());
     }
 
     #[test]
