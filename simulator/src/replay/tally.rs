@@ -282,9 +282,12 @@ impl Quantiles {
         Self(values)
     }
 
-    /// Nearest rank; not a number without values.
+    /// Between the two values around the place, as numpy and with it `vllm bench serve` and aiperf have it (definition 7 of Hyndman and
+    /// Fan 1996); not a number without values.
     fn at(&self, share: f64) -> f64 {
-        let rank = (share * self.0.len() as f64).ceil() as usize;
-        self.0.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+        let place = share * self.0.len().saturating_sub(1) as f64;
+        let value = |at: f64| self.0.get(at as usize).copied().unwrap_or(f64::NAN);
+        let (below, above) = (value(place.floor()), value(place.ceil()));
+        below + place.fract() * (above - below)
     }
 }
