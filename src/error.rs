@@ -221,11 +221,13 @@ pub enum Failure {
     /// The same as tenants see it.
     #[error(
         "a replica failed ({reason}) and no other took over; try again later, or ask the gateway's operator, who finds more \
-         under this request id"
+         under request id {request_id}"
     )]
     UnnamedReplica {
         /// [`ReplicaFailure::code`]
         reason: &'static str,
+        /// Named, because clients show the message of an error in a stream and no header with it.
+        request_id: Arc<str>,
     },
     /// This gateway has no descriptor or local port left for a connection to a replica.
     #[error(
@@ -248,12 +250,12 @@ impl Failure {
     }
 
     /// As tenants may see it: they are not the operator, and where replicas are is not theirs to see.
-    pub fn for_tenants(&self) -> Self {
+    pub fn for_tenants(&self, request_id: Arc<str>) -> Self {
         match self {
             Self::Replica(
                 ReplicaFailure::ConnectTimeout { after, .. } | ReplicaFailure::NoFreeConnection { after, .. },
             ) => Self::Timeout { timer: Timer::Connect, after: *after },
-            Self::Replica(failure) => Self::UnnamedReplica { reason: failure.code() },
+            Self::Replica(failure) => Self::UnnamedReplica { reason: failure.code(), request_id },
             other => other.clone(),
         }
     }
@@ -475,9 +477,11 @@ mod tests {
             ReplicaFailure::Bypassed { replica, served: ([10, 0, 0, 2], 8000).into() },
         ] {
             let own = Failure::Replica(failure);
-            let shown = own.for_tenants();
+            let shown = own.for_tenants("asked-7".into());
             assert_eq!(shown.row(), own.row());
             assert!(own.to_string().contains("10.0.0.") && !shown.to_string().contains("10.0.0."), "{shown}");
+            let names_request = shown.to_string().contains("request id asked-7");
+            assert_eq!(names_request, shown.code() == "replica_failed", "{shown}");
         }
     }
 

@@ -176,7 +176,12 @@ impl RecordGuard {
 
     /// A failure as its client may see it.
     pub fn shown(&self, failure: &Failure) -> Failure {
-        if self.hides_replicas { failure.for_tenants() } else { failure.clone() }
+        let request_id = || self.record.as_ref().map(|record| Arc::clone(&record.request_id));
+        if self.hides_replicas {
+            failure.for_tenants(request_id().unwrap_or_default())
+        } else {
+            failure.clone()
+        }
     }
 
     /// Sets a failure as the end of the request; only the first end has effect.
