@@ -49,7 +49,7 @@ async fn share(
     connection: &mut MultiplexedConnection,
 ) -> Result<Written, RedisError> {
     let key = format!("{cluster}:speeds:{}", pool.name);
-    if pool.dispatcher.model.is_young() {
+    if pool.dispatcher.model.pool.is_young() {
         let known: Option<Vec<u8>> = redis::cmd("GET").arg(&key).query_async(connection).await?;
         let known = known.and_then(|known| serde_json::from_slice::<PoolSpeeds>(&known).ok());
         if let Some(replicas) = known.and_then(|known| pool.take_speeds(&known, clock.now())) {

@@ -33,7 +33,7 @@ impl PoolState {
     /// What it has learned; `None` while that is little.
     pub fn speeds(&self, now: Stamp) -> Option<PoolSpeeds> {
         let model = &self.dispatcher.model;
-        if model.is_young() {
+        if model.pool.is_young() {
             return None;
         }
         let of = |replica: &Replica| {
@@ -44,14 +44,14 @@ impl PoolState {
             })
         };
         let replicas = self.replicas().iter().filter_map(|replica| of(replica)).collect();
-        Some(PoolSpeeds { version: Version, pool: model.save(), replicas })
+        Some(PoolSpeeds { version: Version, pool: model.pool.save(), replicas })
     }
 
     /// Takes over what was learned elsewhere or before, but of replicas that restarted since; returns of how many it did. A pool that
     /// has learned itself takes nothing.
     pub fn take_speeds(&self, speeds: &PoolSpeeds, now: Stamp) -> Option<usize> {
         let model = &self.dispatcher.model;
-        if !model.is_young() || !model.restore(&speeds.pool) {
+        if !model.pool.is_young() || !model.pool.restore(&speeds.pool) {
             return None;
         }
         let known: HashMap<u64, &ReplicaSpeed> =

@@ -104,7 +104,7 @@ impl Offers for Pools<'_> {
     }
 
     fn is_prefill_taught(&self) -> bool {
-        self.side.pool.dispatcher.model.is_taught()
+        self.side.pool.dispatcher.model.pool.is_taught()
     }
 
     fn is_prefill_idle(&self) -> bool {

@@ -96,7 +96,7 @@ impl Request<'_> {
         let tokens = self.prepared.tokens.saturating_sub(decision.hit);
         let (wait, base) = (decision.terms.wait, decision.terms.base);
         // Replicas that compute no prompts teach no base: of what they take a guess is no part.
-        let place = wait + if decode.pool.dispatcher.model.is_taught() { base } else { 0.0 };
+        let place = wait + if decode.pool.dispatcher.model.pool.is_taught() { base } else { 0.0 };
         let expected = wait + base + side.transfers.from(pair.0, self.now()).seconds(pair.1, tokens);
         let held = |body: Pieces, release, beside: Option<Beside>| HeldKv {
             body,

@@ -99,7 +99,7 @@ impl Dispatcher {
             }
         }
         // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
-        let bypasses_admission = !ask.tried.is_empty() || !self.model.is_taught();
+        let bypasses_admission = !ask.tried.is_empty() || !self.model.pool.is_taught();
         let patience = if bypasses_admission { 0.0 } else { prices::PATIENCE };
         let aim =
             Aim { now, waited: ask.waited, slo: ask.slo, patience, has_answers: self.silence(now).is_some() };
@@ -122,7 +122,7 @@ impl Dispatcher {
         now: Stamp,
     ) {
         let waiting = |target: &Target| Waiting::at(&target.load.view(), &target.foreign(now, limits));
-        self.model.note_backlog(now, ready.map(waiting));
+        self.model.backlog.note(now, ready.map(waiting));
         for target in targets {
             self.model.refresh(target.slot, &target.load, now);
         }
@@ -171,7 +171,7 @@ impl Dispatcher {
 
     /// Mean tokens of the pool's answers.
     pub fn expected_output(&self) -> Tokens {
-        Tokens(self.model.view().answers.output as u64)
+        Tokens(self.model.pool.view().answers.output as u64)
     }
 
     /// How long no replica of the pool has answered; `None` where none ever has.
@@ -216,7 +216,7 @@ impl<'a> Judged<'a> {
     /// By how much the first token comes later than predicted, one in ten excepted, of a prompt that takes `own` itself; zero while too
     /// little is known.
     pub fn late_by(&self, own: Duration) -> Duration {
-        span(self.query.model.late_by(own.as_secs_f64(), 0.9).unwrap_or_default())
+        span(self.query.model.pool.late_by(own.as_secs_f64(), 0.9).unwrap_or_default())
     }
 
     /// Whether a replica has room for a request: it is begun on there within `lookahead`.
@@ -237,7 +237,7 @@ impl<'a> Judged<'a> {
 
     /// A step of the pool's engines with nothing in it: what each step costs beside its tokens.
     pub fn step(&self) -> Duration {
-        span(self.dispatcher.model.view().step(0))
+        span(self.dispatcher.model.pool.view().step(0))
     }
 
     /// How long no replica of the pool has answered; `None` where none ever has.
@@ -371,7 +371,7 @@ impl Assignment {
     /// The wait for the first token that this share of them stays within, by how predictions have fitted of late; `None` where the
     /// policy does not predict, or too little is known.
     pub fn ttft_within(&self, share: f64) -> Option<Duration> {
-        let ratio = self.dispatcher.model.ratio_within(share)?;
+        let ratio = self.dispatcher.model.pool.ratio_within(share)?;
         Duration::try_from_secs_f64(self.decision.predicted_ttft?.as_secs_f64() * ratio).ok()
     }
 
@@ -396,7 +396,7 @@ impl Assignment {
         }
         let (slot, model, terms) = (self.decision.slot, &self.dispatcher.model, &self.decision.terms);
         let output = self.sampling.each(output);
-        let prefill = terms.prefill * model.view().ratio(&self.computed, &terms.work);
+        let prefill = terms.prefill * model.pool.view().ratio(&self.computed, &terms.work);
         let step = model.estimate(slot, now).itl(self.load.context());
         let decoding = step.as_secs_f64() * output.saturating_sub(Tokens(1)).0 as f64;
         let expected = terms.wait + prefill + terms.base + decoding;
@@ -408,13 +408,13 @@ impl Assignment {
         let context = self.load.context();
         model.observe(slot, &TimingSample { work: self.computed, busy, was_idle, context, at: now });
         model.observe_pace(slot, now, Pace { per_token: slower * step.as_secs_f64(), context });
-        model.observe_output(output);
+        model.pool.observe_output(output);
     }
 
     /// The stream is complete, and brought its tokens in so many content events.
     pub fn served(&self, output: Tokens, events: u64) {
-        self.dispatcher.model.observe_events(output, events);
-        self.dispatcher.model.observe_output(self.sampling.each(output));
+        self.dispatcher.model.pool.observe_events(output, events);
+        self.dispatcher.model.pool.observe_output(self.sampling.each(output));
     }
 
     /// The engine counted the prompt, and the part of it that was cached where it reports that. An engine that

@@ -58,7 +58,7 @@ impl<'a> Stakes<'a> {
         let sharing = query.index.sharing(longest(&query.ask.prompt, candidates), query.aim.now);
         // As many come as came, and each replica gets its part of them.
         let others = sharing / float(candidates.len() as u64).max(1.0);
-        let pool = query.model.view().bounded(query.ask.sampling.max_tokens);
+        let pool = query.model.pool.view().bounded(query.ask.sampling.max_tokens);
         let (percent, gap) = slo
             .itl
             .iter()
@@ -70,8 +70,8 @@ impl<'a> Stakes<'a> {
             pool,
             gap,
             per_gap: 1.0 / (1.0 + allowed),
-            usual: query.model.usual_slowness(),
-            standing: query.model.standing_queue(),
+            usual: query.model.pool.usual_slowness(),
+            standing: query.model.backlog.standing(),
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
             late: MissCurve::TTFT,

@@ -90,14 +90,14 @@ async fn only_answers_that_come_with_the_end_of_prefill_teach_and_only_prompts_a
     }
     gateway.idle().await;
     // None of them came with the end of a prefill.
-    learned(&gateway, &replica, |dispatcher| !dispatcher.model.is_taught()).await;
+    learned(&gateway, &replica, |dispatcher| !dispatcher.model.pool.is_taught()).await;
     replica.always(wire::json(200, r#"{"data":[],"usage":{"prompt_tokens":9}}"#));
     // When the engine turned to the first one, behind a batch, is not known.
     for _ in 0..2 {
         gateway.post("/v1/embeddings", r#"{"model":"tiny","input":"hi"}"#).await;
         gateway.idle().await;
     }
-    learned(&gateway, &replica, |dispatcher| dispatcher.model.is_taught()).await;
+    learned(&gateway, &replica, |dispatcher| dispatcher.model.pool.is_taught()).await;
 }
 
 #[tokio::test]

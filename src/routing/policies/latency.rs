@@ -32,7 +32,7 @@ impl Policy for Latency {
     }
 
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
-        if !query.model.is_taught() && !query.aim.has_answers {
+        if !query.model.pool.is_taught() && !query.aim.has_answers {
             return self.untaught.choose(query, eligible);
         }
         let key = query

@@ -51,7 +51,7 @@ impl Ledger {
         upper_quantile(&mut self.ratios(), share)
     }
 
-    /// See [`super::PoolModel::late_by`].
+    /// See [`super::PoolCell::late_by`].
     pub(super) fn late_by(&self, own: f64, share: f64) -> Option<f64> {
         let in_proportion = own * (self.ratio_within(share)? - 1.0);
         let mut seconds: Vec<f64> = self.0.iter().map(|[_, seconds]| f64::from(*seconds)).collect();

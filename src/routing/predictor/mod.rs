@@ -19,12 +19,12 @@ use std::time::Duration;
 pub use self::calibration::Calibration;
 pub(crate) use self::estimate::Queue;
 pub use self::estimate::{Estimate, PoolView, Terms};
-use self::pool::PoolCell;
+pub(super) use self::pool::PoolCell;
 use self::replica::Cell;
 pub use self::saved::{SavedPool, SavedSpeed};
 pub use self::transfers::{Links, Pair, Transfers};
 pub use self::typical::Typical;
-use super::backlog::{Backlog, Waiting};
+use super::backlog::Backlog;
 use super::float::span;
 use super::load::{Known, Pace, ReplicaLoad, TimingSample};
 use super::work::Work;
@@ -35,9 +35,11 @@ use crate::units::Tokens;
 /// What is known of one pool's speed, shared by decisions (readers) and first tokens (writers).
 #[derive(Debug)]
 pub struct PoolModel {
-    pool: PoolCell,
+    /// What its replicas have in common.
+    pub pool: PoolCell,
     replicas: Box<[Cell]>,
-    backlog: Backlog,
+    /// Prompts that wait.
+    pub(super) backlog: Backlog,
 }
 
 impl PoolModel {
@@ -48,16 +50,6 @@ impl PoolModel {
             replicas: (0..slots).map(|_| Cell::default()).collect(),
             backlog: Backlog::default(),
         }
-    }
-
-    /// Whether any answer has taught it; before that its numbers are guesses.
-    pub fn is_taught(&self) -> bool {
-        self.pool.is_taught()
-    }
-
-    /// What the replicas have in common; read once for a decision.
-    pub fn view(&self) -> PoolView {
-        self.pool.view()
     }
 
     /// What is known of a replica: its own answers, fading into the pool's as they age, so that a replica once
@@ -100,16 +92,6 @@ impl PoolModel {
         self.pool.compare(predicted, actual);
     }
 
-    /// An answer ended, with so many tokens.
-    pub fn observe_output(&self, output: Tokens) {
-        self.pool.observe_output(output);
-    }
-
-    /// A stream brought its tokens in so many content events: engines that speculate, or write in intervals, put several into one.
-    pub(super) fn observe_events(&self, output: Tokens, events: u64) {
-        self.pool.observe_events(output, events);
-    }
-
     /// Tokens in these content events of a stream that the engine did not count to its end.
     pub fn tokens_in(&self, events: u64) -> Tokens {
         Tokens((events as f64 * self.pool.tokens_per_event()).round() as u64)
@@ -146,23 +128,6 @@ impl PoolModel {
         }
     }
 
-    /// How many prompts wait at each of the replicas that are ready, of ours and of others. Due with each refresh.
-    pub fn note_backlog(&self, now: Stamp, replicas: impl Iterator<Item = Waiting>) {
-        self.backlog.note(now, replicas);
-    }
-
-    /// Slowness of an average replica of the pool.
-    #[inline]
-    pub(super) fn usual_slowness(&self) -> f64 {
-        self.pool.usual_slowness()
-    }
-
-    /// Standing queue of the fleet, in prompts per replica.
-    #[inline]
-    pub(super) fn standing_queue(&self) -> f64 {
-        self.backlog.standing()
-    }
-
     /// A predicted wait in its two parts; `None` where nothing was learned yet.
     pub fn expected(&self, terms: &Terms) -> Option<ExpectedWait> {
         self.pool
@@ -185,24 +150,9 @@ impl PoolModel {
         }
     }
 
-    /// Whether it has yet to learn how replicas compare: what others have learned is better.
-    pub fn is_young(&self) -> bool {
-        self.pool.is_young()
-    }
-
-    /// What the replicas have in common, to be kept.
-    pub fn save(&self) -> SavedPool {
-        self.pool.save()
-    }
-
     /// What is known of the replica in `slot`, to be kept; `None` before its own answers.
     pub fn save_replica(&self, slot: usize, now: Stamp) -> Option<SavedSpeed> {
         self.replicas.get(slot)?.save(now)
-    }
-
-    /// Takes over what was kept; returns whether it could be read. Replicas are measured by it: they follow.
-    pub fn restore(&self, saved: &SavedPool) -> bool {
-        self.pool.restore(saved)
     }
 
     /// The same of the replica in `slot`.
@@ -213,18 +163,6 @@ impl PoolModel {
             self.pool.slowness_changed(replica.recount());
         }
         is_taken
-    }
-
-    /// What this share of first tokens stays within, as a multiple of their prediction; `None` where too little is known.
-    pub fn ratio_within(&self, share: f64) -> Option<f64> {
-        self.pool.ratio_within(share)
-    }
-
-    /// By how much this share of first tokens comes later than predicted at most, of a prompt that takes `own` seconds itself: in
-    /// proportion, or by the seconds of others, whichever is less. What small prompts wait for a place is many times their own time, and
-    /// says nothing of what a long one takes.
-    pub fn late_by(&self, own: f64, share: f64) -> Option<f64> {
-        self.pool.late_by(own, share)
     }
 
     /// Seconds to the first token of the pool's mean prompt at the replica in `slot`, were it idle; `None` until its own answers
@@ -280,7 +218,7 @@ mod tests {
         let (own, foreign) = (LoadView::default(), Foreign::default());
         let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, lacking: 0.0, head_age: 0.0 };
         let estimate = model.estimate(slot, now);
-        estimate.terms(&model.view(), &queue, work(1000)).ttft().as_millis()
+        estimate.terms(&model.pool.view(), &queue, work(1000)).ttft().as_millis()
     }
 
     #[test]
@@ -314,7 +252,7 @@ mod tests {
         }
         let estimate = model.estimate(0, at(400));
         for tokens in [1000, 20_000, 70_000] {
-            let found = estimate.slowness * model.view().seconds(1.0, 0, &work(tokens));
+            let found = estimate.slowness * model.pool.view().seconds(1.0, 0, &work(tokens));
             let share = found / truth(tokens as f64);
             assert!((0.9..1.1).contains(&share), "{tokens} tokens: {share} of the truth");
         }
@@ -375,7 +313,7 @@ mod tests {
             }
         }
         let [fast, slow] = [0, 1].map(|slot| model.estimate(slot, at(300)).slowness);
-        let share = model.usual_slowness() / (fast * slow).sqrt();
+        let share = model.pool.usual_slowness() / (fast * slow).sqrt();
         assert!(slow > 2.0 * fast && (0.98..1.02).contains(&share), "{fast} {slow} {share}");
     }
 
@@ -422,7 +360,7 @@ mod tests {
         assert!(typical().is_none(), "nothing was measured");
         for second in 0..9 {
             model.observe_pace(0, at(second), Pace { per_token: 0.06, context: 800 });
-            model.observe_output(Tokens(64));
+            model.pool.observe_output(Tokens(64));
         }
         let found = typical().unwrap();
         assert_eq!(found.prefill, 0.0);
@@ -435,10 +373,10 @@ mod tests {
         for model in &models {
             teach(model, 0, 120, 40);
             teach(model, 1, 900, 7);
-            model.observe_output(Tokens(80));
+            model.pool.observe_output(Tokens(80));
         }
         assert_eq!(models[0].estimate(1, at(42)), models[1].estimate(1, at(42)));
-        assert_eq!(models[0].view(), models[1].view());
+        assert_eq!(models[0].pool.view(), models[1].pool.view());
     }
 
     #[test]
@@ -449,32 +387,32 @@ mod tests {
             teach(&known, 1, 300, 20);
         }
         for _ in 0..40 {
-            known.observe_output(Tokens(80));
+            known.pool.observe_output(Tokens(80));
             known.observe_pace(1, at(20), Pace { per_token: 0.02, context: 1000 });
         }
         let text = |model: &PoolModel| {
             let replicas: Vec<_> = (0..3).map(|slot| model.save_replica(slot, at(25))).collect();
-            serde_json::to_string(&(model.save(), replicas)).unwrap()
+            serde_json::to_string(&(model.pool.save(), replicas)).unwrap()
         };
         let (pool, replicas): (SavedPool, Vec<Option<SavedSpeed>>) =
             serde_json::from_str(&text(&known)).unwrap();
         // Its clock began later.
         let new = PoolModel::new(2);
-        assert!(new.is_young() && new.restore(&pool) && !new.is_young());
+        assert!(new.pool.is_young() && new.pool.restore(&pool) && !new.pool.is_young());
         assert!(replicas[2].is_none());
         for (slot, saved) in replicas.iter().flatten().enumerate() {
             assert!(new.restore_replica(slot, saved, at(6)));
             let (was, is) = (predicted_ms(&known, slot, at(25)), predicted_ms(&new, slot, at(6)));
             assert!(was.abs_diff(is) <= was / 20, "{slot}: {was} ms, {is} ms");
         }
-        let service = |model: &PoolModel| model.view().answers.output * model.pool.average().step(0);
+        let service = |model: &PoolModel| model.pool.view().answers.output * model.pool.average().step(0);
         let ratio = service(&new) / service(&known);
         assert!((0.99..1.01).contains(&ratio), "{ratio}");
         teach(&new, 1, 100, 200);
         assert!(predicted_ms(&new, 1, at(200)) < 200, "it learns as before");
         // What cannot be is refused.
         let other = PoolModel::new(1);
-        assert!(!other.restore(&SavedPool::default()) && !other.is_taught());
+        assert!(!other.pool.restore(&SavedPool::default()) && !other.pool.is_taught());
         let absurd = SavedSpeed { age: -1.0, ..replicas[0].clone().unwrap() };
         assert!(!other.restore_replica(0, &absurd, at(6)) && !other.restore_replica(9, &absurd, at(6)));
     }
@@ -483,21 +421,21 @@ mod tests {
     fn tokens_of_an_event_are_known_after_a_stream() {
         let model = PoolModel::new(1);
         assert_eq!(model.pool.tokens_per_event(), 1.0);
-        model.observe_events(Tokens(300), 300);
+        model.pool.observe_events(Tokens(300), 300);
         assert_eq!(model.pool.tokens_per_event(), 1.0);
         for _ in 0..40 {
-            model.observe_events(Tokens(800), 200);
+            model.pool.observe_events(Tokens(800), 200);
         }
         assert!((3.6..4.0).contains(&model.pool.tokens_per_event()), "{}", model.pool.tokens_per_event());
-        (0..20).for_each(|_| model.observe_events(Tokens(1), 1));
+        (0..20).for_each(|_| model.pool.observe_events(Tokens(1), 1));
         assert!(model.tokens_in(10) > Tokens(35), "short answers count little: {:?}", model.tokens_in(10));
-        (0..500).for_each(|_| model.observe_events(Tokens(90), 100));
+        (0..500).for_each(|_| model.pool.observe_events(Tokens(90), 100));
         assert_eq!(model.tokens_in(10), Tokens(10), "no fewer than there are events");
     }
 
     #[test]
     fn an_answer_is_no_longer_than_its_request_allows() {
-        let view = PoolModel::new(1).view();
+        let view = PoolModel::new(1).pool.view();
         assert_eq!(view.bounded(None), view);
         assert_eq!(view.bounded(Some(Tokens(1 << 30))).answers, view.answers);
         let short = view.bounded(Some(Tokens(16))).answers;

@@ -20,7 +20,7 @@ use crate::units::{AtomicF64, Tokens};
 
 /// The pool's learner and what it published.
 #[derive(Debug)]
-pub(super) struct PoolCell {
+pub struct PoolCell {
     rates: [AtomicF64; CAUSES],
     fresh: [AtomicU32; POINTS],
     /// Mean tokens of an answer.
@@ -134,7 +134,8 @@ impl Default for PoolCell {
 }
 
 impl PoolCell {
-    pub(super) fn view(&self) -> PoolView {
+    /// What the replicas have in common; read once for a decision.
+    pub fn view(&self) -> PoolView {
         let point = |point: &AtomicU32| f32::from_bits(point.load(Ordering::Relaxed));
         PoolView::new(
             &self.rates.each_ref().map(AtomicF64::load),
@@ -149,8 +150,9 @@ impl PoolCell {
         self.average.load()
     }
 
+    /// Slowness of an average replica of the pool.
     #[inline]
-    pub(super) fn usual_slowness(&self) -> f64 {
+    pub(in crate::routing) fn usual_slowness(&self) -> f64 {
         self.average.slowness.load()
     }
 
@@ -159,8 +161,8 @@ impl PoolCell {
         self.learner.lock().lengths.survival()
     }
 
-    /// Whether anything was learned at all.
-    pub(super) fn is_taught(&self) -> bool {
+    /// Whether any answer has taught it; before that its numbers are guesses.
+    pub fn is_taught(&self) -> bool {
         self.has_learned.load(Ordering::Relaxed)
     }
 
@@ -169,8 +171,8 @@ impl PoolCell {
         !self.learner.lock().steps.is_empty()
     }
 
-    /// Whether so little is known that replicas are taken to be alike: a measure is needed before things are measured.
-    pub(super) fn is_young(&self) -> bool {
+    /// Whether it has yet to learn how replicas compare: what others have learned is better.
+    pub fn is_young(&self) -> bool {
         self.learner.lock().taught < priors::ALIKE_LESSONS
     }
 
@@ -218,7 +220,8 @@ impl PoolCell {
         self.average.step.iter().zip(step).for_each(|(cell, figure)| cell.store(figure));
     }
 
-    pub(super) fn observe_events(&self, output: Tokens, events: u64) {
+    /// A stream brought its tokens in so many content events: engines that speculate, or write in intervals, put several into one.
+    pub(in crate::routing) fn observe_events(&self, output: Tokens, events: u64) {
         let mut learner = self.learner.lock();
         for (sum, more) in learner.events.iter_mut().zip([output.0, events]) {
             *sum = *sum * (1.0 - memories::LEARNED) + more as f64;
@@ -232,7 +235,8 @@ impl PoolCell {
         self.tokens_per_event.load()
     }
 
-    pub(super) fn observe_output(&self, output: Tokens) {
+    /// An answer ended, with so many tokens.
+    pub fn observe_output(&self, output: Tokens) {
         let mut learner = self.learner.lock();
         learner.lengths.observe(output.0);
         let survival = learner.lengths.survival();
@@ -248,15 +252,20 @@ impl PoolCell {
         self.learner.lock().ledger.read()
     }
 
-    pub(super) fn ratio_within(&self, share: f64) -> Option<f64> {
+    /// What this share of first tokens stays within, as a multiple of their prediction; `None` where too little is known.
+    pub fn ratio_within(&self, share: f64) -> Option<f64> {
         self.learner.lock().ledger.ratio_within(share)
     }
 
-    pub(super) fn late_by(&self, own: f64, share: f64) -> Option<f64> {
+    /// By how much this share of first tokens comes later than predicted at most, of a prompt that takes `own` seconds itself: in
+    /// proportion, or by the seconds of others, whichever is less. What small prompts wait for a place is many times their own time, and
+    /// says nothing of what a long one takes.
+    pub fn late_by(&self, own: f64, share: f64) -> Option<f64> {
         self.learner.lock().ledger.late_by(own, share)
     }
 
-    pub(super) fn save(&self) -> SavedPool {
+    /// What the replicas have in common, to be kept.
+    pub fn save(&self) -> SavedPool {
         let learner = self.learner.lock();
         SavedPool {
             shape: learner.shape.save(),
@@ -270,8 +279,8 @@ impl PoolCell {
         }
     }
 
-    /// Knows what was saved; returns whether it could be read. What is known of its replicas stays.
-    pub(super) fn restore(&self, saved: &SavedPool) -> bool {
+    /// Takes over what was kept; returns whether it could be read. Replicas are measured by it: they follow.
+    pub fn restore(&self, saved: &SavedPool) -> bool {
         let SavedPool { events, round_trip, mean_uncached, slowness, .. } = *saved;
         let figures = [events[0], events[1], round_trip, mean_uncached, slowness];
         let is_sound = are_sound(&figures) && slowness > 0.0;

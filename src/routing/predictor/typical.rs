@@ -31,11 +31,11 @@ impl PoolModel {
         now: Stamp,
     ) -> Option<Typical> {
         // Where no prompt is ever computed, none has taught what that takes.
-        let computes = self.is_taught();
+        let computes = self.pool.is_taught();
         if !computes && !self.pool.has_paces() {
             return None;
         }
-        let view = self.view();
+        let view = self.pool.view();
         let (mut sum, mut count) = (Typical::default(), 0.0);
         for (slot, context) in replicas {
             let own = self.estimate(slot, now);

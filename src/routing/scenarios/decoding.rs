@@ -203,7 +203,7 @@ fn an_engine_that_reports_nonsense_is_neither_chosen_for_ever_nor_never() {
                 fleet.now = fleet.now.after(Duration::from_millis(10));
                 fleet.targets[2].scraped(page, fleet.now);
                 fleet.dispatcher.learn_cache(&fleet.targets[2], bad);
-                fleet.dispatcher.model.observe_output(Tokens(0));
+                fleet.dispatcher.model.pool.observe_output(Tokens(0));
             }
             let last = EnginePage {
                 running: Some(bad),

@@ -154,7 +154,7 @@ impl Fleet {
 fn talkative(replicas: usize) -> Fleet {
     let fleet = Fleet::experienced(replicas);
     for _ in 0..1024 {
-        fleet.dispatcher.model.observe_output(Tokens(1500));
+        fleet.dispatcher.model.pool.observe_output(Tokens(1500));
     }
     fleet
 }

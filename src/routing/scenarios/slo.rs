@@ -20,7 +20,7 @@ impl Fleet {
         for n in 0..200 {
             let slot = n as usize % replicas;
             fleet.now = fleet.now.after(ms(1));
-            fleet.dispatcher.model.observe_output(Tokens(1 + 2 * n));
+            fleet.dispatcher.model.pool.observe_output(Tokens(1 + 2 * n));
             let tokens = 100 * (1 + n % 7);
             let work = Work::of(Tokens(tokens), Tokens(0));
             let busy = ms(20 + tokens / 10);
@@ -66,7 +66,7 @@ impl Fleet {
 
     fn note_backlog(&self) {
         let waiting = |target: &Target| Waiting::at(&target.load.view(), &Foreign::default());
-        self.dispatcher.model.note_backlog(self.now, self.targets.iter().map(waiting));
+        self.dispatcher.model.backlog.note(self.now, self.targets.iter().map(waiting));
     }
 
     pub(super) fn refresh(&self) {

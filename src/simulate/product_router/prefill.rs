@@ -214,7 +214,7 @@ impl Offers for Pools<'_> {
     }
 
     fn is_prefill_taught(&self) -> bool {
-        self.side.dispatcher.model.is_taught()
+        self.side.dispatcher.model.pool.is_taught()
     }
 
     fn is_prefill_idle(&self) -> bool {
