@@ -64,7 +64,7 @@ impl Follower {
         stopped: CancellationToken,
     ) {
         let (reports, receiver) = queue(MAX_REPORTS);
-        pool.dispatcher.index.exact().forget();
+        pool.dispatcher.index.exact.forget();
         pool.dispatcher.reports.store(Some(Arc::clone(&reports)));
         let (sender, mut signals) = mpsc::channel(MAX_SIGNALS);
         let topics = Arc::<Topics>::default();
@@ -185,7 +185,7 @@ impl Follower {
             }
             What::Lost => self.ledger.doubt(slot),
             What::Restarted => self.ledger.emptied(slot, index),
-            What::Disconnected => index.follow(slot, false),
+            What::Disconnected => index.exact.follow(slot, false),
         }
     }
 

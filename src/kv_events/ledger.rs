@@ -71,7 +71,7 @@ impl Ledger {
     /// whether events were missed since ([`Self::doubt`]).
     pub(super) fn open(&mut self, slot: usize, index: &PrefixIndex) {
         self.pictures.entry(slot).or_insert_with(|| Picture::new(MAX_BLOCKS));
-        index.follow(slot, true);
+        index.exact.follow(slot, true);
     }
 
     /// The number of blocks in its cache.
@@ -87,7 +87,7 @@ impl Ledger {
     pub(super) fn close(&mut self, slot: usize, index: &PrefixIndex) {
         self.pictures.remove(&slot);
         self.forget_ends(slot, index);
-        index.follow(slot, false);
+        index.exact.follow(slot, false);
     }
 
     /// Events were lost: which blocks are held is unknown from here on back.
@@ -106,7 +106,7 @@ impl Ledger {
 
     /// Those of prompts without a whole block of text would outlast the cache: no block that is gone takes them along.
     fn forget_ends(&self, slot: usize, index: &PrefixIndex) {
-        self.meanings.prompts.keys().for_each(|whole| index.exact().set_end(slot, *whole, None));
+        self.meanings.prompts.keys().for_each(|whole| index.exact.set_end(slot, *whole, None));
     }
 
     /// Blocks held: those where the engine computes, and those in tiers behind it alone.
@@ -133,15 +133,15 @@ impl Ledger {
     pub(super) fn answered(&mut self, report: &PromptReport, index: &PrefixIndex) {
         let Some(counts) = Counts::of(report) else { return };
         let block_tokens = self.pictures.get(&report.slot).map_or(0, Picture::block_tokens);
-        let before = report.turn.continues.and_then(|whole| index.exact().end(report.slot, whole));
+        let before = report.turn.continues.and_then(|whole| index.exact.end(report.slot, whole));
         if let Some(cached) = counts.cached
             && block_tokens > 0
         {
             match before {
                 Some(end) if report.blocks >= end.blocks as usize => {
-                    index.exact().continued(end, cached, block_tokens);
+                    index.exact.continued(end, cached, block_tokens);
                 }
-                None if index.exact().end(report.slot, report.turn.whole).is_none() => {
+                None if index.exact.end(report.slot, report.turn.whole).is_none() => {
                     note_fork(report, cached, block_tokens, index);
                 }
                 _ => {}
@@ -149,22 +149,22 @@ impl Ledger {
         }
         let known = Known { bytes: report.bytes, blocks: counts.blocks, tokens: counts.prompt };
         let end = End { blocks: counts.blocks, prompt: counts.prompt, reach: counts.end() };
-        index.exact().set_end(report.slot, report.turn.whole, Some(end));
+        index.exact.set_end(report.slot, report.turn.whole, Some(end));
         self.meanings.prompts.remove(&report.turn.whole);
         self.meanings.prompts.insert(report.turn.whole, known);
         while self.meanings.prompts.len() > MAX_PROMPTS
             && let Some((whole, _)) = self.meanings.prompts.pop_front()
         {
-            self.pictures.keys().for_each(|slot| index.exact().set_end(*slot, whole, None));
+            self.pictures.keys().for_each(|slot| index.exact.set_end(*slot, whole, None));
         }
-        index.exact().trim();
+        index.exact.trim();
         self.mark(report, &counts, index);
     }
 
     /// Notes how many tokens there are up to each of its blocks: exact at its end and at that of the turn before, in proportion
     /// between them.
     fn mark(&self, report: &PromptReport, counts: &Counts, index: &PrefixIndex) {
-        let marked = |at: &usize| report.chain.get(*at).and_then(|hash| index.exact().mark(*hash));
+        let marked = |at: &usize| report.chain.get(*at).and_then(|hash| index.exact.mark(*hash));
         let before = report.turn.continues.and_then(|whole| self.meanings.prompts.get(&whole));
         let mut base = before.map_or((0, 0), |known| (known.bytes, known.tokens));
         let last = (0..report.chain.len()).rev().find_map(|at| Some((end_of(report, at), marked(&at)?)));
@@ -177,14 +177,14 @@ impl Ledger {
         let (bytes, tokens) = ((report.bytes - base.0) as f64, f64::from(counts.prompt - base.1));
         for (at, hash) in report.chain.iter().enumerate() {
             let end = end_of(report, at);
-            if index.exact().mark(*hash).is_none() {
+            if index.exact.mark(*hash).is_none() {
                 let share = (end.saturating_sub(base.0)) as f64 / bytes;
                 let count = if end >= base.0 {
                     f64::from(base.1) + share * tokens
                 } else {
                     end as f64 / base.0 as f64 * f64::from(base.1)
                 };
-                index.exact().set_mark(*hash, Some(count as u32));
+                index.exact.set_mark(*hash, Some(count as u32));
             }
         }
     }
@@ -297,7 +297,7 @@ impl Ledger {
         let at_depth = |depth: u32| path.get(depth.checked_sub(first)? as usize).map(|(name, _)| *name);
         let mut covered = 0;
         for (at, hash) in report.chain.iter().enumerate() {
-            let Some(tokens) = index.exact().mark(*hash) else { continue };
+            let Some(tokens) = index.exact.mark(*hash) else { continue };
             let depth = (tokens / size).max(1);
             covered = depth;
             let Some(name) = at_depth(depth) else { continue };
@@ -326,11 +326,11 @@ impl Meanings {
                 Link::Text { hash, is_coarse } => index.hold(slot, hash, is_coarse),
                 Link::Tail { whole } => {
                     let reach = change.depth.saturating_mul(block_tokens);
-                    let end = index.exact().end(slot, whole);
+                    let end = index.exact.end(slot, whole);
                     let Some(known) = self.prompts.get(&whole) else { continue };
                     if end.is_none_or(|end| end.reach < reach) {
                         let end = End { blocks: known.blocks, prompt: known.tokens, reach };
-                        index.exact().set_end(slot, whole, Some(end));
+                        index.exact.set_end(slot, whole, Some(end));
                     }
                 }
             }
@@ -345,8 +345,8 @@ impl Meanings {
                 Link::Text { hash, .. } if self.texts.get(&hash) != Some(&change.name) => {}
                 Link::Text { hash, .. } => index.release(slot, hash),
                 Link::Tail { whole } => {
-                    if let Some(end) = index.exact().end(slot, whole).filter(|end| end.reach > left) {
-                        index.exact().set_end(slot, whole, Some(End { reach: left, ..end }));
+                    if let Some(end) = index.exact.end(slot, whole).filter(|end| end.reach > left) {
+                        index.exact.set_end(slot, whole, Some(End { reach: left, ..end }));
                     }
                 }
             }
@@ -373,7 +373,7 @@ impl Meanings {
             for link in links {
                 if let Link::Text { hash, .. } = link {
                     self.texts.remove(&hash);
-                    index.exact().set_mark(hash, None);
+                    index.exact.set_mark(hash, None);
                 }
             }
         }
@@ -382,7 +382,7 @@ impl Meanings {
 
 /// The first block of its text that surely has a whole block of tokens: marks are estimates.
 fn first_text(report: &PromptReport, size: u32, index: &PrefixIndex) -> Option<u64> {
-    let is_whole = |hash: &&u64| index.exact().mark(**hash).is_some_and(|tokens| tokens >= size + size / 2);
+    let is_whole = |hash: &&u64| index.exact.mark(**hash).is_some_and(|tokens| tokens >= size + size / 2);
     report.chain.iter().find(is_whole).copied()
 }
 
@@ -390,8 +390,8 @@ fn first_text(report: &PromptReport, size: u32, index: &PrefixIndex) -> Option<u
 fn note_fork(report: &PromptReport, cached: u32, block_tokens: u32, index: &PrefixIndex) {
     let Some(block) = report.blocks.checked_sub(1).and_then(|last| report.chain.get(last)) else { return };
     let is_near = |mark: u32| cached.abs_diff(mark) <= 2 * block_tokens.max(TEXT_BLOCK_TOKENS);
-    if index.exact().mark(*block).is_some_and(is_near) {
-        index.exact().set_fork(*block, cached);
+    if index.exact.mark(*block).is_some_and(is_near) {
+        index.exact.set_fork(*block, cached);
     }
 }
 

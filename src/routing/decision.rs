@@ -131,7 +131,7 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
             last = (blocks, block_tokens, query.ask.prompt.cached(blocks, beyond, block_tokens));
         }
         let counted =
-            query.index.counted(candidate.slot, query.ask.turn, &query.ask.prompt, blocks, block_tokens);
+            query.index.exact.hit(candidate.slot, query.ask.turn, &query.ask.prompt, blocks, block_tokens);
         candidate.is_counted = counted.is_some();
         candidate.hit = match counted {
             Some(hit) => hit,

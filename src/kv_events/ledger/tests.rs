@@ -297,7 +297,7 @@ fn what_is_evicted_after_a_reconnect_is_forgotten() {
     let mut scene = Scene::new(64);
     scene.ask(&prompt, None, &[7; 10]);
     assert!(scene.ask(&prompt, None, &[7; 10]).0 > 0);
-    scene.dispatcher.index.follow(0, false);
+    scene.dispatcher.index.exact.follow(0, false);
     scene.ledger.open(0, &scene.dispatcher.index);
     let hashes: Vec<u64> = scene.engine.used.drain().map(|(hash, _)| hash).collect();
     let evicted = Event::Removed { hashes, medium: Medium::Gpu };

@@ -65,7 +65,8 @@ impl Exact {
         }
     }
 
-    pub(super) fn follow(&self, slot: usize, is_followed: bool) {
+    /// Whether the KV events of a replica are followed: then its hits are counted in its own tokens where they are known.
+    pub fn follow(&self, slot: usize, is_followed: bool) {
         if let Some(cell) = self.followed.get(slot) {
             cell.store(is_followed, Ordering::Relaxed);
         }
@@ -75,8 +76,8 @@ impl Exact {
         self.followed.get(slot).is_some_and(|cell| cell.load(Ordering::Relaxed))
     }
 
-    /// Tokens that the engine in `slot` finds, of a prompt of which it holds `blocks` leading blocks.
-    pub(super) fn hit(
+    /// Tokens that the engine in `slot` finds, of a prompt of which it holds `blocks` leading blocks; `None` where they are not known.
+    pub(in crate::routing) fn hit(
         &self,
         slot: usize,
         turn: Turn,
@@ -168,23 +169,6 @@ impl Exact {
 
 /// What its engine's KV events bring.
 impl PrefixIndex {
-    /// Whether the KV events of a replica are followed: then its hits are counted in its own tokens where they are known.
-    pub fn follow(&self, slot: usize, is_followed: bool) {
-        self.exact.follow(slot, is_followed);
-    }
-
-    /// Tokens that a replica finds by counts and events; `None` where they are not known.
-    pub(in crate::routing) fn counted(
-        &self,
-        slot: usize,
-        turn: Turn,
-        prompt: &Prompt<'_>,
-        blocks: usize,
-        block_tokens: u64,
-    ) -> Option<Tokens> {
-        self.exact.hit(slot, turn, prompt, blocks, block_tokens)
-    }
-
     /// Notes that a replica holds a block, whoever put it there.
     pub fn hold(&self, slot: usize, block: u64, is_coarse: bool) {
         let Some(held) = self.replicas.get(slot) else { return };
@@ -203,11 +187,6 @@ impl PrefixIndex {
         if held.blocks.remove(block) {
             self.remove(slot, Entry::Block(block));
         }
-    }
-
-    /// Counts of tokens by prompt and by block.
-    pub fn exact(&self) -> &Exact {
-        &self.exact
     }
 }
 

@@ -49,7 +49,8 @@ pub struct PrefixIndex {
     used: AtomicUsize,
     beyond: Beyond,
     shared: SharedEnds,
-    exact: Exact,
+    /// Counts of tokens by prompt and by block.
+    pub exact: Exact,
 }
 
 #[derive(Debug)]
