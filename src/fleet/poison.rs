@@ -16,7 +16,7 @@ use crate::clock::Stamp;
 
 /// Suspected prompts of one pool, by the hash of the whole prompt.
 #[derive(Debug)]
-pub(super) struct PoisonPrompts {
+pub struct PoisonPrompts {
     suspects: Mutex<Vec<Suspect>>,
     deaths: DashMap<u64, Deaths>,
     /// Prompts that were answered of late, each at the place that its hash says: a later one takes it over.
@@ -75,7 +75,7 @@ impl PoisonPrompts {
     }
 
     /// Whether this prompt was answered recently.
-    pub(super) fn has_answered(&self, prompt: u64) -> bool {
+    pub fn has_answered(&self, prompt: u64) -> bool {
         self.place(prompt).is_some_and(|place| place.load(Ordering::Relaxed) == prompt)
     }
 
@@ -101,7 +101,7 @@ impl PoisonPrompts {
     }
 
     /// How much longer a prompt is refused; `None` below two deaths, or where it shares them with others.
-    pub(super) fn refused_for(&self, prompt: u64, now: Stamp) -> Option<Duration> {
+    pub fn refused_for(&self, prompt: u64, now: Stamp) -> Option<Duration> {
         if self.deaths.is_empty() {
             return None;
         }

@@ -6,7 +6,6 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio_util::sync::CancellationToken;
@@ -52,7 +51,8 @@ pub struct PoolState {
     pub(super) trouble: ArcSwapOption<String>,
     /// Those that left and whose streams have not ended.
     pub(super) draining: ArcSwap<Vec<Arc<Replica>>>,
-    pub(super) poison: PoisonPrompts,
+    /// Prompts that kill its engines.
+    pub poison: PoisonPrompts,
     outside: Arc<OutsideUse>,
     /// InferenceObjectives that its requests may name.
     pub objectives: Objectives,
@@ -317,16 +317,6 @@ impl PoolState {
             let seconds = took.as_secs_f64();
             tracing::info!(pool = %self.name, replica = %replica.name(), seconds, "cold start");
         }
-    }
-
-    /// How much longer a prompt is refused, if it was in flight at two replica deaths.
-    pub fn poisoned_for(&self, prompt: u64, now: Stamp) -> Option<Duration> {
-        self.poison.refused_for(prompt, now)
-    }
-
-    /// Whether a prompt was answered recently.
-    pub fn has_answered(&self, prompt: u64) -> bool {
-        self.poison.has_answered(prompt)
     }
 
     pub(super) fn note_adapters(&self) {

@@ -142,7 +142,7 @@ fn second(
     tried: &Tried,
 ) -> Option<Box<Pick>> {
     let now = gateway.clock.now();
-    if pool.poisoned_for(prepared.prompt.chain.whole(), now).is_some() || gateway.drain.refuses() {
+    if pool.poison.refused_for(prepared.prompt.chain.whole(), now).is_some() || gateway.drain.refuses() {
         return None;
     }
     // First: a replica that is picked is expected to have the prompt from then on.
