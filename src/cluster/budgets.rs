@@ -4,62 +4,49 @@
 //! has it again after one look.
 
 use std::collections::HashMap;
-use std::time::SystemTime;
 
-use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError};
 
+use super::connected::Connected;
 use super::refusals::Written;
 use crate::admission::{Amounts, Claim, TenantLimiter};
 
-/// What this gateway is called in the broker.
-pub(super) struct Books<'b> {
-    /// `cluster.name`
-    pub(super) cluster: &'b str,
-    /// Its field.
-    pub(super) own: &'b str,
-    pub(super) tenants: &'b TenantLimiter,
+/// Publishes what this gateway has taken, and learns what the others have; of every budget where `is_due`.
+pub(super) async fn look(
+    at: &Connected<'_>,
+    tenants: &TenantLimiter,
+    is_due: bool,
+) -> Result<Written, RedisError> {
+    let claims = tenants.claims(is_due, at.clock.wall(at.clock.now()));
+    let round = if claims.is_empty() { Written::Nothing } else { Written::Taken };
+    for claims in claims.chunks(MAX_CLAIMS) {
+        let mut asking = Pipeline::with_capacity(3 * claims.len());
+        for claim in claims {
+            let key = format!("{}:budget:{}", at.cluster, claim.name);
+            asking.cmd("HGETALL").arg(&key);
+            let writing = if claim.is_first { "HSETNX" } else { "HSET" };
+            asking.cmd(writing).arg(&key).arg(at.field).arg(written(&claim.own)).ignore();
+            asking.cmd("EXPIREAT").arg(&key).arg(claim.until.saturating_add(KEPT)).ignore();
+        }
+        let taken: Vec<HashMap<Vec<u8>, Vec<u8>>> = asking.query_async(&mut at.connection()).await?;
+        for (claim, taken) in claims.iter().zip(taken) {
+            take_in(at.field, tenants, claim, &taken);
+        }
+    }
+    Ok(round)
 }
 
-impl Books<'_> {
-    /// Publishes what this gateway has taken, and learns what the others have; of every budget where `is_due`.
-    pub(super) async fn look(
-        &self,
-        connection: &mut MultiplexedConnection,
-        is_due: bool,
-        now: SystemTime,
-    ) -> Result<Written, RedisError> {
-        let claims = self.tenants.claims(is_due, now);
-        let round = if claims.is_empty() { Written::Nothing } else { Written::Taken };
-        for claims in claims.chunks(MAX_CLAIMS) {
-            let mut asking = Pipeline::with_capacity(3 * claims.len());
-            for claim in claims {
-                let key = format!("{}:budget:{}", self.cluster, claim.name);
-                asking.cmd("HGETALL").arg(&key);
-                let writing = if claim.is_first { "HSETNX" } else { "HSET" };
-                asking.cmd(writing).arg(&key).arg(self.own).arg(written(&claim.own)).ignore();
-                asking.cmd("EXPIREAT").arg(&key).arg(claim.until.saturating_add(KEPT)).ignore();
-            }
-            let taken: Vec<HashMap<Vec<u8>, Vec<u8>>> = asking.query_async(connection).await?;
-            for (claim, taken) in claims.iter().zip(taken) {
-                self.take_in(claim, &taken);
-            }
+fn take_in(own: &str, tenants: &TenantLimiter, claim: &Claim, taken: &HashMap<Vec<u8>, Vec<u8>>) {
+    let (mut others, mut before) = (Amounts::default(), None);
+    for (gateway, amounts) in taken {
+        let Some(amounts) = read(amounts) else { continue };
+        if gateway == own.as_bytes() {
+            before = Some(amounts);
+        } else {
+            others = others.plus(amounts);
         }
-        Ok(round)
     }
-
-    fn take_in(&self, claim: &Claim, taken: &HashMap<Vec<u8>, Vec<u8>>) {
-        let (mut others, mut before) = (Amounts::default(), None);
-        for (gateway, amounts) in taken {
-            let Some(amounts) = read(amounts) else { continue };
-            if gateway == self.own.as_bytes() {
-                before = Some(amounts);
-            } else {
-                others = others.plus(amounts);
-            }
-        }
-        self.tenants.claimed(claim, others, before);
-    }
+    tenants.claimed(claim, others, before);
 }
 
 fn written(amounts: &Amounts) -> String {

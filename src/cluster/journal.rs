@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 use redis::RedisError;
 use redis::aio::MultiplexedConnection;
 
+use super::connected::Connected;
 use super::link::LinkError;
 use super::places::Places;
-use super::refusals::{Refused, Written};
+use super::refusals::Written;
 use super::{wait_for_pages, wire};
 use crate::clock::{Clock, Stamp, ticks};
-use crate::fleet::registry::Fleet;
 use crate::routing::notice::{Event, Notice};
 
 /// Decisions of this gateway that are not in the stream yet, and how far it has been read.
@@ -48,27 +48,20 @@ impl Journal {
     }
 
     /// Reads what was missed, then writes until the connection ends.
-    pub(super) async fn run(
-        &self,
-        fleet: &Fleet,
-        clock: Clock,
-        mut connection: MultiplexedConnection,
-        refused: &Refused,
-    ) -> LinkError {
-        let mut refusals = refused.of("decisions are not kept for gateways that start");
+    pub(super) async fn run(&self, at: &Connected<'_>) -> LinkError {
         // What waited is older than the time that the broker would give it.
         self.unwritten.lock().clear();
-        wait_for_pages(fleet).await;
-        let read = self.read(fleet, clock, &mut connection).await;
-        if let Err(error) = read {
+        wait_for_pages(at.fleet).await;
+        let mut connection = at.connection();
+        if let Err(error) = self.read(at, &mut connection).await {
             // Others find out whether the connection is at fault; without what was missed this gateway works all the same.
             tracing::warn!(%error, "cluster: the last decisions of other gateways cannot be read");
         }
         let mut ticks = ticks(WRITE_EVERY);
+        let mut refusals = at.refused.of("decisions are not kept for gateways that start");
         loop {
             ticks.tick().await;
-            let written = self.write(&mut connection).await;
-            if let Err(error) = refusals.note(written) {
+            if let Err(error) = refusals.note(self.write(&mut connection).await) {
                 return error;
             }
         }
@@ -89,11 +82,10 @@ impl Journal {
 
     async fn read(
         &self,
-        fleet: &Fleet,
-        clock: Clock,
+        at: &Connected<'_>,
         connection: &mut MultiplexedConnection,
     ) -> Result<(), RedisError> {
-        let places = Places::known(&fleet.pools());
+        let places = Places::known(&at.fleet.pools());
         let mut decisions = 0;
         loop {
             let from = { self.newest.lock().clone() };
@@ -102,7 +94,7 @@ impl Journal {
             // Ids, with names and values of fields in turn.
             let page: Vec<(String, Vec<Vec<u8>>)> = asking.query_async(connection).await?;
             for (id, fields) in &page {
-                decisions += fields.get(1).map_or(0, |batch| self.replay(id, batch, &places, clock));
+                decisions += fields.get(1).map_or(0, |batch| self.replay(id, batch, &places, at.clock));
             }
             let Some((last, _)) = page.last() else { break };
             last.clone_into(&mut self.newest.lock());

@@ -12,8 +12,8 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError};
 
-use super::link::{Link, LinkError};
-use super::refusals::Refused;
+use super::connected::Connected;
+use super::link::LinkError;
 use crate::clock::ticks;
 use crate::config::Secret;
 use crate::digits;
@@ -57,12 +57,10 @@ impl KeyRing {
     }
 
     /// Follows the broker until the connection ends.
-    pub(super) async fn share(&self, link: &Link, refused: &Refused) -> LinkError {
-        let mut connection = link.connection.clone();
-        let mut ticks = ticks(LOOK_EVERY);
+    pub(super) async fn share(&self, at: &Connected<'_>) -> LinkError {
         // On a new connection the broker may be another one.
-        let (mut seen, mut refusals) = (None, refused.of("API keys are not shared"));
-        let mut is_warned = false;
+        let (mut connection, mut seen, mut is_warned) = (at.connection(), None, false);
+        let (mut ticks, mut refusals) = (ticks(LOOK_EVERY), at.refused.of("API keys are not shared"));
         loop {
             ticks.tick().await;
             let looked = self.look(&mut connection, &mut seen, &mut is_warned).await;

@@ -6,6 +6,7 @@
 //! what it knows for its own next start (`snapshot`).
 
 mod budgets;
+mod connected;
 mod journal;
 mod keys;
 mod link;

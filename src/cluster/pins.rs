@@ -11,8 +11,9 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 
 use super::FLUSH_EVERY;
+use super::connected::Connected;
 use super::link::LinkError;
-use super::refusals::{Refused, Written};
+use super::refusals::Written;
 use crate::clock::{Clock, Stamp, ticks};
 use crate::config::Secret;
 use crate::digits;
@@ -25,30 +26,19 @@ pub(super) struct SharedPins {
     pins: Arc<ResponsePins>,
     asked: mpsc::Receiver<PinAsked>,
     waiting: Vec<(PinAsked, Stamp)>,
-    clock: Clock,
 }
 
 impl SharedPins {
-    pub(super) fn new(cluster: &str, seed: &Secret, pins: &Arc<ResponsePins>, clock: Clock) -> Self {
+    pub(super) fn new(cluster: &str, seed: &Secret, pins: &Arc<ResponsePins>) -> Self {
+        let (prefix, seed) = (format!("{cluster}:pin:"), seed.clone());
         let (asked, pins) = (pins.share(), Arc::clone(pins));
-        Self {
-            prefix: format!("{cluster}:pin:"),
-            seed: seed.clone(),
-            pins,
-            asked,
-            waiting: Vec::new(),
-            clock,
-        }
+        Self { prefix, seed, pins, asked, waiting: Vec::new() }
     }
 
     /// Writes and answers until the connection ends.
-    pub(super) async fn run(
-        &mut self,
-        mut connection: MultiplexedConnection,
-        refused: &Refused,
-    ) -> LinkError {
-        let mut ticks = ticks(FLUSH_EVERY);
-        let mut refusals = refused.of("pins of stored responses are not shared");
+    pub(super) async fn run(&mut self, at: &Connected<'_>) -> LinkError {
+        let (mut connection, mut ticks) = (at.connection(), ticks(FLUSH_EVERY));
+        let mut refusals = at.refused.of("pins of stored responses are not shared");
         loop {
             let mut asked = Vec::new();
             // Both arms are cancel-safe: a question not taken stays in the channel.
@@ -56,13 +46,13 @@ impl SharedPins {
                 _ = self.asked.recv_many(&mut asked, MAX_AT_ONCE) => {}
                 _ = ticks.tick() => {}
             }
-            let began = self.clock.now();
+            let began = at.clock.now();
             self.waiting.extend(asked.into_iter().map(|asked| (asked, began)));
             // While it refuses, one at a time shows when it no longer does.
             let most = if refusals.is_refused() { 1 } else { MAX_AT_ONCE };
             let written = self.write(&mut connection, most).await;
             // A broker that takes nothing gives what it has.
-            let answered = self.answer(&mut connection).await;
+            let answered = self.answer(&mut connection, at.clock).await;
             if let Err(error) = refusals.note(written.and_then(|written| answered.map(|()| written))) {
                 return error;
             }
@@ -90,7 +80,11 @@ impl SharedPins {
         written.map(Into::into)
     }
 
-    async fn answer(&mut self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    async fn answer(
+        &mut self,
+        connection: &mut MultiplexedConnection,
+        clock: Clock,
+    ) -> Result<(), RedisError> {
         if self.waiting.is_empty() {
             return Ok(());
         }
@@ -99,7 +93,7 @@ impl SharedPins {
             asking.cmd("GET").arg(self.key(&asked.tenant, &asked.response));
         }
         let found: Result<Vec<Option<Vec<u8>>>, RedisError> = asking.query_async(connection).await;
-        let now = self.clock.now();
+        let now = clock.now();
         // Whoever asked has given up by then, and one question that is refused must not stop all others for good.
         self.waiting.retain(|(_, since)| found.is_ok() || now.since(*since) < ON_ITS_WAY);
         let found = found?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::budgets::Books;
+use super::connected::Connected;
 use super::journal::Journal;
 use super::keys::KeyRing;
 use super::link::{Link, LinkError, Messages};
@@ -19,10 +19,10 @@ use super::places::Places;
 use super::refusals::Refused;
 use super::standings::Standings;
 use super::topics::Topics;
-use super::{FLUSH_EVERY, HEARTBEAT, fingerprint, speeds, wire};
+use super::{FLUSH_EVERY, HEARTBEAT, budgets, fingerprint, speeds, wire};
 use crate::admission::Sharing;
 use crate::background::Background;
-use crate::clock::{Stamp, ticks};
+use crate::clock::{Stamp, doubled, ticks};
 use crate::config::{Cluster, OnLoss, Secret};
 use crate::fleet::registry::Fleet;
 use crate::gateway::Gateway;
@@ -56,7 +56,7 @@ pub struct Deps {
 pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     let (outbox, notices) = queue(MAX_QUEUED);
     Places::announce(&deps.fleet.pools(), &outbox);
-    let pins = SharedPins::new(&config.name, seed, &deps.gateway.pins, deps.gateway.clock);
+    let pins = SharedPins::new(&config.name, seed, &deps.gateway.pins);
     let keys = KeyRing::new(&config.name, seed, Arc::clone(&deps.keys));
     let (own, seed) = (fastrand::u64(..), fingerprint(seed));
     if config.on_loss == OnLoss::Closed {
@@ -124,7 +124,7 @@ labels! {
 
 impl Service {
     async fn run(self) {
-        let (mut backoff, mut logged) = (FIRST_BACKOFF, None);
+        let (mut tries, mut logged) = (0_u32, None);
         let identity = { *self.head.lock() };
         let mut peers = Peers::new(identity.sender, identity.seed);
         let stopped = self.deps.stopped.clone();
@@ -133,7 +133,7 @@ impl Service {
             let opening = Link::open(&self.config.url, &self.deps.connector, &self.deps.background.tasks);
             let error = match stopped.run_until_cancelled(opening).await {
                 Some(Ok((link, messages))) => {
-                    self.follow(link, messages, &mut peers, &mut logged, &mut backoff).await
+                    self.follow(&link, messages, &mut peers, &mut logged, &mut tries).await
                 }
                 Some(Err(error)) => error,
                 None => return,
@@ -152,10 +152,14 @@ impl Service {
                 tracing::warn!(broker, %error, "cluster: the broker is away; this gateway routes alone until it is back");
                 logged = Some(is_refusal);
             }
-            if stopped.run_until_cancelled(self.wait(backoff)).await.is_none() {
+            if stopped
+                .run_until_cancelled(self.wait(doubled(FIRST_BACKOFF, tries, MAX_BACKOFF)))
+                .await
+                .is_none()
+            {
                 return;
             }
-            backoff = (backoff * 2).min(MAX_BACKOFF);
+            tries = tries.saturating_add(1);
         }
     }
 
@@ -197,40 +201,47 @@ impl Service {
     /// Publishes and follows until the connection ends.
     async fn follow(
         &self,
-        link: Link,
+        link: &Link,
         mut messages: Messages,
         peers: &mut Peers,
         logged: &mut Option<bool>,
-        backoff: &mut Duration,
+        tries: &mut u32,
     ) -> LinkError {
-        let mut subscribing = link.connection.clone();
-        if let Err(error) = subscribing.subscribe(&self.channel).await {
+        let at = &Connected {
+            link,
+            cluster: &self.config.name,
+            field: &self.field,
+            fleet: &self.deps.fleet,
+            clock: self.deps.gateway.clock,
+            refused: &self.refused,
+        };
+        if let Err(error) = at.connection().subscribe(&self.channel).await {
             return error.into();
         }
         // What waited is as old as the loss was long.
         self.discard();
         let broker = self.config.url.to_string();
         tracing::info!(broker, cluster = %self.config.name, "cluster: connected; decisions are shared");
-        (*logged, *backoff) = (None, FIRST_BACKOFF);
+        (*logged, *tries) = (None, 0);
         self.deps.gateway.pins.others_known(true);
         let mut pins = self.pins.lock().await;
         // Every arm is cancel-safe: each ends the connection.
         tokio::select! {
-            () = self.deps.stopped.cancelled() => self.settle(&link).await,
-            error = self.publish(&link) => error,
-            error = self.share_budgets(&link) => error,
-            error = self.keys.share(&link, &self.refused) => error,
+            () = self.deps.stopped.cancelled() => self.settle(at).await,
+            error = self.publish(at) => error,
+            error = self.share_budgets(at) => error,
+            error = self.keys.share(at) => error,
             error = self.take_in(&mut messages, peers) => error,
-            error = pins.run(link.connection.clone(), &self.refused) => error,
-            error = self.journal.run(&self.deps.fleet, self.deps.gateway.clock, link.connection.clone(), &self.refused) => error,
-            error = speeds::run(&self.config.name, &self.deps.fleet, self.deps.gateway.clock, link.connection.clone(), &self.refused) => error,
-            error = self.deps.topics.run(&self.config.name, &self.field, self.deps.gateway.clock, link.connection.clone(), &self.refused) => error,
+            error = pins.run(at) => error,
+            error = self.journal.run(at) => error,
+            error = speeds::run(at) => error,
+            error = self.deps.topics.run(at) => error,
         }
     }
 
     /// A batch every [`FLUSH_EVERY`], where there is something to publish; else a sign of life every [`HEARTBEAT`].
-    async fn publish(&self, link: &Link) -> LinkError {
-        let mut connection = link.connection.clone();
+    async fn publish(&self, at: &Connected<'_>) -> LinkError {
+        let mut connection = at.connection();
         let mut ticks = ticks(FLUSH_EVERY);
         let (mut batch, mut last) = (Vec::with_capacity(MAX_BATCH), Stamp::default());
         let mut dropped = self.outbox.dropped();
@@ -238,9 +249,9 @@ impl Service {
         for tick in 0u32.. {
             ticks.tick().await;
             if tick.is_multiple_of(RENEW_EVERY) {
-                standings.renew(&self.deps.fleet.pools());
+                standings.renew(&at.fleet.pools());
             }
-            let (now, lost) = (self.deps.gateway.clock.now(), self.outbox.dropped());
+            let (now, lost) = (at.clock.now(), self.outbox.dropped());
             self.lost(Dropped::QueueFull, lost - dropped);
             dropped = lost;
             standings.news(now).for_each(|notice| self.outbox.publish(notice));
@@ -288,18 +299,15 @@ impl Service {
     }
 
     /// A look every [`LOOK_EVERY`] at budgets that were used, and at all of them every [`LOOKS`].
-    async fn share_budgets(&self, link: &Link) -> LinkError {
+    async fn share_budgets(&self, at: &Connected<'_>) -> LinkError {
         let tenants = &self.deps.gateway.tenants;
-        let books = Books { cluster: &self.config.name, own: &self.field, tenants };
-        let (mut connection, clock) = (link.connection.clone(), self.deps.gateway.clock);
         let mut ticks = ticks(LOOK_EVERY);
         let mut refusals = self.refused.of("budgets are not shared");
         // Until the first look no more is taken of what others may have spent.
         tenants.share(Sharing::Shared { gateways: self.gateways.load(Ordering::Relaxed) });
         for look in 0u32.. {
             ticks.tick().await;
-            let now = clock.wall(clock.now());
-            let mut looking = pin!(books.look(&mut connection, look.is_multiple_of(LOOKS), now));
+            let mut looking = pin!(budgets::look(at, tenants, look.is_multiple_of(LOOKS)));
             let looked = match tokio::time::timeout(LOOK_LATE, &mut looking).await {
                 Ok(looked) => looked,
                 // Requests wait for it at the turn of a window, though not as long as it takes to give a broker up.
@@ -323,14 +331,12 @@ impl Service {
 
     /// Writes what the last requests have used in place of what they had reserved: after a restart it would be held against their
     /// tenants.
-    async fn settle(&self, link: &Link) -> LinkError {
-        let books =
-            Books { cluster: &self.config.name, own: &self.field, tenants: &self.deps.gateway.tenants };
-        let (mut connection, clock) = (link.connection.clone(), self.deps.gateway.clock);
+    async fn settle(&self, at: &Connected<'_>) -> LinkError {
+        let tenants = &self.deps.gateway.tenants;
         let looked = async {
             // A first look writes nothing over what it finds, and one that was under way may have written what was reserved.
-            books.look(&mut connection, true, clock.wall(clock.now())).await?;
-            books.look(&mut connection, true, clock.wall(clock.now())).await
+            budgets::look(at, tenants, true).await?;
+            budgets::look(at, tenants, true).await
         };
         if !matches!(tokio::time::timeout(LAST_LOOK, looked).await, Ok(Ok(_))) {
             tracing::warn!(

@@ -6,31 +6,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::RedisError;
-use redis::aio::MultiplexedConnection;
 
+use super::connected::Connected;
 use super::link::LinkError;
-use super::refusals::{Refused, Written};
-use crate::clock::{Clock, ticks};
+use super::refusals::Written;
+use crate::clock::ticks;
 use crate::fleet::pool::PoolState;
-use crate::fleet::registry::Fleet;
 use crate::fleet::speeds::PoolSpeeds;
 
 /// Writes and reads until the connection ends.
-pub(super) async fn run(
-    cluster: &str,
-    fleet: &Fleet,
-    clock: Clock,
-    mut connection: MultiplexedConnection,
-    refused: &Refused,
-) -> LinkError {
-    let mut ticks = ticks(TURN);
-    let mut refusals = refused.of("learned speeds are not shared");
+pub(super) async fn run(at: &Connected<'_>) -> LinkError {
+    let (mut ticks, mut refusals) = (ticks(TURN), at.refused.of("learned speeds are not shared"));
     loop {
         ticks.tick().await;
         // One round over all pools: what one of them is refused would otherwise end with the next.
         let mut round = Ok(Written::Nothing);
-        for pool in fleet.pools().iter() {
-            match share(cluster, pool, clock, &mut connection).await {
+        for pool in at.fleet.pools().iter() {
+            match share(at, pool).await {
                 Ok(Written::Taken) if round.is_ok() => round = Ok(Written::Taken),
                 Ok(_) => {}
                 Err(error) => round = Err(error),
@@ -42,13 +34,9 @@ pub(super) async fn run(
     }
 }
 
-async fn share(
-    cluster: &str,
-    pool: &Arc<PoolState>,
-    clock: Clock,
-    connection: &mut MultiplexedConnection,
-) -> Result<Written, RedisError> {
-    let key = format!("{cluster}:speeds:{}", pool.name);
+async fn share(at: &Connected<'_>, pool: &Arc<PoolState>) -> Result<Written, RedisError> {
+    let (connection, clock) = (&mut at.connection(), at.clock);
+    let key = format!("{}:speeds:{}", at.cluster, pool.name);
     if pool.dispatcher.model.pool.is_young() {
         let known: Option<Vec<u8>> = redis::cmd("GET").arg(&key).query_async(connection).await?;
         let known = known.and_then(|known| serde_json::from_slice::<PoolSpeeds>(&known).ok());

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError};
 
+use super::connected::Connected;
 use super::link::LinkError;
-use super::refusals::{Refused, Written};
-use crate::clock::{Clock, Stamp, ticks};
+use super::refusals::Written;
+use crate::clock::{Stamp, ticks};
 
 /// Every topic of this gateway.
 #[derive(Debug, Default)]
@@ -82,25 +82,18 @@ impl Topics {
     }
 
     /// Looks every [`LOOK_EVERY`] until the connection ends.
-    pub(super) async fn run(
-        &self,
-        cluster: &str,
-        field: &str,
-        clock: Clock,
-        mut connection: MultiplexedConnection,
-        refused: &Refused,
-    ) -> LinkError {
+    pub(super) async fn run(&self, at: &Connected<'_>) -> LinkError {
         let mut ticks = ticks(LOOK_EVERY);
-        let mut refusals = refused.of("verdicts on canaries are not shared");
+        let mut refusals = at.refused.of("verdicts on canaries are not shared");
         // Before, a field that never moves looks as alive as any.
-        let mut sweep_at = clock.now().after(2 * SILENT);
+        let mut sweep_at = at.clock.now().after(2 * SILENT);
         loop {
             ticks.tick().await;
-            let mut result = self.look(cluster, field, clock, &mut connection).await;
-            if result.is_ok() && clock.now() >= sweep_at {
-                sweep_at = clock.now().after(SWEEP_EVERY);
-                let swept = self.sweep(cluster, field, clock.now(), &mut connection).await;
-                result = swept.and(result);
+            let mut result = self.look(at).await;
+            let now = at.clock.now();
+            if result.is_ok() && now >= sweep_at {
+                sweep_at = now.after(SWEEP_EVERY);
+                result = self.sweep(at, now).await.and(result);
             }
             if let Err(error) = refusals.note(result) {
                 return error;
@@ -118,13 +111,7 @@ impl Topics {
         }
     }
 
-    async fn look(
-        &self,
-        cluster: &str,
-        field: &str,
-        clock: Clock,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<Written, RedisError> {
+    async fn look(&self, at: &Connected<'_>) -> Result<Written, RedisError> {
         let (beat, own): (u64, Vec<(String, String)>) = {
             let mut state = self.0.lock();
             state.beat += 1;
@@ -136,17 +123,17 @@ impl Topics {
         }
         let mut asking = Pipeline::with_capacity(3 * own.len());
         for (topic, text) in &own {
-            let key = format!("{cluster}:{topic}");
+            let key = format!("{}:{topic}", at.cluster);
             asking.cmd("HGETALL").arg(&key);
-            asking.cmd("HSET").arg(&key).arg(field).arg(format!("{beat} {text}")).ignore();
+            asking.cmd("HSET").arg(&key).arg(at.field).arg(format!("{beat} {text}")).ignore();
             asking.cmd("EXPIRE").arg(&key).arg(KEPT).ignore();
         }
-        let read: Vec<HashMap<String, String>> = asking.query_async(connection).await?;
-        let now = clock.now();
+        let read: Vec<HashMap<String, String>> = asking.query_async(&mut at.connection()).await?;
+        let now = at.clock.now();
         let mut state = self.0.lock();
         for ((topic, _), fields) in own.iter().zip(read) {
             if let Some(topic) = state.topics.get_mut(topic) {
-                topic.take(fields, field, now);
+                topic.take(fields, at.field, now);
             }
         }
         Ok(Written::Taken)
@@ -154,17 +141,12 @@ impl Topics {
 
     /// Drops fields that were not renewed for [`KEPT`]: those who are alive keep the hash itself from expiring. When a field was
     /// renewed is in a sorted set beside it, by the broker's clock, noted by all who see it move: an earlier version notes nothing.
-    async fn sweep(
-        &self,
-        cluster: &str,
-        field: &str,
-        now: Stamp,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<(), RedisError> {
+    async fn sweep(&self, at: &Connected<'_>, now: Stamp) -> Result<(), RedisError> {
+        let (connection, cluster) = (&mut at.connection(), at.cluster);
         let topics: Vec<(String, Vec<String>, Vec<String>)> = {
             let state = self.0.lock();
             let looked_at = state.topics.iter().filter(|(_, topic)| topic.is_looked_at);
-            looked_at.map(|(name, topic)| topic.renewed_or_silent(name, field, now)).collect()
+            looked_at.map(|(name, topic)| topic.renewed_or_silent(name, at.field, now)).collect()
         };
         // A pipeline of nothing is an error.
         if topics.is_empty() {
