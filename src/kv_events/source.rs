@@ -15,7 +15,7 @@ use super::numbers::{Due, Numbers};
 use super::replay::Replay;
 use super::wire::{Socket, Wire, WireError};
 use super::{EventKind, GapOutcome};
-use crate::clock::Stamp;
+use crate::clock::{Stamp, doubled};
 use crate::cluster::Deps;
 use crate::config::{Endpoint, KvEvents};
 use crate::fleet::pool::PoolState;
@@ -85,7 +85,7 @@ enum Lost {
 impl Source {
     pub(super) async fn run(mut self) {
         let (sender, mut arriving) = mpsc::channel(2);
-        let (mut backoff, mut is_logged) = (FIRST_BACKOFF, false);
+        let (mut tries, mut is_logged) = (0_u32, false);
         loop {
             let mut is_good = false;
             let lost = match self.session(&sender, &mut arriving, &mut is_good).await {
@@ -93,7 +93,7 @@ impl Source {
                 Err(lost) => lost,
             };
             if is_good {
-                (backoff, is_logged) = (FIRST_BACKOFF, false);
+                (tries, is_logged) = (0, false);
             }
             self.note_connected(false);
             self.signal(What::Disconnected).await;
@@ -101,8 +101,9 @@ impl Source {
                 let (pool, replica) = (&*self.pool.name, &*self.replica.name());
                 tracing::warn!(pool, replica, error = %lost, "kv_events: not followed; its cache is estimated until it is");
             }
-            tokio::time::sleep(backoff.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
-            backoff = (backoff * 2).min(MAX_BACKOFF);
+            let pause = doubled(FIRST_BACKOFF, tries, MAX_BACKOFF);
+            tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+            tries = tries.saturating_add(1);
         }
     }
 
