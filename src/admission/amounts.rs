@@ -16,7 +16,6 @@ pub struct Amounts {
     /// Requests.
     pub requests: u64,
     /// Milliseconds at engines.
-    #[serde(default)]
     pub engine_ms: u64,
 }
 

@@ -34,7 +34,6 @@ impl Budget {
 
 /// What was used in one window, of all models or of one.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(try_from = "KeptAccount", into = "KeptAccount")]
 pub(super) struct Account {
     window: Window,
     zone: Zone,
@@ -44,47 +43,17 @@ pub(super) struct Account {
     /// Used since then.
     pub used: Amounts,
     /// Reserved by requests under way.
+    #[serde(skip)]
     held: Amounts,
     /// The last look at other gateways, where there are some.
+    #[serde(skip)]
     lease: Option<Box<Lease>>,
     /// A request was let in before there was one.
+    #[serde(skip)]
     is_ahead: bool,
     /// The window of the last look.
+    #[serde(skip)]
     period: Option<Period>,
-}
-
-#[derive(Deserialize, Serialize)]
-struct KeptAccount {
-    window: Window,
-    /// Name of the zone. In files of 0.1.0 seconds ahead of UTC.
-    #[serde(default)]
-    zone: Option<Box<str>>,
-    #[serde(default, skip_serializing)]
-    ahead: i32,
-    model: Option<Box<str>>,
-    from: i64,
-    used: Amounts,
-}
-
-impl TryFrom<KeptAccount> for Account {
-    type Error = String;
-
-    fn try_from(kept: KeptAccount) -> Result<Self, String> {
-        let KeptAccount { window, zone, ahead, model, from, used } = kept;
-        let zone = match zone {
-            Some(name) => Zone::named(&name).map_err(|(message, _)| message)?,
-            None => Zone::ahead(ahead),
-        };
-        let held = Amounts::default();
-        Ok(Self { window, zone, model, from, used, held, lease: None, is_ahead: false, period: None })
-    }
-}
-
-impl From<Account> for KeptAccount {
-    fn from(account: Account) -> Self {
-        let Account { window, zone, model, from, used, .. } = account;
-        Self { window, zone: Some(zone.name().into()), ahead: 0, model, from, used }
-    }
 }
 
 /// The accounts of one tenant.
@@ -563,10 +532,6 @@ mod tests {
         let mut kept: Ledger = serde_json::from_str(&text).unwrap();
         assert!(kept.check(&budgets, "m", wanted(9, 9), Sharing::Alone, at(1)).is_err() && kept.0.len() == 1);
         assert!(kept.check(&budgets, "m", wanted(9, 9), Sharing::Alone, at(10 * 3600)).is_ok(), "tomorrow");
-        let used = r#"{"input":5,"cached":0,"output":0,"requests":1}"#;
-        let old = format!(r#"[{{"window":"day","ahead":7200,"model":null,"from":0,"used":{used}}}]"#);
-        let old: Ledger = serde_json::from_str(&old).unwrap();
-        assert_eq!(old.0[0].zone.name(), "+02:00", "a file of 0.1.0");
         assert!(serde_json::from_str::<Ledger>(&text.replace("Berlin", "Bern-1")).is_err());
     }
 }

@@ -81,18 +81,18 @@ mod tests {
         // 2026-11-24T13:30:05Z, a Tuesday.
         let at = 1_795_527_005;
         let midnight = at - 13 * 3600 - 30 * 60 - 5;
-        for (window, ahead, from, length) in [
-            (Window::Minute, 0, at - 5, 60),
-            (Window::Hour, 0, at - 1805, 3600),
-            (Window::Hour, 1800, at - 5, 3600),
-            (Window::Day, 0, midnight, DAY),
-            (Window::Day, 7200, midnight - 7200, DAY),
-            (Window::Day, -50_400, midnight - DAY + 50_400, DAY),
-            (Window::Week, 0, midnight - DAY, 7 * DAY),
-            (Window::Month, 0, midnight - 23 * DAY, 30 * DAY),
+        for (window, zone, from, length) in [
+            (Window::Minute, "UTC", at - 5, 60),
+            (Window::Hour, "UTC", at - 1805, 3600),
+            (Window::Hour, "+00:30", at - 5, 3600),
+            (Window::Day, "UTC", midnight, DAY),
+            (Window::Day, "+02:00", midnight - 7200, DAY),
+            (Window::Day, "-14:00", midnight - DAY + 50_400, DAY),
+            (Window::Week, "UTC", midnight - DAY, 7 * DAY),
+            (Window::Month, "UTC", midnight - 23 * DAY, 30 * DAY),
         ] {
-            let period = Period::of(window, &Zone::ahead(ahead), Unix(at));
-            assert_eq!(period, Period { from, until: from + length }, "{window:?} {ahead}");
+            let period = Period::of(window, &Zone::named(zone).unwrap(), Unix(at));
+            assert_eq!(period, Period { from, until: from + length }, "{window:?} {zone}");
         }
         let february = Period::of(Window::Month, &Zone::default(), Unix(1_709_164_800));
         assert_eq!(february.until - february.from, 29 * DAY, "2024-02-29");

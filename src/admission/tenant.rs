@@ -61,12 +61,10 @@ impl TenantUse {
 /// What all tenants have used of their budgets, and their keys of theirs: kept over restarts.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct Ledgers {
-    #[serde(default)]
     version: Version<1>,
     /// By name of the tenant.
     pub tenants: HashMap<Box<str>, Ledger>,
     /// By name of the tenant and of the key.
-    #[serde(default)]
     pub keys: HashMap<Box<str>, HashMap<Box<str>, Ledger>>,
 }
 
@@ -637,10 +635,10 @@ mod tests {
         assert_eq!(admission.limits.requests.map(|it| (it.limit, it.remaining)), Some((2, 0)));
         assert!(admission.permit.is_ok(), "what was under way at the end of the process is not charged");
         assert!(admit(&limiter, &tenant, 1, at(60)).is_ok());
-        let future = kept.replace("\"version\":1", "\"version\":2");
-        assert!(future != kept && serde_json::from_str::<Ledgers>(&future).is_err(), "{future}");
-        let of_0_1 = kept.replace("\"version\":1,", "");
-        assert!(of_0_1 != kept && serde_json::from_str::<Ledgers>(&of_0_1).is_ok(), "{of_0_1}");
+        for (own, other) in [("\"version\":1", "\"version\":2"), ("\"version\":1,", "")] {
+            let foreign = kept.replace(own, other);
+            assert!(foreign != kept && serde_json::from_str::<Ledgers>(&foreign).is_err(), "{foreign}");
+        }
     }
 
     #[test]

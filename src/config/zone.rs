@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use jiff::tz::{Offset, TimeZone};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::json;
 
 use super::check::codec::Own;
@@ -29,6 +31,19 @@ impl Default for Zone {
     }
 }
 
+/// Its name.
+impl Serialize for Zone {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&self.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for Zone {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Self::named(&Box::<str>::deserialize(from)?).map_err(|(message, _)| D::Error::custom(message))
+    }
+}
+
 impl Zone {
     /// As the file writes it.
     pub fn name(&self) -> &str {
@@ -38,12 +53,6 @@ impl Zone {
     /// Its rules.
     pub fn rules(&self) -> &TimeZone {
         &self.zone
-    }
-
-    /// The zone that is so many seconds ahead of UTC; UTC where it is none.
-    pub fn ahead(seconds: i32) -> Self {
-        let (sign, minutes) = (if seconds < 0 { '-' } else { '+' }, seconds.unsigned_abs() / 60);
-        Self::named(&format!("{sign}{:02}:{:02}", minutes / 60, minutes % 60)).unwrap_or_default()
     }
 
     /// The zone of that name.
@@ -101,8 +110,7 @@ mod tests {
         for name in ["UTC", "+02:00", "-09:30", "Europe/Berlin", "America/New_York"] {
             assert_eq!(Zone::named(name).unwrap().name(), name);
         }
-        assert_eq!((Zone::ahead(7200).name(), Zone::ahead(-34_200).name()), ("+02:00", "-09:30"));
-        assert_eq!((Zone::ahead(0), Zone::named("+00:00").unwrap()), (Zone::default(), Zone::default()));
+        assert_eq!(Zone::named("+00:00").unwrap(), Zone::default());
         for wrong in ["+2", "02:00", "+15:00", "Europe/Bern-Bethlehem", "", "../etc/passwd"] {
             let (message, hint) = Zone::named(wrong).unwrap_err();
             assert!(message.contains("is no ") && hint.contains("Europe/Berlin"), "{wrong}: {message}");
