@@ -54,7 +54,6 @@ pub struct Plan {
     /// Index into the steps.
     pub step: usize,
     /// The shadow step, which comes before them, is over.
-    #[serde(default)]
     pub is_past_shadow: bool,
     /// Seconds of this step's soak that are over.
     pub soaked: f64,
@@ -66,7 +65,6 @@ pub struct Plan {
     pub is_off: bool,
     /// When an operator or a breach changed it last, in milliseconds since 1970 or, by a clock that is behind, one more than before;
     /// 0: never.
-    #[serde(default)]
     pub acts: u64,
     /// Answers in this step at other gateways.
     #[serde(skip)]
