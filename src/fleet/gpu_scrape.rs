@@ -9,69 +9,62 @@ use std::time::Duration;
 
 use http::StatusCode;
 
+use super::discovery::deps::Deps;
 use super::gpu::{GpuFigures, GpuReading, Throttling};
 use super::metrics_text::{label, series};
 use super::pool::PoolState;
 use super::replica::Replica;
-use crate::clock::Clock;
 use crate::config::Dcgm;
 use crate::upstream::call::Call;
 use crate::upstream::connect::Connector;
 
-/// Scrapes the exporter of the targets behind one URL.
-#[derive(Debug)]
-pub(super) struct GpuScraper {
-    pub(super) pool: Arc<PoolState>,
-    pub(super) targets: Vec<Arc<Replica>>,
-    pub(super) connector: Connector,
-    pub(super) clock: Clock,
+/// Scrapes the exporter of the targets behind one URL until they are removed.
+pub(super) async fn run(pool: Arc<PoolState>, targets: Vec<Arc<Replica>>, deps: Deps) {
+    let Some(first) = targets.first() else { return };
+    let mut was_failing = false;
+    // Spreads the scrapes of replicas that started together.
+    let mut pause = FIRST_WITHIN.mul_f64(fastrand::f64());
+    loop {
+        tokio::select! {
+            () = first.removed().cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+        let problem = match look(&pool, first, &deps.connector).await {
+            Some(Ok(figures)) => {
+                let reading = Arc::new(GpuReading { at: deps.clock.now(), figures });
+                targets.iter().for_each(|target| target.engine.gpu.store(Some(Arc::clone(&reading))));
+                None
+            }
+            Some(Err(problem)) => Some(problem),
+            None => None,
+        };
+        if let Some(problem) = news(&mut was_failing, problem) {
+            let served = first.served();
+            let (pool, replica) = (&served.pool, &served.replica);
+            tracing::warn!(%pool, %replica, problem, "no figures of its GPUs; check pool.dcgm");
+        }
+        pause = INTERVAL.mul_f64(0.9 + 0.2 * fastrand::f64());
+    }
 }
 
-impl GpuScraper {
-    /// The loop, until the replica is removed.
-    pub(super) async fn run(self) {
-        let Some(first) = self.targets.first() else { return };
-        let mut was_failing = false;
-        // Spreads the scrapes of replicas that started together.
-        let mut pause = FIRST_WITHIN.mul_f64(fastrand::f64());
-        loop {
-            tokio::select! {
-                () = first.removed().cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
-            }
-            let problem = self.look(first).await;
-            if let Some(problem) = news(&mut was_failing, problem) {
-                let served = first.served();
-                let (pool, replica) = (&served.pool, &served.replica);
-                tracing::warn!(%pool, %replica, problem, "no figures of its GPUs; check pool.dcgm");
-            }
-            pause = INTERVAL.mul_f64(0.9 + 0.2 * fastrand::f64());
+/// One scrape: the figures, or why there are none; `None` where no exporter is configured.
+async fn look(
+    pool: &PoolState,
+    replica: &Replica,
+    connector: &Connector,
+) -> Option<Result<GpuFigures, String>> {
+    let (config, name) = (pool.config(), replica.name());
+    let dcgm = config.dcgm.of(&name)?;
+    let scrape = async {
+        let endpoint = dcgm.endpoint(&replica.identity.endpoint.host, &name)?;
+        match Call::to(&endpoint, TIMEOUT).send(connector).await {
+            Ok((StatusCode::OK, page)) => parse(&String::from_utf8_lossy(&page), dcgm, &name)
+                .ok_or_else(|| format!("{endpoint} has no figures of a GPU with these labels")),
+            Ok((status, _)) => Err(format!("{endpoint}: {status}")),
+            Err(error) => Err(format!("{endpoint}: {error}")),
         }
-    }
-
-    /// One scrape; returns why it brought nothing.
-    async fn look(&self, first: &Replica) -> Option<String> {
-        let config = self.pool.config();
-        let name = first.name();
-        let dcgm = config.dcgm.of(&name)?;
-        let endpoint = match dcgm.endpoint(&first.identity.endpoint.host, &name) {
-            Ok(endpoint) => endpoint,
-            Err(problem) => return Some(problem),
-        };
-        let page = match Call::to(&endpoint, TIMEOUT).send(&self.connector).await {
-            Ok((StatusCode::OK, page)) => page,
-            Ok((status, _)) => return Some(format!("{endpoint}: {status}")),
-            Err(error) => return Some(format!("{endpoint}: {error}")),
-        };
-        let Some(figures) = parse(&String::from_utf8_lossy(&page), dcgm, &name) else {
-            return Some(format!("{endpoint} has no figures of a GPU with these labels"));
-        };
-        let reading = Arc::new(GpuReading { at: self.clock.now(), figures });
-        for replica in &self.targets {
-            replica.engine.gpu.store(Some(Arc::clone(&reading)));
-        }
-        None
-    }
+    };
+    Some(scrape.await)
 }
 
 /// The problem of a scrape that failed after one that did not.

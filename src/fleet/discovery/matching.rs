@@ -13,7 +13,7 @@ use super::membership::{Cause, Membership, SLOTS};
 use super::report::SourceSink;
 use super::roster::{Member, Roster};
 use crate::config::{Endpoint, MAX_REPLICAS, Pool, ReplicaSpec};
-use crate::fleet::gpu_scrape::GpuScraper;
+use crate::fleet::gpu_scrape;
 use crate::fleet::identity::{Identity, Rank};
 use crate::fleet::life::Event;
 use crate::fleet::pool::PoolState;
@@ -133,13 +133,8 @@ impl Membership {
             };
             self.deps.background.spawn(prober.run());
         }
-        let gpus = GpuScraper {
-            pool: Arc::clone(&self.pool),
-            targets: started.clone(),
-            connector: self.deps.connector.clone(),
-            clock: self.deps.clock,
-        };
-        self.deps.background.spawn(gpus.run());
+        let (pool, targets) = (Arc::clone(&self.pool), started.clone());
+        self.deps.background.spawn(gpu_scrape::run(pool, targets, self.deps.clone()));
         // One page tells of all engines of a URL.
         if let Some(scraper) =
             Scraper::new(Arc::clone(self) as Arc<dyn SourceSink>, &self.pool, started.clone(), &self.deps)
