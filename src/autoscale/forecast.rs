@@ -3,16 +3,15 @@
 //! What counts is the mean of the last minute, or of the last quarter of it where that is higher beyond chance; plus the trend,
 //! as far as it is beyond chance, for the length of a cold start. Falls are never forecast: capacity is kept until load is gone.
 
-use std::collections::VecDeque;
+use crate::stats::Ring;
 
 /// Requests by time.
 #[derive(Clone, Debug, Default)]
 pub struct Forecast {
-    /// Requests in each whole bucket, the newest last.
-    buckets: VecDeque<f64>,
-    /// Seconds at which the open bucket began.
+    /// Requests by bucket since it began, the open one last.
+    buckets: Ring<f64>,
+    /// Seconds.
     began: Option<f64>,
-    open: f64,
 }
 
 /// What is expected, in requests a second.
@@ -28,26 +27,18 @@ impl Forecast {
     /// `arrived` requests came since the last call, until `now` in seconds.
     pub fn note(&mut self, now: f64, arrived: f64) {
         let began = *self.began.get_or_insert(now);
-        let mut whole = ((now - began) / BUCKET).floor();
-        if whole >= 1.0 {
-            self.buckets.push_back(std::mem::take(&mut self.open));
-            whole = whole.min(MAX_BUCKETS as f64 + 1.0);
-            // Somebody slept: nothing was seen meanwhile.
-            (1..whole as usize).for_each(|_| self.buckets.push_back(0.0));
-            while self.buckets.len() > MAX_BUCKETS {
-                self.buckets.pop_front();
-            }
-            self.began = Some(began + ((now - began) / BUCKET).floor() * BUCKET);
-        }
-        self.open += arrived;
+        let bucket = ((now - began) / BUCKET).floor() as i64;
+        *self.buckets.at(bucket, MAX_BUCKETS + 1) += arrived;
     }
 
     /// What comes until `horizon` seconds from now.
     pub fn expected(&self, now: f64, horizon: f64) -> Expected {
-        let open = now - self.began.unwrap_or(now);
-        let over = |buckets: usize| {
-            let newest = self.buckets.iter().rev().take(buckets);
-            (newest.clone().sum::<f64>() + self.open, newest.count() as f64 * BUCKET + open)
+        let open = self.buckets.newest().unwrap_or(0);
+        // Those that are over, and what there is of the open one.
+        let over = |buckets: i64| {
+            let first = open - buckets.min(open);
+            let count: f64 = self.buckets.range(first, open).map(|(_, count)| count).sum();
+            (count, now - self.began.unwrap_or(now) - first as f64 * BUCKET)
         };
         let (count, seconds) = over(MINUTE);
         if seconds < MIN_SECONDS {
@@ -63,12 +54,14 @@ impl Forecast {
     }
 
     /// Requests a second that each second adds, by least squares over the newest buckets, less what chance makes of it.
-    fn slope(&self, window: usize) -> f64 {
-        let rates: Vec<f64> = self.buckets.iter().rev().take(window).map(|count| count / BUCKET).collect();
-        let n = rates.len() as f64;
-        if rates.len() < window {
-            return 0.0;
+    fn slope(&self, window: i64) -> f64 {
+        let Some(open) = self.buckets.newest().filter(|open| *open >= window) else { return 0.0 };
+        // A bucket in which nothing was noted has no requests.
+        let mut rates = vec![0.0; window as usize];
+        for (bucket, count) in self.buckets.range(open - window, open - 1) {
+            rates[(open - 1 - bucket) as usize] = count / BUCKET;
         }
+        let n = rates.len() as f64;
         // The newest is at 0, those before it are negative.
         let at = |bucket: usize| -(bucket as f64) * BUCKET;
         let mean_at = at(0) - BUCKET * (n - 1.0) / 2.0;
@@ -87,11 +80,11 @@ impl Forecast {
 /// Seconds.
 const BUCKET: f64 = 5.0;
 /// Buckets.
-const MINUTE: usize = 12;
-const QUARTER: usize = 3;
-const MAX_BUCKETS: usize = 120;
+const MINUTE: i64 = 12;
+const QUARTER: i64 = 3;
+const MAX_BUCKETS: i64 = 120;
 /// Buckets over which a trend is looked for: a steep one shows within a minute, a slow one takes ten to stand out from chance.
-const TRENDS: [usize; 3] = [MINUTE, 36, MAX_BUCKETS];
+const TRENDS: [i64; 3] = [MINUTE, 36, MAX_BUCKETS];
 /// Rates are not known sooner.
 const MIN_SECONDS: f64 = 5.0;
 /// A trend is not trusted for longer.
@@ -154,7 +147,9 @@ mod tests {
         forecast.note(1e9, 5.0);
         let found = forecast.expected(1e9, 1e9);
         assert!(
-            found.rate.is_finite() && found.rate < 1.5 && forecast.buckets.len() <= MAX_BUCKETS,
+            found.rate.is_finite()
+                && found.rate < 1.5
+                && forecast.buckets.iter().count() as i64 <= MAX_BUCKETS,
             "{found:?}"
         );
     }
