@@ -343,13 +343,24 @@ mod tests {
     use crate::config::check::check_with_pool;
     use crate::observe::fixture;
 
-    /// A feed that watches nothing yet, and what it observes.
-    fn feed() -> (Feed, mpsc::Receiver<Observation>) {
+    /// A feed that watches a canary where the record was served, of its revision or another one; and what it observes.
+    fn feed(record: &Record, revision: Option<&str>) -> (Feed, mpsc::Receiver<Observation>) {
         let config = check_with_pool("").unwrap();
         let metrics = Arc::new(Metrics::new(&config, Clock::start()));
         let ((observations, seen), (commands, _)) = (mpsc::channel(9), mpsc::channel(9));
-        let (watched, board) = (Arc::default(), Arc::default());
-        (Feed { observations, commands, watched, board, metrics }, seen)
+        let Served { pool, revision: own, .. } = record.served().unwrap().clone();
+        let (route, revision) = (Arc::clone(&record.route), revision.map_or(own, Into::into));
+        let watched = Arc::new(ArcSwap::from_pointee(vec![Watched { route, pool, revision }]));
+        (Feed { observations, commands, watched, board: Arc::default(), metrics }, seen)
+    }
+
+    /// What came of a request that is over.
+    fn ended(feed: &Feed, seen: &mut mpsc::Receiver<Observation>, record: &Record) -> Option<Box<Ended>> {
+        feed.record(record, &Judgement::of(record));
+        match seen.try_recv().ok()?.seen {
+            Seen::Ended(ended) => Some(ended),
+            _ => panic!("it ended"),
+        }
     }
 
     #[test]
@@ -360,19 +371,11 @@ mod tests {
 
     #[test]
     fn a_wait_that_ends_without_an_answer_is_the_replica_s_unless_another_had_failed_before() {
-        let (feed, mut seen) = feed();
         let mut late = fixture::stream();
-        let Served { pool, revision, .. } = late.served().unwrap().clone();
-        feed.watched.store(Arc::new(vec![Watched { route: Arc::clone(&late.route), pool, revision }]));
+        let (feed, mut seen) = feed(&late, None);
         (late.outcome, late.at.first_token, late.attempts[0].error) =
             (Outcome::Failed, None, Some("timeout_first_token"));
-        let mut is_censored = |record: &Record| {
-            feed.record(record, &Judgement::of(record));
-            match seen.try_recv().unwrap().seen {
-                Seen::Ended(ended) => ended.censored.is_some(),
-                _ => panic!("it ended"),
-            }
-        };
+        let mut is_censored = |record: &Record| ended(&feed, &mut seen, record).unwrap().censored.is_some();
         assert!(is_censored(&late));
         late.attempts.push(late.attempts[0].clone());
         assert!(!is_censored(&late), "part of it is the first one's");
@@ -380,30 +383,22 @@ mod tests {
 
     #[test]
     fn an_answer_of_a_cold_replica_is_known_for_one() {
-        let (feed, mut seen) = feed();
         let mut record = fixture::stream();
-        let Served { pool, revision, .. } = record.served().unwrap().clone();
-        feed.watched.store(Arc::new(vec![Watched { route: Arc::clone(&record.route), pool, revision }]));
+        let (feed, mut seen) = feed(&record, None);
         for is_cold in [false, true] {
             record.decision.as_mut().unwrap().is_cold = is_cold;
-            feed.record(&record, &Judgement::of(&record));
-            assert!(matches!(seen.try_recv().unwrap().seen, Seen::Ended(ended) if ended.is_cold == is_cold));
+            assert_eq!(ended(&feed, &mut seen, &record).unwrap().is_cold, is_cold);
         }
     }
 
     #[test]
     fn what_began_under_the_revision_before_is_not_the_canary_s() {
-        let (feed, mut seen) = feed();
         let record = fixture::stream();
-        let Served { pool, revision, .. } = record.served().unwrap();
-        let mut arms = |revision: &Arc<str>| {
-            let (route, pool) = (Arc::clone(&record.route), Arc::clone(pool));
-            feed.watched.store(Arc::new(vec![Watched { route, pool, revision: Arc::clone(revision) }]));
-            feed.record(&record, &Judgement::of(&record));
-            let seen = seen.try_recv().ok().map(|observation| observation.seen);
-            seen.map(|seen| matches!(seen, Seen::Ended(ended) if ended.arm == Arm::Canary))
+        let arm = |revision| {
+            let (feed, mut seen) = feed(&record, revision);
+            ended(&feed, &mut seen, &record).map(|ended| ended.arm)
         };
-        assert_eq!(arms(revision), Some(true));
-        assert_eq!(arms(&"after-a-reload".into()), None);
+        assert_eq!(arm(None), Some(Arm::Canary));
+        assert_eq!(arm(Some("after-a-reload")), None);
     }
 }
