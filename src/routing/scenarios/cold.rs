@@ -2,10 +2,6 @@
 
 use super::*;
 
-fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
 /// Sends `count` requests, `every` so often or as soon as fewer than `at_once` are under way, to replicas that take so long each for
 /// a first token and end with it: how many each of them got.
 fn trickle(fleet: &mut Fleet, takes: &[Duration], count: u64, every: Duration, at_once: usize) -> Vec<u32> {

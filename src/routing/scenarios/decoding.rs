@@ -168,13 +168,8 @@ fn streams_that_just_keep_their_bound_get_no_more_company() {
 fn what_is_late_anyway_is_not_made_much_later_for_one_stream() {
     let mut fleet = Fleet::experienced(2);
     let _fragile = fleet.streams(0, 1, 1);
-    let queue = |slot: usize, tokens| {
-        let work = Work::of(Tokens(tokens), Tokens(0));
-        let placement = Placement { at: fleet.now, work, is_stream: true, ..Placement::default() };
-        LoadGuard::reserve(&fleet.targets[slot].load, placement)
-    };
     // Two seconds and eight.
-    let _queues = [queue(0, 20_000), queue(1, 80_000)];
+    let _queues = [fleet.prompt(0, 20_000), fleet.prompt(1, 80_000)];
     let (ttft, tpot) = (Some(Duration::from_secs(1)), Some(Duration::from_millis(50)));
     fleet.aim.slo = SloBounds { ttft, tpot, ..SloBounds::default() };
     assert_eq!(fleet.decide(&Text::session(1, 0, 64)).unwrap().slot, 0);

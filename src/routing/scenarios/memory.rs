@@ -12,9 +12,7 @@ fn a_prompt_goes_where_its_kv_has_room() {
     let mut fleet = talkative(2);
     let (long, short) = (Text::session(1, 0, 40), Text::session(2, 0, 4));
     // The second one has a prompt to compute first, the first one nothing to do.
-    let work = Work::of(Tokens(3_000), Tokens(0));
-    let placement = Placement { at: fleet.now, work, is_stream: true, ..Placement::default() };
-    let _busy = LoadGuard::reserve(&fleet.targets[1].load, placement);
+    let _busy = fleet.prompt(1, 3_000);
     assert_eq!(fleet.decide(&long).unwrap().slot, 0, "of memory nothing is known");
     for (used, long_at) in [(0.3, 0), (0.95, 1)] {
         fleet.targets[0].scraped(usage(used), fleet.now);

@@ -133,6 +133,13 @@ impl Fleet {
         (assignment.decision, assignment)
     }
 
+    /// A prompt that a replica has yet to compute.
+    fn prompt(&self, slot: usize, tokens: u64) -> LoadGuard {
+        let work = Work::of(Tokens(tokens), Tokens(0));
+        let placement = Placement { at: self.now, work, is_stream: true, ..Placement::default() };
+        LoadGuard::reserve(&self.targets[slot].load, placement)
+    }
+
     /// Sends all at once and keeps them in flight: how many each replica got.
     fn burst(&self, texts: impl IntoIterator<Item = Text>) -> Vec<u64> {
         let _held: Vec<_> = texts.into_iter().map(|text| self.dispatch(&text).1).collect();
@@ -148,6 +155,10 @@ impl Fleet {
         let sample = TimingSample { work, busy, was_idle: true, context: 0, at: self.now };
         self.dispatcher.model.observe(decision.slot, &sample);
     }
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
 }
 
 /// A fleet whose answers have 1,500 tokens.
@@ -179,9 +190,7 @@ fn a_hit_is_the_reason_only_where_it_decided() {
     let other = 1 - home;
     let longer = Text::session(1, 0, 44);
     assert_eq!(fleet.decide(&longer).map(|d| (d.slot, d.reason)), Some((home, Reason::Prefix)));
-    let work = Work::of(Tokens(100_000), Tokens(0));
-    let placement = Placement { at: fleet.now, work, is_stream: true, ..Placement::default() };
-    let _busy = LoadGuard::reserve(&fleet.targets[other].load, placement);
+    let _busy = fleet.prompt(other, 100_000);
     assert_eq!(fleet.decide(&longer).map(|d| (d.slot, d.reason)), Some((home, Reason::Load)));
 }
 

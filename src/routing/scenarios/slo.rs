@@ -3,10 +3,6 @@
 use super::*;
 use crate::record::SloBounds;
 
-fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
 /// A request that has to answer within `ttft_ms`, its tokens 50 ms apart at most, and may be held for half of that.
 fn aim(ttft_ms: u64) -> Aim {
     let slo = SloBounds { ttft: Some(ms(ttft_ms)), tpot: Some(ms(50)), ..SloBounds::default() };
@@ -46,12 +42,8 @@ impl Fleet {
 
     /// Prompts that wait on every replica; the pool knows of them.
     fn overload(&mut self, each: u64) -> Vec<LoadGuard> {
-        let work = Work::of(Tokens(1000), Tokens(0));
-        let placement = Placement { at: self.now, work, is_stream: true, ..Placement::default() };
-        let queue: Vec<_> = (0..each)
-            .flat_map(|_| &self.targets)
-            .map(|target| LoadGuard::reserve(&target.load, placement))
-            .collect();
+        let slots = (0..each).flat_map(|_| 0..self.targets.len());
+        let queue = slots.map(|slot| self.prompt(slot, 1000)).collect();
         self.time_passes(30);
         queue
     }
