@@ -16,7 +16,7 @@ use super::{StartError, keeping};
 use crate::background::Background;
 use crate::clock::Clock;
 use crate::cluster::Topics;
-use crate::config::{Config, PoolTls};
+use crate::config::{Cluster, Config};
 use crate::fleet::pool::PoolState;
 use crate::fleet::registry::Fleet;
 use crate::fleet::status::FleetView;
@@ -68,11 +68,7 @@ impl Foundation {
         let data = socket.local_addr().map_err(failed)?;
         let background = Background { runtime: control, tasks: TaskTracker::new() };
         let connector = Connector::new(background.tasks.clone())?;
-        let broker = connector.separate();
-        if let Some(cluster) = &config.cluster {
-            let tls = PoolTls { ca: cluster.ca.clone(), ..PoolTls::default() };
-            broker.secure(connector.read(Some(&tls))?);
-        }
+        let broker = connector.secured(config.cluster.as_ref().map(Cluster::tls).as_ref())?;
         let stopped = CancellationToken::new();
         let tokens = Arc::new(TokenKeys::default());
         tokens.configure(config.jwt.as_ref());

@@ -11,7 +11,7 @@ use super::check::secret;
 use super::check::section::{Item, Section};
 use super::declare::{Declared, section};
 use super::endpoint::escape;
-use super::{Endpoint, Secret, percent_decoded};
+use super::{Endpoint, PoolTls, Secret, percent_decoded};
 use crate::labels::labels;
 
 section! {
@@ -26,6 +26,13 @@ section! {
         ca: Option<PathBuf> as CERTIFICATES, example "ca.pem";
         /// hard budgets while the broker is away: "open" counts alone, "closed" refuses what no lease covers
         on_loss: OnLoss as Word("on_loss"), default "open";
+    }
+}
+
+impl Cluster {
+    /// TLS towards its broker.
+    pub fn tls(&self) -> PoolTls {
+        PoolTls { ca: self.ca.clone(), ..PoolTls::default() }
     }
 }
 

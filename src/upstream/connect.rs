@@ -110,17 +110,8 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// A client's certificate.
-#[derive(Debug)]
-pub struct Identity {
-    /// It and what signed it, up to the root.
-    pub chain: Vec<CertificateDer<'static>>,
-    /// Its key.
-    pub key: PrivateKeyDer<'static>,
-}
-
 /// The system's certificate store.
-pub fn system_roots() -> RootCertStore {
+fn system_roots() -> RootCertStore {
     let native = rustls_native_certs::load_native_certs();
     for error in native.errors {
         tracing::warn!(%error, "system certificates");
@@ -142,13 +133,17 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    fn trusting(roots: RootCertStore, identity: Option<Identity>) -> Result<Self, rustls::Error> {
+    /// With the certificate that is presented where a server asks for one, and its key.
+    fn trusting(
+        roots: RootCertStore,
+        identity: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+    ) -> Result<Self, rustls::Error> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots);
         let mut config = match identity {
-            Some(Identity { chain, key }) => config.with_client_auth_cert(chain, key)?,
+            Some((chain, key)) => config.with_client_auth_cert(chain, key)?,
             None => config.with_no_client_auth(),
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -170,19 +165,7 @@ pub struct Connector {
 impl Connector {
     /// A connector that trusts the system's certificate store (`SSL_CERT_FILE` is honoured) for `https`.
     pub fn new(tracker: TaskTracker) -> Result<Self, rustls::Error> {
-        Self::trusting(system_roots(), None, tracker)
-    }
-
-    /// A connector that trusts `roots` for `https`, and presents a certificate where a server asks for one.
-    ///
-    /// # Errors
-    /// When the TLS provider cannot be configured, or does not take the certificate.
-    pub fn trusting(
-        roots: RootCertStore,
-        identity: Option<Identity>,
-        tracker: TaskTracker,
-    ) -> Result<Self, rustls::Error> {
-        let tls = Arc::new(ArcSwap::from_pointee(ClientTls::trusting(roots, identity)?));
+        let tls = Arc::new(ArcSwap::from_pointee(ClientTls::trusting(system_roots(), None)?));
         let clock = Clock::start();
         let resolver = Resolver::new(clock, tracker.clone());
         Ok(Self { tls, tracker, resolver, clock, shortage_logged: Arc::default() })
@@ -207,6 +190,11 @@ impl Connector {
         self.with_tls(ClientTls::clone(&self.tls.load()))
     }
 
+    /// A connector of its own, secured by these files; without any, as this one is.
+    pub fn secured(&self, files: Option<&PoolTls>) -> Result<Self, TlsError> {
+        Ok(self.with_tls(self.read(files)?))
+    }
+
     /// Reads the files of a pool's TLS; without any, as this connector is secured.
     pub fn read(&self, tls: Option<&PoolTls>) -> Result<ClientTls, TlsError> {
         let Some(tls) = tls else { return Ok(ClientTls::clone(&self.tls.load())) };
@@ -222,9 +210,7 @@ impl Connector {
         };
         let identity = match &tls.identity {
             None => None,
-            Some(files) => {
-                Some(Identity { chain: certificates(&files.cert)?, key: private_key(&files.key)? })
-            }
+            Some(files) => Some((certificates(&files.cert)?, private_key(&files.key)?)),
         };
         let server_name =
             tls.server_name.as_deref().and_then(|name| ServerName::try_from(name.to_owned()).ok());

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::cli::style::{Paint, Style};
 use crate::cluster::try_broker;
-use crate::config::{Config, PoolTls};
+use crate::config::Config;
 use crate::upstream::connect::Connector;
 
 /// What the broker answered.
@@ -21,12 +21,8 @@ pub(super) struct BrokerAnswer {
 /// Asks the broker, where there is one.
 pub(super) async fn ask_broker(config: &Config, connector: &Connector) -> Option<BrokerAnswer> {
     let cluster = config.cluster.as_ref()?;
-    let (connector, tls) = (connector.separate(), PoolTls { ca: cluster.ca.clone(), ..PoolTls::default() });
-    let found = match connector.read(Some(&tls)) {
-        Ok(tls) => {
-            connector.secure(tls);
-            try_broker(cluster, &connector).await.map_err(|fault| fault.to_string())
-        }
+    let found = match connector.secured(Some(&cluster.tls())) {
+        Ok(connector) => try_broker(cluster, &connector).await.map_err(|fault| fault.to_string()),
         Err(fault) => Err(fault.to_string()),
     };
     Some(BrokerAnswer { url: cluster.url.to_string(), cluster: cluster.name.to_string(), found })

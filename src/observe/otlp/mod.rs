@@ -27,6 +27,7 @@ use super::Surroundings;
 use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::{Endpoint, Otlp, OtlpProtocol, OtlpTarget, percent_decoded};
+use crate::listener::tls::TlsError;
 use crate::upstream::connect::Connector;
 
 /// Why nothing can be exported.
@@ -43,7 +44,7 @@ pub enum CollectorError {
     TracesAlone,
     /// TLS could not be set up.
     #[error("otlp exporter: tls: {0}")]
-    Tls(#[from] tls::CollectorTlsError),
+    Tls(#[from] TlsError),
 }
 
 /// The configured collector of spans and log records. Makes exporters, each with a connection of its own.

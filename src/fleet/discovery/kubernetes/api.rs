@@ -54,15 +54,12 @@ impl Api {
         connector: &Connector,
     ) -> Result<Self, ApiError> {
         let endpoint = server.cloned().map_or_else(in_cluster, Ok)?;
-        let connector = connector.separate();
         let ca = PathBuf::from(ACCOUNT).join("ca.crt");
-        if endpoint.is_tls {
-            // Outside of a cluster the system's store; what the pool trusts is for its engines.
-            let has_ca = tokio::fs::try_exists(&ca).await.unwrap_or(false);
-            let tls = PoolTls { ca: has_ca.then_some(ca), ..PoolTls::default() };
-            let tls = connector.read(Some(&tls)).map_err(|error| ApiError::Credentials(error.to_string()))?;
-            connector.secure(tls);
-        }
+        // Outside of a cluster the system's store; what the pool trusts is for its engines.
+        let has_ca = endpoint.is_tls && tokio::fs::try_exists(&ca).await.unwrap_or(false);
+        let tls = PoolTls { ca: has_ca.then_some(ca), ..PoolTls::default() };
+        let secured = connector.secured(endpoint.is_tls.then_some(&tls));
+        let connector = secured.map_err(|error| ApiError::Credentials(error.to_string()))?;
         Ok(Self { endpoint, connector, path: path.to_owned() })
     }
 
