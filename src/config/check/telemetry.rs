@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::config::otel::metrics::{METRICS_PATH, MetricsExporter};
+use crate::config::otel::metrics::METRICS_PATH;
 use crate::config::otel::{self, Exporter, Signal, TRACES_PATH, endpoint_at};
 use crate::config::{
     Declared, EngineSpansConfig, Otlp, OtlpKeys, OtlpMetrics, OtlpProtocol, OtlpTarget, Sampling, Telemetry,
@@ -19,12 +19,13 @@ pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
     let section = TelemetryKeys::open(root);
     let keys = TelemetryKeys::read(&section, &TelemetryKeys::default());
     let export = Export::read(&section);
-    let otlp = export.spans(Exporter::from_env(root.checking.env));
+    let exporter = Exporter::from_env(section.checking.env);
+    let otlp = export.spans(&exporter);
     Telemetry {
         access_log: keys.access_log,
         content: content::content(&section, otlp.as_ref().is_some_and(|otlp| otlp.logs.is_some())),
         otlp,
-        otlp_metrics: export.metrics(MetricsExporter::from_env(root.checking.env)),
+        otlp_metrics: export.metrics(exporter),
         engine_spans: EngineSpansConfig::opened(&section).map(|(_, read)| read),
         sampling: Sampling::of(&section),
         stages_by_tenant: keys.stages_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
@@ -49,7 +50,7 @@ impl Export {
         Self { is_present: section.is_present(), keys }
     }
 
-    fn spans(&self, exporter: Exporter) -> Option<Otlp> {
+    fn spans(&self, exporter: &Exporter) -> Option<Otlp> {
         let traces = self.target(exporter.of_traces.clone(), |protocol| match &self.keys.endpoint {
             Some(base) => Some(endpoint_at(TRACES_PATH, base, protocol)),
             None => exporter.endpoint(protocol).or_else(|| {
@@ -61,7 +62,7 @@ impl Export {
     }
 
     /// Where the environment sends them, or beside the spans and then as they go.
-    fn logs(&self, exporter: Exporter, traces: &OtlpTarget) -> Option<OtlpTarget> {
+    fn logs(&self, exporter: &Exporter, traces: &OtlpTarget) -> Option<OtlpTarget> {
         let own = exporter.of_logs.clone().or(&exporter.of_all);
         let of_env = |protocol| exporter.logs_endpoint(protocol).filter(|_| self.keys.endpoint.is_none());
         self.target(own, of_env).or_else(|| {
@@ -87,18 +88,18 @@ impl Export {
     }
 
     /// Beside the spans, unless the environment alone says where.
-    fn metrics(&self, exporter: MetricsExporter) -> Option<OtlpMetrics> {
+    fn metrics(&self, Exporter { metrics: exporter, base, .. }: Exporter) -> Option<OtlpMetrics> {
         if self.keys.metrics.or(exporter.is_wanted) != Some(true) {
             return None;
         }
-        let MetricsExporter { endpoint, base, how, .. } = exporter;
-        let target = self.target(how, |protocol| match (&self.keys.endpoint, endpoint) {
-            (None, Some(exact)) => Some(exact),
-            (flag, _) => {
-                let base = flag.as_deref().or(base.as_deref()).unwrap_or(default_base(protocol));
-                Some(endpoint_at(METRICS_PATH, base, protocol))
-            }
-        })?;
+        let target =
+            self.target(exporter.how, |protocol| match (&self.keys.endpoint, exporter.endpoint) {
+                (None, Some(exact)) => Some(exact),
+                (flag, _) => {
+                    let base = flag.as_deref().or(base.as_deref()).unwrap_or(default_base(protocol));
+                    Some(endpoint_at(METRICS_PATH, base, protocol))
+                }
+            })?;
         Some(OtlpMetrics {
             target,
             interval: self.keys.metrics_interval.or(exporter.interval).unwrap_or(DEFAULT_EXPORT_INTERVAL),

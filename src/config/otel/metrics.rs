@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
-use super::{Signal, is_http};
+use super::Signal;
 use crate::config::Temporality;
 
 /// What the environment says about the OTLP export of metrics.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::config) struct MetricsExporter {
     /// Whether metrics are asked for, or explicitly not; `None` where nothing is said about metrics alone.
     pub(in crate::config) is_wanted: Option<bool>,
     /// `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`: used as it is.
     pub(in crate::config) endpoint: Option<String>,
-    /// `OTEL_EXPORTER_OTLP_ENDPOINT`.
-    pub(in crate::config) base: Option<String>,
     pub(in crate::config) how: Signal,
     /// Between two exports.
     pub(in crate::config) interval: Option<Duration>,
@@ -24,32 +22,28 @@ pub(in crate::config) struct MetricsExporter {
 }
 
 impl MetricsExporter {
-    /// Reads the variables; one that is empty counts as unset.
-    pub(in crate::config) fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
-        let set =
-            |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-        let of = |key: &str| {
-            set(&format!("OTEL_EXPORTER_OTLP_METRICS_{key}"))
-                .or_else(|| set(&format!("OTEL_EXPORTER_OTLP_{key}")))
-        };
-        let is_off = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        let exporter = set("OTEL_METRICS_EXPORTER");
-        let url = |name: &str| set(name).filter(|_| !is_off).filter(|url| is_http(url));
-        let endpoint = url("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT");
+    /// Reads what is of metrics alone; `set` yields the variables that are set.
+    pub(super) fn read(
+        set: &dyn Fn(&str) -> Option<String>,
+        is_off: bool,
+        endpoint: Option<String>,
+        how: Signal,
+    ) -> Self {
         // By the specification the default is to export. Nobody who sends only spans today should get metrics by an update.
-        let is_wanted = match exporter.as_deref() {
+        let is_wanted = match set("OTEL_METRICS_EXPORTER").as_deref() {
             _ if is_off => Some(false),
             Some("none") => Some(false),
             Some(list) if list.split(',').any(|name| name.trim() == "otlp") => Some(true),
             _ => endpoint.is_some().then_some(true),
         };
+        let compression = set("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION");
+        let compression = compression.or_else(|| set("OTEL_EXPORTER_OTLP_COMPRESSION"));
         Self {
             is_wanted,
             endpoint,
-            base: url("OTEL_EXPORTER_OTLP_ENDPOINT"),
-            how: Signal::read(of),
+            how,
             interval: set("OTEL_METRIC_EXPORT_INTERVAL").and_then(|millis| interval(&millis)),
-            is_gzip: of("COMPRESSION").is_some_and(|name| is_gzip(&name)),
+            is_gzip: compression.is_some_and(|name| is_gzip(&name)),
             temporality: set("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE")
                 .and_then(|name| temporality(&name))
                 .unwrap_or_default(),
@@ -94,12 +88,10 @@ pub(in crate::config) const METRICS_PATH: &str = "/v1/metrics";
 mod tests {
     use super::*;
     use crate::config::OtlpProtocol;
-    use crate::config::otel::endpoint_at;
+    use crate::config::otel::{endpoint_at, tests};
 
     fn read(variables: &[(&str, &str)]) -> MetricsExporter {
-        MetricsExporter::from_env(&|name| {
-            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
-        })
+        tests::exporter(variables).metrics
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! The standard `OTEL_…` variables, as far as they concern the export of spans and log records; [`metrics`] has those of
-//! metrics.
+//! The standard `OTEL_…` variables, as far as they concern exports; [`metrics`] has those of metrics alone.
 //!
 //! They are the weakest source: whatever a flag or the file says wins. Values that make no sense are left out with a
 //! warning, as the OpenTelemetry specification requires, because the environment is often set by another party.
@@ -10,13 +9,16 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
+use self::metrics::MetricsExporter;
 use super::{OtlpProtocol, percent_decoded};
 
-/// The OTLP export of spans and of log records, as the environment has it.
-#[derive(Debug, Default)]
+/// The OTLP exports as the environment has them.
+#[derive(Debug)]
 pub(super) struct Exporter {
-    /// Where every signal goes, if spans are to be exported.
-    base: Option<String>,
+    /// Where every signal goes.
+    pub(super) base: Option<String>,
+    /// Whether spans may be exported, and log records with them.
+    has_traces: bool,
     /// Where spans go, if that is said on its own.
     traces: Option<String>,
     /// Where log records go, if that is said on its own.
@@ -27,6 +29,7 @@ pub(super) struct Exporter {
     pub(super) of_logs: Signal,
     /// How a signal goes that has no variables of its own.
     pub(super) of_all: Signal,
+    pub(super) metrics: MetricsExporter,
 }
 
 /// How exports travel, by variables.
@@ -63,29 +66,40 @@ impl Exporter {
     pub(super) fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
         let set =
             |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-        let of_all = Signal::read(|key| set(&format!("OTEL_EXPORTER_OTLP_{key}")));
-        let is_off = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
-            || set("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
-        let url = |name: &str| set(name).filter(|_| !is_off).filter(|url| is_http(url));
+        let signal = |of: &str| Signal::read(|key| set(&format!("OTEL_EXPORTER_OTLP_{of}{key}")));
+        let of_all = signal("");
+        let is_off = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let has_traces = !is_off && set("OTEL_TRACES_EXPORTER").is_none_or(|value| value != "none");
+        let url = |of: &str, is_on: bool| {
+            let url = set(&format!("OTEL_EXPORTER_OTLP_{of}ENDPOINT")).filter(|_| is_on);
+            url.filter(|url| is_http(url))
+        };
+        let (of_metrics, endpoint) = (signal("METRICS_").or(&of_all), url("METRICS_", !is_off));
         Self {
-            base: url("OTEL_EXPORTER_OTLP_ENDPOINT"),
-            traces: url("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
-            logs: url("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"),
-            of_traces: Signal::read(|key| set(&format!("OTEL_EXPORTER_OTLP_TRACES_{key}"))).or(&of_all),
-            of_logs: Signal::read(|key| set(&format!("OTEL_EXPORTER_OTLP_LOGS_{key}"))),
+            base: url("", !is_off),
+            has_traces,
+            traces: url("TRACES_", has_traces),
+            logs: url("LOGS_", has_traces),
+            of_traces: signal("TRACES_").or(&of_all),
+            of_logs: signal("LOGS_"),
             of_all,
+            metrics: MetricsExporter::read(&set, is_off, endpoint, of_metrics),
         }
+    }
+
+    fn base_of_traces(&self) -> Option<&str> {
+        self.base.as_deref().filter(|_| self.has_traces)
     }
 
     /// The URL of the traces endpoint, if spans are to be exported.
     pub(super) fn endpoint(&self, protocol: OtlpProtocol) -> Option<String> {
-        let of_base = || self.base.as_deref().map(|base| endpoint_at(TRACES_PATH, base, protocol));
+        let of_base = || Some(endpoint_at(TRACES_PATH, self.base_of_traces()?, protocol));
         self.traces.clone().or_else(of_base)
     }
 
     /// The URL of the logs endpoint, where it is known without that of the traces.
     pub(super) fn logs_endpoint(&self, protocol: OtlpProtocol) -> Option<String> {
-        let of_base = || logs_endpoint(&endpoint_at(TRACES_PATH, self.base.as_deref()?, protocol), protocol);
+        let of_base = || logs_endpoint(&endpoint_at(TRACES_PATH, self.base_of_traces()?, protocol), protocol);
         self.logs.clone().or_else(of_base)
     }
 }
@@ -161,7 +175,7 @@ pub(super) const TRACES_PATH: &str = "/v1/traces";
 mod tests {
     use super::*;
 
-    fn exporter(variables: &[(&str, &str)]) -> Exporter {
+    pub(super) fn exporter(variables: &[(&str, &str)]) -> Exporter {
         Exporter::from_env(&|name| {
             variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         })
