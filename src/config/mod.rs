@@ -80,7 +80,6 @@ pub use self::scale::{ColdWait, Scale, ScaleWindow};
 pub use self::server::{Admin, Server, Tls};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::state::{DriftState, StatePlace};
-use self::telemetry::TelemetryKeys;
 pub use self::telemetry::{
     AccessLog, EngineSpansConfig, Keep, Otlp, OtlpMetrics, OtlpProtocol, OtlpTarget, Sampling, Telemetry,
     Temporality,

@@ -6,7 +6,7 @@ use super::declare::{Declaration, Declared};
 use super::{
     Admin, Baseline, Budget, Canary, CanaryShadow, Classes, Cluster, ColdWait, Content, Drift, Ejection,
     EngineSpansConfig, Hedge, Hook, Jwt, KvEvents, OtlpKeys, Outside, Prefill, Probe, QueueLimits, Retry,
-    Routing, Sampling, Scale, Server, Slo, TelemetryKeys, Tenant, TenantLimits, Timeouts, WarmUp,
+    Routing, Sampling, Scale, Server, Slo, Telemetry, Tenant, TenantLimits, Timeouts, WarmUp,
 };
 
 /// Every declared section; those without brackets are written in one line of the section above.
@@ -39,7 +39,7 @@ pub(super) const DECLARED: &[Declaration] = &[
     TenantLimits::DECLARATION,
     Budget::DECLARATION,
     Jwt::DECLARATION,
-    TelemetryKeys::DECLARATION,
+    Telemetry::DECLARATION,
     OtlpKeys::DECLARATION,
     EngineSpansConfig::DECLARATION,
     Sampling::DECLARATION,

@@ -42,16 +42,12 @@ fn keep_fixed(config: &mut Config, old: &Config) -> Vec<String> {
         fixed.keep("admin.token", &mut config.admin.token, &old.admin.token);
         fixed.keep("admin.read_token", &mut config.admin.read_token, &old.admin.read_token);
     }
-    let telemetry = &mut config.telemetry;
     config.routing.keep_fixed(&old.routing, &mut fixed);
-    fixed.keep("telemetry.access_log", &mut telemetry.access_log, &old.telemetry.access_log);
+    let telemetry = &mut config.telemetry;
+    telemetry.keep_fixed(&old.telemetry, &mut fixed);
     fixed.keep("[telemetry.otlp]", &mut telemetry.otlp, &old.telemetry.otlp);
     fixed.keep("telemetry.otlp.metrics", &mut telemetry.otlp_metrics, &old.telemetry.otlp_metrics);
     fixed.keep("[telemetry.engine_spans]", &mut telemetry.engine_spans, &old.telemetry.engine_spans);
-    let by_tenant = &mut telemetry.stages_by_tenant;
-    fixed.keep("telemetry.stages_by_tenant", by_tenant, &old.telemetry.stages_by_tenant);
-    let by_tenant = &mut telemetry.ttft_by_tenant;
-    fixed.keep("telemetry.ttft_by_tenant", by_tenant, &old.telemetry.ttft_by_tenant);
     fixed.keep("[telemetry.content]", &mut telemetry.content, &old.telemetry.content);
     let hook = old.hook.as_ref().map(|old| old.kept(config.hook.as_ref()));
     fixed.keep("[hook]", &mut config.hook, &hook);

@@ -13,40 +13,28 @@ use super::check::values::{ADDRESS, HTTP_URL};
 use super::declare::section;
 use crate::labels::labels;
 
-/// `[telemetry]`
-#[derive(Clone, Debug)]
-pub struct Telemetry {
-    /// Where access-log lines go.
-    pub access_log: AccessLog,
-    /// OTLP export, if configured (by file, flag or `OTEL_EXPORTER_OTLP_*`).
-    pub otlp: Option<Otlp>,
-    /// OTLP export of metrics, if asked for.
-    pub otlp_metrics: Option<OtlpMetrics>,
-    /// `[telemetry.content]`
-    pub content: Option<Content>,
-    /// `[telemetry.engine_spans]`
-    pub engine_spans: Option<EngineSpansConfig>,
-    /// `[telemetry.sampling]`
-    pub sampling: Sampling,
-    /// Whether stages are told apart by tenant; the default up to 20 configured tenants.
-    pub stages_by_tenant: bool,
-    /// Whether the histogram of TTFT is told apart by tenant; the same default.
-    pub ttft_by_tenant: bool,
-    /// Where people read docs/runbook.md.
-    pub runbook_url: Option<String>,
-}
-
 section! {
     #[derive(Clone, Debug)]
-    pub(super) struct TelemetryKeys for "[telemetry]" {
+    pub struct Telemetry for "[telemetry]" {
         /// stdout | stderr | off | path of a file, such as "./access.log"
         access_log: AccessLog as ACCESS_LOG, default "stdout", restart;
-        /// times by stage are told apart by tenant, else they have the tenant "all"; default: up to 20 tenants
-        stages_by_tenant: Option<bool> as Switch, example true, restart;
+        /// times by stage are told apart by tenant, else they have the tenant "all"; default false with more than 20 tenants
+        stages_by_tenant: bool as Switch, default true, restart;
         /// the same for the histogram of TTFT; counters always have their tenant
-        ttft_by_tenant: Option<bool> as Switch, example true, restart;
+        ttft_by_tenant: bool as Switch, default true, restart;
         /// where people read docs/runbook.md: what the alerts of rules.yml link to
         runbook_url: Option<String> as HTTP_URL, example "https://wiki.example/tokenway/runbook";
+    } with {
+        /// OTLP export, if configured (by file, flag or `OTEL_EXPORTER_OTLP_*`).
+        otlp: Option<Otlp>,
+        /// OTLP export of metrics, if asked for.
+        otlp_metrics: Option<OtlpMetrics>,
+        /// `[telemetry.content]`
+        content: Option<Content>,
+        /// `[telemetry.engine_spans]`
+        engine_spans: Option<EngineSpansConfig>,
+        /// `[telemetry.sampling]`
+        sampling: Sampling,
     }
 }
 

@@ -159,17 +159,15 @@ fn telemetry(telemetry: &Telemetry) -> Json {
         object([("routine", sampling.routine.into()), ("max_per_second", sampling.max_per_second.into())]);
     let sampling =
         extended(rates, object(Keep::ALL.map(|keep| (keep.as_str(), sampling.keeps(keep).into()))));
-    object([
-        ("access_log", telemetry.access_log.to_string().into()),
+    let more = object([
         ("otlp", otlp.into()),
         ("otlp_metrics", metrics.into()),
         ("content", section(telemetry.content.as_ref())),
         ("engine_spans", telemetry.engine_spans.map(|spans| spans.listen.to_string()).into()),
-        ("stages_by_tenant", telemetry.stages_by_tenant.into()),
-        ("ttft_by_tenant", telemetry.ttft_by_tenant.into()),
         ("runbook_url", telemetry.runbook_url.as_deref().map(without_userinfo).into()),
         ("sampling", sampling),
-    ])
+    ]);
+    extended(telemetry.view(), more)
 }
 
 /// A URL without the user and password that may stand before its host, and without its query.

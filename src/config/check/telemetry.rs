@@ -10,27 +10,27 @@ use crate::config::otel::metrics::METRICS_PATH;
 use crate::config::otel::{self, Exporter, Signal, TRACES_PATH, endpoint_at};
 use crate::config::{
     Declared, EngineSpansConfig, Otlp, OtlpKeys, OtlpMetrics, OtlpProtocol, OtlpTarget, Sampling, Telemetry,
-    TelemetryKeys, content,
+    content,
 };
 
 use super::section::Section;
 
 pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
-    let section = TelemetryKeys::open(root);
-    let keys = TelemetryKeys::read(&section, &TelemetryKeys::default());
+    let section = Telemetry::open(root);
+    let by_tenant = tenants <= MAX_TENANTS_IN_HISTOGRAMS;
+    let default =
+        Telemetry { stages_by_tenant: by_tenant, ttft_by_tenant: by_tenant, ..Telemetry::default() };
+    let keys = Telemetry::read(&section, &default);
     let export = Export::read(&section);
     let exporter = Exporter::from_env(section.checking.env);
     let otlp = export.spans(&exporter);
     Telemetry {
-        access_log: keys.access_log,
         content: content::content(&section, otlp.as_ref().is_some_and(|otlp| otlp.logs.is_some())),
         otlp,
         otlp_metrics: export.metrics(exporter),
         engine_spans: EngineSpansConfig::opened(&section).map(|(_, read)| read),
         sampling: Sampling::of(&section),
-        stages_by_tenant: keys.stages_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
-        ttft_by_tenant: keys.ttft_by_tenant.unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
-        runbook_url: keys.runbook_url,
+        ..keys
     }
 }
 
