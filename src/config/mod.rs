@@ -277,6 +277,11 @@ impl Endpoint {
         }
     }
 
+    /// The root of another port of the same host.
+    pub fn at_port(&self, port: u16) -> Self {
+        Self { port, base_path: "".into(), ..self.clone() }
+    }
+
     /// Scheme, host and port: the path of a webhook is a credential, and is left out of the log.
     pub fn origin(&self) -> String {
         let scheme = if self.is_tls { "https" } else { "http" };

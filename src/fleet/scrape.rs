@@ -20,7 +20,7 @@ use super::pool::PoolState;
 use super::replica::Replica;
 use super::status::EngineCounters;
 use crate::clock::{Clock, Stamp};
-use crate::config::{DataParallel, Endpoint, EngineKind, EngineProfile, Figure, Pool};
+use crate::config::{DataParallel, EngineKind, EngineProfile, Figure, Pool};
 use crate::routing::EnginePage;
 use crate::upstream::call::{Call, CallError, KeptConnection};
 use crate::upstream::connect::Connector;
@@ -103,12 +103,9 @@ impl Scraper {
             self.note_absent(&[]);
             return Outcome::Absent;
         };
-        let elsewhere = profile.metrics_port.map(|port| Endpoint {
-            port,
-            base_path: "".into(),
-            ..self.replica.identity.endpoint.clone()
-        });
-        let endpoint = elsewhere.as_ref().unwrap_or(&self.replica.identity.endpoint);
+        let own = &self.replica.identity.endpoint;
+        let elsewhere = profile.metrics_port.map(|port| own.at_port(port));
+        let endpoint = elsewhere.as_ref().unwrap_or(own);
         let key = config.engine_api_key.as_ref();
         let call = Call { key, path, ..Call::to(endpoint, interval.max(MIN_TIMEOUT)) };
         let answer = call.send_on(&self.connector, kept).await;

@@ -145,12 +145,7 @@ impl Source {
 
     /// A port on the replica's host, whatever host its engine names.
     fn at(&self, port: u16) -> Endpoint {
-        Endpoint {
-            is_tls: false,
-            host: Arc::clone(&self.replica.identity.endpoint.host),
-            port,
-            base_path: "".into(),
-        }
+        Endpoint { is_tls: false, ..self.replica.identity.endpoint.at_port(port) }
     }
 
     async fn published(&self) -> Result<Published, Lost> {

@@ -113,8 +113,7 @@ impl Answer {
             }
         }
         let Some(path) = profile.metrics_path.as_deref().filter(|_| is_there) else { return };
-        let elsewhere =
-            profile.metrics_port.map(|port| Endpoint { port, base_path: "".into(), ..endpoint.clone() });
+        let elsewhere = profile.metrics_port.map(|port| endpoint.at_port(port));
         match get(elsewhere.as_ref().unwrap_or(endpoint), path).await {
             Ok((StatusCode::OK, page)) => {
                 let absent = metrics_text::parse(&String::from_utf8_lossy(&page), profile).absent(profile);
