@@ -10,13 +10,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokenway::clock::Clock;
-use tokenway::config::check::{check_str, parse_endpoint};
+use tokenway::config::check::check_str;
 use tokenway::config::load::{Source, load};
 use tokenway::config::reload::reload;
 use tokenway::config::watch::watch_files;
 use tokenway::config::{
     AccessLog, Config, Figure, FigureSource, MAX_REPLICAS, ModelMatch, OtlpProtocol, Overrides, PolicyName,
-    ProbeKind, paths,
+    ProbeKind, parse_endpoint, paths,
 };
 use tokenway::request::dialect::Dialect;
 

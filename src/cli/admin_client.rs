@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio_util::task::TaskTracker;
 
 use crate::api::health::{Failure, FailureError};
-use crate::config::check::{parse_endpoint, secret_of};
-use crate::config::{Endpoint, Secret};
+use crate::config::check::secret_of;
+use crate::config::{Endpoint, Secret, parse_endpoint};
 use crate::upstream::call::{CallError, exchange};
 use crate::upstream::connect::Connector;
 

@@ -2,8 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::config::check::parse_endpoint;
-use crate::config::{MAX_NAME, PolicyName};
+use crate::config::{MAX_NAME, PolicyName, parse_endpoint};
 
 /// Contents of the file.
 #[derive(Debug, Default)]
@@ -162,7 +161,7 @@ pub(super) fn name_of(text: &str) -> String {
 pub(super) fn replica_url(text: &str) -> Result<String, String> {
     let text = text.trim().trim_end_matches('/');
     let text = text.strip_suffix("/v1").unwrap_or(text);
-    parse_endpoint(text).map(|endpoint| endpoint.to_string()).map_err(|error| error.to_string())
+    parse_endpoint(text).map(|endpoint| endpoint.to_string())
 }
 
 fn push_line(out: &mut String, line: &str) {

@@ -9,8 +9,8 @@ use clap::Args;
 
 use super::draft::{Draft, DraftPool, DraftRoute, replica_url};
 use super::{EXIT_FAILED, EXIT_OK, EXIT_USAGE};
-use crate::config::Endpoint;
-use crate::config::check::{parse_endpoint, parse_model_name};
+use crate::config::check::parse_model_name;
+use crate::config::{Endpoint, parse_endpoint};
 
 /// Arguments of `tokenway init`.
 #[derive(Args, Debug)]

@@ -8,9 +8,9 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 
-use crate::config::check::{parse_endpoint, parse_http_url, parse_model_name};
+use crate::config::check::{parse_http_url, parse_model_name};
 use crate::config::load::Source;
-use crate::config::{Endpoint, Overrides, PolicyName, Secret};
+use crate::config::{Endpoint, Overrides, PolicyName, Secret, parse_endpoint};
 
 /// Arguments of `tokenway serve`.
 #[derive(Args, Clone, Debug)]

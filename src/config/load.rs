@@ -248,7 +248,7 @@ fn serve_as(name: &Arc<str>, config: &mut Config) -> Result<(), ConfigError> {
 mod tests {
     use super::*;
     use crate::config::PolicyName;
-    use crate::config::check::parse_endpoint;
+    use crate::config::parse_endpoint;
 
     fn upstreams(urls: &[&str]) -> Source {
         Source::Upstreams(urls.iter().map(|url| parse_endpoint(url).unwrap()).collect())

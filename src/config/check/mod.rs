@@ -33,8 +33,9 @@ pub(super) use self::ports::{PORTS_HINT, is_one_port, one_port};
 pub use self::secret::secret_of;
 use self::section::{Checking, Section};
 use self::shape::Shapes;
+pub use self::values::duration as parse_duration;
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
-use super::{Config, Declared, Endpoint, Overrides, Retry, Routing, Timeouts, auth, bounds, drift, server};
+use super::{Config, Declared, Overrides, Retry, Routing, Timeouts, auth, bounds, drift, server};
 
 /// Checks the text of a file that was called `file_name`; `env` looks up environment variables.
 ///
@@ -109,16 +110,6 @@ pub(super) fn shapes_of(texts: &[&str]) -> Shapes {
         read(&Section::open(&checking, ROOT, 0..0, Some(tree.get_ref())));
     }
     checking.shapes.take()
-}
-
-/// Reads the base URL of a replica, as a flag gives it.
-pub fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
-    (values::ENDPOINT.parse)(text)
-}
-
-/// Reads a duration as the file has it, zero included.
-pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
-    values::duration(text)
 }
 
 /// Reads a duration above zero, as a flag gives it.

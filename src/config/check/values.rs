@@ -122,7 +122,8 @@ pub(in crate::config) const DIGEST: Form<[u8; 32]> = Form {
     parse: digest,
 };
 
-pub(in crate::config) fn duration(text: &str) -> Result<Duration, String> {
+/// Reads a duration, zero included.
+pub fn duration(text: &str) -> Result<Duration, String> {
     const UNITS: [(&str, f64); 6] =
         [("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3600e9), ("d", 86400e9)];
     // Timers add durations to instants: what no one waits for must not overflow there.
