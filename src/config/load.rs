@@ -69,29 +69,11 @@ pub fn load(
     overrides: &Overrides,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, ConfigError> {
-    load_with_warnings(source, overrides, env).map(|checked| checked.config)
+    load_with_warnings(None, source, overrides, env).map(|checked| checked.config)
 }
 
-/// Like [`load`], with what is worth a look.
+/// Like [`load`], with what is worth a look; for a gateway whose admin port is open at `admin`, whatever address is configured now.
 pub fn load_with_warnings(
-    source: &Source,
-    overrides: &Overrides,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Checked, ConfigError> {
-    load_for(None, source, overrides, env)
-}
-
-/// Like [`load`], for a gateway whose admin port is open at `admin`, whatever address is configured now.
-pub(super) fn load_at(
-    admin: SocketAddr,
-    source: &Source,
-    overrides: &Overrides,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Config, ConfigError> {
-    load_for(Some(admin), source, overrides, env).map(|checked| checked.config)
-}
-
-fn load_for(
     admin: Option<SocketAddr>,
     source: &Source,
     overrides: &Overrides,

@@ -5,7 +5,7 @@
 //! API, are the application's.
 
 use super::declare::{Declared, Fixed};
-use super::load::{ConfigError, Source, load_at};
+use super::load::{ConfigError, Source, load_with_warnings};
 use super::{Config, Overrides};
 
 /// A configuration that replaces a running one.
@@ -27,7 +27,7 @@ pub fn reload(
     env: &dyn Fn(&str) -> Option<String>,
     old: &Config,
 ) -> Result<Reloaded, ConfigError> {
-    let mut config = load_at(old.admin.listen, source, overrides, env)?;
+    let mut config = load_with_warnings(Some(old.admin.listen), source, overrides, env)?.config;
     let warnings = keep_fixed(&mut config, old);
     Ok(Reloaded { config, warnings })
 }

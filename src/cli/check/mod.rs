@@ -62,7 +62,7 @@ pub fn run(
     style: Style,
 ) -> io::Result<u8> {
     let overrides = Overrides { allow_missing_secrets: args.allow_missing_secrets, ..Overrides::default() };
-    let mut report = match load_with_warnings(&Source::File(args.file.clone()), &overrides, env) {
+    let mut report = match load_with_warnings(None, &Source::File(args.file.clone()), &overrides, env) {
         Ok(checked) => Report { checked: Some(checked), ..Report::default() },
         Err(ConfigError::Invalid(faults)) => {
             Report { errors: faults.iter().cloned().collect(), ..Report::default() }
