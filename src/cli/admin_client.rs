@@ -23,9 +23,8 @@ pub struct AdminArgs {
     /// URL of the gateway's admin port
     #[arg(value_name = "URL", value_parser = endpoint)]
     pub url: Endpoint,
-    /// Its admin.token, or admin.read_token to look: env:NAME, file:PATH or the token itself
-    #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]
-    pub token: Option<String>,
+    #[command(flatten)]
+    pub(super) token: AdminToken,
 }
 
 /// The same for commands whose words are other than a URL.
@@ -34,9 +33,16 @@ pub struct AdminFlags {
     /// URL of the gateway's admin port
     #[arg(long = "admin", env = "TOKENWAY_ADMIN_URL", value_name = "URL", value_parser = endpoint, default_value = OWN, global = true)]
     pub url: Endpoint,
+    #[command(flatten)]
+    pub(super) token: AdminToken,
+}
+
+/// What lets in.
+#[derive(Args, Clone, Debug, Default)]
+pub struct AdminToken {
     /// Its admin.token, or admin.read_token to look: env:NAME, file:PATH or the token itself
     #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN", global = true)]
-    pub token: Option<String>,
+    token: Option<String>,
 }
 
 /// A connection to one gateway.
@@ -98,10 +104,10 @@ impl AdminClient {
     /// A client; `env` looks up environment variables for the token.
     pub fn new(
         url: &Endpoint,
-        token: Option<&str>,
+        AdminToken { token }: &AdminToken,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, AskError> {
-        let token = token.map(|token| read_token(token, env)).transpose()?;
+        let token = token.as_deref().map(|token| read_token(token, env)).transpose()?;
         let connector = Connector::new(TaskTracker::new())?;
         Ok(Self { endpoint: url.clone(), token, connector })
     }

@@ -53,7 +53,7 @@ pub fn run(args: &CanaryArgs, env: &dyn Fn(&str) -> Option<String>, outputs: Out
 }
 
 async fn carry_out(args: &CanaryArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<String, CanaryError> {
-    let client = AdminClient::new(&args.admin.url, args.admin.token.as_deref(), env)?;
+    let client = AdminClient::new(&args.admin.url, &args.admin.token, env)?;
     let Canaries { canaries } = client.get("/api/v1/canaries").await?;
     let Some(action) = args.action else { return Ok(table(&canaries)) };
     let route = match (&args.route, &canaries[..]) {

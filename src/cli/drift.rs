@@ -56,7 +56,7 @@ pub fn run(args: &DriftArgs, env: &dyn Fn(&str) -> Option<String>, outputs: Outp
 }
 
 async fn carry_out(args: &DriftArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<String, AskError> {
-    let client = AdminClient::new(&args.admin.url, args.admin.token.as_deref(), env)?;
+    let client = AdminClient::new(&args.admin.url, &args.admin.token, env)?;
     Ok(match &args.order {
         None => list(&client.get("/api/v1/drift").await?),
         Some(DriftOrder::Ack { id, undo }) => {

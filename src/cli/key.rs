@@ -59,7 +59,7 @@ enum KeyCommand {
 pub fn run(args: KeyArgs, env: &dyn Fn(&str) -> Option<String>, (out, err): Outputs<'_>) -> io::Result<u8> {
     let mut note = String::new();
     let asked = async {
-        let client = AdminClient::new(&args.admin.url, args.admin.token.as_deref(), env)?;
+        let client = AdminClient::new(&args.admin.url, &args.admin.token, env)?;
         carry_out(&client, args.order, &mut note).await
     };
     let code = print(asked, (out, &mut *err))?;

@@ -38,7 +38,7 @@ pub fn run(args: &UsageArgs, env: &dyn Fn(&str) -> Option<String>, outputs: Outp
 }
 
 async fn ask(args: &UsageArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<String, AskError> {
-    let client = AdminClient::new(&args.admin.url, args.admin.token.as_deref(), env)?;
+    let client = AdminClient::new(&args.admin.url, &args.admin.token, env)?;
     let until = args.until.as_ref().map(|until| format!("&until={}", segment(until))).unwrap_or_default();
     let (since, by) = (segment(&args.since), segment(&args.by));
     let answer = client.get(&format!("/api/v1/usage?since={since}{until}&by={by}")).await?;

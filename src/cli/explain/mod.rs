@@ -9,7 +9,7 @@ use std::io;
 use clap::Args;
 use serde_json::Value;
 
-use super::admin_client::{AdminClient, AskError, OWN, endpoint};
+use super::admin_client::{AdminClient, AdminToken, AskError, OWN, endpoint};
 use super::style::Style;
 use super::{Outputs, print};
 use crate::config::{Endpoint, segment};
@@ -24,9 +24,8 @@ pub struct ExplainArgs {
     /// The request: its x-request-id or the id of its trace, or a beginning that is no other's
     #[arg(value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     id: String,
-    /// Its admin.token, or admin.read_token to look: env:NAME, file:PATH or the token itself
-    #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]
-    token: Option<String>,
+    #[command(flatten)]
+    token: AdminToken,
     /// Write what the gateway knows as JSON
     #[arg(long)]
     json: bool,
@@ -40,7 +39,7 @@ pub fn run(
     style: Style,
 ) -> io::Result<u8> {
     let asked = async {
-        let client = AdminClient::new(&args.url, args.token.as_deref(), env)?;
+        let client = AdminClient::new(&args.url, &args.token, env)?;
         let path = format!("/api/v1/requests/{}", segment(&args.id));
         Ok(match args.json {
             // With what this version does not know.

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(super) use self::meter::Meter;
-use super::admin_client::{AdminClient, AskError};
+use super::admin_client::{AdminClient, AdminToken, AskError};
 use super::style::{Paint, Style};
 use crate::config::Endpoint;
 
@@ -83,8 +83,8 @@ impl Stage {
     /// Writes another policy into the file and has the gateway load it, as an operator would.
     async fn switch_policy(&self, policy: &str) -> io::Result<()> {
         self.file.write(&self.fleet, policy)?;
-        let reloading =
-            async { AdminClient::new(&self.admin, None, &|_| None)?.post("/api/v1/reload").await };
+        let client = AdminClient::new(&self.admin, &AdminToken::default(), &|_| None);
+        let reloading = async { client?.post("/api/v1/reload").await };
         let reloaded: Result<IgnoredAny, AskError> = reloading.await;
         reloaded.map(drop).map_err(|error| io::Error::other(format!("the gateway did not reload: {error}")))
     }

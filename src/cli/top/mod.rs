@@ -50,7 +50,7 @@ pub fn run(
     (out, err): (&mut dyn Write, &mut dyn Write),
 ) -> io::Result<u8> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let client = match AdminClient::new(&args.admin.url, args.admin.token.as_deref(), env) {
+    let client = match AdminClient::new(&args.admin.url, &args.admin.token, env) {
         Ok(client) => client,
         Err(error) => return failed(err, &error),
     };
