@@ -3,6 +3,8 @@
 //! A file is copied, committed and shown; so a secret stands in it as `env:NAME` or `file:PATH` only. What is wrong
 //! with one is reported without its value.
 
+use std::path::PathBuf;
+
 use http::HeaderValue;
 
 use crate::config::Secret;
@@ -33,22 +35,11 @@ pub(in crate::config) fn read_or_plain(item: &Item<'_>) -> Option<Secret> {
 }
 
 fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
-    let value = if let Some(name) = text.strip_prefix("env:") {
-        match (item.checking.env)(name) {
-            Some(value) => value,
-            None => {
-                let message = format!("environment variable {name} is not set");
-                return item.missing(message, SET_IT, Secret::new(STAND_IN));
-            }
-        }
-    } else {
-        let path = input(item, text.strip_prefix("file:")?);
-        match whole_file::read_text(&path) {
-            Ok(content) => content.trim_end_matches(['\r', '\n']).to_owned(),
-            Err(error) => {
-                let message = format!("cannot read {}: {error}", path.display());
-                return item.missing(message, HINT, Secret::new(STAND_IN));
-            }
+    let value = match referred(text, item.checking.env, |path| input(item, path))? {
+        Ok(value) => value,
+        Err(message) => {
+            let hint = if text.starts_with("env:") { SET_IT } else { HINT };
+            return item.missing(message, hint, Secret::new(STAND_IN));
         }
     };
     if value.is_empty() {
@@ -56,6 +47,20 @@ fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
         return None;
     }
     Some(Secret::new(value))
+}
+
+/// What a reference names; `None` where the text is none.
+fn referred(
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+    path: impl FnOnce(&str) -> PathBuf,
+) -> Option<Result<String, String>> {
+    if let Some(name) = text.strip_prefix("env:") {
+        return Some(env(name).ok_or_else(|| format!("environment variable {name} is not set")));
+    }
+    let path = path(text.strip_prefix("file:")?);
+    let content = whole_file::read_text(&path).map(|text| text.trim_end_matches(['\r', '\n']).to_owned());
+    Some(content.map_err(|error| format!("cannot read {}: {error}", path.display())))
 }
 
 /// Whether it stands for one that is not on the machine where a file is checked.
@@ -68,13 +73,7 @@ pub(in crate::config) fn is_stand_in(secret: &Secret) -> bool {
 /// # Errors
 /// What is wrong with it, without its value.
 pub fn secret_of(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, String> {
-    let value = if let Some(name) = text.strip_prefix("env:") {
-        env(name).ok_or_else(|| format!("environment variable {name} is not set"))?
-    } else if let Some(path) = text.strip_prefix("file:") {
-        whole_file::read_text(path.as_ref()).map_err(|error| format!("cannot read {path}: {error}"))?
-    } else {
-        text.to_owned()
-    };
+    let value = referred(text, env, |path| path.into()).unwrap_or_else(|| Ok(text.to_owned()))?;
     match value.trim_end_matches(['\r', '\n']) {
         "" => Err("it is empty".to_owned()),
         value => Ok(Secret::new(value)),
