@@ -90,7 +90,7 @@ fn audience(item: &Item<'_>) -> Option<Vec<String>> {
 
 fn algorithms(item: &Item<'_>) -> Option<Vec<Algorithm>> {
     let list = item.list();
-    if list.is_empty() && item.value.as_array().is_some() {
+    if item.is_empty_list() {
         item.fault("algorithms is empty", "leave it out for the default: RS256, ES256, EdDSA");
     }
     Some(list.iter().filter_map(|item| ALGORITHM.read(item)).collect())

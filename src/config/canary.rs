@@ -105,9 +105,7 @@ pub(super) fn canary(route: &Section<'_>, known: &[Pool], pools: &mut Vec<Weight
         section.fault("[route.canary] has no steps", STEPS_HINT);
     }
     section.expect("pool", NAME.hint);
-    let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();
-    let item = section.get("pool")?;
-    let pool = item.place_of("pool", item.text()?, &names)?;
+    let pool = section.get("pool")?.pool_of(known)?;
     if !pools.iter().any(|other| other.pool != pool && other.weight > 0) {
         section.fault(
             "the canary has no baseline: the route has no other pool with a weight",
@@ -125,7 +123,7 @@ const STEPS: Own<Vec<CanaryStep>> = Own { read: |item| Some(steps(item)), show: 
 fn steps(list: &Item<'_>) -> Vec<CanaryStep> {
     let mut steps: Vec<CanaryStep> = Vec::new();
     let items = list.list();
-    if list.value.as_array().is_some() && items.is_empty() {
+    if list.is_empty_list() {
         list.fault("a canary needs at least one step", STEPS_HINT);
     }
     for item in &items {

@@ -96,8 +96,7 @@ pub(super) fn prefill(
     let (section, prefill) = Prefill::opened(route)?;
     section.expect("pool", "name the pool that computes prompts: pool = \"…\"");
     let item = section.get("pool")?;
-    let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();
-    let at = item.place_of("pool", item.text()?, &names)?;
+    let at = item.pool_of(known)?;
     let pool = known.get(at)?;
     if pool.role == Role::Decode {
         let message =

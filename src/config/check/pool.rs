@@ -30,9 +30,7 @@ pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
         section.expect_unique("pool", &pool.name, &mut names);
         pools.push(pool);
     }
-    let is_required =
-        root.get("pool").is_some_and(|item| !item.value.as_array().is_some_and(|list| list.is_empty()));
-    if pools.is_empty() && !is_required {
+    if pools.is_empty() && root.get("pool").is_none_or(|item| item.is_empty_list()) {
         root.fault(
             "no [[pool]] is configured",
             "add one: [[pool]] name = \"main\", replicas = [\"http://127.0.0.1:8000\"]",
@@ -80,7 +78,7 @@ fn replicas(pool: &Section<'_>, name: &str, own_dcgm: &mut BTreeMap<Arc<str>, Dc
     let is_elsewhere = ["dns", "file", "kubernetes"].iter().any(|key| pool.get(key).is_some());
     match pool.get("replicas") {
         None if !is_elsewhere => pool.fault("[[pool]] has no replicas", ENDPOINT_HINT),
-        Some(list) if !is_elsewhere && list.value.as_array().is_some_and(|list| list.is_empty()) => {
+        Some(list) if !is_elsewhere && list.is_empty_list() => {
             list.fault("a pool needs at least one replica", ENDPOINT_HINT);
         }
         Some(list) if items.len() > MAX_REPLICAS => list.fault(

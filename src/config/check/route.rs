@@ -134,7 +134,7 @@ fn pools(route: &Section<'_>, known: &[Pool]) -> Vec<WeightedPool> {
         }
         pools.push(weighted);
     }
-    if list.value.as_array().is_some() && items.is_empty() {
+    if list.is_empty_list() {
         list.fault("a route needs at least one pool", POOLS_HINT);
     }
     if pools.len() == items.len() && !pools.is_empty() && pools.iter().all(|pool| pool.weight == 0) {
@@ -156,8 +156,7 @@ fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
     } else {
         (item.clone(), None)
     };
-    let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();
-    let pool = named.place_of("pool", named.text()?, &names)?;
+    let pool = named.pool_of(known)?;
     if let Some(known) = known.get(pool).filter(|pool| pool.standby) {
         if given.is_some_and(|weight| weight > 0) {
             item.fault(

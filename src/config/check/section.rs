@@ -16,7 +16,7 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::diagnostics::{Fault, did_you_mean, is_reference, names_secret};
-use crate::config::{Overrides, PolicyName};
+use crate::config::{Overrides, PolicyName, Pool};
 
 use super::shape::{Kind, Place, Shapes, Within};
 use super::values::Form;
@@ -344,6 +344,12 @@ impl<'a> Item<'a> {
             self.fault_unknown(what, name, known, format!("{what}s of this file: {}", known.join(", ")));
         }
         found
+    }
+
+    /// The pool that it names: its place among `known`.
+    pub(in crate::config) fn pool_of(&self, known: &[Pool]) -> Option<usize> {
+        let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();
+        self.place_of("pool", self.text()?, &names)
     }
 
     /// Reports a word that is not one of `known`.
