@@ -54,9 +54,8 @@ fn parts(admin: &AdminState) -> Parts {
             }
         }
     }
-    let current = now.as_nanos() % (Step::TenSeconds.seconds() * 1_000_000_000);
-    let whole = (SLOTS.cast_unsigned() * Step::TenSeconds.seconds()) as f64 + current as f64 / 1e9;
-    Parts { of, seconds: whole.min(now.as_nanos() as f64 / 1e9).max(1.0) }
+    let whole = SLOTS.cast_unsigned() * Step::TenSeconds.seconds();
+    Parts { of, seconds: Step::TenSeconds.lasted(whole, now) }
 }
 
 /// Requests that a replica had, those of which it computed the prompt alone included.

@@ -146,9 +146,7 @@ fn route(
 ) -> RouteVerdict {
     let (of_window, _) = verdict::window(figures);
     let slot = &of_window.slot;
-    // The window has its whole slots and the current one, and no more than this process has lived.
-    let current = now.as_nanos() % (Step::TenSeconds.seconds() * 1_000_000_000);
-    let seconds = (verdict.window as f64 + current as f64 / 1e9).min(now.as_nanos() as f64 / 1e9).max(1.0);
+    let seconds = Step::TenSeconds.lasted(verdict.window, now);
     let newest = Step::TenSeconds.slot(now);
     let oldest = newest - verdict.window.cast_signed() / Step::TenSeconds.seconds().cast_signed();
     let windows = &admin.observer.windows;

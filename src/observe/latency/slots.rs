@@ -29,6 +29,12 @@ impl Step {
     pub fn slot(self, at: Stamp) -> i64 {
         (at.as_nanos() / (self.seconds() * 1_000_000_000)).cast_signed()
     }
+
+    /// Seconds of a window of `whole` seconds in slots and the current slot, and no more than this process has lived.
+    pub fn lasted(self, whole: u64, now: Stamp) -> f64 {
+        let current = now.as_nanos() % (self.seconds() * 1_000_000_000);
+        (whole as f64 + current as f64 / 1e9).min(now.as_nanos() as f64 / 1e9).max(1.0)
+    }
 }
 
 /// One measure of one series.
