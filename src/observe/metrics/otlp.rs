@@ -17,7 +17,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use prometheus::proto::{LabelPair, MetricFamily, MetricType};
 
 use super::exponential::{ExponentialKey, ExponentialSeries};
-use super::table::{EXPONENTIAL, ExponentialMeasure, REPLACED_BY_EXPONENTIAL};
+use super::table::{EXPONENTIAL, ExponentialMeasure, is_exponential};
 use crate::observe::otlp::{attribute, nanos, text};
 
 /// Cumulative from `start` to `now`.
@@ -33,7 +33,7 @@ pub(super) fn metrics(
     exponentials: &[(Option<ExponentialKey>, Arc<ExponentialSeries>)],
     span: Span,
 ) -> Vec<Metric> {
-    let own = families.iter().filter(|family| !REPLACED_BY_EXPONENTIAL.contains(&family.name()));
+    let own = families.iter().filter(|family| !is_exponential(family.name()));
     let own = own.filter_map(|family| metric(family, span));
     let exponential = EXPONENTIAL.iter().filter_map(|measure| of_measure(measure, exponentials, span));
     own.chain(exponential).collect()
@@ -184,7 +184,7 @@ mod tests {
         let maker = Maker::new(&registry, &edges);
         Families::new(&maker);
         let declared = maker.declared.take();
-        let own = declared.iter().filter(|family| !REPLACED_BY_EXPONENTIAL.contains(&family.name));
+        let own = declared.iter().filter(|family| !is_exponential(family.name));
         let own = own.map(|family| name_and_unit(family.name, matches!(family.kind, "counter" | "amount")).0);
         let mut seen = HashSet::new();
         for name in own.chain(EXPONENTIAL.iter().map(|measure| measure.name.to_owned())) {

@@ -336,6 +336,13 @@ pub(super) struct ExponentialMeasure {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
     pub(super) pick: fn(&ExponentialSeries) -> &ExponentialHistogram,
+    /// The family of the page that OTLP does without.
+    replaces: &'static str,
+}
+
+/// Whether OTLP carries the family as one of [`EXPONENTIAL`] instead.
+pub(super) fn is_exponential(family: &str) -> bool {
+    EXPONENTIAL.iter().any(|measure| measure.replaces == family)
 }
 
 /// Under the names of the semantic conventions for GenAI where they have one.
@@ -344,30 +351,26 @@ pub(super) const EXPONENTIAL: [ExponentialMeasure; 4] = [
         name: "gen_ai.server.time_to_first_token",
         help: "From the last byte of the request to the first content event.",
         pick: |series| &series.ttft,
+        replaces: "tokenway_time_to_first_token_seconds",
     },
     ExponentialMeasure {
         name: "gen_ai.server.time_per_output_token",
         help: "From the first to the last content event, divided by the output tokens after the first.",
         pick: |series| &series.tpot,
+        replaces: "tokenway_time_per_output_token_seconds",
     },
     ExponentialMeasure {
         name: "gen_ai.server.request.duration",
         help: "From the parsed request head to the last byte handed to the client's connection.",
         pick: |series| &series.duration,
+        replaces: "tokenway_request_duration_seconds",
     },
     ExponentialMeasure {
         name: "tokenway.inter_token_latency",
         help: "Gap between two content events, divided by the tokens of the later one.",
         pick: |series| &series.itl,
+        replaces: "tokenway_inter_token_latency_seconds",
     },
-];
-
-/// Families of the page that OTLP carries as [`EXPONENTIAL`] instead.
-pub(super) const REPLACED_BY_EXPONENTIAL: [&str; 4] = [
-    "tokenway_time_to_first_token_seconds",
-    "tokenway_time_per_output_token_seconds",
-    "tokenway_request_duration_seconds",
-    "tokenway_inter_token_latency_seconds",
 ];
 
 #[cfg(test)]
