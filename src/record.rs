@@ -56,20 +56,16 @@ impl Outcome {
             | Failure::NoTokenKeys { .. }
             | Failure::LocalResources
             | Failure::SuspectedPoison { .. } => Self::Refused,
-            Failure::ClientLeft => Self::Canceled,
-            Failure::Timeout { timer, .. } => Self::of_timer(*timer),
-            Failure::Replica(_) | Failure::UnnamedReplica { .. } | Failure::DrainCut | Failure::Internal => {
-                Self::Failed
+            // A client that takes nothing, or whose own time is over, has left as far as the fleet is concerned.
+            Failure::ClientLeft | Failure::Timeout { timer: Timer::ClientStall | Timer::Asked, .. } => {
+                Self::Canceled
             }
+            Failure::Timeout { .. }
+            | Failure::Replica(_)
+            | Failure::UnnamedReplica { .. }
+            | Failure::DrainCut
+            | Failure::Internal => Self::Failed,
             _ => Self::ClientError,
-        }
-    }
-
-    /// The same of a deadline: a client that takes nothing, or whose own time is over, has left as far as the fleet is concerned.
-    pub fn of_timer(timer: Timer) -> Self {
-        match timer {
-            Timer::ClientStall | Timer::Asked => Self::Canceled,
-            _ => Self::Failed,
         }
     }
 }

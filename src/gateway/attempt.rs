@@ -20,12 +20,12 @@ use tokio::time::Instant;
 use super::answer_buffer::AnswerBuffer;
 use super::carrier::{Cargo, Carrier, MAX_FALLBACKS};
 use crate::clock::{Clock, Stamp};
-use crate::error::{Closed, Failure, ReplicaFailure, Timer};
+use crate::error::{Closed, Failure, ReplicaFailure};
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, AnswerFacts, EngineError};
 use crate::relay::verdict;
-use crate::relay::watch::{Expiry, StreamWatch};
+use crate::relay::watch::{Deadline, StreamWatch};
 use crate::request::arriving::ArrivingBody;
 use crate::request::body_memory::AnswerBudgets;
 use crate::request::dialect::{BodyForm, Dialect};
@@ -44,8 +44,8 @@ pub struct UpstreamAttempt {
     pub shape: StreamShape,
     /// State shared with the watchdog, which enforces the deadlines.
     pub watch: Arc<StreamWatch>,
-    /// Deadlines over all attempts of the request.
-    pub deadlines: Deadlines,
+    /// Timeout of the connection, the wait for a free one included.
+    pub connect: Duration,
     /// Whether the client asked for a stream.
     pub is_stream: bool,
     /// Whether its client is owed an answer with content.
@@ -74,15 +74,6 @@ pub struct Deadlines {
     pub first_token: Option<Deadline>,
     /// End of the response.
     pub total: Deadline,
-}
-
-/// A deadline, with the timeout that it comes from.
-#[derive(Clone, Copy, Debug)]
-pub struct Deadline {
-    /// When it expires.
-    pub at: Stamp,
-    /// The configured timeout, for the error message.
-    pub after: Duration,
 }
 
 /// A response worth relaying.
@@ -175,14 +166,16 @@ impl UpstreamAttempt {
     /// # Errors
     /// [`AttemptError`]; [`ReplicaFailure::is_unsent`] says whether the replica may have started.
     pub async fn send(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
-        let (watch, deadlines, replica) =
-            (Arc::clone(&self.watch), self.deadlines, Arc::clone(&self.replica));
+        let (watch, replica) = (Arc::clone(&self.watch), self.replica.name());
         // Both arms are cancel-safe: a dropped exchange closes its connection. The watchdog keeps the deadlines, because a
         // timer per request would cost more than all its clock reads.
         tokio::select! {
             biased;
             answer = self.exchange(times) => answer,
-            expiry = poll_fn(|cx| watch.poll_expiry(cx)) => Err(of_expiry(expiry, &deadlines, &replica)),
+            expiry = poll_fn(|cx| watch.poll_expiry(cx)) => match watch.failure(expiry, replica) {
+                Failure::Replica(failure) => Err(failed(failure)),
+                overdue => Err(AttemptError::Overdue(overdue)),
+            },
         }
     }
 
@@ -193,7 +186,7 @@ impl UpstreamAttempt {
                 (self.carried(&*carrier).await.map_err(failed)?, None)
             }
             None => {
-                let deadline = self.clock.instant(times.start.after(self.deadlines.connect));
+                let deadline = self.clock.instant(times.start.after(self.connect));
                 let lease = self.checkout(deadline).await?;
                 let connected = self.clock.now();
                 times.connected = Some(connected);
@@ -236,10 +229,9 @@ impl UpstreamAttempt {
     }
 
     async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
-        let after = self.deadlines.connect;
         let reuse = if self.takes_idle { Reuse::Idle } else { Reuse::Warm };
         let lease = self.replica.connections.checkout(reuse, deadline).await;
-        lease.map_err(|error| match no_connection(error, self.replica.name(), after) {
+        lease.map_err(|error| match no_connection(error, self.replica.name(), self.connect) {
             Failure::Replica(failure) => failed(failure),
             ours => AttemptError::Ours(ours),
         })
@@ -457,17 +449,6 @@ pub(super) fn no_connection(error: CheckoutError, replica: Arc<str>, after: Dura
 
 fn failed(failure: ReplicaFailure) -> AttemptError {
     AttemptError::Replica(failure, None)
-}
-
-fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: &Replica) -> AttemptError {
-    let after = |timer| {
-        let of_stream = deadlines.first_token.filter(|_| timer == Timer::FirstToken);
-        of_stream.unwrap_or(deadlines.total).after
-    };
-    match expiry.failure(replica, after) {
-        Failure::Replica(failure) => failed(failure),
-        overdue => AttemptError::Overdue(overdue),
-    }
 }
 
 /// Whether the engine gave the request up at shutdown: vLLM then returns the truncated completion with 200.

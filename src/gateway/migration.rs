@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::IncomingRequest;
-use super::attempt::{AttemptError, Deadline, Deadlines, UpstreamResponse};
+use super::attempt::{AttemptError, Deadlines, UpstreamResponse};
 use super::outbound::{Identity, Outbound};
 use super::picker::{self, Tried};
 use super::prepared::Prepared;
@@ -20,6 +20,7 @@ use crate::fleet::pool::PoolState;
 use crate::record::{self, AttemptCause};
 use crate::relay::migration::{NextLeg, NoSuccessor, PendingLeg, Succession, Successor};
 use crate::relay::reader::StreamReader;
+use crate::relay::watch::Deadline;
 use crate::request::continuation::{Continuation, Obstacle, Progress, continuation};
 use crate::units::Tokens;
 

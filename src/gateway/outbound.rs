@@ -125,9 +125,9 @@ impl Outbound<'_> {
             inter_token: Some(self.prepared.timeouts.inter_token),
             client_stall: self.prepared.timeouts.client_stall,
             patience: patience(&self.deadlines, pick.decision.predicted_ttft),
-            first_token_at: self.deadlines.first_token.map(|deadline| deadline.at),
-            total_at: self.deadlines.total.at,
-            total: self.prepared.total_timer,
+            first_token: self.deadlines.first_token,
+            total: self.deadlines.total,
+            total_timer: self.prepared.total_timer,
         };
         let vitals = Arc::clone(&pick.replica.health.vitals);
         let watch = gateway.watchdog.watch(vitals, self.incoming.kill.clone(), limits, start);
@@ -141,7 +141,7 @@ impl Outbound<'_> {
             owes_answer: self.identity.dialect.owes_answer(&self.incoming.parts.method),
             takes_idle: matches!(cause, AttemptCause::First | AttemptCause::Prefill)
                 && !self.prepared.is_sent_once,
-            deadlines: self.deadlines,
+            connect: self.deadlines.connect,
             sent: self.sent.cloned(),
             fallbacks: picker::fallbacks(self.incoming.carrier.as_ref(), self.prepared, &pick, start),
             carrier: self.incoming.carrier.clone(),

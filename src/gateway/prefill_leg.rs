@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::attempt::{AttemptError, BufferedResponse, Deadline, Deadlines, UpstreamResponse};
+use super::attempt::{AttemptError, BufferedResponse, Deadlines, UpstreamResponse};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::Tried;
 use super::prefill_beside::{Beside, Landed, learn};
@@ -23,6 +23,7 @@ use crate::fleet::pick::Pick;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{Attempt, AttemptCause, SloBounds};
+use crate::relay::watch::Deadline;
 use crate::request::dialect::Dialect;
 use crate::request::handoff::{self, Handoff, KEEP_KV, Room};
 use crate::request::pieces::Pieces;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::{Deadline, Deadlines};
+use super::attempt::Deadlines;
 use super::carrier::Carrier;
 use super::table::{RouteState, RoutingTable};
 use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter, grows_old_after};
@@ -16,6 +16,7 @@ use crate::fleet::pool::{AT_OUTSIDE_LIMITS, PoolState};
 use crate::fleet::replica::Replica;
 use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
+use crate::relay::watch::Deadline;
 use crate::request::body::HeldBody;
 use crate::request::dialect::Computes;
 use crate::request::engine_priority::EnginePriority;

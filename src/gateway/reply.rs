@@ -194,7 +194,6 @@ fn relay(
     active.watch.waits_for_client(now);
     let table = Arc::clone(&request.prepared.table);
     let server = &table.config.server;
-    let timeouts = request.prepared.timeouts;
     let is_stored = guard.record().dialect == Dialect::StoredResponse;
     let stored = is_stored.then(|| stored::answer(gateway, request.incoming.parts.uri.path()));
     let finish = |record: &Record, mut headers: HeaderMap| {
@@ -215,7 +214,7 @@ fn relay(
             let pins = Arc::clone(&gateway.pins);
             let heartbeat = server.heartbeat.filter(|_| request.prepared.carrier.is_none());
             let migration = request.migration(guard.record(), &active.pick.replica.engine);
-            let mut body = StreamBody::new(reader, guard, active.pick, pins, timeouts, migration, heartbeat);
+            let mut body = StreamBody::new(reader, guard, active.pick, pins, migration, heartbeat);
             let mut headers = finish(body.record(), head.headers);
             strip_length(&mut headers);
             (headers, ReplyBody::Stream(Box::new(body)))

@@ -178,9 +178,9 @@ fn watch(gateway: &Gateway, exchange: &Exchange, pick: &Pick) -> Arc<StreamWatch
         inter_token: None,
         client_stall: timeouts.client_stall,
         patience: timeouts.total,
-        first_token_at: None,
-        total_at: exchange.prepared.read.after(timeouts.total),
-        total: exchange.prepared.total_timer,
+        first_token: None,
+        total: exchange.prepared.deadlines().total,
+        total_timer: exchange.prepared.total_timer,
     };
     let now = gateway.clock.now();
     let vitals = Arc::clone(&pick.replica.health.vitals);
@@ -210,8 +210,6 @@ fn open(gateway: &Arc<Gateway>, mut exchange: Exchange, shaken: Shaken) -> Respo
         clock: gateway.clock,
         kill: exchange.incoming.kill.clone(),
         guard: exchange.guard,
-        total: exchange.prepared.timeouts.total,
-        client_stall: exchange.prepared.timeouts.client_stall,
         watch,
         pick,
         _lease: lease,
@@ -234,8 +232,6 @@ struct RealtimeTunnel {
     clock: Clock,
     kill: KillSwitch,
     guard: RecordGuard,
-    total: Duration,
-    client_stall: Duration,
     watch: Arc<StreamWatch>,
     pick: Box<Pick>,
     _lease: Lease,
@@ -339,9 +335,7 @@ impl RealtimeTunnel {
     fn settle(&mut self, ended: &Ended, is_closing: bool) -> Option<Failure> {
         let now = self.clock.now();
         let failure = match (ended, self.watch.expiry()) {
-            (Ended::Gateway, Some(expiry)) => expiry.failure(&self.pick.replica, |timer| {
-                if timer == Timer::ClientStall { self.client_stall } else { self.total }
-            }),
+            (Ended::Gateway, Some(expiry)) => self.watch.failure(expiry, self.pick.replica.name()),
             (Ended::Client | Ended::Engine, _) if is_closing => {
                 self.pick.answered(false, now);
                 self.guard.settle(Outcome::Ok, None);

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Gateway;
-use super::attempt::Deadline;
 use super::picker::{PickContext, QueueWait, Tried};
 use super::prepared::Prepared;
 use crate::admission::{EndOfWait, PoolQueue, Ticket, WaitReason, Waiter};
@@ -17,6 +16,7 @@ use crate::debug::debug_as;
 use crate::error::{Failure, Timer};
 use crate::observe::metrics::QueuedGuard;
 use crate::observe::record_guard::RecordGuard;
+use crate::relay::watch::Deadline;
 
 /// State of a request's waits, over all its decisions.
 #[derive(Default)]

@@ -155,18 +155,17 @@ impl RecordGuard {
         }
     }
 
-    /// The client did not get all of the answer, whose end is settled.
-    pub fn cut_short(&mut self, outcome: Outcome, error: Option<&'static str>) {
+    /// The client did not get all of the answer, whose end is settled: because of a failure, or it left.
+    pub fn cut_short(&mut self, failure: Option<&Failure>) {
         let record = self.record();
-        (record.outcome, record.error) = (outcome, error);
+        record.outcome = failure.map_or(Outcome::Canceled, Outcome::of);
+        record.error = failure.map(Failure::code);
     }
 
     /// The rest of an answer whose end is settled was not taken.
     pub fn not_taken(&mut self) {
-        match self.observer.ended_by() {
-            Some(failure) => self.cut_short(Outcome::of(&failure), Some(failure.code())),
-            None => self.cut_short(Outcome::Canceled, None),
-        }
+        let failure = self.observer.ended_by();
+        self.cut_short(failure.as_ref());
     }
 
     /// Its client is a tenant, to whom no error names a replica.

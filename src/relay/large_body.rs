@@ -73,7 +73,7 @@ impl LargeBody {
     }
 
     /// Polled by hyper: the next frame, the end, or the abort.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
         if let Some(last) = &mut self.last {
             return last.poll(cx);
         }
@@ -85,11 +85,10 @@ impl LargeBody {
             return Poll::Ready(None);
         }
         if let Poll::Ready(expiry) = self.watch.poll_expiry(cx) {
-            if expiry == Expiry::ReplicaSilent {
-                let replica = self.pick.replica.name();
-                return self.replica_failed(cx, ReplicaFailure::Silent { replica });
-            }
-            return self.abort(expiry.outcome(), expiry.code());
+            return match self.watch.failure(expiry, self.pick.replica.name()) {
+                Failure::Replica(why) => self.replica_failed(cx, why),
+                failure => self.abort(&failure),
+            };
         }
         loop {
             match Pin::new(&mut self.rest).poll_frame(cx) {
@@ -111,7 +110,7 @@ impl LargeBody {
         }
     }
 
-    fn hand(&mut self, data: Bytes) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+    fn hand(&mut self, data: Bytes) -> Polled {
         self.guard.record().bytes_out += data.len() as u64;
         self.guard.answered(&data);
         if let Some(events) = &mut self.about.events {
@@ -190,8 +189,9 @@ impl LargeBody {
 
     fn replica_failed(&mut self, cx: &mut Context<'_>, why: ReplicaFailure) -> Polled {
         self.pick.failed(&why, self.guard.clock().now());
-        let event = self.failure_event(&Failure::Replica(why));
-        let aborted = self.abort(Outcome::Failed, "replica_failed");
+        let failure = Failure::Replica(why);
+        let event = self.failure_event(&failure);
+        let aborted = self.abort(&failure);
         let Some(event) = event else { return aborted };
         self.guard.record().bytes_out += event.len() as u64;
         self.last.insert(AbortingBody::new(event)).poll(cx)
@@ -206,12 +206,12 @@ impl LargeBody {
         Some(error_event::event(Dialect::Responses, &self.guard.shown(failure), &context))
     }
 
-    fn abort(&mut self, outcome: Outcome, code: &'static str) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+    fn abort(&mut self, failure: &Failure) -> Polled {
         self.is_ended = true;
         if self.has_its_end() {
             self.settle();
         }
-        self.guard.settle(outcome, Some(code));
+        self.guard.fail(failure);
         self.lease = None;
         Poll::Ready(Some(Err(Aborted)))
     }
@@ -226,7 +226,7 @@ impl Drop for LargeBody {
             self.settle();
             self.count();
         } else if let Some(expiry) = self.watch.expiry() {
-            self.guard.settle(expiry.outcome(), Some(expiry.code()));
+            self.guard.fail(&self.watch.failure(expiry, self.pick.replica.name()));
         }
     }
 }

@@ -12,8 +12,7 @@ use super::stream_state::StreamEnd;
 use super::usage::AnswerFacts;
 use super::watch::Expiry;
 use crate::clock::Stamp;
-use crate::config::Timeouts;
-use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::record::{FirstToken, Gaps, Record, TokenCounts};
 use crate::units::Tokens;
@@ -202,14 +201,9 @@ impl StreamPump {
         }
     }
 
-    /// The failure of a stream that a deadline ended.
-    pub fn failure_of_expiry(&self, expiry: Expiry, timeouts: &Timeouts) -> Failure {
-        expiry.failure(&self.pick.replica, |timer| match timer {
-            Timer::FirstToken => timeouts.first_token,
-            Timer::InterToken => timeouts.inter_token,
-            Timer::ClientStall => timeouts.client_stall,
-            _ => timeouts.total,
-        })
+    /// The failure of a stream that has to end.
+    pub fn failure_of_expiry(&self, expiry: Expiry) -> Failure {
+        self.reader.watch.failure(expiry, self.pick.replica.name())
     }
 }
 

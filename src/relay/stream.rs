@@ -25,7 +25,6 @@ use super::usage::EngineError;
 use super::verdict;
 use super::watch::Expiry;
 use crate::clock::Stamp;
-use crate::config::Timeouts;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::StreamSeries;
@@ -48,7 +47,6 @@ pub struct StreamBody {
     is_cut: bool,
     client: ClientSink,
     pins: Arc<ResponsePins>,
-    timeouts: Timeouts,
 }
 
 /// What is observed of a client's stream.
@@ -89,7 +87,6 @@ impl StreamBody {
         mut guard: RecordGuard,
         pick: Box<Pick>,
         pins: Arc<ResponsePins>,
-        timeouts: Timeouts,
         migration: Option<Box<Migration>>,
         heartbeat: Option<Duration>,
     ) -> Self {
@@ -108,7 +105,6 @@ impl StreamBody {
             is_cut: false,
             client: ClientSink { guard, series, pace },
             pins,
-            timeouts,
         };
         this.pump.note_first_token(&mut this.client);
         this.remember_response();
@@ -165,9 +161,7 @@ impl StreamBody {
                     None if self.broken.is_some() => {}
                     None => return Poll::Ready(None),
                 },
-                Pumped::Expired(expiry) => {
-                    self.fail(&self.pump.failure_of_expiry(expiry, &self.timeouts));
-                }
+                Pumped::Expired(expiry) => self.fail(&self.pump.failure_of_expiry(expiry)),
             }
         }
     }
@@ -391,8 +385,7 @@ impl Drop for StreamBody {
                 self.complete();
             }
         } else if let Some(expiry) = expiry {
-            let failure = self.pump.failure_of_expiry(expiry, &self.timeouts);
-            self.charge(&failure);
+            self.charge(&self.pump.failure_of_expiry(expiry));
         } else if !self.is_settled && !is_pending && !self.pump.has_first_token() {
             // Its head was passed on, and its client left before any content.
             if let Some(sent) = self.client.guard.record().attempts.last().and_then(|made| made.connected) {

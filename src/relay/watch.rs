@@ -17,9 +17,7 @@ use parking_lot::Mutex;
 use crate::clock::{Clock, Stamp, ticks};
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::health::{REFUSED_TWICE, Vitals};
-use crate::fleet::replica::Replica;
 use crate::listener::KillSwitch;
-use crate::record::Outcome;
 
 /// Why a stream has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,34 +28,6 @@ pub enum Expiry {
     ReplicaSilent,
     /// The drain is over.
     DrainOver,
-}
-
-impl Expiry {
-    /// How a request ends that has to.
-    pub fn outcome(self) -> Outcome {
-        match self {
-            Self::Deadline(timer) => Outcome::of_timer(timer),
-            Self::ReplicaSilent | Self::DrainOver => Outcome::Failed,
-        }
-    }
-
-    /// Its failure, at `replica`; a deadline's names the timeout that it comes from.
-    pub fn failure(self, replica: &Replica, after: impl FnOnce(Timer) -> Duration) -> Failure {
-        match self {
-            Self::Deadline(timer) => Failure::Timeout { timer, after: after(timer) },
-            Self::ReplicaSilent => Failure::Replica(ReplicaFailure::Silent { replica: replica.name() }),
-            Self::DrainOver => Failure::DrainCut,
-        }
-    }
-
-    /// The code of its failure.
-    pub fn code(self) -> &'static str {
-        match self {
-            Self::Deadline(timer) => timer.code(),
-            Self::ReplicaSilent => "replica_failed",
-            Self::DrainOver => Failure::DrainCut.code(),
-        }
-    }
 }
 
 /// What one stream and the watchdog share. What an event touches comes first and fits one cache line: between two
@@ -97,11 +67,32 @@ pub struct StreamDeadlines {
     /// Silence before the first content event, or before a unary answer, from which on evidence against the replica counts.
     pub patience: Duration,
     /// When the first content event is overdue (streams).
-    pub first_token_at: Option<Stamp>,
+    pub first_token: Option<Deadline>,
     /// When the request is over.
-    pub total_at: Stamp,
+    pub total: Deadline,
     /// Whose end that is: the route's, or the client's own.
-    pub total: Timer,
+    pub total_timer: Timer,
+}
+
+/// A deadline, with the timeout that it comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    /// When it expires.
+    pub at: Stamp,
+    /// The configured timeout, for the error message.
+    pub after: Duration,
+}
+
+impl StreamDeadlines {
+    /// The timeout behind a deadline.
+    fn timeout(&self, timer: Timer) -> Duration {
+        match (timer, self.first_token, self.inter_token) {
+            (Timer::FirstToken, Some(first_token), _) => first_token.after,
+            (Timer::InterToken, _, Some(inter_token)) => inter_token,
+            (Timer::ClientStall, ..) => self.client_stall,
+            _ => self.total.after,
+        }
+    }
 }
 
 impl StreamWatch {
@@ -160,6 +151,15 @@ impl StreamWatch {
         self.expiry().map_or(Poll::Pending, Poll::Ready)
     }
 
+    /// The failure of the stream at `replica` where it has to end for this reason.
+    pub fn failure(&self, expiry: Expiry, replica: Arc<str>) -> Failure {
+        match expiry {
+            Expiry::Deadline(timer) => Failure::Timeout { timer, after: self.deadlines.timeout(timer) },
+            Expiry::ReplicaSilent => Failure::Replica(ReplicaFailure::Silent { replica }),
+            Expiry::DrainOver => Failure::DrainCut,
+        }
+    }
+
     /// Why the stream has to end, if it has to.
     pub fn expiry(&self) -> Option<Expiry> {
         self.expiry.get().map(|(expiry, _)| *expiry)
@@ -187,12 +187,12 @@ impl StreamWatch {
         let is_waiting = self.is_waiting.load(Ordering::Acquire);
         let is_decoding = self.is_decoding.load(Ordering::Acquire);
         let stood_still = Duration::from_nanos(self.stood_still.load(Ordering::Relaxed));
-        let is_past = |at: Stamp| now >= at.after(stood_still);
+        let is_past = |deadline: Deadline| now >= deadline.at.after(stood_still);
         let expiry = if drain_over {
             Some(Expiry::DrainOver)
-        } else if is_past(self.deadlines.total_at) {
-            Some(Expiry::Deadline(self.deadlines.total))
-        } else if is_waiting && !is_decoding && self.deadlines.first_token_at.is_some_and(is_past) {
+        } else if is_past(self.deadlines.total) {
+            Some(Expiry::Deadline(self.deadlines.total_timer))
+        } else if is_waiting && !is_decoding && self.deadlines.first_token.is_some_and(is_past) {
             // Not while the client is waited for: the token may have come, behind what it does not take.
             Some(Expiry::Deadline(Timer::FirstToken))
         } else if is_waiting {
@@ -373,9 +373,9 @@ mod tests {
             inter_token: Some(Duration::from_secs(inter_token)),
             client_stall: Duration::from_secs(60),
             patience: Duration::from_secs(40),
-            first_token_at: Some(at(300)),
-            total_at: at(1000),
-            total: Timer::Total,
+            first_token: Some(Deadline { at: at(300), after: Duration::from_secs(299) }),
+            total: Deadline { at: at(1000), after: Duration::from_secs(999) },
+            total_timer: Timer::Total,
         };
         let watch = dog.watch(Arc::clone(&vitals), kill.clone(), deadlines, at(1));
         (dog, watch, vitals, kill)

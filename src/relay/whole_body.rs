@@ -72,7 +72,10 @@ impl Drop for WholeBody {
         // Untouched, it answers a HEAD.
         let has_left = self.has_begun && !self.rest.is_empty();
         match watch.expiry() {
-            Some(expiry) => guard.cut_short(expiry.outcome(), Some(expiry.code())),
+            Some(expiry) => {
+                let replica = guard.record().served().map(|served| Arc::clone(&served.replica));
+                guard.cut_short(Some(&watch.failure(expiry, replica.unwrap_or_default())));
+            }
             None if has_left => guard.not_taken(),
             None => {}
         }

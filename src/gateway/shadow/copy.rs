@@ -187,9 +187,7 @@ impl Copy {
                 Pumped::Bytes(..) => {}
                 Pumped::End(StreamEnd::Complete) => break None,
                 Pumped::End(end) => break Some(Failure::Replica(pump.failure_of_end(end))),
-                Pumped::Expired(expiry) => {
-                    break Some(pump.failure_of_expiry(expiry, &self.prepared.timeouts));
-                }
+                Pumped::Expired(expiry) => break Some(pump.failure_of_expiry(expiry)),
             }
         };
         let now = gateway.clock.now();
