@@ -6,17 +6,20 @@
 //! in it and is released by its drop.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::aborting::{Aborted, AbortingBody, Polled};
 use super::error_event::{self, EventContext};
-use super::heartbeat::{HeartbeatBody, HeartbeatPoll};
+use super::heartbeat::{Pulse, comment};
 use super::large_body::LargeBody;
 use super::stream::StreamBody;
 use super::whole_body::WholeBody;
+use crate::clock::Clock;
+use crate::debug::debug_as;
 use crate::error::Failure;
 use crate::observe::record_guard::RecordGuard;
 
@@ -30,7 +33,7 @@ pub enum ReplyBody {
     /// A large unary answer.
     Large(Box<LargeBody>),
     /// No answer yet: SSE comments until there is one.
-    Waiting(Box<HeartbeatBody<Self>>),
+    Waiting(Box<WaitingBody>),
     /// An error event, then an abort.
     Broken(AbortingBody, Box<RecordGuard>),
 }
@@ -51,20 +54,47 @@ impl ReplyBody {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
         loop {
-            let polled = match self {
+            match self {
                 Self::Whole(whole) => return Poll::Ready(whole.take().map(|piece| Ok(Frame::data(piece)))),
                 Self::Stream(stream) => return stream.poll(cx),
                 Self::Large(large) => return large.poll(cx),
                 Self::Broken(broken, _) => return broken.poll(cx),
-                Self::Waiting(waiting) => std::task::ready!(waiting.poll(cx)),
-            };
-            match polled {
-                HeartbeatPoll::Beat(comment) => return Poll::Ready(Some(Ok(Frame::data(comment)))),
-                HeartbeatPoll::Over(body) => *self = body,
+                Self::Waiting(waiting) => match waiting.exchange.as_mut().poll(cx) {
+                    Poll::Ready(body) => *self = body,
+                    Poll::Pending => return waiting.poll_comment(cx),
+                },
             }
         }
     }
 }
+
+/// Comments until the exchange is over, which continues in here, so that retries stay possible; a failure can only be reported by an
+/// error event then.
+pub struct WaitingBody {
+    exchange: PendingReply,
+    pulse: Pulse,
+    is_first: bool,
+}
+
+/// An exchange that resolves to the body of its answer.
+pub type PendingReply = Pin<Box<dyn Future<Output = ReplyBody> + Send>>;
+
+impl WaitingBody {
+    /// The head went out because the first pause of `every` passed.
+    pub fn new(exchange: PendingReply, every: Duration, clock: Clock) -> Self {
+        Self { exchange, pulse: Pulse::new(every, clock), is_first: true }
+    }
+
+    fn poll_comment(&mut self, cx: &mut Context<'_>) -> Polled {
+        if !std::mem::take(&mut self.is_first) {
+            let now = ready!(self.pulse.poll(cx));
+            self.pulse.sent(now);
+        }
+        comment()
+    }
+}
+
+debug_as!(WaitingBody => "WaitingBody");
 
 impl Body for ReplyBody {
     type Data = Bytes;

@@ -1,60 +1,17 @@
 //! SSE comments while nothing else is sent (`server.heartbeat`): until there is an answer, and in its pauses.
 //!
-//! For proxies in front of the gateway that close silent connections. Before the answer the exchange goes on inside the body, so
-//! retries stay possible; a failure can only be reported by an error event then.
+//! For proxies in front of the gateway that close silent connections.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hyper::body::Frame;
 use tokio::time::Sleep;
 
+use super::aborting::Polled;
 use crate::clock::{Clock, Stamp};
-
-/// An exchange that resolves to the body `B` of its answer.
-pub type PendingReply<B> = Pin<Box<dyn Future<Output = B> + Send>>;
-
-/// Comments until the exchange is over.
-pub struct HeartbeatBody<B> {
-    exchange: PendingReply<B>,
-    pulse: Pulse,
-    is_first: bool,
-}
-
-/// The result of a poll.
-#[derive(Debug)]
-pub enum HeartbeatPoll<B> {
-    /// A comment to send.
-    Beat(Bytes),
-    /// The exchange is over: this is the body from now on.
-    Over(B),
-}
-
-impl<B> HeartbeatBody<B> {
-    /// The head went out because the first pause of `every` passed.
-    pub fn new(exchange: PendingReply<B>, every: Duration, clock: Clock) -> Self {
-        Self { exchange, pulse: Pulse::new(every, clock), is_first: true }
-    }
-
-    /// The next comment, or the body.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<HeartbeatPoll<B>> {
-        if let Poll::Ready(body) = self.exchange.as_mut().poll(cx) {
-            return Poll::Ready(HeartbeatPoll::Over(body));
-        }
-        if !std::mem::take(&mut self.is_first) {
-            let now = std::task::ready!(self.pulse.poll(cx));
-            self.pulse.sent(now);
-        }
-        Poll::Ready(HeartbeatPoll::Beat(Bytes::from_static(COMMENT)))
-    }
-}
-
-impl<B> std::fmt::Debug for HeartbeatBody<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HeartbeatBody").field("pulse", &self.pulse).finish_non_exhaustive()
-    }
-}
 
 /// Comes due in the pauses of an answer.
 #[derive(Debug)]
@@ -93,5 +50,7 @@ impl Pulse {
     }
 }
 
-/// Ignored by every reader of events.
-pub const COMMENT: &[u8] = b": heartbeat\n\n";
+/// A comment, which every reader of events ignores.
+pub fn comment() -> Polled {
+    Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b": heartbeat\n\n")))))
+}

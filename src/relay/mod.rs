@@ -8,8 +8,8 @@
 //!
 //! [`ws_frames`] tells where a WebSocket's frames end, [`verdict`] how a request ends by an answer that is relayed as it is.
 //!
-//! With sockets and timers: [`reader`] polls the engine's body, [`stream`], [`large_body`] and [`heartbeat`] are the
-//! bodies that hyper polls ([`body`]), [`watch`] enforces their deadlines from one task.
+//! With sockets and timers: [`reader`] polls the engine's body, [`stream`] and [`large_body`] are the bodies that hyper
+//! polls ([`body`]), [`heartbeat`] fills their pauses, [`watch`] enforces their deadlines from one task.
 
 pub mod aborting;
 pub mod answer_ends;

@@ -14,7 +14,7 @@ use hyper::body::Frame;
 use super::aborting::{AbortingBody, Polled};
 use super::error_event;
 use super::frame::LineState;
-use super::heartbeat::{COMMENT, Pulse};
+use super::heartbeat::{Pulse, comment};
 use super::itl_slo::ItlSlo;
 use super::migration::{self, Migration, NextLeg, Succession};
 use super::pins::ResponsePins;
@@ -138,7 +138,7 @@ impl StreamBody {
                 self.pump.reader.watch.waits_for_client(now);
             }
             pulse.sent(now);
-            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
+            return comment();
         }
     }
 
