@@ -28,6 +28,7 @@ use tokenway::listener::framing::RequestFraming;
 use tokenway::relay::sse::Scanner;
 use tokenway::relay::stream_state::Echo;
 use tokenway::relay::usage_filter::{AskedUsage, UsageFilter};
+use tokenway::relay::whole_events::WholeEvents;
 use tokenway::request::body::check_head;
 use tokenway::request::dialect::{BodyForm, Dialect};
 use tokenway::request::fields;
@@ -121,12 +122,14 @@ pub fn usage_filter(data: &[u8]) {
     };
     let filter = |parts: &mut dyn Iterator<Item = &[u8]>| {
         let (mut filter, mut passed) = (UsageFilter::new(asked.clone()), Vec::new());
+        let (mut scanner, mut events) = (Scanner::new(Dialect::Chat, Echo::Off), WholeEvents::default());
         let mut out = SmallVec::new();
         for part in parts {
-            filter.filter(Bytes::copy_from_slice(part), &mut out);
+            let end = scanner.feed(part, |_, _| {}).end;
+            filter.filter(events.cut(Bytes::copy_from_slice(part), end), &mut out);
         }
+        filter.filter(events.rest(), &mut out);
         filter.release(&mut out);
-        out.extend(filter.unfinished());
         out.iter().for_each(|bytes| passed.extend_from_slice(bytes));
         passed
     };

@@ -156,14 +156,11 @@ impl Outbound<'_> {
     }
 
     fn shape(&self, pick: &Pick) -> StreamShape {
-        let asked_usage = self.asked_usage(pick);
         StreamShape {
             dialect: self.identity.dialect,
             echo: self.prepared.echo.clone(),
             choices: self.prepared.choices,
-            whole_events: self.prepared.is_stream
-                && (self.prepared.route.config.migrate || asked_usage.is_none()),
-            asked_usage,
+            asked_usage: self.asked_usage(pick),
             passes_at_once: self.prepared.is_sent_once,
         }
     }

@@ -37,8 +37,6 @@ pub struct StreamShape {
     pub choices: u32,
     /// The usage-only chunk is ours and does not go to the client.
     pub asked_usage: Option<AskedUsage>,
-    /// An event is relayed when it is whole. The usage filter holds what is not whole by itself.
-    pub whole_events: bool,
     /// No other replica may be asked, so that there is nothing to hold it back for: its first event has the id by which its client finds
     /// what the engine keeps.
     pub passes_at_once: bool,
@@ -59,11 +57,11 @@ pub struct StreamReader {
     passes_at_once: bool,
     ending: Option<StreamEnd>,
     filter: Option<Box<UsageFilter>>,
-    whole: Option<Box<WholeEvents>>,
     /// Facts of its events.
     pub scanner: Scanner,
     /// Latency of its events.
     pub timeline: Timeline,
+    whole: WholeEvents,
     /// Frames after `next`.
     more: VecDeque<Bytes>,
     held: usize,
@@ -111,9 +109,9 @@ impl StreamReader {
             passes_at_once: shape.passes_at_once,
             ending: None,
             filter: shape.asked_usage.map(|asked| Box::new(UsageFilter::new(asked))),
-            whole: shape.whole_events.then(Box::default),
             scanner: Scanner::new(shape.dialect, shape.echo).of_choices(shape.choices),
             timeline: Timeline::default(),
+            whole: WholeEvents::default(),
             more: VecDeque::new(),
             held: 0,
             tail: None,
@@ -228,10 +226,6 @@ impl StreamReader {
     pub fn close(&mut self) -> Bytes {
         self.lease = None;
         self.release_finish();
-        if self.filter.as_mut().and_then(|filter| filter.unfinished()).is_some() {
-            // Of the event that it had begun the client has nothing.
-            self.tail = Some(LineState::Boundary);
-        }
         let mut left = self.take().unwrap_or_default();
         while let Some(more) = self.take() {
             left = [left, more].concat().into();
@@ -260,9 +254,9 @@ impl StreamReader {
         self.next.is_none() && self.scanner.state().is_finished()
     }
 
-    /// Whether the client has seen whole events only.
+    /// Whether what was passed ends with a whole event.
     pub fn is_between_events(&self) -> bool {
-        self.whole.as_ref().is_some_and(|whole| whole.is_on())
+        self.whole.is_between()
     }
 
     /// Ends the stream in order with `last`, in place of what its engine did not send any more.
@@ -300,16 +294,11 @@ impl StreamReader {
     fn end(&mut self, is_clean: bool) {
         let ending = *self.ending.get_or_insert(self.scanner.finish(is_clean));
         // What a complete stream ends with is relayed, terminated or not; half an event of a broken one is lost.
-        if let Some(whole) = self.whole.as_mut().filter(|_| ending == StreamEnd::Complete) {
-            let rest = whole.rest();
+        if ending == StreamEnd::Complete {
+            let rest = self.whole.rest();
             self.pass(rest);
         }
         self.release_finish();
-        match self.filter.as_mut().and_then(|filter| filter.unfinished()) {
-            Some(rest) if ending == StreamEnd::Complete => self.put(rest),
-            Some(_) => self.tail = Some(LineState::Boundary),
-            None => {}
-        }
         match self.lease.take() {
             Some(lease) if is_clean => lease.give_back(),
             lease => drop(lease),
@@ -355,13 +344,16 @@ impl StreamReader {
         match broken {
             // After content an engine's error is a broken stream, without a `[DONE]`: ours takes its place.
             Some((error, at)) if had_content || has_content => {
-                let before = self.whole_of(data.slice(..at), at);
-                self.stop(before, tail);
+                let before = self.whole.cut(data.slice(..at), at);
+                self.pass(before);
+                self.release_finish();
+                // An event too long to be held back is with the client as far as the reads before it went.
+                self.tail = Some(tail);
                 self.ending = Some(StreamEnd::Failed(error));
             }
             _ if fed.is_ordinary && self.holds_nothing() => self.put(data),
             _ => {
-                let whole = self.whole_of(data, fed.end);
+                let whole = self.whole.cut(data, fed.end);
                 self.pass(whole);
             }
         }
@@ -369,26 +361,7 @@ impl StreamReader {
 
     /// Whether nothing is held back, so that a read of whole events may pass as it is.
     fn holds_nothing(&self) -> bool {
-        self.whole.as_ref().is_none_or(|whole| whole.is_empty())
-            && self.filter.as_ref().is_none_or(|filter| filter.is_between_events())
-    }
-
-    /// What may go to the client after a read in which the last event ended at `end`.
-    fn whole_of(&mut self, read: Bytes, end: usize) -> Bytes {
-        match &mut self.whole {
-            Some(whole) => whole.cut(read, end),
-            None => read,
-        }
-    }
-
-    /// Relays what came before an error event of the engine. The event may have begun in an earlier read, which
-    /// is with the client already unless it was held back.
-    fn stop(&mut self, before: Bytes, tail: LineState) {
-        let began_earlier = before.is_empty();
-        self.pass(before);
-        self.release_finish();
-        let was_held = self.filter.as_mut().and_then(|filter| filter.unfinished()).is_some();
-        self.tail = Some(if began_earlier && !was_held { tail } else { LineState::Boundary });
+        self.whole.is_empty() && self.filter.as_ref().is_none_or(|filter| filter.is_between_events())
     }
 
     fn release_finish(&mut self) {

@@ -5,8 +5,8 @@
 //! then also moves `system_fingerprint` from the chunks that finish a choice into it: it is spliced back as their last
 //! member, so that the client's bytes are those of an engine that nobody asked.
 //!
-//! Every other byte passes as it came, in the frames it came in, without a copy; an event that a frame ends within
-//! is held until it is whole. Of a stream of one choice the finishing chunk is held until the next event, which engines
+//! Frames are of whole events ([`super::whole_events`]). Every other byte passes as it came, in the frames it came in, without a
+//! copy. Of a stream of one choice the finishing chunk is held until the next event, which engines
 //! send at once. Where several choices may finish at different times nothing can wait for the end: there the fingerprint
 //! is what the replica's probe told.
 
@@ -36,8 +36,8 @@ pub struct AskedUsage {
 pub struct UsageFilter {
     boundaries: Boundaries,
     asked: AskedUsage,
-    /// The beginning of the event that the last frame stopped in.
-    partial: Partial,
+    /// The last frame stopped within an event, which is too long to be held or will not end.
+    is_within: bool,
     /// A chunk that finishes the only choice, until the next event.
     finish: Option<Finish>,
     /// The withheld event ended in a CR, so an LF that follows is its own.
@@ -45,16 +45,6 @@ pub struct UsageFilter {
     has_choices: bool,
     /// The engine sends usage unasked: everything is the client's.
     is_off: bool,
-}
-
-#[derive(Debug, Default)]
-enum Partial {
-    /// The last frame ended between events.
-    #[default]
-    None,
-    Held(Vec<u8>),
-    /// Too long to be held.
-    Passing,
 }
 
 /// A chunk with a finish reason and without a fingerprint.
@@ -71,67 +61,50 @@ impl UsageFilter {
         Self { asked, ..Self::default() }
     }
 
-    /// Puts what may pass now of a frame into `out`, in order; nothing where all of it is held or withheld.
+    /// Puts what may pass now of a frame into `out`, in order; nothing where all of it is held or withheld. What has begun in it and
+    /// does not end passes.
     pub fn filter(&mut self, frame: Bytes, out: &mut SmallVec<[Bytes; 4]>) {
         let mut start = self.boundaries.begin(&frame);
         // What passes is collected as one run as long as it is contiguous.
         let mut run = start;
         if start == 1 {
             // The LF of a CRLF that two frames share goes where its CR went.
-            match (&mut self.partial, &mut self.finish) {
-                (Partial::Held(held), _) => held.push(b'\n'),
-                (Partial::None, Some(finish)) => finish.event = [&finish.event[..], b"\n"].concat().into(),
-                _ if self.drops_line_feed => {}
-                _ => run = 0,
+            match &mut self.finish {
+                Some(finish) => finish.event = [&finish.event[..], b"\n"].concat().into(),
+                None if self.drops_line_feed => {}
+                None => run = 0,
             }
         }
         self.drops_line_feed &= frame.is_empty();
         while let Some(end) = self.boundaries.next_end(&frame, start) {
-            let whole = match std::mem::take(&mut self.partial) {
-                Partial::None => frame.slice(start..end),
-                Partial::Held(mut held) => {
-                    held.extend_from_slice(frame.get(start..end).unwrap_or_default());
-                    held.into()
-                }
-                Partial::Passing => {
-                    start = end;
-                    continue;
-                }
-            };
-            let is_in_frame = whole.len() == end - start;
-            match self.judge(&whole) {
-                Verdict::Pass if is_in_frame => self.release(out),
-                verdict => {
+            let event = frame.slice(start..end);
+            let is_rest = std::mem::take(&mut self.is_within);
+            match self.judge(&event).filter(|_| !is_rest) {
+                None => self.release(out),
+                Some(verdict) => {
                     push(out, &frame, run..start);
                     run = end;
-                    self.settle(verdict, whole, end == frame.len(), out);
+                    self.settle(verdict, event, end == frame.len(), out);
                 }
             }
             start = end;
         }
-        self.begun(&frame, run, start, out);
+        if start < frame.len() {
+            self.is_within = true;
+            self.release(out);
+        }
+        push(out, &frame, run..frame.len());
     }
 
     /// Nothing is held or begun: a frame of whole events without the usage chunk may bypass the filter.
     #[inline]
     pub fn is_between_events(&self) -> bool {
-        self.boundaries.is_between_events()
-            && matches!(self.partial, Partial::None)
-            && self.finish.is_none()
-            && !self.drops_line_feed
+        self.boundaries.is_between_events() && self.finish.is_none() && !self.drops_line_feed
     }
 
     /// The finishing chunk, where no usage chunk followed it: it is relayed as it came.
     pub fn release(&mut self, out: &mut SmallVec<[Bytes; 4]>) {
         out.extend(self.finish.take().map(|finish| finish.event));
-    }
-
-    /// What is still held of an event that never ended.
-    pub fn unfinished(&mut self) -> Option<Bytes> {
-        match std::mem::take(&mut self.partial) {
-            Partial::Held(held) if !held.is_empty() => Some(held.into()),
-            _ => None,
-        }
     }
 
     /// Relays an event that does not simply pass.
@@ -157,41 +130,20 @@ impl UsageFilter {
                 }
                 out.push(finish.event);
             }
-            Verdict::Pass => {
-                self.release(out);
-                out.push(event);
-            }
         }
     }
 
-    fn judge(&mut self, event: &[u8]) -> Verdict {
+    /// `None` where it is simply relayed.
+    fn judge(&mut self, event: &[u8]) -> Option<Verdict> {
         if self.is_off || event.len() > MAX_LEN {
-            return Verdict::Pass;
+            return None;
         }
         let mut joined = Vec::new();
-        let Some(chunk) = ChunkView::of_event(event, &mut joined) else { return Verdict::Pass };
+        let chunk = ChunkView::of_event(event, &mut joined)?;
         if chunk.has_choices() && !std::mem::replace(&mut self.has_choices, true) {
             self.is_off = chunk.usage.is_some() && !self.asked.is_sure;
         }
-        if self.is_off { Verdict::Pass } else { Verdict::of(&chunk) }
-    }
-
-    /// Keeps the event that `frame` stops in, from `start` on.
-    fn begun(&mut self, frame: &Bytes, run: usize, start: usize, out: &mut SmallVec<[Bytes; 4]>) {
-        let rest = frame.get(start..).unwrap_or_default();
-        if rest.is_empty() || matches!(self.partial, Partial::Passing) || self.is_off {
-            return push(out, frame, run..frame.len());
-        }
-        push(out, frame, run..start);
-        let mut held = self.unfinished().map_or_else(Vec::new, Vec::from);
-        held.extend_from_slice(rest);
-        if held.len() > MAX_LEN {
-            self.release(out);
-            out.push(held.into());
-            self.partial = Partial::Passing;
-        } else {
-            self.partial = Partial::Held(held);
-        }
+        if self.is_off { None } else { Verdict::of(&chunk) }
     }
 }
 
@@ -208,11 +160,9 @@ fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: Range<usize>) {
     }
 }
 
-/// What becomes of an event.
+/// What becomes of an event that is not simply relayed.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It is relayed.
-    Pass,
     /// The usage-only chunk: no choices or none but null, `usage`, no error. Where its fingerprint stands.
     UsageOnly { fingerprint: Option<Range<usize>> },
     /// It finishes a choice and has no fingerprint. Where one belongs.
@@ -220,23 +170,18 @@ enum Verdict {
 }
 
 impl Verdict {
-    fn of(chunk: &ChunkView<'_>) -> Self {
+    fn of(chunk: &ChunkView<'_>) -> Option<Self> {
         if chunk.error.is_some() {
-            return Self::Pass;
+            return None;
         }
         if !chunk.has_choices() {
             let fingerprint = chunk.system_fingerprint.and_then(|text| chunk.in_event(&text.span()));
-            return if chunk.usage.is_some() { Self::UsageOnly { fingerprint } } else { Self::Pass };
+            return chunk.usage.map(|_| Self::UsageOnly { fingerprint });
         }
         let is_finish = chunk.choices.iter().any(|choice| choice.finish_reason().is_some());
         // Behind the last member; only data of one line stands in the event as it was read.
-        let end = chunk.data.rfind('}').and_then(|end| chunk.in_event(&(end..end)));
-        match end {
-            Some(end) if is_finish && chunk.system_fingerprint.is_none() => {
-                Self::Finish { insert_at: end.start }
-            }
-            _ => Self::Pass,
-        }
+        let end = chunk.data.rfind('}').and_then(|end| chunk.in_event(&(end..end)))?;
+        (is_finish && chunk.system_fingerprint.is_none()).then_some(Self::Finish { insert_at: end.start })
     }
 }
 
@@ -246,6 +191,10 @@ const MAX_LEN: usize = 64 * 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::relay::sse::Scanner;
+    use crate::relay::stream_state::Echo;
+    use crate::relay::whole_events::WholeEvents;
+    use crate::request::dialect::Dialect;
 
     const CONTENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"say \\\"choices\\\":[] \"}}]}\n\n";
     const FINISH: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}] }\n\n";
@@ -256,13 +205,15 @@ mod tests {
     const DONE: &str = "data: [DONE]\n\n";
 
     fn through<'a>(asked: AskedUsage, frames: impl Iterator<Item = &'a [u8]>) -> String {
+        let (mut scanner, mut whole) = (Scanner::new(Dialect::Chat, Echo::Off), WholeEvents::default());
         let mut filter = UsageFilter::new(asked);
         let mut out = SmallVec::new();
         for frame in frames {
-            filter.filter(Bytes::copy_from_slice(frame), &mut out);
+            let end = scanner.feed(frame, |_, _| {}).end;
+            filter.filter(whole.cut(Bytes::copy_from_slice(frame), end), &mut out);
         }
+        filter.filter(whole.rest(), &mut out);
         filter.release(&mut out);
-        out.extend(filter.unfinished());
         String::from_utf8(out.concat()).unwrap()
     }
 
@@ -352,8 +303,8 @@ mod tests {
 
     #[test]
     fn an_event_too_long_to_hold_passes() {
-        let long = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(2 * MAX_LEN));
-        for size in [1000, 100_000, long.len()] {
+        let long = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(3 << 20));
+        for size in [1000, 100_000, 2_000_000, long.len()] {
             assert_eq!(through(AskedUsage::default(), long.as_bytes().chunks(size)), long);
         }
     }

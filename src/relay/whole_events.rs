@@ -7,15 +7,17 @@ use bytes::{Bytes, BytesMut};
 #[derive(Debug, Default)]
 pub struct WholeEvents {
     begun: BytesMut,
-    is_off: bool,
+    /// It is too long to be held back: its bytes go as they come.
+    is_passing: bool,
 }
 
 impl WholeEvents {
     /// What is whole after a read in which the last event ended at `end`.
     pub fn cut(&mut self, mut read: Bytes, end: usize) -> Bytes {
-        if self.is_off {
+        if self.is_passing && end == 0 {
             return read;
         }
+        self.is_passing = false;
         let rest = read.split_off(end.min(read.len()));
         if self.begun.is_empty() {
             self.begun.extend_from_slice(&rest);
@@ -23,7 +25,8 @@ impl WholeEvents {
         }
         if read.is_empty() {
             self.begun.extend_from_slice(&rest);
-            return if self.begun.len() > MAX_EVENT { self.give_up() } else { read };
+            self.is_passing = self.begun.len() > MAX_EVENT;
+            return if self.is_passing { self.rest() } else { read };
         }
         self.begun.extend_from_slice(&read);
         let whole = self.begun.split().freeze();
@@ -41,15 +44,9 @@ impl WholeEvents {
         self.begun.split().freeze()
     }
 
-    /// Whether everything that passed so far was whole.
-    pub fn is_on(&self) -> bool {
-        !self.is_off
-    }
-
-    /// An event of this length is not held back: from here on bytes go as they come.
-    fn give_up(&mut self) -> Bytes {
-        self.is_off = true;
-        self.rest()
+    /// Whether what has passed is of whole events.
+    pub fn is_between(&self) -> bool {
+        !self.is_passing
     }
 }
 
@@ -92,6 +89,8 @@ mod tests {
         let mut whole = WholeEvents::default();
         let read = Bytes::from(vec![b'x'; MAX_EVENT / 2]);
         let passed: usize = (0..4).map(|_| whole.cut(read.clone(), 0).len()).sum();
-        assert_eq!((passed, whole.is_on()), (4 * read.len(), false));
+        assert_eq!((passed, whole.is_between()), (4 * read.len(), false));
+        assert_eq!(whole.cut(Bytes::from("x\n\ndata"), 3), "x\n\n", "the next one is");
+        assert_eq!((whole.is_between(), whole.rest()), (true, Bytes::from("data")));
     }
 }

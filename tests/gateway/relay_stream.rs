@@ -184,12 +184,14 @@ fn recorded_unary_bodies_tell_the_same_as_streams() {
 /// What the filter makes of a stream, the same for every way to cut it.
 fn filtered(asked: &AskedUsage, text: &str) -> String {
     let cut = |size: usize| {
+        let (mut scanner, mut events) = (Scanner::new(Dialect::Chat, Echo::Off), WholeEvents::default());
         let (mut filter, mut out) = (UsageFilter::new(asked.clone()), SmallVec::new());
         for frame in text.as_bytes().chunks(size) {
-            filter.filter(Bytes::copy_from_slice(frame), &mut out);
+            let fed = scanner.feed(frame, |_, _| {});
+            filter.filter(events.cut(Bytes::copy_from_slice(frame), fed.end), &mut out);
         }
+        filter.filter(events.rest(), &mut out);
         filter.release(&mut out);
-        out.extend(filter.unfinished());
         String::from_utf8(out.concat()).unwrap()
     };
     let whole = cut(text.len());
