@@ -31,8 +31,8 @@ const PURE: &[&str] = &[
     "stats", "routing", "admission/refusal", "admission/pace", "admission/queue", "admission/waiter",
     "admission/usage", "admission/ruling", "cluster/wire", "cluster/peers", "kv_events/batch",
     "kv_events/picture", "kv_events/ledger", "fleet/health/standing", "fleet/health/compare", "relay/sse",
-    "relay/classify", "relay/stream_state", "relay/timeline", "relay/usage_filter", "config/check",
-    "diagnosis", "drift/detectors", "rollout/judge", "rollout/plan", "autoscale/judge", "autoscale/forecast",
+    "relay/stream_state", "relay/timeline", "relay/usage_filter", "config/check", "diagnosis",
+    "drift/detectors", "rollout/judge", "rollout/plan", "autoscale/judge", "autoscale/forecast",
     "autoscale/scaler", "admin/verdict", "observe/history", "simulate/product_router",
 ];
 

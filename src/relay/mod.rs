@@ -1,7 +1,7 @@
 //! The relay: passes an engine's answer to the client unchanged and measures it.
 //!
 //! Pure (bytes and stamps in, facts out; the same code runs live, in tests and in simulated time): [`frame`] finds where
-//! SSE events end, [`sse`] feeds whole events to [`classify`] ([`template`] is its fast path), [`usage`] keeps what an
+//! SSE events end, [`sse`] reads whole events by the shapes of their dialects ([`template`] is its fast path), [`usage`] keeps what an
 //! answer says of itself ([`answer_ends`]: one that is not read whole), [`timeline`] turns content events into latencies,
 //! [`itl_slo`] checks them against the SLO.
 //! [`usage_filter`] and [`error_event`] are the only places where a stream's bytes change.
@@ -15,7 +15,6 @@ pub mod aborting;
 pub mod answer_ends;
 pub mod body;
 mod chunk;
-pub mod classify;
 mod deferred_gaps;
 mod delivered;
 pub mod error_event;

@@ -6,11 +6,10 @@
 
 use std::borrow::Cow;
 
-use crate::relay::classify;
 use crate::relay::frame::{Boundaries, LineState, SseFields, range_within, without_bom};
-use crate::relay::oversized;
-use crate::relay::stream_state::{Echo, Event, StreamEnd, StreamState};
+use crate::relay::stream_state::{Echo, Event, PlainContent, StreamEnd, StreamState};
 use crate::relay::template::{Recognised, Templates};
+use crate::relay::{openai, oversized, typed};
 use crate::request::dialect::Dialect;
 
 /// Scans one stream. What an ordinary event touches lies together; the rest is out of its way.
@@ -148,13 +147,38 @@ impl Scanner {
         let data = fields.data.unwrap_or_default();
         let data = std::str::from_utf8(data).map_or_else(|_| String::from_utf8_lossy(data), Cow::Borrowed);
         if !data.is_empty()
-            && let Some(plain) = classify::read(&mut self.rest.state, fields.name, &data, emit)
+            && let Some(plain) = read(&mut self.rest.state, fields.name, &data, emit)
             // Only where the string lies in the event itself: not for joined or repaired data.
             && let Some(string) = range_within(raw, plain.string.as_bytes())
         {
             self.templates.learn(raw, string, plain.choice);
         }
         self.rest.joined = joined;
+    }
+}
+
+/// Reads one whole event by the wire shape of its dialect and emits its facts: keys at their place in the JSON, never searched for
+/// in model output. Returns the content string where that is its only fact, so that a template can be learned from it.
+fn read<'a>(
+    state: &mut StreamState,
+    name: &'a [u8],
+    data: &'a str,
+    emit: &mut dyn FnMut(Event),
+) -> Option<PlainContent<'a>> {
+    if data == "[DONE]" {
+        // The typed streams have an end of their own; this one says nothing there.
+        if !matches!(state.dialect(), Dialect::Messages | Dialect::Responses) {
+            state.done(emit);
+        }
+        return None;
+    }
+    match state.dialect() {
+        Dialect::Chat | Dialect::Completions | Dialect::Audio => openai::read(state, data, emit),
+        Dialect::Messages | Dialect::Responses => typed::read(state, name, data, emit),
+        _ => {
+            emit(Event::Other);
+            None
+        }
     }
 }
 
