@@ -3,8 +3,6 @@
 //! These streams have one choice, no `[DONE]`, and an event that ends them. Only deltas are content: the `done` and
 //! `completed` events repeat what was sent.
 
-use std::borrow::Cow;
-
 use crate::relay::stream_state::{ContentValues, Event, PlainContent, StreamState};
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, Raw};
@@ -15,14 +13,14 @@ pub(super) fn read<'a>(
     data: &'a str,
     emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
-    let Ok((whole, event)) = parse(data) else {
+    let Ok(event) = TypedEvent::read(data) else {
         emit(Event::Other);
         return None;
     };
     let kind = event.kind.and_then(|kind| kind.string()).unwrap_or_else(|| String::from_utf8_lossy(name));
     if kind.is_empty() || kind == "error" {
         // Engines put the message beside the type or into an `error` object.
-        match event.error.or((kind == "error").then_some(whole)) {
+        match event.error.or((kind == "error").then_some(event.whole)) {
             Some(error) => state.error(Some(error), emit),
             None => emit(Event::Other),
         }
@@ -35,20 +33,13 @@ pub(super) fn read<'a>(
     }
 }
 
-fn parse(data: &str) -> Result<(Raw<'_>, TypedEvent<'_>), JsonError> {
-    let mut cursor = Cursor::new(data);
-    let whole = cursor.value()?;
-    cursor.end()?;
-    Ok((whole, TypedEvent::read(whole)?))
-}
-
 fn message<'a>(
     state: &mut StreamState,
-    kind: &Cow<'a, str>,
+    kind: &str,
     event: &TypedEvent<'a>,
     emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
-    match kind.as_ref() {
+    match kind {
         "content_block_delta" => {
             let mut values = ContentValues::default();
             if let Some(delta) = event.delta {
@@ -59,10 +50,11 @@ fn message<'a>(
             return content(state, &values, emit);
         }
         "message_start" => {
-            if let Some(start) = event.message.and_then(ResponseObject::read) {
-                state.answer.note_id(start.id);
-                state.answer.note_model(start.model);
-                state.answer.note_prompt_usage(start.usage);
+            if let Some(start) = event.message {
+                let [id, model, usage] = start.members(["id", "model", "usage"]);
+                state.answer.note_id(id);
+                state.answer.note_model(model);
+                state.answer.note_prompt_usage(usage);
             }
             state.choice(0);
             emit(Event::Other);
@@ -86,7 +78,7 @@ fn message<'a>(
 
 fn response<'a>(
     state: &mut StreamState,
-    kind: &Cow<'a, str>,
+    kind: &str,
     event: &TypedEvent<'a>,
     emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
@@ -98,27 +90,32 @@ fn response<'a>(
     if kind.starts_with("response.") && kind.ends_with(".delta") {
         return delta(state, event, emit);
     }
-    let whole = || event.response.and_then(ResponseObject::read);
-    match kind.as_ref() {
+    match kind {
         "response.created" | "response.queued" | "response.in_progress" if state.answer.id.is_none() => {
-            if let Some(whole) = whole() {
-                state.answer.note_id(whole.id);
-                state.answer.note_model(whole.model);
+            if let Some(whole) = event.response {
+                let [id, model] = whole.members(["id", "model"]);
+                state.answer.note_id(id);
+                state.answer.note_model(model);
             }
             state.choice(0);
             emit(Event::Other);
         }
         "response.completed" | "response.incomplete" | "response.cancelled" => {
-            if let Some(whole) = whole() {
-                state.answer.note_id(whole.id);
-                state.answer.note_model(whole.model);
-                state.answer.note_status(whole.status, whole.incomplete_details);
-                state.answer.note_usage(whole.usage);
+            if let Some(whole) = event.response {
+                let [id, model, status, incomplete, usage] =
+                    whole.members(["id", "model", "status", "incomplete_details", "usage"]);
+                state.answer.note_id(id);
+                state.answer.note_model(model);
+                state.answer.note_status(status, incomplete);
+                state.answer.note_usage(usage);
             }
             state.done(emit);
         }
         "response.output_item.added" => emit(begun(event, "item", "function_call")),
-        "response.failed" => state.error(whole().and_then(|whole| whole.error).or(event.response), emit),
+        "response.failed" => {
+            let [error] = event.response.map_or([None], |whole| whole.members(["error"]));
+            state.error(error.or(event.response), emit);
+        }
         _ => emit(Event::Other),
     }
     None
@@ -126,11 +123,11 @@ fn response<'a>(
 
 fn transcript<'a>(
     state: &mut StreamState,
-    kind: &Cow<'a, str>,
+    kind: &str,
     event: &TypedEvent<'a>,
     emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
-    match kind.as_ref() {
+    match kind {
         "transcript.text.delta" => return delta(state, event, emit),
         "transcript.text.done" => {
             state.answer.note_usage(event.usage);
@@ -190,28 +187,13 @@ struct TypedEvent<'a> {
 }
 
 impl<'a> TypedEvent<'a> {
-    fn read(event: Raw<'a>) -> Result<Self, JsonError> {
+    fn read(data: &'a str) -> Result<Self, JsonError> {
+        let mut cursor = Cursor::new(data);
+        let whole = cursor.value()?;
+        cursor.end()?;
         let names = ["type", "delta", "message", "usage", "error", "response", "sequence_number"];
         let [kind, delta, message, usage, error, response, sequence_number] =
-            event.cursor().members(names)?;
-        Ok(Self { whole: event, kind, delta, message, usage, error, response, sequence_number })
-    }
-}
-
-/// A whole message or response inside an event.
-struct ResponseObject<'a> {
-    id: Option<Raw<'a>>,
-    model: Option<Raw<'a>>,
-    usage: Option<Raw<'a>>,
-    status: Option<Raw<'a>>,
-    incomplete_details: Option<Raw<'a>>,
-    error: Option<Raw<'a>>,
-}
-
-impl<'a> ResponseObject<'a> {
-    fn read(value: Raw<'a>) -> Option<Self> {
-        let names = ["id", "model", "usage", "status", "incomplete_details", "error"];
-        let [id, model, usage, status, incomplete_details, error] = value.cursor().members(names).ok()?;
-        Some(Self { id, model, usage, status, incomplete_details, error })
+            whole.cursor().members(names)?;
+        Ok(Self { whole, kind, delta, message, usage, error, response, sequence_number })
     }
 }
