@@ -3,14 +3,13 @@
 //! Of `[route.degrade]`: it begins with the first request that is predicted beyond `when`. From then on the lower multiple `until` counts, and it is over when
 //! no request was beyond that for `min_dwell`. A request that is within its bound stays on its route all the while.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::Stamp;
+use crate::clock::{AtomicStamp, Stamp};
 
 /// When it was caused last.
 #[derive(Debug, Default)]
-pub struct Hysteresis(AtomicU64);
+pub struct Hysteresis(AtomicStamp);
 
 /// Why requests of a route go to its standby pools; carried over.
 #[derive(Debug, Default)]
@@ -24,24 +23,23 @@ pub struct Standby {
 impl Hysteresis {
     /// Whether that was within `dwell`.
     pub(super) fn is_on(&self, now: Stamp, dwell: Duration) -> bool {
-        let last = self.0.load(Ordering::Relaxed);
-        last > 0 && now.since(Stamp::from_nanos(last)) < dwell
+        self.0.get().is_some_and(|last| now.since(last) < dwell)
     }
 
     /// It is caused again.
     pub(super) fn note(&self, now: Stamp) {
-        self.0.store(now.as_nanos().max(1), Ordering::Relaxed);
+        self.0.store(now.max(Stamp::from_nanos(1)));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::seconds as at;
 
     #[test]
     fn it_is_on_from_the_first_request_until_none_was_degraded_for_the_dwell() {
         let (state, dwell) = (Hysteresis::default(), Duration::from_secs(10));
-        let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
         assert!(!state.is_on(at(0), dwell) && !state.is_on(at(5), dwell), "before any");
         state.note(at(0));
         assert!(state.is_on(at(0), dwell));

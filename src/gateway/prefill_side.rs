@@ -1,12 +1,12 @@
 //! The prefill pool of a route with `[route.prefill]`, and what is known of it from one table to the next.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::clock::Stamp;
+use crate::clock::{AtomicStamp, Stamp};
 use crate::config::{Config, PolicyName, Prefill, Route};
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
@@ -29,7 +29,7 @@ pub struct PrefillSide {
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     /// The end of the last of `closed`, which few requests have to look at.
-    closed_until: AtomicU64,
+    closed_until: AtomicStamp,
     closed: Mutex<Vec<Closed>>,
     is_unready: AtomicBool,
 }
@@ -80,7 +80,7 @@ impl PrefillSide {
             closed.push(own);
             is_known
         };
-        self.gate.closed_until.store(own.until.as_nanos(), Ordering::Relaxed);
+        self.gate.closed_until.store(own.until);
         if !is_known {
             let (pool, replica) = (&*self.pool.name, &*replica.name());
             tracing::warn!(
@@ -95,7 +95,7 @@ impl PrefillSide {
 
     /// An answer of this replica had the object.
     pub(super) fn opened(&self, identity: u64) {
-        if self.gate.closed_until.load(Ordering::Relaxed) != 0 {
+        if self.gate.closed_until.get().is_some() {
             self.gate.closed.lock().retain(|one| one.identity != identity);
         }
     }
@@ -123,7 +123,7 @@ impl PrefillSide {
     }
 
     fn may_be_closed(&self, now: Stamp) -> bool {
-        now < Stamp::from_nanos(self.gate.closed_until.load(Ordering::Relaxed))
+        now < self.gate.closed_until.load()
     }
 
     /// Logs each change between no ready replica and one.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
-use crate::clock::{Clock, Stamp, ticks};
+use crate::clock::{AtomicStamp, Clock, Stamp, ticks};
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::health::{REFUSED_TWICE, Vitals};
 use crate::listener::KillSwitch;
@@ -36,9 +36,9 @@ pub enum Expiry {
 #[repr(C, align(64))]
 pub struct StreamWatch {
     /// The last content event, or the start of the wait for the first one.
-    moved: AtomicU64,
+    moved: AtomicStamp,
     /// When the body last handed a frame to hyper; counts while `is_waiting` is false.
-    handed: AtomicU64,
+    handed: AtomicStamp,
     vitals: Arc<Vitals>,
     waker: AtomicWaker,
     /// The stream waits for its replica (else: for its client).
@@ -104,13 +104,13 @@ impl StreamWatch {
 
     /// A frame went to hyper: until the next poll the client is waited for.
     pub fn waits_for_client(&self, now: Stamp) {
-        self.handed.store(now.as_nanos(), Ordering::Relaxed);
+        self.handed.store(now);
         self.is_waiting.store(false, Ordering::Release);
     }
 
     /// Restarts the silence: a content event came, or the client held us up.
     pub fn restart_silence(&self, now: Stamp) {
-        self.moved.store(now.as_nanos(), Ordering::Relaxed);
+        self.moved.store(now);
     }
 
     /// A content event came.
@@ -169,8 +169,7 @@ impl StreamWatch {
     /// its longest pause: on a machine that stands still again and again its client would wait for ever.
     fn postpone(&self, by: Duration, now: Stamp) {
         for cell in [&self.moved, &self.handed] {
-            let moved = Stamp::from_nanos(cell.load(Ordering::Relaxed)).after(by).min(now);
-            cell.fetch_max(moved.as_nanos(), Ordering::Relaxed);
+            cell.raise(cell.load().after(by).min(now));
         }
         self.stood_still.fetch_max(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -198,8 +197,8 @@ impl StreamWatch {
         } else if is_waiting {
             self.check_silence(now, is_decoding)
         } else {
-            let handed = Stamp::from_nanos(self.handed.load(Ordering::Relaxed));
-            (now.since(handed) >= self.deadlines.client_stall).then_some(Expiry::Deadline(Timer::ClientStall))
+            (now.since(self.handed.load()) >= self.deadlines.client_stall)
+                .then_some(Expiry::Deadline(Timer::ClientStall))
         };
         let Some(expiry) = expiry else { return };
         let _ = self.expiry.set((expiry, now));
@@ -213,7 +212,7 @@ impl StreamWatch {
 
     fn check_silence(&self, now: Stamp, is_decoding: bool) -> Option<Expiry> {
         let inter_token = self.deadlines.inter_token?;
-        let silence = now.since(Stamp::from_nanos(self.moved.load(Ordering::Relaxed)));
+        let silence = now.since(self.moved.load());
         if (FLUSH_AFTER..FLUSH_AFTER + 2 * TICK).contains(&silence) {
             self.wants_flush.store(true, Ordering::Relaxed);
             self.waker.wake();
@@ -274,8 +273,8 @@ impl Watchdog {
             vitals,
             kill,
             deadlines,
-            moved: AtomicU64::new(now.as_nanos()),
-            handed: AtomicU64::new(now.as_nanos()),
+            moved: AtomicStamp::new(now),
+            handed: AtomicStamp::new(now),
             is_waiting: AtomicBool::new(true),
             is_decoding: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
