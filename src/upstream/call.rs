@@ -12,10 +12,9 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::SendRequest;
 use thiserror::Error;
 
-use super::connect::{AbortOnDrop, Connector, UpstreamBody, is_local};
+use super::connect::{Connection, Connector, UpstreamBody, is_local};
 use super::headers::DATA_PARALLEL_RANK;
 use crate::config::{Endpoint, Secret};
 
@@ -161,7 +160,7 @@ async fn in_time<T>(
 /// A connection that the calls of one caller share, one after the other.
 #[derive(Debug, Default)]
 pub struct KeptConnection {
-    open: Option<Open>,
+    open: Option<Connection>,
     is_fresh: bool,
 }
 
@@ -171,34 +170,29 @@ impl KeptConnection {
         self.is_fresh
     }
 
-    fn put(&mut self, open: Open) {
+    fn put(&mut self, open: Connection) {
         self.open = (!open.sender.is_closed()).then_some(open);
     }
 }
 
-/// A connection that closes with its user.
-#[derive(Debug)]
-pub(super) struct Open {
-    pub(super) sender: SendRequest<UpstreamBody>,
-    _closes: AbortOnDrop,
-}
-
-pub(super) async fn connect(connector: &Connector, endpoint: &Endpoint) -> Result<Open, CallError> {
-    let connection = connector.connect(endpoint).await.map_err(|error| match error.kind() {
+pub(super) async fn connect(connector: &Connector, endpoint: &Endpoint) -> Result<Connection, CallError> {
+    connector.connect(endpoint).await.map_err(|error| match error.kind() {
         io::ErrorKind::ConnectionRefused => CallError::Refused,
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => CallError::NoRoute,
         _ if is_local(&error) => CallError::NoResources,
         _ => broken(error),
-    })?;
-    Ok(Open { sender: connection.sender, _closes: AbortOnDrop(connection.task) })
+    })
 }
 
-pub(super) async fn send(open: &mut Open, request: Request<Bytes>) -> Result<Response<Incoming>, CallError> {
+pub(super) async fn send(
+    open: &mut Connection,
+    request: Request<Bytes>,
+) -> Result<Response<Incoming>, CallError> {
     open.sender.ready().await.map_err(broken)?;
     open.sender.send_request(request.map(UpstreamBody::from)).await.map_err(broken)
 }
 
-async fn ask(open: &mut Open, request: Request<Bytes>) -> Result<Response<Bytes>, CallError> {
+async fn ask(open: &mut Connection, request: Request<Bytes>) -> Result<Response<Bytes>, CallError> {
     let (head, body) = send(open, request).await?.into_parts();
     let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(broken)?;
     Ok(Response::from_parts(head, body.to_bytes()))

@@ -1,7 +1,7 @@
 //! Opens outbound connections: TCP, TLS for https, the HTTP/1.1 handshake.
 //!
 //! HTTP/1.1 because that is what vLLM speaks (uvicorn answers an HTTP/2 preface with 400). The connection's
-//! task is spawned on a tracker; its abort handle lets a vanished client cancel the
+//! task is spawned on a tracker and ends with the connection: a vanished client cancels the
 //! engine's work at once instead of at hyper's next poll. Where a name has addresses of both families, the second one gets its
 //! chance after [`SECOND_FAMILY_AFTER`] (RFC 8305).
 
@@ -22,10 +22,9 @@ use rustls::RootCertStore;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
-use tokio::task::AbortHandle;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::resolve::{Resolver, by_family};
 use crate::clock::{AtomicStamp, Clock};
@@ -91,23 +90,13 @@ impl Body for UpstreamBody {
     }
 }
 
-/// An open connection.
+/// An open connection; dropped it is closed.
 #[derive(Debug)]
 pub struct Connection {
     /// Sends requests on it, one at a time.
     pub sender: http1::SendRequest<UpstreamBody>,
-    /// Ends its task, and with it the socket.
-    pub task: AbortHandle,
-}
-
-/// Ends a task when its user is gone.
-#[derive(Debug)]
-pub struct AbortOnDrop(pub AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    /// Drives it, and ends with it.
+    _task: AbortOnDropHandle<()>,
 }
 
 /// The system's certificate store.
@@ -246,7 +235,7 @@ impl Connector {
         let task = self.tracker.spawn(async move {
             let _ = connection.with_upgrades().await;
         });
-        Ok(Connection { sender, task: task.abort_handle() })
+        Ok(Connection { sender, _task: AbortOnDropHandle::new(task) })
     }
 
     /// Opens a socket and speaks TLS on it for https. The caller bounds the time.
@@ -313,7 +302,7 @@ impl Connector {
         let task = self.tracker.spawn(async move {
             let _ = connection.await;
         });
-        Ok(Connection { sender, task: task.abort_handle() })
+        Ok(Connection { sender, _task: AbortOnDropHandle::new(task) })
     }
 }
 

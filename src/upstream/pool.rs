@@ -156,17 +156,14 @@ impl ConnectionPool {
 
     /// Closes all idle connections.
     pub fn drain(&self) {
-        for idle in self.idle.lock().drain(..) {
-            self.forget(&idle.connection);
-        }
+        self.idle.lock().drain(..).for_each(|idle| self.close(idle.connection));
     }
 
     /// Closes connections idle for longer than [`IDLE_BELOW_ENGINE_KEEP_ALIVE`].
     pub fn reap(&self) {
         let now = self.clock.now();
-        for idle in self.idle.lock().extract_if(.., |idle| !idle.is_fresh(now)) {
-            self.forget(&idle.connection);
-        }
+        let mut idle = self.idle.lock();
+        idle.extract_if(.., |idle| !idle.is_fresh(now)).for_each(|idle| self.close(idle.connection));
     }
 
     /// Where its connections lead: of a name the address that was looked up last.
@@ -188,7 +185,7 @@ impl ConnectionPool {
             if idle.is_fresh(now) && !idle.connection.sender.is_closed() {
                 return Some(idle);
             }
-            self.forget(&idle.connection);
+            self.close(idle.connection);
         }
     }
 
@@ -201,8 +198,8 @@ impl ConnectionPool {
         Lease { connection: Some(connection), was_idle, pool: Arc::clone(self), permit: Some(permit) }
     }
 
-    fn forget(&self, connection: &Connection) {
-        connection.task.abort();
+    fn close(&self, connection: Connection) {
+        drop(connection);
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -239,8 +236,7 @@ impl Lease {
     pub fn give_back(mut self) {
         let Some(connection) = self.connection.take() else { return };
         if connection.sender.is_closed() {
-            self.pool.forget(&connection);
-            return;
+            return self.pool.close(connection);
         }
         let since = self.pool.clock.now();
         self.pool.idle.lock().push(Idle { connection, since });
@@ -250,7 +246,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(connection) = self.connection.take() {
-            self.pool.forget(&connection);
+            self.pool.close(connection);
         }
         if let Some(permit) = self.permit.take()
             && self.pool.repay()

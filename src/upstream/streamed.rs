@@ -7,8 +7,8 @@ use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-use super::call::{CallError, Open, addressed, broken, connect, send};
-use super::connect::Connector;
+use super::call::{CallError, addressed, broken, connect, send};
+use super::connect::{Connection, Connector};
 use crate::config::Endpoint;
 
 /// An answer that is being read; dropping it closes its connection.
@@ -16,7 +16,7 @@ use crate::config::Endpoint;
 pub(crate) struct Answer {
     status: StatusCode,
     body: Incoming,
-    _open: Open,
+    _open: Connection,
 }
 
 /// Sends a request and waits for the head of the answer, at most `timeout`. Sets `Host`; of the URI only path and query are
