@@ -10,10 +10,10 @@ use super::table::{RouteState, RoutingTable};
 use crate::admission::{Rules, Share};
 use crate::clock::Stamp;
 use crate::error::Timer;
-use crate::record::{Record, SloBounds};
+use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
 use crate::request::body::HeldBody;
-use crate::request::class::{Class, class_of};
+use crate::request::class::class_of;
 use crate::request::dialect::{BodyForm, Computes, Dialect};
 use crate::request::engine_priority::EnginePriority;
 use crate::request::fields::Fields;
@@ -36,29 +36,6 @@ pub(super) struct Client<'a> {
     pub(super) gets_answer_here: bool,
 }
 
-/// A request whose body was read, and what its record says about that.
-#[derive(Debug)]
-pub(super) struct Classified {
-    pub(super) prepared: Box<Prepared>,
-    /// Label `model`.
-    model: Arc<str>,
-    class: Class,
-}
-
-impl Classified {
-    /// Writes what is known now into the record.
-    pub(super) fn note(self, record: &mut Record) -> Box<Prepared> {
-        let prepared = self.prepared;
-        record.route = Arc::clone(&prepared.route.config.name);
-        record.model = self.model;
-        record.is_stream = prepared.is_stream;
-        record.estimated_input = prepared.tokens;
-        record.class = self.class;
-        record.conversation = prepared.session.or(prepared.prompt.conversation);
-        prepared
-    }
-}
-
 /// Prompt identity, size and class, and the body as sent upstream.
 pub(super) fn classify(
     table: &Arc<RoutingTable>,
@@ -68,7 +45,7 @@ pub(super) fn classify(
     upstream_model: Option<Arc<str>>,
     body: &Bytes,
     client: Client<'_>,
-) -> Classified {
+) -> Box<Prepared> {
     let Client { tenant, slo_class, has_priority, gets_answer_here } = client;
     let client_model = fields.model.as_deref().filter(|model| !model.is_empty());
     let has_place = dialect.body_form() == BodyForm::Json || fields.model_at.is_some();
@@ -106,9 +83,8 @@ pub(super) fn classify(
     let spliced = splice(dialect, body, fields, edits);
     let is_stream = fields.is_stream() && dialect.has_known_stream();
     let sampling = Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices() };
-    let class = class_of(&table.config.classes, tokens);
     let label = label(route, model);
-    let prepared = Box::new(Prepared {
+    Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
         tenant: tenant.clone(),
@@ -127,6 +103,7 @@ pub(super) fn classify(
         choices,
         echo: echo(fields),
         model: model.map(|model| if *label == *model { Arc::clone(&label) } else { model.into() }),
+        label,
         timeouts: route.config.timeouts,
         total_timer: Timer::Total,
         session: None,
@@ -137,12 +114,11 @@ pub(super) fn classify(
         stays: route.prefill.as_ref().and_then(|_| apart::obstacle(dialect, fields, choices > 1)),
         read: Stamp::default(),
         slo: SloBounds::default(),
-        is_long: class == Class::Long,
+        class: class_of(&table.config.classes, tokens),
         rules: Rules { queue: route.config.queue, ..Rules::default() },
         share: share_of(tenant),
         carrier: None,
-    });
-    Classified { prepared, model: label, class }
+    })
 }
 
 /// Why no canary gets a copy: it would leave something behind, or fetch what is fetched, and freed there, once.

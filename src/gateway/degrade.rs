@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Gateway;
-use super::classify::{Classified, Client, classify};
+use super::classify::{Client, classify};
 use super::prepare;
 use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable};
@@ -33,16 +33,14 @@ pub(super) async fn degrade(
     let to = degrade.and_then(|degrade| prepared.table.routes.get(degrade.to)).cloned();
     let Some(to) = to else { return false };
     let (table, dialect) = (Arc::clone(&prepared.table), guard.record().dialect);
-    let Some(classified) = classified_for(table, to, prepared, dialect, gateway).await else {
-        return false;
-    };
+    let Some(after) = classified_for(table, to, prepared, dialect, gateway).await else { return false };
     let families = &gateway.observer.metrics.families;
     families.requests.admissions.inc(["degrade", reason]);
     prepared.route.degrading.note(gateway.clock.now());
-    families.routes.degraded.inc([&prepared.route.config.name, &classified.prepared.route.config.name]);
+    families.routes.degraded.inc([&prepared.route.config.name, &after.route.config.name]);
     guard.record().degraded_from = Some(Arc::clone(&prepared.route.config.name));
-    let class = Arc::clone(&classified.prepared.route.config.slo);
-    go_on(prepared, guard, classified, class);
+    let class = Arc::clone(&after.route.config.slo);
+    go_on(prepared, guard, after, class);
     true
 }
 
@@ -64,18 +62,18 @@ pub(super) async fn renew(prepared: &mut Box<Prepared>, guard: &mut RecordGuard,
     }
     let own = Arc::clone(&guard.record().slo_class);
     let class = if table.config.slo.contains_key(&own) { own } else { Arc::clone(&to.config.slo) };
-    let Some(classified) = classified_for(table, to, prepared, dialect, gateway).await else { return false };
+    let Some(after) = classified_for(table, to, prepared, dialect, gateway).await else { return false };
     let first_token = prepared.timeouts.first_token;
-    go_on(prepared, guard, classified, class);
+    go_on(prepared, guard, after, class);
     // What it has waited is no part of it.
     prepared.timeouts.first_token = first_token;
     true
 }
 
 /// The request continues as it is classified now, in this SLO class.
-fn go_on(prepared: &mut Box<Prepared>, guard: &mut RecordGuard, classified: Classified, class: Arc<str>) {
+fn go_on(prepared: &mut Box<Prepared>, guard: &mut RecordGuard, mut after: Box<Prepared>, class: Arc<str>) {
     let record = guard.record();
-    let mut after = classified.note(record);
+    after.note(record);
     after.end_within(prepared.timeouts.total, prepared.total_timer);
     (after.session, after.read) = (prepared.session, prepared.read);
     after.share.clone_from(&prepared.share);
@@ -96,7 +94,7 @@ async fn classified_for(
     before: &Prepared,
     dialect: Dialect,
     gateway: &Gateway,
-) -> Option<Classified> {
+) -> Option<Box<Prepared>> {
     let body = before.held.bytes.clone();
     let (tenant, has_priority) = (before.tenant.clone(), before.engine_priority == EnginePriority::Client);
     let gets_answer_here = before.carrier.as_ref().is_none_or(|carrier| carrier.returns_answer());

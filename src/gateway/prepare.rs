@@ -11,7 +11,7 @@ use hyper::body::Body as _;
 
 use super::apart;
 use super::carrier::Carrier;
-use super::classify::{Classified, Client, classify};
+use super::classify::{Client, classify};
 use super::models::unescaped;
 use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable, shortened};
@@ -107,7 +107,8 @@ pub async fn prepare(
     }
     result?;
     record.degraded_from = seen.degraded_from;
-    let mut prepared = seen.classified.ok_or(Failure::Internal)?.note(record);
+    let mut prepared = seen.prepared.ok_or(Failure::Internal)?;
+    prepared.note(record);
     if let Some(id) = seen.previous {
         let fetching = Box::pin(stored::fetch_previous(gateway, &tenant, &prepared.route, &id));
         prepared.pinned = Some(fetching.await?);
@@ -146,7 +147,7 @@ struct Understood {
     requested_model: Option<Box<str>>,
     /// The body's own `request_id`.
     request_id: Option<Arc<str>>,
-    classified: Option<Classified>,
+    prepared: Option<Box<Prepared>>,
     /// The route that was asked, where another one answers because it made what is continued.
     degraded_from: Option<Arc<str>>,
     /// `previous_response_id` that this gateway does not know.
@@ -155,25 +156,13 @@ struct Understood {
 
 impl ReadRequest {
     /// Parses the body, finds its route and makes what is sent upstream. `seen` gets what is known, also of a failure.
-    fn understand(self, seen: &mut Understood) -> Result<(), Failure> {
-        let Self {
-            gateway,
-            table,
-            tenant,
-            dialect,
-            uri,
-            slo_class,
-            has_priority,
-            boundary,
-            is_preflight,
-            carrier,
-            mut held,
-        } = self;
+    fn understand(mut self, seen: &mut Understood) -> Result<(), Failure> {
+        let (gateway, table, tenant, dialect) = (&self.gateway, &self.table, &self.tenant, self.dialect);
         // RFC 8259, section 8.1: a parser may ignore it, and engines do.
-        if dialect.body_form() == BodyForm::Json && held.bytes.starts_with(BYTE_ORDER_MARK) {
-            held.bytes.advance(BYTE_ORDER_MARK.len());
+        if dialect.body_form() == BodyForm::Json && self.held.bytes.starts_with(BYTE_ORDER_MARK) {
+            self.held.bytes.advance(BYTE_ORDER_MARK.len());
         }
-        let mut fields = match read_fields(dialect, boundary.as_deref(), &held.bytes) {
+        let mut fields = match read_fields(dialect, self.boundary.as_deref(), &self.held.bytes) {
             // Where there is one model, the engine may find in a body what it can.
             Err(error)
                 if dialect.body_form() != BodyForm::Json
@@ -186,7 +175,7 @@ impl ReadRequest {
         };
         if dialect == Dialect::Realtime {
             // It has no body: what follows the handshake is between client and engine.
-            fields.model = query_model(&uri)?.map(Cow::Owned);
+            fields.model = query_model(&self.uri)?.map(Cow::Owned);
         }
         seen.requested_model = fields.model.as_deref().map(|name| cut(name, MAX_MODEL_NAME).into());
         seen.request_id = fields
@@ -195,15 +184,15 @@ impl ReadRequest {
             .filter(|id| is_harmless_id(id))
             .map(|id| (&*id).into());
         let (route, stored) = match dialect {
-            _ if is_preflight => (table.some_route().ok_or(Failure::Internal)?, None),
+            _ if self.is_preflight => (table.some_route().ok_or(Failure::Internal)?, None),
             Dialect::StoredResponse => {
-                let (route, replica) = stored::of_path(&gateway, &tenant, &table, uri.path())?;
+                let (route, replica) = stored::of_path(gateway, tenant, table, self.uri.path())?;
                 (route, Some(replica))
             }
-            _ => (find_route(&table, &tenant, dialect, &fields)?, None),
+            _ => (find_route(table, tenant, dialect, &fields)?, None),
         };
         if dialect == Dialect::Embeddings
-            && uri.path().ends_with(COHERE_EMBED)
+            && self.uri.path().ends_with(COHERE_EMBED)
             && tenant.isolation().is_some()
             && route.takes_cache_salt()
         {
@@ -215,19 +204,20 @@ impl ReadRequest {
         let stood_in = fields
             .previous_response_id
             .as_deref()
-            .and_then(|id| stored::stood_in(&gateway, &tenant, &table, route, id));
+            .and_then(|id| stored::stood_in(gateway, tenant, table, route, id));
         seen.degraded_from = stood_in.map(|_| Arc::clone(&route.config.name));
         let model = stood_in.map_or_else(|| route.engine_model(), |to| to.model_in_place());
         let route = stood_in.unwrap_or(route);
-        let gets_answer_here = carrier.as_ref().is_none_or(|carrier| carrier.returns_answer());
-        let client =
-            Client { tenant: &tenant, slo_class: slo_class.as_deref(), has_priority, gets_answer_here };
-        let mut classified = classify(&table, route, dialect, &fields, model, &held.bytes, client);
-        let prepared = &mut classified.prepared;
-        may_name_media(prepared, &tenant)?;
-        prepared.carrier = carrier;
+        let client = Client {
+            tenant,
+            slo_class: self.slo_class.as_deref(),
+            has_priority: self.has_priority,
+            gets_answer_here: self.carrier.as_ref().is_none_or(|carrier| carrier.returns_answer()),
+        };
+        let mut prepared = classify(table, route, dialect, &fields, model, &self.held.bytes, client);
+        may_name_media(&prepared, tenant)?;
         prepared.pinned = match fields.previous_response_id.as_deref() {
-            Some(id) => stored::previous(&gateway, &tenant, route, id)
+            Some(id) => stored::previous(gateway, tenant, route, id)
                 .inspect_err(|_| seen.previous = Some(id.into()))
                 .ok(),
             None => stored,
@@ -236,9 +226,9 @@ impl ReadRequest {
         // A stored response exists on its own replica only.
         let may_move =
             prepared.pinned.is_none() && seen.previous.is_none() && dialect.body_form() == BodyForm::Json;
-        prepared.rules.degrade = degrade_rule(route, &table, &tenant).filter(|_| may_move);
-        prepared.held = held;
-        seen.classified = Some(classified);
+        prepared.rules.degrade = degrade_rule(route, table, tenant).filter(|_| may_move);
+        (prepared.carrier, prepared.held) = (self.carrier, self.held);
+        seen.prepared = Some(prepared);
         Ok(())
     }
 }

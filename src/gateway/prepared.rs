@@ -14,10 +14,11 @@ use crate::error::{Failure, Timer};
 use crate::fleet::outside::OutsideDemand;
 use crate::fleet::pool::{AT_OUTSIDE_LIMITS, PoolState};
 use crate::fleet::replica::Replica;
-use crate::record::SloBounds;
+use crate::record::{Record, SloBounds};
 use crate::relay::stream_state::Echo;
 use crate::relay::watch::Deadline;
 use crate::request::body::HeldBody;
+use crate::request::class::Class;
 use crate::request::dialect::Computes;
 use crate::request::engine_priority::EnginePriority;
 use crate::request::pieces::Pieces;
@@ -65,6 +66,8 @@ pub struct Prepared {
     pub echo: Echo,
     /// Model name as sent upstream.
     pub model: Option<Arc<str>>,
+    /// Label `model`.
+    pub label: Arc<str>,
     /// The route's timeouts, `total` lowered by `x-request-timeout`.
     pub timeouts: Timeouts,
     /// Whose `timeouts.total` is: the route's, or the client's own.
@@ -86,8 +89,8 @@ pub struct Prepared {
     pub read: Stamp,
     /// Bounds of its SLO class, for its prompt length.
     pub slo: SloBounds,
-    /// Whether its prompt is of class `long`.
-    pub is_long: bool,
+    /// Class of its prompt.
+    pub class: Class,
     /// Admission rules of its route.
     pub rules: Rules,
     /// Its tenant's part of a pool.
@@ -97,6 +100,16 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// Writes what is known now into the record.
+    pub(super) fn note(&self, record: &mut Record) {
+        record.route = Arc::clone(&self.route.config.name);
+        record.model = Arc::clone(&self.label);
+        record.is_stream = self.is_stream;
+        record.estimated_input = self.tokens;
+        record.class = self.class;
+        record.conversation = self.session.or(self.prompt.conversation);
+    }
+
     /// The request as its pool's queue sees it, without a prediction.
     pub fn waiter(&self, reason: WaitReason) -> Waiter {
         Waiter {
@@ -104,7 +117,7 @@ impl Prepared {
             route: Arc::clone(&self.route.config.name),
             share: self.share.clone(),
             limits: self.rules.queue,
-            is_long: self.is_long,
+            is_long: self.class == Class::Long,
             bytes: self.held.bytes.len(),
             old_at: Some(self.read.after(self.grows_old_after())),
             outlook: Outlook::default(),

@@ -37,6 +37,7 @@ use crate::observe::record_guard::RecordGuard;
 use crate::observe::{Observer, Surroundings};
 use crate::record::{ClientInfo, Opening, TokenCounts};
 use crate::request::chain::PrefixChain;
+use crate::request::class::class_of;
 use crate::request::dialect::Dialect;
 use crate::request::tenant::TenantRef;
 use crate::request::trace_context::trace_of;
@@ -144,14 +145,14 @@ impl Live {
         let fields = prepare::read_fields(Dialect::Completions, None, &body).unwrap();
         let tenant = TenantRef::anonymous();
         let client = Client { tenant: &tenant, slo_class: None, has_priority: false, gets_answer_here: true };
-        let mut prepared =
-            classify(&table, &route, Dialect::Completions, &fields, None, &body, client).note(guard.record());
+        let mut prepared = classify(&table, &route, Dialect::Completions, &fields, None, &body, client);
+        prepared.note(guard.record());
         prepared.prompt.chain =
             PrefixChain::of_hashes(arrival.chain.clone(), arrival.prompt * BYTES_PER_TOKEN);
         prepared.tokens = Tokens(arrival.prompt);
         prepared.is_stream = true;
         prepared.shows_first_token = true;
-        prepared.is_long = prepared.tokens > table.config.classes.medium;
+        prepared.class = class_of(&table.config.classes, prepared.tokens);
         prepared.read = self.live(arrival.at);
         prepared.apply_slo(&route.config.slo);
         prepared

@@ -252,6 +252,7 @@ impl Prepared {
             prompt: self.prompt.clone(),
             echo: self.echo.clone(),
             model: self.model.clone(),
+            label: Arc::clone(&self.label),
             pinned: None,
             read: now,
             rules: crate::admission::Rules::default(),
