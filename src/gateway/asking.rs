@@ -55,6 +55,44 @@ pub(super) struct Scene {
     has_preferred: bool,
 }
 
+/// The replicas that a request has tried, by pool.
+pub(super) type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
+
+/// State of a request from its earlier decisions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PickContext<'a> {
+    /// Replicas excluded because they failed this request.
+    pub(super) tried: &'a Tried,
+    /// Pool that it waits for. It keeps it while that pool takes requests; choosing anew on each retry would distort the
+    /// pools' weights.
+    pub(super) pool: Option<usize>,
+    /// Whether it waits for room: then it was called because it is the first in order.
+    pub(super) is_late: bool,
+    /// Whether it waits for the first replica of a pool.
+    pub(super) is_cold: bool,
+    /// Whether the prefill pool of its route may compute its prompt.
+    pub(super) may_go_apart: bool,
+    /// Whether a queue refused it, so that it goes to a standby pool.
+    pub(super) overflows: bool,
+    /// The canary's pool, whose queue refused it.
+    pub(super) left: Option<usize>,
+}
+
+impl<'a> PickContext<'a> {
+    /// For the pool at this place, at once: beside or behind an attempt that the request has made.
+    pub(super) fn within(pool: Option<usize>, tried: &'a Tried) -> Self {
+        Self {
+            tried,
+            pool,
+            is_late: false,
+            is_cold: false,
+            may_go_apart: false,
+            overflows: false,
+            left: None,
+        }
+    }
+}
+
 impl<'a> Asking<'a> {
     /// The whole request, by the policy of its route.
     pub(super) fn whole(request: &'a Prepared, pool: &'a Arc<PoolState>, tried: &'a SlotSet) -> Self {

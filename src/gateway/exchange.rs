@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::apart;
+use super::asking::{PickContext, Tried};
 use super::attempt::{AttemptError, UpstreamResponse};
 use super::degrade::{self, degrade, rules};
 use super::hedge::{self, Flown, Other};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
-use super::picker::{self, PickContext, PickOutcome, QueueWait};
+use super::picker::{self, PickOutcome, QueueWait};
 use super::prefill_leg::{self, HeldKv, Leg};
 use super::prepared::Prepared;
 use super::waiting::Waits;
@@ -49,9 +50,9 @@ pub struct Exchange {
     pub prepared: Box<Prepared>,
     /// Its open record.
     pub guard: RecordGuard,
-    pub(super) tried: picker::Tried,
+    pub(super) tried: Tried,
     /// What had been tried before a replica closed an idle connection: it takes the request too where no other does.
-    untried: Option<picker::Tried>,
+    untried: Option<Tried>,
     retried_unsent: u32,
     pub(super) retried_started: bool,
     is_counted: bool,
@@ -80,7 +81,7 @@ impl Exchange {
             incoming,
             prepared,
             guard,
-            tried: picker::Tried::new(),
+            tried: Tried::new(),
             untried: None,
             retried_unsent: 0,
             retried_started: false,
@@ -420,7 +421,7 @@ impl Exchange {
     /// Until those are ejected that refuse connections; nothing has been tried then.
     async fn outwait(&mut self) -> Option<Result<Answered, Failure>> {
         tokio::time::sleep(UNTIL_EJECTED).await;
-        self.tried = picker::Tried::new();
+        self.tried = Tried::new();
         None
     }
 

@@ -8,9 +8,10 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use super::Gateway;
+use super::asking::Tried;
 use super::attempt::{AttemptError, UpstreamResponse};
 use super::outbound::{Flight, Outbound};
-use super::picker::{self, Tried};
+use super::picker;
 use super::prepared::Prepared;
 use crate::clock::Stamp;
 use crate::config::HedgeAfter;

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::IncomingRequest;
+use super::asking::Tried;
 use super::attempt::{AttemptError, Deadlines, UpstreamResponse};
 use super::outbound::{Identity, Outbound};
-use super::picker::{self, Tried};
+use super::picker;
 use super::prepared::Prepared;
 use crate::admission::Rules;
 use crate::fleet::pick::Pick;

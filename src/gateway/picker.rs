@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use super::Gateway;
 use super::apart;
-use super::asking::{Asking, Scene, Task};
+use super::asking::{Asking, PickContext, Scene, Task, Tried};
 use super::carrier::{Carrier, MAX_FALLBACKS};
 use super::cold;
 use super::degrade;
 use super::prepared::Prepared;
-use super::standby::{self, Past};
+use super::standby;
 use crate::admission::{Deferral, Outlook, Rules, Ruling, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
@@ -23,11 +23,8 @@ use crate::fleet::replica::Replica;
 use crate::record::{Ways, Weighed};
 use crate::routing::{Candidate, Elsewhere, Judged, SlotSet, Terms, Verdict};
 
-/// The replicas that a request has tried, by pool.
-pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
-
 /// Excludes a picked replica from later picks of the same request.
-pub fn note_tried(tried: &mut Tried, pick: &Pick) {
+pub(super) fn note_tried(tried: &mut Tried, pick: &Pick) {
     let pool = &pick.pool.name;
     match tried.iter_mut().find(|(name, _)| name == pool) {
         Some((_, slots)) => slots.insert(pick.replica.slot()),
@@ -37,7 +34,7 @@ pub fn note_tried(tried: &mut Tried, pick: &Pick) {
 
 /// Decision on a request.
 #[derive(Debug)]
-pub enum PickOutcome {
+pub(super) enum PickOutcome {
     /// Send it to this replica; its load is reserved.
     Take(Box<Pick>),
     /// Wait in the queue of its pool.
@@ -48,7 +45,7 @@ pub enum PickOutcome {
 
 /// A wait in the queue of a pool.
 #[derive(Clone, Copy, Debug)]
-pub struct QueueWait {
+pub(super) struct QueueWait {
     /// Selects limits and deadline.
     pub reason: WaitReason,
     /// Whether others may be placed.
@@ -64,41 +61,6 @@ impl QueueWait {
     pub(super) fn for_replica(now: Stamp, read: Stamp) -> Self {
         let outlook = Outlook { at: now, latest: read, ..Outlook::default() };
         Self { reason: WaitReason::NoReplica, stay: Deferral::Request, pool: None, outlook }
-    }
-}
-
-/// State of a request from its earlier decisions.
-#[derive(Clone, Copy, Debug)]
-pub struct PickContext<'a> {
-    /// Replicas excluded because they failed this request.
-    pub tried: &'a Tried,
-    /// Pool that it waits for. It keeps it while that pool takes requests; choosing anew on each retry would distort the
-    /// pools' weights.
-    pub pool: Option<usize>,
-    /// Whether it waits for room: then it was called because it is the first in order.
-    pub is_late: bool,
-    /// Whether it waits for the first replica of a pool.
-    pub is_cold: bool,
-    /// Whether the prefill pool of its route may compute its prompt.
-    pub may_go_apart: bool,
-    /// Whether a queue refused it, so that it goes to a standby pool.
-    pub overflows: bool,
-    /// The canary's pool, whose queue refused it.
-    pub left: Option<usize>,
-}
-
-impl<'a> PickContext<'a> {
-    /// For the pool at this place, at once: beside or behind an attempt that the request has made.
-    fn within(pool: Option<usize>, tried: &'a Tried) -> Self {
-        Self {
-            tried,
-            pool,
-            is_late: false,
-            is_cold: false,
-            may_go_apart: false,
-            overflows: false,
-            left: None,
-        }
     }
 }
 
@@ -169,7 +131,7 @@ pub(super) fn taken(
 }
 
 /// Picks among the ready replicas not tried yet; `None` if there is none.
-pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> Option<PickOutcome> {
+pub(super) fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> Option<PickOutcome> {
     let tried = context.tried;
     let now = gateway.clock.now();
     let none = SlotSet::new();
@@ -180,7 +142,6 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
     };
     let is_open = |at: usize| context.left != Some(at) && pools.get(at).is_some_and(|(pool, _)| takes(pool));
     let holds = |pool: &PoolState, replica| pool.replicas().iter().any(|r| Arc::ptr_eq(r, replica));
-    let past = Past { pool: context.pool, is_untried: tried.is_empty(), overflows: context.overflows };
     let in_turn = || {
         let conversation = request.prompt.conversation.filter(|_| request.route.config.canary.is_some());
         request.route.wheel.choose(request.session.or(conversation), is_open)
@@ -188,7 +149,7 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
     let at = match (&request.pinned, pools.len()) {
         (Some(pinned), _) => pools.iter().position(|(pool, _)| holds(pool, pinned)),
         (None, 1) => Some(0),
-        (None, _) => standby::place(request, &past, now, is_open)
+        (None, _) => standby::place(request, &context, now, is_open)
             .or_else(|| context.pool.filter(|at| is_open(*at)))
             .or_else(in_turn),
     }?;

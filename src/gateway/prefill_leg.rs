@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::asking::Tried;
 use super::attempt::{AttemptError, BufferedResponse, Deadlines, UpstreamResponse};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
-use super::picker::Tried;
 use super::prefill_beside::{Beside, Landed, learn};
 use super::prefill_side::PrefillSide;
 use super::prepared::Prepared;

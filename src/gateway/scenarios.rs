@@ -19,8 +19,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_util::task::TaskTracker;
 
 use super::Gateway;
+use super::asking::Tried;
 use super::classify::{Client, classify};
-use super::picker::{self, PickOutcome, Tried};
+use super::picker::{self, PickOutcome};
 use super::prepare;
 use super::prepared::Prepared;
 use super::table::{CarriedOver, RoutingTable};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Gateway;
+use super::asking::PickContext;
 use super::prepared::Prepared;
 use super::table::RouteState;
 use crate::admission::WaitReason;
@@ -16,21 +17,10 @@ use crate::clock::Stamp;
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
 
-/// What became of a request before.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Past {
-    /// The pool that it waits for.
-    pub(super) pool: Option<usize>,
-    /// No replica has failed it.
-    pub(super) is_untried: bool,
-    /// A queue refused it.
-    pub(super) overflows: bool,
-}
-
 /// The standby pool that a request is to be given now; `is_open`: whether a pool has a replica that it may try.
 pub(super) fn place(
     request: &Prepared,
-    past: &Past,
+    past: &PickContext<'_>,
     now: Stamp,
     is_open: impl Fn(usize) -> bool,
 ) -> Option<usize> {
@@ -43,7 +33,7 @@ pub(super) fn place(
         return route.standby.down.is_on(now, DWELL).then_some(open);
     }
     // What one request has tried is no evidence about the pool.
-    if !past.overflows && past.is_untried {
+    if !past.overflows && past.tried.is_empty() {
         route.standby.down.note(now);
     }
     Some(open)

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Gateway;
-use super::picker::{PickContext, QueueWait, Tried};
+use super::asking::{PickContext, Tried};
+use super::picker::QueueWait;
 use super::prepared::Prepared;
 use crate::admission::{EndOfWait, PoolQueue, Ticket, WaitReason, Waiter};
 use crate::clock::Stamp;
