@@ -59,7 +59,7 @@ pub(super) fn refused_for(request: &mut Prepared, now: Stamp) -> Option<Duration
     let prompt = request.prompt.chain.whole();
     let side = request.route.prefill.as_ref().filter(|side| side.keys.when != PrefillWhen::Never)?;
     let left = side.pool.poison.refused_for(prompt, now)?;
-    if request.route.pools.iter().any(|(pool, _)| pool.poison.has_answered(prompt)) {
+    if request.route.pools.iter().any(|pool| pool.poison.has_answered(prompt)) {
         request.stays = Some("prefill_failed");
         return None;
     }

@@ -56,7 +56,7 @@ pub(super) fn classify(
     let salt = salt(route, dialect, fields, tenant);
     let (name, salted, turns) = (model.unwrap_or_default(), salt.as_deref(), table.follows_kv_events);
     let prompt = RequestPrompt::read(dialect, fields, name, salted, &table.seed, turns);
-    let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
+    let tokens = route.pools.first().map_or(Tokens(0), |pool| prompt.size.tokens(&pool.ratio));
     // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
     let may_migrate = route.config.migrate && fields.is_stream() && fields.previous_response_id.is_none();
     let choices = choices(dialect, fields);
@@ -135,7 +135,7 @@ fn share_of(tenant: &TenantRef) -> Share {
 /// Predicted tokens of an answer with all its choices, and whether they are what the client's own bound allows.
 fn expected_output(route: &RouteState, dialect: Dialect, most: Option<u64>, choices: u32) -> (Tokens, bool) {
     let writes = dialect.generates() || dialect == Dialect::ChatBatch;
-    let Some((pool, _)) = route.pools.first().filter(|_| writes) else {
+    let Some(pool) = route.pools.first().filter(|_| writes) else {
         return (Tokens(0), false);
     };
     let usual = pool.dispatcher.expected_output().0;
@@ -196,7 +196,7 @@ fn items(list: Raw<'_>) -> Option<Vec<Raw<'_>>> {
 /// The model name as a bounded label: listed by a pool or configured, else `other`.
 fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
     let Some(model) = model else { return "none".into() };
-    for (pool, _) in &route.pools {
+    for pool in &route.pools {
         for replica in pool.replicas().iter() {
             if let Some(known) = replica.engine.models.load().iter().find(|m| &*m.id == model) {
                 return Arc::clone(&known.id);

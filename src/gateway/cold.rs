@@ -24,7 +24,7 @@ impl Prepared {
     pub(super) fn cold_heartbeat(&self) -> Option<Duration> {
         let every = self.cold_wait()?.heartbeat?;
         let is_awake = self.route.is_ready()
-            && self.route.pools.iter().all(|(pool, _)| pool.queue.waiting_for_replica() == 0);
+            && self.route.pools.iter().all(|pool| pool.queue.waiting_for_replica() == 0);
         (!is_awake).then_some(every)
     }
 
@@ -41,7 +41,7 @@ impl Prepared {
 /// Whether a request waits for its turn after a cold start, and whether others may be called meanwhile; `None` if it need not.
 /// `waits`: it waits for a replica already; the others go behind.
 pub(super) fn turn(request: &Prepared, pool: &Arc<PoolState>, waits: bool) -> Option<Deferral> {
-    let (first, _) = request.route.pools.first()?;
+    let first = request.route.pools.first()?;
     let others = first.queue.waiting_for_replica();
     if others == 0 || request.cold_wait().is_none() || (waits && has_room(pool)) {
         return None;

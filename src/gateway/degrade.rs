@@ -49,7 +49,7 @@ pub(super) async fn degrade(
 pub(super) async fn renew(prepared: &mut Box<Prepared>, guard: &mut RecordGuard, gateway: &Gateway) -> bool {
     let table = gateway.table.load_full();
     let is_kept = |pool: &Arc<PoolState>| table.pools.iter().any(|known| Arc::ptr_eq(known, pool));
-    if prepared.route.pools.iter().any(|(pool, _)| is_kept(pool)) {
+    if prepared.route.pools.iter().any(is_kept) {
         return false;
     }
     let before = &prepared.route.config;

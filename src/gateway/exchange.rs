@@ -335,7 +335,7 @@ impl Exchange {
     /// Notes whose queue it was, for the canary's judge. True where that is the canary's, and a pool beside it serves.
     fn is_turned_away(&mut self, at: usize, refusal: &Failure) -> bool {
         let route = &self.prepared.route;
-        let (Failure::NotAdmitted { limit, .. }, Some(_), Some((pool, _))) =
+        let (Failure::NotAdmitted { limit, .. }, Some(_), Some(pool)) =
             (refusal, &route.config.canary, route.pools.get(at))
         else {
             return false;
@@ -344,7 +344,7 @@ impl Exchange {
             let (pool, revision) = (Arc::clone(&pool.name), Arc::clone(&pool.config().revision));
             Box::new(TurnedAway { pool, revision, limit })
         });
-        let serves = |(other, (pool, _)): (usize, &(Arc<PoolState>, u32))| {
+        let serves = |(other, pool): (usize, &Arc<PoolState>)| {
             other != at && route.wheel.uses(other) && pool.is_ready()
         };
         route.wheel.tries(at) && self.prepared.pinned.is_none() && route.pools.iter().enumerate().any(serves)
@@ -445,10 +445,8 @@ impl Exchange {
         }
         let pool = match picked {
             Some(PickOutcome::Take(pick)) => Some(&pick.pool),
-            Some(PickOutcome::Wait(hold)) => {
-                self.prepared.route.pools.get(hold.pool.unwrap_or(0)).map(|(pool, _)| pool)
-            }
-            Some(PickOutcome::Degrade) | None => self.prepared.route.pools.first().map(|(pool, _)| pool),
+            Some(PickOutcome::Wait(hold)) => self.prepared.route.pools.get(hold.pool.unwrap_or(0)),
+            Some(PickOutcome::Degrade) | None => self.prepared.route.pools.first(),
         };
         if let Some(pool) = pool {
             pool.arrivals.note();

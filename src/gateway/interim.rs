@@ -15,11 +15,11 @@ pub(super) struct Interim {
 
 impl Interim {
     /// Puts the former pools behind `pools` where one of them is ready and of `pools` none.
-    pub(super) fn behind(pools: &mut Vec<(Arc<PoolState>, u32)>, former: &[&Arc<PoolState>]) -> Self {
+    pub(super) fn behind(pools: &mut Vec<Arc<PoolState>>, former: &[&Arc<PoolState>]) -> Self {
         let first = pools.len();
-        if !pools.iter().any(|(pool, _)| pool.is_ready()) && former.iter().any(|pool| pool.is_ready()) {
-            let is_left = |pool: &&&Arc<PoolState>| !pools.iter().any(|(known, _)| Arc::ptr_eq(known, pool));
-            let left: Vec<_> = former.iter().filter(is_left).map(|pool| (Arc::clone(pool), 0)).collect();
+        if !pools.iter().any(|pool| pool.is_ready()) && former.iter().any(|pool| pool.is_ready()) {
+            let is_left = |pool: &&&Arc<PoolState>| !pools.iter().any(|known| Arc::ptr_eq(known, pool));
+            let left: Vec<_> = former.iter().filter(is_left).map(|pool| Arc::clone(pool)).collect();
             pools.extend(left);
         }
         Self { first, is_over: AtomicBool::new(pools.len() == first) }

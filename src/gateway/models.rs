@@ -108,7 +108,7 @@ fn renamed(model: &EngineModel, name: &str) -> Listed {
 
 /// The models that a route's replicas list, in the order of its pools.
 fn served(route: &RouteState, mut each: impl FnMut(&EngineModel)) {
-    for (pool, _) in &route.pools {
+    for pool in &route.pools {
         for replica in pool.replicas().iter() {
             replica.engine.models.load().iter().for_each(&mut each);
         }

@@ -10,12 +10,12 @@ use super::table::RouteState;
 /// The priority of the objective that these headers name, in the first pool of the route that has it. `None` where none is named, or no
 /// pool follows any; one that no pool has is counted.
 pub(super) fn priority(gateway: &Gateway, route: &RouteState, headers: &HeaderMap) -> Option<i32> {
-    let mut followed = route.pools.iter().filter(|(pool, _)| pool.objectives.are_followed()).peekable();
-    let (first, _) = followed.peek()?;
+    let mut followed = route.pools.iter().filter(|pool| pool.objectives.are_followed()).peekable();
+    let first = followed.peek()?;
     let first = Arc::clone(first);
     let name = HEADERS.iter().find_map(|name| headers.get(name))?;
     let name = name.to_str().unwrap_or_default();
-    let known = followed.find_map(|(pool, _)| pool.objectives.priority(name));
+    let known = followed.find_map(|pool| pool.objectives.priority(name));
     if known.is_none() {
         gateway.observer.metrics.families.routes.unknown_objectives.inc([&*route.config.name]);
         if first.objectives.note_missed() {

@@ -71,7 +71,7 @@ pub(super) fn another(
     pool: &Arc<PoolState>,
     tried: &Tried,
 ) -> Option<Box<Pick>> {
-    let at = request.route.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
+    let at = request.route.pools.iter().position(|known| Arc::ptr_eq(known, pool));
     match pick(gateway, request, PickContext::within(at, tried))? {
         PickOutcome::Take(pick) if Arc::ptr_eq(&pick.pool, pool) => Some(pick),
         _ => None,
@@ -117,7 +117,7 @@ pub(super) fn taken(
     instead: &Pick,
 ) -> Option<Box<Pick>> {
     let rank = |replica: &Replica| replica.identity.rank.map(|rank| rank.index);
-    let (pool, there) = request.route.pools.iter().find_map(|(pool, _)| {
+    let (pool, there) = request.route.pools.iter().find_map(|pool| {
         let replicas = pool.replicas();
         // Ranks share an address, and the request names its own.
         let at = |r: &&Arc<Replica>| r.connections.address() == Some(served);
@@ -140,20 +140,20 @@ pub(super) fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'
     let takes = |pool: &PoolState| {
         has_open(pool, request, tried_of(pool)) && pool.has_room(request.outside_demand(), now)
     };
-    let is_open = |at: usize| context.left != Some(at) && pools.get(at).is_some_and(|(pool, _)| takes(pool));
+    let is_open = |at: usize| context.left != Some(at) && pools.get(at).is_some_and(|pool| takes(pool));
     let holds = |pool: &PoolState, replica| pool.replicas().iter().any(|r| Arc::ptr_eq(r, replica));
     let in_turn = || {
         let conversation = request.prompt.conversation.filter(|_| request.route.config.canary.is_some());
         request.route.wheel.choose(request.session.or(conversation), is_open)
     };
     let at = match (&request.pinned, pools.len()) {
-        (Some(pinned), _) => pools.iter().position(|(pool, _)| holds(pool, pinned)),
+        (Some(pinned), _) => pools.iter().position(|pool| holds(pool, pinned)),
         (None, 1) => Some(0),
         (None, _) => standby::place(request, &context, now, is_open)
             .or_else(|| context.pool.filter(|at| is_open(*at)))
             .or_else(in_turn),
     }?;
-    let (pool, _) = request.route.pools.get(at)?;
+    let pool = request.route.pools.get(at)?;
     if context.tried.is_empty()
         && let Some(stay) = cold::turn(request, pool, context.is_cold)
     {
@@ -174,7 +174,7 @@ pub(super) fn pick_at_once(
         PickOutcome::Wait(hold) => hold.pool?,
         PickOutcome::Degrade => return None,
     };
-    let (pool, _) = request.route.pools.get(at)?;
+    let pool = request.route.pools.get(at)?;
     let tried = tried_in(tried, pool).unwrap_or(&none);
     Asking::whole(request, pool, tried).take_best(now)
 }
@@ -196,7 +196,7 @@ pub(super) fn pick_for_release(gateway: &Gateway, request: &Prepared, tried: &Tr
     let (now, none) = (gateway.clock.now(), SlotSet::new());
     let elsewhere = Elsewhere { transfer: &|_, _| 0.0 };
     let task = Task::Decode { after: Duration::ZERO, elsewhere };
-    let mut pools = request.route.pools.iter().map(|(pool, _)| pool).filter(|pool| side.reaches(pool));
+    let mut pools = request.route.pools.iter().filter(|pool| side.reaches(pool));
     pools.find_map(|pool| {
         let tried = tried_in(tried, pool).unwrap_or(&none);
         Asking { task, ..Asking::whole(request, pool, tried) }.take_best(now)
@@ -232,7 +232,7 @@ fn choose(
     context: PickContext<'_>,
     now: Stamp,
 ) -> Option<PickOutcome> {
-    let (pool, _) = request.route.pools.get(at)?;
+    let pool = request.route.pools.get(at)?;
     let none = SlotSet::new();
     let tried = tried_in(context.tried, pool).unwrap_or(&none);
     let whole = Asking::whole(request, pool, tried);

@@ -431,7 +431,7 @@ async fn admit(
     prepared.session = headers.get(X_SESSION_ID).map(|v| prepared.table.seed.hash(v.as_bytes()) ^ scope);
     let mut now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
-    let here = route.pools.iter().find_map(|(pool, _)| pool.poison.refused_for(prompt, now));
+    let here = route.pools.iter().find_map(|pool| pool.poison.refused_for(prompt, now));
     if let Some(left) = here.or_else(|| apart::refused_for(&mut prepared, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }

@@ -152,7 +152,7 @@ impl Prepared {
 
     /// The failure if no replica is ready. Tenants are not the operator: the addresses of replicas are not theirs to see.
     pub(super) fn no_ready_replica(&self) -> Failure {
-        let probe = self.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
+        let probe = self.route.pools.first().map(|pool| pool.config().probe.interval);
         let has_tenants = self.table.tenants.ask_for_keys();
         Failure::NoReadyReplica {
             route: Arc::clone(&self.route.config.name),
@@ -171,7 +171,7 @@ impl Prepared {
     /// Without names of replicas.
     fn why_for_tenants(&self) -> &'static str {
         let is_at_limit = |pool: &PoolState| pool.is_outside() && pool.is_ready();
-        let is_any = self.route.pools.iter().any(|(pool, _)| is_at_limit(pool));
+        let is_any = self.route.pools.iter().any(|pool| is_at_limit(pool));
         if is_any { AT_OUTSIDE_LIMITS } else { FOR_TENANTS }
     }
 
@@ -182,8 +182,7 @@ impl Prepared {
 
     /// Why no replica of `subset` takes it.
     fn why_within(&self, subset: &[SocketAddr]) -> String {
-        let used = self.route.pools.iter().enumerate().filter(|(place, _)| self.route.serves(*place));
-        let replicas: Vec<_> = used.flat_map(|(_, (pool, _))| pool.replicas().to_vec()).collect();
+        let replicas: Vec<_> = self.route.used().flat_map(|pool| pool.replicas().to_vec()).collect();
         let allowed = replicas.iter().filter(|replica| self.allows(replica));
         let reasons: Vec<String> = allowed.take(MAX_NAMED).map(|replica| replica.why_unready()).collect();
         if !reasons.is_empty() {

@@ -56,14 +56,14 @@ pub(super) fn takes_refused(request: &Prepared, failure: &Failure, now: Stamp) -
 
 fn has_open(request: &Prepared, now: Stamp) -> bool {
     let takes = |pool: &PoolState| pool.is_ready() && pool.has_room(request.outside_demand(), now);
-    let is_ready = |at: usize| request.route.pools.get(at).is_some_and(|(pool, _)| takes(pool));
+    let is_ready = |at: usize| request.route.pools.get(at).is_some_and(|pool| takes(pool));
     request.pinned.is_none() && request.route.standbys().any(is_ready)
 }
 
 impl RouteState {
     /// Counts a request that a standby pool of the route got.
     pub(super) fn count_standby(&self, gateway: &Gateway, pool: &Arc<PoolState>, reason: &'static str) {
-        let place = self.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
+        let place = self.pools.iter().position(|known| Arc::ptr_eq(known, pool));
         if place.is_some_and(|place| self.is_standby(place)) {
             gateway.observer.metrics.families.routes.standby.inc([&self.config.name, &pool.name, reason]);
         }

@@ -94,6 +94,6 @@ fn maker(route: &RouteState, url: &str) -> Option<Arc<Replica>> {
     let of_pool = |pool: &crate::fleet::pool::PoolState| {
         pool.replicas().iter().find(|r| *r.identity.url == *url).cloned()
     };
-    let made = route.pools.iter().find_map(|(pool, _)| of_pool(pool));
+    let made = route.pools.iter().find_map(|pool| of_pool(pool));
     made.filter(|replica| replica.state() != ReplicaState::Unreachable)
 }

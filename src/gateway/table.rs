@@ -70,8 +70,8 @@ pub struct RouteState {
     pub config: Route,
     /// Its model, where that is no route's name: tenants and keys may name it so.
     also_named: Option<Arc<str>>,
-    /// Pools with their weights; at least one weight is above 0. The fleet carries over those that keep their name.
-    pub pools: Vec<(Arc<PoolState>, u32)>,
+    /// Its pools, as the configuration lists them. The fleet carries over those that keep their name.
+    pub pools: Vec<Arc<PoolState>>,
     /// Routing policy.
     pub policy: Box<dyn Policy>,
     /// Weighted choice among the pools; the canary's share is carried over.
@@ -224,10 +224,9 @@ impl RouteState {
         }
         let is_a_name = |word: &str| config.routes.iter().any(|known| *known.name == *word);
         let also_named = route.model.named().filter(|model| !is_a_name(model)).cloned();
-        let weighted = |w: &WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
-        let mut used: Vec<_> = route.pools.iter().filter_map(weighted).collect();
+        let mut used: Vec<_> = route.pools.iter().filter_map(|w| pools.get(w.pool).cloned()).collect();
         // A pool at zero is woken by those that wait for it.
-        let is_awake = used.iter().all(|(pool, _)| pool.config().scale.cold_wait().is_none());
+        let is_awake = used.iter().all(|pool| pool.config().scale.cold_wait().is_none());
         let former_pools = former.filter(|former| is_awake && former.serves_models_of(route));
         let interim = Interim::behind(&mut used, &former_pools.map(Self::serving).unwrap_or_default());
         let is_canary = |at: usize| route.canary.as_ref().is_some_and(|canary| canary.pool == at);
@@ -258,14 +257,14 @@ impl RouteState {
 
     /// Whether an engine of it keeps cached prompts of different salts apart.
     pub fn takes_cache_salt(&self) -> bool {
-        self.pools.iter().any(|(pool, _)| pool.config().engine.takes_cache_salt())
+        self.pools.iter().any(|pool| pool.config().engine.takes_cache_salt())
     }
 
     /// Whether none of its engines counts in chunks without `include_usage`.
     pub fn counts_only_beside_usage(&self) -> bool {
         // A provider's body is made from the client's own.
-        let mut pools = self.pools.iter().filter(|(pool, _)| !pool.is_outside());
-        pools.all(|(pool, _)| pool.config().engine.counts_only_beside_usage())
+        let mut pools = self.pools.iter().filter(|pool| !pool.is_outside());
+        pools.all(|pool| pool.config().engine.counts_only_beside_usage())
     }
 
     /// Whether its requests are degraded now; `None` without a `[route.degrade]`.
@@ -275,15 +274,16 @@ impl RouteState {
 
     /// Whether a pool that gets requests is ready.
     pub fn is_ready(&self) -> bool {
-        self.pools.iter().enumerate().any(|(place, (pool, _))| self.serves(place) && pool.is_ready())
+        self.used().any(|pool| pool.is_ready())
     }
 
-    /// Whether a pool gets requests, always or while others cannot.
-    pub(super) fn serves(&self, place: usize) -> bool {
-        self.is_own(place) || self.is_interim() && place >= self.interim.first
+    /// Its pools that get requests, always or while others cannot.
+    pub(super) fn used(&self) -> impl Iterator<Item = &Arc<PoolState>> {
+        let is_used = |place| self.is_own(place) || self.is_interim() && place >= self.interim.first;
+        self.pools.iter().enumerate().filter(move |(place, _)| is_used(*place)).map(|(_, pool)| pool)
     }
 
-    /// The same without the pools that it had before.
+    /// Whether this pool gets requests and is none of those that it had before.
     fn is_own(&self, place: usize) -> bool {
         self.wheel.may_use(place) || self.is_standby(place)
     }
@@ -299,8 +299,9 @@ impl RouteState {
     fn serving(&self) -> Vec<&Arc<PoolState>> {
         let former = if self.is_interim() { self.interim.first } else { self.pools.len() };
         let pools = self.pools.iter().enumerate();
-        let serving = pools.filter(|(place, (_, weight))| *weight > 0 || *place >= former);
-        serving.map(|(_, (pool, _))| pool).filter(|pool| !pool.is_outside()).collect()
+        let has_weight = |place: usize| self.config.pools.get(place).is_some_and(|own| own.weight > 0);
+        let serving = pools.filter(|(place, _)| *place >= former || has_weight(*place));
+        serving.map(|(_, pool)| pool).filter(|pool| !pool.is_outside()).collect()
     }
 
     /// Whether it is a configured standby pool.
@@ -311,7 +312,7 @@ impl RouteState {
     /// Whether the pools that it had before the last reload still serve it.
     pub fn is_interim(&self) -> bool {
         let mut pools = self.pools.iter().enumerate();
-        if !self.interim.is_over() && pools.any(|(place, (pool, _))| self.is_own(place) && pool.is_ready()) {
+        if !self.interim.is_over() && pools.any(|(place, pool)| self.is_own(place) && pool.is_ready()) {
             self.interim.end();
         }
         !self.interim.is_over()
@@ -329,8 +330,7 @@ impl RouteState {
 
     /// How requests wait for the first replica of a pool that gets any and may scale to zero; `None` where there is none.
     pub(super) fn cold_wait(&self) -> Option<ColdWait> {
-        let used = self.pools.iter().enumerate().filter(|(place, _)| self.serves(*place));
-        used.map(|(_, (pool, _))| pool).find_map(|pool| pool.config().scale.cold_wait().copied())
+        self.used().find_map(|pool| pool.config().scale.cold_wait().copied())
     }
 
     /// The engines' name of the model: `upstream_model`, else what most replicas of its first pool list, if that differs from the
@@ -340,7 +340,7 @@ impl RouteState {
         if let Some(given) = &self.config.upstream_model {
             return Some(Arc::clone(given));
         }
-        let engine_name = self.pools.iter().find_map(|(pool, _)| pool.engine_name(name))?;
+        let engine_name = self.pools.iter().find_map(|pool| pool.engine_name(name))?;
         (engine_name != *name).then_some(engine_name)
     }
 
@@ -359,14 +359,14 @@ impl RouteState {
             let is_first = models.first().is_some_and(|first| first.id == model);
             !is_first && (is_given || models.iter().any(|known| known.id == model))
         };
-        let is_any = self.pools.iter().any(|(pool, _)| pool.replicas().iter().any(takes_another));
+        let is_any = self.pools.iter().any(|pool| pool.replicas().iter().any(takes_another));
         is_any.then_some(model)
     }
 
     /// The model that an engine takes where none is named.
     fn first_listed(&self) -> Option<Arc<str>> {
         let first = |replica: &Arc<Replica>| Some(Arc::clone(&replica.engine.models.load().first()?.id));
-        self.pools.iter().find_map(|(pool, _)| pool.replicas().iter().find_map(first))
+        self.pools.iter().find_map(|pool| pool.replicas().iter().find_map(first))
     }
 
     /// Whether a ready replica lists the model.
@@ -380,15 +380,14 @@ impl RouteState {
     }
 
     fn any(&self, is_it: impl Fn(&Replica) -> bool) -> bool {
-        self.pools.iter().any(|(pool, _)| pool.replicas().iter().any(|replica| is_it(replica)))
+        self.pools.iter().any(|pool| pool.replicas().iter().any(|replica| is_it(replica)))
     }
 
     /// Why no replica takes its requests, in a phrase for people; of a model that some list, why those do not.
     pub fn why_unready(&self, model: Option<&str>) -> String {
         let model = model.filter(|model| self.is_known(model));
-        let used = self.pools.iter().enumerate().filter(|(place, _)| self.serves(*place));
         let has = |one: &Replica, model| one.lists(model) || one.engine.models.load().is_empty();
-        let why = used.map(|(_, (pool, _))| {
+        let why = self.used().map(|pool| {
             pool.why_unready(|one| pool.is_outside() || model.is_none_or(|model| has(one, model)))
         });
         why.filter(|why| !why.is_empty()).collect::<Vec<_>>().join("; ")

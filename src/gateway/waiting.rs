@@ -226,5 +226,5 @@ fn first_of(ends: Vec<(Stamp, GaveUp)>, total: Stamp) -> (Stamp, GaveUp) {
 /// The queue of the pool that it waits for; without a ready pool that of the route's first.
 fn queue_of(hold: &QueueWait, prepared: &Prepared) -> Result<Arc<PoolQueue>, Failure> {
     let pool = prepared.route.pools.get(hold.pool.unwrap_or(0));
-    pool.map(|(pool, _)| Arc::clone(&pool.queue)).ok_or_else(|| prepared.no_ready_replica())
+    pool.map(|pool| Arc::clone(&pool.queue)).ok_or_else(|| prepared.no_ready_replica())
 }

@@ -135,7 +135,7 @@ impl Copy {
 
     /// Counts a copy that no replica got.
     fn not_sent(&self, reason: &'static str) {
-        let Some((pool, _)) = self.prepared.route.pools.get(self.at) else { return };
+        let Some(pool) = self.prepared.route.pools.get(self.at) else { return };
         let config = pool.config();
         let labels = [&*self.record.route, &*config.name, &*config.revision, reason];
         self.incoming.gateway.observer.metrics.families.canaries.shadow_requests.inc(labels);

@@ -31,7 +31,7 @@ pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, guard: &mut
         return;
     }
     let at = route.config.pools.iter().position(|weighted| weighted.pool == canary.pool);
-    let Some((at, (pool, _))) = at.and_then(|at| Some((at, route.pools.get(at)?))) else { return };
+    let Some((at, pool)) = at.and_then(|at| Some((at, route.pools.get(at)?))) else { return };
     if Arc::ptr_eq(pool, &pick.pool) || !shadow.is_due(prepared.session.or(prepared.prompt.conversation)) {
         return;
     }
