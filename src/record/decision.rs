@@ -81,18 +81,23 @@ pub struct Addends {
 impl Addends {
     /// Each with its name in JSON, logs and headers.
     pub fn named(&self) -> [(&'static str, f64); 10] {
+        self.described().map(|(name, _, seconds)| (name, seconds))
+    }
+
+    /// Each with its name, and what a sentence calls it.
+    fn described(&self) -> [(&'static str, &'static str, f64); 10] {
         let Self { wait, prefill, base, adapter, transfer, others, decoding, harm, late, failure } = *self;
         [
-            ("wait", wait),
-            ("prefill", prefill),
-            ("base", base),
-            ("adapter", adapter),
-            ("transfer", transfer),
-            ("others", others),
-            ("decoding", decoding),
-            ("harm", harm),
-            ("late", late),
-            ("failure", failure),
+            ("wait", "waiting", wait),
+            ("prefill", "prefill", prefill),
+            ("base", "step and round trip", base),
+            ("adapter", "loading its adapter", adapter),
+            ("transfer", "moving its KV", transfer),
+            ("others", "delay of those who come next", others),
+            ("decoding", "decoding", decoding),
+            ("harm", "harm to streams", harm),
+            ("late", "risk of a late first token", late),
+            ("failure", "risk of no answer", failure),
         ]
     }
 
@@ -127,27 +132,12 @@ impl DecisionSummary {
             let takes_part = " takes part of its traffic only";
             return Some([here, ", though ", there, " costs ", &less, " less: ", there, takes_part].concat());
         }
-        let differences = other.cost.named().into_iter().zip(chosen.cost.named());
+        let differences = other.cost.described().into_iter().zip(chosen.cost.named());
         let largest = differences
-            .map(|((name, there), (_, here))| (name, there - here))
+            .map(|((_, words, there), (_, here))| (words, there - here))
             .max_by(|(_, one), (_, another)| one.total_cmp(another));
-        let (name, less) = largest?;
-        Some([here, " over ", there, ": ", &in_time(less), " less ", in_words(name)].concat())
-    }
-}
-
-/// An addend as a sentence names it.
-fn in_words(addend: &str) -> &str {
-    match addend {
-        "wait" => "waiting",
-        "base" => "step and round trip",
-        "adapter" => "loading its adapter",
-        "transfer" => "moving its KV",
-        "others" => "delay of those who come next",
-        "harm" => "harm to streams",
-        "late" => "risk of a late first token",
-        "failure" => "risk of no answer",
-        other => other,
+        let (words, less) = largest?;
+        Some([here, " over ", there, ": ", &in_time(less), " less ", words].concat())
     }
 }
 
