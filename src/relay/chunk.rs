@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::relay::frame::{SseFields, range_within, without_bom};
 use crate::relay::stream_state::ContentValues;
-use crate::relay::usage::FLAT_ERROR;
+use crate::relay::usage::{CONTENT, FLAT_ERROR};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
 /// A chunk; members are `None` where absent or `null`.
@@ -51,16 +51,8 @@ pub(super) struct DeltaView<'a> {
     pub role: Option<Range<usize>>,
     /// Whether members follow the role.
     pub has_more_than_role: bool,
-    pub content: Option<Raw<'a>>,
-    pub reasoning: Option<Raw<'a>>,
-    pub reasoning_content: Option<Raw<'a>>,
-    pub refusal: Option<Raw<'a>>,
-    /// What other engines than vLLM call reasoning, and what models make that speak and draw.
-    pub thinking: Option<Raw<'a>>,
-    pub audio: Option<Raw<'a>>,
-    pub images: Option<Raw<'a>>,
-    pub tool_calls: Option<Raw<'a>>,
-    pub function_call: Option<Raw<'a>>,
+    /// In the order of [`CONTENT`].
+    pub content: [Option<Raw<'a>>; CONTENT.len()],
 }
 
 impl<'a> ChunkView<'a> {
@@ -173,7 +165,10 @@ impl<'a> ChoiceView<'a> {
 
     /// The text of a completion, the content of a chat.
     pub(super) fn text_or_content(&self) -> Option<Raw<'a>> {
-        self.text.or_else(|| self.delta.as_ref()?.content)
+        self.text.or_else(|| {
+            let [content, ..] = self.delta.as_ref()?.content;
+            content
+        })
     }
 
     /// The values that may carry generated content.
@@ -181,11 +176,21 @@ impl<'a> ChoiceView<'a> {
         let mut values = ContentValues::default();
         values.add(self.text);
         let Some(delta) = &self.delta else { return values };
-        let own = [delta.content, delta.reasoning, delta.reasoning_content, delta.refusal];
-        for value in own.into_iter().chain([delta.thinking, delta.audio, delta.images]) {
+        let [
+            content,
+            reasoning,
+            reasoning_content,
+            thinking,
+            refusal,
+            tool_calls,
+            function_call,
+            audio,
+            images,
+        ] = delta.content;
+        for value in [content, reasoning, reasoning_content, refusal, thinking, audio, images] {
             values.add(value);
         }
-        if let Some(calls) = delta.tool_calls {
+        if let Some(calls) = tool_calls {
             // A fault means that it is no array of objects: then it carries nothing.
             let _ = calls.cursor().array(|call| {
                 let [function] = call.members(["function"])?;
@@ -193,7 +198,7 @@ impl<'a> ChoiceView<'a> {
                 Ok::<_, JsonError>(())
             });
         }
-        add_function(&mut values, delta.function_call);
+        add_function(&mut values, function_call);
         values
     }
 }
@@ -203,23 +208,13 @@ impl<'a> DeltaView<'a> {
         let mut delta = Self::default();
         cursor.object(|key, value| {
             delta.has_more_than_role = delta.role.is_some();
-            let slot = match key.escaped().unwrap_or_default() {
-                "role" => {
-                    delta.role = Some(key.span().start..value.value()?.span().end);
-                    return Ok(());
-                }
-                "content" => &mut delta.content,
-                "reasoning" => &mut delta.reasoning,
-                "reasoning_content" => &mut delta.reasoning_content,
-                "refusal" => &mut delta.refusal,
-                "thinking" => &mut delta.thinking,
-                "audio" => &mut delta.audio,
-                "images" => &mut delta.images,
-                "tool_calls" => &mut delta.tool_calls,
-                "function_call" => &mut delta.function_call,
-                _ => return Ok(()),
-            };
-            *slot = value.value()?.non_null();
+            let name = key.escaped().unwrap_or_default();
+            let mut slots = CONTENT.iter().zip(&mut delta.content);
+            if name == "role" {
+                delta.role = Some(key.span().start..value.value()?.span().end);
+            } else if let Some((_, slot)) = slots.find(|(known, _)| **known == name) {
+                *slot = value.value()?.non_null();
+            }
             Ok::<_, JsonError>(())
         })?;
         Ok(delta)

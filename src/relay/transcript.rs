@@ -218,14 +218,16 @@ fn obstacle_in(chunk: &ChunkView<'_>) -> Option<Obstacle> {
         return Some(Obstacle::SeveralChoices);
     }
     let by_delta = choice.delta.as_ref().and_then(|delta| {
+        let [_, reasoning, reasoning_content, thinking, refusal, tool_calls, function_call, audio, images] =
+            delta.content;
         let holds =
             |values: [Option<Raw<'_>>; 3]| values.into_iter().flatten().any(|value| value.is_filled());
-        if holds([delta.reasoning, delta.reasoning_content, delta.thinking]) {
+        if holds([reasoning, reasoning_content, thinking]) {
             Some(Obstacle::Reasoning)
-        } else if holds([delta.tool_calls, delta.function_call, None]) {
+        } else if holds([tool_calls, function_call, None]) {
             Some(Obstacle::ToolCall)
         } else {
-            holds([delta.refusal, delta.audio, delta.images]).then_some(Obstacle::Unreadable)
+            holds([refusal, audio, images]).then_some(Obstacle::Unreadable)
         }
     });
     by_delta.or_else(|| choice.logprobs.map(|_| Obstacle::Logprobs))

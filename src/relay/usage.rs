@@ -422,8 +422,9 @@ fn millis(value: Raw<'_>) -> Option<Duration> {
     Duration::try_from_secs_f64(ms / 1e3).ok()
 }
 
-/// What of a chat's message is content, as of the deltas of [`super::chunk`].
-const CONTENT: [&str; 9] = [
+/// What of a chat's message, or of a delta, is content: thinking is what other engines than vLLM call reasoning, sounds and pictures are of
+/// models that speak and draw.
+pub(super) const CONTENT: [&str; 9] = [
     "content", "reasoning", "reasoning_content", "thinking", "refusal", "tool_calls", "function_call",
     "audio", "images",
 ];
