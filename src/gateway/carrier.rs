@@ -61,8 +61,7 @@ impl IncomingRequest {
         peer: Peer,
         carrier: Arc<dyn Carrier>,
     ) -> Box<Self> {
-        let bodies = gateway.memory.of_connection();
-        let connection = Arc::new(ClientConnection { peer, bodies, _open: None });
+        let connection = ClientConnection::of(&gateway, peer, None);
         Box::new(Self { gateway, parts, body, kill, connection, carrier: Some(carrier) })
     }
 }

@@ -207,6 +207,12 @@ pub struct IncomingRequest {
     carrier: Option<Arc<dyn Carrier>>,
 }
 
+impl ClientConnection {
+    fn of(gateway: &Gateway, peer: Peer, open: Option<GaugeGuard>) -> Arc<Self> {
+        Arc::new(Self { peer, bodies: gateway.memory.of_connection(), _open: open })
+    }
+}
+
 impl IncomingRequest {
     /// Its head again, for a request of our own that neither holds the client's connection nor ends with it.
     fn copied(&self) -> Box<Self> {
@@ -214,13 +220,9 @@ impl IncomingRequest {
         (parts.method, parts.uri, parts.version) =
             (self.parts.method.clone(), self.parts.uri.clone(), self.parts.version);
         parts.headers.clone_from(&self.parts.headers);
-        let connection = ClientConnection {
-            peer: self.connection.peer,
-            bodies: self.gateway.memory.of_connection(),
-            _open: None,
-        };
+        let connection = ClientConnection::of(&self.gateway, self.connection.peer, None);
         let (gateway, kill) = (Arc::clone(&self.gateway), KillSwitch::default());
-        Box::new(Self { gateway, parts, body: None, kill, connection: Arc::new(connection), carrier: None })
+        Box::new(Self { gateway, parts, body: None, kill, connection, carrier: None })
     }
 
     /// Serves one request, from its head to its response.

@@ -70,7 +70,6 @@ impl Handler for Service {
     }
 
     fn opened(&self, peer: Peer) -> Arc<ClientConnection> {
-        let _open = Some(self.0.observer.metrics.open_connection());
-        Arc::new(ClientConnection { peer, bodies: self.0.memory.of_connection(), _open })
+        ClientConnection::of(&self.0, peer, Some(self.0.observer.metrics.open_connection()))
     }
 }

@@ -305,10 +305,7 @@ const MAX_TOKENS: u64 = (1 << (u64::BITS - NANOS_BITS)) - 1;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn ms(n: u64) -> Stamp {
-        Stamp::default().after(Duration::from_millis(n))
-    }
+    use crate::clock::millis as ms;
 
     #[derive(Default)]
     struct Seen {

@@ -20,7 +20,7 @@ use crate::request::splice::{Edit, apply, in_order};
 use crate::units::Tokens;
 
 /// The client's view of one stream.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Transcript {
     boundaries: Boundaries,
     /// The last event was replaced, and its line end may go on: with an LF that is dropped.
@@ -42,17 +42,7 @@ impl Transcript {
     pub fn new(dialect: Dialect, hides_running: bool) -> Self {
         let obstacle =
             (!matches!(dialect, Dialect::Chat | Dialect::Completions)).then_some(Obstacle::Dialect);
-        Self {
-            boundaries: Boundaries::default(),
-            drops_line_feed: false,
-            joined: Vec::new(),
-            head: None,
-            delivered: Delivered::default(),
-            prompt_tokens: None,
-            obstacle,
-            hides_running,
-            segment: None,
-        }
+        Self { obstacle, hides_running, ..Self::default() }
     }
 
     /// Takes whole events of the engine and gives what goes to the client.
