@@ -3,10 +3,10 @@
 //! They carry no key, so they must cost an engine next to nothing: one at a time goes there, a few a second, without credentials,
 //! cookies or any header that is not the question itself. What an engine said is kept for the same question.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hashlink::LruCache;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Response, header};
 use parking_lot::Mutex;
@@ -24,20 +24,16 @@ use crate::upstream::headers::{self, X_REQUEST_ID};
 /// What engines said to preflights, and the turn of the next one.
 #[derive(Debug)]
 pub struct Preflights {
-    known: Mutex<Known>,
+    known: Mutex<LruCache<Question, Answer>>,
     asked: PerSecond,
     turn: Semaphore,
 }
 
 impl Default for Preflights {
     fn default() -> Self {
-        Self { known: Mutex::default(), asked: PerSecond::default(), turn: Semaphore::new(1) }
+        let known = Mutex::new(LruCache::new(MAX_KNOWN));
+        Self { known, asked: PerSecond::default(), turn: Semaphore::new(1) }
     }
-}
-
-#[derive(Debug, Default)]
-struct Known {
-    answers: HashMap<Question, Answer>,
 }
 
 /// Path, origin, method and headers of a preflight.
@@ -47,7 +43,6 @@ type Question = [Box<[u8]>; 4];
 struct Answer {
     response: Response<Bytes>,
     asked: Stamp,
-    used: Stamp,
 }
 
 /// A preflight whose turn it is to go to an engine.
@@ -71,14 +66,13 @@ impl Preflights {
         clock: Clock,
     ) -> Result<Option<Asked<'_>>, Preflight> {
         let Some(question) = question(table, parts) else { return Ok(None) };
-        if let Some(answer) = self.known.lock().answer(&question, FRESH, clock.now()) {
+        if let Some(answer) = self.answer(&question, FRESH, clock.now()) {
             return Err(Preflight::Known(answer));
         }
         let turn = tokio::time::timeout(MAX_WAIT, self.turn.acquire()).await;
-        let mut known = self.known.lock();
         let now = clock.now();
         // Another one may have asked it meanwhile.
-        if let Some(answer) = known.answer(&question, FRESH, now) {
+        if let Some(answer) = self.answer(&question, FRESH, now) {
             return Err(Preflight::Known(answer));
         }
         match turn {
@@ -87,10 +81,17 @@ impl Preflights {
                 Ok(Some(Asked { preflights: self, question, clock, _turn: turn }))
             }
             _ => {
-                let stale = known.answer(&question, Duration::MAX, now);
+                let stale = self.answer(&question, Duration::MAX, now);
                 Err(stale.map_or(Preflight::Refused, Preflight::Known))
             }
         }
+    }
+
+    /// The answer that an engine gave to this question, if it is not older than `age`.
+    fn answer(&self, question: &Question, age: Duration, now: Stamp) -> Option<Response<Bytes>> {
+        let mut known = self.known.lock();
+        let answer = known.get(question).filter(|answer| now.since(answer.asked) < age)?;
+        Some(answer.response.clone())
     }
 }
 
@@ -131,27 +132,8 @@ impl Asked<'_> {
         for name in ours {
             answer.headers_mut().remove(name);
         }
-        let now = self.clock.now();
-        self.preflights.known.lock().keep(self.question, Answer { response: answer, asked: now, used: now });
-    }
-}
-
-impl Known {
-    fn answer(&mut self, question: &Question, age: Duration, now: Stamp) -> Option<Response<Bytes>> {
-        let answer = self.answers.get_mut(question).filter(|answer| now.since(answer.asked) < age)?;
-        answer.used = now;
-        Some(answer.response.clone())
-    }
-
-    /// The one that was used longest ago makes room.
-    fn keep(&mut self, question: Question, answer: Answer) {
-        if self.answers.len() >= MAX_KNOWN && !self.answers.contains_key(&question) {
-            let oldest = self.answers.iter().min_by_key(|(_, answer)| answer.used);
-            if let Some(oldest) = oldest.map(|(question, _)| question.clone()) {
-                self.answers.remove(&oldest);
-            }
-        }
-        self.answers.insert(question, answer);
+        let answer = Answer { response: answer, asked: self.clock.now() };
+        self.preflights.known.lock().insert(self.question, answer);
     }
 }
 
