@@ -36,17 +36,9 @@ struct Host {
 struct Answer {
     /// When it was given; of a failure, when that happened.
     at: Stamp,
-    result: Result<Arc<[IpAddr]>, LookupError>,
+    result: Result<Arc<[IpAddr]>, Arc<io::Error>>,
     /// By a discovery source, not by the system's resolver.
     is_of_source: bool,
-}
-
-/// An [`io::Error`] that several callers can have.
-#[derive(Clone, Debug)]
-struct LookupError {
-    kind: io::ErrorKind,
-    code: Option<i32>,
-    text: Arc<str>,
 }
 
 impl Resolver {
@@ -72,19 +64,16 @@ impl Resolver {
                 return Ok(addresses);
             }
             Some(Answer { at, result: Err(error), .. }) if now.since(at) < FAILED_FOR => {
-                return Err(error.into());
+                return Err(again(&error));
             }
             _ => {}
         }
         let mut answers = entry.answer.subscribe();
         self.ask(host, &entry);
         let is_new = |answer: &Option<Answer>| answer.as_ref().is_some_and(|answer| answer.at >= now);
-        match answers.wait_for(is_new).await {
-            Ok(answer) => match &*answer {
-                Some(Answer { result, .. }) => result.clone().map_err(Into::into),
-                None => Err(io::ErrorKind::NotFound.into()),
-            },
-            Err(_) => Err(io::ErrorKind::NotFound.into()),
+        match answers.wait_for(is_new).await.as_deref() {
+            Ok(Some(Answer { result, .. })) => result.clone().map_err(|error| again(&error)),
+            _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
@@ -117,23 +106,12 @@ impl Resolver {
         }
         let (host, entry, clock) = (Arc::clone(host), Arc::clone(entry), self.clock);
         self.tracker.spawn(async move {
-            let result = match tokio::net::lookup_host((&*host, 0)).await {
-                Ok(found) => {
-                    let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
-                    if addresses.is_empty() {
-                        let text = "the name has no address".into();
-                        Err(LookupError { kind: io::ErrorKind::NotFound, code: None, text })
-                    } else {
-                        Ok(addresses.into())
-                    }
-                }
-                Err(error) => Err(LookupError {
-                    kind: error.kind(),
-                    code: error.raw_os_error(),
-                    text: error.to_string().into(),
-                }),
-            };
-            let at = clock.now();
+            let result = tokio::net::lookup_host((&*host, 0)).await.and_then(|found| {
+                let addresses: Arc<[IpAddr]> = found.map(|address| address.ip()).collect();
+                let none = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+                if addresses.is_empty() { Err(none()) } else { Ok(addresses) }
+            });
+            let (at, result) = (clock.now(), result.map_err(Arc::new));
             entry.is_asking.store(false, Ordering::Release);
             entry
                 .answer
@@ -155,10 +133,10 @@ fn keep_newer(known: &mut Option<Answer>, new: Answer) -> bool {
     !is_kept
 }
 
-impl From<LookupError> for io::Error {
-    fn from(error: LookupError) -> Self {
-        error.code.map_or_else(|| Self::new(error.kind, &*error.text), Self::from_raw_os_error)
-    }
+/// The same error for one more caller.
+fn again(error: &Arc<io::Error>) -> io::Error {
+    let wrapped = || io::Error::new(error.kind(), Arc::clone(error));
+    error.raw_os_error().map_or_else(wrapped, io::Error::from_raw_os_error)
 }
 
 /// The first of the addresses, by the resolver's order, and those of the other family, which are tried beside it.
@@ -217,7 +195,6 @@ mod tests {
     }
 
     fn bad(seconds: u64) -> Answer {
-        let result = Err(LookupError { kind: io::ErrorKind::Other, code: None, text: "".into() });
-        Answer { at: at(seconds), result, is_of_source: false }
+        Answer { at: at(seconds), result: Err(Arc::new(io::Error::other(""))), is_of_source: false }
     }
 }
