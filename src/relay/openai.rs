@@ -35,11 +35,13 @@ pub(super) fn read<'a>(
     let is_plain = choices.len() == 1 && chunk.usage.is_none();
     let running = chunk.usage.filter(|_| choices.len() == 1).and_then(Usage::of).and_then(|u| u.output());
     let mut has_emitted = false;
+    let mut emit_one = |event| {
+        has_emitted = true;
+        emit(event);
+    };
     let mut plain = None;
     for choice in &choices {
-        let facts = read_choice(state, choice, running, emit);
-        has_emitted |= facts.is_content || facts.is_finish;
-        plain = facts.plain.filter(|_| is_plain);
+        plain = read_choice(state, choice, running, &mut emit_one).filter(|_| is_plain);
     }
     if chunk.usage.is_some() {
         state.answer.note_usage(chunk.usage);
@@ -54,18 +56,13 @@ pub(super) fn read<'a>(
     plain
 }
 
-struct ChoiceFacts<'a> {
-    is_content: bool,
-    is_finish: bool,
-    plain: Option<PlainContent<'a>>,
-}
-
+/// Emits the facts of a choice; returns its content where that is all.
 fn read_choice<'a>(
     state: &mut StreamState,
     choice: &ChoiceView<'a>,
     running: Option<u64>,
     emit: &mut dyn FnMut(Event),
-) -> ChoiceFacts<'a> {
+) -> Option<PlainContent<'a>> {
     let index = choice.index();
     let counts = Counts { ids: choice.token_ids.and_then(array_len), usage: running };
     let values = choice.values();
@@ -87,9 +84,7 @@ fn read_choice<'a>(
         state.finish(index, reason, emit);
     }
     let is_plain = is_content && tokens.is_none() && finish.is_none();
-    let plain =
-        values.only_string().filter(|_| is_plain).map(|string| PlainContent { string, choice: index });
-    ChoiceFacts { is_content, is_finish: finish.is_some(), plain }
+    values.only_string().filter(|_| is_plain).map(|string| PlainContent { string, choice: index })
 }
 
 /// Length of a JSON array of numbers.
