@@ -90,7 +90,7 @@ pub async fn prepare(
     };
     if dialect == Dialect::StoredResponse {
         // Seldom: boxed, so that other requests are no larger for it.
-        Box::pin(stored::fetch_path(gateway, &tenant, parts.uri.path())).await?;
+        Box::pin(stored::fetch(gateway, &tenant, stored::id_of(parts.uri.path()))).await?;
     }
     let bytes = request.held.bytes.len();
     let work = move || {
@@ -110,8 +110,8 @@ pub async fn prepare(
     let mut prepared = seen.prepared.ok_or(Failure::Internal)?;
     prepared.note(record);
     if let Some(id) = seen.previous {
-        let fetching = Box::pin(stored::fetch_previous(gateway, &tenant, &prepared.route, &id));
-        prepared.pinned = Some(fetching.await?);
+        Box::pin(stored::fetch(gateway, &tenant, &id)).await?;
+        prepared.pinned = Some(stored::previous(gateway, &tenant, &prepared.route, &id)?);
     }
     prepared.read = read;
     if is_preflight {

@@ -56,28 +56,13 @@ pub(super) fn of_path<'t>(
         .ok_or_else(|| Failure::ResponseNotFound { id: shortened(id) })
 }
 
-/// Asks the other gateways for the response that a path names, where it is not known here.
+/// Asks the other gateways for a response that is not known here.
 ///
 /// # Errors
 /// [`Failure::OthersUnreachable`] where they cannot be asked.
-pub(super) async fn fetch_path(gateway: &Gateway, tenant: &TenantRef, path: &str) -> Result<(), Failure> {
-    fetch(gateway, tenant, id_of(path)).await
-}
-
-async fn fetch(gateway: &Gateway, tenant: &TenantRef, id: &str) -> Result<(), Failure> {
+pub(super) async fn fetch(gateway: &Gateway, tenant: &TenantRef, id: &str) -> Result<(), Failure> {
     let is_final = gateway.pins.fetch(tenant.name(), id).await;
     if is_final { Ok(()) } else { Err(Failure::OthersUnreachable { id: shortened(id) }) }
-}
-
-/// The same for `previous_response_id`, once the request is understood.
-pub(super) async fn fetch_previous(
-    gateway: &Gateway,
-    tenant: &TenantRef,
-    route: &RouteState,
-    id: &str,
-) -> Result<Arc<Replica>, Failure> {
-    fetch(gateway, tenant, id).await?;
-    previous(gateway, tenant, route, id)
 }
 
 /// The response that a path names.
@@ -85,7 +70,8 @@ pub(super) fn answer(gateway: &Gateway, path: &str) -> StoredAnswer {
     StoredAnswer { pins: Arc::clone(&gateway.pins), id: id_of(path).into() }
 }
 
-fn id_of(path: &str) -> &str {
+/// Of the response that a path names.
+pub(super) fn id_of(path: &str) -> &str {
     path.split('/').nth(3).unwrap_or_default()
 }
 
