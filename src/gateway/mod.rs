@@ -327,7 +327,7 @@ impl Gateway {
         if !is_own && found.is_none() {
             self.observer.metrics.families.requests.http_rejected.inc([Failure::UnknownPath.code()]);
             let shape = Dialect::shape_near(path);
-            return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, shape, parts)));
+            return Err(Box::new(reply::local(reply::failure_bytes(&Failure::UnknownPath, shape), parts)));
         }
         match (cors::is_preflight(parts), cors) {
             (true, Some(cors)) => {

@@ -89,11 +89,6 @@ fn with_own_headers(mut response: Response<Bytes>, request: &HeaderMap) -> Respo
     response
 }
 
-/// A failure on a path that is no inference path: no record is made.
-pub fn bare_failure(failure: &Failure, shape: ErrorShape, parts: &Parts) -> Response<ReplyBody> {
-    local(failure_bytes(failure, shape), parts)
-}
-
 /// The response to a failure, without a record.
 pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(failure.body(shape)));

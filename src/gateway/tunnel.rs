@@ -23,7 +23,6 @@ use super::outside;
 use super::picker;
 use super::{ClientConnection, Gateway, reply};
 use crate::admission::Rules;
-use crate::clock::Clock;
 use crate::error::{Closed, Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::listener::{KillSwitch, Tunnel};
@@ -207,7 +206,6 @@ fn open(gateway: &Arc<Gateway>, mut exchange: Exchange, shaken: Shaken) -> Respo
     }
     let over = CancellationToken::new();
     let tunnel = RealtimeTunnel {
-        clock: gateway.clock,
         kill: exchange.incoming.kill.clone(),
         guard: exchange.guard,
         watch,
@@ -229,7 +227,6 @@ fn open(gateway: &Arc<Gateway>, mut exchange: Exchange, shaken: Shaken) -> Respo
 
 /// An open tunnel, with everything that lives as long.
 struct RealtimeTunnel {
-    clock: Clock,
     kill: KillSwitch,
     guard: RecordGuard,
     watch: Arc<StreamWatch>,
@@ -318,7 +315,7 @@ impl RealtimeTunnel {
             let mut left = buffer.get(..read).unwrap_or_default();
             while !left.is_empty() {
                 let Ok(written @ 1..) = to.write(left).await else { return CopyEnd::Target };
-                self.watch.waits_for_client(self.clock.now());
+                self.watch.waits_for_client(self.guard.clock().now());
                 let (done, rest) = left.split_at(written);
                 passed.frames.feed(done);
                 passed.bytes += written as u64;
@@ -333,7 +330,7 @@ impl RealtimeTunnel {
 
     /// Records the end; the failure that the client is told, where it is ours.
     fn settle(&mut self, ended: &Ended, is_closing: bool) -> Option<Failure> {
-        let now = self.clock.now();
+        let now = self.guard.clock().now();
         let failure = match (ended, self.watch.expiry()) {
             (Ended::Gateway, Some(expiry)) => self.watch.failure(expiry, self.pick.replica.name()),
             (Ended::Client | Ended::Engine, _) if is_closing => {
