@@ -11,7 +11,7 @@ use super::apart;
 use super::asking::{PickContext, Tried};
 use super::attempt::{AttemptError, UpstreamResponse};
 use super::degrade::{self, degrade, rules};
-use super::hedge::{self, Flown, Other};
+use super::hedge::{self, Flown};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prefill_leg::{self, HeldKv, Leg};
@@ -530,10 +530,8 @@ impl Exchange {
         let flown = hedge::fly(&outbound, flight, guard.record(), due, tried).await;
         let Flown { flight, landed: result, other } = flown;
         self.guard.record().attempts.pop();
-        if let Some(Other { entry, failed }) = other {
-            if let Some((flight, failed)) = &failed {
-                self.note_failed(flight, failed);
-            }
+        if let Some((flight, failed)) = other {
+            let entry = self.note_other(&flight, failed.as_ref());
             self.guard.record().attempts.push(entry);
         }
         self.note_attempt(&flight, &result);
@@ -558,13 +556,19 @@ impl Exchange {
         if is_first { AttemptCause::First } else { AttemptCause::Retry }
     }
 
-    /// One of two attempts of a hedge failed: its replica is charged, and not asked again by this request.
-    pub(super) fn note_failed(&mut self, flight: &Flight, result: &Result<UpstreamResponse, AttemptError>) {
+    /// The entry of the attempt of a hedge that does not count. Where it failed its replica is charged, and not asked again by this
+    /// request.
+    fn note_other(
+        &mut self,
+        flight: &Flight,
+        failed: Option<&Result<UpstreamResponse, AttemptError>>,
+    ) -> record::Attempt {
         let now = self.incoming.gateway.clock.now();
-        if let Err(AttemptError::Replica(failure, _)) = result {
+        if let Some(Err(AttemptError::Replica(failure, _))) = failed {
             flight.pick().failed(failure, now);
             picker::note_tried(&mut self.tried, flight.pick());
         }
+        failed.map_or_else(|| flight.lost_entry(now), |failed| flight.entry(failed, now))
     }
 
     pub(super) fn outbound<'r>(&'r self, identity: &'r Identity) -> Outbound<'r> {

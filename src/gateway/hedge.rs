@@ -17,7 +17,7 @@ use crate::clock::Stamp;
 use crate::config::HedgeAfter;
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
-use crate::record::{self, AttemptCause, Record};
+use crate::record::{AttemptCause, Record};
 
 /// What an attempt came to.
 type Landed = Result<UpstreamResponse, AttemptError>;
@@ -37,16 +37,8 @@ pub(super) struct Flown {
     pub(super) flight: Flight,
     /// What it came to.
     pub(super) landed: Landed,
-    /// The one that does not.
-    pub(super) other: Option<Other>,
-}
-
-/// The attempt of a hedge that does not count.
-pub(super) struct Other {
-    /// For the record.
-    pub(super) entry: record::Attempt,
-    /// Where it failed by itself.
-    pub(super) failed: Option<(Flight, Landed)>,
+    /// The one that does not, and what that came to where it failed by itself.
+    pub(super) other: Option<(Flight, Option<Landed>)>,
 }
 
 /// Flies the first attempt, which is open in `record`, and a second one where it is overdue.
@@ -173,7 +165,5 @@ fn settle(gateway: &Gateway, first: Flight, second: Second, landed: Landed) -> F
     }
     gateway.observer.metrics.families.requests.hedges.inc([result]);
     let (flight, left) = if counts { (second, first) } else { (first, second) };
-    let entry = other.as_ref().map_or_else(|| left.lost_entry(now), |failed| left.entry(failed, now));
-    let other = Other { entry, failed: other.map(|failed| (left, failed)) };
-    Flown { flight, landed, other: Some(other) }
+    Flown { flight, landed, other: Some((left, other)) }
 }
