@@ -41,23 +41,19 @@ impl<'a> EventContext<'a> {
 
 /// The error event that ends a stream, of a failure as it may be shown.
 pub fn event(dialect: Dialect, failure: &Failure, at: &EventContext<'_>) -> Bytes {
-    let error = Words {
-        kind: failure.kind(dialect.error_shape()),
-        message: &failure.to_string(),
-        code: failure.code(),
-    };
-    event_of(dialect, error, at)
+    let kind = failure.kind(dialect.error_shape());
+    event_of(dialect, ErrorObject::new(kind, &failure.to_string(), failure.code()), at)
 }
 
-fn event_of(dialect: Dialect, Words { kind, message, code }: Words<'_>, at: &EventContext<'_>) -> Bytes {
+fn event_of(dialect: Dialect, error: ErrorObject<'_>, at: &EventContext<'_>) -> Bytes {
     let mut out = at.tail.closing().to_vec();
     match dialect {
         Dialect::Messages | Dialect::CountTokens => {
-            let error = ErrorObject { kind, message, param: None, code };
-            write(&mut out, "error", &AnthropicBody { kind: "error", error });
+            let error = ErrorObject { param: None, ..error };
+            write(&mut out, "error", &ErrorBody { kind: Some("error"), error });
         }
         Dialect::Responses => {
-            let error = ResponsesError { code, message };
+            let error = ResponsesError { code: error.code, message: error.message };
             let response = ResponsesBody {
                 id: at.response_id,
                 object: "response",
@@ -69,10 +65,7 @@ fn event_of(dialect: Dialect, Words { kind, message, code }: Words<'_>, at: &Eve
             let kind = "response.failed";
             write(&mut out, kind, &ResponsesEvent { kind, sequence_number: at.sequence_number, response });
         }
-        _ => {
-            let error = ErrorObject { kind, message, param: Some(None), code };
-            write(&mut out, "", &OpenAiBody { error });
-        }
+        _ => write(&mut out, "", &ErrorBody { kind: None, error }),
     }
     out.into()
 }
@@ -88,72 +81,62 @@ pub fn engine_event(dialect: Dialect, body: &[u8]) -> Bytes {
             .or(detail)
             .and_then(|text| text.string())
             .unwrap_or_else(|| cut(&text, MAX_QUOTED).into());
-        let error = Words { kind: "invalid_request_error", message: &message, code: "engine_rejected" };
+        let error = ErrorObject::new("invalid_request_error", &message, "engine_rejected");
         return event_of(dialect, error, &EventContext::default());
     }
     let mut out = Vec::with_capacity(body.len() + 32);
     let name = if matches!(dialect, Dialect::Messages | Dialect::CountTokens) { "error" } else { "" };
-    frame(&mut out, name, |out| {
-        // A line break would end the field; JSON has none but between its tokens.
-        out.extend(body.iter().map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte }));
-    });
+    // A line break would end the field; JSON has none but between its tokens.
+    let line: Vec<u8> = body.iter().map(|b| if matches!(b, b'\r' | b'\n') { b' ' } else { *b }).collect();
+    frame(&mut out, name, &line);
     out.into()
 }
 
 fn write(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
-    frame(out, name, |out| {
-        // Neither the shapes below nor a write to memory can fail; an event without data would be dropped by readers.
-        if serde_json::to_writer(&mut *out, data).is_err() {
-            out.extend_from_slice(b"{\"error\":{}}");
-        }
-    });
+    // The shapes below cannot fail; an event without data would be dropped by readers.
+    let json = serde_json::to_vec(data).unwrap_or_else(|_| b"{\"error\":{}}".to_vec());
+    frame(out, name, &json);
 }
 
-fn frame(out: &mut Vec<u8>, name: &str, data: impl FnOnce(&mut Vec<u8>)) {
+fn frame(out: &mut Vec<u8>, name: &str, data: &[u8]) {
     if !name.is_empty() {
         out.extend_from_slice(b"event: ");
         out.extend_from_slice(name.as_bytes());
         out.push(b'\n');
     }
     out.extend_from_slice(b"data: ");
-    data(out);
+    out.extend_from_slice(data);
     out.extend_from_slice(b"\n\n");
-}
-
-/// An error as clients see it.
-#[derive(Clone, Copy)]
-struct Words<'a> {
-    /// Error type of the dialect's shape (`upstream_error`; for messages `api_error`).
-    kind: &'a str,
-    message: &'a str,
-    /// For programs (`replica_failed`, `timeout_inter_token`).
-    code: &'a str,
 }
 
 /// Bytes of an engine's answer in a message.
 const MAX_QUOTED: usize = 4096;
 
 #[derive(Serialize)]
-struct OpenAiBody<'a> {
-    error: ErrorObject<'a>,
-}
-
-#[derive(Serialize)]
-struct AnthropicBody<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
+struct ErrorBody<'a> {
+    /// Anthropic's alone.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
     error: ErrorObject<'a>,
 }
 
 #[derive(Serialize)]
 struct ErrorObject<'a> {
+    /// Of the dialect's shape (`upstream_error`; for messages `api_error`).
     #[serde(rename = "type")]
     kind: &'a str,
     message: &'a str,
     /// Null where it is `Some(None)`: OpenAI's shape has it always.
     #[serde(skip_serializing_if = "Option::is_none")]
     param: Option<Option<&'a str>>,
+    /// For programs (`replica_failed`, `timeout_inter_token`).
     code: &'a str,
+}
+
+impl<'a> ErrorObject<'a> {
+    const fn new(kind: &'a str, message: &'a str, code: &'a str) -> Self {
+        Self { kind, message, param: Some(None), code }
+    }
 }
 
 #[derive(Serialize)]
@@ -185,8 +168,8 @@ mod tests {
     use super::*;
     use crate::relay::stream_state::Echo;
 
-    const ERROR: Words<'_> =
-        Words { kind: "upstream_error", message: "replica \"r0\"\nclosed", code: "replica_failed" };
+    const ERROR: ErrorObject<'_> =
+        ErrorObject::new("upstream_error", "replica \"r0\"\nclosed", "replica_failed");
 
     fn after(dialect: Dialect, stream: &str) -> String {
         let mut scanner = Scanner::new(dialect, Echo::Off);
