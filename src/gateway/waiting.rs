@@ -183,17 +183,19 @@ impl Waits {
     fn end_of_wait(&self, hold: &QueueWait, prepared: &Prepared) -> (Stamp, GaveUp) {
         let deadlines = prepared.deadlines();
         let timeout = |timer, Deadline { at, after }| (at, GaveUp::Timeout(timer, after));
-        let mut ends = vec![timeout(prepared.total_timer, deadlines.total)];
-        if let Some(cold) = prepared.cold_wait().filter(|_| hold.reason == WaitReason::NoReplica) {
-            let since = self.late_since.unwrap_or(prepared.read);
-            ends.push((since.after(cold.max_wait), GaveUp::Queue(EndOfWait::MaxWait(cold.max_wait))));
-            return first_of(ends, deadlines.total.at);
-        }
-        ends.extend(deadlines.first_token.map(|deadline| timeout(Timer::FirstToken, deadline)));
         let since = self.late_since.unwrap_or(prepared.read);
-        let of_queue = EndOfWait::of(hold.reason, prepared.rules.queue.as_ref(), since, &hold.outlook);
-        ends.extend(of_queue.map(|(at, end)| (at, GaveUp::Queue(end))));
-        first_of(ends, deadlines.total.at)
+        let cold = prepared.cold_wait().filter(|_| hold.reason == WaitReason::NoReplica);
+        let (first_token, of_queue) = match cold {
+            Some(cold) => (None, Some((since.after(cold.max_wait), EndOfWait::MaxWait(cold.max_wait)))),
+            None => (
+                deadlines.first_token,
+                EndOfWait::of(hold.reason, prepared.rules.queue.as_ref(), since, &hold.outlook),
+            ),
+        };
+        let first_token = first_token.map(|deadline| timeout(Timer::FirstToken, deadline));
+        let others = first_token.into_iter().chain(of_queue.map(|(at, end)| (at, GaveUp::Queue(end))));
+        let total = timeout(prepared.total_timer, deadlines.total);
+        others.fold(total, |first, other| if other.0 < first.0 { other } else { first })
     }
 
     fn failure(&self, reason: GaveUp, hold: &QueueWait, queue: &PoolQueue, prepared: &Prepared) -> Failure {
@@ -217,10 +219,6 @@ enum GaveUp {
     Timeout(Timer, Duration),
     /// A limit of the queue.
     Queue(EndOfWait),
-}
-
-fn first_of(ends: Vec<(Stamp, GaveUp)>, total: Stamp) -> (Stamp, GaveUp) {
-    ends.into_iter().min_by_key(|(at, _)| *at).unwrap_or((total, GaveUp::Queue(EndOfWait::Late)))
 }
 
 /// The queue of the pool that it waits for; without a ready pool that of the route's first.
