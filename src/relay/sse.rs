@@ -390,49 +390,43 @@ mod tests {
         let aborted = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"abort\"}]}\n\n";
         let ended = "event: message_delta\ndata: {\"delta\":{\"stop_reason\":\"end_turn\"}}\n\n";
         let stop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
-        let cases = [
-            (Chat, [open, done, ""], true, StreamEnd::Complete),
-            (Chat, [open, half, rest], true, StreamEnd::Complete),
-            (Chat, [open, half, rest], false, StreamEnd::Truncated),
-            (Chat, [open, half, ""], true, StreamEnd::Truncated),
-            (Chat, [open, "", "data: [DONE]"], true, StreamEnd::Truncated),
-            (Chat, ["", "", ""], true, StreamEnd::Truncated),
-            (Chat, [open, died, done], true, error(dead, Some(500))),
-            (Chat, [open, aborted, done], true, error(EngineErrorKind::ShuttingDown, None)),
-            (Completions, ["", aborted, done], true, error(EngineErrorKind::ShuttingDown, None)),
-            (Chat, ["data: {\"error\":\"busy\"}\n\n", "", ""], true, error(other, None)),
-            (Messages, [ended, stop, ""], true, StreamEnd::Complete),
-            (Messages, [ended, "event: message_stop\ndata: {}\n\n", ""], true, StreamEnd::Complete),
-            (Messages, [stop, "", ""], true, error(EngineErrorKind::ShuttingDown, None)),
-            (Messages, [done, "", ""], true, StreamEnd::Truncated),
+        let cases: [(Dialect, &[&str], bool, StreamEnd); 19] = [
+            (Chat, &[open, done], true, StreamEnd::Complete),
+            (Chat, &[open, half, rest], true, StreamEnd::Complete),
+            (Chat, &[open, half, rest], false, StreamEnd::Truncated),
+            (Chat, &[open, half], true, StreamEnd::Truncated),
+            (Chat, &[open, "data: [DONE]"], true, StreamEnd::Truncated),
+            (Chat, &[], true, StreamEnd::Truncated),
+            (Chat, &[open, died, done], true, error(dead, Some(500))),
+            (Chat, &[open, aborted, done], true, error(EngineErrorKind::ShuttingDown, None)),
+            (Completions, &[aborted, done], true, error(EngineErrorKind::ShuttingDown, None)),
+            (Chat, &["data: {\"error\":\"busy\"}\n\n"], true, error(other, None)),
+            (Messages, &[ended, stop], true, StreamEnd::Complete),
+            (Messages, &[ended, "event: message_stop\ndata: {}\n\n"], true, StreamEnd::Complete),
+            (Messages, &[stop], true, error(EngineErrorKind::ShuttingDown, None)),
+            (Messages, &[done], true, StreamEnd::Truncated),
             (
                 Messages,
-                [
+                &[
                     "event: error\ndata: {\"type\":\"error\",\"error\":{\"message\":\"Background loop has errored already.\"}}\n\n",
-                    "",
-                    "",
                 ],
                 true,
                 error(dead, None),
             ),
             (
                 Responses,
-                ["data: {\"type\":\"error\",\"message\":\"x\",\"code\":\"500\"}\n\n", "", ""],
+                &["data: {\"type\":\"error\",\"message\":\"x\",\"code\":\"500\"}\n\n"],
                 true,
                 error(other, Some(500)),
             ),
             (
                 Responses,
-                [
-                    "data: {\"type\":\"response.failed\",\"response\":{\"error\":{\"message\":\"x\"}}}\n\n",
-                    "",
-                    "",
-                ],
+                &["data: {\"type\":\"response.failed\",\"response\":{\"error\":{\"message\":\"x\"}}}\n\n"],
                 true,
                 error(other, None),
             ),
-            (Responses, ["data: {\"type\":\"response.incomplete\"}\n\n", "", ""], true, StreamEnd::Complete),
-            (Dialect::Extra, ["data: x\n\n", "", ""], true, StreamEnd::Complete),
+            (Responses, &["data: {\"type\":\"response.incomplete\"}\n\n"], true, StreamEnd::Complete),
+            (Dialect::Extra, &["data: x\n\n"], true, StreamEnd::Complete),
         ];
         let half = "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":\"length\"}]}\n\n";
         for (choices, expected) in [(1, StreamEnd::Complete), (2, StreamEnd::Truncated)] {
