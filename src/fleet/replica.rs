@@ -243,6 +243,11 @@ impl Replica {
         self.engine.lists(model)
     }
 
+    /// Whether its engine may have the model: it lists it, or none.
+    pub fn may_have(&self, model: &str) -> bool {
+        self.lists(model) || self.engine.models.load().is_empty()
+    }
+
     /// Whether its metrics page was read.
     pub(crate) fn is_scraped(&self) -> bool {
         self.engine.scraped.load().is_some()

@@ -258,14 +258,12 @@ fn lacks_adapter(pool: &PoolState, request: &Prepared, replicas: &[Arc<Replica>]
 
 /// Whether a replica that lists its models does not list this one, while another one of its pool does.
 fn is_missing(pool: &PoolState, replica: &Replica, model: &str) -> bool {
-    !replica.engine.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
+    !replica.may_have(model) && pool.others_list(replica, model)
 }
 
 /// Whether another ready replica lists models, but not this one.
 fn lacked_elsewhere(replicas: &[Arc<Replica>], model: &str) -> bool {
-    replicas
-        .iter()
-        .any(|other| other.is_ready() && !other.engine.models.load().is_empty() && !other.lists(model))
+    replicas.iter().any(|other| other.is_ready() && !other.may_have(model))
 }
 
 /// Bytes at either end of a body that are compared.

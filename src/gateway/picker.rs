@@ -208,12 +208,8 @@ fn tried_in<'t>(tried: &'t Tried, pool: &PoolState) -> Option<&'t SlotSet> {
 }
 
 fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
-    let serves = |replica: &Arc<Replica>| {
-        request.model.as_deref().is_none_or(|model| {
-            let models = replica.engine.models.load();
-            models.is_empty() || models.iter().any(|m| &*m.id == model)
-        })
-    };
+    let serves =
+        |replica: &Arc<Replica>| request.model.as_deref().is_none_or(|model| replica.may_have(model));
     let replicas = pool.replicas();
     let open = |r: &&Arc<Replica>| r.is_ready() && !tried.contains(r.slot()) && request.allows(r);
     let is_any = request.route.config.model == crate::config::ModelMatch::Any;

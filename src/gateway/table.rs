@@ -386,9 +386,8 @@ impl RouteState {
     /// Why no replica takes its requests, in a phrase for people; of a model that some list, why those do not.
     pub fn why_unready(&self, model: Option<&str>) -> String {
         let model = model.filter(|model| self.is_known(model));
-        let has = |one: &Replica, model| one.lists(model) || one.engine.models.load().is_empty();
         let why = self.used().map(|pool| {
-            pool.why_unready(|one| pool.is_outside() || model.is_none_or(|model| has(one, model)))
+            pool.why_unready(|one| pool.is_outside() || model.is_none_or(|model| one.may_have(model)))
         });
         why.filter(|why| !why.is_empty()).collect::<Vec<_>>().join("; ")
     }
