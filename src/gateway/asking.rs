@@ -17,7 +17,7 @@ use crate::fleet::status::ReplicaState;
 use crate::record::{DecisionSummary, Weighed};
 use crate::request::dialect::Computes;
 use crate::routing::prefix_index::Turn;
-use crate::routing::{self, Ask, Elsewhere, Judged, Policy, Quote, Reason, SlotSet};
+use crate::routing::{Ask, Elsewhere, Judged, Policy, Prompt, Quote, Reason, SlotSet};
 
 /// What is asked of a pool.
 #[derive(Clone, Copy)]
@@ -122,14 +122,19 @@ impl Asking<'_> {
         let is_untried = |replica: &Replica| !self.tried.contains(replica.slot());
         // A replica in its back-off, on trial or without the model is better than none.
         let has_preferred =
-            self.pinned().is_none() && replicas.iter().any(|r| is_untried(r) && self.is_preferred(r, now));
+            request.pinned.is_none() && replicas.iter().any(|r| is_untried(r) && self.is_preferred(r, now));
         let scene = Scene { replicas, has_preferred };
         let chain = &request.prompt.chain;
         let block_end = |block| chain.block_end_bytes(block);
         let lacks_adapter = lacks_adapter(pool, request, &scene.replicas);
         let waited = now.since(request.read);
         let whole = Ask {
-            prompt: prompt_of(request, &block_end),
+            prompt: Prompt {
+                chain: chain.hashes(),
+                block_end: &block_end,
+                bytes: chain.bytes(),
+                tokens: request.tokens,
+            },
             session: request.session,
             slo: request.slo,
             waited,
@@ -159,11 +164,6 @@ impl Asking<'_> {
         Some(then(&judged, &scene))
     }
 
-    /// The only replica that may answer it; a prompt may be computed by any.
-    fn pinned(&self) -> Option<&Arc<Replica>> {
-        self.request.pinned.as_ref()
-    }
-
     /// Whether it is neither in a back-off nor on trial, and has the model.
     pub(super) fn is_preferred(&self, replica: &Replica, now: Stamp) -> bool {
         let model = self.request.model.as_deref();
@@ -177,7 +177,7 @@ impl Asking<'_> {
         if let Task::Taken(there) = self.task {
             return Arc::ptr_eq(there, replica);
         }
-        match self.pinned() {
+        match &self.request.pinned {
             Some(pinned) => {
                 // One that drains is asked for what it alone has.
                 let is_there = replica.state() == ReplicaState::Ready;
@@ -240,11 +240,6 @@ fn distinguished(request: &Prepared) -> u64 {
         }
         prompt => prompt,
     }
-}
-
-fn prompt_of<'a>(request: &'a Prepared, block_end: &'a dyn Fn(usize) -> u64) -> routing::Prompt<'a> {
-    let chain = &request.prompt.chain;
-    routing::Prompt { chain: chain.hashes(), block_end, bytes: chain.bytes(), tokens: request.tokens }
 }
 
 /// Replicas that would have to load the adapter that the request names; `None` where none holds it.
