@@ -43,12 +43,11 @@ use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
 /// Runs an exchange and builds its response; with a heartbeat the head may be sent before the engine answers.
 pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
-    let gateway = Arc::clone(exchange.gateway());
-    let prepared = &exchange.prepared;
+    let (clock, prepared) = (exchange.gateway().clock, &exchange.prepared);
     let heartbeat = prepared.table.config.server.heartbeat.into_iter().chain(prepared.cold_heartbeat()).min();
     let heartbeat = heartbeat.filter(|_| prepared.is_stream && prepared.carrier.is_none());
     let Some(every) = heartbeat else {
-        return response(&gateway, exchange.run().await);
+        return response(exchange.run().await);
     };
     // The record moves into the exchange: an early head carries the stages reached so far.
     let mut headers = HeaderMap::new();
@@ -57,11 +56,10 @@ pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
     let mut run = Box::pin(exchange.run());
     // Both arms are cancel-safe: if the timer wins, the exchange continues inside the body.
     tokio::select! {
-        done = run.as_mut() => response(&gateway, done),
+        done = run.as_mut() => response(done),
         () = tokio::time::sleep(every) => {
             is_out.store(true, Ordering::Relaxed);
-            let clock = gateway.clock;
-            let answer = Box::pin(async move { late_body(&gateway, run.await) });
+            let answer = Box::pin(async move { late_body(run.await) });
             let body = WaitingBody::new(answer, every, clock);
             let mut response = Response::new(ReplyBody::Waiting(Box::new(body)));
             let sse = HeaderValue::from_static("text/event-stream; charset=utf-8");
@@ -117,7 +115,7 @@ pub fn failure(mut guard: RecordGuard, failure: &Failure) -> Response<ReplyBody>
 }
 
 /// The response to a finished exchange.
-pub(super) fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Response<ReplyBody> {
+pub(super) fn response(exchanged: ExchangeResult) -> Response<ReplyBody> {
     let ExchangeResult { mut guard, result, prepared, incoming } = exchanged;
     let (answer, active) = match result {
         Ok(answered) => answered,
@@ -136,7 +134,7 @@ pub(super) fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Res
     };
     let status = answer.status();
     guard.head_sent(status.as_u16());
-    let (mut headers, body) = relay(gateway, guard, active, answer, Request { prepared, incoming });
+    let (mut headers, body) = relay(guard, active, answer, prepared, incoming);
     if matches!(body, ReplyBody::Stream(_)) || is_event_stream(&headers) {
         write_stream_headers(&mut headers);
     }
@@ -147,12 +145,12 @@ pub(super) fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Res
 }
 
 /// The body of an exchange whose head has been sent: anything but a stream becomes an error event.
-fn late_body(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> ReplyBody {
+fn late_body(exchanged: ExchangeResult) -> ReplyBody {
     let ExchangeResult { mut guard, result, prepared, incoming } = exchanged;
     guard.head_sent(StatusCode::OK.as_u16());
     match result {
         Ok((answer @ UpstreamResponse::Stream { .. }, active)) => {
-            relay(gateway, guard, active, answer, Request { prepared, incoming }).1
+            relay(guard, active, answer, prepared, incoming).1
         }
         Ok((UpstreamResponse::Buffered(answer), active)) if answer.head.status.is_client_error() => {
             active.watch.close();
@@ -177,19 +175,20 @@ fn late_body(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> ReplyBody {
 
 /// End-to-end headers of the engine plus ours, and the body to relay.
 fn relay(
-    gateway: &Arc<Gateway>,
     mut guard: RecordGuard,
     active: ActiveAttempt,
     answer: UpstreamResponse,
-    request: Request,
+    prepared: Box<Prepared>,
+    incoming: Box<IncomingRequest>,
 ) -> (HeaderMap, ReplyBody) {
+    let gateway = &Arc::clone(&incoming.gateway);
     // A body may never be polled: over HTTP/2 its window may be closed from the start.
     let now = gateway.clock.now();
     active.watch.waits_for_client(now);
-    let table = Arc::clone(&request.prepared.table);
+    let table = Arc::clone(&prepared.table);
     let server = &table.config.server;
     let is_stored = guard.record().dialect == Dialect::StoredResponse;
-    let stored = is_stored.then(|| stored::answer(gateway, request.incoming.parts.uri.path()));
+    let stored = is_stored.then(|| stored::answer(gateway, incoming.parts.uri.path()));
     let finish = |record: &Record, mut headers: HeaderMap| {
         strip_response(&mut headers);
         headers.reserve(OWN_HEADERS);
@@ -206,8 +205,9 @@ fn relay(
         }
         UpstreamResponse::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
-            let heartbeat = server.heartbeat.filter(|_| request.prepared.carrier.is_none());
-            let migration = request.migration(guard.record(), &active.pick.replica.engine);
+            let heartbeat = server.heartbeat.filter(|_| prepared.carrier.is_none());
+            let engine = &active.pick.replica.engine;
+            let migration = migration(prepared, incoming, guard.record(), engine);
             let mut body = StreamBody::new(reader, guard, active.pick, pins, migration, heartbeat);
             let mut headers = finish(body.record(), head.headers);
             strip_length(&mut headers);
@@ -241,28 +241,24 @@ fn is_json_lines(headers: &HeaderMap) -> bool {
     kind.is_some_and(|kind| [&b"ndjson"[..], b"jsonl"].iter().any(|name| memmem::find(&kind, name).is_some()))
 }
 
-/// The request of an answer.
-struct Request {
+/// What a stream needs to be continued elsewhere, on a route with `migrate`; else the request is not kept.
+fn migration(
     prepared: Box<Prepared>,
     incoming: Box<IncomingRequest>,
-}
-
-impl Request {
-    /// What its stream needs to be continued elsewhere, on a route with `migrate`; else the request is not kept.
-    fn migration(self, record: &Record, engine: &EngineFacts) -> Option<Box<Migration>> {
-        let Self { prepared, incoming } = self;
-        let may_migrate = prepared.route.config.migrate
-            && prepared.is_stream
-            && prepared.pinned.is_none()
-            && prepared.carrier.is_none()
-            && !prepared.is_sent_once;
-        may_migrate.then(|| {
-            let sends_unasked = engine.stream_defaults.load().as_ref().is_some_and(|own| own.sends_usage);
-            let running = prepared.asks_running && !sends_unasked;
-            let successor = ReplicaSuccessor::new(incoming, prepared, Identity::of(record));
-            Migration::new(Transcript::new(record.dialect, running), successor)
-        })
-    }
+    record: &Record,
+    engine: &EngineFacts,
+) -> Option<Box<Migration>> {
+    let may_migrate = prepared.route.config.migrate
+        && prepared.is_stream
+        && prepared.pinned.is_none()
+        && prepared.carrier.is_none()
+        && !prepared.is_sent_once;
+    may_migrate.then(|| {
+        let sends_unasked = engine.stream_defaults.load().as_ref().is_some_and(|own| own.sends_usage);
+        let running = prepared.asks_running && !sends_unasked;
+        let successor = ReplicaSuccessor::new(incoming, prepared, Identity::of(record));
+        Migration::new(Transcript::new(record.dialect, running), successor)
+    })
 }
 
 fn whole(

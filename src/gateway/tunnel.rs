@@ -51,7 +51,7 @@ pub(super) async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> 
         }
     };
     let Exchange { guard, prepared, incoming, .. } = *exchange;
-    reply::response(&gateway, ExchangeResult { guard, result, prepared, incoming })
+    reply::response(ExchangeResult { guard, result, prepared, incoming })
 }
 
 /// A replica's answer to the handshake.
