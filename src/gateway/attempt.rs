@@ -22,7 +22,8 @@ use super::carrier::{Cargo, Carrier, MAX_FALLBACKS};
 use crate::clock::{Clock, Stamp};
 use crate::error::{Closed, Failure, ReplicaFailure};
 use crate::fleet::replica::Replica;
-use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
+use crate::relay::reader::{StreamReader, StreamShape};
+use crate::relay::stream_state::StreamEnd;
 use crate::relay::usage::{self, AnswerFacts, EngineError};
 use crate::relay::verdict;
 use crate::relay::watch::{Deadline, StreamWatch};
@@ -313,7 +314,7 @@ impl UpstreamAttempt {
         let watch = Arc::clone(&self.watch);
         let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
-            HoldOutcome::Failed(error) => match error.of_engine(&replica) {
+            Err(StreamEnd::Failed(error)) => match error.of_engine(&replica) {
                 Some(failure) => Err(failed(failure)),
                 // Relayed as it is, like any other 500; of a replica on trial another may do better.
                 None if self.replica.is_on_trial() && !error.is_of_request() => {
@@ -321,8 +322,8 @@ impl UpstreamAttempt {
                 }
                 None => Ok(UpstreamResponse::Stream { head, reader }),
             },
-            HoldOutcome::Released => Ok(UpstreamResponse::Stream { head, reader }),
-            HoldOutcome::Broken => Err(failed(ReplicaFailure::Truncated { replica })),
+            Ok(()) => Ok(UpstreamResponse::Stream { head, reader }),
+            Err(_) => Err(failed(ReplicaFailure::Truncated { replica })),
         }
     }
 

@@ -17,7 +17,6 @@ use super::frame::LineState;
 use super::sse::Scanner;
 use super::stream_state::{Echo, Event, StreamEnd};
 use super::timeline::Timeline;
-use super::usage::EngineError;
 use super::usage_filter::{AskedUsage, UsageFilter};
 use super::watch::StreamWatch;
 use super::whole_events::WholeEvents;
@@ -79,17 +78,6 @@ pub enum Next {
     End(StreamEnd),
 }
 
-/// Why holding the response head back ended.
-#[derive(Debug, PartialEq, Eq)]
-pub enum HoldOutcome {
-    /// The first content event came, or the stream ended without any, or it is too much to hold.
-    Released,
-    /// The engine reported an error before any content.
-    Failed(EngineError),
-    /// The stream broke off before any content.
-    Broken,
-}
-
 impl StreamReader {
     /// A stream whose head just came.
     pub fn new(
@@ -124,25 +112,28 @@ impl StreamReader {
         self.looked_at
     }
 
-    /// Reads on, holding everything back, until the head may go out.
-    pub fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<HoldOutcome> {
+    /// Reads on, holding everything back, until the head may go out: the first content event came, or the stream ended without any, or it
+    /// is too much to hold. How the stream ended where it broke off, or its engine reported an error, before any content.
+    pub fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamEnd>> {
         loop {
             let is_done = self.scanner.state().is_done();
             match self.ending.or_else(|| is_done.then(|| self.scanner.finish(true))) {
-                Some(StreamEnd::Complete) if self.is_no_answer() => return Poll::Ready(HoldOutcome::Broken),
-                Some(StreamEnd::Complete) => return Poll::Ready(HoldOutcome::Released),
-                Some(StreamEnd::Failed(error)) => return Poll::Ready(HoldOutcome::Failed(error)),
-                Some(StreamEnd::Truncated) => return Poll::Ready(HoldOutcome::Broken),
+                Some(StreamEnd::Complete) if self.is_no_answer() => {
+                    return Poll::Ready(Err(StreamEnd::Truncated));
+                }
+                Some(StreamEnd::Complete) => return Poll::Ready(Ok(())),
+                Some(end) => return Poll::Ready(Err(end)),
                 None if self.timeline.first_token().is_some() || self.held > MAX_HELD => {
-                    return Poll::Ready(HoldOutcome::Released);
+                    return Poll::Ready(Ok(()));
                 }
                 None => {}
             }
-            if let Some(error) = self.scanner.state().answer.error {
-                return Poll::Ready(HoldOutcome::Failed(error));
+            let answer = &self.scanner.state().answer;
+            if let Some(error) = answer.error {
+                return Poll::Ready(Err(StreamEnd::Failed(error)));
             }
-            if self.passes_at_once && self.scanner.state().answer.id.is_some() {
-                return Poll::Ready(HoldOutcome::Released);
+            if self.passes_at_once && answer.id.is_some() {
+                return Poll::Ready(Ok(()));
             }
             if self.poll_read(cx).is_pending() {
                 return Poll::Pending;
