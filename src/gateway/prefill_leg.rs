@@ -71,8 +71,6 @@ pub(super) struct HeldKv {
     release: Option<Box<Release>>,
     /// The first leg, where both fly at once.
     beside: Option<Beside>,
-    /// Both legs fly, or flew, at once.
-    is_at_once: bool,
 }
 
 /// What an attempt came to.
@@ -108,7 +106,6 @@ impl Request<'_> {
             lost_after: beside.is_none().then(|| lost_after(expected)),
             sent: Arc::default(),
             release,
-            is_at_once: beside.is_some(),
             beside,
         };
         let is_nixl = match side.keys.connector {
@@ -322,9 +319,7 @@ impl HeldKv {
     /// From the connection to the first content, less what decoding was expected to take; `None` without a stream, and where the
     /// prompt was computed meanwhile.
     fn took(&self, attempted: Attempted<'_>, connected: Stamp) -> Option<Duration> {
-        if self.is_at_once {
-            return None;
-        }
+        self.lost_after?;
         let Ok((UpstreamResponse::Stream { reader, .. }, _)) = attempted else { return None };
         let waited = reader.timeline.first_token()?.since(connected).as_secs_f64();
         Duration::try_from_secs_f64((waited - self.place).max(0.0)).ok()
@@ -460,7 +455,6 @@ mod tests {
             sent: Arc::default(),
             release: None,
             beside: None,
-            is_at_once: lost_after.is_none(),
         };
         let deadline = |seconds| Deadline { at: at(seconds), after: Duration::from_secs(seconds) };
         let whole = |first_token| Deadlines {
