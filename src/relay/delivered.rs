@@ -5,7 +5,7 @@ use crate::request::continuation::{Progress, TokenIds};
 use crate::request::json::Raw;
 
 /// The answer so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Delivered {
     text: String,
     /// Tokens up to the last event with text that is more than white space.
@@ -14,38 +14,27 @@ pub(super) struct Delivered {
     tokens: u64,
     /// Tokens since: half a character, the possible beginning of a stop string.
     pending_tokens: u64,
-    ids: Option<TokenIds>,
+    ids: TokenIds,
     pending_ids: Vec<u64>,
-}
-
-impl Default for Delivered {
-    fn default() -> Self {
-        Self {
-            text: String::new(),
-            confirmed_tokens: 0,
-            tokens: 0,
-            pending_tokens: 0,
-            ids: Some(TokenIds::default()),
-            pending_ids: Vec::new(),
-        }
-    }
+    /// Tokens came without ids: those that came with some are of no use.
+    lacks_ids: bool,
 }
 
 impl Delivered {
     /// What another engine would continue.
     pub(super) fn progress(&self) -> Progress {
-        let is_exact = self.ids.as_ref().is_some_and(|ids| !ids.prompt.is_empty());
+        let is_exact = !self.lacks_ids && !self.ids.prompt.is_empty();
         Progress {
             text: self.text.clone(),
             tokens: self.confirmed_tokens,
             all_tokens: self.tokens,
-            ids: self.ids.clone().filter(|_| is_exact),
+            ids: is_exact.then(|| self.ids.clone()),
         }
     }
 
     pub(super) fn set_prompt_ids(&mut self, prompt: Raw<'_>) {
-        if let Some(ids) = &mut self.ids {
-            ids.prompt = numbers(prompt);
+        if !self.lacks_ids {
+            self.ids.prompt = numbers(prompt);
         }
     }
 
@@ -59,11 +48,13 @@ impl Delivered {
         };
         self.pending_tokens = self.pending_tokens.saturating_add(n);
         match ids {
-            Some(ids) if self.ids.is_some() && self.pending_ids.len() < MAX_KEPT => {
-                self.pending_ids.extend(ids);
-            }
-            _ => self.ids = None,
+            Some(ids) if !self.lacks_ids && self.pending_ids.len() < MAX_KEPT => self.pending_ids.extend(ids),
+            _ => self.forget_ids(),
         }
+    }
+
+    fn forget_ids(&mut self) {
+        (self.ids, self.pending_ids, self.lacks_ids) = (TokenIds::default(), Vec::new(), true);
     }
 
     pub(super) fn append(&mut self, text: &str) {
@@ -72,9 +63,7 @@ impl Delivered {
         }
         self.text.push_str(text);
         self.tokens = self.tokens.saturating_add(std::mem::take(&mut self.pending_tokens));
-        if let Some(ids) = &mut self.ids {
-            ids.output.append(&mut self.pending_ids);
-        }
+        self.ids.output.append(&mut self.pending_ids);
         if !text.chars().all(char::is_whitespace) {
             self.confirmed_tokens = self.tokens;
         }
@@ -86,15 +75,18 @@ impl Delivered {
 
     /// Another engine goes on behind `tokens`.
     pub(super) fn resume_at(&mut self, tokens: u64) {
-        let is_exact = |ids: &TokenIds| !ids.output.is_empty() && ids.output.len() as u64 == tokens;
-        self.ids = self.ids.take().filter(is_exact);
+        let output = self.ids.output.len() as u64;
+        if output == 0 || output != tokens {
+            self.forget_ids();
+        }
         self.pending_ids.clear();
         (self.confirmed_tokens, self.tokens, self.pending_tokens) = (tokens, tokens, 0);
     }
 
     /// Frees what only a continuation needs.
     pub(super) fn free(&mut self) {
-        (self.text, self.ids, self.pending_ids) = (String::new(), None, Vec::new());
+        self.text = String::new();
+        self.forget_ids();
     }
 
     #[cfg(test)]
