@@ -184,7 +184,9 @@ impl UpstreamAttempt {
         let (response, lease) = match self.carrier.take() {
             Some(carrier) => {
                 times.connected = Some(self.clock.now());
-                (self.carried(&*carrier).await.map_err(failed)?, None)
+                let (replica, request) = (Arc::clone(&self.replica), std::mem::take(&mut self.request));
+                let cargo = Cargo { replica, fallbacks: std::mem::take(&mut self.fallbacks), request };
+                (carrier.carry(cargo).await.map_err(failed)?, None)
             }
             None => {
                 let deadline = self.clock.instant(times.start.after(self.connect));
@@ -218,15 +220,6 @@ impl UpstreamAttempt {
             return Err(failed(ReplicaFailure::NotAnAnswer { replica, content_type }));
         }
         self.whole(head, body, lease).await
-    }
-
-    /// The answer to a request that a proxy takes to the replica.
-    async fn carried(
-        &mut self,
-        carrier: &dyn Carrier,
-    ) -> Result<http::Response<ArrivingBody>, ReplicaFailure> {
-        let (replica, fallbacks) = (Arc::clone(&self.replica), std::mem::take(&mut self.fallbacks));
-        carrier.carry(Cargo { replica, fallbacks, request: std::mem::take(&mut self.request) }).await
     }
 
     async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
