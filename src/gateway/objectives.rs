@@ -1,7 +1,5 @@
 //! The InferenceObjective that a request names: its priority orders the request in the queue.
 
-use std::sync::Arc;
-
 use http::{HeaderMap, HeaderName};
 
 use super::Gateway;
@@ -10,9 +8,8 @@ use super::table::RouteState;
 /// The priority of the objective that these headers name, in the first pool of the route that has it. `None` where none is named, or no
 /// pool follows any; one that no pool has is counted.
 pub(super) fn priority(gateway: &Gateway, route: &RouteState, headers: &HeaderMap) -> Option<i32> {
-    let mut followed = route.pools.iter().filter(|pool| pool.objectives.are_followed()).peekable();
-    let first = followed.peek()?;
-    let first = Arc::clone(first);
+    let mut followed = route.pools.iter().filter(|pool| pool.objectives.are_followed());
+    let first = followed.clone().next()?;
     let name = HEADERS.iter().find_map(|name| headers.get(name))?;
     let name = name.to_str().unwrap_or_default();
     let known = followed.find_map(|pool| pool.objectives.priority(name));

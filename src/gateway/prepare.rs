@@ -215,7 +215,9 @@ impl ReadRequest {
             gets_answer_here: self.carrier.as_ref().is_none_or(|carrier| carrier.returns_answer()),
         };
         let mut prepared = classify(table, route, dialect, &fields, model, &self.held.bytes, client);
-        may_name_media(&prepared, tenant)?;
+        if prepared.prompt.names_media && tenant.isolation().is_some() {
+            return Err(Failure::bad_request(NO_OWN_MEDIA, Some("uuid")));
+        }
         prepared.pinned = match fields.previous_response_id.as_deref() {
             Some(id) => stored::previous(gateway, tenant, route, id)
                 .inspect_err(|_| seen.previous = Some(id.into()))
@@ -231,11 +233,6 @@ impl ReadRequest {
         seen.prepared = Some(prepared);
         Ok(())
     }
-}
-
-fn may_name_media(prepared: &Prepared, tenant: &TenantRef) -> Result<(), Failure> {
-    let is_shared = prepared.prompt.names_media && tenant.isolation().is_some();
-    if is_shared { Err(Failure::bad_request(NO_OWN_MEDIA, Some("uuid"))) } else { Ok(()) }
 }
 
 /// `[route.degrade]`, where the tenant may use the other route.

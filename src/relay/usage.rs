@@ -196,7 +196,7 @@ impl AnswerFacts {
         each_of_choices(choices, |name, value| match name {
             "finish_reason" if !has_reasons => {}
             "finish_reason" => self.note_reason(value.string()),
-            _ => self.has_content |= is_content(value),
+            _ => self.has_content |= value.non_null().is_some_and(|value| value.is_filled()),
         })
     }
 
@@ -396,10 +396,6 @@ fn message_of(error: Raw<'_>) -> Option<Cow<'_, str>> {
         let [message] = error.members(["message"]);
         message?.string()
     })
-}
-
-fn is_content(value: Raw<'_>) -> bool {
-    value.non_null().is_some_and(|value| value.is_filled())
 }
 
 fn note_string(slot: &mut Option<Box<str>>, text: Option<Cow<'_, str>>) {
