@@ -145,7 +145,7 @@ impl StreamState {
     }
 
     pub(super) fn finish(&mut self, choice: u32, reason: Raw<'_>, emit: &mut dyn FnMut(Event)) {
-        self.answer.note_finish(Some(reason));
+        self.answer.note_reason(reason.string());
         if reason.escaped() == Some(ABORTED) && !self.is_done {
             return self.aborted(emit);
         }

@@ -184,7 +184,7 @@ impl AnswerFacts {
             ("incomplete_details", Dialect::Responses) => {
                 if let [Some(reason)] = value.members(["reason"]) {
                     self.finish_reasons.clear();
-                    self.note_finish(Some(reason));
+                    self.note_reason(reason.string());
                 }
             }
             _ => {}
@@ -208,11 +208,7 @@ impl AnswerFacts {
         note_string(&mut self.model, model.and_then(|model| model.string()));
     }
 
-    pub(super) fn note_finish(&mut self, reason: Option<Raw<'_>>) {
-        self.note_reason(reason.and_then(|reason| reason.string()));
-    }
-
-    fn note_reason(&mut self, reason: Option<Cow<'_, str>>) {
+    pub(super) fn note_reason(&mut self, reason: Option<Cow<'_, str>>) {
         if let Some(reason) = reason.filter(|r| r.len() <= MAX_REASON_LEN) {
             let is_new = self.finish_reasons.iter().all(|known| **known != *reason);
             if is_new && self.finish_reasons.len() < MAX_REASONS {
@@ -224,7 +220,7 @@ impl AnswerFacts {
     /// The responses API has a status and a reason for being incomplete instead of a finish reason.
     pub(super) fn note_status(&mut self, status: Option<Raw<'_>>, incomplete: Option<Raw<'_>>) {
         let [reason] = incomplete.map_or([None], |details| details.members(["reason"]));
-        self.note_finish(reason.or(status));
+        self.note_reason(reason.or(status).and_then(|reason| reason.string()));
     }
 
     /// Merges a `usage` object: what it leaves out keeps its earlier value.
