@@ -135,10 +135,9 @@ impl Copy {
 
     /// Counts a copy that no replica got.
     fn not_sent(&self, reason: &'static str) {
-        let Some(pool) = self.prepared.route.pools.get(self.at) else { return };
-        let config = pool.config();
-        let labels = [&*self.record.route, &*config.name, &*config.revision, reason];
-        self.incoming.gateway.observer.metrics.families.canaries.shadow_requests.inc(labels);
+        if let Some(pool) = self.prepared.route.pools.get(self.at) {
+            super::count(&self.incoming.gateway, &self.record.route, pool, reason);
+        }
     }
 
     fn fail(&mut self, failure: &Failure) {

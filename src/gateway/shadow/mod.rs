@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use self::copy::Copy;
 pub use self::shares::{Shadow, Shadows};
-use super::IncomingRequest;
 use super::prepared::Prepared;
+use super::{Gateway, IncomingRequest};
 use crate::fleet::pick::Pick;
+use crate::fleet::pool::PoolState;
 use crate::observe::record_guard::{OriginalEnd, RecordGuard};
 use crate::request::dialect::Dialect;
 
@@ -43,12 +44,15 @@ pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, guard: &mut
             guard.signals(original);
             gateway.tasks.spawn(gateway.shadows.stop.clone().run_until_cancelled_owned(copy.run()));
         }
-        Err(reason) => {
-            let config = pool.config();
-            let labels = [&route.config.name, &config.name, &config.revision, reason];
-            gateway.observer.metrics.families.canaries.shadow_requests.inc(labels);
-        }
+        Err(reason) => count(gateway, &route.config.name, pool, reason),
     }
+}
+
+/// Counts a copy that the canary's pool did not get.
+fn count(gateway: &Gateway, route: &str, pool: &PoolState, reason: &'static str) {
+    let config = pool.config();
+    let labels = [route, &config.name, &config.revision, reason];
+    gateway.observer.metrics.families.canaries.shadow_requests.inc(labels);
 }
 
 /// Whether a request changes nothing at its engine, and may be asked twice: no answer that is stored or belongs to a stored one, no
