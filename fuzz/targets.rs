@@ -129,7 +129,7 @@ pub fn usage_filter(data: &[u8]) {
             filter.filter(events.cut(Bytes::copy_from_slice(part), end), &mut out);
         }
         filter.filter(events.rest(), &mut out);
-        filter.release(&mut out);
+        out.extend(filter.release());
         out.iter().for_each(|bytes| passed.extend_from_slice(bytes));
         passed
     };

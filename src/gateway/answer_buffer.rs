@@ -25,8 +25,8 @@ pub(super) struct AnswerBuffer<'b> {
 impl<'b> AnswerBuffer<'b> {
     /// An answer of `length` bytes, if that is known.
     pub(super) fn new(budgets: &'b AnswerBudgets, length: Option<u64>) -> Self {
-        let length = length.and_then(|length| usize::try_from(length).ok()).unwrap_or_default();
-        let length = Some(length).filter(|length| *length <= MAX_BUFFERED).unwrap_or_default();
+        let length = length.and_then(|length| usize::try_from(length).ok());
+        let length = length.filter(|length| *length <= MAX_BUFFERED).unwrap_or_default();
         Self { budgets, length, first: Bytes::new(), all: Vec::new(), charge: None }
     }
 

@@ -356,9 +356,9 @@ impl StreamReader {
     }
 
     fn release_finish(&mut self) {
-        let mut out: SmallVec<[Bytes; 4]> = SmallVec::new();
-        self.filter.iter_mut().for_each(|filter| filter.release(&mut out));
-        out.into_iter().for_each(|bytes| self.put(bytes));
+        if let Some(finish) = self.filter.as_mut().and_then(|filter| filter.release()) {
+            self.put(finish);
+        }
     }
 
     fn pass(&mut self, data: Bytes) {

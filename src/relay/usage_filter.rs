@@ -80,7 +80,7 @@ impl UsageFilter {
             let event = frame.slice(start..end);
             let is_rest = std::mem::take(&mut self.is_within);
             match self.judge(&event).filter(|_| !is_rest) {
-                None => self.release(out),
+                None => out.extend(self.release()),
                 Some(verdict) => {
                     push(out, &frame, run..start);
                     run = end;
@@ -91,7 +91,7 @@ impl UsageFilter {
         }
         if start < frame.len() {
             self.is_within = true;
-            self.release(out);
+            out.extend(self.release());
         }
         push(out, &frame, run..frame.len());
     }
@@ -103,8 +103,8 @@ impl UsageFilter {
     }
 
     /// The finishing chunk, where no usage chunk followed it: it is relayed as it came.
-    pub fn release(&mut self, out: &mut SmallVec<[Bytes; 4]>) {
-        out.extend(self.finish.take().map(|finish| finish.event));
+    pub fn release(&mut self) -> Option<Bytes> {
+        self.finish.take().map(|finish| finish.event)
     }
 
     /// Relays an event that does not simply pass.
@@ -116,10 +116,10 @@ impl UsageFilter {
                 }
                 // Only a CR that ends its frame may be followed by an LF of its own in the next one.
                 self.drops_line_feed = ends_frame && event.last() == Some(&b'\r');
-                self.release(out);
+                out.extend(self.release());
             }
             Verdict::Finish { insert_at } => {
-                self.release(out);
+                out.extend(self.release());
                 let mut finish = Finish { event, insert_at };
                 if !self.asked.has_several_choices {
                     self.finish = Some(finish);
@@ -213,7 +213,7 @@ mod tests {
             filter.filter(whole.cut(Bytes::copy_from_slice(frame), end), &mut out);
         }
         filter.filter(whole.rest(), &mut out);
-        filter.release(&mut out);
+        out.extend(filter.release());
         String::from_utf8(out.concat()).unwrap()
     }
 

@@ -191,7 +191,7 @@ fn filtered(asked: &AskedUsage, text: &str) -> String {
             filter.filter(events.cut(Bytes::copy_from_slice(frame), fed.end), &mut out);
         }
         filter.filter(events.rest(), &mut out);
-        filter.release(&mut out);
+        out.extend(filter.release());
         String::from_utf8(out.concat()).unwrap()
     };
     let whole = cut(text.len());
