@@ -32,7 +32,10 @@ impl Prepared {
     pub(super) fn waiter_for(&self, reason: WaitReason) -> Waiter {
         let waiter = self.waiter(reason);
         match self.cold_wait().filter(|_| reason == WaitReason::NoReplica) {
-            Some(cold) => Waiter { limits: Some(limits(&cold)), ..waiter },
+            Some(ColdWait { max_requests, max_bytes, max_wait, .. }) => {
+                let limits = QueueLimits { max_requests, max_bytes, max_wait, isolate_long: false };
+                Waiter { limits: Some(limits), ..waiter }
+            }
             None => waiter,
         }
     }
@@ -57,15 +60,6 @@ fn has_room(pool: &Arc<PoolState>) -> bool {
         let batch = limits.batch_limit.or(load.batch_limit()).unwrap_or(u64::MAX);
         view.awaiting < MAX_AWAITING && view.inflight < batch
     })
-}
-
-fn limits(cold: &ColdWait) -> QueueLimits {
-    QueueLimits {
-        max_requests: cold.max_requests,
-        max_bytes: cold.max_bytes,
-        max_wait: cold.max_wait,
-        isolate_long: false,
-    }
 }
 
 /// Prompts at a replica without a first token: one is computed, and the next ones fill the step after it.

@@ -244,7 +244,7 @@ impl Exchange {
 
     /// Decodes, while the prompt is computed or after that; `None` where computing failed, and the request is to be placed anew.
     async fn attempt_beside(&mut self, pick: Box<Pick>) -> Result<Option<Attempted>, Failure> {
-        let Some(mut beside) = self.held_kv.as_mut().and_then(|held| held.take_beside()) else {
+        let Some(mut beside) = self.held_kv.as_mut().and_then(|held| held.beside.take()) else {
             return Ok(Some(self.attempt(pick).await));
         };
         let raced = {
@@ -569,10 +569,6 @@ impl Exchange {
             picker::note_tried(&mut self.tried, flight.pick());
         }
         failed.map_or_else(|| flight.lost_entry(now), |failed| flight.entry(failed, now))
-    }
-
-    pub(super) fn outbound<'r>(&'r self, identity: &'r Identity) -> Outbound<'r> {
-        outbound(&self.incoming, &self.prepared, self.held_kv.as_deref(), identity)
     }
 
     pub(super) fn note_decision(&mut self, pick: &Pick) {

@@ -70,7 +70,7 @@ pub(super) struct HeldKv {
     /// `None` where the connector holds nothing.
     release: Option<Box<Release>>,
     /// The first leg, where both fly at once.
-    beside: Option<Beside>,
+    pub(super) beside: Option<Beside>,
 }
 
 /// What an attempt came to.
@@ -323,11 +323,6 @@ impl HeldKv {
         let Ok((UpstreamResponse::Stream { reader, .. }, _)) = attempted else { return None };
         let waited = reader.timeline.first_token()?.since(connected).as_secs_f64();
         Duration::try_from_secs_f64((waited - self.place).max(0.0)).ok()
-    }
-
-    /// The first leg, where both fly at once.
-    pub(super) fn take_beside(&mut self) -> Option<Beside> {
-        self.beside.take()
     }
 
     /// Deadlines of the decoding leg: what is left after it is for another try. An engine does not notice that the one whose KV it

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::attempt::{AttemptTimes, BufferedResponse, UpstreamResponse, head_fault, no_connection};
 use super::exchange::{Exchange, ExchangeResult};
-use super::outbound::{ActiveAttempt, Identity, open_entry};
+use super::outbound::{ActiveAttempt, Identity, Outbound, open_entry};
 use super::outside;
 use super::picker;
 use super::{ClientConnection, Gateway, reply};
@@ -110,7 +110,7 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
         let lease = pick.replica.connections.upgradable(deadline).await;
         let mut lease = lease.map_err(|e| no_connection(e, Arc::clone(&replica), timeouts.connect))?;
         connected = Some(clock.now());
-        let mut request = exchange.outbound(&identity).request(pick, span);
+        let mut request = Outbound::of(&exchange.incoming, &exchange.prepared, &identity).request(pick, span);
         write_upgrade(request.headers_mut());
         let name = Arc::clone(&replica);
         let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, closed: Closed::Asked });

@@ -14,7 +14,7 @@ use crate::config::Endpoint;
 /// An answer that is being read; dropping it closes its connection.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    status: StatusCode,
+    pub(crate) status: StatusCode,
     body: Incoming,
     _open: Connection,
 }
@@ -40,10 +40,6 @@ pub(crate) async fn open(
 }
 
 impl Answer {
-    pub(crate) fn status(&self) -> StatusCode {
-        self.status
-    }
-
     /// The next piece of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, CallError> {
         while let Some(frame) = self.body.frame().await {

@@ -132,8 +132,8 @@ impl Client {
         let request = self.request(prompt, output).map_err(|error| error.to_string())?;
         let answer = open(&self.connector, &self.url, request, self.timeout).await;
         let mut answer = answer.map_err(|error| error.to_string())?;
-        if !answer.status().is_success() {
-            return Err(format!("status {}", answer.status().as_u16()));
+        if !answer.status.is_success() {
+            return Err(format!("status {}", answer.status.as_u16()));
         }
         let (mut scanner, mut timeline) = (Scanner::new(Dialect::Chat, Echo::Off), Timeline::default());
         while let Some(bytes) = answer.chunk().await.map_err(|error| format!("stream broken: {error}"))? {

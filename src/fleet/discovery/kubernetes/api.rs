@@ -102,7 +102,7 @@ impl Api {
         }
         let request = request.body(Bytes::new()).map_err(|error| ApiError::Protocol(error.to_string()))?;
         let mut answer = open(&self.connector, &self.endpoint, request, timeout).await?;
-        match answer.status() {
+        match answer.status {
             StatusCode::OK => Ok(answer),
             StatusCode::GONE => Err(ApiError::Expired),
             status => {
