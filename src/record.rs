@@ -55,6 +55,7 @@ impl Outcome {
             | Failure::HookUnavailable
             | Failure::NoTokenKeys { .. }
             | Failure::LocalResources
+            | Failure::OthersUnreachable { .. }
             | Failure::SuspectedPoison { .. } => Self::Refused,
             // A client that takes nothing, or whose own time is over, has left as far as the fleet is concerned.
             Failure::ClientLeft | Failure::Timeout { timer: Timer::ClientStall | Timer::Asked, .. } => {

@@ -117,6 +117,10 @@ async fn a_gateway_that_starts_later_and_one_that_lost_its_broker_know_them() {
     assert_eq!((refused.status(), &*refused.code()), (503, "cluster_unreachable"));
     assert_eq!(refused.head.header("retry-after"), Some("1"));
     assert!(clock.now().since(asked) < Duration::from_millis(100));
+    gateways[1].idle().await;
+    let page = gateways[1].app.gateway.observer.metrics.render(&[]);
+    let is_refused = |line: &str| line.contains("outcome=\"refused\"") && line.ends_with(" 1");
+    assert!(page.lines().any(|line| line.starts_with("tokenway_requests_total{") && is_refused(line)));
 }
 
 #[tokio::test]
