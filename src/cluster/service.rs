@@ -152,11 +152,8 @@ impl Service {
                 tracing::warn!(broker, %error, "cluster: the broker is away; this gateway routes alone until it is back");
                 logged = Some(is_refusal);
             }
-            if stopped
-                .run_until_cancelled(self.wait(doubled(FIRST_BACKOFF, tries, MAX_BACKOFF)))
-                .await
-                .is_none()
-            {
+            let pause = self.wait(doubled(FIRST_BACKOFF, tries, MAX_BACKOFF));
+            if stopped.run_until_cancelled(pause).await.is_none() {
                 return;
             }
             tries = tries.saturating_add(1);
