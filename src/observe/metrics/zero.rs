@@ -24,31 +24,32 @@ impl Metrics {
     pub fn follow_config(&self, config: &Config) {
         let revisions: HashSet<_> = config.pools.iter().map(|pool| Arc::clone(&pool.revision)).collect();
         let mut before = self.revisions.lock();
-        if *before == revisions {
-            // A file is often read twice for one change, by its watcher and by a signal.
-            return self.preregister(config);
+        // A file is often read twice for one change, by its watcher and by a signal.
+        if *before != revisions {
+            self.keep_revisions(|revision| {
+                matches!(revision, RequestKey::NO_REVISION | OTHER)
+                    || revisions.contains(revision)
+                    || before.contains(revision)
+            });
+            *before = revisions;
         }
-        let is_kept = |revision: &str| {
-            matches!(revision, RequestKey::NO_REVISION | OTHER)
-                || revisions.contains(revision)
-                || before.contains(revision)
-        };
-        {
-            // No page shows the moment between.
-            let _one_at_a_time = self.rendering.lock();
-            let Families { by_tenant, by_route, requests, .. } = &*self.families;
-            by_tenant.forget_revisions(&is_kept);
-            by_route.forget_revisions(&is_kept);
-            requests.forget_revisions(&is_kept);
-            // Handles of series that are gone.
-            self.by_request.retain(|key, _| is_kept(&key.revision));
-            self.by_stream.retain(|key, _| is_kept(&key.revision));
-            if let Some(exponentials) = &self.exponentials {
-                exponentials.forget_revisions(is_kept);
-            }
-        }
-        *before = revisions;
         self.preregister(config);
+    }
+
+    /// Forgets the series of all others.
+    fn keep_revisions(&self, is_kept: impl Fn(&str) -> bool) {
+        // No page shows the moment between.
+        let _one_at_a_time = self.rendering.lock();
+        let Families { by_tenant, by_route, requests, .. } = &*self.families;
+        by_tenant.forget_revisions(&is_kept);
+        by_route.forget_revisions(&is_kept);
+        requests.forget_revisions(&is_kept);
+        // Handles of series that are gone.
+        self.by_request.retain(|key, _| is_kept(&key.revision));
+        self.by_stream.retain(|key, _| is_kept(&key.revision));
+        if let Some(exponentials) = &self.exponentials {
+            exponentials.forget_revisions(is_kept);
+        }
     }
 
     /// Creates the series of the routes of `config`.
