@@ -108,12 +108,13 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         add(&mut found, Some(Outlier { dimension, name, evidence: far.evidence() }));
     }
     let of_engines = cause.filter(|cause| is_of_one_engine(cause, &figures.replicas));
-    add(&mut found, compare(slot, Dimension::Replica, |part, others| differs(part, others, of_engines)));
+    let differs_there = |part: &Part, others: &[&Part]| differs(part, others, of_engines);
+    add(&mut found, compare(slot, Dimension::Replica, differs_there));
     for status in &figures.replicas {
         let failing = demoted(status, &figures.replicas, slot).or_else(|| back(status));
         add(&mut found, failing.filter(|_| !is_by_chance(status)));
     }
-    let revision = compare(slot, Dimension::Revision, |part, others| differs(part, others, of_engines));
+    let revision = compare(slot, Dimension::Revision, differs_there);
     add(&mut found, revision.filter(|it| !is_of_one_replica(&it.name, &figures.replicas, slot, of_engines)));
     if let Some(cause) = cause.filter(|cause| cause.ways.far.is_empty()) {
         add(&mut found, longest_queue(&figures.replicas, cause));
