@@ -123,6 +123,15 @@ labels! {
     }
 }
 
+/// Shares of the wait for a first token, by the engine's pages that were read meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SeenWait {
+    /// In which the request stood in the engine's queue.
+    pub queued: f64,
+    /// In which the engine had nothing to do: it is what its server does before the engine has a request, HTTP, chat template, tokens.
+    pub idle: f64,
+}
+
 /// One attempt at one replica.
 #[derive(Clone, Debug)]
 pub struct Attempt {
@@ -151,11 +160,8 @@ pub struct Attempt {
     /// Requests that waited at the replica when it was chosen: ours without a first token, others' by the last scrape, and one
     /// more where the batch was full.
     pub ahead: f32,
-    /// Share of the wait for its first token in which it stood in the engine's queue, by the pages that were read meanwhile; `None`
-    /// where none was, or no token came.
-    pub queued: Option<f64>,
-    /// Share of it in which the engine had nothing to do, likewise.
-    pub outside: f64,
+    /// `None` where no page was read meanwhile, or no token came.
+    pub seen: Option<SeenWait>,
     /// Its answer was whole and had no content.
     pub is_empty: bool,
     /// The engine's error message, as far as it certainly quotes neither the prompt nor the answer.

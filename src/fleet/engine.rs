@@ -14,6 +14,7 @@ use super::status::EngineCounters;
 use super::stream_defaults::StreamDefaults;
 use crate::clock::Stamp;
 use crate::config::ProbeKind;
+use crate::record::SeenWait;
 use crate::units::AtomicF64;
 
 /// Facts of one engine; written by probes and scrapes.
@@ -86,10 +87,9 @@ impl EngineFacts {
         queues.pages.push_back(QueuePage { at, queued: (waiting / ours.max(1) as f64).min(1.0), is_idle });
     }
 
-    /// Shares of a wait for a first token in which the request stood in the engine's queue, and in which the engine had nothing to do, by
-    /// the pages of that time. The first is that of the requests without a first token that did; the second is what its server does
-    /// before the engine has a request: HTTP, chat template, tokens. `None` if no page was read.
-    pub fn queued(&self, from: Stamp, to: Stamp) -> Option<(f64, f64)> {
+    /// What the pages of that time showed of a wait for a first token; a request is as likely in the queue as all without one are. `None`
+    /// if no page was read.
+    pub fn seen(&self, from: Stamp, to: Stamp) -> Option<SeenWait> {
         let queues = self.queues.lock();
         let pages = queues.pages.iter().rev().take_while(|page| page.at >= from);
         let (mut queued, mut idle, mut all) = (0.0, 0.0, 0.0);
@@ -99,7 +99,7 @@ impl EngineFacts {
             // An engine shows a request when its first step is done.
             idle += f64::from(u8::from(page.is_idle && page.at.since(from) >= FIRST_STEP));
         }
-        (all > 0.0).then(|| (queued / all, idle / all))
+        (all > 0.0).then(|| SeenWait { queued: queued / all, idle: idle / all })
     }
 
     /// Waiting requests of this scrape, averaged with those of the scrapes before.
@@ -178,6 +178,10 @@ const FEW: f64 = 3.0;
 mod tests {
     use super::*;
 
+    fn shares(queued: f64, idle: f64) -> Option<SeenWait> {
+        Some(SeenWait { queued, idle })
+    }
+
     #[test]
     fn the_share_of_a_wait_in_the_engine_s_queue_is_known_by_the_pages_of_that_time() {
         let facts = EngineFacts::default();
@@ -186,10 +190,10 @@ mod tests {
             facts.saw_queue(if second % 4 == 0 { 3.0 } else { 0.0 }, Some(2.0), second % 8, at(second));
         }
         // Of four that have no first token three wait, and others' where there are none of ours.
-        assert_eq!(facts.queued(at(60), at(60)), Some((0.75, 0.0)));
-        assert_eq!(facts.queued(at(64), at(64)), Some((1.0, 0.0)));
-        assert_eq!(facts.queued(at(60), at(67)), Some((1.75 / 8.0, 0.0)));
-        assert_eq!((facts.queued(at(0), at(20)), facts.queued(at(100), at(101))), (None, None));
+        assert_eq!(facts.seen(at(60), at(60)), shares(0.75, 0.0));
+        assert_eq!(facts.seen(at(64), at(64)), shares(1.0, 0.0));
+        assert_eq!(facts.seen(at(60), at(67)), shares(1.75 / 8.0, 0.0));
+        assert_eq!((facts.seen(at(0), at(20)), facts.seen(at(100), at(101))), (None, None));
     }
 
     #[test]
@@ -199,10 +203,10 @@ mod tests {
         let idle =
             |from: u64, to: u64| (from..to).for_each(|at_| facts.saw_queue(0.0, Some(0.0), 1, at(at_)));
         idle(0, 10);
-        assert_eq!(facts.queued(at(0), at(9)), Some((0.0, 0.0)), "it has never shown what runs");
+        assert_eq!(facts.seen(at(0), at(9)), shares(0.0, 0.0), "it has never shown what runs");
         facts.saw_queue(0.0, Some(1.0), 1, at(10));
         idle(11, 21);
-        assert_eq!(facts.queued(at(11), at(20)), Some((0.0, 0.8)), "all but those of its first step");
+        assert_eq!(facts.seen(at(11), at(20)), shares(0.0, 0.8), "all but those of its first step");
     }
 
     #[test]

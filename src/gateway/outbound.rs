@@ -343,8 +343,7 @@ pub(super) fn open_entry(
         error: None,
         expected: pick.assignment.expected(),
         ahead: pick.assignment.ahead,
-        queued: None,
-        outside: 0.0,
+        seen: None,
         is_empty: false,
         engine_error: None,
     }

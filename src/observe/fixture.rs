@@ -42,8 +42,7 @@ fn attempt() -> Attempt {
         error: None,
         expected: None,
         ahead: 0.0,
-        queued: None,
-        outside: 0.0,
+        seen: None,
         is_empty: false,
         engine_error: None,
     }

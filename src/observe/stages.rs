@@ -192,7 +192,8 @@ impl StageCursor {
             self.push(Stage::EngineOther, wait - queue - prefill, StageSource::Measured);
             return;
         }
-        let outside = attempt.map_or(Duration::ZERO, |attempt| part(wait, attempt.outside));
+        let outside =
+            attempt.and_then(|attempt| attempt.seen).map_or(Duration::ZERO, |seen| part(wait, seen.idle));
         let wait = wait - outside;
         let queue = attempt.and_then(|attempt| queue_of(wait, attempt));
         if let Some(queue) = queue {
@@ -217,8 +218,8 @@ impl EngineTimes {
 /// `share = queue / (queue + prefill)` as expected: time far beyond the prediction is other requests' work, where there are any. `None`
 /// where nothing is known.
 fn queue_of(wait: Duration, attempt: &Attempt) -> Option<Duration> {
-    if let Some(queued) = attempt.queued {
-        return Some(part(wait, queued));
+    if let Some(seen) = attempt.seen {
+        return Some(part(wait, seen.queued));
     }
     let of_others = f64::from(attempt.ahead / (attempt.ahead + 1.0));
     let Some(expected) = attempt.expected else {
@@ -244,7 +245,7 @@ const NOISE: f64 = 1.5;
 mod tests {
     use super::*;
     use crate::observe::fixture;
-    use crate::record::{AttemptCause, ExpectedWait, Moments, Outcome, TokenCounts, Ways};
+    use crate::record::{AttemptCause, ExpectedWait, Moments, Outcome, SeenWait, TokenCounts, Ways};
 
     const fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
@@ -354,7 +355,8 @@ mod tests {
             let mut record = fixture::stream();
             let made = &mut record.attempts[0];
             made.expected = Some(ExpectedWait { queue: ms(0), prefill: ms(20) });
-            (made.queued, made.ahead) = (queued, ahead);
+            made.seen = queued.map(|queued| SeenWait { queued, idle: 0.0 });
+            made.ahead = ahead;
             let seen = stages(&record);
             let found = seen.iter().find(|time| time.stage == Stage::EngineQueue).unwrap();
             assert_eq!(found.duration.as_millis(), queue, "{queued:?}, {ahead} ahead");
@@ -365,7 +367,7 @@ mod tests {
     #[test]
     fn what_an_idle_engine_did_not_have_was_with_its_server() {
         let mut record = fixture::stream();
-        (record.attempts[0].queued, record.attempts[0].outside) = (Some(0.1), 0.8);
+        record.attempts[0].seen = Some(SeenWait { queued: 0.1, idle: 0.8 });
         let seen = names(&record);
         for stage in [
             ("engine_queue", 3, "estimated"),

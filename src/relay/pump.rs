@@ -210,9 +210,7 @@ impl StreamPump {
 /// Notes a first token in the record; as the observers get it, `None` of a request that was not read.
 pub fn note_first_token<'a>(record: &'a mut Record, pick: &Pick, at: Stamp) -> Option<FirstToken<'a>> {
     if let Some(made) = record.attempts.last_mut() {
-        let seen = pick.replica.engine.queued(made.start, at);
-        (made.queued, made.outside) =
-            (seen.map(|(queued, _)| queued), seen.map_or(0.0, |(_, outside)| outside));
+        made.seen = pick.replica.engine.seen(made.start, at);
     }
     Some(FirstToken {
         record,
