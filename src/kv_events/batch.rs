@@ -153,6 +153,9 @@ impl<'v> Fields<'v> {
 
     fn stored(&self) -> Result<Option<Stored>, Unreadable> {
         let hashes = self.hashes()?;
+        if hashes.is_empty() {
+            return Ok(None);
+        }
         let tokens = self.get("token_ids", 3).and_then(Value::as_array).ok_or(Unreadable)?;
         let size = self.get("block_size", 4).and_then(Value::as_u64).filter(|size| *size > 0);
         let size = size.and_then(|size| usize::try_from(size).ok()).ok_or(Unreadable)?;
@@ -165,7 +168,7 @@ impl<'v> Fields<'v> {
         let adapter = self.get("lora_name", 7).or_else(|| self.get("lora_id", 5));
         let adapter = adapter.map_or(0, hash_value);
         let keys = self.get("extra_keys", 8).and_then(Value::as_array);
-        let mut block = Vec::with_capacity(size * 4);
+        let mut block = Vec::new();
         let mut blocks = Vec::with_capacity(hashes.len());
         for (at, (hash, tokens)) in hashes.into_iter().zip(tokens.chunks(size)).enumerate() {
             block.clear();
@@ -274,11 +277,19 @@ mod tests {
             list([Value::from("BlockStored"), numbers([1])]),
             stored_in_order(numbers([1, 2, 3]), Value::Nil, 16),
             stored_in_order(numbers([1]), Value::from("x"), 16),
+            // Of no blocks, each of which needs more memory than there is.
+            list([
+                Value::from("BlockStored"),
+                numbers([]),
+                Value::Nil,
+                numbers([]),
+                Value::from(1_u64 << 46),
+            ]),
             list([Value::from("AllBlocksCleared")]),
         ];
         let read_one = read(&batch(events)).unwrap();
         assert_eq!(read_one.events, [Event::Cleared]);
-        assert_eq!((read_one.skipped, read_one.unreadable), (2, 3));
+        assert_eq!((read_one.skipped, read_one.unreadable), (3, 3));
         for garbage in [&b""[..], b"\xc1", b"\xdd\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", &[0x91; 500]] {
             assert!(read(garbage).is_err());
         }
