@@ -195,13 +195,14 @@ impl PrefixIndex {
         self.change(slot, |replica| replica.credit.reported(promised.0, cached.0));
     }
 
-    /// Forgets all that a replica held: it restarted, slept, or the slot has a new owner.
+    /// Forgets all that a replica held, with the size of its cache: it restarted, slept, or the slot has a new owner.
     pub fn forget(&self, slot: usize) {
         let Some(held) = self.replicas.get(slot) else { return };
         let mut held = held.lock();
         while let Some(entry) = held.blocks.evict() {
             self.remove(slot, entry);
         }
+        held.blocks.set_capacity(DEFAULT_CAPACITY as u64);
         held.credit = Credit::default();
         self.publish_credit(slot, &held);
     }
@@ -442,6 +443,16 @@ mod tests {
         assert_eq!(depths(&index, 2, &prompt), [0, 3]);
         insert(&index, 0, &prompt[..1]);
         assert_eq!(depths(&index, 2, &prompt), [1, 3]);
+    }
+
+    #[test]
+    fn a_slot_whose_owner_cached_nothing_caches_for_the_next_one() {
+        let index = PrefixIndex::new(1);
+        let prompt = chain(&[1, 2, 3]);
+        index.set_capacity(0, 0);
+        index.forget(0);
+        insert(&index, 0, &prompt);
+        assert_eq!(depths(&index, 1, &prompt), [3]);
     }
 
     #[test]
