@@ -433,13 +433,14 @@ async fn admit(
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
     let is_counted = prepared.prompt.size.exact_tokens.is_some();
+    let model = model_name(&prepared);
     let demand = Demand {
         tokens: prepared.tokens,
         is_counted,
         output: prepared.output,
         is_output_bounded: prepared.is_output_bounded,
         is_read: guard.record().dialect == Dialect::StoredResponse,
-        model: model_name(&prepared),
+        model: &model,
         key: tenant.key(),
         wall: gateway.clock.wall(now),
     };
@@ -454,11 +455,15 @@ async fn admit(
     Ok(prepared)
 }
 
-/// What the client asks for, as budgets name it; a label would be `other` where no engine lists it.
-fn model_name(prepared: &Prepared) -> &str {
+/// What the client asks for, as budgets name it; a label would be `other` where no engine lists it. A request without a model asks for
+/// the one that an engine takes then.
+fn model_name(prepared: &Prepared) -> Arc<str> {
     match &prepared.route.config.model {
-        ModelMatch::Named(model) => model,
-        ModelMatch::Any => prepared.model.as_deref().unwrap_or(NO_MODEL),
+        ModelMatch::Named(model) => Arc::clone(model),
+        ModelMatch::Any => {
+            let asked = prepared.model.clone();
+            asked.or_else(|| prepared.route.first_listed()).unwrap_or_else(|| NO_MODEL.into())
+        }
     }
 }
 

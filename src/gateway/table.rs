@@ -364,7 +364,7 @@ impl RouteState {
     }
 
     /// The model that an engine takes where none is named.
-    fn first_listed(&self) -> Option<Arc<str>> {
+    pub fn first_listed(&self) -> Option<Arc<str>> {
         let first = |replica: &Arc<Replica>| Some(Arc::clone(&replica.engine.models.load().first()?.id));
         self.pools.iter().find_map(|pool| pool.replicas().iter().find_map(first))
     }

@@ -384,6 +384,22 @@ async fn a_budget_of_a_model_counts_on_route_star_whatever_the_engine_lists() {
     }
 }
 
+/// The engine answers with the first model that it lists.
+#[tokio::test]
+async fn a_budget_of_a_model_counts_requests_that_name_none() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    let own = Budget { requests: Some(2), model: Some("tiny".into()), ..Budget::default() };
+    config.tenants = vec![Tenant { budgets: vec![own], ..tenant("a", None) }];
+    let gateway = Gateway::start(config).await;
+    for (body, status) in [(r#"{"messages":[]}"#, 200), (r#"{"model":null,"messages":[]}"#, 200), ("{}", 429)]
+    {
+        let reply = call(&gateway, "POST", PATH, "a", body).await;
+        assert_eq!(reply.status(), status, "{body}: {}", reply.text());
+        gateway.idle().await;
+    }
+}
+
 /// A base model and an adapter on it, as vLLM lists them.
 const BASE_AND_ADAPTER: &str = r#"{"object":"list","data":[
     {"id":"tiny","object":"model","root":"/models/tiny","parent":null},
