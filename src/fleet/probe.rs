@@ -52,8 +52,13 @@ pub(super) enum ProbeResult {
 }
 
 impl Prober {
-    /// The probe loop, until the replica is removed.
+    /// The probe loop, until the replica is removed, and then what its last streams need.
     pub(super) async fn run(self) {
+        self.keep_asking().await;
+        self.see_off().await;
+    }
+
+    async fn keep_asking(&self) {
         let now = self.clock.now();
         let mut rhythm = Rhythm { misses: 0, looked: now, kept: now };
         let mut due = Due::Probe;
@@ -81,6 +86,30 @@ impl Prober {
             match self.wait(&mut rhythm).await {
                 Some(next) => due = next,
                 None => return,
+            }
+        }
+    }
+
+    /// A replica that was removed still answers what it began, or its process is gone already: where a stream there is silent, connects
+    /// show which. Its list of models is asked for, which computes nothing.
+    async fn see_off(&self) {
+        let vitals = &self.replica.health.vitals;
+        // A request that was given it before it was removed may be on its way.
+        tokio::time::sleep(FIRST_RETRY).await;
+        while self.replica.target.load.own() > 0 {
+            let config = self.pool.config();
+            let was_refused = vitals.refused_since().is_some();
+            let pause = if was_refused { FIRST_RETRY * 2 } else { config.probe.interval };
+            let is_asked = tokio::select! {
+                () = vitals.check_now.notified() => true,
+                () = tokio::time::sleep(pause) => was_refused,
+            };
+            if is_asked {
+                let sent = self.clock.now();
+                match self.list_models(&config).await {
+                    Ok(()) => vitals.connected(),
+                    Err(result) => self.apply(&result, 0, sent),
+                }
             }
         }
     }

@@ -233,6 +233,29 @@ async fn a_silent_stream_ends_early_when_its_replica_refuses_connections() {
     gateway.idle().await;
 }
 
+/// As when a pod is deleted: it leaves the list, and its process ends with sockets open.
+#[tokio::test]
+async fn a_silent_stream_ends_early_when_its_replica_was_removed_before_it_refused_connections() {
+    let (left, stays) = (Replica::start().await, Replica::start().await);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("replicas.json");
+    crate::discovery::write(&path, &[&left]);
+    let mut config = config::of(&[]);
+    config.pools[0].discovery.file = Some(path.clone());
+    config.pools[0].probe.interval = Duration::from_secs(60);
+    let gateway = Gateway::start(config).await;
+    left.next(wire::begun_then("x", [Step::StopListening, Step::Hang]));
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+    crate::discovery::write(&path, &[&stays]);
+    let is_left = || gateway.replicas().iter().any(|one| one.state == ReplicaState::Draining);
+    until("it is draining", is_left).await;
+    let body = client.rest().await;
+    assert_eq!(code_of(&body, &begun()), "replica_failed");
+    gateway.idle().await;
+}
+
 #[tokio::test]
 async fn a_request_without_content_is_retried_when_its_replica_refuses_connections() {
     let (one, two) = (Replica::start().await, Replica::start().await);
