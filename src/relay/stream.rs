@@ -392,6 +392,9 @@ impl Drop for StreamBody {
                 self.pump.pick.given_up(sent, false, now);
             }
         }
+        if !self.pump.reader.is_whole() {
+            self.pump.reader.timeline.left_waiting(now);
+        }
         let mut tokens = self.pump.facts().tokens;
         if let Some(migration) = &self.migration {
             tokens = migration.transcript.whole(tokens);

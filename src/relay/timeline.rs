@@ -142,6 +142,17 @@ impl Timeline {
         self.batch.clear();
     }
 
+    /// The stream ends without its end, while its client waits for more. What it has waited by then is a gap, where it is longer than all
+    /// before: the next event would have made it no shorter, and a replica that stops in the middle would otherwise leave no trace.
+    pub fn left_waiting(&mut self, now: Stamp) {
+        let is_held_up = self.is_behind || self.paused.get().is_some();
+        let Some(last) = self.last_token.get().filter(|_| !is_held_up) else { return };
+        let waited = now.since(last);
+        if waited > self.longest_gap {
+            self.gap(waited, now, None);
+        }
+    }
+
     /// At the stream's end: hands out the rest, with the gaps that waited for the token count. Their tokens are the
     /// mean of the stream's gaps, in whole tokens; one where no count came at all.
     pub fn finish(&mut self, now: Stamp, output_tokens: Option<u64>, mut merge: impl FnMut(Gaps<'_>)) {
@@ -426,6 +437,29 @@ mod tests {
         assert_eq!(seen.icl, [20, 20, 20]);
         assert_eq!(timeline.blocked(ms(1075)), Duration::from_secs(1));
         assert_eq!(timeline.longest_gap().0, Duration::from_millis(20));
+    }
+
+    #[test]
+    fn what_a_client_waited_when_it_left_is_a_gap_where_none_was_longer() {
+        for (left, held_up, gaps) in [
+            (4_040, false, vec![20, 20, 4_000]),
+            (60, false, vec![20, 20]),
+            (55, false, vec![20, 20]),
+            (4_040, true, vec![20, 20]),
+        ] {
+            let (mut timeline, mut seen) = (Timeline::default(), Seen::default());
+            (0..3).for_each(|event| _ = timeline.content(ms(20 * event), 0, None));
+            if held_up {
+                timeline.pause(ms(40));
+            }
+            timeline.left_waiting(ms(left));
+            timeline.finish(ms(left), None, |gaps| seen.merge(gaps));
+            assert_eq!(seen.icl, gaps, "left at {left} ms");
+            assert_eq!(timeline.longest_gap().0, Duration::from_millis(*gaps.last().unwrap()));
+        }
+        let mut timeline = Timeline::default();
+        timeline.left_waiting(ms(4_000));
+        assert_eq!(timeline.longest_gap().0, Duration::ZERO, "no token came: the wait is TTFT's");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::replica::{Replica, Step};
-use crate::support::wire::{DONE, FINISH, ROLE, content, event, sse_head};
+use crate::support::wire::{DONE, FINISH, ROLE, begun_then, content, event, sse_head};
 use crate::support::{Gateway, config, until};
 use tokenway::config::{Config, ItlBounds, Slo};
 use tokenway::stage::{Stage, StageBudget};
@@ -128,6 +128,26 @@ async fn a_request_that_waits_past_its_bound_is_late_now_and_not_only_when_it_en
     assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"outcome="ok""#]), 0.0);
     drop(client);
     until("who has left waits no longer", || overdue() == 0.0).await;
+}
+
+#[tokio::test]
+async fn who_leaves_a_stream_that_stands_still_has_waited_for_its_next_token() {
+    for (waits, missed) in [(Duration::from_millis(1_100), 1.0), (Duration::ZERO, 0.0)] {
+        let replica = Replica::start().await;
+        let bound = Duration::from_secs(1);
+        let slo = Slo { itl: ItlBounds::new([None, None, None, Some(bound)]), ..Slo::default() };
+        let gateway = Gateway::start(with_slo(&replica, slo, &[])).await;
+        replica.next(begun_then("x", [event(content("y")), Step::Hang]));
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        client.head().await;
+        client.read_until("\"y\"").await;
+        tokio::time::sleep(waits).await;
+        drop(client);
+        ended(&gateway, 1.0).await;
+        let labels = [r#"reason="itl""#];
+        assert_eq!(sum(&gateway, "tokenway_slo_missed_requests_total", &labels), missed, "{waits:?}");
+    }
 }
 
 #[tokio::test]

@@ -158,10 +158,13 @@ impl EndedRequest {
         let is_answered = (record.ttft().is_some() || whole.is_some()) && !is_cold;
         let time_of = |stage| judgement.stages.iter().find(|time| time.stage == stage);
         let time = |stage| time_of(stage).map_or(0.0, |time| seconds(time.duration));
-        let gaps = record.content_events.saturating_sub(1);
-        // Without a token count the mean gap between events stands for it: drift is a comparison with itself.
+        // Without a token count the mean gap between events stands for it: drift is a comparison with itself. A client that left may have
+        // waited longer for the next event than for any before.
         let mean_gap = || {
-            let span = record.at.last_token?.since(record.at.first_token?);
+            let last = record.at.last_token?;
+            let open = record.longest_gap_at.filter(|at| *at > last);
+            let gaps = record.content_events.saturating_sub(1) + u64::from(open.is_some());
+            let span = open.unwrap_or(last).since(record.at.first_token?);
             (gaps > 0).then(|| span.as_secs_f64() / gaps as f64)
         };
         // Of an answer in one piece what is beyond the predicted first token.
