@@ -177,6 +177,15 @@ pub enum EmptyAnswer {
     OfReplica,
 }
 
+/// What an engine does not serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unserved {
+    /// The model that was asked for.
+    Model,
+    /// The path: no engine's error names anything that is missing.
+    Path,
+}
+
 /// Predicted parts of the wait for the first token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpectedWait {
@@ -321,6 +330,8 @@ pub struct Record {
     pub rate_limits: RateLimits,
     /// The client's request that this one is a copy of, for a canary: no client sees its answer.
     pub shadow_of: Option<Box<Original>>,
+    /// What its engine lacks, by its 404.
+    pub unserved: Option<Unserved>,
     /// The answer had no content, though its model ended it.
     pub empty: Option<EmptyAnswer>,
     /// Times reported by the engine.
@@ -416,7 +427,7 @@ pub struct Opening {
 
 impl Attempt {
     /// Whether it computed a prompt for another replica.
-    fn is_prefill_leg(&self) -> bool {
+    pub fn is_prefill_leg(&self) -> bool {
         self.cause == AttemptCause::Prefill && self.error.is_none()
     }
 }
@@ -522,6 +533,7 @@ impl Record {
             degraded_from: None,
             rate_limits: RateLimits::default(),
             shadow_of: None,
+            unserved: None,
             empty: None,
             engine: None,
             stage_budget: None,

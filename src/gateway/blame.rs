@@ -4,12 +4,13 @@
 //! ours that it refuses. Any other 4xx is the request's own. Pure but for the lists of models.
 
 use http::StatusCode;
+use memchr::memmem;
 
 use super::attempt::BufferedResponse;
 use super::prepared::Prepared;
 use crate::error::ReplicaFailure;
 use crate::fleet::pick::Pick;
-use crate::record::Record;
+use crate::record::{Record, Unserved};
 
 /// What the answer says against the replica; `None` where it is the request's own, or good.
 pub(super) fn of_answer(
@@ -47,6 +48,17 @@ pub(super) fn is_for_another(answer: &BufferedResponse, pick: &Pick, prepared: &
         && prepared.route.config.canary.is_none()
         && prepared.model.as_deref().is_some_and(is_elsewhere)
         && names_missing_model(&answer.body)
+}
+
+/// What the engine does not serve, by its answer; `None` also where something else that the request names is missing.
+pub(super) fn unserved(answer: &BufferedResponse) -> Option<Unserved> {
+    if answer.head.status != StatusCode::NOT_FOUND {
+        None
+    } else if names_missing_model(&answer.body) {
+        Some(Unserved::Model)
+    } else {
+        memmem::find(&answer.body, b"\"error\"").is_none().then_some(Unserved::Path)
+    }
 }
 
 /// Whether the body of a 404 says that the model is missing, as engines and OpenAI word it.

@@ -14,7 +14,7 @@ use super::exchange::{Exchange, ExchangeResult};
 use super::migration::ReplicaSuccessor;
 use super::outbound::{ActiveAttempt, Identity};
 use super::prepared::Prepared;
-use super::{Gateway, IncomingRequest, request_id, stored};
+use super::{Gateway, IncomingRequest, blame, request_id, stored};
 use crate::clock::Stamp;
 use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};
@@ -274,6 +274,7 @@ fn whole(
     let error = answer.error_under_success(record.dialect, record.owes_answer());
     let (outcome, why) = verdict::of_answer(record, status, answer.body.is_empty(), error);
     guard.settle(outcome, why);
+    guard.record().unserved = blame::unserved(&answer);
     if outcome == Outcome::Ok {
         let computes = guard.record().dialect.computes();
         if guard.record().empty.is_some() {

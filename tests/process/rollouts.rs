@@ -195,6 +195,8 @@ pub(super) enum Fault {
     ErrorObject,
     /// Another model name.
     NotFound,
+    /// Something that the request names is missing.
+    LacksAnImage,
 }
 
 /// Requests at replicas that hang at times.
@@ -253,6 +255,11 @@ fn serve_faulty(mut connection: TcpStream, fault: Fault, model: &str) {
             "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n",
         ),
         Fault::ErrorObject => (200, "json", r#"{"error":{"message":"no","type":"x","code":500}}"#),
+        Fault::LacksAnImage => (
+            404,
+            "json",
+            r#"{"error":{"message":"The image at this URL was not found.","type":"NotFoundError","param":null,"code":404}}"#,
+        ),
         Fault::NotFound => (
             404,
             "json",
@@ -612,6 +619,26 @@ fn a_revision_under_another_name_is_rolled_back_at_its_first_404() {
     clients.into_iter().for_each(|client| client.join().unwrap());
     assert!(ended["reason"].as_str().unwrap().starts_with("model: "), "{ended}");
     assert!(ended["requests"]["canary"].as_u64() <= Some(20), "six clients, some milliseconds: {ended}");
+    stop_gateway(gateway);
+}
+
+#[test]
+fn a_revision_that_misses_what_a_request_names_is_not_stopped_for_want_of_a_model() {
+    let old = Fleet::start(&[]);
+    let folder = TempDir::new().unwrap();
+    let new = faulty(Fault::LacksAnImage);
+    let file = file_of(folder.path(), &old, &new, "steps = [{ weight = 50, soak = \"1h\" }]");
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let stop = Arc::new(AtomicBool::new(false));
+    let clients = impatient(&gateway.data, false, &stop);
+    let seen = wait_for("requests of both", &gateway, |canary| {
+        let asked = |side: &str| canary["requests"][side].as_u64();
+        asked("canary") > Some(20) && asked("baseline") > Some(20)
+    });
+    stop.store(true, Ordering::Relaxed);
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    assert_eq!(seen["state"], "running", "{seen}");
     stop_gateway(gateway);
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use http::{HeaderMap, StatusCode};
 
 use super::super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
+use super::super::blame;
 use super::super::outbound::{Identity, Outbound};
 use super::super::picker;
 use super::super::prepared::Prepared;
@@ -151,6 +152,7 @@ impl Copy {
     fn whole(&mut self, answer: &BufferedResponse, pick: &mut Pick, now: Stamp) {
         let error = answer.error_under_success(self.record.dialect, self.record.owes_answer());
         self.settle(answer.head.status, answer.body.is_empty(), error);
+        self.record.unserved = blame::unserved(answer);
         if self.record.outcome != Outcome::Ok {
             return;
         }

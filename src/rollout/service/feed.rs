@@ -14,7 +14,7 @@ use crate::api::canaries::Canary;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
 use crate::observe::{Judgement, Tap};
-use crate::record::{Attempt, AttemptCause, FirstToken, Gaps, Outcome, Record, Served};
+use crate::record::{Attempt, AttemptCause, FirstToken, Gaps, Outcome, Record, Served, Unserved};
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
 use crate::rollout::judge::Arm;
@@ -92,7 +92,7 @@ pub(super) struct Ended {
     /// Pattern of its path.
     pub(super) path: Arc<str>,
     pub(super) is_ok: bool,
-    pub(super) is_not_found: bool,
+    pub(super) unserved: Option<Unserved>,
     /// Neither its client nor the gateway gave it up before its first token.
     pub(super) is_answered: bool,
     /// Waited for its first token, or its answer, until its end.
@@ -275,7 +275,7 @@ impl Tap for Feed {
             model: record.requested_model.clone().filter(|_| record.dialect != Dialect::Responses),
             path: Arc::clone(&record.path),
             is_ok: record.outcome == Outcome::Ok,
-            is_not_found: record.status == 404 && record.outcome == Outcome::ClientError,
+            unserved: record.unserved,
             is_answered: is_answered || is_over,
             censored: if is_open && !is_cold && !is_retried { waited() } else { None },
             answer_time: answer_time.map(|answer| per_token(answer.end.since(answer.start).as_secs_f64())),
@@ -294,7 +294,7 @@ impl Tap for Feed {
             replica: Arc::clone(&served.replica),
             replica_id: id(&served.pool, &served.replica),
         };
-        let is_unknown_model = arm == Arm::Canary && ended.is_not_found;
+        let is_unknown_model = arm == Arm::Canary && ended.unserved.is_some();
         self.send(&record.route, record.class, Seen::Ended(Box::new(ended)));
         if is_unknown_model {
             // A full queue of commands is on its way to the same end.

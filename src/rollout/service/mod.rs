@@ -436,7 +436,7 @@ mod tests {
     use crate::background::Background;
     use crate::config::check::check_str;
     use crate::observe::{Judgement, Tap as _, fixture};
-    use crate::record::{Outcome, Record, TurnedAway};
+    use crate::record::{Outcome, Record, TurnedAway, Unserved};
     use crate::rollout::plan::Action;
 
     fn config(revision: &str) -> Arc<Config> {
@@ -500,7 +500,8 @@ mod tests {
     /// A 404 of the canary.
     fn not_found() -> Record {
         let (outcome, status) = (Outcome::ClientError, 404);
-        Record { requested_model: Some("llama".into()), outcome, status, ..fixture::stream() }
+        let unserved = Some(Unserved::Model);
+        Record { requested_model: Some("llama".into()), outcome, status, unserved, ..fixture::stream() }
     }
 
     #[tokio::test(start_paused = true)]

@@ -15,6 +15,7 @@ use crate::cluster::Shown;
 use crate::config::{Canary, Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::rfc3339;
+use crate::record::Unserved;
 use crate::request::class::Class;
 use crate::rollout::judge::fleet::{FleetWatch, ReplicaSeen};
 use crate::rollout::judge::{Arm, Evidence, Judge, Measure, Observed, SavedEvidence, rate_trial_share};
@@ -43,8 +44,8 @@ pub(super) struct Rollout {
     report: Option<Json>,
     /// Earlier revisions that were rolled back.
     rolled_back: Vec<Former>,
-    /// Models that the baseline has answered for, with the path that it was asked at: no engine serves every path.
-    models: HashSet<(Arc<str>, Box<str>)>,
+    /// Models that each side has answered for, with the path that it was asked at: no engine serves every path.
+    answered: HashSet<(Arm, Arc<str>, Box<str>)>,
     /// What engines are asked for instead of the client's name.
     upstream_model: Option<Arc<str>>,
     /// A model for which the canary's engine has answered 404, and the baseline nothing yet.
@@ -94,7 +95,7 @@ impl Rollout {
             worst: Vec::new(),
             report: saved.report,
             rolled_back: saved.rolled_back,
-            models: HashSet::new(),
+            answered: HashSet::new(),
             upstream_model: route.upstream_model.clone(),
             not_found: None,
             fault: None,
@@ -121,7 +122,7 @@ impl Rollout {
         if self.plan.stance() != old.plan.stance() {
             self.judge.begin_step();
         }
-        (self.fleet, self.worst, self.models) = (old.fleet, old.worst, old.models);
+        (self.fleet, self.worst, self.answered) = (old.fleet, old.worst, old.answered);
         self.is_dirty = true;
     }
 
@@ -279,12 +280,18 @@ impl Rollout {
     /// A canary whose engine does not know a model that the baseline serves needs no statistics.
     fn note_model(&mut self, ended: &Ended) {
         let Some(model) = &ended.model else { return };
-        if ended.arm == Arm::Baseline {
-            if ended.is_ok && self.models.len() < MAX_MODELS {
-                self.models.insert((Arc::clone(&ended.path), model.clone()));
-            }
-        } else if ended.is_not_found {
-            if self.models.contains(&(Arc::clone(&ended.path), model.clone())) {
+        let by = |arm| (arm, Arc::clone(&ended.path), model.clone());
+        if ended.is_ok && self.answered.len() < MAX_MODELS {
+            self.answered.insert(by(ended.arm));
+        }
+        let is_unserved = match ended.unserved {
+            Some(Unserved::Model) => true,
+            // A path that it has answered at is served: something before it was away for a moment.
+            Some(Unserved::Path) => !self.answered.contains(&by(Arm::Canary)),
+            None => false,
+        };
+        if ended.arm == Arm::Canary && is_unserved {
+            if self.answered.contains(&by(Arm::Baseline)) {
                 self.fault = Some(unknown_model(model));
             } else {
                 self.not_found = Some(model.clone());
