@@ -5,6 +5,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::labels::{LabelHasher, OTHER, labels};
 use crate::observe::judgement::Judgement;
 use crate::observe::overdue::Late;
@@ -88,10 +90,8 @@ impl Part {
         self.stages[stage].value()
     }
 
-    /// Adds the times in the stages and the blame of a miss (`by` 1), or takes them back (-1); not of connecting where that is others'
-    /// time (`is_later`).
-    fn add_stages(&mut self, judgement: &Judgement, is_later: bool, by: i32) {
-        let is_own = |stage: Stage| !(is_later && stage == Stage::Connect);
+    /// Adds the times in its own stages and the blame of a miss there (`by` 1), or takes them back (-1).
+    fn add_stages(&mut self, judgement: &Judgement, is_own: impl Fn(Stage) -> bool, by: i32) {
         let blamed = blamed(judgement);
         if let Some(missed) = judgement.missed().filter(|_| is_own(blamed)) {
             add(&mut self.missed_in[blamed], by);
@@ -259,11 +259,14 @@ impl Slot {
             if let Some((sum, count)) = ttft.zip(expected) {
                 part.over_expected += Mean { sum, count };
             }
-            part.add_stages(judgement, is_later && dimension.is_engine(), 1);
             if let (Dimension::Replica | Dimension::Revision, Some((at, attempt))) = (dimension, charged) {
                 part.attempt(dimension, attempt, has_failed(record, at, attempt));
             }
         }
+        for (dimension, name) in beside(record, served) {
+            self.part(dimension, &name).judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
+        }
+        self.charge(record, judgement, 1);
         for (at, attempt) in record.attempts.iter().enumerate() {
             if charged.is_none_or(|(charged, _)| charged != at) {
                 self.attempt(attempt, has_failed(record, at, attempt));
@@ -277,13 +280,28 @@ impl Slot {
             add(&mut self.missed_in[blamed(before)], -1);
             add(&mut self.missed_in[blamed(measured)], 1);
         }
-        let charged = charged(record);
-        let served = charged.map(|(_, attempt)| &attempt.served);
-        let is_later = charged.is_some_and(|(_, attempt)| !record.is_first(attempt));
-        for (dimension, name) in took_part(served, &record.tenant, record.class.as_str()) {
-            let part = self.part(dimension, &name);
-            part.add_stages(before, is_later && dimension.is_engine(), -1);
-            part.add_stages(measured, is_later && dimension.is_engine(), 1);
+        self.charge(record, before, -1);
+        self.charge(record, measured, 1);
+    }
+
+    /// Adds the times in the stages and the blame of a miss to whose they are (`by` 1), or takes them back (-1).
+    fn charge(&mut self, record: &Record, judgement: &Judgement, by: i32) {
+        let charged = charged(record).map(|(_, attempt)| attempt);
+        let served = charged.map(|attempt| &attempt.served);
+        let is_later = charged.is_some_and(|attempt| !record.is_first(attempt));
+        let all = took_part(served, &record.tenant, record.class.as_str()).chain(beside(record, served));
+        for (dimension, name) in all {
+            let is_own = |stage| {
+                let owner = owner(record, stage).or(charged).map(|attempt| &attempt.served);
+                match dimension {
+                    Dimension::Replica => owner.is_some_and(|owner| owner.replica == name),
+                    Dimension::Revision => owner.is_some_and(|owner| owner.revision == name),
+                    Dimension::Tenant | Dimension::Class => true,
+                }
+            };
+            // The time of others is in it.
+            let is_others = |stage| is_later && dimension.is_engine() && stage == Stage::Connect;
+            self.part(dimension, &name).add_stages(judgement, |stage| is_own(stage) && !is_others(stage), by);
         }
     }
 
@@ -352,10 +370,39 @@ fn took_part(
     all.into_iter().filter_map(|(dimension, name)| Some((dimension, name?)))
 }
 
-/// The attempt that a request's time is charged to, and its place: the longest, which is the last one unless that came after a long
-/// wait elsewhere.
+/// The attempt that a request is charged to, and its place: the longest, which is the last one unless that came after a long wait
+/// elsewhere. One that computed the prompt for another is not, where there is another.
 fn charged(record: &Record) -> Option<(usize, &Attempt)> {
-    record.attempts.iter().enumerate().max_by_key(|(_, attempt)| attempt.end.since(attempt.start))
+    let length = |attempt: &Attempt| (!attempt.is_prefill_leg(), attempt.end.since(attempt.start));
+    record.attempts.iter().enumerate().max_by_key(|(_, attempt)| length(attempt))
+}
+
+/// Whose the time in a stage is, where that need not be the one that the request is charged to.
+fn owner(record: &Record, stage: Stage) -> Option<&Attempt> {
+    match stage {
+        Stage::KvTransfer | Stage::Decode | Stage::Relay => record.answered().or(record.attempts.last()),
+        Stage::EngineQueue | Stage::Prefill | Stage::EngineOther => record.prefill_leg(),
+        _ => None,
+    }
+}
+
+/// Replicas, and revisions, with stages of a request that is charged to another.
+fn beside(record: &Record, charged: Option<&Served>) -> SmallVec<[(Dimension, Arc<str>); 4]> {
+    let mut beside = SmallVec::new();
+    let Some(charged) = charged else { return beside };
+    for owner in [Stage::Decode, Stage::Prefill].into_iter().filter_map(|stage| owner(record, stage)) {
+        let Served { replica, revision, .. } = &owner.served;
+        for (dimension, own, of_charged) in [
+            (Dimension::Replica, replica, &charged.replica),
+            (Dimension::Revision, revision, &charged.revision),
+        ] {
+            let part = (dimension, Arc::clone(own));
+            if own != of_charged && !beside.contains(&part) {
+                beside.push(part);
+            }
+        }
+    }
+    beside
 }
 
 fn blamed(judgement: &Judgement) -> Stage {
@@ -475,10 +522,19 @@ mod tests {
         let (mut slot, mut record) = (Slot::default(), fixture::stream());
         let mut leg = record.attempts[0].clone();
         (leg.cause, leg.status, leg.served.replica) = (AttemptCause::Prefill, Some(200), "prefill-1".into());
+        // It took longer than the head of the answer, and the answer's gaps were too long.
+        leg.end = leg.start.after(Duration::from_secs(2));
         record.attempts.insert(0, leg);
+        record.itl_missed = Some(99);
         slot.record(&record, &Judgement::of(&record));
-        let own = slot.of(Dimension::Replica, &"prefill-1".into()).unwrap();
-        assert_eq!((own.prefills, own.requests, own.judged), (1, 0, 0));
+        let part = |name: &str| slot.of(Dimension::Replica, &name.into()).unwrap();
+        let (own, decoder) = (part("prefill-1"), part("gpu-a:8000"));
+        assert_eq!((own.prefills, own.requests, own.judged, own.missed()), (1, 0, 1, 0));
+        assert_eq!((decoder.requests, decoder.judged, decoder.missed_in[Stage::Decode]), (1, 1, 1));
+        assert!(own.mean(Stage::Prefill).is_some() && own.mean(Stage::Decode).is_none());
+        assert!(decoder.mean(Stage::Decode).is_some() && decoder.mean(Stage::Prefill).is_none());
+        let revision = slot.of(Dimension::Revision, &"v1".into()).unwrap();
+        assert_eq!((revision.judged, revision.missed_in[Stage::Decode]), (1, 1));
     }
 
     #[test]
