@@ -73,9 +73,9 @@ pub(super) async fn renew(prepared: &mut Box<Prepared>, guard: &mut RecordGuard,
 /// The request continues as it is classified now, in this SLO class.
 fn go_on(prepared: &mut Box<Prepared>, guard: &mut RecordGuard, mut after: Box<Prepared>, class: Arc<str>) {
     let record = guard.record();
+    (after.session, after.read) = (prepared.session, prepared.read);
     after.note(record);
     after.end_within(prepared.timeouts.total, prepared.total_timer);
-    (after.session, after.read) = (prepared.session, prepared.read);
     after.share.clone_from(&prepared.share);
     after.carrier.clone_from(&prepared.carrier);
     after.apply_slo(&class);

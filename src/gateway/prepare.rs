@@ -426,6 +426,7 @@ async fn admit(
     guard.watch_bounds();
     let scope = tenant.isolation().map_or(0, Isolation::scope);
     prepared.session = headers.get(X_SESSION_ID).map(|v| prepared.table.seed.hash(v.as_bytes()) ^ scope);
+    guard.record().conversation = prepared.conversation();
     let mut now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
     let here = route.pools.iter().find_map(|pool| pool.poison.refused_for(prompt, now));

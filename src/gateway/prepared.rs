@@ -107,7 +107,12 @@ impl Prepared {
         record.is_stream = self.is_stream;
         record.estimated_input = self.tokens;
         record.class = self.class;
-        record.conversation = self.session.or(self.prompt.conversation);
+        record.conversation = self.conversation();
+    }
+
+    /// What it belongs to with other requests: its session, else the conversation that its prompt continues.
+    pub(super) fn conversation(&self) -> Option<u64> {
+        self.session.or(self.prompt.conversation)
     }
 
     /// The request as its pool's queue sees it, without a prediction.

@@ -33,7 +33,7 @@ pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, guard: &mut
     }
     let at = route.config.pools.iter().position(|weighted| weighted.pool == canary.pool);
     let Some((at, pool)) = at.and_then(|at| Some((at, route.pools.get(at)?))) else { return };
-    if Arc::ptr_eq(pool, &pick.pool) || !shadow.is_due(prepared.session.or(prepared.prompt.conversation)) {
+    if Arc::ptr_eq(pool, &pick.pool) || !shadow.is_due(prepared.conversation()) {
         return;
     }
     let gateway = &incoming.gateway;
