@@ -34,11 +34,11 @@ impl RateTest {
     }
 
     pub(super) fn observe(&mut self, class: usize, arm: Arm, conversation: Option<u64>, is_bad: bool) {
-        // A conversation that fails at every turn is one event; one that failed after it had gone well is another.
+        // A conversation that fails at every other turn is one event; one that fails after it had gone well for long is another.
         let bad = if is_bad {
             self.conversations.weight(conversation)
         } else {
-            self.conversations.forget(conversation);
+            self.conversations.went_well(conversation);
             0.0
         };
         let counts = self.block.get_mut(class).and_then(|arms| arms.get_mut(arm as usize));
@@ -79,5 +79,32 @@ impl RateTest {
 
     pub(super) fn wealth(&self) -> &RateWealth {
         &self.wealth
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Evidence against a canary after 2,000 requests of each side, of which those of the canary are `bad` by place and conversation.
+    fn evidence(conversation: impl Fn(u32) -> u64, is_bad: impl Fn(u32) -> bool) -> f64 {
+        let mut test = RateTest::new(0.01, 0.0, RateWealth::default());
+        for request in 0..2_000 {
+            test.observe(0, Arm::Baseline, Some(u64::MAX), false);
+            test.observe(0, Arm::Canary, Some(conversation(request)), is_bad(request));
+            if request % 4 == 3 {
+                test.close();
+            }
+        }
+        test.evidence(5.0)
+    }
+
+    #[test]
+    fn one_conversation_that_goes_wrong_at_every_other_turn_stops_no_canary() {
+        let one_of_ten = |request| u64::from(request % 10);
+        let goes_wrong = |request| request % 10 == 0 && request / 10 % 2 == 0;
+        assert!(evidence(one_of_ten, goes_wrong) < 1.0);
+        let fails = |request| request % 10 == 0;
+        assert!(evidence(|request| u64::from(request / 20), fails) > 1.0, "an engine that fails one in ten");
     }
 }

@@ -157,7 +157,7 @@ impl Limits {
 
 /// What repeats of one conversation count: of a test that restarts when its counts are forgotten.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Conversations(HashMap<u64, u32>);
+pub(super) struct Conversations(HashMap<u64, f64>);
 
 impl Conversations {
     /// The weight of another observation of this conversation: one that is known says less each time, because what is slow about it
@@ -168,13 +168,18 @@ impl Conversations {
             self.0.clear();
         }
         let seen = self.0.entry(conversation).or_default();
-        *seen = seen.saturating_add(1);
-        1.0 / f64::from(*seen)
+        *seen += 1.0;
+        seen.recip()
     }
 
-    pub(super) fn forget(&mut self, conversation: Option<u64>) {
-        if let Some(conversation) = conversation {
-            self.0.remove(&conversation);
+    /// A turn of this conversation went well: several of them make up for one that did not.
+    pub(super) fn went_well(&mut self, conversation: Option<u64>) {
+        let Some(conversation) = conversation else { return };
+        if let Some(seen) = self.0.get_mut(&conversation) {
+            *seen -= FORGIVEN;
+            if *seen <= 0.0 {
+                self.0.remove(&conversation);
+            }
         }
     }
 
@@ -184,6 +189,9 @@ impl Conversations {
 }
 
 const MAX_CONVERSATIONS: usize = 8192;
+/// The part of a bad turn that a good one makes up for: a client that goes wrong at every other turn is one event, an engine that fails
+/// one request in ten is not.
+const FORGIVEN: f64 = 0.1;
 
 /// Odds of bets that the canary is slower, by threshold: the more so the farther out. For bounds on a median, which have one.
 pub(super) const SLOWER: Odds = [[1.5; LEVELS], [2.5; LEVELS], [4.0; LEVELS], [8.0; LEVELS]];
