@@ -232,6 +232,10 @@ impl Plan {
             (Action::Pause, RolloutState::Running) => self.enter(RolloutState::Paused, "paused by hand"),
             (Action::Resume, RolloutState::Paused) => {
                 let was_off = std::mem::take(&mut self.is_off);
+                if was_off {
+                    // What it soaked was another's, as far as its evidence goes: that is forgotten.
+                    (self.soaked, self.answers, self.answers_elsewhere) = (0.0, 0, 0);
+                }
                 self.enter(RolloutState::Running, "resumed by hand");
                 return Ok(was_off);
             }
@@ -556,9 +560,11 @@ mod tests {
         );
         assert!(plan.act(Action::Resume, 0).is_err() && plan.act(Action::Pause, 0).is_err());
         let (pausing, mut plan) = (canary("on_breach = \"pause\"\n"), Plan::default());
+        (plan.soaked, plan.answers) = (70.0, 500);
         plan.breach(&pausing, "errors", 0);
         assert_eq!((plan.state, plan.share(&pausing)), (RolloutState::Paused, 0));
         assert_eq!(plan.act(Action::Resume, 0), Ok(true), "what was held against it is forgotten");
+        assert_eq!((plan.soaked, plan.answers), (0.0, 0), "and what it soaked until then");
         assert_eq!(plan.share(&pausing), 1000);
         assert_eq!(plan.act(Action::Pause, 0), Ok(false));
         assert_eq!(plan.share(&pausing), 1000, "by hand it keeps its step");
