@@ -81,7 +81,10 @@ pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> O
         Missed::Error if record.attempts.is_empty() => longest(stages, |stage| stage != Stage::Read),
         // The attempt failed, not the decision to make it, however short it was.
         Missed::Error | Missed::Empty => {
-            longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route))
+            let is_ours = |stage| matches!(stage, Stage::Read | Stage::Admit | Stage::Route);
+            // Nor its words, however late they came, unless its client did not read them.
+            let is_relay = |stage| stage == Stage::Relay && record.relay_blocked.is_zero();
+            longest(stages, |stage| !is_ours(stage) && !is_relay(stage))
         }
         // Our own decision, made between two stamps whose distance means nothing: by its reason, not by time.
         Missed::Refused if record.error == Some(NO_REPLICA) => Some(Stage::Route),
@@ -220,6 +223,16 @@ mod tests {
         };
         let blamed = blamed(&failed, Missed::Error, &stages(&failed)).unwrap();
         assert!(!matches!(blamed, Stage::Read | Stage::Admit | Stage::Route), "{blamed:?}");
+    }
+
+    #[test]
+    fn a_failure_is_not_blamed_on_how_late_its_words_came() {
+        let mut failed = Record { outcome: Outcome::Failed, is_stream: false, ..fixture::stream() };
+        (failed.at.first_token, failed.at.last_token) = (None, None);
+        failed.at.end = failed.at.first_byte.unwrap().after(Duration::from_secs(1));
+        assert_eq!(blamed(&failed, Missed::Error, &stages(&failed)), Some(Stage::EngineOther));
+        failed.relay_blocked = Duration::from_secs(1);
+        assert_eq!(blamed(&failed, Missed::Error, &stages(&failed)), Some(Stage::Relay));
     }
 
     #[test]
