@@ -44,6 +44,11 @@ impl Period {
         }
     }
 
+    /// The window after this one.
+    pub(super) fn next(self, window: Window, zone: &Zone) -> Self {
+        Self::of(window, zone, Unix(self.until))
+    }
+
     /// Days are as long as the zone has them: 23 or 25 hours where its clocks are changed.
     fn of_dates(window: Window, zone: &Zone, now: i64) -> Result<Self, jiff::Error> {
         let today = Timestamp::from_second(now)?.to_zoned(zone.rules().clone()).date();

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use jiff::tz::{Offset, TimeZone};
-use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::json;
 
@@ -38,9 +37,12 @@ impl Serialize for Zone {
     }
 }
 
+/// As state files have it. One that this system does not know keeps its name, and the days of UTC: a file is no worse for a system
+/// without the database, which a configuration with such a name does not start on.
 impl<'de> Deserialize<'de> for Zone {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Self::named(&Box::<str>::deserialize(from)?).map_err(|(message, _)| D::Error::custom(message))
+        let name = Box::<str>::deserialize(from)?;
+        Ok(Self::named(&name).unwrap_or_else(|_| Self { name: name.into(), zone: TimeZone::UTC }))
     }
 }
 

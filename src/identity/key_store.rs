@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
 use super::random;
@@ -29,6 +30,8 @@ pub struct KeyStore {
     file: Option<PathBuf>,
     /// Why the file's keys are not known, though it may have some: written now, it would lose them.
     unread: Option<String>,
+    /// Keys of the file that cannot be read, as they stand there.
+    unreadable: Vec<Json>,
     /// Held while keys change.
     pub(super) revoked: Mutex<Revocations>,
     pub(super) changes: AtomicU64,
@@ -80,10 +83,18 @@ pub enum KeyError {
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Kept {
     version: Version<1>,
-    keys: Vec<SharedKey>,
+    keys: Vec<KeptKey>,
     /// When, by digest.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     revoked: BTreeMap<String, u64>,
+}
+
+/// One of another build, or with a time zone that this system does not know, is refused alone and stays in the file.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(untagged)]
+enum KeptKey {
+    Readable(SharedKey),
+    Unreadable(Json),
 }
 
 /// A key in the file, and on its way to other gateways.
@@ -122,12 +133,20 @@ fn read_digest<'de, D: Deserializer<'de>>(from: D) -> Result<KeyDigest, D::Error
 impl KeyStore {
     /// Puts the keys of the file in force.
     pub fn open(keys: Arc<ApiKeys>, file: Option<PathBuf>) -> Self {
-        let (mut revoked, mut unread) = (Revocations::default(), None);
+        let (mut revoked, mut unread, mut unreadable) = (Revocations::default(), None, Vec::new());
         if let Some(path) = &file {
             match state_file::read::<Kept>(path) {
                 Ok(kept) => {
                     let kept = kept.unwrap_or_default();
-                    keys.publish(kept.keys.into_iter().map(|kept| (kept.digest, kept.key)).collect());
+                    let mut known = HashMap::with_capacity(kept.keys.len());
+                    for kept in kept.keys {
+                        match kept {
+                            KeptKey::Readable(SharedKey { digest, key }) => _ = known.insert(digest, key),
+                            KeptKey::Unreadable(key) => unreadable.push(key),
+                        }
+                    }
+                    unreadable.iter().for_each(refused);
+                    keys.publish(known);
                     let digest = |(hex, at): (String, u64)| Some((bytes_of(&hex)?, at));
                     revoked = kept.revoked.into_iter().filter_map(digest).collect();
                 }
@@ -140,7 +159,7 @@ impl KeyStore {
                 }
             }
         }
-        Self { keys, file, unread, revoked: Mutex::new(revoked), changes: AtomicU64::default() }
+        Self { keys, file, unread, unreadable, revoked: Mutex::new(revoked), changes: AtomicU64::default() }
     }
 
     /// Whether keys outlast a restart.
@@ -214,7 +233,8 @@ impl KeyStore {
         if let Some(error) = &self.unread {
             return Err(KeyError::Unread { path: path.clone(), error: error.clone() });
         }
-        let keys = keys.iter().map(SharedKey::of).collect();
+        let readable = keys.iter().map(|key| KeptKey::Readable(SharedKey::of(key)));
+        let keys = readable.chain(self.unreadable.iter().cloned().map(KeptKey::Unreadable)).collect();
         let revoked = revoked.iter().map(|(digest, at)| (digits::hex_of(digest), at)).collect();
         let written = state_file::write(path, &Kept { version: Version, keys, revoked });
         written.map_err(|error| KeyError::NotKept { path: path.clone(), error })
@@ -225,6 +245,14 @@ impl KeyStore {
         self.keys.publish(keys);
         self.changes.fetch_add(1, Ordering::Release);
     }
+}
+
+/// A key of the file that cannot be read.
+fn refused(key: &Json) {
+    let text = |name: &str| key.get(name).and_then(Json::as_str).unwrap_or("unknown");
+    let error = SharedKey::deserialize(key).err().map(|error| error.to_string()).unwrap_or_default();
+    let (tenant, name) = (text("tenant"), text("name"));
+    tracing::error!(tenant, key = name, error, "an API key made at run time is refused: it cannot be read");
 }
 
 pub(super) fn bytes_of(hex: &str) -> Option<KeyDigest> {
@@ -311,16 +339,8 @@ mod tests {
     fn a_file_from_the_future_or_a_broken_one_is_kept_aside_and_its_keys_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys.json");
-        let digest = "0".repeat(64);
-        for text in [
-            r#"{"version":2,"keys":[]}"#.to_owned(),
-            "{".to_owned(),
-            r#"{"version":1,"keys":[{"sha256":"00","tenant":"a","name":"b","created":1}]}"#.to_owned(),
-            format!(
-                r#"{{"version":1,"keys":[{{"sha256":"{digest}","tenant":"a","name":"b","created":1,"budget":[{{"window":"eon"}}]}}]}}"#
-            ),
-        ] {
-            std::fs::write(&file, &text).unwrap();
+        for text in [r#"{"version":2,"keys":[]}"#, "{"] {
+            std::fs::write(&file, text).unwrap();
             let store = KeyStore::open(Arc::default(), Some(file.clone()));
             assert!(store.all().is_empty(), "{text}");
             let mut kept = std::fs::read_dir(folder.path()).unwrap().filter_map(|entry| {
@@ -329,6 +349,25 @@ mod tests {
             });
             assert!(kept.any(|kept| kept.unwrap() == text), "{text}");
             store.make(key("a", "new")).unwrap();
+            assert_eq!(KeyStore::open(Arc::default(), Some(file.clone())).all().len(), 1);
+        }
+    }
+    #[test]
+    fn a_key_that_cannot_be_read_is_refused_alone_and_stays_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys.json");
+        let digest = "0".repeat(64);
+        for broken in [
+            r#"{"created":1,"name":"b","sha256":"00","tenant":"a"}"#.to_owned(),
+            format!(
+                r#"{{"budget":[{{"requests":1,"time_zone":"Europe/Bern-Bethlehem"}}],"created":1,"name":"b","sha256":"{digest}","tenant":"a"}}"#
+            ),
+        ] {
+            std::fs::write(&file, format!(r#"{{"version":1,"keys":[{broken}]}}"#)).unwrap();
+            let store = KeyStore::open(Arc::default(), Some(file.clone()));
+            assert!(store.all().is_empty(), "{broken}");
+            store.make(key("a", "new")).unwrap();
+            assert!(std::fs::read_to_string(&file).unwrap().contains(&broken), "{broken}");
             assert_eq!(KeyStore::open(Arc::default(), Some(file.clone())).all().len(), 1);
         }
     }
