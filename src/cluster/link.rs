@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, Value,
+    AsyncConnectionConfig, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError,
+    Value,
 };
 use tokio::sync::mpsc;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -89,8 +90,14 @@ async fn find(
     let mut failed = LinkError::NoMaster(master.to_owned());
     for sentinel in &broker.endpoints {
         let asked = async {
-            let info = Broker { database: 0, ..broker.clone() };
-            let (mut link, _messages) = dial(&info, sentinel, connector, tracker).await?;
+            let mut info = Broker { database: 0, ..broker.clone() };
+            let mut dialed = dial(&info, sentinel, connector, tracker).await;
+            if matches!(&dialed, Err(LinkError::Broker(error)) if refuses_user(error)) {
+                // Its users are its own: the master's need not be among them.
+                (info.user, info.password) = (None, None);
+                dialed = dial(&info, sentinel, connector, tracker).await;
+            }
+            let (mut link, _messages) = dialed?;
             let mut asking = redis::cmd("SENTINEL");
             asking.arg("get-master-addr-by-name").arg(master);
             let found: Option<(String, u16)> = asking.query_async(&mut link.connection).await?;
@@ -105,6 +112,11 @@ async fn find(
         }
     }
     Err(failed)
+}
+
+/// Whether it does not know the user, or its password is another.
+pub(super) fn refuses_user(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed || error.to_string().contains("WRONGPASS")
 }
 
 async fn dial(

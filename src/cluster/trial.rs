@@ -3,7 +3,7 @@
 use redis::{ErrorKind, RedisError};
 use tokio_util::task::TaskTracker;
 
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, refuses_user};
 use crate::config::Cluster;
 use crate::upstream::connect::Connector;
 
@@ -82,7 +82,7 @@ fn refused(error: RedisError) -> Unusable {
     let text = error.to_string();
     if text.contains("NOAUTH") || text.contains("without any password configured") {
         Unusable::NoPassword
-    } else if error.kind() == ErrorKind::AuthenticationFailed || text.contains("WRONGPASS") {
+    } else if refuses_user(&error) {
         Unusable::WrongPassword
     } else if error.kind() == ErrorKind::RESP3NotSupported || text.contains("HELLO") {
         Unusable::Old
