@@ -318,7 +318,8 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
             )
         })
     });
-    let builder = builder(StreamExecutor { tracker: serving.tracker.clone(), limits: serving.limits });
+    let streams = StreamExecutor { tracker: serving.tracker.clone(), limits: serving.limits };
+    let builder = builder(streams, serving.limits.user_timeout);
     let connection = builder.serve_connection_with_upgrades(io, service);
     tokio::pin!(connection);
     // A connection accepted after the drain delay gets a 503, which closes it.
@@ -429,7 +430,8 @@ async fn interruption(
     }
 }
 
-fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
+/// A PING waits behind what the client has not read, and is answered by one that reads: as long as the socket waits for it.
+fn builder(streams: StreamExecutor, user_timeout: Duration) -> auto::Builder<StreamExecutor> {
     let mut builder = auto::Builder::new(streams);
     builder
         .http1()
@@ -449,7 +451,7 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
         .max_pending_accept_reset_streams(Some(MAX_RESETS))
         .max_local_error_reset_streams(Some(MAX_RESETS))
         .keep_alive_interval(Some(Duration::from_secs(20)))
-        .keep_alive_timeout(Duration::from_secs(20));
+        .keep_alive_timeout(user_timeout);
     builder
 }
 
