@@ -127,8 +127,8 @@ impl Picture {
         mut went: impl FnMut(Change),
     ) {
         if self.block_tokens != run.block_tokens {
-            if run.block_tokens < self.block_tokens {
-                // Part of a block.
+            // Part of a block, or of a tier that has blocks of its own.
+            if run.block_tokens < self.block_tokens || run.medium == Medium::Other {
                 return;
             }
             self.clear();
@@ -267,6 +267,17 @@ mod tests {
         assert_eq!((gone, picture.counts()), (1, (0, 1)));
         picture.removed(&[1], Medium::Other, |_| gone += 1);
         assert_eq!((gone, picture.counts()), (2, (0, 0)));
+    }
+
+    #[test]
+    fn chunks_of_another_tier_take_the_place_of_no_block() {
+        let mut picture = Picture::new(100);
+        let chunk = Stored { block_tokens: 256, ..run_in(Medium::Other, None, &[9]) };
+        store(&mut picture, &chunk);
+        store(&mut picture, &run(None, &[1, 2]));
+        store(&mut picture, &chunk);
+        store(&mut picture, &run(None, &[3]));
+        assert_eq!((picture.counts(), picture.block_tokens()), ((3, 0), 16));
     }
 
     #[test]
