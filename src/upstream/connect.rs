@@ -22,6 +22,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -272,7 +273,7 @@ impl Connector {
         let early = tokio::select! {
             biased;
             result = &mut first => Some(result),
-            () = tokio::time::sleep(SECOND_FAMILY_AFTER) => None,
+            () = tokio::time::sleep(NEXT_ADDRESS_AFTER) => None,
         };
         match early {
             Some(Ok(socket)) => Ok(socket),
@@ -324,20 +325,29 @@ fn in_words(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), words)
 }
 
+/// One after the other as they fail, or do not answer for a while; whichever is first.
 async fn connect_in_turn(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+    if let [only] = addresses {
+        return TcpStream::connect(only).await;
+    }
+    let (mut left, mut begun) = (addresses.iter().copied(), JoinSet::new());
     let mut last: Option<io::Error> = None;
-    for address in addresses {
-        match TcpStream::connect(address).await {
-            Ok(socket) => return Ok(socket),
-            Err(error) => {
-                last = Some(match last {
-                    Some(before) => more_telling(error, before),
-                    None => error,
-                });
+    loop {
+        let is_last = left.next().map(|address| begun.spawn(TcpStream::connect(address))).is_none();
+        let pause = if is_last { Duration::MAX } else { NEXT_ADDRESS_AFTER };
+        match tokio::time::timeout(pause, begun.join_next()).await {
+            Ok(Some(Ok(Ok(socket)))) => return Ok(socket),
+            Ok(Some(ended)) => {
+                let error = ended.unwrap_or_else(|lost| Err(io::Error::other(lost))).err();
+                last = match (error, last) {
+                    (Some(error), Some(before)) => Some(more_telling(error, before)),
+                    (error, before) => error.or(before),
+                };
             }
+            Ok(None) => return Err(last.unwrap_or_else(|| io::ErrorKind::NotFound.into())),
+            Err(_) => {}
         }
     }
-    Err(last.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
 }
 
 /// Of two failed connects the one whose error is the replica's own.
@@ -367,7 +377,7 @@ fn tune(socket: &TcpStream) -> io::Result<()> {
 const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
 
 /// After this the addresses of the other family are tried beside the first.
-const SECOND_FAMILY_AFTER: Duration = Duration::from_millis(250);
+const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 const LOG_EVERY: Duration = Duration::from_secs(10);
 // Of Linux and the BSDs alike; the standard library has no kind of its own for them.
 const ENFILE: i32 = 23;
