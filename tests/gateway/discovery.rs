@@ -24,7 +24,7 @@ use tokenway::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange, Sour
 use tokenway::fleet::status::ReplicaState;
 use tokio::net::TcpListener;
 
-use crate::support::replica::{Gate, Replica, Step};
+use crate::support::replica::{Gate, Probes, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
 use api_server::{Answer, ApiServer, Feed};
 use name_server::{NameServer, Says};
@@ -303,6 +303,35 @@ async fn addresses_that_never_answered_take_no_replica_away_that_answers() {
     server.says(Says::Addresses(vec![host(2)]));
     has(&gateway, &[&of(2)]).await;
     assert_eq!(source(&gateway, "dns").kept, 0);
+}
+
+/// As a pod of a StatefulSet on the host's network does.
+#[tokio::test]
+async fn a_successor_at_one_address_begins_once_however_often_the_list_changes() {
+    let replica = Replica::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("replicas.json");
+    let list = |uid: &str, zone: &str| {
+        let labels = json!({ "__meta_kubernetes_pod_uid": uid, "zone": zone });
+        let beside = path.with_extension("new");
+        std::fs::write(&beside, json!([{ "targets": [replica.name()], "labels": labels }]).to_string())
+            .unwrap();
+        std::fs::rename(beside, &path).unwrap();
+    };
+    list("1", "a");
+    let discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
+    let gateway = Gateway::start_unready(discovering(discovery));
+    has(&gateway, &[&replica.name()]).await;
+    write(&path, &[]);
+    until("the empty list is read", || source(&gateway, "file").targets == 0).await;
+    replica.probes(Probes::CompletionsUnanswered);
+    for zone in ["a", "b", "c", "d"] {
+        list("2", zone);
+        let has_zone = || gateway.replicas().iter().any(|one| one.life.zone.as_deref() == Some(zone));
+        until("the list is read", has_zone).await;
+        let all = gateway.replicas().len();
+        assert!(all <= 2, "the former one, and its successor: {all}");
+    }
 }
 
 #[tokio::test]

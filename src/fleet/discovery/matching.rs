@@ -46,10 +46,10 @@ impl Membership {
         let mut slots = None;
         for member in &target_set.members {
             let at_url = by_url.get(&member.spec.endpoint).map(SmallVec::as_slice).unwrap_or_default();
-            let is_kept =
-                at_url.len() == member.ranks as usize && at_url.iter().all(|known| is_it(known, member));
-            if is_kept {
-                for known in at_url {
+            // Beside it another instance may still serve what it began.
+            let own: SmallVec<[_; 1]> = at_url.iter().filter(|known| is_it(known, member)).collect();
+            if own.len() == member.ranks as usize {
+                for known in own {
                     self.keep(known, &config, member, matches!(cause, Cause::Configured { .. }));
                     after.push(Arc::clone(known));
                 }
