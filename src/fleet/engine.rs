@@ -28,6 +28,8 @@ pub struct EngineFacts {
     pub(super) lacks: ArcSwap<Vec<Arc<str>>>,
     /// Adapters that it was asked to load since it was proved last, whether it did or not.
     pub(super) asked_to_load: Mutex<Vec<Arc<str>>>,
+    /// Promised models, of none that it lists, of which it answered one.
+    pub(super) proved_any: Mutex<Vec<Arc<str>>>,
     /// The probe that it answers, of those of `auto`.
     pub(super) proved_by: Mutex<Option<ProbeKind>>,
     /// LoRA adapters that it is known to hold.

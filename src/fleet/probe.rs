@@ -129,14 +129,7 @@ impl Prober {
                 }
                 result = self.prove(config, kind).await;
             } else if kind != ProbeKind::Health {
-                // Those that a reload has added.
-                if self.load_adapters(config).await
-                    && let Err(failed) = self.list_models(config).await
-                {
-                    result = failed;
-                } else if let Some(another) = self.serves_another() {
-                    (result, is_another) = (ProbeResult::Failed(another), true);
-                }
+                (result, is_another) = self.look_again(config, kind).await;
             }
         }
         let is_proved = matches!(result, ProbeResult::Answered(_));
@@ -159,6 +152,23 @@ impl Prober {
             *misses = 1;
             self.apply(&lost, *misses, sent);
         }
+    }
+
+    /// Of a ready replica that was answered: whether it still serves what is promised, which a reload may have changed, and whether
+    /// that is another thing, which needs no second miss.
+    async fn look_again(&self, config: &Pool, kind: ProbeKind) -> (ProbeResult, bool) {
+        if self.load_adapters(config).await
+            && let Err(failed) = self.list_models(config).await
+        {
+            return (failed, false);
+        }
+        if let Some(another) = self.serves_another() {
+            return (ProbeResult::Failed(another), true);
+        }
+        let result =
+            if self.owes_proof() { self.prove(config, kind).await } else { ProbeResult::Answered(kind) };
+        let is_another = matches!(result, ProbeResult::Failed(_));
+        (result, is_another)
     }
 
     /// It has answered no probe yet, and no change of state would ever say so.
@@ -219,7 +229,8 @@ impl Prober {
 
     /// Reads the models of a replica that its answers prove: adapters come and go while it has traffic. Whether they are another's.
     async fn lists_another(&self, config: &Pool) -> bool {
-        config.outside.is_none() && self.list_models(config).await.is_ok() && self.serves_another().is_some()
+        let is_listed = config.outside.is_none() && self.list_models(config).await.is_ok();
+        is_listed && (self.serves_another().is_some() || self.owes_proof())
     }
 
     /// How long until nobody has asked it for `interval`, its own keep-alive included.

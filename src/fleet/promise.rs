@@ -112,6 +112,11 @@ impl Promised {
         Some(Self { models: models.collect(), seed: self.seed.clone(), ..*self })
     }
 
+    /// Whether the same models are promised.
+    pub(super) fn is_the_same(&self, other: &Self) -> bool {
+        (&self.models, self.has_any) == (&other.models, other.has_any)
+    }
+
     /// With the adapters that engines have listed under the configuration before.
     pub(super) fn after(mut self, before: &Self) -> Self {
         for promise in &mut self.models {

@@ -45,14 +45,26 @@ impl Prober {
         }
         let mut last = ProbeResult::Answered(kind);
         for model in &proofs.any {
-            match self.ask_for(config, kind, model).await {
+            last = match self.ask_for(config, kind, model).await {
                 ProbeResult::NoAnswer(why) | ProbeResult::Failed(why) => {
-                    last = ProbeResult::Failed(format!("serves none of the models promised; {model}: {why}"));
+                    ProbeResult::Failed(format!("serves none of the models promised; {model}: {why}"))
                 }
-                answered => return answered,
+                answered => answered,
+            };
+            if !matches!(last, ProbeResult::Failed(_)) {
+                break;
             }
         }
+        if matches!(last, ProbeResult::Answered(_)) {
+            *self.replica.engine.proved_any.lock() = proofs.any;
+        }
         last
+    }
+
+    /// Whether nothing that it lists is promised by now, and it was not asked for that yet.
+    pub(super) fn owes_proof(&self) -> bool {
+        let any = self.pool.proofs(&self.replica).any;
+        !any.is_empty() && *self.replica.engine.proved_any.lock() != any
     }
 
     /// Why an answer to this probe is no proof, where `auto` chose it: another server than an engine has a `/health` too, and replicas

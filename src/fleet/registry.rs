@@ -101,11 +101,18 @@ impl Fleet {
             .map(|pool| {
                 let state = before.iter().find(|known| known.pool.name == pool.name).cloned();
                 let state = state.unwrap_or_else(|| self.open(pool));
-                let promised = Promised::of(config, pool).after(&state.pool.promised.load());
+                let before = state.pool.promised.load_full();
+                let promised = Promised::of(config, pool).after(&before);
+                let is_new = !promised.is_the_same(&before);
                 state.pool.promised.store(Arc::new(promised));
                 gone.iter().for_each(|gone| state.inherit(pool, gone));
                 state.configure(pool, config.is_canary(pool), &former);
                 state.pool.settle_names();
+                if is_new {
+                    // To be proved at once, where it is not.
+                    let replicas = state.pool.replicas();
+                    replicas.iter().for_each(|replica| replica.health.vitals.check_now.notify_one());
+                }
                 state.pool.queue.set_strict(config.queues(pool));
                 state
             })

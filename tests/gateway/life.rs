@@ -287,6 +287,29 @@ async fn a_replica_that_comes_back_with_another_model_gets_nothing_and_changes_n
 }
 
 #[tokio::test]
+async fn a_reload_that_promises_what_an_engine_lacks_takes_it_out() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.routes = vec![config::route("tiny", &[0])];
+    let gateway = Gateway::start(config.clone()).await;
+    let lacks =
+        wire::json(404, r#"{"error":{"message":"The model does not exist.","type":"NotFoundError"}}"#);
+    let whole = wire::json(200, r#"{"choices":[{"index":0,"text":"a","finish_reason":"length"}]}"#);
+    let list = wire::json(200, &listing("tiny"));
+    replica.answers(move |asked| match asked.head.starts_with("GET") {
+        true => list.clone(),
+        false if asked.text().contains("other") => lacks.clone(),
+        false => whole.clone(),
+    });
+    replica.probes(Probes::Scripted);
+    config.routes[0].upstream_model = Some("other".into());
+    gateway.app.reload(Arc::new(config)).unwrap();
+    until("it is left", || gateway.state_of(&replica) == ReplicaState::Ejected).await;
+    let reason = status(&gateway, &replica).reason;
+    assert!(reason.contains("serves none of the models promised"), "{reason}");
+}
+
+#[tokio::test]
 async fn a_ready_replica_whose_list_changes_is_left() {
     let (first, second) = (Replica::start().await, Replica::start().await);
     let mut config = config::of(&[&first, &second]);
