@@ -5,6 +5,7 @@
 //! it lies ahead, also while nothing of its tenant waits: a queue that keeps emptying deals by weights like one that never does.
 //! Who was away starts at virtual time and is owed nothing; who was served is behind by one request at most.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,17 +16,14 @@ use crate::clock::Stamp;
 #[derive(Debug, Default)]
 pub(super) struct VirtualTime {
     now: u64,
-    /// Of tenants that wait, and of those that are ahead.
-    tags: Vec<Tag>,
+    /// Of tenants that wait, and of those that are ahead; apart those of long prompts, where these are a flow of their own.
+    tags: [HashMap<Arc<str>, Tag>; 2],
     /// The work placed so far may keep the pool busy until then.
     busy_until: Stamp,
 }
 
 #[derive(Debug)]
 struct Tag {
-    tenant: Arc<str>,
-    /// Of its long prompts, where these are a flow of their own.
-    is_long: bool,
     /// Start of its next request.
     start: u64,
     /// Flows that wait, one for each lane.
@@ -36,7 +34,7 @@ impl VirtualTime {
     /// A request comes to an empty queue. After an idle time all are equal again.
     pub(super) fn resume(&mut self, at: Stamp) {
         if at > self.busy_until {
-            self.tags.clear();
+            self.tags.iter_mut().for_each(|tags| tags.clear());
             self.now = 0;
         }
     }
@@ -57,7 +55,8 @@ impl VirtualTime {
 
     /// When the tenant's next request starts.
     pub(super) fn start(&self, tenant: &str, is_long: bool) -> u64 {
-        let known = self.tags.iter().find(|tag| tag.is_of(tenant, is_long));
+        let [short, long] = &self.tags;
+        let known = if is_long { long } else { short }.get(tenant);
         known.map_or(self.now, |tag| tag.start)
     }
 
@@ -70,8 +69,9 @@ impl VirtualTime {
         self.now = start;
         self.tag(&share.tenant, is_long).start = finish;
         self.forget_passed();
-        if self.tags.len() > MAX_TAGS
-            && let Some(next) = self.tags.iter().filter(|tag| tag.flows == 0).map(|tag| tag.start).min()
+        let all = || self.tags.iter().flat_map(|tags| tags.values());
+        if self.len() > MAX_TAGS
+            && let Some(next) = all().filter(|tag| tag.flows == 0).map(|tag| tag.start).min()
         {
             self.now = next;
             self.forget_passed();
@@ -79,24 +79,19 @@ impl VirtualTime {
     }
 
     fn tag(&mut self, tenant: &Arc<str>, is_long: bool) -> &mut Tag {
-        let known = self.tags.iter().position(|tag| tag.is_of(tenant, is_long));
-        let at = known.unwrap_or_else(|| {
-            self.tags.push(Tag { tenant: Arc::clone(tenant), is_long, start: self.now, flows: 0 });
-            self.tags.len() - 1
-        });
-        self.tags.get_mut(at).expect("invariant: the tag was found or made just before")
+        let [short, long] = &mut self.tags;
+        let tags = if is_long { long } else { short };
+        tags.entry(Arc::clone(tenant)).or_insert(Tag { start: self.now, flows: 0 })
+    }
+
+    fn len(&self) -> usize {
+        self.tags.iter().map(HashMap::len).sum()
     }
 
     /// Without a tag a tenant starts at virtual time, and so would one that it has passed.
     fn forget_passed(&mut self) {
         let now = self.now;
-        self.tags.retain(|tag| tag.flows > 0 || tag.start > now);
-    }
-}
-
-impl Tag {
-    fn is_of(&self, tenant: &str, is_long: bool) -> bool {
-        *self.tenant == *tenant && self.is_long == is_long
+        self.tags.iter_mut().for_each(|tags| tags.retain(|_, tag| tag.flows > 0 || tag.start > now));
     }
 }
 
@@ -124,15 +119,15 @@ mod tests {
         for _ in 0..5 {
             time.charge(&share("b", 1), false, WORK / 10, at(0));
         }
-        assert_eq!((time.tags.len(), time.start("a", false)), (2, 100_000_000));
+        assert_eq!((time.len(), time.start("a", false)), (2, 100_000_000));
         time.enter(&"c".into(), false);
         for _ in 0..10 {
             time.charge(&share("b", 1), false, WORK / 10, at(0));
         }
-        assert_eq!(time.tags.len(), 2, "a has been passed, c waits");
+        assert_eq!(time.len(), 2, "a has been passed, c waits");
         assert!(time.start("c", false) < time.now, "and who waits is not put back");
         time.leave(&"c".into(), false);
-        assert_eq!((time.tags.len(), time.start("a", false)), (1, time.now));
+        assert_eq!((time.len(), time.start("a", false)), (1, time.now));
     }
 
     #[test]
@@ -141,11 +136,11 @@ mod tests {
         for tenant in 0..10 * MAX_TAGS as u64 {
             let work = WORK + Duration::from_millis(tenant % 7);
             time.charge(&share(&tenant.to_string(), 1), tenant % 2 == 0, work, at(0));
-            assert!(time.tags.len() <= MAX_TAGS);
+            assert!(time.len() <= MAX_TAGS);
         }
         time.resume(at(400 + 4 * 6));
-        assert!(!time.tags.is_empty(), "busy with what was placed");
+        assert!(time.len() > 0, "busy with what was placed");
         time.resume(at(425));
-        assert!(time.tags.is_empty() && time.now == 0);
+        assert!(time.len() == 0 && time.now == 0);
     }
 }
