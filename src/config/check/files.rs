@@ -35,12 +35,6 @@ struct Output<'a> {
 }
 
 fn outputs<'a>(root: &Section<'a>, config: &Config) -> Vec<Output<'a>> {
-    let key = |section: &'static str, keys: &[&str], at: usize| {
-        let section = root.get(section)?;
-        keys.iter()
-            .enumerate()
-            .try_fold(section, |item, (depth, key)| item.peek(key, if depth == 0 { at } else { 0 }))
-    };
     let telemetry = &config.telemetry;
     let access_log = match &telemetry.access_log {
         AccessLog::File(path) => Some(path.as_path()),
@@ -48,13 +42,13 @@ fn outputs<'a>(root: &Section<'a>, config: &Config) -> Vec<Output<'a>> {
     };
     let content = telemetry.content.as_ref().and_then(|content| content.file.as_deref());
     let one = [
-        ("telemetry.access_log", access_log, key("telemetry", &["access_log"], 0)),
-        ("telemetry.content.file", content, key("telemetry", &["content", "file"], 0)),
-        ("drift.state", config.drift.state.path(), key("drift", &["state"], 0)),
+        ("telemetry.access_log", access_log, root.peek(&["telemetry", "access_log"], 0)),
+        ("telemetry.content.file", content, root.peek(&["telemetry", "content", "file"], 0)),
+        ("drift.state", config.drift.state.path(), root.peek(&["drift", "state"], 0)),
     ];
     let canaries = config.routes.iter().enumerate().map(|(at, route)| {
         let state = route.canary.as_ref().and_then(|canary| canary.state.as_deref());
-        (CANARY, state, key("route", &["canary", "state"], at))
+        (CANARY, state, root.peek(&["route", "canary", "state"], at))
     });
     let output = |(name, path, item): (&'static str, Option<&Path>, Option<Item<'a>>)| {
         Some(Output { name, item: item?, place: place(path?) })

@@ -5,7 +5,6 @@
 //! taste is none, so that a file without warnings is worth having.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use crate::config::diagnostics::Fault;
 use crate::config::{
@@ -33,26 +32,19 @@ struct Lint<'l, 'a> {
 }
 
 impl Lint<'_, '_> {
-    fn warn(&self, span: Range<usize>, message: String, hint: &str) {
+    /// Warns at the first of these keys that a section has, or at the section where it has none of them.
+    fn warn(&self, section: &str, at: usize, keys: &[&str], message: impl Into<String>, hint: &str) {
+        let key = keys.iter().find_map(|key| self.root.peek(&[section, key], at));
+        let item = key.or_else(|| self.root.peek(&[section], at));
+        let span = item.map_or_else(|| self.root.span.clone(), |item| item.span);
         self.root.checking.warn(&span, Fault::new(message, hint));
-    }
-
-    /// The place of a key of a section, or of the section where it has no such key.
-    fn place(&self, section: &'static str, at: usize, keys: &[&str]) -> Range<usize> {
-        let Some(item) = self.root.get(section) else { return self.root.span.clone() };
-        let found = keys.iter().find_map(|key| item.peek(key, at));
-        found.map_or(item.span, |found| found.span)
     }
 
     fn cluster(&self) {
         let Some(cluster) = &self.config.cluster else { return };
         if cluster.ca.is_some() && !cluster.url.endpoints.iter().any(|endpoint| endpoint.is_tls) {
-            let message = "cluster.ca has no effect: the broker is reached without TLS".to_owned();
-            self.warn(
-                self.place("cluster", 0, &["ca"]),
-                message,
-                "write rediss:// in cluster.url, or remove ca",
-            );
+            let message = "cluster.ca has no effect: the broker is reached without TLS";
+            self.warn("cluster", 0, &["ca"], message, "write rediss:// in cluster.url, or remove ca");
         }
     }
 
@@ -64,20 +56,17 @@ impl Lint<'_, '_> {
             (None, None, None) | (Some(_), Some(_), Some(_)) => {}
             (None, at, or_at) => {
                 let section = if at.is_some() { "route" } else { "tenant" };
-                let place = self.place(section, at.or(or_at).unwrap_or_default(), &["content"]);
-                let message = "content = true has no effect: there is no [telemetry.content]".to_owned();
-                self.warn(
-                    place,
-                    message,
-                    "add [telemetry.content] with file or otlp = true, or remove content",
-                );
+                let at = at.or(or_at).unwrap_or_default();
+                let message = "content = true has no effect: there is no [telemetry.content]";
+                let hint = "add [telemetry.content] with file or otlp = true, or remove content";
+                self.warn(section, at, &["content"], message, hint);
             }
             (Some(_), at, _) => {
                 let lacks = if at.is_none() { "route" } else { "tenant" };
                 let message =
                     format!("[telemetry.content] records nothing: no [[{lacks}]] has content = true");
                 let hint = "set content = true in a [[route]] and in each [[tenant]] that has agreed";
-                self.warn(self.place("telemetry", 0, &["content"]), message, hint);
+                self.warn("telemetry", 0, &["content"], message, hint);
             }
         }
     }
@@ -88,14 +77,14 @@ impl Lint<'_, '_> {
             if !self.config.routes.iter().any(|route| route.uses(at)) {
                 let message =
                     format!("no route uses pool \"{}\": its replicas are probed and idle", pool.name);
-                self.warn(self.place("pool", at, &["name"]), message, "name it in the pools of a route");
+                self.warn("pool", at, &["name"], message, "name it in the pools of a route");
             }
             if pool.tls.is_some()
                 && !pool.replicas.is_empty()
                 && pool.replicas.iter().all(|r| !r.endpoint.is_tls)
             {
-                let message = "pool.tls has no effect: no replica of the pool has an https URL".to_owned();
-                self.warn(self.place("pool", at, &["tls"]), message, "write https:// URLs, or remove tls");
+                let message = "pool.tls has no effect: no replica of the pool has an https URL";
+                self.warn("pool", at, &["tls"], message, "write https:// URLs, or remove tls");
             }
             for replica in &pool.replicas {
                 if let Some(other) =
@@ -105,8 +94,8 @@ impl Lint<'_, '_> {
                         "{} is in pools \"{other}\" and \"{}\": each takes it for its own and counts half its load",
                         replica.endpoint, pool.name
                     );
-                    let place = self.place("pool", at, &["replicas"]);
-                    self.warn(place, message, "list a replica in one pool; several routes may use that pool");
+                    let hint = "list a replica in one pool; several routes may use that pool";
+                    self.warn("pool", at, &["replicas"], message, hint);
                 } else if let Some(other) =
                     names.insert(&replica.name, &pool.name).filter(|other| **other != pool.name)
                 {
@@ -114,8 +103,8 @@ impl Lint<'_, '_> {
                         "pools \"{other}\" and \"{}\" both have a replica \"{}\": figures by replica take the two for one",
                         pool.name, replica.name
                     );
-                    let place = self.place("pool", at, &["replicas"]);
-                    self.warn(place, message, "give each replica a name of its own, or none");
+                    let hint = "give each replica a name of its own, or none";
+                    self.warn("pool", at, &["replicas"], message, hint);
                 }
             }
         }
@@ -130,7 +119,7 @@ impl Lint<'_, '_> {
             let is_alone = replicas.len() == 1 && replicas.iter().all(|pool| pool.replicas.len() == 1);
             if route.hedge.is_some() && is_alone {
                 let message = format!("hedge has no effect: route \"{}\" has one replica", route.name);
-                self.warn(self.place("route", at, &["hedge"]), message, "add a replica, or remove hedge");
+                self.warn("route", at, &["hedge"], message, "add a replica, or remove hedge");
             }
             for weighted in route.pools.iter().filter(|weighted| weighted.weight == 0) {
                 let is_canary = route.canary.as_ref().is_some_and(|canary| canary.pool == weighted.pool);
@@ -145,7 +134,7 @@ impl Lint<'_, '_> {
                 );
                 let hint =
                     "remove it, or set standby = true in its [[pool]]: then it serves when the others cannot";
-                self.warn(self.place("route", at, &["pools"]), message, hint);
+                self.warn("route", at, &["pools"], message, hint);
             }
             self.crossed(at, route);
             self.pattern(at, route);
@@ -154,8 +143,8 @@ impl Lint<'_, '_> {
             if route.client_may.priority && !self.has_order() {
                 let message =
                     format!("clients may set a priority on route \"{}\", and nothing waits", route.name);
-                let place = self.place("route", at, &["client_may"]);
-                self.warn(place, message, "use policy latency on a route, or remove \"priority\"");
+                let hint = "use policy latency on a route, or remove \"priority\"";
+                self.warn("route", at, &["client_may"], message, hint);
             }
         }
     }
@@ -165,7 +154,7 @@ impl Lint<'_, '_> {
         if matches!(&route.model, ModelMatch::Named(model) if model.contains('*')) {
             let message = format!("route \"{}\" takes requests for exactly this name", route.name);
             let hint = "a route's model is one name, or \"*\" for all that no other route has";
-            self.warn(self.place("route", at, &["model"]), message, hint);
+            self.warn("route", at, &["model"], message, hint);
         }
     }
 
@@ -181,7 +170,7 @@ impl Lint<'_, '_> {
             route.name, other.name
         );
         let hint = "give the route a name that is no other route's model";
-        self.warn(self.place("route", at, &["name", "model"]), message, hint);
+        self.warn("route", at, &["name", "model"], message, hint);
     }
 
     /// Prompts that are computed apart for some, and by whom.
@@ -199,7 +188,7 @@ impl Lint<'_, '_> {
             );
             let hint =
                 "set prefill = { when = \"never\", … } while revisions change: KV moves within one revision";
-            self.warn(self.place("route", at, &["canary", "prefill"]), message, hint);
+            self.warn("route", at, &["canary", "prefill"], message, hint);
         }
         let decodes = route.pools.iter().filter_map(|weighted| self.config.pools.get(weighted.pool));
         let mut others = decodes.chain([computes]).filter(|pool| pool.engine != EngineKind::Sglang);
@@ -207,11 +196,7 @@ impl Lint<'_, '_> {
             let (name, engine) = (&other.name, other.engine.as_str());
             let message =
                 format!("connector sglang: engine of pool \"{name}\" is {engine}, which fetches no KV by it");
-            self.warn(
-                self.place("route", at, &["prefill"]),
-                message,
-                "set engine = \"sglang\", or another connector",
-            );
+            self.warn("route", at, &["prefill"], message, "set engine = \"sglang\", or another connector");
         }
     }
 
@@ -222,7 +207,7 @@ impl Lint<'_, '_> {
         if route.outside && outside.peek().is_none() {
             let message =
                 format!("outside has no effect: route \"{}\" has no pool with [pool.outside]", route.name);
-            self.warn(self.place("route", at, &["outside"]), message, "name such a pool, or remove it");
+            self.warn("route", at, &["outside"], message, "name such a pool, or remove it");
         }
         for pool in outside {
             let is_far = |host: &str| !matches!(host, "localhost" | "127.0.0.1" | "::1");
@@ -232,20 +217,22 @@ impl Lint<'_, '_> {
                     "prompts and the key of pool \"{}\" go to {} without TLS",
                     pool.name, clear.endpoint
                 );
-                self.warn(self.place("route", at, &["pools"]), message, "use https://");
+                self.warn("route", at, &["pools"], message, "use https://");
             }
         }
     }
 
     fn deadlines(&self, at: usize, route: &Route, slo: Slo) {
-        let place = || self.place("route", at, &["timeouts", "slo", "name", "model"]);
+        let warn = |message: String, hint| {
+            self.warn("route", at, &["timeouts", "slo", "name", "model"], message, hint);
+        };
         let (ttft, first_token) = (slo.ttft.map(|bound| bound.base), route.timeouts.first_token);
         if let Some(ttft) = ttft.filter(|ttft| *ttft >= first_token) {
             let message = format!(
                 "timeouts.first_token ({first_token:?}) of route \"{}\" ends requests before their ttft bound ({ttft:?})",
                 route.name
             );
-            self.warn(place(), message, "raise the timeout well above the bound of the SLO class");
+            warn(message, "raise the timeout well above the bound of the SLO class");
         }
         let total = route.timeouts.total;
         // The default was not asked for.
@@ -254,14 +241,14 @@ impl Lint<'_, '_> {
                 "timeouts.first_token ({first_token:?}) of route \"{}\" has no effect: timeouts.total ({total:?}) ends its requests before",
                 route.name
             );
-            self.warn(place(), message, "raise timeouts.total, or lower the other");
+            warn(message, "raise timeouts.total, or lower the other");
         }
         if let Some(e2e) = slo.e2e.filter(|e2e| *e2e >= total) {
             let message = format!(
                 "timeouts.total ({total:?}) of route \"{}\" ends requests before their e2e bound ({e2e:?})",
                 route.name
             );
-            self.warn(place(), message, "raise the timeout well above the bound of the SLO class");
+            warn(message, "raise the timeout well above the bound of the SLO class");
         }
     }
 
@@ -273,22 +260,18 @@ impl Lint<'_, '_> {
     fn tenants(&self) {
         let config = self.config;
         if config.tenants.is_empty() && !config.server.trust_headers.is_empty() {
-            let message = "trust_headers has no effect: there is no [[tenant]]".to_owned();
-            let place = self.place("server", 0, &["trust_headers"]);
-            self.warn(place, message, "add the tenants that the headers name, or remove it");
+            let message = "trust_headers has no effect: there is no [[tenant]]";
+            let hint = "add the tenants that the headers name, or remove it";
+            self.warn("server", 0, &["trust_headers"], message, hint);
         }
         if config.tenants.is_empty() && config.routing.cache_isolation {
-            let message = "cache_isolation has no effect: there is no [[tenant]]".to_owned();
-            self.warn(
-                self.place("routing", 0, &["cache_isolation"]),
-                message,
-                "add the tenants, or remove it",
-            );
+            let message = "cache_isolation has no effect: there is no [[tenant]]";
+            self.warn("routing", 0, &["cache_isolation"], message, "add the tenants, or remove it");
         }
         if config.tenants.len() > 1 && config.routing.seed == Routing::default().seed {
             let message = "routing.seed is no secret: a tenant can compute to which replica and which side of a canary others' sessions go";
             let hint = "set routing.seed = \"env:NAME\" or \"file:PATH\", the same on all gateways";
-            self.warn(self.place("routing", 0, &["seed"]), message.to_owned(), hint);
+            self.warn("routing", 0, &["seed"], message, hint);
         }
         let checks_clients = config.server.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         for (at, tenant) in config.tenants.iter().enumerate() {
@@ -296,8 +279,8 @@ impl Lint<'_, '_> {
             if !self.has_order() && (tenant.weight != 1 || tenant.priority != 0) {
                 let message =
                     format!("weight and priority of tenant \"{name}\" have no effect: nothing waits");
-                let place = self.place("tenant", at, &["weight", "priority"]);
-                self.warn(place, message, "use policy latency on a route, or remove them");
+                let hint = "use policy latency on a route, or remove them";
+                self.warn("tenant", at, &["weight", "priority"], message, hint);
             }
             self.reach(at, tenant);
             self.isolation(at, tenant);
@@ -305,8 +288,8 @@ impl Lint<'_, '_> {
                 let message = format!(
                     "client_names of tenant \"{name}\" have no effect: no client shows a certificate"
                 );
-                let place = self.place("tenant", at, &["client_names"]);
-                self.warn(place, message, "set client_ca in server.tls, or remove them");
+                let hint = "set client_ca in server.tls, or remove them";
+                self.warn("tenant", at, &["client_names"], message, hint);
             }
         }
     }
@@ -317,7 +300,7 @@ impl Lint<'_, '_> {
         if tenant.routes.as_ref().is_some_and(Vec::is_empty) {
             let message = format!("tenant \"{name}\" may use nothing: its list of routes is empty");
             let hint = "name its routes, or leave routes out: then it may use all";
-            self.warn(self.place("tenant", at, &["routes"]), message, hint);
+            self.warn("tenant", at, &["routes"], message, hint);
             return;
         }
         let is_served = |model: &str| {
@@ -325,13 +308,13 @@ impl Lint<'_, '_> {
         };
         for (which, budget) in tenant.budgets.iter().enumerate() {
             let Some(model) = budget.model.as_ref().filter(|model| !is_served(model)) else { continue };
+            let budgets = self.root.peek(&["tenant", "budget"], at);
+            let Some(written) = budgets.and_then(|budgets| budgets.peek("model", which)) else { continue };
             let message = format!(
                 "this budget of tenant \"{name}\" never counts: no route that it may use takes model \"{model}\""
             );
-            let list = self.root.get("tenant").and_then(|tenants| tenants.peek("budget", at));
-            let model = list.and_then(|budgets| budgets.peek("model", which));
-            let place = model.map_or_else(|| self.place("tenant", at, &["budget"]), |model| model.span);
-            self.warn(place, message, "write the model of a [[route]], which is what clients ask for");
+            let hint = "write the model of a [[route]], which is what clients ask for";
+            self.root.checking.warn(&written.span, Fault::new(message, hint));
         }
     }
 
@@ -349,7 +332,7 @@ impl Lint<'_, '_> {
                 let message =
                     format!("cache_group of tenant \"{name}\" has no effect: it shares with everybody");
                 let hint = "set cache_isolation = true, for the tenant or in [routing]";
-                self.warn(self.place("tenant", at, &["cache_group"]), message, hint);
+                self.warn("tenant", at, &["cache_group"], message, hint);
             }
             return;
         }
@@ -362,12 +345,12 @@ impl Lint<'_, '_> {
                 pool.engine.as_str()
             );
             let hint = "switch prefix caching off in that engine, or keep the tenant from its routes";
-            self.warn(self.place("tenant", at, &["cache_isolation", "name"]), message, hint);
+            self.warn("tenant", at, &["cache_isolation", "name"], message, hint);
         }
         if !config.server.extra_paths.is_empty() {
             let message = format!("tenant \"{name}\" shares cached prompts on server.extra_paths");
             let hint = "their bodies are opaque and get no cache_salt: remove those that make an engine read a prompt";
-            self.warn(self.place("server", 0, &["extra_paths"]), message, hint);
+            self.warn("server", 0, &["extra_paths"], message, hint);
         }
     }
 
@@ -382,7 +365,7 @@ impl Lint<'_, '_> {
                     format!("no route uses the slo class \"{class}\", and no client may ask for one");
                 let hint =
                     "name it in a route: slo = \"…\", or let clients ask: client_may = [\"slo_class\"]";
-                self.warn(self.place("slo", 0, &[class.as_ref()]), message, hint);
+                self.warn("slo", 0, &[class.as_ref()], message, hint);
             }
         }
     }
@@ -393,8 +376,8 @@ impl Lint<'_, '_> {
         let is_here = matches!(&*endpoint.host, "localhost" | "127.0.0.1" | "::1");
         if !endpoint.is_tls && !is_here {
             let message = format!("the keys that tokens are checked with come from {endpoint} without TLS");
-            let place = self.place("auth", 0, &["jwt"]);
-            self.warn(place, message, "anyone on the way can add a key: use https://, or file:");
+            let hint = "anyone on the way can add a key: use https://, or file:";
+            self.warn("auth", 0, &["jwt"], message, hint);
         }
     }
 }

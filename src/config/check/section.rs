@@ -112,6 +112,14 @@ impl<'a> Section<'a> {
         self.items().find(|item| item.key == key)
     }
 
+    /// The value under a path of keys, in the entry `at` where the first of them is a list, without reading it: for what is
+    /// found when all was read.
+    pub(in crate::config) fn peek(&self, path: &[&str], mut at: usize) -> Option<Item<'a>> {
+        let (first, below) = path.split_first()?;
+        let first = self.items().find(|item| item.key == *first)?;
+        below.iter().try_fold(first, |item, key| item.peek(key, std::mem::take(&mut at)))
+    }
+
     /// A value written as text in some form.
     pub(in crate::config) fn parse<T>(&self, key: &'static str, form: &Form<T>) -> Option<T> {
         self.get(key)?.parse(form)
@@ -409,7 +417,7 @@ impl<'a> Item<'a> {
         entries(self.checking, self.value.as_table(), move |_| place)
     }
 
-    /// The value of a key of a table, or the entry of a list at a place, without reading it: for warnings.
+    /// The value of a key of a table, or of the entry of a list at a place, without reading it.
     pub(in crate::config) fn peek(&self, key: &str, at: usize) -> Option<Item<'a>> {
         let array = self.value.as_array();
         if let Some(value) = array.and_then(|array| array.get(at)) {
