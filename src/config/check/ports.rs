@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::config::Config;
 
-use super::section::Section;
+use super::section::{Item, Section};
 
 /// Reports two ports of ours at one address. Where flags name one, the addresses are known later.
 pub(super) fn expect_ports_apart(root: &Section<'_>, config: &Config) {
@@ -13,34 +13,31 @@ pub(super) fn expect_ports_apart(root: &Section<'_>, config: &Config) {
     if flags.iter().any(Option::is_some) {
         return;
     }
-    let (data, admin, metrics) = (config.server.listen, config.admin.listen, config.admin.metrics_listen);
-    let place = |section: &'static str| root.get(section).and_then(|item| item.peek("listen", 0));
-    if let Some(metrics) = metrics.filter(|it| is_one_port(*it, data) || is_one_port(*it, admin))
-        && let Some(item) = root.get("admin").and_then(|item| item.peek("metrics_listen", 0))
-    {
-        item.fault(one_port(metrics), PORTS_HINT);
-    }
-    if is_one_port(data, admin)
-        && let Some(item) = place("admin").or_else(|| place("server"))
-    {
-        item.fault(one_port(admin), PORTS_HINT);
-    }
-    let spans = root.get("telemetry").and_then(|item| item.peek("engine_spans", 0)?.peek("listen", 0));
-    if let (Some(item), Some(engine_spans)) = (spans, &config.telemetry.engine_spans)
-        && [data, admin].into_iter().chain(metrics).any(|other| is_one_port(engine_spans.listen, other))
-    {
-        item.fault(one_port(engine_spans.listen), PORTS_HINT);
+    let own: [(Option<SocketAddr>, &[&str]); 4] = [
+        (Some(config.server.listen), &["server", "listen"]),
+        (Some(config.admin.listen), &["admin", "listen"]),
+        (config.admin.metrics_listen, &["admin", "metrics_listen"]),
+        (config.telemetry.engine_spans.map(|spans| spans.listen), &["telemetry", "engine_spans", "listen"]),
+    ];
+    let mut taken = Vec::new();
+    for (listen, path) in own {
+        let Some(listen) = listen else { continue };
+        // Where the file has no such key, that of the data port meets its default.
+        let item = root.peek(path, 0).or_else(|| root.peek(&["server", "listen"], 0));
+        expect_free(listen, item, &taken);
+        taken.push(listen);
     }
     // Pools may share one: each engine has a topic.
-    let engine_spans = config.telemetry.engine_spans.as_ref().map(|spans| spans.listen);
     for (at, pool) in config.pools.iter().enumerate() {
-        let item = root.get("pool").and_then(|pools| pools.peek("kv_events", at)?.peek("listen", 0));
-        let others = || [data, admin].into_iter().chain(metrics).chain(engine_spans);
-        if let (Some(item), Some(listen)) = (item, pool.kv_events.as_ref().and_then(|events| events.listen))
-            && others().any(|other| is_one_port(listen, other))
-        {
-            item.fault(one_port(listen), PORTS_HINT);
+        if let Some(listen) = pool.kv_events.as_ref().and_then(|events| events.listen) {
+            expect_free(listen, root.peek(&["pool", "kv_events", "listen"], at), &taken);
         }
+    }
+}
+
+fn expect_free(listen: SocketAddr, item: Option<Item<'_>>, taken: &[SocketAddr]) {
+    if let Some(item) = item.filter(|_| taken.iter().any(|other| is_one_port(listen, *other))) {
+        item.fault(one_port(listen), PORTS_HINT);
     }
 }
 
