@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Secret;
-use super::check::codec::{SEED, Share, Switch};
+use super::check::codec::{SEED, SHARE, SWITCH};
 use super::check::section::Section;
 use super::check::values::POSITIVE_DURATION;
 use super::declare::{Declared, section};
@@ -33,7 +33,7 @@ section! {
         /// further tries of work known not to have been sent; started work gets one
         attempts: u32 as 0..=1_000_000, default 2;
         /// at most this share of recent requests may be retries
-        budget: f64 as Share, default 0.1;
+        budget: f64 as SHARE, default 0.1;
         /// but always this many
         min_per_second: u32 as 0..=1_000_000, default 3;
     }
@@ -45,7 +45,7 @@ section! {
         /// of the hashes of prompts, sessions and cache salts, the same on all gateways; a secret where there are tenants
         seed: Secret as SEED, default "tokenway", restart;
         /// `cache_isolation` of every tenant without one of its own
-        cache_isolation: bool as Switch, default false;
+        cache_isolation: bool as SWITCH, default false;
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use toml::de::DeTable;
 
 use super::Overrides;
-use super::check::codec::{Own, Switch, Word};
+use super::check::codec::{Own, SWITCH, Word};
 use super::check::section::{Checking, Item, Section};
 use super::check::values::MODEL;
 use super::declare::{Declared, section};
@@ -38,7 +38,7 @@ section! {
         /// of this model only, as clients ask for it
         model: Option<Arc<str>> as MODEL, example "llama-8b";
         /// 429 when it is spent; false: only metrics, headers and log show it
-        hard: bool as Switch, default true;
+        hard: bool as SWITCH, default true;
     }
 }
 

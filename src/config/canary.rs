@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::check::codec::{Codec, FILE, Own, Share, WEBHOOK, Word};
+use super::check::codec::{Codec, FILE, Own, SHARE, WEBHOOK, Word};
 use super::check::section::{Item, Section};
 use super::check::values::{NAME, POSITIVE_DURATION, SIZE};
 use super::declare::{Declared, section};
@@ -32,9 +32,9 @@ section! {
         /// likewise
         max_tpot_ratio: QuantileRatios as Ratios("route.canary.max_tpot_ratio"), default {};
         /// share of failed attempts above the baseline's
-        max_error_ratio_increase: f64 as Share, default 0.01;
+        max_error_ratio_increase: f64 as SHARE, default 0.01;
         /// share of requests within their SLO below the baseline's
-        max_goodput_decrease: f64 as Share, default 0.05;
+        max_goodput_decrease: f64 as SHARE, default 0.05;
         /// standing queue per replica over a minute, as a multiple of the baseline's
         max_queue_ratio: f64 as MULTIPLE, default 2.0;
         /// probability that a revision as good as the baseline is stopped; one that is worse, but within all these bounds, ten times that
@@ -128,7 +128,7 @@ fn steps(list: &Item<'_>) -> Vec<CanaryStep> {
     }
     for item in &items {
         let Some(inner) = item.section("route.canary.steps") else { continue };
-        let weight = inner.integer::<u32>("weight", 1..=100);
+        let weight = inner.value::<u32>("weight", &(1..=100));
         if inner.get("weight").is_none() {
             inner.fault("the step has no weight", STEPS_HINT);
         }
@@ -176,7 +176,7 @@ impl Codec<QuantileRatios> for Ratios {
     }
 }
 
-const MULTIPLE: Own<f64> = Own { read: multiple, show: |multiple| json!(multiple) };
+const MULTIPLE: Own<f64> = Own { read: multiple, ..SHARE };
 
 fn multiple(item: &Item<'_>) -> Option<f64> {
     let number = item.number("a number of at least 1", "write a multiple without quotes: 1.2")?;
@@ -190,7 +190,7 @@ fn multiple(item: &Item<'_>) -> Option<f64> {
     valid
 }
 
-const RATE: Own<f64> = Own { read: false_rollback_rate, show: |rate| json!(rate) };
+const RATE: Own<f64> = Own { read: false_rollback_rate, ..SHARE };
 
 fn false_rollback_rate(item: &Item<'_>) -> Option<f64> {
     let rate = item.ratio()?;

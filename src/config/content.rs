@@ -8,7 +8,7 @@ use regex::Regex;
 use serde_json::json;
 
 use super::check::admission::own_names;
-use super::check::codec::{LOG, List, NAMED, Own, Switch, Word};
+use super::check::codec::{LOG, List, NAMED, Own, SWITCH, Word};
 use super::check::section::{Item, Section};
 use super::check::values::{ENDPOINT, POSITIVE_DURATION, SIZE};
 use super::declare::{Declared, section};
@@ -21,7 +21,7 @@ section! {
         /// as JSON lines; mode 0600
         file: Option<PathBuf> as LOG, example "content.jsonl";
         /// true sends them as log records (gen_ai.client.inference.operation.details) to the collector of [telemetry.otlp]
-        otlp: bool as Switch, default false;
+        otlp: bool as SWITCH, default false;
         /// regular expressions; what they match is written as [redacted]
         redact: Vec<Pattern> as List(PATTERN), empty ["[\\w.+-]+@[\\w-]+\\.[\\w.]+"];
         /// of a prompt, and of an answer; the rest is cut

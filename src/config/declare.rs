@@ -21,7 +21,7 @@ use super::check::section::{Checking, Item, Section};
 ///     #[derive(Clone, Debug, PartialEq)]
 ///     pub struct Retry for "[retry]" {
 ///         /// at most this share of recent requests may be retries
-///         budget: f64 as Share, default 0.1;
+///         budget: f64 as SHARE, default 0.1;
 ///         /// bearer token
 ///         token: Option<Secret> as SECRET, example "env:TOKEN", restart;
 ///     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::check::codec::{Own, Share, WEBHOOK};
+use super::check::codec::{Own, SHARE, WEBHOOK};
 use super::check::section::{Item, Section};
 use super::check::shape::Kind;
 use super::check::values::POSITIVE_DURATION;
@@ -23,7 +23,7 @@ section! {
         /// younger series use what there is, and say so
         baseline: Baseline as Below, default { from = "35d", to = "7d" };
         /// target share of requests that succeed; burn rates are of its error budget
-        availability: f64 as Share, default 0.999;
+        availability: f64 as SHARE, default 0.999;
         /// findings as alerts; off unless given
         webhook: Option<Endpoint> as WEBHOOK, example "http://127.0.0.1:9093/api/v2/alerts";
         /// baselines and findings over restarts; by default `drift-<admin port>.json` in `$STATE_DIRECTORY`, `$XDG_STATE_HOME/tokenway`, `~/.local/state/tokenway`, or beside this file; false keeps none

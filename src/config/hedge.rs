@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 
 use super::PolicyName;
-use super::check::codec::{Share, Shown};
+use super::check::codec::{SHARE, Shown};
 use super::check::section::Section;
 use super::check::values::{Form, POSITIVE_DURATION};
 use super::declare::{Declared, section};
@@ -17,7 +17,7 @@ section! {
         /// no first token by this percentile (p50 to p99.9) of its prediction, or after this long ("2s")
         after: HedgeAfter as AFTER, required "p99";
         /// at most this share of the route's requests, above 0
-        budget: f64 as Share, default 0.02;
+        budget: f64 as SHARE, default 0.02;
     }
 }
 

@@ -53,7 +53,7 @@ pub use self::bounds::{Classes, Retry, Routing, Timeouts};
 pub use self::budget::{Budget, NO_LIMIT, Window, budgets_of};
 pub(crate) use self::budget::{read_budgets, write_budgets};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
-use self::check::codec::{SECRET, Switch, Word};
+use self::check::codec::{SECRET, SWITCH, Word};
 use self::check::values::{MODEL, POSITIVE_DURATION};
 use self::check::{DATA_PARALLEL, pool, route};
 pub use self::cluster::{Broker, Cluster, OnLoss};
@@ -188,7 +188,7 @@ section! {
         /// the engine's batch limit; default: learned
         max_num_seqs: Option<NonZeroU64> as 1..=i64::MAX, example 256;
         /// takes traffic only while no pool before it in its route has a ready replica with room
-        standby: bool as Switch, default false;
+        standby: bool as SWITCH, default false;
         /// waiting requests per replica above which an alert fires
         queue_target: Option<NonZeroU64> as 1..=i64::MAX, example 4;
         /// when a replica is ready
@@ -302,17 +302,17 @@ section! {
         /// what the engines call it, where that differs
         upstream_model: Option<Arc<str>> as MODEL, example "meta/llama-8b";
         /// `/readyz` waits for it
-        required: bool as Switch, default true;
+        required: bool as SWITCH, default true;
         /// who is chosen, and why
         policy: PolicyName as Word("policy"), default "latency";
         /// what clients may set by header
         client_may: ClientMay as route::CLIENT_MAY, default ["timeout"];
         /// splice `stream_options.include_usage` into streams that lack it
-        ask_usage: bool as Switch, default true;
+        ask_usage: bool as SWITCH, default true;
         /// `[telemetry.content]` records prompts and answers of tenants that have it too
-        content: bool as Switch, default false;
+        content: bool as SWITCH, default false;
         /// continue a broken stream on another replica
-        migrate: bool as Switch, default false;
+        migrate: bool as SWITCH, default false;
     } with {
         /// Name (default: its model).
         name: Arc<str>,

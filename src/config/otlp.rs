@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue};
 use serde_json::Value as Json;
 
 use super::OtlpProtocol;
-use super::check::codec::{Own, Switch, Words};
+use super::check::codec::{Own, SWITCH, Words};
 use super::check::secret;
 use super::check::section::Item;
 use super::check::values::{HTTP_URL, POSITIVE_DURATION};
@@ -24,7 +24,7 @@ section! {
         /// of one export
         timeout: Option<Duration> as POSITIVE_DURATION, example "10s";
         /// true exports metrics too: /v1/metrics; histograms of TTFT, ITL, TPOT and duration are exponential
-        metrics: Option<bool> as Switch, example false;
+        metrics: Option<bool> as SWITCH, example false;
         /// between two exports of metrics
         metrics_interval: Option<Duration> as POSITIVE_DURATION, example "60s";
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::check::codec::{Share, TEXT, Word};
+use super::check::codec::{SHARE, TEXT, Word};
 use super::check::values::POSITIVE_DURATION;
 use super::declare::section;
 use crate::labels::labels;
@@ -26,7 +26,7 @@ section! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Ejection for "[pool.ejection]" {
         /// at most this share of a pool is ejected because of failures, or one replica where that is less; 0: none
-        max_share: f64 as Share, default 0.5;
+        max_share: f64 as SHARE, default 0.5;
     }
 }
 

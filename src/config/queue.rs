@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::check::codec::Switch;
+use super::check::codec::SWITCH;
 use super::check::values::{DURATION, SIZE};
 use super::declare::section;
 
@@ -16,6 +16,6 @@ section! {
         /// in the queue; a request that would wait longer is refused at once
         max_wait: Duration as DURATION, default "5s";
         /// prompts of class long are counted and served apart from the others
-        isolate_long: bool as Switch, default true;
+        isolate_long: bool as SWITCH, default true;
     }
 }

@@ -120,7 +120,7 @@ fn windows(item: &Item<'_>) -> Option<Vec<ScaleWindow>> {
     for item in &items {
         let Some(inner) = item.section("pool.scale.windows") else { continue };
         let (start, end) = (inner.require("start", &CRON), inner.require("end", &CRON));
-        let least = inner.integer("min_replicas", 1..=MOST);
+        let least = inner.value("min_replicas", &(1..=MOST));
         if inner.get("min_replicas").is_none() {
             inner.fault("the window has no \"min_replicas\"", WINDOW_HINT);
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use super::Secret;
-use super::check::codec::{List, Own, SECRET, Switch};
+use super::check::codec::{List, Own, SECRET, SWITCH};
 use super::check::pem::{self, holds_certificate, pem_file, pem_pair};
 use super::check::secret;
 use super::check::section::{Item, Section};
@@ -48,7 +48,7 @@ section! {
         /// SSE comments after this silence, for impatient proxies in front; 0s: off
         heartbeat: Option<Duration> as OFF_AT_ZERO, default "0s";
         /// x-tokenway-replica, -revision, -decision on answers; default false once there are tenants
-        route_info_headers: bool as Switch, default true;
+        route_info_headers: bool as SWITCH, default true;
         /// further paths of the engines: `["/v1/custom", "/v1/things/{id}"]`; control endpoints are refused
         extra_paths: Vec<String> as List(EXTRA_PATH), default [];
         /// "/llm": stripped from every path that begins with it, as by vllm --root-path

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::Content;
-use super::check::codec::{self, List, Own, Share, Switch, Word};
+use super::check::codec::{self, List, Own, SHARE, SWITCH, Word};
 use super::check::section::Item;
 use super::check::values::{ADDRESS, HTTP_URL};
 use super::declare::section;
@@ -19,9 +19,9 @@ section! {
         /// stdout | stderr | off | path of a file, such as "./access.log"
         access_log: AccessLog as ACCESS_LOG, default "stdout", restart;
         /// times by stage are told apart by tenant, else they have the tenant "all"; default false with more than 20 tenants
-        stages_by_tenant: bool as Switch, default true, restart;
+        stages_by_tenant: bool as SWITCH, default true, restart;
         /// the same for the histogram of TTFT; counters always have their tenant
-        ttft_by_tenant: bool as Switch, default true, restart;
+        ttft_by_tenant: bool as SWITCH, default true, restart;
         /// where people read docs/runbook.md: what the alerts of rules.yml link to
         runbook_url: Option<String> as HTTP_URL, example "https://wiki.example/tokenway/runbook";
     } with {
@@ -132,7 +132,7 @@ section! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Sampling for "[telemetry.sampling]" {
         /// share of ordinary requests whose spans are kept
-        routine: f64 as Share, default 0.02;
+        routine: f64 as SHARE, default 0.02;
         /// traces that are kept, so that an incident does not export everything; callers' own sampled ones come on top
         max_per_second: u32 as 1..=1_000_000, default 100;
         /// always kept

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::budget::BUDGET;
 use super::check::admission::own_names;
-use super::check::codec::{List, NAMED, Own, Switch};
+use super::check::codec::{List, NAMED, Own, SWITCH};
 use super::check::section::{Item, Section};
 use super::check::values::{DIGEST, LABEL, NAME};
 use super::declare::{Below, Declared, section};
@@ -27,13 +27,13 @@ section! {
         /// -100 to 100: higher goes first, whatever the weights; with policy latency
         priority: i32 as PRIORITIES, default 0;
         /// engines keep its prompts apart from others': the gateway sets `cache_salt`, with the client's own folded in; default: that of `[routing]`
-        cache_isolation: bool as Switch, default false;
+        cache_isolation: bool as SWITCH, default false;
         /// only tenants of one group share cached prompts; with cache_isolation
         cache_group: Option<Arc<str>> as NAME, example "house-prompts";
         /// vLLM's priority (--scheduling-policy priority), lower is sooner; a client's own counts only where the route's client_may has "engine_priority"
         engine_priority: Option<i32> as ENGINE_PRIORITIES, example 0;
         /// `[telemetry.content]` may record its prompts and answers, on routes that have it too
-        content: bool as Switch, default false;
+        content: bool as SWITCH, default false;
         /// what it may use in windows of the calendar
         budgets @ "budget": Vec<Budget> as List(BUDGET), section {};
         /// each optional; 429 beyond. A minute's allowance may be used at once; tokens are those of prompts and answers

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::check::codec::{List, Own, Word};
+use super::check::codec::{List, Own, SWITCH, Word};
 use super::check::section::{Item, Section};
 use super::check::values::{DURATION, MODEL, POSITIVE_DURATION};
 use super::declare::section;
@@ -72,7 +72,7 @@ pub(super) fn keep_alive(pool: &Section<'_>) -> Option<Duration> {
 
 pub(super) fn lora(pool: &Section<'_>) -> Lora {
     let section = pool.section("lora", "pool.lora");
-    let load = section.boolean("load").unwrap_or(false);
+    let load = section.value("load", &SWITCH).unwrap_or(false);
     let mut adapters = BTreeMap::new();
     if let Some(item) = section.get("adapters") {
         for entry in item.entries("a table", LORA_HINT) {

@@ -136,7 +136,7 @@ fn conditions(section: &Section<'_>, known: &[&str]) -> Degrade {
     };
     let tenants = when.get("tenants").map(|_| names.iter().filter_map(named).collect());
     let most = i64::from(MAX_PRIORITY);
-    let max_priority = when.integer("max_priority", -most..=most);
+    let max_priority = when.value("max_priority", &(-most..=most));
     let until_section = section.section("until", "route.degrade.until");
     let until = multiple(&until_section).unwrap_or(1.0);
     if until > over

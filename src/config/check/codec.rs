@@ -30,7 +30,7 @@ pub(in crate::config) trait Codec<T> {
 }
 
 impl Section<'_> {
-    /// The value of a declared key.
+    /// The value of a key.
     pub(in crate::config) fn value<T>(&self, key: &'static str, codec: &impl Codec<T>) -> Option<T> {
         codec.read(&self.get(key)?)
     }
@@ -50,37 +50,11 @@ impl<T: Shown> Codec<T> for Form<T> {
 /// A whole number within bounds, which lie within those of `T`.
 impl<T: Whole> Codec<T> for RangeInclusive<i64> {
     fn read(&self, item: &Item<'_>) -> Option<T> {
-        item.integer::<i64>(self.clone()).and_then(T::of)
+        item.integer(self.clone()).and_then(T::of)
     }
 
     fn show(&self, value: &T) -> Json {
         value.shown()
-    }
-}
-
-/// `true` or `false`.
-pub(in crate::config) struct Switch;
-
-impl Codec<bool> for Switch {
-    fn read(&self, item: &Item<'_>) -> Option<bool> {
-        item.boolean()
-    }
-
-    fn show(&self, value: &bool) -> Json {
-        json!(value)
-    }
-}
-
-/// A share from 0 to 1.
-pub(in crate::config) struct Share;
-
-impl Codec<f64> for Share {
-    fn read(&self, item: &Item<'_>) -> Option<f64> {
-        item.ratio()
-    }
-
-    fn show(&self, value: &f64) -> Json {
-        json!(value)
     }
 }
 
@@ -141,6 +115,12 @@ impl<T> Codec<T> for Own<T> {
         (self.show)(value)
     }
 }
+
+/// `true` or `false`.
+pub(in crate::config) const SWITCH: Own<bool> = Own { read: |item| item.boolean(), show: |on| json!(on) };
+
+/// A share from 0 to 1.
+pub(in crate::config) const SHARE: Own<f64> = Own { read: |item| item.ratio(), show: |share| json!(share) };
 
 pub(in crate::config) const TEXT: Own<String> =
     Own { read: |item| item.text().map(Into::into), show: |text| json!(text) };

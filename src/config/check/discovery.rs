@@ -44,7 +44,8 @@ fn data_parallel(item: &Item<'_>) -> Option<DataParallel> {
         item.fault("data_parallel is \"auto\" or a number of engines", "write a number without quotes");
         return None;
     }
-    item.integer::<u32>(1..=MAX_RANKS).and_then(NonZeroU32::new).map(DataParallel::Ranks)
+    let count = u32::try_from(item.integer(1..=MAX_RANKS)?).ok()?;
+    NonZeroU32::new(count).map(DataParallel::Ranks)
 }
 
 fn dns(pool: &Section<'_>, item: &Item<'_>) -> Option<DnsSource> {
@@ -142,7 +143,7 @@ fn port(section: &Section<'_>, item: &Item<'_>) -> Option<ServicePort> {
     if matches!(item.value, DeValue::String(_)) {
         return item.parse(&OBJECT).map(ServicePort::Named);
     }
-    section.integer::<u16>("port", 1..=65_535).map(ServicePort::Number)
+    section.value("port", &(1..=65_535)).map(ServicePort::Number)
 }
 
 /// Name of a namespace, Service or port: a DNS label (RFC 1123), which is all that may stand in a path of the API.

@@ -18,7 +18,7 @@ pub(super) fn profile(pool: &Section<'_>, kind: EngineKind) -> EngineProfile {
         let is_off = item.is_written("");
         profile.metrics_path = if is_off { None } else { item.parse(&PATH).or(profile.metrics_path) };
     }
-    profile.metrics_port = section.integer("metrics_port", 1..=65_535).or(profile.metrics_port);
+    profile.metrics_port = section.value("metrics_port", &(1..=65_535)).or(profile.metrics_port);
     profile.health_path = section.parse("health_path", &PATH).unwrap_or(profile.health_path);
     profile.models_path = section.parse("models_path", &PATH).unwrap_or(profile.models_path);
     if let Some(item) = section.get("only") {

@@ -12,7 +12,7 @@ use crate::config::{
     ClientMay, Declared, ModelMatch, Pool, Route, Slo, Timeouts, WeightedPool, canary, hedge, prefill,
 };
 
-use super::codec::Own;
+use super::codec::{Own, SWITCH};
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::{LABEL, MODEL, NAME};
@@ -150,7 +150,7 @@ fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
     item.accepts([Kind::Text { hint: "" }, Kind::Section { header: "route.pools" }]);
     let (named, given) = if let DeValue::Table(_) = item.value {
         let section = item.section("route.pools")?;
-        let weight = section.integer("weight", 0..=1_000_000);
+        let weight = section.value("weight", &(0..=1_000_000));
         section.require("name", &NAME)?;
         (section.get("name")?, weight)
     } else {
@@ -171,7 +171,7 @@ fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
 
 /// `outside`: prompts leave the house only where their route has it.
 fn outside(route: &Section<'_>, known: &[Pool], pools: &[WeightedPool]) -> bool {
-    let may = route.boolean("outside").unwrap_or(false);
+    let may = route.value("outside", &SWITCH).unwrap_or(false);
     let mut used = pools.iter().filter_map(|weighted| known.get(weighted.pool));
     if let Some(pool) = used.find(|pool| pool.outside.is_some()).filter(|_| !may) {
         route.fault(

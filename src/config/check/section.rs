@@ -144,20 +144,6 @@ impl<'a> Section<'a> {
         self.checking.shapes.borrow_mut().replace(self.header, key);
     }
 
-    /// `true` or `false`.
-    pub(in crate::config) fn boolean(&self, key: &'static str) -> Option<bool> {
-        self.get(key)?.boolean()
-    }
-
-    /// A whole number within bounds.
-    pub(in crate::config) fn integer<T: TryFrom<i64>>(
-        &self,
-        key: &'static str,
-        bounds: RangeInclusive<i64>,
-    ) -> Option<T> {
-        self.get(key)?.integer(bounds)
-    }
-
     /// The entries of a list; none where the key is absent.
     pub(in crate::config) fn list(&self, key: &'static str) -> Vec<Item<'a>> {
         self.get(key).map(|item| item.list()).unwrap_or_default()
@@ -315,8 +301,8 @@ impl<'a> Item<'a> {
         share
     }
 
-    /// A whole number within bounds, which lie within those of `T`.
-    pub(super) fn integer<T: TryFrom<i64>>(&self, bounds: RangeInclusive<i64>) -> Option<T> {
+    /// A whole number within bounds.
+    pub(super) fn integer(&self, bounds: RangeInclusive<i64>) -> Option<i64> {
         self.record(Kind::Integer { least: *bounds.start(), most: *bounds.end() });
         let DeValue::Integer(integer) = self.value else {
             self.wrong_type("a whole number", "write it without quotes, fraction or unit");
@@ -330,7 +316,7 @@ impl<'a> Item<'a> {
                 if most == i64::MAX { format!("{least} or more") } else { format!("from {least} to {most}") };
             self.fault(format!("{} is out of range", self.key), hint);
         }
-        number.and_then(|number| T::try_from(number).ok())
+        number
     }
 
     /// One of a fixed set of words.
