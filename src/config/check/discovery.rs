@@ -120,13 +120,16 @@ fn kubernetes(item: &Item<'_>) -> Option<KubernetesSource> {
 }
 
 fn service(section: &Section<'_>) -> Option<KubernetesObject> {
-    let name = section.require("service", &OBJECT);
+    let name = section.parse("service", &OBJECT);
+    // No key that is always required: an InferencePool has none.
+    if section.get("service").is_none() {
+        section.fault("pool.kubernetes has no \"service\"", OBJECT.hint);
+    }
     let port = section.get("port").map_or(Some(ServicePort::Only), |item| port(section, &item))?;
     Some(KubernetesObject::Service { name: name?, port })
 }
 
 fn inference_pool(section: &Section<'_>, item: &Item<'_>) -> Option<KubernetesObject> {
-    section.replaces("service");
     if let Some(service) = section.get("service") {
         service.fault(
             "replicas are those of a Service or of an InferencePool",

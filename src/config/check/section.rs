@@ -139,11 +139,6 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Another key stands for one that it would need.
-    pub(in crate::config) fn replaces(&self, key: &'static str) {
-        self.checking.shapes.borrow_mut().replace(self.header, key);
-    }
-
     /// The entries of a list; none where the key is absent.
     pub(in crate::config) fn list(&self, key: &'static str) -> Vec<Item<'a>> {
         self.get(key).map(|item| item.list()).unwrap_or_default()

@@ -58,8 +58,6 @@ pub(in crate::config) enum Kind {
 pub(in crate::config) struct Shapes {
     kinds: BTreeMap<(&'static str, String, Within), BTreeSet<Kind>>,
     required: BTreeSet<(&'static str, &'static str)>,
-    /// Those that another key stands for.
-    replaced: BTreeSet<(&'static str, &'static str)>,
 }
 
 impl Shapes {
@@ -83,11 +81,6 @@ impl Shapes {
         self.required.insert((header, key));
     }
 
-    /// Notes that a section needs a key only where it lacks another.
-    pub(super) fn replace(&mut self, header: &'static str, key: &'static str) {
-        self.replaced.insert((header, key));
-    }
-
     /// Every key, with the header of its section.
     pub(in crate::config) fn keys(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let own = self.kinds.keys().filter(|(_, _, within)| *within == Within::Itself);
@@ -101,7 +94,6 @@ impl Shapes {
 
     /// Whether a section needs a key, whatever else it has.
     pub(in crate::config) fn is_required(&self, header: &str, key: &str) -> bool {
-        let is_in = |keys: &BTreeSet<_>| keys.iter().any(|known| *known == (header, key));
-        is_in(&self.required) && !is_in(&self.replaced)
+        self.required.contains(&(header, key))
     }
 }
