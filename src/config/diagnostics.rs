@@ -72,47 +72,21 @@ impl fmt::Display for Diagnostic {
     }
 }
 
+/// What was found at these spans of bytes in `text`, in its order.
+pub(crate) fn in_order(file: &str, text: &str, mut found: Vec<(Range<usize>, Fault)>) -> Vec<Diagnostic> {
+    found.sort_by_key(|(span, _)| span.start);
+    found.into_iter().map(|(span, fault)| Diagnostic::at(file, text, &span, fault)).collect()
+}
+
 /// All faults of one configuration, in the order of the file; at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostics {
-    faults: Vec<Diagnostic>,
-    files: Vec<PathBuf>,
+    pub(crate) faults: Vec<Diagnostic>,
+    /// Files that the configuration names, beside its own: when they change it may be without faults.
+    pub(crate) files: Vec<PathBuf>,
 }
 
 impl Diagnostics {
-    /// The faults, or nothing where there are none.
-    pub(crate) fn from_faults(
-        file: &str,
-        text: &str,
-        mut faults: Vec<(Range<usize>, Fault)>,
-    ) -> Option<Self> {
-        faults.sort_by_key(|(span, _)| span.start);
-        let faults: Vec<_> =
-            faults.into_iter().map(|(span, fault)| Diagnostic::at(file, text, &span, fault)).collect();
-        (!faults.is_empty()).then_some(Self { faults, files: Vec::new() })
-    }
-
-    /// The same faults of a configuration that names these files.
-    #[must_use]
-    pub(crate) fn of_files(self, files: Vec<PathBuf>) -> Self {
-        Self { files, ..self }
-    }
-
-    /// Files that the configuration names, beside its own: when they change it may be without faults.
-    pub fn files(&self) -> &[PathBuf] {
-        &self.files
-    }
-
-    /// A single fault.
-    pub(crate) fn one(diagnostic: Diagnostic) -> Self {
-        Self { faults: vec![diagnostic], files: Vec::new() }
-    }
-
-    /// The faults in the order of the file, to keep.
-    pub(crate) fn into_vec(self) -> Vec<Diagnostic> {
-        self.faults
-    }
-
     /// The faults in the order of the file.
     pub fn iter(&self) -> impl Iterator<Item = &Diagnostic> {
         self.faults.iter()

@@ -56,7 +56,7 @@ pub enum ConfigError {
 impl ConfigError {
     /// Files that the configuration names, where it could be read.
     pub fn files(&self) -> &[PathBuf] {
-        if let Self::Invalid(faults) = self { faults.files() } else { &[] }
+        if let Self::Invalid(faults) = self { &faults.files } else { &[] }
     }
 }
 
@@ -107,7 +107,7 @@ fn read(path: &Path) -> Result<String, ConfigError> {
         let fault = Fault::new("the file is not UTF-8 here", "save it as UTF-8");
         // Up to the fault both texts are the same, so the offset holds in the readable one.
         let diagnostic = Diagnostic::at(&path.to_string_lossy(), &text, &(at..at), fault);
-        ConfigError::Invalid(Diagnostics::one(diagnostic))
+        ConfigError::Invalid(Diagnostics { faults: vec![diagnostic], files: Vec::new() })
     })
 }
 

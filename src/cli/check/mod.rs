@@ -64,9 +64,7 @@ pub fn run(
     let overrides = Overrides { allow_missing_secrets: args.allow_missing_secrets, ..Overrides::default() };
     let mut report = match load_with_warnings(None, &Source::File(args.file.clone()), &overrides, env) {
         Ok(checked) => Report { checked: Some(checked), ..Report::default() },
-        Err(ConfigError::Invalid(faults)) => {
-            Report { errors: faults.iter().cloned().collect(), ..Report::default() }
-        }
+        Err(ConfigError::Invalid(found)) => Report { errors: found.faults, ..Report::default() },
         Err(other) => Report { failure: Some(other.to_string()), ..Report::default() },
     };
     if let Some(checked) = report.checked.as_ref().filter(|_| args.online) {

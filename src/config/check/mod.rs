@@ -34,7 +34,7 @@ pub use self::secret::secret_of;
 use self::section::{Checking, Section};
 use self::shape::Shapes;
 pub use self::values::duration as parse_duration;
-use super::diagnostics::{Diagnostic, Diagnostics, Fault};
+use super::diagnostics::{Diagnostic, Diagnostics, Fault, in_order};
 use super::{Config, Declared, Overrides, Retry, Routing, Timeouts, auth, bounds, drift, server};
 
 /// Checks the text of a file that was called `file_name`; `env` looks up environment variables.
@@ -66,31 +66,26 @@ pub(super) fn check_with(
     overrides: &Overrides,
 ) -> Result<Checked, Diagnostics> {
     let (tree, errors) = DeTable::parse_recoverable(text);
-    let faults: Vec<_> = errors
-        .iter()
-        .map(|error| (error.span().unwrap_or(0..0), Fault::new(error.message(), toml_hint(error.message()))))
-        .collect();
-    if let Some(faults) = Diagnostics::from_faults(file_name, text, faults) {
-        return Err(faults);
+    if !errors.is_empty() {
+        let fault = |message: &str| Fault::new(message, toml_hint(message));
+        let faults = errors.iter().map(|error| (error.span().unwrap_or(0..0), fault(error.message())));
+        let faults = in_order(file_name, text, faults.collect());
+        return Err(Diagnostics { faults, files: Vec::new() });
     }
     let directory = Path::new(file_name).parent().unwrap_or_else(|| Path::new(""));
     let checking = Checking::new(directory, env, overrides);
     let root = Section::open(&checking, ROOT, 0..0, Some(tree.get_ref()));
     let mut config = read(&root);
     config.files = inputs::read_once(&root, &config);
-    let files = config.files.clone();
     ports::expect_ports_apart(&root, &config);
     files::expect_files_apart(&root, &config, Path::new(file_name));
     lint::lint(&root, &config);
     drop(root);
-    let faults = checking.faults.take();
-    match Diagnostics::from_faults(file_name, text, faults) {
-        Some(faults) => Err(faults.of_files(files)),
-        None => {
-            let warnings = Diagnostics::from_faults(file_name, text, checking.warnings.take());
-            Ok(Checked { config, warnings: warnings.map(Diagnostics::into_vec).unwrap_or_default() })
-        }
+    let faults = in_order(file_name, text, checking.faults.take());
+    if !faults.is_empty() {
+        return Err(Diagnostics { faults, files: config.files });
     }
+    Ok(Checked { config, warnings: in_order(file_name, text, checking.warnings.take()) })
 }
 
 /// Checks the text of a file for a machine that is not this one: its secrets need not be here.

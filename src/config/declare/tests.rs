@@ -9,7 +9,7 @@ use crate::config::Secret;
 use crate::config::check::codec::{SECRET, TEXT};
 use crate::config::check::shape::Shapes;
 use crate::config::check::values::POSITIVE_DURATION;
-use crate::config::diagnostics::Diagnostics;
+use crate::config::diagnostics::in_order;
 use crate::config::reference::tests::section_text;
 use crate::config::schema::section_schema;
 
@@ -32,9 +32,8 @@ fn read(text: &str) -> (Sample, Vec<String>, Shapes) {
     let overrides = Overrides::default();
     let checking = Checking::new(Path::new(""), &|_| Some("hunter2".to_owned()), &overrides);
     let sample = Sample::of(&Section::open(&checking, "a file", 0..0, Some(tree.get_ref())));
-    let faults = Diagnostics::from_faults("f.toml", text, checking.faults.take());
-    let faults = faults.map(|faults| faults.iter().map(ToString::to_string).collect());
-    (sample, faults.unwrap_or_default(), checking.shapes.take())
+    let faults = in_order("f.toml", text, checking.faults.take());
+    (sample, faults.iter().map(ToString::to_string).collect(), checking.shapes.take())
 }
 
 #[test]
