@@ -7,8 +7,8 @@ use clap::Args;
 use tokenway_sim::replay::Bounds;
 
 use crate::cli::admin_client::endpoint;
-use crate::cli::replay::args::positive;
-use crate::cli::replay::default_bounds;
+use crate::cli::replay::args::{positive, stated};
+use crate::cli::replay::{DEFAULT_SLO, bounds};
 use crate::config::Endpoint;
 use crate::config::check::parse_span;
 
@@ -71,16 +71,6 @@ pub struct BenchArgs {
 impl BenchArgs {
     /// What goodput counts against.
     pub(super) fn bounds(&self) -> Bounds {
-        let bounds = default_bounds();
-        let per_token = match self.ttft {
-            Some(_) => self.ttft_per_token.unwrap_or_default(),
-            None => bounds.ttft_per_prompt_token,
-        };
-        Bounds {
-            ttft: self.ttft.or(bounds.ttft),
-            ttft_per_prompt_token: per_token,
-            tpot: self.tpot.or(bounds.tpot),
-            ..bounds
-        }
+        bounds(&stated(DEFAULT_SLO, self.ttft, self.ttft_per_token, self.tpot))
     }
 }

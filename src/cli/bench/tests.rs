@@ -1,6 +1,8 @@
 //! The load generator against simulated engines.
 
+use tokenway_sim::replay::{Figures, Measured};
 use tokenway_sim::server::{SimConfig, SimReplica, start};
+use tokenway_sim::time::Stamp;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
@@ -82,20 +84,24 @@ fn the_seed_keeps_times_and_lengths_and_a_run_gives_all_targets_the_same_words()
 
 #[test]
 fn latency_counts_from_when_a_request_was_due() {
-    let sent = |at: u64| tokenway_sim::replay::Measured {
-        sent: Some(tokenway_sim::time::Stamp::from_nanos(at)),
-        first_token: Some(tokenway_sim::time::Stamp::from_nanos(3_000_000_000)),
+    let sent = |at: u64| Measured {
+        sent: Some(Stamp::from_nanos(at)),
+        first_token: Some(Stamp::from_nanos(3_000_000_000)),
         ..Default::default()
     };
-    let bounds = crate::cli::replay::default_bounds();
-    let figures = tokenway_sim::replay::Figures::of(vec![sent(2_900_000_000)], &bounds);
+    let figures = figures(vec![sent(2_900_000_000)]);
     assert_eq!((figures.ttft_p50_s, figures.goodput), (3.0, 0.0), "sent late is late");
 }
 
+/// Against the bounds of a command line without any.
+fn figures(requests: Vec<Measured>) -> Figures {
+    Figures::of(requests, &crate::cli::replay::bounds(&crate::cli::replay::DEFAULT_SLO))
+}
+
 /// A request due at `due` seconds that took two, with or without a usage.
-fn took_two(due: u64, cached: Option<u64>, is_failed: bool) -> tokenway_sim::replay::Measured {
-    let at = |seconds: u64| tokenway_sim::time::Stamp::from_nanos(seconds * 1_000_000_000);
-    tokenway_sim::replay::Measured {
+fn took_two(due: u64, cached: Option<u64>, is_failed: bool) -> Measured {
+    let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
+    Measured {
         arrived: at(due),
         sent: Some(at(due)),
         prompt: 100,
@@ -110,10 +116,8 @@ fn took_two(due: u64, cached: Option<u64>, is_failed: bool) -> tokenway_sim::rep
 
 #[test]
 fn goodput_is_per_second_until_the_last_answer_has_ended() {
-    let bounds = crate::cli::replay::default_bounds();
-    let of = |requests| tokenway_sim::replay::Figures::of(requests, &bounds);
-    assert_eq!(of(vec![took_two(0, None, false)]).goodput_per_second, 0.5, "two seconds for one");
-    assert_eq!(of(vec![took_two(0, None, false), took_two(2, None, false)]).goodput_per_second, 0.5);
+    assert_eq!(figures(vec![took_two(0, None, false)]).goodput_per_second, 0.5, "two seconds for one");
+    assert_eq!(figures(vec![took_two(0, None, false), took_two(2, None, false)]).goodput_per_second, 0.5);
 }
 
 #[test]
@@ -131,13 +135,11 @@ fn a_single_request_has_figures_that_are_numbers() {
 
 #[test]
 fn what_no_request_has_is_no_figure() {
-    let bounds = crate::cli::replay::default_bounds();
     let failed = || took_two(0, None, true);
-    let of = |requests| tokenway_sim::replay::Figures::of(requests, &bounds);
-    let none = of(vec![failed()]);
+    let none = figures(vec![failed()]);
     assert!(none.ttft_p50_s.is_nan() && none.tpot_p99_s.is_nan() && none.hit_rate.is_nan(), "{none:?}");
     assert!(serde_json::to_value(&none).unwrap()["ttft_p50_s"].is_null());
-    let half = of(vec![took_two(0, Some(50), false), failed(), took_two(0, None, false)]);
+    let half = figures(vec![took_two(0, Some(50), false), failed(), took_two(0, None, false)]);
     assert_eq!(half.hit_rate, 0.5, "those that report it");
     // Nothing listens there.
     let (code, out, _) = bench(&["127.0.0.1:1", "--model", "m", "--duration", "10ms"]);

@@ -161,10 +161,20 @@ impl ReplayArgs {
 
     /// The bounds given here instead of those of `slo`.
     pub(super) fn slo_over(&self, slo: Slo) -> Slo {
-        let per_prompt_token = self.ttft_per_token.unwrap_or_default();
-        let ttft = self.ttft.map(|base| TtftBound { base, per_prompt_token });
-        Slo { ttft: ttft.or(slo.ttft), tpot: self.tpot.or(slo.tpot), ..slo }
+        stated(slo, self.ttft, self.ttft_per_token, self.tpot)
     }
+}
+
+/// Bounds of a command line instead of those of `slo`.
+pub(in crate::cli) fn stated(
+    slo: Slo,
+    ttft: Option<Duration>,
+    ttft_per_token: Option<Duration>,
+    tpot: Option<Duration>,
+) -> Slo {
+    let per_prompt_token = ttft_per_token.unwrap_or_default();
+    let ttft = ttft.map(|base| TtftBound { base, per_prompt_token });
+    Slo { ttft: ttft.or(slo.ttft), tpot: tpot.or(slo.tpot), ..slo }
 }
 
 fn fleet(text: &str) -> Result<NonZeroUsize, String> {

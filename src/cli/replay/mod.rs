@@ -15,7 +15,7 @@ use tokenway_sim::replay::{EngineFile, EngineFileError, Fit, Recording, TraceErr
 
 pub use self::args::ReplayArgs;
 use self::plan::Plan;
-pub(super) use self::plan::default_bounds;
+pub(super) use self::plan::{DEFAULT_SLO, bounds};
 pub(super) use self::report::{figure, grid};
 use crate::config::load::ConfigError;
 

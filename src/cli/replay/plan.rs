@@ -150,7 +150,7 @@ impl Entrant {
     }
 }
 
-fn bounds(slo: &Slo) -> Bounds {
+pub(in crate::cli) fn bounds(slo: &Slo) -> Bounds {
     Bounds {
         ttft: slo.ttft.map(|bound| bound.base),
         ttft_per_prompt_token: slo.ttft.map_or(Duration::ZERO, |bound| bound.per_prompt_token),
@@ -158,11 +158,6 @@ fn bounds(slo: &Slo) -> Bounds {
         itl_p99: slo.itl.iter().find(|(percent, _)| *percent == 99).map(|(_, bound)| bound),
         e2e: slo.e2e,
     }
-}
-
-/// Where nothing else is said.
-pub(in crate::cli) fn default_bounds() -> Bounds {
-    bounds(&DEFAULT_SLO)
 }
 
 /// The routes of the configuration files, then the contenders named by `--policies` under the first file's SLO.
@@ -279,7 +274,7 @@ fn cells(args: &ReplayArgs, entrants: usize, settings: usize) -> Vec<GridCell> {
 }
 
 /// Where no configuration says more: a bound that grows with the prompt, and a pace faster than people read.
-const DEFAULT_SLO: Slo = Slo {
+pub(in crate::cli) const DEFAULT_SLO: Slo = Slo {
     ttft: Some(TtftBound { base: Duration::from_secs(1), per_prompt_token: Duration::from_micros(150) }),
     itl: ItlBounds::new([None; 4]),
     tpot: Some(Duration::from_millis(100)),
