@@ -23,30 +23,12 @@ pub enum ReplayDriftError {
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The trace cannot be read.
-    #[error("{}: {error}", path.display())]
-    Trace {
-        /// Its path.
-        path: PathBuf,
-        /// From the operating system.
-        error: io::Error,
-    },
-    /// A line of it is not a record.
-    #[error("{}:{line}: {message}", path.display())]
-    Line {
-        /// Path of the trace.
-        path: PathBuf,
-        /// From 1.
-        line: usize,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// It has no record.
-    #[error("{}: no records", path.display())]
-    Empty {
-        /// Path of the trace.
-        path: PathBuf,
-    },
+    /// The trace cannot be read, or has no record.
+    #[error("{path}: {1}", path = .0.display())]
+    Trace(PathBuf, io::Error),
+    /// A line of it, from 1, is not a record.
+    #[error("{path}:{1}: {2}", path = .0.display())]
+    Line(PathBuf, usize, String),
     /// The findings cannot be written.
     #[error("cannot write the findings: {0}")]
     Write(#[source] io::Error),
@@ -59,7 +41,7 @@ pub enum ReplayDriftError {
 pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), ReplayDriftError> {
     let env = |name: &str| std::env::var(name).ok();
     let config = load(&Source::File(config.to_owned()), &Overrides::default(), &env)?;
-    let failed = |error| ReplayDriftError::Trace { path: trace.to_owned(), error };
+    let failed = |error| ReplayDriftError::Trace(trace.to_owned(), error);
     let mut lines = BufReader::with_capacity(1 << 20, File::open(trace).map_err(failed)?);
     let mut detectors = Detectors::new(Settings::from(&config.drift));
     let (mut text, mut number, mut is_empty, mut findings) = (Vec::new(), 0, true, Vec::new());
@@ -72,14 +54,14 @@ pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), Repla
         if text.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let wrong = |message| ReplayDriftError::Line { path: trace.to_owned(), line: number, message };
-        let line = read(&text).map_err(wrong)?;
-        detectors.observe(&line.observation(&config), &mut findings);
+        let wrong = |message| ReplayDriftError::Line(trace.to_owned(), number, message);
+        let (line, outcome) = read(&text).map_err(wrong)?;
+        detectors.observe(&line.observation(outcome, &config), &mut findings);
         is_empty = false;
         write_all(&mut findings, out).map_err(ReplayDriftError::Write)?;
     }
     if is_empty {
-        return Err(ReplayDriftError::Empty { path: trace.to_owned() });
+        return Err(failed(io::Error::other("no records")));
     }
     // What came after the last tick counts as well.
     detectors.judge(f64::NEG_INFINITY, &mut findings);
@@ -119,12 +101,7 @@ fn not_served() -> Cow<'static, str> {
     Cow::Borrowed(NOT_SERVED)
 }
 
-struct CheckedLine<'a> {
-    line: TraceLine<'a>,
-    outcome: Outcome,
-}
-
-fn read(text: &[u8]) -> Result<CheckedLine<'_>, String> {
+fn read(text: &[u8]) -> Result<(TraceLine<'_>, Outcome), String> {
     let line: TraceLine<'_> = serde_json::from_slice(text).map_err(|error| without_place(&error))?;
     let outcome = Outcome::named(&line.outcome).ok_or_else(|| {
         let known = Outcome::LABELS.join(", ");
@@ -145,7 +122,7 @@ fn read(text: &[u8]) -> Result<CheckedLine<'_>, String> {
             return Err(format!("{name} must not be negative"));
         }
     }
-    Ok(CheckedLine { line, outcome })
+    Ok((line, outcome))
 }
 
 /// serde's message without its "at line 1": the line is that of the trace.
@@ -155,24 +132,23 @@ fn without_place(error: &serde_json::Error) -> String {
     format!("{message} (column {})", error.column())
 }
 
-impl CheckedLine<'_> {
-    fn observation<'a>(&'a self, config: &Config) -> Observation<'a> {
-        let line = &self.line;
-        let output = line.output_tokens.filter(|tokens| *tokens > 0.0);
-        let whole = line.duration.filter(|_| self.outcome == Outcome::Ok && line.ttft.is_none());
+impl TraceLine<'_> {
+    fn observation<'a>(&'a self, outcome: Outcome, config: &Config) -> Observation<'a> {
+        let output = self.output_tokens.filter(|tokens| *tokens > 0.0);
+        let whole = self.duration.filter(|_| outcome == Outcome::Ok && self.ttft.is_none());
         let per_token = || whole.zip(output).map(|(whole, tokens)| whole / tokens);
         Observation {
-            at: line.t,
-            route: &line.route,
-            revision: &line.revision,
-            replica: &line.replica,
-            ttft: line.ttft.or(whole.filter(|_| output.is_none())),
-            itl: line.itl.or_else(per_token),
-            prompt: line.prompt_tokens,
-            predicted: line.predicted,
+            at: self.t,
+            route: &self.route,
+            revision: &self.revision,
+            replica: &self.replica,
+            ttft: self.ttft.or(whole.filter(|_| output.is_none())),
+            itl: self.itl.or_else(per_token),
+            prompt: self.prompt_tokens,
+            predicted: self.predicted,
             pace: 1.0,
-            ttft_bound: ttft_bound(config, &line.route, line.prompt_tokens),
-            outcome: self.outcome,
+            ttft_bound: ttft_bound(config, &self.route, self.prompt_tokens),
+            outcome,
         }
     }
 }
@@ -223,9 +199,9 @@ mod tests {
 
     #[test]
     fn a_field_that_is_missing_is_unknown() {
-        let line =
+        let (line, outcome) =
             read(b"{\"t\":1,\"route\":\"r\",\"itl\":null,\"outcome\":\"failed\",\"extra\":[1]}").unwrap();
-        assert_eq!((line.line.ttft, line.line.itl, line.outcome), (None, None, Outcome::Failed));
-        assert_eq!(line.line.replica, "none");
+        assert_eq!((line.ttft, line.itl, outcome), (None, None, Outcome::Failed));
+        assert_eq!(line.replica, "none");
     }
 }
