@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::demo::{DemoArgs, print_tables};
-use super::story::{ConfigFile, Meter, Stage};
+use super::story::{self, ConfigFile, Meter, Stage};
 use super::style::Style;
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::app::logging::LogFilter;
@@ -42,10 +42,8 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<u8, RunError> {
     let scores = Arc::new(Scores::default());
     let result = runtimes.data.block_on(async {
         let (prefill, decode) = fleet.split_at(args.prefill_replicas().min(fleet.len()));
-        let file = match args.pd {
-            true => ConfigFile::create_apart(prefill, decode)?,
-            false => ConfigFile::create(&fleet, "latency")?,
-        };
+        let text = if args.pd { story::apart(prefill, decode) } else { story::routed_by("latency", &fleet) };
+        let file = ConfigFile::create(&text)?;
         let source = Source::File(file.path().to_owned());
         let overrides = overrides(args);
         let config = Arc::new(load(&source, &overrides, &|name| std::env::var(name).ok())?);

@@ -6,7 +6,9 @@
 mod acts;
 mod meter;
 
+use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +84,7 @@ impl Stage {
 
     /// Writes another policy into the file and has the gateway load it, as an operator would.
     async fn switch_policy(&self, policy: &str) -> io::Result<()> {
-        self.file.write(&self.fleet, policy)?;
+        std::fs::write(self.file.path(), routed_by(policy, &self.fleet))?;
         let client = AdminClient::new(&self.admin, &AdminToken::default(), &|_| None);
         let reloading = async { client?.post("/api/v1/reload").await };
         let reloaded: Result<IgnoredAny, AskError> = reloading.await;
@@ -96,38 +98,10 @@ pub(super) struct ConfigFile(PathBuf);
 
 impl ConfigFile {
     /// A file in the system's directory for such, readable by nobody else.
-    pub(super) fn create(fleet: &[SimReplica], policy: &str) -> io::Result<Self> {
-        let file = Self::empty()?;
-        file.write(fleet, policy)?;
-        Ok(file)
-    }
-
-    /// The same for a fleet of which some compute prompts for the others.
-    pub(super) fn create_apart(prefill: &[SimReplica], decode: &[SimReplica]) -> io::Result<Self> {
-        let file = Self::empty()?;
-        let pool = |name: &str, replicas: &[SimReplica]| {
-            let urls: Vec<String> = replicas.iter().map(SimReplica::url).collect();
-            format!(
-                "[[pool]]\nname = \"{name}\"\nrole = \"{name}\"\nrevision = \"demo\"\nreplicas = {urls:?}\n"
-            )
-        };
-        let text = format!(
-            "[slo.demo]\nttft = {{ base = \"{}ms\", per_prompt_token = \"0.5ms\" }}\ntpot = \"40ms\"\n{}{}\
-             [[route]]\nmodel = \"sim\"\npools = [\"decode\"]\nslo = \"demo\"\n\
-             [route.prefill]\npool = \"prefill\"\n",
-            TTFT_BOUND.as_millis(),
-            pool("prefill", prefill),
-            pool("decode", decode),
-        );
-        std::fs::write(&file.0, text)?;
-        Ok(file)
-    }
-
-    fn empty() -> io::Result<Self> {
-        use std::os::unix::fs::OpenOptionsExt as _;
+    pub(super) fn create(text: &str) -> io::Result<Self> {
         let name = format!("tokenway-demo-{}-{:08x}.toml", std::process::id(), fastrand::u32(..));
         let path = std::env::temp_dir().join(name);
-        let opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let why = |error: io::Error| {
             let shown = path.display();
             io::Error::new(
@@ -135,24 +109,14 @@ impl ConfigFile {
                 format!("{shown}: {error}; set TMPDIR to a directory that can be written"),
             )
         };
-        opened.map_err(why)?;
-        Ok(Self(path))
+        let mut opened = opened.map_err(why)?;
+        let file = Self(path);
+        opened.write_all(text.as_bytes())?;
+        Ok(file)
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.0
-    }
-
-    fn write(&self, fleet: &[SimReplica], policy: &str) -> io::Result<()> {
-        let urls: Vec<String> = fleet.iter().map(SimReplica::url).collect();
-        // Admission is by prediction, which the other policies do not have.
-        let queue = if policy == "latency" { "[route.queue]\n" } else { "" };
-        let text = format!(
-            "[slo.demo]\nttft = \"{}ms\"\n[[pool]]\nname = \"default\"\nreplicas = {urls:?}\n\
-             [[route]]\nmodel = \"sim\"\npolicy = \"{policy}\"\nslo = \"demo\"\n{queue}",
-            TTFT_BOUND.as_millis()
-        );
-        std::fs::write(&self.0, text)
     }
 }
 
@@ -161,6 +125,38 @@ impl Drop for ConfigFile {
         // Left behind it does no harm.
         let _ = std::fs::remove_file(&self.0);
     }
+}
+
+/// What the file says of a fleet that is routed by a policy.
+pub(super) fn routed_by(policy: &str, fleet: &[SimReplica]) -> String {
+    // Admission is by prediction, which the other policies do not have.
+    let queue = if policy == "latency" { "[route.queue]\n" } else { "" };
+    format!(
+        "[slo.demo]\nttft = \"{}ms\"\n[[pool]]\nname = \"default\"\nreplicas = {:?}\n\
+         [[route]]\nmodel = \"sim\"\npolicy = \"{policy}\"\nslo = \"demo\"\n{queue}",
+        TTFT_BOUND.as_millis(),
+        urls(fleet)
+    )
+}
+
+/// What it says of one in which some compute prompts for the others.
+pub(super) fn apart(prefill: &[SimReplica], decode: &[SimReplica]) -> String {
+    let pool = |name: &str, replicas: &[SimReplica]| {
+        let urls = urls(replicas);
+        format!("[[pool]]\nname = \"{name}\"\nrole = \"{name}\"\nrevision = \"demo\"\nreplicas = {urls:?}\n")
+    };
+    format!(
+        "[slo.demo]\nttft = {{ base = \"{}ms\", per_prompt_token = \"0.5ms\" }}\ntpot = \"40ms\"\n{}{}\
+         [[route]]\nmodel = \"sim\"\npools = [\"decode\"]\nslo = \"demo\"\n\
+         [route.prefill]\npool = \"prefill\"\n",
+        TTFT_BOUND.as_millis(),
+        pool("prefill", prefill),
+        pool("decode", decode),
+    )
+}
+
+fn urls(replicas: &[SimReplica]) -> Vec<String> {
+    replicas.iter().map(SimReplica::url).collect()
 }
 
 /// Bound on TTFT in the demo: what a loaded fleet keeps with a warm cache, and misses without.
