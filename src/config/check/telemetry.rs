@@ -51,7 +51,7 @@ impl Export {
     }
 
     fn spans(&self, exporter: &Exporter) -> Option<Otlp> {
-        let traces = self.target(exporter.of_traces.clone(), |protocol| match &self.keys.endpoint {
+        let traces = self.target(exporter.traces.clone(), |protocol| match &self.keys.endpoint {
             Some(base) => Some(endpoint_at(TRACES_PATH, base, protocol)),
             None => exporter.endpoint(protocol).or_else(|| {
                 self.is_present.then(|| endpoint_at(TRACES_PATH, default_base(protocol), protocol))
@@ -63,11 +63,11 @@ impl Export {
 
     /// Where the environment sends them, or beside the spans and then as they go.
     fn logs(&self, exporter: &Exporter, traces: &OtlpTarget) -> Option<OtlpTarget> {
-        let own = exporter.of_logs.clone().or(&exporter.of_all);
+        let own = exporter.logs.clone().or(&exporter.all);
         let of_env = |protocol| exporter.logs_endpoint(protocol).filter(|_| self.keys.endpoint.is_none());
         self.target(own, of_env).or_else(|| {
             let beside = |_| otel::logs_endpoint(&traces.endpoint, traces.protocol);
-            let target = self.target(exporter.of_logs.clone().or(&exporter.of_traces), beside)?;
+            let target = self.target(exporter.logs.clone().or(&exporter.traces), beside)?;
             Some(OtlpTarget { protocol: traces.protocol, ..target })
         })
     }
@@ -88,18 +88,16 @@ impl Export {
     }
 
     /// Beside the spans, unless the environment alone says where.
-    fn metrics(&self, Exporter { metrics: exporter, base, .. }: Exporter) -> Option<OtlpMetrics> {
+    fn metrics(&self, Exporter { metrics: exporter, all, .. }: Exporter) -> Option<OtlpMetrics> {
         if self.keys.metrics.or(exporter.is_wanted) != Some(true) {
             return None;
         }
-        let target =
-            self.target(exporter.how, |protocol| match (&self.keys.endpoint, exporter.endpoint) {
-                (None, Some(exact)) => Some(exact),
-                (flag, _) => {
-                    let base = flag.as_deref().or(base.as_deref()).unwrap_or(default_base(protocol));
-                    Some(endpoint_at(METRICS_PATH, base, protocol))
-                }
-            })?;
+        let exact = exporter.signal.endpoint.clone().filter(|_| self.keys.endpoint.is_none());
+        let base = self.keys.endpoint.as_ref().or(all.endpoint.as_ref());
+        let target = self.target(exporter.signal, |protocol| {
+            let base = base.map_or(default_base(protocol), String::as_str);
+            exact.or_else(|| Some(endpoint_at(METRICS_PATH, base, protocol)))
+        })?;
         Some(OtlpMetrics {
             target,
             interval: self.keys.metrics_interval.or(exporter.interval).unwrap_or(DEFAULT_EXPORT_INTERVAL),

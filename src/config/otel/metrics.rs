@@ -10,9 +10,8 @@ use crate::config::Temporality;
 pub(in crate::config) struct MetricsExporter {
     /// Whether metrics are asked for, or explicitly not; `None` where nothing is said about metrics alone.
     pub(in crate::config) is_wanted: Option<bool>,
-    /// `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`: used as it is.
-    pub(in crate::config) endpoint: Option<String>,
-    pub(in crate::config) how: Signal,
+    /// Its endpoint is used as it is.
+    pub(in crate::config) signal: Signal,
     /// Between two exports.
     pub(in crate::config) interval: Option<Duration>,
     /// Whether exports are compressed.
@@ -23,25 +22,19 @@ pub(in crate::config) struct MetricsExporter {
 
 impl MetricsExporter {
     /// Reads what is of metrics alone; `set` yields the variables that are set.
-    pub(super) fn read(
-        set: &dyn Fn(&str) -> Option<String>,
-        is_off: bool,
-        endpoint: Option<String>,
-        how: Signal,
-    ) -> Self {
+    pub(super) fn read(set: &dyn Fn(&str) -> Option<String>, is_off: bool, signal: Signal) -> Self {
         // By the specification the default is to export. Nobody who sends only spans today should get metrics by an update.
         let is_wanted = match set("OTEL_METRICS_EXPORTER").as_deref() {
             _ if is_off => Some(false),
             Some("none") => Some(false),
             Some(list) if list.split(',').any(|name| name.trim() == "otlp") => Some(true),
-            _ => endpoint.is_some().then_some(true),
+            _ => signal.endpoint.is_some().then_some(true),
         };
         let compression = set("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION");
         let compression = compression.or_else(|| set("OTEL_EXPORTER_OTLP_COMPRESSION"));
         Self {
             is_wanted,
-            endpoint,
-            how,
+            signal,
             interval: set("OTEL_METRIC_EXPORT_INTERVAL").and_then(|millis| interval(&millis)),
             is_gzip: compression.is_some_and(|name| is_gzip(&name)),
             temporality: set("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE")
@@ -121,10 +114,10 @@ mod tests {
             ("OTEL_METRIC_EXPORT_INTERVAL", "15000"),
             ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "Delta"),
         ]);
-        assert_eq!(read.how.timeout, Some(Duration::from_millis(2500)));
+        assert_eq!(read.signal.timeout, Some(Duration::from_millis(2500)));
         assert_eq!(read.interval, Some(Duration::from_secs(15)));
         assert_eq!((read.is_gzip, read.temporality), (true, Temporality::Delta));
-        assert_eq!(read.how.headers.unwrap().len(), 1);
+        assert_eq!(read.signal.headers.unwrap().len(), 1);
     }
 
     #[test]

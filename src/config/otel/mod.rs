@@ -15,26 +15,21 @@ use super::{OtlpProtocol, percent_decoded};
 /// The OTLP exports as the environment has them.
 #[derive(Debug)]
 pub(super) struct Exporter {
-    /// Where every signal goes.
-    pub(super) base: Option<String>,
     /// Whether spans may be exported, and log records with them.
     has_traces: bool,
-    /// Where spans go, if that is said on its own.
-    traces: Option<String>,
-    /// Where log records go, if that is said on its own.
-    logs: Option<String>,
-    /// How spans go.
-    pub(super) of_traces: Signal,
-    /// How log records go, by their own variables alone.
-    pub(super) of_logs: Signal,
-    /// How a signal goes that has no variables of its own.
-    pub(super) of_all: Signal,
+    /// Where the paths of all signals begin, and how a signal goes that has no variables of its own.
+    pub(super) all: Signal,
+    pub(super) traces: Signal,
+    /// By their own variables alone.
+    pub(super) logs: Signal,
     pub(super) metrics: MetricsExporter,
 }
 
-/// How exports travel, by variables.
+/// Where exports go, and how, by variables.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Signal {
+    /// As it is said of one signal.
+    pub(super) endpoint: Option<String>,
     pub(super) protocol: Option<OtlpProtocol>,
     pub(super) headers: Option<Vec<(HeaderName, HeaderValue)>>,
     /// For one export.
@@ -42,18 +37,10 @@ pub(super) struct Signal {
 }
 
 impl Signal {
-    /// `variable` yields the values of one signal's variables, or of those of all.
-    fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
-        Self {
-            protocol: variable("PROTOCOL").and_then(|name| protocol(&name)),
-            headers: variable("HEADERS").map(|list| headers(&list)),
-            timeout: variable("TIMEOUT").and_then(|millis| timeout(&millis)),
-        }
-    }
-
-    /// This, and what `other` has where this has nothing.
+    /// This, and how `other` goes where this says nothing.
     pub(super) fn or(self, other: &Self) -> Self {
         Self {
+            endpoint: self.endpoint,
             protocol: self.protocol.or(other.protocol),
             headers: self.headers.or_else(|| other.headers.clone()),
             timeout: self.timeout.or(other.timeout),
@@ -66,41 +53,41 @@ impl Exporter {
     pub(super) fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
         let set =
             |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-        let signal = |of: &str| Signal::read(|key| set(&format!("OTEL_EXPORTER_OTLP_{of}{key}")));
-        let of_all = signal("");
         let is_off = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
         let has_traces = !is_off && set("OTEL_TRACES_EXPORTER").is_none_or(|value| value != "none");
-        let url = |of: &str, is_on: bool| {
-            let url = set(&format!("OTEL_EXPORTER_OTLP_{of}ENDPOINT")).filter(|_| is_on);
-            url.filter(|url| is_http(url))
+        let signal = |of: &str, is_on: bool| {
+            let variable = |key: &str| set(&format!("OTEL_EXPORTER_OTLP_{of}{key}"));
+            Signal {
+                endpoint: variable("ENDPOINT").filter(|url| is_on && is_http(url)),
+                protocol: variable("PROTOCOL").and_then(|name| protocol(&name)),
+                headers: variable("HEADERS").map(|list| headers(&list)),
+                timeout: variable("TIMEOUT").and_then(|millis| timeout(&millis)),
+            }
         };
-        let (of_metrics, endpoint) = (signal("METRICS_").or(&of_all), url("METRICS_", !is_off));
+        let all = signal("", !is_off);
         Self {
-            base: url("", !is_off),
             has_traces,
-            traces: url("TRACES_", has_traces),
-            logs: url("LOGS_", has_traces),
-            of_traces: signal("TRACES_").or(&of_all),
-            of_logs: signal("LOGS_"),
-            of_all,
-            metrics: MetricsExporter::read(&set, is_off, endpoint, of_metrics),
+            traces: signal("TRACES_", has_traces).or(&all),
+            logs: signal("LOGS_", has_traces),
+            metrics: MetricsExporter::read(&set, is_off, signal("METRICS_", !is_off).or(&all)),
+            all,
         }
     }
 
     fn base_of_traces(&self) -> Option<&str> {
-        self.base.as_deref().filter(|_| self.has_traces)
+        self.all.endpoint.as_deref().filter(|_| self.has_traces)
     }
 
     /// The URL of the traces endpoint, if spans are to be exported.
     pub(super) fn endpoint(&self, protocol: OtlpProtocol) -> Option<String> {
         let of_base = || Some(endpoint_at(TRACES_PATH, self.base_of_traces()?, protocol));
-        self.traces.clone().or_else(of_base)
+        self.traces.endpoint.clone().or_else(of_base)
     }
 
     /// The URL of the logs endpoint, where it is known without that of the traces.
     pub(super) fn logs_endpoint(&self, protocol: OtlpProtocol) -> Option<String> {
         let of_base = || logs_endpoint(&endpoint_at(TRACES_PATH, self.base_of_traces()?, protocol), protocol);
-        self.logs.clone().or_else(of_base)
+        self.logs.endpoint.clone().or_else(of_base)
     }
 }
 
@@ -199,7 +186,7 @@ mod tests {
         ];
         for (variables, endpoint) in cases {
             let read = exporter(variables);
-            let actual = read.endpoint(read.of_traces.protocol.unwrap_or_default());
+            let actual = read.endpoint(read.traces.protocol.unwrap_or_default());
             assert_eq!(actual.as_deref(), endpoint, "{variables:?}");
         }
     }
@@ -233,21 +220,21 @@ mod tests {
     fn headers_are_decoded_and_bad_ones_left_out() {
         let read =
             exporter(&[("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20eA==, x-a=1,nonsense,b ad=2")]);
-        let headers = read.of_traces.headers.unwrap();
+        let headers = read.traces.headers.unwrap();
         let shown: Vec<_> = headers.iter().map(|(k, v)| (k.as_str(), v.to_str().unwrap())).collect();
         assert_eq!(shown, [("authorization", "Basic eA=="), ("x-a", "1")]);
         let both = exporter(&[
             ("OTEL_EXPORTER_OTLP_HEADERS", "x-a=1"),
             ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-b=2"),
         ]);
-        assert_eq!(both.of_traces.headers.unwrap().len(), 1);
+        assert_eq!(both.traces.headers.unwrap().len(), 1);
     }
 
     #[test]
     fn the_timeout_is_in_milliseconds() {
         for (text, expected) in [("2500", Some(2500)), ("0", None), ("soon", None)] {
             let read = exporter(&[("OTEL_EXPORTER_OTLP_TIMEOUT", text)]);
-            assert_eq!(read.of_traces.timeout, expected.map(Duration::from_millis), "{text}");
+            assert_eq!(read.traces.timeout, expected.map(Duration::from_millis), "{text}");
         }
     }
 }
