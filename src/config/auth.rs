@@ -9,7 +9,6 @@ use toml::de::DeValue;
 
 use super::Endpoint;
 use super::check::codec::{Codec, FILLED, List, Own, Words};
-use super::check::inputs::input;
 use super::check::section::{Item, Section};
 use super::check::shape::Kind;
 use super::check::values::{DURATION, ENDPOINT, POSITIVE_DURATION};
@@ -114,7 +113,7 @@ fn jwks(item: &Item<'_>) -> Option<Jwks> {
             }
         };
     };
-    let path = input(item, path);
+    let path = item.input(path);
     let fault = match whole_file::read(&path) {
         Ok(json) => holds_keys(&json).err().map(|fault| format!("{} {fault}", path.display())),
         Err(error) => Some(format!("cannot read {}: {error}", path.display())),

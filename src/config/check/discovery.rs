@@ -13,7 +13,6 @@ use crate::config::{
 };
 
 use super::codec::Own;
-use super::inputs::input;
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::{ENDPOINT, Form};
@@ -104,7 +103,7 @@ fn file(item: &Item<'_>) -> Option<std::path::PathBuf> {
     if !is_json {
         item.fault(format!("\"{name}\" does not end in .json, the one form that is read"), FILE_HINT);
     }
-    Some(input(item, name))
+    Some(item.input(name))
 }
 
 fn kubernetes(item: &Item<'_>) -> Option<KubernetesSource> {

@@ -11,7 +11,6 @@ mod dcgm;
 mod discovery;
 mod engine;
 mod files;
-pub(super) mod inputs;
 mod lint;
 pub(super) mod pem;
 pub(super) mod pool;
@@ -24,7 +23,7 @@ mod stage_budget;
 mod telemetry;
 pub(super) mod values;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use toml::de::DeTable;
 
@@ -76,7 +75,9 @@ pub(super) fn check_with(
     let checking = Checking::new(directory, env, overrides);
     let root = Section::open(&checking, ROOT, 0..0, Some(tree.get_ref()));
     let mut config = read(&root);
-    config.files = inputs::read_once(&root, &config);
+    // Lists of replicas have readers of their own.
+    let is_list = |path: &PathBuf| config.pools.iter().any(|pool| pool.discovery.file.as_ref() == Some(path));
+    config.files = checking.inputs.borrow().iter().filter(|path| !is_list(path)).cloned().collect();
     ports::expect_ports_apart(&root, &config);
     files::expect_files_apart(&root, &config, Path::new(file_name));
     lint::lint(&root, &config);

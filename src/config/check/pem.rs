@@ -13,7 +13,6 @@ use rustls::sign::CertifiedKey;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::codec::{FILE, Own};
-use super::inputs::input;
 use super::section::{Item, Section};
 use crate::whole_file;
 
@@ -31,7 +30,7 @@ pub(in crate::config) const CERTIFICATES: Own<PathBuf> =
     Own { read: |item| read(item, holds_certificate), ..FILE };
 
 fn read(item: &Item<'_>, holds: fn(&[u8]) -> Result<(), String>) -> Option<PathBuf> {
-    let path = input(item, item.filled()?);
+    let path = item.input(item.filled()?);
     let fault = match whole_file::read(&path) {
         Ok(pem) => holds(&pem).err().map(|fault| format!("{} {fault}", path.display())),
         Err(error) => {

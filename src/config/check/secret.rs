@@ -10,7 +10,6 @@ use http::HeaderValue;
 use crate::config::Secret;
 use crate::config::diagnostics::is_reference;
 
-use super::inputs::input;
 use super::section::Item;
 use crate::whole_file;
 
@@ -35,7 +34,7 @@ pub(in crate::config) fn read_or_plain(item: &Item<'_>) -> Option<Secret> {
 }
 
 fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
-    let value = match referred(text, item.checking.env, |path| input(item, path))? {
+    let value = match referred(text, item.checking.env, |path| item.input(path))? {
         Ok(value) => value,
         Err(message) => {
             let hint = if text.starts_with("env:") { SET_IT } else { HINT };

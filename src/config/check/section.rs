@@ -249,6 +249,13 @@ impl<'a> Item<'a> {
         Some(self.checking.directory.join(self.filled()?))
     }
 
+    /// The path of a file that is read, relative to the file's directory: no key has it written ([`super::files`]).
+    pub(in crate::config) fn input(&self, path: &str) -> PathBuf {
+        let path = self.checking.directory.join(path);
+        self.checking.inputs.borrow_mut().push(path.clone());
+        path
+    }
+
     fn plain_text(&self) -> Option<&'a str> {
         let text = self.value.as_str();
         if text.is_none() {
