@@ -55,12 +55,13 @@ pub(crate) use self::budget::{read_budgets, write_budgets};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
 use self::check::codec::{SECRET, SWITCH, Word};
 use self::check::values::{MODEL, POSITIVE_DURATION};
-use self::check::{DATA_PARALLEL, pool, route};
+use self::check::{pool, route};
 pub use self::cluster::{Broker, Cluster, OnLoss};
 pub use self::content::{Content, Hook, Pattern};
 pub use self::dcgm::{Dcgm, DcgmSources};
 pub(crate) use self::declare::Declared;
 use self::declare::{Below, section};
+use self::discovery::DATA_PARALLEL;
 pub use self::discovery::{
     DataParallel, Discovery, DnsRecords, DnsSource, KubernetesObject, KubernetesSource, ServicePort,
 };

@@ -7,8 +7,6 @@
 
 pub(super) mod admission;
 pub(super) mod codec;
-mod dcgm;
-mod discovery;
 mod engine;
 mod files;
 mod lint;
@@ -27,7 +25,6 @@ use std::path::{Path, PathBuf};
 
 use toml::de::DeTable;
 
-pub(super) use self::discovery::DATA_PARALLEL;
 pub(super) use self::ports::{PORTS_HINT, is_one_port, one_port};
 pub use self::secret::secret_of;
 use self::section::{Checking, Section};

@@ -8,18 +8,18 @@ use rustls::pki_types::ServerName;
 use serde_json::json;
 use toml::de::DeValue;
 
+use crate::config::dcgm::dcgm;
 use crate::config::{
-    Dcgm, DcgmSources, Declared, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, ReplicaSpec, kv_events,
-    outside, warmup,
+    Dcgm, DcgmSources, Declared, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, ReplicaSpec, discovery,
+    kv_events, outside, warmup,
 };
 
 use super::codec::Own;
-use super::dcgm::dcgm;
+use super::engine;
 use super::pem::{holds_certificate, pem_file, pem_pair};
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::{ENDPOINT, LABEL, NAME};
-use super::{discovery, engine};
 
 /// Reads every `[[pool]]`.
 pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {

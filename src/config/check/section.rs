@@ -304,7 +304,7 @@ impl<'a> Item<'a> {
     }
 
     /// A whole number within bounds.
-    pub(super) fn integer(&self, bounds: RangeInclusive<i64>) -> Option<i64> {
+    pub(in crate::config) fn integer(&self, bounds: RangeInclusive<i64>) -> Option<i64> {
         self.record(Kind::Integer { least: *bounds.start(), most: *bounds.end() });
         let DeValue::Integer(integer) = self.value else {
             self.wrong_type("a whole number", "write it without quotes, fraction or unit");
