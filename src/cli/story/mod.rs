@@ -127,7 +127,7 @@ impl Drop for ConfigFile {
     }
 }
 
-/// What the file says of a fleet that is routed by a policy.
+/// What stands in the file for a fleet that is routed by a policy.
 pub(super) fn routed_by(policy: &str, fleet: &[SimReplica]) -> String {
     // Admission is by prediction, which the other policies do not have.
     let queue = if policy == "latency" { "[route.queue]\n" } else { "" };
@@ -139,7 +139,7 @@ pub(super) fn routed_by(policy: &str, fleet: &[SimReplica]) -> String {
     )
 }
 
-/// What it says of one in which some compute prompts for the others.
+/// What stands in it for one in which some compute prompts for the others.
 pub(super) fn apart(prefill: &[SimReplica], decode: &[SimReplica]) -> String {
     let pool = |name: &str, replicas: &[SimReplica]| {
         let urls = urls(replicas);
