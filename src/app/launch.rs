@@ -2,12 +2,10 @@
 
 use std::path::PathBuf;
 
-use tokio::sync::watch;
-
 use super::logging::LogFilter;
 use crate::config::load::{ConfigError, Source, load};
 use crate::config::reload::{Reloaded, reload};
-use crate::config::watch::{Watcher, next_change, watch_files};
+use crate::config::watch::Watched;
 use crate::config::{Config, Overrides};
 
 /// Sources of a gateway's configuration, and the handle to its log.
@@ -39,10 +37,10 @@ impl Launch {
 
     /// Watches the configuration's own file, if it has one.
     pub(super) fn watch(&self) -> Watched {
-        match &self.source {
-            Source::File(path) => Watched::of(std::slice::from_ref(path)),
-            Source::Upstreams(_) => Watched(None),
-        }
+        watched(match &self.source {
+            Source::File(path) => std::slice::from_ref(path),
+            Source::Upstreams(_) => &[],
+        })
     }
 
     pub(super) fn reload(&self, old: &Config) -> Result<Reloaded, ConfigError> {
@@ -50,19 +48,9 @@ impl Launch {
     }
 }
 
-/// Files of a configuration, watched where that is possible.
-pub(super) struct Watched(Option<(Watcher, watch::Receiver<u64>)>);
-
-impl Watched {
-    pub(super) fn of(files: &[PathBuf]) -> Self {
-        let warn = |error: &_| tracing::warn!(%error, "files cannot be watched; SIGHUP reloads");
-        Self((!files.is_empty()).then(|| watch_files(files).inspect_err(warn).ok()).flatten())
-    }
-
-    /// Waits until one of them has changed; cancel-safe.
-    pub(super) async fn changed(&mut self) {
-        next_change(self.0.as_mut().map(|(_, changes)| changes)).await;
-    }
+/// Watches files of a configuration.
+pub(super) fn watched(files: &[PathBuf]) -> Watched {
+    Watched::of(files, |error| tracing::warn!(%error, "files cannot be watched; SIGHUP reloads"))
 }
 
 fn from_env(name: &str) -> Option<String> {

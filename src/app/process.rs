@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::control::Controls;
 use super::foundation::Foundation;
-use super::launch::Watched;
+use super::launch::watched;
 pub use super::launch::{Front, Launch};
 use super::observers::Observers;
 use super::signals::{self, Signal};
@@ -26,6 +26,7 @@ use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::load::ConfigError;
+use crate::config::watch::Watched;
 use crate::listener;
 use crate::observe::{Surroundings, Tap, instance};
 use crate::request::dialect::SERVED;
@@ -248,7 +249,7 @@ impl Running {
         mut own_file: Watched,
     ) -> io::Result<()> {
         let mut files = self.control.files();
-        let mut named_files = Watched::of(&files);
+        let mut named_files = watched(&files);
         let end = loop {
             // Every arm is cancel-safe: each returns what happened and loses nothing.
             let signal = tokio::select! {
@@ -263,7 +264,7 @@ impl Running {
                     let result = self.control.reload();
                     if self.control.files() != files {
                         files = self.control.files();
-                        named_files = Watched::of(&files);
+                        named_files = watched(&files);
                         if result.is_err() {
                             // What was missing may have come before it was watched.
                             drop(self.control.reload());

@@ -35,14 +35,23 @@ pub fn watch_files(paths: &[PathBuf]) -> std::io::Result<(Watcher, watch::Receiv
     Ok((Watcher { _events: events, _stop: stop }, receiver))
 }
 
-/// Waits for the next change; for ever where none can come. Cancel-safe.
-pub(crate) async fn next_change(changes: Option<&mut watch::Receiver<u64>>) {
-    let has_changed = match changes {
-        Some(changes) => changes.changed().await.is_ok(),
-        None => false,
-    };
-    if !has_changed {
-        std::future::pending::<()>().await;
+/// Files that are watched where there are any and where that is possible.
+pub(crate) struct Watched(Option<(Watcher, watch::Receiver<u64>)>);
+
+impl Watched {
+    pub(crate) fn of(files: &[PathBuf], warn: impl FnOnce(&std::io::Error)) -> Self {
+        Self((!files.is_empty()).then(|| watch_files(files).inspect_err(warn).ok()).flatten())
+    }
+
+    /// Waits until one of them has changed; for ever where none can. Cancel-safe.
+    pub(crate) async fn changed(&mut self) {
+        let has_changed = match &mut self.0 {
+            Some((_, changes)) => changes.changed().await.is_ok(),
+            None => false,
+        };
+        if !has_changed {
+            std::future::pending::<()>().await;
+        }
     }
 }
 

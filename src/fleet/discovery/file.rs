@@ -5,19 +5,14 @@ use std::time::Duration;
 
 use super::file_sd;
 use super::report::Report;
-use crate::config::watch::{next_change, watch_files};
+use crate::config::watch::Watched;
 use crate::whole_file;
 
 /// Reads until the task is dropped.
 pub(super) async fn run(path: PathBuf, report: Report) {
-    let watching = watch_files(std::slice::from_ref(&path));
-    let (_watcher, mut changes) = match watching {
-        Ok((watcher, changes)) => (Some(watcher), Some(changes)),
-        Err(error) => {
-            tracing::warn!(%error, path = %path.display(), "cannot watch: reading every five seconds");
-            (None, None)
-        }
-    };
+    let mut file = Watched::of(std::slice::from_ref(&path), |error| {
+        tracing::warn!(%error, path = %path.display(), "cannot watch: reading every five seconds");
+    });
     loop {
         match whole_file::read_in_background(&path).await {
             Ok(text) => match file_sd::parse(&text) {
@@ -27,7 +22,7 @@ pub(super) async fn run(path: PathBuf, report: Report) {
             Err(error) => report.failed(&format!("{}: cannot read it: {error}", path.display())),
         }
         // A file that vanished makes no change of content: the poll says so.
-        let _ = tokio::time::timeout(POLL, next_change(changes.as_mut())).await;
+        let _ = tokio::time::timeout(POLL, file.changed()).await;
     }
 }
 
