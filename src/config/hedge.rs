@@ -84,7 +84,7 @@ fn after(text: &str) -> Result<HedgeAfter, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_with_pool;
+    use crate::config::check::faults_with_pool;
 
     #[test]
     fn a_percentile_or_a_duration() {
@@ -127,11 +127,8 @@ mod tests {
             ("migrate = 1", Some("f.toml:6:11: migrate: expected true or false, found a whole number")),
             ("migrate = true", None),
         ] {
-            let told = check_with_pool(&format!("[[route]]\nmodel = \"m\"\n{route}\n"))
-                .err()
-                .and_then(|faults| faults.iter().next().map(ToString::to_string));
-            let line = told.as_deref().and_then(|text| text.lines().next());
-            assert_eq!(line, expected, "{route}");
+            let faults = faults_with_pool(&format!("[[route]]\nmodel = \"m\"\n{route}\n"));
+            assert_eq!(faults.first().map(String::as_str), expected, "{route}");
         }
     }
 }

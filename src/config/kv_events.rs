@@ -39,17 +39,15 @@ pub(super) fn kv_events(section: &Section<'_>, pool: &Pool) -> Option<KvEvents> 
 mod tests {
     use crate::config::check::check_with_pool;
 
-    fn check(pool: &str, events: &str) -> Result<Option<super::KvEvents>, String> {
-        let rest = format!("{pool}\n[pool.kv_events]\n{events}\n");
-        let config = check_with_pool(&rest).map_err(|faults| faults.to_string())?;
-        Ok(config.pools[0].kv_events.clone())
-    }
-
     #[test]
     fn what_cannot_be_followed_is_refused() {
-        let events = check("", "port = 5557\nreplay_port = 5558").unwrap().unwrap();
+        let read = |events: &str| {
+            let config = check_with_pool(&format!("[pool.kv_events]\n{events}\n")).unwrap();
+            config.pools[0].kv_events.clone()
+        };
+        let events = read("port = 5557\nreplay_port = 5558").unwrap();
         assert_eq!((events.port, events.replay_port, events.listen), (Some(5557), Some(5558), None));
-        assert!(check("", "").unwrap().is_some(), "each replica is asked");
+        assert!(read("").is_some(), "each replica is asked");
         for (pool, events, words) in [
             ("engine = \"sglang\"", "", "only vLLM publishes KV events"),
             ("", "port = 5557\nreplay_port = 5557", "port and replay_port are the same"),
@@ -57,7 +55,8 @@ mod tests {
             ("", "listen = \"5557\"", "listen"),
             ("", "ports = 1", "ports"),
         ] {
-            let fault = check(pool, events).unwrap_err();
+            let rest = format!("{pool}\n[pool.kv_events]\n{events}\n");
+            let fault = check_with_pool(&rest).unwrap_err().to_string();
             assert!(fault.contains(words), "{fault}");
         }
     }

@@ -162,27 +162,25 @@ const MAX_WINDOWS: usize = 32;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_with_pool;
+    use crate::config::check::{check_with_pool, faults_with_pool};
 
-    fn check(more: &str) -> Result<Scale, String> {
-        let mut config = check_with_pool(more).map_err(|faults| faults.to_string())?;
-        Ok(config.pools.remove(0).scale)
+    fn scale(more: &str) -> Scale {
+        check_with_pool(more).unwrap().pools.remove(0).scale
     }
 
     #[test]
     fn without_a_word_a_pool_never_scales_to_zero() {
-        let scale = check("").unwrap();
+        let scale = scale("");
         assert_eq!(scale, Scale::default());
         assert_eq!((scale.min_replicas, scale.max_replicas), (1, MAX_REPLICAS));
     }
 
     #[test]
     fn a_window_raises_the_least_number_before_it_begins() {
-        let scale = check(
+        let scale = scale(
             "[pool.scale]\nmin_replicas = 0\nmax_replicas = 8\n\
              windows = [{ start = \"0 8 * * mon-fri\", end = \"0 18 * * mon-fri\", min_replicas = 4 }]",
-        )
-        .unwrap();
+        );
         let lead = Duration::from_secs(180);
         // 1970-01-01 was a Thursday.
         let at = |day: u64, hour: u64, minute: u64| {
@@ -243,8 +241,8 @@ mod tests {
                 "f.toml:6:11: a window asks for more than max_replicas",
             ),
         ] {
-            let told = check(text).unwrap_err();
-            assert!(told.starts_with(expected), "{told}");
+            let faults = faults_with_pool(text);
+            assert!(faults[0].starts_with(expected), "{faults:?}");
         }
     }
 }

@@ -111,16 +111,15 @@ const LORA_HINT: &str = "name them with their paths on the engines: \
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_with_pool;
+    use crate::config::check::{check_with_pool, faults_with_pool};
 
-    fn check(more: &str) -> Result<crate::config::Pool, String> {
-        let mut config = check_with_pool(more).map_err(|faults| faults.to_string())?;
-        Ok(config.pools.remove(0))
+    fn pool(more: &str) -> crate::config::Pool {
+        check_with_pool(more).unwrap().pools.remove(0)
     }
 
     #[test]
     fn without_a_word_a_few_small_requests_warm_a_replica_up() {
-        let pool = check("").unwrap();
+        let pool = pool("");
         let seconds = Duration::from_secs;
         assert_eq!(
             pool.warmup,
@@ -138,12 +137,11 @@ mod tests {
 
     #[test]
     fn everything_can_be_said() {
-        let pool = check(
+        let pool = pool(
             "lora = { load = true, adapters = { sql = \"/a/sql\" } }\n[pool.warmup]\nrequests = 0\nslow_start = \"0s\"\n\
              lengths = [\"short\", \"long\"]\nprompts = [\"You are\"]\nfeatures = [\"logprobs\", \"guided\"]\n\
              [pool.keep_alive]\ninterval = \"45s\"",
-        )
-        .unwrap();
+        );
         assert_eq!(pool.warmup.lengths, [WarmUpLength::Short, WarmUpLength::Long]);
         assert_eq!(pool.warmup.features, [WarmUpFeature::Logprobs, WarmUpFeature::Guided]);
         assert!(pool.warmup.slow_start.is_zero() && pool.lora.load);
@@ -160,8 +158,8 @@ mod tests {
             ("[pool.keep_alive]", "f.toml:4:1: [pool.keep_alive] has no \"interval\""),
             ("lora = { load = true }", "f.toml:4:8: pool.lora names no adapters"),
         ] {
-            let told = check(text).unwrap_err();
-            assert!(told.starts_with(expected), "{told}");
+            let faults = faults_with_pool(text);
+            assert!(faults[0].starts_with(expected), "{faults:?}");
         }
     }
 }

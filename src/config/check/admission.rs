@@ -181,17 +181,12 @@ fn leads_back(start: usize, routes: &[Route]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::check::check_with_pool;
-    use crate::config::diagnostics::Diagnostic;
+    use crate::config::check::faults_with_pool;
 
     const WHEN: &str = "when = { predicted_ttft_over_slo = 1.5 }";
 
     fn two(first: &str, second: &str) -> String {
         format!("[[route]]\nmodel = \"a\"\n{first}\n[[route]]\nmodel = \"b\"\n{second}\n")
-    }
-
-    fn first_line(fault: &Diagnostic) -> String {
-        fault.to_string().lines().next().unwrap_or_default().to_owned()
     }
 
     #[test]
@@ -245,11 +240,7 @@ mod tests {
                 &["f.toml:9:6: route \"*\" takes every model, so that none would be asked for"],
             ),
         ] {
-            let found = match check_with_pool(&rest) {
-                Ok(_) => Vec::new(),
-                Err(faults) => faults.iter().map(first_line).collect(),
-            };
-            assert_eq!(found, expected, "{rest}");
+            assert_eq!(faults_with_pool(&rest), expected, "{rest}");
         }
     }
 
@@ -277,8 +268,7 @@ mod tests {
                 &["f.toml:8:52: unknown tenant \"x\""],
             ),
         ] {
-            let faults = check_with_pool(&rest).unwrap_err();
-            assert_eq!(faults.iter().map(first_line).collect::<Vec<_>>(), expected, "{rest}");
+            assert_eq!(faults_with_pool(&rest), expected, "{rest}");
         }
     }
 }

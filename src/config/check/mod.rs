@@ -171,6 +171,13 @@ pub(crate) fn check_with_pool(rest: &str) -> Result<Config, Diagnostics> {
     check_str("f.toml", &format!("{ONE_POOL}{rest}"), &|_| None)
 }
 
+/// What is wrong with [`ONE_POOL`] and `rest` below it, a line for each fault.
+#[cfg(test)]
+pub(crate) fn faults_with_pool(rest: &str) -> Vec<String> {
+    let first_line = |fault: &Diagnostic| fault.to_string().lines().next().unwrap_or_default().to_owned();
+    check_with_pool(rest).err().iter().flat_map(Diagnostics::iter).map(first_line).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
