@@ -6,25 +6,40 @@ use super::*;
 use crate::cli::printed;
 use crate::config::check::ONE_POOL;
 
-struct Said {
+struct Shown {
     code: u8,
     out: String,
     err: String,
 }
 
-fn check_with(content: &str, change: impl FnOnce(&mut CheckArgs), style: Style) -> Said {
+fn of_file(file: PathBuf) -> CheckArgs {
+    CheckArgs { file, json: false, online: false, allow_missing_secrets: false, deny_warnings: false }
+}
+
+fn check_with(content: &str, change: impl FnOnce(&mut CheckArgs), style: Style) -> Shown {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gateway.toml");
     fs::write(&file, content).unwrap();
-    let mut args =
-        CheckArgs { file, json: false, online: false, allow_missing_secrets: false, deny_warnings: false };
+    let mut args = of_file(file);
     change(&mut args);
     let (code, out, err) = printed(|outputs| run(&args, &|_| None, outputs, style));
-    Said { code, out, err }
+    Shown { code, out, err }
 }
 
-fn check(content: &str) -> Said {
+fn check(content: &str) -> Shown {
     check_with(content, |_| {}, Style::Plain)
+}
+
+fn check_without_secrets(content: &str) -> Shown {
+    check_with(content, |args| args.allow_missing_secrets = true, Style::Plain)
+}
+
+/// Whether a file passes with this among its warnings.
+#[track_caller]
+fn warns(content: &str, warning: &str) -> bool {
+    let checked = check(content);
+    assert_eq!(checked.code, 0, "{}", checked.err);
+    checked.err.contains(warning)
 }
 
 #[test]
@@ -50,13 +65,7 @@ fn a_verdict_does_not_depend_on_who_reads_it() {
     let file = directory.path().join("gateway.toml");
     for (content, expected) in [("[server]\nlisten = \"nowhere\"\n", 1), (ONE_POOL, 0)] {
         fs::write(&file, content).unwrap();
-        let args = CheckArgs {
-            file: file.clone(),
-            json: false,
-            online: false,
-            allow_missing_secrets: false,
-            deny_warnings: false,
-        };
+        let args = of_file(file.clone());
         // The reader has left, as `head` does.
         let (mut out, mut err) = (io::pipe().unwrap().1, io::pipe().unwrap().1);
         let code = run(&args, &|_| None, (&mut out, &mut err), Style::Plain).unwrap();
@@ -87,7 +96,7 @@ fn colour_changes_no_word() {
 
 #[test]
 fn json_has_errors_with_places_or_a_summary() {
-    let json = |said: &Said| serde_json::from_str::<Value>(&said.out).unwrap();
+    let json = |said: &Shown| serde_json::from_str::<Value>(&said.out).unwrap();
     let bad = check_with("[server]\nlisten = \"nowhere\"\n", |args| args.json = true, Style::Plain);
     let read = json(&bad);
     assert_eq!((bad.code, &read["ok"]), (1, &json!(false)));
@@ -127,9 +136,7 @@ fn prompts_that_only_some_compute_apart_are_a_warning() {
         (format!("{pools}{route}{canary}{}", prefill("when = \"never\"\n")), [false, false]),
         (format!("{pools}{route}{canary}{}", prefill("connector = \"sglang\"\n")), [true, true]),
     ] {
-        let shown = check(&text);
-        assert_eq!(shown.code, 0, "{}", shown.err);
-        assert_eq!([computes, rooms].map(|warning| shown.err.contains(warning)), expected, "{}", shown.err);
+        assert_eq!([computes, rooms].map(|warning| warns(&text, warning)), expected, "{text}");
     }
 }
 
@@ -143,11 +150,9 @@ fn one_name_in_two_pools_is_a_warning() {
     let replica =
         |port: u16, name: &str| format!("{{ url = \"http://127.0.0.1:{port}\", name = \"{name}\" }}");
     let old = pool("old", &replica(1, "gpu-0"));
-    for (new, warns) in [(replica(2, "gpu-0"), true), (replica(2, "gpu-1"), false)] {
-        let checked = check(&format!("{old}{}", pool("new", &new)));
-        assert_eq!(checked.code, 0, "{}", checked.err);
+    for (new, expected) in [(replica(2, "gpu-0"), true), (replica(2, "gpu-1"), false)] {
         let warning = "gateway.toml:9:12: warning: pools \"old\" and \"new\" both have a replica \"gpu-0\"";
-        assert_eq!(checked.err.contains(warning), warns, "{}", checked.err);
+        assert_eq!(warns(&format!("{old}{}", pool("new", &new)), warning), expected, "{new}");
     }
 }
 
@@ -175,23 +180,21 @@ fn a_setting_without_an_effect_is_a_warning() {
     let denied = check_with(&format!("{ONE_POOL}{tenant}"), |args| args.deny_warnings = true, Style::Plain);
     assert_eq!(denied.code, 1);
     let route = |timeouts: &str| format!("{ONE_POOL}[[route]]\nmodel = \"m\"\n[route.timeouts]\n{timeouts}");
-    let checked = check(&route("first_token = \"2m\"\ntotal = \"90s\"\n"));
-    assert!(checked.err.contains("first_token (120s) of route \"m\" has no effect"), "{}", checked.err);
-    let checked = check(&route("total = \"20s\"\n"));
-    assert!(!checked.err.contains("has no effect"), "of the default: {}", checked.err);
+    let late = route("first_token = \"2m\"\ntotal = \"90s\"\n");
+    assert!(warns(&late, "first_token (120s) of route \"m\" has no effect"));
+    assert!(!warns(&route("total = \"20s\"\n"), "has no effect"), "of the default");
 }
 
 #[test]
 fn a_word_that_names_one_route_and_is_the_model_of_another_is_a_warning() {
     let route = |name: &str, model: &str| format!("[[route]]\nname = \"{name}\"\nmodel = \"{model}\"\n");
     let crossed = "warning: \"big\" is the name of this route and the model of route \"chat\"";
-    for (routes, warns) in [
+    for (routes, expected) in [
         (route("chat", "big") + &route("big", "small"), true),
         (route("chat", "big") + &route("small", "small"), false),
         (route("big", "big") + &route("chat", "*"), false),
     ] {
-        let shown = check(&format!("{ONE_POOL}{routes}"));
-        assert_eq!((shown.code, shown.err.contains(crossed)), (0, warns), "{}", shown.err);
+        assert_eq!(warns(&format!("{ONE_POOL}{routes}"), crossed), expected, "{routes}");
     }
 }
 
@@ -254,8 +257,7 @@ fn an_isolation_that_keeps_less_apart_than_it_seems_is_a_warning() {
         (format!("{paths}{ONE_POOL}{isolated}"), "tenant \"t\" shares cached prompts on server.extra_paths"),
         (format!("{ONE_POOL}{isolated}{}", tenant("u", "")), "routing.seed is no secret"),
     ] {
-        let shown = check(&text);
-        assert!(shown.code == 0 && shown.err.contains(warning), "{warning}\n{}", shown.err);
+        assert!(warns(&text, warning), "{warning}\n{text}");
     }
     let quiet = check(&format!("{ONE_POOL}{isolated}"));
     assert!(!quiet.err.contains("cached prompts") && !quiet.err.contains("cache_"), "{}", quiet.err);
@@ -271,8 +273,7 @@ fn content_that_would_be_recorded_nowhere_is_a_warning() {
         (route(true) + &tenant(false) + trail, "[telemetry.content] records nothing: no [[tenant]]"),
         (route(false) + &tenant(true) + trail, "[telemetry.content] records nothing: no [[route]]"),
     ] {
-        let shown = check(&format!("{ONE_POOL}{text}"));
-        assert!(shown.code == 0 && shown.err.contains(warning), "{warning}\n{}", shown.err);
+        assert!(warns(&format!("{ONE_POOL}{text}"), warning), "{warning}\n{text}");
     }
     let quiet = check(&format!("{ONE_POOL}{}{}{trail}", route(true), tenant(true)));
     assert!(!quiet.err.contains("content"), "{}", quiet.err);
@@ -299,23 +300,19 @@ fn prompts_leave_the_house_only_where_their_route_says_so() {
         ),
         (pool("standby = true\n") + &route("outside = true\n"), "set engine = \"generic\""),
     ] {
-        let shown = check_with(&text, |args| args.allow_missing_secrets = true, Style::Plain);
+        let shown = check_without_secrets(&text);
         assert!(shown.code == 1 && shown.err.contains(fault), "{fault}\n{}", shown.err);
     }
     let good = pool(whole) + &route("outside = true\n");
-    let shown = check_with(&good, |args| args.allow_missing_secrets = true, Style::Plain);
+    let shown = check_without_secrets(&good);
     assert_eq!(shown.code, 0, "{}", shown.err);
     assert!(
         shown.err.contains("prompts and the key of pool \"far\" go to http://far.example:80 without TLS"),
         "{}",
         shown.err
     );
-    let none = check(&format!("{ONE_POOL}[[route]]\nmodel = \"m\"\noutside = true\n"));
-    assert!(
-        none.err.contains("outside has no effect: route \"m\" has no pool with [pool.outside]"),
-        "{}",
-        none.err
-    );
+    let none = "outside has no effect: route \"m\" has no pool with [pool.outside]";
+    assert!(warns(&format!("{ONE_POOL}[[route]]\nmodel = \"m\"\noutside = true\n"), none));
 }
 
 #[test]
@@ -341,12 +338,12 @@ fn a_secret_that_is_elsewhere_is_a_warning_where_that_is_allowed() {
     );
     let said = check(&file);
     assert_eq!(said.code, 1);
-    let said = check_with(&file, |args| args.allow_missing_secrets = true, Style::Plain);
+    let said = check_without_secrets(&file);
     assert_eq!(said.code, 0, "{}", said.err);
     assert!(said.err.contains("warning: environment variable NOT_SET_HERE is not set"), "{}", said.err);
     assert!(said.err.contains("no.key"), "{}", said.err);
     let wrong = format!("[admin]\ntoken = \"in the file\"\n{ONE_POOL}");
-    assert_eq!(check_with(&wrong, |args| args.allow_missing_secrets = true, Style::Plain).code, 1);
+    assert_eq!(check_without_secrets(&wrong).code, 1);
 }
 
 #[test]
