@@ -155,18 +155,14 @@ pub async fn run(args: &SimArgs, out: &mut (dyn Write + Send)) -> Result<(), Sim
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct SimCommandLine {
-        #[command(flatten)]
-        args: SimArgs,
-    }
+    use crate::cli::{Cli, Command};
 
     fn args(flags: &[&str]) -> Result<SimArgs, clap::Error> {
-        SimCommandLine::try_parse_from(["sim"].iter().chain(flags)).map(|line| line.args)
+        match Cli::read(["tokenway", "sim"].iter().chain(flags))?.command {
+            Command::Sim(args) => Ok(args),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
