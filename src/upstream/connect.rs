@@ -111,8 +111,8 @@ fn system_roots() -> RootCertStore {
     roots
 }
 
-/// A socket, with TLS for https.
-pub type Stream = Either<TcpStream, TlsStream<TcpStream>>;
+/// A socket, with TLS for https. Boxed: a TLS session is a kilobyte, and each future on the way of a socket has room for it.
+pub type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 /// How `https` connections are secured.
 #[derive(Clone, Debug)]
@@ -259,7 +259,8 @@ impl Connector {
             None => ServerName::try_from(endpoint.host.to_string()).map_err(io::Error::other)?,
         };
         let connector = tokio_rustls::TlsConnector::from(Arc::clone(&tls.config));
-        Ok(Either::Right(connector.connect(name, socket).await.map_err(in_words)?))
+        let secured = Box::pin(connector.connect(name, socket)).await.map_err(in_words)?;
+        Ok(Either::Right(Box::new(secured)))
     }
 
     async fn dial(&self, endpoint: &Endpoint) -> io::Result<TcpStream> {
