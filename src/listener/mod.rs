@@ -190,6 +190,7 @@ struct StreamSignals {
 
 /// Accepts connections until [`Serving::stopped`] is cancelled.
 pub async fn accept_loop<H: Handler>(mut acceptor: Acceptor, serving: Serving, handler: H) {
+    let serving = Arc::new(serving);
     loop {
         // Both arms are cancel-safe.
         let (socket, permit) = tokio::select! {
@@ -210,7 +211,7 @@ pub async fn accept_loop<H: Handler>(mut acceptor: Acceptor, serving: Serving, h
 
 /// An accepted connection: what serves it, and the guards that it holds until it closes.
 struct Accepted<H: Handler> {
-    serving: Serving,
+    serving: Arc<Serving>,
     handler: H,
     phase: Arc<ConnectionPhase>,
     kill: KillSwitch,
@@ -221,10 +222,10 @@ struct Accepted<H: Handler> {
 }
 
 impl<H: Handler> Accepted<H> {
-    fn new(serving: &Serving, handler: &H, peer: Peer, _permit: OwnedSemaphorePermit) -> Self {
+    fn new(serving: &Arc<Serving>, handler: &H, peer: Peer, _permit: OwnedSemaphorePermit) -> Self {
         let panics = serving.panics.clone();
         Self {
-            serving: serving.clone(),
+            serving: Arc::clone(serving),
             handler: handler.clone(),
             phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now(), panics)),
             kill: KillSwitch::default(),
@@ -319,8 +320,10 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
         })
     });
     let streams = StreamExecutor { tracker: serving.tracker.clone(), limits: serving.limits };
-    let builder = builder(streams, serving.limits.user_timeout);
-    let connection = builder.serve_connection_with_upgrades(io, service);
+    // Owned: borrowed, the builder would stay as long as the connection does, which needs it for its first bytes only.
+    let connection = builder(streams, serving.limits.user_timeout)
+        .serve_connection_with_upgrades(io, service)
+        .into_owned();
     tokio::pin!(connection);
     // A connection accepted after the drain delay gets a 503, which closes it.
     let mut announced = Announced { goaway: false, close: serving.closing.is_cancelled() };
@@ -344,8 +347,10 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
         // A reset overtakes what is under way: let the error event arrive first.
         tokio::time::sleep(BEFORE_RESET).await;
     }
-    // An open connection to its client all the while: it counts as one.
-    let _ = serving.cut_off.run_until_cancelled(phase.tunnel_over()).await;
+    if let Some(tunnel) = phase.tunnel() {
+        // An open connection to its client all the while: it counts as one. Boxed: few connections become a tunnel.
+        let _ = Box::pin(serving.cut_off.run_until_cancelled(tunnel.0.cancelled())).await;
+    }
 }
 
 /// What the framing of a response depends on.

@@ -87,11 +87,9 @@ impl ConnectionPhase {
         }
     }
 
-    /// Waits until the tunnel that the connection became is over; returns at once if it became none.
-    pub(super) async fn tunnel_over(&self) {
-        if let Some(tunnel) = self.tunnel.get() {
-            tunnel.0.cancelled().await;
-        }
+    /// The tunnel that the connection became.
+    pub(super) fn tunnel(&self) -> Option<&Tunnel> {
+        self.tunnel.get()
     }
 
     /// A head is complete: the connection is busy until the guard is dropped.
