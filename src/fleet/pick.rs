@@ -22,7 +22,7 @@ use crate::request::prompt_size::PromptSize;
 use crate::routing::Assignment;
 use crate::stats::lower_quantile;
 
-/// The replica that one attempt goes to.
+/// The replica that one attempt goes to. It lives as long as its stream: what few have is boxed.
 #[derive(Debug)]
 pub struct Pick {
     pub pool: Arc<PoolState>,
@@ -43,9 +43,9 @@ pub struct Pick {
     /// The replica that computes its prompt first, on a route with `[route.prefill]`.
     pub prefill: Option<Box<Pick>>,
     /// Why there is one, or none.
-    pub ways: Option<Ways>,
+    pub ways: Option<Box<Ways>>,
     /// Its part of an outside provider's limits.
-    pub outside: Option<OutsideCharge>,
+    pub outside: Option<Box<OutsideCharge>>,
 }
 
 impl Pick {

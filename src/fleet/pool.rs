@@ -184,9 +184,9 @@ impl PoolState {
         &self,
         demand: OutsideDemand,
         now: Stamp,
-    ) -> Result<Option<OutsideCharge>, AtLimit> {
+    ) -> Result<Option<Box<OutsideCharge>>, AtLimit> {
         match &self.config.load().outside {
-            Some(outside) => self.outside.reserve(outside, demand, now).map(Some),
+            Some(outside) => self.outside.reserve(outside, demand, now).map(|charge| Some(Box::new(charge))),
             None => Ok(None),
         }
     }

@@ -577,7 +577,7 @@ impl Exchange {
         if let Some(ways) = &pick.ways {
             let before = record.ways.take().unwrap_or_default();
             let (together, apart) = (ways.together.or(before.together), ways.apart.or(before.apart));
-            record.ways = Some(Ways { together, apart, ..ways.clone() });
+            record.ways = Some(Ways { together, apart, ..Ways::clone(ways) });
         }
         if record.attempts.last().is_none_or(|before| before.served.pool != pick.pool.name) {
             let reason = if self.waits.overflows() { "full" } else { "down" };

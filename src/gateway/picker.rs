@@ -248,7 +248,7 @@ fn choose(
     let mut outcome = outcome.or_else(|| place.ask(&whole, None))?;
     if let PickOutcome::Take(pick) = &mut outcome {
         let is_apart = pick.prefill.is_some();
-        pick.ways = Some(Ways { is_apart, ..choice.ways });
+        pick.ways = Some(Box::new(Ways { is_apart, ..choice.ways }));
     }
     Some(outcome)
 }

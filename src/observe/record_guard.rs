@@ -37,7 +37,8 @@ pub struct RecordGuard {
     is_settled: bool,
     hides_replicas: bool,
     open: Arc<AtomicU64>,
-    permit: Option<TenantPermit>,
+    /// Boxed, as few have one: a guard lives as long as its stream.
+    permit: Option<Box<TenantPermit>>,
     copy: Option<OriginalEnd>,
     bounds: Option<BoundGuard>,
     capture: Option<Box<Capture>>,
@@ -100,7 +101,7 @@ impl RecordGuard {
 
     /// Its tenant's permit, settled when the request has ended.
     pub fn permit(&mut self, permit: Option<TenantPermit>) {
-        self.permit = permit;
+        self.permit = permit.map(Box::new);
     }
 
     /// Signals `end` when the request ends: to the copy of it that a canary got.

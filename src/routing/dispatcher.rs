@@ -281,7 +281,7 @@ impl<'a> Judged<'a> {
         // An engine that fetches the KV of a prompt, or samples it several times, counts otherwise.
         let is_reported = !is_elsewhere && !is_past_engine && sampling.n == 1;
         let reports = if is_reported { self.dispatcher.reports.load_full() } else { None };
-        let pending = reports.map(|reports| Pending::sent(reports, chosen, &prompt, turn, aim.now));
+        let pending = reports.map(|reports| Box::new(Pending::sent(reports, chosen, &prompt, turn, aim.now)));
         let load = LoadGuard::reserve(chosen.load, placement);
         if !is_past_engine {
             self.dispatcher.index.note_longest(longest, aim.now);
@@ -335,7 +335,7 @@ pub struct Assignment {
     /// Other gateways know of it.
     announced: Option<Announced>,
     /// Who follows KV events is to know.
-    pending: Option<Pending>,
+    pending: Option<Box<Pending>>,
 }
 
 impl Assignment {
