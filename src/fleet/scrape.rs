@@ -12,7 +12,6 @@ use http::StatusCode;
 use parking_lot::Mutex;
 
 use super::discovery::deps::Deps;
-use super::discovery::report::SourceSink;
 use super::engine::ScrapedCounters;
 use super::life::Event;
 use super::metrics_text;
@@ -26,9 +25,8 @@ use crate::upstream::call::{Call, CallError, KeptConnection};
 use crate::upstream::connect::Connector;
 
 /// Scrapes the page of one URL.
-#[derive(Debug)]
 pub(super) struct Scraper {
-    sink: Arc<dyn SourceSink>,
+    saw_ranks: SawRanks,
     pool: Arc<PoolState>,
     /// The first of them, for what is the URL's affair.
     replica: Arc<Replica>,
@@ -38,6 +36,9 @@ pub(super) struct Scraper {
     clock: Clock,
     alone: Mutex<Alone>,
 }
+
+/// Takes note of how many engines a page shows.
+pub(super) type SawRanks = Box<dyn Fn(u32) + Send + Sync>;
 
 /// How one scrape ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,14 +54,22 @@ enum Outcome {
 impl Scraper {
     /// For the targets of one URL; `None` without any.
     pub(super) fn new(
-        sink: Arc<dyn SourceSink>,
+        saw_ranks: SawRanks,
         pool: &Arc<PoolState>,
         targets: Vec<Arc<Replica>>,
         deps: &Deps,
     ) -> Option<Self> {
         let replica = Arc::clone(targets.first()?);
         let (pool, connector) = (Arc::clone(pool), deps.connector.clone());
-        Some(Self { sink, pool, replica, targets, connector, clock: deps.clock, alone: Mutex::default() })
+        Some(Self {
+            saw_ranks,
+            pool,
+            replica,
+            targets,
+            connector,
+            clock: deps.clock,
+            alone: Mutex::default(),
+        })
     }
 
     /// The scrape loop, until the replica is removed.
@@ -168,7 +177,7 @@ impl Scraper {
             let seen = metrics_text::ranks(page);
             let is_alone = self.alone.lock().shows(seen, self.clock.now());
             if let Some(ranks) = seen.filter(|ranks| *ranks > 1 || is_alone) {
-                Arc::clone(&self.sink).saw_ranks(&self.replica.identity.endpoint, ranks);
+                (self.saw_ranks)(ranks);
             }
         }
     }

@@ -15,7 +15,7 @@ use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
 
-use super::report::Report;
+use super::report::{News, Report};
 use super::roster::Found;
 use crate::clock::doubled;
 use crate::config::{DnsRecords, DnsSource, Endpoint, ReplicaSpec};
@@ -38,11 +38,11 @@ pub(super) async fn run(source: DnsSource, report: Report) {
             Err(error) => {
                 misses += 1;
                 if error.is_nx_domain() {
-                    report.absent(&format!("no such name: {}", asking.source.name));
+                    report.note(News::Absent(&format!("no such name: {}", asking.source.name)));
                 } else if error.is_no_records_found() {
-                    report.absent(&format!("no records of {}", asking.source.name));
+                    report.note(News::Absent(&format!("no records of {}", asking.source.name)));
                 } else {
-                    report.failed(&error.to_string());
+                    report.note(News::Failed(&error.to_string()));
                     // The system's configuration may have changed.
                     asking.resolver = None;
                 }

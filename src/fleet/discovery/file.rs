@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::file_sd;
-use super::report::Report;
+use super::report::{News, Report};
 use crate::config::watch::Watched;
 use crate::whole_file;
 
@@ -14,12 +14,13 @@ pub(super) async fn run(path: PathBuf, report: Report) {
         tracing::warn!(%error, path = %path.display(), "cannot watch: reading every five seconds");
     });
     loop {
+        let failed = |why: &str| report.note(News::Failed(&format!("{}: {why}", path.display())));
         match whole_file::read_in_background(&path).await {
             Ok(text) => match file_sd::parse(&text) {
                 Ok(targets) => report.answered(targets),
-                Err(error) => report.failed(&format!("{}: {error}", path.display())),
+                Err(error) => failed(&error.to_string()),
             },
-            Err(error) => report.failed(&format!("{}: cannot read it: {error}", path.display())),
+            Err(error) => failed(&format!("cannot read it: {error}")),
         }
         // A file that vanished makes no change of content: the poll says so.
         let _ = tokio::time::timeout(POLL, file.changed()).await;

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::membership::{Cause, Membership, SLOTS};
-use super::report::SourceSink;
 use super::roster::{Member, Roster};
 use crate::config::{Endpoint, MAX_REPLICAS, Pool, ReplicaSpec};
 use crate::fleet::gpu_scrape;
@@ -136,9 +135,9 @@ impl Membership {
         let (pool, targets) = (Arc::clone(&self.pool), started.clone());
         self.deps.background.spawn(gpu_scrape::run(pool, targets, self.deps.clone()));
         // One page tells of all engines of a URL.
-        if let Some(scraper) =
-            Scraper::new(Arc::clone(self) as Arc<dyn SourceSink>, &self.pool, started.clone(), &self.deps)
-        {
+        let (own, url) = (Arc::clone(self), endpoint.clone());
+        let saw_ranks = Box::new(move |ranks| own.saw_ranks(&url, ranks));
+        if let Some(scraper) = Scraper::new(saw_ranks, &self.pool, started.clone(), &self.deps) {
             self.deps.background.spawn(scraper.run());
         }
         started

@@ -10,13 +10,12 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::deps::Deps;
-use super::report::SourceSink;
+use super::report::{News, Report};
 use super::roster::{Found, Member, Roster, SourceKind, SourceState};
 use super::sources::{Running, Source};
 use super::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
 use crate::clock::Stamp;
 use crate::config::{Endpoint, MAX_REPLICAS, NAME_FORM, Pool, ReplicaSpec, parse_endpoint, parse_name};
-use crate::fleet::objectives::Priorities;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::routing::SlotSet;
@@ -106,8 +105,10 @@ impl Membership {
         running.retain(|running| wanted.contains(&running.source));
         for source in wanted {
             if !running.iter().any(|running| running.source == source) {
-                let started = source.start(Arc::clone(self) as Arc<dyn SourceSink>, &self.deps);
-                running.push(started);
+                let (own, kind) = (Arc::clone(self), source.kind());
+                let take = Box::new(move |news: News<'_>| own.learned(kind, news));
+                let report = Report { take, connector: self.deps.connector.clone() };
+                running.push(source.start(report, &self.deps.background));
             }
         }
     }
@@ -233,10 +234,19 @@ impl Membership {
             tracing::info!(pool, role, of_other_role, "targets labelled with another role are left out");
         }
     }
-}
 
-impl SourceSink for Membership {
-    fn named(self: Arc<Self>, kind: SourceKind, targets: Vec<Found>) {
+    /// The task of a source learned something.
+    fn learned(self: &Arc<Self>, kind: SourceKind, news: News<'_>) {
+        match news {
+            News::Named(targets) => self.named(kind, targets),
+            News::Recovered => self.recovered(kind),
+            News::Failed(error) => self.failed(kind, error),
+            News::Absent(error) => self.absent(kind, error),
+            News::Objectives(priorities) => self.pool.objectives.set(priorities),
+        }
+    }
+
+    fn named(self: &Arc<Self>, kind: SourceKind, targets: Vec<Found>) {
         let mut roster = self.roster.lock();
         if roster.named(kind, targets) {
             let targets = roster.targets(kind).len();
@@ -266,7 +276,7 @@ impl SourceSink for Membership {
         self.note_trouble(&roster);
     }
 
-    fn absent(self: Arc<Self>, kind: SourceKind, error: &str) {
+    fn absent(self: &Arc<Self>, kind: SourceKind, error: &str) {
         self.failed(kind, error);
         let mut roster = self.roster.lock();
         let targets = roster.targets(kind);
@@ -282,11 +292,8 @@ impl SourceSink for Membership {
         }
     }
 
-    fn has_objectives(&self, priorities: Option<Priorities>) {
-        self.pool.objectives.set(priorities);
-    }
-
-    fn saw_ranks(self: Arc<Self>, endpoint: &Endpoint, ranks: u32) {
+    /// The metrics page of a URL shows so many engines.
+    pub(super) fn saw_ranks(self: &Arc<Self>, endpoint: &Endpoint, ranks: u32) {
         let mut roster = self.roster.lock();
         if roster.saw_ranks(endpoint, ranks) {
             let (pool, url) = (&*self.pool.name, endpoint.to_string());

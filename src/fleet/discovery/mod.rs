@@ -12,7 +12,7 @@ mod kubernetes;
 mod matching;
 pub mod membership;
 mod naming;
-pub(in crate::fleet) mod report;
+mod report;
 pub mod roster;
 mod sources;
 

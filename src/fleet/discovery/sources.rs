@@ -4,14 +4,13 @@
 //! its old form stay until the new one answers.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::deps::Deps;
-use super::report::{Report, SourceSink};
+use super::report::Report;
 use super::roster::SourceKind;
 use super::{dns, file, kubernetes};
+use crate::background::Background;
 use crate::config::{Discovery, DnsSource, KubernetesSource};
 
 /// A source that is being asked; dropping it ends its task.
@@ -46,9 +45,8 @@ impl Source {
     }
 
     /// Starts to ask it.
-    pub(super) fn start(self, sink: Arc<dyn SourceSink>, deps: &Deps) -> Running {
+    pub(super) fn start(self, report: Report, background: &Background) -> Running {
         let stop = CancellationToken::new();
-        let report = Report { sink, kind: self.kind(), connector: deps.connector.clone() };
         let source = self.clone();
         let asking = async move {
             match source {
@@ -57,7 +55,7 @@ impl Source {
                 Self::Kubernetes(source) => kubernetes::run(source, report).await,
             }
         };
-        deps.background.spawn_until(&stop, asking);
+        background.spawn_until(&stop, asking);
         Running { source: self, _stop: stop.drop_guard() }
     }
 }

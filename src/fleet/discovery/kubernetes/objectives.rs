@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::object::{Metadata, Object, Objects};
 use super::watching::{Collection, Watching};
 use crate::config::KubernetesSource;
-use crate::fleet::discovery::report::Report;
+use crate::fleet::discovery::report::{News, Report};
 use crate::fleet::objectives::Priorities;
 
 /// Follows those of the pool until it is dropped.
@@ -71,7 +71,7 @@ impl Collection for Objectives<'_> {
         let known = own.map(|(name, objective)| (name.as_str().into(), priority(&objective.spec)));
         let known: Priorities = known.collect();
         self.known = known.len();
-        self.report.has_objectives(Some(known));
+        self.report.note(News::Objectives(Some(known)));
     }
 
     fn is_current(&self) {
@@ -88,6 +88,6 @@ impl Collection for Objectives<'_> {
 
 impl Drop for Objectives<'_> {
     fn drop(&mut self) {
-        self.report.has_objectives(None);
+        self.report.note(News::Objectives(None));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::object::{Object, Objects};
 use super::watching::Collection;
-use crate::fleet::discovery::report::Report;
+use crate::fleet::discovery::report::{News, Report};
 use crate::fleet::discovery::roster::Found;
 
 /// What one kind of object means for replicas.
@@ -46,13 +46,13 @@ impl Part<'_> {
     pub(super) fn is_current(&self) {
         self.own.store(true, Ordering::Relaxed);
         if self.all.iter().all(|watch| watch.load(Ordering::Relaxed)) {
-            self.report.recovered();
+            self.report.note(News::Recovered);
         }
     }
 
     pub(super) fn failed(&self, error: &str) {
         self.own.store(false, Ordering::Relaxed);
-        self.report.failed(error);
+        self.report.note(News::Failed(error));
     }
 }
 
@@ -70,7 +70,7 @@ impl<R: Replicas> Collection for Reported<'_, R> {
         match self.replicas.targets(objects) {
             Ok(targets) => {
                 self.fault = None;
-                self.part.report.named(targets);
+                self.part.report.note(News::Named(targets));
             }
             Err(fault) => self.fault = Some(fault),
         }
