@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use super::amounts::{Amounts, Kind, Wanted};
 use super::budget::{Ledger, Reservation};
 use super::lease::Sharing;
-use super::limit_reached::LimitReached;
+use super::limit_reached;
 use crate::clock::Stamp;
 use crate::config::{Budget, Tenant, TenantLimits};
 use crate::error::Failure;
@@ -325,7 +325,7 @@ impl TenantUse {
         now: Stamp,
     ) -> Result<Reserved, Failure> {
         let Tenant { limits, budgets, name, .. } = tenant;
-        let limited = self.check(limits, demand, now).map_err(|refusal| refusal.failure(name));
+        let limited = self.check(tenant, demand, now);
         let wanted = demand.wanted();
         let room = self.ledger.check(budgets, demand.model, wanted, sharing, demand.wall);
         let of_tenant = room.map_err(|spent| spent.failure(&format!("tenant {name}")));
@@ -393,22 +393,23 @@ impl TenantUse {
         Some((key, self.keys.entry(Arc::clone(&key.name)).or_default()))
     }
 
-    fn check(&self, limits: &TenantLimits, demand: &Demand<'_>, now: Stamp) -> Result<(), LimitReached> {
+    fn check(&self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> Result<(), Failure> {
+        let Tenant { limits, name, .. } = tenant;
         if let Some(max) = limits.concurrency.filter(|max| self.inflight >= *max) {
-            return Err(LimitReached::Concurrency { max });
+            return Err(limit_reached::concurrency(name, max));
         }
         if let Some(per_minute) = limits.requests_per_minute {
             let admitted = self.requests.check(1.0, &Refill::per_minute(per_minute), now);
-            admitted.map_err(|wait| LimitReached::Requests { per_minute, wait })?;
+            admitted.map_err(|wait| limit_reached::requests(name, per_minute, wait))?;
         }
         if let Some(per_minute) = limits.tokens_per_minute.filter(|_| !demand.is_read) {
             let Demand { tokens: Tokens(prompt), is_counted, .. } = *demand;
             if is_counted && prompt > per_minute {
-                return Err(LimitReached::TooLarge { prompt, per_minute });
+                return Err(limit_reached::too_large(name, prompt, per_minute));
             }
             let admitted =
                 self.tokens.check(prompt.min(per_minute) as f64, &Refill::per_minute(per_minute), now);
-            admitted.map_err(|wait| LimitReached::Tokens { prompt, per_minute, wait })?;
+            admitted.map_err(|wait| limit_reached::tokens(name, prompt, per_minute, wait))?;
         }
         Ok(())
     }
