@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use tokio::sync::watch;
 
 use super::amounts::{Amounts, Kind, Wanted};
@@ -121,21 +122,16 @@ pub struct EngineCharge {
     wall: SystemTime,
 }
 
-/// In budgets.
-#[derive(Debug, Default)]
-struct Reserved {
-    of_tenant: Reservation,
-    /// With the name of the key.
-    of_key: Option<(Arc<str>, Reservation)>,
-}
+/// In the tenant's ledger, and in that of the key with this name.
+type Reserved = SmallVec<[(Option<Arc<str>>, Reservation); 2]>;
 
 impl TenantLimiter {
     /// Lets a request in, unless a limit or a hard budget of its tenant has no room for it; then it is charged for nothing. An estimate
     /// is never reason for a limit to refuse for good: one of more than a minute's tokens waits for a minute's, and is charged for
     /// all that it used.
     pub fn admit(&self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> Admission {
-        let is_bounded = tenant.limits != TenantLimits::default() || !tenant.budgets.is_empty();
-        if !is_bounded && demand.budgets_of_key().is_empty() {
+        let has_budgets = budgets(tenant, demand).any(|(_, budgets)| !budgets.is_empty());
+        if tenant.limits == TenantLimits::default() && !has_budgets {
             return Admission { permit: Ok(None), limits: RateLimits::default() };
         }
         let state = Arc::clone(self.tenants.lock().entry(Arc::clone(&tenant.name)).or_default());
@@ -285,6 +281,15 @@ fn lasts(failure: &Failure) -> Duration {
     }
 }
 
+/// The budgets that hold for a request: the tenant's, and with its name those of its key, where it has any.
+fn budgets<'a>(
+    tenant: &'a Tenant,
+    demand: &Demand<'a>,
+) -> impl Iterator<Item = (Option<&'a Arc<str>>, &'a [Budget])> {
+    let key = demand.key.filter(|key| !key.budgets.is_empty());
+    std::iter::once((None, &*tenant.budgets)).chain(key.map(|key| (Some(&key.name), &*key.budgets)))
+}
+
 /// All but the time of engines.
 fn amounts_of(record: &Record) -> Amounts {
     let TokenCounts { input, cached, output } = record.charged_tokens();
@@ -300,10 +305,6 @@ fn amounts_of(record: &Record) -> Amounts {
 const NANOS_IN_MS: i128 = 1_000_000;
 
 impl Demand<'_> {
-    fn budgets_of_key(&self) -> &[Budget] {
-        self.key.map(|key| &*key.budgets).unwrap_or_default()
-    }
-
     fn wanted(&self) -> Wanted {
         if self.is_read {
             return Wanted::default();
@@ -324,25 +325,22 @@ impl TenantUse {
         sharing: Sharing,
         now: Stamp,
     ) -> Result<Reserved, Failure> {
-        let Tenant { limits, budgets, name, .. } = tenant;
-        let limited = self.check(tenant, demand, now);
-        let wanted = demand.wanted();
-        let room = self.ledger.check(budgets, demand.model, wanted, sharing, demand.wall);
-        let of_tenant = room.map_err(|spent| spent.failure(&format!("tenant {name}")));
-        let of_key = self.of_key(demand).map(|(key, ledger)| {
-            let room = ledger.check(&key.budgets, demand.model, wanted, sharing, demand.wall);
-            room.map_err(|spent| spent.failure(&format!("API key {} of tenant {name}", key.name)))
-        });
-        // A client that comes back when one of them is over is not to find the next.
-        let (of_tenant, of_key) = match (limited, of_tenant, of_key.transpose()) {
-            (Ok(()), Ok(of_tenant), Ok(of_key)) => (of_tenant, of_key),
-            (limited, of_tenant, of_key) => {
-                let all = [limited.err(), of_tenant.err(), of_key.err()];
-                return Err(all.into_iter().flatten().max_by_key(lasts).unwrap_or(Failure::Internal));
+        let Tenant { limits, name, .. } = tenant;
+        let mut refusals = Vec::from_iter(self.check(tenant, demand, now).err());
+        let (mut reserved, wanted) = (Reserved::new(), demand.wanted());
+        for (key, budgets) in budgets(tenant, demand) {
+            match self.ledger(key).check(budgets, demand.model, wanted, sharing, demand.wall) {
+                Ok(reservation) => reserved.push((key.cloned(), reservation)),
+                Err(spent) => refusals.push(match key {
+                    None => spent.failure(&format!("tenant {name}")),
+                    Some(key) => spent.failure(&format!("API key {key} of tenant {name}")),
+                }),
             }
-        };
-        let of_key = demand.key.zip(of_key).map(|(key, reservation)| (Arc::clone(&key.name), reservation));
-        let reserved = Reserved { of_tenant, of_key };
+        }
+        // A client that comes back when one of them is over is not to find the next.
+        if let Some(longest) = refusals.into_iter().max_by_key(lasts) {
+            return Err(longest);
+        }
         self.each_of(&reserved, Ledger::hold);
         self.inflight += 1;
         if let Some(per_minute) = limits.requests_per_minute {
@@ -354,22 +352,24 @@ impl TenantUse {
         Ok(reserved)
     }
 
+    /// The tenant's ledger, or that of a key.
+    fn ledger(&mut self, key: Option<&Arc<str>>) -> &mut Ledger {
+        match key {
+            None => &mut self.ledger,
+            Some(key) => self.keys.entry(Arc::clone(key)).or_default(),
+        }
+    }
+
     /// The ledgers in which this is reserved, with the reservation of each.
-    fn each_of(&mut self, reserved: &Reserved, mut then: impl FnMut(&mut Ledger, &Reservation)) {
-        then(&mut self.ledger, &reserved.of_tenant);
-        if let Some((key, reserved)) = &reserved.of_key
-            && let Some(ledger) = self.keys.get_mut(key)
-        {
-            then(ledger, reserved);
+    fn each_of(&mut self, reserved: &Reserved, then: impl Fn(&mut Ledger, &Reservation)) {
+        for (key, reservation) in reserved {
+            then(self.ledger(key.as_ref()), reservation);
         }
     }
 
     fn awaits_look(&mut self, tenant: &Tenant, demand: &Demand<'_>, sharing: Sharing) -> bool {
-        let of_tenant = self.ledger.awaits_look(&tenant.budgets, demand.model, sharing, demand.wall);
-        let of_key = |(key, ledger): (&ApiKey, &mut Ledger)| {
-            ledger.awaits_look(&key.budgets, demand.model, sharing, demand.wall)
-        };
-        of_tenant || self.of_key(demand).is_some_and(of_key)
+        budgets(tenant, demand)
+            .any(|(key, budgets)| self.ledger(key).awaits_look(budgets, demand.model, sharing, demand.wall))
     }
 
     /// The tightest limits that hold for a request.
@@ -381,16 +381,9 @@ impl TenantUse {
         };
         let requests = of_bucket(tenant.limits.requests_per_minute, &self.requests);
         let tokens = of_bucket(tenant.limits.tokens_per_minute, &self.tokens);
-        let limits = RateLimits { requests, tokens };
-        let limits = self.ledger.tightest(&tenant.budgets, demand.model, limits, demand.wall);
-        let Some((key, ledger)) = self.of_key(demand) else { return limits };
-        ledger.tightest(&key.budgets, demand.model, limits, demand.wall)
-    }
-
-    /// The key of a request with its ledger, where it has budgets of its own.
-    fn of_key<'a>(&mut self, demand: &Demand<'a>) -> Option<(&'a ApiKey, &mut Ledger)> {
-        let key = demand.key.filter(|key| !key.budgets.is_empty())?;
-        Some((key, self.keys.entry(Arc::clone(&key.name)).or_default()))
+        budgets(tenant, demand).fold(RateLimits { requests, tokens }, |limits, (key, budgets)| {
+            self.ledger(key).tightest(budgets, demand.model, limits, demand.wall)
+        })
     }
 
     fn check(&self, tenant: &Tenant, demand: &Demand<'_>, now: Stamp) -> Result<(), Failure> {
