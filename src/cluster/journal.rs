@@ -10,7 +10,7 @@ use redis::RedisError;
 use redis::aio::MultiplexedConnection;
 
 use super::connected::Connected;
-use super::link::LinkError;
+use super::link::UntilLost;
 use super::places::Places;
 use super::refusals::Written;
 use super::{wait_for_pages, wire};
@@ -48,7 +48,7 @@ impl Journal {
     }
 
     /// Reads what was missed, then writes until the connection ends.
-    pub(super) async fn run(&self, at: &Connected<'_>) -> LinkError {
+    pub(super) async fn run(&self, at: &Connected<'_>) -> UntilLost {
         // What waited is older than the time that the broker would give it.
         self.unwritten.lock().clear();
         wait_for_pages(at.fleet).await;
@@ -61,9 +61,7 @@ impl Journal {
         let mut refusals = at.refused.of("decisions are not kept for gateways that start");
         loop {
             ticks.tick().await;
-            if let Err(error) = refusals.note(self.write(&mut connection).await) {
-                return error;
-            }
+            refusals.note(self.write(&mut connection).await)?;
         }
     }
 

@@ -13,7 +13,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError};
 
 use super::connected::Connected;
-use super::link::LinkError;
+use super::link::UntilLost;
 use crate::clock::ticks;
 use crate::config::Secret;
 use crate::digits;
@@ -57,16 +57,13 @@ impl KeyRing {
     }
 
     /// Follows the broker until the connection ends.
-    pub(super) async fn share(&self, at: &Connected<'_>) -> LinkError {
+    pub(super) async fn share(&self, at: &Connected<'_>) -> UntilLost {
         // On a new connection the broker may be another one.
         let (mut connection, mut seen, mut is_warned) = (at.connection(), None, false);
         let (mut ticks, mut refusals) = (ticks(LOOK_EVERY), at.refused.of("API keys are not shared"));
         loop {
             ticks.tick().await;
-            let looked = self.look(&mut connection, &mut seen, &mut is_warned).await;
-            if let Err(error) = refusals.note(looked) {
-                return error;
-            }
+            refusals.note(self.look(&mut connection, &mut seen, &mut is_warned).await)?;
         }
     }
 

@@ -1,5 +1,6 @@
 //! The connection to the broker: one socket that publishes, subscribes and counts (RESP3).
 
+use std::convert::Infallible;
 use std::io;
 use std::time::Duration;
 
@@ -36,6 +37,9 @@ pub enum LinkError {
     #[error("{0} is a read-only replica, no master")]
     NotMaster(String),
 }
+
+/// What lasts until the connection ends.
+pub(super) type UntilLost = Result<Infallible, LinkError>;
 
 /// Messages of a channel, as they come; what does not fit is lost, which the numbers of batches show.
 pub(super) type Messages = mpsc::Receiver<Vec<u8>>;

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::FLUSH_EVERY;
 use super::connected::Connected;
-use super::link::LinkError;
+use super::link::UntilLost;
 use super::refusals::Written;
 use crate::clock::{Clock, Stamp, ticks};
 use crate::config::Secret;
@@ -36,7 +36,7 @@ impl SharedPins {
     }
 
     /// Writes and answers until the connection ends.
-    pub(super) async fn run(&mut self, at: &Connected<'_>) -> LinkError {
+    pub(super) async fn run(&mut self, at: &Connected<'_>) -> UntilLost {
         let (mut connection, mut ticks) = (at.connection(), ticks(FLUSH_EVERY));
         let mut refusals = at.refused.of("pins of stored responses are not shared");
         loop {
@@ -53,9 +53,7 @@ impl SharedPins {
             let written = self.write(&mut connection, most).await;
             // A broker that takes nothing gives what it has.
             let answered = self.answer(&mut connection, at.clock).await;
-            if let Err(error) = refusals.note(written.and_then(|written| answered.map(|()| written))) {
-                return error;
-            }
+            refusals.note(written.and_then(|written| answered.map(|()| written)))?;
         }
     }
 

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::connected::Connected;
 use super::journal::Journal;
 use super::keys::KeyRing;
-use super::link::{Link, LinkError, Messages};
+use super::link::{Link, LinkError, Messages, UntilLost};
 use super::peers::{self, Peers};
 use super::pins::SharedPins;
 use super::places::Places;
@@ -133,7 +133,8 @@ impl Service {
             let opening = Link::open(&self.config.url, &self.deps.connector, &self.deps.background.tasks);
             let error = match stopped.run_until_cancelled(opening).await {
                 Some(Ok((link, messages))) => {
-                    self.follow(&link, messages, &mut peers, &mut logged, &mut tries).await
+                    let Err(lost) = self.follow(&link, messages, &mut peers, &mut logged, &mut tries).await;
+                    lost
                 }
                 Some(Err(error)) => error,
                 None => return,
@@ -203,7 +204,7 @@ impl Service {
         peers: &mut Peers,
         logged: &mut Option<bool>,
         tries: &mut u32,
-    ) -> LinkError {
+    ) -> UntilLost {
         let at = &Connected {
             link,
             cluster: &self.config.name,
@@ -212,9 +213,7 @@ impl Service {
             clock: self.deps.gateway.clock,
             refused: &self.refused,
         };
-        if let Err(error) = at.connection().subscribe(&self.channel).await {
-            return error.into();
-        }
+        at.connection().subscribe(&self.channel).await?;
         // What waited is as old as the loss was long.
         self.discard();
         let broker = self.config.url.to_string();
@@ -225,19 +224,19 @@ impl Service {
         // Every arm is cancel-safe: each ends the connection.
         tokio::select! {
             () = self.deps.stopped.cancelled() => self.settle(at).await,
-            error = self.publish(at) => error,
-            error = self.share_budgets(at) => error,
-            error = self.keys.share(at) => error,
-            error = self.take_in(&mut messages, peers) => error,
-            error = pins.run(at) => error,
-            error = self.journal.run(at) => error,
-            error = speeds::run(at) => error,
-            error = self.deps.topics.run(at) => error,
+            lost = self.publish(at) => lost,
+            lost = self.share_budgets(at) => lost,
+            lost = self.keys.share(at) => lost,
+            lost = self.take_in(&mut messages, peers) => lost,
+            lost = pins.run(at) => lost,
+            lost = self.journal.run(at) => lost,
+            lost = speeds::run(at) => lost,
+            lost = self.deps.topics.run(at) => lost,
         }
     }
 
     /// A batch every [`FLUSH_EVERY`], where there is something to publish; else a sign of life every [`HEARTBEAT`].
-    async fn publish(&self, at: &Connected<'_>) -> LinkError {
+    async fn publish(&self, at: &Connected<'_>) -> UntilLost {
         let mut connection = at.connection();
         let mut ticks = ticks(FLUSH_EVERY);
         let (mut batch, mut last) = (Vec::with_capacity(MAX_BATCH), Stamp::default());
@@ -261,16 +260,14 @@ impl Service {
                 last = now;
                 self.number(now);
                 let publishing = redis::cmd("PUBLISH").arg(&self.channel).arg(&batch[..]).to_owned();
-                if let Err(error) = publishing.query_async::<()>(&mut connection).await {
-                    return error.into();
-                }
+                publishing.query_async::<()>(&mut connection).await?;
                 self.notices_total("sent", count);
                 if batch.len() < MAX_BATCH {
                     break;
                 }
             }
         }
-        LinkError::Closed
+        Err(LinkError::Closed)
     }
 
     /// Makes the next batch of what waits; returns how many notices are in it.
@@ -296,7 +293,7 @@ impl Service {
     }
 
     /// A look every [`LOOK_EVERY`] at budgets that were used, and at all of them every [`LOOKS`].
-    async fn share_budgets(&self, at: &Connected<'_>) -> LinkError {
+    async fn share_budgets(&self, at: &Connected<'_>) -> UntilLost {
         let tenants = &self.deps.gateway.tenants;
         let mut ticks = ticks(LOOK_EVERY);
         let mut refusals = self.refused.of("budgets are not shared");
@@ -313,9 +310,7 @@ impl Service {
                     looking.await
                 }
             };
-            if let Err(error) = refusals.note(looked) {
-                return error;
-            }
+            refusals.note(looked)?;
             if refusals.is_refused() {
                 self.share_no_budgets();
             } else {
@@ -323,12 +318,12 @@ impl Service {
                 tenants.share(Sharing::Shared { gateways });
             }
         }
-        LinkError::Closed
+        Err(LinkError::Closed)
     }
 
     /// Writes what the last requests have used in place of what they had reserved: after a restart it would be held against their
     /// tenants.
-    async fn settle(&self, at: &Connected<'_>) -> LinkError {
+    async fn settle(&self, at: &Connected<'_>) -> UntilLost {
         let tenants = &self.deps.gateway.tenants;
         let looked = async {
             // A first look writes nothing over what it finds, and one that was under way may have written what was reserved.
@@ -340,10 +335,10 @@ impl Service {
                 "cluster: what the last requests used is not shared: their reservations count until the gateway is back"
             );
         }
-        LinkError::Closed
+        Err(LinkError::Closed)
     }
 
-    async fn take_in(&self, messages: &mut Messages, peers: &mut Peers) -> LinkError {
+    async fn take_in(&self, messages: &mut Messages, peers: &mut Peers) -> UntilLost {
         let mut places = Places::of(&self.deps.fleet.pools(), &self.outbox);
         // Others are heard of one by one: until then there are as many as before the loss.
         let (before, connected) = (self.gateways.load(Ordering::Relaxed), self.deps.gateway.clock.now());
@@ -364,7 +359,7 @@ impl Service {
                     self.gateways.store(gateways.max(least), Ordering::Relaxed);
                     self.note_connected(true, peers);
                 }
-                Some(None) => return LinkError::Closed,
+                Some(None) => return Err(LinkError::Closed),
                 Some(Some(message)) => self.fold(&message, &places, peers, now),
             }
         }

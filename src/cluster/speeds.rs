@@ -8,14 +8,14 @@ use std::time::Duration;
 use redis::RedisError;
 
 use super::connected::Connected;
-use super::link::LinkError;
+use super::link::UntilLost;
 use super::refusals::Written;
 use crate::clock::ticks;
 use crate::fleet::pool::PoolState;
 use crate::fleet::speeds::PoolSpeeds;
 
 /// Writes and reads until the connection ends.
-pub(super) async fn run(at: &Connected<'_>) -> LinkError {
+pub(super) async fn run(at: &Connected<'_>) -> UntilLost {
     let (mut ticks, mut refusals) = (ticks(TURN), at.refused.of("learned speeds are not shared"));
     loop {
         ticks.tick().await;
@@ -28,9 +28,7 @@ pub(super) async fn run(at: &Connected<'_>) -> LinkError {
                 Err(error) => round = Err(error),
             }
         }
-        if let Err(error) = refusals.note(round) {
-            return error;
-        }
+        refusals.note(round)?;
     }
 }
 

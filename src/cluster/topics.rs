@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use redis::{Pipeline, RedisError};
 
 use super::connected::Connected;
-use super::link::LinkError;
+use super::link::UntilLost;
 use super::refusals::Written;
 use crate::clock::{Stamp, ticks};
 
@@ -82,7 +82,7 @@ impl Topics {
     }
 
     /// Looks every [`LOOK_EVERY`] until the connection ends.
-    pub(super) async fn run(&self, at: &Connected<'_>) -> LinkError {
+    pub(super) async fn run(&self, at: &Connected<'_>) -> UntilLost {
         let mut ticks = ticks(LOOK_EVERY);
         let mut refusals = at.refused.of("verdicts on canaries are not shared");
         // Before, a field that never moves looks as alive as any.
@@ -95,9 +95,7 @@ impl Topics {
                 sweep_at = now.after(SWEEP_EVERY);
                 result = self.sweep(at, now).await.and(result);
             }
-            if let Err(error) = refusals.note(result) {
-                return error;
-            }
+            refusals.note(result)?;
         }
     }
 
