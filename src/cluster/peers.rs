@@ -1,4 +1,4 @@
-//! The other gateways: what each has in flight, by its notices. Pure.
+//! The other gateways: what each has in flight, by its notices.
 //!
 //! A gateway that skips a number has lost notices, ends among them: what it has in flight is forgotten, and the engines' own
 //! figures show it until it has ended. The same holds for one that falls silent.
@@ -6,10 +6,11 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use super::places::Places;
 use super::wire::{self, Unreadable};
 use crate::clock::Stamp;
-use crate::routing::notice::{Event, Left, Placed, Prefix};
-use crate::routing::{Followed, FollowedRequests};
+use crate::routing::FollowedRequests;
+use crate::routing::notice::{Event, Placed, Prefix};
 
 /// The other gateways.
 #[derive(Debug)]
@@ -63,25 +64,13 @@ impl Peers {
         Self { own, seed, peers: HashMap::new(), warned: HashSet::new() }
     }
 
-    /// Takes in a message. `follow` finds the replica and reserves the load there, `doubt` finds one that another gateway left.
-    pub(super) fn fold(
-        &mut self,
-        message: &[u8],
-        now: Stamp,
-        follow: impl Fn(&Placed, Stamp) -> Option<Followed>,
-        doubt: impl Fn(&Left) -> bool,
-        mut warn: impl FnMut(Warning),
-    ) -> Folded {
+    /// Takes in a message: reserves the load of requests, and doubts replicas that were left.
+    pub(super) fn fold(&mut self, message: &[u8], places: &Places, now: Stamp) -> Folded {
         let mut folded = Folded::default();
-        let mut once = |warning, warned: &mut HashSet<Warning>| {
-            if warned.len() < MAX_WARNINGS && warned.insert(warning) {
-                warn(warning);
-            }
-        };
         let mut batch = match wire::open(message, now) {
             Ok(batch) => batch,
             Err(fault) => {
-                once(Warning::Unreadable(fault), &mut self.warned);
+                self.warn_once(Warning::Unreadable(fault));
                 return Folded { unreadable: 1, ..folded };
             }
         };
@@ -90,12 +79,12 @@ impl Peers {
             return Folded { own: Some(head.sequence), ..folded };
         }
         if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&head.sender) {
-            once(Warning::TooMany, &mut self.warned);
+            self.warn_once(Warning::TooMany);
             return folded;
         }
         let is_alike = head.seed == self.seed;
         if !is_alike {
-            once(Warning::OtherSeed, &mut self.warned);
+            self.warn_once(Warning::OtherSeed);
         }
         let new = || Peer { next: head.sequence, heard: now, requests: FollowedRequests::default() };
         let peer = self.peers.entry(head.sender).or_insert_with(new);
@@ -109,22 +98,28 @@ impl Peers {
                 Ok(Some(notice)) => notice,
                 Ok(None) => break,
                 Err(fault) => {
-                    once(Warning::Unreadable(fault), &mut self.warned);
+                    self.warn_once(Warning::Unreadable(fault));
                     folded.unreadable += 1;
                     break;
                 }
             };
             let is_taken = match &notice.event {
-                Event::Left(left) => doubt(left),
+                Event::Left(left) => places.doubt(left, now),
                 _ => peer.requests.take(&notice, |placed| {
                     let prefix = if is_alike { placed.prefix } else { Prefix::default() };
-                    follow(&Placed { prefix, ..*placed }, notice.at)
+                    places.follow(&Placed { prefix, ..*placed }, notice.at)
                 }),
             };
             if is_taken { folded.taken += 1 } else { folded.unknown += 1 }
         }
         folded.skipped = batch.skipped;
         folded
+    }
+
+    fn warn_once(&mut self, warning: Warning) {
+        if self.warned.len() < MAX_WARNINGS && self.warned.insert(warning) {
+            tracing::warn!("cluster: {warning}");
+        }
     }
 
     /// Gateways that were heard of a moment ago; the others are forgotten.

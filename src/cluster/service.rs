@@ -366,9 +366,7 @@ impl Service {
     }
 
     fn fold(&self, message: &[u8], places: &Places, peers: &mut Peers, now: Stamp) {
-        let follow = |placed: &_, at| places.follow(placed, at);
-        let doubt = |left: &_| places.doubt(left, now);
-        let folded = peers.fold(message, now, follow, doubt, |warning| tracing::warn!("cluster: {warning}"));
+        let folded = peers.fold(message, places, now);
         self.notices_total("received", folded.taken);
         self.count(Dropped::UnknownReplica, folded.unknown);
         self.count(Dropped::UnknownKind, folded.skipped);
