@@ -13,10 +13,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -46,6 +45,16 @@ labels! {
         Draining = "draining",
         /// The last of its streams has ended.
         Gone = "gone",
+    }
+}
+
+labels! {
+    /// Why a replica gets no new requests, whatever its probes find.
+    pub(crate) enum Hold {
+        /// An operator drained it.
+        Drained = "drained on the admin port",
+        /// Its source does not let it have traffic.
+        NotServing = "not serving, says its orchestrator",
     }
 }
 
@@ -131,9 +140,8 @@ pub(super) struct LifeCycle {
     /// Index into [`ReplicaState::ALL`], for the data path.
     at: AtomicU8,
     now: Mutex<Passage>,
-    /// It gets no new requests whatever its probes say; its source or an operator said so.
-    is_held: AtomicBool,
-    held_for: ArcSwapOption<&'static str>,
+    /// Index into [`Hold::ALL`], one more: it is held, unless this is 0.
+    held: AtomicU8,
     /// Cancelled when the configuration drops it: probes and scrapes end.
     pub(super) removed: CancellationToken,
 }
@@ -174,29 +182,21 @@ impl LifeCycle {
         Self {
             at: AtomicU8::new(0),
             now: Mutex::new(passage),
-            is_held: AtomicBool::new(false),
-            held_for: ArcSwapOption::empty(),
+            held: AtomicU8::new(0),
             removed: CancellationToken::new(),
         }
     }
 
-    /// Whether its source or an operator keeps new requests away.
-    pub(super) fn is_held(&self) -> bool {
-        self.is_held.load(Ordering::Relaxed)
-    }
-
-    /// Why, where it is.
-    pub(super) fn held_for(&self) -> Option<&'static str> {
-        self.held_for.load().as_ref().map(|reason| **reason)
+    /// Why new requests are kept away, where they are.
+    pub(super) fn held(&self) -> Option<Hold> {
+        let at = usize::from(self.held.load(Ordering::Relaxed)).checked_sub(1)?;
+        Hold::ALL.get(at).copied()
     }
 
     /// Keeps new requests away for as long as there is a reason; returns whether that is a change.
-    pub(super) fn hold(&self, reason: Option<&'static str>) -> bool {
-        let is_change = self.is_held.swap(reason.is_some(), Ordering::Relaxed) != reason.is_some();
-        if self.held_for() != reason {
-            self.held_for.store(reason.map(Arc::new));
-        }
-        is_change
+    pub(super) fn hold(&self, reason: Option<Hold>) -> bool {
+        let before = self.held.swap(reason.map_or(0, |reason| reason as u8 + 1), Ordering::Relaxed);
+        (before > 0) != reason.is_some()
     }
 
     pub(super) fn state(&self) -> ReplicaState {

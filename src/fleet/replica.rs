@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::engine::EngineFacts;
 use super::health::{Health, Member};
 use super::identity::Identity;
-use super::life::{Event, LifeCycle};
+use super::life::{Event, Hold, LifeCycle};
 use super::status::{LifeStatus, OwnFailures, ReplicaState, ReplicaStatus, WarmUpReport};
 use crate::clock::{AtomicStamp, Clock, Stamp};
 use crate::record::Served;
@@ -102,8 +102,8 @@ impl Replica {
 
     /// Why it takes no requests: `http://gpu-1:8000: connection refused (3 tries)`.
     pub(crate) fn why_unready(&self) -> String {
-        let reason = match (self.state(), self.life.held_for()) {
-            (ReplicaState::Ready, held) => held.unwrap_or("ready").into(),
+        let reason = match (self.state(), self.life.held()) {
+            (ReplicaState::Ready, held) => held.map_or("ready", Hold::as_str).into(),
             // The last probe was answered, which is no reason to refuse.
             (ReplicaState::Warming, _) => "warming up".into(),
             _ => self.reason(),
@@ -118,13 +118,13 @@ impl Replica {
 
     /// As a member of its pool.
     pub(super) fn member(&self) -> Member<'_> {
-        let (state, is_held) = (self.state(), self.life.is_held());
+        let (state, is_held) = (self.state(), self.life.held().is_some());
         Member { health: &self.health, target: &self.target, state, is_held }
     }
 
     /// Whether it takes new requests, be it only where no other one does.
     pub fn is_ready(&self) -> bool {
-        self.state() == ReplicaState::Ready && !self.life.is_held()
+        self.state() == ReplicaState::Ready && self.life.held().is_none()
     }
 
     /// Whether it takes another request now: ready, and neither in a back-off nor at the limit of its trial.
@@ -138,11 +138,16 @@ impl Replica {
     }
 
     /// Takes new requests away for as long as there is a reason; streams, probes and scrapes go on.
-    pub(super) fn hold(&self, reason: Option<&'static str>) {
+    pub(super) fn hold(&self, reason: Option<Hold>) {
         if self.life.hold(reason) {
             let served = self.served();
             let (pool, replica) = (&*served.pool, &*served.replica);
-            tracing::info!(pool, replica, reason = reason.unwrap_or("released"), "replica held or released");
+            tracing::info!(
+                pool,
+                replica,
+                reason = reason.map_or("released", Hold::as_str),
+                "replica held or released"
+            );
         }
     }
 
@@ -270,7 +275,7 @@ impl Replica {
         let served = self.served();
         let passage = self.life.passage();
         let member = self.member();
-        let held_for = self.life.held_for().filter(|_| passage.state == ReplicaState::Ready);
+        let held = self.life.held().filter(|_| passage.state == ReplicaState::Ready);
         let (engine, own) = (&self.engine, &self.own);
         let life = LifeStatus {
             since: now.since(passage.since),
@@ -287,7 +292,7 @@ impl Replica {
             replica: Arc::clone(&served.replica),
             url: Arc::clone(&self.identity.url),
             state: member.gate().shown_state(),
-            reason: held_for.map_or(passage.reason, Into::into),
+            reason: held.map_or(passage.reason, |held| held.as_str().into()),
             life,
             failure_ratio: self.health.answers.failure_rate(now).unwrap_or_default(),
             traffic_share: member.lasting_share(now),

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::naming::uniquely_named;
 use crate::clock::Stamp;
 use crate::config::{DataParallel, Endpoint, MAX_REPLICAS, ReplicaSpec, Role};
+use crate::fleet::life::Hold;
 use crate::labels::labels;
 
 labels! {
@@ -64,7 +65,7 @@ pub(crate) struct Member {
     /// As [`Found::instance`].
     pub(crate) instance: Option<Arc<str>>,
     /// Why it gets no new requests, whatever its probes say.
-    pub(crate) held: Option<&'static str>,
+    pub(crate) held: Option<Hold>,
     /// Engines behind the URL that are targets of their own; 1 where the URL is one target.
     pub(crate) ranks: u32,
 }
@@ -301,8 +302,8 @@ impl Roster {
                     continue;
                 }
                 let held = match order {
-                    Some(_) => Some(DRAINED),
-                    None if any_serves && !found.is_serving => Some(NOT_SERVING),
+                    Some(_) => Some(Hold::Drained),
+                    None if any_serves && !found.is_serving => Some(Hold::NotServing),
                     None => None,
                 };
                 let spec = found.spec.clone();
@@ -334,8 +335,6 @@ fn ranks_of(configured: DataParallel, seen: &HashMap<Endpoint, u32>, endpoint: &
 
 /// How long a name has to be gone before that is believed.
 pub(super) const ABSENT_FOR: Duration = Duration::from_secs(60);
-const DRAINED: &str = "drained on the admin port";
-const NOT_SERVING: &str = "not serving, says its orchestrator";
 
 #[cfg(test)]
 mod tests {
