@@ -116,7 +116,6 @@ pub(crate) struct Roster {
     sources: HashMap<SourceKind, SourceState>,
     /// What operators made of URLs, whatever sources name.
     orders: HashMap<Endpoint, Order>,
-    added: Vec<ReplicaSpec>,
     /// Names that were given last.
     given: HashMap<Endpoint, Arc<str>>,
     /// Engines that metrics pages show.
@@ -240,8 +239,9 @@ impl Roster {
         self.orders.remove(&spec.endpoint);
         let is_known = self.sources.values().any(|state| names(&state.targets, &spec.endpoint));
         if !is_known {
-            self.added.push(spec);
-            self.publish_added(now);
+            let mut added = self.targets(SourceKind::Admin).to_vec();
+            added.push(spec.into());
+            self.publish_added(added, now);
         }
     }
 
@@ -260,15 +260,15 @@ impl Roster {
 
     /// An operator takes a replica out, also where another source still names it, or does so later.
     pub(crate) fn remove(&mut self, endpoint: &Endpoint, now: Stamp) {
-        self.added.retain(|spec| spec.endpoint != *endpoint);
-        self.publish_added(now);
+        let mut added = self.targets(SourceKind::Admin).to_vec();
+        added.retain(|found| found.spec.endpoint != *endpoint);
+        self.publish_added(added, now);
         self.order(endpoint, Override::Removed);
     }
 
-    fn publish_added(&mut self, now: Stamp) {
+    fn publish_added(&mut self, added: Vec<Found>, now: Stamp) {
         self.open(SourceKind::Admin);
-        let targets = self.added.iter().cloned().map(Found::from).collect();
-        self.answered(SourceKind::Admin, targets, now);
+        self.answered(SourceKind::Admin, added, now);
     }
 
     /// The replicas of the pool.
