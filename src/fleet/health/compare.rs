@@ -36,7 +36,7 @@ pub(crate) fn compare(members: &[Member<'_>], model: &PoolModel, now: Stamp, mut
         if member.health.warmth.looked(slowness, now) {
             is_warm(place);
         }
-        if member.health.warmth.is_retrial_due(now) {
+        if member.health.warmth.slow_start(|slow| slow.is_retrial_due(now)) == Some(true) {
             model.forget(member.target.slot);
         }
         member.publish(now);

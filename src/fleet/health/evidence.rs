@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::answers::Answers;
-use super::standing::{Gate, standing};
+use super::slow_start::SlowStart;
+use super::standing::{Gate, Standing, standing};
 use super::vitals::Vitals;
 use super::warmth::Warmth;
 use crate::clock::{Stamp, doubled};
@@ -85,7 +86,7 @@ impl Health {
 
     /// A first token or a whole answer came.
     pub(crate) fn succeeded(&self, is_ready: bool, now: Stamp) {
-        self.warmth.answered();
+        self.warmth.slow_start(SlowStart::answered);
         let is_proved = self.answers.good(now) || !self.answers.is_on_trial();
         if is_proved && is_ready && self.ejections.load(Ordering::Relaxed) != 0 {
             self.ejections.store(0, Ordering::Relaxed);
@@ -113,21 +114,24 @@ impl Member<'_> {
 
     /// Fraction of its ordinary traffic that it gets, for people: without the trials of slow start, which would show as all or nothing.
     pub(crate) fn lasting_share(&self, now: Stamp) -> f64 {
-        let failing = self.health.answers.demotion_rate(now);
-        standing(failing, self.health.peers.load(), self.health.warmth.lasting_share()).share
+        let warmth = self.health.warmth.slow_start(|slow| slow.lasting_share()).unwrap_or(1.0);
+        self.standing(warmth, now).share
     }
 
     /// Publishes what its evidence is worth, for routing to read.
     pub(crate) fn publish(&self, now: Stamp) {
-        let failing = self.health.answers.demotion_rate(now);
-        let standing = standing(failing, self.health.peers.load(), self.health.warmth.share(now));
+        let warmth = self.health.warmth.slow_start(|slow| slow.share(now)).unwrap_or(1.0);
+        let standing = self.standing(warmth, now);
         self.target.set_standing(standing.success, standing.share);
+    }
+
+    fn standing(&self, warmth: f64, now: Stamp) -> Standing {
+        standing(self.health.answers.demotion_rate(now), self.health.peers.load(), warmth)
     }
 
     /// It was chosen for a request: in slow start one trial at a time.
     pub(crate) fn chosen(&self, now: Stamp) {
-        if self.health.warmth.is_in_slow_start() {
-            self.health.warmth.chosen(now);
+        if self.health.warmth.slow_start(|slow| slow.chosen(now)).is_some() {
             self.publish(now);
         }
     }

@@ -112,38 +112,12 @@ impl Warmth {
         self.is_in_slow_start() || now < self.fresh_until.load()
     }
 
-    /// Fraction of its ordinary traffic: below 1 in slow start.
-    pub(crate) fn share(&self, now: Stamp) -> f64 {
+    /// Asks its slow start, or changes it; `None` where it is in none.
+    pub(crate) fn slow_start<R>(&self, ask: impl FnOnce(&mut SlowStart) -> R) -> Option<R> {
         if !self.is_in_slow_start() {
-            return 1.0;
+            return None;
         }
-        self.inner.lock().slow_start.map_or(1.0, |slow| slow.share(now))
-    }
-
-    /// The same for people: without the trials, which would show as all or nothing.
-    pub(crate) fn lasting_share(&self) -> f64 {
-        self.inner.lock().slow_start.map_or(1.0, |slow| slow.lasting_share())
-    }
-
-    /// It was chosen for a request.
-    pub(crate) fn chosen(&self, now: Stamp) {
-        if let Some(slow) = &mut self.inner.lock().slow_start {
-            slow.chosen(now);
-        }
-    }
-
-    /// Whether what was learned of its speed is to be forgotten, see [`SlowStart::is_retrial_due`].
-    pub(crate) fn is_retrial_due(&self, now: Stamp) -> bool {
-        self.is_in_slow_start() && self.inner.lock().slow_start.is_some_and(|slow| slow.is_retrial_due(now))
-    }
-
-    /// A request was answered.
-    pub(crate) fn answered(&self) {
-        if self.is_in_slow_start()
-            && let Some(slow) = &mut self.inner.lock().slow_start
-        {
-            slow.answered();
-        }
+        self.inner.lock().slow_start.as_mut().map(ask)
     }
 
     /// Takes a look at its slowness beside its peers; returns whether that ended its slow start.
