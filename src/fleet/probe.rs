@@ -60,7 +60,7 @@ impl Prober {
 
     async fn keep_asking(&self) {
         let now = self.clock.now();
-        let mut rhythm = Rhythm { misses: 0, looked: now, kept: now };
+        let mut rhythm = Rhythm { looked: now, kept: now };
         let mut due = Due::Probe;
         loop {
             let config = self.pool.config();
@@ -75,7 +75,7 @@ impl Prober {
                     }
                     Due::List if !self.lists_another(&config).await => rhythm.looked = began,
                     Due::Probe | Due::List => {
-                        self.turn(&config, &mut rhythm.misses).await;
+                        self.turn(&config).await;
                         rhythm.looked = began;
                     }
                 }
@@ -115,7 +115,7 @@ impl Prober {
     }
 
     /// One probe, and what it leads to: proofs and warm-up before traffic.
-    async fn turn(&self, config: &Pool, misses: &mut u32) {
+    async fn turn(&self, config: &Pool) {
         let replica = &self.replica;
         let warms_again = self.begin_again();
         replica.apply(Event::Asked, "no answer yet");
@@ -134,23 +134,21 @@ impl Prober {
         }
         let is_proved = matches!(result, ProbeResult::Answered(_));
         replica.own.failed_probes.fetch_add(u64::from(!is_proved), Ordering::Relaxed);
-        *misses = match result {
+        let misses = match result {
             ProbeResult::Answered(_) => 0,
-            ProbeResult::NotSent => *misses,
-            _ if is_another => MISSES_TO_EJECT.max(*misses),
-            _ => misses.saturating_add(1),
+            ProbeResult::NotSent => self.misses(),
+            _ if is_another => MISSES_TO_EJECT.max(self.misses()),
+            _ => self.misses().saturating_add(1),
         };
-        replica.own.misses.store(*misses, Ordering::Relaxed);
-        self.apply(&result, *misses, sent);
-        if *misses == MISSES_TO_WARN && replica.state().is_coming() {
+        self.apply(&result, misses, sent);
+        if misses == MISSES_TO_WARN && replica.state().is_coming() {
             self.warn_of_misses();
         }
         if let ProbeResult::Answered(kind) = result
             && (warms_again || replica.state() == ReplicaState::Warming)
             && let Err(lost) = self.warm_up(config, kind).await
         {
-            *misses = 1;
-            self.apply(&lost, *misses, sent);
+            self.apply(&lost, 1, sent);
         }
     }
 
@@ -179,7 +177,7 @@ impl Prober {
 
     /// Waits until something is due; `None` once the replica is removed.
     async fn wait(&self, rhythm: &mut Rhythm) -> Option<Due> {
-        let misses = rhythm.misses;
+        let misses = self.misses();
         loop {
             let config = self.pool.config();
             let interval = config.probe.interval;
@@ -242,8 +240,14 @@ impl Prober {
         interval.saturating_sub(self.clock.now().since(last))
     }
 
+    /// Probes in a row without an answer.
+    fn misses(&self) -> u32 {
+        self.replica.own.misses.load(Ordering::Relaxed)
+    }
+
     fn apply(&self, result: &ProbeResult, misses: u32, sent: Stamp) {
         let replica = &self.replica;
+        replica.own.misses.store(misses, Ordering::Relaxed);
         let now = self.clock.now();
         match result {
             ProbeResult::Silent(_) => replica.health.vitals.silent(sent),
@@ -483,8 +487,6 @@ enum Due {
 
 /// What the loop has done.
 struct Rhythm {
-    /// Probes in a row without an answer.
-    misses: u32,
     /// The last probe, or when it was not needed.
     looked: Stamp,
     /// The last keep-alive.
