@@ -107,7 +107,7 @@ impl PoolState {
                 self.compare(&replicas, now);
             }
         }
-        while !self.left().is_empty() {
+        while !self.has_ended() {
             ticks.tick().await;
             self.sweep();
         }
@@ -115,12 +115,12 @@ impl PoolState {
 
     /// Retires every replica, before the pool itself is retired.
     pub(super) fn drain_all(&self) {
-        self.drain(self.replicas().to_vec());
+        self.drain(self.replicas.swap(Arc::default()).to_vec());
     }
 
-    /// Replicas that left and whose streams have not ended.
-    pub(super) fn left(&self) -> Arc<Vec<Arc<Replica>>> {
-        self.draining.load_full()
+    /// Whether it is retired and the last stream of its replicas has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.retired.is_cancelled() && self.draining.load().is_empty()
     }
 
     /// Retires replicas; they are listed until their streams have ended.

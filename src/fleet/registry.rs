@@ -35,10 +35,8 @@ pub struct Fleet {
     memberships: ArcSwap<Vec<Arc<Membership>>>,
     /// Pools that the last configuration dropped, until requests see the new one.
     dropped: Mutex<Vec<Arc<Membership>>>,
-    /// Pools that were dropped, for as long as requests have the configuration before.
-    parting: Mutex<Vec<Arc<Membership>>>,
-    /// Pools that were dropped, for as long as their replicas have streams.
-    ending: Mutex<Vec<Arc<PoolState>>>,
+    /// Those before, for as long as requests have the configuration before, or their replicas have streams.
+    former: Mutex<Vec<Arc<Membership>>>,
     /// By pool: each has TLS settings of its own.
     connectors: Mutex<HashMap<Arc<str>, Connector>>,
 }
@@ -53,8 +51,7 @@ impl Fleet {
             pools: ArcSwap::default(),
             memberships: ArcSwap::default(),
             dropped: Mutex::default(),
-            parting: Mutex::default(),
-            ending: Mutex::default(),
+            former: Mutex::default(),
             connectors: Mutex::default(),
         }
     }
@@ -128,16 +125,20 @@ impl Fleet {
     /// one has the configuration before. After [`HAND_OVER`] they go all the same.
     pub fn retire_dropped(self: &Arc<Self>, is_in_use: impl Fn() -> bool + Send + 'static) {
         let gone = std::mem::take(&mut *self.dropped.lock());
-        if gone.is_empty() || !is_in_use() {
-            return self.part_with(&gone);
+        {
+            let mut former = self.former.lock();
+            former.retain(|known| !known.pool.has_ended());
+            former.extend(gone.iter().cloned());
         }
-        self.parting.lock().extend(gone.iter().cloned());
+        if gone.is_empty() || !is_in_use() {
+            return part_with(&gone);
+        }
         let (fleet, since) = (Arc::clone(self), self.clock.now());
         self.background.spawn(async move {
             while is_in_use() && fleet.clock.now().since(since) < HAND_OVER {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
-            fleet.part_with(&gone);
+            part_with(&gone);
         });
     }
 
@@ -150,20 +151,9 @@ impl Fleet {
         });
     }
 
-    fn part_with(&self, gone: &[Arc<Membership>]) {
-        let mut ending = self.ending.lock();
-        ending.retain(|pool| !pool.left().is_empty());
-        for membership in gone {
-            membership.pool.drain_all();
-            membership.retire();
-            ending.push(Arc::clone(&membership.pool));
-        }
-        self.parting.lock().retain(|parting| !gone.iter().any(|gone| Arc::ptr_eq(gone, parting)));
-    }
-
     /// Ends every task of the fleet.
     pub fn retire(&self) {
-        self.memberships.load().iter().chain(self.parting.lock().iter()).for_each(|known| known.retire());
+        self.memberships.load().iter().chain(self.former.lock().iter()).for_each(|known| known.retire());
     }
 
     fn open(&self, config: &Pool) -> Arc<Membership> {
@@ -202,27 +192,17 @@ impl Fleet {
     /// Status of every replica, also of those that left and have streams.
     pub fn statuses(&self) -> Vec<ReplicaStatus> {
         let now = self.clock.now();
-        let mut all = Vec::new();
-        for pool in self.pools.load().iter() {
+        let of = |pool: &PoolState| {
             let limits = pool.engine_limits();
-            all.extend(pool.listed().iter().map(|replica| replica.status(now, &limits)));
-        }
-        let mut ending = self.ending.lock();
-        ending.retain(|pool| !pool.left().is_empty());
-        let left = ending.iter().map(|pool| (Arc::clone(pool), pool.left()));
-        let parting: Vec<_> = self
-            .parting
-            .lock()
-            .iter()
-            .map(|known| (Arc::clone(&known.pool), known.pool.replicas()))
-            .collect();
-        for (pool, replicas) in left.chain(parting) {
-            let limits = pool.engine_limits();
-            for status in replicas.iter().map(|replica| replica.status(now, &limits)) {
-                // Of two with one name, the one that did not leave.
-                if !all.iter().any(|known| (&known.pool, &known.replica) == (&status.pool, &status.replica)) {
-                    all.push(status);
-                }
+            pool.listed().iter().map(|replica| replica.status(now, &limits)).collect::<Vec<_>>()
+        };
+        let mut all: Vec<_> = self.pools.load().iter().flat_map(|pool| of(pool)).collect();
+        let mut former = self.former.lock();
+        former.retain(|known| !known.pool.has_ended());
+        for status in former.iter().flat_map(|known| of(&known.pool)) {
+            // Of two with one name, the one that did not leave.
+            if !all.iter().any(|known| (&known.pool, &known.replica) == (&status.pool, &status.replica)) {
+                all.push(status);
             }
         }
         all
@@ -253,6 +233,13 @@ impl Fleet {
                 .collect(),
         };
         self.pools.load().iter().map(of_pool).collect()
+    }
+}
+
+fn part_with(gone: &[Arc<Membership>]) {
+    for membership in gone {
+        membership.pool.drain_all();
+        membership.retire();
     }
 }
 
