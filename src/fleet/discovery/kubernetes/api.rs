@@ -11,10 +11,11 @@ use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 
 use super::error::{ApiError, Refusal};
 use super::events::Events;
-use super::object::or_null;
+use super::object::{Listed, Objects, or_null};
 use crate::config::{Endpoint, PoolTls, segment};
 use crate::upstream::call::CallError;
 use crate::upstream::connect::Connector;
@@ -28,18 +29,17 @@ pub(super) struct Api {
     path: String,
 }
 
-/// One page of a list.
-#[derive(Debug, Deserialize)]
-#[serde(bound = "O: serde::de::DeserializeOwned")]
-pub(super) struct Page<O> {
-    pub(super) metadata: ListMetadata,
-    #[serde(default, deserialize_with = "or_null")]
-    pub(super) items: Vec<O>,
+#[derive(Deserialize)]
+struct Page<'p> {
+    metadata: PageMetadata,
+    #[serde(borrow, default, deserialize_with = "or_null")]
+    items: Vec<&'p RawValue>,
 }
 
+/// Of one page of a list.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct ListMetadata {
+pub(super) struct PageMetadata {
     pub(super) resource_version: String,
     #[serde(rename = "continue")]
     pub(super) rest: Option<String>,
@@ -63,8 +63,12 @@ impl Api {
         Ok(Self { endpoint, connector, path: path.to_owned() })
     }
 
-    /// A page of the list; `rest` is the token of the page before.
-    pub(super) async fn list<O: DeserializeOwned>(&self, rest: Option<&str>) -> Result<Page<O>, ApiError> {
+    /// Adds the objects of a page of the list; `rest` is the token of the page before.
+    pub(super) async fn list<O: DeserializeOwned>(
+        &self,
+        rest: Option<&str>,
+        objects: &mut Objects<O>,
+    ) -> Result<PageMetadata, ApiError> {
         let rest = rest.map(|rest| format!("&continue={}", segment(rest))).unwrap_or_default();
         let mut answer = self.get(&format!("{}&limit=500{rest}", self.path), LIST_TIMEOUT).await?;
         let mut page = Vec::new();
@@ -78,7 +82,13 @@ impl Api {
             Ok(())
         };
         tokio::time::timeout(LIST_TIMEOUT, whole).await.map_err(|_| CallError::Timeout)??;
-        serde_json::from_slice(&page).map_err(|error| ApiError::Protocol(error.to_string()))
+        let wrong = |error: serde_json::Error| ApiError::Protocol(error.to_string());
+        let Page { metadata, items } = serde_json::from_slice(&page).map_err(wrong)?;
+        for item in items {
+            let Listed { metadata } = serde_json::from_str(item.get()).map_err(wrong)?;
+            objects.insert(metadata.name, serde_json::from_str(item.get()).map_err(wrong)?);
+        }
+        Ok(metadata)
     }
 
     /// Everything that changes after `version` within `span`.

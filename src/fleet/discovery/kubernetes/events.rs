@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::error::{ApiError, Refusal};
+use super::object::Listed;
 use crate::upstream::call::CallError;
 use crate::upstream::streamed::Answer;
 
@@ -61,41 +62,32 @@ pub(super) struct Reached<O> {
 
 #[derive(Debug)]
 pub(super) enum Event<O> {
-    /// An object is new or has changed.
-    Changed(O),
-    /// An object is gone, or is selected no more.
-    Deleted(O),
-}
-
-#[derive(Deserialize)]
-struct Versioned {
-    metadata: Version,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Version {
-    resource_version: Option<String>,
+    /// The object of this name is new or has changed.
+    Changed(String, O),
+    /// It is gone, or is selected no more.
+    Deleted(String),
 }
 
 fn parse<O: DeserializeOwned>(line: &[u8]) -> Result<Reached<O>, ApiError> {
     let wrong = |error: serde_json::Error| ApiError::Protocol(error.to_string());
     let Line { kind, object } = serde_json::from_slice(line).map_err(wrong)?;
-    let whole = || serde_json::from_str::<O>(object.get()).map_err(wrong);
+    if kind == "ERROR" {
+        let refusal: Refusal = serde_json::from_str(object.get()).unwrap_or_default();
+        return Err(match refusal.code {
+            Some(410) => ApiError::Expired,
+            _ => ApiError::Protocol(refusal.message),
+        });
+    }
+    let Listed { metadata } = serde_json::from_str(object.get()).map_err(wrong)?;
+    let (name, version) = (metadata.name, metadata.resource_version);
     let event = match kind {
-        "ADDED" | "MODIFIED" => Some(Event::Changed(whole()?)),
-        "DELETED" => Some(Event::Deleted(whole()?)),
-        "BOOKMARK" => None,
-        "ERROR" => {
-            let refusal: Refusal = serde_json::from_str(object.get()).unwrap_or_default();
-            return Err(match refusal.code {
-                Some(410) => ApiError::Expired,
-                _ => ApiError::Protocol(refusal.message),
-            });
+        "ADDED" | "MODIFIED" => {
+            Some(Event::Changed(name, serde_json::from_str(object.get()).map_err(wrong)?))
         }
+        "DELETED" => Some(Event::Deleted(name)),
+        "BOOKMARK" => None,
         other => return Err(ApiError::Protocol(format!("an event of type {other:?}"))),
     };
-    let version = serde_json::from_str::<Versioned>(object.get()).map_err(wrong)?.metadata.resource_version;
     if event.is_none() && version.is_none() {
         return Err(ApiError::Protocol("a bookmark without a version".into()));
     }
@@ -116,8 +108,8 @@ mod tests {
             r#"{"metadata":{"name":"s","resourceVersion":"7"},"addressType":"IPv4","endpoints":null}"#;
         let event =
             |kind: &str| parse::<Slice>(format!(r#"{{"type":"{kind}","object":{slice}}}"#).as_bytes());
-        assert!(matches!(event("ADDED").unwrap().event, Some(Event::Changed(_))));
-        assert!(matches!(event("DELETED").unwrap().event, Some(Event::Deleted(_))));
+        assert!(matches!(event("ADDED").unwrap().event, Some(Event::Changed(name, _)) if name == "s"));
+        assert!(matches!(event("DELETED").unwrap().event, Some(Event::Deleted(name)) if name == "s"));
         let bookmark = event("BOOKMARK").unwrap();
         assert_eq!((bookmark.version.as_deref(), bookmark.event.is_none()), (Some("7"), true));
         assert!(matches!(event("WHAT"), Err(ApiError::Protocol(_))));

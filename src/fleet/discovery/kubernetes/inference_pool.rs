@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use super::object::{Metadata, Object, Objects};
+use super::object::Objects;
 use super::objectives;
 use super::pods::Pods;
 use super::reported::{Part, Reported};
@@ -67,14 +67,7 @@ async fn follow_pods<'r>(
 
 #[derive(Debug, Deserialize)]
 struct InferencePool {
-    metadata: Metadata,
     spec: PoolSpec,
-}
-
-impl Object for InferencePool {
-    fn metadata(&self) -> &Metadata {
-        &self.metadata
-    }
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]

@@ -2,16 +2,24 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-
-/// A kind of object, as far as it is read.
-pub(super) trait Object: DeserializeOwned {
-    fn metadata(&self) -> &Metadata;
-}
 
 /// The objects of one list, by name.
 pub(super) type Objects<O> = BTreeMap<String, O>;
+
+/// Any object, as far as its list is concerned.
+#[derive(Deserialize)]
+pub(super) struct Listed {
+    pub(super) metadata: ListedMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ListedMetadata {
+    #[serde(default)]
+    pub(super) name: String,
+    pub(super) resource_version: Option<String>,
+}
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]

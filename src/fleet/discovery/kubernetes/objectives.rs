@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
 
-use super::object::{Metadata, Object, Objects};
+use super::object::Objects;
 use super::watching::{Collection, Watching};
 use crate::config::KubernetesSource;
 use crate::fleet::discovery::report::{News, Report};
@@ -25,7 +25,6 @@ pub(super) async fn run(source: &KubernetesSource, pool: &str, report: &Report) 
 
 #[derive(Debug, Deserialize)]
 struct InferenceObjective {
-    metadata: Metadata,
     spec: ObjectiveSpec,
 }
 
@@ -41,12 +40,6 @@ struct ObjectiveSpec {
 #[derive(Debug, Deserialize)]
 struct PoolRef {
     name: String,
-}
-
-impl Object for InferenceObjective {
-    fn metadata(&self) -> &Metadata {
-        &self.metadata
-    }
 }
 
 /// Those of one pool, out of its namespace.

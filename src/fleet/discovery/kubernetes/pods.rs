@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::object::{Metadata, Object, Objects, ROLE, or_null};
+use super::object::{Metadata, Objects, ROLE, or_null};
 use super::reported::Replicas;
 use crate::config::{Endpoint, ReplicaSpec, Role, parse_name};
 use crate::fleet::discovery::roster::Found;
@@ -37,12 +37,6 @@ struct Condition {
     #[serde(rename = "type")]
     kind: String,
     status: String,
-}
-
-impl Object for Pod {
-    fn metadata(&self) -> &Metadata {
-        &self.metadata
-    }
 }
 
 /// The pods of one pool: each is a replica on every one of its ports.

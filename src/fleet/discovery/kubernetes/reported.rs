@@ -2,14 +2,16 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::object::{Object, Objects};
+use serde::de::DeserializeOwned;
+
+use super::object::Objects;
 use super::watching::Collection;
 use crate::fleet::discovery::report::{News, Report};
 use crate::fleet::discovery::roster::Found;
 
 /// What one kind of object means for replicas.
 pub(super) trait Replicas {
-    type Object: Object;
+    type Object: DeserializeOwned;
 
     /// The replicas, in a stable order.
     ///

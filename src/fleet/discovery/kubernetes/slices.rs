@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::object::{Metadata, Object, Objects, ROLE, or_null};
+use super::object::{Metadata, Objects, ROLE, or_null};
 use super::reported::Replicas;
 use crate::config::{Endpoint, ReplicaSpec, Role, ServicePort, parse_name};
 use crate::fleet::discovery::roster::Found;
@@ -57,12 +57,6 @@ struct TargetRef {
 struct SlicePort {
     name: Option<String>,
     port: Option<u16>,
-}
-
-impl Object for Slice {
-    fn metadata(&self) -> &Metadata {
-        &self.metadata
-    }
 }
 
 /// The slices of one Service.

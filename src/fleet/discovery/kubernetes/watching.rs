@@ -6,10 +6,12 @@
 
 use std::time::Duration;
 
-use super::api::{Api, Page, WATCH_FOR};
+use serde::de::DeserializeOwned;
+
+use super::api::{Api, WATCH_FOR};
 use super::error::ApiError;
 use super::events::{Event, Reached};
-use super::object::{Object, Objects};
+use super::object::Objects;
 use crate::clock::doubled;
 use crate::config::Endpoint;
 use crate::upstream::call::CallError;
@@ -17,7 +19,7 @@ use crate::upstream::connect::Connector;
 
 /// What the objects of one list are followed for.
 pub(super) trait Collection {
-    type Object: Object;
+    type Object: DeserializeOwned;
 
     /// There are these, and no others.
     fn changed(&mut self, objects: &Objects<Self::Object>);
@@ -140,8 +142,8 @@ impl<'w, C: Collection> Watching<'w, C> {
 
     fn take(&mut self, event: Event<C::Object>) {
         match event {
-            Event::Changed(object) => self.objects.insert(object.metadata().name.clone(), object),
-            Event::Deleted(object) => self.objects.remove(&object.metadata().name),
+            Event::Changed(name, object) => self.objects.insert(name, object),
+            Event::Deleted(name) => self.objects.remove(&name),
         };
         self.collection.changed(&self.objects);
     }
@@ -150,13 +152,12 @@ impl<'w, C: Collection> Watching<'w, C> {
         let mut objects = Objects::new();
         let mut rest: Option<String> = None;
         for _ in 0..MAX_PAGES {
-            let page: Page<C::Object> = api.list(rest.as_deref()).await?;
-            objects.extend(page.items.into_iter().map(|object| (object.metadata().name.clone(), object)));
-            rest = page.metadata.rest.filter(|rest| !rest.is_empty());
+            let page = api.list(rest.as_deref(), &mut objects).await?;
+            rest = page.rest.filter(|rest| !rest.is_empty());
             if rest.is_none() {
                 self.objects = objects;
                 self.collection.changed(&self.objects);
-                return Ok(page.metadata.resource_version);
+                return Ok(page.resource_version);
             }
         }
         Err(ApiError::Protocol("the list has no end".into()))
