@@ -74,7 +74,7 @@ impl Pick {
 
     /// A complete response arrived, which proves as much as a probe. `is_first_sign`: no first token came before it.
     pub fn answered(&self, is_first_sign: bool, now: Stamp) {
-        if self.assignment.is_past_engine {
+        if self.assignment.is_past_engine() {
             // An API server answers for a dead engine as well.
             return;
         }
@@ -110,7 +110,7 @@ impl Pick {
     pub fn overdue(&self, failure: &Failure, now: Stamp) {
         self.assignment.censored(now);
         if let Failure::Timeout { timer: Timer::FirstToken, after } = failure
-            && now.since(self.assignment.at) >= *after / 2
+            && now.since(self.assignment.at()) >= *after / 2
         {
             self.silent(now);
         }

@@ -573,7 +573,7 @@ impl Exchange {
 
     pub(super) fn note_decision(&mut self, pick: &Pick) {
         let record = self.guard.record();
-        record.at.routed.get_or_insert(pick.assignment.at);
+        record.at.routed.get_or_insert(pick.assignment.at());
         if let Some(ways) = &pick.ways {
             let before = record.ways.take().unwrap_or_default();
             let (together, apart) = (ways.together.or(before.together), ways.apart.or(before.apart));
@@ -585,7 +585,7 @@ impl Exchange {
         }
         if record.decision.is_none() {
             record.decision = Some(pick.decision.clone());
-            if !pick.assignment.is_past_engine {
+            if !pick.assignment.is_past_engine() {
                 pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);
             }
             apart::note_missing(&self.prepared, pick);

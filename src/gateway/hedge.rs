@@ -76,7 +76,7 @@ pub(super) fn due(prepared: &Prepared, cause: AttemptCause, first: &Flight) -> O
         HedgeAfter::Delay(delay) => delay,
         HedgeAfter::Quantile(share) => assignment.ttft_within(share)?,
     };
-    Some(assignment.at.after(wait))
+    Some(assignment.at().after(wait))
 }
 
 async fn race(

@@ -255,8 +255,7 @@ impl<'a> Judged<'a> {
     pub fn assign(&self) -> Option<Assignment> {
         let Verdict::Place(decision) = self.verdict else { return None };
         let Query { ask, aim, .. } = self.query;
-        let Ask { prompt, sampling, turn, is_untimed, is_past_engine, .. } = ask;
-        let is_elsewhere = ask.elsewhere.is_some();
+        let Ask { prompt, sampling, turn, is_past_engine, .. } = ask;
         let placement = Placement {
             at: aim.now,
             work: decision.terms.work,
@@ -264,9 +263,9 @@ impl<'a> Judged<'a> {
             tpot: aim.slo.tpot,
             is_stream: ask.shows_first_token,
             has_media: ask.has_media,
-            is_elsewhere,
+            is_elsewhere: ask.elsewhere.is_some(),
             is_followed: false,
-            is_untimed,
+            is_untimed: ask.is_untimed,
             is_past_engine,
         };
         let chosen = self.candidates.get(decision.at)?;
@@ -279,7 +278,7 @@ impl<'a> Judged<'a> {
             Announced::placed(outbox, placed, aim.now)
         });
         // An engine that fetches the KV of a prompt, or samples it several times, counts otherwise.
-        let is_reported = !is_elsewhere && !is_past_engine && sampling.n == 1;
+        let is_reported = !placement.is_elsewhere && !is_past_engine && sampling.n == 1;
         let reports = if is_reported { self.dispatcher.reports.load_full() } else { None };
         let pending = reports.map(|reports| Box::new(Pending::sent(reports, chosen, &prompt, turn, aim.now)));
         let load = LoadGuard::reserve(chosen.load, placement);
@@ -288,24 +287,7 @@ impl<'a> Judged<'a> {
             self.dispatcher.index.insert(decision.slot, &prompt);
         }
         let (dispatcher, computed) = (Arc::clone(self.dispatcher), decision.terms.work);
-        let (at, prompt) = (aim.now, prompt.tokens);
-        let own = Assignment {
-            dispatcher,
-            decision,
-            at,
-            ahead,
-            load,
-            prompt,
-            sampling,
-            computed,
-            is_elsewhere,
-            is_untimed,
-            is_past_engine,
-            known,
-            announced,
-            pending,
-        };
-        Some(own)
+        Some(Assignment { dispatcher, decision, ahead, load, sampling, computed, known, announced, pending })
     }
 }
 
@@ -315,21 +297,12 @@ pub struct Assignment {
     dispatcher: Arc<Dispatcher>,
     /// What was decided.
     pub decision: Decision,
-    /// When.
-    pub at: Stamp,
     /// Requests that waited there before it; see [`Candidate::ahead`].
     pub ahead: f32,
     load: LoadGuard,
-    prompt: Tokens,
     sampling: Sampling,
     /// What the engine computed of the prompt: as predicted until the answer tells.
     computed: Work,
-    /// Another pool computes the prompt: times here are no observation of this pool's prefill.
-    is_elsewhere: bool,
-    /// How long it waits there is no observation.
-    is_untimed: bool,
-    /// Its replica answers it without the engine.
-    pub is_past_engine: bool,
     /// Leading blocks of its prompt that the replica had before.
     known: usize,
     /// Other gateways know of it.
@@ -339,6 +312,21 @@ pub struct Assignment {
 }
 
 impl Assignment {
+    /// When it was decided.
+    pub fn at(&self) -> Stamp {
+        self.load.placement.at
+    }
+
+    /// Whether its replica answers it without the engine.
+    pub fn is_past_engine(&self) -> bool {
+        self.load.placement.is_past_engine
+    }
+
+    /// Whether times are an observation of this pool's prefill: neither of a prompt that another pool computes nor of a wait for more.
+    fn is_timed(&self) -> bool {
+        !self.load.placement.is_elsewhere && !self.load.placement.is_untimed
+    }
+
     /// The tokens of the answer.
     pub fn answer_counted(&mut self, output: Option<Tokens>) {
         if let Some(pending) = &mut self.pending {
@@ -354,10 +342,8 @@ impl Assignment {
         if let Some(announced) = &mut self.announced {
             announced.first_token(now);
         }
-        if let Some(predicted) =
-            self.decision.predicted_ttft.filter(|_| !self.is_elsewhere && !self.is_untimed)
-        {
-            self.dispatcher.model.compare(self.decision.slot, predicted, now.since(self.at));
+        if let Some(predicted) = self.decision.predicted_ttft.filter(|_| self.is_timed()) {
+            self.dispatcher.model.compare(self.decision.slot, predicted, now.since(self.at()));
         }
     }
 
@@ -383,7 +369,7 @@ impl Assignment {
 
     /// It waited until now and got no token: a right-censored observation.
     pub fn censored(&self, now: Stamp) {
-        if let Some(sample) = self.load.overdue(now).filter(|_| !self.is_untimed) {
+        if let Some(sample) = self.load.overdue(now).filter(|_| !self.load.placement.is_untimed) {
             self.dispatcher.model.observe_censored(self.decision.slot, &sample);
         }
     }
@@ -391,7 +377,7 @@ impl Assignment {
     /// The whole answer came at once, so its first token was not seen. Its time is shared out as it was predicted, and prefill and
     /// decoding are taken to have been slower, or faster, alike.
     pub fn served_whole(&self, now: Stamp, output: Tokens) {
-        if self.is_elsewhere || self.is_untimed {
+        if !self.is_timed() {
             return;
         }
         let (slot, model, terms) = (self.decision.slot, &self.dispatcher.model, &self.decision.terms);
@@ -403,7 +389,7 @@ impl Assignment {
         if expected <= 0.0 {
             return;
         }
-        let slower = now.since(self.at).as_secs_f64() / expected;
+        let slower = now.since(self.at()).as_secs_f64() / expected;
         let (busy, was_idle) = (span(slower * (prefill + terms.base)), terms.wait <= 0.0);
         let context = self.load.context();
         model.observe(slot, &TimingSample { work: self.computed, busy, was_idle, context, at: now });
@@ -420,13 +406,13 @@ impl Assignment {
     /// The engine counted the prompt, and the part of it that was cached where it reports that. An engine that
     /// fetched the KV reports zero cached tokens whatever it holds: no evidence.
     pub fn prompt_reported(&mut self, prompt: Option<Tokens>, cached: Option<Tokens>) {
-        if self.is_elsewhere {
+        if self.load.placement.is_elsewhere {
             return;
         }
         if let Some(pending) = &mut self.pending {
             pending.counted(prompt, cached);
         }
-        let prompt = prompt.unwrap_or(self.prompt);
+        let prompt = prompt.unwrap_or(self.load.placement.prompt);
         let found = cached.unwrap_or(self.decision.hit).min(prompt);
         self.computed = Work::of(prompt.saturating_sub(found), found);
         self.load.computed(self.computed);

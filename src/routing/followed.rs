@@ -16,9 +16,6 @@ use crate::units::Tokens;
 pub struct Followed {
     dispatcher: Arc<Dispatcher>,
     slot: usize,
-    prompt: Tokens,
-    hit: Tokens,
-    is_elsewhere: bool,
     load: LoadGuard,
 }
 
@@ -28,11 +25,10 @@ impl Dispatcher {
         self.remember(target, placed, at);
         let prompt = Tokens(placed.prompt.0.min(MOST_TOKENS));
         let uncached = placed.uncached.min(prompt);
-        let hit = prompt.saturating_sub(uncached);
-        let work = if placed.is_elsewhere { Work::default() } else { Work::of(uncached, hit) };
+        let work = Work::of(uncached, prompt.saturating_sub(uncached));
         let placement = Placement {
             at,
-            work,
+            work: if placed.is_elsewhere { Work::default() } else { work },
             prompt,
             tpot: placed.tpot,
             is_stream: placed.is_stream,
@@ -41,8 +37,7 @@ impl Dispatcher {
             ..Placement::default()
         };
         let load = LoadGuard::reserve(&target.load, placement);
-        let (dispatcher, is_elsewhere) = (Arc::clone(self), placed.is_elsewhere);
-        Followed { dispatcher, slot: target.slot, prompt, hit, is_elsewhere, load }
+        Followed { dispatcher: Arc::clone(self), slot: target.slot, load }
     }
 
     /// A prompt is cached at `target`, whoever sent it.
@@ -61,9 +56,11 @@ impl Followed {
 
     /// It ended, and the answer reported this.
     pub fn ended(self, usage: &Usage) {
-        let prompt = Tokens(usage.prompt.unwrap_or(self.prompt).0.min(MOST_TOKENS));
-        if let Some(cached) = usage.cached.filter(|_| !self.is_elsewhere) {
-            self.dispatcher.reported_cached(self.slot, self.hit, cached.min(prompt));
+        let Placement { prompt, work, is_elsewhere, .. } = self.load.placement;
+        let hit = prompt.saturating_sub(Tokens(work.tokens));
+        let prompt = Tokens(usage.prompt.unwrap_or(prompt).0.min(MOST_TOKENS));
+        if let Some(cached) = usage.cached.filter(|_| !is_elsewhere) {
+            self.dispatcher.reported_cached(self.slot, hit, cached.min(prompt));
         }
     }
 }

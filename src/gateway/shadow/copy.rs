@@ -89,7 +89,7 @@ impl Copy {
         let Some(pick) = picker::pick_for_copy(&gateway, &self.prepared, self.at) else {
             return self.not_sent("no_replica");
         };
-        self.record.at.routed = Some(pick.assignment.at);
+        self.record.at.routed = Some(pick.assignment.at());
         self.record.decision = Some(pick.decision.clone());
         let identity = Identity::of(&self.record);
         let outbound = Outbound::of(&self.incoming, &self.prepared, &identity);

@@ -261,18 +261,18 @@ pub struct LoadGuard {
     id: u64,
     progress: Arc<Progress>,
     is_awaiting: bool,
-    is_followed: bool,
-    is_past_engine: bool,
+    /// As it was decided.
+    pub(super) placement: Placement,
 }
 
 impl LoadGuard {
     /// Counts a request that was just decided.
     pub fn reserve(load: &Arc<ReplicaLoad>, placement: Placement) -> Self {
-        let is_past_engine = placement.is_past_engine;
-        if is_past_engine {
+        let mut guard =
+            Self { load: Arc::clone(load), id: 0, progress: Arc::default(), is_awaiting: false, placement };
+        if placement.is_past_engine {
             load.past_engine.fetch_add(1, Ordering::Relaxed);
-            let (load, progress) = (Arc::clone(load), Arc::default());
-            return Self { load, id: 0, progress, is_awaiting: false, is_followed: false, is_past_engine };
+            return guard;
         }
         load.inflight.fetch_add(1, Ordering::Relaxed);
         load.followed.fetch_add(u32::from(placement.is_followed), Ordering::Relaxed);
@@ -285,11 +285,9 @@ impl LoadGuard {
             load.promises.sent(placement.prompt, promised);
         }
         let mut ledger = load.ledger.lock();
-        let (id, is_followed) = (ledger.enter(&placement), placement.is_followed);
+        (guard.id, guard.is_awaiting) = (ledger.enter(&placement), true);
         load.publish(&ledger);
-        drop(ledger);
-        let (load, progress) = (Arc::clone(load), Arc::default());
-        Self { load, id, progress, is_awaiting: true, is_followed, is_past_engine }
+        guard
     }
 
     /// The first token came: the prompt is computed. Further calls do nothing.
@@ -306,7 +304,7 @@ impl LoadGuard {
 
     /// The engine told what it computed of the prompt.
     pub(super) fn computed(&self, work: Work) {
-        if !self.is_past_engine {
+        if !self.placement.is_past_engine {
             self.load.ledger.lock().computed(self.id, work);
         }
     }
@@ -330,7 +328,7 @@ impl LoadGuard {
 
 impl Drop for LoadGuard {
     fn drop(&mut self) {
-        if self.is_past_engine {
+        if self.placement.is_past_engine {
             self.load.past_engine.fetch_sub(1, Ordering::Relaxed);
             return;
         }
@@ -344,7 +342,7 @@ impl Drop for LoadGuard {
         if let Some(placement) = waited {
             self.load.release(&placement);
         }
-        self.load.followed.fetch_sub(u32::from(self.is_followed), Ordering::Relaxed);
+        self.load.followed.fetch_sub(u32::from(self.placement.is_followed), Ordering::Relaxed);
         self.load.inflight.fetch_sub(1, Ordering::Relaxed);
     }
 }
