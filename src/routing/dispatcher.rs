@@ -6,7 +6,7 @@
 //! [`Judged::assign`] reserves the load and notes the prompt at once, so that the next decision sees this one. What came of
 //! it is learned through the [`Assignment`]. [`Dispatcher::refresh`] is due every [`super::REFRESH_EVERY`].
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use super::{
     Candidate, Decision, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, Quote, Terms,
     TimingSample, Waiting, Work, cheapest, longest,
 };
-use crate::clock::Stamp;
+use crate::clock::{AtomicStamp, Stamp};
 use crate::routing::tuning::{memories, prices};
 use crate::units::Tokens;
 
@@ -36,8 +36,8 @@ pub struct Dispatcher {
     pub index: PrefixIndex,
     /// How fast each replica is.
     pub model: PoolModel,
-    /// When a replica of the pool last answered; zero before the first answer.
-    last_answer: AtomicU64,
+    /// When a replica of the pool last answered.
+    last_answer: AtomicStamp,
     /// Whether answers name their cached tokens.
     answers_tell_cached: AtomicBool,
     /// Where decisions are published for other gateways, and the pool's name there.
@@ -65,7 +65,7 @@ impl Dispatcher {
         Arc::new(Self {
             index: PrefixIndex::new(slots),
             model: PoolModel::new(slots),
-            last_answer: AtomicU64::new(0),
+            last_answer: AtomicStamp::default(),
             answers_tell_cached: AtomicBool::new(false),
             outbox: OnceLock::new(),
             reports: ArcSwapOption::empty(),
@@ -166,7 +166,7 @@ impl Dispatcher {
 
     /// A replica gave an answer, or the first token of one.
     pub fn answered(&self, now: Stamp) {
-        self.last_answer.store(now.as_nanos(), Ordering::Relaxed);
+        self.last_answer.store(now);
     }
 
     /// Mean tokens of the pool's answers.
@@ -176,8 +176,7 @@ impl Dispatcher {
 
     /// How long no replica of the pool has answered; `None` where none ever has.
     pub fn silence(&self, now: Stamp) -> Option<Duration> {
-        let last = Stamp::from_nanos(self.last_answer.load(Ordering::Relaxed));
-        (last != Stamp::default()).then(|| now.since(last))
+        self.last_answer.get().map(|last| now.since(last))
     }
 }
 
