@@ -203,21 +203,15 @@ impl PoolCell {
         if sample.was_idle {
             learner.round_trip += memories::LEARNED * (by.round_trip - learner.round_trip);
         }
-        let rates = learner.shape.rates(&priors::RATES);
-        for (cell, rate) in self.rates.iter().zip(rates) {
-            cell.store(rate);
-        }
         let uncached = &mut learner.mean_uncached;
         *uncached += memories::LEARNED * (sample.work.tokens as f64 - *uncached);
-        self.uncached.store(*uncached);
-        self.average.round_trip.store(learner.round_trip);
+        self.publish(&mut learner);
     }
 
     pub(super) fn observe_paces(&self, paces: &[Pace]) {
         let mut learner = self.learner.lock();
         observe_steps(&mut learner.steps, paces, &priors::STEP);
-        let step = learner.steps.rates(&priors::STEP);
-        self.average.step.iter().zip(step).for_each(|(cell, figure)| cell.store(figure));
+        self.publish(&mut learner);
     }
 
     /// A stream brought its tokens in so many content events: engines that speculate, or write in intervals, put several into one.
@@ -226,8 +220,7 @@ impl PoolCell {
         for (sum, more) in learner.events.iter_mut().zip([output.0, events]) {
             *sum = *sum * (1.0 - memories::LEARNED) + more as f64;
         }
-        let [tokens, events] = learner.events;
-        self.tokens_per_event.store((tokens / events).max(1.0));
+        self.publish(&mut learner);
     }
 
     /// Tokens of a content event.
@@ -295,18 +288,24 @@ impl PoolCell {
         learner.lengths = Lengths::restored(&saved.lengths);
         (learner.events, learner.taught) = (events, saved.taught);
         (learner.round_trip, learner.mean_uncached) = (round_trip, mean_uncached);
-        let rates = learner.shape.rates(&priors::RATES);
-        let step = learner.steps.rates(&priors::STEP);
-        let survival = learner.lengths.survival();
-        drop(learner);
         // Its slowness is what replicas are measured by until they are known themselves.
-        self.average.store(&Estimate { slowness, round_trip, step });
-        self.uncached.store(mean_uncached);
-        self.tokens_per_event.store((events[0] / events[1]).max(1.0));
-        self.rates.iter().zip(rates).for_each(|(cell, rate)| cell.store(rate));
-        self.publish_fresh(&survival);
+        self.average.slowness.store(slowness);
+        self.publish(&mut learner);
+        self.publish_fresh(&learner.lengths.survival());
         self.has_learned.store(true, Ordering::Relaxed);
         true
+    }
+
+    /// What was learned, but of how long answers are.
+    fn publish(&self, learner: &mut Learner) {
+        let rates = learner.shape.rates(&priors::RATES);
+        self.rates.iter().zip(rates).for_each(|(cell, rate)| cell.store(rate));
+        let step = learner.steps.rates(&priors::STEP);
+        self.average.step.iter().zip(step).for_each(|(cell, figure)| cell.store(figure));
+        self.average.round_trip.store(learner.round_trip);
+        self.uncached.store(learner.mean_uncached);
+        let [tokens, events] = learner.events;
+        self.tokens_per_event.store((tokens / events).max(1.0));
     }
 
     fn publish_fresh(&self, survival: &Survival) {
