@@ -112,7 +112,8 @@ impl Sides<'_> {
     /// All that the live path does where it goes apart: both ways weighed, both legs placed.
     fn decide(&self, transfers: &Transfers) {
         let (now, none) = (NOW.after(Duration::from_secs(1)), SlotSet::new());
-        let rule = Rule { when: PrefillWhen::Auto, min_uncached_tokens: 0, transfers, tried: &none };
+        let (when, model) = (PrefillWhen::Auto, &self.prefill.dispatcher.model);
+        let rule = Rule { when, min_uncached_tokens: 0, model, transfers, tried: &none };
         let choice = weigh(self, &rule, self.whole.prompt.tokens, now);
         let after = choice.prefill.map_or(Duration::from_millis(300), |prefill| prefill.ttft);
         let transfer = |_: u64, tokens: Tokens| tokens.0 as f64 * 1e-5;
@@ -139,10 +140,6 @@ impl Offers for Sides<'_> {
     }
 
     fn is_prefill_ready(&self) -> bool {
-        true
-    }
-
-    fn is_prefill_taught(&self) -> bool {
         true
     }
 

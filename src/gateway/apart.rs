@@ -45,7 +45,8 @@ pub(super) fn weigh(whole: &Asking<'_>, side: &PrefillSide, tried: &SlotSet, now
         return Choice::together(Ways::default(), reason);
     }
     let Prefill { when, min_uncached_tokens, .. } = side.keys;
-    let rule = Rule { when, min_uncached_tokens, transfers: &side.transfers, tried };
+    let (model, transfers) = (&side.pool.dispatcher.model, &*side.transfers);
+    let rule = Rule { when, min_uncached_tokens, model, transfers, tried };
     let choice = ways::weigh(&Pools { whole, side, now }, &rule, request.tokens, now);
     if choice.ways.reason != "short" {
         side.note_ready(&request.route.config.name, choice.ways.reason != ways::NO_REPLICA);
@@ -101,10 +102,6 @@ impl Offers for Pools<'_> {
 
     fn is_prefill_ready(&self) -> bool {
         self.side.pool.is_ready()
-    }
-
-    fn is_prefill_taught(&self) -> bool {
-        self.side.pool.dispatcher.model.pool.is_taught()
     }
 
     fn is_prefill_idle(&self) -> bool {

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{Elsewhere, SlotSet, Transfers};
+use super::{Elsewhere, PoolModel, SlotSet, Transfers};
 use crate::clock::Stamp;
 use crate::config::PrefillWhen;
 use crate::record::{ApartCost, Ways};
@@ -44,9 +44,6 @@ pub trait Offers {
     /// Whether the prefill pool has a ready replica.
     fn is_prefill_ready(&self) -> bool;
 
-    /// Whether the prefill pool has computed a prompt yet.
-    fn is_prefill_taught(&self) -> bool;
-
     /// Whether it computes none now.
     fn is_prefill_idle(&self) -> bool;
 }
@@ -58,7 +55,9 @@ pub struct Rule<'a> {
     pub when: PrefillWhen,
     /// `route.prefill.min_uncached_tokens`
     pub min_uncached_tokens: u64,
-    /// What is known of transfers from the prefill pool.
+    /// What is known of the speed of the prefill pool, ...
+    pub model: &'a PoolModel,
+    /// ... and of transfers from there.
     pub transfers: &'a Transfers,
     /// Replicas of the prefill pool that the request has tried.
     pub tried: &'a SlotSet,
@@ -107,7 +106,9 @@ pub fn weigh(offers: &impl Offers, rule: &Rule<'_>, tokens: Tokens, now: Stamp) 
         ways.apart = Some(apart);
         let (is_apart, reason) = match rule.when {
             PrefillWhen::Always => (true, "always"),
-            _ => cheaper(offers, here.as_ref(), &apart, uncached.0),
+            _ if rule.model.pool.is_taught() => cheaper(here.as_ref(), &apart),
+            // A pool that has computed nothing yet gets a prompt of mean length to be learned by.
+            _ => (offers.is_prefill_idle() && is_worth_learning(uncached.0), "unlearned"),
         };
         let prefill = is_apart.then_some(prefill);
         return Choice { ways: Ways { is_apart, reason, ..ways }, prefill, closed };
@@ -117,23 +118,10 @@ pub fn weigh(offers: &impl Offers, rule: &Rule<'_>, tokens: Tokens, now: Stamp) 
 }
 
 /// Whether two legs cost less, by more than predictions err. Where nothing is held back, a wait for streams here (`None`) is a
-/// reason to go. A pool that has computed nothing yet gets a prompt of mean length to be learned by.
-fn cheaper(
-    offers: &impl Offers,
-    here: Option<&Quote>,
-    apart: &ApartCost,
-    uncached: u64,
-) -> (bool, &'static str) {
-    if !offers.is_prefill_taught() {
-        return (offers.is_prefill_idle() && is_worth_learning(uncached), "unlearned");
-    }
-    match here {
-        Some(here) => {
-            let margin = priors::JITTER.max(MARGIN * here.cost);
-            (apart.total() + margin < here.cost, "cost")
-        }
-        None => (true, "cost"),
-    }
+/// reason to go.
+fn cheaper(here: Option<&Quote>, apart: &ApartCost) -> (bool, &'static str) {
+    let is_cheaper = |here: &Quote| apart.total() + priors::JITTER.max(MARGIN * here.cost) < here.cost;
+    (here.is_none_or(is_cheaper), "cost")
 }
 
 /// Whether a prompt is long enough that a prefill pool of which nothing is known yet gets it.

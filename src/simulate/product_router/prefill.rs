@@ -110,7 +110,8 @@ impl PrefillPool {
         if when == PrefillWhen::Never || self.stays.contains(&request) {
             return None;
         }
-        let rule = Rule { when, min_uncached_tokens, transfers: &self.transfers, tried: &self.untried };
+        let (model, transfers, tried) = (&self.dispatcher.model, &self.transfers, &self.untried);
+        let rule = Rule { when, min_uncached_tokens, model, transfers, tried };
         weigh(&Pools { whole, decoders, side: self, now }, &rule, whole.prompt.tokens, now).prefill
     }
 
@@ -211,10 +212,6 @@ impl Offers for Pools<'_> {
 
     fn is_prefill_ready(&self) -> bool {
         !self.side.targets.is_empty()
-    }
-
-    fn is_prefill_taught(&self) -> bool {
-        self.side.dispatcher.model.pool.is_taught()
     }
 
     fn is_prefill_idle(&self) -> bool {
