@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::outlook::{Deferral, Outlook};
 use super::queue::Line;
-use super::waiter::Waiter;
+use super::waiter::{WaitReason, Waiter};
 use crate::clock::Stamp;
 use crate::config::QueueLimits;
 use crate::routing::tuning::{memories, prices, priors};
@@ -44,10 +44,8 @@ pub struct DegradeRule {
 pub enum Ruling {
     /// Send it to the replica that routing chose.
     Place,
-    /// It has slack, and any placement now would break the ITL of running streams: wait.
-    Hold(Outlook),
-    /// No replica has room for it, or others are before it: wait in the queue, or be refused by its limits.
-    Queue(Outlook, Deferral),
+    /// Wait in the queue, or be refused by its limits.
+    Wait(WaitReason, Outlook, Deferral),
     /// Hand it to the route of `[route.degrade]`.
     Degrade,
 }
@@ -62,7 +60,7 @@ pub fn rule(
     arriving: impl FnOnce(Outlook) -> Option<Waiter>,
 ) -> Ruling {
     let decision = match &judged.verdict {
-        Verdict::Hold => return Ruling::Hold(held(judged)),
+        Verdict::Hold => return Ruling::Wait(WaitReason::Held, held(judged), Deferral::Request),
         Verdict::Place(decision) => decision,
     };
     if decision.predicted_ttft.is_none() {
@@ -100,7 +98,8 @@ pub fn rule(
         }
         return Ruling::Place;
     }
-    Ruling::Queue(outlook, if has_room { Deferral::Request } else { Deferral::NoCapacity })
+    let stay = if has_room { Deferral::Request } else { Deferral::NoCapacity };
+    Ruling::Wait(WaitReason::Late, outlook, stay)
 }
 
 /// What is allowed for.

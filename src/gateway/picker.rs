@@ -279,17 +279,14 @@ impl Place<'_> {
         let Self { gateway, at, is_late, now } = *self;
         let Asking { request, pool, .. } = *asking;
         let arriving = |outlook| (!is_late).then(|| Waiter { outlook, ..request.waiter(WaitReason::Late) });
-        let wait = |reason, stay, outlook| {
-            Some(PickOutcome::Wait(QueueWait { reason, stay, pool: Some(at), outlook }))
-        };
         let rules = Rules { is_pinned: request.pinned.is_some(), ..degrade::rules(request, now) };
         match rule(&rules, judged, pool.queue.is_strict(), &mut &*pool.queue, arriving) {
-            Ruling::Hold(outlook) => return wait(WaitReason::Held, Deferral::Request, outlook),
-            Ruling::Queue(outlook, stay) => {
+            Ruling::Wait(reason, outlook, stay) => {
                 // Others may go where this one may not.
                 let is_free =
                     scene.replicas.iter().any(|r| r.is_open(now) && !asking.may_take(r, scene, now));
-                return wait(WaitReason::Late, if is_free { Deferral::Request } else { stay }, outlook);
+                let stay = if is_free { Deferral::Request } else { stay };
+                return Some(PickOutcome::Wait(QueueWait { reason, stay, pool: Some(at), outlook }));
             }
             Ruling::Degrade => return Some(PickOutcome::Degrade),
             Ruling::Place => {}

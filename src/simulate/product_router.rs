@@ -410,11 +410,9 @@ impl Gate<'_> {
         let waiter = || self.waiter.clone();
         let arriving = |outlook| (!self.is_late).then(|| Waiter { outlook, ..waiter() });
         Some(match rule(self.rules, &judged, self.rules.queue.is_some(), queue, arriving) {
-            Ruling::Hold(outlook) => SimulatedPlacement::Wait(
-                Waiter { reason: WaitReason::Held, outlook, ..waiter() },
-                Deferral::Request,
-            ),
-            Ruling::Queue(outlook, stay) => SimulatedPlacement::Wait(Waiter { outlook, ..waiter() }, stay),
+            Ruling::Wait(reason, outlook, stay) => {
+                SimulatedPlacement::Wait(Waiter { reason, outlook, ..waiter() }, stay)
+            }
             Ruling::Place | Ruling::Degrade => {
                 let prefill = match first {
                     Some(first) => Some(first()?),
