@@ -555,6 +555,11 @@ impl Record {
         self.served().map_or("none", |s| &s.revision)
     }
 
+    /// Whether its replica had become warm a short while ago: its time to first token is no property of its revision.
+    pub fn is_cold(&self) -> bool {
+        self.decision.as_ref().is_some_and(|decision| decision.is_cold)
+    }
+
     /// Whether its client is owed an answer with content.
     pub fn owes_answer(&self) -> bool {
         self.dialect.owes_answer(&self.client.method)

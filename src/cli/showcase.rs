@@ -220,7 +220,7 @@ impl Tap for Scores {
         self.rows.record_gaps(&stream.replica, gaps);
     }
 
-    fn record(&self, record: &Record, judgement: &Judgement) {
+    fn record(&self, record: &Arc<Record>, judgement: &Judgement) {
         self.rows.record_end(record);
         self.meter.record(record, judgement);
     }

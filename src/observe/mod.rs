@@ -68,7 +68,7 @@ pub trait Tap: Send + Sync {
     /// Called with gaps of a stream.
     fn gaps(&self, _stream: &StreamKey, _gaps: &Gaps<'_>) {}
     /// Called at a request's end.
-    fn record(&self, record: &Record, judgement: &Judgement);
+    fn record(&self, record: &Arc<Record>, judgement: &Judgement);
     /// Whether it is called for the copies of requests that canaries get, too.
     fn sees_copies(&self) -> bool {
         false

@@ -37,8 +37,8 @@ const SSE: &str = "text/event-stream; charset=utf-8";
 struct Ends(Mutex<Vec<Record>>);
 
 impl Tap for Ends {
-    fn record(&self, record: &Record, _: &Judgement) {
-        self.0.lock().push(record.clone());
+    fn record(&self, record: &Arc<Record>, _: &Judgement) {
+        self.0.lock().push(Record::clone(record));
     }
 }
 

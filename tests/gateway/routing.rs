@@ -143,7 +143,7 @@ async fn sessions_go_by_the_seed_alike_on_every_gateway_that_has_it() {
 struct Conversations(Mutex<Vec<Option<u64>>>);
 
 impl Tap for Conversations {
-    fn record(&self, record: &Record, _: &Judgement) {
+    fn record(&self, record: &Arc<Record>, _: &Judgement) {
         self.0.lock().push(record.conversation);
     }
 }

@@ -14,7 +14,7 @@ use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName
 use crate::observe::metrics::Metrics;
 use crate::observe::stages::Stage;
 use crate::observe::{Judgement, Tap};
-use crate::record::{Outcome, Record, SloBounds};
+use crate::record::{Outcome, Record, SloBounds, TokenCounts};
 
 /// Hands records over.
 pub struct Feed {
@@ -24,10 +24,6 @@ pub struct Feed {
     metrics: Arc<Metrics>,
 }
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all are the large one, and a box each would cost every request"
-)]
 pub(super) enum FeedMessage {
     Ended(EndedRequest),
     /// An operator's: a finding is known or over, or silence.
@@ -47,23 +43,13 @@ pub struct Busy;
 /// One ended request.
 #[derive(Clone, Debug)]
 pub(super) struct EndedRequest {
+    record: Arc<Record>,
     at: f64,
-    route: Arc<str>,
-    /// Revision and replica.
-    served: Option<(Arc<str>, Arc<str>)>,
     pub(super) ttft: Option<f64>,
     pub(super) itl: Option<f64>,
-    predicted: Option<f64>,
-    pace: f64,
-    ttft_bound: Option<(f64, f64)>,
     /// Seconds by stage before the first token.
     pub(super) stages: [Option<f64>; STAGES.len()],
-    /// Prompt tokens, by the engine or estimated.
-    pub(super) prompt: Option<f64>,
     pub(super) output: Option<f64>,
-    /// Prompt tokens, and those of them that were cached.
-    pub(super) cached: Option<(f64, f64)>,
-    outcome: Outcome,
 }
 
 impl Feed {
@@ -127,7 +113,7 @@ impl Feed {
 }
 
 impl Tap for Feed {
-    fn record(&self, record: &Record, judgement: &Judgement) {
+    fn record(&self, record: &Arc<Record>, judgement: &Judgement) {
         if record.has_no_route() {
             return;
         }
@@ -144,14 +130,14 @@ impl Tap for Feed {
 }
 
 impl EndedRequest {
-    fn of(record: &Record, judgement: &Judgement, clock: Clock) -> Self {
+    fn of(record: &Arc<Record>, judgement: &Judgement, clock: Clock) -> Self {
         let seconds = |span: Duration| span.as_secs_f64();
         // The first answers of a process that has just become warm tell of its start (`cold_starts`), not of its speed.
-        let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
-        let predicted = record.decision.as_ref().and_then(|d| d.predicted_ttft).map(seconds);
+        let is_cold = record.is_cold();
         let whole = answer_in_one_piece(record).map(seconds);
         // A whole answer of another API, such as a batch, is judged by its time alone.
         let output = record.tokens.output.filter(|_| record.is_stream || record.dialect.generates());
+            record: Arc::clone(record),
         let output = output.map(|tokens| tokens.0 as f64);
         let has_tokens = output.is_some_and(|tokens| tokens > 0.0);
         let ttft = record.ttft().map(seconds).or(whole.filter(|_| !has_tokens)).filter(|_| !is_cold);
@@ -169,49 +155,59 @@ impl EndedRequest {
         };
         // Of an answer in one piece what is beyond the predicted first token.
         let per_token = || {
-            let rest = whole? - predicted.unwrap_or(0.0);
+            let rest = whole? - predicted_ttft(record).unwrap_or(0.0);
             output.filter(|tokens| *tokens > 0.0 && rest > 0.0).map(|tokens| rest / tokens)
         };
-        let SloBounds { ttft: bound, ttft_base, .. } = record.slo;
         Self {
             at: self::seconds(clock, record.at.end),
-            route: Arc::clone(&record.route),
-            served: record.served().map(|s| (Arc::clone(&s.revision), Arc::clone(&s.replica))),
             ttft,
             itl: record.tpot().map(seconds).or_else(mean_gap).or_else(per_token),
-            predicted,
-            pace: record.decision.as_ref().map_or(1.0, |decision| decision.pace),
-            ttft_bound: bound.map(|bound| (seconds(bound), seconds(ttft_base.unwrap_or(bound)))),
             stages: STAGES.map(|stage| is_answered.then(|| time(stage))),
-            prompt: Some(record.tokens.input.unwrap_or(record.estimated_input).0 as f64).filter(|n| *n > 0.0),
             output,
-            cached: record.tokens.input.zip(record.tokens.cached).map(|(a, b)| (a.0 as f64, b.0 as f64)),
-            // Refused by its tenant's own limits, it says as little of the route as a client's error.
-            outcome: if record.is_over_own_limit() { Outcome::ClientError } else { record.outcome },
         }
     }
 
     /// The replica that answered, as a series.
     pub(super) fn series(&self) -> Option<SeriesName> {
-        let (revision, replica) = self.served.clone()?;
-        Some(SeriesName { route: Arc::clone(&self.route), revision, replica: Some(replica) })
+        let served = self.record.served()?;
+        let (revision, replica) = (Arc::clone(&served.revision), Some(Arc::clone(&served.replica)));
+        Some(SeriesName { route: Arc::clone(&self.record.route), revision, replica })
+    }
+
+    /// Prompt tokens, by the engine or estimated.
+    pub(super) fn prompt(&self) -> Option<f64> {
+        let tokens = self.record.tokens.input.unwrap_or(self.record.estimated_input);
+        Some(tokens.0 as f64).filter(|tokens| *tokens > 0.0)
+    }
+
+    /// Prompt tokens, and those of them that were cached.
+    pub(super) fn cached(&self) -> Option<(f64, f64)> {
+        let TokenCounts { input, cached, .. } = self.record.tokens;
+        Some((input?.0 as f64, cached?.0 as f64))
     }
 
     pub(super) fn observation(&self) -> Observation<'_> {
-        let (revision, replica) =
-            self.served.as_ref().map_or((NOT_SERVED, NOT_SERVED), |(a, b)| (&**a, &**b));
+        let record = &*self.record;
+        let served = record.served();
+/// Predicted at the decision, in seconds.
+fn predicted_ttft(record: &Record) -> Option<f64> {
+    Some(record.decision.as_ref()?.predicted_ttft?.as_secs_f64())
+}
+
+        let SloBounds { ttft: bound, ttft_base, .. } = record.slo;
         Observation {
             at: self.at,
-            route: &self.route,
-            revision,
-            replica,
+            route: &record.route,
+            revision: served.map_or(NOT_SERVED, |served| &served.revision),
+            replica: served.map_or(NOT_SERVED, |served| &served.replica),
             ttft: self.ttft,
             itl: self.itl,
-            prompt: self.prompt,
-            predicted: self.predicted,
-            pace: self.pace,
-            ttft_bound: self.ttft_bound,
-            outcome: self.outcome,
+            prompt: self.prompt(),
+            predicted: predicted_ttft(record),
+            pace: record.decision.as_ref().map_or(1.0, |decision| decision.pace),
+            ttft_bound: bound.map(|b| (b.as_secs_f64(), ttft_base.unwrap_or(b).as_secs_f64())),
+            // Refused by its tenant's own limits, it says as little of the route as a client's error.
+            outcome: if record.is_over_own_limit() { Outcome::ClientError } else { record.outcome },
         }
     }
 }
@@ -244,7 +240,8 @@ mod tests {
         whole.is_stream = false;
         (whole.at.first_token, whole.at.last_token) = (None, None);
         let observed = |record: &Record| {
-            let request = EndedRequest::of(record, &Judgement::of(record), Clock::start());
+            let ended = Arc::new(record.clone());
+            let request = EndedRequest::of(&ended, &Judgement::of(record), Clock::start());
             (request.ttft.map(|s| (s * 1e3).round()), request.itl.map(|s| (s * 1e3).round()))
         };
         // 1,290 ms from its last byte, 150 of them predicted for the first of 21 tokens.

@@ -37,9 +37,8 @@ struct ReplicaMinute {
     stages: [Mean; STAGES.len()],
     prompt: Mean,
     output: Mean,
-    /// Prompt tokens where the engine told how many of them were cached.
-    told: f64,
-    cached: f64,
+    /// Cached prompt tokens, of those where the engine told how many were.
+    hit_rate: Mean,
 }
 
 impl MinuteSignals {
@@ -54,11 +53,10 @@ impl MinuteSignals {
             values.extend(value.filter(|_| values.len() < MAX_VALUES));
         }
         minute.stages.iter_mut().zip(request.stages).for_each(|(mean, time)| mean.add(time));
-        minute.prompt.add(request.prompt);
+        minute.prompt.add(request.prompt());
         minute.output.add(request.output);
-        if let Some((prompt, cached)) = request.cached {
-            minute.told += prompt;
-            minute.cached += cached;
+        if let Some((prompt, cached)) = request.cached() {
+            minute.hit_rate += Mean { sum: cached, count: prompt };
         }
     }
 
@@ -105,7 +103,7 @@ impl MinuteSignals {
             ttft: lower_quantile(&mut minute.ttft, 0.5),
             engine_ttft: counters.and_then(|(now, before)| mean_ttft(&now, &before)),
             itl: lower_quantile(&mut minute.itl, 0.5),
-            hit_rate: (minute.told > 0.0).then(|| minute.cached / minute.told),
+            hit_rate: minute.hit_rate.value(),
             waiting: engine.and_then(|engine| engine.page.waiting),
             kv_cache_usage: engine.and_then(|engine| engine.page.kv_cache_usage),
             preemptions: counters

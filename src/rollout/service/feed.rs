@@ -14,9 +14,8 @@ use crate::api::canaries::Canary;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
 use crate::observe::{Judgement, Tap};
-use crate::record::{Attempt, AttemptCause, FirstToken, Gaps, Outcome, Record, Served, Unserved};
+use crate::record::{Attempt, AttemptCause, FirstToken, Gaps, Outcome, Record, Served};
 use crate::request::class::Class;
-use crate::request::dialect::Dialect;
 use crate::rollout::judge::Arm;
 use crate::rollout::plan::Action;
 
@@ -59,21 +58,16 @@ pub(super) enum Seen {
         gaps: Vec<(f64, f64)>,
     },
     Ended(Box<Ended>),
-    TurnedAway(Box<Refused>),
+    /// The queue of a side's pool refused it.
+    TurnedAway {
+        arm: Arm,
+        record: Arc<Record>,
+    },
 }
 
-/// A request that the queue of a side's pool refused.
-pub(super) struct Refused {
-    pub(super) arm: Arm,
-    pub(super) conversation: Option<u64>,
-    pub(super) limit: &'static str,
-    pub(super) pool: Arc<str>,
-    pub(super) request_id: Arc<str>,
-    pub(super) trace_id: u128,
-}
-
-/// One ended request.
+/// One ended request, and what only its feed can know of it.
 pub(super) struct Ended {
+    pub(super) record: Arc<Record>,
     /// Attempts that ended by themselves: whose, and whether they failed.
     pub(super) attempts: Vec<(Arm, bool)>,
     pub(super) arm: Arm,
@@ -81,18 +75,6 @@ pub(super) struct Ended {
     pub(super) dealt: Arm,
     /// Replica and error of an attempt at the canary that failed before the baseline answered.
     pub(super) lost: Option<(Arc<str>, &'static str)>,
-    /// A copy, of whose answer a client saw nothing.
-    pub(super) is_shadow: bool,
-    pub(super) is_unary: bool,
-    /// Its replica was cold: how long it took for its first token is no property of the revision.
-    pub(super) is_cold: bool,
-    pub(super) conversation: Option<u64>,
-    /// Model that it asked for, where its name decides.
-    pub(super) model: Option<Box<str>>,
-    /// Pattern of its path.
-    pub(super) path: Arc<str>,
-    pub(super) is_ok: bool,
-    pub(super) unserved: Option<Unserved>,
     /// Neither its client nor the gateway gave it up before its first token.
     pub(super) is_answered: bool,
     /// Waited for its first token, or its answer, until its end.
@@ -101,14 +83,10 @@ pub(super) struct Ended {
     pub(super) answer_time: Option<f64>,
     /// One over its output tokens.
     pub(super) brevity: Option<f64>,
-    pub(super) ttft: Option<f64>,
-    pub(super) tpot: Option<f64>,
     pub(super) is_slo_missed: Option<bool>,
     pub(super) error: Option<&'static str>,
-    pub(super) request_id: Arc<str>,
-    pub(super) trace_id: u128,
-    pub(super) replica: Arc<str>,
-    pub(super) replica_id: u64,
+    /// Hash of the replica that served it.
+    pub(super) replica: u64,
 }
 
 pub(super) enum Command {
@@ -181,18 +159,11 @@ impl Feed {
     }
 
     /// Counts a refusal by a queue; returns whose it was.
-    fn turned_away(&self, record: &Record) -> Option<Arm> {
+    fn turned_away(&self, record: &Arc<Record>) -> Option<Arm> {
         let by = record.turned_away.as_ref()?;
         let arm = self.arm(&record.route, &by.pool, &by.revision)?;
-        let refused = Refused {
-            arm,
-            conversation: record.conversation,
-            limit: by.limit,
-            pool: Arc::clone(&by.pool),
-            request_id: Arc::clone(&record.request_id),
-            trace_id: record.trace.trace_id,
-        };
-        self.send(&record.route, record.class, Seen::TurnedAway(Box::new(refused)));
+        let seen = Seen::TurnedAway { arm, record: Arc::clone(record) };
+        self.send(&record.route, record.class, seen);
         Some(arm)
     }
 
@@ -228,13 +199,13 @@ impl Tap for Feed {
         }
     }
 
-    fn record(&self, record: &Record, judgement: &Judgement) {
+    fn record(&self, record: &Arc<Record>, judgement: &Judgement) {
         let turned_away = self.turned_away(record);
         let Some(served) = record.served() else { return };
         let Some(arm) = self.arm_of(&record.route, served) else { return };
         let last = record.attempts.len().saturating_sub(1);
         let is_over = record.outcome != Outcome::Canceled;
-        let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
+        let is_cold = record.is_cold();
         // Prompts are computed for all revisions alike.
         let is_own = |attempt: &Attempt| !attempt.is_canceled && attempt.cause != AttemptCause::Prefill;
         let lost = record.attempts.iter().filter(|attempt| is_own(attempt) && arm == Arm::Baseline);
@@ -264,24 +235,15 @@ impl Tap for Feed {
         let per_token = |seconds: f64| seconds / output.map_or(1.0, |tokens| tokens.0.max(1) as f64);
         let answer_time = record.answered().filter(|_| is_unary && record.outcome == Outcome::Ok && !is_cold);
         let ended = Ended {
+            record: Arc::clone(record),
             attempts: attempts.collect(),
             arm,
             dealt: dealt.unwrap_or(arm),
             lost: lost.next(),
-            is_shadow: record.shadow_of.is_some(),
-            is_unary,
-            is_cold,
-            conversation: record.conversation,
-            model: record.requested_model.clone().filter(|_| record.dialect != Dialect::Responses),
-            path: Arc::clone(&record.path),
-            is_ok: record.outcome == Outcome::Ok,
-            unserved: record.unserved,
             is_answered: is_answered || is_over,
             censored: if is_open && !is_cold && !is_retried { waited() } else { None },
             answer_time: answer_time.map(|answer| per_token(answer.end.since(answer.start).as_secs_f64())),
             brevity: brevity(record).filter(|_| record.outcome == Outcome::Ok),
-            ttft: record.ttft().map(|ttft| ttft.as_secs_f64()),
-            tpot: record.tpot().map(|tpot| tpot.as_secs_f64()),
             is_slo_missed: match judgement.verdict {
                 SloVerdict::Met => Some(false),
                 SloVerdict::Missed(_) => Some(true),
@@ -289,12 +251,9 @@ impl Tap for Feed {
             },
             // A client that left is no failure.
             error: record.error.or_else(|| is_empty(record).then_some("empty")).filter(|_| is_over),
-            request_id: Arc::clone(&record.request_id),
-            trace_id: record.trace.trace_id,
-            replica: Arc::clone(&served.replica),
-            replica_id: id(&served.pool, &served.replica),
+            replica: id(&served.pool, &served.replica),
         };
-        let is_unknown_model = arm == Arm::Canary && ended.unserved.is_some();
+        let is_unknown_model = arm == Arm::Canary && record.unserved.is_some();
         self.send(&record.route, record.class, Seen::Ended(Box::new(ended)));
         if is_unknown_model {
             // A full queue of commands is on its way to the same end.
@@ -356,7 +315,7 @@ mod tests {
 
     /// What came of a request that is over.
     fn ended(feed: &Feed, seen: &mut mpsc::Receiver<Observation>, record: &Record) -> Option<Box<Ended>> {
-        feed.record(record, &Judgement::of(record));
+        feed.record(&Arc::new(record.clone()), &Judgement::of(record));
         match seen.try_recv().ok()?.seen {
             Seen::Ended(ended) => Some(ended),
             _ => panic!("it ended"),
@@ -387,7 +346,7 @@ mod tests {
         let (feed, mut seen) = feed(&record, None);
         for is_cold in [false, true] {
             record.decision.as_mut().unwrap().is_cold = is_cold;
-            assert_eq!(ended(&feed, &mut seen, &record).unwrap().is_cold, is_cold);
+            assert_eq!(ended(&feed, &mut seen, &record).unwrap().record.is_cold(), is_cold);
         }
     }
 

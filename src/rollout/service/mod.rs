@@ -473,7 +473,7 @@ mod tests {
 
         /// A request of the model `llama` is over; waits until it was judged.
         async fn record(&self, record: &Record) {
-            self.feed.record(record, &Judgement::of(record));
+            self.feed.record(&Arc::new(record.clone()), &Judgement::of(record));
             tokio::time::sleep(2 * TICK).await;
         }
 
@@ -546,7 +546,7 @@ mod tests {
         let running = Running::start(&config(&fixture::served().revision));
         for _ in 0..400 {
             let mut moved = of_baseline();
-            running.feed.record(&moved, &Judgement::of(&moved));
+            running.feed.record(&Arc::new(moved.clone()), &Judgement::of(&moved));
             let (pool, revision) = ("llama".into(), Arc::clone(&fixture::served().revision));
             moved.turned_away = Some(Box::new(TurnedAway { pool, revision, limit: "max_wait" }));
             running.record(&moved).await;
@@ -560,7 +560,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_ended_before_a_reload_is_judged_as_of_the_revision_before_it() {
-        let record = fixture::stream();
+        let record = Arc::new(fixture::stream());
         let running = Running::start(&config(&record.served().unwrap().revision));
         // Between two ticks.
         tokio::time::sleep(TICK / 2).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::feed::{Ended, Observation, Refused, Seen};
+use super::feed::{Ended, Observation, Seen};
 use super::shared::{Elsewhere, View};
 use super::state::{Former, Saved};
 use crate::api::canaries::{self as api, CanaryRequests, CanaryTest};
@@ -15,8 +15,8 @@ use crate::cluster::Shown;
 use crate::config::{Canary, Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::rfc3339;
-use crate::record::Unserved;
-use crate::request::class::Class;
+use crate::record::{Outcome, Record, Unserved};
+use crate::request::dialect::Dialect;
 use crate::rollout::judge::fleet::{FleetWatch, ReplicaSeen};
 use crate::rollout::judge::{Arm, Evidence, Judge, Measure, Observed, SavedEvidence, rate_trial_share};
 use crate::rollout::plan::{Action, Plan, RolloutState};
@@ -227,36 +227,37 @@ impl Rollout {
                     self.judge.observe(now, Measure::Itl, class, seen);
                 }
             }
-            Seen::Ended(ended) => self.ended(now, class, ended),
-            Seen::TurnedAway(refused) => self.turned_away(now, class, refused),
+            Seen::Ended(ended) => self.ended(now, ended),
+            Seen::TurnedAway { arm, record } => self.turned_away(now, *arm, record),
         }
     }
 
     /// What the queue of a side's pool refuses is a failure of that side: it takes fewer requests than its share.
-    fn turned_away(&mut self, now: f64, class: Class, refused: &Refused) {
-        self.judge.attempt(now, class, refused.arm, refused.conversation, true);
-        if let Some(requests) = self.requests.get_mut(refused.arm as usize) {
+    fn turned_away(&mut self, now: f64, arm: Arm, record: &Record) {
+        self.judge.attempt(now, record.class, arm, record.conversation, true);
+        if let Some(requests) = self.requests.get_mut(arm as usize) {
             *requests += 1;
         }
-        if refused.arm == Arm::Canary {
+        if let Some(by) = record.turned_away.as_ref().filter(|_| arm == Arm::Canary) {
             self.note_worst(MAX_SECONDS, || {
                 json!({
-                    "request_id": &*refused.request_id,
-                    "trace_id": format!("{:032x}", refused.trace_id),
-                    "pool": &*refused.pool,
-                    "class": class.as_str(),
-                    "error": refused.limit,
+                    "request_id": &*record.request_id,
+                    "trace_id": format!("{:032x}", record.trace.trace_id),
+                    "pool": &*by.pool,
+                    "class": record.class.as_str(),
+                    "error": by.limit,
                 })
             });
         }
     }
 
-    fn ended(&mut self, now: f64, class: Class, ended: &Ended) {
-        let Ended { arm, conversation, is_unary, .. } = *ended;
-        let (is_censored, replica) = (ended.censored.is_some(), ended.replica_id);
+    fn ended(&mut self, now: f64, ended: &Ended) {
+        let (arm, replica, record) = (ended.arm, ended.replica, &*ended.record);
+        let (class, conversation, is_unary) = (record.class, record.conversation, !record.is_stream);
+        let is_censored = ended.censored.is_some();
         for (measure, value) in [
             (Measure::Ttft, ended.censored.or(ended.answer_time)),
-            (Measure::Tpot, ended.tpot),
+            (Measure::Tpot, record.tpot().map(|tpot| tpot.as_secs_f64())),
             (Measure::Brevity, ended.brevity),
         ] {
             let Some(value) = value else { continue };
@@ -264,7 +265,7 @@ impl Rollout {
             let seen = Observed { is_censored, is_unary, replica, conversation, ..Observed::of(arm, value) };
             self.judge.observe(now, measure, class, seen);
         }
-        if ended.is_cold && ended.is_ok && arm == Arm::Baseline {
+        if record.is_cold() && record.outcome == Outcome::Ok && arm == Arm::Baseline {
             self.judge.expects(Measure::Ttft);
         }
         for (arm, is_failed) in &ended.attempts {
@@ -274,17 +275,20 @@ impl Rollout {
             self.judge.slo(now, class, ended.dealt, conversation, is_missed);
         }
         self.note_model(ended);
-        self.count(ended, class.as_str());
+        self.count(ended);
     }
 
     /// A canary whose engine does not know a model that the baseline serves needs no statistics.
     fn note_model(&mut self, ended: &Ended) {
-        let Some(model) = &ended.model else { return };
-        let by = |arm| (arm, Arc::clone(&ended.path), model.clone());
-        if ended.is_ok && self.answered.len() < MAX_MODELS {
+        let Record { requested_model, dialect, path, outcome, unserved, .. } = &*ended.record;
+        // Where its name does not decide.
+        let asked = requested_model.as_ref().filter(|_| *dialect != Dialect::Responses);
+        let Some(model) = asked else { return };
+        let by = |arm| (arm, Arc::clone(path), model.clone());
+        if *outcome == Outcome::Ok && self.answered.len() < MAX_MODELS {
             self.answered.insert(by(ended.arm));
         }
-        let is_unserved = match ended.unserved {
+        let is_unserved = match unserved {
             Some(Unserved::Model) => true,
             // A path that it has answered at is served: something before it was away for a moment.
             Some(Unserved::Path) => !self.answered.contains(&by(Arm::Canary)),
@@ -316,8 +320,10 @@ impl Rollout {
         (by_baseline == Some(true) && by_canary == Some(false)).then(|| unknown_model(model))
     }
 
-    fn count(&mut self, ended: &Ended, class: &str) {
-        if ended.is_shadow {
+    fn count(&mut self, ended: &Ended) {
+        let record = &*ended.record;
+        let is_shadow = record.shadow_of.is_some();
+        if is_shadow {
             self.shadowed += 1;
         } else if let Some(requests) = self.requests.get_mut(ended.arm as usize) {
             *requests += 1;
@@ -330,23 +336,25 @@ impl Rollout {
             }
             None if ended.arm == Arm::Canary => {
                 // A copy may end after its step.
-                let is_of_step = ended.is_shadow == self.plan.is_shadow(&self.canary);
+                let is_of_step = is_shadow == self.plan.is_shadow(&self.canary);
                 self.plan.answers += u64::from(ended.is_answered && is_of_step);
-                (&ended.replica, ended.error)
+                let Some(served) = record.served() else { return };
+                (&served.replica, ended.error)
             }
             None => return,
         };
-        let slow = ended.ttft.or(ended.censored).unwrap_or_default();
+        let ttft = record.ttft().map(|ttft| ttft.as_secs_f64());
+        let slow = ttft.or(ended.censored).unwrap_or_default();
         let badness = if error.is_some() { MAX_SECONDS + slow } else { slow };
         let shown = || {
             json!({
-                "request_id": &*ended.request_id,
-                "trace_id": format!("{:032x}", ended.trace_id),
+                "request_id": &*record.request_id,
+                "trace_id": format!("{:032x}", record.trace.trace_id),
                 "replica": &**replica,
-                "class": class,
-                "ttft": ended.ttft,
+                "class": record.class.as_str(),
+                "ttft": ttft,
                 "error": error,
-                "shadow": ended.is_shadow,
+                "shadow": is_shadow,
             })
         };
         self.note_worst(badness, shown);

@@ -27,7 +27,7 @@ impl Tap for Buggy {
         assert!(!self.at_gaps.swap(false, Ordering::Relaxed), "a bug in the stream");
     }
 
-    fn record(&self, _: &Record, _: &Judgement) {}
+    fn record(&self, _: &Arc<Record>, _: &Judgement) {}
 }
 
 #[tokio::test]
