@@ -52,15 +52,18 @@ fn main() {
         let ends: Vec<_> =
             seeds.clone().map(|seed| run_late(&bounds, revision, rate, seed, [good, requests])).collect();
         let too_soon = ends.iter().filter(|ending| ending.is_false).count();
-        let ends: Vec<_> =
-            ends.iter().filter(|ending| !ending.is_false).filter_map(|ending| ending.stopped).collect();
+        let ends: Vec<_> = ends
+            .iter()
+            .filter(|ending| !ending.is_false)
+            .filter_map(|ending| ending.stopped.as_ref())
+            .collect();
         let mut when: Vec<u64> = ends.iter().map(|(requests, _)| *requests).collect();
         when.sort_unstable();
         let at = |share: f64| {
             let rank = (share * count as f64) as usize;
             when.get(rank).map_or("never".to_owned(), u64::to_string)
         };
-        let mut tests: Vec<_> = ends.iter().map(|(_, test)| *test).collect();
+        let mut tests: Vec<_> = ends.iter().map(|(_, test)| &**test).collect();
         tests.sort_unstable();
         tests.dedup();
         println!(

@@ -5,6 +5,8 @@
 //! minutes for three seconds, in which all is three times slower: such a cluster falls on one arm alone.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "shared by the bench and the tests")]
 
+use std::borrow::Cow;
+
 use tokenway::config::Canary;
 use tokenway::request::class::Class;
 use tokenway::rollout::judge::{Arm, Judge, Measure, Observed, SavedEvidence};
@@ -45,7 +47,7 @@ pub enum Revision {
 #[derive(Clone, Debug)]
 pub struct Ending {
     /// Canary requests before the verdict, and the test that gave it; `None` if it was within its bounds to the end.
-    pub stopped: Option<(u64, &'static str)>,
+    pub stopped: Option<(u64, Cow<'static, str>)>,
     /// It was stopped before it became worse.
     pub is_false: bool,
 }

@@ -11,6 +11,7 @@
 #[path = "../../benches/rollout/traffic.rs"]
 mod traffic;
 
+use std::borrow::Cow;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -36,7 +37,7 @@ fn defaults() -> Canary {
 }
 
 /// Canary requests until the verdict, sorted; those without one are left out.
-fn verdicts(revision: Revision, rate: f64, seeds: u64, requests: u64) -> Vec<(u64, &'static str)> {
+fn verdicts(revision: Revision, rate: f64, seeds: u64, requests: u64) -> Vec<(u64, Cow<'static, str>)> {
     let bounds = defaults();
     let mut found: Vec<_> =
         (0..seeds).filter_map(|seed| run(&bounds, revision, rate, seed, requests).stopped).collect();

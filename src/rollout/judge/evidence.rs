@@ -1,16 +1,19 @@
 //! What the tests have against a canary, and what of it is kept.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use super::rate::RateWealth;
 use super::tail::TailWealth;
 
-/// A test with its evidence.
-#[derive(Clone, Debug, PartialEq)]
+/// A test with its evidence, as other gateways are shown it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
     /// `ttft_p99`, `errors`, …
-    pub test: &'static str,
-    /// The bound of the file.
+    pub test: Cow<'static, str>,
+    /// The bound of this gateway's file.
+    #[serde(skip)]
     pub bound: f64,
     /// Logarithm of the evidence against the canary, as a share of what stops it: 1 is a breach.
     pub share: f64,

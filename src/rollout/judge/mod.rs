@@ -324,7 +324,7 @@ impl Judge {
     /// Evidence of every test.
     pub fn evidence(&self) -> Vec<Evidence> {
         let tails = self.tails.iter().map(|tail| Evidence {
-            test: tail.name,
+            test: tail.name.into(),
             bound: tail.bound.ratio,
             share: tail.limits.share(
                 self.judges,
@@ -334,7 +334,7 @@ impl Judge {
             trial: tail.is_used.then(|| tail.trial.evidence(tail.limits.within + self.judges)),
         });
         let rates = self.rates.iter().map(|rate| Evidence {
-            test: rate.name,
+            test: rate.name.into(),
             bound: rate.increase,
             share: rate.limits.share(
                 self.judges,

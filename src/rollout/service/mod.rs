@@ -340,7 +340,7 @@ impl RolloutService {
         families.share.set(labels, value(share));
         families.shadow_share.set(labels, value(shadow_share));
         for test in rollout.judge.evidence() {
-            families.evidence.set([route, pool, revision, test.test], value(test.share));
+            families.evidence.set([route, pool, revision, &test.test], value(test.share));
         }
     }
 

@@ -206,7 +206,7 @@ impl Rollout {
 
     /// What other gateways are shown.
     pub(super) fn shown(&self) -> String {
-        View::new(&self.identity, &self.plan, &self.judge.evidence()).text()
+        View::new(&self.identity, &self.plan, self.judge.evidence()).text()
     }
 
     /// Takes what was seen, at `now` (seconds).
@@ -383,11 +383,11 @@ impl Rollout {
         self.judge.advance(now);
         let replicas = self.replicas(fleet);
         let breach = self.judge.breach().map(|found| {
-            let sides = self.judge.sides(found.test);
+            let sides = self.judge.sides(&found.test);
             let sides = sides.map_or_else(String::new, |[baseline, canary]| {
                 format!("{canary} against {baseline} of the baseline, ")
             });
-            let Evidence { test, bound, .. } = found;
+            let Evidence { test, bound, .. } = &found;
             let reason = format!("{test}: {sides}evidence over the limit against a bound of {bound}");
             // What fails may be slow as well, and the other way round.
             let is_other = |test: &Evidence| test.test != found.test && test.share >= SUSPECT;
@@ -519,7 +519,7 @@ impl Rollout {
         let test = |Evidence { test, bound, share, .. }| CanaryTest {
             bound,
             evidence: share,
-            test: test.to_owned(),
+            test: test.into_owned(),
         };
         api::Canary {
             pool: self.pool.to_string(),
@@ -546,7 +546,7 @@ fn percent(share: f64) -> f64 {
 
 /// What a step waits to have seen of a test: see [`rate_trial_share`].
 fn tried(test: &Evidence) -> String {
-    if ["errors", "goodput"].contains(&test.test) {
+    if ["errors", "goodput"].contains(&&*test.test) {
         let share = 100.0 * rate_trial_share(test.bound);
         return format!("with {share:.0} % of its requests worse");
     }

@@ -17,23 +17,14 @@ pub(super) struct View {
     /// Which revision, by a hash of its identity.
     revision: u64,
     pub(super) plan: Plan,
-    tests: Vec<TestView>,
+    tests: Vec<Evidence>,
     /// Of another gateway that is there.
     #[serde(skip)]
     is_alive: bool,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct TestView {
-    test: String,
-    share: f64,
-    trial: Option<f64>,
-}
-
 impl View {
-    pub(super) fn new(identity: &str, plan: &Plan, evidence: &[Evidence]) -> Self {
-        let test = |of: &Evidence| TestView { test: of.test.to_owned(), share: of.share, trial: of.trial };
-        let tests = evidence.iter().map(test).collect();
+    pub(super) fn new(identity: &str, plan: &Plan, tests: Vec<Evidence>) -> Self {
         Self { revision: xxh3_64(identity.as_bytes()), plan: plan.clone(), tests, is_alive: false }
     }
 
@@ -58,7 +49,7 @@ pub(super) struct Elsewhere {
     /// Of the same revision, whatever their step.
     pub(super) gateways: usize,
     pub(super) answers: u64,
-    tests: Vec<TestView>,
+    tests: Vec<Evidence>,
 }
 
 impl Elsewhere {
@@ -78,7 +69,7 @@ impl Elsewhere {
     /// most was seen.
     pub(super) fn strongest(&self, mut own: Vec<Evidence>) -> Vec<Evidence> {
         for test in &mut own {
-            for other in self.tests.iter().filter(|other| *other.test == *test.test) {
+            for other in self.tests.iter().filter(|other| other.test == test.test) {
                 test.share = test.share.max(other.share);
                 test.trial =
                     test.trial.map_or(other.trial, |trial| Some(trial.max(other.trial.unwrap_or(trial))));
@@ -93,10 +84,10 @@ mod tests {
     use super::*;
 
     fn evidence(share: f64, trial: Option<f64>) -> Vec<Evidence> {
-        vec![Evidence { test: "errors", bound: 0.01, share, trial }]
+        vec![Evidence { test: "errors".into(), bound: 0.01, share, trial }]
     }
 
-    fn shown(revision: &str, plan: &Plan, evidence: &[Evidence], is_alive: bool) -> Shown {
+    fn shown(revision: &str, plan: &Plan, evidence: Vec<Evidence>, is_alive: bool) -> Shown {
         Shown { text: View::new(revision, plan, evidence).text(), is_alive }
     }
 
@@ -105,11 +96,11 @@ mod tests {
         let plan = Plan { answers: 40, ..Plan::default() };
         let later = Plan { step: 1, ..plan.clone() };
         let all = [
-            shown("r2", &plan, &evidence(0.3, Some(0.4)), true),
-            shown("r2", &plan, &evidence(0.1, Some(1.2)), true),
-            shown("r2", &plan, &evidence(0.9, None), false),
-            shown("r2", &later, &evidence(0.9, Some(9.0)), true),
-            shown("r1", &plan, &evidence(0.9, Some(9.0)), true),
+            shown("r2", &plan, evidence(0.3, Some(0.4)), true),
+            shown("r2", &plan, evidence(0.1, Some(1.2)), true),
+            shown("r2", &plan, evidence(0.9, None), false),
+            shown("r2", &later, evidence(0.9, Some(9.0)), true),
+            shown("r1", &plan, evidence(0.9, Some(9.0)), true),
             Shown { text: "{}".to_owned(), is_alive: true },
         ];
         let views = View::read_all(&all, "r2");
