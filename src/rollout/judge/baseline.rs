@@ -4,8 +4,6 @@
 //! stands out least. So values are taken relative to the present level, the median of the last few hundred of all classes
 //! together, each as a multiple of its class's own median; a threshold is a quantile of that, times the level of now.
 
-use std::collections::VecDeque;
-
 use super::GROUPS;
 use super::samples::Samples;
 
@@ -16,8 +14,7 @@ pub(super) struct Baseline {
     /// Of all classes, for those with too few values of their own.
     relative: Samples,
     /// Last values as multiples of their class's median.
-    recent: VecDeque<f32>,
-    sorted: Vec<f32>,
+    recent: Samples<LEVEL_OF>,
     /// Median of `recent` at the end of the last block.
     level: f64,
 }
@@ -36,25 +33,20 @@ impl Default for Baseline {
         Self {
             classes: Default::default(),
             relative: Samples::default(),
-            recent: VecDeque::new(),
-            sorted: Vec::new(),
+            recent: Samples::default(),
             level: 1.0,
         }
     }
 }
 
 impl Baseline {
-    #[allow(clippy::cast_possible_truncation, reason = "seven digits of a latency are enough")]
     pub(super) fn add(&mut self, class: usize, value: f64) {
         let Some(samples) = self.classes.get_mut(class) else { return };
         samples.absolute.add(value);
         let Some(median) = samples.median.filter(|median| *median > 0.0) else { return };
         samples.relative.add(value / (median * self.level));
         self.relative.add(value / (median * self.level));
-        if self.recent.len() == LEVEL_OF {
-            self.recent.pop_front();
-        }
-        self.recent.push_back((value / median) as f32);
+        self.recent.add(value / median);
     }
 
     /// Ends a block: medians and level are those of now.
@@ -65,16 +57,9 @@ impl Baseline {
             samples.relative.refresh();
             samples.median = samples.absolute.quantile(0.5).or(samples.median);
         }
-        if self.recent.len() < MIN_LEVEL_OF {
-            return;
-        }
-        self.sorted.clear();
-        self.sorted.extend(&self.recent);
-        let middle = self.sorted.len() / 2;
-        let (_, median, _) = self.sorted.select_nth_unstable_by(middle, f32::total_cmp);
-        if *median > 0.0 {
-            self.level = f64::from(*median);
-        }
+        self.recent.sort();
+        let level = self.recent.rank(0.5).filter(|level| *level > 0.0 && self.recent.len() >= MIN_LEVEL_OF);
+        self.level = level.unwrap_or(self.level);
     }
 
     /// What a share of `quantile` of the class's values would be below, as of now; `None` of too few.

@@ -2,16 +2,16 @@
 
 use std::collections::VecDeque;
 
-/// A bounded window of values.
+/// The last `MAX` values.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Samples {
+pub(super) struct Samples<const MAX: usize = 4096> {
     values: VecDeque<f32>,
     since: u32,
     /// Sorted, of some values ago.
     sorted: Vec<f32>,
 }
 
-impl Samples {
+impl<const MAX: usize> Samples<MAX> {
     #[allow(clippy::cast_possible_truncation, reason = "seven digits of a latency are enough")]
     pub(super) fn add(&mut self, value: f64) {
         if self.values.len() == MAX {
@@ -27,6 +27,10 @@ impl Samples {
         if self.since > 0 && (is_enough || self.sorted.len() < MIN) {
             self.sort();
         }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.values.len()
     }
 
     pub(super) fn sort(&mut self) {
@@ -51,7 +55,6 @@ impl Samples {
     }
 }
 
-const MAX: usize = 4096;
 /// What a median needs. A threshold may be rough: both are held against the same one.
 const MIN: usize = 16;
 const REFRESH_EVERY: usize = 128;
