@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::wealth::{Conversations, EVEN, Restarts, STAKES, Wealth};
 use super::{Arm, CLASSES};
+use crate::diagnosis::figures::Count;
 
 /// A running test.
 #[derive(Clone, Debug)]
@@ -14,8 +15,8 @@ pub(super) struct RateTest {
     increase: f64,
     /// Added to the canary's share.
     worse: f64,
-    /// Requests and bad ones, by class and arm.
-    block: [[(f64, f64); 2]; CLASSES],
+    /// By class and arm; of one conversation each bad request counts for less.
+    block: [[Count; 2]; CLASSES],
     wealth: RateWealth,
     conversations: Conversations,
 }
@@ -42,9 +43,8 @@ impl RateTest {
             0.0
         };
         let counts = self.block.get_mut(class).and_then(|arms| arms.get_mut(arm as usize));
-        if let Some((requests, of_them)) = counts {
-            *requests += 1.0;
-            *of_them += bad;
+        if let Some(count) = counts {
+            *count = Count { all: count.all + 1.0, bad: count.bad + bad };
         }
     }
 
@@ -52,10 +52,10 @@ impl RateTest {
         let (mut requests, mut excess) = (0.0, 0.0);
         for arms in &mut self.block {
             // With little traffic a block lasts until both have come.
-            if arms.iter().all(|(requests, _)| *requests > 0.0) {
+            if arms.iter().all(|count| count.all > 0.0) {
                 let [baseline, canary] = std::mem::take(arms);
-                requests += canary.0;
-                excess += canary.1 - canary.0 * baseline.1 / baseline.0;
+                requests += canary.all;
+                excess += canary.bad - canary.all * baseline.bad / baseline.all;
             }
         }
         if requests > 0.0 {
