@@ -91,16 +91,10 @@ fn slot<const SECONDS: i64>(at: f64) -> i64 {
 }
 
 /// Failures by hour of the day, for each day of a week.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct HoursOfDay {
     /// By hour of the day: day and count, oldest first.
-    hours: Vec<Ring<Count>>,
-}
-
-impl Default for HoursOfDay {
-    fn default() -> Self {
-        Self { hours: vec![Ring::default(); 24] }
-    }
+    hours: [Ring<Count>; 24],
 }
 
 /// An hour of the day that fails day after day.
@@ -120,8 +114,7 @@ impl HoursOfDay {
     /// As [`BadRequests::up_to`].
     pub(super) fn up_to(mut self, now: f64) -> Self {
         let (today, _) = day_and_hour(now);
-        self.hours.resize(24, Ring::default());
-        self.hours = self.hours.into_iter().map(|days| days.up_to(today)).collect();
+        self.hours = self.hours.map(|days| days.up_to(today));
         self
     }
 

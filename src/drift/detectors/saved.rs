@@ -222,9 +222,10 @@ mod tests {
             "{{\"version\":3,\"block\":86400,\"mutes\":[],\"series\":[{{\"route\":\"chat\",\"revision\":\"r1\",\"first_seen\":1e30,\
              \"last_seen\":0,\"ttft\":[[1,[]],[2,[[5,1],[4,1]]],[9223372036854775807,[[5,1]]],[-9,[[5,1]]]],\
              \"ttft_hours\":[{},{}],\"prompts\":[],\"itl\":[],\"itl_hours\":[],\"replicas\":[],\"burn\":{{\"slots\":[]}},\
-             \"hours_of_day\":{{\"hours\":[]}},\"findings\":[]}}]}}",
+             \"hours_of_day\":{{\"hours\":{:?}}},\"findings\":[]}}]}}",
             hour(3),
-            hour(i64::MAX)
+            hour(i64::MAX),
+            [[0; 0]; 24]
         );
         let mut detectors = Detectors::new(Settings::default());
         assert_eq!(detectors.restore(serde_json::from_str(&text).unwrap(), 10.0 * DAY), 1);

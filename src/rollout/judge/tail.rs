@@ -139,10 +139,9 @@ impl Shift {
 pub(super) struct TailWealth {
     pooled: Wealth,
     /// By group.
-    by_class: Vec<Wealth>,
+    by_class: [Wealth; GROUPS],
     restarts: Restarts,
-    #[serde(default)]
-    restarts_by_class: Vec<Restarts>,
+    restarts_by_class: [Restarts; GROUPS],
 }
 
 impl TailTest {
@@ -160,9 +159,7 @@ impl TailTest {
         Self::shifted(bound, shift, TailWealth::default())
     }
 
-    fn shifted(bound: Bound, shift: Shift, mut wealth: TailWealth) -> Self {
-        wealth.by_class.resize(GROUPS, Wealth::default());
-        wealth.restarts_by_class.resize(GROUPS, Restarts::default());
+    fn shifted(bound: Bound, shift: Shift, wealth: TailWealth) -> Self {
         Self {
             bound,
             shift,
