@@ -38,9 +38,20 @@ labels! {
 }
 
 impl Kind {
-    /// Its row of the table.
-    pub(super) fn row(self) -> &'static KindRow {
-        KINDS.iter().find(|row| row.kind == self).unwrap_or(&KINDS[0])
+    /// What it is about, how it shows, and for how many hours it stays active after it was last seen.
+    pub(super) fn row(self) -> KindRow {
+        let (subject, horizon, hours) = match self {
+            Self::TtftTailDrift | Self::TtftDrift => (Ttft, Days, 48.0),
+            Self::ItlDrift => (Itl, Days, 48.0),
+            Self::TtftDoubled | Self::TtftP99OverSlo => (Ttft, Minutes, 0.5),
+            Self::TtftShift => (Ttft, Hours, 6.0),
+            Self::ItlShift | Self::ItlJitter => (Itl, Hours, 6.0),
+            Self::AvailabilityBurn => (Availability, Minutes, 0.5),
+            // Judged once a day.
+            Self::AvailabilityHour => (Availability, Days, 25.0),
+            Self::ReplicaSlow => (Ttft, Hours, 1.0),
+        };
+        KindRow { subject, horizon, hold: hours * HOUR }
     }
 
     /// Whether it pages somebody.
@@ -73,29 +84,8 @@ pub(super) enum Horizon {
 /// A kind of finding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KindRow {
-    pub(super) kind: Kind,
     pub(super) subject: Subject,
     pub(super) horizon: Horizon,
     /// Seconds for which it stays active after it was last seen: some of its windows.
     pub(super) hold: f64,
 }
-
-const fn kind(kind: Kind, subject: Subject, horizon: Horizon, hold: f64) -> KindRow {
-    KindRow { kind, subject, horizon, hold }
-}
-
-/// In the order of [`Kind`].
-pub(super) const KINDS: [KindRow; 11] = [
-    kind(Kind::TtftTailDrift, Ttft, Days, 48.0 * HOUR),
-    kind(Kind::TtftDrift, Ttft, Days, 48.0 * HOUR),
-    kind(Kind::ItlDrift, Itl, Days, 48.0 * HOUR),
-    kind(Kind::TtftDoubled, Ttft, Minutes, 0.5 * HOUR),
-    kind(Kind::TtftShift, Ttft, Hours, 6.0 * HOUR),
-    kind(Kind::ItlShift, Itl, Hours, 6.0 * HOUR),
-    kind(Kind::ItlJitter, Itl, Hours, 6.0 * HOUR),
-    kind(Kind::TtftP99OverSlo, Ttft, Minutes, 0.5 * HOUR),
-    kind(Kind::AvailabilityBurn, Availability, Minutes, 0.5 * HOUR),
-    // Judged once a day.
-    kind(Kind::AvailabilityHour, Availability, Days, 25.0 * HOUR),
-    kind(Kind::ReplicaSlow, Ttft, Hours, HOUR),
-];

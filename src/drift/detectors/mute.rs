@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::finding::Finding;
-use super::kind::{KINDS, Kind};
+use super::kind::Kind;
 use super::table::MAX_FINDINGS;
 
 /// Silence about some findings.
@@ -28,7 +28,7 @@ impl Mute {
 /// Puts a mute in place of the one about the same findings; one that has ended is forgotten.
 pub(crate) fn put(mutes: &mut Vec<Mute>, mute: Mute, at: f64) {
     mutes.retain(|old| (&old.route, old.kind) != (&mute.route, mute.kind) && at < old.until);
-    if at < mute.until && mutes.len() < MAX_FINDINGS * KINDS.len() {
+    if at < mute.until && mutes.len() < MAX_FINDINGS * Kind::ALL.len() {
         mutes.push(mute);
     }
 }
