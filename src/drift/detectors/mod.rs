@@ -36,7 +36,7 @@ pub use self::observation::{NOT_SERVED, Observation};
 pub use self::saved::Saved;
 use self::series::RouteSeries;
 use self::slow::SlowSetup;
-use self::table::{HOUR, StepRow, TICK};
+use self::table::{HOUR, MAX_REPLICAS, MAX_SERIES, StepRow, TICK};
 use crate::diagnosis::Signals;
 use crate::labels::LabelHasher;
 
@@ -51,10 +51,6 @@ pub struct Settings {
     pub baseline_to: f64,
     /// Share of requests that may fail.
     pub error_budget: f64,
-    /// Series (route and revision); beyond it the one unseen for longest is forgotten, if that is an hour.
-    pub max_series: usize,
-    /// Replicas of a series; beyond it the one unseen for longest is forgotten.
-    pub max_replicas_per_series: usize,
 }
 
 impl From<&crate::config::Drift> for Settings {
@@ -64,7 +60,6 @@ impl From<&crate::config::Drift> for Settings {
             baseline_from: drift.baseline.from.as_secs_f64(),
             baseline_to: drift.baseline.to.as_secs_f64(),
             error_budget: 1.0 - drift.availability,
-            ..Self::default()
         }
     }
 }
@@ -72,14 +67,7 @@ impl From<&crate::config::Drift> for Settings {
 impl Default for Settings {
     fn default() -> Self {
         let day = 24.0 * HOUR;
-        Self {
-            block: day,
-            baseline_from: 35.0 * day,
-            baseline_to: 7.0 * day,
-            error_budget: 0.001,
-            max_series: 256,
-            max_replicas_per_series: 64,
-        }
+        Self { block: day, baseline_from: 35.0 * day, baseline_to: 7.0 * day, error_budget: 0.001 }
     }
 }
 
@@ -142,7 +130,7 @@ impl Detectors {
         let known = index.and_then(|index| self.series.get_mut(*index));
         if let (Some(known), Some(replica)) = (known, &series.replica) {
             let minute = (at / 60.0).floor() as i64;
-            known.signals.add(minute, replica, signals, self.settings.max_replicas_per_series);
+            known.signals.add(minute, replica, signals, MAX_REPLICAS);
         }
     }
 
@@ -213,7 +201,7 @@ impl Detectors {
     /// they took turns, none would ever have a baseline.
     fn admit(&mut self, observation: &Observation<'_>) -> Option<usize> {
         let is_unseen = |series: &RouteSeries| observation.at - series.last_seen >= HOUR;
-        if self.series.len() >= self.settings.max_series && !self.series.iter().any(is_unseen) {
+        if self.series.len() >= MAX_SERIES && !self.series.iter().any(is_unseen) {
             return None;
         }
         let predecessor = self.latest_of(observation.route).and_then(|index| self.series.get(index));
@@ -228,7 +216,7 @@ impl Detectors {
     /// Adds a series, in place of the one unseen for longest when there are too many; its index.
     fn insert(&mut self, series: RouteSeries) -> usize {
         let (route, revision) = (Arc::clone(&series.route), Arc::clone(&series.revision));
-        let index = if self.series.len() < self.settings.max_series.max(1) {
+        let index = if self.series.len() < MAX_SERIES {
             self.series.push(series);
             self.series.len() - 1
         } else {

@@ -14,7 +14,7 @@ use super::hours::{HourHistory, HourSummary};
 use super::mute::Mute;
 use super::replicas::ReplicaHistory;
 use super::series::RouteSeries;
-use super::table::{HOUR, MAX_FINDINGS};
+use super::table::{HOUR, MAX_FINDINGS, MAX_REPLICAS, MAX_SERIES};
 use super::{Detectors, Settings};
 use crate::state_file::Version;
 use crate::stats::{Counts, Ring};
@@ -71,7 +71,7 @@ impl Detectors {
         if !is_ours || !self.series.is_empty() {
             return 0;
         }
-        for saved in saved.series.into_iter().take(self.settings.max_series) {
+        for saved in saved.series.into_iter().take(MAX_SERIES) {
             let series = saved.restored(now, &self.settings);
             self.insert(series);
         }
@@ -117,7 +117,7 @@ impl SavedSeries {
             (active.finding.at, active.last_seen) = (active.finding.at.min(now), active.last_seen.min(now));
         }
         series.active.restore(self.findings);
-        for saved in self.replicas.iter().take(settings.max_replicas_per_series) {
+        for saved in self.replicas.into_iter().take(MAX_REPLICAS) {
             let index = series.replica_index(&saved.name, series.last_seen, settings);
             if let Some(replica) = index.and_then(|index| series.replicas.get_mut(index)) {
                 replica.blocks = blocks(&saved.parts);

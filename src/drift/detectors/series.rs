@@ -2,7 +2,6 @@
 //!
 //! Holds the data only: `judge` asks the detectors, `report` makes findings.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Settings;
@@ -14,9 +13,8 @@ use super::kind::{Kind, Subject};
 use super::observation::{NOT_SERVED, Observation};
 use super::recent::RecentWindow;
 use super::replicas::ReplicaHistory;
-use super::table::HOUR;
+use super::table::{HOUR, MAX_REPLICAS};
 use crate::diagnosis::SignalHistory;
-use crate::labels::LabelHasher;
 
 /// A series and all that is known of it.
 #[derive(Clone, Debug)]
@@ -38,7 +36,6 @@ pub(super) struct RouteSeries {
     pub(super) hours_of_day: HoursOfDay,
     pub(super) signals: SignalHistory,
     pub(super) replicas: Vec<ReplicaHistory>,
-    replica_indices: HashMap<Arc<str>, usize, LabelHasher>,
     pub(super) judged: JudgedUntil,
     pub(super) active: ActiveFindings,
 }
@@ -104,7 +101,6 @@ impl RouteSeries {
             hours_of_day: HoursOfDay::default(),
             signals: SignalHistory::default(),
             replicas: Vec::new(),
-            replica_indices: HashMap::default(),
             judged: JudgedUntil::default(),
             active: ActiveFindings::default(),
         }
@@ -166,10 +162,8 @@ impl RouteSeries {
     /// Index of a replica that served a request at `at`. Where there is no room it takes the place of the one unseen for longest: pods
     /// change their names with each deployment. `None` where all have served recently: it counts in the series, and is not judged.
     pub(super) fn replica_index(&mut self, replica: &str, at: f64, settings: &Settings) -> Option<usize> {
-        let index = match self.replica_indices.get(replica) {
-            Some(index) => *index,
-            None => self.place_of(replica, at, settings)?,
-        };
+        let known = self.replicas.iter().position(|known| *known.name == *replica);
+        let index = known.or_else(|| self.place_of(replica, at, settings))?;
         if let Some(known) = self.replicas.get_mut(index) {
             known.last_seen = known.last_seen.max(at);
         }
@@ -177,22 +171,18 @@ impl RouteSeries {
     }
 
     fn place_of(&mut self, replica: &str, at: f64, settings: &Settings) -> Option<usize> {
-        let name: Arc<str> = replica.into();
-        let mut index = self.replicas.len();
-        if index < settings.max_replicas_per_series {
-            self.replicas.push(ReplicaHistory::new(Arc::clone(&name), settings.blocks()));
-        } else {
-            let all = self.replicas.iter_mut().enumerate();
-            let (place, unseen) = all.min_by(|(_, a), (_, b)| a.last_seen.total_cmp(&b.last_seen))?;
-            if at - unseen.last_seen < UNSEEN {
-                return None;
-            }
-            self.replica_indices.remove(&unseen.name);
-            *unseen = ReplicaHistory::new(Arc::clone(&name), settings.blocks());
-            index = place;
+        let new = ReplicaHistory::new(replica.into(), settings.blocks());
+        if self.replicas.len() < MAX_REPLICAS {
+            self.replicas.push(new);
+            return Some(self.replicas.len() - 1);
         }
-        self.replica_indices.insert(name, index);
-        Some(index)
+        let all = self.replicas.iter_mut().enumerate();
+        let (index, unseen) = all.min_by(|(_, a), (_, b)| a.last_seen.total_cmp(&b.last_seen))?;
+        let is_gone = at - unseen.last_seen >= UNSEEN;
+        is_gone.then(|| {
+            *unseen = new;
+            index
+        })
     }
 
     /// What a finding of this kind compares with is forgotten: what is now becomes usual.
@@ -228,13 +218,19 @@ mod tests {
 
     #[test]
     fn a_new_replica_takes_the_place_of_one_that_is_long_gone_and_never_another_s_name() {
-        let settings = Settings { max_replicas_per_series: 2, ..Settings::default() };
+        let settings = Settings::default();
         let mut series = RouteSeries::new("r", "v", 0.0, &settings);
-        assert_eq!(["a", "b"].map(|name| series.replica_index(name, 0.0, &settings)), [Some(0), Some(1)]);
-        assert_eq!(series.replica_index("c", HOUR, &settings), None, "both may be in a window still");
-        assert_eq!(series.replica_index("b", HOUR, &settings), Some(1));
-        assert_eq!(series.replica_index("c", 2.0 * HOUR, &settings), Some(0));
-        assert_eq!(series.replicas.iter().map(|replica| &*replica.name).collect::<Vec<_>>(), ["c", "b"]);
-        assert_eq!(series.replica_index("a", 2.0 * HOUR, &settings), None);
+        let mut names: Vec<String> = (0..MAX_REPLICAS).map(|n| format!("r{n}")).collect();
+        for (at, name) in names.iter().enumerate() {
+            assert_eq!(series.replica_index(name, 0.0, &settings), Some(at));
+        }
+        assert_eq!(series.replica_index("new", HOUR, &settings), None, "all may be in a window still");
+        for (at, name) in names.iter().enumerate().skip(1) {
+            assert_eq!(series.replica_index(name, HOUR, &settings), Some(at));
+        }
+        assert_eq!(series.replica_index("new", 2.0 * HOUR, &settings), Some(0));
+        let gone = std::mem::replace(&mut names[0], "new".to_owned());
+        assert!(series.replicas.iter().map(|replica| &*replica.name).eq(&names));
+        assert_eq!(series.replica_index(&gone, 2.0 * HOUR, &settings), None);
     }
 }

@@ -127,6 +127,10 @@ pub(super) const MEDIAN_NOISE: Prior = Prior { scale: 0.01, weight: 4.0 };
 
 /// Values of the last minutes that are kept: more than enough for a centre.
 pub(in crate::drift) const MAX_VALUES: usize = 2048;
+/// Series (route and revision) that are judged; beyond it the one unseen for longest is forgotten, if that is an hour.
+pub(super) const MAX_SERIES: usize = 256;
+/// Replicas of a series; beyond it the one unseen for longest is forgotten.
+pub(super) const MAX_REPLICAS: usize = 64;
 /// Findings that are kept: of a series' file (one of each kind and replica), of the last ones, for the collector.
 pub(in crate::drift) const MAX_FINDINGS: usize = 128;
 
