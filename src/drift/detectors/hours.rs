@@ -90,7 +90,7 @@ impl HourHistory {
         let hour = summary(before, &self.current.take(), self.minutes);
         self.minutes = 0;
         self.past.extend(hour);
-        while self.past.front().is_some_and(|hour| hour.index < index - max_hours()) {
+        while self.past.front().is_some_and(|hour| hour.index < index - MAX_HOURS) {
             self.past.pop_front();
         }
     }
@@ -110,7 +110,7 @@ impl HourHistory {
         let mut hours = Self::default();
         for hour in closed.iter().filter(|hour| hour.index < hour_index(now)) {
             let is_next = hours.last().is_none_or(|last| last.index < hour.index);
-            if is_next && hours.past.len() <= max_hours() as usize {
+            if is_next && hours.past.len() <= MAX_HOURS as usize {
                 hours.past.push_back(*hour);
                 hours.index = Some(hour.index + 1);
             }
@@ -196,9 +196,7 @@ fn summary(index: i64, values: &Counts, minutes: u64) -> Option<HourSummary> {
 }
 
 /// Hours that are kept: those of a week, and the day being judged.
-fn max_hours() -> i64 {
-    (WEEK + 1) * 24
-}
+const MAX_HOURS: i64 = (WEEK + 1) * 24;
 
 #[cfg(test)]
 mod tests {

@@ -24,9 +24,9 @@ pub(super) struct ReplicaHistory {
     /// The same over its prediction.
     residual: Quarters,
     /// Once an hour: own median and its difference from the others' (logarithms).
-    usual: VecDeque<(f64, f64)>,
+    pub(super) usual: VecDeque<(f64, f64)>,
     /// Whether those are of TTFT over its prediction.
-    is_usual_by_work: bool,
+    pub(super) is_usual_by_work: bool,
     /// Quarters in a row in which it was slow.
     slow_quarters: usize,
     /// Whether that is a finding.
@@ -107,11 +107,6 @@ impl ReplicaHistory {
         }
     }
 
-    /// Its usual hours, for the baseline file, and whether they are of the same work.
-    pub(super) fn usual(&self) -> (Vec<(f64, f64)>, bool) {
-        (self.usual.iter().copied().collect(), self.is_usual_by_work)
-    }
-
     /// Median of its last day (logarithm).
     pub(super) fn usual_median(&self) -> Option<f64> {
         let day: Vec<&Counts> =
@@ -123,12 +118,6 @@ impl ReplicaHistory {
     pub(super) fn reset(&mut self) {
         self.usual.clear();
         (self.slow_quarters, self.is_slow) = (0, false);
-    }
-
-    /// Takes them from there.
-    pub(super) fn restore_usual(&mut self, usual: &[(f64, f64)], is_by_work: bool) {
-        self.is_usual_by_work = is_by_work;
-        self.usual = usual.iter().rev().take(max_usual_hours()).rev().copied().collect();
     }
 
     /// The last hour, where it had enough requests: of the same work, or of TTFT.
@@ -168,9 +157,7 @@ impl ReplicaHistory {
 
     fn learn(&mut self, own: HourMedian, others: f64) {
         self.usual.push_back((own.ln, own.ln - others));
-        if self.usual.len() > max_usual_hours() {
-            self.usual.pop_front();
-        }
+        self.usual.drain(..self.usual.len().saturating_sub(MAX_USUAL_HOURS));
     }
 }
 
@@ -244,9 +231,7 @@ pub(super) fn quarter_index(at: f64) -> i64 {
 }
 
 /// The newest hours of a week.
-fn max_usual_hours() -> usize {
-    WEEK as usize * 24
-}
+const MAX_USUAL_HOURS: usize = WEEK as usize * 24;
 
 #[cfg(test)]
 mod tests {

@@ -4,6 +4,7 @@
 //! findings that hold, with what they are held against. What is read back is checked: no part of the future, no empty part,
 //! no unknown bucket.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -52,7 +53,7 @@ struct SavedSeries {
 struct SavedReplica {
     name: Arc<str>,
     parts: Ring<Counts>,
-    usual: Vec<(f64, f64)>,
+    usual: VecDeque<(f64, f64)>,
     /// Whether those compare the same work.
     usual_by_work: bool,
 }
@@ -121,7 +122,7 @@ impl SavedSeries {
             let index = series.replica_index(&saved.name, series.last_seen, settings);
             if let Some(replica) = index.and_then(|index| series.replicas.get_mut(index)) {
                 replica.blocks = blocks(&saved.parts);
-                replica.restore_usual(&saved.usual, saved.usual_by_work);
+                (replica.usual, replica.is_usual_by_work) = (saved.usual, saved.usual_by_work);
             }
         }
         series
@@ -130,8 +131,12 @@ impl SavedSeries {
 
 impl SavedReplica {
     fn of(replica: &ReplicaHistory) -> Self {
-        let (usual, usual_by_work) = replica.usual();
-        Self { name: Arc::clone(&replica.name), parts: replica.blocks.parts().clone(), usual, usual_by_work }
+        Self {
+            name: Arc::clone(&replica.name),
+            parts: replica.blocks.parts().clone(),
+            usual: replica.usual.clone(),
+            usual_by_work: replica.is_usual_by_work,
+        }
     }
 }
 
