@@ -179,12 +179,10 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
     }
     let hours: Vec<Option<HourMedian>> = replicas.iter().map(|r| r.last_hour(is_by_work)).collect();
     let medians: Vec<Option<f64>> = replicas.iter().map(|r| r.ttft.hour().quantile(0.5)).collect();
-    let beside = |own: usize, of: &dyn Fn(usize) -> Option<f64>| {
-        median(&(0..hours.len()).filter(|other| *other != own).filter_map(of).collect::<Vec<_>>())
-    };
+    let ln_medians: Vec<Option<f64>> = hours.iter().map(|hour| Some(hour.as_ref()?.ln)).collect();
     let mut slow = Vec::new();
     for (index, replica) in replicas.iter_mut().enumerate() {
-        let others = beside(index, &|other| Some(hours.get(other).copied()??.ln));
+        let others = of_others(&ln_medians, index);
         let (Some(own), Some(others)) = (hours.get(index).copied().flatten(), others) else {
             replica.slow_quarters = 0;
             continue;
@@ -197,7 +195,7 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
             slow.push(SlowReplica {
                 replica: index,
                 now: medians.get(index).copied().flatten().unwrap_or_default(),
-                others: beside(index, &|other| medians.get(other).copied().flatten()).unwrap_or_default(),
+                others: of_others(&medians, index).unwrap_or_default(),
                 ratio: excess.exp(),
                 is_by_work,
             });
@@ -213,8 +211,7 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
 pub(super) fn tail_without_colder(replicas: &[ReplicaHistory], usual: Option<f64>) -> Option<f64> {
     let over_work: Vec<Option<f64>> = replicas.iter().map(|r| Some(r.last_hour(true)?.ln)).collect();
     let is_colder = |index: usize, replica: &ReplicaHistory| -> Option<bool> {
-        let rest = over_work.iter().enumerate().filter(|(other, _)| *other != index);
-        let others = median(&rest.filter_map(|(_, ln)| *ln).collect::<Vec<_>>())?;
+        let others = of_others(&over_work, index)?;
         let own_rise = replica.last_hour(false)?.ln - replica.usual_median().or(usual)?;
         let over_others = over_work.get(index).copied().flatten()? - others;
         Some(own_rise >= DIFFERS_FROM_USUAL.ln() && over_others < UNMOVED.ln())
@@ -223,6 +220,12 @@ pub(super) fn tail_without_colder(replicas: &[ReplicaHistory], usual: Option<f64
         replicas.iter().enumerate().partition(|(index, replica)| is_colder(*index, replica) == Some(true));
     let hours: Vec<Counts> = rest.iter().map(|(_, replica)| replica.ttft.hour()).collect();
     Counts::merged(&hours).quantile(0.9).filter(|_| !colder.is_empty())
+}
+
+/// Median of the other replicas' figures, as far as they are known.
+fn of_others(figures: &[Option<f64>], own: usize) -> Option<f64> {
+    let others = figures.iter().enumerate().filter(|(other, _)| *other != own);
+    median(&others.filter_map(|(_, figure)| *figure).collect::<Vec<_>>())
 }
 
 /// The quarter of an hour of a moment, since the epoch.
