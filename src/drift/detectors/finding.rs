@@ -95,22 +95,3 @@ fn runner_up(case: &Case) -> api::RunnerUp {
     let evidence = case.facts.iter().map(|(name, value)| (name.to_string(), Fact::Number(*value)));
     api::RunnerUp { diagnosis: case.cause.as_str().to_owned(), evidence: evidence.collect() }
 }
-
-/// Evidence as it is being gathered.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Evidence(pub(super) Vec<(Cow<'static, str>, Fact)>);
-
-impl Evidence {
-    pub(super) fn with(mut self, name: &'static str, fact: impl Into<Fact>) -> Self {
-        self.0.push((Cow::Borrowed(name), fact.into()));
-        self
-    }
-
-    /// Adds a known fact.
-    pub(super) fn maybe(self, name: &'static str, fact: Option<impl Into<Fact>>) -> Self {
-        match fact {
-            Some(fact) => self.with(name, fact),
-            None => self,
-        }
-    }
-}

@@ -2,12 +2,13 @@
 //!
 //! One function for each detector. Whether there is a finding is decided before.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::Settings;
 use super::active::ActiveFinding;
 use super::burn::{BadHour, Burn};
-use super::finding::{Evidence, Fact, Finding, SeriesName};
+use super::finding::{Fact, Finding, SeriesName};
 use super::kind::{Horizon, Kind, Subject};
 use super::recent::Doubling;
 use super::replicas::{ReplicaHistory, SlowReplica};
@@ -19,20 +20,40 @@ use crate::diagnosis::figures::Count;
 use crate::diagnosis::table::{BUSIER, DIFFERS, LONGER, UNMOVED};
 use crate::diagnosis::{Case, Causes, Diagnosis, Onset, SignalChange, Signals, Tier, of_changes};
 
-/// What is known of a finding beside its evidence.
+/// What is known of a finding.
 struct Seen {
     kind: Kind,
     affected: Affected,
     onset: Onset,
     /// What the shape of the distribution or of the day says.
     shape: Vec<Case>,
+    /// Numbers and names, in order of importance.
+    evidence: Vec<(Cow<'static, str>, Fact)>,
 }
 
 impl Seen {
     /// Of something that began at `onset` at the earliest, in seconds, and within `minutes` of that.
     fn new(kind: Kind, affected: Affected, onset: f64, minutes: i64) -> Self {
         let earliest = minute_of(onset);
-        Self { kind, affected, onset: Onset { earliest, latest: earliest + minutes }, shape: Vec::new() }
+        Self::again(kind, affected, Onset { earliest, latest: earliest + minutes })
+    }
+
+    /// Of something that is known.
+    fn again(kind: Kind, affected: Affected, onset: Onset) -> Self {
+        Self { kind, affected, onset, shape: Vec::new(), evidence: Vec::new() }
+    }
+
+    fn fact(mut self, name: &'static str, fact: impl Into<Fact>) -> Self {
+        self.evidence.push((Cow::Borrowed(name), fact.into()));
+        self
+    }
+
+    /// Adds a known fact.
+    fn maybe(self, name: &'static str, fact: Option<impl Into<Fact>>) -> Self {
+        match fact {
+            Some(fact) => self.fact(name, fact),
+            None => self,
+        }
     }
 
     fn with(mut self, case: Option<Case>) -> Self {
@@ -68,20 +89,19 @@ impl Seen {
         Causes::of(cases)
     }
 
-    fn finding(self, series: &mut RouteSeries, at: f64, evidence: Evidence) -> ActiveFinding {
+    fn finding(mut self, series: &mut RouteSeries, at: f64) -> ActiveFinding {
         let minute = minute_of(at);
         let before = series.signals.before(self.onset.earliest.min(minute - gap()));
         let changes = series.signals.changes_from(&before, minute);
         let causes = self.diagnose(series, at, &changes);
-        let mut evidence =
-            evidence.with("began_seconds_before", (minute - self.onset.earliest) as f64 * 60.0);
+        let began = (minute - self.onset.earliest) as f64 * 60.0;
+        self = self.fact("began_seconds_before", began);
         for (name, fact) in self.affected.facts() {
-            evidence = evidence.with(name, fact);
+            self = self.fact(name, fact);
         }
         if let Some(before) = &series.predecessor {
-            evidence = evidence
-                .with("revision_before", &**before)
-                .with("revision_age_seconds", at - series.first_seen);
+            let age = at - series.first_seen;
+            self = self.fact("revision_before", &**before).fact("revision_age_seconds", age);
         }
         let name = SeriesName {
             route: Arc::clone(&series.route),
@@ -93,7 +113,7 @@ impl Seen {
             kind: self.kind,
             series: name,
             causes,
-            evidence: evidence.0,
+            evidence: self.evidence,
             is_acknowledged: false,
         };
         ActiveFinding { finding, last_seen: at, before, onset: self.onset, bound: None }
@@ -106,33 +126,32 @@ pub(super) fn doubling(series: &mut RouteSeries, at: f64, kind: Kind, doubling: 
         Subject::Itl => ["now", "baseline"],
         _ => ["ttft", "baseline_ttft"],
     };
-    let evidence = Evidence::default()
-        .with(names[0], now)
-        .with(names[1], baseline)
-        .with("ratio", now / baseline)
-        .with("window_seconds", doubling.window)
-        .with("requests", doubling.requests as f64)
-        .with("baseline_hours", doubling.baseline_hours as f64)
-        .with("baseline_requests", doubling.baseline_requests)
-        .maybe("ttft_over_predicted", doubling.over_predicted);
     let onset = at - doubling.window;
     let affected = Affected::now(series, at, onset, kind, now / baseline);
-    Seen::new(kind, affected, onset, 0).finding(series, at, evidence)
+    Seen::new(kind, affected, onset, 0)
+        .fact(names[0], now)
+        .fact(names[1], baseline)
+        .fact("ratio", now / baseline)
+        .fact("window_seconds", doubling.window)
+        .fact("requests", doubling.requests as f64)
+        .fact("baseline_hours", doubling.baseline_hours as f64)
+        .fact("baseline_requests", doubling.baseline_requests)
+        .maybe("ttft_over_predicted", doubling.over_predicted)
+        .finding(series, at)
 }
 
 pub(super) fn late(series: &mut RouteSeries, at: f64, late: &Burn) -> ActiveFinding {
     let ttft = series.ttft.ratio(at);
     let onset = at - late.lasted;
     let affected = Affected::by_share(series, |replica| replica.late);
-    let evidence = Evidence::default()
-        .with("share_over_slo", late.count.share())
-        .with("allowed_share", LATE_BUDGET)
-        .with("lasted_seconds", late.lasted)
-        .with("requests", late.count.all)
-        .maybe("ttft_p50_ratio", ttft);
     Seen::new(Kind::TtftP99OverSlo, affected, onset, 0)
         .tail_alone(ttft.is_some_and(|ratio| ratio < UNMOVED))
-        .finding(series, at, evidence)
+        .fact("share_over_slo", late.count.share())
+        .fact("allowed_share", LATE_BUDGET)
+        .fact("lasted_seconds", late.lasted)
+        .fact("requests", late.count.all)
+        .maybe("ttft_p50_ratio", ttft)
+        .finding(series, at)
 }
 
 pub(super) fn shift(series: &mut RouteSeries, at: f64, kind: Kind, shift: &Shift) -> ActiveFinding {
@@ -144,38 +163,34 @@ pub(super) fn shift(series: &mut RouteSeries, at: f64, kind: Kind, shift: &Shift
     // It began in the first of two hours, or in the one before, as far as requests tell.
     let began = series.signals.onset(minute_of(at), signal);
     let (onset, minutes) = began.map_or((at - 3.0 * HOUR, 60), |minute| (minute as f64 * 60.0, 0));
-    Seen::new(kind, affected, onset, minutes)
-        .tail_alone(shift.part == ShiftedPart::Tail && kind.row().subject == Subject::Ttft)
-        .finding(series, at, shift_evidence(shift))
-}
-
-fn shift_evidence(shift: &Shift) -> Evidence {
     let quantile = match shift.part {
         ShiftedPart::Median => 0.5,
         ShiftedPart::Tail => 0.9,
     };
-    Evidence::default()
-        .with("quantile", quantile)
-        .with("now", shift.now)
-        .with("baseline", shift.baseline)
-        .with("ratio", shift.now / shift.baseline)
-        .with("window_seconds", 7200.0)
-        .with("baseline_hours", shift.baseline_hours as f64)
+    Seen::new(kind, affected, onset, minutes)
+        .tail_alone(shift.part == ShiftedPart::Tail && kind.row().subject == Subject::Ttft)
+        .fact("quantile", quantile)
+        .fact("now", shift.now)
+        .fact("baseline", shift.baseline)
+        .fact("ratio", shift.now / shift.baseline)
+        .fact("window_seconds", 7200.0)
+        .fact("baseline_hours", shift.baseline_hours as f64)
+        .finding(series, at)
 }
 
 pub(super) fn slow_replica(series: &mut RouteSeries, at: f64, slow: &SlowReplica) -> ActiveFinding {
     let name = series.replicas.get(slow.replica).map(|replica| Arc::clone(&replica.name));
     let gpu_throttled = name.as_ref().and_then(|name| series.signals.gpu_throttled(name, minute_of(at)));
-    let evidence = Evidence::default()
-        .with("ttft_p50", slow.now)
-        .with("peers_p50", slow.others)
-        .with("ratio", slow.ratio)
-        .with("compared", if slow.is_by_work { "ttft_over_predicted" } else { "ttft" })
-        .with("window_seconds", 3600.0)
-        .maybe("gpu_clocks_throttled", gpu_throttled);
     let names = name.clone().into_iter().collect();
     let affected = Affected { judged: series.replicas.len(), names, ..Affected::default() };
-    let mut found = Seen::new(Kind::ReplicaSlow, affected, at - HOUR, 0).finding(series, at, evidence);
+    let mut found = Seen::new(Kind::ReplicaSlow, affected, at - HOUR, 0)
+        .fact("ttft_p50", slow.now)
+        .fact("peers_p50", slow.others)
+        .fact("ratio", slow.ratio)
+        .fact("compared", if slow.is_by_work { "ttft_over_predicted" } else { "ttft" })
+        .fact("window_seconds", 3600.0)
+        .maybe("gpu_clocks_throttled", gpu_throttled)
+        .finding(series, at);
     found.finding.series.replica = name;
     found
 }
@@ -206,47 +221,42 @@ pub(super) fn slow_drift(
     let found = Seen::new(kind, affected, onset, (2.0 * part / 60.0) as i64)
         .with(mix)
         .tail_alone(drift.median == MedianMove::Flat && kind.row().subject == Subject::Ttft)
-        .finding(series, at, drift_evidence(drift));
+        .fact("quantile", drift.quantile)
+        .fact("now", drift.now)
+        .fact("baseline", drift.baseline)
+        .fact("exceedance_ratio", drift.exceedance_ratio)
+        .fact("p50", drift.median.as_str())
+        .fact("p50_ratio", drift.median_ratio)
+        .fact("score", drift.score)
+        .fact("window_days", drift.window as f64)
+        .fact("baseline_days", drift.baseline_blocks as f64)
+        .finding(series, at);
     ActiveFinding { bound: Some(drift.bound), ..found }
-}
-
-fn drift_evidence(drift: &SlowDrift) -> Evidence {
-    Evidence::default()
-        .with("quantile", drift.quantile)
-        .with("now", drift.now)
-        .with("baseline", drift.baseline)
-        .with("exceedance_ratio", drift.exceedance_ratio)
-        .with("p50", drift.median.as_str())
-        .with("p50_ratio", drift.median_ratio)
-        .with("score", drift.score)
-        .with("window_days", drift.window as f64)
-        .with("baseline_days", drift.baseline_blocks as f64)
 }
 
 pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &Burn) -> ActiveFinding {
     let affected = Affected::by_share(series, |replica| replica.failed);
-    let evidence = Evidence::default()
-        .with("burn_rate", burn.rate)
-        .with("long_window_seconds", burn.long)
-        .with("short_window_seconds", burn.short)
-        .with("requests", burn.count.all)
-        .with("failed", burn.count.bad);
-    Seen::new(Kind::AvailabilityBurn, affected, at - burn.lasted, 0).finding(series, at, evidence)
+    Seen::new(Kind::AvailabilityBurn, affected, at - burn.lasted, 0)
+        .fact("burn_rate", burn.rate)
+        .fact("long_window_seconds", burn.long)
+        .fact("short_window_seconds", burn.short)
+        .fact("requests", burn.count.all)
+        .fact("failed", burn.count.bad)
+        .finding(series, at)
 }
 
 pub(super) fn bad_hour(series: &mut RouteSeries, at: f64, bad: &BadHour) -> ActiveFinding {
     let load = series.hours_of_day.load_ratio(bad.hour);
     let peak = Case::new(Diagnosis::Capacity, Tier::Shape).with("load_of_this_hour_ratio", load);
-    let evidence = Evidence::default()
-        .with("hour_of_day_utc", bad.hour as f64)
-        .with("availability", bad.availability)
-        .with("availability_of_other_hours", bad.elsewhere)
-        .with("days", bad.days as f64)
-        .with("requests", bad.count.all)
-        .with("failed", bad.count.bad);
     Seen::new(Kind::AvailabilityHour, Affected::default(), at - bad.days as f64 * 86_400.0, 0)
         .with((load > UNMOVED).then_some(peak))
-        .finding(series, at, evidence)
+        .fact("hour_of_day_utc", bad.hour as f64)
+        .fact("availability", bad.availability)
+        .fact("availability_of_other_hours", bad.elsewhere)
+        .fact("days", bad.days as f64)
+        .fact("requests", bad.count.all)
+        .fact("failed", bad.count.bad)
+        .finding(series, at)
 }
 
 /// Diagnoses what lasts anew, by the signals of now against those before it began.
@@ -267,7 +277,7 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
             _ => Affected::now(series, at, onset.earliest as f64 * 60.0, kind, ratio),
         };
         let (facts, is_shared) = (affected.facts(), affected.is_shared);
-        let causes = Seen { kind, affected, onset, shape: Vec::new() }.diagnose(series, at, &changes);
+        let causes = Seen::again(kind, affected, onset).diagnose(series, at, &changes);
         if let Some(active) = series.active.entries_mut().get_mut(index) {
             let finding = &mut active.finding;
             if is_shared && finding.diagnosis() == Diagnosis::Replica {
