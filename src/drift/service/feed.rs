@@ -18,10 +18,10 @@ use crate::record::{Outcome, Record, SloBounds, TokenCounts};
 
 /// Hands records over.
 pub struct Feed {
-    sender: mpsc::Sender<FeedMessage>,
-    board: Arc<Board>,
-    clock: Clock,
-    metrics: Arc<Metrics>,
+    pub(super) sender: mpsc::Sender<FeedMessage>,
+    pub(super) board: Arc<Board>,
+    pub(super) clock: Clock,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 pub(super) enum FeedMessage {
@@ -53,27 +53,9 @@ pub(super) struct EndedRequest {
 }
 
 impl Feed {
-    pub(super) fn new(
-        sender: mpsc::Sender<FeedMessage>,
-        board: Arc<Board>,
-        clock: Clock,
-        metrics: Arc<Metrics>,
-    ) -> Self {
-        Self { sender, board, clock, metrics }
-    }
-
     /// Findings, for the admin API.
     pub fn board(&self) -> &Board {
         &self.board
-    }
-
-    /// Asks the task to write the baselines and to end; false where it is gone or overloaded.
-    pub(super) fn end(&self, done: oneshot::Sender<()>) -> bool {
-        self.send(FeedMessage::End(done)).is_ok()
-    }
-
-    pub(super) fn send(&self, message: FeedMessage) -> Result<(), Busy> {
-        self.sender.try_send(message).map_err(|_| Busy)
     }
 
     /// Somebody knows of the finding `id`: nobody is told of it any more. `None` where it does not hold.
@@ -102,7 +84,7 @@ impl Feed {
             // Whoever asked may be gone.
             let _ = answer.send(act(service));
         });
-        self.send(FeedMessage::Order(order))?;
+        self.sender.try_send(FeedMessage::Order(order)).map_err(|_| Busy)?;
         answered.await.map_err(|_| Busy)
     }
 
@@ -137,7 +119,6 @@ impl EndedRequest {
         let whole = answer_in_one_piece(record).map(seconds);
         // A whole answer of another API, such as a batch, is judged by its time alone.
         let output = record.tokens.output.filter(|_| record.is_stream || record.dialect.generates());
-            record: Arc::clone(record),
         let output = output.map(|tokens| tokens.0 as f64);
         let has_tokens = output.is_some_and(|tokens| tokens > 0.0);
         let ttft = record.ttft().map(seconds).or(whole.filter(|_| !has_tokens)).filter(|_| !is_cold);
@@ -159,6 +140,7 @@ impl EndedRequest {
             output.filter(|tokens| *tokens > 0.0 && rest > 0.0).map(|tokens| rest / tokens)
         };
         Self {
+            record: Arc::clone(record),
             at: self::seconds(clock, record.at.end),
             ttft,
             itl: record.tpot().map(seconds).or_else(mean_gap).or_else(per_token),
@@ -189,11 +171,6 @@ impl EndedRequest {
     pub(super) fn observation(&self) -> Observation<'_> {
         let record = &*self.record;
         let served = record.served();
-/// Predicted at the decision, in seconds.
-fn predicted_ttft(record: &Record) -> Option<f64> {
-    Some(record.decision.as_ref()?.predicted_ttft?.as_secs_f64())
-}
-
         let SloBounds { ttft: bound, ttft_base, .. } = record.slo;
         Observation {
             at: self.at,
@@ -210,6 +187,11 @@ fn predicted_ttft(record: &Record) -> Option<f64> {
             outcome: if record.is_over_own_limit() { Outcome::ClientError } else { record.outcome },
         }
     }
+}
+
+/// Predicted at the decision, in seconds.
+fn predicted_ttft(record: &Record) -> Option<f64> {
+    Some(record.decision.as_ref()?.predicted_ttft?.as_secs_f64())
 }
 
 /// From the last byte of the request to the end of a good answer that was no stream.

@@ -66,7 +66,7 @@ pub fn start(
     if let Some(endpoint) = &config.webhook {
         webhook::start(endpoint.clone(), around, Arc::clone(metrics), findings)?;
     }
-    let feed = Feed::new(sender, Arc::clone(&board), clock, Arc::clone(metrics));
+    let feed = Feed { sender, board: Arc::clone(&board), clock, metrics: Arc::clone(metrics) };
     let service = DriftService {
         minutes: MinuteSignals::default(),
         fleet: around.fleet.clone(),
@@ -242,7 +242,7 @@ impl DriftService {
 /// Writes the baselines, within `limit`, and ends the task.
 pub async fn end(feed: &Feed, limit: Duration) {
     let (done, saved) = oneshot::channel();
-    if feed.end(done) {
+    if feed.sender.try_send(FeedMessage::End(done)).is_ok() {
         // Past the limit the last hour of the baselines is lost, which is no harm.
         let _ = tokio::time::timeout(limit, saved).await;
     }
