@@ -12,6 +12,7 @@ mod minutes;
 mod told;
 mod webhook;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -199,15 +200,11 @@ impl DriftService {
         let Some(path) = self.state.clone() else { return };
         let shown = path.display().to_string();
         let read = tokio::task::spawn_blocking(move || state_file::read::<Saved>(&path)).await;
-        let saved = match read {
-            Ok(Ok(Some(saved))) => saved,
-            Ok(Ok(None)) => return,
-            Ok(Err(error)) => {
-                tracing::error!(%error, path = shown, "the state of drift detection cannot be read: it starts empty");
-                return;
-            }
+        let saved = match read.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
+            Ok(Some(saved)) => saved,
+            Ok(None) => return,
             Err(error) => {
-                tracing::error!(%error, path = shown, "the state of drift detection was not read: it starts empty");
+                tracing::error!(%error, path = shown, "the state of drift detection cannot be read: it starts empty");
                 return;
             }
         };
