@@ -29,28 +29,18 @@ pub(in crate::observe) fn since(now: &[Metric], before: &[Metric]) -> Vec<Metric
 
 /// Whether anything is left.
 fn subtract(data: &mut Data, earlier: Option<&Data>) -> bool {
-    let temporality = AggregationTemporality::Delta.into();
+    // Three types of the protocol with the same two fields, and no trait.
+    macro_rules! subtract {
+        ($own:ident, $Kind:ident, $minus:ident) => {{
+            $own.aggregation_temporality = AggregationTemporality::Delta.into();
+            let earlier = if let Some(Data::$Kind(before)) = earlier { &before.data_points[..] } else { &[] };
+            difference(&mut $own.data_points, earlier, |point| &point.attributes, $minus)
+        }};
+    }
     match data {
-        Data::Sum(sum) => {
-            let earlier = if let Some(Data::Sum(sum)) = earlier { &sum.data_points[..] } else { &[] };
-            sum.aggregation_temporality = temporality;
-            difference(&mut sum.data_points, earlier, |p| &p.attributes, minus_number)
-        }
-        Data::Histogram(histogram) => {
-            let earlier =
-                if let Some(Data::Histogram(histogram)) = earlier { &histogram.data_points[..] } else { &[] };
-            histogram.aggregation_temporality = temporality;
-            difference(&mut histogram.data_points, earlier, |p| &p.attributes, minus_histogram)
-        }
-        Data::ExponentialHistogram(histogram) => {
-            let earlier = if let Some(Data::ExponentialHistogram(histogram)) = earlier {
-                &histogram.data_points[..]
-            } else {
-                &[]
-            };
-            histogram.aggregation_temporality = temporality;
-            difference(&mut histogram.data_points, earlier, |p| &p.attributes, minus_exponential)
-        }
+        Data::Sum(own) => subtract!(own, Sum, minus_number),
+        Data::Histogram(own) => subtract!(own, Histogram, minus_histogram),
+        Data::ExponentialHistogram(own) => subtract!(own, ExponentialHistogram, minus_exponential),
         Data::Gauge(gauge) => !gauge.data_points.is_empty(),
         Data::Summary(summary) => !summary.data_points.is_empty(),
     }
