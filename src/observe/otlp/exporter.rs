@@ -102,40 +102,29 @@ pub(crate) trait Signal: Message + Sized {
 
 type Grpc = InterceptedService<Channel, Headers>;
 
-macro_rules! call {
-    ($answer:ty, $client:ident) => {
-        type Answer = $answer;
+macro_rules! signals {
+    ($($Export:ty => $Answer:ty, $Client:ident, $rejected:ident;)+) => {$(
+        impl Signal for $Export {
+            type Answer = $Answer;
 
-        async fn call(self, channel: Grpc, is_gzip: bool) -> Result<$answer, tonic::Status> {
-            let client = $client::new(channel);
-            let mut client = if is_gzip { client.send_compressed(CompressionEncoding::Gzip) } else { client };
-            client.export(self).await.map(tonic::Response::into_inner)
+            async fn call(self, channel: Grpc, is_gzip: bool) -> Result<$Answer, tonic::Status> {
+                let client = $Client::new(channel);
+                let mut client =
+                    if is_gzip { client.send_compressed(CompressionEncoding::Gzip) } else { client };
+                client.export(self).await.map(tonic::Response::into_inner)
+            }
+
+            fn rejected(answer: $Answer) -> Option<(i64, String)> {
+                answer.partial_success.map(|partial| (partial.$rejected, partial.error_message))
+            }
         }
-    };
+    )+};
 }
 
-impl Signal for ExportTraceServiceRequest {
-    call!(ExportTraceServiceResponse, TraceServiceClient);
-
-    fn rejected(answer: ExportTraceServiceResponse) -> Option<(i64, String)> {
-        answer.partial_success.map(|partial| (partial.rejected_spans, partial.error_message))
-    }
-}
-
-impl Signal for ExportLogsServiceRequest {
-    call!(ExportLogsServiceResponse, LogsServiceClient);
-
-    fn rejected(answer: ExportLogsServiceResponse) -> Option<(i64, String)> {
-        answer.partial_success.map(|partial| (partial.rejected_log_records, partial.error_message))
-    }
-}
-
-impl Signal for ExportMetricsServiceRequest {
-    call!(ExportMetricsServiceResponse, MetricsServiceClient);
-
-    fn rejected(answer: ExportMetricsServiceResponse) -> Option<(i64, String)> {
-        answer.partial_success.map(|partial| (partial.rejected_data_points, partial.error_message))
-    }
+signals! {
+    ExportTraceServiceRequest => ExportTraceServiceResponse, TraceServiceClient, rejected_spans;
+    ExportLogsServiceRequest => ExportLogsServiceResponse, LogsServiceClient, rejected_log_records;
+    ExportMetricsServiceRequest => ExportMetricsServiceResponse, MetricsServiceClient, rejected_data_points;
 }
 
 pub(super) enum Transport {
