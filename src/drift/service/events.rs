@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue};
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, SeverityNumber};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use tokio::sync::mpsc;
@@ -16,7 +15,7 @@ use crate::clock;
 use crate::drift::detectors::table::MAX_FINDINGS;
 use crate::drift::detectors::{Fact, Finding};
 use crate::observe::metrics::{DeliveryResult, Metrics};
-use crate::observe::otlp::{Collector, CollectorError, Exporter, attribute, logs, nanos, text};
+use crate::observe::otlp::{self, Collector, CollectorError, Exporter, attribute, logs, text, texts};
 
 /// Queues events for the collector.
 pub struct FindingEvents {
@@ -98,17 +97,7 @@ fn event(finding: &Finding, severity: SeverityNumber, at: f64) -> LogRecord {
         "{kind} {state} on route {}, revision {}{replica}: {diagnosis}",
         series.route, series.revision
     );
-    let time = nanos(clock::wall(at));
-    LogRecord {
-        event_name: "tokenway.drift".to_owned(),
-        time_unix_nano: time,
-        observed_time_unix_nano: time,
-        severity_number: severity.into(),
-        severity_text: severity.as_str_name().trim_start_matches("SEVERITY_NUMBER_").to_owned(),
-        body: Some(AnyValue { value: Some(Value::StringValue(body)) }),
-        attributes,
-        ..LogRecord::default()
-    }
+    otlp::event("tokenway.drift", clock::wall(at), severity, body, attributes)
 }
 
 fn value(fact: &Fact) -> Value {
@@ -116,10 +105,7 @@ fn value(fact: &Fact) -> Value {
         Fact::Number(number) => Value::DoubleValue(*number),
         Fact::NotANumber => Value::DoubleValue(f64::NAN),
         Fact::Word(word) => Value::StringValue(word.clone()),
-        Fact::Names(names) => {
-            let text = |name: &String| AnyValue { value: Some(Value::StringValue(name.clone())) };
-            Value::ArrayValue(ArrayValue { values: names.iter().map(text).collect() })
-        }
+        Fact::Names(names) => texts(names),
     }
 }
 
@@ -148,7 +134,6 @@ mod tests {
         assert_eq!(of("tokenway.drift.kind"), Some(string("ttft_doubled")));
         assert_eq!(of("tokenway.replica"), Some(string("a")));
         assert_eq!(of("tokenway.drift.evidence.ratio"), Some(Value::DoubleValue(2.5)));
-        let names = ArrayValue { values: vec![AnyValue { value: Some(string("a")) }] };
-        assert_eq!(of("tokenway.drift.evidence.replicas"), Some(Value::ArrayValue(names)));
+        assert_eq!(of("tokenway.drift.evidence.replicas"), Some(texts(["a"])));
     }
 }

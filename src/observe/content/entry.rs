@@ -1,7 +1,7 @@
 //! What the audit trail keeps of a request: redacted and cut once, for the file and for the collector.
 
+use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, SeverityNumber};
 use serde_json::{Value as Json, json};
 
@@ -11,7 +11,7 @@ use super::{fields, messages};
 use crate::clock::Clock;
 use crate::observe::attributes;
 use crate::observe::judgement::Judgement;
-use crate::observe::otlp::{attribute, key_value, nanos, structured, text};
+use crate::observe::otlp::{attribute, event, key_value, structured, text};
 use crate::observe::rfc3339;
 use crate::record::Record;
 
@@ -72,18 +72,10 @@ impl<'a> Entry<'a> {
                 attributes.push(KeyValue { key: name.to_owned(), value, ..KeyValue::default() });
             }
         }
-        let time = nanos(clock.wall(record.at.end));
         LogRecord {
-            event_name: EVENT.to_owned(),
-            time_unix_nano: time,
-            observed_time_unix_nano: time,
-            severity_number: SeverityNumber::Info.into(),
-            severity_text: "INFO".to_owned(),
-            body: Some(AnyValue { value: Some(Value::StringValue(self.summary())) }),
-            attributes,
             trace_id: record.trace.trace_id.to_be_bytes().to_vec(),
             span_id: record.trace.root.to_be_bytes().to_vec(),
-            ..LogRecord::default()
+            ..event(EVENT, clock.wall(record.at.end), SeverityNumber::Info, self.summary(), attributes)
         }
     }
 

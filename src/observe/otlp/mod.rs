@@ -22,7 +22,7 @@ pub(crate) use self::batch::{Batch, End, Task as BatchTask};
 pub(crate) use self::exporter::Exporter;
 use self::exporter::{Headers, Health, Http, Transport};
 pub(super) use self::proto::key_value;
-pub(crate) use self::proto::{attribute, logs, nanos, scope, structured, text};
+pub(crate) use self::proto::{attribute, event, logs, nanos, scope, structured, text, texts};
 use super::Surroundings;
 use crate::background::Background;
 use crate::clock::Clock;

@@ -7,7 +7,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{
     AnyValue, ArrayValue, InstrumentationScope, KeyValue, KeyValueList,
 };
-use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs, SeverityNumber};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use serde_json::Value as Json;
 
@@ -35,12 +35,15 @@ pub(in crate::observe) fn key_value(name: &'static str, value: AttributeValue<'_
         AttributeValue::Span(span) => Value::DoubleValue(span.as_secs_f64()),
         AttributeValue::Bool(fact) => Value::BoolValue(fact),
         AttributeValue::Address(address) => Value::StringValue(address.to_string()),
-        AttributeValue::List(texts) => {
-            let text = |text: &str| AnyValue { value: Some(Value::StringValue(text.to_owned())) };
-            Value::ArrayValue(ArrayValue { values: texts.into_iter().map(text).collect() })
-        }
+        AttributeValue::List(names) => texts(names),
     };
     attribute(name, value)
+}
+
+/// A list of texts.
+pub(crate) fn texts(texts: impl IntoIterator<Item = impl Into<String>>) -> Value {
+    let text = |text: _| AnyValue { value: Some(Value::StringValue(Into::into(text))) };
+    Value::ArrayValue(ArrayValue { values: texts.into_iter().map(text).collect() })
 }
 
 /// A value of JSON, in its structure.
@@ -63,6 +66,27 @@ pub(crate) fn structured(json: Json) -> AnyValue {
         }
     };
     AnyValue { value }
+}
+
+/// A log record with a name: an event.
+pub(crate) fn event(
+    name: &str,
+    at: SystemTime,
+    severity: SeverityNumber,
+    body: String,
+    attributes: Vec<KeyValue>,
+) -> LogRecord {
+    let time = nanos(at);
+    LogRecord {
+        event_name: name.to_owned(),
+        time_unix_nano: time,
+        observed_time_unix_nano: time,
+        severity_number: severity.into(),
+        severity_text: severity.as_str_name().trim_start_matches("SEVERITY_NUMBER_").to_owned(),
+        body: Some(AnyValue { value: Some(Value::StringValue(body)) }),
+        attributes,
+        ..LogRecord::default()
+    }
 }
 
 /// Log records as a collector takes them.
