@@ -1,4 +1,4 @@
-//! Entries of the audit trail on their way to the collector: a bounded queue and one task.
+//! Entries of the audit trail on their way to the collector.
 
 use std::sync::Arc;
 
@@ -6,39 +6,27 @@ use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::logs::v1::LogRecord;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
-use tokio::sync::mpsc;
 
 use crate::observe::Surroundings;
 use crate::observe::metrics::{ContentLoss, DropReason, Metrics};
-use crate::observe::otlp::{Batch, BatchTask, Collector, CollectorError, End, logs};
+use crate::observe::otlp::{Batch, BatchQueue, Collector, CollectorError, logs};
 
-/// Queues entries for the task that exports them.
-pub(super) struct Events {
-    pub(super) queue: mpsc::Sender<LogRecord>,
-    pub(super) end: End,
+/// Starts the task that exports them.
+///
+/// # Errors
+/// The endpoint is unusable, or takes traces alone.
+pub(super) fn start(
+    collector: &Collector,
+    around: &Surroundings,
+    metrics: &Arc<Metrics>,
+) -> Result<BatchQueue<Entries>, CollectorError> {
+    let exporter = collector.logs()?.ok_or(CollectorError::TracesAlone)?;
+    let batch = Entries { resource: collector.resource(), metrics: Arc::clone(metrics) };
+    Ok(BatchQueue::start(batch, exporter, MAX_QUEUED, around))
 }
 
-impl Events {
-    /// Starts the task.
-    ///
-    /// # Errors
-    /// The endpoint is unusable, or takes traces alone.
-    pub(super) fn start(
-        collector: &Collector,
-        around: &Surroundings,
-        metrics: &Arc<Metrics>,
-    ) -> Result<Self, CollectorError> {
-        let exporter = collector.logs()?.ok_or(CollectorError::TracesAlone)?;
-        let (queue, entries) = mpsc::channel(MAX_QUEUED);
-        let batch = Entries { resource: collector.resource(), metrics: Arc::clone(metrics) };
-        let end = End::default();
-        let task = BatchTask { queue: entries, exporter, batch, clock: around.clock, end: end.clone() };
-        around.background.spawn(task.run());
-        Ok(Self { queue, end })
-    }
-}
-
-struct Entries {
+/// Entries, one log record each.
+pub(super) struct Entries {
     resource: Resource,
     metrics: Arc<Metrics>,
 }

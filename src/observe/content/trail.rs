@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use super::capture::{Capture, Reader};
 use super::entry::Entry;
-use super::events::Events;
+use super::events::{self, Entries};
 use super::redact::Redact;
 use crate::clock::Clock;
 use crate::config::Content;
 use crate::observe::line_writer::{LineWriter, LogOutput};
 use crate::observe::metrics::{ContentLoss, Metrics};
-use crate::observe::otlp::Collector;
+use crate::observe::otlp::{BatchQueue, Collector};
 use crate::observe::{ObserveError, Surroundings};
 use crate::record::Record;
 
@@ -25,7 +25,7 @@ use crate::record::Record;
 pub(in crate::observe) struct Trail {
     sender: SyncSender<Job>,
     lines: Option<Arc<LineWriter>>,
-    events: Option<Arc<Events>>,
+    events: Option<Arc<BatchQueue<Entries>>>,
     limit: usize,
     metrics: Arc<Metrics>,
 }
@@ -56,7 +56,7 @@ impl Trail {
                 .map_err(|error| ObserveError::Content { path: path.clone(), error })
         });
         let events = collector.filter(|_| config.otlp);
-        let events = events.map(|collector| Events::start(collector, around, metrics));
+        let events = events.map(|collector| events::start(collector, around, metrics));
         let (lines, events) = (lines.transpose()?, events.transpose()?.map(Arc::new));
         let (sender, jobs) = sync_channel(MAX_QUEUED);
         let writer = Writer {
@@ -101,7 +101,7 @@ impl Trail {
     /// Exports what has been handed over, for at most `limit`.
     pub(in crate::observe) async fn shutdown(&self, limit: Duration) {
         if let Some(events) = &self.events {
-            events.end.shutdown("entries of telemetry.content", limit).await;
+            events.shutdown("entries of telemetry.content", limit).await;
         }
     }
 }
@@ -124,7 +124,7 @@ struct Writer {
     redact: Redact,
     limit: usize,
     lines: Option<Arc<LineWriter>>,
-    events: Option<Arc<Events>>,
+    events: Option<Arc<BatchQueue<Entries>>>,
     clock: Clock,
     metrics: Arc<Metrics>,
 }
@@ -151,7 +151,7 @@ impl Writer {
             queue_full(&self.metrics);
         }
         if let Some(events) = &self.events
-            && events.queue.try_send(entry.event(&self.clock)).is_err()
+            && events.sender.try_send(entry.event(&self.clock)).is_err()
         {
             queue_full(&self.metrics);
         }

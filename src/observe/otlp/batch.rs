@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::exporter::{Exporter, Signal};
 use crate::clock::Clock;
+use crate::observe::Surroundings;
 use crate::observe::metrics::DropReason;
 
 /// What becomes of what is queued.
@@ -31,9 +32,36 @@ pub(crate) trait Batch: Send + 'static {
     fn lost(&self, reason: DropReason, parts: u64);
 }
 
+/// What is queued for the task that exports it.
+pub(crate) struct BatchQueue<B: Batch> {
+    pub(crate) sender: mpsc::Sender<B::Queued>,
+    end: End,
+}
+
+impl<B: Batch> BatchQueue<B> {
+    /// Starts the task; at most `max` wait for it.
+    pub(crate) fn start(batch: B, exporter: Exporter, max: usize, around: &Surroundings) -> Self {
+        let (sender, queue) = mpsc::channel(max);
+        let end = End::default();
+        let task = Task { queue, exporter, batch, clock: around.clock, end: end.clone() };
+        around.background.spawn(task.run());
+        Self { sender, end }
+    }
+
+    /// Exports what is queued, for at most `limit`; what is left is counted as lost.
+    pub(crate) async fn shutdown(&self, what: &'static str, limit: Duration) {
+        self.end.closing.cancel();
+        if tokio::time::timeout(limit, self.end.done.cancelled()).await.is_err() {
+            tracing::warn!(?limit, what, "not exported before the end");
+            self.end.given_up.cancel();
+            self.end.done.cancelled().await;
+        }
+    }
+}
+
 /// The stages in which an export ends.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct End {
+struct End {
     /// Nothing more is taken in; what is queued is exported.
     closing: CancellationToken,
     /// What is left is dropped.
@@ -42,29 +70,17 @@ pub(crate) struct End {
     done: CancellationToken,
 }
 
-impl End {
-    /// Exports what is queued, for at most `limit`; what is left is counted as lost.
-    pub(crate) async fn shutdown(&self, what: &'static str, limit: Duration) {
-        self.closing.cancel();
-        if tokio::time::timeout(limit, self.done.cancelled()).await.is_err() {
-            tracing::warn!(?limit, what, "not exported before the end");
-            self.given_up.cancel();
-            self.done.cancelled().await;
-        }
-    }
-}
-
-pub(crate) struct Task<B: Batch> {
-    pub(crate) queue: mpsc::Receiver<B::Queued>,
-    pub(crate) exporter: Exporter,
-    pub(crate) batch: B,
-    pub(crate) clock: Clock,
-    pub(crate) end: End,
+struct Task<B: Batch> {
+    queue: mpsc::Receiver<B::Queued>,
+    exporter: Exporter,
+    batch: B,
+    clock: Clock,
+    end: End,
 }
 
 impl<B: Batch> Task<B> {
     /// Exports until the queue is closed and empty, or until it is given up.
-    pub(crate) async fn run(mut self) {
+    async fn run(mut self) {
         // Fires on drop too, so that a waiter does not outlive a task dropped with its runtime.
         let _done = self.end.done.clone().drop_guard();
         let every = export_every();

@@ -18,7 +18,7 @@ use hyper_util::rt::TokioIo;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use tonic::transport::Channel;
 
-pub(crate) use self::batch::{Batch, End, Task as BatchTask};
+pub(crate) use self::batch::{Batch, BatchQueue};
 pub(crate) use self::exporter::Exporter;
 use self::exporter::{Headers, Health, Http, Transport};
 pub(super) use self::proto::key_value;

@@ -19,18 +19,17 @@ pub use self::sampling::{Seen, keep};
 use super::Surroundings;
 use super::judgement::Judgement;
 use super::metrics::{DropReason, Metrics};
-use super::otlp::{BatchTask, Collector, CollectorError, End};
+use super::otlp::{BatchQueue, Collector, CollectorError};
 use crate::config::Sampling;
 use crate::record::Record;
 use crate::stats::PerSecond;
 
 /// Takes records and exports the spans of those that are kept.
 pub struct Spans {
-    queue: mpsc::Sender<Arc<Record>>,
+    queue: BatchQueue<SpanBatch>,
     sampling: ArcSwap<Sampling>,
     metrics: Arc<Metrics>,
     kept: PerSecond,
-    end: End,
 }
 
 impl Spans {
@@ -44,18 +43,13 @@ impl Spans {
         around: &Surroundings,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, CollectorError> {
-        let (exporter, resource) = (collector.spans()?, collector.resource());
-        let (queue, records) = mpsc::channel(MAX_QUEUED_RECORDS);
-        let (metrics, end, clock) = (Arc::clone(metrics), End::default(), around.clock);
-        let batch = SpanBatch { resource, clock, metrics: Arc::clone(&metrics) };
-        let task = BatchTask { queue: records, exporter, batch, clock, end: end.clone() };
-        around.background.spawn(task.run());
+        let resource = collector.resource();
+        let batch = SpanBatch { resource, clock: around.clock, metrics: Arc::clone(metrics) };
         Ok(Self {
-            queue,
+            queue: BatchQueue::start(batch, collector.spans()?, MAX_QUEUED_RECORDS, around),
             sampling: ArcSwap::from_pointee(sampling.clone()),
-            metrics,
+            metrics: Arc::clone(metrics),
             kept: PerSecond::default(),
-            end,
         })
     }
 
@@ -75,7 +69,7 @@ impl Spans {
 
     /// Queues a record whose spans are to be kept, or drops and counts them.
     pub fn queue(&self, record: &Arc<Record>) {
-        let reason = match self.queue.try_send(Arc::clone(record)) {
+        let reason = match self.queue.sender.try_send(Arc::clone(record)) {
             Ok(()) => return,
             Err(mpsc::error::TrySendError::Full(_)) => DropReason::QueueFull,
             Err(mpsc::error::TrySendError::Closed(_)) => DropReason::Shutdown,
@@ -100,7 +94,7 @@ impl Spans {
 
     /// Exports what is queued, for at most `limit`; what is left is counted as dropped.
     pub async fn shutdown(&self, limit: Duration) {
-        self.end.shutdown("spans", limit).await;
+        self.queue.shutdown("spans", limit).await;
     }
 }
 
