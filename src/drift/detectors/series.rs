@@ -127,12 +127,10 @@ impl RouteSeries {
         self.last_seen = at;
         let replica = (observation.replica != NOT_SERVED).then_some(observation.replica);
         let replica = replica.and_then(|name| self.replica_index(name, at, settings));
-        if let Some(is_bad) = observation.is_bad() {
+        let is_bad = observation.is_bad();
+        if let Some(is_bad) = is_bad {
             self.failed.add(at, is_bad);
             self.hours_of_day.add(at, is_bad);
-            if let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) {
-                replica.failed.add(is_bad);
-            }
         }
         if let Some(itl) = observation.itl {
             self.itl.add(at, itl, replica, None);
@@ -140,22 +138,20 @@ impl RouteSeries {
         if let Some(prompt) = observation.prompt {
             self.prompts.add(at, prompt / 1000.0);
         }
-        let Some(ttft) = observation.ttft else { return };
-        let scale = observation.scale();
-        self.ttft.add(
-            at,
-            scale * ttft,
-            replica,
-            observation.residual().map(|residual| scale * ttft / residual),
-        );
-        if let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) {
-            replica.add(at, scale * ttft, observation.residual());
+        let ttft = observation.ttft.map(|ttft| observation.scale() * ttft);
+        let residual = observation.residual();
+        if let Some(ttft) = ttft {
+            self.ttft.add(at, ttft, replica, residual.map(|residual| ttft / residual));
         }
-        if let Some((bound, _)) = observation.ttft_bound {
-            self.late.add(at, ttft > bound);
-            if let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) {
-                replica.late.add(ttft > bound);
-            }
+        let is_late = observation.ttft.zip(observation.ttft_bound).map(|(ttft, (bound, _))| ttft > bound);
+        if let Some(is_late) = is_late {
+            self.late.add(at, is_late);
+        }
+        let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) else { return };
+        is_bad.into_iter().for_each(|is_bad| replica.failed.add(is_bad));
+        is_late.into_iter().for_each(|is_late| replica.late.add(is_late));
+        if let Some(ttft) = ttft {
+            replica.add(at, ttft, residual);
         }
     }
 
