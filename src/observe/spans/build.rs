@@ -43,16 +43,7 @@ fn stages_at_replicas(record: &Record) -> SmallVec<[StageAt<'_>; 8]> {
     let mut start = record.at.head;
     for time in by_leg(record) {
         let end = start.after(time.duration);
-        let is_shown = matches!(
-            time.stage,
-            Stage::EngineQueue
-                | Stage::Prefill
-                | Stage::KvTransfer
-                | Stage::Decode
-                | Stage::EngineOther
-                | Stage::Relay
-        );
-        while is_shown && start < end {
+        while time.stage > Stage::Connect && start < end {
             let cut = continuations(record).map(|next| next.start).find(|next| start < *next && *next < end);
             let until = cut.unwrap_or(end);
             let Some(attempt) = at_work(record, start) else { break };
