@@ -245,28 +245,30 @@ impl Slot {
         let expected =
             record.decision.as_ref().and_then(|d| Some(d.predicted_ttft?.as_secs_f64() / d.pace.max(0.01)));
         let ttft = record.ttft().map(|ttft| ttft.as_secs_f64());
-        let charged = charged(record);
-        let served = charged.map(|(_, attempt)| &attempt.served);
-        let is_later = charged.is_some_and(|(_, attempt)| !record.is_first(attempt));
-        for (dimension, name) in took_part(served, &record.tenant, record.class.as_str()) {
+        let charges = Charges::of(record);
+        let charged = charges.charged;
+        let is_counted = u32::from(judgement.verdict != SloVerdict::NotCounted);
+        for (dimension, name) in charges.took_part() {
             let part = self.part(dimension, &name);
             part.requests += 1;
-            part.judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
+            part.judged += is_counted;
             part.prompt_tokens += record.tokens.input.unwrap_or(record.estimated_input).0;
             // What was lost at the attempts before is in it.
-            let ttft = ttft.filter(|_| !is_later || !dimension.is_engine());
+            let ttft = ttft.filter(|_| !charges.is_later || !dimension.is_engine());
             part.first_tokens.add(ttft);
             if let Some((sum, count)) = ttft.zip(expected) {
                 part.over_expected += Mean { sum, count };
             }
+            part.add_stages(judgement, |stage| charges.is_own(dimension, &name, stage), 1);
             if let (Dimension::Replica | Dimension::Revision, Some((at, attempt))) = (dimension, charged) {
                 part.attempt(dimension, attempt, has_failed(record, at, attempt));
             }
         }
-        for (dimension, name) in beside(record, served) {
-            self.part(dimension, &name).judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
+        for (dimension, name) in &charges.beside {
+            let part = self.part(*dimension, name);
+            part.judged += is_counted;
+            part.add_stages(judgement, |stage| charges.is_own(*dimension, name, stage), 1);
         }
-        self.charge(record, judgement, 1);
         for (at, attempt) in record.attempts.iter().enumerate() {
             if charged.is_none_or(|(charged, _)| charged != at) {
                 self.attempt(attempt, has_failed(record, at, attempt));
@@ -280,28 +282,12 @@ impl Slot {
             add(&mut self.missed_in[blamed(before)], -1);
             add(&mut self.missed_in[blamed(measured)], 1);
         }
-        self.charge(record, before, -1);
-        self.charge(record, measured, 1);
-    }
-
-    /// Adds the times in the stages and the blame of a miss to whose they are (`by` 1), or takes them back (-1).
-    fn charge(&mut self, record: &Record, judgement: &Judgement, by: i32) {
-        let charged = charged(record).map(|(_, attempt)| attempt);
-        let served = charged.map(|attempt| &attempt.served);
-        let is_later = charged.is_some_and(|attempt| !record.is_first(attempt));
-        let all = took_part(served, &record.tenant, record.class.as_str()).chain(beside(record, served));
-        for (dimension, name) in all {
-            let is_own = |stage| {
-                let owner = owner(record, stage).or(charged).map(|attempt| &attempt.served);
-                match dimension {
-                    Dimension::Replica => owner.is_some_and(|owner| owner.replica == name),
-                    Dimension::Revision => owner.is_some_and(|owner| owner.revision == name),
-                    Dimension::Tenant | Dimension::Class => true,
-                }
-            };
-            // The time of others is in it.
-            let is_others = |stage| is_later && dimension.is_engine() && stage == Stage::Connect;
-            self.part(dimension, &name).add_stages(judgement, |stage| is_own(stage) && !is_others(stage), by);
+        let charges = Charges::of(record);
+        for (dimension, name) in charges.took_part().chain(charges.beside.iter().cloned()) {
+            let is_own = |stage| charges.is_own(dimension, &name, stage);
+            let part = self.part(dimension, &name);
+            part.add_stages(before, is_own, -1);
+            part.add_stages(measured, is_own, 1);
         }
     }
 
@@ -370,39 +356,78 @@ fn took_part(
     all.into_iter().filter_map(|(dimension, name)| Some((dimension, name?)))
 }
 
-/// The attempt that a request is charged to, and its place: the longest, which is the last one unless that came after a long wait
-/// elsewhere. One that computed the prompt for another is not, where there is another.
-fn charged(record: &Record) -> Option<(usize, &Attempt)> {
-    let length = |attempt: &Attempt| (!attempt.is_prefill_leg(), attempt.end.since(attempt.start));
-    record.attempts.iter().enumerate().max_by_key(|(_, attempt)| length(attempt))
+/// Who is charged with what of a request.
+struct Charges<'r> {
+    record: &'r Record,
+    /// The attempt that it counts for, and its place: the longest, which is the last one unless that came after a long wait elsewhere.
+    /// One that computed the prompt for another is not, where there is another.
+    charged: Option<(usize, &'r Attempt)>,
+    /// Another one had it before.
+    is_later: bool,
+    /// Other replicas and revisions with stages of it.
+    beside: SmallVec<[(Dimension, Arc<str>); 2]>,
 }
 
-/// Whose the time in a stage is, where that need not be the one that the request is charged to.
-fn owner(record: &Record, stage: Stage) -> Option<&Attempt> {
-    match stage {
-        Stage::KvTransfer | Stage::Decode | Stage::Relay => record.answered().or(record.attempts.last()),
-        Stage::EngineQueue | Stage::Prefill | Stage::EngineOther => record.prefill_leg(),
-        _ => None,
+impl<'r> Charges<'r> {
+    fn of(record: &'r Record) -> Self {
+        let length = |attempt: &Attempt| (!attempt.is_prefill_leg(), attempt.end.since(attempt.start));
+        let charged = record.attempts.iter().enumerate().max_by_key(|(_, attempt)| length(attempt));
+        let is_later = charged.is_some_and(|(_, attempt)| !record.is_first(attempt));
+        let mut this = Self { record, charged, is_later, beside: SmallVec::new() };
+        if let Some((_, charged)) = charged.filter(|_| record.attempts.len() > 1) {
+            this.add_beside(&charged.served);
+        }
+        this
     }
-}
 
-/// Replicas, and revisions, with stages of a request that is charged to another.
-fn beside(record: &Record, charged: Option<&Served>) -> SmallVec<[(Dimension, Arc<str>); 4]> {
-    let mut beside = SmallVec::new();
-    let Some(charged) = charged else { return beside };
-    for owner in [Stage::Decode, Stage::Prefill].into_iter().filter_map(|stage| owner(record, stage)) {
-        let Served { replica, revision, .. } = &owner.served;
-        for (dimension, own, of_charged) in [
-            (Dimension::Replica, replica, &charged.replica),
-            (Dimension::Revision, revision, &charged.revision),
-        ] {
-            let part = (dimension, Arc::clone(own));
-            if own != of_charged && !beside.contains(&part) {
-                beside.push(part);
+    fn add_beside(&mut self, charged: &Served) {
+        for owner in [Stage::Decode, Stage::Prefill].map(|stage| self.owner(stage)).into_iter().flatten() {
+            let Served { replica, revision, .. } = &owner.served;
+            for (dimension, own, of_charged) in [
+                (Dimension::Replica, replica, &charged.replica),
+                (Dimension::Revision, revision, &charged.revision),
+            ] {
+                let part = (dimension, Arc::clone(own));
+                if own != of_charged && !self.beside.contains(&part) {
+                    self.beside.push(part);
+                }
             }
         }
     }
-    beside
+
+    fn took_part(&self) -> impl Iterator<Item = (Dimension, Arc<str>)> + use<> {
+        let served = self.charged.map(|(_, attempt)| &attempt.served);
+        took_part(served, &self.record.tenant, self.record.class.as_str())
+    }
+
+    /// Whose the time in a stage is, where that need not be the one that the request counts for.
+    fn owner(&self, stage: Stage) -> Option<&'r Attempt> {
+        match stage {
+            Stage::KvTransfer | Stage::Decode | Stage::Relay => {
+                self.record.answered().or(self.record.attempts.last())
+            }
+            Stage::EngineQueue | Stage::Prefill | Stage::EngineOther => self.record.prefill_leg(),
+            _ => None,
+        }
+    }
+
+    /// Whether the time in a stage is charged to this part.
+    fn is_own(&self, dimension: Dimension, name: &Arc<str>, stage: Stage) -> bool {
+        if self.is_later && dimension.is_engine() && stage == Stage::Connect {
+            // The time of others is in it.
+            return false;
+        }
+        if self.beside.is_empty() {
+            return true;
+        }
+        let owner = self.owner(stage).or(self.charged.map(|(_, attempt)| attempt));
+        let is_its = |of: fn(&Served) -> &Arc<str>| owner.is_some_and(|owner| of(&owner.served) == name);
+        match dimension {
+            Dimension::Replica => is_its(|served| &served.replica),
+            Dimension::Revision => is_its(|served| &served.revision),
+            Dimension::Tenant | Dimension::Class => true,
+        }
+    }
 }
 
 fn blamed(judgement: &Judgement) -> Stage {
