@@ -377,7 +377,7 @@ fn tune(socket: &TcpStream) -> io::Result<()> {
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
 
-/// After this the addresses of the other family are tried beside the first.
+/// After this the next address is tried as well, of the same family and of the other.
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 const LOG_EVERY: Duration = Duration::from_secs(10);
 // Of Linux and the BSDs alike; the standard library has no kind of its own for them.
