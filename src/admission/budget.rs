@@ -33,7 +33,7 @@ impl Budget {
 }
 
 /// What was used in one window, of all models or of one.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct Account {
     window: Window,
     zone: Zone,
@@ -242,11 +242,7 @@ impl Ledger {
                 zone: budget.time_zone.clone(),
                 model: budget.model.as_deref().map(Into::into),
                 from: i64::MIN,
-                used: Amounts::default(),
-                held: Amounts::default(),
-                period: None,
-                lease: None,
-                is_ahead: false,
+                ..Account::default()
             });
         }
         let account = self.0.get_mut(at).expect("invariant: it was found, or pushed just now");

@@ -33,7 +33,7 @@ pub struct Entered<T> {
 }
 
 /// Waiting requests; `T` is the handle by which the caller wakes one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct WaitQueue<T> {
     flows: Vec<Flow<T>>,
     usages: Usages,
@@ -449,22 +449,5 @@ impl<T: Clone> Line for WaitQueue<T> {
         }
         self.pace.came(&waiter.share, &waiter.outlook);
         self.charge(&waiter.share, waiter.is_apart(), waiter.outlook.work, now);
-    }
-}
-
-impl<T> Default for WaitQueue<T> {
-    fn default() -> Self {
-        Self {
-            flows: Vec::new(),
-            usages: Usages::default(),
-            virtual_time: VirtualTime::default(),
-            next: 0,
-            called: None,
-            round: 0,
-            left: 0,
-            is_due: false,
-            pace: Pace::default(),
-            aging: Aging::default(),
-        }
     }
 }

@@ -20,7 +20,7 @@ use super::waiter::{Lane, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
 
 /// The queue of one pool; it outlives reloads with its pool.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PoolQueue {
     state: Mutex<QueueState>,
     /// Waiting requests, so that an empty queue costs two loads.
@@ -31,7 +31,7 @@ pub struct PoolQueue {
     cold: AtomicUsize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct QueueState {
     waiting: WaitQueue<Arc<Call>>,
     /// Whether a task runs [`PoolQueue::drive`].
@@ -57,18 +57,6 @@ pub struct Ticket {
 }
 
 impl PoolQueue {
-    /// An empty queue.
-    pub fn new() -> Arc<Self> {
-        let state = QueueState { waiting: WaitQueue::default(), is_driven: false };
-        Arc::new(Self {
-            state: Mutex::new(state),
-            len: AtomicUsize::new(0),
-            has_promised: AtomicBool::new(false),
-            is_strict: AtomicBool::new(false),
-            cold: AtomicUsize::new(0),
-        })
-    }
-
     /// Says whether any route of the pool has a `[route.queue]`.
     pub fn set_strict(&self, is_strict: bool) {
         self.is_strict.store(is_strict, Ordering::Relaxed);

@@ -135,7 +135,7 @@ impl ReplicaState {
 }
 
 /// The state that one replica is in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LifeCycle {
     /// Index into [`ReplicaState::ALL`], for the data path.
     at: AtomicU8,
@@ -147,7 +147,7 @@ pub(super) struct LifeCycle {
 }
 
 /// A state with its history.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Passage {
     pub(super) state: ReplicaState,
     pub(super) reason: Arc<str>,
@@ -177,14 +177,8 @@ impl LifeCycle {
     pub(super) fn new(now: Stamp) -> Self {
         let mut entered = [0; ReplicaState::ALL.len()];
         entered[0] = 1;
-        let passage =
-            Passage { state: ReplicaState::Discovered, reason: "not asked yet".into(), since: now, entered };
-        Self {
-            at: AtomicU8::new(0),
-            now: Mutex::new(passage),
-            held: AtomicU8::new(0),
-            removed: CancellationToken::new(),
-        }
+        let passage = Passage { reason: "not asked yet".into(), since: now, entered, ..Passage::default() };
+        Self { now: Mutex::new(passage), ..Self::default() }
     }
 
     /// Why new requests are kept away, where they are.

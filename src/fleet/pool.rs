@@ -68,7 +68,7 @@ impl PoolState {
             dispatcher: Dispatcher::new(slots),
             ratio: TokenRatio::default(),
             retries: AttemptBudget::new(RETRY_BURST),
-            queue: PoolQueue::new(),
+            queue: Arc::default(),
             arrivals: Arrivals::default(),
             retired: CancellationToken::new(),
             config: ArcSwap::from_pointee(config.clone()),

@@ -14,7 +14,7 @@ use super::batch::{Medium, Stored};
 use crate::clock::Stamp;
 
 /// One replica's cache.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Picture {
     /// By name, the one that was stored last at the end.
     held: LinkedHashMap<u64, Held>,
@@ -61,14 +61,7 @@ pub(super) struct Change {
 
 impl Picture {
     pub(super) fn new(capacity: usize) -> Self {
-        Self {
-            held: LinkedHashMap::new(),
-            names: HashMap::new(),
-            recent: VecDeque::new(),
-            in_gpu: 0,
-            block_tokens: 0,
-            capacity: capacity.clamp(1, MAX_BLOCKS),
-        }
+        Self { capacity: capacity.clamp(1, MAX_BLOCKS), ..Self::default() }
     }
 
     /// Tokens in a block; 0 before the first.

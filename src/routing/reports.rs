@@ -11,7 +11,7 @@ use crate::clock::Stamp;
 use crate::units::Tokens;
 
 /// One prompt that an engine answered.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PromptReport {
     /// Slot of the replica.
     pub slot: usize,
@@ -68,9 +68,7 @@ impl Pending {
             bytes: prompt.bytes,
             turn,
             blocks: to.blocks,
-            prompt: Tokens(0),
-            cached: None,
-            output: Tokens(0),
+            ..PromptReport::default()
         };
         Self { reports, report }
     }

@@ -19,7 +19,7 @@ use crate::clock::Stamp;
 use crate::units::AtomicF64;
 
 /// One replica of a pool, as routing sees it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Target {
     /// Its place in the pool: in the prefix index and in the model.
     pub slot: usize,
@@ -110,9 +110,7 @@ struct Seen {
 impl Target {
     /// A replica without work, of which the engine has reported nothing.
     pub fn new(slot: usize, identity: u64) -> Self {
-        let (load, published, seen) = (ReplicaLoad::new(), Published::default(), Mutex::default());
-        let (failing, withheld) = (AtomicF64::default(), AtomicF64::default());
-        Self { slot, identity, load, published, seen, failing, withheld }
+        Self { slot, identity, ..Self::default() }
     }
 
     /// What its recent answers are worth: the probability that it answers, relative to its peers, and the fraction of its

@@ -15,7 +15,7 @@ use crate::routing::Target;
 use crate::units::AtomicF64;
 
 /// Evidence on one replica.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Health {
     /// Signs of life, shared with its streams.
     pub vitals: Arc<Vitals>,
@@ -42,14 +42,7 @@ pub(crate) struct Member<'r> {
 impl Health {
     /// Of a replica that is discovered now.
     pub(crate) fn new(now: Stamp) -> Self {
-        Self {
-            vitals: Default::default(),
-            answers: Answers::default(),
-            warmth: Warmth::new(now),
-            peers: AtomicF64::default(),
-            ejections: AtomicU32::new(0),
-            is_due_for_trial: AtomicBool::new(false),
-        }
+        Self { warmth: Warmth::new(now), ..Self::default() }
     }
 
     /// Its peers were compared: their usual demotion rate.

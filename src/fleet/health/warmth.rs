@@ -10,7 +10,7 @@ use crate::clock::{AtomicStamp, Stamp};
 use crate::fleet::life::ColdStarts;
 
 /// How warm one replica is.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Warmth {
     inner: Mutex<Inner>,
     /// Whether `inner` has a slow start, for the data path.
@@ -19,7 +19,7 @@ pub(crate) struct Warmth {
     fresh_until: AtomicStamp,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
     /// `None` once it is warm.
     cold: Option<Cold>,
@@ -41,17 +41,8 @@ pub(crate) struct Cold {
 impl Warmth {
     /// A replica that is discovered now.
     pub(crate) fn new(now: Stamp) -> Self {
-        let inner = Inner {
-            cold: Some(Cold { since: now, was_awaited: false }),
-            warm_since: None,
-            slow_start: None,
-            cold_starts: ColdStarts::default(),
-        };
-        Self {
-            inner: Mutex::new(inner),
-            is_slow: AtomicBool::new(false),
-            fresh_until: AtomicStamp::default(),
-        }
+        let cold = Some(Cold { since: now, was_awaited: false });
+        Self { inner: Mutex::new(Inner { cold, ..Inner::default() }), ..Self::default() }
     }
 
     /// Since when it has been cold.
