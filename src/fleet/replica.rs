@@ -124,12 +124,12 @@ impl Replica {
 
     /// Whether it takes new requests, be it only where no other one does.
     pub fn is_ready(&self) -> bool {
-        self.state() == ReplicaState::Ready && self.life.held().is_none()
+        self.member().is_ready()
     }
 
     /// Whether it takes another request now: ready, and neither in a back-off nor at the limit of its trial.
     pub fn is_open(&self, now: Stamp) -> bool {
-        self.member().gate().is_open(now)
+        self.member().is_open(now)
     }
 
     /// Whether failed requests ejected it, and live answers have yet to prove it.
@@ -291,7 +291,7 @@ impl Replica {
             revision: Arc::clone(&served.revision),
             replica: Arc::clone(&served.replica),
             url: Arc::clone(&self.identity.url),
-            state: member.gate().shown_state(),
+            state: member.shown_state(),
             reason: held.map_or(passage.reason, |held| held.as_str().into()),
             life,
             failure_ratio: self.health.answers.failure_rate(now).unwrap_or_default(),

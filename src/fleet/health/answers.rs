@@ -115,9 +115,10 @@ impl Answers {
         self.paused_until.raise(now.after(span));
     }
 
-    /// End of its back-off: until then it takes no requests while other replicas do.
-    pub(crate) fn paused_until(&self) -> Stamp {
-        self.paused_until.load().max(self.doubted_until.load())
+    /// Whether it takes another request beside that many: neither in a back-off nor at the limit of its trial.
+    pub(crate) fn admits(&self, inflight: u64, now: Stamp) -> bool {
+        let is_paused = now < self.paused_until.load().max(self.doubted_until.load());
+        !is_paused && self.trial().is_none_or(|most| inflight < u64::from(most))
     }
 
     /// It may be gone for all we know: until then it takes no requests while other replicas do. Failures there count, once a minute.
@@ -145,7 +146,7 @@ impl Answers {
     }
 
     /// Requests that it may have in flight at once; `None` unless it is on trial.
-    pub(crate) fn trial(&self) -> Option<u32> {
+    fn trial(&self) -> Option<u32> {
         Some(self.trial.load(Ordering::Relaxed)).filter(|most| *most > 0)
     }
 
@@ -255,13 +256,10 @@ mod tests {
     use super::*;
     use crate::clock::millis as at;
     use crate::fleet::health::fails_alone;
-    use crate::fleet::health::standing::Gate;
-    use crate::fleet::life::ReplicaState;
 
     /// Whether it takes another request at this millisecond, beside so many.
     fn takes(answers: &Answers, millis: u64, inflight: u64) -> bool {
-        let (state, paused_until, trial) = (ReplicaState::Ready, answers.paused_until(), answers.trial());
-        Gate { state, is_held: false, paused_until, trial, inflight }.is_open(at(millis))
+        answers.admits(inflight, at(millis))
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use super::evidence::Member;
 use crate::clock::Stamp;
-use crate::fleet::life::ReplicaState;
 use crate::routing::PoolModel;
 use crate::stats::Peers;
 
@@ -29,7 +28,7 @@ pub(crate) fn compare(members: &[Member<'_>], model: &PoolModel, now: Stamp, mut
     let usual = Peers::of(failing.iter().copied().flatten());
     let ttfts = Peers::of(speeds.iter().filter_map(|speeds| speeds.ttft));
     let itls = Peers::of(speeds.iter().filter_map(|speeds| speeds.itl));
-    for (place, member) in members.iter().enumerate().filter(|(_, member)| is_ready(member)) {
+    for (place, member) in members.iter().enumerate().filter(|(_, member)| member.is_ready()) {
         let own = failing.get(place).copied().flatten();
         member.health.beside(usual.beside(own).unwrap_or_default());
         let slowness = speeds.get(place).map_or(1.0, |speeds| speeds.beside(&ttfts, &itls));
@@ -43,14 +42,10 @@ pub(crate) fn compare(members: &[Member<'_>], model: &PoolModel, now: Stamp, mut
     }
 }
 
-fn is_ready(member: &Member<'_>) -> bool {
-    member.state == ReplicaState::Ready && !member.is_held
-}
-
 impl Speeds {
     /// As the pool's model knows a ready replica.
     fn of(member: &Member<'_>, model: &PoolModel, now: Stamp) -> Self {
-        if !is_ready(member) {
+        if !member.is_ready() {
             return Self::default();
         }
         let slot = member.target.slot;

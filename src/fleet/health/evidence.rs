@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::answers::Answers;
 use super::slow_start::SlowStart;
-use super::standing::{Gate, Standing, standing};
+use super::standing::{Standing, standing};
 use super::vitals::Vitals;
 use super::warmth::Warmth;
 use crate::clock::{Stamp, doubled};
@@ -94,15 +94,19 @@ impl Health {
 }
 
 impl Member<'_> {
-    /// What decides whether it takes a request.
-    pub(crate) fn gate(&self) -> Gate {
-        Gate {
-            state: self.state,
-            is_held: self.is_held,
-            paused_until: self.health.answers.paused_until(),
-            trial: self.health.answers.trial(),
-            inflight: self.target.load.own(),
-        }
+    /// Whether it takes new requests, be it only where no other one does.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.state == ReplicaState::Ready && !self.is_held
+    }
+
+    /// Whether it takes another request now; in a back-off, or at the limit of its trial, it is only better than no replica at all.
+    pub(crate) fn is_open(&self, now: Stamp) -> bool {
+        self.is_ready() && self.health.answers.admits(self.target.load.own(), now)
+    }
+
+    /// Its state as people see it: one that is held drains.
+    pub(crate) fn shown_state(&self) -> ReplicaState {
+        if self.is_held && self.state == ReplicaState::Ready { ReplicaState::Draining } else { self.state }
     }
 
     /// Fraction of its ordinary traffic that it gets, for people: without the trials of slow start, which would show as all or nothing.
@@ -131,3 +135,20 @@ impl Member<'_> {
 }
 
 const FIRST_HOLD_OFF: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_ready_replica_takes_requests_and_one_that_is_held_drains() {
+        let (health, target) = (Health::new(Stamp::default()), Target::new(0, 0));
+        for state in ReplicaState::ALL {
+            let of = |is_held| Member { health: &health, target: &target, state, is_held };
+            let is_ready = state == ReplicaState::Ready;
+            assert_eq!(of(false).is_open(Stamp::default()), is_ready, "{state:?}");
+            assert_eq!((of(false).shown_state(), of(true).is_open(Stamp::default())), (state, false));
+            assert_eq!(of(true).shown_state(), if is_ready { ReplicaState::Draining } else { state });
+        }
+    }
+}
