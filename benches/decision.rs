@@ -254,7 +254,7 @@ fn main() -> std::io::Result<()> {
         let profile = EngineProfile::default();
         measure(&mut out, &title("one scrape of every replica"), rounds / 200 + 1, |_| {
             for target in &fleet.targets {
-                black_box(metrics_text::parse(black_box(PAGE), &profile));
+                black_box(metrics_text::parse(black_box(PAGE), &profile, None));
                 target.scraped(page(), NOW);
             }
         })?;

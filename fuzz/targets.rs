@@ -217,7 +217,7 @@ fn splice_with(data: &[u8], ask_running: bool) {
 pub fn metrics(data: &[u8]) {
     let page = String::from_utf8_lossy(data);
     for kind in EngineKind::ALL {
-        let figures = metrics_text::parse(&page, &kind.profile());
+        let figures = metrics_text::parse(&page, &kind.profile(), None);
         assert!(figures.kv_cache_usage().is_none_or(|usage| (0.0..=1.0).contains(&usage)), "{figures:?}");
         for figure in Figure::ALL {
             assert!(figures.get(figure).is_none_or(|value| value.is_finite() && value >= 0.0), "{figures:?}");

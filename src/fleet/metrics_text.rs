@@ -25,19 +25,38 @@ struct Found<'p> {
     series: f64,
 }
 
-/// Parses a page.
-pub fn parse(page: &str, profile: &EngineProfile) -> EngineFigures {
-    read(page, profile, &|_| true)
-}
-
-/// Figures of one of the engines of a page.
-pub fn parse_rank(page: &str, profile: &EngineProfile, rank: Rank) -> EngineFigures {
-    // What has no such label is told for the process as a whole.
-    let is_own = |labels: &str| engine(labels).is_none_or(|engine| engine == rank.index);
-    let mut figures = read(page, profile, &is_own);
-    let blocks = &mut figures.0[Figure::KvBlocks as usize];
-    // Every rank of vLLM tells the blocks of all.
-    *blocks = blocks.map(|blocks| (blocks / f64::from(rank.of)).floor());
+/// Parses a page: the figures of one of its engines, or of all.
+pub fn parse(page: &str, profile: &EngineProfile, rank: Option<Rank>) -> EngineFigures {
+    let mut found: Vec<Found<'_>> = Vec::new();
+    let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
+    for source in profile.sources.iter().flat_map(|(_, sources)| sources) {
+        match source {
+            FigureSource::Value { name, .. } | FigureSource::Label { name, .. } => {
+                by_name.entry(name).or_default().push(found.len());
+                found.push(Found { source, sum: 0.0, series: 0.0 });
+            }
+            FigureSource::Constant(number) => found.push(Found { source, sum: *number, series: 1.0 }),
+        }
+    }
+    for line in page.lines() {
+        let name = line.split(['{', ' ', '\t']).next().unwrap_or_default();
+        let Some(wanted) = by_name.get(name) else { continue };
+        let Some((labels, value)) = series(&line[name.len()..]) else { continue };
+        if is_copy(labels, profile) || !is_of(labels, rank) {
+            continue;
+        }
+        for at in wanted {
+            if let Some(found) = found.get_mut(*at) {
+                found.take(labels, value);
+            }
+        }
+    }
+    let mut figures = EngineFigures::chosen(profile, &found);
+    if let Some(rank) = rank {
+        let blocks = &mut figures.0[Figure::KvBlocks as usize];
+        // Every rank of vLLM tells the blocks of all.
+        *blocks = blocks.map(|blocks| (blocks / f64::from(rank.of)).floor());
+    }
     figures
 }
 
@@ -76,10 +95,8 @@ pub fn lora_requests(page: &str, rank: Option<Rank>) -> Option<LoraRequests<'_>>
     let mut newest: Option<(f64, LoraRequests<'_>)> = None;
     for line in page.lines() {
         let Some((labels, at)) = line.strip_prefix(LORA).and_then(series) else { continue };
-        let is_own = rank.is_none_or(|rank| engine(labels).is_none_or(|engine| engine == rank.index));
-        let Some(max) = label(labels, "max_lora").and_then(|max| max.parse().ok()).filter(|_| is_own) else {
-            continue;
-        };
+        let max = label(labels, "max_lora").and_then(|max| max.parse().ok());
+        let Some(max) = max.filter(|_| is_of(labels, rank)) else { continue };
         if newest.as_ref().is_none_or(|(before, _)| at >= *before) {
             let names = |name| label(labels, name).unwrap_or_default();
             let (running, waiting) = (names("running_lora_adapters"), names("waiting_lora_adapters"));
@@ -89,36 +106,13 @@ pub fn lora_requests(page: &str, rank: Option<Rank>) -> Option<LoraRequests<'_>>
     newest.map(|(_, told)| told)
 }
 
-fn engine(labels: &str) -> Option<u32> {
-    label(labels, "engine")?.parse().ok()
+/// Whether a series is of this engine; what has no such label is of the process as a whole.
+fn is_of(labels: &str, rank: Option<Rank>) -> bool {
+    rank.is_none_or(|rank| engine(labels).is_none_or(|engine| engine == rank.index))
 }
 
-fn read(page: &str, profile: &EngineProfile, is_own: &dyn Fn(&str) -> bool) -> EngineFigures {
-    let mut found: Vec<Found<'_>> = Vec::new();
-    let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
-    for source in profile.sources.iter().flat_map(|(_, sources)| sources) {
-        match source {
-            FigureSource::Value { name, .. } | FigureSource::Label { name, .. } => {
-                by_name.entry(name).or_default().push(found.len());
-                found.push(Found { source, sum: 0.0, series: 0.0 });
-            }
-            FigureSource::Constant(number) => found.push(Found { source, sum: *number, series: 1.0 }),
-        }
-    }
-    for line in page.lines() {
-        let name = line.split(['{', ' ', '\t']).next().unwrap_or_default();
-        let Some(wanted) = by_name.get(name) else { continue };
-        let Some((labels, value)) = series(&line[name.len()..]) else { continue };
-        if is_copy(labels, profile) || !is_own(labels) {
-            continue;
-        }
-        for at in wanted {
-            if let Some(found) = found.get_mut(*at) {
-                found.take(labels, value);
-            }
-        }
-    }
-    EngineFigures::chosen(profile, &found)
+fn engine(labels: &str) -> Option<u32> {
+    label(labels, "engine")?.parse().ok()
 }
 
 impl EngineFigures {
@@ -281,7 +275,7 @@ mod tests {
 
     fn read(kind: EngineKind, page: &str) -> (EngineFigures, EngineProfile) {
         let profile = kind.profile();
-        (parse(page, &profile), profile)
+        (parse(page, &profile, None), profile)
     }
 
     fn assert_figures(kind: EngineKind, page: &str, expected: &[(Figure, f64)], absent: &[&str]) {
@@ -320,10 +314,10 @@ mod tests {
             vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.75\n\
             process_start_time_seconds 17\n";
         for (index, running, usage) in [(0, 3.0, 0.25), (1, 2.0, 0.75)] {
-            let figures = parse_rank(page, &profile, Rank { index, of: 2 });
+            let figures = parse(page, &profile, Some(Rank { index, of: 2 }));
             assert_eq!((figures.get(F::Running), figures.kv_cache_usage()), (Some(running), Some(usage)));
             assert_eq!(figures.get(F::ProcessStart), Some(17.0));
-            let figures = parse_rank(two, &profile, Rank { index, of: 2 });
+            let figures = parse(two, &profile, Some(Rank { index, of: 2 }));
             assert_eq!(figures.get(F::KvBlocks), Some(8_192.0));
             assert!(figures.absent(&profile).is_empty());
         }
@@ -332,10 +326,10 @@ mod tests {
     #[test]
     fn engines_that_move_kv_count_it_and_others_lack_nothing() {
         let profile = EngineKind::Vllm.profile();
-        let one = parse(include_str!("../../tests/fixtures/vllm/metrics_under_load.txt"), &profile);
+        let one = parse(include_str!("../../tests/fixtures/vllm/metrics_under_load.txt"), &profile, None);
         assert_eq!((one.kv(), one.absent(&profile).len()), (None, 0));
         let page = include_str!("../../tests/fixtures/vllm/pd/metrics-decode.txt");
-        let kv = parse(page, &profile).kv().unwrap();
+        let kv = parse(page, &profile, None).kv().unwrap();
         assert_eq!((kv.transfers, kv.bytes, kv.failed, kv.expired), (8.0, 9_043_968.0, 4.0, 0.0));
         assert!((kv.mean_seconds().unwrap() - 0.1736).abs() < 1e-4);
     }
@@ -373,7 +367,7 @@ mod tests {
         let mut profile = EngineKind::Generic.profile();
         let source = FigureSource::parse("queue{kind=\"a\"}").unwrap();
         profile.sources = vec![(Figure::Waiting, vec![source])];
-        let waiting = |page: &str| parse(page, &profile).get(Figure::Waiting);
+        let waiting = |page: &str| parse(page, &profile, None).get(Figure::Waiting);
         for (page, expected) in [
             ("queue{kind=\"a\"} 3 1700000000000", Some(3.0)),
             ("queue{x=\"} 9 {\",kind=\"a\",} 4", Some(4.0)),

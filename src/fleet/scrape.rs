@@ -183,10 +183,7 @@ impl Scraper {
     }
 
     fn apply(&self, replica: &Arc<Replica>, page: &str, profile: &EngineProfile) {
-        let figures = match replica.identity.rank {
-            Some(rank) => metrics_text::parse_rank(page, profile, rank),
-            None => metrics_text::parse(page, profile),
-        };
+        let figures = metrics_text::parse(page, profile, replica.identity.rank);
         if Arc::ptr_eq(replica, &self.replica) {
             self.note_absent(&figures.absent(profile));
         }

@@ -116,7 +116,8 @@ impl Answer {
         let elsewhere = profile.metrics_port.map(|port| endpoint.at_port(port));
         match get(elsewhere.as_ref().unwrap_or(endpoint), path).await {
             Ok((StatusCode::OK, page)) => {
-                let absent = metrics_text::parse(&String::from_utf8_lossy(&page), profile).absent(profile);
+                let absent =
+                    metrics_text::parse(&String::from_utf8_lossy(&page), profile, None).absent(profile);
                 if !absent.is_empty() {
                     self.notes.push(format!("{path} does not have: {}", absent.join(", ")));
                 }
