@@ -37,7 +37,7 @@ pub struct EngineFacts {
     /// What it puts into a stream that asks for nothing; `None` until a probe told.
     pub stream_defaults: ArcSwapOption<StreamDefaults>,
     /// Counters of the last scrape.
-    pub(super) scraped: ArcSwapOption<ScrapedCounters>,
+    pub(super) scraped: ArcSwapOption<EngineCounters>,
     /// Counters of the last minute, one every ten seconds, oldest first.
     recent: Mutex<VecDeque<(Stamp, EngineCounters)>>,
     /// When its page was read lately, and which share of our requests without a first token waited there then, oldest first.
@@ -60,14 +60,6 @@ pub struct EngineModel {
     pub id_at: std::ops::Range<usize>,
     /// It has no `parent`: it is no adapter.
     pub is_base: bool,
-}
-
-/// Counters of one scrape.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ScrapedCounters {
-    pub(super) counters: EngineCounters,
-    /// Start of the process, where it is told.
-    pub(super) process_start: Option<f64>,
 }
 
 impl EngineFacts {
@@ -106,7 +98,7 @@ impl EngineFacts {
 
     /// Waiting requests of this scrape, averaged with those of the scrapes before.
     pub(super) fn smoothed_waiting(&self, now: Option<f64>) -> Option<f64> {
-        let before = self.scraped.load_full().and_then(|scraped| scraped.counters.recent_waiting);
+        let before = self.scraped.load_full().and_then(|scraped| scraped.recent_waiting);
         now.map(|now| before.map_or(now, |before| before + OF_A_SCRAPE * (now - before)))
     }
 

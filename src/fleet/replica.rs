@@ -301,7 +301,7 @@ impl Replica {
             quiet: self.target.load.quiet(now),
             inflight_prompt_tokens: load.waiting_tokens().0,
             signals,
-            counters: signals.and_then(|_| Some(engine.scraped.load().as_ref()?.counters)),
+            counters: signals.and_then(|_| Some(**engine.scraped.load().as_ref()?)),
             absent: engine.absent.load().as_slice().into(),
             gpu: engine.gpu.load().as_ref().and_then(|reading| reading.figures(now)),
             failures: OwnFailures {

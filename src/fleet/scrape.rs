@@ -12,7 +12,6 @@ use http::StatusCode;
 use parking_lot::Mutex;
 
 use super::discovery::deps::Deps;
-use super::engine::ScrapedCounters;
 use super::life::Event;
 use super::metrics_text;
 use super::pool::PoolState;
@@ -193,16 +192,16 @@ impl Scraper {
             ttft: figures.get(Figure::TtftSum).zip(figures.get(Figure::TtftCount)),
             kv: figures.kv(),
             recent_waiting: replica.engine.smoothed_waiting(figures.get(Figure::Waiting)),
+            process_start: figures.get(Figure::ProcessStart),
             ..EngineCounters::default()
         };
         let counters = replica.engine.with_recent(counters, self.clock.now());
-        let scraped = ScrapedCounters { counters, process_start: figures.get(Figure::ProcessStart) };
-        let before = replica.engine.scraped.swap(Some(Arc::new(scraped)));
+        let before = replica.engine.scraped.swap(Some(Arc::new(counters)));
         // A restarted process has an empty cache.
-        if before.as_ref().is_some_and(|before| scraped.is_of_another_process(before)) {
+        if before.as_ref().is_some_and(|before| is_another_process(before, &counters)) {
             self.pool.forgets(replica, self.clock.now());
             replica.target.restarted();
-            if self.is_newest(scraped.process_start) {
+            if self.is_newest(counters.process_start) {
                 replica
                     .health
                     .warmth
@@ -211,7 +210,7 @@ impl Scraper {
                 replica.health.vitals.check_now.notify_one();
             }
         }
-        let done = before.as_ref().and_then(|before| before.counters.generated).zip(counters.generated);
+        let done = before.as_ref().and_then(|before| before.generated).zip(counters.generated);
         if done.is_some_and(|(old, new)| old != new) {
             replica.health.vitals.engine_moved(self.clock.now());
         }
@@ -272,16 +271,13 @@ impl Scraper {
     }
 }
 
-impl ScrapedCounters {
-    /// Whether the process started at another time than that of `before`, or, where that is not told, counts less.
-    fn is_of_another_process(&self, before: &Self) -> bool {
-        if let Some((old, new)) = before.process_start.zip(self.process_start) {
-            return (old - new).abs() > START_TOLERANCE;
-        }
-        let fell = |old: Option<f64>, new: Option<f64>| old.zip(new).is_some_and(|(old, new)| new < old);
-        fell(before.counters.generated, self.counters.generated)
-            || fell(before.counters.ttft.map(|ttft| ttft.1), self.counters.ttft.map(|ttft| ttft.1))
+/// Whether the process started at another time than that of `before`, or, where no page has that, counts less.
+fn is_another_process(before: &EngineCounters, now: &EngineCounters) -> bool {
+    if let Some((old, new)) = before.process_start.zip(now.process_start) {
+        return (old - new).abs() > START_TOLERANCE;
     }
+    let fell = |old: Option<f64>, new: Option<f64>| old.zip(new).is_some_and(|(old, new)| new < old);
+    fell(before.generated, now.generated) || fell(before.ttft.map(|ttft| ttft.1), now.ttft.map(|ttft| ttft.1))
 }
 
 /// Seconds by which two readings of one process' start may differ.

@@ -111,6 +111,8 @@ pub struct OwnFailures {
 /// Counters of an engine's metrics page, since its process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineCounters {
+    /// Start of the process, seconds since 1970, where the page has it.
+    pub process_start: Option<f64>,
     /// Requests put back from the batch into the queue.
     pub preemptions: Option<f64>,
     /// Generated tokens: an engine whose streams are silent and whose count stands still does nothing.
