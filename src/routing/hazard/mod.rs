@@ -11,12 +11,7 @@ use self::lengths::Survival;
 
 /// Expected streams over their bound, by seconds of stall.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Curve([f32; POINTS]);
-
-impl Curve {
-    /// Nobody is harmed.
-    pub const NONE: Self = Self([0.0; POINTS]);
-}
+pub struct Curve(pub [f32; POINTS]);
 
 /// One running stream, as far as its bound is concerned.
 #[derive(Clone, Copy, Debug)]
@@ -59,16 +54,6 @@ impl Curve {
                 *harm += (goes_on - survival.at(safe_from) / alive).max(0.0);
             }
         }
-    }
-
-    /// The sixteen numbers, for publication.
-    pub fn points(&self) -> [f32; POINTS] {
-        self.0
-    }
-
-    /// A curve from published numbers.
-    pub fn from_points(points: [f32; POINTS]) -> Self {
-        Self(points)
     }
 }
 
@@ -157,10 +142,10 @@ mod tests {
             assert!(harm >= last - 1e-6, "{harm} after {last}");
             last = harm;
         }
-        for (stall, harm) in STALLS.into_iter().zip(curve.points()) {
+        for (stall, harm) in STALLS.into_iter().zip(curve.0) {
             assert!((curve.at(stall) - harm).abs() < 1e-5, "{harm} after {stall} s");
         }
-        assert_eq!(curve.at(f32::INFINITY), curve.points()[POINTS - 1]);
+        assert_eq!(curve.at(f32::INFINITY), curve.0[POINTS - 1]);
         assert!(curve.at(f32::NAN).is_finite() || curve.at(f32::NAN).is_nan());
     }
 }

@@ -220,7 +220,7 @@ impl ReplicaLoad {
         let (curve, found) = ledger.refresh(now, known);
         self.publish(&ledger);
         found.computed.iter().for_each(|placement| self.release(placement));
-        for (cell, point) in self.harm.iter().zip(curve.points()) {
+        for (cell, point) in self.harm.iter().zip(curve.0) {
             cell.store(point.to_bits(), Ordering::Relaxed);
         }
         // An idle replica needs to be asked no more.

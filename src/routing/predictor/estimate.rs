@@ -329,7 +329,12 @@ mod tests {
     use crate::routing::float::MAX_SPAN;
 
     fn pool() -> PoolView {
-        PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE, Answers { output: 200.0, goes_on: 1.0 }, 100.0)
+        PoolView::new(
+            &[0.02, 0.0, 1.0, 0.0],
+            Curve::default(),
+            Answers { output: 200.0, goes_on: 1.0 },
+            100.0,
+        )
     }
 
     fn estimate() -> Estimate {

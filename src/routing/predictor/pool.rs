@@ -139,7 +139,7 @@ impl PoolCell {
         let point = |point: &AtomicU32| f32::from_bits(point.load(Ordering::Relaxed));
         PoolView::new(
             &self.rates.each_ref().map(AtomicF64::load),
-            Curve::from_points(self.fresh.each_ref().map(point)),
+            Curve(self.fresh.each_ref().map(point)),
             Answers { output: self.output.load(), goes_on: self.goes_on.load() },
             self.uncached.load(),
         )
@@ -309,14 +309,14 @@ impl PoolCell {
     }
 
     fn publish_fresh(&self, survival: &Survival) {
-        let mut curve = Curve::NONE;
+        let mut curve = Curve::default();
         // Without a step of its own: how much slack a token brings is for the reader to say.
         let fresh = Running { tokens: 1.0, elapsed: 0.0, bound: FRESH_SPARE as f32, step: 0.0 };
         curve.add(&fresh, survival);
         for (cell, figure) in [(&self.output, survival.mean()), (&self.goes_on, survival.at(2.0))] {
             cell.store(f64::from(figure));
         }
-        for (cell, point) in self.fresh.iter().zip(curve.points()) {
+        for (cell, point) in self.fresh.iter().zip(curve.0) {
             cell.store(point.to_bits(), Ordering::Relaxed);
         }
     }
