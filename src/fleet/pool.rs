@@ -257,7 +257,9 @@ impl PoolState {
     /// Whether another ready replica lists a model that this one answered not to have.
     pub fn others_list(&self, replica: &Replica, model: &str) -> bool {
         let replicas = self.replicas.load();
-        replicas.iter().any(|other| other.slot() != replica.slot() && other.is_ready() && other.lists(model))
+        replicas
+            .iter()
+            .any(|other| other.slot() != replica.slot() && other.is_ready() && other.engine.lists(model))
     }
 
     /// Compares every replica with the others; [`super::health`] says what follows.

@@ -102,7 +102,7 @@ impl Prober {
         };
         let mut has_loaded = false;
         for (name, source) in config.lora.adapters.iter().filter(|_| config.lora.load) {
-            if self.replica.lists(name) || self.replica.engine.asked_to_load.lock().contains(name) {
+            if self.replica.engine.lists(name) || self.replica.engine.asked_to_load.lock().contains(name) {
                 continue;
             }
             self.replica.engine.asked_to_load.lock().push(Arc::clone(name));

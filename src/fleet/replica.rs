@@ -95,18 +95,13 @@ impl Replica {
         self.life.state()
     }
 
-    /// Why it is in its state.
-    pub(super) fn reason(&self) -> Arc<str> {
-        self.life.passage().reason
-    }
-
     /// Why it takes no requests: `http://gpu-1:8000: connection refused (3 tries)`.
     pub(crate) fn why_unready(&self) -> String {
         let reason = match (self.state(), self.life.held()) {
             (ReplicaState::Ready, held) => held.map_or("ready", Hold::as_str).into(),
             // The last probe was answered, which is no reason to refuse.
             (ReplicaState::Warming, _) => "warming up".into(),
-            _ => self.reason(),
+            _ => self.life.passage().reason,
         };
         let tries = match self.own.misses.load(Ordering::Relaxed) {
             0 => String::new(),
@@ -232,25 +227,15 @@ impl Replica {
         self.health.succeeded(self.is_ready(), now);
     }
 
-    /// Whether it became warm a short while ago, so that the time of its first tokens says little about its pool.
-    pub fn is_cold(&self, now: Stamp) -> bool {
-        self.health.warmth.is_cold(now)
-    }
-
     /// Has it warmed up again, as soon as its prober comes to it.
     pub fn warm_again(&self) {
         self.own.warm_again.store(true, Ordering::Relaxed);
         self.health.vitals.check_now.notify_one();
     }
 
-    /// Whether its engine lists the model.
-    pub fn lists(&self, model: &str) -> bool {
-        self.engine.lists(model)
-    }
-
     /// Whether its engine may have the model: it lists it, or none.
     pub fn may_have(&self, model: &str) -> bool {
-        self.lists(model) || self.engine.models.load().is_empty()
+        self.engine.lists(model) || self.engine.models.load().is_empty()
     }
 
     /// Whether its metrics page was read.
@@ -299,7 +284,7 @@ impl Replica {
             is_on_trial: self.is_on_trial(),
             inflight: self.target.load.own(),
             quiet: self.target.load.quiet(now),
-            inflight_prompt_tokens: load.waiting_tokens().0,
+            inflight_prompt_tokens: load.waiting.tokens,
             signals,
             counters: signals.and_then(|_| Some(**engine.scraped.load().as_ref()?)),
             absent: engine.absent.load().as_slice().into(),

@@ -208,7 +208,7 @@ impl Asking<'_> {
             assignment.decision.reason = Reason::Adapter;
         }
         replica.chosen(now);
-        let is_cold = replica.is_cold(now);
+        let is_cold = replica.health.warmth.is_cold(now);
         let summary = assignment.decision.summary(predicted_from);
         Some(Box::new(Pick {
             turn: TurnOnDrop(Arc::clone(&pool.queue)),

@@ -43,7 +43,7 @@ pub(super) fn of_answer(
 /// Whether it is the answer that a model is missing which this replica does not list and another of its route does: the request is as good as one
 /// for whose model no replica is ready. Beside a canary the answer stays as it is: a revision without the model is to be seen as one.
 pub(super) fn is_for_another(answer: &BufferedResponse, pick: &Pick, prepared: &Prepared) -> bool {
-    let is_elsewhere = |model: &str| !pick.replica.lists(model) && prepared.route.is_known(model);
+    let is_elsewhere = |model: &str| !pick.replica.engine.lists(model) && prepared.route.is_known(model);
     answer.head.status == StatusCode::NOT_FOUND
         && prepared.route.config.canary.is_none()
         && prepared.model.as_deref().is_some_and(is_elsewhere)

@@ -371,12 +371,12 @@ impl RouteState {
 
     /// Whether a ready replica lists the model.
     pub fn is_listed(&self, model: Option<&str>) -> bool {
-        model.is_some_and(|model| self.any(|replica| replica.is_ready() && replica.lists(model)))
+        model.is_some_and(|model| self.any(|replica| replica.is_ready() && replica.engine.lists(model)))
     }
 
     /// Whether a replica lists the model, be it ready or not.
     pub fn is_known(&self, model: &str) -> bool {
-        self.any(|replica| replica.lists(model))
+        self.any(|replica| replica.engine.lists(model))
     }
 
     fn any(&self, is_it: impl Fn(&Replica) -> bool) -> bool {

@@ -26,6 +26,7 @@ use super::{
     TimingSample, Waiting, Work, cheapest, longest,
 };
 use crate::clock::{AtomicStamp, Stamp};
+use crate::record::ExpectedWait;
 use crate::routing::tuning::{memories, prices};
 use crate::units::Tokens;
 
@@ -424,7 +425,9 @@ impl Assignment {
     }
 
     /// The predicted wait in its parts; `None` where nothing was learned yet.
-    pub fn expected(&self) -> Option<crate::record::ExpectedWait> {
-        self.dispatcher.model.expected(&self.decision.terms)
+    pub fn expected(&self) -> Option<ExpectedWait> {
+        let Terms { wait, prefill, base, .. } = self.decision.terms;
+        let is_taught = self.dispatcher.model.pool.is_taught();
+        is_taught.then(|| ExpectedWait { queue: span(wait), prefill: span(prefill + base) })
     }
 }

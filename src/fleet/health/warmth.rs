@@ -98,7 +98,8 @@ impl Warmth {
         self.is_slow.load(Ordering::Relaxed)
     }
 
-    /// In slow start, or no longer than its span after a cold start without one: nobody served before it.
+    /// In slow start, or no longer than its span after a cold start without one, as no replica served before it: the time of its first tokens
+    /// means little for its pool.
     pub(crate) fn is_cold(&self, now: Stamp) -> bool {
         self.is_in_slow_start() || now < self.fresh_until.load()
     }

@@ -90,11 +90,6 @@ impl LoadView {
         let since = self.head_since.as_nanos();
         if since == 0 { 0.0 } else { now.as_nanos().saturating_sub(since) as f64 * 1e-9 }
     }
-
-    /// Uncached prompt tokens of the awaiting.
-    pub fn waiting_tokens(&self) -> Tokens {
-        Tokens(self.waiting.tokens)
-    }
 }
 
 /// What a decision puts on a replica.

@@ -25,11 +25,9 @@ pub use self::saved::{SavedPool, SavedSpeed};
 pub use self::transfers::{Links, Pair, Transfers};
 pub use self::typical::Typical;
 use super::backlog::Backlog;
-use super::float::span;
 use super::load::{Known, Pace, ReplicaLoad, TimingSample};
 use super::work::Work;
 use crate::clock::Stamp;
-use crate::record::ExpectedWait;
 use crate::units::Tokens;
 
 /// What is known of one pool's speed, shared by decisions (readers) and first tokens (writers).
@@ -126,13 +124,6 @@ impl PoolModel {
             replica.observe_paces(now, &found.paces, &self.pool.average());
             self.pool.observe_paces(&found.paces);
         }
-    }
-
-    /// A predicted wait in its two parts; `None` where nothing was learned yet.
-    pub fn expected(&self, terms: &Terms) -> Option<ExpectedWait> {
-        self.pool
-            .is_taught()
-            .then(|| ExpectedWait { queue: span(terms.wait), prefill: span(terms.prefill + terms.base) })
     }
 
     /// Seconds in which an average replica of the pool gives the first token of a request that was to meet `terms`, or its whole answer.
