@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -19,7 +19,7 @@ use crate::cluster::Deps;
 use crate::config::KvEvents;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
-use crate::routing::reports::{PromptReport, queue};
+use crate::routing::reports::PromptReport;
 
 /// Follows the engines of one pool.
 pub(super) struct Follower {
@@ -63,7 +63,8 @@ impl Follower {
         deps: Arc<Deps>,
         stopped: CancellationToken,
     ) {
-        let (reports, receiver) = queue(MAX_REPORTS);
+        let (reports, receiver) = sync_channel(MAX_REPORTS);
+        let reports = Arc::new(reports);
         pool.dispatcher.index.exact.forget();
         pool.dispatcher.reports.store(Some(Arc::clone(&reports)));
         let (sender, mut signals) = mpsc::channel(MAX_SIGNALS);

@@ -3,7 +3,7 @@
 //! As with [`super::notice`], a full queue drops and no request waits. Nothing is copied unless there is a listener.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 
 use super::prefix_index::Turn;
 use super::{Candidate, Prompt};
@@ -35,14 +35,8 @@ pub struct PromptReport {
     pub output: Tokens,
 }
 
-/// The end of a queue of reports; see [`queue`].
+/// The end of a bounded queue of reports.
 pub type Reports = SyncSender<PromptReport>;
-
-/// A queue of at most `capacity` reports.
-pub fn queue(capacity: usize) -> (Arc<Reports>, Receiver<PromptReport>) {
-    let (sender, receiver) = sync_channel(capacity);
-    (Arc::new(sender), receiver)
-}
 
 /// A report that is put into the queue when this is dropped, if the engine counted.
 #[derive(Debug)]

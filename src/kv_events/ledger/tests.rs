@@ -11,7 +11,6 @@ use crate::clock::millis as at;
 use crate::config::PolicyName;
 use crate::kv_events::batch::{Block, Medium, Stored};
 use crate::routing::prefix_index::Turn;
-use crate::routing::reports::queue;
 use crate::routing::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, policies};
 use crate::units::Tokens;
 
@@ -76,8 +75,8 @@ struct Scene {
 impl Scene {
     fn new(capacity: usize) -> Self {
         let dispatcher = Dispatcher::new(1);
-        let (reports, receiver) = queue(16);
-        dispatcher.reports.store(Some(reports));
+        let (reports, receiver) = std::sync::mpsc::sync_channel(16);
+        dispatcher.reports.store(Some(Arc::new(reports)));
         let mut ledger = Ledger::default();
         ledger.open(0, &dispatcher.index);
         let engine = Engine { capacity, used: HashMap::new(), clock: 0 };
