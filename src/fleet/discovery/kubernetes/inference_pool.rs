@@ -52,7 +52,8 @@ async fn follow_pods<'r>(
         let path = format!("/api/v1/namespaces/{}/pods?labelSelector={}", source.namespace, spec.selector());
         let ports = spec.target_ports.iter().map(|port| port.number).collect();
         let connector = &part.report.connector;
-        let members = Reported::new(Pods { ports, is_tls: source.is_tls }, part);
+        let members = Pods { ports, is_tls: source.is_tls };
+        let members = Reported::new(Box::new(move |pods: &_| Ok(members.targets(pods))), part);
         let watching = Watching::new(source.api.as_ref(), path, connector, members);
         // Cancel-safe: the watch of another selector begins anew.
         let is_over = tokio::select! {

@@ -33,7 +33,8 @@ pub(super) async fn run(source: KubernetesSource, report: Report) {
             let path = format!("{path}?labelSelector=kubernetes.io%2Fservice-name%3D{name}");
             let watches = [AtomicBool::new(false)];
             let [own] = &watches;
-            let service = Reported::new(replicas, Part { report: &report, own, all: &watches });
+            let targets = Box::new(move |slices: &_| replicas.targets(slices));
+            let service = Reported::new(targets, Part { report: &report, own, all: &watches });
             Watching::new(source.api.as_ref(), path, &report.connector, service).run().await;
         }
         KubernetesObject::InferencePool { name } => inference_pool::run(&source, name, &report).await,

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::object::{Metadata, Objects, ROLE, or_null};
-use super::reported::Replicas;
 use crate::config::{Endpoint, ReplicaSpec, Role, parse_name};
 use crate::fleet::discovery::roster::Found;
 
@@ -73,13 +72,9 @@ impl Pods {
         };
         Some(self.ports.iter().map(found).collect())
     }
-}
 
-impl Replicas for Pods {
-    type Object = Pod;
-
-    fn targets(&self, pods: &Objects<Pod>) -> Result<Vec<Found>, String> {
-        Ok(pods.values().filter_map(|pod| self.replicas(pod)).flatten().collect())
+    pub(super) fn targets(&self, pods: &Objects<Pod>) -> Vec<Found> {
+        pods.values().filter_map(|pod| self.replicas(pod)).flatten().collect()
     }
 }
 
@@ -120,8 +115,7 @@ mod tests {
         ]
         .map(|pod| (pod.metadata.name.clone(), pod))
         .into();
-        let targets =
-            |pods: &Objects<Pod>| Pods { ports: vec![8000, 8001], is_tls: false }.targets(pods).unwrap();
+        let targets = |pods: &Objects<Pod>| Pods { ports: vec![8000, 8001], is_tls: false }.targets(pods);
         let shown = |pods: &Objects<Pod>| -> Vec<String> {
             let mark = |found: &Found| if found.is_serving { "" } else { "!" };
             let show = |f: &Found| format!("{} {}{}", f.spec.name, f.spec.endpoint.authority(), mark(f));

@@ -9,20 +9,12 @@ use super::watching::Collection;
 use crate::fleet::discovery::report::{News, Report};
 use crate::fleet::discovery::roster::Found;
 
-/// What one kind of object means for replicas.
-pub(super) trait Replicas {
-    type Object: DeserializeOwned;
-
-    /// The replicas, in a stable order.
-    ///
-    /// # Errors
-    /// Why the objects, which could be read, stand for no replicas.
-    fn targets(&self, objects: &Objects<Self::Object>) -> Result<Vec<Found>, String>;
-}
+/// The replicas that objects stand for, in a stable order; or why those, which could be read, stand for none.
+type Targets<O> = Box<dyn Fn(&Objects<O>) -> Result<Vec<Found>, String> + Send + Sync>;
 
 /// Replicas that are reported.
-pub(super) struct Reported<'r, R> {
-    replicas: R,
+pub(super) struct Reported<'r, O> {
+    targets: Targets<O>,
     /// Of their source.
     part: Part<'r>,
     /// Why the objects stand for no replicas now.
@@ -58,18 +50,18 @@ impl Part<'_> {
     }
 }
 
-impl<'r, R> Reported<'r, R> {
-    pub(super) fn new(replicas: R, part: Part<'r>) -> Self {
-        Self { replicas, part, fault: None }
+impl<'r, O> Reported<'r, O> {
+    pub(super) fn new(targets: Targets<O>, part: Part<'r>) -> Self {
+        Self { targets, part, fault: None }
     }
 }
 
-impl<R: Replicas> Collection for Reported<'_, R> {
-    type Object = R::Object;
+impl<O: DeserializeOwned> Collection for Reported<'_, O> {
+    type Object = O;
 
     /// What was named before a fault stays.
-    fn changed(&mut self, objects: &Objects<R::Object>) {
-        match self.replicas.targets(objects) {
+    fn changed(&mut self, objects: &Objects<O>) {
+        match (self.targets)(objects) {
             Ok(targets) => {
                 self.fault = None;
                 self.part.report.note(News::Named(targets));

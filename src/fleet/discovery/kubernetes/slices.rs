@@ -12,7 +12,6 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::object::{Metadata, Objects, ROLE, or_null};
-use super::reported::Replicas;
 use crate::config::{Endpoint, ReplicaSpec, Role, ServicePort, parse_name};
 use crate::fleet::discovery::roster::Found;
 
@@ -118,12 +117,8 @@ impl Slices {
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
         format!("{missing}; there are {}", if others.is_empty() { "none".into() } else { others.join(", ") })
     }
-}
 
-impl Replicas for Slices {
-    type Object = Slice;
-
-    fn targets(&self, slices: &Objects<Slice>) -> Result<Vec<Found>, String> {
+    pub(super) fn targets(&self, slices: &Objects<Slice>) -> Result<Vec<Found>, String> {
         let (mut entries, mut has_no_port, mut others) = (Vec::new(), false, BTreeSet::new());
         // Names of hosts (addressType FQDN) are not addresses of pods.
         let is_usable = |slice: &&Slice| slice.address_type != "FQDN" && !slice.endpoints.is_empty();
