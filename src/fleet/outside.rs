@@ -63,13 +63,13 @@ impl OutsideUse {
         if !has_room(&buckets, outside, demand, now) {
             return Err(AtLimit);
         }
-        let mut reserved = [None; 2];
-        for (at, (bucket, (limit, amount))) in buckets.iter_mut().zip(amounts(outside, demand)).enumerate() {
-            if let (Some(per_minute), Some(kept)) = (limit, reserved.get_mut(at)) {
+        let amounts = amounts(outside, demand);
+        for (bucket, (limit, amount)) in buckets.iter_mut().zip(amounts) {
+            if let Some(per_minute) = limit {
                 bucket.charge(amount, &Refill::per_minute(per_minute), now);
-                *kept = Some(amount);
             }
         }
+        let reserved = amounts.map(|(limit, amount)| limit.map(|_| amount));
         let (state, prompt) = (Arc::clone(self), demand.prompt);
         let usage = TokenCounts::default();
         Ok(OutsideCharge { state, reserved, prompt, seen: 0, usage, is_sent: false })
