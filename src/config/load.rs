@@ -212,6 +212,18 @@ fn serve_as(name: &Arc<str>, config: &mut Config) -> Result<(), ConfigError> {
         let hint = "name the models in the file, one [[route]] each";
         return Err(refused("--served-model-name", message, hint));
     };
+    for budget in config.tenants.iter_mut().flat_map(|tenant| &mut tenant.budgets) {
+        let Some(model) = budget.model.as_mut().filter(|model| *model != name) else { continue };
+        if route.model.named().is_none() {
+            let message =
+                format!("no request names model {model:?} any more, which a tenant has a budget for");
+            let hint = "leave the model out of that budget, or the flag out";
+            return Err(refused("--served-model-name", message, hint));
+        }
+        if route.model.named() == Some(model) {
+            model.clone_from(name);
+        }
+    }
     if *route.name == *route.model.as_str() {
         let former = std::mem::replace(&mut route.name, name.clone());
         let of_tenants = config.tenants.iter_mut().filter_map(|tenant| tenant.routes.as_mut());
@@ -306,6 +318,24 @@ mod tests {
         let overrides = Overrides { served_model_name: Some("mine".into()), ..Overrides::default() };
         let config = load(&Source::File(path), &overrides, &no_env).unwrap();
         assert!(config.hook.unwrap().is_for(&config.routes[0].name));
+    }
+
+    #[test]
+    fn another_name_for_the_model_takes_its_budgets_along() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gateway.toml");
+        let budget_of = |route: &str| {
+            let text = format!(
+                "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\n[[route]]\nmodel = \"{route}\"\n\
+                 [[tenant]]\nname = \"t\"\nkey_sha256 = []\n[[tenant.budget]]\nrequests = 2\nmodel = \"m\"\n"
+            );
+            std::fs::write(&path, text).unwrap();
+            let overrides = Overrides { served_model_name: Some("mine".into()), ..Overrides::default() };
+            load(&Source::File(path.clone()), &overrides, &no_env)
+        };
+        assert!(budget_of("m").unwrap().tenants[0].budgets[0].is_of("mine"));
+        let error = budget_of("*").unwrap_err().to_string();
+        assert!(error.starts_with("--served-model-name: no request names model \"m\" any more"), "{error}");
     }
 
     #[test]
