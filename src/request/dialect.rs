@@ -134,6 +134,17 @@ impl Dialect {
         self.facts().body
     }
 
+    /// Names of the bound on an answer's tokens, the usual one first. Another API's name bounds nothing: engines leave out what they do
+    /// not know.
+    pub fn answer_limits(self) -> &'static [&'static str] {
+        match self {
+            Self::Chat | Self::ChatBatch => &["max_tokens", "max_completion_tokens"],
+            Self::Completions | Self::Messages => &["max_tokens"],
+            Self::Responses => &["max_output_tokens"],
+            _ => &[],
+        }
+    }
+
     /// Whether its answers are stored by the engine that made them, under their id.
     pub fn is_stateful(self) -> bool {
         matches!(self, Self::Responses)

@@ -29,7 +29,7 @@ pub struct Fields<'a> {
     pub stream_options: Option<Raw<'a>>,
     /// `n`
     choices: Option<u32>,
-    /// The most of `max_tokens`, `max_completion_tokens` and `max_output_tokens`: which of them counts, the engine decides.
+    /// The most of the bounds on the answer's tokens ([`Dialect::answer_limits`]): which of them counts, the engine decides.
     pub max_tokens: Option<u64>,
     /// `echo`: the prompt comes back in front of the completion.
     pub echo: bool,
@@ -189,9 +189,8 @@ impl FieldError {
 /// The first thing that is wrong with the body, without any of its text.
 pub fn parse<'a>(dialect: Dialect, body: &'a [u8]) -> Result<Fields<'a>, FieldError> {
     let mut fields = Fields::default();
-    let form = dialect.body_form();
-    if form != BodyForm::Multipart {
-        walk(body, |key, cursor| fields.member(form, key, cursor))?;
+    if dialect.body_form() != BodyForm::Multipart {
+        walk(body, |key, cursor| fields.member(dialect, key, cursor))?;
     }
     Ok(fields)
 }
@@ -242,18 +241,18 @@ impl From<JsonError> for Stop {
 }
 
 impl<'a> Fields<'a> {
-    fn member(&mut self, form: BodyForm, key: Raw<'a>, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
+    fn member(&mut self, dialect: Dialect, key: Raw<'a>, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
         let value = cursor.value()?;
         // A key with a lone surrogate matches no field.
         let Some(key) = key.string() else { return Ok(()) };
         match &*key {
             "model" => self.read_model(value).map_err(Stop::Field)?,
             key if KV_MEMBERS.contains(&key) => self.names_kv |= value.non_null().is_some(),
-            _ if form == BodyForm::Opaque => {}
+            _ if dialect.body_form() == BodyForm::Opaque => {}
             "stream" => self.read_stream(value).map_err(Stop::Field)?,
             "stream_options" => self.stream_options = Some(value),
             "n" => self.choices = whole_number(&value).and_then(|choices| choices.try_into().ok()),
-            "max_tokens" | "max_completion_tokens" | "max_output_tokens" => {
+            key if dialect.answer_limits().contains(&key) => {
                 self.max_tokens = whole_number(&value).max(self.max_tokens);
             }
             "echo" => self.echo = truth(&value) == Some(true),
@@ -325,10 +324,11 @@ pub(super) fn truth(value: &Raw<'_>) -> Option<bool> {
     }
 }
 
-/// What engines read as a whole number (pydantic's lax mode): `2`, `2.0`, `2e0` and `"2"`.
+/// What engines read as a whole number (pydantic's lax mode): `2`, `2.0`, `2e0`, `"2"` and `"1_000"`.
 pub(super) fn whole_number(value: &Raw<'_>) -> Option<u64> {
     let quoted = value.string();
     let text = quoted.as_deref().map_or(value.text(), str::trim);
+    let text = if quoted.is_some() { Cow::from(text.replace('_', "")) } else { text.into() };
     let by_value = || {
         let value: f64 = text.parse().ok()?;
         (value.fract() == 0.0 && (0.0..=MOST_WHOLE).contains(&value)).then_some(value as u64)
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(chat(r#"{"n":2,"n":3}"#).unwrap().choices(), 3);
         assert_eq!(chat(r#"{"n":"2"}"#).unwrap().choices(), 2, "engines read it so");
         assert_eq!(chat(r#"{"n":2.0,"max_tokens":"7"}"#).unwrap().max_tokens, Some(7));
-        for n in ["8e0", "0.8e1", "\"8.00\"", "80E-1"] {
+        for n in ["8e0", "0.8e1", "\"8.00\"", "80E-1", "\"0_8\""] {
             assert_eq!(chat(&format!(r#"{{"n":{n}}}"#)).unwrap().choices(), 8, "{n}");
         }
         for n in ["8.5", "-8", "1e300", "\"nan\""] {
@@ -411,10 +411,20 @@ mod tests {
     fn of_several_limits_on_the_answer_the_most_counts() {
         for limits in [
             r#"{"max_tokens":1,"max_completion_tokens":300}"#,
-            r#"{"max_completion_tokens":300,"max_tokens":1,"max_output_tokens":null}"#,
+            r#"{"max_completion_tokens":300,"max_tokens":1,"max_output_tokens":900}"#,
             r#"{"max_tokens":300,"max_tokens":1}"#,
         ] {
             assert_eq!(chat(limits).unwrap().max_tokens, Some(300), "{limits}");
+        }
+        for (dialect, limit) in [
+            (Dialect::Chat, "max_output_tokens"),
+            (Dialect::Completions, "max_completion_tokens"),
+            (Dialect::Responses, "max_tokens"),
+            (Dialect::Messages, "max_output_tokens"),
+        ] {
+            let body = format!("{{\"{limit}\":1}}");
+            let fields = parse(dialect, body.as_bytes()).unwrap();
+            assert_eq!(fields.max_tokens, None, "{dialect:?} has no {limit}");
         }
     }
 

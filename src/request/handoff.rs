@@ -35,7 +35,7 @@ impl Handoff {
     pub fn of(dialect: Dialect, body: &Bytes) -> Result<Self, &'static str> {
         let text = std::str::from_utf8(body).map_err(|_| UNREADABLE)?;
         let open = open_of(body).ok_or(UNREADABLE)?;
-        let limits = limits(dialect).ok_or("dialect")?;
+        let limits = if dialect.generates() { dialect.answer_limits() } else { return Err("dialect") };
         let mut handoff = Self {
             body: body.clone(),
             of_one_token: Vec::new(),
@@ -164,16 +164,6 @@ pub fn params_of(answer: &[u8]) -> Option<&str> {
     cursor.end().ok()?;
     let params = params.filter(|params| params.kind() == JsonKind::Object)?.text();
     (params.len() <= MAX_PARAMS).then_some(params)
-}
-
-/// The names of the bound on the answer's tokens; the first is added where a body has none.
-fn limits(dialect: Dialect) -> Option<&'static [&'static str]> {
-    match dialect {
-        Dialect::Chat => Some(&["max_tokens", "max_completion_tokens"]),
-        Dialect::Completions | Dialect::Messages => Some(&["max_tokens"]),
-        Dialect::Responses => Some(&["max_output_tokens"]),
-        _ => None,
-    }
 }
 
 /// Asks vLLM to keep the KV of a prompt for another engine.
