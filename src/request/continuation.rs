@@ -97,8 +97,10 @@ pub fn continuation(
 ) -> Result<Option<Continuation>, Obstacle> {
     let text = std::str::from_utf8(body).map_err(|_| Obstacle::Unreadable)?;
     let mut request = Request::read(text)?;
-    if dialect == Dialect::Completions && !request.has_max_tokens {
-        request.default_limit = engine.completions_max_tokens();
+    // Engines of before took a null for no limit at all: an answer that is longer shows it.
+    let is_default = |limit: &u64| request.max_tokens.is_none() || progress.all_tokens <= *limit;
+    if dialect == Dialect::Completions && request.max_tokens.and_then(Raw::non_null).is_none() {
+        request.default_limit = engine.completions_max_tokens().filter(is_default);
     }
     request.check()?;
     let (mut edits, repeats, tokens) = match dialect {
@@ -136,7 +138,6 @@ struct Request<'a> {
     max_tokens: Option<Raw<'a>>,
     max_completion_tokens: Option<Raw<'a>>,
     min_tokens: Option<Raw<'a>>,
-    has_max_tokens: bool,
     /// Of completions without `max_tokens`.
     default_limit: Option<u64>,
     includes_stop: bool,
@@ -167,10 +168,7 @@ impl<'a> Request<'a> {
             "stop" => &mut self.stop,
             "continue_final_message" => &mut self.continues_final,
             "add_generation_prompt" => &mut self.adds_prompt,
-            "max_tokens" => {
-                self.has_max_tokens = true;
-                &mut self.max_tokens
-            }
+            "max_tokens" => &mut self.max_tokens,
             "max_completion_tokens" => &mut self.max_completion_tokens,
             "min_tokens" => &mut self.min_tokens,
             "include_stop_str_in_output" => {
@@ -264,7 +262,8 @@ impl<'a> Request<'a> {
         }
         if let Some(limit) = self.default_limit {
             let left = limit.saturating_sub(tokens).max(1);
-            edits.push(Edit::put(self.open, None, "max_tokens", &left.to_string()));
+            let null = self.max_tokens.map(|raw| raw.span());
+            edits.push(Edit::put(self.open, null, "max_tokens", &left.to_string()));
         }
         Ok(())
     }
@@ -401,7 +400,7 @@ mod tests {
             (
                 r#"{"prompt":["\u0061"],"max_tokens":null}"#,
                 progress("é\"", 2),
-                r#"{"prompt":["\u0061é\""],"max_tokens":null}"#,
+                r#"{"prompt":["\u0061é\""],"max_tokens":14}"#,
             ),
             (r#"{"max_tokens":9,"prompt":"a"}"#, exact.clone(), r#"{"max_tokens":7,"prompt":[1,2,30,4]}"#),
             (r#"{"max_tokens":9,"prompt":[1,2]}"#, exact.clone(), r#"{"max_tokens":7,"prompt":[1,2,30,4]}"#),
@@ -436,7 +435,8 @@ mod tests {
             (Dialect::Completions, completions(r#","max_tokens":2"#), progress("x", 7), true),
             (Dialect::Completions, completions(""), progress("x", 16), true),
             (Dialect::Completions, completions(""), progress("x", 15), false),
-            (Dialect::Completions, completions(r#","max_tokens":null"#), progress("x", 16), false),
+            (Dialect::Completions, completions(r#","max_tokens":null"#), progress("x", 16), true),
+            (Dialect::Completions, completions(r#","max_tokens":null"#), progress("x", 17), false),
         ] {
             let (after, ..) = of(dialect, &body, &progress).unwrap();
             assert_eq!(after == "nothing", is_complete, "{body}: {after}");
