@@ -201,6 +201,9 @@ impl ReadRequest {
         if fields.names_kv && tenant.isolation().is_some() {
             return Err(Failure::bad_request(NO_OWN_KV, Some("kv_transfer_params")));
         }
+        if fields.is_ambiguous && tenant.isolation().is_some() {
+            return Err(Failure::bad_request(NO_TWO_NAMES, None));
+        }
         let stood_in = fields
             .previous_response_id
             .as_deref()
@@ -507,6 +510,7 @@ const COHERE_EMBED: &str = "/v2/embed";
 /// Blocks of an engine are named by number, which no salt guards.
 const NO_OWN_KV: &str = "cache_isolation: this tenant's requests may not name KV of other engines (kv_transfer_params, ec_transfer_params, bootstrap_host, bootstrap_port, bootstrap_room); leave it out";
 const NO_OWN_MEDIA: &str = "cache_isolation: this tenant's requests may not name media by uuid, which all tenants share; leave it out";
+const NO_TWO_NAMES: &str = "cache_isolation: this tenant's requests may give a query or documents by one name each; leave the others out";
 const NO_SALT: &str = "cache_isolation: /v2/embed has no cache_salt that would keep this tenant's texts apart; use /v1/embeddings";
 const X_PRIORITY: HeaderName = HeaderName::from_static("x-priority");
 const X_REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");

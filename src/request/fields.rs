@@ -50,6 +50,8 @@ pub struct Fields<'a> {
     pub is_unstored: bool,
     /// What the engine makes its prompt of.
     pub prompt: PromptFields<'a>,
+    /// `query` or `documents` are given by two of their names: which of them the engine takes is not known.
+    pub is_ambiguous: bool,
 }
 
 /// Where a body names its model.
@@ -86,10 +88,14 @@ pub struct PromptFields<'a> {
     pub other: Option<Raw<'a>>,
 }
 
-fn keep_longest<'a>(kept: &mut Option<Raw<'a>>, value: Raw<'a>) {
-    if kept.is_none_or(|kept| kept.text().len() < value.text().len()) {
-        *kept = value.non_null().or(*kept);
+/// Whether there was one before.
+fn keep_longest<'a>(kept: &mut Option<Raw<'a>>, value: Raw<'a>) -> bool {
+    let Some(value) = value.non_null() else { return false };
+    let before = *kept;
+    if before.is_none_or(|before| before.text().len() < value.text().len()) {
+        *kept = Some(value);
     }
+    before.is_some()
 }
 
 impl Fields<'_> {
@@ -281,10 +287,19 @@ impl<'a> Fields<'a> {
             "system" => &mut prompt.system,
             "tools" => &mut prompt.tools,
             // Of a name and its others in one body it is not known which the engine takes.
-            "query" | "queries" | "text_1" | "data_1" => return keep_longest(&mut prompt.query, value),
-            "documents" | "items" | "text_2" | "data_2" => return keep_longest(&mut prompt.documents, value),
+            "query" | "queries" | "text_1" | "data_1" => {
+                self.is_ambiguous |= keep_longest(&mut prompt.query, value);
+                return;
+            }
+            "documents" | "items" | "text_2" | "data_2" => {
+                self.is_ambiguous |= keep_longest(&mut prompt.documents, value);
+                return;
+            }
             "tokens" => &mut prompt.tokens,
-            _ => return keep_longest(&mut prompt.other, value),
+            _ => {
+                keep_longest(&mut prompt.other, value);
+                return;
+            }
         };
         *field = value.non_null();
     }

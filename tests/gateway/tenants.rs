@@ -89,20 +89,29 @@ async fn an_isolated_tenant_names_no_media() {
     let spelt = named.replace("uuid", r"\u0075uid");
     let chat = |key: &str, part: &str| format!(r#"[{{"role":"user","{key}":[{part}]}}]"#);
     let batch = |part: &str| format!("[{}]", chat("content", part));
-    for (path, messages, is_named) in [
-        (PATH, chat("content", named), true),
-        (PATH, chat("content", &spelt), true),
-        (PATH, chat(r"\u0063ontent", named), true),
-        (PATH, chat("content", own), false),
-        ("/v1/chat/completions/batch", batch(named), true),
-        ("/v1/chat/completions/batch", batch(own), false),
+    let messages = |messages: String| format!(r#""messages":{messages}"#);
+    let rerank =
+        |part: &str, more: &str| format!(r#""query":{{"content":[{part}]}},"documents":["d"]{more}"#);
+    // Which of two names an engine takes is not known, whichever is longer.
+    let other = format!(r#","data_1":"{}""#, "x".repeat(400));
+    for (path, members, is_refused) in [
+        (PATH, messages(chat("content", named)), true),
+        (PATH, messages(chat("content", &spelt)), true),
+        (PATH, messages(chat(r"\u0063ontent", named)), true),
+        (PATH, messages(chat("content", own)), false),
+        ("/v1/chat/completions/batch", messages(batch(named)), true),
+        ("/v1/chat/completions/batch", messages(batch(own)), false),
+        ("/rerank", rerank(named, ""), true),
+        ("/rerank", rerank(own, ""), false),
+        ("/rerank", rerank(named, &other), true),
+        ("/v1/score", rerank(own, r#","items":["d"]"#), true),
     ] {
-        for (who, is_refused) in [("apart", is_named), ("plain", false)] {
-            let body = format!(r#"{{"model":"tiny","messages":{messages}}}"#);
+        for (who, is_refused) in [("apart", is_refused), ("plain", false)] {
+            let body = format!(r#"{{"model":"tiny",{members}}}"#);
             let mut client = gateway.client().await;
             client.post(path, &[("authorization", &format!("Bearer {who}"))], body.as_bytes()).await;
             let (reply, expected) = (client.reply().await, if is_refused { 400 } else { 200 });
-            assert_eq!(reply.status(), expected, "{who} {messages}: {}", reply.text());
+            assert_eq!(reply.status(), expected, "{who} {path} {members}: {}", reply.text());
         }
     }
 }
