@@ -83,6 +83,11 @@ impl EngineKind {
         matches!(self, Self::Vllm | Self::Sglang | Self::RayServe)
     }
 
+    /// Whether it keeps the end of a text to itself while stop strings may begin there: one character less than the longest has.
+    pub fn holds_back_stops(self) -> bool {
+        matches!(self, Self::Vllm | Self::RayServe)
+    }
+
     /// Whether it keeps cached prompts of different `cache_salt`s apart.
     pub fn takes_cache_salt(self) -> bool {
         matches!(self, Self::Vllm | Self::RayServe | Self::Sglang)

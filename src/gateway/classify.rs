@@ -14,6 +14,7 @@ use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
 use crate::request::body::HeldBody;
 use crate::request::class::class_of;
+use crate::request::continuation::held_back;
 use crate::request::dialect::{BodyForm, Computes, Dialect};
 use crate::request::engine_priority::EnginePriority;
 use crate::request::fields::Fields;
@@ -100,6 +101,7 @@ pub(super) fn classify(
         shows_first_token: is_stream || dialect.computes() == Computes::Prompt,
         asks_usage: spliced.asks_usage,
         asks_running: spliced.asks_running,
+        held_back: held_back(fields.stop),
         choices,
         echo: echo(fields),
         model: model.map(|model| if *label == *model { Arc::clone(&label) } else { model.into() }),

@@ -18,7 +18,7 @@ use super::{Gateway, IncomingRequest, blame, request_id, stored};
 use crate::clock::Stamp;
 use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};
-use crate::fleet::engine::EngineFacts;
+use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::stages::{StageSource, at_the_engine};
 use crate::record::{DecisionSummary, Outcome, RateLimit, RateLimits, Record, TokenCounts, Ways, cut};
@@ -206,8 +206,7 @@ fn relay(
         UpstreamResponse::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
             let heartbeat = server.heartbeat.filter(|_| prepared.carrier.is_none());
-            let engine = &active.pick.replica.engine;
-            let migration = migration(prepared, incoming, guard.record(), engine);
+            let migration = migration(prepared, incoming, guard.record(), &active.pick);
             let mut body = StreamBody::new(reader, guard, active.pick, pins, migration, heartbeat);
             let mut headers = finish(body.record(), head.headers);
             strip_length(&mut headers);
@@ -246,7 +245,7 @@ fn migration(
     prepared: Box<Prepared>,
     incoming: Box<IncomingRequest>,
     record: &Record,
-    engine: &EngineFacts,
+    pick: &Pick,
 ) -> Option<Box<Migration>> {
     let may_migrate = prepared.route.config.migrate
         && prepared.is_stream
@@ -254,10 +253,12 @@ fn migration(
         && prepared.carrier.is_none()
         && !prepared.is_sent_once;
     may_migrate.then(|| {
-        let sends_unasked = engine.stream_defaults.load().as_ref().is_some_and(|own| own.sends_usage);
+        let defaults = pick.replica.engine.stream_defaults.load();
+        let sends_unasked = defaults.as_ref().is_some_and(|own| own.sends_usage);
         let running = prepared.asks_running && !sends_unasked;
+        let held_back = if pick.pool.config().engine.holds_back_stops() { prepared.held_back } else { 0 };
         let successor = ReplicaSuccessor::new(incoming, prepared, Identity::of(record));
-        Migration::new(Transcript::new(record.dialect, running), successor)
+        Migration::new(Transcript::new(record.dialect, running, held_back), successor)
     })
 }
 

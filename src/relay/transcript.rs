@@ -38,11 +38,12 @@ pub struct Transcript {
 }
 
 impl Transcript {
-    /// Of a stream that begins; with `hides_running` the client sees no usage beside choices.
-    pub fn new(dialect: Dialect, hides_running: bool) -> Self {
+    /// Of a stream that begins; with `hides_running` the client sees no usage beside choices. Its engines keep the last `held_back`
+    /// characters of the text to themselves.
+    pub fn new(dialect: Dialect, hides_running: bool, held_back: usize) -> Self {
         let obstacle =
             (!matches!(dialect, Dialect::Chat | Dialect::Completions)).then_some(Obstacle::Dialect);
-        Self { obstacle, hides_running, ..Self::default() }
+        Self { obstacle, hides_running, delivered: Delivered::behind(held_back), ..Self::default() }
     }
 
     /// Takes whole events of the engine and gives what goes to the client.
@@ -103,7 +104,7 @@ impl Transcript {
     pub fn continued(&mut self, by: Continuation) {
         self.boundaries = Boundaries::default();
         self.drops_line_feed = false;
-        self.delivered.resume_at(by.tokens);
+        self.delivered.resume_at(by.tokens, &by.repeats);
         self.segment = Some(Segment { carried_over: by.tokens, repeats: by.repeats });
     }
 
@@ -262,7 +263,7 @@ mod tests {
     }
 
     fn told(dialect: Dialect, events: &str) -> (Transcript, Result<(String, u64), Obstacle>) {
-        let mut transcript = Transcript::new(dialect, false);
+        let mut transcript = Transcript::new(dialect, false, 0);
         assert_eq!(pass(&mut transcript, events), events, "what the first engine says passes as it is");
         let progress = transcript.progress().map(|told| (told.text, told.tokens));
         (transcript, progress)
@@ -280,11 +281,11 @@ mod tests {
         let usage = ",\"usage\":{\"prompt_tokens\":9}}\n";
         let events = [chunk("a", ROLE, ""), say("a", "x").replace("}\n", usage), ": ping\n\n".to_owned()];
         let stream = (events.concat() + &say("a", "y")).replace('\n', "\r\n");
-        let whole = pass(&mut Transcript::new(Dialect::Chat, true), &stream);
+        let whole = pass(&mut Transcript::new(Dialect::Chat, true, 0), &stream);
         assert!(!whole.contains("usage") && whole.contains("\r\n\r\n"), "{whole:?}");
         for size in 1..stream.len() {
             let (mut transcript, mut boundaries) =
-                (Transcript::new(Dialect::Chat, true), Boundaries::default());
+                (Transcript::new(Dialect::Chat, true, 0), Boundaries::default());
             let (mut cutter, mut passed) = (WholeEvents::default(), Vec::new());
             for read in stream.as_bytes().chunks(size) {
                 let (mut start, mut end) = (boundaries.begin(read), 0);
@@ -327,6 +328,28 @@ mod tests {
     }
 
     #[test]
+    fn tokens_whose_text_an_engine_holds_back_are_generated_again() {
+        // A token has four characters, and the engine keeps nine of them to itself.
+        let events = |id: &str, tokens: usize, before: usize| {
+            let chars = |tokens: usize| (4 * tokens).saturating_sub(9);
+            let text = |n: usize| "x".repeat(chars(n) - chars(n - 1));
+            let count =
+                |n: usize| format!("],\"usage\":{{\"prompt_tokens\":9,\"completion_tokens\":{}}}}}\n", n);
+            (1..=tokens).map(|n| say(id, &text(n)).replace("]}\n", &count(n + before))).collect::<String>()
+        };
+        for (tokens, behind) in [(2, 0), (3, 0), (4, 1), (5, 2), (6, 3), (20, 17)] {
+            let mut transcript = Transcript::new(Dialect::Completions, false, 9);
+            pass(&mut transcript, &events("a", tokens, 0));
+            let progress = transcript.progress().unwrap();
+            assert_eq!(progress.all_tokens, behind, "{} characters", progress.text.len());
+            let by = Continuation { body: Pieces::default(), repeats: String::new(), tokens: behind };
+            transcript.continued(by);
+            pass(&mut transcript, &events("b", 20, 0));
+            assert_eq!(transcript.progress().unwrap().all_tokens, behind + 17, "and those of the next");
+        }
+    }
+
+    #[test]
     fn running_counts_that_only_the_gateway_wanted_are_taken_out() {
         let usage = r#""usage":{"prompt_tokens":9,"total_tokens":13,"completion_tokens":4,"x":null}"#;
         let behind = say("a", "x").replace("]}\n", &format!("],{usage}}}\n"));
@@ -342,12 +365,12 @@ mod tests {
             (&whole, whole.clone()),
             (&called, call),
         ] {
-            let mut transcript = Transcript::new(Dialect::Chat, true);
+            let mut transcript = Transcript::new(Dialect::Chat, true, 0);
             assert_eq!(pass(&mut transcript, event), expected);
-            let mut shown = Transcript::new(Dialect::Chat, false);
+            let mut shown = Transcript::new(Dialect::Chat, false, 0);
             assert_eq!(&pass(&mut shown, event), event);
         }
-        let mut transcript = Transcript::new(Dialect::Chat, true);
+        let mut transcript = Transcript::new(Dialect::Chat, true, 0);
         let events = called.clone() + ": ping\n\n" + &behind + "data: [DONE]\n\n";
         let expected =
             called.replace(&format!(",{usage}"), "") + ": ping\n\n" + &say("a", "x") + "data: [DONE]\n\n";
@@ -357,7 +380,7 @@ mod tests {
             "also of a stream that nobody can continue any more"
         );
 
-        let mut transcript = Transcript::new(Dialect::Chat, true);
+        let mut transcript = Transcript::new(Dialect::Chat, true, 0);
         pass(&mut transcript, &behind);
         assert_eq!(transcript.progress().unwrap().tokens, 4, "one event of four tokens");
         transcript.continued(Continuation { body: Pieces::default(), repeats: String::new(), tokens: 4 });

@@ -123,6 +123,21 @@ pub fn continuation(
     Ok(Some(Continuation { body: apply(body, &edits).into(), repeats, tokens }))
 }
 
+/// Characters at the end of a text that an engine keeps to itself, because one of its stop strings may begin there.
+pub fn held_back(stop: Option<Raw<'_>>) -> usize {
+    let Some(stop) = stop else { return 0 };
+    let mut longest = 0;
+    let mut note =
+        |text: Raw<'_>| longest = text.string().map_or(0, |text| text.chars().count()).max(longest);
+    if stop.kind() == JsonKind::Array {
+        // What is no list of strings the engine has refused.
+        let _ = stop.cursor().array(|text| text.value().map(&mut note));
+    } else {
+        note(stop);
+    }
+    longest.saturating_sub(1)
+}
+
 type Growth = (Vec<Edit>, String, u64);
 
 /// The members of a request that matter here, `None` where absent or null; of duplicates the last one counts.
@@ -454,6 +469,22 @@ mod tests {
         let by = |text| continuation(Dialect::Chat, &body, &progress(text, 4), EngineKind::Generic);
         assert_eq!(by("x").unwrap_err(), Obstacle::Engine);
         assert_eq!(by(" ").unwrap().unwrap().body.whole(), body, "nothing to build on");
+    }
+
+    #[test]
+    fn one_character_less_than_the_longest_stop_string_is_held_back() {
+        for (stop, expected) in [
+            ("null", 0),
+            ("[]", 0),
+            ("\"\"", 0),
+            ("\"END\"", 2),
+            (r#"["a","\u00e9\u00e9\n",7]"#, 2),
+            ("{\"a\":\"long\"}", 0),
+        ] {
+            let value = Cursor::new(stop).value().unwrap();
+            assert_eq!(held_back(Some(value)), expected, "{stop}");
+        }
+        assert_eq!(held_back(None), 0);
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct Fields<'a> {
     pub prompt: PromptFields<'a>,
     /// `query` or `documents` are given by two of their names: which of them the engine takes is not known.
     pub is_ambiguous: bool,
+    /// `stop` as it stands in the body, `null` included.
+    pub stop: Option<Raw<'a>>,
 }
 
 /// Where a body names its model.
@@ -264,6 +266,7 @@ impl<'a> Fields<'a> {
             "echo" => self.echo = truth(&value) == Some(true),
             "cache_salt" => self.cache_salt = Some(value),
             "priority" => self.priority = Some(value),
+            "stop" => self.stop = Some(value),
             "previous_response_id" => self.previous_response_id = value.string(),
             "request_id" => self.request_id = value.non_null(),
             "store" | "background" => {

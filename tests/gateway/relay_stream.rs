@@ -466,7 +466,7 @@ fn a_stream_that_breaks_at_any_byte_goes_on_as_if_it_had_not() {
         });
         for cut in 0..body.len() {
             let (mut scanner, mut events) = (Scanner::new(dialect, Echo::Off), WholeEvents::default());
-            let mut transcript = Transcript::new(dialect, false);
+            let mut transcript = Transcript::new(dialect, false, 0);
             let mut client = Vec::new();
             for read in body[..cut].chunks(97) {
                 let fed = scanner.feed(read, |_, _| {});
