@@ -60,9 +60,10 @@ pub enum EngineErrorKind {
 pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
     let mut answer = AnswerFacts::default();
     let Ok(text) = std::str::from_utf8(body) else { return answer };
-    let mut is_flat_error = false;
+    let (mut is_flat_error, mut is_message) = (false, false);
     // What was read before a fault is no less true.
-    let _ = Cursor::new(text).object(|key, value| {
+    let read = Cursor::new(text).object(|key, value| {
+        is_message |= dialect == Dialect::Messages && key.escaped() == Some("content");
         match key.escaped().unwrap_or_default() {
             "object" => is_flat_error = value.value()?.text() == FLAT_ERROR,
             "choices" if value.ahead() == JsonKind::Array => answer.note_choices(dialect, value)?,
@@ -71,6 +72,10 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
         }
         Ok::<_, JsonError>(())
     });
+    // vLLM leaves out what is null.
+    if is_message && read.is_ok() && answer.finish_reasons.is_empty() {
+        answer.note_reason(Some(ABORTED.into()));
+    }
     if is_flat_error && answer.error.is_none() {
         answer.note_error(Cursor::new(text).value().ok());
     }
