@@ -138,10 +138,19 @@ impl Config {
 
     /// Whether requests of a pool may be refused: one of its routes has a `[route.queue]`.
     pub fn queues(&self, pool: &Pool) -> bool {
+        self.routes_of(pool).any(|route| route.queue.is_some())
+    }
+
+    /// Whether broken streams of a pool's replicas are continued.
+    pub fn migrates(&self, pool: &Pool) -> bool {
+        self.routes_of(pool).any(|route| route.migrate)
+    }
+
+    fn routes_of(&self, pool: &Pool) -> impl Iterator<Item = &Route> {
         let is_it = |weighted: &WeightedPool| {
             self.pools.get(weighted.pool).is_some_and(|known| known.name == pool.name)
         };
-        self.routes.iter().any(|route| route.queue.is_some() && route.pools.iter().any(is_it))
+        self.routes.iter().filter(move |route| route.pools.iter().any(is_it))
     }
 }
 

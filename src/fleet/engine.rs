@@ -36,6 +36,8 @@ pub struct EngineFacts {
     pub adapters: Adapters,
     /// What it puts into a stream that asks for nothing; `None` until a probe told.
     pub stream_defaults: ArcSwapOption<StreamDefaults>,
+    /// Whether its chat template heeds `continue_final_message`; `None` until it was asked.
+    pub(super) continues_chats: Mutex<Option<bool>>,
     /// Counters of the last scrape.
     pub(super) scraped: ArcSwapOption<EngineCounters>,
     /// Counters of the last minute, one every ten seconds, oldest first.

@@ -58,6 +58,8 @@ pub struct PoolState {
     pub objectives: Objectives,
     /// Some engine told which LoRA adapters it holds.
     tells_adapters: AtomicBool,
+    /// A route of it continues broken streams.
+    pub(super) migrates: AtomicBool,
 }
 
 impl PoolState {
@@ -81,6 +83,7 @@ impl PoolState {
             outside: Arc::default(),
             objectives: Objectives::default(),
             tells_adapters: AtomicBool::new(false),
+            migrates: AtomicBool::new(false),
         })
     }
 
@@ -154,6 +157,11 @@ impl PoolState {
         let draining = self.draining.load();
         let is_apart = |left: &&Arc<Replica>| !replicas.iter().any(|replica| replica.name() == left.name());
         draining.iter().filter(is_apart).chain(replicas.iter()).cloned().collect()
+    }
+
+    /// Whether its engines are known to answer anew where an answer is to go on.
+    pub fn answers_anew(&self) -> bool {
+        self.replicas().iter().any(|replica| *replica.engine.continues_chats.lock() == Some(false))
     }
 
     /// The configuration that was applied last.

@@ -24,6 +24,7 @@ use super::replica::Replica;
 use super::stream_defaults::StreamDefaults;
 use crate::clock::{Clock, Stamp, doubled};
 use crate::config::{Pool, ProbeKind};
+use crate::request::json::Cursor;
 use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
 
@@ -123,6 +124,7 @@ impl Prober {
         let mut result = self.probe(config).await;
         let mut is_another = false;
         if let ProbeResult::Answered(kind) = result {
+            self.probe_template(config).await;
             if !replica.is_ready() {
                 if kind.generates() {
                     self.probe_stream_defaults(config).await;
@@ -227,6 +229,7 @@ impl Prober {
 
     /// Reads the models of a replica that its answers prove: adapters come and go while it has traffic. Whether they are another's.
     async fn lists_another(&self, config: &Pool) -> bool {
+        self.probe_template(config).await;
         let is_listed = config.outside.is_none() && self.list_models(config).await.is_ok();
         is_listed && (self.serves_another().is_some() || self.owes_proof())
     }
@@ -428,6 +431,43 @@ impl Prober {
         self.replica.engine.stream_defaults.store(unasked.map(Arc::new));
     }
 
+    /// Learns whether its chat template heeds `continue_final_message`, where broken streams are continued: some of vLLM's renderers
+    /// (DeepSeek V3.2 and V4) end the message whatever is asked for.
+    async fn probe_template(&self, config: &Pool) {
+        let known = &self.replica.engine.continues_chats;
+        if !self.replica.is_ready() {
+            *known.lock() = None;
+        }
+        if !config.engine.continues_chats()
+            || !self.pool.migrates.load(Ordering::Relaxed)
+            || known.lock().is_some()
+        {
+            return;
+        }
+        let models = self.replica.engine.models.load_full();
+        let model = models.first().map_or("", |m| &*m.id);
+        let mut lengths = [None; 2];
+        for (length, continues) in lengths.iter_mut().zip([true, false]) {
+            let chat = json!({
+                "model": model,
+                "messages": [{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }],
+                "continue_final_message": continues,
+                "add_generation_prompt": !continues,
+            });
+            let chat = chat.to_string();
+            let Ok((status, answer)) = self.call(config, TOKENIZE, Some(&chat)).send(&self.connector).await
+            else {
+                return;
+            };
+            let answer = std::str::from_utf8(&answer).ok().filter(|_| status.is_success());
+            let count = answer.and_then(|answer| Cursor::new(answer).members(["count"]).ok());
+            *length = count.and_then(|[count]| count?.text().parse::<u64>().ok());
+        }
+        // What goes on is shorter than what is answered: it lacks an end, and the head of an answer.
+        let is_ignored = lengths[0].is_some() && lengths[0] == lengths[1];
+        *known.lock() = Some(!is_ignored);
+    }
+
     fn spoke(&self) {
         if self.replica.health.warmth.cold().is_some() {
             self.replica.apply(Event::Listens, "listens again");
@@ -506,6 +546,7 @@ pub(super) const AUTO_ORDER: [ProbeKind; 5] =
     [ProbeKind::Completion, ProbeKind::Chat, ProbeKind::Embedding, ProbeKind::Rerank, ProbeKind::Health];
 pub(super) const UNPROVEN: &str = "unproven: only /health answered";
 /// Doubled for each miss in a row, up to the probe interval.
+const TOKENIZE: &str = "/tokenize";
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;
 /// In a row, of one that has not answered yet: some four seconds of refused connects.

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -111,6 +112,7 @@ impl Fleet {
                     replicas.iter().for_each(|replica| replica.health.vitals.check_now.notify_one());
                 }
                 state.pool.queue.set_strict(config.queues(pool));
+                state.pool.migrates.store(config.migrates(pool), Ordering::Relaxed);
                 state
             })
             .collect();

@@ -23,6 +23,7 @@ use crate::relay::migration::{NextLeg, NoSuccessor, PendingLeg, Succession, Succ
 use crate::relay::reader::StreamReader;
 use crate::relay::watch::Deadline;
 use crate::request::continuation::{Continuation, Obstacle, Progress, continuation};
+use crate::request::dialect::Dialect;
 use crate::units::Tokens;
 
 /// A request whose stream may have to be continued.
@@ -85,6 +86,9 @@ impl ReplicaSuccessor {
             return Err("suspected_poison");
         }
         let (dialect, body) = (self.identity.dialect, self.prepared.body.clone());
+        if dialect == Dialect::Chat && !progress.text.trim().is_empty() && pool.answers_anew() {
+            return Err(Obstacle::Engine.as_str());
+        }
         let engine = pool.config().engine;
         let length = body.len();
         let work = move || continuation(dialect, &body.whole(), &progress, engine);

@@ -7,7 +7,7 @@ use tokenway::config::Config;
 
 use super::{CHAT, PATH, Pair, assert_broken};
 use crate::support::client::Reply;
-use crate::support::replica::{Gate, Replica, Step};
+use crate::support::replica::{Gate, Probes, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
 
 /// A pair on a route that migrates.
@@ -93,6 +93,23 @@ async fn a_broken_stream_goes_on_at_another_replica_and_the_client_does_not_lear
         assert!(!has_failed(&page), "{name}: a request that was answered did not fail");
         assert!(!page.contains("tokenway_retries_total{"), "{name}: it is no retry");
     }
+}
+
+/// As DeepSeek's in vLLM: as many tokens with `continue_final_message` as without.
+#[tokio::test]
+async fn a_chat_is_not_continued_behind_a_message_that_the_engine_ends() {
+    let replicas = [Replica::start().await, Replica::start().await];
+    let ended = r#"{"count":9,"choices":[{"index":0,"text":"a","finish_reason":"length"}]}"#;
+    for replica in &replicas {
+        replica.probes(Probes::Says("application/json", ended));
+        replica.next([wire::begun_then("he", []), vec![Step::Close]].concat());
+    }
+    let mut config = config::of(&replicas.each_ref());
+    config.routes[0].migrate = true;
+    let gateway = Gateway::start(config).await;
+    let reply = gateway.post(PATH, CHAT).await;
+    assert!(reply.text().contains("error") && !reply.text().contains("[DONE]"), "{}", reply.text());
+    assert_eq!((replicas[0].count() + replicas[1].count(), migrations(&gateway)), (1, 0));
 }
 
 /// The gaps before a break and the break itself are no other replica's.
