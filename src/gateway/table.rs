@@ -128,8 +128,8 @@ impl RoutingTable {
     ) -> Self {
         let seed = ChainSeed::new(&config.routing.seed);
         let route = |route: &Route| {
-            let former = former.iter().find(|known| known.config.name == route.name);
-            Arc::new(RouteState::new(route, &config, &pools, &carried_over, former.map(Arc::as_ref)))
+            let namesake = former.iter().find(|known| known.config.name == route.name).map(Arc::as_ref);
+            Arc::new(RouteState::new(route, &config, &pools, &carried_over, namesake, former))
         };
         let routes: Vec<_> = config.routes.iter().map(route).collect();
         let (mut by_model, mut any) = (HashMap::new(), None);
@@ -210,6 +210,7 @@ impl RouteState {
         pools: &[Arc<PoolState>],
         carried_over: &CarriedOver,
         former: Option<&Self>,
+        all_former: &[Arc<Self>],
     ) -> Self {
         let mut wheel = PoolWheel::new(route.pools.iter().map(|weighted| weighted.weight));
         let mut shadow = None;
@@ -227,8 +228,8 @@ impl RouteState {
         let mut used: Vec<_> = route.pools.iter().filter_map(|w| pools.get(w.pool).cloned()).collect();
         // A pool at zero is woken by those that wait for it.
         let is_awake = used.iter().all(|pool| pool.config().scale.cold_wait().is_none());
-        let former_pools = former.filter(|former| is_awake && former.serves_models_of(route));
-        let interim = Interim::behind(&mut used, &former_pools.map(Self::serving).unwrap_or_default());
+        let served = Self::that_served(route, former, all_former).filter(|_| is_awake);
+        let interim = Interim::behind(&mut used, &served.map(Self::serving).unwrap_or_default());
         let is_canary = |at: usize| route.canary.as_ref().is_some_and(|canary| canary.pool == at);
         let is_standby = |w: &WeightedPool| config.pools.get(w.pool).is_some_and(|pool| pool.standby);
         let standbys = route.pools.iter().enumerate();
@@ -318,9 +319,15 @@ impl RouteState {
         !self.interim.is_over()
     }
 
-    /// Whether its engines have the models of a route that takes its place, by the same names.
-    fn serves_models_of(&self, next: &Route) -> bool {
-        self.config.model == next.model && self.config.upstream_model == next.upstream_model
+    /// Of the routes before a reload the one whose engines have the models that this one asks for: of its name, of its model, or for all.
+    fn that_served<'r>(next: &Route, namesake: Option<&'r Self>, all: &'r [Arc<Self>]) -> Option<&'r Self> {
+        let of = |model: &ModelMatch| all.iter().map(Arc::as_ref).find(|known| known.config.model == *model);
+        let likely = [namesake, of(&next.model), of(&ModelMatch::Any)];
+        likely.into_iter().flatten().find(|known| {
+            let is_same =
+                known.config.model == next.model && known.config.upstream_model == next.upstream_model;
+            is_same || next.asked_model().is_some_and(|model| known.is_known(model))
+        })
     }
 
     /// Whether a request is answered now, or after the cold start of a pool that may scale to zero.

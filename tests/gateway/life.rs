@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use crate::support::replica::{Gate, Probes, Replica, Step};
 use crate::support::{Gateway, config, soon, until, wire};
-use tokenway::config::{Config, Dcgm, Lora, ProbeKind, Secret, WarmUp, WarmUpFeature, WarmUpLength};
+use tokenway::config::{
+    Config, Dcgm, Lora, ModelMatch, ProbeKind, Secret, WarmUp, WarmUpFeature, WarmUpLength,
+};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -388,13 +390,23 @@ async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are(
 
 #[tokio::test]
 async fn a_route_that_a_reload_gives_another_pool_keeps_the_former_one_until_that_is_ready() {
-    for is_dropped in [true, false] {
+    let (any, tiny) = (ModelMatch::Any, ModelMatch::Named("tiny".into()));
+    for (is_dropped, name, before, after) in [
+        (true, "all", &any, &any),
+        (false, "all", &any, &any),
+        // Of another name, and for the model that its engines have.
+        (true, "renamed", &any, &any),
+        (true, "renamed", &tiny, &tiny),
+        (true, "tiny", &any, &tiny),
+    ] {
         let (old, new) = (Replica::start().await, Replica::start().await);
-        let config = config::of(&[&old]);
+        let mut config = config::of(&[&old]);
+        config.routes[0].model = before.clone();
         let gateway = Gateway::start(config.clone()).await;
         new.probes(Probes::Refused(503));
         let mut next = config.clone();
         next.pools = vec![config::pool("next", &[&new])];
+        (next.routes[0].name, next.routes[0].model) = (name.into(), after.clone());
         if !is_dropped {
             next.pools.push(config.pools[0].clone());
         }
