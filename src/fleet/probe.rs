@@ -201,7 +201,7 @@ impl Prober {
             let is_forced = tokio::select! {
                 () = self.replica.removed().cancelled() => return None,
                 () = self.replica.health.vitals.check_now.notified() => true,
-                () = tokio::time::sleep(left.min(idle)) => false,
+                () = tokio::time::sleep(left.min(idle).min(CONFIG_LOOK)) => false,
             };
             if self.replica.state().is_left() && is_forced && misses == 0 {
                 // Just ejected by failed requests: an immediate probe would reinstate it at once.
@@ -215,7 +215,7 @@ impl Prober {
             if self.replica.is_ready() && config.keep_alive.is_some_and(is_idle) {
                 return Some(Due::KeepAlive);
             }
-            if idle < left {
+            if idle < left || CONFIG_LOOK < left {
                 continue;
             }
             let now = self.clock.now();
@@ -546,6 +546,8 @@ pub(super) const AUTO_ORDER: [ProbeKind; 5] =
     [ProbeKind::Completion, ProbeKind::Chat, ProbeKind::Embedding, ProbeKind::Rerank, ProbeKind::Health];
 pub(super) const UNPROVEN: &str = "unproven: only /health answered";
 /// Doubled for each miss in a row, up to the probe interval.
+/// How soon what waits for an interval sees that a reload made it shorter.
+pub(super) const CONFIG_LOOK: Duration = Duration::from_secs(1);
 const TOKENIZE: &str = "/tokenize";
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;

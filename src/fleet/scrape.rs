@@ -15,6 +15,7 @@ use super::discovery::deps::Deps;
 use super::life::Event;
 use super::metrics_text;
 use super::pool::PoolState;
+use super::probe::CONFIG_LOOK;
 use super::replica::Replica;
 use super::status::EngineCounters;
 use crate::clock::{Clock, Stamp};
@@ -83,14 +84,26 @@ impl Scraper {
             let outcome = self.scrape(interval, &mut kept).await;
             self.note_silence(outcome == Outcome::Silent, sent);
             self.replica.connections.reap();
-            let pause =
-                if outcome == Outcome::Absent { interval.max(MIN_INTERVAL_WITHOUT_PAGE) } else { interval };
-            // Spreads the scrapes of replicas that started together.
-            let pause = pause.mul_f64(0.9 + 0.2 * fastrand::f64());
-            tokio::select! {
-                () = self.replica.removed().cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
+            if self.rest(outcome == Outcome::Absent).await.is_none() {
+                return;
             }
+        }
+    }
+
+    /// Waits until the next scrape is due; `None` once the replica is removed.
+    async fn rest(&self, is_absent: bool) -> Option<()> {
+        let since = self.clock.now();
+        // Spreads the scrapes of replicas that started together.
+        let spread = 0.9 + 0.2 * fastrand::f64();
+        loop {
+            let least = if is_absent { MIN_INTERVAL_WITHOUT_PAGE } else { Duration::ZERO };
+            let pause = self.pool.config().scrape_interval.max(least).mul_f64(spread);
+            let left = pause.saturating_sub(self.clock.now().since(since));
+            if left.is_zero() {
+                return Some(());
+            }
+            let nap = tokio::time::sleep(left.min(CONFIG_LOOK));
+            self.replica.removed().run_until_cancelled(nap).await?;
         }
     }
 

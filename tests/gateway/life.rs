@@ -433,6 +433,27 @@ async fn a_route_that_a_reload_gives_another_pool_keeps_the_former_one_until_tha
 }
 
 #[tokio::test]
+async fn a_shorter_interval_holds_at_once() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    let set = |config: &mut Config, interval: Duration| {
+        config.pools[0].probe.interval = interval;
+        config.pools[0].scrape_interval = interval;
+    };
+    set(&mut config, Duration::from_secs(600));
+    replica.show_page(Some("vllm:num_requests_running 1\n"));
+    let gateway = Gateway::start(config.clone()).await;
+    let running = || gateway.replicas()[0].signals.as_ref().and_then(|signals| signals.page.running);
+    until("the page was read", || running() == Some(1.0)).await;
+    replica.show_page(Some("vllm:num_requests_running 2\n"));
+    let probed = replica.probed();
+    set(&mut config, Duration::from_millis(50));
+    gateway.app.reload(Arc::new(config)).unwrap();
+    until("its page is read", || running() == Some(2.0)).await;
+    until("it is probed", || replica.probed() > probed + 2).await;
+}
+
+#[tokio::test]
 async fn an_adapter_that_is_loaded_under_traffic_is_found() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
