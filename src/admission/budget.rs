@@ -48,6 +48,9 @@ pub(super) struct Account {
     /// The last look at other gateways, where there are some.
     #[serde(skip)]
     lease: Option<Box<Lease>>,
+    /// What others had taken before the broker lost its memory: some of them may not be there to write it again.
+    #[serde(skip)]
+    lost: Amounts,
     /// A request was let in before there was one.
     #[serde(skip)]
     is_ahead: bool,
@@ -305,7 +308,10 @@ impl Account {
 
     /// The others know of `own`, and have taken `others`; `before` is what they knew of this gateway, and know yet after the first look.
     pub(super) fn shared(&mut self, own: Amounts, others: Amounts, before: Option<Amounts>) {
-        let mut lease = Lease { own, others };
+        if before.is_none() && !self.is_unknown() {
+            self.lost = self.others();
+        }
+        let mut lease = Lease { own, others: others.each(self.lost, u64::max) };
         if let Some(before) = before.filter(|_| self.is_unknown()) {
             // A process that was killed kept less than the others know.
             self.used = self.used.each(before, u64::max);
@@ -320,7 +326,7 @@ impl Account {
         let period = self.period(now);
         if self.from < period.from || self.from > period.until {
             (self.from, self.used) = (period.from, Amounts::default());
-            (self.lease, self.is_ahead) = (None, false);
+            (self.lease, self.lost, self.is_ahead) = (None, Amounts::default(), false);
         }
     }
 }
@@ -439,6 +445,23 @@ mod tests {
             ledger.0[0].shared(own, amounts(97, 0), None);
             assert!(!awaits_look(&mut ledger) && ask(&mut ledger).is_ok());
         }
+    }
+
+    #[test]
+    fn what_others_took_outlasts_the_memory_of_the_broker() {
+        let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Minute, 100)]);
+        reserved(&mut ledger, &budgets, "m", wanted(1, 0), at(0));
+        let mut look = |others: u64, before: Option<u64>| {
+            let account = &mut ledger.0[0];
+            account.shared(amounts(1, 0), amounts(others, 0), before.map(|own| amounts(own, 0)));
+            account.others().input
+        };
+        assert_eq!(look(60, None), 60);
+        assert_eq!(look(50, Some(1)), 50, "they had reserved more than they used");
+        assert_eq!(look(0, None), 50, "this gateway's own field is gone, and theirs with it");
+        assert_eq!(look(20, Some(1)), 50, "one of them is back");
+        assert_eq!(look(70, Some(1)), 70);
+        assert_eq!(ledger.used(&budgets[0], at(60)).input, 0, "in the next window");
     }
 
     #[test]

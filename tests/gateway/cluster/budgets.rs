@@ -76,6 +76,21 @@ async fn a_gateway_that_joins_lets_one_request_at_most_into_a_spent_budget() {
 }
 
 #[tokio::test]
+async fn a_broker_that_forgets_gives_nothing_back() {
+    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
+    let gateways = [start().await, start().await];
+    follow_each_other(&gateways).await;
+    spend(&gateways, &redis).await;
+    let [left, gone] = gateways;
+    drop(gone);
+    assert_eq!(burst(&left, 10).await, 0, "it knows");
+    redis.ask("FLUSHALL").await.unwrap();
+    soon("the broker knows of it", async { while known(&redis).await == 0 {} }).await;
+    assert_eq!(burst(&left, 10).await, 0);
+}
+
+#[tokio::test]
 async fn a_gateway_that_joins_refuses_none_of_a_burst_that_fits() {
     let (redis, replicas) = (Redis::start().await, replicas().await);
     let start = async || with_budget(&redis, &replicas, 1000, OnLoss::Open).await;
