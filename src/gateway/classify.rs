@@ -152,9 +152,13 @@ fn salt(route: &RouteState, dialect: Dialect, fields: &Fields<'_>, tenant: &Tena
     Some(isolation.salt(own.as_deref()))
 }
 
-/// Where the prompt is repeated in the output (`echo` of completions).
+/// Where the prompt is repeated in the output (`echo` of completions). Of a chat it is the last message, where that is the assistant's.
 fn echo(fields: &Fields<'_>) -> Echo {
-    if !fields.echo {
+    let is_asked = |messages: Raw<'_>| {
+        let last = items(messages).and_then(|all| all.last()?.members(["role"])[0]);
+        last.is_some_and(|role| role.text() == "\"assistant\"")
+    };
+    if !fields.echo || !fields.prompt.messages.is_none_or(is_asked) {
         return Echo::Off;
     }
     let length = |raw: &Raw<'_>| raw.string().map(|text| text.len());
@@ -213,6 +217,18 @@ fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
 mod tests {
     use super::*;
     use crate::request::fields::parse;
+
+    #[test]
+    fn a_chat_repeats_the_assistants_last_message_and_no_one_elses() {
+        let is_on = |roles: &[&str]| {
+            let messages: Vec<_> =
+                roles.iter().map(|role| serde_json::json!({"role":role,"content":"x"})).collect();
+            let body = serde_json::json!({"echo":true,"messages":messages}).to_string();
+            echo(&parse(Dialect::Chat, body.as_bytes()).unwrap()) != Echo::Off
+        };
+        assert!(is_on(&["user", "assistant"]));
+        assert!(!is_on(&["user", "assistant", "user"]) && !is_on(&[]));
+    }
 
     #[test]
     fn what_leaves_something_behind_or_fetches_kv_is_not_copied() {
