@@ -74,6 +74,7 @@ impl<'s> PromptWalk<'s> {
 
     fn known(&mut self, dialect: Dialect, given: &PromptFields<'_>) -> Result<(), JsonError> {
         match dialect {
+            Dialect::Chat if given.given_ids.is_some() => self.texts_of(given.given_ids),
             Dialect::Chat
             | Dialect::Messages
             | Dialect::CountTokens
@@ -82,6 +83,7 @@ impl<'s> PromptWalk<'s> {
             | Dialect::Classify
             | Dialect::Pooling => {
                 self.each(given.tools, Self::tool)?;
+                self.each(given.documents, Self::tool)?;
                 self.system(given.system)?;
                 self.each(given.messages, Self::message)?;
                 self.texts_of(given.prompt)?;

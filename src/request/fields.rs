@@ -86,6 +86,8 @@ pub struct PromptFields<'a> {
     pub documents: Option<Raw<'a>>,
     /// `tokens`, of detokenize.
     pub tokens: Option<Raw<'a>>,
+    /// `kv_transfer_params.prompt_token_ids`: vLLM takes them for the prompt of a chat, whatever its messages are.
+    pub given_ids: Option<Raw<'a>>,
     /// The longest of the other members: an engine knows forms of a prompt that have another name.
     pub other: Option<Raw<'a>>,
 }
@@ -255,7 +257,11 @@ impl<'a> Fields<'a> {
         let Some(key) = key.string() else { return Ok(()) };
         match &*key {
             "model" => self.read_model(value).map_err(Stop::Field)?,
-            key if KV_MEMBERS.contains(&key) => self.names_kv |= value.non_null().is_some(),
+            key if KV_MEMBERS.contains(&key) => {
+                self.names_kv |= value.non_null().is_some();
+                let [ids] = value.members(["prompt_token_ids"]);
+                self.prompt.given_ids = ids.filter(|_| key == KV_MEMBERS[0]).or(self.prompt.given_ids);
+            }
             _ if dialect.body_form() == BodyForm::Opaque => {}
             "stream" => self.read_stream(value).map_err(Stop::Field)?,
             "stream_options" => self.stream_options = Some(value),

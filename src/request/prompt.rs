@@ -231,10 +231,13 @@ mod tests {
         salted["cache_salt"] = json!("salt");
         let mut tooled = body.clone();
         tooled["tools"] = json!([{"type":"function"}]);
+        let mut informed = body.clone();
+        informed["documents"] = json!([{"text":"d"}]);
         for other in [
             read_as("lora", Dialect::Chat, &body),
             read(Dialect::Chat, &salted),
             read(Dialect::Chat, &tooled),
+            read(Dialect::Chat, &informed),
             read(Dialect::Completions, &body),
             read(Dialect::Embeddings, &body),
         ] {
@@ -259,6 +262,12 @@ mod tests {
             assert_eq!(read.size.exact_tokens, exact.map(Tokens), "{prompt}");
             assert_eq!(read.chain.hashes().len(), blocks, "{prompt}");
         }
+        let chat = json!({"messages":[{"role":"user","content":"hi"}],"kv_transfer_params":{"prompt_token_ids":ids}});
+        assert_eq!(
+            read(Dialect::Chat, &chat).size.exact_tokens,
+            Some(Tokens(200)),
+            "vLLM leaves the messages out"
+        );
     }
 
     #[test]
