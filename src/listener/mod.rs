@@ -424,6 +424,13 @@ async fn interruption(
         // A client that waits for the settings before it asks would take a connection with a GOAWAY for none.
         phase.asked_over_http2().await;
     };
+    let close = async {
+        serving.closing.cancelled().await;
+        if phase.is_unread() {
+            // Its first request may be on the way, which no client sends again: that gets its 503.
+            tokio::time::sleep(FIRST_REQUEST).await;
+        }
+    };
     // Every arm only waits, so all are cancel-safe.
     tokio::select! {
         () = kill.cancelled() => Interruption::End,
@@ -431,7 +438,7 @@ async fn interruption(
         next = overdue => next,
         () = go_on.wanted() => Interruption::Continue,
         () = goaway, if !announced.goaway => Interruption::GoAway,
-        () = serving.closing.cancelled(), if !announced.close => Interruption::Close,
+        () = close, if !announced.close => Interruption::Close,
     }
 }
 
@@ -495,5 +502,7 @@ const MAX_STREAMS: u32 = 250;
 const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const MAX_RESETS: usize = 100;
+/// Within it a first request has come that was on the way.
+const FIRST_REQUEST: Duration = Duration::from_secs(1);
 const USER_TIMEOUT_BEYOND_STALL: Duration = Duration::from_secs(15);
 const BEFORE_RESET: Duration = Duration::from_millis(100);

@@ -175,6 +175,11 @@ impl ConnectionPhase {
         self.is_http1.load(Ordering::Relaxed)
     }
 
+    /// Whether nothing has come yet.
+    pub(super) fn is_unread(&self) -> bool {
+        !self.is_http1() && !self.http2.is_cancelled()
+    }
+
     fn is_between_requests(&self) -> bool {
         self.requests.load(Ordering::Relaxed) == 0
     }

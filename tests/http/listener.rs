@@ -438,6 +438,23 @@ async fn a_drain_closes_each_connection_with_its_next_answer_and_cuts_no_stream(
 }
 
 #[tokio::test]
+async fn a_first_request_on_its_way_when_the_drain_delay_is_over_is_answered() {
+    let gateway = Gateway::start().await;
+    let mut fresh = Client::connect(gateway.addr()).await;
+    let mut settled = Client::connect(gateway.addr()).await;
+    // Both are accepted.
+    settled.send(GET_VERSION).await;
+    assert_eq!(settled.reply().await.status, 200);
+    let app = std::sync::Arc::clone(&gateway.app);
+    let drain = tokio::task::JoinSet::from_iter([async move { app.drain(Duration::ZERO).await }]);
+    assert!(settled.is_closed().await, "the delay is over");
+    fresh.send(post(CHAT_PATH, "", CHAT)).await;
+    let reply = fresh.reply().await;
+    assert_eq!((reply.status, reply.field("connection")), (503, Some("close")));
+    soon("the drain ends", drain.join_all()).await;
+}
+
+#[tokio::test]
 async fn an_idle_connection_is_closed_when_the_drain_delay_is_over() {
     let gateway = Gateway::start().await;
     let mut idle = Client::connect(gateway.addr()).await;
