@@ -83,6 +83,31 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     background.spawn(service.run());
 }
 
+/// How many gateways there are.
+struct Count {
+    /// As it was before the connection.
+    before: u32,
+    connected: Stamp,
+    /// When a message came last, of any gateway: its own come back as well.
+    heard: Stamp,
+}
+
+impl Count {
+    /// With this one; `known` so far, and `peers` heard of lately.
+    fn gateways(&self, known: u32, peers: usize, now: Stamp) -> u32 {
+        let least = if now.since(self.heard) > 2 * HEARTBEAT {
+            // A silent broker shows nothing of the others, and each may yet use its share.
+            known
+        } else if now.since(self.connected) < peers::SILENT {
+            // They are heard of one by one.
+            self.before
+        } else {
+            1
+        };
+        u32::try_from(peers).unwrap_or(u32::MAX).saturating_add(1).max(least)
+    }
+}
+
 /// Channels belong to no database: its number keeps two clusters of one name apart, as their keys are.
 fn channel(config: &Cluster) -> String {
     match config.url.database {
@@ -340,8 +365,8 @@ impl Service {
 
     async fn take_in(&self, messages: &mut Messages, peers: &mut Peers) -> UntilLost {
         let mut places = Places::of(&self.deps.fleet.pools(), &self.outbox);
-        // Others are heard of one by one: until then there are as many as before the loss.
-        let (before, connected) = (self.gateways.load(Ordering::Relaxed), self.deps.gateway.clock.now());
+        let connected = self.deps.gateway.clock.now();
+        let mut count = Count { before: self.gateways.load(Ordering::Relaxed), connected, heard: connected };
         let mut ticks = ticks(HEARTBEAT);
         loop {
             // Both arms are cancel-safe: a message not taken stays in the channel.
@@ -354,13 +379,15 @@ impl Service {
                 None => {
                     places = Places::of(&self.deps.fleet.pools(), &self.outbox);
                     let peers = peers.alive(now);
-                    let least = if now.since(connected) < peers::SILENT { before } else { 1 };
-                    let gateways = u32::try_from(peers).unwrap_or(u32::MAX).saturating_add(1);
-                    self.gateways.store(gateways.max(least), Ordering::Relaxed);
+                    let known = self.gateways.load(Ordering::Relaxed);
+                    self.gateways.store(count.gateways(known, peers, now), Ordering::Relaxed);
                     self.note_connected(true, peers);
                 }
                 Some(None) => return Err(LinkError::Closed),
-                Some(Some(message)) => self.fold(&message, &places, peers, now),
+                Some(Some(message)) => {
+                    count.heard = now;
+                    self.fold(&message, &places, peers, now);
+                }
             }
         }
     }
@@ -421,3 +448,18 @@ const MAX_BATCH: usize = 64 * 1024;
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 /// Back within seconds of the broker's return.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_gone_when_they_are_silent_and_the_broker_is_not() {
+        let at = |ms: u64| Stamp::default().after(Duration::from_secs(60) + Duration::from_millis(ms));
+        let count = |connected, heard| Count { before: 3, connected: at(connected), heard: at(heard) };
+        assert_eq!(count(0, 1900).gateways(1, 1, at(1900)), 3, "after a loss they come one by one");
+        assert_eq!(count(0, 4900).gateways(3, 1, at(5000)), 2);
+        assert_eq!(count(0, 5000).gateways(1, 3, at(5000)), 4);
+        assert_eq!(count(0, 5000).gateways(2, 0, at(9000)), 2, "nothing came, not even its own");
+    }
+}
