@@ -19,6 +19,7 @@ pub mod init;
 pub mod key;
 pub mod replay;
 pub mod replay_drift;
+mod scoreboard;
 pub mod serve;
 pub mod showcase;
 pub mod sim;

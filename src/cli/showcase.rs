@@ -9,25 +9,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokenway_sim::server::SimReplica;
-use tokenway_sim::traffic::{TrafficStats, TrafficSummary, run_traffic};
+use tokenway_sim::traffic::{TrafficStats, run_traffic};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::demo::{DemoArgs, print_tables};
+use super::scoreboard::Scoreboard;
 use super::story::{self, ConfigFile, Meter, Stage};
 use super::style::Style;
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::app::logging::LogFilter;
 use crate::app::process::{Front, Launch, RunError, Running, Runtimes, Shutdown};
 use crate::app::signals;
+use crate::background::until;
 use crate::config::load::{Source, load};
 use crate::config::{Overrides, parse_endpoint};
 use crate::observe::metrics::StreamKey;
 use crate::observe::{Judgement, Tap};
 use crate::record::{FirstToken, Gaps, Record};
-use crate::simulate::{DemoRow, DemoStats};
 
 /// Runs the demo until its duration or its script is over or a signal comes. The result is the exit code.
 ///
@@ -69,8 +70,8 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<u8, RunError> {
             page: format!("http://{}/", running.admin),
             style: Style::of(&io::stdout(), &|name| std::env::var(name).ok()),
         };
-        let rows = || (scores.rows.rows(&running.app.fleet.statuses()), clients.summary());
-        let code = show(args, &stage, rows).await?;
+        let table = || scores.rows.table(&running.app.fleet.statuses(), &clients.summary());
+        let code = show(args, &stage, table).await?;
         running.shutdown(Shutdown::interrupt(), std::future::pending()).await;
         Ok(code)
     });
@@ -91,11 +92,7 @@ fn overrides(args: &DemoArgs) -> Overrides {
 }
 
 /// Tables, the story, or one after the other, until the demo is over.
-async fn show(
-    args: &DemoArgs,
-    stage: &Stage,
-    mut rows: impl FnMut() -> (Vec<DemoRow>, TrafficSummary) + Send,
-) -> io::Result<u8> {
+async fn show(args: &DemoArgs, stage: &Stage, mut table: impl FnMut() -> String + Send) -> io::Result<u8> {
     let mut out = io::stdout();
     if args.script {
         let played = stage.play(&mut out).await?;
@@ -114,7 +111,7 @@ async fn show(
             let story = if args.pd { "" } else { "   Enter: the story" };
             format!("page  {}{story}   Ctrl-C: the end", stage.page)
         });
-        let tables = print_tables(&mut out, head.as_deref(), &mut rows, tables_end.clone());
+        let tables = print_tables(&mut out, head.as_deref(), &mut table, tables_end.clone());
         tokio::pin!(tables);
         // Both arms are cancel-safe: the tables go on below.
         let wants_story = tokio::select! {
@@ -178,27 +175,16 @@ fn announce(running: &Running, fleet: &[SimReplica], args: &DemoArgs) -> io::Res
 
 /// Waits until every route has a ready replica, so that no demo begins with refusals.
 async fn until_ready(running: &Running) {
-    for _ in 0..READY_CHECKS {
-        let table = running.app.gateway.table.load_full();
-        if table.routes.iter().all(|r| r.is_ready()) {
-            return;
-        }
-        tokio::time::sleep(CHECK_INTERVAL).await;
-    }
+    let is_ready = || running.app.gateway.table.load().routes.iter().all(|route| route.is_ready());
+    until(READY_WITHIN, CHECK_INTERVAL, is_ready).await;
 }
 
 fn watch_for_end(limit: Option<Duration>, over: &CancellationToken, tracker: &TaskTracker) -> io::Result<()> {
     let mut signals = signals::listen()?;
     let over = over.clone();
     tracker.spawn(async move {
-        // Both arms are cancel-safe, and either ends the demo.
-        tokio::select! {
-            _ = signals.recv() => {}
-            () = async { match limit {
-                Some(limit) => tokio::time::sleep(limit).await,
-                None => std::future::pending().await,
-            } } => {}
-        }
+        // A signal or the time that is over, either ends the demo.
+        let _ = tokio::time::timeout(limit.unwrap_or(Duration::MAX), signals.recv()).await;
         over.cancel();
     });
     Ok(())
@@ -207,7 +193,7 @@ fn watch_for_end(limit: Option<Duration>, over: &CancellationToken, tracker: &Ta
 /// Lets table and story see what the gateway's observers see.
 #[derive(Default)]
 struct Scores {
-    rows: DemoStats,
+    rows: Scoreboard,
     meter: Arc<Meter>,
 }
 
@@ -226,5 +212,5 @@ impl Tap for Scores {
     }
 }
 
-const READY_CHECKS: u32 = 100;
+const READY_WITHIN: Duration = Duration::from_secs(5);
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);

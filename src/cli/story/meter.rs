@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::super::demo::milliseconds;
+use super::super::scoreboard::milliseconds;
 use crate::observe::judgement::Judgement;
 use crate::record::{Outcome, Record};
 use crate::stats::Histogram;
