@@ -208,7 +208,7 @@ fn plain(url: &str, snapshot: &Snapshot) -> String {
         }
         let names: Vec<String> = table.columns.iter().map(|(name, _)| (*name).to_owned()).collect();
         for cells in std::iter::once(&names).chain(table.rows.iter().map(|row| &row.cells)) {
-            let padded = cells.iter().zip(table.columns).map(|(cell, (_, width))| {
+            let padded = cells.iter().zip(&table.columns).map(|(cell, (_, width))| {
                 let width = usize::from(*width);
                 format!("{cell:<width$}")
             });

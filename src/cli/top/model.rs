@@ -36,15 +36,38 @@ pub(super) enum Health {
     Idle,
 }
 
-/// A table: its title, its columns with their widths, its rows.
+/// A column of a table of `T`s.
+pub(super) struct Column<T> {
+    name: &'static str,
+    width: u16,
+    /// Its turn to go where a terminal is too narrow; 0 stays.
+    goes: u8,
+    cell: fn(&T) -> String,
+}
+
+/// A table: its columns with their widths, its rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Table {
-    pub(super) columns: &'static [(&'static str, u16)],
+    pub(super) columns: Vec<(&'static str, u16)>,
     /// Columns that a narrow terminal goes without, the least needed first.
-    pub(super) spare: &'static [usize],
+    pub(super) spare: Vec<usize>,
     pub(super) rows: Vec<Row>,
     /// What it says when it has no rows.
     pub(super) empty: &'static str,
+}
+
+impl Table {
+    fn of<T>(columns: &[Column<T>], all: &[T], health: fn(&T) -> Health, empty: &'static str) -> Self {
+        let row = |one: &T| {
+            let cells = columns.iter().map(|column| (column.cell)(one));
+            Row { cells: cells.collect(), health: health(one) }
+        };
+        let turn = |at: &usize| columns.get(*at).map_or(0, |column| column.goes);
+        let mut spare: Vec<usize> = (0..columns.len()).filter(|at| turn(at) > 0).collect();
+        spare.sort_by_key(turn);
+        let named = columns.iter().map(|column| (column.name, column.width));
+        Self { columns: named.collect(), spare, rows: all.iter().map(row).collect(), empty }
+    }
 }
 
 impl Snapshot {
@@ -57,12 +80,11 @@ impl Snapshot {
         (health(&self.slo.status), sentence.to_owned())
     }
 
-    /// What is known of a row, a line each; of a request the gateway is asked.
-    pub(super) fn details(&self, table: &Table, row: &Row) -> Vec<String> {
+    /// What is known of a row, a line each, and of a route its verdict; of a request the gateway is asked.
+    pub(super) fn details(&self, table: &Table, row: &Row, is_route: bool) -> Vec<String> {
         let name = row.cells.first().map(String::as_str).unwrap_or_default();
         let cells = table.columns.iter().zip(&row.cells).filter(|(_, cell)| !cell.is_empty());
         let mut lines = Vec::from_iter(cells.map(|((name, _), cell)| format!("{name:<12} {cell}")));
-        let is_route = table.columns == ROUTES;
         for route in self.slo.routes.iter().filter(|route| is_route && route.route == name) {
             lines.insert(0, route.sentence.clone());
             let out = route.standing_out.iter();
@@ -77,114 +99,66 @@ impl Snapshot {
     }
 
     pub(super) fn routes(&self) -> Table {
-        let rows = self.slo.routes.iter().map(route).collect();
-        Table { columns: ROUTES, spare: &[4, 10, 8, 1, 9, 7, 3, 5], rows, empty: "no routes" }
+        Table::of(ROUTES, &self.slo.routes, |route| health(&route.status), "no routes")
     }
 
     pub(super) fn replicas(&self) -> Table {
-        let rows = self.fleet.replicas.iter().map(replica).collect();
-        Table { columns: REPLICAS, spare: &[3, 1, 12, 10, 8, 9, 5, 11], rows, empty: "no replicas" }
+        Table::of(REPLICAS, &self.fleet.replicas, of_replica, "no replicas")
     }
 
     pub(super) fn requests(&self) -> Table {
-        let rows = self.requests.requests.iter().map(request).collect();
-        Table {
-            columns: REQUESTS,
-            spare: &[4, 1, 8, 6, 0, 7, 2],
-            rows,
-            empty: "no request was slow or failed in the last hour",
-        }
+        let none = "no request was slow or failed in the last hour";
+        Table::of(REQUESTS, &self.requests.requests, of_request, none)
     }
 
     pub(super) fn findings(&self) -> Table {
-        let rows = self.drift.active.iter().map(finding).collect();
-        Table { columns: FINDINGS, spare: &[0, 3, 2, 4], rows, empty: "no drift was found" }
+        Table::of(FINDINGS, &self.drift.active, |_| Health::Bad, "no drift was found")
     }
 }
 
-fn route(route: &RouteVerdict) -> Row {
-    let missed = counts(&route.missed_in).or_else(|| counts(&route.missed));
-    let burn = |burn: Option<f64>| cell(burn, |burn| format!("{burn:.1}"));
-    let cells = vec![
-        route.route.clone(),
-        route.status.clone(),
-        share(route.goodput.share),
-        format!("{:.1}", route.goodput.per_second),
-        route.goodput.requests.to_string(),
-        cell(route.ttft.p50, time),
-        cell(route.ttft.p99, time),
-        cell(route.bound.ttft, time),
-        cell(route.itl.p99, time),
-        burn(route.burn.five_minutes),
-        burn(route.burn.hour),
-        missed.unwrap_or_default(),
-    ];
-    Row { cells, health: health(&route.status) }
-}
-
-fn replica(replica: &Replica) -> Row {
-    let none = Signals::default();
-    let signals = replica.signals.as_ref().unwrap_or(&none);
-    let count = |count: Option<f64>| cell(count, |count| format!("{count:.0}"));
-    let health = match &*replica.state {
-        "ready" if replica.on_trial || signals.age.is_some_and(|age| age > STALE) => Health::Doubtful,
+fn of_replica(replica: &Replica) -> Health {
+    let age = replica.signals.as_ref().and_then(|signals| signals.age);
+    match &*replica.state {
+        "ready" if replica.on_trial || age.is_some_and(|age| age > STALE) => Health::Doubtful,
         "ready" => Health::Good,
         "ejected" | "gone" => Health::Bad,
         _ => Health::Doubtful,
-    };
-    let cells = vec![
-        replica.replica.clone(),
-        replica.pool.clone(),
-        replica.state.clone(),
-        replica.since.map_or_else(String::new, time),
-        format!("{:.1}", replica.recent.per_second),
-        share(replica.recent.share),
-        cell(replica.recent.ttft, time),
-        cell(replica.recent.itl, time),
-        count(signals.running),
-        count(signals.waiting),
-        share(signals.kv_cache_usage),
-        replica.inflight.to_string(),
-        replica.recent.failed.to_string(),
-        replica.reason.clone(),
-    ];
-    Row { cells, health }
+    }
 }
 
-fn request(request: &Request) -> Row {
-    let health = match (&*request.outcome, &request.slo_missed) {
+fn of_request(request: &Request) -> Health {
+    match (&*request.outcome, &request.slo_missed) {
         ("ok", None) => Health::Good,
         ("ok" | "canceled", _) => Health::Doubtful,
         _ => Health::Bad,
-    };
-    let word = |word: &Option<String>| word.clone().unwrap_or_default();
-    let cells = vec![
-        request.time.get(11..19).unwrap_or(&request.time).to_owned(),
-        request.route.clone(),
-        word(&request.replica),
-        request.outcome.clone(),
-        request.status.to_string(),
-        cell(request.ttft, time),
-        time(request.duration),
-        word(&request.slo_missed),
-        word(&request.slo_missed_in),
-        request.request_id.clone(),
-    ];
-    Row { cells, health }
+    }
 }
 
-fn finding(finding: &Finding) -> Row {
-    let facts = finding.evidence.iter().map(|(name, fact)| format!("{name} {fact}"));
+/// A figure of the engine.
+fn signal<T>(replica: &Replica, figure: impl FnOnce(&Signals) -> Option<T>) -> Option<T> {
+    replica.signals.as_ref().and_then(figure)
+}
+
+fn word(word: &Option<String>) -> String {
+    word.clone().unwrap_or_default()
+}
+
+fn count(count: Option<f64>) -> String {
+    cell(count, |count| format!("{count:.0}"))
+}
+
+fn burn(burn: Option<f64>) -> String {
+    cell(burn, |burn| format!("{burn:.1}"))
+}
+
+fn date(finding: &Finding) -> String {
     let date = finding.time.as_deref().unwrap_or_default();
-    let cells = vec![
-        date.get(5..16).unwrap_or(date).replace('T', " "),
-        finding.kind.clone(),
-        finding.series.route.clone(),
-        finding.series.replica.clone().unwrap_or_default(),
-        finding.diagnosis.clone(),
-        Vec::from_iter(facts).join(", "),
-    ];
-    Row { cells, health: Health::Bad }
+    date.get(5..16).unwrap_or(date).replace('T', " ")
+}
+
+fn evidence(finding: &Finding) -> String {
+    let facts = finding.evidence.iter().map(|(name, fact)| format!("{name} {fact}"));
+    Vec::from_iter(facts).join(", ")
 }
 
 fn cell<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
@@ -206,58 +180,71 @@ fn counts(counts: &BTreeMap<String, u32>) -> Option<String> {
     (!shown.is_empty()).then(|| shown.join(", "))
 }
 
+/// As the verdict has it.
 fn health(status: &str) -> Health {
     match status {
-        "green" | "ok" | "good" => Health::Good,
-        "red" | "bad" | "missed" => Health::Bad,
-        "" | "grey" | "gray" | "idle" | "unknown" | "quiet" => Health::Idle,
+        "ok" => Health::Good,
+        "bad" => Health::Bad,
+        "" | "unknown" => Health::Idle,
         _ => Health::Doubtful,
     }
 }
 
-const ROUTES: &[(&str, u16)] = &[
-    ("route", 18),
-    ("slo", 7),
-    ("goodput", 8),
-    ("good/s", 7),
-    ("requests", 8),
-    ("ttft p50", 9),
-    ("ttft p99", 9),
-    ("bound", 8),
-    ("itl p99", 8),
-    ("burn 5m", 7),
-    ("burn 1h", 7),
-    ("missed in", 30),
+const fn column<T>(name: &'static str, width: u16, goes: u8, cell: fn(&T) -> String) -> Column<T> {
+    Column { name, width, goes, cell }
+}
+
+const ROUTES: &[Column<RouteVerdict>] = &[
+    column("route", 18, 0, |route| route.route.clone()),
+    column("slo", 7, 4, |route| route.status.clone()),
+    column("goodput", 8, 0, |route| share(route.goodput.share)),
+    column("good/s", 7, 7, |route| format!("{:.1}", route.goodput.per_second)),
+    column("requests", 8, 1, |route| route.goodput.requests.to_string()),
+    column("ttft p50", 9, 8, |route| cell(route.ttft.p50, time)),
+    column("ttft p99", 9, 0, |route| cell(route.ttft.p99, time)),
+    column("bound", 8, 6, |route| cell(route.bound.ttft, time)),
+    column("itl p99", 8, 3, |route| cell(route.itl.p99, time)),
+    column("burn 5m", 7, 5, |route| burn(route.burn.five_minutes)),
+    column("burn 1h", 7, 2, |route| burn(route.burn.hour)),
+    column("missed in", 30, 0, |route| {
+        counts(&route.missed_in).or_else(|| counts(&route.missed)).unwrap_or_default()
+    }),
 ];
-const REPLICAS: &[(&str, u16)] = &[
-    ("replica", 22),
-    ("pool", 14),
-    ("state", 9),
-    ("since", 9),
-    ("req/s", 6),
-    ("share", 6),
-    ("ttft", 8),
-    ("itl", 8),
-    ("running", 7),
-    ("waiting", 7),
-    ("kv", 6),
-    ("in flight", 9),
-    ("failed", 6),
-    ("reason", 40),
+const REPLICAS: &[Column<Replica>] = &[
+    column("replica", 22, 0, |replica| replica.replica.clone()),
+    column("pool", 14, 2, |replica| replica.pool.clone()),
+    column("state", 9, 0, |replica| replica.state.clone()),
+    column("since", 9, 1, |replica| replica.since.map_or_else(String::new, time)),
+    column("req/s", 6, 0, |replica| format!("{:.1}", replica.recent.per_second)),
+    column("share", 6, 7, |replica| share(replica.recent.share)),
+    column("ttft", 8, 0, |replica| cell(replica.recent.ttft, time)),
+    column("itl", 8, 0, |replica| cell(replica.recent.itl, time)),
+    column("running", 7, 5, |replica| count(signal(replica, |signals| signals.running))),
+    column("waiting", 7, 6, |replica| count(signal(replica, |signals| signals.waiting))),
+    column("kv", 6, 4, |replica| share(signal(replica, |signals| signals.kv_cache_usage))),
+    column("in flight", 9, 8, |replica| replica.inflight.to_string()),
+    column("failed", 6, 3, |replica| replica.recent.failed.to_string()),
+    column("reason", 40, 0, |replica| replica.reason.clone()),
 ];
-const REQUESTS: &[(&str, u16)] = &[
-    ("at", 8),
-    ("route", 16),
-    ("replica", 20),
-    ("outcome", 12),
-    ("status", 6),
-    ("ttft", 8),
-    ("whole", 8),
-    ("missed", 7),
-    ("in", 13),
-    ("id", 40),
+const REQUESTS: &[Column<Request>] = &[
+    column("at", 8, 5, |request| request.time.get(11..19).unwrap_or(&request.time).to_owned()),
+    column("route", 16, 2, |request| request.route.clone()),
+    column("replica", 20, 7, |request| word(&request.replica)),
+    column("outcome", 12, 0, |request| request.outcome.clone()),
+    column("status", 6, 1, |request| request.status.to_string()),
+    column("ttft", 8, 0, |request| cell(request.ttft, time)),
+    column("whole", 8, 4, |request| time(request.duration)),
+    column("missed", 7, 6, |request| word(&request.slo_missed)),
+    column("in", 13, 3, |request| word(&request.slo_missed_in)),
+    column("id", 40, 0, |request| request.request_id.clone()),
 ];
-const FINDINGS: &[(&str, u16)] =
-    &[("since", 11), ("kind", 20), ("route", 16), ("replica", 18), ("diagnosis", 20), ("evidence", 60)];
+const FINDINGS: &[Column<Finding>] = &[
+    column("since", 11, 1, date),
+    column("kind", 20, 0, |finding| finding.kind.clone()),
+    column("route", 16, 3, |finding| finding.series.route.clone()),
+    column("replica", 18, 2, |finding| word(&finding.series.replica)),
+    column("diagnosis", 20, 4, |finding| finding.diagnosis.clone()),
+    column("evidence", 60, 0, evidence),
+];
 /// Seconds; figures of an engine that are older say little.
 const STALE: f64 = 5.0;

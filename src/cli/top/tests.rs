@@ -12,13 +12,13 @@ use super::*;
 fn incident() -> Known {
     let snapshot = Snapshot {
         slo: read(json!({
-            "version": env!("CARGO_PKG_VERSION"), "status": "red",
+            "version": env!("CARGO_PKG_VERSION"), "status": "bad",
             "sentence": "chat misses its SLO: 29 of 32 requests late, most in engine_queue at gpu-2",
             "routes": [
-                {"route": "chat", "status": "red", "goodput": {"share": 0.1, "per_second": 0.3, "requests": 32},
+                {"route": "chat", "status": "bad", "goodput": {"share": 0.1, "per_second": 0.3, "requests": 32},
                  "ttft": {"p50": 0.8, "p99": 14.2}, "itl": {"p99": 0.051}, "bound": {"ttft": 0.5},
                  "burn": {"5m": 90.6, "1h": 12.0}, "missed_in": {"engine_queue": 26, "prefill": 3}},
-                {"route": "embed", "status": "green", "goodput": {"share": 1.0, "per_second": 4.0, "requests": 240},
+                {"route": "embed", "status": "ok", "goodput": {"share": 1.0, "per_second": 4.0, "requests": 240},
                  "ttft": {"p50": null, "p99": null}, "burn": {"5m": 0.0, "1h": 0.0}, "missed_in": {}}],
         })),
         fleet: read(json!({"replicas": [
@@ -65,7 +65,7 @@ fn the_first_screen_names_route_stage_and_replica() {
         "tokenway http://127.0.0.1:9090\n■ chat misses its SLO: 29 of 32 requests late, most in engine_queue at gpu-2\n",
         " 1 Routes (2)   2 Replicas (2)   3 Slow and failed (2)   4 Findings (0)",
         "route              slo     goodput  good/s  requests ttft p50  ttft p99",
-        "chat               red     10 %     0.3     32       800 ms    14.20 s   500 ms   51 ms    90.6    12.0    engine_queue 26, prefill 3",
+        "chat               bad     10 %     0.3     32       800 ms    14.20 s   500 ms   51 ms    90.6    12.0    engine_queue 26, prefill 3",
         "q quit  tab next",
     ] {
         assert!(text.contains(part), "{part}\n---\n{text}");

@@ -55,7 +55,8 @@ fn explanation(snapshot: &Snapshot, looking: &mut Looking) -> String {
         (_, Some(wanted)) => format!("asking the gateway for {wanted} …"),
         (_, None) => {
             let table = looking.table(snapshot);
-            let lines = table.rows.get(looking.row).map(|row| snapshot.details(&table, row));
+            let is_route = looking.tab == Tab::Routes;
+            let lines = table.rows.get(looking.row).map(|row| snapshot.details(&table, row, is_route));
             lines.map_or_else(|| table.empty.to_owned(), |lines| lines.join("\n"))
         }
     }
@@ -171,7 +172,7 @@ impl Painter {
 fn fitting(table: &super::model::Table, width: u16) -> Vec<usize> {
     let last = table.columns.len().saturating_sub(1);
     let mut shown = Vec::from_iter(0..table.columns.len());
-    for spare in table.spare {
+    for spare in &table.spare {
         let wide = |at: &usize| match table.columns.get(*at) {
             Some((_, width)) if *at != last => *width + 1,
             _ => LAST_COLUMN,
