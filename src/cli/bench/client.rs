@@ -18,7 +18,7 @@ use crate::relay::sse::Scanner;
 use crate::relay::stream_state::{Echo, Event, StreamEnd};
 use crate::relay::timeline::Timeline;
 use crate::request::dialect::Dialect;
-use crate::stats::{Counts, Histogram};
+use crate::stats::Histogram;
 use crate::upstream::call::Call;
 use crate::upstream::connect::Connector;
 use crate::upstream::streamed::open;
@@ -31,10 +31,17 @@ pub(super) struct Client {
     connector: Connector,
     clock: Clock,
     timeout: Duration,
-    measured: Mutex<Vec<Measured>>,
+    pub(super) ended: Mutex<EndedRequests>,
+}
+
+/// Requests that have ended.
+#[derive(Default)]
+pub(super) struct EndedRequests {
+    pub(super) measured: Vec<Measured>,
     /// Inter-token latencies, as the gateway counts them.
-    itl: Mutex<Histogram>,
-    failures: Mutex<BTreeMap<String, u64>>,
+    pub(super) itl: Histogram,
+    /// Why requests have no complete answer, and how many.
+    pub(super) failures: BTreeMap<String, u64>,
 }
 
 /// A request that is due.
@@ -71,36 +78,8 @@ impl Client {
                 })?
             }
         };
-        let (measured, itl, failures) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (url, timeout) = (url.clone(), args.timeout);
-        Ok(Self { url, model, key, connector, clock, timeout, measured, itl, failures })
-    }
-
-    /// Requests that have ended.
-    pub(super) fn done(&self) -> usize {
-        self.measured.lock().len()
-    }
-
-    /// Those of them without a complete answer.
-    pub(super) fn failed(&self) -> u64 {
-        self.failures.lock().values().sum()
-    }
-
-    /// What was measured, in the order in which requests were due.
-    pub(super) fn measured(&self) -> Vec<Measured> {
-        let mut measured = self.measured.lock().clone();
-        measured.sort_by_key(|request| request.arrived);
-        measured
-    }
-
-    /// Inter-token latencies of all answers.
-    pub(super) fn itl(&self) -> Counts {
-        self.itl.lock().counts()
-    }
-
-    /// Why requests failed, and how many.
-    pub(super) fn failures(&self) -> BTreeMap<String, u64> {
-        self.failures.lock().clone()
+        Ok(Self { url, model, key, connector, clock, timeout, ended: Mutex::default() })
     }
 
     /// Sends a request and measures its answer.
@@ -115,11 +94,12 @@ impl Client {
         };
         let answer = self.answer(prompt, due.output, &mut measured, &sim);
         let ended = tokio::time::timeout(self.timeout, answer).await;
+        let mut all = self.ended.lock();
         if let Err(why) = ended.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.timeout))) {
             measured.is_failed = true;
-            *self.failures.lock().entry(why).or_default() += 1;
+            *all.failures.entry(why).or_default() += 1;
         }
-        self.measured.lock().push(measured);
+        all.measured.push(measured);
     }
 
     async fn answer(
@@ -149,8 +129,8 @@ impl Client {
         }
         let tokens = scanner.state().answer.tokens;
         timeline.finish(self.clock.now(), tokens.output.map(|output| output.0), |gaps| {
-            let mut itl = self.itl.lock();
-            gaps.itl().for_each(|(gap, tokens)| itl.add(gap, tokens));
+            let mut all = self.ended.lock();
+            gaps.itl().for_each(|(gap, tokens)| all.itl.add(gap, tokens));
         });
         measured.tokens = tokens.output.map_or(measured.tokens, |output| output.0);
         measured.prompt = tokens.input.map_or(measured.prompt, |input| input.0);

@@ -114,7 +114,7 @@ fn measure(
             writeln!(err)?;
         }
         if !is_whole {
-            let done = clients.iter().map(|client| client.done()).sum::<usize>();
+            let (done, _) = ended(&clients);
             writeln!(err, "interrupted: figures of the {done} requests of {all} that had ended")?;
         }
         Ok((Report::new(args, &clients), is_whole))
@@ -148,8 +148,7 @@ async fn send(schedule: &Schedule, clients: &[Arc<Client>], clock: Clock, tasks:
 }
 
 fn progress(clients: &[Arc<Client>], all: usize, err: &mut dyn Write) -> io::Result<()> {
-    let done: usize = clients.iter().map(|client| client.done()).sum();
-    let failed: u64 = clients.iter().map(|client| client.failed()).sum();
+    let (done, failed) = ended(clients);
     let filled = BAR * done / all.max(1);
     write!(
         err,
@@ -158,6 +157,14 @@ fn progress(clients: &[Arc<Client>], all: usize, err: &mut dyn Write) -> io::Res
         "·".repeat(BAR - filled)
     )?;
     err.flush()
+}
+
+/// Requests that have ended, and those of them without a complete answer.
+fn ended(clients: &[Arc<Client>]) -> (usize, u64) {
+    clients.iter().fold((0, 0), |(done, failed), client| {
+        let ended = client.ended.lock();
+        (done + ended.measured.len(), failed + ended.failures.values().sum::<u64>())
+    })
 }
 
 const BAR: usize = 30;

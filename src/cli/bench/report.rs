@@ -35,21 +35,21 @@ impl Report {
     pub(super) fn new(args: &BenchArgs, clients: &[Arc<Client>]) -> Self {
         let bounds = args.bounds();
         let target = |client: &Arc<Client>| {
-            let measured = client.measured();
+            let ended = client.ended.lock();
             let from_sent = |request: &Measured| Measured {
                 arrived: request.sent.unwrap_or(request.arrived),
                 ..request.clone()
             };
-            let mut sent: Vec<Measured> = measured.iter().map(from_sent).collect();
-            sent.sort_by_key(|request| request.arrived);
+            let [measured, sent] =
+                [ended.measured.clone(), ended.measured.iter().map(from_sent).collect()].map(in_order);
             Target {
                 url: client.url.to_string(),
                 model: client.model.clone(),
-                failures: client.failures(),
+                failures: ended.failures.clone(),
                 due: Figures::of(measured.clone(), &bounds),
                 sent: Figures::of(sent, &bounds),
                 measured,
-                itl: client.itl(),
+                itl: ended.itl.counts(),
             }
         };
         Self { bounds, targets: clients.iter().map(target).collect() }
@@ -126,6 +126,11 @@ impl Report {
         // A script ends at the first `</`, wherever it stands.
         TEMPLATE.replace("__DATA__", &data.to_string().replace("</", "<\\/"))
     }
+}
+
+fn in_order(mut requests: Vec<Measured>) -> Vec<Measured> {
+    requests.sort_by_key(|request| request.arrived);
+    requests
 }
 
 fn row(name: &str, figures: &Figures, itl: &Counts) -> Vec<String> {
