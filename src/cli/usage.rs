@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::admin_client::{AdminClient, AdminFlags, AskError};
+use super::replay::grid;
 use super::{Outputs, print};
 use crate::api::usage::{UsageAnswer, UsageRow};
 use crate::config::segment;
@@ -52,7 +53,7 @@ async fn ask(args: &UsageArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<S
 /// Names of the columns, and one row's values: names first.
 fn columns(answer: &UsageAnswer) -> Vec<String> {
     let names = answer.by.iter().map(String::as_str);
-    names.chain(FIGURES).map(str::to_owned).collect()
+    names.chain(FIGURES.map(|(name, _)| name)).map(str::to_owned).collect()
 }
 
 fn values(by: &[String], row: &UsageRow) -> Vec<String> {
@@ -63,10 +64,7 @@ fn values(by: &[String], row: &UsageRow) -> Vec<String> {
         _ => &row.day,
     };
     let names = by.iter().map(|by| name(by).clone().unwrap_or_default());
-    let counts = [row.requests, row.input_tokens, row.cached_tokens, row.output_tokens];
-    let counts = counts.into_iter().map(|count| count.to_string());
-    let seconds = [row.prefill_seconds, row.decode_seconds, row.engine_other_seconds];
-    names.chain(counts).chain(seconds.map(|seconds| format!("{seconds:.6}"))).collect()
+    names.chain(FIGURES.map(|(_, cell)| cell(row))).collect()
 }
 
 /// RFC 4180.
@@ -88,21 +86,20 @@ fn table(answer: &UsageAnswer) -> String {
     }
     let rows = answer.rows.iter().map(|row| values(&answer.by, row));
     let lines: Vec<_> = [columns(answer)].into_iter().chain(rows).chain([total]).collect();
-    let width = |at: usize| lines.iter().filter_map(|line| line.get(at)).map(String::len).max().unwrap_or(0);
-    let cell = |(at, text): (usize, &String)| match at < answer.by.len() {
-        true => format!("{text:<0$}", width(at)),
-        false => format!("{text:>0$}", width(at)),
-    };
-    let shown = lines.iter().map(|line| {
-        let cells: Vec<_> = line.iter().enumerate().map(cell).collect();
-        cells.join("  ").trim_end().to_owned() + "\n"
-    });
-    format!("since {since} until {}\n{}", answer.until, shown.collect::<String>())
+    format!("since {since} until {}\n{}", answer.until, grid(&lines, answer.by.len()))
 }
 
-const FIGURES: [&str; 7] = [
-    "requests", "input_tokens", "cached_tokens", "output_tokens", "prefill_seconds", "decode_seconds",
-    "engine_other_seconds",
+/// A heading, and what stands below it.
+type Column = (&'static str, fn(&UsageRow) -> String);
+
+const FIGURES: [Column; 7] = [
+    ("requests", |row| row.requests.to_string()),
+    ("input_tokens", |row| row.input_tokens.to_string()),
+    ("cached_tokens", |row| row.cached_tokens.to_string()),
+    ("output_tokens", |row| row.output_tokens.to_string()),
+    ("prefill_seconds", |row| format!("{:.6}", row.prefill_seconds)),
+    ("decode_seconds", |row| format!("{:.6}", row.decode_seconds)),
+    ("engine_other_seconds", |row| format!("{:.6}", row.engine_other_seconds)),
 ];
 
 #[cfg(test)]

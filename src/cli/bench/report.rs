@@ -61,10 +61,12 @@ impl Report {
     }
 
     pub(super) fn text(&self) -> String {
-        let mut rows = Vec::new();
-        for target in &self.targets {
-            rows.push(row(&target.url, &target.due, &target.itl));
-            rows.push(row("  from sending on", &target.sent, &target.itl));
+        let mut rows = vec![COLUMNS.map(|(heading, _)| heading.to_owned()).to_vec()];
+        for Target { url, due, sent, itl, .. } in &self.targets {
+            for (name, figures) in [(url.as_str(), due), ("  from sending on", sent)] {
+                let row = Row { name, figures, itl };
+                rows.push(COLUMNS.map(|(_, cell)| cell(&row)).to_vec());
+            }
         }
         let seconds = |bound: Option<std::time::Duration>| {
             bound.map_or("-".to_owned(), |bound| format!("{} s", bound.as_secs_f64()))
@@ -75,7 +77,7 @@ impl Report {
             seconds(self.bounds.ttft),
             seconds(self.bounds.tpot)
         );
-        out.push_str(&grid(&HEADINGS, &rows));
+        out.push_str(&grid(&rows, 1));
         for target in &self.targets {
             for (why, times) in &target.failures {
                 let _ = writeln!(out, "{}: failed {times} times: {why}", target.url);
@@ -133,30 +135,41 @@ fn in_order(mut requests: Vec<Measured>) -> Vec<Measured> {
     requests
 }
 
-fn row(name: &str, figures: &Figures, itl: &Counts) -> Vec<String> {
-    let percent = |share: f64| figure(100.0 * share, 2);
-    let itl = |share: f64| figure(itl.quantile(share).unwrap_or(f64::NAN), 4);
-    vec![
-        name.to_owned(),
-        figures.requests.to_string(),
-        percent(figures.violations),
-        percent(figures.ttft_violations),
-        percent(figures.tpot_violations),
-        figure(figures.goodput_per_second, 2),
-        figure(figures.ttft_p50_s, 3),
-        figure(figures.ttft_p90_s, 3),
-        figure(figures.ttft_p99_s, 3),
-        figure(figures.tpot_p50_s, 4),
-        figure(figures.tpot_p99_s, 4),
-        itl(0.5),
-        itl(0.99),
-        figure(figures.hit_rate, 3),
-        percent(figures.failed),
-    ]
+/// A target's figures, from one of the two times on.
+struct Row<'a> {
+    name: &'a str,
+    figures: &'a Figures,
+    itl: &'a Counts,
 }
 
-const HEADINGS: [&str; 15] = [
-    "target", "n", "miss %", "ttft %", "tpot %", "good/s", "ttft p50", "ttft p90", "ttft p99", "tpot p50",
-    "tpot p99", "itl p50", "itl p99", "hit", "failed %",
+impl Row<'_> {
+    fn percent(&self, of: fn(&Figures) -> f64) -> String {
+        figure(100.0 * of(self.figures), 2)
+    }
+
+    fn itl(&self, quantile: f64) -> String {
+        figure(self.itl.quantile(quantile).unwrap_or(f64::NAN), 4)
+    }
+}
+
+/// A heading, and what stands below it.
+type Column = (&'static str, fn(&Row<'_>) -> String);
+
+const COLUMNS: [Column; 15] = [
+    ("target", |row| row.name.to_owned()),
+    ("n", |row| row.figures.requests.to_string()),
+    ("miss %", |row| row.percent(|f| f.violations)),
+    ("ttft %", |row| row.percent(|f| f.ttft_violations)),
+    ("tpot %", |row| row.percent(|f| f.tpot_violations)),
+    ("good/s", |row| figure(row.figures.goodput_per_second, 2)),
+    ("ttft p50", |row| figure(row.figures.ttft_p50_s, 3)),
+    ("ttft p90", |row| figure(row.figures.ttft_p90_s, 3)),
+    ("ttft p99", |row| figure(row.figures.ttft_p99_s, 3)),
+    ("tpot p50", |row| figure(row.figures.tpot_p50_s, 4)),
+    ("tpot p99", |row| figure(row.figures.tpot_p99_s, 4)),
+    ("itl p50", |row| row.itl(0.5)),
+    ("itl p99", |row| row.itl(0.99)),
+    ("hit", |row| figure(row.figures.hit_rate, 3)),
+    ("failed %", |row| row.percent(|f| f.failed)),
 ];
 const TEMPLATE: &str = include_str!("report.html");

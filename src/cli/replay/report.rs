@@ -1,6 +1,5 @@
 //! What a replay prints: a table of means over the seeds, or every run as JSON.
 
-use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -62,30 +61,29 @@ pub(super) fn json(lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> 
 
 /// Prints the header, and one row for each contender and setting.
 pub(super) fn table(header: &str, lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> {
-    let name = |line: &ReportLine| {
-        let config = line.config.as_ref().map_or(String::new(), |config| format!(" ({config})"));
-        let gateways = match (line.gateways, line.gateways_alone) {
-            (1, _) => String::new(),
-            (count, false) => format!(", {count} gateways"),
-            (count, true) => format!(", {count} gateways alone"),
-        };
-        format!("{}{config}{gateways}", line.policy)
-    };
-    let mut rows = Vec::new();
-    for runs in lines.chunk_by(|a, b| a.group == b.group) {
-        let Some(first) = runs.first() else { continue };
-        let mut cells = vec![name(first)];
-        cells.push(match first.prefill_replicas {
-            0 => first.replicas.to_string(),
-            prefill => format!("{prefill}+{}", first.replicas - prefill),
-        });
-        cells.push(format!("{}", first.load));
-        cells.push(format!("{}", first.signals_age_s));
-        cells.extend(figures(runs));
-        rows.push(cells);
-    }
+    let groups = lines.chunk_by(|a, b| a.group == b.group);
+    let rows = groups.map(|runs| COLUMNS.map(|(_, cell)| cell(runs)).to_vec());
+    let headings = COLUMNS.map(|(heading, _)| heading.to_owned()).to_vec();
     writeln!(out, "{header}")?;
-    write!(out, "{}", grid(&HEADINGS, &rows))
+    write!(out, "{}", grid(&Vec::from_iter(std::iter::once(headings).chain(rows)), 1))
+}
+
+fn name(runs: &[ReportLine]) -> String {
+    let line = &runs[0];
+    let config = line.config.as_ref().map_or(String::new(), |config| format!(" ({config})"));
+    let gateways = match (line.gateways, line.gateways_alone) {
+        (1, _) => String::new(),
+        (count, false) => format!(", {count} gateways"),
+        (count, true) => format!(", {count} gateways alone"),
+    };
+    format!("{}{config}{gateways}", line.policy)
+}
+
+fn replicas(runs: &[ReportLine]) -> String {
+    match (runs[0].replicas, runs[0].prefill_replicas) {
+        (all, 0) => all.to_string(),
+        (all, prefill) => format!("{prefill}+{}", all - prefill),
+    }
 }
 
 /// A figure with that number of decimals, or a dash where no request has one.
@@ -93,21 +91,15 @@ pub(in crate::cli) fn figure(value: f64, decimals: usize) -> String {
     if value.is_finite() { format!("{value:.decimals$}") } else { "-".to_owned() }
 }
 
-/// Rows below their headings, the first column to the left.
-pub(in crate::cli) fn grid(headings: &[&str], rows: &[Vec<String>]) -> String {
-    let first = rows.iter().filter_map(|row| row.first()).map(String::len).max().unwrap_or(0);
-    let heading = headings.iter().map(|heading| (*heading).to_owned()).collect();
-    let mut out = String::new();
-    for row in std::iter::once(&heading).chain(rows) {
-        for (at, (cell, heading)) in row.iter().zip(headings).enumerate() {
-            let _ = match at {
-                0 => write!(out, "{cell:<wide$}", wide = first.max(heading.len())),
-                _ => write!(out, "  {cell:>wide$}", wide = heading.len().max(WIDEST_FIGURE)),
-            };
-        }
-        out.push('\n');
-    }
-    out
+/// Rows of cells, the first of them headings: `names` to the left, then figures to the right.
+pub(in crate::cli) fn grid(rows: &[Vec<String>], names: usize) -> String {
+    let width = |at: usize| rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max();
+    let cell = |(at, cell): (usize, &String)| match (at < names, width(at).unwrap_or_default()) {
+        (true, width) => format!("{cell:<width$}"),
+        (false, width) => format!("{cell:>0$}", width.max(NARROWEST_FIGURE)),
+    };
+    let line = |row: &Vec<String>| row.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ") + "\n";
+    rows.iter().map(line).collect()
 }
 
 /// Prints the engine file, and on `err` how well it fits.
@@ -133,41 +125,47 @@ pub(super) fn fit(fit: &Fit, out: &mut dyn Write, err: &mut dyn Write) -> io::Re
     Ok(())
 }
 
-fn figures(runs: &[ReportLine]) -> Vec<String> {
-    let mean = |of: &dyn Fn(&Figures) -> f64| {
-        runs.iter().map(|line| of(&line.figures)).sum::<f64>() / runs.len().max(1) as f64
-    };
-    let seconds = |of: &dyn Fn(&Figures) -> f64| figure(mean(of), 3);
-    let percent = |of: &dyn Fn(&Figures) -> f64| figure(100.0 * mean(of), 2);
-    let predicted = |of: fn(&Prediction) -> f64| {
-        let predicts = runs.iter().all(|line| line.figures.prediction.is_some());
-        let of_run = |f: &Figures| f.prediction.as_ref().map_or(0.0, of);
-        if predicts { figure(100.0 * mean(&of_run), 1) } else { "-".to_owned() }
-    };
-    vec![
-        percent(&|f| f.violations),
-        percent(&|f| f.ttft_violations),
-        percent(&|f| f.tpot_violations),
-        percent(&|f| f.itl_violations),
-        figure(mean(&|f| f.goodput_per_second), 2),
-        seconds(&|f| f.ttft_p50_s),
-        seconds(&|f| f.ttft_p90_s),
-        seconds(&|f| f.ttft_p99_s),
-        seconds(&|f| f.tpot_p99_s),
-        figure(mean(&|f| f.hit_rate), 3),
-        format!("{:.2}", mean(&|f| f.load_spread)),
-        percent(&|f| f.held_share),
-        seconds(&|f| f.held_p99_s),
-        percent(&|f| f.refused),
-        percent(&|f| f.apart),
-        predicted(|p| p.error_p50),
-        predicted(|p| p.error_p90),
-    ]
+fn mean(runs: &[ReportLine], of: impl Fn(&Figures) -> f64) -> f64 {
+    runs.iter().map(|line| of(&line.figures)).sum::<f64>() / runs.len() as f64
 }
 
-const HEADINGS: [&str; 21] = [
-    "policy", "n", "load", "age s", "miss %", "ttft %", "tpot %", "itl %", "good/s", "ttft p50", "ttft p90",
-    "ttft p99", "tpot p99", "hit", "spread", "held %", "held p99", "refused %", "apart %", "err p50 %",
-    "err p90 %",
+fn seconds(runs: &[ReportLine], of: fn(&Figures) -> f64) -> String {
+    figure(mean(runs, of), 3)
+}
+
+fn percent(runs: &[ReportLine], of: fn(&Figures) -> f64) -> String {
+    figure(100.0 * mean(runs, of), 2)
+}
+
+fn predicted(runs: &[ReportLine], of: fn(&Prediction) -> f64) -> String {
+    let all = mean(runs, |figures| figures.prediction.as_ref().map_or(f64::NAN, of));
+    figure(100.0 * all, 1)
+}
+
+/// A heading, and what stands below it for the runs of one contender in one setting, of which there is at least one.
+type Column = (&'static str, fn(&[ReportLine]) -> String);
+
+const COLUMNS: [Column; 21] = [
+    ("policy", name),
+    ("n", replicas),
+    ("load", |runs| runs[0].load.to_string()),
+    ("age s", |runs| runs[0].signals_age_s.to_string()),
+    ("miss %", |runs| percent(runs, |f| f.violations)),
+    ("ttft %", |runs| percent(runs, |f| f.ttft_violations)),
+    ("tpot %", |runs| percent(runs, |f| f.tpot_violations)),
+    ("itl %", |runs| percent(runs, |f| f.itl_violations)),
+    ("good/s", |runs| figure(mean(runs, |f| f.goodput_per_second), 2)),
+    ("ttft p50", |runs| seconds(runs, |f| f.ttft_p50_s)),
+    ("ttft p90", |runs| seconds(runs, |f| f.ttft_p90_s)),
+    ("ttft p99", |runs| seconds(runs, |f| f.ttft_p99_s)),
+    ("tpot p99", |runs| seconds(runs, |f| f.tpot_p99_s)),
+    ("hit", |runs| seconds(runs, |f| f.hit_rate)),
+    ("spread", |runs| format!("{:.2}", mean(runs, |f| f.load_spread))),
+    ("held %", |runs| percent(runs, |f| f.held_share)),
+    ("held p99", |runs| seconds(runs, |f| f.held_p99_s)),
+    ("refused %", |runs| percent(runs, |f| f.refused)),
+    ("apart %", |runs| percent(runs, |f| f.apart)),
+    ("err p50 %", |runs| predicted(runs, |p| p.error_p50)),
+    ("err p90 %", |runs| predicted(runs, |p| p.error_p90)),
 ];
-const WIDEST_FIGURE: usize = 5;
+const NARROWEST_FIGURE: usize = 5;
