@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tokenway_sim::replay::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};
+use tokenway_sim::replay::{BLOCK_TOKENS, Trace, TraceRequest};
 
 use super::{BenchArgs, BenchError};
-use crate::cli::replay::{ReplayError, read};
+use crate::cli::replay::read;
 
 /// Requests in the order in which they are due, at least one.
 #[derive(Debug)]
@@ -19,10 +19,7 @@ pub(super) struct Schedule {
 impl Schedule {
     pub(super) fn read(args: &BenchArgs) -> Result<Self, BenchError> {
         let mut requests = match &args.trace {
-            Some(path) => {
-                let failed = |error: TraceError| ReplayError::In(path.clone(), error.into());
-                Trace::read(&read(path)?).map_err(failed)?.requests
-            }
+            Some(path) => read(path, Trace::read)?.requests,
             None => arrivals(args),
         };
         if args.trace.is_some() {

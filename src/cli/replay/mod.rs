@@ -128,20 +128,22 @@ fn replayed(args: &ReplayArgs, plan: &Plan, out: &mut dyn Write) -> io::Result<(
 }
 
 fn fitted(args: &ReplayArgs) -> Result<Fit, ReplayError> {
-    let recording = Recording::read(&read(&args.trace)?);
-    let recording = recording.map_err(|error| ReplayError::In(args.trace.clone(), error.into()))?;
-    Ok(fit(&recording, &engine(args)?))
+    Ok(fit(&read(&args.trace, Recording::read)?, &engine(args)?))
 }
 
-pub(super) fn read(path: &Path) -> Result<String, ReplayError> {
-    std::fs::read_to_string(path).map_err(|error| ReplayError::Read(path.to_owned(), error))
+/// Reads a file as `parse` does its text.
+pub(super) fn read<T, E: Into<Fault>>(
+    path: &Path,
+    parse: fn(&str) -> Result<T, E>,
+) -> Result<T, ReplayError> {
+    let text = std::fs::read_to_string(path).map_err(|error| ReplayError::Read(path.to_owned(), error))?;
+    parse(&text).map_err(|error| ReplayError::In(path.to_owned(), error.into()))
 }
 
 fn engine(args: &ReplayArgs) -> Result<EngineConfig, ReplayError> {
     let mut engine = args.hardware.engine();
     if let Some(path) = &args.engine {
-        let file = EngineFile::read(&read(path)?);
-        engine = file.map_err(|error| ReplayError::In(path.clone(), error.into()))?.over(engine);
+        engine = read(path, EngineFile::read)?.over(engine);
     }
     engine.cost.jitter = args.jitter.unwrap_or(engine.cost.jitter);
     Ok(engine)

@@ -61,8 +61,7 @@ pub(super) struct GridCell {
 
 impl Plan {
     pub(super) fn read(args: &ReplayArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, ReplayError> {
-        let trace = Trace::read(&read(&args.trace)?)
-            .map_err(|error| ReplayError::In(args.trace.clone(), error.into()))?;
+        let trace = read(&args.trace, Trace::read)?;
         let mut configs = Vec::new();
         for file in &args.config {
             configs.push((file, load(&Source::File(file.clone()), &Overrides::default(), env)?));
