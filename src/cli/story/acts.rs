@@ -1,6 +1,7 @@
 //! The four acts: what each does, how long it is watched, and what has to be true of the figures.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,44 +11,41 @@ use tokenway_sim::traffic::{TrafficConfig, TrafficStats, run_traffic};
 use super::meter::Figures;
 use super::{Stage, TTFT_BOUND, Verdict};
 
+/// The figures before and after an act, and what they have to say.
+type Played = io::Result<(Figures, Figures, Vec<Verdict>)>;
+type Playing<'s> = Pin<Box<dyn Future<Output = Played> + Send + 's>>;
+
 /// One act, as it is announced.
 pub(super) struct Act {
-    pub(super) kind: Kind,
+    /// Plays it.
+    pub(super) play: fn(&Stage) -> Playing<'_>,
     pub(super) title: &'static str,
     pub(super) happens: &'static str,
     pub(super) look_at: &'static str,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
-    Policy,
-    SickReplica,
-    Drift,
-    Overload,
-}
-
 pub(super) const ALL: &[Act] = &[
     Act {
-        kind: Kind::Policy,
+        play: |stage| Box::pin(policy(stage)),
         title: "another policy",
         happens: "Requests go round robin, as behind a load balancer. Then the file says policy = \"latency\", and the gateway\n\
                   loads it without dropping a stream: conversations go where their prompt is cached.",
         look_at: "the cached share and TTFT by replica; /api/decisions says why each request went where",
     },
     Act {
-        kind: Kind::SickReplica,
+        play: |stage| Box::pin(sick_replica(stage)),
         title: "a sick replica",
         happens: "The first replica becomes six times as slow. It still answers every health check.",
         look_at: "its requests in flight and its share of the traffic; nobody has to take it out",
     },
     Act {
-        kind: Kind::Drift,
+        play: |stage| Box::pin(drift(stage)),
         title: "drift",
         happens: "All replicas become four times as slow, as after a bad driver or a throttled GPU. No routing helps.",
         look_at: "the stage that is blamed for late requests; after a minute or two a finding at /api/drift",
     },
     Act {
-        kind: Kind::Overload,
+        play: |stage| Box::pin(overload(stage)),
         title: "overload",
         happens: "Ten times the traffic for a few seconds. What could not begin in time is refused at once with 429 and\n\
                   retry-after, so that what is admitted is in time.",
@@ -55,17 +53,7 @@ pub(super) const ALL: &[Act] = &[
     },
 ];
 
-/// Plays an act: the figures before and after, and what they have to say.
-pub(super) async fn play(stage: &Stage, kind: Kind) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
-    match kind {
-        Kind::Policy => policy(stage).await,
-        Kind::SickReplica => sick_replica(stage).await,
-        Kind::Drift => drift(stage).await,
-        Kind::Overload => overload(stage).await,
-    }
-}
-
-async fn policy(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
+async fn policy(stage: &Stage) -> Played {
     stage.switch_policy("round_robin").await?;
     let before = watch(stage, SETTLE, WATCH).await;
     stage.switch_policy("latency").await?;
@@ -86,7 +74,7 @@ async fn policy(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
     Ok((before, after, verdicts))
 }
 
-async fn sick_replica(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
+async fn sick_replica(stage: &Stage) -> Played {
     let before = watch(stage, Duration::ZERO, SHORT_WATCH).await;
     let Some(sick) = stage.fleet.first() else { return Err(io::Error::other("the demo has no replica")) };
     sick.set_fault(Fault { factor: 6.0, ..Fault::new(FaultKind::Slow) }).await;
@@ -109,7 +97,7 @@ async fn sick_replica(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdic
     Ok((before, after, verdicts))
 }
 
-async fn drift(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
+async fn drift(stage: &Stage) -> Played {
     let before = watch(stage, SHORT_SETTLE, SHORT_WATCH).await;
     for replica in &stage.fleet {
         replica.set_fault(Fault { factor: 4.0, ..Fault::new(FaultKind::Slow) }).await;
@@ -133,7 +121,7 @@ async fn drift(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
     Ok((before, after, verdicts))
 }
 
-async fn overload(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
+async fn overload(stage: &Stage) -> Played {
     let before = watch(stage, SETTLE, SHORT_WATCH).await;
     let burst = TrafficConfig {
         rate: stage.traffic.rate * 10.0,

@@ -62,7 +62,7 @@ impl Stage {
             writeln!(out, "{}", act.happens)?;
             writeln!(out, "look at  {}; the page is {}", act.look_at, self.page)?;
             out.flush()?;
-            let Some(played) = self.over.run_until_cancelled(acts::play(self, act.kind)).await else {
+            let Some(played) = self.over.run_until_cancelled((act.play)(self)).await else {
                 return Ok(None);
             };
             let (before, after, verdicts) = played?;
