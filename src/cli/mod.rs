@@ -36,22 +36,6 @@ use std::io::{self, Write};
 use clap::builder::Resettable;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use self::bench::BenchArgs;
-use self::canary::CanaryArgs;
-use self::check::CheckArgs;
-use self::completions::CompletionsArgs;
-use self::demo::DemoArgs;
-use self::drift::DriftArgs;
-use self::epp::EppArgs;
-use self::explain::ExplainArgs;
-use self::import::ImportArgs;
-use self::init::InitArgs;
-use self::key::KeyArgs;
-use self::replay::ReplayArgs;
-use self::serve::ServeArgs;
-use self::sim::SimArgs;
-use self::top::TopArgs;
-use self::usage::UsageArgs;
 use crate::app::logging::LogLevel;
 use crate::observe::style::LogFormat;
 
@@ -74,39 +58,39 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the gateway
-    Serve(ServeArgs),
+    Serve(serve::ServeArgs),
     /// Run an endpoint picker for Envoy (Gateway API Inference Extension)
-    Epp(EppArgs),
+    Epp(epp::EppArgs),
     /// Write a commented configuration file, from flags or from a few questions
-    Init(InitArgs),
+    Init(init::InitArgs),
     /// Turn another gateway's flags or file into a configuration; says what could not be mapped
-    Import(ImportArgs),
+    Import(import::ImportArgs),
     /// Check a configuration file: every mistake with its place and a hint
-    Check(CheckArgs),
+    Check(check::CheckArgs),
     /// Show the canaries of a gateway; promote, roll back, pause or resume one
-    Canary(CanaryArgs),
+    Canary(canary::CanaryArgs),
     /// Simulated fleet, gateway and traffic in one process: no GPU, no configuration
-    Demo(DemoArgs),
+    Demo(demo::DemoArgs),
     /// Simulated vLLM replicas on given ports
-    Sim(SimArgs),
+    Sim(sim::SimArgs),
     /// Make, list and revoke API keys of a running gateway
-    Key(KeyArgs),
+    Key(key::KeyArgs),
     /// Show what tenants, models and API keys have used: requests, tokens, engine seconds
-    Usage(UsageArgs),
+    Usage(usage::UsageArgs),
     /// List findings of drift; with a command: acknowledge, reset, mute
-    Drift(DriftArgs),
+    Drift(drift::DriftArgs),
     /// Run recorded requests in simulated time
-    Replay(ReplayArgs),
+    Replay(replay::ReplayArgs),
     /// Send requests at a rate or by a trace, open loop, and print latencies and goodput
-    Bench(BenchArgs),
+    Bench(bench::BenchArgs),
     /// Show a running gateway in the terminal: routes, replicas, slow requests, findings
-    Top(TopArgs),
+    Top(top::TopArgs),
     /// Explain one request of a running gateway: where its time went and why that replica
-    Explain(ExplainArgs),
+    Explain(explain::ExplainArgs),
     /// Print the JSON Schema of the configuration file, for editors
     Schema,
     /// Print completions for a shell
-    Completions(CompletionsArgs),
+    Completions(completions::CompletionsArgs),
 }
 
 impl Cli {
@@ -184,6 +168,7 @@ fn printed(run: impl FnOnce(Outputs<'_>) -> io::Result<u8>) -> (u8, String, Stri
 
 #[cfg(test)]
 mod tests {
+    use super::serve::ServeArgs;
     use super::*;
     use crate::config::PolicyName;
     use crate::config::load::Source;
