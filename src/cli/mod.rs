@@ -166,6 +166,17 @@ fn printed(run: impl FnOnce(Outputs<'_>) -> io::Result<u8>) -> (u8, String, Stri
     (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 
+/// A simulated replica, and where it runs.
+#[cfg(test)]
+fn simulated() -> (tokio::runtime::Runtime, tokenway_sim::server::SimReplica) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (tracker, over) = Default::default();
+    let free = "127.0.0.1:0".parse().unwrap();
+    let starting = tokenway_sim::server::start(Default::default(), free, &tracker, over);
+    let sim = runtime.block_on(starting).unwrap();
+    (runtime, sim)
+}
+
 #[cfg(test)]
 mod tests {
     use super::serve::ServeArgs;

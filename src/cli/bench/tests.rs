@@ -1,12 +1,10 @@
 //! The load generator against simulated engines.
 
 use tokenway_sim::replay::{Figures, Measured};
-use tokenway_sim::server::{SimConfig, SimReplica, start};
 use tokenway_sim::time::Stamp;
-use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::cli::{Cli, Command, printed};
+use crate::cli::{Cli, Command, printed, simulated};
 
 fn bench(args: &[&str]) -> (u8, String, String) {
     let Command::Bench(args) = Cli::read(["tokenway", "bench"].iter().chain(args)).unwrap().command else {
@@ -15,17 +13,9 @@ fn bench(args: &[&str]) -> (u8, String, String) {
     printed(|outputs| run(&args, &|_| None, outputs, true))
 }
 
-fn engine() -> (tokio::runtime::Runtime, SimReplica) {
-    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (tracker, over) = (TaskTracker::new(), CancellationToken::new());
-    let free = "127.0.0.1:0".parse().unwrap();
-    let sim = runtime.block_on(start(SimConfig::default(), free, &tracker, over)).unwrap();
-    (runtime, sim)
-}
-
 #[test]
 fn two_targets_get_the_same_requests_and_a_page_is_written() {
-    let ((_one, a), (_two, b)) = (engine(), engine());
+    let ((_one, a), (_two, b)) = (simulated(), simulated());
     let directory = tempfile::tempdir().unwrap();
     let trace = directory.path().join("trace.jsonl");
     let line = |at: u32| {
@@ -57,7 +47,7 @@ fn two_targets_get_the_same_requests_and_a_page_is_written() {
 
 #[test]
 fn a_second_run_finds_nothing_of_the_first_in_the_caches() {
-    let (_runtime, sim) = engine();
+    let (_runtime, sim) = simulated();
     let url = sim.url();
     let load = ["--rate", "100", "--duration", "100ms", "--input-tokens", "256", "--output-tokens", "1"];
     for run in ["first", "second"] {
@@ -122,7 +112,7 @@ fn goodput_is_per_second_until_the_last_answer_has_ended() {
 
 #[test]
 fn a_single_request_has_figures_that_are_numbers() {
-    let (_runtime, sim) = engine();
+    let (_runtime, sim) = simulated();
     let trace = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(trace.path(), "{\"timestamp\":0,\"input_length\":9,\"output_length\":2}\n").unwrap();
     let (code, out, err) = bench(&[&sim.url(), "--trace", trace.path().to_str().unwrap()]);

@@ -206,17 +206,11 @@ const MAX_AT_ONCE: usize = 32;
 mod tests {
     use super::*;
     use crate::config::check::check_str;
-    use tokenway_sim::server::{SimConfig, start};
-    use tokio_util::sync::CancellationToken;
     use tokio_util::task::TaskTracker;
 
     #[test]
     fn replicas_say_what_they_serve_and_the_missing_ones_are_named() {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (tracker, over) = (TaskTracker::new(), CancellationToken::new());
-        let free = "127.0.0.1:0".parse().unwrap();
-        let sim = runtime.block_on(start(SimConfig::default(), free, &tracker, over)).unwrap();
+        let (runtime, sim) = crate::cli::simulated();
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let config = |model: &str| {
             let text = format!(
