@@ -131,9 +131,8 @@ fn budget(text: &str) -> Result<Value, String> {
     let mut budget = Map::from_iter([("window".to_owned(), json!(window))]);
     for pair in keys.split(',') {
         let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?} is not KEY=N"))?;
-        let value = serde_json::from_str(value).ok().filter(|value: &Value| !value.is_string());
-        let (_, given) = pair.split_once('=').unwrap_or_default();
-        budget.insert(key.to_owned(), value.unwrap_or_else(|| json!(given)));
+        let read = serde_json::from_str(value).ok().filter(|value: &Value| !value.is_string());
+        budget.insert(key.to_owned(), read.unwrap_or_else(|| json!(value)));
     }
     Ok(budget.into())
 }
