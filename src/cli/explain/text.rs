@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use crate::api::decisions::{Candidate, Chosen, Way};
 use crate::api::requests::{Attempt, Choice, RequestDetail, StageTime};
 use crate::cli::style::{Paint, Style};
+use crate::record::Addends;
 
 /// The whole explanation.
 pub(crate) fn explanation(detail: &RequestDetail, style: Style) -> String {
@@ -131,7 +132,10 @@ impl Text<'_> {
         )?;
         let moves_kv = |one: &Candidate| one.cost_seconds.get(TRANSFER).is_some_and(|cost| *cost != 0.0);
         let has_transfer = weighed.iter().any(moves_kv);
-        let addends = || ADDENDS.into_iter().filter(|name| *name != TRANSFER || has_transfer);
+        let addends = || {
+            let names = Addends::default().named().map(|(name, _)| name);
+            names.into_iter().filter(|name| *name != TRANSFER || has_transfer)
+        };
         if weighed.is_empty() {
             writeln!(out, "  its candidates were not kept: the policy predicts nothing, or load was high")?;
         } else {
@@ -252,10 +256,7 @@ pub(crate) fn time(seconds: f64) -> String {
 }
 
 const BAR: usize = 40;
-/// Parts of a cost, in seconds.
-const ADDENDS: [&str; 10] =
-    ["wait", "prefill", "base", "adapter", TRANSFER, "others", "decoding", "harm", "late", "failure"];
-/// Only where a prompt may be computed elsewhere.
+/// Part of a cost only where a prompt may be computed elsewhere.
 const TRANSFER: &str = "transfer";
 
 /// Whose cached tokens are no estimate; `None` where all are.
@@ -319,8 +320,6 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_cost_are_its_addends() {
-        let names = crate::record::Addends::default().named().map(|(name, _)| name);
-        assert_eq!(ADDENDS, names);
         let mut request: serde_json::Value = serde_json::from_str(LATE).unwrap();
         assert!(!explained(request.clone()).contains("transfer"));
         request["decision"]["weighed"][0]["cost_seconds"]["transfer"] = json!(0.105);
