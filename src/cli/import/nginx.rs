@@ -24,13 +24,8 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
             }
             ('{', _, Block::Skipped) => open.push(Block::Skipped),
             ('{', ["upstream", name], _) => {
-                let pool = draft.free_name(&[name_of(name)]);
-                draft.pools.push(DraftPool { name: pool.clone(), ..DraftPool::default() });
-                draft.routes.push(DraftRoute {
-                    model: (*name).to_owned(),
-                    pools: vec![(pool, 1)],
-                    ..DraftRoute::default()
-                });
+                let pool = DraftPool { name: draft.free_name(&[name_of(name)]), ..DraftPool::default() };
+                add(&mut draft, name, pool);
                 open.push(Block::Upstream(draft.pools.len() - 1));
             }
             ('{', [kind, ..], _) if has_own_form(kind) => {
@@ -68,6 +63,13 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
         notes.add("each upstream's name became the model that clients ask for: set model of each [[route]]");
     }
     Ok(draft)
+}
+
+/// Adds a pool with a route of its own.
+fn add(draft: &mut Draft, model: &str, pool: DraftPool) {
+    let pools = vec![(pool.name.clone(), 1)];
+    draft.routes.push(DraftRoute { model: model.to_owned(), pools, ..DraftRoute::default() });
+    draft.pools.push(pool);
 }
 
 /// Where a directive stands.
@@ -142,12 +144,7 @@ fn straight(draft: &mut Draft, passes: &[Pass], notes: &mut Notes) {
         let mut pool = DraftPool { name: name.clone(), ..DraftPool::default() };
         notes.add_replica(&mut pool.replicas, &format!("{scheme}://{host}"));
         if !pool.replicas.is_empty() {
-            draft.routes.push(DraftRoute {
-                model: name.clone(),
-                pools: vec![(name, 1)],
-                ..DraftRoute::default()
-            });
-            draft.pools.push(pool);
+            add(draft, &name, pool);
         }
     }
 }
