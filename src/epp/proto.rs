@@ -6,33 +6,164 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ProcessingRequest {
-    #[prost(oneof = "Seen", tags = "2, 3, 4, 5, 6, 7")]
-    pub(super) seen: Option<Seen>,
-    #[prost(message, optional, tag = "8")]
-    pub(super) metadata_context: Option<Metadata>,
-    #[prost(bool, tag = "10")]
-    pub(super) observability_mode: bool,
-    #[prost(message, optional, tag = "11")]
-    pub(super) protocol_config: Option<ProtocolConfiguration>,
+/// Declares messages: each field with its kind and number.
+macro_rules! messages {
+    ($($(#[$meta:meta])* struct $Message:ident { $($field:ident: $type:ty = [$($kind:tt)+],)* })+) => {$(
+        #[derive(Clone, PartialEq, Message)]
+        $(#[$meta])*
+        pub(super) struct $Message { $(#[prost($($kind)+)] pub(super) $field: $type,)* }
+    )+};
 }
 
-/// What Envoy has seen of a request or of its answer.
-#[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Seen {
-    #[prost(message, tag = "2")]
-    RequestHeaders(HttpHeaders),
-    #[prost(message, tag = "3")]
-    ResponseHeaders(HttpHeaders),
-    #[prost(message, tag = "4")]
-    RequestBody(HttpBody),
-    #[prost(message, tag = "5")]
-    ResponseBody(HttpBody),
-    #[prost(message, tag = "6")]
-    RequestTrailers(HttpTrailers),
-    #[prost(message, tag = "7")]
-    ResponseTrailers(HttpTrailers),
+/// Declares choices, of which a message has one.
+macro_rules! choices {
+    ($($(#[$meta:meta])* enum $Choice:ident {
+        $($(#[$one_meta:meta])* $One:ident($type:ty) = [$($kind:tt)+],)+
+    })+) => {$(
+        #[derive(Clone, PartialEq, Oneof)]
+        $(#[$meta])*
+        pub(super) enum $Choice { $($(#[$one_meta])* #[prost($($kind)+)] $One($type),)+ }
+    )+};
+}
+
+messages! {
+    struct ProcessingRequest {
+        seen: Option<Seen> = [oneof = "Seen", tags = "2, 3, 4, 5, 6, 7"],
+        metadata_context: Option<Metadata> = [message, optional, tag = "8"],
+        observability_mode: bool = [bool, tag = "10"],
+        protocol_config: Option<ProtocolConfiguration> = [message, optional, tag = "11"],
+    }
+
+    struct ProtocolConfiguration {
+        request_body_mode: i32 = [enumeration = "BodySendMode", tag = "1"],
+        response_body_mode: i32 = [enumeration = "BodySendMode", tag = "2"],
+    }
+
+    struct HttpHeaders {
+        headers: Option<HeaderMap> = [message, optional, tag = "1"],
+        end_of_stream: bool = [bool, tag = "3"],
+    }
+
+    struct HttpBody {
+        body: Bytes = [bytes = "bytes", tag = "1"],
+        end_of_stream: bool = [bool, tag = "2"],
+    }
+
+    /// Their fields pass unread.
+    struct HttpTrailers {}
+
+    struct HeaderMap {
+        headers: Vec<HeaderValue> = [message, repeated, tag = "1"],
+    }
+
+    struct HeaderValue {
+        key: String = [string, tag = "1"],
+        value: String = [string, tag = "2"],
+        raw_value: Bytes = [bytes = "bytes", tag = "3"],
+    }
+
+    struct Metadata {
+        filter_metadata: HashMap<String, Struct> = [map = "string, message", tag = "1"],
+    }
+
+    struct Struct {
+        fields: HashMap<String, Value> = [map = "string, message", tag = "1"],
+    }
+
+    struct Value {
+        kind: Option<Kind> = [oneof = "Kind", tags = "3, 5, 6"],
+    }
+
+    struct ListValue {
+        values: Vec<Value> = [message, repeated, tag = "1"],
+    }
+
+    struct ProcessingResponse {
+        order: Option<Order> = [oneof = "Order", tags = "1, 2, 3, 4, 5, 6, 7"],
+        dynamic_metadata: Option<Struct> = [message, optional, tag = "8"],
+    }
+
+    /// `HeadersResponse` and `BodyResponse`, which have the same field.
+    struct PartResponse {
+        response: Option<CommonResponse> = [message, optional, tag = "1"],
+    }
+
+    /// Without changes.
+    struct TrailersResponse {}
+
+    struct CommonResponse {
+        header_mutation: Option<HeaderMutation> = [message, optional, tag = "2"],
+        body_mutation: Option<BodyMutation> = [message, optional, tag = "3"],
+        clear_route_cache: bool = [bool, tag = "5"],
+    }
+
+    struct ImmediateResponse {
+        status: Option<HttpStatus> = [message, optional, tag = "1"],
+        headers: Option<HeaderMutation> = [message, optional, tag = "2"],
+        body: Bytes = [bytes = "bytes", tag = "3"],
+        details: String = [string, tag = "5"],
+    }
+
+    struct HttpStatus {
+        code: i32 = [int32, tag = "1"],
+    }
+
+    struct HeaderMutation {
+        set_headers: Vec<HeaderValueOption> = [message, repeated, tag = "1"],
+        remove_headers: Vec<String> = [string, repeated, tag = "2"],
+    }
+
+    struct HeaderValueOption {
+        header: Option<HeaderValue> = [message, optional, tag = "1"],
+        append_action: i32 = [enumeration = "HeaderAppendAction", tag = "3"],
+    }
+
+    struct BodyMutation {
+        mutation: Option<Mutation> = [oneof = "Mutation", tags = "1, 3"],
+    }
+
+    struct HealthCheckRequest {
+        service: String = [string, tag = "1"],
+    }
+
+    struct HealthCheckResponse {
+        status: i32 = [enumeration = "ServingStatus", tag = "1"],
+    }
+}
+
+choices! {
+    /// What Envoy has seen of a request or of its answer.
+    enum Seen {
+        RequestHeaders(HttpHeaders) = [message, tag = "2"],
+        ResponseHeaders(HttpHeaders) = [message, tag = "3"],
+        RequestBody(HttpBody) = [message, tag = "4"],
+        ResponseBody(HttpBody) = [message, tag = "5"],
+        RequestTrailers(HttpTrailers) = [message, tag = "6"],
+        ResponseTrailers(HttpTrailers) = [message, tag = "7"],
+    }
+
+    enum Kind {
+        Text(String) = [string, tag = "3"],
+        Struct(Struct) = [message, tag = "5"],
+        List(ListValue) = [message, tag = "6"],
+    }
+
+    /// What Envoy is to do with what it sent.
+    enum Order {
+        RequestHeaders(PartResponse) = [message, tag = "1"],
+        ResponseHeaders(PartResponse) = [message, tag = "2"],
+        RequestBody(PartResponse) = [message, tag = "3"],
+        ResponseBody(PartResponse) = [message, tag = "4"],
+        RequestTrailers(TrailersResponse) = [message, tag = "5"],
+        ResponseTrailers(TrailersResponse) = [message, tag = "6"],
+        Immediate(ImmediateResponse) = [message, tag = "7"],
+    }
+
+    enum Mutation {
+        /// Of a buffered body.
+        Body(Bytes) = [bytes = "bytes", tag = "1"],
+        Streamed(HttpBody) = [message, tag = "3"],
+    }
 }
 
 /// How Envoy sends bodies.
@@ -46,198 +177,11 @@ pub(super) enum BodySendMode {
     FullDuplexStreamed = 4,
 }
 
-#[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct ProtocolConfiguration {
-    #[prost(enumeration = "BodySendMode", tag = "1")]
-    pub(super) request_body_mode: i32,
-    #[prost(enumeration = "BodySendMode", tag = "2")]
-    pub(super) response_body_mode: i32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct HttpHeaders {
-    #[prost(message, optional, tag = "1")]
-    pub(super) headers: Option<HeaderMap>,
-    #[prost(bool, tag = "3")]
-    pub(super) end_of_stream: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct HttpBody {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub(super) body: Bytes,
-    #[prost(bool, tag = "2")]
-    pub(super) end_of_stream: bool,
-}
-
-/// Their fields pass unread.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct HttpTrailers {}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct HeaderMap {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) headers: Vec<HeaderValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct HeaderValue {
-    #[prost(string, tag = "1")]
-    pub(super) key: String,
-    #[prost(string, tag = "2")]
-    pub(super) value: String,
-    #[prost(bytes = "bytes", tag = "3")]
-    pub(super) raw_value: Bytes,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Metadata {
-    #[prost(map = "string, message", tag = "1")]
-    pub(super) filter_metadata: HashMap<String, Struct>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Struct {
-    #[prost(map = "string, message", tag = "1")]
-    pub(super) fields: HashMap<String, Value>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Value {
-    #[prost(oneof = "Kind", tags = "3, 5, 6")]
-    pub(super) kind: Option<Kind>,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Kind {
-    #[prost(string, tag = "3")]
-    Text(String),
-    #[prost(message, tag = "5")]
-    Struct(Struct),
-    #[prost(message, tag = "6")]
-    List(ListValue),
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ListValue {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) values: Vec<Value>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ProcessingResponse {
-    #[prost(oneof = "Order", tags = "1, 2, 3, 4, 5, 6, 7")]
-    pub(super) order: Option<Order>,
-    #[prost(message, optional, tag = "8")]
-    pub(super) dynamic_metadata: Option<Struct>,
-}
-
-/// What Envoy is to do with what it sent.
-#[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Order {
-    #[prost(message, tag = "1")]
-    RequestHeaders(PartResponse),
-    #[prost(message, tag = "2")]
-    ResponseHeaders(PartResponse),
-    #[prost(message, tag = "3")]
-    RequestBody(PartResponse),
-    #[prost(message, tag = "4")]
-    ResponseBody(PartResponse),
-    #[prost(message, tag = "5")]
-    RequestTrailers(TrailersResponse),
-    #[prost(message, tag = "6")]
-    ResponseTrailers(TrailersResponse),
-    #[prost(message, tag = "7")]
-    Immediate(ImmediateResponse),
-}
-
-/// `HeadersResponse` and `BodyResponse`, which have the same field.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct PartResponse {
-    #[prost(message, optional, tag = "1")]
-    pub(super) response: Option<CommonResponse>,
-}
-
-/// Without changes.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct TrailersResponse {}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct CommonResponse {
-    #[prost(message, optional, tag = "2")]
-    pub(super) header_mutation: Option<HeaderMutation>,
-    #[prost(message, optional, tag = "3")]
-    pub(super) body_mutation: Option<BodyMutation>,
-    #[prost(bool, tag = "5")]
-    pub(super) clear_route_cache: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ImmediateResponse {
-    #[prost(message, optional, tag = "1")]
-    pub(super) status: Option<HttpStatus>,
-    #[prost(message, optional, tag = "2")]
-    pub(super) headers: Option<HeaderMutation>,
-    #[prost(bytes = "bytes", tag = "3")]
-    pub(super) body: Bytes,
-    #[prost(string, tag = "5")]
-    pub(super) details: String,
-}
-
-#[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct HttpStatus {
-    #[prost(int32, tag = "1")]
-    pub(super) code: i32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct HeaderMutation {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) set_headers: Vec<HeaderValueOption>,
-    #[prost(string, repeated, tag = "2")]
-    pub(super) remove_headers: Vec<String>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct HeaderValueOption {
-    #[prost(message, optional, tag = "1")]
-    pub(super) header: Option<HeaderValue>,
-    #[prost(enumeration = "HeaderAppendAction", tag = "3")]
-    pub(super) append_action: i32,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub(super) enum HeaderAppendAction {
     AppendIfExistsOrAdd = 0,
     OverwriteIfExistsOrAdd = 2,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct BodyMutation {
-    #[prost(oneof = "Mutation", tags = "1, 3")]
-    pub(super) mutation: Option<Mutation>,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Mutation {
-    /// Of a buffered body.
-    #[prost(bytes = "bytes", tag = "1")]
-    Body(Bytes),
-    #[prost(message, tag = "3")]
-    Streamed(HttpBody),
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct HealthCheckRequest {
-    #[prost(string, tag = "1")]
-    pub(super) service: String,
-}
-
-#[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct HealthCheckResponse {
-    #[prost(enumeration = "ServingStatus", tag = "1")]
-    pub(super) status: i32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
