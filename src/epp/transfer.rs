@@ -1,14 +1,13 @@
 //! What passes between a session and the line: the request with its destination, then the head of its answer.
 
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::task::{Poll, Waker};
 
 use http::{Request, Response};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use super::metadata::NAMESPACE;
 use super::proto::{Kind, Struct, Value};
@@ -25,6 +24,8 @@ pub(super) struct Transfer {
     subset: Option<Box<[SocketAddr]>>,
     returns_answer: bool,
     between: Mutex<Between>,
+    /// An answer is there.
+    arrival: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -33,7 +34,6 @@ struct Between {
     answer: Option<Answer>,
     /// The answer of another replica than the request was placed at.
     taken: Option<Response<ArrivingBody>>,
-    waker: Option<Waker>,
 }
 
 /// The head of an answer.
@@ -55,7 +55,7 @@ pub(super) struct Outgoing {
 
 impl Transfer {
     pub(super) fn new(subset: Option<Box<[SocketAddr]>>, returns_answer: bool) -> Self {
-        Self { subset, returns_answer, between: Mutex::default() }
+        Self { subset, returns_answer, between: Mutex::default(), arrival: Notify::new() }
     }
 
     /// The request, once it is placed.
@@ -65,11 +65,8 @@ impl Transfer {
 
     /// The head of its answer has come, from this endpoint if Envoy names it.
     pub(super) fn arrived(&self, head: Response<ArrivingBody>, served: Option<SocketAddr>) {
-        let mut between = self.between.lock();
-        between.answer = Some(Answer { head, served });
-        if let Some(waker) = between.waker.take() {
-            waker.wake();
-        }
+        self.between.lock().answer = Some(Answer { head, served });
+        self.arrival.notify_one();
     }
 }
 
@@ -93,17 +90,13 @@ impl Carrier for Transfer {
                 destination.push_str(&address.to_string());
             }
             self.between.lock().outgoing = Some(Outgoing { destination, request });
-            let answer = poll_fn(|cx| {
-                let mut between = self.between.lock();
-                match between.answer.take() {
-                    Some(answer) => Poll::Ready(answer),
-                    None => {
-                        between.waker = Some(cx.waker().clone());
-                        Poll::Pending
-                    }
+            let Answer { head, served } = loop {
+                let arrived = self.between.lock().answer.take();
+                match arrived {
+                    Some(answer) => break answer,
+                    None => self.arrival.notified().await,
                 }
-            });
-            let Answer { head, served } = answer.await;
+            };
             match served {
                 Some(served) if served != address => {
                     self.between.lock().taken = Some(head);
