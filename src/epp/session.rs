@@ -373,20 +373,13 @@ impl Session {
     /// Lets the request go to its destination.
     fn send(&mut self, outgoing: Outgoing) {
         let before = self.request.headers.take().unwrap_or_default();
-        self.out.extend(orders::destination(outgoing, &before, &self.path, &self.request_state()));
+        let (is_buffered, end) = (self.modes.is_buffered, self.request.end);
+        self.out.extend(orders::destination(outgoing, &before, &self.path, is_buffered, end));
         self.request.is_passed = true;
         self.request.feed = None;
         if self.request.end == End::Open {
             // Refused above where it was not: the line has read it to its end.
             self.request.end = End::Body;
-        }
-    }
-
-    fn request_state(&self) -> orders::RequestState {
-        orders::RequestState {
-            is_buffered: self.modes.is_buffered && self.request.end != End::Head,
-            has_body: self.request.end != End::Head,
-            has_trailers: self.request.end == End::Trailers && !self.modes.is_buffered,
         }
     }
 

@@ -10,29 +10,22 @@ use super::super::proto::{
     PartResponse, ProcessingResponse, TrailersResponse,
 };
 use super::super::transfer::{DESTINATION, Outgoing, metadata};
+use super::End;
 use crate::upstream::connect::UpstreamBody;
 
-/// What has become of a request so far.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RequestState {
-    /// Its head has been let pass, and its body waits in one message.
-    pub(super) is_buffered: bool,
-    pub(super) has_body: bool,
-    /// They wait behind its body.
-    pub(super) has_trailers: bool,
-}
-
 /// Sends a request, which came with these fields to this path, to its destination: its head, its body as the gateway would send
-/// it, its trailers.
+/// it, its trailers. A body that `is_buffered` waits in one message, and its head has been let pass.
 pub(super) fn destination(
     outgoing: Outgoing,
     before: &HeaderMap,
     path: &Uri,
-    state: &RequestState,
+    is_buffered: bool,
+    end: End,
 ) -> Vec<ProcessingResponse> {
+    let is_buffered = is_buffered && end != End::Head;
     let Outgoing { destination, request } = outgoing;
     let (head, body) = Request::into_parts(request);
-    let mut changes = fields::changes(before, &head.headers, state.is_buffered);
+    let mut changes = fields::changes(before, &head.headers, is_buffered);
     if let Ok(value) = HeaderValue::from_str(&destination) {
         set(&mut changes, DESTINATION, std::iter::once(&value));
     }
@@ -48,15 +41,15 @@ pub(super) fn destination(
         ..CommonResponse::default()
     };
     let metadata = Some(metadata(&destination));
-    if state.is_buffered {
+    if is_buffered {
         common.body_mutation = Some(BodyMutation { mutation: Some(Mutation::Body(body.whole())) });
         return vec![of(Order::RequestBody(PartResponse { response: Some(common) }), metadata)];
     }
     let mut orders = vec![of(Order::RequestHeaders(PartResponse { response: Some(common) }), metadata)];
-    if state.has_body {
-        orders.extend(request_pieces(body, !state.has_trailers));
+    if end != End::Head {
+        orders.extend(request_pieces(body, end != End::Trailers));
     }
-    if state.has_trailers {
+    if end == End::Trailers {
         orders.push(request_trailers());
     }
     orders
