@@ -35,21 +35,23 @@ fn waiter(tenant: &str, latest: u64) -> Waiter {
     }
 }
 
+/// The same of a tenant that has these.
+fn ranked(weight: u32, priority: i32, waiter: Waiter) -> Waiter {
+    Waiter { share: Share { weight, priority, ..waiter.share }, ..waiter }
+}
+
 fn best_effort(tenant: &str) -> Waiter {
     let plain = waiter(tenant, 0);
     Waiter { outlook: Outlook { slack: None, ..plain.outlook }, ..plain }
 }
 
+#[derive(Default)]
 struct Bench {
     queue: WaitQueue<u64>,
     positions: BTreeMap<u64, Position>,
 }
 
 impl Bench {
-    fn new() -> Self {
-        Self { queue: WaitQueue::default(), positions: BTreeMap::new() }
-    }
-
     /// The ids that lost their position, or the refusal's code.
     fn enter(&mut self, id: u64, waiter: &Waiter) -> Result<Vec<u64>, &'static str> {
         let entered = self.queue.enter(waiter, id).map_err(|refusal| refusal.exceeded.code())?;
@@ -71,20 +73,13 @@ impl Bench {
 
 #[test]
 fn lanes_go_before_weights_and_weights_before_deadlines() {
-    let mut bench = Bench::new();
-    let heavy = |latest| {
-        let plain = waiter("heavy", latest);
-        Waiter { share: Share { weight: 2, ..plain.share }, ..plain }
-    };
-    let urgent = |tenant| {
-        let plain = waiter(tenant, 900);
-        let weight = if tenant == "heavy" { 2 } else { 1 };
-        Waiter { share: Share { priority: 1, weight, ..plain.share }, ..plain }
-    };
+    let mut bench = Bench::default();
+    let heavy = |latest| ranked(2, 0, waiter("heavy", latest));
+    let urgent = ranked(2, 1, waiter("heavy", 900));
     let batch = best_effort("light");
-    let urgent_batch = Waiter { share: urgent("light").share, ..batch.clone() };
+    let urgent_batch = ranked(1, 1, batch.clone());
     let all = [(1, batch), (2, urgent_batch), (3, waiter("light", 30)), (4, waiter("light", 20))];
-    let more = [(5, heavy(50)), (6, heavy(40)), (7, heavy(60)), (8, heavy(70)), (9, urgent("heavy"))];
+    let more = [(5, heavy(50)), (6, heavy(40)), (7, heavy(60)), (8, heavy(70)), (9, urgent)];
     for (id, waiter) in all.into_iter().chain(more) {
         assert_eq!(bench.enter(id, &waiter), Ok(vec![]));
     }
@@ -95,7 +90,7 @@ fn lanes_go_before_weights_and_weights_before_deadlines() {
 
 #[test]
 fn a_long_queue_of_one_tenant_is_not_before_a_short_one_of_another() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     for id in 0..50 {
         bench.enter(id, &waiter("flood", id)).unwrap();
     }
@@ -111,7 +106,7 @@ fn a_long_queue_of_one_tenant_is_not_before_a_short_one_of_another() {
 
 #[test]
 fn no_room_ends_a_round_and_reasons_of_its_own_do_not() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     for id in 0..200 {
         bench.enter(id, &Waiter { limits: None, ..waiter("a", id) }).unwrap();
     }
@@ -131,7 +126,7 @@ fn no_room_ends_a_round_and_reasons_of_its_own_do_not() {
 
 #[test]
 fn a_turn_during_a_call_begins_another_round_after_it() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     bench.enter(1, &waiter("a", 1)).unwrap();
     bench.enter(2, &waiter("a", 2)).unwrap();
     assert_eq!(bench.queue.turn(), Some(1));
@@ -144,7 +139,7 @@ fn a_turn_during_a_call_begins_another_round_after_it() {
 
 #[test]
 fn a_silent_waiter_blocks_no_other() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     for id in [1, 2] {
         bench.enter(id, &waiter("a", id)).unwrap();
     }
@@ -155,7 +150,7 @@ fn a_silent_waiter_blocks_no_other() {
 
 #[test]
 fn limits_are_by_route_and_long_prompts_have_their_own() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     let plain = Waiter { limits: limits(2, 30), ..waiter("a", 50) };
     let long = Waiter { is_long: true, ..plain.clone() };
     let held = Waiter { reason: WaitReason::Held, ..plain.clone() };
@@ -179,7 +174,7 @@ fn limits_are_by_route_and_long_prompts_have_their_own() {
 #[test]
 fn one_tenant_cannot_fill_the_queue_for_others() {
     let small = |tenant: &str, latest| Waiter { limits: limits(4, 1000), ..waiter(tenant, latest) };
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     for id in 0..4 {
         bench.enter(id, &small("flood", id)).unwrap();
     }
@@ -194,7 +189,7 @@ fn one_tenant_cannot_fill_the_queue_for_others() {
 #[test]
 fn none_goes_for_a_request_that_is_refused_all_the_same() {
     let small = |tenant: &str, latest| Waiter { limits: limits(100, 100), ..waiter(tenant, latest) };
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     for id in 0..9 {
         bench.enter(id, &small(if id < 6 { "flood" } else { "chats" }, id)).unwrap();
     }
@@ -209,11 +204,8 @@ fn none_goes_for_a_request_that_is_refused_all_the_same() {
 
 #[test]
 fn a_weight_that_a_reload_changed_holds_for_those_that_wait() {
-    let mut bench = Bench::new();
-    let of = |tenant: &str, weight, latest| {
-        let plain = waiter(tenant, latest);
-        Waiter { share: Share { weight, ..plain.share }, ..plain }
-    };
+    let mut bench = Bench::default();
+    let of = |tenant: &str, weight, latest| ranked(weight, 0, waiter(tenant, latest));
     for id in 0..20 {
         bench.enter(id, &of(if id % 2 == 0 { "a" } else { "b" }, 1, id)).unwrap();
     }
@@ -227,10 +219,9 @@ fn a_weight_that_a_reload_changed_holds_for_those_that_wait() {
 #[test]
 fn a_full_queue_sheds_priorities_below_zero_and_nothing_for_their_sake() {
     let of = |tenant: &str, priority, latest| {
-        let plain = Waiter { limits: limits(3, 100), ..waiter(tenant, latest) };
-        Waiter { share: Share { priority, ..plain.share }, ..plain }
+        ranked(1, priority, Waiter { limits: limits(3, 100), ..waiter(tenant, latest) })
     };
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     for (id, priority) in [(0, -1), (1, -5), (2, -1)] {
         assert_eq!(bench.enter(id, &of("a", priority, id)), Ok(vec![]));
     }
@@ -248,7 +239,7 @@ fn a_full_queue_sheds_priorities_below_zero_and_nothing_for_their_sake() {
 
 #[test]
 fn a_wait_beyond_max_wait_or_the_slack_is_not_begun() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     let slack = |ms_left: u64, drain: u64| {
         let plain = waiter("a", 1);
         let outlook = Outlook { slack: Some(ms(ms_left)), drain: ms(drain), ..plain.outlook };
@@ -267,7 +258,7 @@ fn a_wait_beyond_max_wait_or_the_slack_is_not_begun() {
 fn weighted(tenant: &str, weight: u32, now: u64) -> Waiter {
     let plain = waiter(tenant, now + 600);
     let outlook = Outlook { at: at(now), ..plain.outlook };
-    Waiter { share: Share { weight, ..plain.share }, outlook, ..plain }
+    ranked(weight, 0, Waiter { outlook, ..plain })
 }
 
 /// Every 100 ms both tenants ask, in turn first, and there is room for one; the other's client gives up and the queue is empty.
@@ -391,7 +382,7 @@ fn clients_that_obey_retry_after_have_their_share_beside_a_flood() {
 
 #[test]
 fn who_grows_old_as_best_effort_has_an_eighth_of_the_work() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     for id in 0..10 {
         let old_at = Some(at(30_000 + id));
         bench.enter(id, &Waiter { old_at, limits: None, ..best_effort("late") }).unwrap();
@@ -430,13 +421,11 @@ fn a_request_is_old_after_four_bounds_or_half_of_its_timeout() {
 
 #[test]
 fn an_old_request_goes_before_none_of_a_higher_priority() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::default();
     let late = Waiter { old_at: Some(at(0)), limits: None, ..best_effort("late") };
     bench.enter(1, &late).unwrap();
     for id in 2..12 {
-        let urgent = Waiter { limits: None, ..waiter("fresh", id) };
-        let share = Share { priority: 1, ..urgent.share };
-        bench.enter(id, &Waiter { share, ..urgent }).unwrap();
+        bench.enter(id, &ranked(1, 1, Waiter { limits: None, ..waiter("fresh", id) })).unwrap();
     }
     assert_eq!(bench.drain().last(), Some(&1));
 }

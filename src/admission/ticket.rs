@@ -122,13 +122,14 @@ impl PoolQueue {
 
     /// Begins rounds until the queue is empty. Once `is_closed`, each calls every request that the gateway does not wait for then.
     pub async fn drive(self: Arc<Self>, is_closed: impl Fn() -> bool) {
-        let mut driver = Driver { queue: &self, is_done: false };
+        let driver = Driver(&self);
         loop {
             tokio::time::sleep(ROUND_EVERY).await;
             let mut state = self.state.lock();
             if state.waiting.is_empty() {
                 state.is_driven = false;
-                driver.is_done = true;
+                // From here on another may drive it.
+                std::mem::forget(driver);
                 return;
             }
             if is_closed() {
@@ -175,16 +176,11 @@ impl Line for &PoolQueue {
 }
 
 /// Marks the queue as not driven if its task is dropped early.
-struct Driver<'q> {
-    queue: &'q PoolQueue,
-    is_done: bool,
-}
+struct Driver<'q>(&'q PoolQueue);
 
 impl Drop for Driver<'_> {
     fn drop(&mut self) {
-        if !self.is_done {
-            self.queue.state.lock().is_driven = false;
-        }
+        self.0.state.lock().is_driven = false;
     }
 }
 
