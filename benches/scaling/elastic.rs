@@ -200,7 +200,7 @@ impl<C: Conductor> Elastic<C> {
         let typical = router.dispatcher.model.typical(&router.arrivals.mean_work(), contexts, now);
         let ahead = |last: &tokenway::admission::Waiter| Line::ahead(&router.queue, last);
         let ttft = |typical| {
-            let expected = Expected::at(&router.dispatcher, &router.limits, ready(), typical, now)?;
+            let expected = Expected::at(&router.dispatcher, &router.route.limits, ready(), typical, now)?;
             Some(predicted_ttft(&expected, ahead, now))
         };
         PoolLoad {
@@ -217,7 +217,7 @@ impl<C: Conductor> Elastic<C> {
     }
 
     fn engine(&self, slot: &Slot, target: &Target, now: Stamp) -> EngineLoad {
-        let limits = &self.router.limits;
+        let limits = &self.router.route.limits;
         let signals = target.signals(now, limits).filter(|_| slot.life == Life::Ready);
         let name = format!("r{}-{}", target.slot, slot.started.as_nanos()).into();
         let state = match slot.life {

@@ -22,7 +22,7 @@ use crate::admission::{
     WaitReason, Waiter, grows_old_after, rule,
 };
 use crate::clock::Stamp;
-use crate::config::{ItlBounds, PolicyName, QueueLimits, Slo, Timeouts};
+use crate::config::{PolicyName, QueueLimits, Slo, Timeouts};
 use crate::fleet::arrivals::Arrivals;
 use crate::record::SloBounds;
 use crate::routing::notice::{Outbox, Placed, place};
@@ -35,13 +35,8 @@ use crate::units::Tokens;
 /// One gateway in front of one pool, or of one and its prefill pool.
 pub struct ProductRouter {
     policy: Box<dyn Policy>,
-    rules: Rules,
-    /// Bounds on its streams' own gaps.
-    itl: ItlBounds,
-    /// Longer prompts, in tokens, are of class `long`.
-    medium: Tokens,
-    /// Scrape interval and batch limit of its engines.
-    pub limits: EngineLimits,
+    /// What it runs.
+    pub route: ReplayedRoute,
     /// Its pool's.
     pub dispatcher: Arc<Dispatcher>,
     /// Every replica, by slot.
@@ -91,7 +86,7 @@ pub struct ReplayedRoute {
 
 struct SimulatedStream {
     assignment: Assignment,
-    has_begun: bool,
+    /// Answered so far.
     tokens: u64,
 }
 
@@ -112,15 +107,7 @@ impl ProductRouter {
     pub fn new(route: &ReplayedRoute, replicas: usize) -> Self {
         Self {
             policy: policies::named(route.policy),
-            rules: Rules {
-                queue: route.queue,
-                degrade: None,
-                base_ttft: route.slo.ttft.map_or(Duration::ZERO, |bound| bound.base),
-                is_pinned: false,
-            },
-            itl: route.slo.itl,
-            medium: route.medium,
-            limits: route.limits,
+            route: *route,
             dispatcher: Dispatcher::new(replicas),
             targets: (0..replicas).map(|slot| Target::new(slot, identity(slot))).collect(),
             untried: SlotSet::new(),
@@ -152,7 +139,7 @@ impl ProductRouter {
     #[must_use]
     pub fn with_prefill(mut self, keys: ReplayedPrefill, replicas: usize) -> Self {
         let first = self.targets.len();
-        self.prefill = Some(PrefillPool::new(keys, self.limits, first, replicas));
+        self.prefill = Some(PrefillPool::new(keys, self.route.limits, first, replicas));
         self.places.extend(places(first..first + replicas));
         self
     }
@@ -195,7 +182,7 @@ impl ProductRouter {
         let is_late = before.as_ref().is_some_and(|wait| wait.waiter.reason == WaitReason::Late);
         self.decisions += 1;
         match self.judge(&request, is_late, now) {
-            SimulatedPlacement::Send { assignment, prefill } => {
+            Some(SimulatedPlacement::Send { assignment, prefill }) => {
                 let slot = assignment.decision.slot;
                 if let Some(target) = self.targets.get(slot) {
                     self.standings.chosen(target, now);
@@ -214,15 +201,15 @@ impl ProductRouter {
                         fleet.send(id, slot, predicted);
                     }
                 }
-                self.streams
-                    .insert(id, SimulatedStream { assignment: *assignment, has_begun: false, tokens: 0 });
+                self.streams.insert(id, SimulatedStream { assignment: *assignment, tokens: 0 });
                 if let Some(wait) = before {
                     self.called.extend(self.queue.placed(wait.position, now));
                     self.ends.remove(&(wait.end, id));
                 }
             }
-            SimulatedPlacement::Wait(waiter, stay) => self.wait(request, before, waiter, stay, now),
-            SimulatedPlacement::Refuse => {
+            Some(SimulatedPlacement::Wait(waiter, stay)) => self.wait(request, before, waiter, stay, now),
+            // No replica is there.
+            None => {
                 if let Some(wait) = before {
                     self.leave(id, &wait);
                 }
@@ -230,9 +217,9 @@ impl ProductRouter {
         }
     }
 
-    fn judge(&mut self, request: &Arrival, is_late: bool, now: Stamp) -> SimulatedPlacement {
+    fn judge(&mut self, request: &Arrival, is_late: bool, now: Stamp) -> Option<SimulatedPlacement> {
         let block_end = |block: usize| request.ends.get(block).map_or(0, |end| end * BYTES_PER_TOKEN);
-        let (ttft, tpot, itl) = (request.ttft_bound, request.tpot_bound, self.itl);
+        let (ttft, tpot, itl) = (request.ttft_bound, request.tpot_bound, self.route.slo.itl);
         let slo = SloBounds { ttft, tpot, itl, ..SloBounds::default() };
         let prompt = Prompt {
             chain: &request.chain,
@@ -243,13 +230,16 @@ impl ProductRouter {
         let ask = Ask {
             slo,
             waited: now.since(live(request.at)),
-            queues_late: self.rules.queue.is_some(),
+            queues_late: self.route.queue.is_some(),
             ..Ask::of(prompt, &self.untried)
         };
-        let base_ttft = if slo.ttft.is_some() { self.rules.base_ttft } else { Duration::ZERO };
-        let rules = Rules { base_ttft, ..self.rules };
+        let base_ttft = self.route.slo.ttft.filter(|_| slo.ttft.is_some()).map(|bound| bound.base);
+        let base_ttft = base_ttft.unwrap_or_default();
+        let rules = Rules { queue: self.route.queue, base_ttft, ..Rules::default() };
         let gate = Gate { rules: &rules, waiter: self.waiter(request), is_late };
-        let Self { policy, dispatcher, targets, standings, limits, queue, .. } = self;
+        let Self {
+            policy, dispatcher, targets, standings, route: ReplayedRoute { limits, .. }, queue, ..
+        } = self;
         let decoders = Decoders { policy: &**policy, dispatcher, targets, standings, limits };
         let prefill = self
             .prefill
@@ -261,9 +251,7 @@ impl ProductRouter {
                 .flatten()
         });
         let none = None::<fn() -> Option<FirstLeg>>;
-        apart
-            .or_else(|| gate.settle(decoders.judge(&ask, now)?, queue, none))
-            .unwrap_or(SimulatedPlacement::Refuse)
+        apart.or_else(|| gate.settle(decoders.judge(&ask, now)?, queue, none))
     }
 
     fn waiter(&self, request: &Arrival) -> Waiter {
@@ -272,8 +260,8 @@ impl ProductRouter {
             reason: WaitReason::Late,
             route: "replayed".into(),
             share: (self.share)(request),
-            limits: self.rules.queue,
-            is_long: self.is_long(request),
+            limits: self.route.queue,
+            is_long: Tokens(request.prompt) > self.route.medium,
             bytes: usize::try_from(request.prompt * BYTES_PER_TOKEN).unwrap_or(usize::MAX),
             old_at: Some(live(request.at).after(patience)),
             outlook: Outlook::default(),
@@ -310,7 +298,7 @@ impl ProductRouter {
         if waiter.reason == WaitReason::Late {
             late_since = late_since.or(Some(now));
         }
-        let limits = self.rules.queue.as_ref();
+        let limits = self.route.queue.as_ref();
         let end = EndOfWait::of(waiter.reason, limits, late_since.unwrap_or(now), &waiter.outlook);
         let (end, why) = end.unwrap_or((FAR, EndOfWait::Late));
         let wait = Wait { end, why, request, waiter, position, late_since };
@@ -355,10 +343,6 @@ impl ProductRouter {
                 self.give_up(id, &wait, now);
             }
         }
-    }
-
-    fn is_long(&self, request: &Arrival) -> bool {
-        Tokens(request.prompt) > self.medium
     }
 
     /// Begins a round; one that finds the queue empty ends the series.
@@ -431,7 +415,6 @@ type FirstLeg = (Box<Assignment>, Duration);
 enum SimulatedPlacement {
     Send { assignment: Box<Assignment>, prefill: Option<FirstLeg> },
     Wait(Waiter, Deferral),
-    Refuse,
 }
 
 impl Router for ProductRouter {
@@ -447,7 +430,7 @@ impl Router for ProductRouter {
             side.first_token(request, live(at));
         }
         stream.assignment.first_token(live(at));
-        (stream.has_begun, stream.tokens) = (true, 1);
+        stream.tokens = 1;
         self.standings.first_token(stream.assignment.decision.slot, live(at));
         self.turn();
     }
@@ -464,7 +447,7 @@ impl Router for ProductRouter {
             self.dispatcher.answered(live(end.at));
             stream.assignment.prompt_reported(None, Some(Tokens(end.cached)));
         }
-        if stream.has_begun {
+        if stream.tokens > 0 {
             stream.assignment.served(Tokens(end.output), stream.tokens);
         }
         drop(stream);
@@ -505,7 +488,7 @@ impl Router for ProductRouter {
         if self.next_refresh <= now {
             self.next_refresh = now.after(REFRESH_EVERY);
             let ready = self.targets.iter().filter(|target| self.standings.is_in(target.slot));
-            self.dispatcher.refresh(self.targets.iter(), ready, &self.limits, now);
+            self.dispatcher.refresh(self.targets.iter(), ready, &self.route.limits, now);
             if let Some(side) = &self.prefill {
                 side.refresh(now);
             }
