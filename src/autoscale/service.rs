@@ -44,15 +44,13 @@ impl Board {
 
 /// Starts the task.
 pub fn start(
-    mut configs: watch::Receiver<Arc<Config>>,
+    configs: watch::Receiver<Arc<Config>>,
     around: &Surroundings,
     metrics: &Arc<Metrics>,
     loads: Loads,
 ) -> Arc<Board> {
     let board = Arc::<Board>::default();
-    let first = targets(&configs.borrow_and_update());
     let service = ScaleService {
-        targets: first,
         configs,
         loads,
         board: Arc::clone(&board),
@@ -69,7 +67,6 @@ pub fn start(
 /// The task that owns the scalers.
 struct ScaleService {
     configs: watch::Receiver<Arc<Config>>,
-    targets: HashMap<Arc<str>, Target>,
     loads: Loads,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
@@ -92,9 +89,6 @@ impl ScaleService {
     }
 
     fn look(&mut self) {
-        if self.configs.has_changed().unwrap_or(false) {
-            self.targets = targets(&self.configs.borrow_and_update());
-        }
         let is_due = self.looks.is_multiple_of(u64::from(LOOKS_AT_ZERO));
         self.looks += 1;
         let has_empty = || self.board.pools.lock().values().any(|wanted| wanted.scale.ready_replicas == 0);
@@ -103,9 +97,10 @@ impl ScaleService {
         }
         let now = self.clock.now();
         let (seconds, wall) = (now.since(self.began).as_secs_f64(), self.clock.wall(now));
+        let targets = targets(&self.configs.borrow());
         let mut wanted = Wanted::new();
         for load in (self.loads)() {
-            let Some(target) = self.targets.get(&load.pool) else { continue };
+            let Some(target) = targets.get(&load.pool) else { continue };
             // What is there is not known: a small number would stop it. Requests wait for a pool that may be at zero.
             let is_at_zero = load.queued > 0 && target.scale.min_replicas == 0;
             if load.is_unseen && !is_at_zero && !self.scalers.contains_key(&load.pool) {
