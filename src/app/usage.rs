@@ -23,7 +23,7 @@ struct Kept {
 }
 
 /// Tenant, model, key, and what was used.
-type Row = (Box<str>, Box<str>, Box<str>, Used);
+type Row = (Arc<str>, Arc<str>, Arc<str>, Used);
 
 /// Continues from the previous process.
 pub(super) fn restore(gateway: &Gateway) {
@@ -60,18 +60,17 @@ fn place(gateway: &Gateway) -> Option<StatePlace> {
 fn read(path: &Path) -> (BTreeMap<u64, Span>, u64) {
     let kept: Option<Kept> = state_file::restore(path, "usage begins anew: what was counted cannot be read");
     let kept = kept.unwrap_or_default();
-    let row = |(tenant, model, key, used): Row| {
-        (Payer { tenant: tenant.into(), model: model.into(), key: key.into() }, used)
-    };
+    let row = |(tenant, model, key, used): Row| (Payer { tenant, model, key }, used);
     let span = |rows: Vec<Row>| Span { rows: rows.into_iter().map(row).collect() };
     (kept.spans.into_iter().map(|(from, rows)| (from, span(rows))).collect(), kept.folds)
 }
 
 /// Whether it was written.
 fn write(path: &Path, spans: &BTreeMap<u64, Span>, folds: u64) -> bool {
-    let text = |name: &Arc<str>| Box::from(&**name);
-    let row =
-        |(payer, used): (&Payer, &Used)| (text(&payer.tenant), text(&payer.model), text(&payer.key), *used);
+    let row = |(payer, used): (&Payer, &Used)| {
+        let Payer { tenant, model, key } = payer.clone();
+        (tenant, model, key, *used)
+    };
     let spans = spans.iter().map(|(from, span)| (*from, span.rows.iter().map(row).collect()));
     let kept = Kept { version: Version, folds, spans: spans.collect() };
     state_file::keep(path, &kept, "usage cannot be kept over a restart")
