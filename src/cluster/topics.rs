@@ -126,12 +126,12 @@ impl Topics {
             asking.cmd("HSET").arg(&key).arg(at.field).arg(format!("{beat} {text}")).ignore();
             asking.cmd("EXPIRE").arg(&key).arg(KEPT).ignore();
         }
-        let read: Vec<HashMap<String, String>> = asking.query_async(&mut at.connection()).await?;
+        let read: Vec<HashMap<Vec<u8>, Vec<u8>>> = asking.query_async(&mut at.connection()).await?;
         let now = at.clock.now();
         let mut state = self.0.lock();
         for ((topic, _), fields) in own.iter().zip(read) {
             if let Some(topic) = state.topics.get_mut(topic) {
-                topic.take(fields, at.field, now);
+                topic.take(in_text(fields), at.field, now);
             }
         }
         Ok(Written::Taken)
@@ -226,6 +226,12 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// Others that count: those who moved last.
 const MAX_GATEWAYS: usize = 256;
 
+/// A field that is no text is nonsense, and the others are read all the same.
+fn in_text(fields: HashMap<Vec<u8>, Vec<u8>>) -> HashMap<String, String> {
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    fields.into_iter().map(|(gateway, shown)| (text(gateway), text(shown))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,6 +261,12 @@ mod tests {
         assert_eq!(topics.others("t", at(12)), None);
         topics.retain(|_| false);
         assert!(topics.0.lock().topics.is_empty());
+    }
+
+    #[test]
+    fn one_field_that_is_no_text_hides_no_other() {
+        let read = [(b"a".to_vec(), b"1 x".to_vec()), (b"b".to_vec(), b"\xff".to_vec())];
+        assert_eq!(in_text(HashMap::from(read)), fields(&[("a", "1 x"), ("b", "\u{fffd}")]));
     }
 
     #[test]
