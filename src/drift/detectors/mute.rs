@@ -32,3 +32,22 @@ pub(crate) fn put(mutes: &mut Vec<Mute>, mute: Mute, at: f64) {
         mutes.push(mute);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mute_takes_the_place_of_one_about_the_same_and_ends_it_where_it_is_over() {
+        let of = |route: &str, until: f64| Mute { route: Some(route.to_owned()), kind: None, until };
+        let mut mutes = Vec::new();
+        put(&mut mutes, of("a", 9.0), 1.0);
+        put(&mut mutes, of("b", 5.0), 1.0);
+        put(&mut mutes, of("a", 20.0), 1.0);
+        assert_eq!(mutes, [of("b", 5.0), of("a", 20.0)]);
+        put(&mut mutes, of("a", 2.0), 2.0);
+        assert_eq!(mutes, [of("b", 5.0)], "of no seconds");
+        put(&mut mutes, Mute { kind: Some(Kind::ALL[0]), ..of("b", 9.0) }, 5.0);
+        assert_eq!(mutes.len(), 1, "the other one had ended");
+    }
+}
