@@ -38,7 +38,7 @@ pub(super) async fn ask_all(config: &Config, connector: &Connector) -> Vec<Answe
     let permits = Arc::new(Semaphore::new(MAX_AT_ONCE));
     let mut asked = JoinSet::new();
     for (at, pool) in config.pools.iter().enumerate() {
-        let wanted: Arc<[Wanted]> = wanted(config, at).into();
+        let wanted: Arc<[Wanted]> = wanted(config, at, pool).into();
         let secured = connector.separate();
         let tls = connector.read(pool.tls.as_ref()).map(|tls| secured.secure(tls));
         let tls_fault = tls.err().map(|fault| fault.to_string());
@@ -67,26 +67,26 @@ pub(super) async fn ask_all(config: &Config, connector: &Connector) -> Vec<Answe
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// A model that a route asks its replicas for.
+/// A model that a route asks the pool's replicas for, and that they have before the gateway comes.
 #[derive(Debug)]
 struct Wanted {
     route: Arc<str>,
     model: Arc<str>,
 }
 
-fn wanted(config: &Config, pool: usize) -> Vec<Wanted> {
-    let is_standby = config.pools.get(pool).is_some_and(|pool| pool.standby);
-    let is_canary = |route: &Route| route.canary.as_ref().is_some_and(|canary| canary.pool == pool);
+fn wanted(config: &Config, at: usize, pool: &Pool) -> Vec<Wanted> {
+    let is_canary = |route: &Route| route.canary.as_ref().is_some_and(|canary| canary.pool == at);
     let uses = config.routes.iter().filter(|route| {
-        let is_prefill = route.prefill.as_ref().is_some_and(|prefill| prefill.pool == pool);
+        let is_prefill = route.prefill.as_ref().is_some_and(|prefill| prefill.pool == at);
         is_prefill
             || is_canary(route)
-            || route.pools.iter().any(|weighted| weighted.pool == pool && (weighted.weight > 0 || is_standby))
+            || route.pools.iter().any(|weighted| weighted.pool == at && (weighted.weight > 0 || pool.standby))
     });
-    uses.filter_map(|route| {
-        Some(Wanted { route: Arc::clone(&route.name), model: Arc::clone(route.asked_model()?) })
-    })
-    .collect()
+    let of_provider = pool.outside.as_ref().map(|outside| &outside.model);
+    uses.filter_map(|route| Some((&route.name, of_provider.or_else(|| route.asked_model())?)))
+        .filter(|(_, model)| !(pool.lora.load && pool.lora.adapters.contains_key(*model)))
+        .map(|(route, model)| Wanted { route: Arc::clone(route), model: Arc::clone(model) })
+        .collect()
 }
 
 impl Answer {
@@ -97,10 +97,10 @@ impl Answer {
             Call { endpoint, key, path, body: None, rank: None, timeout: TIMEOUT }.send(connector).await
         };
         let page = get(endpoint, &profile.models_path).await;
-        let has_models = matches!(page, Ok((StatusCode::OK, _)));
-        let is_there = self.read_models(&profile.models_path, page, wanted);
-        let is_asked = matches!(pool.probe.kind, ProbeKind::Auto | ProbeKind::Health);
-        if is_there && is_asked && !has_models && self.problems.is_empty() {
+        let is_there = self.read_models(pool, page, wanted);
+        let is_asked =
+            pool.outside.is_none() && matches!(pool.probe.kind, ProbeKind::Auto | ProbeKind::Health);
+        if is_there && is_asked && self.models.is_empty() && self.problems.is_empty() {
             // Without models that is all that probes can ask.
             let path = &profile.health_path;
             match get(endpoint, path).await {
@@ -132,10 +132,11 @@ impl Answer {
     /// Whether anything answered.
     fn read_models(
         &mut self,
-        path: &str,
+        pool: &Pool,
         page: Result<(StatusCode, Bytes), CallError>,
         wanted: &[Wanted],
     ) -> bool {
+        let path = &pool.engine_profile.models_path;
         let page = match page {
             Err(error) => {
                 self.problems.push(error.to_string());
@@ -147,14 +148,26 @@ impl Answer {
             }
             Ok((StatusCode::OK, page)) => page,
             Ok((status, _)) => {
-                let note = format!("{path} answered {}: models are not known", status.as_u16());
-                self.notes.push(note);
+                let found = format!("{path} answered {}: models are not known", status.as_u16());
+                // Probes ask a provider for nothing else.
+                let kept = if pool.outside.is_some() { &mut self.problems } else { &mut self.notes };
+                kept.push(found);
                 return true;
             }
         };
         let page: Value = serde_json::from_slice(&page).unwrap_or_default();
         let ids = page["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str());
         self.models = ids.map(str::to_owned).collect();
+        if self.models.is_empty() {
+            // Probes take what lists none for another server, unless they are for a certain path; of a provider the status will do.
+            match pool.probe.kind {
+                ProbeKind::Auto if pool.outside.is_none() => self.problems.push(format!(
+                    "{path} lists no models, as every engine does: if it is one, set probe.kind"
+                )),
+                _ => self.notes.push(format!("{path} lists no models: they are not known")),
+            }
+            return true;
+        }
         for Wanted { route, model } in wanted {
             if !self.models.iter().any(|served| **served == **model) {
                 let served = self.models.join(", ");
@@ -247,5 +260,46 @@ mod tests {
         let mut out = Vec::new();
         other[0].tell(Style::Plain, &mut out).unwrap();
         assert!(String::from_utf8(out).unwrap().contains("not usable, serves sim\n    does not serve"));
+    }
+
+    /// What the first pool's replicas are found to lack when `/v1/models` is this page.
+    fn problems(of_pool: &str, routes: &[&str], page: &'static str) -> Vec<String> {
+        let house = "[[pool]]\nname = \"house\"\nreplicas = [\"http://127.0.0.1:8001\"]\n";
+        let pool = house.replace("house", "p") + of_pool;
+        let route = |model: &&str| {
+            let outside = of_pool.contains("outside");
+            format!("[[route]]\nmodel = \"{model}\"\npools = [\"house\", \"p\"]\noutside = {outside}\n")
+        };
+        let text = pool + house + &routes.iter().map(route).collect::<String>();
+        let config = check_str("f.toml", &text, &|_| Some("key".to_owned())).unwrap();
+        let mut answer = Answer::default();
+        let page = Ok((StatusCode::OK, Bytes::from_static(page.as_bytes())));
+        assert!(answer.read_models(&config.pools[0], page, &wanted(&config, 0, &config.pools[0])));
+        answer.problems
+    }
+
+    #[test]
+    fn a_replica_is_asked_for_what_its_pool_asks_it_for() {
+        let listed = |id: &str| -> &'static str { format!("{{\"data\":[{{\"id\":\"{id}\"}}]}}").leak() };
+        let provider = "standby = true\nengine = \"generic\"\nengine_api_key = \"env:KEY\"\n[pool.outside]\nmodel = \"gpt-x\"\n";
+        assert!(problems(provider, &["llama"], listed("gpt-x")).is_empty());
+        let missing = problems(provider, &["llama"], listed("llama"));
+        assert_eq!(missing, ["does not serve \"gpt-x\" of route \"llama\"; it serves: llama"]);
+        let adapter =
+            |load: bool| format!("lora = {{ load = {load}, adapters = {{ sql = \"/adapters/sql\" }} }}\n");
+        assert!(problems(&adapter(true), &["llama", "sql"], listed("llama")).is_empty());
+        assert_eq!(problems(&adapter(false), &["llama", "sql"], listed("llama")).len(), 1);
+    }
+
+    #[test]
+    fn what_lists_no_models_is_no_engine() {
+        for page in ["<html></html>", "{}", "{\"data\":[]}"] {
+            assert_eq!(
+                problems("", &["*"], page),
+                ["/v1/models lists no models, as every engine does: if it is one, set probe.kind"],
+                "{page}"
+            );
+            assert!(problems("[pool.probe]\nkind = \"completion\"\n", &["*"], page).is_empty(), "{page}");
+        }
     }
 }
