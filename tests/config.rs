@@ -723,7 +723,7 @@ fn faults_of_drift() {
         ("[drift]\navailability = 1.0\n", "f.toml:5:16: drift.availability must be from 0.5 to 0.999999"),
         (
             "[drift]\nwebhook = \"alertmanager\"\n",
-            "f.toml:5:11: \"alertmanager\" does not start with http:// or https://",
+            "f.toml:5:11: \"***\" does not start with http:// or https://",
         ),
     ] {
         assert_told(&with_pool(rest), &[expected]);

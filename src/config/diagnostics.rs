@@ -30,21 +30,42 @@ pub struct Diagnostic {
 impl Diagnostic {
     /// The diagnostic of a span of bytes in `text`.
     pub(crate) fn at(file: &str, text: &str, span: &Range<usize>, fault: Fault) -> Self {
-        let start = floor_char_boundary(text, span.start);
-        let end = floor_char_boundary(text, span.end.max(start));
-        let before = text.get(..start).unwrap_or_default();
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        let line = text.get(line_start..).unwrap_or_default().lines().next().unwrap_or_default();
-        let column = before.get(line_start..).unwrap_or_default().chars().count() + 1;
-        let marked = text.get(start..end).unwrap_or_default().lines().next().unwrap_or_default();
+        Source::new(file, text).diagnostic(span, fault)
+    }
+}
+
+/// A file as diagnostics quote it; its lines are counted and masked once.
+struct Source<'a> {
+    file: &'a str,
+    text: &'a str,
+    /// Each line with the byte at which it starts, and what may be shown of it.
+    lines: Vec<(usize, String)>,
+}
+
+impl<'a> Source<'a> {
+    fn new(file: &'a str, text: &'a str) -> Self {
+        let (mut start, mut masking) = (0, Masking::default());
+        let lines = text.split('\n').map(|line| {
+            let shown = masking.conceal(&line.trim_end_matches('\r').replace(is_unsafe, "\u{fffd}"));
+            let at = start;
+            start += line.len() + 1;
+            (at, shown)
+        });
+        Self { file, text, lines: lines.collect() }
+    }
+
+    fn diagnostic(&self, span: &Range<usize>, fault: Fault) -> Diagnostic {
+        let start = floor_char_boundary(self.text, span.start);
+        let end = floor_char_boundary(self.text, span.end.max(start));
+        let line = self.lines.partition_point(|(at, _)| *at <= start);
+        let (line_start, shown) = self.lines.get(line - 1).map_or((0, ""), |(at, shown)| (*at, shown));
+        let column = self.text.get(line_start..start).unwrap_or_default().chars().count() + 1;
+        let marked = self.text.get(start..end).unwrap_or_default().lines().next().unwrap_or_default();
         let width = marked.chars().count().max(1);
-        // A terminal would obey them.
-        let is_unsafe = |c: char| c.is_control() && c != '\t';
-        let line = conceal(&line.replace(is_unsafe, "\u{fffd}"));
-        let source_line = if fault.is_secret { mask(&line, column, width) } else { line };
-        Self {
-            file: file.to_owned(),
-            line: before.matches('\n').count() + 1,
+        let source_line = if fault.is_secret { mask(shown, column, width) } else { shown.to_owned() };
+        Diagnostic {
+            file: self.file.to_owned(),
+            line,
             column,
             message: conceal_urls(fault.message).replace(is_unsafe, "\u{fffd}"),
             hint: fault.hint,
@@ -52,6 +73,11 @@ impl Diagnostic {
             width: if fault.is_secret { MASK.len() } else { width },
         }
     }
+}
+
+/// A terminal would obey it.
+fn is_unsafe(c: char) -> bool {
+    c.is_control() && c != '\t'
 }
 
 impl fmt::Display for Diagnostic {
@@ -75,7 +101,8 @@ impl fmt::Display for Diagnostic {
 /// What was found at these spans of bytes in `text`, in its order.
 pub(crate) fn in_order(file: &str, text: &str, mut found: Vec<(Range<usize>, Fault)>) -> Vec<Diagnostic> {
     found.sort_by_key(|(span, _)| span.start);
-    found.into_iter().map(|(span, fault)| Diagnostic::at(file, text, &span, fault)).collect()
+    let source = Source::new(file, text);
+    found.into_iter().map(|(span, fault)| source.diagnostic(&span, fault)).collect()
 }
 
 /// All faults of one configuration, in the order of the file; at least one.
@@ -162,54 +189,98 @@ pub(crate) fn is_reference(value: &str) -> bool {
     value.starts_with("env:") || value.starts_with("file:")
 }
 
-/// The line with an asterisk for each character of the values of [`SECRET_KEYS`], so that columns stay.
-fn conceal(line: &str) -> String {
-    let mut shown: Vec<char> = line.chars().collect();
-    let (mut word, mut is_secret, mut depth) = (0..0, false, 0_usize);
-    let mut at = 0;
-    while let Some(&c) = shown.get(at) {
-        let start = at;
-        at += 1;
-        match c {
-            '"' | '\'' => {
-                let close = shown.iter().skip(at).position(|other| *other == c);
-                word = at..at + close.unwrap_or(shown.len() - at);
-                at = word.end + 1;
-                if is_secret {
-                    hide(&mut shown, word.clone());
+/// What hides the values of [`SECRET_KEYS`], line after line.
+#[derive(Default)]
+struct Masking {
+    /// Lists and tables that are open.
+    depth: usize,
+    /// The key whose value is hidden, and the depth at which it stands.
+    secret: Option<(usize, String)>,
+    /// The section, where all of its values are hidden.
+    section: Option<String>,
+}
+
+impl Masking {
+    /// The line with an asterisk for each character that is hidden, so that columns stay.
+    fn conceal(&mut self, line: &str) -> String {
+        if line.starts_with('[') && !line.contains(['=', ',']) {
+            let header = line.split('#').next().unwrap_or_default().trim();
+            let section = secret_in(header.trim_matches(['[', ']']));
+            *self = Self { section, ..Self::default() };
+            return conceal_urls(line.to_owned());
+        }
+        let mut shown: Vec<char> = line.chars().collect();
+        let (mut word, mut at) = (0..0, 0);
+        while let Some(&c) = shown.get(at) {
+            at += 1;
+            match c {
+                '=' if self.secret.is_none() => {
+                    let key: String = shown.get(word.clone()).unwrap_or_default().iter().collect();
+                    let secret = self.section.clone().or_else(|| secret_in(&key));
+                    self.secret = secret.map(|secret| (self.depth, secret));
                 }
-            }
-            '=' => {
-                let key: String = shown.get(word.clone()).unwrap_or_default().iter().collect();
-                (is_secret, depth) = (names_secret(&key), 0);
-            }
-            '[' => depth += 1,
-            ']' => depth = depth.saturating_sub(1),
-            ',' | '}' if depth == 0 => is_secret = false,
-            '#' => break,
-            c if c.is_whitespace() || c == ',' => {}
-            // A key, or a value without its quotes.
-            _ => {
-                let is_part =
-                    |c: &char| !c.is_whitespace() && !matches!(c, '=' | ',' | '[' | ']' | '}' | '#');
-                at = start + shown.iter().skip(start).take_while(|c| is_part(c)).count().max(1);
-                word = start..at;
-                if is_secret {
-                    hide(&mut shown, word.clone());
+                '[' | '{' => self.depth += 1,
+                ']' | '}' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    self.secret.take_if(|(depth, _)| self.depth < *depth);
+                }
+                ',' => drop(self.secret.take_if(|(depth, _)| *depth > 0 && self.depth == *depth)),
+                '#' => break,
+                c if c.is_whitespace() || c == '=' => {}
+                _ => {
+                    (word, at) = word_at(&shown, at - 1, &word);
+                    let is_followed = shown.iter().skip(at).find(|c| !c.is_whitespace()) == Some(&'=');
+                    self.hide(&mut shown, word.clone(), is_followed);
                 }
             }
         }
+        if self.depth == 0 {
+            self.secret = None;
+        }
+        conceal_urls(shown.into_iter().collect())
     }
-    conceal_urls(shown.into_iter().collect())
+
+    /// Hides a value of a secret key, unless it says where the secret is kept; a PEM file's name is none. Of a webhook the path is
+    /// the secret, of a table the values.
+    fn hide(&self, shown: &mut [char], value: Range<usize>, is_followed: bool) {
+        let Some((depth, key)) = &self.secret else { return };
+        let Some(value) = shown.get_mut(value) else { return };
+        let text: String = value.iter().collect();
+        let is_key = is_followed && self.depth > *depth;
+        if is_key || is_reference(&text) || text.ends_with(".pem") || text.ends_with(".key") {
+            return;
+        }
+        let path = text.split_once("://").filter(|_| key == WEBHOOK).map_or(0, |(scheme, rest)| {
+            let before = scheme.chars().count() + "://".len();
+            before + rest.chars().position(|c| c == '/').map_or(rest.chars().count(), |at| at + 1)
+        });
+        value.iter_mut().skip(path).for_each(|c| *c = '*');
+    }
 }
 
-/// Hides a value, unless it says where the secret is kept; a PEM file's name is none.
-fn hide(shown: &mut [char], value: Range<usize>) {
-    let Some(value) = shown.get_mut(value) else { return };
-    let text: String = value.iter().collect();
-    if !is_reference(&text) && !text.ends_with(".pem") && !text.ends_with(".key") {
-        value.fill('*');
+/// The key or value that begins at a character, without its quotes, and where the text goes on. Quoted parts of a dotted
+/// key go with those before.
+fn word_at(line: &[char], start: usize, before: &Range<usize>) -> (Range<usize>, usize) {
+    let length =
+        |at: usize, is_part: &dyn Fn(char) -> bool| line.iter().skip(at).take_while(|c| is_part(**c)).count();
+    match line.get(start) {
+        Some(&quote @ ('"' | '\'')) => {
+            let end = start + 1 + length(start + 1, &|c| c != quote);
+            let is_part = before.end == start && line.get(..start).is_some_and(|line| line.ends_with(&['.']));
+            (if is_part { before.start..end } else { start + 1..end }, end + 1)
+        }
+        _ => {
+            let is_part = |c: char| !c.is_whitespace() && !"=,[]{}#\"'".contains(c);
+            let end = start + length(start, &is_part).max(1);
+            (start..end, end)
+        }
     }
+}
+
+/// The part of a dotted key that names a secret.
+fn secret_in(key: &str) -> Option<String> {
+    let mut parts = key.split('.').map(|part| part.trim_matches(['"', '\'', ' ']).to_ascii_lowercase());
+    parts.find(|part| names_secret(part))
 }
 
 /// The text with an asterisk for each character of a URL that may hold a credential: in front of its `@`, and of its query.
@@ -238,9 +309,11 @@ fn mask(line: &str, column: usize, width: usize) -> String {
 }
 
 const MASK: &str = "\"***\"";
+const WEBHOOK: &str = "webhook";
+/// Those that `/api/config` masks are here, which a test holds.
 const SECRET_KEYS: &[&str] = &[
-    "api_key", "api_keys", "apikey", "authorization", "engine_api_key", "key", "key_sha256", "keys",
-    "password", "secret", "token", "x-api-key",
+    "api_key", "api_keys", "apikey", "authorization", "engine_api_key", "headers", "key", "key_sha256",
+    "keys", "password", "read_token", "secret", "seed", "token", WEBHOOK, "x-api-key",
 ];
 
 #[cfg(test)]
@@ -276,17 +349,35 @@ mod tests {
             ("token = hunter2", "token = *******"),
             ("token = \"hunter2", "token = \"*******"),
             (
-                "headers = { Authorization = \"Bearer x\", a = \"b\" }",
-                "headers = { Authorization = \"********\", a = \"b\" }",
+                "h = { Authorization = \"Bearer x\", a = \"b\" }",
+                "h = { Authorization = \"********\", a = \"b\" }",
             ),
             ("\"token\" = \"env:TOKEN\"", "\"token\" = \"env:TOKEN\""),
             ("tls = { cert = \"a.pem\", key = \"a.key\" }", "tls = { cert = \"a.pem\", key = \"a.key\" }"),
             ("first_token = \"60s\"", "first_token = \"60s\""),
-            ("webhook = \"http://a/x?token=t\"", "webhook = \"http://a/x?*******\""),
+            ("webhook = \"http://a/x?token=t\"", "webhook = \"http://a/*********\""),
+            ("webhook = \"http://a:1\"", "webhook = \"http://a:1\""),
+            (
+                "drift = { webhook = \"https://hooks/T0/s3cret\", wndow = 1 }",
+                "drift = { webhook = \"https://hooks/*********\", wndow = 1 }",
+            ),
+            ("admin = {read_token=\"a\", listn = \"x\"}", "admin = {read_token=\"*\", listn = \"x\"}"),
+            ("read_token = supersecret", "read_token = ***********"),
+            ("routing = { seed = \"s\", polcy = \"p\" }", "routing = { seed = \"*\", polcy = \"p\" }"),
+            (
+                "otlp = { headers = { a = \"b\", \"c\" = \"d\" }, tmeout = \"1s\" }",
+                "otlp = { headers = { a = \"*\", \"c\" = \"*\" }, tmeout = \"1s\" }",
+            ),
+            ("telemetry.otlp.headers.\"x-a\" = \"b\"", "telemetry.otlp.headers.\"x-a\" = \"*\""),
             ("url = \"http://u:pä@a:1/x\", 'https://b:2'", "url = \"http://****@a:1/x\", 'https://b:2'"),
         ] {
-            assert_eq!(conceal(line), shown, "{line}");
+            assert_eq!(Masking::default().conceal(line), shown, "{line}");
         }
+        let several = "keys = [\n  \"sk-1\",\n]\nname = \"a\"\n[telemetry.otlp.headers]\nx-a = \"b\"\n[server]\nlisten = \"c\"";
+        let shown = Source::new("f", several).lines;
+        let shown: Vec<_> = shown.iter().map(|(_, line)| line.as_str()).collect();
+        assert_eq!(shown[1..4], ["  \"****\",", "]", "name = \"a\""]);
+        assert_eq!(shown[5..], ["x-a = \"*\"", "[server]", "listen = \"c\""]);
         assert_eq!(conceal_urls("\"redis://:pw@h\" is not".to_owned()), "\"redis://***@h\" is not");
     }
 

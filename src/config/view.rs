@@ -189,7 +189,12 @@ fn seconds(duration: Duration) -> Json {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::config::diagnostics::names_secret;
+    use crate::config::reference::DECLARED;
+    use crate::config::reference::tests::section_text;
 
     #[test]
     fn urls_lose_what_may_be_secret() {
@@ -201,6 +206,43 @@ mod tests {
         for (url, expected) in table {
             assert_eq!(without_userinfo(url), expected);
         }
+    }
+
+    /// The keys under which something is masked.
+    fn masked(shown: &Json, key: &str, keys: &mut BTreeSet<String>) {
+        match shown {
+            Json::Object(members) => members.iter().for_each(|(name, value)| {
+                masked(value, if names_secret(key) { key } else { name }, keys);
+            }),
+            Json::Array(entries) => entries.iter().for_each(|entry| masked(entry, key, keys)),
+            Json::String(text) if text.contains("***") => {
+                keys.insert(key.to_owned());
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn diagnostics_mask_what_is_masked_here() {
+        let base = "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\nengine_api_key = \"env:K\"\n\
+                    [[pool]]\nname = \"q\"\nreplicas = [\"http://b:1\"]\n\
+                    [[route]]\nmodel = \"llama-8b\"\npools = [\"p\"]\n";
+        let mut keys = BTreeSet::new();
+        for declared in DECLARED {
+            let section = section_text(declared).replace("headers = {}", "headers = { x = \"y\" }");
+            let section = section.replace("\"llama-8b-r2\"", "\"q\"");
+            let lines = section.lines().map(|line| line.strip_prefix("# ").unwrap_or(line));
+            let section = lines.collect::<Vec<_>>().join("\n");
+            let checked = crate::config::check::check_str("f.toml", &(base.to_owned() + &section), &|name| {
+                Some(name.to_owned())
+            });
+            if let Ok(config) = checked {
+                masked(&view(&config), "", &mut keys);
+            }
+        }
+        assert_eq!(keys.iter().find(|key| !names_secret(key)), None);
+        let some = ["engine_api_key", "headers", "key_sha256", "read_token", "seed", "token", "webhook"];
+        assert_eq!(keys.iter().map(String::as_str).collect::<Vec<_>>(), some);
     }
 
     #[test]

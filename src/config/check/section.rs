@@ -461,10 +461,14 @@ impl<'a> Item<'a> {
 
     /// Reports a fault of the value.
     pub(in crate::config) fn fault(&self, message: impl Into<String>, hint: impl Into<String>) {
+        let secret = self.value.as_str().filter(|text| names_secret(self.key) && !is_reference(text));
+        let message: String = message.into();
+        let message = match secret {
+            Some(text) => message.replace(&format!("\"{text}\""), "\"***\""),
+            None => message,
+        };
         // An entry of a list may stand on a line without its key.
-        let is_secret =
-            names_secret(self.key) && matches!(self.value, DeValue::String(text) if !is_reference(text));
-        self.checking.report(&self.span, Fault { is_secret, ..Fault::new(message, hint) });
+        self.checking.report(&self.span, Fault { is_secret: secret.is_some(), ..Fault::new(message, hint) });
     }
 
     /// Reports a fault of the value, which must not be shown.
