@@ -93,19 +93,27 @@ impl Exporter {
 
 /// The URL that takes what goes to `path`, of a base URL or of the URL of traces. A gRPC method has its own path.
 pub(super) fn endpoint_at(path: &str, base: &str, protocol: OtlpProtocol) -> String {
-    let base = base.trim_end_matches('/').trim_end_matches(TRACES_PATH);
+    let (base, query) = at_query(base);
+    let base = base.trim_end_matches('/').trim_end_matches(TRACES_PATH).trim_end_matches(path);
     match protocol {
-        OtlpProtocol::Grpc => base.trim_end_matches(path).to_owned(),
-        OtlpProtocol::Http if base.ends_with(path) => base.to_owned(),
-        OtlpProtocol::Http => format!("{base}{path}"),
+        OtlpProtocol::Grpc => format!("{base}{query}"),
+        OtlpProtocol::Http => format!("{base}{path}{query}"),
     }
+}
+
+/// A URL's part before its query, and the rest.
+fn at_query(url: &str) -> (&str, &str) {
+    url.split_at(url.find('?').unwrap_or(url.len()))
 }
 
 /// The URL that takes log records, beside that of the traces.
 pub(super) fn logs_endpoint(traces_endpoint: &str, protocol: OtlpProtocol) -> Option<String> {
     match protocol {
         OtlpProtocol::Grpc => Some(traces_endpoint.to_owned()),
-        OtlpProtocol::Http => Some(format!("{}/v1/logs", traces_endpoint.strip_suffix(TRACES_PATH)?)),
+        OtlpProtocol::Http => {
+            let (base, query) = at_query(traces_endpoint);
+            Some(format!("{}/v1/logs{query}", base.strip_suffix(TRACES_PATH)?))
+        }
     }
 }
 
@@ -172,9 +180,14 @@ mod tests {
     fn the_endpoint_comes_from_the_most_specific_variable() {
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1/exact");
-        let cases: [(&[_], _); 10] = [
+        let cases: [(&[_], _); 12] = [
             (&[], None),
             (&[base], Some("http://c:4318/v1/traces")),
+            (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c/x?key=a/")], Some("http://c/x/v1/traces?key=a/")),
+            (
+                &[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c/v1/traces?key=a")],
+                Some("http://c/v1/traces?key=a"),
+            ),
             (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/v1/traces")], Some("http://c:4318/v1/traces")),
             (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "")], None),
             (&[base, traces], Some("http://t:1/exact")),
@@ -196,6 +209,7 @@ mod tests {
         for (endpoint, protocol, expected) in [
             ("http://c:4318/v1/traces", OtlpProtocol::Http, Some("http://c:4318/v1/logs")),
             ("http://c:4318/x/v1/traces", OtlpProtocol::Http, Some("http://c:4318/x/v1/logs")),
+            ("http://c:4318/v1/traces?key=a", OtlpProtocol::Http, Some("http://c:4318/v1/logs?key=a")),
             ("http://c:4318/spans", OtlpProtocol::Http, None),
             ("http://c:4317", OtlpProtocol::Grpc, Some("http://c:4317")),
         ] {
