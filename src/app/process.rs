@@ -24,9 +24,10 @@ use super::{App, StartError};
 use crate::admin::{self, AdminState, Control};
 use crate::background::Background;
 use crate::clock::Clock;
-use crate::config::Config;
 use crate::config::load::ConfigError;
+use crate::config::view::without_userinfo;
 use crate::config::watch::Watched;
+use crate::config::{Config, OtlpTarget};
 use crate::listener;
 use crate::observe::{Surroundings, Tap, instance};
 use crate::request::dialect::SERVED;
@@ -324,11 +325,16 @@ impl Running {
             admin_paths = "/metrics /healthz /readyz / /api",
             pools = config.pools.len(), replicas, ?routes, ?policies,
             open_files,
-            otlp_metrics = config.telemetry.otlp_metrics.as_ref().map_or("off", |o| &*o.target.endpoint),
-            otlp = config.telemetry.otlp.as_ref().map_or("off", |o| &*o.traces.endpoint),
+            otlp_metrics = shown(config.telemetry.otlp_metrics.as_ref().map(|otlp| &otlp.target)),
+            otlp = shown(config.telemetry.otlp.as_ref().map(|otlp| &otlp.traces)),
             "tokenway is listening"
         );
     }
+}
+
+/// Where exports go, without what may be a credential.
+fn shown(target: Option<&OtlpTarget>) -> String {
+    target.map_or_else(|| "off".to_owned(), |target| without_userinfo(&target.endpoint))
 }
 
 /// Keeps wall times to the machine's clock until `stop`.
