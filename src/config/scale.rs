@@ -61,14 +61,13 @@ pub struct ScaleWindow {
 }
 
 impl ScaleWindow {
-    /// Whether a time is within, or it begins at most `lead` later. It is within where the next end is before the next start.
+    /// Whether a time is within, or it begins at most `lead` later. It is within where no end came after the last start.
     pub fn is_open(&self, at: SystemTime, lead: Duration) -> bool {
         let at = Timestamp::try_from(at).unwrap_or_default().to_zoned(TimeZone::UTC);
-        let next = |cron: &Cron| cron.find_next_occurrence(&at, false).ok();
-        match (next(&self.start), next(&self.end)) {
-            (Some(start), Some(end)) => end < start || at.duration_until(&start).unsigned_abs() <= lead,
-            _ => false,
-        }
+        let last = |cron: &Cron| cron.find_previous_occurrence(&at, true).ok();
+        let is_within = last(&self.start).is_some_and(|start| last(&self.end).is_none_or(|end| end <= start));
+        let next = self.start.find_next_occurrence(&at, false);
+        is_within || next.is_ok_and(|next| at.duration_until(&next).unsigned_abs() <= lead)
     }
 }
 
@@ -202,6 +201,29 @@ mod tests {
         let lead = Duration::from_secs(12 * 3600);
         assert_eq!([19, 21].map(|hour| scale.least(at(0, hour, 0), lead)), [0, 4]);
         assert_eq!(scale.least(at(1, 7, 59), lead), 4);
+    }
+
+    #[test]
+    fn a_start_within_a_window_does_not_end_it() {
+        for (start, end, open, shut) in [
+            // 1970-01-01 was a Thursday.
+            (
+                "0 0 * * mon-fri",
+                "0 18 * * fri",
+                [0, 17, 24 + 17, 4 * 24 + 10],
+                [24 + 18, 2 * 24, 3 * 24 + 23],
+            ),
+            ("0 2,3 * * *", "0 5 * * *", [2, 3, 4, 26], [1, 5, 6]),
+            ("0 8 * * thu", "0 18 * * *", [8, 9, 17, 7 * 24 + 8], [7, 18, 24 + 10]),
+        ] {
+            let scale = scale(&format!(
+                "[pool.scale]\nwindows = [{{ start = \"{start}\", end = \"{end}\", min_replicas = 4 }}]"
+            ));
+            let least = |hour: u64| {
+                scale.least(SystemTime::UNIX_EPOCH + Duration::from_secs(hour * 3600), Duration::ZERO)
+            };
+            assert_eq!((open.map(least), shut.map(least)), ([4; 4], [1; 3]), "{start} to {end}");
+        }
     }
 
     #[test]
