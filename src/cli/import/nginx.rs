@@ -1,8 +1,9 @@
 //! The upstream blocks of an nginx.conf: a pool and a route each.
 
-use super::super::draft::{Draft, DraftPool, DraftRoute, name_of};
+use super::super::draft::{Draft, DraftPool, DraftRoute, name_of, quoted};
 use super::Notes;
 use crate::config::PolicyName;
+use crate::request::dialect::SERVED;
 
 /// Maps the file.
 ///
@@ -10,7 +11,8 @@ use crate::config::PolicyName;
 /// Which block does not end.
 pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
     let mut draft = Draft::default();
-    let (mut open, mut passes): (Vec<Block>, Vec<Pass>) = (Vec::new(), Vec::new());
+    let (mut open, mut locations): (Vec<Block>, Vec<String>) = (Vec::new(), Vec::new());
+    let mut passes = Passes::default();
     for (line, words, end) in directives(text) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let block = open.last().copied().unwrap_or(Block::Other);
@@ -35,6 +37,13 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
                 );
                 open.push(Block::Skipped);
             }
+            ('{', ["location", rest @ ..], _) => {
+                open.push(Block::Location(locations.len()));
+                // A regular expression or a name is no prefix.
+                let prefix = rest.last().filter(|_| !rest[0].starts_with(['~', '@']));
+                locations.push(prefix.copied().unwrap_or_default().to_owned());
+            }
+            ('{', _, Block::Location(at)) => open.push(Block::Location(at)),
             ('{', _, _) => open.push(Block::Other),
             ('}', _, _) => drop(open.pop().ok_or_else(|| format!("line {line}: a }} closes nothing"))?),
             (_, [], _) | (_, _, Block::Skipped) => {}
@@ -42,20 +51,27 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
                 server(&mut draft.pools[at], address, rest, notes);
             }
             (_, words, Block::Upstream(at)) => upstream_directive(&mut draft, at, words, notes),
-            (_, ["proxy_pass", url], Block::Other) => match Pass::read(url) {
-                Some(pass) => passes.push(pass),
-                None => {
-                    notes.left(format_args!("line {line}: proxy_pass {url}"), "no http:// or https:// URL");
+            (_, ["proxy_pass", url], Block::Other | Block::Location(_)) => {
+                let location = match block {
+                    Block::Location(at) => locations.get(at).map_or("", String::as_str),
+                    _ => "",
+                };
+                if let Err(why) = passes.add(url, location) {
+                    notes.left(format_args!("line {line}: proxy_pass {url}"), why);
                 }
-            },
+            }
             (_, [name, ..], _) => notes.left(format_args!("line {line}: {name}"), why(name)),
         }
     }
     if !open.is_empty() {
         return Err("a block does not end: the file is cut".to_owned());
     }
-    over_tls(&mut draft, &passes, notes);
-    straight(&mut draft, &passes, notes);
+    let Passes { all, root } = passes;
+    draft
+        .server
+        .extend(root.map(|root| format!("root_path = {}   # paths may begin with it", quoted(&root))));
+    as_passed(&mut draft, &all, notes);
+    straight(&mut draft, &all, notes);
     drop_empty(&mut draft, notes);
     if let [route] = draft.routes.as_mut_slice() {
         route.model = "*".to_owned();
@@ -77,6 +93,8 @@ fn add(draft: &mut Draft, model: &str, pool: DraftPool) {
 enum Block {
     /// In the pool of that index.
     Upstream(usize),
+    /// In the location of that index, however deep.
+    Location(usize),
     /// In `stream`, however deep.
     Stream,
     /// In one whose entries are no directives.
@@ -95,16 +113,61 @@ struct Pass {
     scheme: String,
     /// The name of an upstream, or a host with its port.
     host: String,
+    /// What the engines' paths begin with there.
+    base: String,
 }
 
-impl Pass {
-    fn read(url: &str) -> Option<Self> {
-        let (scheme, rest) =
-            url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"))?;
-        let host = rest.split('/').next().filter(|host| !host.is_empty() && *host != "unix:")?;
-        Some(Self { scheme: scheme.to_owned(), host: host.to_owned() })
+/// Every `proxy_pass` of a file.
+#[derive(Default)]
+struct Passes {
+    all: Vec<Pass>,
+    /// What clients' paths may begin with: one for all.
+    root: Option<String>,
+}
+
+impl Passes {
+    /// Adds one that stands in a location; the error is what is not in the result.
+    fn add(&mut self, url: &str, location: &str) -> Result<(), &'static str> {
+        let url = url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"));
+        let (scheme, rest) = url.ok_or(NO_URL)?;
+        let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        if host.is_empty() || host == "unix:" {
+            return Err(NO_URL);
+        }
+        let base = moved(location, path).ok_or(OTHER_PATHS).and_then(|(root, base)| {
+            let known: &str =
+                if root.is_empty() { root } else { self.root.get_or_insert_with(|| root.to_owned()) };
+            if known == root { Ok(base) } else { Err(OTHER_ROOT) }
+        });
+        let (scheme, host) = (scheme.to_owned(), host.to_owned());
+        self.all.push(Pass { scheme, host, base: base.unwrap_or_default().to_owned() });
+        base.map(drop)
     }
 }
+
+/// What stands before the engine's own paths in clients' requests to a location, and in those that are sent on: the location is
+/// replaced by the URL's path. `None` where that is no matter of a prefix.
+fn moved<'a>(location: &'a str, path: &'a str) -> Option<(&'a str, &'a str)> {
+    if location.is_empty() {
+        return path.is_empty().then_some(("", ""));
+    }
+    let served = || SERVED.iter().map(|(path, _)| *path).chain(["/v1/models", "/health", "/version"]);
+    let mut starts = location.match_indices('/').map(|(at, _)| at);
+    let own = starts.find(|at| served().any(|served| served.starts_with(&location[*at..])));
+    let (root, own) = location.split_at(own.unwrap_or(location.len()));
+    let path = match path {
+        "" if own.is_empty() => return None,
+        "" => location,
+        path => path,
+    };
+    let base = path.strip_suffix(own)?;
+    (!path.contains(['$', '?']) && !base.ends_with('/') && !base.ends_with("/v1")).then_some((root, base))
+}
+
+const NO_URL: &str = "no http:// or https:// URL";
+const OTHER_PATHS: &str =
+    "what it makes of a path is not what server.root_path and the path of a replica's URL do";
+const OTHER_ROOT: &str = "another location has its prefix as server.root_path, which is one for all";
 
 /// Why a directive outside of upstream blocks is not in the result.
 fn why(name: &str) -> &'static str {
@@ -128,7 +191,7 @@ fn why(name: &str) -> &'static str {
 /// Hosts that `proxy_pass` names itself are replicas, each of a pool of its own.
 fn straight(draft: &mut Draft, passes: &[Pass], notes: &mut Notes) {
     for (at, pass) in passes.iter().enumerate() {
-        let Pass { scheme, host } = pass;
+        let Pass { scheme, host, base } = pass;
         let is_known = draft.routes.iter().any(|route| route.model == *host);
         if is_known || passes[..at].contains(pass) {
             continue;
@@ -142,22 +205,29 @@ fn straight(draft: &mut Draft, passes: &[Pass], notes: &mut Notes) {
         }
         let name = draft.free_name(&[name_of(host)]);
         let mut pool = DraftPool { name: name.clone(), ..DraftPool::default() };
-        notes.add_replica(&mut pool.replicas, &format!("{scheme}://{host}"));
+        notes.add_replica(&mut pool.replicas, &format!("{scheme}://{host}{base}"));
         if !pool.replicas.is_empty() {
             add(draft, &name, pool);
         }
     }
 }
 
-/// Servers that `proxy_pass` asks over TLS have an https:// URL.
-fn over_tls(draft: &mut Draft, passes: &[Pass], notes: &mut Notes) {
+/// Servers have `https://` and the path in their URLs with which `proxy_pass` asks them.
+fn as_passed(draft: &mut Draft, passes: &[Pass], notes: &mut Notes) {
     for (pool, DraftRoute { model: upstream, .. }) in draft.pools.iter_mut().zip(&draft.routes) {
-        let of_it = passes.iter().filter(|pass| pass.host == *upstream);
-        let schemes: Vec<&str> = of_it.map(|pass| pass.scheme.as_str()).collect();
-        if !schemes.contains(&"https") {
+        let of_it = || passes.iter().filter(|pass| pass.host == *upstream);
+        let Some(Pass { base, .. }) = of_it().next() else { continue };
+        for Pass { base: other, .. } in of_it().filter(|pass| pass.base != *base) {
+            notes.left(
+                format_args!("proxy_pass to {upstream}{other}"),
+                "another one is taken, which leads there too",
+            );
+        }
+        pool.replicas.iter_mut().for_each(|url| url.push_str(base));
+        if of_it().all(|pass| pass.scheme == "http") {
             continue;
         }
-        if schemes.contains(&"http") {
+        if of_it().any(|pass| pass.scheme == "http") {
             notes.left(format_args!("proxy_pass http://{upstream}"), "https:// is taken, which asks it too");
         }
         notes.add(format!("proxy_pass https://{upstream}: its servers are https:// here"));

@@ -335,6 +335,51 @@ fn nginx_asks_over_tls_where_its_locations_do() {
 }
 
 #[test]
+fn nginx_replaces_the_prefix_of_a_path() {
+    let passed = |locations: &str| {
+        let text = format!("upstream vllm {{ server a:1; }} server {{ {locations} }}");
+        let (code, text, shown) = import_file("nginx", &text);
+        let config = checked(&text);
+        let urls = config.pools.iter().map(|pool| pool.replicas[0].endpoint.to_string());
+        (code, config.server.root_path.to_string(), urls.collect::<Vec<_>>().join(" "), shown)
+    };
+    for (locations, root, urls) in [
+        ("location / { proxy_pass http://vllm/; }", "", "http://a:1"),
+        (
+            "location /v1/ { proxy_pass http://vllm/v1/; } location = /health { proxy_pass http://vllm; }",
+            "",
+            "http://a:1",
+        ),
+        ("location ~ ^/v1/(chat|completions) { proxy_pass http://vllm; }", "", "http://a:1"),
+        ("location /llm/ { proxy_pass http://vllm/; }", "/llm", "http://a:1"),
+        ("location /llm/v1 { if ($a) { proxy_pass http://vllm/v1; } }", "/llm", "http://a:1"),
+        ("location /llm/ { proxy_pass http://vllm; }", "/llm", "http://a:1/llm"),
+        ("location / { proxy_pass http://vllm/custom/; }", "", "http://a:1/custom"),
+        ("location /v1/ { proxy_pass http://b:2/custom/v1/; }", "", "http://a:1 http://b:2/custom"),
+    ] {
+        let (code, found_root, found, shown) = passed(locations);
+        assert_eq!((code, found_root.as_str(), found.as_str()), (0, root, urls), "{locations}: {shown}");
+    }
+    for (locations, why) in [
+        ("location / { proxy_pass http://vllm/custom/path; }", "what it makes of a path"),
+        ("location /llm { proxy_pass http://vllm/; }", "what it makes of a path"),
+        ("location /metrics { proxy_pass http://vllm; }", "what it makes of a path"),
+        ("location ~ /v1 { proxy_pass http://vllm/$1; }", "what it makes of a path"),
+        (
+            "location /a/ { proxy_pass http://vllm/; } location /b/ { proxy_pass http://vllm/; }",
+            "another location has its prefix",
+        ),
+        (
+            "location / { proxy_pass http://vllm/; } location /v1/ { proxy_pass http://vllm/x/v1/; }",
+            "proxy_pass to vllm/x: another one is taken",
+        ),
+    ] {
+        let (code, _, _, shown) = passed(locations);
+        assert!(code == 1 && shown.contains(why), "{locations}: {shown}");
+    }
+}
+
+#[test]
 fn upstream_blocks_become_pools() {
     let (code, text, said) = import_file(
         "nginx",
