@@ -44,7 +44,7 @@ pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), Repla
     let failed = |error| ReplayDriftError::Trace(trace.to_owned(), error);
     let mut lines = BufReader::with_capacity(1 << 20, File::open(trace).map_err(failed)?);
     let mut detectors = Detectors::new(Settings::from(&config.drift));
-    let (mut text, mut number, mut is_empty, mut findings) = (Vec::new(), 0, true, Vec::new());
+    let (mut text, mut number, mut latest, mut findings) = (Vec::new(), 0, f64::NEG_INFINITY, Vec::new());
     loop {
         text.clear();
         if (&mut lines).take(MAX_LINE_BYTES).read_until(b'\n', &mut text).map_err(failed)? == 0 {
@@ -56,11 +56,17 @@ pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), Repla
         }
         let wrong = |message| ReplayDriftError::Line(trace.to_owned(), number, message);
         let (line, outcome) = read(&text).map_err(wrong)?;
+        if line.t < latest - MAX_DISORDER {
+            return Err(wrong(format!(
+                "t is {} s before that of an earlier line: sort the lines by t",
+                latest - line.t
+            )));
+        }
+        latest = latest.max(line.t);
         detectors.observe(&line.observation(outcome, &config), &mut findings);
-        is_empty = false;
         write_all(&mut findings, out).map_err(ReplayDriftError::Write)?;
     }
-    if is_empty {
+    if latest == f64::NEG_INFINITY {
         return Err(failed(io::Error::other("no records")));
     }
     // What came after the last tick counts as well.
@@ -165,6 +171,8 @@ fn ttft_bound(config: &Config, name: &str, prompt: Option<f64>) -> Option<(f64, 
     Some((of_prompt.as_secs_f64(), bound.base.as_secs_f64()))
 }
 
+/// In seconds: lines may stand in the order of requests' ends, with the times of their starts. What is before is judged as now.
+const MAX_DISORDER: f64 = 60.0;
 const MAX_LINE_BYTES: u64 = 1 << 20;
 /// Beyond the year 5000 in seconds: milliseconds by mistake.
 const MAX_SECONDS: f64 = 1e11;
@@ -203,5 +211,28 @@ mod tests {
             read(b"{\"t\":1,\"route\":\"r\",\"itl\":null,\"outcome\":\"failed\",\"extra\":[1]}").unwrap();
         assert_eq!((line.ttft, line.itl, outcome), (None, None, Outcome::Failed));
         assert_eq!(line.replica, "none");
+    }
+
+    #[test]
+    fn lines_that_go_back_in_time_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let config =
+            file("f.toml", "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\n[[route]]\nmodel = \"m\"\n");
+        let replayed = |times: &[f64]| {
+            let line = |t: &f64| format!("{{\"t\":{t},\"route\":\"m\",\"outcome\":\"ok\"}}\n");
+            let trace = file("t.jsonl", &times.iter().map(line).collect::<String>());
+            run(&trace, &config, &mut Vec::new()).map_err(|error| error.to_string())
+        };
+        assert_eq!(replayed(&[0.0, 70.0, 10.0, 130.0]), Ok(()));
+        let error = replayed(&[0.0, 70.0, 9.5]).unwrap_err();
+        assert!(
+            error.ends_with("t.jsonl:3: t is 60.5 s before that of an earlier line: sort the lines by t"),
+            "{error}"
+        );
     }
 }
