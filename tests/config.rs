@@ -887,6 +887,11 @@ fn a_reload_keeps_what_needs_a_restart_and_says_so() {
     assert_eq!(new.config.server.body_memory, old.server.body_memory);
     assert_eq!(new.config.server.listen, old.server.listen);
     assert_eq!(new.config.server.body_limit, 1 << 20);
+    let large = with_pool("[server]\nbody_limit = \"1500MiB\"\nbody_memory = \"2GiB\"\n");
+    std::fs::write(&file, large).unwrap();
+    let new = reload(&source, &Overrides::default(), &no_env, &old).unwrap();
+    assert_eq!(new.warnings, [kept("server.body_memory"), kept("server.body_limit")]);
+    assert_eq!(new.config.server.body_limit, old.server.body_limit);
     // State is kept by the admin port's number, and stays where it is with that.
     std::fs::write(&file, with_pool("[admin]\nlisten = \"127.0.0.1:7\"\n")).unwrap();
     let new = reload(&source, &Overrides::default(), &no_env, &old).unwrap();

@@ -149,7 +149,9 @@ impl Server {
             self.tls.iter_mut().for_each(|tls| tls.is_removed = true);
         }
         // A body that is larger than the memory of all would wait for ever.
-        self.body_limit = self.body_limit.min(self.body_memory);
+        if self.body_limit > self.body_memory {
+            fixed.keep("server.body_limit", &mut self.body_limit, &old.body_limit);
+        }
     }
 }
 
