@@ -140,9 +140,9 @@ fn tokens_and_certificates_are_checked_with_their_places() {
     );
     let tenant = "[[tenant]]\nname = \"t\"\n";
     told(tenant, &["f.toml:4:1: [[tenant]] has no \"key_sha256\""]);
-    let jwt = "[auth.jwt]\nissuer = \"i\"\naudience = \"a\"\njwks = \"https://idp/keys?x=1\"\n";
+    let jwt = "[auth.jwt]\nissuer = \"i\"\naudience = \"a\"\njwks = \"https://idp/keys/?x=1\"\n";
     let config = checked(&with_pool(&format!("{tenant}{jwt}")));
-    assert_eq!(config.jwt.unwrap().jwks.to_string(), "https://idp:443/keys?x=1");
+    assert_eq!(config.jwt.unwrap().jwks.to_string(), "https://idp:443/keys/?x=1");
     let named = format!("{tenant}client_names = [\"a\"]\n");
     assert_eq!(&*checked(&with_pool(&named)).tenants[0].client_names[0], "a");
     let twice = format!("{named}[[tenant]]\nname = \"u\"\nclient_names = [\"a\"]\n");

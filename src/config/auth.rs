@@ -11,7 +11,7 @@ use super::Endpoint;
 use super::check::codec::{Codec, FILLED, List, Own, Words};
 use super::check::section::{Item, Section};
 use super::check::shape::Kind;
-use super::check::values::{DURATION, ENDPOINT, POSITIVE_DURATION};
+use super::check::values::{DURATION, POSITIVE_DURATION, TARGET};
 use super::declare::{Declared, section};
 use crate::whole_file;
 
@@ -100,7 +100,7 @@ fn jwks(item: &Item<'_>) -> Option<Jwks> {
     let Some(path) = text.strip_prefix("file:") else {
         let at = text.find('?').unwrap_or(text.len());
         let (url, query) = text.split_at(at);
-        return match (ENDPOINT.parse)(url) {
+        return match (TARGET.parse)(url) {
             Ok(mut endpoint) => {
                 let target = format!("{}{query}", endpoint.base_path);
                 endpoint.base_path = "".into();

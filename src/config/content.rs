@@ -10,7 +10,7 @@ use serde_json::json;
 use super::check::admission::own_names;
 use super::check::codec::{LOG, List, NAMED, Own, SWITCH, Word};
 use super::check::section::{Item, Section};
-use super::check::values::{ENDPOINT, POSITIVE_DURATION, SIZE};
+use super::check::values::{POSITIVE_DURATION, SIZE, TARGET};
 use super::declare::{Declared, section};
 use super::{Endpoint, OnLoss, Route};
 
@@ -38,9 +38,9 @@ section! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Hook for "[hook]", optional {
         /// gets each request before it is sent, and allows or refuses it
-        before: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9100/before";
+        before: Option<Endpoint> as TARGET, example "http://127.0.0.1:9100/before";
         /// gets each answer when it has ended; the client waits for nothing
-        after: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9100/after";
+        after: Option<Endpoint> as TARGET, example "http://127.0.0.1:9100/after";
         /// names of routes, or models where no route has that name; default: all; follow a reload
         routes: Option<Vec<Arc<str>>> as List(NAMED), example ["llama-8b"];
         /// for one answer of the service

@@ -8,18 +8,24 @@ use super::Endpoint;
 
 /// Reads the base URL of a replica.
 pub fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
-    let uri = absolute_url(text)?;
-    let is_tls = uri.scheme_str() == Some("https");
-    let base_path = uri.path().trim_end_matches('/');
-    if base_path == "/v1" || base_path.ends_with("/v1") {
+    let endpoint = parse_target(text)?;
+    let base_path = endpoint.base_path.trim_end_matches('/');
+    if base_path.ends_with("/v1") {
         return Err(format!("\"{text}\" must end before /v1, which clients' paths bring along"));
     }
+    Ok(Endpoint { base_path: base_path.into(), ..endpoint })
+}
+
+/// Reads a URL whose path is asked for as it is written.
+pub(super) fn parse_target(text: &str) -> Result<Endpoint, String> {
+    let uri = absolute_url(text)?;
+    let is_tls = uri.scheme_str() == Some("https");
     let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     Ok(Endpoint {
         is_tls,
         host: host.to_ascii_lowercase().into(),
         port: uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 }),
-        base_path: base_path.into(),
+        base_path: Some(uri.path()).filter(|path| *path != "/").unwrap_or_default().into(),
     })
 }
 
@@ -120,8 +126,13 @@ mod tests {
         ] {
             assert_eq!(parse_endpoint(text).unwrap().to_string(), shown, "{text}");
         }
-        let webhook = parse_endpoint("https://hooks.example/services/T0/secret").unwrap();
+        let webhook = parse_target("https://hooks.example/services/T0/secret").unwrap();
         assert_eq!(webhook.origin(), "https://hooks.example:443");
+        for (text, path) in
+            [("http://a", ""), ("http://a/", ""), ("http://a/before/", "/before/"), ("http://a/v1", "/v1")]
+        {
+            assert_eq!(&*parse_target(text).unwrap().base_path, path, "{text}");
+        }
         for text in [
             "", "127.0.0.1:8001", "ftp://a:1", "http://", "http://u:p@a:1", "http://a:1?x=1", "http://a:1#x",
             "http://a:99999", "http://a:0", "http://a:", "http://:80", "http://a:1/v1", "http://a b:1",

@@ -18,7 +18,7 @@ use crate::units::Tokens;
 
 use super::secret;
 use super::section::{Item, Section};
-use super::values::{ENDPOINT, Form};
+use super::values::{Form, TARGET};
 
 /// Both directions of a value: from the file, and to the admin API.
 pub(in crate::config) trait Codec<T> {
@@ -147,7 +147,7 @@ pub(in crate::config) const SEED: Own<Secret> = Own { read: secret::read_or_plai
 
 /// The URL of a webhook: its path, often the secret, is never shown.
 pub(in crate::config) const WEBHOOK: Own<Endpoint> =
-    Own { read: |item| item.parse(&ENDPOINT), show: |endpoint| json!(without_path(endpoint)) };
+    Own { read: |item| item.parse(&TARGET), show: |endpoint| json!(without_path(endpoint)) };
 
 fn without_path(endpoint: &Endpoint) -> String {
     let base_path = if endpoint.base_path.is_empty() { "" } else { "/***" };

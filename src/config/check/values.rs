@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use crate::config::endpoint::absolute_url;
+use crate::config::endpoint::{absolute_url, parse_target};
 use crate::config::{Endpoint, NAME_FORM, parse_endpoint, parse_name, paths};
 use crate::digits::bytes_of;
 
@@ -58,6 +58,13 @@ pub(in crate::config) const ENDPOINT: Form<Endpoint> = Form {
     noun: "a URL",
     hint: "write scheme, host and port: \"http://127.0.0.1:8000\"",
     parse: parse_endpoint,
+};
+
+/// The URL of a service that gets requests at that path.
+pub(in crate::config) const TARGET: Form<Endpoint> = Form {
+    parse: parse_target,
+    hint: "write scheme, host, port and path: \"http://127.0.0.1:9100/before\"",
+    ..ENDPOINT
 };
 
 /// A URL that requests are sent to as it is.
