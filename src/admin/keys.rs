@@ -96,15 +96,28 @@ fn ordered(order: KeyOrder, config: &Config, now: SystemTime) -> Result<ApiKey, 
     }
     let routes =
         order.routes.map(|routes| routes.into_iter().map(|name| route(name, tenant, config)).collect());
+    let routes: Option<Vec<Arc<str>>> = routes.transpose()?;
     let budgets = budgets_of(&order.budget).map_err(|error| invalid(format!("budget: {error}")))?;
     if !budgets.iter().all(Budget::has_limit) {
         return Err(invalid(format!("budget: {NO_LIMIT}")));
+    }
+    let is_usable = |route: &&Route| {
+        [&tenant.routes, &routes].into_iter().flatten().all(|names| names.contains(&route.name))
+    };
+    let is_served = |model: &str| {
+        let mut usable = config.routes.iter().filter(is_usable);
+        usable.any(|route| route.model.named().is_none_or(|named| **named == *model))
+    };
+    if let Some(model) =
+        budgets.iter().filter_map(|budget| budget.model.as_deref()).find(|model| !is_served(model))
+    {
+        return Err(invalid(format!("budget: no route that the key may use takes model {model}")));
     }
     let expires = order.expires.map(|text| expiry(&text, now)).transpose()?;
     Ok(ApiKey {
         tenant: Arc::clone(&tenant.name),
         name: name.unwrap_or_default(),
-        routes: routes.transpose()?,
+        routes,
         budgets,
         created: since_epoch(now).as_secs(),
         expires,

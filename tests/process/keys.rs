@@ -136,6 +136,10 @@ fn only_the_admin_token_makes_keys_and_mistakes_are_named() {
         (&["team-a", "--expires", "soon"], "write a duration such as 30d"),
         (&["team-a", "--expires", "2020-01-01"], "is over already"),
         (&["team-a", "--budget", "day:token=5"], "did you mean"),
+        (
+            &["team-a", "--routes", "sim", "--budget", "day:tokens=5,model=other"],
+            "no route that the key may use takes model other",
+        ),
         (&["team-a", "--budget", "eon:tokens=5"], "minute, hour, day, week, month"),
         (&["team-a", "--name", "a/b"], "has no slash"),
     ] {
