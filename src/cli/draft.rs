@@ -105,6 +105,9 @@ impl DraftRoute {
             "\n[[route]]\nmodel = {}   # what clients ask for; \"*\" takes every name\n",
             quoted(&self.model)
         );
+        if self.model == "none" {
+            out.push_str("name = \"model-none\"   # \"none\" stands for no route in metrics and logs\n");
+        }
         if let Some(model) = &self.upstream_model {
             let _ = writeln!(out, "upstream_model = {}   # what the engine calls it", quoted(model));
         }

@@ -177,6 +177,8 @@ mod tests {
             (code, config.pools[0].replicas.len(), config.routes[0].model.as_str()),
             (0, 2, "llama \"8b\"")
         );
+        let (_, text, _) = init(&["-", "--upstream", "http://a:1", "--model", "none"], None);
+        assert!(check_str("gateway.toml", &text, &|_| None).is_ok(), "{text}");
         let mistyped = "gpu\nhttp://a:1/v1, http://b:2\nfa\tst\n\nfast\nbatch\n";
         let (code, text, shown) = init(&["-"], Some(mistyped));
         let config = check_str("gateway.toml", &text, &|_| None).unwrap();
