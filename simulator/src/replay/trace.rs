@@ -67,12 +67,15 @@ impl Trace {
         let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).peekable();
         let is_json = lines.peek().is_some_and(|(_, line)| line.trim_start().starts_with('{'));
         let mut requests = Vec::new();
-        if !is_json {
-            lines.next();
-        }
+        let failed = |at: usize| move |reason| TraceError::Line { line: at + 1, reason };
+        let is_header = |line: &str| !is_json && !line.trim_start().starts_with(|c: char| c.is_ascii_digit());
+        let columns = match lines.next_if(|(_, line)| is_header(line)) {
+            Some((at, header)) => columns(header).map_err(failed(at))?,
+            None => [0, 1, 2],
+        };
         for (at, line) in lines {
-            let read = if is_json { mooncake(line) } else { azure(line) };
-            requests.push(read.map_err(|reason| TraceError::Line { line: at + 1, reason })?);
+            let read = if is_json { mooncake(line) } else { azure(line, columns) };
+            requests.push(read.map_err(failed(at))?);
         }
         Self::in_order(requests)
     }
@@ -120,17 +123,29 @@ fn mooncake(line: &str) -> Result<TraceRequest, String> {
     request(at, line.input_length, line.output_length, line.hash_ids)
 }
 
-fn azure(line: &str) -> Result<TraceRequest, String> {
-    let mut fields = line.split(',').map(str::trim);
-    let mut field = |name: &str| fields.next().ok_or_else(|| format!("{name} is missing"));
-    let at = field("TIMESTAMP")?;
-    let at = since_epoch(at).ok_or_else(|| format!("\"{at}\" is no date and time"))?;
-    let mut tokens = |name: &str| {
-        let text = field(name)?;
-        text.parse().map_err(|_| format!("{name}: \"{text}\" is no number"))
+/// The places of [`COLUMNS`] in a header, among others.
+fn columns(header: &str) -> Result<[usize; 3], String> {
+    let place = |name: &str| {
+        let mut names = header.split(',').map(|name| name.trim().trim_matches('"'));
+        names.position(|other| other.eq_ignore_ascii_case(name)).ok_or_else(|| format!("no column {name}"))
     };
-    let (prompt, output) = (tokens("ContextTokens")?, tokens("GeneratedTokens")?);
-    request(at, prompt, output, Vec::new())
+    let [at, prompt, output] = COLUMNS;
+    Ok([place(at)?, place(prompt)?, place(output)?])
+}
+
+fn azure(line: &str, columns: [usize; 3]) -> Result<TraceRequest, String> {
+    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+    let field = |which: usize| {
+        let text = fields.get(columns[which]).copied();
+        text.ok_or_else(|| format!("{} is missing", COLUMNS[which]))
+    };
+    let at = field(0)?;
+    let at = since_epoch(at).ok_or_else(|| format!("\"{at}\" is no date and time"))?;
+    let tokens = |which: usize| {
+        let text = field(which)?;
+        text.parse().map_err(|_| format!("{}: \"{text}\" is no number", COLUMNS[which]))
+    };
+    request(at, tokens(1)?, tokens(2)?, Vec::new())
 }
 
 fn request(at: Duration, prompt: u64, output: u64, blocks: Vec<u64>) -> Result<TraceRequest, String> {
@@ -157,6 +172,8 @@ fn since_epoch(text: &str) -> Option<Duration> {
     Some(Duration::from_secs(seconds) + Duration::from_secs_f64(fraction))
 }
 
+/// What is read of a CSV.
+const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 /// Tokens in a block of a trace.
 pub const BLOCK_TOKENS: u64 = 512;
 /// No model has such a context; keeps a wrong line from filling the memory.
@@ -188,6 +205,11 @@ mod tests {
         let trace = Trace::read(azure).unwrap();
         assert_eq!(trace.requests[1].at, Duration::from_millis(1500));
         assert_eq!((trace.requests[1].prompt, trace.requests[1].output), (396, 109));
+        let rows = azure.split_once('\n').unwrap().1;
+        assert_eq!(Trace::read(rows), Ok(trace.clone()), "without a header");
+        let swapped = "Model,GeneratedTokens,timestamp,ContextTokens\na,44,2023-12-31 23:59:59.5,374\n\
+                       b,109,2024-01-01 00:00:01,396\n";
+        assert_eq!(Trace::read(swapped), Ok(trace), "by the header's names");
     }
 
     #[test]
@@ -196,9 +218,13 @@ mod tests {
             ("", "no requests"),
             ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
             ("{\"timestamp\": 1}\n", "line 1: missing field"),
-            ("TIMESTAMP\n2023-11-16 18:15:46,5\n", "line 2: GeneratedTokens is missing"),
-            ("TIMESTAMP\nyesterday,5,5\n", "line 2: \"yesterday\" is no date"),
-            ("TIMESTAMP\n2023-11-16 18:15:46,x,5\n", "line 2: ContextTokens: \"x\" is no number"),
+            ("TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,5\n", "line 1: no column GeneratedTokens"),
+            ("2023-11-16 18:15:46,5\n", "line 1: GeneratedTokens is missing"),
+            ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,5,5\n", "line 2: \"yesterday\" is no date"),
+            (
+                "2023-11-16 18:15:46,5,5\n2023-11-16 18:15:46,x,5\n",
+                "line 2: ContextTokens: \"x\" is no number",
+            ),
             (
                 "{\"timestamp\": 1, \"input_length\": 999999999999, \"output_length\": 1}\n",
                 "line 1: more than",
