@@ -143,14 +143,19 @@ pub async fn run(args: &SimArgs, out: &mut (dyn Write + Send)) -> Result<(), Sim
         let replica = start(args.config(), addr, &tracker, shutdown.clone())
             .await
             .map_err(|source| SimError::Listen { addr, source })?;
-        writeln!(out, "replica={index} url={}", replica.url())?;
+        print(out, &format!("replica={index} url={}", replica.url()))?;
         replicas.push(replica);
     }
-    writeln!(out, "ready n={}", replicas.len())?;
-    out.flush()?;
+    print(out, &format!("ready n={}", replicas.len()))?;
     // A hangup ends them too: there is nothing to reload.
     signals.recv().await;
     Ok(())
+}
+
+/// Prints a line; a reader that has what it wanted ends no replica.
+fn print(out: &mut (dyn Write + Send), line: &str) -> io::Result<()> {
+    let printed = writeln!(out, "{line}").and_then(|()| out.flush());
+    printed.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
 #[cfg(test)]
@@ -194,6 +199,21 @@ mod tests {
     fn a_key_does_not_show_in_debug() {
         let args = args(&["--api-key", "hush"]).unwrap();
         assert!(!format!("{args:?}").contains("hush"));
+    }
+
+    #[test]
+    fn a_reader_that_left_ends_no_replica() {
+        struct Full(io::ErrorKind);
+        impl Write for Full {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(self.0.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        assert!(print(&mut Full(io::ErrorKind::BrokenPipe), "ready").is_ok());
+        assert!(print(&mut Full(io::ErrorKind::StorageFull), "ready").is_err());
     }
 
     #[tokio::test]

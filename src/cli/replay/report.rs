@@ -55,7 +55,7 @@ pub(super) fn lines(plan: &Plan, figures: &[Figures]) -> Vec<ReportLine> {
 
 /// Prints every run.
 pub(super) fn json(lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, lines).map_err(io::Error::other)?;
+    serde_json::to_writer_pretty(&mut *out, lines)?;
     writeln!(out)
 }
 
@@ -104,7 +104,7 @@ pub(in crate::cli) fn grid(rows: &[Vec<String>], names: usize) -> String {
 
 /// Prints the engine file, and on `err` how well it fits.
 pub(super) fn fit(fit: &Fit, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, &fit.engine).map_err(io::Error::other)?;
+    serde_json::to_writer_pretty(&mut *out, &fit.engine)?;
     writeln!(out)?;
     writeln!(err, "outside of the engine: {:.1} ms of each TTFT", 1_000.0 * fit.overhead_s)?;
     for (which, error) in [("fitted", &fit.fitted), ("held out", &fit.held_out)] {
