@@ -50,7 +50,7 @@ pub struct SimArgs {
     #[arg(long, env = "TOKENWAY_SIM_MAX_BATCHED_TOKENS", value_name = "N", default_value = "2048")]
     max_batched_tokens: NonZeroU64,
     /// Milliseconds of an empty step
-    #[arg(long, env = "TOKENWAY_SIM_STEP_MS", value_name = "MS", default_value_t = 12.0, value_parser = positive)]
+    #[arg(long, env = "TOKENWAY_SIM_STEP_MS", value_name = "MS", default_value_t = 12.0, value_parser = step_ms)]
     step_ms: f64,
     /// Tokens in a KV block
     #[arg(long, env = "TOKENWAY_SIM_BLOCK_SIZE", value_name = "TOKENS", default_value = "16")]
@@ -101,6 +101,11 @@ impl SimArgs {
         let port = port.ok_or(SimError::NoPort { first: self.port, replicas: self.replicas.get() })?;
         Ok(SocketAddr::new(self.host, port))
     }
+}
+
+fn step_ms(text: &str) -> Result<f64, String> {
+    let step = positive(text)?;
+    if step <= 3_600_000.0 { Ok(step) } else { Err("must be at most an hour".into()) }
 }
 
 /// Why the replicas could not be started.
@@ -188,7 +193,13 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        for wrong in [["--replicas", "0"], ["--step-ms", "0"], ["--prefill-rate", "nan"], ["--blocks", "0"]] {
+        for wrong in [
+            ["--replicas", "0"],
+            ["--step-ms", "0"],
+            ["--step-ms", "1e30"],
+            ["--prefill-rate", "nan"],
+            ["--blocks", "0"],
+        ] {
             assert!(args(&wrong).is_err(), "{wrong:?}");
         }
         let error = args(&["--port", "65535"]).unwrap().addr(1).unwrap_err().to_string();
