@@ -276,6 +276,17 @@ fn a_key_that_no_header_takes_is_a_fault_and_is_not_repeated() {
 }
 
 #[test]
+fn spaces_around_a_key_are_no_part_of_it() {
+    let check = |value: &str| {
+        check_str("f.toml", &with_pool("[admin]\ntoken = \"env:KEY\"\n"), &|_| Some(value.to_owned()))
+    };
+    let config = check(" hun ter \t").unwrap();
+    assert_eq!(config.admin.token.as_ref().map(|token| token.reveal()), Some("hun ter"));
+    let said = check("  ").unwrap_err().to_string();
+    assert!(said.contains("env:KEY is empty"), "{said}");
+}
+
+#[test]
 fn a_secret_in_the_file_is_not_repeated() {
     for rest in [
         "[admin]\ntoken = \"hunter2\"\n",

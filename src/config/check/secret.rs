@@ -24,7 +24,13 @@ pub(in crate::config) fn read(item: &Item<'_>) -> Option<Secret> {
         item.fault(format!("{text} has a line break or another control character inside"), ONE_LINE);
         return None;
     }
-    secret
+    // Headers lose them on their way (RFC 9110, section 5.5).
+    let secret = Secret::new(secret?.reveal().trim_matches([' ', '\t']));
+    if secret.reveal().is_empty() {
+        item.fault(format!("{text} is empty"), HINT);
+        return None;
+    }
+    Some(secret)
 }
 
 /// The secret that an item names, or the item's own text where that may stand in a file.
@@ -73,7 +79,7 @@ pub(in crate::config) fn is_stand_in(secret: &Secret) -> bool {
 /// What is wrong with it, without its value.
 pub fn secret_of(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, String> {
     let value = referred(text, env, |path| path.into()).unwrap_or_else(|| Ok(text.to_owned()))?;
-    match value.trim_end_matches(['\r', '\n']) {
+    match value.trim_matches([' ', '\t', '\r', '\n']) {
         "" => Err("it is empty".to_owned()),
         value => Ok(Secret::new(value)),
     }
