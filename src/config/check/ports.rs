@@ -41,11 +41,12 @@ fn expect_free(listen: SocketAddr, item: Option<Item<'_>>, taken: &[SocketAddr])
     }
 }
 
-/// Whether two listeners cannot both be bound: every address includes each.
+/// Whether two listeners cannot both be bound: an address of all includes each of its family, and `[::]` those of IPv4.
 pub(in crate::config) fn is_one_port(one: SocketAddr, other: SocketAddr) -> bool {
-    let overlap = one.ip() == other.ip()
-        || (one.is_ipv6() == other.is_ipv6() && (one.ip().is_unspecified() || other.ip().is_unspecified()));
-    one.port() == other.port() && one.port() != 0 && overlap
+    let includes = |all: SocketAddr, one: SocketAddr| {
+        all.ip() == one.ip() || (all.ip().is_unspecified() && (all.is_ipv6() || one.is_ipv4()))
+    };
+    one.port() == other.port() && one.port() != 0 && (includes(one, other) || includes(other, one))
 }
 
 /// What is wrong with an address that another listener has.
@@ -57,7 +58,23 @@ pub(in crate::config) const PORTS_HINT: &str = "give server.listen, admin.listen
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::config::check::check_str;
+
+    #[test]
+    fn an_address_of_all_includes_others() {
+        for (one, other, is_one) in [
+            ("0.0.0.0:1", "127.0.0.1:1", true),
+            ("[::]:1", "127.0.0.1:1", true),
+            ("[::]:1", "0.0.0.0:1", true),
+            ("[::]:1", "[::1]:1", true),
+            ("0.0.0.0:1", "[::1]:1", false),
+            ("[::]:1", "127.0.0.1:2", false),
+        ] {
+            let [one, other] = [one, other].map(|addr| addr.parse().unwrap());
+            assert_eq!([is_one_port(one, other), is_one_port(other, one)], [is_one; 2], "{one} {other}");
+        }
+    }
 
     #[test]
     fn every_listener_has_an_address_of_its_own() {
