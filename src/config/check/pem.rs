@@ -75,14 +75,17 @@ fn mismatch(cert: &Path, key: &Path) -> Option<Error> {
 
 /// Whether a PEM file holds certificates.
 pub(in crate::config) fn holds_certificate(pem: &[u8]) -> Result<(), String> {
-    let mut all = CertificateDer::pem_slice_iter(pem).map_while(Result::ok).peekable();
-    if all.peek().is_none() {
+    let mut all = CertificateDer::pem_slice_iter(pem).peekable();
+    if !matches!(all.peek(), Some(Ok(_))) {
         return Err("holds no certificate in PEM form".to_owned());
     }
-    match all.map(|one| X509Certificate::from_der(&one).map(drop)).find_map(Result::err) {
-        Some(error) => Err(format!("holds a certificate that cannot be read: {error}")),
-        None => Ok(()),
+    for one in all {
+        let read = one
+            .map_err(|error| error.to_string())
+            .and_then(|one| X509Certificate::from_der(&one).map(drop).map_err(|error| error.to_string()));
+        read.map_err(|error| format!("holds a certificate that cannot be read: {error}"))?;
     }
+    Ok(())
 }
 
 /// Whether a PEM file holds a private key.
@@ -110,6 +113,11 @@ mod tests {
     fn what_is_no_certificate_or_is_encrypted_is_named() {
         let pem = |kind: &str, text: &str| format!("-----BEGIN {kind}-----\n{text}\n-----END {kind}-----\n");
         let fault = holds_certificate(pem("CERTIFICATE", "aGVsbG8=").as_bytes()).unwrap_err();
+        assert!(fault.starts_with("holds a certificate that cannot be read"), "{fault}");
+        let good = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap().cert.pem();
+        let damaged = good.replace("MII", "M#I");
+        assert_eq!(holds_certificate((good.clone() + &good).as_bytes()), Ok(()));
+        let fault = holds_certificate((good + &damaged).as_bytes()).unwrap_err();
         assert!(fault.starts_with("holds a certificate that cannot be read"), "{fault}");
         let fault = holds_key(pem("ENCRYPTED PRIVATE KEY", "aGVsbG8=").as_bytes()).unwrap_err();
         assert!(fault.starts_with("holds a private key that is encrypted"), "{fault}");
