@@ -83,26 +83,16 @@ pub(crate) async fn taught(gateway: &Gateway, replica: &Replica) {
 }
 
 pub(crate) async fn sent(gateway: &Gateway, body: &str) -> Client {
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], body.as_bytes()).await;
-    client
-}
-
-/// The sum of all series of a family whose labels hold each of these.
-pub(crate) fn sum(gateway: &Gateway, name: &str, labels: &[&str]) -> f64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let is_of = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
-    let lines = page.lines().filter(is_of).filter(|line| labels.iter().all(|label| line.contains(label)));
-    lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+    gateway.sent(PATH, body).await
 }
 
 fn admissions(gateway: &Gateway, decision: &str, reason: &str) -> f64 {
     let labels = [format!("decision=\"{decision}\""), format!("reason=\"{reason}\"")];
-    sum(gateway, "tokenway_admissions_total", &[&labels[0], &labels[1]])
+    gateway.sum("tokenway_admissions_total", &[&labels[0], &labels[1]])
 }
 
 pub(crate) async fn waiting(gateway: &Gateway, count: usize) {
-    until("all of them wait", || sum(gateway, "tokenway_queue_requests", &[]) == count as f64).await;
+    until("all of them wait", || gateway.sum("tokenway_queue_requests", &[]) == count as f64).await;
 }
 
 pub(crate) fn assert_refused(reply: &Reply, code: &str) {
@@ -120,10 +110,8 @@ fn admit_ms(reply: &Reply) -> f64 {
 
 #[tokio::test]
 async fn what_cannot_be_in_time_is_refused_at_once_where_nobody_may_wait() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    strict(&mut config, Some(QueueLimits { max_requests: 0, ..QUEUE }));
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| strict(config, Some(QueueLimits { max_requests: 0, ..QUEUE }))).await;
     taught(&gateway, &replica).await;
     let answered = replica.count();
     assert!((1..8).contains(&answered), "{answered}");
@@ -134,9 +122,9 @@ async fn what_cannot_be_in_time_is_refused_at_once_where_nobody_may_wait() {
     assert_eq!(admissions(&gateway, "refuse", "max_requests"), refused);
     assert_eq!(admissions(&gateway, "admit", "ready"), answered as f64);
     let labels = [r#"outcome="refused""#, r#"code="429""#];
-    assert_eq!(sum(&gateway, "tokenway_requests_total", &labels), refused);
-    assert_eq!(sum(&gateway, "tokenway_slo_missed_requests_total", &[r#"reason="refused""#]), refused);
-    assert_eq!(sum(&gateway, "tokenway_requests_total", &[]), 9.0);
+    assert_eq!(gateway.sum("tokenway_requests_total", &labels), refused);
+    assert_eq!(gateway.sum("tokenway_slo_missed_requests_total", &[r#"reason="refused""#]), refused);
+    assert_eq!(gateway.sum("tokenway_requests_total", &[]), 9.0);
 }
 
 #[tokio::test]
@@ -145,7 +133,7 @@ async fn a_late_request_waits_and_is_answered_when_there_is_room() {
     let sent_before = replica.count();
     let mut second = sent(&gateway, &chat("tiny", "second")).await;
     waiting(&gateway, 1).await;
-    assert!(sum(&gateway, "tokenway_queue_bytes", &[]) > 50.0);
+    assert!(gateway.sum("tokenway_queue_bytes", &[]) > 50.0);
     assert_refused(&gateway.post(PATH, &chat("tiny", "third")).await, "max_requests");
     assert_eq!(replica.count(), sent_before);
     gate.cancel();
@@ -162,11 +150,11 @@ async fn a_late_request_waits_and_is_answered_when_there_is_room() {
     ] {
         assert_eq!(admissions(&gateway, decision, reason), count, "{decision} {reason}");
     }
-    assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
-    assert_eq!(sum(&gateway, "tokenway_queue_bytes", &[]), 0.0);
-    assert_eq!(sum(&gateway, "tokenway_requests_total", &[]), 11.0);
-    let waited = sum(&gateway, "tokenway_stage_duration_seconds_sum", &[r#"stage="admit""#]);
-    let overhead = sum(&gateway, "tokenway_gateway_overhead_seconds_sum", &[]);
+    assert_eq!(gateway.sum("tokenway_queue_requests", &[]), 0.0);
+    assert_eq!(gateway.sum("tokenway_queue_bytes", &[]), 0.0);
+    assert_eq!(gateway.sum("tokenway_requests_total", &[]), 11.0);
+    let waited = gateway.sum("tokenway_stage_duration_seconds_sum", &[r#"stage="admit""#]);
+    let overhead = gateway.sum("tokenway_gateway_overhead_seconds_sum", &[]);
     assert!(overhead < waited, "the wait is not our own work: {overhead} s of {waited} s");
 }
 
@@ -226,7 +214,7 @@ async fn a_client_that_leaves_the_queue_makes_room_at_once() {
     assert_eq!(comes.reply().await.status(), 200);
     gateway.idle().await;
     assert_eq!(replica.count(), sent_before + 1);
-    assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"outcome="canceled""#, r#"code="499""#]), 1.0);
+    assert_eq!(gateway.sum("tokenway_requests_total", &[r#"outcome="canceled""#, r#"code="499""#]), 1.0);
 }
 
 #[tokio::test]
@@ -310,7 +298,7 @@ async fn another_route_answers_what_would_be_far_too_late() {
         gateway.idle().await;
         let degraded = admissions(&gateway, "degrade", "predicted_ttft");
         assert_eq!(degraded, small.count() as f64);
-        assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"route="small""#]), degraded);
+        assert_eq!(gateway.sum("tokenway_requests_total", &[r#"route="small""#]), degraded);
         let directly = gateway.post(PATH, &chat("small", "x")).await;
         assert_eq!(directly.head.header("x-tokenway-degraded-from"), None);
     }
@@ -318,13 +306,7 @@ async fn another_route_answers_what_would_be_far_too_late() {
 
 #[tokio::test]
 async fn a_route_that_degrades_says_so_and_who_is_not_meant_stays() {
-    use sha2::Digest;
-    let tenant = |name: &str, priority| Tenant {
-        name: name.into(),
-        key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
-        priority,
-        ..Tenant::default()
-    };
+    let tenant = |name, priority| Tenant { priority, ..config::tenant(name, name) };
     let (large, small) = (Replica::start().await, Replica::start().await);
     let mut config = config::of(&[&large]);
     config.pools.push(config::pool("small", &[&small]));
@@ -347,14 +329,14 @@ async fn a_route_that_degrades_says_so_and_who_is_not_meant_stays() {
     }
     let degraded = small.count() as f64;
     let labels = [r#"route="tiny""#, r#"to="small""#];
-    assert_eq!(sum(&gateway, "tokenway_degraded_requests_total", &labels), degraded);
+    assert_eq!(gateway.sum("tokenway_degraded_requests_total", &labels), degraded);
     let changes = |state: &str| {
         let state = format!("state=\"{state}\"");
-        sum(&gateway, "tokenway_degrade_transitions_total", &[r#"route="tiny""#, &*state])
+        gateway.sum("tokenway_degrade_transitions_total", &[r#"route="tiny""#, &*state])
     };
     until("it is over", || changes("off") == 1.0).await;
     assert_eq!(changes("on"), 1.0, "once, whatever the number of requests");
-    assert_eq!(sum(&gateway, "tokenway_degrade_active", &[r#"route="tiny""#]), 0.0);
+    assert_eq!(gateway.sum("tokenway_degrade_active", &[r#"route="tiny""#]), 0.0);
 }
 
 pub(crate) async fn until_degraded(gateway: &Gateway, large: &Replica, small: &Replica) {
@@ -367,13 +349,9 @@ pub(crate) async fn until_degraded(gateway: &Gateway, large: &Replica, small: &R
 
 #[tokio::test]
 async fn a_tenant_is_not_degraded_to_a_route_that_it_may_not_use() {
-    use sha2::Digest;
-    let tenant = |name: &str, routes: &[&str]| Tenant {
-        name: name.into(),
-        key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
-        client_names: Vec::new(),
-        routes: Some(routes.iter().map(|route| (*route).into()).collect()),
-        ..Tenant::default()
+    let tenant = |name, routes: &[&str]| {
+        let routes = Some(routes.iter().map(|route| (*route).into()).collect());
+        Tenant { routes, ..config::tenant(name, name) }
     };
     let tenants = vec![tenant("all", &["tiny", "small"]), tenant("one", &["tiny"])];
     let (gateway, large, small) = degrading(None, tenants).await;
@@ -397,20 +375,12 @@ async fn a_tenant_is_not_degraded_to_a_route_that_it_may_not_use() {
 
 /// Two tenants, `a` and `b`, by keys of the same names.
 fn two_tenants(limits: TenantLimits) -> Vec<Tenant> {
-    use sha2::Digest;
-    let tenant = |name: &str, limits| Tenant {
-        name: name.into(),
-        key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
-        limits,
-        ..Tenant::default()
-    };
+    let tenant = |name, limits| Tenant { limits, ..config::tenant(name, name) };
     vec![tenant("a", limits), tenant("b", TenantLimits::default())]
 }
 
 async fn sent_by(gateway: &Gateway, key: &str, path: &str, body: &str) -> Client {
-    let mut client = gateway.client().await;
-    client.post(path, &[("authorization", &*format!("Bearer {key}"))], body.as_bytes()).await;
-    client
+    gateway.sent_as(key, path, body).await
 }
 
 async fn post_by(gateway: &Gateway, key: &str, path: &str, body: &str) -> Reply {
@@ -453,10 +423,11 @@ async fn a_tenants_rates_hold_on_every_path_over_a_reload_and_for_nobody_else() 
 
 #[tokio::test]
 async fn a_tenants_tokens_are_charged_by_estimate_and_no_estimate_refuses_for_good() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.tenants = two_tenants(TenantLimits { tokens_per_minute: Some(400), ..TenantLimits::default() });
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) = Gateway::before(|config| {
+        config.tenants =
+            two_tenants(TenantLimits { tokens_per_minute: Some(400), ..TenantLimits::default() });
+    })
+    .await;
     let counted = format!(r#"{{"model":"tiny","prompt":[{}7]}}"#, "7,".repeat(400));
     let reply = post_by(&gateway, "a", "/v1/completions", &counted).await;
     assert_eq!((reply.status(), &*reply.code()), (429, "tokens_per_minute"), "{}", reply.text());
@@ -484,10 +455,11 @@ async fn a_tenants_tokens_are_charged_by_estimate_and_no_estimate_refuses_for_go
 
 #[tokio::test]
 async fn prompts_of_one_script_do_not_change_what_another_is_estimated_at() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.tenants = two_tenants(TenantLimits { tokens_per_minute: Some(2000), ..TenantLimits::default() });
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) = Gateway::before(|config| {
+        config.tenants =
+            two_tenants(TenantLimits { tokens_per_minute: Some(2000), ..TenantLimits::default() });
+    })
+    .await;
     let counted = |tokens: usize| {
         let answer = r#"{"id":"c","object":"chat.completion","choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"x"}}]"#;
         wire::json(200, &format!(r#"{answer},"usage":{{"prompt_tokens":{tokens},"completion_tokens":1}}}}"#))
@@ -517,10 +489,10 @@ async fn prompts_of_one_script_do_not_change_what_another_is_estimated_at() {
 
 #[tokio::test]
 async fn requests_at_once_are_counted_and_given_back_when_clients_leave() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.tenants = two_tenants(TenantLimits { concurrency: Some(2), ..TenantLimits::default() });
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) = Gateway::before(|config| {
+        config.tenants = two_tenants(TenantLimits { concurrency: Some(2), ..TenantLimits::default() });
+    })
+    .await;
     let gate = Gate::new();
     for _ in 0..2 {
         replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["x"])].concat());
@@ -594,8 +566,8 @@ async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first(
     }
     assert_eq!(order(&replica, before), ["first", "high", "ordinary", "low", "batch"]);
     gateway.idle().await;
-    assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
-    assert_eq!(sum(&gateway, "tokenway_queue_bytes", &[]), 0.0);
+    assert_eq!(gateway.sum("tokenway_queue_requests", &[]), 0.0);
+    assert_eq!(gateway.sum("tokenway_queue_bytes", &[]), 0.0);
 }
 
 #[tokio::test]
@@ -627,7 +599,7 @@ async fn without_a_section_requests_are_ordered_and_none_is_refused_not_even_by_
     };
     soon("the drain is over", async { tokio::join!(drain, answers) }).await;
     assert_eq!(order(&replica, before), ["first", "high", "ordinary", "low"]);
-    assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
+    assert_eq!(gateway.sum("tokenway_queue_requests", &[]), 0.0);
 }
 
 /// Requests at five times what an engine of two places can do, which tells nobody of them: how many were answered, and how many of
@@ -726,10 +698,8 @@ async fn requests_wait_for_a_pool_at_zero_and_are_let_go_as_the_first_replica_co
 
 #[tokio::test]
 async fn a_request_for_an_engine_that_has_just_scaled_to_zero_waits_for_the_next_one() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.pools[0].scale = Scale { min_replicas: 0, ..Scale::default() };
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.pools[0].scale = Scale { min_replicas: 0, ..Scale::default() }).await;
     replica.stop_listening().await;
     assert_eq!(gateway.state_of(&replica), ReplicaState::Ready, "nobody knows yet");
     let mut client = sent(&gateway, &chat("tiny", "cold")).await;

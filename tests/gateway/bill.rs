@@ -7,7 +7,6 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message;
-use sha2::{Digest, Sha256};
 use tokenway::admission::Amounts;
 use tokenway::config::{Budget, EngineSpansConfig, Hook, Tenant, Window};
 use tokenway::observe::usage::Used;
@@ -25,20 +24,15 @@ fn budget() -> Budget {
 }
 
 fn tenant(budget: Budget) -> Tenant {
-    let key_digests = vec![Sha256::digest("a").into()];
-    Tenant { name: "a".into(), key_digests, budgets: vec![budget], ..Tenant::default() }
+    Tenant { budgets: vec![budget], ..config::tenant("a", "a") }
 }
 
-async fn start(replica: &Replica, budget: Budget) -> Gateway {
-    let mut config = config::of(&[replica]);
-    config.tenants = vec![tenant(budget)];
-    Gateway::start(config).await
+async fn start(budget: Budget) -> ([Replica; 1], Gateway) {
+    Gateway::before(|config| config.tenants = vec![tenant(budget)]).await
 }
 
 async fn posting(gateway: &Gateway, path: &str, body: &str) -> Client {
-    let mut client = gateway.client().await;
-    client.post(path, &[("authorization", "Bearer a")], body.as_bytes()).await;
-    client
+    gateway.sent_as("a", path, body).await
 }
 
 async fn asking_at(gateway: &Gateway, path: &str, is_stream: bool) -> Client {
@@ -81,18 +75,10 @@ fn billed(gateway: &Gateway) -> Used {
     total
 }
 
-/// The sum of the series of a family whose labels contain this.
-fn counted(gateway: &Gateway, family: &str, label: &str) -> f64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let of_family = page.lines().filter_map(|line| line.strip_prefix(family)?.strip_prefix('{'));
-    let values = of_family.filter(|line| line.contains(label));
-    values.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
-}
-
 /// Tokens of prompts and of answers: by the budget, the bill and the metric, which are the same.
 fn tokens(gateway: &Gateway) -> (u64, u64) {
     let family = "tokenway_tenant_tokens_total";
-    let metric = |kind: &str| counted(gateway, family, &format!("kind=\"{kind}\"")) as u64;
+    let metric = |kind: &str| gateway.sum(family, &[&format!("kind=\"{kind}\"")]) as u64;
     let (of_budget, of_bill) = (charged(gateway), billed(gateway));
     let all = (of_budget.input, of_budget.output);
     assert_eq!((of_bill.input, of_bill.output), all, "the bill is by {of_bill:?}");
@@ -105,18 +91,17 @@ const REFUSED: &str = r#"{"error":{"message":"no","type":"BadRequestError","para
 
 #[tokio::test]
 async fn the_time_of_a_whole_answer_at_its_engine_is_charged_and_billed() {
-    let replica = Replica::start().await;
     let slow = [vec![Step::Tick; 105], wire::json(200, ANSWER)].concat();
-    replica.always(slow);
     let second = Budget { engine_seconds: Some(1), window: Window::Month, ..Budget::default() };
-    let gateway = start(&replica, second).await;
+    let ([replica], gateway) = start(second).await;
+    replica.always(slow);
     assert_eq!(ask(&gateway, false).await.status(), 200);
     let spent = ask(&gateway, false).await;
     assert_eq!((spent.status(), &*spent.code()), (429, "budget"), "{}", spent.text());
     let of_budget = charged(&gateway).engine_ms as f64 / 1e3;
     let used = billed(&gateway);
     let of_bill = (used.prefill_us + used.decode_us + used.engine_other_us) as f64 / 1e6;
-    let metric = counted(&gateway, "tokenway_tenant_engine_seconds_total", "stage=\"engine_other\"");
+    let metric = gateway.sum("tokenway_tenant_engine_seconds_total", &["stage=\"engine_other\""]);
     assert!(metric > 1.0 && (metric - of_bill).abs() < 1e-3, "{metric} and {of_bill}");
     assert!((of_budget - of_bill).abs() < 2e-3, "{of_budget} and {of_bill}");
 }
@@ -172,8 +157,7 @@ async fn a_budget_counts_the_time_that_the_engine_reports_as_the_bill_does() {
 
 #[tokio::test]
 async fn an_answer_that_is_an_error_costs_a_request_and_no_tokens() {
-    let replica = Replica::start().await;
-    let gateway = start(&replica, budget()).await;
+    let ([replica], gateway) = start(budget()).await;
     let event = format!("data: {REFUSED}\n\n");
     let mut left = Vec::new();
     for (is_stream, script) in [
@@ -221,8 +205,7 @@ async fn what_a_hook_refuses_costs_nothing() {
 /// Others' answers teach how many tokens an event has; what a tenant pays is bounded by its own text.
 #[tokio::test]
 async fn a_stream_without_usage_is_billed_by_its_text_whatever_others_had_in_an_event() {
-    let replica = Replica::start().await;
-    let gateway = start(&replica, budget()).await;
+    let ([replica], gateway) = start(budget()).await;
     let usage =
         r#"data: {"choices":[],"usage":{"prompt_tokens":5,"total_tokens":305,"completion_tokens":300}}"#;
     let mut events = wire::chat_events(&["x", "y"]);
@@ -247,8 +230,7 @@ async fn a_stream_without_usage_is_billed_by_its_text_whatever_others_had_in_an_
 
 #[tokio::test]
 async fn streams_without_usage_are_billed_by_what_budgets_count() {
-    let replica = Replica::start().await;
-    let gateway = start(&replica, budget()).await;
+    let ([replica], gateway) = start(budget()).await;
     replica.next(wire::chat_stream(&["x", "y", "z"]));
     assert_eq!(ask(&gateway, true).await.status(), 200);
     let (input, output) = tokens(&gateway);
@@ -275,8 +257,7 @@ async fn streams_without_usage_are_billed_by_what_budgets_count() {
 
 #[tokio::test]
 async fn whole_answers_without_usage_are_billed_by_their_text() {
-    let replica = Replica::start().await;
-    let gateway = start(&replica, budget()).await;
+    let ([replica], gateway) = start(budget()).await;
     let answer = |message: &str| {
         let head = r#"{"id":"c","object":"chat.completion","model":"tiny","choices":[{"index":0,"message":"#;
         wire::json(200, &format!(r#"{head}{{"role":"assistant",{message}}},"finish_reason":"stop"}}]}}"#))
@@ -304,9 +285,8 @@ async fn whole_answers_without_usage_are_billed_by_their_text() {
 
 #[tokio::test]
 async fn a_hard_budget_holds_against_many_prompts_and_lets_a_usual_answer_in_while_it_is_unspent() {
-    let replica = Replica::start().await;
     let hundred = Budget { output_tokens: Some(100), window: Window::Month, ..Budget::default() };
-    let gateway = start(&replica, hundred).await;
+    let ([replica], gateway) = start(hundred).await;
     let (prompts, chats) =
         (vec![r#""x""#; 20].join(","), vec![r#"[{"role":"user","content":"x"}]"#; 20].join(","));
     for (path, body) in [
@@ -339,8 +319,7 @@ async fn read(gateway: &Gateway, query: &str) -> Reply {
 
 #[tokio::test]
 async fn a_response_in_the_background_is_billed_once_when_it_is_read() {
-    let replica = Replica::start().await;
-    let gateway = start(&replica, budget()).await;
+    let ([replica], gateway) = start(budget()).await;
     let response = |status: &str, usage: &str| {
         let head = r#"{"id":"resp_1","object":"response","model":"tiny","output":[]"#;
         format!(r#"{head},"status":"{status}","usage":{usage}}}"#)
@@ -375,9 +354,8 @@ async fn a_response_in_the_background_is_billed_once_when_it_is_read() {
 
 #[tokio::test]
 async fn a_spent_budget_keeps_nobody_from_an_answer_that_was_written_for_it() {
-    let replica = Replica::start().await;
     let small = Budget { tokens: Some(100), window: Window::Month, ..Budget::default() };
-    let gateway = start(&replica, small).await;
+    let ([replica], gateway) = start(small).await;
     let head = r#"{"id":"resp_1","object":"response","model":"tiny","output":[]"#;
     let body = r#"{"model":"tiny","background":true,"input":"hello there"}"#;
     replica.next(wire::json(200, &format!(r#"{head},"status":"queued","usage":null}}"#)));
@@ -395,8 +373,7 @@ async fn a_spent_budget_keeps_nobody_from_an_answer_that_was_written_for_it() {
 
 #[tokio::test]
 async fn a_response_whose_client_left_is_billed_for_the_rest_when_it_is_read() {
-    let replica = Replica::start().await;
-    let gateway = start(&replica, budget()).await;
+    let ([replica], gateway) = start(budget()).await;
     let created = "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,\
                    \"response\":{\"id\":\"resp_1\",\"model\":\"tiny\"}}\n\n";
     let delta = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\
@@ -438,8 +415,7 @@ fn begun_message(then: impl IntoIterator<Item = Step>) -> Vec<Step> {
 
 #[tokio::test]
 async fn a_message_that_ends_early_is_billed_by_what_was_delivered() {
-    let replica = Replica::start().await;
-    let gateway = start(&replica, budget()).await;
+    let ([replica], gateway) = start(budget()).await;
     let gate = Gate::new();
     replica.next(begun_message([Step::Wait(gate.clone())]));
     let mut client = asking_at(&gateway, MESSAGES, true).await;
@@ -493,22 +469,20 @@ async fn vectors_and_scores_are_billed_by_the_engines_usage() {
         ("/v1/score", rank, format!(r#"{{"data":[{{"index":0,"score":0.5}}],"usage":{usage}}}"#)),
         (PATH, r#"{"model":"tiny","messages":[]}"#, vectors(3 << 20)),
     ] {
-        let replica = Replica::start().await;
-        let gateway = start(&replica, budget()).await;
+        let ([replica], gateway) = start(budget()).await;
         replica.always(wire::json(200, &answer));
         let reply = posting(&gateway, path, body).await.reply().await;
         assert_eq!((reply.status(), reply.text().len()), (200, answer.len()), "{path}");
         gateway.idle().await;
         assert_eq!(tokens(&gateway), (5000, 0), "{path} of {} bytes", answer.len());
-        let all = counted(&gateway, "tokenway_tokens_total", "kind=\"input_unknown\"");
+        let all = gateway.sum("tokenway_tokens_total", &["kind=\"input_unknown\""]);
         assert!((all - 5000.0).abs() < 1e-9, "{path}: {all}");
     }
 }
 
 #[tokio::test]
 async fn a_stored_response_that_is_read_again_is_not_billed_again() {
-    let replica = Replica::start().await;
-    let gateway = start(&replica, budget()).await;
+    let ([replica], gateway) = start(budget()).await;
     let response = r#"{"id":"resp_1","object":"response","model":"tiny","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"x"}]}],"usage":{"input_tokens":50,"output_tokens":10,"total_tokens":60}}"#;
     replica.always(wire::json(200, response));
     let made = posting(&gateway, "/v1/responses", r#"{"model":"tiny","input":"x"}"#).await.reply().await;

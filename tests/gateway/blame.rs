@@ -23,18 +23,14 @@ const IDLE: Duration = Duration::from_millis(300);
 
 /// A gateway whose next request goes to the first of the two replicas it returns.
 async fn pair(edit: impl FnOnce(&mut Config)) -> (Gateway, Replica, Replica) {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two]);
-    edit(&mut config);
-    let gateway = Gateway::start(config).await;
+    let ([one, two], gateway) = Gateway::before(edit).await;
     gateway.post(PATH, &CHAT.replace("hi", "whose turn is it?")).await;
     if one.count() == 1 { (gateway, two, one) } else { (gateway, one, two) }
 }
 
 #[tokio::test]
 async fn the_last_ready_replica_is_never_left_for_failed_requests_alone() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    let ([one, two], gateway) = Gateway::before(|_| {}).await;
     for replica in [&one, &two] {
         replica.always(wire::json(503, "{}"));
     }
@@ -48,8 +44,7 @@ async fn the_last_ready_replica_is_never_left_for_failed_requests_alone() {
 
 #[tokio::test]
 async fn failures_aimed_at_a_replica_by_a_stored_response_do_not_eject_it() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    let ([one, two], gateway) = Gateway::before(|_| {}).await;
     let made = |id: &str| wire::json(200, &format!(r#"{{"id":"{id}","object":"response"}}"#));
     for id in ["resp_1", "resp_2"] {
         for replica in [&one, &two] {
@@ -116,9 +111,7 @@ async fn one_death_counts_once_however_many_streams_of_a_prompt_it_took() {
     bad.next(wire::begun_then("x", [Step::Wait(later.clone()), Step::Reset]));
     let mut clients = Vec::new();
     for count in 1..=2 {
-        let mut client = gateway.client().await;
-        client.post(PATH, &[], CHAT.as_bytes()).await;
-        client.head().await;
+        let client = gateway.begun(PATH, CHAT).await;
         // In between it is the other one's turn.
         if count == 1 {
             gateway.post(PATH, &CHAT.replace("hi", "a turn")).await;
@@ -152,9 +145,7 @@ async fn a_replica_whose_connections_are_all_taken_is_busy_and_not_left() {
     let mut clients = Vec::new();
     for replica in [&one, &two] {
         replica.next(wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat()));
-        let mut client = gateway.client().await;
-        client.post(PATH, &[], CHAT.as_bytes()).await;
-        client.head().await;
+        let client = gateway.begun(PATH, CHAT).await;
         clients.push(client);
     }
     for _ in 0..8 {
@@ -212,8 +203,7 @@ async fn a_connection_that_the_engine_closes_under_a_request_is_nobody_s_failure
 
 #[tokio::test]
 async fn a_replica_that_dies_over_a_request_on_an_idle_connection_is_blamed() {
-    let (replica, other) = (Replica::start().await, Replica::start().await);
-    let gateway = Gateway::start(config::of(&[&replica, &other])).await;
+    let ([replica, other], gateway) = Gateway::before(|_| {}).await;
     for replica in [&replica, &other] {
         replica.next(wire::chat_stream(&["a"])).always(vec![Step::StopListening, Step::Reset]);
     }
@@ -370,8 +360,7 @@ async fn an_engine_that_says_that_it_is_dead_is_left_when_its_probe_fails_too() 
 
 #[tokio::test]
 async fn requests_that_the_engine_rejects_never_make_it_look_ill() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     for status in [400, 404, 422, 429, 500] {
         replica.always(wire::json(status, "{}"));
         for _ in 0..4 {

@@ -10,7 +10,6 @@ mod warm;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use sha2::{Digest as _, Sha256};
 use tokenway::config::{Budget, Config, OnLoss, PolicyName, Tenant, Window};
 
 use crate::support::client::{Client, Reply};
@@ -40,24 +39,13 @@ async fn pair(redis: &Redis, replicas: &[Replica], policy: PolicyName) -> [Gatew
 }
 
 async fn follow_each_other(gateways: &[Gateway; 2]) {
-    let is_followed = || gateways.iter().all(|one| metric(one, "tokenway_cluster_peers") == 1.0);
+    let is_followed = || gateways.iter().all(|one| one.sum("tokenway_cluster_peers", &[]) == 1.0);
     until("each follows the other", is_followed).await;
-}
-
-/// The sum of a family's series that have this text among their labels.
-fn sum(gateway: &Gateway, family: &str, label: &str) -> f64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let series = page.lines().filter(|line| line.starts_with(&format!("{family}{{")) && line.contains(label));
-    series.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
-}
-
-fn metric(gateway: &Gateway, family: &str) -> f64 {
-    sum(gateway, family, "")
 }
 
 /// Everything that one published has been taken in by the other.
 async fn in_step([one, other]: &[Gateway; 2]) {
-    let of = |gateway, direction| sum(gateway, "tokenway_cluster_notices_total", direction);
+    let of = |gateway: &Gateway, direction| gateway.sum("tokenway_cluster_notices_total", &[direction]);
     let is_in_step = || of(one, "sent") == of(other, "received") && of(other, "sent") == of(one, "received");
     let mut before = None;
     loop {
@@ -115,8 +103,7 @@ async fn requests_of_the_other_gateway_count_as_load_until_they_end() {
     let mut clients: Vec<Client> = Vec::new();
     let mut used = HashSet::new();
     for gateway in [&gateways[0], &gateways[0], &gateways[1]] {
-        let mut client = gateway.client().await;
-        client.post(PATH, &[], body("hi").as_bytes()).await;
+        let mut client = gateway.sent(PATH, &body("hi")).await;
         let head = client.head().await;
         used.insert(head.header("x-tokenway-replica").unwrap().to_owned());
         clients.push(client);
@@ -153,13 +140,15 @@ async fn a_broker_that_is_killed_fails_no_request_and_is_back_within_five_second
     };
     ask(20).await;
     redis.kill();
-    until("the loss is seen", || gateways.iter().all(|one| metric(one, "tokenway_cluster_connected") == 0.0))
-        .await;
-    let page = gateways[0].app.gateway.observer.metrics.render(&[]);
+    until("the loss is seen", || {
+        gateways.iter().all(|one| one.sum("tokenway_cluster_connected", &[]) == 0.0)
+    })
+    .await;
+    let page = gateways[0].page();
     assert!(!page.contains("tokenway_cluster_lag_seconds{"), "the broker is away");
     ask(60).await;
     let dropped = || {
-        gateways.iter().all(|one| sum(one, "tokenway_cluster_notices_dropped_total", "disconnected") > 0.0)
+        gateways.iter().all(|one| one.sum("tokenway_cluster_notices_dropped_total", &["disconnected"]) > 0.0)
     };
     until("what could not be sent is counted", dropped).await;
     // Long enough for the longest pause between two attempts.
@@ -184,9 +173,9 @@ async fn without_a_broker_a_gateway_starts_and_serves_alone() {
     redis.kill();
     let gateway = soon("a start", Gateway::start(config_of(&redis, &replicas, PolicyName::Latency))).await;
     replica_of(&gateway.post(PATH, &body("hi")).await);
-    assert_eq!(metric(&gateway, "tokenway_cluster_connected"), 0.0);
+    assert_eq!(gateway.sum("tokenway_cluster_connected", &[]), 0.0);
     redis.start_again().await;
-    until("it finds the broker", || metric(&gateway, "tokenway_cluster_connected") == 1.0).await;
+    until("it finds the broker", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
 }
 
 #[tokio::test]
@@ -197,14 +186,15 @@ async fn messages_of_others_and_of_other_versions_are_counted_and_change_nothing
     for message in ["{job:1}", r#""TW\x09aaaaaaaabbbbcccc""#, r#""TW\x02aaaaaaaabbbbcccc\x01\x20short""#] {
         assert!(redis.ask(&format!("PUBLISH tokenway:notices {message}")).await.unwrap().starts_with(":2"));
     }
-    let are_counted =
-        || gateways.iter().all(|one| sum(one, "tokenway_cluster_notices_dropped_total", "unreadable") == 3.0);
+    let are_counted = || {
+        gateways.iter().all(|one| one.sum("tokenway_cluster_notices_dropped_total", &["unreadable"]) == 3.0)
+    };
     until("they are counted", are_counted).await;
     // Two notices of kinds that only a newer gateway knows.
     let newer = r#""TW\x02aaaaaaaabbbbcccc\xc8\x02xx\xc9\x00""#;
     assert!(redis.ask(&format!("PUBLISH tokenway:notices {newer}")).await.unwrap().starts_with(":2"));
     let are_counted = || {
-        let skipped = |one| sum(one, "tokenway_cluster_notices_dropped_total", "unknown_kind");
+        let skipped = |one: &Gateway| one.sum("tokenway_cluster_notices_dropped_total", &["unknown_kind"]);
         gateways.iter().all(|one| skipped(one) == 2.0)
     };
     until("those of a newer gateway are counted", are_counted).await;
@@ -224,13 +214,16 @@ async fn clusters_of_two_names_share_a_broker_and_nothing_else() {
     };
     let (one, other) = (start("a").await, start("b").await);
     until("both are connected", || {
-        [&one, &other].iter().all(|g| metric(g, "tokenway_cluster_connected") == 1.0)
+        [&one, &other].iter().all(|g| g.sum("tokenway_cluster_connected", &[]) == 1.0)
     })
     .await;
     replica_of(&one.post(PATH, &body("hi")).await);
-    until("it is published", || sum(&one, "tokenway_cluster_notices_total", "sent") == 3.0).await;
+    until("it is published", || one.sum("tokenway_cluster_notices_total", &["sent"]) == 3.0).await;
     assert_eq!(
-        (metric(&other, "tokenway_cluster_peers"), sum(&other, "tokenway_cluster_notices_total", "received")),
+        (
+            other.sum("tokenway_cluster_peers", &[]),
+            other.sum("tokenway_cluster_notices_total", &["received"])
+        ),
         (0.0, 0.0)
     );
 }
@@ -247,12 +240,12 @@ async fn clusters_in_two_databases_of_a_broker_share_nothing() {
     let both = [start(1).await, start(1).await];
     follow_each_other(&both).await;
     let other = start(2).await;
-    until("it is connected", || metric(&other, "tokenway_cluster_connected") == 1.0).await;
+    until("it is connected", || other.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     replica_of(&both[0].post(PATH, &body("hi")).await);
     in_step(&both).await;
     for stranger in [&zero, &other] {
-        let received = sum(stranger, "tokenway_cluster_notices_total", "received");
-        assert_eq!((metric(stranger, "tokenway_cluster_peers"), received), (0.0, 0.0));
+        let received = stranger.sum("tokenway_cluster_notices_total", &["received"]);
+        assert_eq!((stranger.sum("tokenway_cluster_peers", &[]), received), (0.0, 0.0));
     }
     // As in earlier versions.
     let subscribed = redis.ask("PUBSUB NUMSUB tokenway:notices").await.unwrap();
@@ -267,20 +260,14 @@ async fn with_budget(redis: &Redis, replicas: &[Replica], requests: u64, on_loss
 fn budgeted(redis: &Redis, replicas: &[Replica], requests: u64, on_loss: OnLoss) -> Config {
     let mut config = config_of(redis, replicas, PolicyName::LeastLoaded);
     let budget = Budget { window: Window::Month, requests: Some(requests), ..Budget::default() };
-    config.tenants = vec![Tenant {
-        name: "acme".into(),
-        key_digests: vec![Sha256::digest(b"k").into()],
-        budgets: vec![budget],
-        ..Tenant::default()
-    }];
+    config.tenants = vec![Tenant { budgets: vec![budget], ..config::tenant("acme", "k") }];
     config.cluster.as_mut().unwrap().on_loss = on_loss;
     config
 }
 
 /// Status of a request of the tenant.
 async fn status(gateway: &Gateway) -> u16 {
-    let mut client = gateway.client().await;
-    client.post(PATH, &[("authorization", "Bearer k")], body("hi").as_bytes()).await;
+    let mut client = gateway.sent_as("k", PATH, &body("hi")).await;
     client.reply().await.status()
 }
 
@@ -305,8 +292,10 @@ async fn a_budget_holds_over_two_gateways_within_two_percent_and_through_a_loss_
     let mut all = used(40).await;
     // What is used meanwhile is known again when the broker, which has lost everything, is back.
     redis.kill();
-    until("the loss is seen", || gateways.iter().all(|one| metric(one, "tokenway_cluster_connected") == 0.0))
-        .await;
+    until("the loss is seen", || {
+        gateways.iter().all(|one| one.sum("tokenway_cluster_connected", &[]) == 0.0)
+    })
+    .await;
     all += used(40).await;
     assert_eq!(all, 160, "nothing was refused");
     redis.start_again().await;
@@ -327,7 +316,7 @@ async fn a_closed_budget_refuses_without_a_broker_what_no_lease_covers() {
     let gateway = with_budget(&redis, &replicas, 100, OnLoss::Closed).await;
     assert_eq!(status(&gateway).await, 429);
     redis.start_again().await;
-    until("it finds the broker", || metric(&gateway, "tokenway_cluster_connected") == 1.0).await;
+    until("it finds the broker", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(status(&gateway).await, 200);
 }
@@ -342,13 +331,13 @@ async fn a_broker_that_is_back_for_a_moment_makes_no_gateway_the_only_one() {
     assert_eq!(status(&gateway).await, 200);
     tokio::time::sleep(Duration::from_millis(200)).await;
     redis.kill();
-    until("the loss is seen", || metric(&gateway, "tokenway_cluster_connected") == 0.0).await;
+    until("the loss is seen", || gateway.sum("tokenway_cluster_connected", &[]) == 0.0).await;
     // As one that finds the broker a moment later.
     drop(other);
     redis.start_again().await;
-    until("it is back", || metric(&gateway, "tokenway_cluster_connected") == 1.0).await;
+    until("it is back", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     redis.kill();
-    until("it is away", || metric(&gateway, "tokenway_cluster_connected") == 0.0).await;
+    until("it is away", || gateway.sum("tokenway_cluster_connected", &[]) == 0.0).await;
     let mut admitted = 0;
     while status(&gateway).await == 200 {
         admitted += 1;
@@ -375,7 +364,7 @@ async fn a_full_broker_is_as_one_that_is_away_for_budgets_until_it_has_room() {
         tokio::time::sleep(Duration::from_millis(60)).await;
         assert_eq!(status(&gateways[0]).await, 200, "{n}: more than its half of what is left");
     }
-    assert!(gateways.iter().all(|one| metric(one, "tokenway_cluster_connected") == 1.0), "no lost one");
+    assert!(gateways.iter().all(|one| one.sum("tokenway_cluster_connected", &[]) == 1.0), "no lost one");
     full(&redis, false).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     let mut left = 0;
@@ -388,7 +377,7 @@ async fn a_full_broker_is_as_one_that_is_away_for_budgets_until_it_has_room() {
     full(&redis, true).await;
     redis.ask("FLUSHALL").await.unwrap();
     let closed = with_budget(&redis, &replicas, 100, OnLoss::Closed).await;
-    until("it finds the broker", || metric(&closed, "tokenway_cluster_connected") == 1.0).await;
+    until("it finds the broker", || closed.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     assert_eq!(status(&closed).await, 200, "nothing has been refused to it yet");
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(status(&closed).await, 429, "there is no lease");

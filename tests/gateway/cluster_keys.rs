@@ -67,7 +67,7 @@ impl Keyed {
     }
 
     fn is_connected(&self) -> bool {
-        let page = self.gateway.app.gateway.observer.metrics.render(&[]);
+        let page = self.gateway.page();
         page.lines().any(|line| line == "tokenway_cluster_connected{cluster=\"tokenway\"} 1")
     }
 }

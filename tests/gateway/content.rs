@@ -10,7 +10,6 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::logs::v1::LogRecord;
 use prost::Message as _;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tokenway::config::{Config, Otlp, OtlpProtocol, OtlpTarget, Tenant};
 
@@ -35,10 +34,7 @@ fn config_of(replica: &Replica, keys: &str) -> (Config, PathBuf, TempDir) {
     let mut config = config::of(&[replica]);
     config.routes[0].content = true;
     config.routes.push(config::route("private", &[0]));
-    let tenant = |name: &str, content| {
-        let key_digests = vec![Sha256::digest(name).into()];
-        Tenant { name: name.into(), key_digests, content, ..Tenant::default() }
-    };
+    let tenant = |name: &str, content| Tenant { content, ..config::tenant(name, name) };
     config.tenants = vec![tenant("agreed", true), tenant("silent", false)];
     let text = format!(
         "[telemetry.content]\nfile = {}\n{keys}\n[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n",
@@ -71,10 +67,7 @@ impl Trail {
 
     /// Entries that were lost.
     fn dropped(&self, reason: &str) -> f64 {
-        let page = self.gateway.app.gateway.observer.metrics.render(&[]);
-        let series = format!("tokenway_content_dropped_total{{reason=\"{reason}\"}} ");
-        let line = page.lines().find_map(|line| line.strip_prefix(&series));
-        line.unwrap().parse::<f64>().unwrap()
+        self.gateway.sum("tokenway_content_dropped_total", &[&format!("reason=\"{reason}\"")])
     }
 
     /// What has been written, once there is so much of it.
@@ -130,7 +123,7 @@ async fn only_tenants_and_routes_that_have_opted_in_are_written_down_and_pattern
     assert!(!written.contains("secret") && !written.contains(CARD) && !written.contains('@'), "{written}");
     let mode = std::fs::metadata(&trail.file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let page = trail.gateway.app.gateway.observer.metrics.render(&[]);
+    let page = trail.gateway.page();
     assert!(!page.contains(CARD) && !page.contains("ann@"), "no content in metrics");
 }
 

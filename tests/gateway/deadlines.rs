@@ -41,10 +41,7 @@ fn begun() -> String {
 
 #[tokio::test]
 async fn a_stream_without_content_in_time_is_504_and_not_retried() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two]);
-    config.routes[0].timeouts.first_token = SHORT;
-    let gateway = Gateway::start(config).await;
+    let ([one, two], gateway) = Gateway::before(|config| config.routes[0].timeouts.first_token = SHORT).await;
     let beat = Gate::new();
     let silent = [
         vec![Step::Hang],
@@ -69,8 +66,7 @@ async fn first_token_does_not_apply_to_unary_answers() {
     let gateway = Gateway::start(timeouts(&replica, |t| t.first_token = Duration::from_millis(1))).await;
     let gate = Gate::new();
     replica.next([vec![Step::Wait(gate.clone())], wire::json(200, "{}")].concat());
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], UNARY.as_bytes()).await;
+    let mut client = gateway.sent(PATH, UNARY).await;
     replica.got(1).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     gate.cancel();
@@ -105,10 +101,7 @@ async fn a_stream_that_takes_too_long_ends_with_an_error_event() {
 
 #[tokio::test]
 async fn a_client_may_lower_the_total_deadline_where_the_route_lets_it() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.routes[0].client_may.timeout = true;
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) = Gateway::before(|config| config.routes[0].client_may.timeout = true).await;
     // More than a duration holds is no bound.
     let mut client = gateway.client().await;
     client.post(PATH, &[("x-request-timeout", "99999999999999999999")], UNARY.as_bytes()).await;
@@ -136,13 +129,8 @@ async fn a_client_may_lower_the_total_deadline_where_the_route_lets_it() {
     );
     // It says as much of route and replica as a client that leaves.
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let count = |family: &str, outcome: &str| -> f64 {
-        let is_it =
-            |line: &&str| line.starts_with(family) && line.contains(&format!("outcome=\"{outcome}\""));
-        page.lines().filter(is_it).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
-    };
-    for family in ["tokenway_requests_total{", "tokenway_replica_requests_total{"] {
+    let count = |family, outcome| gateway.sum(family, &[&format!("outcome=\"{outcome}\"")]);
+    for family in ["tokenway_requests_total", "tokenway_replica_requests_total"] {
         assert_eq!((count(family, "canceled"), count(family, "failed")), (2.0, 0.0), "{family}");
     }
 }
@@ -161,10 +149,8 @@ async fn a_replica_that_accepts_no_connection_in_time_is_504() {
     assert_eq!((reply.status(), &*reply.code()), (504, "timeout_connect"));
     assert!(reply.text().contains("taken"), "{}", reply.text());
     assert_eq!(replica.count(), 1);
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let failed = page.lines().filter(|line| line.starts_with("tokenway_replica_requests_total{"));
-    let mut failed = failed.filter(|line| line.contains("outcome=\"failed\""));
-    assert!(failed.all(|line| line.ends_with(" 0")), "nothing was sent that could have failed there");
+    let failed = gateway.sum("tokenway_replica_requests_total", &["outcome=\"failed\""]);
+    assert_eq!(failed, 0.0, "nothing was sent that could have failed there");
 }
 
 #[tokio::test]
@@ -184,7 +170,9 @@ async fn silence_between_tokens_ends_a_stream_and_comments_do_not_feed_it() {
     let reply = gateway.post(PATH, CHAT).await;
     let text = std::str::from_utf8(&reply.body.bytes).unwrap();
     assert!(text.contains(": ping\n\n"), "{text}");
-    assert!(text.trim_end().ends_with("\"code\":\"timeout_inter_token\"}}"), "{text}");
+    let (_, last) = text.trim_end().rsplit_once("\n\ndata: ").unwrap();
+    let error: Value = serde_json::from_str(last).unwrap();
+    assert_eq!(error["error"]["code"], "timeout_inter_token", "{text}");
     assert!(!reply.body.is_complete);
     replica.abandoned(2).await;
     gateway.idle().await;
@@ -222,10 +210,8 @@ async fn a_deadline_behind_a_heartbeat_is_an_error_event() {
 
 #[tokio::test]
 async fn a_silent_stream_ends_early_when_its_replica_refuses_connections() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.pools[0].scrape_interval = Duration::from_millis(100);
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.pools[0].scrape_interval = Duration::from_millis(100)).await;
     replica.next(wire::begun_then("x", [Step::StopListening, Step::Hang]));
     let reply = gateway.post(PATH, CHAT).await;
     assert_eq!(code_of(&reply.body, &begun()), "replica_failed");
@@ -245,9 +231,7 @@ async fn a_silent_stream_ends_early_when_its_replica_was_removed_before_it_refus
     config.pools[0].probe.interval = Duration::from_secs(60);
     let gateway = Gateway::start(config).await;
     left.next(wire::begun_then("x", [Step::StopListening, Step::Hang]));
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
     crate::discovery::write(&path, &[&stays]);
     let is_left = || gateway.replicas().iter().any(|one| one.state == ReplicaState::Draining);
     until("it is draining", is_left).await;
@@ -258,10 +242,8 @@ async fn a_silent_stream_ends_early_when_its_replica_was_removed_before_it_refus
 
 #[tokio::test]
 async fn a_request_without_content_is_retried_when_its_replica_refuses_connections() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two]);
-    config.pools[0].scrape_interval = Duration::from_millis(100);
-    let gateway = Gateway::start(config).await;
+    let ([one, two], gateway) =
+        Gateway::before(|config| config.pools[0].scrape_interval = Duration::from_millis(100)).await;
     gateway.post(PATH, CHAT).await;
     let (bad, good) = if one.count() == 1 { (&two, &one) } else { (&one, &two) };
     bad.next(vec![wire::sse_head(), wire::event(wire::ROLE), Step::StopListening, Step::Hang]);
@@ -279,9 +261,7 @@ async fn a_frozen_engine_behind_green_health_is_found_by_a_probe_that_does_not_c
     config.pools[0].probe.timeout = Duration::from_millis(200);
     let gateway = Gateway::start(config).await;
     replica.next(wire::begun_then("x", [Step::Hang]));
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
     replica.probes(Probes::CompletionsUnanswered);
     let body = client.rest().await;
     assert_eq!(code_of(&body, &begun()), "replica_failed", "not the hard timer");
@@ -295,9 +275,7 @@ async fn a_stream_that_is_only_slow_is_left_alone_while_probes_come_back() {
     let gate = Gate::new();
     let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
     replica.next(wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat()));
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
     let before = replica.probed();
     until("silence asks for a probe", || replica.probed() > before).await;
     gate.cancel();
@@ -320,7 +298,7 @@ async fn a_client_that_reads_nothing_stops_the_replica_and_is_cut() {
     replica.abandoned(1).await;
     assert!(replica.flooded() < FLOOD / 2, "{} bytes went somewhere", replica.flooded());
     gateway.idle().await;
-    assert!(client.is_closed().await);
+    client.until_closed().await;
     assert_eq!(gateway.state_of(&replica), ReplicaState::Ready, "it is not the replica's fault");
 }
 
@@ -350,15 +328,12 @@ async fn a_slow_client_gets_everything_and_feeds_no_token_deadline() {
 
 #[tokio::test]
 async fn a_drain_lets_streams_finish_and_refuses_new_requests() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let gate = Gate::new();
     let end =
         [wire::event(wire::content("y")), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
     replica.next(wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat()));
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
 
     let app = Arc::clone(&gateway.app);
     let drain = async move { app.drain(Duration::ZERO).await };
@@ -381,8 +356,7 @@ async fn a_drain_lets_streams_finish_and_refuses_new_requests() {
 
 #[tokio::test]
 async fn during_the_delay_of_a_drain_requests_are_served_and_connections_close() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([_replica], gateway) = Gateway::before(|_| {}).await;
     let mut kept = gateway.client().await;
     kept.post(PATH, &[], UNARY.as_bytes()).await;
     assert!(kept.reply().await.body.is_complete);
@@ -391,19 +365,15 @@ async fn during_the_delay_of_a_drain_requests_are_served_and_connections_close()
     kept.post(PATH, &[], UNARY.as_bytes()).await;
     let reply = kept.reply().await;
     assert_eq!((reply.status(), reply.head.header("connection")), (200, Some("close")));
-    assert!(kept.is_closed().await);
+    kept.until_closed().await;
 }
 
 #[tokio::test]
 async fn streams_that_outlive_the_drain_end_with_an_error_event() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.drain_timeout = Duration::from_millis(100);
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.server.drain_timeout = Duration::from_millis(100)).await;
     replica.always(wire::begun_then("x", [Step::Hang]));
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
     let mut http2 = Http2::connect(gateway.addr()).await;
     let response = http2.post(PATH, CHAT).await;
     replica.next(vec![Step::Hang]);
@@ -426,12 +396,9 @@ async fn streams_that_outlive_the_drain_end_with_an_error_event() {
 
 #[tokio::test]
 async fn what_a_second_signal_cuts_was_cut_by_the_gateway_and_not_by_its_client() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.always(wire::begun_then("x", [Step::Hang]));
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let _client = gateway.begun(PATH, CHAT).await;
     replica.always(vec![Step::Hang]);
     let mut waiting = gateway.client().await;
     waiting.post(PATH, &[], UNARY.as_bytes()).await;
@@ -445,7 +412,7 @@ async fn what_a_second_signal_cuts_was_cut_by_the_gateway_and_not_by_its_client(
     gateway.app.begin_drain();
     soon("the end", gateway.app.stop(Duration::ZERO)).await;
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let page = gateway.page();
     let ends = page.lines().filter(|line| line.starts_with("tokenway_requests_total{"));
     let ends: Vec<_> = ends.filter(|line| line.ends_with(" 1")).collect();
     let count = |code: &str, outcome: &str| {
@@ -466,7 +433,7 @@ async fn a_client_that_stops_in_its_body_is_408_and_reaches_nobody() {
         client.post_framed(PATH, &[framing], b"5\r\n{\"mod\r\n").await;
         let reply = client.reply().await;
         assert_eq!((reply.status(), &*reply.code()), (408, "timeout_client_stall"));
-        assert!(client.is_closed().await);
+        client.until_closed().await;
     }
     let mut client = gateway.client().await;
     client.post_framed(PATH, &[("content-length", "100")], b"{").await;
@@ -486,7 +453,7 @@ async fn a_deadline_cuts_a_stream_whose_client_reads_nothing() {
     client.post(PATH, &[], CHAT.as_bytes()).await;
     replica.abandoned(1).await;
     gateway.idle().await;
-    assert!(client.is_closed().await);
+    client.until_closed().await;
 }
 
 #[tokio::test]
@@ -509,7 +476,7 @@ async fn a_large_unary_answer_is_bounded_by_the_deadlines_too() {
     client.post(PATH, &[], UNARY.as_bytes()).await;
     replica.abandoned(2).await;
     gateway.idle().await;
-    assert!(client.is_closed().await);
+    client.until_closed().await;
 }
 
 /// More than all buffers between a replica and a client hold.

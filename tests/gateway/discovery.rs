@@ -15,10 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 use tokenway::config::{
     Config, DataParallel, Discovery, DnsRecords, DnsSource, KubernetesObject, KubernetesSource, PolicyName,
-    Pool, Role, ServicePort, Tenant,
+    Pool, Role, ServicePort,
 };
 use tokenway::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
 use tokenway::fleet::status::ReplicaState;
@@ -346,12 +345,10 @@ async fn a_refusal_says_why_nothing_is_ready() {
 
     // Tenants are not the operator: where replicas are is not theirs to see.
     let mut config = config::of(&[&gone]);
-    let key_digests = vec![Sha256::digest("key").into()];
-    config.tenants = vec![Tenant { name: "a".into(), key_digests, ..Tenant::default() }];
+    config.tenants = vec![config::tenant("a", "key")];
     let gateway = Gateway::start_unready(config);
     until("it was tried", || gateway.replicas()[0].failures.probes > 1).await;
-    let mut client = gateway.client().await;
-    client.post(PATH, &[("authorization", "Bearer key")], CHAT.as_bytes()).await;
+    let mut client = gateway.sent_as("key", PATH, CHAT).await;
     let reply = client.reply().await;
     assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
     let text = reply.text();
@@ -528,8 +525,7 @@ async fn endpoint_slices_are_followed_through_bookmarks_drops_and_expiry() {
     for pod in &pods {
         pod.always(held.clone());
     }
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let mut client = gateway.sent(PATH, CHAT).await;
     let served = client.head().await.header("x-tokenway-replica").unwrap().to_owned();
     let leaving: u8 = served.trim_start_matches("vllm-").parse().unwrap();
     let staying = 4 - leaving;
@@ -573,14 +569,12 @@ async fn endpoint_slices_are_followed_through_bookmarks_drops_and_expiry() {
 
 #[tokio::test]
 async fn operators_add_drain_and_remove_while_streams_run() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let gateway = Gateway::start(config::of(&[&one])).await;
+    let ([one], gateway) = Gateway::before(|_| {}).await;
+    let two = Replica::start().await;
     let gate = Gate::new();
     let held = [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
     one.next(wire::begun_then("a", held));
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
 
     let fleet = &gateway.app.fleet;
     let url = |replica: &Replica| format!("http://{}", replica.name());
@@ -691,9 +685,7 @@ async fn replicas_of_a_pool_that_a_reload_drops_are_listed_until_their_streams_h
     let gate = Gate::new();
     let held = [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
     one.next(wire::begun_then("a", held));
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
 
     gateway.app.reload(Arc::new(of_pool("c", &two))).unwrap();
     let left = || gateway.replicas().into_iter().find(|status| &*status.pool == "b");

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
-use sha2::{Digest, Sha256};
 use tokenway::config::{Config, Tenant, TenantLimits};
 use tokenway::observe::{Judgement, Tap};
 use tokenway::record::{Outcome, Record};
@@ -52,6 +51,12 @@ impl Picker {
         let this = Self::start_unready(config);
         this.gateway.ready().await;
         this
+    }
+
+    /// The same as [`Gateway::before`].
+    async fn before<const N: usize>(change: impl FnOnce(&mut Config)) -> ([Replica; N], Self) {
+        let (replicas, config) = config::before(change).await;
+        (replicas, Self::start(config).await)
     }
 
     fn start_unready(config: Config) -> Self {
@@ -92,8 +97,7 @@ fn hint(endpoints: &[&str]) -> Option<Metadata> {
 
 #[tokio::test]
 async fn a_stream_goes_where_the_dispatcher_wants_it_and_comes_back_unchanged() {
-    let (one, two, three) = (Replica::start().await, Replica::start().await, Replica::start().await);
-    let picker = Picker::start(config::of(&[&one, &two, &three])).await;
+    let ([one, two, three], picker) = Picker::before(|_| {}).await;
     let head = post(&[("x-request-id", "own-id"), ("accept-encoding", "gzip"), ("x-custom", "kept")]);
     let mut envoy = Envoy::request(&picker.gateway.app, head, DUPLEX).await;
     let (first, rest) = BODY.split_at(20);
@@ -131,10 +135,7 @@ async fn a_stream_goes_where_the_dispatcher_wants_it_and_comes_back_unchanged() 
 
 #[tokio::test]
 async fn usage_is_asked_for_where_the_answer_passes_and_taken_out_again() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.routes[0].ask_usage = true;
-    let picker = Picker::start(config).await;
+    let ([_replica], picker) = Picker::before(|config| config.routes[0].ask_usage = true).await;
     for (modes, is_asked) in [(DUPLEX, true), ([DUPLEX[0], BodySendMode::Streamed], false)] {
         let mut envoy = picker.request(post(&[]), modes, BODY).await;
         let placed = envoy.placed().await;
@@ -191,8 +192,7 @@ async fn a_buffered_body_is_decided_on_in_one_message() {
 
 #[tokio::test]
 async fn trailers_end_a_body_as_well() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([_replica], picker) = Picker::before(|_| {}).await;
     let mut envoy = Envoy::request(&picker.gateway.app, post(&[]), DUPLEX).await;
     envoy.body(WHOLE, false).await;
     envoy.send(Seen::RequestTrailers(HttpTrailers {})).await;
@@ -208,8 +208,7 @@ async fn trailers_end_a_body_as_well() {
 
 #[tokio::test]
 async fn a_buffered_body_is_whole_before_its_trailers_come() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([_replica], picker) = Picker::before(|_| {}).await;
     let modes = [BodySendMode::Buffered, DUPLEX[1]];
     let mut envoy = Envoy::request(&picker.gateway.app, post(&[]), modes).await;
     assert!(matches!(envoy.order().await.order, Some(Order::RequestHeaders(_))));
@@ -228,8 +227,7 @@ async fn a_buffered_body_is_whole_before_its_trailers_come() {
 
 #[tokio::test]
 async fn a_subset_is_kept_to_and_one_without_a_replica_is_refused() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let picker = Picker::start(config::of(&[&one, &two])).await;
+    let ([_one, two], picker) = Picker::before(|_| {}).await;
     for _ in 0..4 {
         let metadata = hint(&["10.9.9.9:1", &two.name()]);
         let mut envoy = Envoy::hinted(&picker.gateway.app, post(&[]), DUPLEX, metadata).await;
@@ -256,8 +254,7 @@ async fn what_the_line_refuses_envoy_answers_with_our_error() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
     let limits = TenantLimits { requests_per_minute: Some(1), ..TenantLimits::default() };
-    let key_digests = vec![Sha256::digest("k").into()];
-    config.tenants = vec![Tenant { name: "a".into(), key_digests, limits, ..Tenant::default() }];
+    config.tenants = vec![Tenant { limits, ..config::tenant("a", "k") }];
     let picker = Picker::start(config).await;
     let key = ("authorization", "Bearer k");
     let mut first = picker.request(post(&[key]), DUPLEX, BODY).await;
@@ -292,8 +289,7 @@ async fn what_the_line_refuses_envoy_answers_with_our_error() {
 
 #[tokio::test]
 async fn a_websocket_is_refused_before_an_engine_is_asked() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([_replica], picker) = Picker::before(|_| {}).await;
     let upgrade = [("connection", "Upgrade"), ("upgrade", "websocket"), ("sec-websocket-version", "13")];
     let get = [(":method", "GET"), (":path", "/v1/realtime?model=tiny"), (":authority", "a")];
     for pairs in [&[&get[..], &upgrade].concat()[..], &get] {
@@ -309,10 +305,7 @@ async fn a_websocket_is_refused_before_an_engine_is_asked() {
 
 #[tokio::test]
 async fn a_body_in_one_message_over_the_limit_is_refused_as_one_in_pieces() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.body_limit = 100_000;
-    let picker = Picker::start(config).await;
+    let ([_replica], picker) = Picker::before(|config| config.server.body_limit = 100_000).await;
     let long = "x".repeat(400_000);
     let buffered = [BodySendMode::Buffered, DUPLEX[1]];
     for (modes, size) in [(buffered, 400_000), (DUPLEX, 400_000), (DUPLEX, 30_000)] {
@@ -341,8 +334,7 @@ async fn a_body_in_one_message_over_the_limit_is_refused_as_one_in_pieces() {
 
 #[tokio::test]
 async fn a_list_of_models_is_answered_without_an_engine() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([_replica], picker) = Picker::before(|_| {}).await;
     let headers = Some(fields(&[(":method", "GET"), (":path", "/v1/models"), (":authority", "a")]));
     let head = HttpHeaders { headers, end_of_stream: true };
     let mut envoy = Envoy::request(&picker.gateway.app, head, DUPLEX).await;
@@ -352,8 +344,7 @@ async fn a_list_of_models_is_answered_without_an_engine() {
 
 #[tokio::test]
 async fn an_envoy_that_leaves_holds_nothing() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([_replica], picker) = Picker::before(|_| {}).await;
     // In the middle of the body, behind the decision, behind the answer's head, in the middle of a stream.
     for stage in 0..4 {
         for is_reset in [false, true] {
@@ -386,8 +377,7 @@ async fn an_envoy_that_leaves_holds_nothing() {
 
 #[tokio::test]
 async fn a_stream_that_makes_no_sense_ends_with_a_clear_status() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([_replica], picker) = Picker::before(|_| {}).await;
     let app = &picker.gateway.app;
     let ends = |mut envoy: Envoy| async move {
         loop {
@@ -421,8 +411,7 @@ async fn a_stream_that_makes_no_sense_ends_with_a_clear_status() {
 
 #[tokio::test]
 async fn an_answer_that_is_an_engine_s_death_becomes_an_error_while_its_head_is_held() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([_replica], picker) = Picker::before(|_| {}).await;
     let (mut envoy, _) = picker.placed(BODY).await;
     envoy.answer_head("200", SSE).await;
     envoy.answer_body(&[wire::ENGINE_DEAD, wire::DONE].concat(), true).await;
@@ -440,10 +429,10 @@ async fn an_answer_that_is_an_engine_s_death_becomes_an_error_while_its_head_is_
 
 #[tokio::test]
 async fn an_engine_that_is_silent_is_given_up_in_time() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.routes[0].timeouts.first_token = std::time::Duration::from_millis(200);
-    let picker = Picker::start(config).await;
+    let ([_replica], picker) = Picker::before(|config| {
+        config.routes[0].timeouts.first_token = std::time::Duration::from_millis(200);
+    })
+    .await;
     let (mut envoy, _) = picker.placed(BODY).await;
     let (status, _, body) = envoy.immediate().await;
     assert!(status == 504 && body.contains("timeout_first_token"), "{status} {body}");
@@ -452,8 +441,7 @@ async fn an_engine_that_is_silent_is_given_up_in_time() {
 
 #[tokio::test]
 async fn a_long_prompt_comes_back_whole_in_pieces_that_every_proxy_takes() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([_replica], picker) = Picker::before(|_| {}).await;
     let long = format!(
         r#"{{"model":"tiny","messages":[{{"role":"user","content":"{}"}}]}}"#,
         "word ".repeat(80_000)
@@ -470,8 +458,7 @@ async fn a_long_prompt_comes_back_whole_in_pieces_that_every_proxy_takes() {
 
 #[tokio::test]
 async fn probes_see_whether_a_replica_is_ready() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([_replica], picker) = Picker::before(|_| {}).await;
     let app = &picker.gateway.app;
     for service in ["", "readiness", "liveness", "envoy.service.ext_proc.v3.ExternalProcessor"] {
         assert_eq!(health(app, service).await.unwrap(), 1, "{service}");

@@ -41,10 +41,7 @@ impl Pair {
     }
 
     async fn start_with(configure: impl FnOnce(&mut Config), script: Vec<Step>) -> Self {
-        let (one, two) = (Replica::start().await, Replica::start().await);
-        let mut config = config::of(&[&one, &two]);
-        configure(&mut config);
-        let gateway = Gateway::start(config).await;
+        let ([one, two], gateway) = Gateway::before(configure).await;
         // Whose turn it is first is the policy's affair.
         gateway.post(PATH, CHAT).await;
         let (bad, good) = if one.count() == 1 { (two, one) } else { (one, two) };
@@ -164,9 +161,8 @@ async fn an_answer_of_messages_that_was_given_up_is_not_whole() {
     pair.good.next(wire::stream(good.clone()));
     assert_eq!(pair.gateway.post(MESSAGES, &request(true)).await.text(), good.concat());
 
-    let replica = Replica::start().await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.always(wire::stream(events(Some("ha"), "null")));
-    let gateway = Gateway::start(config::of(&[&replica])).await;
     let reply = gateway.post(MESSAGES, &request(true)).await;
     assert!(
         reply.text().contains("event: error") && !reply.text().contains("message_stop"),
@@ -184,9 +180,8 @@ async fn an_answer_whose_framing_has_two_readings_is_not_relayed() {
         ("another coding", head("transfer-encoding: gzip, chunked\r\n") + "0\r\n\r\n"),
         ("101", "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n".to_owned()),
     ] {
-        let replica = Replica::start().await;
+        let ([replica], gateway) = Gateway::before(|_| {}).await;
         replica.always(vec![Step::Raw(answer.into_bytes()), Step::Hang]);
-        let gateway = Gateway::start(config::of(&[&replica])).await;
         let reply = gateway.post(PATH, UNARY).await;
         let error: Value = serde_json::from_str(reply.text()).unwrap();
         assert_eq!(
@@ -212,8 +207,7 @@ async fn a_broken_stream_is_a_reset_to_a_client_without_chunks() {
         let end = crate::support::soon("the end", socket.read_to_end(&mut bytes)).await;
         (String::from_utf8(bytes).unwrap(), end.map_err(|error| error.kind()))
     };
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let (answer, end) = read(&gateway).await;
     assert!(answer.starts_with("HTTP/1.0 200") && answer.ends_with(&clean()), "{answer}");
     assert!(end.is_ok());
@@ -236,10 +230,7 @@ async fn a_large_answer_of_a_given_length_is_no_reset_to_a_client_without_chunks
     let mut socket = socket.connect(gateway.addr()).await.unwrap();
     let head = format!("POST {PATH} HTTP/1.0\r\nhost: a\r\ncontent-length: {}\r\n\r\n", UNARY.len());
     socket.write_all(format!("{head}{UNARY}").as_bytes()).await.unwrap();
-    let is_open = || {
-        let page = gateway.app.gateway.observer.metrics.render(&[]);
-        !page.lines().any(|line| line == "tokenway_open_connections 0")
-    };
+    let is_open = || gateway.sum("tokenway_open_connections", &[]) > 0.0;
     until("the connection is open", is_open).await;
     // Slow enough that the gateway is done with its connection while the kernel still has some of the answer.
     let (mut bytes, mut piece) = (Vec::new(), [0; 16 * 1024]);
@@ -338,8 +329,7 @@ async fn a_refused_connection_goes_to_the_next_replica_and_the_replica_is_left_u
 
 #[tokio::test]
 async fn when_nobody_is_left_the_client_learns_it() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.stop_listening().await;
     let reply = gateway.post(PATH, CHAT).await;
     assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
@@ -469,10 +459,7 @@ async fn the_error_event_starts_on_a_fresh_line_where_the_engine_stopped_inside_
 
 #[tokio::test]
 async fn a_split_error_event_breaks_the_stream_also_where_the_usage_chunk_is_withheld() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.routes[0].ask_usage = true;
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) = Gateway::before(|config| config.routes[0].ask_usage = true).await;
     let (first, second) = wire::ENGINE_ERROR.split_at(20);
     let then = [wire::event(first), wire::event(second), wire::event(wire::DONE), Step::End];
     replica.next(wire::begun_then("x", then));
@@ -484,8 +471,7 @@ async fn a_split_error_event_breaks_the_stream_also_where_the_usage_chunk_is_wit
 
 #[tokio::test]
 async fn a_broken_stream_with_a_declared_length_tells_it_too() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let begun = [wire::ROLE, &wire::content("x")].concat();
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n";
     let head = head.replace("{}", &(begun.len() + 40).to_string());
@@ -522,8 +508,7 @@ async fn a_stream_is_complete_with_its_own_end_whatever_becomes_of_its_body() {
                 assert_eq!((reply.text(), reply.body.is_complete), (&*events.concat(), true), "{then:?}");
                 assert_eq!(pair.good_requests(), 0);
                 assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ready);
-                let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
-                assert!(!migration::has_failed(&page), "{then:?}");
+                assert_eq!(pair.gateway.ended("failed"), 0.0, "{then:?}");
             }
         }
     }
@@ -535,14 +520,11 @@ async fn a_client_that_leaves_at_the_stream_s_end_got_its_answer() {
     script.pop();
     script.push(Step::Hang);
     let pair = Pair::start(script).await;
-    let mut client = pair.gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = pair.gateway.begun(PATH, CHAT).await;
     client.read_until(wire::DONE).await;
     drop(client);
     pair.gateway.idle().await;
-    let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
-    assert!(migration::has_outcome(&page, "ok") && !migration::has_outcome(&page, "canceled"));
+    assert!(pair.gateway.ended("ok") > 0.0 && pair.gateway.ended("canceled") == 0.0);
 }
 
 #[tokio::test]
@@ -578,8 +560,7 @@ async fn what_an_engine_rejects_after_content_is_told_in_its_own_words() {
             assert_eq!(reply.text(), [wire::ROLE, &wire::content("x"), error].concat());
             assert!(!reply.body.is_complete, "half an answer does not look whole");
             assert_eq!((pair.good_requests(), pair.gateway.state_of(&pair.bad)), (0, ReplicaState::Ready));
-            let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
-            assert!(migration::has_outcome(&page, "client_error") && !migration::has_failed(&page));
+            assert!(pair.gateway.ended("client_error") > 0.0 && pair.gateway.ended("failed") == 0.0);
             let status = pair.gateway.replicas().into_iter().find(|r| *r.replica == *pair.bad.name());
             assert_eq!(status.unwrap().failure_ratio, 0.0, "it is not the replica's fault");
         }
@@ -591,8 +572,7 @@ async fn a_broken_messages_stream_ends_with_an_event_of_its_kind() {
     let start = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"msg_1\"}}\n\n";
     let delta = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\
                  \"delta\":{\"type\":\"text_delta\",\"text\":\"x\"}}\n\n";
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     for (_, broken) in breaks().into_iter().take(5) {
         let script = vec![wire::sse_head(), wire::event(start), wire::event(delta)];
         replica.next([script, broken].concat());
@@ -643,8 +623,7 @@ async fn a_broken_responses_stream_ends_with_response_failed_and_the_next_number
                    \"response\":{\"id\":\"resp_1\",\"model\":\"tiny\"}}\n\n";
     let delta = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\
                  \"sequence_number\":1,\"delta\":\"x\"}\n\n";
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let own = "event: response.failed\ndata: {\"type\":\"response.failed\",\"sequence_number\":2,\
                \"response\":{\"id\":\"resp_1\",\"error\":{\"code\":\"server_error\",\"message\":\"boom\"}}}\n\n";
     let failed = vec![wire::event(own), Step::End];
@@ -665,14 +644,11 @@ async fn a_broken_responses_stream_ends_with_response_failed_and_the_next_number
 
 /// What a client gets behind the heartbeat of a gateway whose replica does this after it.
 async fn behind_a_heartbeat(then: Vec<Step>) -> (Gateway, Replica, Body) {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.heartbeat = Some(Duration::from_millis(50));
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.server.heartbeat = Some(Duration::from_millis(50))).await;
     let gate = Gate::new();
     replica.next([vec![Step::Wait(gate.clone())], then].concat());
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let mut client = gateway.sent(PATH, CHAT).await;
     assert_eq!(client.head().await.status, 200);
     client.read_until(": heartbeat\n\n").await;
     gate.cancel();
@@ -714,11 +690,9 @@ async fn what_an_engine_rejects_behind_a_heartbeat_is_told_in_its_own_words() {
 async fn a_client_that_leaves_before_the_head_ends_the_work_of_the_engine() {
     for script in [vec![Step::Hang], vec![wire::sse_head(), wire::event(wire::ROLE), Step::Hang]] {
         for body in [CHAT, UNARY] {
-            let replica = Replica::start().await;
-            let gateway = Gateway::start(config::of(&[&replica])).await;
+            let ([replica], gateway) = Gateway::before(|_| {}).await;
             replica.next(script.clone());
-            let mut client = gateway.client().await;
-            client.post(PATH, &[], body.as_bytes()).await;
+            let client = gateway.sent(PATH, body).await;
             replica.got(1).await;
             drop(client);
             replica.abandoned(1).await;
@@ -730,12 +704,9 @@ async fn a_client_that_leaves_before_the_head_ends_the_work_of_the_engine() {
 
 #[tokio::test]
 async fn a_client_that_leaves_mid_stream_ends_the_work_of_the_engine() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.next(wire::begun_then("x", [Step::Hang]));
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
     client.read_until("\"x\"").await;
     assert_eq!(gateway.replicas()[0].inflight, 1);
     drop(client);
@@ -745,8 +716,7 @@ async fn a_client_that_leaves_mid_stream_ends_the_work_of_the_engine() {
 
 #[tokio::test]
 async fn an_http2_client_that_leaves_ends_the_work_of_the_engine() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.next(wire::begun_then("x", [Step::Hang]));
     let mut client = Http2::connect(gateway.addr()).await;
     drop(client.post(PATH, CHAT).await);
@@ -759,18 +729,14 @@ async fn an_http2_client_that_leaves_ends_the_work_of_the_engine() {
 
 #[tokio::test]
 async fn a_client_that_leaves_behind_a_heartbeat_ends_the_work_of_the_engine() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.heartbeat = Some(Duration::from_millis(50));
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.server.heartbeat = Some(Duration::from_millis(50))).await;
     replica.next(vec![Step::Hang]);
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let client = gateway.begun(PATH, CHAT).await;
     drop(client);
     replica.abandoned(1).await;
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let page = gateway.page();
     let ends =
         page.lines().filter(|line| line.starts_with("tokenway_requests_total{") && !line.ends_with(" 0"));
     let ends: Vec<_> = ends.collect();
@@ -785,8 +751,7 @@ async fn a_response_head_that_is_no_http_is_named_for_what_it_is() {
         ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok".to_owned(), "no valid HTTP"),
         (format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(300)), "a head over 256 headers or 64 KiB"),
     ] {
-        let replica = Replica::start().await;
-        let gateway = Gateway::start(config::of(&[&replica])).await;
+        let ([replica], gateway) = Gateway::before(|_| {}).await;
         replica.always(vec![Step::Raw(head.clone().into()), Step::Close]);
         let reply = gateway.post(PATH, CHAT).await;
         assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"), "{head}");

@@ -43,9 +43,8 @@ async fn ask(gateway: &Gateway, model: &str) -> Reply {
 }
 
 fn calls(gateway: &Gateway, call: &str, outcome: &str) -> f64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let series = format!("tokenway_hook_calls_total{{call=\"{call}\",outcome=\"{outcome}\"}} ");
-    page.lines().find_map(|line| line.strip_prefix(&series)).unwrap().parse().unwrap()
+    let labels = format!("{{call=\"{call}\",outcome=\"{outcome}\"}}");
+    gateway.sum("tokenway_hook_calls_total", &[&labels])
 }
 
 #[tokio::test]

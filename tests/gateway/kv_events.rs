@@ -68,8 +68,8 @@ impl Scene {
 
 impl Engine {
     async fn ask(&self, gateway: &Gateway, prompt: &str, cached: u64, stores: Option<(u64, &[u64])>) -> f64 {
-        let before = sum(gateway, "tokenway_prefix_tokens_total", "predicted");
-        let joined = sum(gateway, "tokenway_kv_events_prompts_total", "found");
+        let before = gateway.sum("tokenway_prefix_tokens_total", &["predicted"]);
+        let joined = gateway.sum("tokenway_kv_events_prompts_total", &["found"]);
         let gate = Gate::new();
         let answer = wire::json(200, &answer(cached));
         self.replica.next([vec![Step::Wait(gate.clone())], answer].concat());
@@ -78,7 +78,7 @@ impl Engine {
         client.post(PATH, &[], body(prompt).as_bytes()).await;
         self.replica.got(asked).await;
         if let Some((number, hashes)) = stores {
-            let events = sum(gateway, "tokenway_kv_events_total", "stored");
+            let events = gateway.sum("tokenway_kv_events_total", &["stored"]);
             self.publisher.send(number, batch([stored(None, hashes)]));
             counted(gateway, "tokenway_kv_events_total", "stored", events + 1.0).await;
         }
@@ -88,19 +88,12 @@ impl Engine {
         if stores.is_some() {
             counted(gateway, "tokenway_kv_events_prompts_total", "found", joined + 1.0).await;
         }
-        sum(gateway, "tokenway_prefix_tokens_total", "predicted") - before
+        gateway.sum("tokenway_prefix_tokens_total", &["predicted"]) - before
     }
 }
 
-/// The sum of a family's series that have this text among their labels.
-fn sum(gateway: &Gateway, family: &str, label: &str) -> f64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let series = page.lines().filter(|line| line.starts_with(&format!("{family}{{")) && line.contains(label));
-    series.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
-}
-
 async fn counted(gateway: &Gateway, family: &str, label: &str, count: f64) {
-    until(&format!("{family} {label} is {count}"), || sum(gateway, family, label) >= count).await;
+    until(&format!("{family} {label} is {count}"), || gateway.sum(family, &[label]) >= count).await;
 }
 
 fn body(prompt: &str) -> String {
@@ -174,7 +167,7 @@ async fn an_evicted_prompt_is_predicted_to_be_uncached() {
     assert!((224.0..=256.0).contains(&left), "{left}");
     scene.engine.publisher.send(2, batch([removed(&hashes(1)[..16], "GPU")]));
     scene.counted("tokenway_kv_events_total", "removed", 3.0).await;
-    until("nothing is held", || sum(&scene.gateway, "tokenway_kv_events_blocks", "gpu") == 0.0).await;
+    until("nothing is held", || scene.gateway.sum("tokenway_kv_events_blocks", &["gpu"]) == 0.0).await;
     // It was sent again meanwhile, and stored nothing that anybody saw.
     scene.engine.publisher.send(3, batch([cleared()]));
     scene.counted("tokenway_kv_events_total", "cleared", 1.0).await;
@@ -206,7 +199,7 @@ async fn an_emptied_cache_and_another_process_are_forgotten_whole() {
     scene.engine.publisher.subscribed().await;
     until("numbers begin again", || {
         scene.engine.publisher.send(0, batch([]));
-        sum(&scene.gateway, "tokenway_kv_events_gaps_total", "restarted") >= 1.0
+        scene.gateway.sum("tokenway_kv_events_gaps_total", &["restarted"]) >= 1.0
     })
     .await;
     assert_eq!(scene.predicted("one").await, 0.0);
@@ -234,7 +227,7 @@ async fn a_gap_that_cannot_be_filled_leaves_the_estimate() {
     scene.engine.publisher.send(5, batch([removed(&hashes(1)[..3], "GPU")]));
     scene.counted("tokenway_kv_events_gaps_total", "lost", 1.0).await;
     scene.counted("tokenway_kv_events_total", "removed", 1.0).await;
-    assert_eq!(sum(&scene.gateway, "tokenway_kv_events_complete", ""), 0.0);
+    assert_eq!(scene.gateway.sum("tokenway_kv_events_complete", &[]), 0.0);
     assert!(scene.predicted("one").await > 0.0, "believed as without events");
 }
 
@@ -259,7 +252,7 @@ async fn a_publisher_that_lies_is_counted_and_left_while_requests_go_on() {
     publisher.subscribed().await;
     until("it is followed again", || {
         publisher.send(2, batch([removed(&hashes(1), "GPU")]));
-        sum(&scene.gateway, "tokenway_kv_events_total", "removed") >= 1.0
+        scene.gateway.sum("tokenway_kv_events_total", &["removed"]) >= 1.0
     })
     .await;
     scene.counted("tokenway_kv_events_connected", "", 1.0).await;
@@ -307,6 +300,6 @@ async fn engines_that_connect_are_told_apart_by_topic_and_a_reload_ends_it() {
     assert_eq!(other.replica.count(), 1, "where it is cached now, though the gateway never sent it there");
 
     gateway.app.reload(std::sync::Arc::new(without)).unwrap();
-    until("nobody is followed", || sum(&gateway, "tokenway_kv_events_connected", "") == 0.0).await;
+    until("nobody is followed", || gateway.sum("tokenway_kv_events_connected", &[]) == 0.0).await;
     assert_eq!(gateway.post(PATH, &body("one")).await.status(), 200);
 }

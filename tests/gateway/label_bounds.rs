@@ -8,7 +8,7 @@ use tokenway::config::{ModelMatch, Tenant};
 
 /// The names of all series of the gateway's own metrics, without those of its process.
 fn series(gateway: &Gateway) -> Vec<String> {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let page = gateway.page();
     let own = page.lines().filter(|line| line.starts_with("tokenway_"));
     own.filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned())).collect()
 }

@@ -326,10 +326,8 @@ async fn a_ready_replica_whose_list_changes_is_left() {
 
 #[tokio::test]
 async fn keep_alive_asks_only_replicas_that_nobody_else_asks() {
-    let (idle, busy) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&idle, &busy]);
-    config.pools[0].keep_alive = Some(Duration::from_millis(50));
-    let gateway = Gateway::start(config).await;
+    let ([idle, busy], gateway) =
+        Gateway::before(|config| config.pools[0].keep_alive = Some(Duration::from_millis(50))).await;
     until("both are kept warm", || idle.probed() > 3 && busy.probed() > 3).await;
     let gate = Gate::new();
     let script = wire::begun_then(
@@ -455,10 +453,8 @@ async fn a_shorter_interval_holds_at_once() {
 
 #[tokio::test]
 async fn an_adapter_that_is_loaded_under_traffic_is_found() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.pools[0].probe.interval = Duration::from_millis(200);
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.pools[0].probe.interval = Duration::from_millis(200)).await;
     replica.lists(
         r#"{"object":"list","data":[{"id":"tiny","object":"model"},{"id":"sql","object":"model","parent":"tiny"}]}"#,
     );

@@ -1,6 +1,5 @@
 //! An outside provider as the last pool: what it gets, when, and how much.
 
-use sha2::{Digest, Sha256};
 use tokenway::config::{Config, EngineKind, Outside, Pool, Secret, Tenant, WeightedPool};
 use tokenway::fleet::status::ReplicaState;
 
@@ -45,14 +44,8 @@ fn configured(local: &Replica, providers: &[&Replica]) -> Config {
     let route = &mut config.routes[0];
     route.pools.push(WeightedPool { pool: 1, weight: 0 });
     route.outside = true;
-    let key_digests = vec![Sha256::digest("own-key").into()];
-    config.tenants = vec![Tenant {
-        name: "a".into(),
-        key_digests,
-        cache_isolation: true,
-        engine_priority: Some(3),
-        ..Tenant::default()
-    }];
+    let tenant = config::tenant("a", "own-key");
+    config.tenants = vec![Tenant { cache_isolation: true, engine_priority: Some(3), ..tenant }];
     config
 }
 
@@ -70,14 +63,7 @@ async fn ask(gateway: &Gateway) -> u16 {
 }
 
 async fn asking(gateway: &Gateway, body: &str) -> Client {
-    let mut client = gateway.client().await;
-    client.post(PATH, &[("authorization", "Bearer own-key")], body.as_bytes()).await;
-    client
-}
-
-fn counted(gateway: &Gateway, series: &str) -> f64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok()).unwrap_or(0.0)
+    gateway.sent_as("own-key", PATH, body).await
 }
 
 const BODY: &str = r#"{"model":"tiny","temperature":0.5,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -98,10 +84,9 @@ async fn a_provider_gets_the_clients_body_with_its_own_model_and_key_while_the_h
     assert_eq!(got.header("authorization"), Some("Bearer sk-provider"));
     assert_eq!(got.header("x-vllm-priority"), None);
     gateway.idle().await;
-    let series = "{pool=\"provider\",route=\"*\",tenant=\"a\"}";
-    assert_eq!(counted(&gateway, &format!("tokenway_outside_requests_total{series}")), 1.0);
-    let series = "{kind=\"input\",pool=\"provider\",route=\"*\",tenant=\"a\"}";
-    assert_eq!(counted(&gateway, &format!("tokenway_outside_tokens_total{series}")), 7.0);
+    let labels = r#"pool="provider",route="*",tenant="a"}"#;
+    assert_eq!(gateway.sum("tokenway_outside_requests_total", &[labels]), 1.0);
+    assert_eq!(gateway.sum("tokenway_outside_tokens_total", &[r#"{kind="input""#, labels]), 7.0);
 }
 
 #[tokio::test]

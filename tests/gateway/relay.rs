@@ -7,7 +7,6 @@ mod dropin;
 use std::time::Duration;
 
 use http::StatusCode;
-use sha2::{Digest, Sha256};
 use tokenway::config::{Secret, Tenant};
 
 use crate::support::client::{Http2, read_http2};
@@ -20,8 +19,7 @@ const PATH: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn the_request_body_reaches_the_replica_byte_for_byte() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let bodies = [
         " {\"messages\" :\t[ ], \"model\":\"t\\u0069ny\",\n\"unknown\":{\"z\":1e400,\"a\":[null]} , \"x\":\"\\ud83d\\ude00é\"}\r\n",
         r#"{"stream":true,"model":"tiny","seed":1,"seed":2,"n":1.0,"vllm_xargs":{"":""}}"#,
@@ -36,8 +34,7 @@ async fn the_request_body_reaches_the_replica_byte_for_byte() {
 
 #[tokio::test]
 async fn a_body_behind_a_byte_order_mark_is_read_and_sent_without_it() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let body = r#"{"model":"tiny","messages":[],"stream":true}"#;
     let answer = gateway.post(PATH, &format!("\u{feff}{body}")).await;
     assert_eq!(answer.status(), 200, "{}", answer.text());
@@ -46,8 +43,7 @@ async fn a_body_behind_a_byte_order_mark_is_read_and_sent_without_it() {
 
 #[tokio::test]
 async fn a_chunked_request_body_is_sent_with_a_length() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let mut client = gateway.client().await;
     let (first, second) = UNARY.split_at(20);
     let chunked =
@@ -62,8 +58,7 @@ async fn a_chunked_request_body_is_sent_with_a_length() {
 
 #[tokio::test]
 async fn only_end_to_end_headers_reach_the_replica() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let headers = [
         ("connection", "keep-alive, x-hop"),
         ("x-hop", "1"),
@@ -97,8 +92,7 @@ async fn only_end_to_end_headers_reach_the_replica() {
 
 #[tokio::test]
 async fn a_cookie_that_came_in_pieces_is_one_field_upstream() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let mut client = gateway.client().await;
     client.post(PATH, &[("cookie", "a=1"), ("cookie", "b=2; c=3")], UNARY.as_bytes()).await;
     assert_eq!(client.reply().await.status(), 200);
@@ -116,7 +110,7 @@ async fn the_client_s_credential_is_forwarded_replaced_or_removed() {
     ];
     for (at, (has_tenants, engine_key, expected)) in cases.into_iter().enumerate() {
         let mut config = config::of(&[&replica]);
-        config.tenants = if has_tenants { vec![tenant("client-key")] } else { Vec::new() };
+        config.tenants = if has_tenants { vec![config::tenant("a", "client-key")] } else { Vec::new() };
         config.pools[0].engine_api_key = engine_key.map(Secret::new);
         let gateway = Gateway::start(config).await;
         let mut client = gateway.client().await;
@@ -132,10 +126,8 @@ async fn the_client_s_credential_is_forwarded_replaced_or_removed() {
 
 #[tokio::test]
 async fn a_wrong_key_is_401_in_the_dialect_s_shape_and_reaches_nobody() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.tenants = vec![tenant("k")];
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.tenants = vec![config::tenant("a", "k")]).await;
     let reply = gateway.post(PATH, UNARY).await;
     assert_eq!((reply.status(), &*reply.code()), (401, "invalid_api_key"));
     let reply = gateway.post("/v1/messages", UNARY).await;
@@ -147,8 +139,7 @@ async fn a_wrong_key_is_401_in_the_dialect_s_shape_and_reaches_nobody() {
 
 #[tokio::test]
 async fn a_stream_passes_byte_for_byte_however_it_is_cut() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let mut events = wire::chat_events(&["grüße", "😀 \\n", "c"]);
     events.insert(2, ": keep-alive\n\n".to_owned());
     let whole = events.concat();
@@ -163,8 +154,7 @@ async fn a_stream_passes_byte_for_byte_however_it_is_cut() {
 
 #[tokio::test]
 async fn a_stream_passes_byte_for_byte_over_http2() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([_replica], gateway) = Gateway::before(|_| {}).await;
     let mut client = Http2::connect(gateway.addr()).await;
     let response = client.post(PATH, CHAT).await;
     assert_eq!(response.status(), StatusCode::OK);
@@ -177,8 +167,7 @@ async fn a_stream_passes_byte_for_byte_over_http2() {
 
 #[tokio::test]
 async fn every_event_arrives_before_the_next_one_is_sent() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let gates: Vec<Gate> = (0..3).map(|_| Gate::new()).collect();
     let mut script = wire::begun("0");
     for (at, gate) in gates.iter().enumerate() {
@@ -186,9 +175,7 @@ async fn every_event_arrives_before_the_next_one_is_sent() {
     }
     script.extend([wire::event(wire::FINISH), wire::event(wire::DONE), Step::End]);
     replica.next(script);
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
     client.read_until("\"content\":\"0\"").await;
     for (at, gate) in gates.iter().enumerate() {
         gate.cancel();
@@ -199,8 +186,7 @@ async fn every_event_arrives_before_the_next_one_is_sent() {
 
 #[tokio::test]
 async fn a_unary_answer_passes_with_its_status_and_headers() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let body = "{ \"id\":\"c1\",\"choices\":[{\"finish_reason\":\"stop\"}] }\n";
     replica.next(wire::json(200, body));
     let reply = gateway.post(PATH, UNARY).await;
@@ -213,8 +199,7 @@ async fn a_unary_answer_passes_with_its_status_and_headers() {
 
 #[tokio::test]
 async fn an_answer_may_have_hundreds_of_headers() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let fields: String = (0..250).map(|at| format!("x-field-{at}: {at}\r\n")).collect();
     let answer =
         format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{fields}content-length: 2\r\n\r\n{{}}");
@@ -226,8 +211,7 @@ async fn an_answer_may_have_hundreds_of_headers() {
 
 #[tokio::test]
 async fn a_205_has_no_content_and_the_next_answer_is_the_next() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.next(vec![Step::Raw(wire::whole(205, "application/json", "{\"a\":1}"))]);
     let mut client = gateway.client().await;
     for (status, body) in [(205, ""), (200, "{}")] {
@@ -240,8 +224,7 @@ async fn a_205_has_no_content_and_the_next_answer_is_the_next() {
 
 #[tokio::test]
 async fn a_large_unary_answer_is_relayed_whole() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let body = format!("{{\"data\":\"{}\"}}", "x".repeat(5 << 20));
     replica.next(wire::json(200, &body));
     let reply = gateway.post("/v1/embeddings", r#"{"model":"tiny","input":"a"}"#).await;
@@ -253,10 +236,7 @@ async fn a_large_unary_answer_is_relayed_whole() {
 
 #[tokio::test]
 async fn asked_usage_is_spliced_in_and_its_chunk_is_withheld() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.routes[0].ask_usage = true;
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) = Gateway::before(|config| config.routes[0].ask_usage = true).await;
     let mut events = wire::chat_events(&["a"]);
     let without = events.concat();
     events.insert(3, wire::USAGE.to_owned());
@@ -308,10 +288,8 @@ async fn a_route_s_model_name_is_translated_in_place() {
 
 #[tokio::test]
 async fn every_response_tells_its_id_and_its_timing() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.routes[0].policy = tokenway::config::PolicyName::Latency;
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.routes[0].policy = tokenway::config::PolicyName::Latency).await;
 
     let stream = gateway.post(PATH, CHAT).await.head;
     assert_eq!(stream.header("x-accel-buffering"), Some("no"));
@@ -340,10 +318,7 @@ async fn every_response_tells_its_id_and_its_timing() {
 
 #[tokio::test]
 async fn route_info_headers_can_be_switched_off() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.route_info_headers = false;
-    let gateway = Gateway::start(config).await;
+    let ([_replica], gateway) = Gateway::before(|config| config.server.route_info_headers = false).await;
     let head = gateway.post(PATH, CHAT).await.head;
     assert!(!head.text.to_ascii_lowercase().contains("x-tokenway-"), "{}", head.text);
 }
@@ -387,8 +362,7 @@ async fn bad_requests_are_refused_before_any_replica_sees_them() {
 
 #[tokio::test]
 async fn a_body_that_is_no_utf8_is_refused_with_its_place() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let mut client = gateway.client().await;
     client.post(PATH, &[], b"{\"model\":\n\"\xff\"}").await;
     let reply = client.reply().await;
@@ -399,10 +373,8 @@ async fn a_body_that_is_no_utf8_is_refused_with_its_place() {
 
 #[tokio::test]
 async fn a_heartbeat_sends_the_head_and_comments_until_the_answer_comes() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.heartbeat = Some(Duration::from_millis(50));
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.server.heartbeat = Some(Duration::from_millis(50))).await;
     let gate = Gate::new();
     let events = wire::chat_events(&["a"]);
     let mut script = vec![wire::sse_head(), Step::Wait(gate.clone())];
@@ -428,10 +400,8 @@ async fn a_heartbeat_sends_the_head_and_comments_until_the_answer_comes() {
 
 #[tokio::test]
 async fn a_heartbeat_fills_the_pauses_of_an_answer() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.heartbeat = Some(Duration::from_millis(50));
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.server.heartbeat = Some(Duration::from_millis(50))).await;
     let gate = Gate::new();
     let events = wire::chat_events(&["a", "b"]);
     let (begun, rest) = events.split_at(2);
@@ -441,9 +411,7 @@ async fn a_heartbeat_fills_the_pauses_of_an_answer() {
     script.extend(rest.iter().map(wire::event));
     script.push(Step::End);
     replica.next(script);
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
     client.read_until(": heartbeat\n\n: heartbeat\n\n").await;
     gate.cancel();
     let left = client.rest().await;
@@ -455,8 +423,7 @@ async fn a_heartbeat_fills_the_pauses_of_an_answer() {
 
 #[tokio::test]
 async fn connections_to_a_replica_are_used_again_after_complete_answers() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     for answer in [wire::chat_stream(&["a"]), wire::json(200, "{}"), wire::json(400, "{}")] {
         replica.next(answer);
         gateway.post(PATH, CHAT).await;
@@ -467,8 +434,7 @@ async fn connections_to_a_replica_are_used_again_after_complete_answers() {
 
 #[tokio::test]
 async fn other_dialects_pass_byte_for_byte() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     for path in
         ["/v1/embeddings", "/v1/rerank", "/score", "/pooling", "/tokenize", "/v1/messages/count_tokens"]
     {
@@ -483,18 +449,15 @@ async fn other_dialects_pass_byte_for_byte() {
 
 #[tokio::test]
 async fn a_replica_may_live_below_a_base_path() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.pools[0].replicas[0].endpoint.base_path = "/engines/a".into();
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.pools[0].replicas[0].endpoint.base_path = "/engines/a".into()).await;
     assert_eq!(gateway.post(&format!("{PATH}?x=1"), UNARY).await.status(), 200);
     assert_eq!(replica.only().line(), format!("POST /engines/a{PATH}?x=1 HTTP/1.1"));
 }
 
 #[tokio::test]
 async fn a_request_that_comes_around_again_is_refused() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     gateway.post(PATH, UNARY).await;
     let via = replica.only().header("via").unwrap().to_owned();
     for (via, status) in [(&*format!("1.1 other, {via}"), 508), ("1.1 other", 200)] {
@@ -509,7 +472,7 @@ async fn a_tenant_sees_and_uses_its_own_routes_only() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
     config.routes = vec![config::route("mine", &[0]), config::route("theirs", &[0])];
-    config.tenants = vec![Tenant { routes: Some(vec!["mine".into()]), ..tenant("k") }];
+    config.tenants = vec![Tenant { routes: Some(vec!["mine".into()]), ..config::tenant("a", "k") }];
     let gateway = Gateway::start(config).await;
     let key = [("authorization", "Bearer k")];
     for (model, status) in [("mine", 200), ("theirs", 404)] {
@@ -548,8 +511,7 @@ async fn in_flight_counts_return_to_zero_after_any_mix_of_ends() {
         for replica in [&one, &two] {
             replica.next(scripts[at % scripts.len()].clone());
         }
-        let mut client = gateway.client().await;
-        client.post(PATH, &[], if at % 4 == 0 { UNARY } else { CHAT }.as_bytes()).await;
+        let client = gateway.sent(PATH, if at % 4 == 0 { UNARY } else { CHAT }).await;
         clients.push(client);
     }
     // Every third leaves at once, some in the middle; the others wait for what comes.
@@ -562,9 +524,4 @@ async fn in_flight_counts_return_to_zero_after_any_mix_of_ends() {
     }
     gateway.idle().await;
     assert!(gateway.replicas().iter().all(|r| r.inflight_prompt_tokens == 0));
-}
-
-fn tenant(key: &str) -> Tenant {
-    let key_digests = vec![Sha256::digest(key).into()];
-    Tenant { name: "a".into(), key_digests, ..Tenant::default() }
 }

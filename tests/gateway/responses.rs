@@ -4,8 +4,8 @@
 
 use crate::admission::{degrading, slow, until_degraded};
 use crate::support::client::Reply;
-use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, config, wire};
+use crate::support::replica::{Gate, Step};
+use crate::support::{Gateway, wire};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -27,8 +27,7 @@ fn created(id: &str) -> Step {
 
 #[tokio::test]
 async fn a_response_too_large_to_be_held_is_found_again_where_it_was_made() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    let ([one, two], gateway) = Gateway::before(|_| {}).await;
     let text = "x".repeat(3 << 20);
     for round in 0..3 {
         let id = format!("resp_{round}");
@@ -52,8 +51,7 @@ async fn a_response_too_large_to_be_held_is_found_again_where_it_was_made() {
 
 #[tokio::test]
 async fn elsewhere_a_previous_response_is_a_member_that_engines_do_not_know() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     for (path, body) in [
         ("/v1/chat/completions", r#"{"model":"tiny","messages":[],"previous_response_id":"resp_1"}"#),
         ("/v1/embeddings", r#"{"model":"tiny","input":"x","previous_response_id":"resp_1"}"#),
@@ -87,8 +85,7 @@ async fn a_response_of_the_route_that_stood_in_is_continued_there() {
 
 #[tokio::test]
 async fn a_client_of_a_stored_stream_has_its_id_at_once_and_may_leave() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    let ([one, two], gateway) = Gateway::before(|_| {}).await;
     let gate = Gate::new();
     for replica in [&one, &two] {
         replica.always(vec![
@@ -101,8 +98,7 @@ async fn a_client_of_a_stored_stream_has_its_id_at_once_and_may_leave() {
         ]);
     }
     let body = r#"{"model":"tiny","stream":true,"background":true,"input":"hi"}"#;
-    let mut client = gateway.client().await;
-    client.post(RESPONSES, &[], body.as_bytes()).await;
+    let mut client = gateway.sent(RESPONSES, body).await;
     let maker = client.head().await.header("x-tokenway-replica").unwrap().to_owned();
     client.read_until("resp_1").await;
     drop(client);
@@ -118,8 +114,7 @@ async fn a_client_of_a_stored_stream_has_its_id_at_once_and_may_leave() {
 
 #[tokio::test]
 async fn a_resumed_stream_whose_replica_dies_ends_with_a_failed_response() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"in_progress"}"#));
     gateway.post(RESPONSES, r#"{"model":"tiny","background":true,"input":"hi"}"#).await;
     for half in ["", "event: response.output_text.delta\ndata: {\"ty"] {

@@ -226,8 +226,7 @@ async fn requests_in_flight_count_as_load_from_the_decision_on() {
         // None of them has an answer yet when the next one is decided.
         let mut clients = Vec::new();
         for count in 1..=6 {
-            let mut client = gateway.client().await;
-            client.post(PATH, &[], prompt(&count.to_string(), "").as_bytes()).await;
+            let client = gateway.sent(PATH, &prompt(&count.to_string(), "")).await;
             until("the request is at a replica", || one.count() + two.count() == count).await;
             clients.push(client);
         }
@@ -425,8 +424,7 @@ async fn a_follow_up_goes_to_the_replica_that_made_the_response() {
 
 #[tokio::test]
 async fn a_response_is_read_and_continued_where_it_is_while_its_replica_drains() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    let ([one, two], gateway) = Gateway::before(|_| {}).await;
     for replica in [&one, &two] {
         replica.always(response("resp_1", false));
     }
@@ -451,8 +449,7 @@ async fn a_response_is_read_and_continued_where_it_is_while_its_replica_drains()
 
 #[tokio::test]
 async fn a_follow_up_to_a_response_that_nobody_has_is_404_and_says_so() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    let ([one, two], gateway) = Gateway::before(|_| {}).await;
     let reply = gateway.post(RESPONSES, &follow_up("resp_unknown")).await;
     assert_eq!((reply.status(), &*reply.code()), (404, "previous_response_not_found"));
     assert_eq!(reply.json()["error"]["param"], "previous_response_id");
@@ -474,15 +471,13 @@ async fn a_follow_up_to_a_response_that_nobody_has_is_404_and_says_so() {
 
 #[tokio::test]
 async fn a_reload_moves_requests_and_leaves_streams_alone() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let gateway = Gateway::start(config::of(&[&one])).await;
+    let ([one], gateway) = Gateway::before(|_| {}).await;
+    let two = Replica::start().await;
     let gate = Gate::new();
     let end =
         [wire::event(wire::content("y")), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
     one.next(wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat()));
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = gateway.begun(PATH, CHAT).await;
 
     gateway.app.reload(Arc::new(config::of(&[&two]))).unwrap();
     gateway.ready().await;

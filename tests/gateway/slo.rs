@@ -45,18 +45,8 @@ fn with_slo(replica: &Replica, slo: Slo, budget: &[(Stage, Duration)]) -> Config
     config
 }
 
-/// The values of all series of a family whose labels hold each of these.
-fn sum(gateway: &Gateway, name: &str, labels: &[&str]) -> f64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let lines = page.lines().filter(|line| line.starts_with(&format!("{name}{{")));
-    lines
-        .filter(|line| labels.iter().all(|label| line.contains(label)))
-        .map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap())
-        .sum()
-}
-
 async fn ended(gateway: &Gateway, requests: f64) {
-    until("the records are in", || sum(gateway, "tokenway_requests_total", &[]) == requests).await;
+    until("the records are in", || gateway.sum("tokenway_requests_total", &[]) == requests).await;
 }
 
 #[tokio::test]
@@ -69,15 +59,15 @@ async fn a_miss_names_its_bound_its_stage_and_the_stages_over_their_share() {
 
     assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
     ended(&gateway, 1.0).await;
-    assert_eq!(sum(&gateway, "tokenway_slo_missed_requests_total", &[r#"reason="itl""#]), 1.0);
+    assert_eq!(gateway.sum("tokenway_slo_missed_requests_total", &[r#"reason="itl""#]), 1.0);
     let by_stage = [r#"reason="itl""#, r#"stage="decode""#];
-    assert_eq!(sum(&gateway, "tokenway_slo_missed_by_stage_total", &by_stage), 1.0);
-    assert_eq!(sum(&gateway, "tokenway_stage_over_budget_total", &[]), 1.0);
-    assert_eq!(sum(&gateway, "tokenway_stage_over_budget_total", &[r#"stage="engine_queue""#]), 1.0);
-    assert_eq!(sum(&gateway, "tokenway_goodput_requests_total", &[]), 0.0);
+    assert_eq!(gateway.sum("tokenway_slo_missed_by_stage_total", &by_stage), 1.0);
+    assert_eq!(gateway.sum("tokenway_stage_over_budget_total", &[]), 1.0);
+    assert_eq!(gateway.sum("tokenway_stage_over_budget_total", &[r#"stage="engine_queue""#]), 1.0);
+    assert_eq!(gateway.sum("tokenway_goodput_requests_total", &[]), 0.0);
     let measured = |stage: &str| {
         let labels = [r#"source="measured""#, stage];
-        sum(&gateway, "tokenway_stage_duration_seconds_sum", &labels)
+        gateway.sum("tokenway_stage_duration_seconds_sum", &labels)
     };
     assert!((measured(r#"stage="engine_queue""#) - 0.005).abs() < 1e-9);
     assert!((measured(r#"stage="prefill""#) - 0.003).abs() < 1e-9);
@@ -91,15 +81,14 @@ async fn within_its_bounds_the_same_request_is_good() {
     let gateway = Gateway::start(with_slo(&replica, Slo { itl, ..Slo::default() }, &[])).await;
     gateway.post(PATH, CHAT).await;
     ended(&gateway, 1.0).await;
-    assert_eq!(sum(&gateway, "tokenway_goodput_requests_total", &[]), 1.0);
-    assert_eq!(sum(&gateway, "tokenway_slo_missed_by_stage_total", &[]), 0.0);
+    assert_eq!(gateway.sum("tokenway_goodput_requests_total", &[]), 1.0);
+    assert_eq!(gateway.sum("tokenway_slo_missed_by_stage_total", &[]), 0.0);
 }
 
 #[tokio::test]
 async fn the_stages_of_all_requests_add_up_to_their_durations() {
-    let replica = Replica::start().await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.always(telling_stream());
-    let gateway = Gateway::start(config::of(&[&replica])).await;
     // Streams, an answer in one piece, a malformed request, and one whose replica dies on it.
     for body in [CHAT, CHAT, UNARY, "{", r#"{"messages":[]}"#] {
         gateway.post(PATH, body).await;
@@ -107,8 +96,8 @@ async fn the_stages_of_all_requests_add_up_to_their_durations() {
     replica.always(vec![Step::Reset]);
     gateway.post(PATH, CHAT).await;
     ended(&gateway, 6.0).await;
-    let stages = sum(&gateway, "tokenway_stage_duration_seconds_sum", &[]);
-    let whole = sum(&gateway, "tokenway_request_duration_seconds_sum", &[]);
+    let stages = gateway.sum("tokenway_stage_duration_seconds_sum", &[]);
+    let whole = gateway.sum("tokenway_request_duration_seconds_sum", &[]);
     assert!(whole > 0.0 && (stages / whole - 1.0).abs() < 0.01, "{stages} of {whole}");
 }
 
@@ -119,13 +108,12 @@ async fn a_request_that_waits_past_its_bound_is_late_now_and_not_only_when_it_en
     replica.always(vec![sse_head(), Step::Hang]);
     let slo = Slo { e2e: Some(Duration::from_millis(50)), ..Slo::default() };
     let gateway = Gateway::start(with_slo(&replica, slo, &[])).await;
-    let overdue = || sum(&gateway, "tokenway_requests_overdue", &[]);
+    let overdue = || gateway.sum("tokenway_requests_overdue", &[]);
     assert_eq!(overdue(), 0.0);
 
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let client = gateway.sent(PATH, CHAT).await;
     until("it is past its bound", || overdue() == 1.0).await;
-    assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"outcome="ok""#]), 0.0);
+    assert_eq!(gateway.sum("tokenway_requests_total", &[r#"outcome="ok""#]), 0.0);
     drop(client);
     until("who has left waits no longer", || overdue() == 0.0).await;
 }
@@ -138,22 +126,20 @@ async fn who_leaves_a_stream_that_stands_still_has_waited_for_its_next_token() {
         let slo = Slo { itl: ItlBounds::new([None, None, None, Some(bound)]), ..Slo::default() };
         let gateway = Gateway::start(with_slo(&replica, slo, &[])).await;
         replica.next(begun_then("x", [event(content("y")), Step::Hang]));
-        let mut client = gateway.client().await;
-        client.post(PATH, &[], CHAT.as_bytes()).await;
-        client.head().await;
+        let mut client = gateway.begun(PATH, CHAT).await;
         client.read_until("\"y\"").await;
         tokio::time::sleep(waits).await;
         drop(client);
         ended(&gateway, 1.0).await;
         let labels = [r#"reason="itl""#];
-        assert_eq!(sum(&gateway, "tokenway_slo_missed_requests_total", &labels), missed, "{waits:?}");
+        assert_eq!(gateway.sum("tokenway_slo_missed_requests_total", &labels), missed, "{waits:?}");
     }
 }
 
 #[tokio::test]
 async fn who_leaves_before_the_first_token_waited_at_the_engine_and_not_for_a_connection() {
     let stages = |gateway: &Gateway, stage: &str| {
-        sum(gateway, "tokenway_stage_duration_seconds_sum", &[&format!("stage=\"{stage}\"")])
+        gateway.sum("tokenway_stage_duration_seconds_sum", &[&format!("stage=\"{stage}\"")])
     };
     let silent = vec![sse_head(), event(ROLE), Step::Hang];
     for (body, script, at_the_engine) in [
@@ -161,16 +147,14 @@ async fn who_leaves_before_the_first_token_waited_at_the_engine_and_not_for_a_co
         (CHAT, vec![Step::Hang], "prefill"),
         (UNARY, vec![Step::Hang], "engine_other"),
     ] {
-        let replica = Replica::start().await;
+        let ([replica], gateway) = Gateway::before(|_| {}).await;
         replica.always(script);
-        let gateway = Gateway::start(config::of(&[&replica])).await;
-        let mut client = gateway.client().await;
-        client.post(PATH, &[], body.as_bytes()).await;
+        let client = gateway.sent(PATH, body).await;
         replica.got(1).await;
         drop(client);
         ended(&gateway, 1.0).await;
         let (connect, whole) =
-            (stages(&gateway, "connect"), sum(&gateway, "tokenway_stage_duration_seconds_sum", &[]));
+            (stages(&gateway, "connect"), gateway.sum("tokenway_stage_duration_seconds_sum", &[]));
         assert!(stages(&gateway, at_the_engine) > 0.0, "{body}: connect {connect} of {whole}");
     }
 }

@@ -47,9 +47,8 @@ async fn answered_by(gateway: &Gateway) -> String {
 
 /// Requests that the standby pool got for a reason.
 fn taken(gateway: &Gateway, reason: &str) -> f64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let series = format!(r#"tokenway_standby_requests_total{{pool="cloud",reason="{reason}",route="*"}} "#);
-    page.lines().find_map(|line| line.strip_prefix(&*series)?.parse().ok()).unwrap_or(0.0)
+    let labels = format!(r#"{{pool="cloud",reason="{reason}",route="*"}}"#);
+    gateway.sum("tokenway_standby_requests_total", &[&labels])
 }
 
 #[tokio::test]

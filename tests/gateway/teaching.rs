@@ -36,8 +36,7 @@ fn arrivals(gateway: &Gateway) -> u64 {
 async fn learned(gateway: &Gateway, replica: &Replica, holds: impl Fn(&Dispatcher) -> bool) {
     let (gate, expected) = (Gate::new(), replica.count() + 1);
     replica.next([vec![Step::Wait(gate.clone())], wire::json(200, COUNTED)].concat());
-    let mut client = gateway.client().await;
-    client.post(BATCH, &[], ONE_CHAT.as_bytes()).await;
+    let mut client = gateway.sent(BATCH, ONE_CHAT).await;
     replica.got(expected).await;
     let pool = Arc::clone(&gateway.app.fleet.pools()[0]);
     let is_refreshed = || !pool.replicas()[0].target.load.is_stale(gateway.app.gateway.clock.now());
@@ -103,10 +102,8 @@ async fn only_answers_that_come_with_the_end_of_prefill_teach_and_only_prompts_a
 #[tokio::test]
 async fn counting_a_prompt_puts_it_into_no_cache() {
     for path in [COUNT, "/tokenize"] {
-        let (one, two) = (Replica::start().await, Replica::start().await);
-        let mut config = config::of(&[&one, &two]);
-        config.routes[0].policy = PolicyName::Prefix;
-        let gateway = Gateway::start(config).await;
+        let ([one, two], gateway) =
+            Gateway::before(|config| config.routes[0].policy = PolicyName::Prefix).await;
         for replica in [&one, &two] {
             replica.next(wire::json(200, COUNTED));
         }
@@ -130,8 +127,7 @@ async fn counting_a_prompt_waits_for_no_place_in_a_batch_and_takes_none() {
     gateway.idle().await;
     let (counting, gate) = (Gate::new(), Gate::new());
     replica.next([vec![Step::Wait(counting.clone())], wire::json(200, COUNTED)].concat());
-    let mut client = gateway.client().await;
-    client.post(COUNT, &[], messages(&"lorem ipsum ".repeat(1000)).as_bytes()).await;
+    let mut client = gateway.sent(COUNT, &messages(&"lorem ipsum ".repeat(1000))).await;
     replica.got(2).await;
     replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
     let mut first = sent(&gateway, &chat("tiny", "first")).await;

@@ -3,7 +3,6 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
 use tokenway::config::{Budget, Slo, Tenant, Window};
 
 use crate::support::client::Reply;
@@ -13,8 +12,7 @@ use crate::support::{Gateway, config, wire};
 const PATH: &str = "/v1/chat/completions";
 
 fn tenant(name: &str, engine_priority: Option<i32>) -> Tenant {
-    let key_digests = vec![Sha256::digest(name).into()];
-    Tenant { name: name.into(), key_digests, engine_priority, ..Tenant::default() }
+    Tenant { engine_priority, ..config::tenant(name, name) }
 }
 
 /// What the engine gets of a body that a tenant sends with a header that asks for a priority.
@@ -57,11 +55,11 @@ async fn a_client_s_engine_priority_counts_only_where_it_may() {
 /// A form has no members: what looks like an object in a file is the client's.
 #[tokio::test]
 async fn a_form_keeps_its_bytes_and_gets_the_priority_as_a_header() {
-    let replica = Replica::start().await;
+    let ([replica], gateway) = Gateway::before(|config| {
+        config.tenants = vec![Tenant { cache_isolation: true, ..tenant("vip", Some(-5)) }];
+    })
+    .await;
     replica.always(wire::json(200, r#"{"text":"x"}"#));
-    let mut config = config::of(&[&replica]);
-    config.tenants = vec![Tenant { cache_isolation: true, ..tenant("vip", Some(-5)) }];
-    let gateway = Gateway::start(config).await;
     let form = "--B\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{\"a\":1}\r\n\
                 --B\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n--B--\r\n";
     let length = form.len().to_string();
@@ -80,10 +78,11 @@ async fn a_form_keeps_its_bytes_and_gets_the_priority_as_a_header() {
 /// The engine keeps what it made of a picture under that name, for all.
 #[tokio::test]
 async fn an_isolated_tenant_names_no_media() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.tenants = vec![Tenant { cache_isolation: true, ..tenant("apart", None) }, tenant("plain", None)];
-    let gateway = Gateway::start(config).await;
+    let ([_replica], gateway) = Gateway::before(|config| {
+        config.tenants =
+            vec![Tenant { cache_isolation: true, ..tenant("apart", None) }, tenant("plain", None)];
+    })
+    .await;
     let named = r#"{"type":"image_url","image_url":null,"uuid":"logo"}"#;
     let own = r#"{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"},"uuid":null}"#;
     let spelt = named.replace("uuid", r"\u0075uid");
@@ -108,8 +107,7 @@ async fn an_isolated_tenant_names_no_media() {
     ] {
         for (who, is_refused) in [("apart", is_refused), ("plain", false)] {
             let body = format!(r#"{{"model":"tiny",{members}}}"#);
-            let mut client = gateway.client().await;
-            client.post(path, &[("authorization", &format!("Bearer {who}"))], body.as_bytes()).await;
+            let mut client = gateway.sent_as(who, path, &body).await;
             let (reply, expected) = (client.reply().await, if is_refused { 400 } else { 200 });
             assert_eq!(reply.status(), expected, "{who} {path} {members}: {}", reply.text());
         }
@@ -140,8 +138,7 @@ async fn an_isolated_tenant_names_no_kv_of_other_engines() {
             [("apart", PATH, is_refused), ("apart", "/v1/custom", is_refused), ("plain", PATH, false)]
         {
             let before = replica.count();
-            let mut client = gateway.client().await;
-            client.post(path, &[("authorization", &format!("Bearer {who}"))], body.as_bytes()).await;
+            let mut client = gateway.sent_as(who, path, &body).await;
             let reply = client.reply().await;
             assert_eq!(reply.status() == 400, is_refused, "{who} {member}: {}", reply.text());
             assert_eq!(replica.count() - before, usize::from(!is_refused), "{who} {member}");
@@ -167,7 +164,7 @@ async fn tokens_and_engine_seconds_are_counted_by_tenant_and_model() {
     replica.always(wire::stream(events));
     sent(&gateway, &replica, "a", r#"{"model":"tiny","stream":true,"messages":[]}"#).await;
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let page = gateway.page();
     for (kind, tokens) in [("input", 109), ("cached", 64), ("output", 8)] {
         let series = format!(
             "tokenway_tenant_tokens_total{{kind=\"{kind}\",model=\"tiny\",route=\"*\",tenant=\"a\"}}"
@@ -252,7 +249,7 @@ async fn a_tenant_named_like_a_label_bomb_is_one_label_and_a_longer_or_quoted_on
         sent(&gateway, &replica, name, r#"{"model":"tiny","messages":[]}"#).await;
     }
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let page = gateway.page();
     let with = |name: &str| page.lines().filter(|line| line.contains(&format!("tenant=\"{name}\""))).count();
     assert!(with("plain") > 0);
     assert_eq!(with(&bomb), with("plain"), "as many series as another tenant");
@@ -263,8 +260,7 @@ async fn a_tenant_named_like_a_label_bomb_is_one_label_and_a_longer_or_quoted_on
 
 /// What a client with this key gets for a request, as text; it is an error of the gateway.
 async fn refusal(gateway: &Gateway, body: &str) -> String {
-    let mut client = gateway.client().await;
-    client.post(PATH, &[("authorization", "Bearer a")], body.as_bytes()).await;
+    let mut client = gateway.sent_as("a", PATH, body).await;
     let reply = client.reply().await;
     gateway.idle().await;
     reply.text().to_owned()
@@ -282,11 +278,11 @@ async fn no_error_names_a_replica_to_tenants_and_each_does_to_a_sole_user() {
         ("broken stream", wire::begun_then("x", [Step::Close]), stream, "replica_failed"),
     ] {
         for has_tenants in [true, false] {
-            let replica = Replica::start().await;
+            let ([replica], gateway) = Gateway::before(|config| {
+                config.tenants = has_tenants.then(|| tenant("a", None)).into_iter().collect();
+            })
+            .await;
             replica.always(script.clone());
-            let mut config = config::of(&[&replica]);
-            config.tenants = has_tenants.then(|| tenant("a", None)).into_iter().collect();
-            let gateway = Gateway::start(config).await;
             let text = refusal(&gateway, body).await;
             assert!(text.contains(&format!(r#""code":"{code}""#)), "{what}: {text}");
             assert_eq!(text.contains(&replica.name()), !has_tenants, "{what}: {text}");
@@ -325,11 +321,9 @@ async fn a_connect_timeout_names_no_replica_to_tenants() {
         config.tenants = has_tenants.then(|| tenant("a", None)).into_iter().collect();
         let gateway = Gateway::start(config).await;
         let body = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
-        let mut first = gateway.client().await;
-        first.post(PATH, &[("authorization", "Bearer a")], body.as_bytes()).await;
+        let mut first = gateway.sent_as("a", PATH, body).await;
         first.head().await;
-        let mut second = gateway.client().await;
-        second.post(PATH, &[("authorization", "Bearer a")], body.as_bytes()).await;
+        let mut second = gateway.sent_as("a", PATH, body).await;
         let reply = second.reply().await;
         assert_eq!((reply.status(), &*reply.code()), (504, "timeout_connect"));
         assert_eq!(reply.text().contains(&replica.name()), !has_tenants, "{}", reply.text());
@@ -446,7 +440,7 @@ async fn a_request_without_a_model_gets_that_of_its_route_and_not_the_engines_fi
         }
     }
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let page = gateway.page();
     let counted = page.lines().find(|line| line.starts_with("tokenway_requests_total")).unwrap();
     assert!(counted.contains(r#"model="sql""#), "{counted}");
     for body in ["{}", r#"{"model":null}"#] {

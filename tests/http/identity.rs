@@ -134,8 +134,8 @@ fn configure(config: &mut Config, jwks: Jwks) {
 async fn ask(gateway: &Gateway, credential: &str) -> (u16, String) {
     let field = format!("authorization: Bearer {credential}\r\n");
     let reply = raw::exchange(gateway.addr(), post(CHAT_PATH, &field, CHAT)).await;
-    assert!(!reply.body.contains(credential), "the answer repeats the credential");
-    (reply.status, if reply.status == 200 { String::new() } else { reply.code() })
+    assert!(!reply.text().contains(credential), "the answer repeats the credential");
+    (reply.status(), if reply.status() == 200 { String::new() } else { reply.code() })
 }
 
 fn refused() -> (u16, String) {
@@ -177,7 +177,7 @@ async fn tokens_name_their_tenant_and_keys_go_on_working_beside_them() {
 /// Status of the list of models.
 async fn models(gateway: &Gateway, token: &str) -> u16 {
     let head = format!("GET /v1/models HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {token}\r\n\r\n");
-    raw::exchange(gateway.addr(), head).await.status
+    raw::exchange(gateway.addr(), head).await.status()
 }
 
 #[tokio::test]
@@ -223,8 +223,8 @@ async fn keys_and_key_sets_change_by_a_reload_without_a_dropped_stream() {
     let open = async |credential: &str| {
         let mut client = Client::connect(gateway.addr()).await;
         let fields = format!("authorization: Bearer {credential}\r\nx-script: gated\r\n");
-        client.send(post(CHAT_PATH, &fields, STREAM)).await;
-        assert!(client.head().await.starts_with("HTTP/1.1 200"));
+        client.send_raw(post(CHAT_PATH, &fields, STREAM)).await;
+        assert!(client.head().await.text.starts_with("HTTP/1.1 200"));
         client
     };
     let mut streams = [open(KEY).await, open(&first.of("acme")).await];

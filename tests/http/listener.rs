@@ -28,8 +28,8 @@ const GET_VERSION: &str = "GET /version HTTP/1.1\r\nhost: gateway\r\n\r\n";
 async fn a_request_reaches_the_replica_reframed_and_its_answer_comes_back() {
     let gateway = Gateway::start().await;
     let reply = raw::ask(gateway.addr(), CHAT_PATH, CHAT).await;
-    assert_eq!(reply.status, 200);
-    assert!(reply.body.contains("hello"), "{reply:?}");
+    assert_eq!(reply.status(), 200);
+    assert!(reply.text().contains("hello"), "{reply:?}");
     assert!(reply.field("x-request-id").is_some() && reply.field("server-timing").is_some());
     let seen = gateway.replica.seen();
     assert_eq!(seen.len(), 1);
@@ -43,9 +43,9 @@ async fn a_connection_that_sends_no_head_is_closed_after_header_timeout() {
     let gateway = Gateway::with(|c| c.server.header_timeout = Duration::from_millis(200)).await;
     let mut silent = Client::connect(gateway.addr()).await;
     let mut slow = Client::connect(gateway.addr()).await;
-    slow.send("POST /v1/chat/completions HTTP/1.1\r\nhost: ga").await;
+    slow.send_raw("POST /v1/chat/completions HTTP/1.1\r\nhost: ga").await;
     let mut preface = Client::connect(gateway.addr()).await;
-    preface.send("PRI * HT").await;
+    preface.send_raw("PRI * HT").await;
     assert!(silent.is_closed().await && slow.is_closed().await && preface.is_closed().await);
     assert!(gateway.replica.seen().is_empty());
 }
@@ -54,15 +54,15 @@ async fn a_connection_that_sends_no_head_is_closed_after_header_timeout() {
 async fn a_later_head_is_due_from_its_first_byte_however_often_a_byte_comes() {
     let gateway = Gateway::with(|c| c.server.header_timeout = Duration::from_millis(300)).await;
     let mut client = Client::connect(gateway.addr()).await;
-    client.send(GET_VERSION).await;
-    assert_eq!(client.reply().await.status, 200);
+    client.send_raw(GET_VERSION).await;
+    assert_eq!(client.reply().await.status(), 200);
     // Slowloris: a byte now and then, for ever.
-    client.send("GET /version HTTP/1.1\r\nx-slow: ").await;
+    client.send_raw("GET /version HTTP/1.1\r\nx-slow: ").await;
     let trickle = async {
         let mut tick = tokio::time::interval(Duration::from_millis(20));
         loop {
             tick.tick().await;
-            client.send("a").await;
+            client.send_raw("a").await;
             if client.has_ended().await {
                 return;
             }
@@ -79,16 +79,16 @@ async fn an_idle_connection_outlives_header_timeout_and_ends_after_keep_alive() 
     })
     .await;
     let mut idle = Client::connect(gateway.addr()).await;
-    idle.send(GET_VERSION).await;
-    assert_eq!(idle.reply().await.status, 200);
+    idle.send_raw(GET_VERSION).await;
+    assert_eq!(idle.reply().await.status(), 200);
     // A head that nobody finishes ends after header_timeout: by then that time is over for the idle one too.
     for _ in 0..2 {
         let mut slow = Client::connect(gateway.addr()).await;
-        slow.send("GET /ver").await;
+        slow.send_raw("GET /ver").await;
         assert!(slow.is_closed().await);
     }
-    idle.send(GET_VERSION).await;
-    assert_eq!(idle.reply().await.status, 200);
+    idle.send_raw(GET_VERSION).await;
+    assert_eq!(idle.reply().await.status(), 200);
     assert!(idle.is_closed().await);
 }
 
@@ -100,8 +100,8 @@ async fn a_slow_answer_is_cut_by_neither_bound() {
     })
     .await;
     let mut busy = Client::connect(gateway.addr()).await;
-    busy.send(post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
-    assert!(busy.head().await.starts_with("HTTP/1.1 200"));
+    busy.send_raw(post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
+    assert!(busy.head().await.text.starts_with("HTTP/1.1 200"));
     for _ in 0..3 {
         // The time that cuts a silent connection passes.
         assert!(Client::connect(gateway.addr()).await.is_closed().await);
@@ -115,9 +115,9 @@ async fn a_slow_answer_is_cut_by_neither_bound() {
 async fn a_body_that_stops_is_answered_408() {
     let gateway = Gateway::with(|c| c.routes[0].timeouts.client_stall = Duration::from_millis(150)).await;
     let mut client = Client::connect(gateway.addr()).await;
-    client.send("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{").await;
+    client.send_raw("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{").await;
     let reply = client.reply().await;
-    assert_eq!((reply.status, reply.code().as_str()), (408, "timeout_client_stall"));
+    assert_eq!((reply.status(), reply.code().as_str()), (408, "timeout_client_stall"));
     assert!(client.is_closed().await);
 }
 
@@ -127,16 +127,16 @@ async fn connections_past_max_connections_wait_for_a_free_place() {
     let mut open = Vec::new();
     for _ in 0..2 {
         let mut client = Client::connect(gateway.addr()).await;
-        client.send(GET_VERSION).await;
-        assert_eq!(client.reply().await.status, 200);
+        client.send_raw(GET_VERSION).await;
+        assert_eq!(client.reply().await.status(), 200);
         open.push(client);
     }
     let mut third = Client::connect(gateway.addr()).await;
-    third.send(GET_VERSION).await;
+    third.send_raw(GET_VERSION).await;
     let early = tokio::time::timeout(Duration::from_millis(200), third.head()).await;
     assert!(early.is_err(), "served past the limit");
     open.pop();
-    assert_eq!(third.reply().await.status, 200);
+    assert_eq!(third.reply().await.status(), 200);
 }
 
 #[tokio::test]
@@ -147,13 +147,13 @@ async fn pipelined_requests_are_answered_in_their_order() {
     let stream = post(CHAT_PATH, &format!("{}x-script: gated\r\n", head("one")), STREAM);
     let bad = post(CHAT_PATH, &head("two"), "{");
     let good = post(CHAT_PATH, &head("three"), CHAT);
-    client.send(format!("{stream}{bad}{good}{GET_VERSION}")).await;
+    client.send_raw(format!("{stream}{bad}{good}{GET_VERSION}")).await;
     gateway.replica.let_go(3);
     let mut answers = Vec::new();
     for _ in 0..4 {
         let reply = client.reply().await;
-        assert!(reply.is_whole);
-        answers.push((reply.status, reply.field("x-request-id").unwrap_or_default().to_owned()));
+        assert!(reply.body.is_complete);
+        answers.push((reply.status(), reply.field("x-request-id").unwrap_or_default().to_owned()));
     }
     let reported: Vec<_> = answers.iter().map(|(status, id)| (*status, id.as_str())).collect();
     assert_eq!(reported[..3], [(200, "one"), (400, "two"), (200, "three")]);
@@ -194,13 +194,13 @@ async fn heads_that_break_http_rules_are_refused() {
     for (what, fields, status) in rows {
         let reply =
             raw::exchange(gateway.addr(), format!("POST {CHAT_PATH} HTTP/1.1\r\n{fields}\r\n{{}}")).await;
-        assert_eq!(reply.status, *status, "{what}: {reply:?}");
+        assert_eq!(reply.status(), *status, "{what}: {reply:?}");
         assert!(!reply.code().is_empty(), "{what}: {reply:?}");
     }
     let models = raw::exchange(gateway.addr(), "GET /v1/models HTTP/1.1\r\n\r\n".to_owned()).await;
-    assert_eq!((models.status, models.code().as_str()), (400, "invalid_request"), "{models:?}");
+    assert_eq!((models.status(), models.code().as_str()), (400, "invalid_request"), "{models:?}");
     let health = raw::exchange(gateway.addr(), "GET /health HTTP/1.1\r\n\r\n".to_owned()).await;
-    assert_eq!(health.status, 200, "load balancers may leave the host out: {health:?}");
+    assert_eq!(health.status(), 200, "load balancers may leave the host out: {health:?}");
     assert!(gateway.replica.seen().is_empty());
 }
 
@@ -209,9 +209,9 @@ async fn an_absolute_target_is_served_for_its_own_host_and_refused_for_another()
     let gateway = Gateway::start().await;
     let ask = |target: &str| post(target, "", CHAT);
     let evil = raw::exchange(gateway.addr(), ask("http://evil.example/v1/chat/completions")).await;
-    assert_eq!(evil.status, 400, "{evil:?}");
+    assert_eq!(evil.status(), 400, "{evil:?}");
     let own = raw::exchange(gateway.addr(), ask("http://gateway/v1/chat/completions?a=b")).await;
-    assert_eq!(own.status, 200, "{own:?}");
+    assert_eq!(own.status(), 200, "{own:?}");
     let seen = gateway.replica.seen();
     assert_eq!(seen.len(), 1);
     assert_eq!(seen[0].line(), "POST /v1/chat/completions?a=b HTTP/1.1");
@@ -230,10 +230,10 @@ async fn a_request_with_two_framings_is_refused_and_its_connection_closes() {
         let mut client = Client::connect(gateway.addr()).await;
         // Also behind requests that were served, and with one behind it that must not be.
         let before = [post(CHAT_PATH, "", CHAT), post(CHAT_PATH, "", CHAT)].concat();
-        client.send(format!("{before}{}{GET_VERSION}", twice(fields))).await;
-        assert_eq!((client.reply().await.status, client.reply().await.status), (200, 200));
+        client.send_raw(format!("{before}{}{GET_VERSION}", twice(fields))).await;
+        assert_eq!((client.reply().await.status(), client.reply().await.status()), (200, 200));
         let refusal = client.reply().await;
-        assert_eq!((refusal.status, refusal.code().as_str()), (400, "ambiguous_framing"), "{refusal:?}");
+        assert_eq!((refusal.status(), refusal.code().as_str()), (400, "ambiguous_framing"), "{refusal:?}");
         assert_eq!(refusal.field("connection"), Some("close"));
         assert!(refusal.field("x-request-id").is_some() && refusal.field("server-timing").is_some());
         assert!(client.is_closed().await);
@@ -246,7 +246,7 @@ async fn a_request_with_two_framings_is_refused_and_its_connection_closes() {
 async fn what_clients_say_of_their_way_here_passes_and_is_never_believed() {
     let gateway = Gateway::start().await;
     let fields = "x-forwarded-for: 203.0.113.9\r\nx-forwarded-proto: https\r\nforwarded: for=203.0.113.9\r\n";
-    assert_eq!(raw::exchange(gateway.addr(), post(CHAT_PATH, fields, CHAT)).await.status, 200);
+    assert_eq!(raw::exchange(gateway.addr(), post(CHAT_PATH, fields, CHAT)).await.status(), 200);
     let seen = gateway.replica.seen().remove(0);
     // Unchanged, and nothing added to them.
     assert_eq!(seen.all("x-forwarded-for"), ["203.0.113.9"]);
@@ -261,15 +261,15 @@ async fn other_methods_are_405_on_listed_paths_and_404_elsewhere() {
     for method in ["TRACE", "PUT", "DELETE", "PATCH", "PROPFIND", "BREW", "post"] {
         let call = |path: &str| format!("{method} {path} HTTP/1.1\r\nhost: gateway\r\n\r\n");
         let listed = raw::exchange(gateway.addr(), call(CHAT_PATH)).await;
-        assert_eq!((listed.status, listed.code().as_str()), (405, "method_not_allowed"), "{method}");
+        assert_eq!((listed.status(), listed.code().as_str()), (405, "method_not_allowed"), "{method}");
         assert_eq!(listed.field("allow"), Some("GET, HEAD, OPTIONS, POST"));
         let elsewhere = raw::exchange(gateway.addr(), call("/sleep")).await;
-        assert_eq!((elsewhere.status, elsewhere.code().as_str()), (404, "unknown_path"), "{method}");
+        assert_eq!((elsewhere.status(), elsewhere.code().as_str()), (404, "unknown_path"), "{method}");
     }
     let tunnel = raw::exchange(gateway.addr(), "CONNECT inside:22 HTTP/1.1\r\nhost: inside:22\r\n\r\n").await;
-    assert_eq!(tunnel.status, 404, "{tunnel:?}");
+    assert_eq!(tunnel.status(), 404, "{tunnel:?}");
     let models = raw::ask(gateway.addr(), "/v1/models", "{}").await;
-    assert_eq!((models.status, models.field("allow")), (405, Some("GET, HEAD, OPTIONS")));
+    assert_eq!((models.status(), models.field("allow")), (405, Some("GET, HEAD, OPTIONS")));
     assert!(gateway.replica.seen().is_empty());
 }
 
@@ -279,9 +279,9 @@ async fn an_upgrade_is_not_offered_to_the_replica() {
     let fields =
         |to: &str| format!("connection: upgrade, x-secret\r\nupgrade: {to}\r\nx-secret: 1\r\nx-kept: 1\r\n");
     let reply = raw::exchange(gateway.addr(), post(CHAT_PATH, &fields("websocket"), CHAT)).await;
-    assert_eq!((reply.status, reply.code().as_str()), (400, "upgrade_not_supported"));
+    assert_eq!((reply.status(), reply.code().as_str()), (400, "upgrade_not_supported"));
     let reply = raw::exchange(gateway.addr(), post(CHAT_PATH, &fields("h2c"), CHAT)).await;
-    assert_eq!(reply.status, 200, "{reply:?}");
+    assert_eq!(reply.status(), 200, "{reply:?}");
     let seen = gateway.replica.seen().remove(0);
     assert_eq!(
         (replica::fault(&seen).as_deref(), seen.header("x-secret"), seen.header("x-kept")),
@@ -294,23 +294,23 @@ async fn too_large_a_body_is_refused_before_its_upload() {
     let gateway = Gateway::with(|c| c.server.body_limit = 1000).await;
     let mut client = Client::connect(gateway.addr()).await;
     let head = format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: ");
-    client.send(format!("{head}1001\r\n\r\n")).await;
+    client.send_raw(format!("{head}1001\r\n\r\n")).await;
     let reply = client.reply().await;
-    assert_eq!((reply.status, reply.code().as_str()), (413, "body_limit"), "no 100 before it");
+    assert_eq!((reply.status(), reply.code().as_str()), (413, "body_limit"), "no 100 before it");
     assert!(client.is_closed().await);
 
     let mut client = Client::connect(gateway.addr()).await;
-    client.send(format!("{head}{}\r\n\r\n", CHAT.len())).await;
-    assert_eq!(client.reply().await.status, 100);
-    client.send(CHAT).await;
-    assert_eq!(client.reply().await.status, 200);
+    client.send_raw(format!("{head}{}\r\n\r\n", CHAT.len())).await;
+    assert_eq!(client.reply().await.status(), 100);
+    client.send_raw(CHAT).await;
+    assert_eq!(client.reply().await.status(), 200);
 
     let mut client = Client::connect(gateway.addr()).await;
-    client
-        .send(format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n"))
-        .await;
-    client.send("x".repeat(1001)).await;
-    assert_eq!(client.reply().await.status, 413);
+    let chunked =
+        format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n");
+    client.send_raw(chunked).await;
+    client.send_raw("x".repeat(1001)).await;
+    assert_eq!(client.reply().await.status(), 413);
     assert_eq!(gateway.replica.seen().len(), 1);
 }
 
@@ -321,15 +321,18 @@ async fn oversized_heads_are_refused() {
     let long = format!("x-long: {}\r\n", "a".repeat(300_000));
     for fields in [many, long] {
         let reply = raw::exchange(gateway.addr(), post(CHAT_PATH, &fields, CHAT)).await;
-        assert_eq!((reply.status, reply.code().as_str()), (431, "head_too_large"), "{reply:?}");
-        assert!(reply.body.contains("64 KiB that always fit"), "{reply:?}");
+        assert_eq!((reply.status(), reply.code().as_str()), (431, "head_too_large"), "{reply:?}");
+        assert!(reply.text().contains("64 KiB that always fit"), "{reply:?}");
     }
     // That is what the message promises.
     let fits = format!("x-long: {}\r\n", "a".repeat(65_000));
-    assert_eq!(raw::exchange(gateway.addr(), post(CHAT_PATH, &fits, CHAT)).await.status, 200);
+    assert_eq!(raw::exchange(gateway.addr(), post(CHAT_PATH, &fits, CHAT)).await.status(), 200);
     let query = "q".repeat(70_000);
     let reply = raw::exchange(gateway.addr(), post(&format!("{CHAT_PATH}?{query}"), "", CHAT)).await;
-    assert!(matches!((reply.status, reply.code().as_str()), (414, "uri_too_long") | (431, "head_too_large")));
+    assert!(matches!(
+        (reply.status(), reply.code().as_str()),
+        (414, "uri_too_long") | (431, "head_too_large")
+    ));
     assert_eq!(gateway.replica.seen().len(), 1);
     gateway.is_well().await;
 }
@@ -340,17 +343,17 @@ async fn a_head_that_is_no_http_is_told_so_and_the_connection_closes() {
     let heads = ["hello\r\n\r\n", "GET / HTTP/1.1\r\nbad name: 1\r\n\r\n", "GET /\x01 HTTP/1.1\r\n\r\n"];
     for head in heads {
         let mut client = Client::connect(gateway.addr()).await;
-        client.send(head).await;
+        client.send_raw(head).await;
         let reply = client.reply().await;
-        assert_eq!((reply.status, reply.code().as_str()), (400, "malformed_head"), "{head:?}: {reply:?}");
+        assert_eq!((reply.status(), reply.code().as_str()), (400, "malformed_head"), "{head:?}: {reply:?}");
         assert!(reply.field("x-request-id").is_some() && reply.field("server-timing").is_some(), "{reply:?}");
         assert!(client.is_closed().await);
     }
     // Also behind a request that was answered.
     let mut client = Client::connect(gateway.addr()).await;
-    client.send(post(CHAT_PATH, "", CHAT)).await;
-    assert_eq!(client.reply().await.status, 200);
-    client.send("hello\r\n\r\n").await;
+    client.send_raw(post(CHAT_PATH, "", CHAT)).await;
+    assert_eq!(client.reply().await.status(), 200);
+    client.send_raw("hello\r\n\r\n").await;
     assert_eq!(client.reply().await.code(), "malformed_head");
     gateway.is_well().await;
 }
@@ -369,7 +372,7 @@ async fn a_client_that_sends_its_whole_body_before_it_reads_sees_that_it_was_too
     socket.readable().await.unwrap();
     socket.write_all(body.as_bytes()).await.unwrap();
     let reply = Client::over(socket).reply().await;
-    assert_eq!((reply.status, reply.code().as_str()), (413, "body_limit"));
+    assert_eq!((reply.status(), reply.code().as_str()), (413, "body_limit"));
     gateway.is_well().await;
 }
 
@@ -383,7 +386,7 @@ async fn trailers_never_become_headers() {
         "{:x}\r\n{CHAT}\r\n0\r\nauthorization: Bearer x\r\nx-trailer: 1\r\nhost: evil\r\n\r\n",
         CHAT.len()
     );
-    assert_eq!(raw::exchange(gateway.addr(), format!("{head}{body}")).await.status, 200);
+    assert_eq!(raw::exchange(gateway.addr(), format!("{head}{body}")).await.status(), 200);
     let seen = gateway.replica.seen().remove(0);
     assert_eq!((replica::fault(&seen).as_deref(), seen.body.as_slice()), (None, CHAT.as_bytes()));
     assert!(seen.header("authorization").is_none() && seen.header("x-trailer").is_none());
@@ -395,8 +398,8 @@ async fn a_client_that_takes_nothing_loses_its_connection_after_client_stall() {
     let socket = TcpStream::connect(gateway.addr()).await.unwrap();
     socket2::SockRef::from(&socket).set_recv_buffer_size(8 * 1024).unwrap();
     let mut client = Client::over(socket);
-    client.send(post(CHAT_PATH, "x-script: flood\r\n", STREAM)).await;
-    assert!(client.head().await.starts_with("HTTP/1.1 200"));
+    client.send_raw(post(CHAT_PATH, "x-script: flood\r\n", STREAM)).await;
+    assert!(client.head().await.text.starts_with("HTTP/1.1 200"));
     until("the replica is let go", || gateway.replica.busy() == 0).await;
     until("the request is over", || gateway.open_requests() == 0).await;
     gateway.is_well().await;
@@ -406,26 +409,26 @@ async fn a_client_that_takes_nothing_loses_its_connection_after_client_stall() {
 async fn a_drain_closes_each_connection_with_its_next_answer_and_cuts_no_stream() {
     let gateway = Gateway::start().await;
     let mut stream = Client::connect(gateway.addr()).await;
-    stream.send(post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
+    stream.send_raw(post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
     stream.head().await;
     let mut idle = Client::connect(gateway.addr()).await;
-    idle.send(GET_VERSION).await;
+    idle.send_raw(GET_VERSION).await;
     assert_eq!(idle.reply().await.field("connection"), None);
 
     gateway.app.begin_drain();
-    idle.send(post(CHAT_PATH, "", CHAT)).await;
+    idle.send_raw(post(CHAT_PATH, "", CHAT)).await;
     let last = idle.reply().await;
-    assert_eq!((last.status, last.field("connection")), (200, Some("close")));
+    assert_eq!((last.status(), last.field("connection")), (200, Some("close")));
     assert!(idle.is_closed().await);
     let health = raw::exchange(gateway.addr(), "GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    assert_eq!((health.status, health.field("connection")), (503, Some("close")));
+    assert_eq!((health.status(), health.field("connection")), (503, Some("close")));
 
     let app = std::sync::Arc::clone(&gateway.app);
     let drain = TaskTracker::new();
     drain.spawn(async move { app.drain(Duration::ZERO).await });
     until("new requests are refused", || gateway.app.gateway.drain.refuses()).await;
     let refused = raw::ask(gateway.addr(), CHAT_PATH, CHAT).await;
-    assert_eq!((refused.status, refused.code().as_str()), (503, "draining"));
+    assert_eq!((refused.status(), refused.code().as_str()), (503, "draining"));
     gateway.replica.let_go(3);
     let mut text = String::new();
     while let Some(chunk) = stream.chunk().await.filter(|c| !c.is_empty()) {
@@ -443,14 +446,14 @@ async fn a_first_request_on_its_way_when_the_drain_delay_is_over_is_answered() {
     let mut fresh = Client::connect(gateway.addr()).await;
     let mut settled = Client::connect(gateway.addr()).await;
     // Both are accepted.
-    settled.send(GET_VERSION).await;
-    assert_eq!(settled.reply().await.status, 200);
+    settled.send_raw(GET_VERSION).await;
+    assert_eq!(settled.reply().await.status(), 200);
     let app = std::sync::Arc::clone(&gateway.app);
     let drain = tokio::task::JoinSet::from_iter([async move { app.drain(Duration::ZERO).await }]);
     assert!(settled.is_closed().await, "the delay is over");
-    fresh.send(post(CHAT_PATH, "", CHAT)).await;
+    fresh.send_raw(post(CHAT_PATH, "", CHAT)).await;
     let reply = fresh.reply().await;
-    assert_eq!((reply.status, reply.field("connection")), (503, Some("close")));
+    assert_eq!((reply.status(), reply.field("connection")), (503, Some("close")));
     soon("the drain ends", drain.join_all()).await;
 }
 
@@ -458,8 +461,8 @@ async fn a_first_request_on_its_way_when_the_drain_delay_is_over_is_answered() {
 async fn an_idle_connection_is_closed_when_the_drain_delay_is_over() {
     let gateway = Gateway::start().await;
     let mut idle = Client::connect(gateway.addr()).await;
-    idle.send(GET_VERSION).await;
-    assert_eq!(idle.reply().await.status, 200);
+    idle.send_raw(GET_VERSION).await;
+    assert_eq!(idle.reply().await.status(), 200);
     gateway.app.drain(Duration::ZERO).await;
     assert!(idle.is_closed().await);
 }
@@ -475,7 +478,7 @@ async fn uploads_that_declare_much_and_send_little_cost_nobody_anything() {
     let mut hogs = Vec::new();
     for _ in 0..32 {
         let mut hog = Client::connect(gateway.addr()).await;
-        hog.send(&head).await;
+        hog.send_raw(&head).await;
         hogs.push(hog);
     }
     until("all are being read", || gateway.open_requests() == 32).await;
@@ -500,15 +503,15 @@ async fn half_uploads_that_fill_the_memory_finish_one_after_the_other() {
     let mut clients = Vec::new();
     for _ in 0..6 {
         let mut client = Client::connect(gateway.addr()).await;
-        client.send(&call[..half]).await;
+        client.send_raw(&call[..half]).await;
         clients.push(client);
     }
     until("all have begun", || gateway.open_requests() == 6).await;
     let ends = clients.into_iter().map(|mut client| {
         let rest = call[half..].to_owned();
         async move {
-            client.send(rest).await;
-            client.reply().await.status
+            client.send_raw(rest).await;
+            client.reply().await.status()
         }
     });
     let mut running = tokio::task::JoinSet::new();
@@ -530,8 +533,8 @@ async fn small_requests_pass_while_uploads_hold_the_memory() {
     for _ in 0..8 {
         let (mut hog, unfinished) = (Client::connect(gateway.addr()).await, unfinished.clone());
         hogs.spawn(async move {
-            hog.send(unfinished).await;
-            hog.reply().await.status
+            hog.send_raw(unfinished).await;
+            hog.reply().await.status()
         });
     }
     until("all are being read", || gateway.open_requests() == 8).await;
@@ -539,8 +542,8 @@ async fn small_requests_pass_while_uploads_hold_the_memory() {
     let refused = loop {
         let mut client = Client::connect(gateway.addr()).await;
         for _ in 0..8 {
-            client.send(post(CHAT_PATH, "", CHAT)).await;
-            assert_eq!(client.reply().await.status, 200);
+            client.send_raw(post(CHAT_PATH, "", CHAT)).await;
+            assert_eq!(client.reply().await.status(), 200);
         }
         if let Some(ended) = hogs.try_join_next() {
             break ended.unwrap();
@@ -554,11 +557,13 @@ async fn a_slow_upload_gets_a_408_that_says_which_limit() {
     let stalled = |change: fn(&mut tokenway::config::Config)| async move {
         let gateway = Gateway::with(change).await;
         let mut client = Client::connect(gateway.addr()).await;
-        client.send(format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{{")).await;
+        client
+            .send_raw(format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{{"))
+            .await;
         let reply = client.reply().await;
         assert!(client.is_closed().await);
         assert_eq!(gateway.outcomes("client_error", "408"), 1.0);
-        (reply.status, reply.code())
+        (reply.status(), reply.code())
     };
     let late = stalled(|c| c.server.body_timeout = Duration::from_millis(200)).await;
     assert_eq!(late, (408, "body_timeout".to_owned()));
@@ -578,16 +583,21 @@ async fn every_early_refusal_of_a_large_upload_can_be_read() {
     ] {
         let mut client = Client::connect(gateway.addr()).await;
         // All of it before anything is read.
-        client.send(call).await;
+        client.send_raw(call).await;
         let reply = client.reply().await;
-        assert_eq!((reply.status, reply.field("connection")), (status, Some("close")), "{}", reply.head);
+        assert_eq!(
+            (reply.status(), reply.field("connection")),
+            (status, Some("close")),
+            "{}",
+            reply.head.text
+        );
     }
     // A small one is read along, and its connection goes on.
     let mut client = Client::connect(gateway.addr()).await;
     for _ in 0..2 {
-        client.send(post("/nothing", "", CHAT)).await;
+        client.send_raw(post("/nothing", "", CHAT)).await;
         let reply = client.reply().await;
-        assert_eq!((reply.status, reply.field("connection")), (404, None));
+        assert_eq!((reply.status(), reply.field("connection")), (404, None));
     }
     gateway.is_well().await;
 }
@@ -597,14 +607,17 @@ async fn a_large_unary_answer_is_complete_with_its_last_byte_and_a_short_one_is_
     let gateway = Gateway::start().await;
     let mut client = Client::connect(gateway.addr()).await;
     for _ in 0..2 {
-        client.send(post(CHAT_PATH, "x-script: large\r\n", CHAT)).await;
+        client.send_raw(post(CHAT_PATH, "x-script: large\r\n", CHAT)).await;
         let reply = client.reply().await;
-        assert_eq!((reply.status, reply.body.len(), reply.is_whole), (200, replica::LARGE, true));
+        assert_eq!(
+            (reply.status(), reply.body.bytes.len(), reply.body.is_complete),
+            (200, replica::LARGE, true)
+        );
     }
-    client.send(post(CHAT_PATH, "x-script: large-error\r\n", CHAT)).await;
-    assert_eq!(client.reply().await.status, 500);
-    client.send(post(CHAT_PATH, "x-script: large-cut\r\n", CHAT)).await;
-    assert!(!client.reply().await.is_whole);
+    client.send_raw(post(CHAT_PATH, "x-script: large-error\r\n", CHAT)).await;
+    assert_eq!(client.reply().await.status(), 500);
+    client.send_raw(post(CHAT_PATH, "x-script: large-cut\r\n", CHAT)).await;
+    assert!(!client.reply().await.body.is_complete);
     until("all are over", || gateway.open_requests() == 0).await;
     assert_eq!((gateway.outcomes("ok", "200"), gateway.outcomes("failed", "500")), (2.0, 1.0));
     assert_eq!((gateway.outcomes("failed", "200"), gateway.outcomes("canceled", "200")), (1.0, 0.0));
@@ -631,14 +644,14 @@ async fn a_client_that_pipelines_and_leaves_is_noticed() {
     {
         let mut client = Client::connect(gateway.addr()).await;
         let (first, rest) = pieces.split_first().unwrap();
-        client.send(first).await;
+        client.send_raw(first).await;
         if *first == further {
-            assert_eq!(client.reply().await.status, 200);
+            assert_eq!(client.reply().await.status(), 200);
         } else {
             until("it is at the replica", || gateway.replica.busy() == 1).await;
         }
         for piece in rest {
-            client.send(piece).await;
+            client.send_raw(piece).await;
         }
         until("it is at the replica", || gateway.replica.busy() == 1).await;
         drop(client);
@@ -656,8 +669,8 @@ async fn an_http10_client_sees_a_reset_of_a_broken_stream_and_the_end_of_a_whole
     };
     gateway.replica.let_go(3);
     let mut client = Client::connect(gateway.addr()).await;
-    client.send(call("gated")).await;
-    let whole = String::from_utf8(client.rest().await).unwrap();
+    client.send_raw(call("gated")).await;
+    let whole = String::from_utf8(client.until_closed().await).unwrap();
     assert!(whole.contains("fourth") && whole.ends_with("[DONE]\n\n"), "{whole}");
 
     let mut socket = TcpStream::connect(gateway.addr()).await.unwrap();
@@ -750,11 +763,11 @@ async fn a_panic_is_a_500_on_its_request_and_counted() {
     serving.tracker.clone().spawn(listener::accept_loop(acceptor, serving, Buggy));
     let mut client = Client::connect(addr).await;
     for (path, status) in [("/answer", 500), ("/well", 200), ("/answer", 500)] {
-        client.send(format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
-        assert_eq!(client.reply().await.status, status, "{path}");
+        client.send_raw(format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
+        assert_eq!(client.reply().await.status(), status, "{path}");
     }
-    client.send("GET /body HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    let cut = client.rest().await;
+    client.send_raw("GET /body HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let cut = client.until_closed().await;
     assert!(!cut.ends_with(b"0\r\n\r\n"), "a broken body looks whole: {}", String::from_utf8_lossy(&cut));
 
     let mut client = Connection::open(addr).await;
@@ -762,7 +775,7 @@ async fn a_panic_is_a_500_on_its_request_and_counted() {
         client.send(&headers(stream, "GET", path, &[], true)).await;
         client.until(kind, stream).await;
     }
-    assert_eq!(gateway.counted("tokenway_panics_total"), 5.0);
+    assert_eq!(gateway.sum("tokenway_panics_total", &[]), 5.0);
 
     // A body that no deadline of a request watches, and a client that opens its window once.
     client.send(&headers(7, "GET", "/endless", &[], true)).await;
@@ -777,15 +790,15 @@ async fn past_max_connections_clients_wait_and_a_gauge_says_so() {
     let gateway = Gateway::with(|c| c.server.max_connections = NonZeroUsize::new(2).unwrap()).await;
     let first = Client::connect(gateway.addr()).await;
     let mut second = Client::connect(gateway.addr()).await;
-    second.send(GET_VERSION).await;
-    assert_eq!(second.reply().await.status, 200);
-    until("the limit shows", || gateway.counted("tokenway_connections_waiting") == 1.0).await;
+    second.send_raw(GET_VERSION).await;
+    assert_eq!(second.reply().await.status(), 200);
+    until("the limit shows", || gateway.sum("tokenway_connections_waiting", &[]) == 1.0).await;
     let mut third = Client::connect(gateway.addr()).await;
-    third.send(GET_VERSION).await;
+    third.send_raw(GET_VERSION).await;
     drop(first);
-    assert_eq!(third.reply().await.status, 200);
+    assert_eq!(third.reply().await.status(), 200);
     drop((second, third));
-    until("there is room again", || gateway.counted("tokenway_connections_waiting") == 0.0).await;
+    until("there is room again", || gateway.sum("tokenway_connections_waiting", &[]) == 0.0).await;
 }
 
 #[tokio::test]
@@ -794,7 +807,7 @@ async fn control_endpoints_of_an_engine_are_404_and_never_reached() {
     for path in CONTROL_PATHS {
         for call in [post(path, "", "{}"), format!("GET {path} HTTP/1.1\r\nhost: gateway\r\n\r\n")] {
             let reply = raw::exchange(gateway.addr(), call).await;
-            assert_eq!((reply.status, reply.code().as_str()), (404, "unknown_path"), "{path}");
+            assert_eq!((reply.status(), reply.code().as_str()), (404, "unknown_path"), "{path}");
         }
     }
     assert!(gateway.replica.seen().is_empty(), "{:?}", gateway.replica.seen());

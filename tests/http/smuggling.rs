@@ -359,9 +359,9 @@ async fn of_every_ambiguous_request_the_replica_sees_the_intended_one_or_none() 
             let mut client = raw::Client::connect(addr).await;
             // A last request makes the gateway close what it would keep open.
             let last = b"GET /version HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n";
-            client.send([&vector.bytes[..], last].concat()).await;
+            client.send_raw([&vector.bytes[..], last].concat()).await;
             let is_twofold = has_two_framings(&vector.bytes);
-            (vector.what, is_twofold, client.rest().await)
+            (vector.what, is_twofold, client.until_closed().await)
         });
     }
     let (mut served, mut refused) = (0, 0);

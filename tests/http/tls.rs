@@ -115,8 +115,8 @@ fn served(stream: &TlsStream<TcpStream>) -> CertificateDer<'static> {
 }
 
 async fn is_served(client: &mut Client<TlsStream<TcpStream>>) {
-    client.send(post(CHAT_PATH, "", CHAT)).await;
-    assert_eq!(client.reply().await.status, 200);
+    client.send_raw(post(CHAT_PATH, "", CHAT)).await;
+    assert_eq!(client.reply().await.status(), 200);
 }
 
 #[tokio::test]
@@ -153,7 +153,7 @@ async fn what_is_no_http2_on_a_connection_that_chose_it_ends_it_without_an_answe
     for bytes in [post(CHAT_PATH, "", CHAT), "INVALID CONNECTION PREFACE\r\n\r\n".into()] {
         let mut client =
             Client::over(handshake(&files.client(false, &["h2"]), gateway.addr()).await.unwrap());
-        client.send(bytes).await;
+        client.send_raw(bytes).await;
         assert!(client.is_closed().await);
     }
     assert!(gateway.replica.seen().is_empty());
@@ -171,9 +171,9 @@ async fn clear_text_on_a_tls_port_is_told_so_and_not_served() {
     let files = Files::new();
     let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
     let mut client = Client::connect(gateway.addr()).await;
-    client.send(post(CHAT_PATH, "", CHAT)).await;
+    client.send_raw(post(CHAT_PATH, "", CHAT)).await;
     let answer = client.reply().await;
-    assert_eq!((answer.status, answer.code().as_str()), (400, "tls_required"), "{answer:?}");
+    assert_eq!((answer.status(), answer.code().as_str()), (400, "tls_required"), "{answer:?}");
     assert!(client.is_closed().await);
     assert!(gateway.replica.seen().is_empty());
 }
@@ -200,7 +200,7 @@ async fn mutual_tls_refuses_clients_without_a_certificate_or_with_a_strangers() 
         // TLS 1.3 tells the client only after its own handshake is done.
         if let Ok(stream) = handshake(&client, gateway.addr()).await {
             let mut client = Client::over(stream);
-            client.send(post(CHAT_PATH, "", CHAT)).await;
+            client.send_raw(post(CHAT_PATH, "", CHAT)).await;
             assert!(client.is_closed().await);
         }
     }
@@ -296,9 +296,9 @@ async fn a_client_certificate_names_its_tenant_and_needs_no_key() {
     let ask = async |name: &str| {
         let client = files.client_named(Some(name), &["http/1.1"]);
         let mut client = Client::over(handshake(&client, gateway.addr()).await.unwrap());
-        client.send(post(CHAT_PATH, "", CHAT)).await;
+        client.send_raw(post(CHAT_PATH, "", CHAT)).await;
         let reply = client.reply().await;
-        (reply.status, if reply.status == 200 { String::new() } else { reply.code() })
+        (reply.status(), if reply.status() == 200 { String::new() } else { reply.code() })
     };
     assert_eq!(ask("acme.internal").await, (200, String::new()));
     assert_eq!(ask("other.internal").await, (404, "model_not_found".into()));
@@ -376,8 +376,8 @@ async fn engines_that_ask_for_a_certificate_get_the_pool_s_and_a_reload_changes_
     until("probes pass with the certificate", || is_ready(&gateway)).await;
     // A stream over TLS in both halves of a reload.
     let mut stream = Client::connect(gateway.addr()).await;
-    stream.send(post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
-    assert!(stream.head().await.starts_with("HTTP/1.1 200"));
+    stream.send_raw(post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
+    assert!(stream.head().await.text.starts_with("HTTP/1.1 200"));
 
     // Files that cannot be used change nothing.
     std::fs::write(files.path("client.key"), "no pem").unwrap();
@@ -390,7 +390,7 @@ async fn engines_that_ask_for_a_certificate_get_the_pool_s_and_a_reload_changes_
     tls.identity = None;
     apply(&mut gateway, &tls).unwrap();
     // Others were served by idle connections before; those are gone.
-    assert_eq!(raw::ask(gateway.addr(), CHAT_PATH, CHAT).await.status, 502);
+    assert_eq!(raw::ask(gateway.addr(), CHAT_PATH, CHAT).await.status(), 502);
     gateway.replica.let_go(3);
     while stream.chunk().await.expect("the stream goes on") != b"" {}
     tls.identity = Some(files.client_identity("gateway"));

@@ -10,15 +10,15 @@ pub mod frames;
 pub mod raw;
 pub mod replica;
 
-use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use tokenway::config::Config;
+use tokenway::config::{Config, Retry};
 
 use self::replica::Replica;
 use crate::support;
-use crate::support::quiet::{NO_WARMUP, checked};
 pub use crate::support::{soon, until};
 
 /// A gateway in front of one scripted replica.
@@ -45,7 +45,7 @@ impl Gateway {
     /// With a configuration of its own.
     pub async fn with(change: impl FnOnce(&mut Config)) -> Self {
         let replica = Replica::start().await;
-        let mut config = config(replica.addr);
+        let mut config = config(&replica);
         change(&mut config);
         Self { gateway: support::Gateway::start(config.clone()).await, replica, config }
     }
@@ -55,30 +55,16 @@ impl Gateway {
         self.app.gateway.requests.load(Ordering::Relaxed)
     }
 
-    /// A series of `/metrics`, by the start of its line; 0 if it does not exist.
-    pub fn counted(&self, series: &str) -> f64 {
-        let page = self.app.gateway.observer.metrics.render(&[]);
-        let value = page.lines().find_map(|line| line.strip_prefix(series)?.rsplit(' ').next()?.parse().ok());
-        value.unwrap_or(0.0)
-    }
-
     /// Ended requests of one outcome.
     pub fn outcomes(&self, outcome: &str, code: &str) -> f64 {
-        let page = self.app.gateway.observer.metrics.render(&[]);
-        let is_it = |line: &&str| {
-            line.starts_with("tokenway_requests_total{")
-                && line.contains(&format!("outcome=\"{outcome}\""))
-                && line.contains(&format!("code=\"{code}\""))
-        };
-        let values =
-            page.lines().filter(is_it).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-        values.sum()
+        let labels = [format!("outcome=\"{outcome}\""), format!("code=\"{code}\"")];
+        self.sum("tokenway_requests_total", &[&labels[0], &labels[1]])
     }
 
     /// A request of an unsuspicious client is served.
     pub async fn is_well(&self) {
         let reply = raw::ask(self.addr(), "/v1/chat/completions", CHAT).await;
-        assert_eq!(reply.status, 200, "{reply:?}");
+        assert_eq!(reply.status(), 200, "{reply:?}");
     }
 }
 
@@ -88,53 +74,17 @@ pub const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"
 /// The same as a stream.
 pub const STREAM: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 
-/// One replica, one route `*`.
-fn config(replica: SocketAddr) -> Config {
-    checked(&format!(
-        r#"
-[server]
-listen = "127.0.0.1:0"
-body_limit = "1MiB"
-body_memory = "64MiB"
-header_timeout = "10s"
-keep_alive = "10s"
-tls_handshake_timeout = "10s"
-max_connections = 1000
-drain_delay = "0s"
-drain_timeout = "10s"
-route_info_headers = false
-[admin]
-listen = "127.0.0.1:0"
-[retry]
-attempts = 0
-budget = 0.0
-min_per_second = 0
-[routing]
-seed = "test"
-[timeouts]
-connect = "5s"
-first_token = "30s"
-inter_token = "30s"
-total = "60s"
-client_stall = "30s"
-[slo.standard]
-[[pool]]
-name = "default"
-replicas = [{{ name = "replica", url = "http://127.0.0.1:{}" }}]
-scrape_interval = "60s"
-max_connections = 256
-[pool.probe]
-interval = "60s"
-kind = "completion"
-prompt = "hi"
-{}
-[[route]]
-model = "*"
-policy = "round_robin"
-client_may = []
-ask_usage = false
-"#,
-        replica.port(),
-        NO_WARMUP
-    ))
+/// One replica, one route `*`, no second attempts.
+fn config(replica: &Replica) -> Config {
+    let mut config = support::config::of(&[replica]);
+    let ten_seconds = Duration::from_secs(10);
+    config.server.keep_alive = ten_seconds;
+    config.server.tls_handshake_timeout = ten_seconds;
+    config.server.drain_timeout = ten_seconds;
+    config.server.route_info_headers = false;
+    config.retry = Retry { attempts: 0, budget: 0.0, min_per_second: 0 };
+    config.routes[0].timeouts.connect = Duration::from_secs(5);
+    config.pools[0].max_connections = NonZeroUsize::new(256).unwrap();
+    config.pools[0].replicas[0].name = "replica".into();
+    config
 }

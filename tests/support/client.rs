@@ -1,6 +1,7 @@
 //! Clients that hide nothing: HTTP/1.1 on a raw socket, where chunks and aborts show, and HTTP/2.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
@@ -10,14 +11,14 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{soon, wire};
 
 /// One HTTP/1.1 connection.
-pub struct Client {
-    socket: TcpStream,
+pub struct Client<S = TcpStream> {
+    socket: S,
     buffer: Vec<u8>,
     framing: Framing,
 }
@@ -68,6 +69,11 @@ impl Reply {
         std::str::from_utf8(&self.body.bytes).unwrap()
     }
 
+    /// The value of a header that comes once at most.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.head.header(name)
+    }
+
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body.bytes).unwrap()
     }
@@ -85,7 +91,7 @@ impl Reply {
 
 impl Client {
     pub async fn connect(addr: SocketAddr) -> Self {
-        Self::of(soon("connect", TcpStream::connect(addr)).await.unwrap())
+        Self::over(soon("connect", TcpStream::connect(addr)).await.unwrap())
     }
 
     /// A client with a small receive buffer.
@@ -94,10 +100,13 @@ impl Client {
         socket.set_recv_buffer_size(4096).unwrap();
         socket.connect(&addr.into()).unwrap();
         socket.set_nonblocking(true).unwrap();
-        Self::of(TcpStream::from_std(socket.into()).unwrap())
+        Self::over(TcpStream::from_std(socket.into()).unwrap())
     }
+}
 
-    fn of(socket: TcpStream) -> Self {
+impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+    /// On a connection that is open.
+    pub fn over(socket: S) -> Self {
         Self { socket, buffer: Vec::new(), framing: Framing::Length(0) }
     }
 
@@ -123,11 +132,16 @@ impl Client {
         let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let mut request = format!("{method} {path} HTTP/1.1\r\nhost: gateway\r\n{headers}\r\n").into_bytes();
         request.extend_from_slice(body);
-        // A server that refuses a request need not read it.
-        let _ = soon("send", self.socket.write_all(&request)).await;
+        self.send_raw(request).await;
     }
 
-    /// The next final head.
+    /// These bytes. A server that refuses a request need not read it: that it has closed shows when reading.
+    pub async fn send_raw(&mut self, bytes: impl AsRef<[u8]>) {
+        let _ = soon("send", self.socket.write_all(bytes.as_ref())).await;
+        let _ = self.socket.flush().await;
+    }
+
+    /// The next head.
     pub async fn head(&mut self) -> Head {
         let end = loop {
             match wire::head_end(&self.buffer) {
@@ -141,7 +155,7 @@ impl Client {
         self.framing = match (head.header("transfer-encoding"), head.header("content-length")) {
             (Some("chunked"), None) => Framing::Chunked,
             (None, Some(length)) => Framing::Length(length.parse().unwrap()),
-            (None, None) if matches!(head.status, 204 | 304) => Framing::Length(0),
+            (None, None) if matches!(head.status, 100..200 | 204 | 304) => Framing::Length(0),
             other => panic!("unclear framing {other:?} in {}", head.text),
         };
         head
@@ -157,11 +171,6 @@ impl Client {
             bytes.extend(more);
         }
         bytes
-    }
-
-    /// Bytes as they are, behind an upgrade.
-    pub async fn send_raw(&mut self, bytes: &[u8]) {
-        soon("send", self.socket.write_all(bytes)).await.unwrap();
     }
 
     /// What comes up to these bytes, with them, whatever the framing.
@@ -196,14 +205,20 @@ impl Client {
         Reply { head, body: self.rest().await }
     }
 
-    /// Waits until the gateway closed the connection, reading nothing of what it had sent before.
+    /// Everything that comes until the other side closes.
+    pub async fn until_closed(&mut self) -> Vec<u8> {
+        soon("the end of the connection", async { while self.fill().await {} }).await;
+        std::mem::take(&mut self.buffer)
+    }
+
+    /// Whether the other side closes without another byte.
     pub async fn is_closed(&mut self) -> bool {
-        loop {
-            self.buffer.clear();
-            if !self.fill().await {
-                return true;
-            }
-        }
+        self.until_closed().await.is_empty()
+    }
+
+    /// Whether the other side has closed by now.
+    pub async fn has_ended(&mut self) -> bool {
+        matches!(tokio::time::timeout(Duration::from_millis(1), self.fill()).await, Ok(false))
     }
 
     /// The next piece of the body: empty at its proper end, `None` where it was cut.
@@ -222,7 +237,8 @@ impl Client {
         }
     }
 
-    async fn chunk(&mut self) -> Option<Vec<u8>> {
+    /// One chunk of a chunked body; empty at its end, `None` where it was cut.
+    pub async fn chunk(&mut self) -> Option<Vec<u8>> {
         let line_end = loop {
             match memchr::memmem::find(&self.buffer, b"\r\n") {
                 Some(at) => break at,

@@ -1,6 +1,7 @@
 //! Configurations as files write them: ordinary routes, deadlines short enough to wait for.
 
-use tokenway::config::{Config, Pool, ReplicaSpec, Route};
+use sha2::{Digest, Sha256};
+use tokenway::config::{Config, Pool, ReplicaSpec, Route, Tenant};
 
 use super::quiet::{NO_WARMUP, checked};
 use super::replica::Replica;
@@ -50,6 +51,22 @@ pub fn of(replicas: &[&Replica]) -> Config {
     let mut config = checked(&format!("{SERVER}{}{}", pools(1), route_text("*", &[0])));
     config.pools = vec![pool("default", replicas)];
     config
+}
+
+/// So many replicas, and the configuration before them, changed like this.
+pub async fn before<const N: usize>(change: impl FnOnce(&mut Config)) -> ([Replica; N], Config) {
+    let mut replicas = Vec::new();
+    for _ in 0..N {
+        replicas.push(Replica::start().await);
+    }
+    let mut config = of(&replicas.iter().collect::<Vec<_>>());
+    change(&mut config);
+    (replicas.try_into().unwrap_or_else(|_| panic!("not {N} replicas")), config)
+}
+
+/// A tenant with one key.
+pub fn tenant(name: &str, key: &str) -> Tenant {
+    Tenant { name: name.into(), key_digests: vec![Sha256::digest(key).into()], ..Tenant::default() }
 }
 
 pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {

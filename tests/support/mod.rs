@@ -31,6 +31,7 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use self::client::{Client, Reply};
+use self::replica::Replica;
 
 /// Longer than anything here takes on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(10);
@@ -46,6 +47,12 @@ impl Gateway {
         let gateway = Self::start_unready(config);
         gateway.ready().await;
         gateway
+    }
+
+    /// Starts so many replicas, and one before them, changed like this.
+    pub async fn before<const N: usize>(change: impl FnOnce(&mut Config)) -> ([Replica; N], Self) {
+        let (replicas, config) = config::before(change).await;
+        (replicas, Self::start(config).await)
     }
 
     /// Starts one whose replicas may never become ready.
@@ -84,7 +91,7 @@ impl Gateway {
         self.app.fleet.statuses()
     }
 
-    pub fn state_of(&self, replica: &replica::Replica) -> ReplicaState {
+    pub fn state_of(&self, replica: &Replica) -> ReplicaState {
         let name = replica.name();
         self.replicas().iter().find(|r| *r.replica == *name).map(|r| r.state).unwrap()
     }
@@ -104,15 +111,52 @@ impl Gateway {
         .await;
     }
 
+    /// The page of `/metrics`.
+    pub fn page(&self) -> String {
+        self.app.gateway.observer.metrics.render(&[])
+    }
+
+    /// The sum of a family's series whose labels hold each of these.
+    pub fn sum(&self, family: &str, labels: &[&str]) -> f64 {
+        let page = self.page();
+        let is_of = |line: &&str| line.strip_prefix(family).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        let lines = page.lines().filter(is_of).filter(|line| labels.iter().all(|label| line.contains(label)));
+        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+    }
+
+    /// Requests that ended like this.
+    pub fn ended(&self, outcome: &str) -> f64 {
+        self.sum("tokenway_requests_total", &[&format!("outcome=\"{outcome}\"")])
+    }
+
     pub async fn client(&self) -> Client {
         Client::connect(self.addr()).await
     }
 
-    /// One POST on a connection of its own, with its whole answer.
-    pub async fn post(&self, path: &str, body: &str) -> Reply {
+    /// A connection of its own on which this was posted.
+    pub async fn sent(&self, path: &str, body: &str) -> Client {
         let mut client = self.client().await;
         client.post(path, &[], body.as_bytes()).await;
-        client.reply().await
+        client
+    }
+
+    /// The same with an API key.
+    pub async fn sent_as(&self, key: &str, path: &str, body: &str) -> Client {
+        let mut client = self.client().await;
+        client.post(path, &[("authorization", &format!("Bearer {key}"))], body.as_bytes()).await;
+        client
+    }
+
+    /// The same without a key, once the head of its answer has come.
+    pub async fn begun(&self, path: &str, body: &str) -> Client {
+        let mut client = self.sent(path, body).await;
+        client.head().await;
+        client
+    }
+
+    /// One POST on a connection of its own, with its whole answer.
+    pub async fn post(&self, path: &str, body: &str) -> Reply {
+        self.sent(path, body).await.reply().await
     }
 
     /// One request without a body.

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokenway::config::{Config, PolicyName, Tenant};
+use tokenway::config::{Config, PolicyName};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
 use super::{CHAT, PATH};
@@ -131,14 +131,12 @@ async fn what_every_replica_answers_with_nothing_is_asked_once_and_speaks_agains
 
 #[tokio::test]
 async fn a_replica_that_wants_another_key_than_ours_is_left() {
-    use sha2::Digest;
     let mut replicas = Vec::new();
     for _ in 0..4 {
         replicas.push(Replica::start().await);
     }
     let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
-    let key_digests = vec![sha2::Sha256::digest(b"key").into()];
-    config.tenants = vec![Tenant { name: "a".into(), key_digests, ..Tenant::default() }];
+    config.tenants = vec![config::tenant("a", "key")];
     let gateway = Gateway::start(config).await;
     replicas[0].always(wire::json(401, r#"{"error":"Unauthorized"}"#));
     let mut refused = 0;
@@ -302,9 +300,7 @@ async fn a_replica_whose_tokens_are_slow_is_neither_ejected_nor_passed_over() {
     let mut clients = Vec::new();
     for (replica, ticks) in replicas.iter().zip([120, 4, 4, 4]) {
         replica.next(stream(ticks));
-        let mut client = gateway.client().await;
-        client.post(PATH, &[], CHAT.as_bytes()).await;
-        client.head().await;
+        let client = gateway.begun(PATH, CHAT).await;
         clients.push(client);
     }
     for mut client in clients {
@@ -317,8 +313,7 @@ async fn a_replica_whose_tokens_are_slow_is_neither_ejected_nor_passed_over() {
 
 #[tokio::test]
 async fn the_only_replica_of_a_pool_keeps_serving_what_it_can() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     for _ in 0..10 {
         replica.next(fault("500"));
         assert_eq!(gateway.post(PATH, CHAT).await.status(), 500);
@@ -337,9 +332,7 @@ async fn a_full_queue_is_busy_while_streams_move_there_and_a_failure_without() {
     replicas[0].next(wire::begun_then("x", moving.chain([Step::Wait(gate.clone())]).chain(end)));
     let mut clients = Vec::new();
     while replicas[0].count() == 0 {
-        let mut client = gateway.client().await;
-        client.post(PATH, &[], CHAT.as_bytes()).await;
-        client.head().await;
+        let client = gateway.begun(PATH, CHAT).await;
         clients.push(client);
     }
     replicas[0].always(wire::json(503, r#"{"error":{"message":"queue is full"}}"#));
@@ -354,8 +347,7 @@ async fn a_full_queue_is_busy_while_streams_move_there_and_a_failure_without() {
 
 #[tokio::test]
 async fn a_stream_that_is_answered_by_a_page_is_a_failed_attempt() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.next(fault("HTML"));
     let reply = gateway.post(PATH, CHAT).await;
     assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
@@ -428,9 +420,7 @@ async fn a_lower_limit_of_connections_is_in_force_after_a_reload() {
     let mut clients = Vec::new();
     for _ in 0..3 {
         replica.next(script.clone());
-        let mut client = gateway.client().await;
-        client.post(PATH, &[], CHAT.as_bytes()).await;
-        client.head().await;
+        let client = gateway.begun(PATH, CHAT).await;
         clients.push(client);
     }
     config.pools[0].max_connections = NonZeroUsize::new(3).unwrap();
@@ -505,10 +495,8 @@ async fn a_stopped_replica_gets_no_more_requests_once_its_page_stays_away() {
 
 #[tokio::test]
 async fn whole_answers_that_wait_at_a_stopped_replica_come_from_another() {
-    let (stopped, other) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&stopped, &other]);
-    config.pools[0].scrape_interval = Duration::from_millis(100);
-    let gateway = Gateway::start(config).await;
+    let ([stopped, other], gateway) =
+        Gateway::before(|config| config.pools[0].scrape_interval = Duration::from_millis(100)).await;
     stopped.always(vec![Step::Hang]);
     other.always(wire::json(200, r#"{"choices":[{"message":{"content":"a"}}]}"#));
     let whole = CHAT.replace(r#""stream":true"#, r#""stream":false"#);

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::Digest;
-use tokenway::config::{PolicyName, Secret, Tenant};
+use tokenway::config::{PolicyName, Secret};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
 use super::sick::four;
@@ -45,8 +44,7 @@ async fn a_request_that_engines_forbid_speaks_against_nobody_unless_the_key_is_o
     for (key, status, is_left) in [(None, 403, false), (ours(), 403, true), (None, 401, true)] {
         let (one, two) = (Replica::start().await, Replica::start().await);
         let mut config = config::of(&[&one, &two]);
-        let key_digests = vec![sha2::Sha256::digest(b"key").into()];
-        config.tenants = vec![Tenant { name: "a".into(), key_digests, ..Tenant::default() }];
+        config.tenants = vec![config::tenant("a", "key")];
         config.routes[0].policy = PolicyName::Session;
         config.pools[0].engine_api_key.clone_from(&key);
         let gateway = Gateway::start(config).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokenway::config::OnLoss;
 
-use super::{PATH, body, budgeted, follow_each_other, metric, replicas, status, with_budget};
+use super::{PATH, body, budgeted, follow_each_other, replicas, status, with_budget};
 use crate::cluster_keys::state;
 use crate::support::redis::Redis;
 use crate::support::replica::{Gate, Replica, Step};
@@ -59,7 +59,7 @@ async fn spend(gateways: &[Gateway; 2], redis: &Redis) {
 }
 
 async fn follows(gateway: &Gateway, peers: f64) {
-    until("it follows the others", || metric(gateway, "tokenway_cluster_peers") == peers).await;
+    until("it follows the others", || gateway.sum("tokenway_cluster_peers", &[]) == peers).await;
 }
 
 #[tokio::test]
@@ -110,10 +110,10 @@ async fn a_gateway_that_joins_refuses_none_of_a_burst_that_fits() {
 async fn a_broker_that_falls_silent_holds_no_request_for_long() {
     let (redis, replicas) = (Redis::start().await, replicas().await);
     let gateway = with_budget(&redis, &replicas, 1000, OnLoss::Open).await;
-    until("it is connected", || metric(&gateway, "tokenway_cluster_connected") == 1.0).await;
+    until("it is connected", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     redis.ask("CLIENT PAUSE 60000 ALL").await.unwrap();
     assert_eq!(soon("all are answered", burst(&gateway, 5)).await, 5, "counted alone before it is given up");
-    until("the loss is seen", || metric(&gateway, "tokenway_cluster_connected") == 0.0).await;
+    until("the loss is seen", || gateway.sum("tokenway_cluster_connected", &[]) == 0.0).await;
     assert_eq!(burst(&gateway, 5).await, 5, "alone");
 }
 
@@ -146,7 +146,7 @@ async fn what_a_gateway_took_before_it_lost_its_state_is_not_written_over() {
 async fn what_the_last_requests_had_reserved_is_not_left_with_the_broker() {
     let (redis, replicas) = (Redis::start().await, replicas().await);
     let gateway = with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
-    until("it is connected", || metric(&gateway, "tokenway_cluster_connected") == 1.0).await;
+    until("it is connected", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     let gate = Gate::new();
     for replica in &replicas {
         let rest = [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];

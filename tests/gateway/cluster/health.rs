@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokenway::config::PolicyName;
 use tokenway::fleet::status::ReplicaState;
 
-use super::{PATH, body, config_of, follow_each_other, in_step, pair, replica_of, replicas, sum};
+use super::{PATH, body, config_of, follow_each_other, in_step, pair, replica_of, replicas};
 use crate::support::redis::Redis;
 use crate::support::replica::{Probes, Replica};
 use crate::support::{Gateway, until, wire};
@@ -96,6 +96,6 @@ async fn the_only_replica_is_used_whatever_another_gateway_found() {
     follow_each_other(&gateways).await;
     replica.probes(Probes::CompletionsUnanswered);
     eject(&gateways[0], &replica).await;
-    until("it is heard of", || sum(&gateways[1], "tokenway_cluster_notices_total", "received") > 0.0).await;
+    until("it is heard of", || gateways[1].sum("tokenway_cluster_notices_total", &["received"]) > 0.0).await;
     assert_eq!(replica_of(&gateways[1].post(PATH, &body("hi")).await), replica.name());
 }

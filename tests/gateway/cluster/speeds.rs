@@ -2,7 +2,7 @@
 
 use tokenway::config::PolicyName;
 
-use super::{PATH, body, config_of, metric, replicas};
+use super::{PATH, body, config_of, replicas};
 use crate::support::redis::Redis;
 use crate::support::{Gateway, soon, until};
 
@@ -30,7 +30,7 @@ async fn a_gateway_that_starts_knows_the_speeds_that_another_has_learned_and_a_l
     soon("every replica is known", learn).await;
     let learned = ttfts(&first);
     redis.kill();
-    until("the loss is seen", || metric(&first, "tokenway_cluster_connected") == 0.0).await;
+    until("the loss is seen", || first.sum("tokenway_cluster_connected", &[]) == 0.0).await;
     redis.start_again().await;
     let is_written = async {
         while !redis.ask("EXISTS tokenway:speeds:default").await.unwrap().starts_with(":1") {
@@ -47,6 +47,6 @@ async fn a_gateway_that_starts_knows_the_speeds_that_another_has_learned_and_a_l
     // What is no such figure is ignored.
     assert!(redis.ask(r#"SET tokenway:speeds:default "{\"version\":1}""#).await.unwrap().starts_with("+OK"));
     let third = Gateway::start(config_of(&redis, &replicas, PolicyName::RoundRobin)).await;
-    until("it is connected", || metric(&third, "tokenway_cluster_connected") == 1.0).await;
+    until("it is connected", || third.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     assert_eq!(third.post(PATH, &body("hi")).await.status(), 200);
 }

@@ -3,21 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::{Digest as _, Sha256};
-use tokenway::config::{PolicyName, Tenant};
+use tokenway::config::PolicyName;
 use tokio::task::JoinSet;
 
-use super::{config_of, follow_each_other, full, metric, pair, replica_of, replicas};
+use super::{config_of, follow_each_other, full, pair, replica_of, replicas};
 use crate::support::client::Reply;
 use crate::support::redis::Redis;
 use crate::support::replica::Replica;
-use crate::support::{Gateway, soon, until, wire};
+use crate::support::{Gateway, config, soon, until, wire};
 
 const RESPONSES: &str = "/v1/responses";
 
 async fn ask(gateway: &Gateway, key: &str, body: &str) -> Reply {
-    let mut client = gateway.client().await;
-    client.post(RESPONSES, &[("authorization", &format!("Bearer {key}"))], body.as_bytes()).await;
+    let mut client = gateway.sent_as(key, RESPONSES, body).await;
     client.reply().await
 }
 
@@ -84,7 +82,7 @@ async fn a_broker_that_becomes_a_read_only_replica_is_left_until_it_is_master_ag
     // As managed brokers fail over: connections stay, and the name leads elsewhere.
     assert!(redis.ask("REPLICAOF 127.0.0.1 1").await.unwrap().starts_with("+OK"));
     let maker = make(&gateways[0], &replicas, "resp_meanwhile").await;
-    until("its write is refused", || metric(&gateways[0], "tokenway_cluster_connected") == 0.0).await;
+    until("its write is refused", || gateways[0].sum("tokenway_cluster_connected", &[]) == 0.0).await;
     assert!(redis.ask("REPLICAOF NO ONE").await.unwrap().starts_with("+OK"));
     follow_each_other(&gateways).await;
     assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up("resp_meanwhile")).await), maker);
@@ -94,11 +92,11 @@ async fn a_broker_that_becomes_a_read_only_replica_is_left_until_it_is_master_ag
 async fn a_gateway_that_starts_later_and_one_that_lost_its_broker_know_them() {
     let (mut redis, replicas) = (Redis::start().await, replicas().await);
     let first = Gateway::start(config_of(&redis, &replicas, PolicyName::RoundRobin)).await;
-    until("it is connected", || metric(&first, "tokenway_cluster_connected") == 1.0).await;
+    until("it is connected", || first.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     let maker = make(&first, &replicas, "resp_before").await;
     // The broker loses everything: what its makers know they give it again.
     redis.kill();
-    until("the loss is seen", || metric(&first, "tokenway_cluster_connected") == 0.0).await;
+    until("the loss is seen", || first.sum("tokenway_cluster_connected", &[]) == 0.0).await;
     let meanwhile = make(&first, &replicas, "resp_meanwhile").await;
     redis.start_again().await;
     let second = Gateway::start(config_of(&redis, &replicas, PolicyName::RoundRobin)).await;
@@ -108,8 +106,10 @@ async fn a_gateway_that_starts_later_and_one_that_lost_its_broker_know_them() {
     assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up("resp_meanwhile")).await), meanwhile);
     // Without a broker a known one is served, and one that may be another gateway's is to be asked for again, without a wait.
     redis.kill();
-    until("the loss is seen", || gateways.iter().all(|one| metric(one, "tokenway_cluster_connected") == 0.0))
-        .await;
+    until("the loss is seen", || {
+        gateways.iter().all(|one| one.sum("tokenway_cluster_connected", &[]) == 0.0)
+    })
+    .await;
     assert_eq!(replica_of(&ask(&gateways[1], "k", &follow_up("resp_before")).await), maker);
     let clock = gateways[1].app.gateway.clock;
     let asked = clock.now();
@@ -118,7 +118,7 @@ async fn a_gateway_that_starts_later_and_one_that_lost_its_broker_know_them() {
     assert_eq!(refused.head.header("retry-after"), Some("1"));
     assert!(clock.now().since(asked) < Duration::from_millis(100));
     gateways[1].idle().await;
-    let page = gateways[1].app.gateway.observer.metrics.render(&[]);
+    let page = gateways[1].page();
     let is_refused = |line: &str| line.contains("outcome=\"refused\"") && line.ends_with(" 1");
     assert!(page.lines().any(|line| line.starts_with("tokenway_requests_total{") && is_refused(line)));
 }
@@ -127,7 +127,7 @@ async fn a_gateway_that_starts_later_and_one_that_lost_its_broker_know_them() {
 async fn a_gateway_that_has_just_begun_asks_for_what_it_does_not_know_once_it_is_connected() {
     let (redis, replicas) = (Redis::start().await, replicas().await);
     let first = Gateway::start(config_of(&redis, &replicas, PolicyName::RoundRobin)).await;
-    until("it is connected", || metric(&first, "tokenway_cluster_connected") == 1.0).await;
+    until("it is connected", || first.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     let maker = make(&first, &replicas, "resp_before").await;
     let is_written = async {
         while !redis.ask("KEYS tokenway:pin:*").await.unwrap().starts_with("*1") {
@@ -144,12 +144,7 @@ async fn a_response_of_another_tenant_is_unknown_at_every_gateway() {
     let (redis, replicas) = (Redis::start().await, replicas().await);
     let start = async || {
         let mut config = config_of(&redis, &replicas, PolicyName::RoundRobin);
-        let tenant = |name: &str, key: &str| Tenant {
-            name: name.into(),
-            key_digests: vec![Sha256::digest(key.as_bytes()).into()],
-            ..Tenant::default()
-        };
-        config.tenants = vec![tenant("acme", "k"), tenant("other", "x")];
+        config.tenants = vec![config::tenant("acme", "k"), config::tenant("other", "x")];
         Gateway::start(config).await
     };
     let gateways = [start().await, start().await];

@@ -6,7 +6,7 @@ use tokenway::clock::Clock;
 use tokenway::config::PolicyName;
 use tokenway::fleet::status::ReplicaState;
 
-use super::{PATH, body, config_of, follow_each_other, metric, pair, replica_of, replicas};
+use super::{PATH, body, config_of, follow_each_other, pair, replica_of, replicas};
 use crate::support::redis::Redis;
 use crate::support::replica::Replica;
 use crate::support::{Gateway, soon, until, wire};
@@ -31,7 +31,7 @@ fn prompt(conversation: usize) -> String {
 /// Replicas of twelve conversations.
 async fn begin(gateway: &Gateway, redis: &Redis) -> Vec<String> {
     // What is decided before is not written.
-    until("it is connected", || metric(gateway, "tokenway_cluster_connected") == 1.0).await;
+    until("it is connected", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     let mut homes = Vec::new();
     for conversation in 0..12 {
         homes.push(replica_of(&gateway.post(PATH, &body(&prompt(conversation))).await));
@@ -71,7 +71,7 @@ async fn missed(gateway: &Gateway, homes: &[String]) -> Vec<String> {
 
 /// Until what is cached was read: a request of that gateway alone would teach it.
 async fn read(gateway: &Gateway) {
-    until("it is connected", || metric(gateway, "tokenway_cluster_connected") == 1.0).await;
+    until("it is connected", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     let held = || {
         let pools = gateway.app.fleet.pools();
         (0..3).map(|slot| pools[0].dispatcher.index.held(slot)).sum::<usize>()
@@ -116,7 +116,7 @@ async fn prompts_are_found_where_a_source_names_the_replicas_only_after_the_star
     config.pools[0].replicas.clear();
     config.pools[0].discovery.file = Some(path.clone());
     let after = Gateway::start_unready(config);
-    until("it is connected", || metric(&after, "tokenway_cluster_connected") == 1.0).await;
+    until("it is connected", || after.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     // As long as the name of a Service takes that is asked for again.
     tokio::time::sleep(Duration::from_millis(400)).await;
     crate::discovery::write(&path, &replicas.iter().collect::<Vec<_>>());

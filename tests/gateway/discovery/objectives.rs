@@ -1,15 +1,14 @@
 //! InferenceObjectives: names that requests give, which stand for priorities in the queue.
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use tokenway::config::{Config, KubernetesObject, QueueLimits, Tenant};
+use tokenway::config::{Config, KubernetesObject, QueueLimits};
 use tokio::sync::mpsc;
 
 use super::api_server::{ApiServer, Feed};
 use super::{PATH, event, has, inference_pool, list, of_object, pod, pods};
-use crate::admission::{QUEUE, assert_refused, chat, one_at_a_time, order, sent, sum, taught, waiting};
+use crate::admission::{QUEUE, assert_refused, chat, one_at_a_time, order, sent, taught, waiting};
 use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, soon, until, wire};
+use crate::support::{Gateway, config, soon, until, wire};
 
 const KIND: &str = "/inferenceobjectives";
 
@@ -63,14 +62,13 @@ async fn a_tenant_s_client_names_an_objective_only_where_it_may_choose_a_priorit
         let cluster = Cluster::start(&engines[0], &[]).await;
         let mut config = cluster.config();
         config.routes[0].client_may.priority = may;
-        let key_digests = vec![Sha256::digest("k").into()];
-        config.tenants = vec![Tenant { name: "a".into(), key_digests, ..Tenant::default() }];
+        config.tenants = vec![config::tenant("a", "k")];
         let gateway = cluster.followed_by(config).await;
         let mut client = gateway.client().await;
         let headers = [("authorization", "Bearer k"), ("x-gateway-inference-objective", "unknown")];
         client.post(PATH, &headers, chat("tiny", "hi").as_bytes()).await;
         assert_eq!(client.reply().await.status(), 200);
-        let looked_up = sum(&gateway, "tokenway_unknown_objectives_total", &[]) == 1.0;
+        let looked_up = gateway.sum("tokenway_unknown_objectives_total", &[]) == 1.0;
         assert_eq!(looked_up, may);
     }
 }
@@ -118,7 +116,7 @@ async fn a_request_has_the_priority_of_the_objective_that_it_names_and_below_zer
         assert_eq!(client.reply().await.status(), 200);
     }
     assert_eq!(order(replica, before), ["first", "high", "ordinary", "unknown"]);
-    let unknown = || sum(&gateway, "tokenway_unknown_objectives_total", &[]);
+    let unknown = || gateway.sum("tokenway_unknown_objectives_total", &[]);
     assert_eq!(unknown(), 1.0);
 
     // What is deleted, or leaves the pool, is known no more.

@@ -12,10 +12,10 @@ use crate::support::replica::Replica;
 
 #[tokio::test]
 async fn ranks_of_one_host_are_one_destination() {
-    let (one, two, three) = (Replica::start().await, Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two, &three]);
-    config.pools[0].data_parallel = DataParallel::Ranks(NonZeroU32::new(4).unwrap());
-    let picker = Picker::start(config).await;
+    let ([one, two, three], picker) = Picker::before(|config| {
+        config.pools[0].data_parallel = DataParallel::Ranks(NonZeroU32::new(4).unwrap());
+    })
+    .await;
     let (_envoy, placed) = picker.placed(BODY).await;
     let mut endpoints = placed.endpoints();
     endpoints.sort_unstable();
@@ -69,10 +69,8 @@ async fn the_path_is_the_one_that_serve_would_send() {
 
 #[tokio::test]
 async fn a_replica_at_another_base_path_is_no_fallback() {
-    let (one, two, three) = (Replica::start().await, Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two, &three]);
-    config.pools[0].replicas[2].endpoint.base_path = "/base".into();
-    let picker = Picker::start(config).await;
+    let ([_one, _two, three], picker) =
+        Picker::before(|config| config.pools[0].replicas[2].endpoint.base_path = "/base".into()).await;
     for _ in 0..3 {
         let (_envoy, placed) = picker.placed(BODY).await;
         let endpoints = placed.endpoints();

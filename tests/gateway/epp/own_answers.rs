@@ -60,8 +60,7 @@ async fn an_answer_of_envoy_to_a_request_that_waits_passes_and_ends_the_wait() {
 
 #[tokio::test]
 async fn an_answer_of_envoy_to_a_request_that_uploads_passes() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([_replica], picker) = Picker::before(|_| {}).await;
     for modes in MODES {
         let mut envoy = Envoy::request(&picker.gateway.app, post(&[]), modes).await;
         envoy.body(&WHOLE[..10], false).await;
@@ -79,8 +78,7 @@ async fn an_answer_of_envoy_to_a_request_that_uploads_passes() {
 /// Of a filter before the picker, or of Envoy's own to an upgrade: the picker never sees the request.
 #[tokio::test]
 async fn an_answer_of_envoy_to_a_request_that_the_picker_never_saw_passes() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([replica], picker) = Picker::before(|_| {}).await;
     for modes in MODES {
         let mut envoy = Envoy::open(&picker.gateway.app).await;
         let [request, response] = modes.map(|mode| mode as i32);

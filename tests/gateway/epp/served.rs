@@ -8,8 +8,7 @@ use tokenway::record::{AttemptCause, Outcome};
 use super::envoy::{DUPLEX, Envoy, post};
 use super::proto::{BodySendMode, Kind, Metadata, Struct, Value};
 use super::{BODY, Picker, SSE, WHOLE};
-use crate::support::replica::Replica;
-use crate::support::{config, until, wire};
+use crate::support::{until, wire};
 
 /// What a data plane sends with the head of an answer.
 fn served_by(endpoint: &str) -> Option<Metadata> {
@@ -35,8 +34,7 @@ async fn stream(envoy: &mut Envoy, endpoint: &str) -> String {
 
 #[tokio::test]
 async fn what_a_fallback_served_counts_for_the_fallback() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let picker = Picker::start(config::of(&[&one, &two])).await;
+    let ([_one, _two], picker) = Picker::before(|_| {}).await;
     for modes in [DUPLEX, [DUPLEX[0], BodySendMode::Streamed]] {
         let mut envoy = picker.request(post(&[]), modes, BODY).await;
         let placed = envoy.placed().await;
@@ -61,16 +59,13 @@ async fn what_a_fallback_served_counts_for_the_fallback() {
         assert_eq!(attempts, expected);
         assert_eq!((record.outcome, record.status, record.content_events), (Outcome::Ok, 200, 2));
     }
-    let metrics = picker.gateway.app.gateway.observer.metrics.render(&[]);
+    let metrics = picker.gateway.page();
     assert!(metrics.contains(r#"tokenway_retries_total{reason="bypassed"} 2"#), "{metrics}");
 }
 
 #[tokio::test]
 async fn the_prompt_is_cached_where_it_was_served() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two]);
-    config.routes[0].policy = PolicyName::Prefix;
-    let picker = Picker::start(config).await;
+    let ([_one, _two], picker) = Picker::before(|config| config.routes[0].policy = PolicyName::Prefix).await;
     let body = BODY.replace("hello", &"a prompt worth a cache ".repeat(400));
     let (mut envoy, placed) = picker.placed(&body).await;
     let [_, fallback] = placed.endpoints()[..] else { panic!("{placed:?}") };
@@ -86,8 +81,7 @@ async fn the_prompt_is_cached_where_it_was_served() {
 
 #[tokio::test]
 async fn a_failure_of_a_fallback_is_the_fallback_s() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let picker = Picker::start(config::of(&[&one, &two])).await;
+    let ([_one, _two], picker) = Picker::before(|_| {}).await;
     let (mut envoy, placed) = picker.placed(WHOLE).await;
     let [picked, fallback] = placed.endpoints()[..] else { panic!("{placed:?}") };
     envoy.answer_head_with("503", "text/plain", served_by(fallback)).await;
@@ -101,8 +95,7 @@ async fn a_failure_of_a_fallback_is_the_fallback_s() {
 
 #[tokio::test]
 async fn an_endpoint_that_is_not_known_changes_nothing_for_the_client() {
-    let replica = Replica::start().await;
-    let picker = Picker::start(config::of(&[&replica])).await;
+    let ([replica], picker) = Picker::before(|_| {}).await;
     for endpoint in ["10.9.9.9:1", "", "engine-0"] {
         let (mut envoy, _) = picker.placed(BODY).await;
         stream(&mut envoy, endpoint).await;

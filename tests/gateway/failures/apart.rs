@@ -79,7 +79,7 @@ impl Two {
 
 /// Requests by way and reason.
 fn ways(gateway: &Gateway) -> Vec<String> {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let page = gateway.page();
     let of = |line: &str| {
         let labels = line.strip_prefix("tokenway_prefill_requests_total{")?;
         let (labels, count) = labels.split_once("} ")?;
@@ -97,22 +97,14 @@ fn ways(gateway: &Gateway) -> Vec<String> {
     ways
 }
 
-fn total(gateway: &Gateway, series: &str) -> u64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    page.lines()
-        .filter_map(|line| line.strip_prefix(series)?.rsplit(' ').next()?.parse::<f64>().ok())
-        .sum::<f64>() as u64
+fn total(gateway: &Gateway, family: &str, label: &str) -> u64 {
+    gateway.sum(family, &[label]) as u64
 }
 
 /// Requests that the prefill pool got, by how they ended.
 fn prefill_ended(gateway: &Gateway, outcome: &str) -> u64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let labels = [r#"pool="prefill""#.to_owned(), format!("outcome=\"{outcome}\"")];
-    page.lines()
-        .filter(|line| line.starts_with("tokenway_replica_requests_total{"))
-        .filter(|line| labels.iter().all(|label| line.contains(label)))
-        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
-        .sum()
+    let labels = [r#"pool="prefill""#, &format!("outcome=\"{outcome}\"")];
+    gateway.sum("tokenway_replica_requests_total", &labels) as u64
 }
 
 /// The client's body with the object of the prefill answer.
@@ -190,9 +182,9 @@ async fn both_legs_make_one_answer_byte_for_byte_on_every_path() {
     assert_eq!((two.prefill.count(), two.decode.count()), (8, 8));
     assert_eq!(ways(&two.gateway), ["apart always 8"]);
     // The decoding engine says that it found nothing; of the prompts' 1,280 cached tokens messages and responses tell.
-    assert_eq!(total(&two.gateway, "tokenway_prefix_tokens_total{kind=\"reported\"}"), 4 * 1280);
-    assert_eq!(total(&two.gateway, "tokenway_kv_transfers_total"), 8);
-    assert_eq!(total(&two.gateway, "tokenway_retries_total"), 0);
+    assert_eq!(total(&two.gateway, "tokenway_prefix_tokens_total", "kind=\"reported\""), 4 * 1280);
+    assert_eq!(total(&two.gateway, "tokenway_kv_transfers_total", ""), 8);
+    assert_eq!(total(&two.gateway, "tokenway_retries_total", ""), 0);
 }
 
 /// A decoding replica has no prompt to compute: none of what it waits for KV is taken for that.
@@ -204,9 +196,8 @@ async fn the_wait_for_kv_is_the_transfer_s_from_the_first_request_on() {
         .chain(wire::chat_stream(&["a"]).into_iter().skip(1));
     two.decode.always(events.collect());
     assert_eq!(two.post(PATH, CHAT).await.status(), 200);
-    let page = two.gateway.app.gateway.observer.metrics.render(&[]);
-    let sum = page.lines().find(|line| line.starts_with("tokenway_kv_transfer_seconds_sum{")).unwrap();
-    assert!(sum.rsplit(' ').next().unwrap().parse::<f64>().unwrap() >= 0.02, "{sum}");
+    let moved = two.gateway.sum("tokenway_kv_transfer_seconds_sum", &[]);
+    assert!(moved >= 0.02, "{moved}");
 }
 
 #[tokio::test]
@@ -425,7 +416,7 @@ async fn a_prefill_that_hangs_leaves_time_to_compute_it_elsewhere() {
     gateway.idle().await;
     assert_eq!(ways(&gateway), ["together prefill_late 2"]);
     assert_eq!(prefill_ended(&gateway, "failed"), 2);
-    assert_eq!(total(&gateway, "tokenway_timeouts_total{"), 0, "no timer of the configuration has passed");
+    assert_eq!(total(&gateway, "tokenway_timeouts_total", ""), 0, "no timer of the configuration has passed");
 }
 
 #[tokio::test]
@@ -441,7 +432,7 @@ async fn kv_that_does_not_come_leaves_time_to_compute_it_in_place() {
     decode.abandoned(1).await;
     gateway.idle().await;
     assert_eq!(ways(&gateway), ["together transfer_failed 1"]);
-    assert_eq!(total(&gateway, "tokenway_timeouts_total{"), 0, "no timer of the configuration has passed");
+    assert_eq!(total(&gateway, "tokenway_timeouts_total", ""), 0, "no timer of the configuration has passed");
 }
 
 #[tokio::test]
@@ -478,8 +469,7 @@ async fn a_decoding_replica_that_hangs_is_not_asked_again_while_another_is_ready
     let gateway = Gateway::start(config).await;
     one.always(vec![wire::sse_head(), Step::Hang]);
     two.always(vec![wire::sse_head(), Step::Hang]);
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let mut client = gateway.sent(PATH, CHAT).await;
     until("one hangs", || one.count() + two.count() == 1).await;
     let other = if one.count() == 0 { &one } else { &two };
     other.always(wire::chat_stream(&["a", "b"]));
@@ -520,7 +510,7 @@ async fn kv_that_no_replica_was_asked_to_fetch_is_fetched_and_thrown_away() {
     for _ in 0..2 {
         assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
     }
-    until("it is counted", || total(&gateway, "tokenway_kv_released_total{result=\"fetched\"}") == 1).await;
+    until("it is counted", || total(&gateway, "tokenway_kv_released_total", "result=\"fetched\"") == 1).await;
     gateway.idle().await;
     let received = two.received();
     let released: Vec<_> = received.iter().filter(|request| is_release(request)).collect();
@@ -571,7 +561,7 @@ async fn kv_leaves_neither_the_house_nor_its_revision() {
         for _ in 0..2 {
             assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
         }
-        let fetched = || total(&gateway, "tokenway_kv_released_total{result=\"fetched\"}") == 1;
+        let fetched = || total(&gateway, "tokenway_kv_released_total", "result=\"fetched\"") == 1;
         until("it is counted", fetched).await;
         gateway.idle().await;
         assert_eq!((provider.count(), other.count()), (0, 0));
@@ -596,9 +586,9 @@ async fn kv_that_no_replica_can_fetch_is_counted() {
     let two = Two::start().await;
     two.decode.stop_listening().await;
     assert!(two.post(PATH, CHAT).await.status() >= 500);
-    until("it is counted", || total(&two.gateway, "tokenway_kv_released_total{result=\"failed\"}") == 1)
+    until("it is counted", || total(&two.gateway, "tokenway_kv_released_total", "result=\"failed\"") == 1)
         .await;
-    assert_eq!(total(&two.gateway, "tokenway_kv_released_total{result=\"fetched\"}"), 0);
+    assert_eq!(total(&two.gateway, "tokenway_kv_released_total", "result=\"fetched\""), 0);
 }
 
 /// A prompt of one token waits for no queue.
@@ -616,8 +606,7 @@ async fn kv_is_released_by_a_replica_that_has_prompts_to_compute() {
     gateway.idle().await;
     let (computes, decodes) = (Gate::new(), Gate::new());
     prefill.next([vec![Step::Wait(computes.clone())], computed()].concat());
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let mut client = gateway.sent(PATH, CHAT).await;
     prefill.got(1).await;
     // The only connection, and seconds of work.
     decode.next([vec![Step::Wait(decodes.clone())], wire::chat_stream(&["a", "b"])].concat());
@@ -627,7 +616,7 @@ async fn kv_is_released_by_a_replica_that_has_prompts_to_compute() {
     decode.got(2).await;
     computes.cancel();
     assert_eq!(client.reply().await.status(), 504, "no connection was free in time");
-    until("it is counted", || total(&gateway, "tokenway_kv_released_total{result") == 1).await;
+    until("it is counted", || total(&gateway, "tokenway_kv_released_total", "result") == 1).await;
     decodes.cancel();
     assert_eq!(busy.reply().await.status(), 200);
 }
@@ -637,14 +626,13 @@ async fn kv_is_released_by_a_replica_that_has_prompts_to_compute() {
 async fn kv_that_a_replica_was_asked_to_fetch_is_fetched_by_no_other() {
     let two = Two::start().await;
     two.decode.next(vec![Step::Hang]);
-    let mut client = two.gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let client = two.gateway.sent(PATH, CHAT).await;
     two.decode.got(1).await;
     drop(client);
     two.decode.abandoned(1).await;
     two.gateway.idle().await;
     assert_eq!((two.prefill.count(), two.decode.count()), (1, 1));
-    assert_eq!(total(&two.gateway, "tokenway_kv_released_total{result"), 0);
+    assert_eq!(total(&two.gateway, "tokenway_kv_released_total", "result"), 0);
 }
 
 /// Nothing was fetched by a replica that took no request.
@@ -656,9 +644,13 @@ async fn kv_that_a_decoding_replica_turned_away_is_released() {
         two.decode.next(wire::json(status, refusal));
         let reply = two.post(PATH, CHAT).await;
         assert_eq!((reply.status(), reply.text()), (200, &*clean()), "{status}: computed in place");
-        let fetched = || total(&two.gateway, "tokenway_kv_released_total{result=\"fetched\"}") == 1;
+        let fetched = || total(&two.gateway, "tokenway_kv_released_total", "result=\"fetched\"") == 1;
         until("it is fetched for nobody", fetched).await;
-        assert_eq!(total(&two.gateway, "tokenway_kv_transfers_total"), 0, "{status}: no transfer was tried");
+        assert_eq!(
+            total(&two.gateway, "tokenway_kv_transfers_total", ""),
+            0,
+            "{status}: no transfer was tried"
+        );
         assert_eq!(ways(&two.gateway), ["together decode_refused 1"], "{status}");
         assert_eq!(two.post(PATH, CHAT).await.text(), clean());
         assert_eq!(
@@ -673,13 +665,12 @@ async fn kv_that_a_decoding_replica_turned_away_is_released() {
 async fn a_client_that_leaves_while_its_prompt_is_computed_stops_that() {
     let two = Two::start().await;
     two.prefill.next(vec![Step::Hang]);
-    let mut client = two.gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let client = two.gateway.sent(PATH, CHAT).await;
     two.prefill.got(1).await;
     drop(client);
     two.prefill.abandoned(1).await;
     two.gateway.idle().await;
-    assert_eq!((two.decode.count(), total(&two.gateway, "tokenway_kv_released_total{result")), (0, 0));
+    assert_eq!((two.decode.count(), total(&two.gateway, "tokenway_kv_released_total", "result")), (0, 0));
 }
 
 #[tokio::test]
@@ -696,7 +687,7 @@ async fn a_decoding_replica_that_dies_is_replaced_after_both_legs_again() {
     assert_eq!(texts, [clean(), clean()]);
     gateway.idle().await;
     assert_eq!((prefill.count(), &*ways(&gateway)), (3, &["apart always 2".to_owned()][..]));
-    assert_eq!(total(&gateway, "tokenway_retries_total{"), 1, "both legs again are a retry");
+    assert_eq!(total(&gateway, "tokenway_retries_total", ""), 1, "both legs again are a retry");
 }
 
 #[tokio::test]
@@ -707,7 +698,7 @@ async fn an_error_of_the_request_in_a_stream_is_no_word_on_its_transfer() {
     two.decode.next(wire::stream([error, wire::DONE]));
     let reply = two.post(PATH, CHAT).await;
     assert!(reply.text().contains("BadRequestError"), "{}", reply.text());
-    assert_eq!(total(&two.gateway, "tokenway_kv_transfers_total{"), 0);
+    assert_eq!(total(&two.gateway, "tokenway_kv_transfers_total", ""), 0);
 }
 
 #[tokio::test]
@@ -776,8 +767,7 @@ async fn engines_of_sglang_are_asked_at_once_and_meet_in_one_room() {
     let (first, second) = (Gate::new(), Gate::new());
     two.prefill.next([vec![Step::Wait(first.clone())], moved()].concat());
     two.decode.next([vec![Step::Wait(second.clone())], wire::chat_stream(&["a", "b"])].concat());
-    let mut client = two.gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let mut client = two.gateway.sent(PATH, CHAT).await;
     two.prefill.got(1).await;
     two.decode.got(1).await;
     first.cancel();
@@ -822,8 +812,7 @@ async fn a_prefill_engine_of_sglang_that_fails_takes_its_decoding_leg_along() {
         let gate = Gate::new();
         two.prefill.next([vec![Step::Wait(gate.clone())], script].concat());
         two.decode.next(vec![Step::Hang]).next(wire::chat_stream(&["a", "b"]));
-        let mut client = two.gateway.client().await;
-        client.post(PATH, &[], CHAT.as_bytes()).await;
+        let mut client = two.gateway.sent(PATH, CHAT).await;
         two.decode.got(1).await;
         gate.cancel();
         let reply = client.reply().await;
@@ -850,8 +839,7 @@ async fn a_client_that_leaves_ends_both_legs_of_sglang() {
     let two = Two::with(at_once()).await;
     two.prefill.next(vec![Step::Hang]);
     two.decode.next(vec![Step::Hang]);
-    let mut client = two.gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let client = two.gateway.sent(PATH, CHAT).await;
     two.prefill.got(1).await;
     two.decode.got(1).await;
     drop(client);

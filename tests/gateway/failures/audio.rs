@@ -5,7 +5,6 @@ use std::time::Duration;
 use tokenway::config::Config;
 
 use super::Pair;
-use crate::admission::sum;
 use crate::support::client::Reply;
 use crate::support::replica::{Replica, Step};
 use crate::support::{Gateway, config, wire};
@@ -63,10 +62,7 @@ async fn post(gateway: &Gateway) -> Reply {
 }
 
 async fn one(configure: impl FnOnce(&mut Config)) -> (Replica, Gateway) {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    configure(&mut config);
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) = Gateway::before(configure).await;
     (replica, gateway)
 }
 
@@ -109,8 +105,8 @@ async fn a_transcription_that_breaks_behind_its_first_text_ends_with_an_error_an
         assert!(reply.text().starts_with(&text("one")) && !reply.text().contains("[DONE]"), "{name}");
         assert!(reply.text().contains(r#""type":"upstream_error""#), "{name}: {}", reply.text());
     }
-    let failed = sum(&gateway, "tokenway_requests_total", &[r#"outcome="failed""#]);
-    assert_eq!((failed, sum(&gateway, "tokenway_goodput_requests_total", &[])), (count, 0.0));
+    let failed = gateway.sum("tokenway_requests_total", &[r#"outcome="failed""#]);
+    assert_eq!((failed, gateway.sum("tokenway_goodput_requests_total", &[])), (count, 0.0));
 }
 
 #[tokio::test]
@@ -136,10 +132,10 @@ async fn the_first_text_and_the_tokens_of_a_transcription_are_counted() {
         assert_eq!(reply.text(), events().concat());
         assert!(reply.head.header("server-timing").unwrap().contains("first_token;dur="));
     }
-    let tokens = |kind: &str| sum(&gateway, "tokenway_tenant_tokens_total", &[&format!("kind=\"{kind}\"")]);
+    let tokens = |kind: &str| gateway.sum("tokenway_tenant_tokens_total", &[&format!("kind=\"{kind}\"")]);
     assert_eq!((tokens("input"), tokens("output")), (60.0, 14.0));
-    assert_eq!(sum(&gateway, "tokenway_time_to_first_token_seconds_count", &[]), 2.0);
-    assert_eq!(sum(&gateway, "tokenway_goodput_requests_total", &[]), 2.0);
+    assert_eq!(gateway.sum("tokenway_time_to_first_token_seconds_count", &[]), 2.0);
+    assert_eq!(gateway.sum("tokenway_goodput_requests_total", &[]), 2.0);
 }
 
 #[tokio::test]
@@ -154,7 +150,7 @@ async fn silence_is_a_whole_transcription_and_openai_s_own_events_are_read_like_
         assert!(reply.body.is_complete && reply.status() == 200, "{}", reply.text());
         assert_eq!(reply.text(), events.concat());
     }
-    assert_eq!(sum(&gateway, "tokenway_tenant_tokens_total", &[r#"kind="output""#]), 14.0);
+    assert_eq!(gateway.sum("tokenway_tenant_tokens_total", &[r#"kind="output""#]), 14.0);
     replica.next(wire::stream([delta]));
     assert!(!post(&gateway).await.body.is_complete);
     replica.next(wire::json(200, r#"{"text":"one"}"#));

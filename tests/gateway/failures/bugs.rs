@@ -43,7 +43,7 @@ async fn a_panic_while_a_request_is_served_ends_it_alone_and_its_counts() {
     assert_eq!(reply.status(), 500);
     assert!(reply.text().contains(r#""code":"internal_error""#), "{}", reply.text());
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let page = gateway.page();
     assert!(page.contains("tokenway_panics_total 1"), "{page}");
 
     buggy.at_gaps.store(true, Ordering::Relaxed);

@@ -5,7 +5,6 @@ use std::time::Duration;
 use tokenway::config::{Hedge, HedgeAfter};
 use tokenway::fleet::status::ReplicaState;
 
-use super::migration::has_failed;
 use super::{CHAT, PATH, Pair, clean};
 use crate::support::replica::{Gate, Step};
 use crate::support::{Gateway, wire};
@@ -17,21 +16,13 @@ async fn pair(budget: f64, script: Vec<Step>) -> Pair {
 
 /// `won`, `lost`, `failed`
 fn hedges(gateway: &Gateway) -> [u64; 3] {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    ["won", "lost", "failed"].map(|result| {
-        let name = format!("tokenway_hedges_total{{result=\"{result}\"}} ");
-        page.lines().find_map(|line| line.strip_prefix(&*name)).unwrap().parse::<f64>().unwrap() as u64
-    })
+    let count = |result| gateway.sum("tokenway_hedges_total", &[&format!("result=\"{result}\"")]) as u64;
+    ["won", "lost", "failed"].map(count)
 }
 
 /// First tokens that a replica's own series has.
 fn first_tokens(gateway: &Gateway, replica: &str) -> u64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let of_it = |line: &&str| {
-        line.starts_with("tokenway_replica_time_to_first_token_seconds_count{") && line.contains(replica)
-    };
-    let count = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64;
-    page.lines().find(of_it).map_or(0, count)
+    gateway.sum("tokenway_replica_time_to_first_token_seconds_count", &[replica]) as u64
 }
 
 fn silent() -> Vec<Step> {
@@ -49,8 +40,7 @@ async fn the_second_replica_answers_where_the_first_says_nothing() {
     assert_eq!(hedges(&pair.gateway), [1, 0, 0]);
     assert_eq!(first_tokens(&pair.gateway, &pair.good.name()), before, "the other's silence would be in it");
     assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ready, "the loser is not charged");
-    let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
-    assert!(!page.contains("tokenway_retries_total{") && !has_failed(&page));
+    assert!(!pair.gateway.page().contains("tokenway_retries_total{") && pair.gateway.ended("failed") == 0.0);
 }
 
 #[tokio::test]
@@ -61,8 +51,7 @@ async fn the_first_replica_answers_where_it_speaks_first_all_the_same() {
     script.push(Step::End);
     let pair = pair(1.0, script).await;
     pair.good.next(silent());
-    let mut client = pair.gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let mut client = pair.gateway.sent(PATH, CHAT).await;
     pair.good.got(2).await;
     gate.cancel();
     let reply = client.reply().await;
@@ -90,8 +79,7 @@ async fn an_instant_refusal_of_the_second_replica_is_no_answer() {
         script.push(Step::End);
         let pair = pair(1.0, script).await;
         pair.good.next(refusal);
-        let mut client = pair.gateway.client().await;
-        client.post(PATH, &[], CHAT.as_bytes()).await;
+        let mut client = pair.gateway.sent(PATH, CHAT).await;
         pair.good.got(2).await;
         gate.cancel();
         let reply = client.reply().await;

@@ -31,22 +31,8 @@ fn whole(texts: &[&str]) -> String {
     wire::chat_events(texts).concat()
 }
 
-/// Whether a request failed; an attempt may have.
-pub(crate) fn has_failed(page: &str) -> bool {
-    has_outcome(page, "failed")
-}
-
-/// Whether a request ended like this; counters start at zero.
-pub(crate) fn has_outcome(page: &str, outcome: &str) -> bool {
-    let label = format!("outcome=\"{outcome}\"");
-    let is_counted = |line: &str| line.contains(&label) && !line.ends_with(" 0");
-    page.lines().any(|line| line.starts_with("tokenway_requests_total{") && is_counted(line))
-}
-
 fn migrations(gateway: &Gateway) -> u64 {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
-    let line = page.lines().find(|line| line.starts_with("tokenway_migrations_total ")).unwrap();
-    line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64
+    gateway.sum("tokenway_migrations_total", &[]) as u64
 }
 
 fn sent(replica: &Replica) -> Value {
@@ -89,9 +75,8 @@ async fn a_broken_stream_goes_on_at_another_replica_and_the_client_does_not_lear
         assert_eq!(sent["messages"][1], json!({"role": "assistant", "content": "hello"}), "{name}");
         assert_eq!(sent["continue_final_message"], true, "{name}");
         assert_eq!(sent["add_generation_prompt"], false, "{name}");
-        let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
-        assert!(!has_failed(&page), "{name}: a request that was answered did not fail");
-        assert!(!page.contains("tokenway_retries_total{"), "{name}: it is no retry");
+        assert_eq!(pair.gateway.ended("failed"), 0.0, "{name}: a request that was answered did not fail");
+        assert!(!pair.gateway.page().contains("tokenway_retries_total{"), "{name}: it is no retry");
     }
 }
 
@@ -120,12 +105,9 @@ async fn the_gaps_of_a_broken_stream_are_those_of_the_replica_that_broke_it() {
     pair.good.next(continuing(&["c", "d", "e"]));
     assert_eq!(pair.post(CHAT).await.text(), whole(&["a", "b", "c", "d", "e"]));
     pair.gateway.idle().await;
-    let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
     let gaps = |name: &str| {
-        let family = "tokenway_replica_inter_token_latency_seconds_count{";
         let of_it = format!("replica=\"{name}\"");
-        let line = page.lines().find(|line| line.starts_with(family) && line.contains(&of_it));
-        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
+        pair.gateway.sum("tokenway_replica_inter_token_latency_seconds_count", &[&of_it])
     };
     // One of the other's is of an answer before.
     assert_eq!((gaps(&pair.bad.name()), gaps(&pair.good.name())), (2.0, 3.0));
@@ -171,8 +153,8 @@ async fn a_stream_that_lost_only_its_finish_has_no_token_more_than_was_asked_for
     assert_eq!(last["choices"], json!([{"index": 0, "delta": {}, "finish_reason": "length"}]));
     assert!(reply.body.is_complete);
     assert_eq!(pair.good_requests(), 0);
-    let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
-    assert!(!has_failed(&page) && page.contains("reason=\"length\""));
+    assert_eq!(pair.gateway.ended("failed"), 0.0);
+    assert!(pair.gateway.page().contains("reason=\"length\""));
 }
 
 #[tokio::test]
@@ -307,10 +289,7 @@ async fn completions_go_on_from_a_longer_prompt() {
 #[tokio::test]
 async fn a_stream_moves_three_times_at_most() {
     let broken = |text: &str| wire::begun_then(text, [Step::Close]);
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two]);
-    config.routes[0].migrate = true;
-    let gateway = Gateway::start(config).await;
+    let ([one, two], gateway) = Gateway::before(|config| config.routes[0].migrate = true).await;
     for replica in [&one, &two] {
         replica.always(broken("x"));
     }
@@ -325,16 +304,13 @@ async fn a_stream_moves_three_times_at_most() {
 async fn a_client_that_leaves_while_a_replica_is_looked_for_leaves_nothing_behind() {
     let pair = pair(wire::begun_then("x", [Step::Close])).await;
     pair.good.next(vec![wire::sse_head(), wire::event(wire::ROLE), Step::Hang]);
-    let mut client = pair.gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = pair.gateway.begun(PATH, CHAT).await;
     client.read_until("\"x\"").await;
     pair.good.got(2).await;
     drop(client);
     pair.good.abandoned(1).await;
     pair.gateway.idle().await;
-    let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
-    assert!(has_outcome(&page, "canceled") && !has_failed(&page));
+    assert_eq!((pair.gateway.ended("canceled"), pair.gateway.ended("failed")), (1.0, 0.0));
 }
 
 #[tokio::test]
@@ -354,9 +330,7 @@ async fn half_an_event_is_held_back_until_it_is_whole() {
         ],
     );
     let pair = pair(script).await;
-    let mut client = pair.gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    client.head().await;
+    let mut client = pair.gateway.begun(PATH, CHAT).await;
     let seen = client.read_until("\"y\"").await;
     assert!(seen.ends_with(b"}\n\n"), "{}", String::from_utf8_lossy(&seen));
     gate.cancel();
@@ -379,13 +353,7 @@ async fn the_gap_across_the_break_is_a_gap_and_the_first_token_stays_the_first()
     ]);
     let reply: Reply = pair.post(CHAT).await;
     assert_eq!(reply.text(), whole(&["x", "y"]));
-    let metric = |name: &str| {
-        let page = pair.gateway.app.gateway.observer.metrics.render(&[]);
-        page.lines()
-            .filter(|line| line.starts_with(name))
-            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
-            .sum::<f64>()
-    };
+    let metric = |family: &str| pair.gateway.sum(family, &[]);
     until("the gap is observed", || metric("tokenway_inter_chunk_latency_seconds_count") == 2.0).await;
     // One of the request that found out whose turn it was, one across the break.
     assert!(metric("tokenway_inter_chunk_latency_seconds_sum") >= Duration::from_millis(20).as_secs_f64());

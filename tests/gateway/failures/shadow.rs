@@ -38,18 +38,10 @@ impl Shadowed {
         self.gateway.app.gateway.shadows.by_canary.of(&"*".into(), &"new".into()).share.set(share);
     }
 
-    fn page(&self) -> String {
-        self.gateway.app.gateway.observer.metrics.render(&[])
-    }
-
     /// Copies that ended so, or were not sent for this reason.
     fn copies(&self, outcome: &str) -> u64 {
         let is_it = format!("outcome=\"{outcome}\"");
-        let page = self.page();
-        let mut lines =
-            page.lines().filter(|line| line.starts_with("tokenway_canary_shadow_requests_total{"));
-        let line = lines.find(|line| line.contains(&is_it));
-        line.map_or(0, |line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64)
+        self.gateway.sum("tokenway_canary_shadow_requests_total", &[&is_it]) as u64
     }
 
     async fn copied(&self, outcome: &str, count: u64) {
@@ -76,7 +68,7 @@ async fn the_canary_gets_a_copy_under_its_own_id_and_trace_and_the_client_the_ba
     shadowed.gateway.idle().await;
 
     // One request, one answer of the baseline, in all that is counted for clients.
-    let page = shadowed.page();
+    let page = shadowed.gateway.page();
     let of_clients = |line: &&str| {
         let counts = [
             "tokenway_requests_total{",
@@ -125,7 +117,7 @@ async fn whatever_the_canary_does_with_its_copy_the_client_s_answer_is_the_same(
             "only the judge holds it against it"
         );
     }
-    assert!(!shadowed.page().contains("tokenway_retries_total{"));
+    assert!(!shadowed.gateway.page().contains("tokenway_retries_total{"));
 
     // No prompt is suspected of killing engines, so that the next client is served.
     shadowed.canary.stop_listening().await;
@@ -218,14 +210,13 @@ async fn a_copy_ends_when_its_client_leaves_and_is_held_against_nobody() {
     for (done, (script, said)) in (1..).zip([(silent(), None), (begun(), Some("\"x\""))]) {
         shadowed.baseline.next(if said.is_some() { begun() } else { silent() });
         shadowed.canary.next(script);
-        let mut client = shadowed.gateway.client().await;
-        client.post(PATH, &[], CHAT.as_bytes()).await;
+        let mut client = shadowed.gateway.sent(PATH, CHAT).await;
         shadowed.canary.got(done).await;
         if let Some(said) = said {
             client.head().await;
             client.read_until(said).await;
             let seen = "tokenway_canary_shadow_time_to_first_token_seconds_count{pool=\"new\",revision=\"new\",route=\"*\"} 1";
-            until("the copy's first token", || shadowed.page().contains(seen)).await;
+            until("the copy's first token", || shadowed.gateway.page().contains(seen)).await;
         }
         drop(client);
         shadowed.baseline.abandoned(done).await;

@@ -1,10 +1,9 @@
 //! Answers that are wrong under a status of success, or under none: relayed as they are, and never counted as good.
 
-use super::matrix::sum;
 use super::{CHAT, PATH, UNARY};
 use crate::support::client::Reply;
-use crate::support::replica::{Replica, Step};
-use crate::support::{Gateway, config, wire};
+use crate::support::replica::Step;
+use crate::support::{Gateway, wire};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -23,9 +22,9 @@ async fn call(gateway: &Gateway, method: &str, path: &str, body: &str) -> Reply 
 
 /// Requests of this outcome, and attempts at replicas.
 fn counted(gateway: &Gateway, outcome: &str) -> [f64; 2] {
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
     let label = format!(r#"outcome="{outcome}""#);
-    ["tokenway_requests_total", "tokenway_replica_requests_total"].map(|family| sum(&page, family, &label))
+    ["tokenway_requests_total", "tokenway_replica_requests_total"]
+        .map(|family| gateway.sum(family, &[&label]))
 }
 
 #[tokio::test]
@@ -48,9 +47,8 @@ async fn a_wrong_answer_that_none_replaces_is_relayed_and_counted_as_failed() {
         ("empty error", wire::json(200, r#"{"error":{}}"#), 200, r#"{"error":{}}"#, "ok"),
     ] {
         for (path, request) in [(PATH, UNARY), (RESPONSES, embeddings), ("/v1/embeddings", embeddings)] {
-            let replica = Replica::start().await;
+            let ([replica], gateway) = Gateway::before(|_| {}).await;
             replica.always(script.clone());
-            let gateway = Gateway::start(config::of(&[&replica])).await;
             let reply = call(&gateway, "POST", path, request).await;
             assert_eq!((reply.status(), reply.text()), (status, text), "{what}, {path}");
             assert!(reply.body.is_complete, "{what}, {path}");
@@ -62,9 +60,8 @@ async fn a_wrong_answer_that_none_replaces_is_relayed_and_counted_as_failed() {
 #[tokio::test]
 async fn an_error_under_200_to_a_stream_s_client_is_counted_as_failed() {
     let error = r#"{"error":{"message":"no upstream","type":"InternalServerError","code":502}}"#;
-    let replica = Replica::start().await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.always(wire::json(200, error));
-    let gateway = Gateway::start(config::of(&[&replica])).await;
     let reply = call(&gateway, "POST", PATH, CHAT).await;
     assert_eq!((reply.status(), reply.text()), (200, error));
     assert_eq!(counted(&gateway, "failed"), [1.0, 1.0]);
@@ -72,8 +69,7 @@ async fn an_error_under_200_to_a_stream_s_client_is_counted_as_failed() {
 
 #[tokio::test]
 async fn a_handshake_that_is_answered_without_one_is_counted_as_failed() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let upgrade = [
         ("connection", "upgrade"),
         ("upgrade", "websocket"),
@@ -94,10 +90,8 @@ async fn a_handshake_that_is_answered_without_one_is_counted_as_failed() {
 
 #[tokio::test]
 async fn no_content_and_a_stored_error_are_good_where_they_may_be_asked_for() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.extra_paths = vec!["/v1/things".into()];
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.server.extra_paths = vec!["/v1/things".into()]).await;
     let made = r#"{"id":"resp_1","object":"response","status":"queued","error":null}"#;
     replica.next(wire::json(200, made));
     call(&gateway, "POST", RESPONSES, r#"{"model":"tiny","input":"hi","background":true}"#).await;
@@ -138,8 +132,7 @@ async fn a_stored_response_s_stream_is_judged_like_the_one_that_made_it() {
         ("rejected", event("error", 2, rejected), "client_error"),
         ("no end", String::new(), "failed"),
     ] {
-        let replica = Replica::start().await;
-        let gateway = Gateway::start(config::of(&[&replica])).await;
+        let ([replica], gateway) = Gateway::before(|_| {}).await;
         replica.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"completed"}"#));
         call(&gateway, "POST", RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await;
         // Split where reads may split it.
@@ -160,8 +153,7 @@ async fn a_client_that_leaves_at_the_end_of_a_stored_response_s_stream_has_seen_
     let failed = event("response.failed", 0, r#","response":{"id":"resp_1","error":{"message":"boom"}}"#);
     let whole = event("response.completed", 0, r#","response":{"id":"resp_1","status":"completed"}"#);
     for (end, outcome) in [(failed, "failed"), (whole, "ok")] {
-        let replica = Replica::start().await;
-        let gateway = Gateway::start(config::of(&[&replica])).await;
+        let ([replica], gateway) = Gateway::before(|_| {}).await;
         replica.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"completed"}"#));
         call(&gateway, "POST", RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await;
         let before = counted(&gateway, outcome);
@@ -180,8 +172,7 @@ async fn a_client_that_leaves_at_the_end_of_a_stored_response_s_stream_has_seen_
 
 #[tokio::test]
 async fn nothing_left_of_a_stored_response_s_stream_is_no_failure() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"completed"}"#));
     call(&gateway, "POST", RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await;
     replica.next(wire::stream([": nothing after 7\n\n"]));

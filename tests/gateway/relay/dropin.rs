@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
 use tokenway::config::Tenant;
 
 use crate::admission::{chat, one_at_a_time, sent, taught, waiting};
@@ -15,12 +14,7 @@ const CHAT: &str = "/v1/chat/completions";
 const KEYED: [(&str, &str); 1] = [("authorization", "Bearer ka")];
 
 fn tenants() -> Vec<Tenant> {
-    let tenant = |name: &str| Tenant {
-        name: name.into(),
-        key_digests: vec![Sha256::digest(format!("k{name}")).into()],
-        ..Tenant::default()
-    };
-    vec![tenant("a"), tenant("b")]
+    vec![config::tenant("a", "ka"), config::tenant("b", "kb")]
 }
 
 async fn call(gateway: &Gateway, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
@@ -31,9 +25,8 @@ async fn call(gateway: &Gateway, method: &str, path: &str, headers: &[(&str, &st
 
 #[tokio::test]
 async fn every_listed_path_reaches_an_engine_and_no_other_does() {
-    let replica = Replica::start().await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.always(wire::json(200, "{\"ok\" : 1}"));
-    let gateway = Gateway::start(config::of(&[&replica])).await;
     for path in [
         "/v1/chat/completions/batch", "/v2/rerank", "/v2/embed", "/v1/score", "/classify",
         "/generative_scoring", "/detokenize", "/tokenizer_info", "/v1/audio/transcriptions",
@@ -80,10 +73,8 @@ async fn extra_paths_take_names_and_are_opaque_but_for_their_model() {
 
 #[tokio::test]
 async fn a_stream_that_we_do_not_understand_is_relayed_from_its_head_on() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.extra_paths = vec!["/v1/custom".into()];
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.server.extra_paths = vec!["/v1/custom".into()]).await;
     let lines = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n";
     for head in [wire::sse_head(), Step::Raw(lines.as_bytes().to_vec())] {
         let (one, two) = (Gate::new(), Gate::new());
@@ -377,10 +368,7 @@ async fn a_request_without_a_model_goes_to_the_only_route_it_can_mean() {
 
 #[tokio::test]
 async fn a_stored_response_is_read_cancelled_and_continued_where_its_tenant_made_it() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two]);
-    config.tenants = tenants();
-    let gateway = Gateway::start(config).await;
+    let ([one, two], gateway) = Gateway::before(|config| config.tenants = tenants()).await;
     let queued =
         |id: &str| wire::json(200, &format!(r#"{{"id":"{id}","object":"response","status":"queued"}}"#));
     let body = r#"{"model":"tiny","input":"hi","background":true}"#;
@@ -428,10 +416,7 @@ async fn a_stored_response_is_read_cancelled_and_continued_where_its_tenant_made
 
 #[tokio::test]
 async fn a_response_id_that_a_client_chooses_is_its_tenants_own() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.tenants = tenants();
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) = Gateway::before(|config| config.tenants = tenants()).await;
     let body = r#"{"model":"tiny","input":"hi", "request\u005fid" : "resp_1","n":1}"#;
     let id_of = |received: &Received| {
         let sent: serde_json::Value = serde_json::from_slice(&received.body).unwrap();
@@ -478,9 +463,8 @@ async fn a_response_id_that_a_client_chooses_is_its_tenants_own() {
 
 #[tokio::test]
 async fn a_body_s_own_request_id_stands_where_no_header_names_one() {
-    let replica = Replica::start().await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.always(wire::json(200, "{}"));
-    let gateway = Gateway::start(config::of(&[&replica])).await;
     for (header, body, expected) in [
         (None, r#"{"model":"tiny","request_id":"mine.1"}"#, Some("mine.1")),
         (Some("theirs"), r#"{"model":"tiny","request_id":"mine.1"}"#, Some("theirs")),
@@ -501,11 +485,8 @@ async fn a_body_s_own_request_id_stands_where_no_header_names_one() {
 
 #[tokio::test]
 async fn a_root_path_is_stripped_from_every_path() {
-    let replica = Replica::start().await;
+    let ([replica], gateway) = Gateway::before(|config| config.server.root_path = "/llm".into()).await;
     replica.always(wire::json(200, "{}"));
-    let mut config = config::of(&[&replica]);
-    config.server.root_path = "/llm".into();
-    let gateway = Gateway::start(config).await;
     for path in ["/llm/health", "/llm/v1/models", "/health"] {
         assert_eq!(gateway.call("GET", path).await.status(), 200, "{path}");
     }
@@ -600,10 +581,10 @@ async fn websocket(gateway: &Gateway, target: &str) -> Client {
 
 #[tokio::test]
 async fn a_websocket_is_a_tunnel_that_counts_as_load() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.routes = vec![config::route("tiny", &[0]), config::route("other", &[0])];
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) = Gateway::before(|config| {
+        config.routes = vec![config::route("tiny", &[0]), config::route("other", &[0])];
+    })
+    .await;
     let hello = b"\x81\x05hello".to_vec();
     let masked = b"\x81\x82\x00\x00\x00\x00hi".to_vec();
     let bye = b"\x88\x02\x03\xe8".to_vec();
@@ -622,7 +603,7 @@ async fn a_websocket_is_a_tunnel_that_counts_as_load() {
     assert_eq!(received.header("sec-websocket-key"), Some("dGhlIHNhbXBsZSBub25jZQ=="));
     client.send_raw(&masked).await;
     client.raw_until(&bye).await;
-    assert!(client.is_closed().await);
+    client.until_closed().await;
     gateway.idle().await;
 
     for (target, status, code) in [
@@ -658,8 +639,7 @@ async fn a_handshake_that_a_replica_refuses_with_an_error_goes_to_another_one() 
 
 #[tokio::test]
 async fn a_websocket_opens_in_the_delay_of_a_drain() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
     gateway.app.gateway.drain.begin();
     let _open = websocket(&gateway, "/v1/realtime?model=tiny").await;
@@ -667,10 +647,8 @@ async fn a_websocket_opens_in_the_delay_of_a_drain() {
 
 #[tokio::test]
 async fn a_websocket_that_outlives_the_drain_is_closed_as_going_away() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.drain_timeout = Duration::from_millis(100);
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.server.drain_timeout = Duration::from_millis(100)).await;
     replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
     let mut client = websocket(&gateway, "/v1/realtime?model=tiny").await;
     let closed = client.raw_until(b"\x88\x0f\x03\xe9drain_timeout");
@@ -679,10 +657,7 @@ async fn a_websocket_that_outlives_the_drain_is_closed_as_going_away() {
 
 #[tokio::test]
 async fn a_websocket_waits_for_nobody_where_prompts_do() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    one_at_a_time(&mut config);
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) = Gateway::before(one_at_a_time).await;
     taught(&gateway, &replica).await;
     let (gate, before) = (Gate::new(), replica.count());
     replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
@@ -696,17 +671,15 @@ async fn a_websocket_waits_for_nobody_where_prompts_do() {
 
 #[tokio::test]
 async fn a_websocket_that_never_speaks_is_closed_by_a_named_deadline() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.routes[0].timeouts.client_stall = Duration::from_millis(200);
-    let gateway = Gateway::start(config).await;
+    let ([replica], gateway) =
+        Gateway::before(|config| config.routes[0].timeouts.client_stall = Duration::from_millis(200)).await;
     replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
     let mut client = websocket(&gateway, "/v1/realtime").await;
     client.raw_until(b"\x88\x16\x03\xf3timeout_client_stall").await;
-    assert!(client.is_closed().await);
+    client.until_closed().await;
     replica.abandoned(1).await;
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let page = gateway.page();
     let ends =
         page.lines().filter(|line| line.starts_with("tokenway_requests_total{") && !line.ends_with(" 0"));
     let ends: Vec<_> = ends.collect();
@@ -715,8 +688,7 @@ async fn a_websocket_that_never_speaks_is_closed_by_a_named_deadline() {
 
 #[tokio::test]
 async fn a_client_that_leaves_its_websocket_ends_it_at_the_engine() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
     let client = websocket(&gateway, "/v1/realtime").await;
     drop(client);
@@ -726,8 +698,7 @@ async fn a_client_that_leaves_its_websocket_ends_it_at_the_engine() {
 
 #[tokio::test]
 async fn a_client_that_leaves_under_what_its_engine_sends_is_no_failure_of_that() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let frames = [&b"\x82\x7d"[..], &[b'x'; 125]].concat().repeat(20_000);
     for _ in 0..20 {
         replica.next(vec![Step::Raw(SWITCH.into()), Step::Raw(frames.clone()), Step::Hang]);
@@ -736,15 +707,14 @@ async fn a_client_that_leaves_under_what_its_engine_sends_is_no_failure_of_that(
         drop(client);
     }
     gateway.idle().await;
-    let page = gateway.app.gateway.observer.metrics.render(&[]);
+    let page = gateway.page();
     let failed = |line: &&str| line.contains(r#"outcome="failed""#) && !line.ends_with(" 0");
     assert_eq!(page.lines().filter(failed).collect::<Vec<_>>(), [""; 0]);
 }
 
 #[tokio::test]
 async fn a_switch_to_anything_but_websocket_is_502() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     for upgrade in
         ["upgrade: h2c\r\n", "", "upgrade: websocket, h2c\r\n", "upgrade: websocket\r\nupgrade: h2c\r\n"]
     {
@@ -759,8 +729,7 @@ async fn a_switch_to_anything_but_websocket_is_502() {
 
 #[tokio::test]
 async fn an_upgrade_is_refused_with_a_reason_where_there_is_none() {
-    let replica = Replica::start().await;
-    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let ([replica], gateway) = Gateway::before(|_| {}).await;
     let elsewhere = call(&gateway, "GET", CHAT, &UPGRADE, b"").await;
     assert_eq!((elsewhere.status(), &*elsewhere.code()), (400, "upgrade_not_supported"));
     let plain = call(&gateway, "GET", "/v1/realtime", &[], b"").await;
