@@ -367,16 +367,7 @@ impl Failure {
 
     /// The JSON body in a dialect's shape.
     pub fn body(&self, shape: ErrorShape) -> String {
-        let (kind, message) = (self.kind(shape), self.to_string());
-        match shape {
-            ErrorShape::OpenAi => json!({
-                "error": { "message": message, "type": kind, "param": self.param(), "code": self.code() }
-            }),
-            ErrorShape::Anthropic => {
-                json!({ "type": "error", "error": { "type": kind, "message": message, "code": self.code() } })
-            }
-        }
-        .to_string()
+        error_body(shape, self.kind(shape), &self.to_string(), self.param(), self.code())
     }
 
     /// Adds the headers of this error.
@@ -409,6 +400,25 @@ impl Failure {
             _ => {}
         }
     }
+}
+
+/// An error as JSON in a dialect's shape.
+pub(crate) fn error_body(
+    shape: ErrorShape,
+    kind: &str,
+    message: &str,
+    param: Option<&str>,
+    code: &str,
+) -> String {
+    match shape {
+        ErrorShape::OpenAi => {
+            json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+        }
+        ErrorShape::Anthropic => {
+            json!({ "type": "error", "error": { "type": kind, "message": message, "code": code } })
+        }
+    }
+    .to_string()
 }
 
 /// Displays a duration as decimal seconds (`1.5 s`).

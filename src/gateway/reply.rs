@@ -11,6 +11,7 @@ use memchr::memmem;
 
 use super::attempt::{BufferedResponse, UpstreamResponse, content_type, is_event_stream};
 use super::exchange::{Exchange, ExchangeResult};
+use super::local::json_response;
 use super::migration::ReplicaSuccessor;
 use super::outbound::{ActiveAttempt, Identity};
 use super::prepared::Prepared;
@@ -89,11 +90,8 @@ fn with_own_headers(mut response: Response<Bytes>, request: &HeaderMap) -> Respo
 
 /// The response to a failure, without a record.
 pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
-    let mut response = Response::new(Bytes::from(failure.body(shape)));
-    *response.status_mut() = failure.status();
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    failure.write_headers(headers);
+    let mut response = json_response(failure.status(), failure.body(shape));
+    failure.write_headers(response.headers_mut());
     response.extensions_mut().insert(OwnAnswer);
     response
 }

@@ -4,9 +4,9 @@
 //! an event, no `[DONE]` follows it, and the caller aborts the body after it. Codes and messages come from `error.rs`.
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde_json::json;
 
-use crate::error::Failure;
+use crate::error::{ErrorShape, Failure, error_body};
 use crate::record::cut;
 use crate::relay::frame::LineState;
 use crate::relay::sse::Scanner;
@@ -42,32 +42,37 @@ impl<'a> EventContext<'a> {
 /// The error event that ends a stream, of a failure as it may be shown.
 pub fn event(dialect: Dialect, failure: &Failure, at: &EventContext<'_>) -> Bytes {
     let kind = failure.kind(dialect.error_shape());
-    event_of(dialect, ErrorObject::new(kind, &failure.to_string(), failure.code()), at)
+    event_of(dialect, [kind, &failure.to_string(), failure.code()], at)
 }
 
-fn event_of(dialect: Dialect, error: ErrorObject<'_>, at: &EventContext<'_>) -> Bytes {
-    let mut out = at.tail.closing().to_vec();
-    match dialect {
-        Dialect::Messages | Dialect::CountTokens => {
-            let error = ErrorObject { param: None, ..error };
-            write(&mut out, "error", &ErrorBody { kind: Some("error"), error });
-        }
+fn event_of(dialect: Dialect, [kind, message, code]: [&str; 3], at: &EventContext<'_>) -> Bytes {
+    let (name, data) = match dialect {
         Dialect::Responses => {
-            let error = ResponsesError { code: error.code, message: error.message };
-            let response = ResponsesBody {
-                id: at.response_id,
-                object: "response",
-                model: at.model,
-                status: "failed",
-                output: [],
-                error,
-            };
-            let kind = "response.failed";
-            write(&mut out, kind, &ResponsesEvent { kind, sequence_number: at.sequence_number, response });
+            let name = "response.failed";
+            let event = json!({
+                "type": name,
+                "sequence_number": at.sequence_number,
+                "response": {
+                    "id": at.response_id,
+                    "object": "response",
+                    "model": at.model,
+                    "status": "failed",
+                    "output": [],
+                    "error": { "code": code, "message": message },
+                },
+            });
+            (name, event.to_string())
         }
-        _ => write(&mut out, "", &ErrorBody { kind: None, error }),
-    }
+        _ => (name_of(dialect), error_body(dialect.error_shape(), kind, message, None, code)),
+    };
+    let mut out = at.tail.closing().to_vec();
+    frame(&mut out, name, data.as_bytes());
     out.into()
+}
+
+/// What `event:` calls an error; empty where it has no such field.
+fn name_of(dialect: Dialect) -> &'static str {
+    if dialect.error_shape() == ErrorShape::Anthropic { "error" } else { "" }
 }
 
 /// An engine's own error answer as an event, for a client whose stream has begun with comments. One that SDKs would not take for an error
@@ -81,21 +86,14 @@ pub fn engine_event(dialect: Dialect, body: &[u8]) -> Bytes {
             .or(detail)
             .and_then(|text| text.string())
             .unwrap_or_else(|| cut(&text, MAX_QUOTED).into());
-        let error = ErrorObject::new("invalid_request_error", &message, "engine_rejected");
+        let error = ["invalid_request_error", &message, "engine_rejected"];
         return event_of(dialect, error, &EventContext::default());
     }
     let mut out = Vec::with_capacity(body.len() + 32);
-    let name = if matches!(dialect, Dialect::Messages | Dialect::CountTokens) { "error" } else { "" };
     // A line break would end the field; JSON has none but between its tokens.
     let line: Vec<u8> = body.iter().map(|b| if matches!(b, b'\r' | b'\n') { b' ' } else { *b }).collect();
-    frame(&mut out, name, &line);
+    frame(&mut out, name_of(dialect), &line);
     out.into()
-}
-
-fn write(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
-    // The shapes below cannot fail; an event without data would be dropped by readers.
-    let json = serde_json::to_vec(data).unwrap_or_else(|_| b"{\"error\":{}}".to_vec());
-    frame(out, name, &json);
 }
 
 fn frame(out: &mut Vec<u8>, name: &str, data: &[u8]) {
@@ -112,64 +110,14 @@ fn frame(out: &mut Vec<u8>, name: &str, data: &[u8]) {
 /// Bytes of an engine's answer in a message.
 const MAX_QUOTED: usize = 4096;
 
-#[derive(Serialize)]
-struct ErrorBody<'a> {
-    /// Anthropic's alone.
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    kind: Option<&'static str>,
-    error: ErrorObject<'a>,
-}
-
-#[derive(Serialize)]
-struct ErrorObject<'a> {
-    /// Of the dialect's shape (`upstream_error`; for messages `api_error`).
-    #[serde(rename = "type")]
-    kind: &'a str,
-    message: &'a str,
-    /// Null where it is `Some(None)`: OpenAI's shape has it always.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    param: Option<Option<&'a str>>,
-    /// For programs (`replica_failed`, `timeout_inter_token`).
-    code: &'a str,
-}
-
-impl<'a> ErrorObject<'a> {
-    const fn new(kind: &'a str, message: &'a str, code: &'a str) -> Self {
-        Self { kind, message, param: Some(None), code }
-    }
-}
-
-#[derive(Serialize)]
-struct ResponsesEvent<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    sequence_number: u64,
-    response: ResponsesBody<'a>,
-}
-
-#[derive(Serialize)]
-struct ResponsesBody<'a> {
-    id: Option<&'a str>,
-    object: &'static str,
-    model: Option<&'a str>,
-    status: &'static str,
-    output: [(); 0],
-    error: ResponsesError<'a>,
-}
-
-#[derive(Serialize)]
-struct ResponsesError<'a> {
-    code: &'a str,
-    message: &'a str,
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
     use crate::relay::stream_state::Echo;
 
-    const ERROR: ErrorObject<'_> =
-        ErrorObject::new("upstream_error", "replica \"r0\"\nclosed", "replica_failed");
+    const ERROR: [&str; 3] = ["upstream_error", "replica \"r0\"\nclosed", "replica_failed"];
 
     fn after(dialect: Dialect, stream: &str) -> String {
         let mut scanner = Scanner::new(dialect, Echo::Off);
@@ -179,23 +127,26 @@ mod tests {
 
     #[test]
     fn each_dialect_gets_its_own_form() {
-        let openai = "data: {\"error\":{\"type\":\"upstream_error\",\"message\":\"replica \\\"r0\\\"\\nclosed\",\
-                      \"param\":null,\"code\":\"replica_failed\"}}\n\n";
-        assert_eq!(after(Dialect::Chat, "data: {}\n\n"), openai);
-        assert_eq!(after(Dialect::Completions, ""), openai);
-        assert_eq!(
-            after(Dialect::Messages, ""),
-            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"upstream_error\",\
-             \"message\":\"replica \\\"r0\\\"\\nclosed\",\"code\":\"replica_failed\"}}\n\n"
-        );
+        let [kind, message, code] = ERROR;
+        let openai = json!({"error": {"type": kind, "message": message, "param": null, "code": code}});
+        let anthropic = json!({"type": "error", "error": {"type": kind, "message": message, "code": code}});
         let begun = "event: response.created\ndata: {\"response\":{\"id\":\"resp_1\",\"model\":\"m\"},\
                      \"sequence_number\":6,\"type\":\"response.created\"}\n\n";
-        assert_eq!(
-            after(Dialect::Responses, begun),
-            "event: response.failed\ndata: {\"type\":\"response.failed\",\"sequence_number\":7,\"response\":\
-             {\"id\":\"resp_1\",\"object\":\"response\",\"model\":\"m\",\"status\":\"failed\",\"output\":[],\
-             \"error\":{\"code\":\"replica_failed\",\"message\":\"replica \\\"r0\\\"\\nclosed\"}}}\n\n"
-        );
+        let response = json!({
+            "id": "resp_1", "object": "response", "model": "m", "status": "failed", "output": [],
+            "error": {"code": code, "message": message},
+        });
+        let failed = json!({"type": "response.failed", "sequence_number": 7, "response": response});
+        for (dialect, stream, start, expected) in [
+            (Dialect::Chat, "data: {}\n\n", "data: ", &openai),
+            (Dialect::Completions, "", "data: ", &openai),
+            (Dialect::Messages, "", "event: error\ndata: ", &anthropic),
+            (Dialect::Responses, begun, "event: response.failed\ndata: ", &failed),
+        ] {
+            let event = after(dialect, stream);
+            let data = event.strip_prefix(start).and_then(|rest| rest.strip_suffix("\n\n")).unwrap();
+            assert_eq!(serde_json::from_str::<Value>(data).unwrap(), *expected, "{event}");
+        }
     }
 
     #[test]
@@ -205,15 +156,13 @@ mod tests {
         let own = r#"{"error":{"message":"no","code":400}}"#;
         assert_eq!(event(Dialect::Chat, own), format!("data: {own}\n\n"));
         for body in [r#"{"object":"error","message":"no","code":400}"#, r#"{"detail":"no"}"#, "no"] {
-            let quoted = "\"type\":\"invalid_request_error\",\"message\":\"no\"";
-            assert!(
-                event(Dialect::Chat, body).starts_with(&format!("data: {{\"error\":{{{quoted}")),
-                "{body}"
-            );
-            assert!(
-                event(Dialect::Messages, body).starts_with("event: error\ndata: {\"type\":\"error\""),
-                "{body}"
-            );
+            for (dialect, start) in [(Dialect::Chat, "data: "), (Dialect::Messages, "event: error\ndata: ")] {
+                let event = event(dialect, body);
+                let quoted: Value = serde_json::from_str(event.strip_prefix(start).unwrap()).unwrap();
+                assert_eq!(quoted["error"]["type"], "invalid_request_error", "{body}");
+                assert_eq!(quoted["error"]["message"], "no", "{body}");
+                assert_eq!(quoted.get("type").is_some(), dialect == Dialect::Messages, "{body}");
+            }
         }
     }
 
