@@ -2,8 +2,8 @@
 //!
 //! HTTP/1.1 because that is what vLLM speaks (uvicorn answers an HTTP/2 preface with 400). The connection's
 //! task is spawned on a tracker and ends with the connection: a vanished client cancels the
-//! engine's work at once instead of at hyper's next poll. Where a name has addresses of both families, the second one gets its
-//! chance after [`SECOND_FAMILY_AFTER`] (RFC 8305).
+//! engine's work at once instead of at hyper's next poll. Of a name with several addresses the next one gets its chance after
+//! [`NEXT_ADDRESS_AFTER`], that of the other family first (RFC 8305).
 
 use std::convert::Infallible;
 use std::io;
@@ -27,7 +27,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-use super::resolve::{Resolver, by_family};
+use super::resolve::{Resolver, families_in_turn};
 use crate::clock::{AtomicStamp, Clock};
 use crate::config::{Endpoint, PoolTls};
 use crate::listener::tls::{TlsError, certificates, private_key};
@@ -265,34 +265,7 @@ impl Connector {
 
     async fn dial(&self, endpoint: &Endpoint) -> io::Result<TcpStream> {
         let addresses = self.resolver.resolve(&endpoint.host).await?;
-        let (preferred, other) = by_family(&addresses, endpoint.port);
-        if other.is_empty() {
-            return connect_in_turn(&preferred).await;
-        }
-        let mut first = std::pin::pin!(connect_in_turn(&preferred));
-        // Both arms are cancel-safe: a connect that is dropped closes its socket.
-        let early = tokio::select! {
-            biased;
-            result = &mut first => Some(result),
-            () = tokio::time::sleep(NEXT_ADDRESS_AFTER) => None,
-        };
-        match early {
-            Some(Ok(socket)) => Ok(socket),
-            Some(Err(error)) => connect_in_turn(&other).await.map_err(|second| more_telling(error, second)),
-            None => {
-                let mut second = std::pin::pin!(connect_in_turn(&other));
-                // As above.
-                let (result, is_first) = tokio::select! {
-                    result = &mut first => (result, true),
-                    result = &mut second => (result, false),
-                };
-                match result {
-                    Ok(socket) => Ok(socket),
-                    Err(error) if is_first => second.await.map_err(|other| more_telling(error, other)),
-                    Err(error) => first.await.map_err(|other| more_telling(error, other)),
-                }
-            }
-        }
+        connect_in_turn(&families_in_turn(&addresses, endpoint.port)).await
     }
 
     async fn handshake<S>(&self, io: TokioIo<S>) -> io::Result<Connection>
@@ -326,34 +299,39 @@ fn in_words(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), words)
 }
 
-/// One after the other as they fail, or do not answer for a while; whichever is first.
+/// One after the other as they fail, or do not answer for a while; whichever is first (RFC 8305 §5). Of failures the weightiest is kept,
+/// and of equal ones the first.
 async fn connect_in_turn(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     if let [only] = addresses {
         return TcpStream::connect(only).await;
     }
     let (mut left, mut begun) = (addresses.iter().copied(), JoinSet::new());
-    let mut last: Option<io::Error> = None;
+    let mut failed: Option<io::Error> = None;
     loop {
         let is_last = left.next().map(|address| begun.spawn(TcpStream::connect(address))).is_none();
         let pause = if is_last { Duration::MAX } else { NEXT_ADDRESS_AFTER };
         match tokio::time::timeout(pause, begun.join_next()).await {
-            Ok(Some(Ok(Ok(socket)))) => return Ok(socket),
-            Ok(Some(ended)) => {
-                let error = ended.unwrap_or_else(|lost| Err(io::Error::other(lost))).err();
-                last = match (error, last) {
-                    (Some(error), Some(before)) => Some(more_telling(error, before)),
-                    (error, before) => error.or(before),
-                };
-            }
-            Ok(None) => return Err(last.unwrap_or_else(|| io::ErrorKind::NotFound.into())),
+            Ok(Some(ended)) => match ended.unwrap_or_else(|lost| Err(io::Error::other(lost))) {
+                Ok(socket) => return Ok(socket),
+                Err(error) => {
+                    failed = Some(match failed {
+                        Some(before) if weight(&before) >= weight(&error) => before,
+                        _ => error,
+                    });
+                }
+            },
+            Ok(None) => return Err(failed.unwrap_or_else(|| io::ErrorKind::NotFound.into())),
             Err(_) => {}
         }
     }
 }
 
-/// Of two failed connects the one whose error is the replica's own.
-fn more_telling(one: io::Error, other: io::Error) -> io::Error {
-    if is_local(&one) { other } else { one }
+/// How much a failed connect shows of the replica: that its process is gone, that it cannot be reached, or nothing.
+fn weight(error: &io::Error) -> u8 {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => 2,
+        _ => u8::from(!is_local(error)),
+    }
 }
 
 /// Whether the failure is a shortage of this process or host (EMFILE, ENFILE, EADDRNOTAVAIL), which is no fault of a replica.
@@ -377,7 +355,7 @@ fn tune(socket: &TcpStream) -> io::Result<()> {
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
 
-/// After this the next address is tried as well, of the same family and of the other.
+/// After this the next address is tried beside those before it.
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 const LOG_EVERY: Duration = Duration::from_secs(10);
 // Of Linux and the BSDs alike; the standard library has no kind of its own for them.

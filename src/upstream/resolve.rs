@@ -139,13 +139,19 @@ fn again(error: &Arc<io::Error>) -> io::Error {
     error.raw_os_error().map_or_else(wrapped, io::Error::from_raw_os_error)
 }
 
-/// The first of the addresses, by the resolver's order, and those of the other family, which are tried beside it.
-pub(super) fn by_family(addresses: &[IpAddr], port: u16) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
-    let is_v4 = addresses.first().is_some_and(IpAddr::is_ipv4);
-    addresses
+/// The addresses in the order in which they are tried: the resolver's, with the families in turn (RFC 8305 §4).
+pub(super) fn families_in_turn(addresses: &[IpAddr], port: u16) -> Vec<SocketAddr> {
+    let (mut v4, mut v6) = (0, 0);
+    let mut turns: Vec<_> = addresses
         .iter()
-        .map(|address| SocketAddr::new(*address, port))
-        .partition(|address| address.is_ipv4() == is_v4)
+        .map(|address| {
+            let turn = if address.is_ipv4() { &mut v4 } else { &mut v6 };
+            *turn += 1;
+            (*turn, SocketAddr::new(*address, port))
+        })
+        .collect();
+    turns.sort_by_key(|(turn, _)| *turn);
+    turns.into_iter().map(|(_, address)| address).collect()
 }
 
 /// How long an answer counts.
@@ -173,6 +179,13 @@ mod tests {
         assert!(resolver.resolve(&unknown).await.is_err());
         resolver.tell(&unknown, Arc::new([IpAddr::from([127, 0, 0, 9])]));
         assert_eq!(*resolver.resolve(&unknown).await.unwrap(), [IpAddr::from([127, 0, 0, 9])]);
+    }
+
+    #[test]
+    fn families_take_turns_in_the_resolver_s_order() {
+        let addresses = ["::1", "::2", "::3", "127.0.0.1"].map(|text| text.parse().unwrap());
+        let order = families_in_turn(&addresses, 80).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(order, ["[::1]:80", "127.0.0.1:80", "[::2]:80", "[::3]:80"]);
     }
 
     #[test]
