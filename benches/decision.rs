@@ -179,7 +179,7 @@ fn session(number: u64, bytes: usize) -> Vec<u8> {
 /// As a request's own: the gateway's code, fed at once.
 fn chain(text: &[u8]) -> PrefixChain {
     let root = Root { model: "m", cache_salt: "", template: 0 };
-    let mut builder = ChainBuilder::new(&SEED, root).with_room_for(text.len());
+    let mut builder = ChainBuilder::new(&SEED, root, text.len());
     builder.feed(text);
     builder.finish()
 }

@@ -48,7 +48,7 @@ pub(super) fn classify(
     client: Client<'_>,
 ) -> Box<Prepared> {
     let Client { tenant, slo_class, has_priority, gets_answer_here } = client;
-    let client_model = fields.model.as_deref().filter(|model| !model.is_empty());
+    let client_model = fields.named_model();
     let has_place = dialect.body_form() == BodyForm::Json || fields.model_at.is_some();
     let is_unnamed = client_model.is_none() && has_place;
     let to_name = if is_unnamed { route.model_to_name() } else { None };

@@ -351,7 +351,7 @@ fn query_model(uri: &http::Uri) -> Result<Option<String>, Failure> {
 }
 
 fn bad_field(error: FieldError) -> Failure {
-    Failure::bad_request(error.message(), error.param())
+    Failure::bad_request(error.to_string(), error.param())
 }
 
 fn find_route<'t>(
@@ -360,7 +360,7 @@ fn find_route<'t>(
     dialect: Dialect,
     fields: &Fields<'_>,
 ) -> Result<&'t Arc<RouteState>, Failure> {
-    let Some(model) = named(fields) else {
+    let Some(model) = fields.named_model() else {
         let route = table.unnamed_route(tenant)?;
         return match route.model_to_name().filter(|_| cannot_be_given_a_model(dialect, fields)) {
             Some(model) => Err(Failure::MissingModel { routes: shortened(&model) }),
@@ -370,11 +370,6 @@ fn find_route<'t>(
     table.route_for(tenant, model).ok_or_else(|| Failure::ModelNotFound { model: shortened(model) })
 }
 
-/// vLLM takes an empty name for none.
-fn named<'a>(fields: &'a Fields<'_>) -> Option<&'a str> {
-    fields.model.as_deref().filter(|model| !model.is_empty())
-}
-
 /// Whether a request names no model and has no place where one can be written.
 fn cannot_be_given_a_model(dialect: Dialect, fields: &Fields<'_>) -> bool {
     let has_no_place = match dialect.body_form() {
@@ -382,7 +377,7 @@ fn cannot_be_given_a_model(dialect: Dialect, fields: &Fields<'_>) -> bool {
         BodyForm::Multipart => fields.model_at.is_none(),
         BodyForm::Opaque => dialect == Dialect::Realtime,
     };
-    named(fields).is_none() && has_no_place
+    fields.named_model().is_none() && has_no_place
 }
 
 /// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt, and what its tenant has no

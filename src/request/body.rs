@@ -75,9 +75,9 @@ pub async fn read(
     if declared == Some(0) && body.is_end_stream() {
         return Ok(HeldBody { bytes: Bytes::new(), charge });
     }
-    let paid = PaidTime { until: head.after(RATE_GRACE) };
-    let mut upload =
-        Upload { body, charge, limits, clock, head, paid, waited: Duration::ZERO, received: 0, entry: None };
+    let paid_until = head.after(RATE_GRACE);
+    let (waited, received, entry) = (Duration::ZERO, 0, None);
+    let mut upload = Upload { body, charge, limits, clock, head, paid_until, waited, received, entry };
     let Some(first) = upload.next().await? else {
         return Ok(HeldBody { bytes: Bytes::new(), charge: upload.charge });
     };
@@ -174,7 +174,8 @@ struct Upload<'b> {
     limits: BodyLimits,
     clock: Clock,
     head: Stamp,
-    paid: PaidTime,
+    /// The minimum rate as a token bucket of at most [`RATE_BURST`], kept as the time at which it is empty.
+    paid_until: Stamp,
     /// Time in which the client waited for us: for memory.
     waited: Duration,
     received: u64,
@@ -182,17 +183,10 @@ struct Upload<'b> {
     entry: Option<UploadEntry>,
 }
 
-/// The minimum rate as a token bucket of at most [`RATE_BURST`], kept as the time at which it is empty.
-#[derive(Clone, Copy, Debug)]
-struct PaidTime {
-    until: Stamp,
-}
-
-impl PaidTime {
-    fn pay(&mut self, bytes: usize, min_rate: u64, now: Stamp) {
-        let span = time_for(bytes as u64, min_rate).unwrap_or_default();
-        self.until = self.until.after(span).min(now.after(RATE_BURST));
-    }
+/// Until when an upload is paid for that was `until`, and then `bytes` came.
+fn paid(until: Stamp, bytes: usize, min_rate: u64, now: Stamp) -> Stamp {
+    let span = time_for(bytes as u64, min_rate).unwrap_or_default();
+    until.after(span).min(now.after(RATE_BURST))
 }
 
 /// The time for which `bytes` are enough at `min_rate`; `None` without a minimum rate.
@@ -229,7 +223,7 @@ impl Upload<'_> {
 
     /// A piece came: it pays for the time until the next.
     fn note(&mut self, bytes: usize) -> Result<(), Failure> {
-        self.paid.pay(bytes, self.limits.min_rate, self.clock.now());
+        self.paid_until = paid(self.paid_until, bytes, self.limits.min_rate, self.clock.now());
         match &self.entry {
             Some(entry) if entry.evicted().is_cancelled() => Err(Failure::BodyEvicted),
             Some(entry) => {
@@ -251,7 +245,7 @@ impl Upload<'_> {
         let charged = Box::pin(self.charge.add(bytes)).await;
         let waited = self.clock.now().since(asked);
         self.waited += waited;
-        self.paid.until = self.paid.until.after(waited);
+        self.paid_until = self.paid_until.after(waited);
         if let Some(entry) = &self.entry {
             entry.waits_for_gateway(false);
         }
@@ -295,7 +289,7 @@ impl Upload<'_> {
         let paid_for = time_for(self.received, min_rate);
         let began = self.head.after(self.waited);
         let paused = (now.after(stall), Failure::BodyStalled { after: stall });
-        let slow = paid_for.map(|_| (self.paid.until, Failure::BodyTooSlow { min_rate }));
+        let slow = paid_for.map(|_| (self.paid_until, Failure::BodyTooSlow { min_rate }));
         let overdue =
             (began.after(timeout.max(paid_for.unwrap_or_default())), Failure::BodyTimeout { after: timeout });
         let first =
@@ -380,18 +374,15 @@ mod tests {
     #[test]
     fn what_came_at_once_pays_for_seconds_and_a_steady_upload_for_itself() {
         let at = |ms| Stamp::default().after(Duration::from_millis(ms));
-        let begun = PaidTime { until: at(5000) };
-        let mut burst = begun;
-        burst.pay(31 << 20, 16 << 10, at(2000));
-        assert_eq!(burst.until, at(12_000));
+        let begun = at(5000);
+        assert_eq!(paid(begun, 31 << 20, 16 << 10, at(2000)), at(12_000));
         let (mut steady, mut slow) = (begun, begun);
         for second in 1..=100 {
-            steady.pay(16 << 10, 16 << 10, at(second * 1000));
-            slow.pay(15 << 10, 16 << 10, at(second * 1000));
+            steady = paid(steady, 16 << 10, 16 << 10, at(second * 1000));
+            slow = paid(slow, 15 << 10, 16 << 10, at(second * 1000));
         }
-        assert!(steady.until > at(100_000) && slow.until < at(100_000));
-        let mut free = begun;
-        free.pay(1, 0, at(1000));
+        assert!(steady > at(100_000) && slow < at(100_000));
+        assert_eq!(paid(begun, 1, 0, at(1000)), begun);
         assert_eq!(time_for(1, 0), None);
     }
 }

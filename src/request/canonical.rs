@@ -45,7 +45,7 @@ enum Opening {
 impl<'s> PromptWalk<'s> {
     /// A walk that starts an empty chain with room for about `bytes` bytes.
     pub(super) fn new(seed: &'s ChainSeed, root: Root<'_>, bytes: usize, tells_turns: bool) -> Self {
-        let chain = ChainBuilder::new(seed, root).with_room_for(bytes);
+        let chain = ChainBuilder::new(seed, root, bytes);
         Self {
             chain,
             seed,

@@ -106,20 +106,15 @@ pub struct ChainBuilder<'s> {
 }
 
 impl<'s> ChainBuilder<'s> {
-    /// An empty chain under a root.
-    pub fn new(seed: &'s ChainSeed, root: Root<'_>) -> Self {
+    /// An empty chain under a root, with room for a prompt of about `bytes` bytes, so that the list of hashes grows once.
+    pub fn new(seed: &'s ChainSeed, root: Root<'_>, bytes: usize) -> Self {
         // Each part is hashed on its own, so that no two lists of parts run together into the same bytes.
         let model = xxh3_64_with_seed(root.model.as_bytes(), seed.seed);
         let salted = xxh3_64_with_seed(root.cache_salt.as_bytes(), model);
         let last = xxh3_64_with_seed(&[root.template], salted);
-        Self { seed, chain: PrefixChain::default(), last, partial: SmallVec::new() }
-    }
-
-    /// Room for a prompt of about `bytes` bytes, so that the list of hashes grows once.
-    #[must_use]
-    pub fn with_room_for(mut self, bytes: usize) -> Self {
-        self.chain.hashes.reserve_exact((bytes / FINE_BLOCK + 1).min(FINE_BLOCKS));
-        self
+        let hashes = Vec::with_capacity((bytes / FINE_BLOCK + 1).min(FINE_BLOCKS));
+        let chain = PrefixChain { hashes, ..PrefixChain::default() };
+        Self { seed, chain, last, partial: SmallVec::new() }
     }
 
     /// Appends canonical bytes; past [`MAX_BLOCKS`] they are only counted.
@@ -199,7 +194,7 @@ mod tests {
 
     fn chain_of(root: Root<'_>, parts: &[&[u8]]) -> PrefixChain {
         let secret = seed("s");
-        let mut builder = ChainBuilder::new(&secret, root);
+        let mut builder = ChainBuilder::new(&secret, root, 0);
         for part in parts {
             builder.feed(part);
         }
@@ -239,7 +234,7 @@ mod tests {
         let text = [b'x'; 1024];
         let base = chain_of(ROOT, &[&text]);
         let secret = seed("t");
-        let mut other_seed = ChainBuilder::new(&secret, ROOT);
+        let mut other_seed = ChainBuilder::new(&secret, ROOT, 0);
         other_seed.feed(&text);
         for other in [
             chain_of(Root { model: "n", ..ROOT }, &[&text]),

@@ -108,6 +108,11 @@ impl Fields<'_> {
         self.stream == Some(true)
     }
 
+    /// The model that it names; vLLM takes an empty name for none.
+    pub fn named_model(&self) -> Option<&str> {
+        self.model.as_deref().filter(|model| !model.is_empty())
+    }
+
     /// The number of choices, 1 where the request does not state it.
     pub fn choices(&self) -> u32 {
         self.choices.unwrap_or(1)
@@ -179,11 +184,6 @@ pub enum FieldError {
 }
 
 impl FieldError {
-    /// The message for the client.
-    pub fn message(&self) -> String {
-        self.to_string()
-    }
-
     /// The field at fault, for the error's `param`.
     pub fn param(&self) -> Option<&'static str> {
         match self {
@@ -384,7 +384,7 @@ mod tests {
 
     fn error(body: &str) -> (String, Option<&'static str>) {
         let error = chat(body).unwrap_err();
-        (error.message(), error.param())
+        (error.to_string(), error.param())
     }
 
     #[test]
@@ -504,7 +504,7 @@ mod tests {
         let error = parse(Dialect::Chat, b"{\"model\":\n\"\xff\"}").unwrap_err();
         assert_eq!(error, FieldError::NotUtf8 { line: 2, column: 2 });
         let bomb = format!("{{\"messages\":{}", "[".repeat(100_000));
-        assert!(chat(&bomb).unwrap_err().message().contains(TOO_DEEP));
+        assert!(chat(&bomb).unwrap_err().to_string().contains(TOO_DEEP));
     }
 
     #[test]
