@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::table::{BASELINE_MINUTES, BASELINE_REQUESTS, FEW, HOUR, HOURLY_NOISE, REPEATED, WEEK};
+use crate::diagnosis::table::UNMOVED;
 use crate::stats::{Counts, Histogram, Noise, median, robust};
 
 /// One closed hour; logarithms of seconds.
@@ -130,8 +131,14 @@ impl HourHistory {
         let offset = |hour: &HourSummary| (hour.index - index).rem_euclid(24);
         // Its neighbours count as the same hour: three times as many values, and load moves slowly.
         let same: Vec<&HourSummary> = usable().filter(|hour| matches!(offset(hour), 0 | 1 | 23)).collect();
-        if same.iter().filter(|hour| offset(hour) == 0).count() >= REPEATED {
-            return of_hours(&same, true);
+        let exact: Vec<&HourSummary> = same.iter().copied().filter(|hour| offset(hour) == 0).collect();
+        if exact.len() >= REPEATED {
+            let all = of_hours(&same, true)?;
+            // An hour that is slower than its neighbours day after day has a batch of its own.
+            let own = of_hours(&exact, true).filter(|own| {
+                exact.len() > REPEATED && own.is_sufficient() && own.center >= all.center + UNMOVED.ln()
+            });
+            return Some(own.unwrap_or(all));
         }
         let last_day: Vec<&HourSummary> = usable().filter(|hour| hour.index >= index - 24).collect();
         let closed = of_hours(&last_day, false);
@@ -215,7 +222,11 @@ mod tests {
         let busy = hours.baseline(5 * 24 + 14, 1).unwrap();
         let quiet = hours.baseline(5 * 24 + 4, 1).unwrap();
         assert!((quiet.median.center.exp() - 0.1).abs() < 0.005, "{quiet:?}");
-        assert!(busy.median.center > quiet.median.center && busy.hours == 3 * 5, "{busy:?}");
+        assert!(
+            (busy.median.center.exp() - 0.3).abs() < 0.01,
+            "no batch of a single hour is averaged away: {busy:?}"
+        );
+        assert_eq!((busy.hours, quiet.hours), (5, 3 * 5));
     }
 
     #[test]

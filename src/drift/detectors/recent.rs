@@ -1,6 +1,6 @@
 //! The last five minutes of a measure, and a doubling in them.
 //!
-//! The newest values, as many of the window as score highest, against the baseline of this hour of the day. While the
+//! The newest values, as many of the window as score highest, each against the baseline of its hour of the day. While the
 //! baseline is not of the same hour of other days, a doubling must also be unexplained: by a load that the baseline has
 //! not seen (a load test is no drift) and by the prediction. Values reach the baseline only when they leave the window.
 
@@ -16,6 +16,8 @@ pub(super) struct RecentWindow {
     values: VecDeque<RecentValue>,
     /// Baseline of this hour: a comparison of 200 hours is too dear for every tick.
     baseline: Option<(i64, HourBaseline)>,
+    /// Centre of the hour before, where other days know it: a batch that ends at the full hour is in the window still.
+    before: Option<f64>,
 }
 
 /// One value, as a logarithm.
@@ -101,7 +103,7 @@ impl RecentWindow {
         let (mut sum, mut squares) = (0.0, 0.0);
         let mut best: Option<Doubling> = None;
         for (index, value) in self.values.iter().rev().enumerate() {
-            let excess = (value.ln - baseline.center).clamp(-max_excess, max_excess);
+            let excess = (value.ln - self.usual(value, baseline)).clamp(-max_excess, max_excess);
             sum += excess;
             squares += excess * excess;
             let requests = index + 1;
@@ -149,8 +151,9 @@ impl RecentWindow {
 
     /// Centre of the window over its baseline.
     pub(super) fn ratio(&mut self, at: f64, hours: &HourHistory) -> Option<f64> {
-        let inside = trimmed_mean(self.since(at - WINDOW).map(|value| value.ln).collect())?;
-        Some((inside - self.baseline(at, hours)?.center).exp())
+        let baseline = self.baseline(at, hours)?;
+        let excess = |value: &RecentValue| value.ln - self.usual(value, &baseline);
+        trimmed_mean(self.since(at - WINDOW).map(excess).collect()).map(f64::exp)
     }
 
     /// Requests in the window over those of the baseline; `None` where the baseline is the hour in progress.
@@ -173,9 +176,10 @@ impl RecentWindow {
         at: f64,
         hours: &HourHistory,
     ) -> Option<f64> {
+        let baseline = self.baseline(at, hours)?;
+        let excess = |value: &RecentValue| value.ln - self.usual(value, &baseline);
         let others = self.since(since).filter(|value| value.replica != Some(replica));
-        let others = trimmed_mean(others.map(|value| value.ln).collect())?;
-        Some((others - self.baseline(at, hours)?.center).exp())
+        trimmed_mean(others.map(excess).collect()).map(f64::exp)
     }
 
     /// Medians of one replica's values and of their ratios to the prediction (logarithms), where there are a few.
@@ -202,7 +206,15 @@ impl RecentWindow {
         }
         let baseline = hours.baseline(index, 1)?;
         self.baseline = Some((index, baseline));
+        let before = hours.baseline(index - 1, 1).filter(|before| before.is_same_hour);
+        self.before = before.map(|before| before.center);
         Some(baseline)
+    }
+
+    /// Centre of a value's hour; `baseline` is that of this hour.
+    fn usual(&self, value: &RecentValue, baseline: &HourBaseline) -> f64 {
+        let is_of_before = self.baseline.is_some_and(|(index, _)| hour_index(value.at) < index);
+        self.before.filter(|_| is_of_before).unwrap_or(baseline.center)
     }
 }
 
@@ -216,9 +228,14 @@ mod tests {
 
     /// Lognormal TTFT around `of(at)`; when a doubling is found.
     fn found(of: impl Fn(f64) -> Traffic, end: f64) -> Option<(f64, Doubling)> {
+        found_from(0.0, of, end)
+    }
+
+    /// The same, judged from `start` on.
+    fn found_from(start: f64, of: impl Fn(f64) -> Traffic, end: f64) -> Option<(f64, Doubling)> {
         let mut random = fastrand::Rng::with_seed(3);
         let (mut recent, mut hours, mut at, mut tick) =
-            (RecentWindow::default(), HourHistory::default(), 0.0, 0.0);
+            (RecentWindow::default(), HourHistory::default(), 0.0, start);
         while at < end {
             let (ttft, per_hour, share) = of(at);
             let ttft = ttft * (0.47 * crate::stats::normal(&mut random)).exp();
@@ -270,6 +287,15 @@ mod tests {
         assert!(run((0.02, 300.0, None), (0.08, 300.0, None)), "the same load");
         assert!(!run((0.02, 300.0, Some(1.0)), (0.08, 300.0, Some(0.9))), "as predicted");
         assert!(run((0.02, 300.0, Some(1.0)), (0.08, 300.0, Some(0.4))), "not as predicted");
+    }
+
+    #[test]
+    fn a_nightly_batch_is_usual_from_its_first_minute_to_its_last() {
+        for end in [3.0, 4.0] {
+            let ttft = |at: f64| if (2.0..end).contains(&(at / HOUR % 24.0)) { 0.2 } else { 0.1 };
+            let judged = found_from(96.0 * HOUR, |at| (ttft(at), 1000.0, None), 120.0 * HOUR);
+            assert_eq!(judged, None, "until {end}");
+        }
     }
 
     #[test]
