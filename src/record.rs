@@ -469,6 +469,13 @@ impl Record {
         self.attempts.get(..at)?.iter().rfind(has_begun)
     }
 
+    /// The attempt that it counts for, and its place: the longest, which is the last one unless that came after a long wait elsewhere.
+    /// One that computed the prompt for another is not, where there is another.
+    pub fn charged(&self) -> Option<(usize, &Attempt)> {
+        let length = |attempt: &Attempt| (!attempt.is_prefill_leg(), attempt.end.since(attempt.start));
+        self.attempts.iter().enumerate().max_by_key(|(_, attempt)| length(attempt))
+    }
+
     /// The attempt that computed its prompt for another replica.
     pub fn prefill_leg(&self) -> Option<&Attempt> {
         self.attempts.iter().rfind(|made| made.is_prefill_leg())

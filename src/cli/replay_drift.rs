@@ -148,6 +148,8 @@ impl TraceLine<'_> {
             route: &self.route,
             revision: &self.revision,
             replica: &self.replica,
+            waited_at: None,
+            failed_at: &[],
             ttft: self.ttft.or(whole.filter(|_| output.is_none())),
             itl: self.itl.or_else(per_token),
             prompt: self.prompt_tokens,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::table::LN_CHANCE;
 use crate::stats::ln_binomial_tail;
 
-/// Requests, and the bad ones among them; whole numbers, unless old ones count half.
+/// Requests, and the bad ones among them.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Count {
     pub(crate) all: f64,
@@ -23,12 +23,6 @@ impl Count {
     pub(crate) fn add(&mut self, is_bad: bool) {
         self.all += 1.0;
         self.bad += f64::from(u8::from(is_bad));
-    }
-
-    /// Lets what came so far count half.
-    pub(crate) fn halve(&mut self) {
-        self.all /= 2.0;
-        self.bad /= 2.0;
     }
 
     /// Bad share.

@@ -29,7 +29,6 @@ pub(super) fn tick(series: &mut RouteSeries, at: f64, settings: &Settings, out: 
         let bad = series.hours_of_day.judge(at, settings.error_budget);
         let found = bad.map(|bad| report::bad_hour(series, at, &bad));
         series.active.raise(found, out);
-        series.decay();
     }
     shifts(series, at, out);
     days(series, at, settings, out);

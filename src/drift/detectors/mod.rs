@@ -261,6 +261,46 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_that_is_down_is_no_fault_of_the_replica_with_less_of_the_traffic_before() {
+        let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
+        for n in 0..3000_u32 {
+            // Long before, a single failure.
+            let (is_down, has_failed) = (n >= 2400, n == 600);
+            let replica = if n % if is_down { 2 } else { 10 } == 0 { "r1" } else { "r0" };
+            let outcome = if is_down || has_failed { Outcome::Failed } else { Outcome::Ok };
+            let one = Observation { replica, outcome, ..failed("v1", f64::from(n)) };
+            detectors.observe(&one, &mut found);
+        }
+        let burn = found.iter().find(|one| one.kind == Kind::AvailabilityBurn).unwrap();
+        assert_ne!(burn.diagnosis(), Diagnosis::Replica, "{burn:?}");
+        assert!(detectors.active().all(|one| one.diagnosis() != Diagnosis::Replica));
+    }
+
+    #[test]
+    fn failures_before_an_answer_are_charged_to_the_replica_that_failed() {
+        let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
+        let sick: [Arc<str>; 1] = ["r1".into()];
+        for n in 0..3600_u32 {
+            let is_late = n >= 1800 && n % 4 == 0;
+            let one = Observation {
+                replica: "r0",
+                ttft: Some(if is_late { 1.5 } else { 0.1 }),
+                ttft_bound: Some((0.5, 0.5)),
+                waited_at: is_late.then_some("r1"),
+                failed_at: if is_late { &sick } else { &[] },
+                ..Observation::of("chat", "v1", f64::from(n))
+            };
+            let other =
+                Observation { replica: "r1", waited_at: None, failed_at: &[], ttft: Some(0.1), ..one };
+            detectors.observe(&one, &mut found);
+            detectors.observe(&other, &mut found);
+        }
+        let late = detectors.active().find(|one| one.kind == Kind::TtftP99OverSlo).unwrap();
+        let replicas = late.evidence.iter().find(|(name, _)| *name == "replicas").map(|(_, fact)| fact);
+        assert_eq!(replicas, Some(&Fact::Names(vec!["r1".into()])), "{late:?}");
+    }
+
+    #[test]
     fn a_finding_names_the_replica_that_a_later_look_found() {
         let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
         let mut run = |seconds: std::ops::Range<u32>, fails: &dyn Fn(&str, u32) -> bool| {

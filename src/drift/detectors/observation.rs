@@ -2,6 +2,8 @@
 //!
 //! Durations are in seconds. What is unknown is `None`, never zero.
 
+use std::sync::Arc;
+
 use crate::record::Outcome;
 
 /// Revision and replica of a request that was not served: no replica, so none is compared for it.
@@ -16,8 +18,12 @@ pub struct Observation<'a> {
     pub route: &'a str,
     /// Revision that served it, or [`NOT_SERVED`].
     pub revision: &'a str,
-    /// Replica that served it, or [`NOT_SERVED`].
+    /// Replica of the last attempt, or [`NOT_SERVED`].
     pub replica: &'a str,
+    /// Replica that is charged with its time to first token, where that is another: one that took most of it and failed.
+    pub waited_at: Option<&'a str>,
+    /// Replicas of attempts that failed before the last.
+    pub failed_at: &'a [Arc<str>],
     /// Time to first token; of an answer that is no stream and has no tokens (embeddings, scores) to the answer.
     pub ttft: Option<f64>,
     /// Mean inter-token latency, of a stream or of an answer in one piece.
@@ -43,6 +49,8 @@ impl Observation<'_> {
             route,
             revision,
             replica: NOT_SERVED,
+            waited_at: None,
+            failed_at: &[],
             ttft: None,
             itl: None,
             prompt: None,

@@ -33,9 +33,10 @@ pub(super) struct ReplicaHistory {
     is_slow: bool,
     /// TTFT by days, for a tail that drifts at this replica alone.
     pub(super) blocks: BlockHistory,
-    /// Requests of the last hours, halved every hour, that failed, and of those with a bound on TTFT the late ones.
-    pub(super) failed: Count,
-    pub(super) late: Count,
+    /// Attempts, and those that failed.
+    pub(super) failed: Tally,
+    /// Requests with a bound on TTFT, and the late ones.
+    pub(super) late: Tally,
     /// When it served a request last.
     pub(super) last_seen: f64,
 }
@@ -56,6 +57,25 @@ impl Quarters {
     fn hour(&self) -> Counts {
         Counts::merged(self.past.iter().map(|(_, part)| part))
     }
+}
+
+/// What went to one replica in the last two hours, and what of it was bad.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tally(Ring<Count>);
+
+impl Tally {
+    pub(super) fn add(&mut self, at: f64, is_bad: bool) {
+        self.0.at(tally_slot(at), TALLY_SLOTS).add(is_bad);
+    }
+
+    /// By slot, from `onset` on.
+    pub(super) fn since(&self, onset: f64) -> impl Iterator<Item = (i64, Count)> {
+        self.0.range(tally_slot(onset), i64::MAX).map(|(slot, count)| (slot, *count))
+    }
+}
+
+fn tally_slot(at: f64) -> i64 {
+    (at / TALLY_SECONDS).floor() as i64
 }
 
 /// A replica that is slower than its peers.
@@ -92,8 +112,8 @@ impl ReplicaHistory {
             slow_quarters: 0,
             is_slow: false,
             blocks,
-            failed: Count::default(),
-            late: Count::default(),
+            failed: Tally::default(),
+            late: Tally::default(),
             last_seen: f64::NEG_INFINITY,
         }
     }
@@ -233,6 +253,9 @@ pub(super) fn quarter_index(at: f64) -> i64 {
     (at * QUARTERS as f64 / HOUR).floor() as i64
 }
 
+/// Fine enough to keep what failed apart from what was well before it began.
+const TALLY_SECONDS: f64 = 10.0;
+const TALLY_SLOTS: i64 = (2.0 * HOUR / TALLY_SECONDS) as i64;
 /// The newest hours of a week.
 const MAX_USUAL_HOURS: usize = WEEK as usize * 24;
 

@@ -3,6 +3,7 @@
 //! One function for each detector. Whether there is a finding is decided before.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Settings;
@@ -11,7 +12,7 @@ use super::burn::{BadHour, Burn};
 use super::finding::{Fact, Finding, SeriesName};
 use super::kind::{Horizon, Kind, Subject};
 use super::recent::Doubling;
-use super::replicas::{ReplicaHistory, SlowReplica};
+use super::replicas::{ReplicaHistory, SlowReplica, Tally};
 use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
@@ -143,7 +144,7 @@ pub(super) fn doubling(series: &mut RouteSeries, at: f64, kind: Kind, doubling: 
 pub(super) fn late(series: &mut RouteSeries, at: f64, late: &Burn) -> ActiveFinding {
     let ttft = series.ttft.ratio(at);
     let onset = at - late.lasted;
-    let affected = Affected::by_share(series, |replica| replica.late);
+    let affected = Affected::by_share(series, onset, |replica| &replica.late);
     Seen::new(Kind::TtftP99OverSlo, affected, onset, 0)
         .tail_alone(ttft.is_some_and(|ratio| ratio < UNMOVED))
         .fact("share_over_slo", late.count.share())
@@ -235,8 +236,9 @@ pub(super) fn slow_drift(
 }
 
 pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &Burn) -> ActiveFinding {
-    let affected = Affected::by_share(series, |replica| replica.failed);
-    Seen::new(Kind::AvailabilityBurn, affected, at - burn.lasted, 0)
+    let onset = at - burn.lasted;
+    let affected = Affected::by_share(series, onset, |replica| &replica.failed);
+    Seen::new(Kind::AvailabilityBurn, affected, onset, 0)
         .fact("burn_rate", burn.rate)
         .fact("long_window_seconds", burn.long)
         .fact("short_window_seconds", burn.short)
@@ -269,12 +271,13 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
             continue;
         }
         let onset = active.onset;
+        let since = onset.earliest as f64 * 60.0;
         let changes = series.signals.changes_from(&active.before, minute_of(at));
         let ratio = series.ttft.ratio(at).unwrap_or(1.0);
         let affected = match (kind, row.subject) {
-            (_, Subject::Availability) => Affected::by_share(series, |replica| replica.failed),
-            (Kind::TtftP99OverSlo, _) => Affected::by_share(series, |replica| replica.late),
-            _ => Affected::now(series, at, onset.earliest as f64 * 60.0, kind, ratio),
+            (_, Subject::Availability) => Affected::by_share(series, since, |replica| &replica.failed),
+            (Kind::TtftP99OverSlo, _) => Affected::by_share(series, since, |replica| &replica.late),
+            _ => Affected::now(series, at, since, kind, ratio),
         };
         let (facts, is_shared) = (affected.facts(), affected.is_shared);
         let causes = Seen::again(kind, affected, onset).diagnose(series, at, &changes);
@@ -383,18 +386,27 @@ impl Affected {
         affected
     }
 
-    /// By their bad requests: at least the series' share.
-    fn by_share(series: &RouteSeries, of: impl Fn(&ReplicaHistory) -> Count) -> Self {
-        let all: Count = series.replicas.iter().map(&of).sum();
+    /// By their bad requests since `onset`: at least the series' share.
+    fn by_share(series: &RouteSeries, onset: f64, tally: fn(&ReplicaHistory) -> &Tally) -> Self {
+        let of =
+            |replica: &ReplicaHistory| tally(replica).since(onset).map(|(_, count)| count).sum::<Count>();
+        let all: Count = series.replicas.iter().map(of).sum();
         let mut affected = Self::of(series, |_, replica| {
             let own = of(replica);
             (own.all >= 1.0).then_some(own.bad >= 1.0 && own.bad * all.all >= all.bad * own.all)
         });
-        let judged = series.replicas.iter().map(&of).filter(|own| own.all >= 1.0);
-        let shares = judged.map(|own| own.bad / own.all);
-        let (least, most) = shares.fold((1.0, 0.0), |(a, b): (f64, f64), share| (a.min(share), b.max(share)));
-        if affected.judged > 1 && most > 0.0 && 2.0 * least >= most {
-            let all = Self::of(series, |_, replica| (of(replica).all >= 1.0).then_some(true));
+        // Beside failures elsewhere only: a single one long ago makes an onset, and most since were well.
+        let slots = series.replicas.iter().flat_map(|replica| tally(replica).since(onset));
+        let bad: HashSet<i64> = slots.filter(|(_, count)| count.bad > 0.0).map(|(slot, _)| slot).collect();
+        let beside = |replica: &ReplicaHistory| {
+            let slots = tally(replica).since(onset).filter(|(slot, _)| bad.contains(slot));
+            Some(slots.map(|(_, count)| count).sum::<Count>()).filter(|count| count.all >= 1.0)
+        };
+        let shares = series.replicas.iter().filter_map(beside).map(Count::share);
+        let (least, most) =
+            shares.clone().fold((1.0, 0.0), |(a, b): (f64, f64), share| (a.min(share), b.max(share)));
+        if shares.count() > 1 && most > 0.0 && 2.0 * least >= most {
+            let all = Self::of(series, |_, replica| beside(replica).map(|_| true));
             return Self { is_shared: true, ..all };
         }
         // Of two that are alike one is above their share: one alone is the cause where that is no chance.

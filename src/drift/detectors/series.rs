@@ -125,12 +125,22 @@ impl RouteSeries {
     pub(super) fn observe(&mut self, observation: &Observation<'_>, settings: &Settings) {
         let at = observation.at;
         self.last_seen = at;
-        let replica = (observation.replica != NOT_SERVED).then_some(observation.replica);
-        let replica = replica.and_then(|name| self.replica_index(name, at, settings));
+        let mut index = |name| (name != NOT_SERVED).then(|| self.replica_index(name, at, settings)).flatten();
+        let (replica, waited_at) =
+            (index(observation.replica), index(observation.waited_at.unwrap_or(observation.replica)));
         let is_bad = observation.is_bad();
         if let Some(is_bad) = is_bad {
             self.failed.add(at, is_bad);
             self.hours_of_day.add(at, is_bad);
+            if let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) {
+                replica.failed.add(at, is_bad);
+            }
+        }
+        for name in observation.failed_at {
+            let index = self.replica_index(name, at, settings);
+            if let Some(replica) = index.and_then(|index| self.replicas.get_mut(index)) {
+                replica.failed.add(at, true);
+            }
         }
         if let Some(itl) = observation.itl {
             self.itl.add(at, itl, replica, None);
@@ -141,15 +151,14 @@ impl RouteSeries {
         let ttft = observation.ttft.map(|ttft| observation.scale() * ttft);
         let residual = observation.residual();
         if let Some(ttft) = ttft {
-            self.ttft.add(at, ttft, replica, residual.map(|residual| ttft / residual));
+            self.ttft.add(at, ttft, waited_at, residual.map(|residual| ttft / residual));
         }
         let is_late = observation.ttft.zip(observation.ttft_bound).map(|(ttft, (bound, _))| ttft > bound);
         if let Some(is_late) = is_late {
             self.late.add(at, is_late);
         }
-        let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) else { return };
-        is_bad.into_iter().for_each(|is_bad| replica.failed.add(is_bad));
-        is_late.into_iter().for_each(|is_late| replica.late.add(is_late));
+        let Some(replica) = waited_at.and_then(|index| self.replicas.get_mut(index)) else { return };
+        is_late.into_iter().for_each(|is_late| replica.late.add(at, is_late));
         if let Some(ttft) = ttft {
             replica.add(at, ttft, residual);
         }
@@ -193,14 +202,6 @@ impl RouteSeries {
                 self.ttft = Measure::new(settings.blocks());
                 self.replicas.iter_mut().for_each(|replica| replica.blocks = settings.blocks());
             }
-        }
-    }
-
-    /// Once an hour: what is old counts half.
-    pub(super) fn decay(&mut self) {
-        for replica in &mut self.replicas {
-            replica.failed.halve();
-            replica.late.halve();
         }
     }
 }

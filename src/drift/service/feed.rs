@@ -14,7 +14,7 @@ use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName
 use crate::observe::metrics::Metrics;
 use crate::observe::stages::Stage;
 use crate::observe::{Judgement, Tap};
-use crate::record::{Outcome, Record, SloBounds, TokenCounts};
+use crate::record::{Attempt, Outcome, Record, SloBounds, TokenCounts};
 
 /// Hands records over.
 pub struct Feed {
@@ -50,6 +50,8 @@ pub(super) struct EndedRequest {
     /// Seconds by stage before the first token.
     pub(super) stages: [Option<f64>; STAGES.len()],
     pub(super) output: Option<f64>,
+    /// Replicas of its revision at which it failed before its last attempt.
+    failed_at: Vec<Arc<str>>,
 }
 
 impl Feed {
@@ -146,6 +148,7 @@ impl EndedRequest {
             itl: record.tpot().map(seconds).or_else(mean_gap).or_else(per_token),
             stages: STAGES.map(|stage| is_answered.then(|| time(stage))),
             output,
+            failed_at: failed_at(record),
         }
     }
 
@@ -177,6 +180,8 @@ impl EndedRequest {
             route: &record.route,
             revision: served.map_or(NOT_SERVED, |served| &served.revision),
             replica: served.map_or(NOT_SERVED, |served| &served.replica),
+            waited_at: waited_at(record),
+            failed_at: &self.failed_at,
             ttft: self.ttft,
             itl: self.itl,
             prompt: self.prompt(),
@@ -187,6 +192,22 @@ impl EndedRequest {
             outcome: if record.is_over_own_limit() { Outcome::ClientError } else { record.outcome },
         }
     }
+}
+
+/// The replica that made it wait for its first token, where that is of the revision that it counts for.
+fn waited_at(record: &Record) -> Option<&str> {
+    let (_, charged) = record.charged()?;
+    (charged.served.revision == record.served()?.revision).then_some(&*charged.served.replica)
+}
+
+fn failed_at(record: &Record) -> Vec<Arc<str>> {
+    let Some((last, before)) = record.attempts.split_last() else { return Vec::new() };
+    let has_failed = |(at, attempt): &(usize, &Attempt)| {
+        let is_own = attempt.served.revision == last.served.revision && !attempt.is_prefill_leg();
+        is_own && record.outcome_of(*at, attempt) == Outcome::Failed
+    };
+    let failed = before.iter().enumerate().filter(has_failed);
+    failed.map(|(_, attempt)| Arc::clone(&attempt.served.replica)).collect()
 }
 
 /// Predicted at the decision, in seconds.
@@ -215,6 +236,21 @@ mod tests {
     use crate::observe::fixture;
     use crate::request::dialect::Dialect;
     use crate::units::Tokens;
+
+    #[test]
+    fn a_replica_that_failed_first_is_charged_with_its_failure_and_with_the_wait() {
+        let mut record = fixture::stream();
+        let answered = record.attempts.remove(0);
+        let mut failed = Attempt { error: Some("timeout"), ..answered.clone() };
+        failed.served.replica = "sick".into();
+        failed.end = failed.start.after(Duration::from_secs(2));
+        record.attempts = vec![failed, answered.clone()];
+        let record = Arc::new(record);
+        let request = EndedRequest::of(&record, &Judgement::of(&record), Clock::start());
+        let observed = request.observation();
+        assert_eq!((observed.replica, observed.waited_at), (&*answered.served.replica, Some("sick")));
+        assert_eq!(*observed.failed_at, [Arc::<str>::from("sick")]);
+    }
 
     #[test]
     fn an_answer_in_one_piece_is_timed_by_its_end_or_by_its_tokens() {

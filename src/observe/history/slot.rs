@@ -359,8 +359,7 @@ fn took_part(
 /// Who is charged with what of a request.
 struct Charges<'r> {
     record: &'r Record,
-    /// The attempt that it counts for, and its place: the longest, which is the last one unless that came after a long wait elsewhere.
-    /// One that computed the prompt for another is not, where there is another.
+    /// [`Record::charged`].
     charged: Option<(usize, &'r Attempt)>,
     /// Another one had it before.
     is_later: bool,
@@ -370,8 +369,7 @@ struct Charges<'r> {
 
 impl<'r> Charges<'r> {
     fn of(record: &'r Record) -> Self {
-        let length = |attempt: &Attempt| (!attempt.is_prefill_leg(), attempt.end.since(attempt.start));
-        let charged = record.attempts.iter().enumerate().max_by_key(|(_, attempt)| length(attempt));
+        let charged = record.charged();
         let is_later = charged.is_some_and(|(_, attempt)| !record.is_first(attempt));
         let mut this = Self { record, charged, is_later, beside: SmallVec::new() };
         if let Some((_, charged)) = charged.filter(|_| record.attempts.len() > 1) {
