@@ -9,6 +9,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, SeverityNumber};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use crate::background::Background;
 use crate::clock;
@@ -69,7 +70,8 @@ async fn export(
     let mut batch = Vec::new();
     while events.recv_many(&mut batch, MAX_FINDINGS).await > 0 {
         let events = batch.len() as u64;
-        let sent = exporter.send(logs(std::mem::take(&mut batch), resource.clone())).await;
+        let export = logs(std::mem::take(&mut batch), resource.clone());
+        let sent = exporter.send(export, &CancellationToken::new()).await;
         let lost = sent.map_or_else(|lost| lost.of(events), |()| 0);
         for (result, count) in [(DeliveryResult::Sent, events - lost), (DeliveryResult::Failed, lost)] {
             metrics.families.control.drift_events.inc_by([result.as_str()], count);

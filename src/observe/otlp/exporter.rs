@@ -1,7 +1,8 @@
 //! Sends exports of any signal, bounded in time; logs failures sparingly.
 //!
 //! Spans and log records that a collector may take later are sent again with pauses that double, as the OTLP specification asks for, for
-//! as long as the timeout of the export lasts. Metrics are not: the next export has them.
+//! as long as the timeout of the export lasts. Metrics are not: the next export has them. None is begun before the collector's
+//! `retry-after` is over.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -9,8 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request};
+use jiff::fmt::rfc2822::DateTimeParser;
 use opentelemetry_proto::tonic::collector::logs::v1::logs_service_client::LogsServiceClient;
 use opentelemetry_proto::tonic::collector::logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse};
 use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::MetricsServiceClient;
@@ -50,7 +52,12 @@ impl Exporter {
     ///
     /// # Errors
     /// What did not arrive, or was not taken.
-    pub(crate) async fn send<S: Signal>(&mut self, export: S) -> Result<(), Undelivered> {
+    pub(crate) async fn send<S: Signal>(
+        &mut self,
+        export: S,
+        closing: &CancellationToken,
+    ) -> Result<(), Undelivered> {
+        self.health.rest(closing).await;
         self.health.watch(self.transport.send(export)).await
     }
 
@@ -60,14 +67,17 @@ impl Exporter {
         export: S,
         closing: &CancellationToken,
     ) -> Result<(), Undelivered> {
-        let transport = &self.transport;
-        self.health.watch(again(closing, || transport.send(export.clone()))).await
+        self.health.rest(closing).await;
+        let (transport, limit) = (&self.transport, self.health.limit());
+        self.health.watch(again(closing, limit, || transport.send(export.clone()))).await
     }
 
     /// The same with spans that are encoded; over gRPC they are encoded anew.
     pub(crate) async fn pass(&mut self, spans: Bytes) -> Result<(), Undelivered> {
-        let (transport, closing) = (&self.transport, CancellationToken::new());
-        self.health.watch(again(&closing, || transport.pass(spans.clone()))).await
+        let closing = CancellationToken::new();
+        self.health.rest(&closing).await;
+        let (transport, limit) = (&self.transport, self.health.limit());
+        self.health.watch(again(&closing, limit, || transport.pass(spans.clone()))).await
     }
 }
 
@@ -152,8 +162,12 @@ impl Transport {
     }
 }
 
-/// Sends until it is taken or will never be, or once more when `closing`.
-async fn again<F>(closing: &CancellationToken, send: impl Fn() -> F) -> Result<(), ExportError>
+/// Sends until it is taken or will never be within the limit, or once more when `closing`.
+async fn again<F>(
+    closing: &CancellationToken,
+    (clock, until): (Clock, Stamp),
+    send: impl Fn() -> F,
+) -> Result<(), ExportError>
 where
     F: Future<Output = Result<(), ExportError>>,
 {
@@ -163,10 +177,12 @@ where
             Ok(()) => return Ok(()),
             Err(error) => error,
         };
-        if !error.may_pass() || closing.is_cancelled() {
+        let wait = error.retry_after().max(pause);
+        let is_late = clock.now().after(wait) >= until;
+        if !error.may_pass() || is_late || closing.is_cancelled() {
             return Err(error);
         }
-        closing.run_until_cancelled(tokio::time::sleep(error.retry_after().max(pause))).await;
+        closing.run_until_cancelled(tokio::time::sleep(wait)).await;
         pause *= 2;
     }
 }
@@ -216,10 +232,21 @@ impl Http {
         if answer.status().is_success() {
             Ok(answer.into_body())
         } else {
-            let after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-            Err(ExportError::Status(answer.status(), after.map(Duration::from_secs)))
+            Err(ExportError::Status(answer.status(), retry_after(answer.headers())))
         }
     }
+}
+
+/// Seconds, or a date beside the collector's own: its clock need not be ours.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = |name| headers.get(name)?.to_str().ok();
+    let date = |text: &str| DateTimeParser::new().parse_timestamp(text).ok();
+    let after = text(RETRY_AFTER)?;
+    let seconds = after.parse().ok().or_else(|| {
+        let from_date = date(after)?.as_second() - date(text(DATE)?)?.as_second();
+        u64::try_from(from_date).ok()
+    });
+    seconds.map(|seconds| Duration::from_secs(seconds).min(MAX_RETRY_AFTER))
 }
 
 /// The configured headers; may be credentials.
@@ -294,11 +321,24 @@ pub(super) struct Health {
     clock: Clock,
     /// Time of the last warning; `None` once exports work again and that is logged.
     warned: Option<Stamp>,
+    /// When the collector's `retry-after` is over.
+    resumes: Stamp,
 }
 
 impl Health {
     pub(super) fn new(what: &'static str, timeout: Duration, clock: Clock) -> Self {
-        Self { what, timeout, clock, warned: None }
+        Self { what, timeout, clock, warned: None, resumes: Stamp::default() }
+    }
+
+    /// Waits as long as the collector has asked for, or until `closing`.
+    async fn rest(&self, closing: &CancellationToken) {
+        let wait = self.resumes.since(self.clock.now());
+        closing.run_until_cancelled(tokio::time::sleep(wait)).await;
+    }
+
+    /// When an export that begins now has to be over.
+    fn limit(&self) -> (Clock, Stamp) {
+        (self.clock, self.clock.now().after(self.timeout))
     }
 
     /// Awaits an export.
@@ -313,6 +353,7 @@ impl Health {
                 if let ExportError::Rejected { parts, .. } = error {
                     rejected = Some(parts);
                 }
+                self.resumes = self.clock.now().after(error.retry_after());
                 Some(error.to_string())
             }
             Err(_) => Some(format!("no answer within {:?}", self.timeout)),
@@ -337,5 +378,49 @@ impl Health {
 
 /// Before an export is sent again for the first time.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// A longer `retry-after` is no reason to lose more.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 /// Between two warnings about the same exports.
 const REPEAT_WARNING: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_that_a_collector_asks_for_is_seconds_or_a_date_and_bounded() {
+        let asked = |after: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, after.parse().unwrap());
+            headers.insert(DATE, "Sun, 06 Nov 1994 08:49:37 GMT".parse().unwrap());
+            retry_after(&headers).map(|pause| pause.as_secs())
+        };
+        assert_eq!(asked("30"), Some(30));
+        assert_eq!(asked("Sun, 06 Nov 1994 08:50:07 GMT"), Some(30));
+        assert_eq!(asked("Sun, 06 Nov 1994 08:49:07 GMT"), None, "over");
+        assert_eq!((asked("86400"), asked("soon")), (Some(300), None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_collector_that_wants_a_pause_is_given_up_at_once_for_its_reason_and_left_alone() {
+        let (clock, closing) = (Clock::start(), CancellationToken::new());
+        let mut health = Health::new("spans", Duration::from_secs(10), clock);
+        let since = |began: Stamp| clock.now().since(began).as_secs();
+        let busy = || async {
+            Err(ExportError::Status(http::StatusCode::TOO_MANY_REQUESTS, Some(Duration::from_secs(30))))
+        };
+        let began = clock.now();
+        let error = again(&closing, health.limit(), busy).await.unwrap_err();
+        assert_eq!(
+            (error.to_string().as_str(), since(began)),
+            ("the collector answered 429 Too Many Requests", 0)
+        );
+        assert!(health.watch(async { Err(error) }).await.is_err());
+        health.rest(&closing).await;
+        assert_eq!(since(began), 30);
+        let refused = || async { Err(ExportError::Call("http://c:4318".to_owned(), CallError::Refused)) };
+        let error = again(&closing, health.limit(), refused).await.unwrap_err();
+        assert_eq!(error.to_string(), "http://c:4318: connection refused");
+        assert!((30..40).contains(&since(began)), "within its timeout");
+    }
+}

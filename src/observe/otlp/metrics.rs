@@ -107,7 +107,7 @@ impl Task {
             Temporality::Delta => (since(&now, &self.delivered), now),
         };
         let request = ExportMetricsServiceRequest { resource_metrics: vec![self.wrapped(export)] };
-        let sent = self.exporter.send(request).await;
+        let sent = self.exporter.send(request, &self.closing).await;
         let result = if sent.is_ok() { DeliveryResult::Sent } else { DeliveryResult::Failed };
         self.metrics.families.process.otlp_exports.inc([result.as_str()]);
         if sent.is_ok() || sent.is_err_and(|undelivered| undelivered.is_partial()) {
