@@ -1,7 +1,7 @@
 //! Hours of one measure: a summary of each of the last eight days, and the baseline that they make for an hour.
 //!
 //! Load repeats by the day, so an hour is compared with the same hour of other days as soon as there are two of them;
-//! before that with the last day's hours, and until those are enough a series is compared with itself.
+//! before that with the last 24 that had traffic, and until those are enough a series is compared with itself.
 
 use std::collections::VecDeque;
 
@@ -119,10 +119,9 @@ impl HourHistory {
         hours
     }
 
-    /// Whether a whole day was seen.
+    /// Whether the hours of a whole day were seen, of one or of several.
     pub(super) fn has_a_day(&self) -> bool {
-        let first = self.past.front().map(|hour| hour.index);
-        first.zip(self.index).is_some_and(|(first, now)| now - first >= 24)
+        self.past.len() >= DAY
     }
 
     /// The baseline of hour `index`, from hours at least `gap` hours before it.
@@ -140,7 +139,8 @@ impl HourHistory {
             });
             return Some(own.unwrap_or(all));
         }
-        let last_day: Vec<&HourSummary> = usable().filter(|hour| hour.index >= index - 24).collect();
+        // Of a route that slept for a week its last day's: those of this night alone know nothing of the day.
+        let last_day: Vec<&HourSummary> = usable().rev().take(DAY).collect();
         let closed = of_hours(&last_day, false);
         match closed {
             Some(closed) if closed.is_sufficient() => Some(closed),
@@ -202,6 +202,8 @@ fn summary(index: i64, values: &Counts, minutes: u64) -> Option<HourSummary> {
     })
 }
 
+/// Hours of a day.
+const DAY: usize = 24;
 /// Hours that are kept: those of a week, and the day being judged.
 const MAX_HOURS: i64 = (WEEK + 1) * 24;
 
@@ -227,6 +229,17 @@ mod tests {
             "no batch of a single hour is averaged away: {busy:?}"
         );
         assert_eq!((busy.hours, quiet.hours), (5, 3 * 5));
+    }
+
+    #[test]
+    fn the_morning_of_a_route_that_slept_for_a_week_is_compared_with_its_last_day() {
+        let mut hours = HourHistory::default();
+        for minute in (0..24 * 60).chain(7 * 24 * 60..(7 * 24 + 9) * 60) {
+            let value = if (8..20).contains(&(minute / 60 % 24)) { 0.2 } else { 0.1 };
+            (0..2).for_each(|_| hours.add(f64::from(minute) * 60.0, value));
+        }
+        let baseline = hours.baseline(7 * 24 + 9, 1).unwrap();
+        assert!(baseline.hours == 24 && baseline.median.scale > 0.2, "{baseline:?}");
     }
 
     #[test]
