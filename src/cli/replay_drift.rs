@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::config::load::{ConfigError, Source, load};
 use crate::config::{Config, ModelMatch, Overrides, Route};
-use crate::drift::detectors::{Detectors, Finding, NOT_SERVED, Observation, Settings};
+use crate::drift::detectors::{Detectors, Finding, NOT_SERVED, Observation, Settings, itl_of_whole};
 use crate::record::Outcome;
 use crate::units::Tokens;
 
@@ -142,7 +142,7 @@ impl TraceLine<'_> {
     fn observation<'a>(&'a self, outcome: Outcome, config: &Config) -> Observation<'a> {
         let output = self.output_tokens.filter(|tokens| *tokens > 0.0);
         let whole = self.duration.filter(|_| outcome == Outcome::Ok && self.ttft.is_none());
-        let per_token = || whole.zip(output).map(|(whole, tokens)| whole / tokens);
+        let per_token = || itl_of_whole(whole?, self.predicted, output);
         Observation {
             at: self.t,
             route: &self.route,
@@ -182,6 +182,7 @@ const MAX_SECONDS: f64 = 1e11;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::parse_endpoint;
 
     fn fault(line: &str) -> String {
         read(line.as_bytes()).map(|_| ()).unwrap_err()
@@ -205,6 +206,17 @@ mod tests {
             let shown = fault(line);
             assert!(shown.contains(expected), "{line}: {shown}");
         }
+    }
+
+    #[test]
+    fn an_answer_in_one_piece_has_the_pace_that_the_gateway_sees() {
+        let text =
+            br#"{"t":1,"route":"r","duration":1.29,"predicted":0.15,"output_tokens":19,"outcome":"ok"}"#;
+        let (line, outcome) = read(text).unwrap();
+        let source = Source::Upstreams(vec![parse_endpoint("http://127.0.0.1:8001").unwrap()]);
+        let config = load(&source, &Overrides::default(), &|_| None).unwrap();
+        let seen = line.observation(outcome, &config);
+        assert_eq!((seen.ttft, seen.itl.map(|itl| (itl * 1e3).round())), (None, Some(60.0)));
     }
 
     #[test]

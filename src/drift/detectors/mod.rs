@@ -32,7 +32,7 @@ pub use self::finding::{Fact, Finding, SeriesName};
 pub use self::kind::Kind;
 pub use self::mute::Mute;
 pub(crate) use self::mute::put as put_mute;
-pub use self::observation::{NOT_SERVED, Observation};
+pub use self::observation::{NOT_SERVED, Observation, itl_of_whole};
 pub use self::saved::Saved;
 use self::series::RouteSeries;
 use self::slow::SlowSetup;

@@ -9,6 +9,12 @@ use crate::record::Outcome;
 /// Revision and replica of a request that was not served: no replica, so none is compared for it.
 pub const NOT_SERVED: &str = "none";
 
+/// Mean inter-token latency of an answer in one piece: what is beyond its predicted first token, by token.
+pub fn itl_of_whole(seconds: f64, predicted: Option<f64>, output_tokens: Option<f64>) -> Option<f64> {
+    let rest = seconds - predicted.unwrap_or(0.0);
+    output_tokens.filter(|tokens| *tokens > 0.0 && rest > 0.0).map(|tokens| rest / tokens)
+}
+
 /// One ended request.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation<'a> {

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::DriftService;
 use super::board::Board;
 use crate::clock::{Clock, Stamp, since_epoch};
-use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName};
+use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName, itl_of_whole};
 use crate::observe::metrics::Metrics;
 use crate::observe::stages::Stage;
 use crate::observe::{Judgement, Tap};
@@ -136,11 +136,7 @@ impl EndedRequest {
             let span = open.unwrap_or(last).since(record.at.first_token?);
             (gaps > 0).then(|| span.as_secs_f64() / gaps as f64)
         };
-        // Of an answer in one piece what is beyond the predicted first token.
-        let per_token = || {
-            let rest = whole? - predicted_ttft(record).unwrap_or(0.0);
-            output.filter(|tokens| *tokens > 0.0 && rest > 0.0).map(|tokens| rest / tokens)
-        };
+        let per_token = || itl_of_whole(whole?, predicted_ttft(record), output);
         Self {
             record: Arc::clone(record),
             at: self::seconds(clock, record.at.end),
