@@ -103,6 +103,8 @@ pub struct Served {
     pub port: u16,
     /// It is an outside provider's (`[pool.outside]`).
     pub is_outside: bool,
+    /// Its pool stands by (`pool.standby`).
+    pub is_standby: bool,
 }
 
 labels! {

@@ -147,6 +147,7 @@ impl TraceLine<'_> {
             at: self.t,
             route: &self.route,
             revision: &self.revision,
+            is_standby: false,
             replica: &self.replica,
             waited_at: None,
             failed_at: &[],

@@ -25,6 +25,7 @@ pub(crate) fn served() -> Served {
         host: "gpu-a".into(),
         port: 8000,
         is_outside: false,
+        is_standby: false,
     }
 }
 

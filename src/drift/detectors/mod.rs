@@ -190,25 +190,26 @@ impl Detectors {
         self.series.iter_mut().for_each(|series| judge::tick(series, at, &self.settings, out));
     }
 
-    /// The series of a route that was seen last.
+    /// The series of a route that was seen last, those of standby pools apart.
     fn latest_of(&self, route: &str) -> Option<usize> {
         let revisions = self.indices.get(route)?.iter();
-        let indices = revisions.filter(|(revision, _)| ***revision != *NOT_SERVED).map(|(_, index)| *index);
+        let served = revisions.filter(|(revision, _)| ***revision != *NOT_SERVED);
+        let indices = served.map(|(_, index)| *index).filter(|index| !self.series[*index].is_standby);
         indices.max_by(|a, b| self.series[*a].last_seen.total_cmp(&self.series[*b].last_seen))
     }
 
-    /// Begins a series, with the baselines of the route's revision before it. `None` where all that there is room for are in use: if
+    /// Begins a series, with the baselines of the route's revision before it unless its pool stands by. `None` where all that there is room for are in use: if
     /// they took turns, none would ever have a baseline.
     fn admit(&mut self, observation: &Observation<'_>) -> Option<usize> {
         let is_unseen = |series: &RouteSeries| observation.at - series.last_seen >= HOUR;
         if self.series.len() >= MAX_SERIES && !self.series.iter().any(is_unseen) {
             return None;
         }
-        let predecessor = self.latest_of(observation.route).and_then(|index| self.series.get(index));
-        let (revision, at) = (observation.revision, observation.at);
-        let series = match predecessor {
+        let Observation { at, route, revision, is_standby, .. } = *observation;
+        let predecessor = self.latest_of(route).filter(|_| !is_standby);
+        let series = match predecessor.and_then(|index| self.series.get(index)) {
             Some(predecessor) => predecessor.successor(revision, at, &self.settings),
-            None => RouteSeries::new(observation.route, revision, at, &self.settings),
+            None => RouteSeries { is_standby, ..RouteSeries::new(route, revision, at, &self.settings) },
         };
         Some(self.insert(series))
     }
@@ -298,6 +299,24 @@ mod tests {
         let late = detectors.active().find(|one| one.kind == Kind::TtftP99OverSlo).unwrap();
         let replicas = late.evidence.iter().find(|(name, _)| *name == "replicas").map(|(_, fact)| fact);
         assert_eq!(replicas, Some(&Fact::Names(vec!["r1".into()])), "{late:?}");
+    }
+
+    #[test]
+    fn a_standby_pool_is_not_compared_with_the_usual_one() {
+        let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
+        let mut run = |seconds: std::ops::Range<u32>, revision, is_standby, ttft| {
+            for n in seconds {
+                // Half of it and twice as much, evenly.
+                let ttft = Some(ttft * f64::from(n % 4 + 1) / 2.0);
+                let one = Observation { is_standby, ttft, ..Observation::of("chat", revision, f64::from(n)) };
+                detectors.observe(&one, &mut found);
+            }
+            found.iter().map(|finding| finding.kind.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(run(0..7200, "r1", false, 0.1), [""; 0]);
+        assert_eq!(run(7200..9000, "b1", true, 0.3), [""; 0]);
+        // What follows the usual pool's revision is compared with that.
+        assert_eq!(run(9000..9600, "r2", false, 0.3), ["ttft_doubled"]);
     }
 
     #[test]

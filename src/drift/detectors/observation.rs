@@ -24,6 +24,8 @@ pub struct Observation<'a> {
     pub route: &'a str,
     /// Revision that served it, or [`NOT_SERVED`].
     pub revision: &'a str,
+    /// Its pool takes traffic only while others cannot: their baseline is not its own, nor its theirs.
+    pub is_standby: bool,
     /// Replica of the last attempt, or [`NOT_SERVED`].
     pub replica: &'a str,
     /// Replica that is charged with its time to first token, where that is another: one that took most of it and failed.
@@ -54,6 +56,7 @@ impl Observation<'_> {
             at,
             route,
             revision,
+            is_standby: false,
             replica: NOT_SERVED,
             waited_at: None,
             failed_at: &[],

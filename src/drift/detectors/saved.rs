@@ -37,6 +37,8 @@ struct SavedSeries {
     revision: Arc<str>,
     first_seen: f64,
     last_seen: f64,
+    #[serde(default)]
+    is_standby: bool,
     predecessor: Option<Arc<str>>,
     ttft: Ring<Counts>,
     ttft_hours: Vec<HourSummary>,
@@ -88,6 +90,7 @@ impl SavedSeries {
             revision: Arc::clone(&series.revision),
             first_seen: series.first_seen,
             last_seen: series.last_seen,
+            is_standby: series.is_standby,
             predecessor: series.predecessor.clone(),
             ttft: series.ttft.blocks.parts().clone(),
             ttft_hours: series.ttft.hours.past().copied().collect(),
@@ -105,7 +108,7 @@ impl SavedSeries {
         let mut series = RouteSeries::new(&self.route, &self.revision, self.first_seen.min(now), settings);
         let blocks = |parts: &Ring<Counts>| settings.blocks().restored(parts, now);
         series.last_seen = self.last_seen.min(now);
-        series.predecessor = self.predecessor;
+        (series.is_standby, series.predecessor) = (self.is_standby, self.predecessor);
         (series.ttft.blocks, series.ttft.hours) =
             (blocks(&self.ttft), HourHistory::restored(&self.ttft_hours, now));
         (series.itl.blocks, series.itl.hours) =

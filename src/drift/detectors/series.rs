@@ -23,6 +23,8 @@ pub(super) struct RouteSeries {
     pub(super) revision: Arc<str>,
     pub(super) first_seen: f64,
     pub(super) last_seen: f64,
+    /// Of a standby pool.
+    pub(super) is_standby: bool,
     /// The revision whose baselines it inherited.
     pub(super) predecessor: Option<Arc<str>>,
     pub(super) ttft: Measure,
@@ -92,6 +94,7 @@ impl RouteSeries {
             revision: revision.into(),
             first_seen: at,
             last_seen: at,
+            is_standby: false,
             predecessor: None,
             ttft: Measure::new(settings.blocks()),
             prompts: settings.blocks(),

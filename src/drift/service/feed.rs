@@ -175,6 +175,7 @@ impl EndedRequest {
             at: self.at,
             route: &record.route,
             revision: served.map_or(NOT_SERVED, |served| &served.revision),
+            is_standby: served.is_some_and(|served| served.is_standby),
             replica: served.map_or(NOT_SERVED, |served| &served.replica),
             waited_at: waited_at(record),
             failed_at: &self.failed_at,

@@ -218,6 +218,7 @@ fn served(config: &Pool, spec: &ReplicaSpec, name: Arc<str>) -> Served {
         host: Arc::clone(&spec.endpoint.host),
         port: spec.endpoint.port,
         is_outside: config.outside.is_some(),
+        is_standby: config.standby,
     }
 }
 
