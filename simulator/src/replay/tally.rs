@@ -69,11 +69,16 @@ impl Measured {
         self.is_failed = true;
     }
 
-    fn ttft(&self) -> Option<Duration> {
+    /// From when it came, or was due.
+    pub fn ttft(&self) -> Option<Duration> {
         Some(self.first_token?.since(self.arrived))
     }
 
-    fn tpot(&self) -> Option<Duration> {
+    /// `None` of an answer that broke off: how many tokens came is not known.
+    pub fn tpot(&self) -> Option<Duration> {
+        if self.is_failed {
+            return None;
+        }
         let gaps = u32::try_from(self.tokens.checked_sub(1)?).ok().filter(|gaps| *gaps > 0)?;
         Some(self.last_token.since(self.first_token?) / gaps)
     }

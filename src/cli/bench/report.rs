@@ -109,11 +109,7 @@ impl Report {
         let target = |target: &Target| {
             let seconds = |span: std::time::Duration| (span.as_secs_f64() * 1e6).round() / 1e6;
             let point = |request: &Measured| {
-                let first = request.first_token;
-                let ttft = first.map(|first| seconds(first.since(request.arrived)));
-                let gaps = u32::try_from(request.tokens.saturating_sub(1)).ok().filter(|gaps| *gaps > 0);
-                let tpot =
-                    first.zip(gaps).map(|(first, gaps)| seconds(request.last_token.since(first) / gaps));
+                let [ttft, tpot] = [request.ttft(), request.tpot()].map(|span| span.map(seconds));
                 json!([request.arrived.as_nanos() as f64 / 1e9, ttft, tpot, request.is_failed])
             };
             let itl = (1..100).filter_map(|percent| target.itl.quantile(f64::from(percent) / 100.0));

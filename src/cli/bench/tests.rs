@@ -131,6 +131,9 @@ fn what_no_request_has_is_no_figure() {
     assert!(serde_json::to_value(&none).unwrap()["ttft_p50_s"].is_null());
     let half = figures(vec![took_two(0, Some(50), false), failed(), took_two(0, None, false)]);
     assert_eq!(half.hit_rate, 0.5, "those that report it");
+    let whole = |tokens| Measured { tokens, ..took_two(0, None, false) };
+    let broken = Measured { is_failed: true, ..whole(2) };
+    assert_eq!(figures(vec![whole(5), broken]).tpot_p99_s, 0.5, "of answers that are whole");
     // Nothing listens there.
     let (code, out, _) = bench(&["127.0.0.1:1", "--model", "m", "--duration", "10ms"]);
     let row = out.lines().find(|line| line.starts_with("http://127.0.0.1:1 ")).unwrap();
