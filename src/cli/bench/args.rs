@@ -18,7 +18,7 @@ pub struct BenchArgs {
     /// Base URL: a gateway's data port, or an engine
     #[arg(value_name = "URL", value_parser = endpoint)]
     pub(super) url: Endpoint,
-    /// A second one, which gets every request too, at the same time
+    /// A second one, which gets every request too
     #[arg(long, value_name = "URL", value_parser = endpoint)]
     pub(super) against: Option<Endpoint>,
     /// Requests: Mooncake's JSON lines (timestamp, input_length, output_length, hash_ids) or Azure's CSV

@@ -84,7 +84,7 @@ families! {
             counter outside_tokens "tokenway_outside_tokens_total" [route, pool, tenant, kind]
                 "Their tokens, by kind as in tokenway_tenant_tokens_total, which has them too.";
             gauge budget_used "tokenway_tenant_budget_used" [tenant, window, kind, model]
-                "What a tenant has used of a budget in its window, at other gateways too once it was served here; model is * for all models.";
+                "What a tenant has used of a budget in its window, elsewhere too once served here; model is * for all models.";
             gauge budget_limit "tokenway_tenant_budget_limit" [tenant, window, kind, model]
                 "What the budget allows.";
             counter retries "tokenway_retries_total" [reason]
