@@ -117,6 +117,21 @@ fn the_fleet_and_the_bounds_are_those_of_the_file() {
 }
 
 #[test]
+fn a_pool_that_stands_by_does_not_serve_and_what_is_left_out_is_named() {
+    let folder = folder();
+    let file = std::fs::read_to_string(folder.path().join("latency.toml")).unwrap();
+    let pools = |names: &str| format!("pools = [{names}]");
+    let file = file.replace(&pools("{ name = \"p\" }"), &pools("{ name = \"p\" }, { name = \"backup\" }"));
+    let backup = "[[pool]]\nname = \"backup\"\nstandby = true\nreplicas = [\"http://127.0.0.1:4\"]\n";
+    std::fs::write(folder.path().join("standby.toml"), file + backup).unwrap();
+    let said = replay(folder.path(), &["@trace.jsonl", "--config", "@standby.toml", "--json"]);
+    let runs: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(runs[0]["replicas"].as_u64(), Some(2));
+    let note = "route \"m\": not replayed: pools without weight (standby, canary)\n";
+    assert!(said.err.starts_with("note: ") && said.err.ends_with(note), "{}", said.err);
+}
+
+#[test]
 fn engines_are_noisy_unless_told_otherwise() {
     let folder = folder();
     let run = |more: &[&str]| {

@@ -97,7 +97,10 @@ pub fn run(
     let done = if args.fit {
         fitted(args).map(|fit| report::fit(&fit, out, err))
     } else {
-        Plan::read(args, env).map(|plan| replayed(args, &plan, out))
+        Plan::read(args, env).map(|plan| {
+            plan.notes.iter().try_for_each(|note| writeln!(err, "note: {note}"))?;
+            replayed(args, &plan, out)
+        })
     };
     match done {
         Ok(written) => written.map(|()| EXIT_OK),

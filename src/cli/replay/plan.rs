@@ -23,6 +23,8 @@ pub(super) struct Plan {
     pub(super) entrants: Vec<Entrant>,
     pub(super) settings: Vec<Setting>,
     pub(super) cells: Vec<GridCell>,
+    /// What of the routes is not replayed.
+    pub(super) notes: Vec<String>,
 }
 
 /// A contender with the route it stands for.
@@ -74,7 +76,11 @@ impl Plan {
             return Err(ReplayError::In(args.trace.clone(), Fault::TooLong { load, days, most: MAX_DAYS }));
         }
         let cells = cells(args, entrants.len(), settings.len());
-        Ok(Self { trace, as_recorded: args.as_recorded, entrants, settings, cells })
+        let mut notes = Vec::new();
+        for (file, config) in &configs {
+            notes.extend(note(file, route(args, file, config)?));
+        }
+        Ok(Self { trace, as_recorded: args.as_recorded, entrants, settings, cells, notes })
     }
 
     /// What all runs have in common, in words: how noisy the engines are decides what the figures are worth.
@@ -202,7 +208,22 @@ fn prefill(route: &Route, config: &Config) -> Option<(ReplayedPrefill, f64)> {
 fn sizes(route: &Route, config: &Config) -> [usize; 2] {
     let of = |pool: usize| config.pools.get(pool).map_or(0, |pool| pool.replicas.len().max(1));
     let apart = route.prefill.as_ref().map_or(0, |keys| of(keys.pool));
-    [apart, route.pools.iter().map(|weighted| of(weighted.pool)).sum()]
+    let serving = route.pools.iter().filter(|weighted| weighted.weight > 0);
+    [apart, serving.map(|weighted| of(weighted.pool)).sum()]
+}
+
+/// Names what of a route is not replayed.
+fn note(file: &Path, route: &Route) -> Option<String> {
+    let weights = || route.pools.iter().map(|weighted| weighted.weight);
+    let first = weights().find(|weight| *weight > 0);
+    let parts = [
+        ("pools without weight (standby, canary)", weights().any(|weight| weight == 0)),
+        ("weights of pools", weights().any(|weight| weight > 0 && Some(weight) != first)),
+        ("[route.degrade]", route.degrade.is_some()),
+    ];
+    let left_out: Vec<&str> = parts.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
+    let (file, name, parts) = (file.display(), &route.name, left_out.join(", "));
+    (!left_out.is_empty()).then(|| format!("{file}: route \"{name}\": not replayed: {parts}"))
 }
 
 fn route<'a>(args: &ReplayArgs, file: &Path, config: &'a Config) -> Result<&'a Route, ReplayError> {
