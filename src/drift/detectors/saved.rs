@@ -121,6 +121,8 @@ impl SavedSeries {
             (active.finding.at, active.last_seen) = (active.finding.at.min(now), active.last_seen.min(now));
         }
         series.active.restore(self.findings);
+        // What was over before the start is not published again.
+        series.active.expire(now);
         for saved in self.replicas.into_iter().take(MAX_REPLICAS) {
             let index = series.replica_index(&saved.name, series.last_seen, settings);
             if let Some(replica) = index.and_then(|index| series.replicas.get_mut(index)) {
@@ -195,6 +197,9 @@ mod tests {
         after.restore(serde_json::from_str(&text).unwrap(), 3.0 * DAY + 600.0);
         let known = after.active().next().unwrap();
         assert_eq!((known.id(), known.is_acknowledged), (id.clone(), true));
+        let mut late = Detectors::new(Settings::default());
+        late.restore(serde_json::from_str(&text).unwrap(), 3.0 * DAY + 4200.0);
+        assert_eq!(late.active().count(), 0, "its half hour is over");
         let evidence = &before.active().next().unwrap().evidence;
         assert!(known.evidence.iter().map(|(name, _)| name).eq(evidence.iter().map(|(name, _)| name)));
         assert_eq!(run(&mut after, 3.0 * DAY + 600.0, 3.0 * DAY + 900.0, 2.0), [""; 0], "it is known");
