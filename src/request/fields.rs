@@ -199,8 +199,9 @@ impl FieldError {
 /// The first thing that is wrong with the body, without any of its text.
 pub fn parse<'a>(dialect: Dialect, body: &'a [u8]) -> Result<Fields<'a>, FieldError> {
     let mut fields = Fields::default();
-    if dialect.body_form() != BodyForm::Multipart {
-        walk(body, |key, cursor| fields.member(dialect, key, cursor))?;
+    let known = (dialect.body_form(), dialect.answer_limits());
+    if known.0 != BodyForm::Multipart {
+        walk(body, |key, cursor| fields.member(known, key, cursor))?;
     }
     Ok(fields)
 }
@@ -251,7 +252,12 @@ impl From<JsonError> for Stop {
 }
 
 impl<'a> Fields<'a> {
-    fn member(&mut self, dialect: Dialect, key: Raw<'a>, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
+    fn member(
+        &mut self,
+        (form, limits): (BodyForm, &[&str]),
+        key: Raw<'a>,
+        cursor: &mut Cursor<'a>,
+    ) -> Result<(), Stop> {
         let value = cursor.value()?;
         // A key with a lone surrogate matches no field.
         let Some(key) = key.string() else { return Ok(()) };
@@ -262,11 +268,11 @@ impl<'a> Fields<'a> {
                 let [ids] = value.members(["prompt_token_ids"]);
                 self.prompt.given_ids = ids.filter(|_| key == KV_MEMBERS[0]).or(self.prompt.given_ids);
             }
-            _ if dialect.body_form() == BodyForm::Opaque => {}
+            _ if form == BodyForm::Opaque => {}
             "stream" => self.read_stream(value).map_err(Stop::Field)?,
             "stream_options" => self.stream_options = Some(value),
             "n" => self.choices = whole_number(&value).and_then(|choices| choices.try_into().ok()),
-            key if dialect.answer_limits().contains(&key) => {
+            key if limits.contains(&key) => {
                 self.max_tokens = whole_number(&value).max(self.max_tokens);
             }
             "echo" => self.echo = truth(&value) == Some(true),
