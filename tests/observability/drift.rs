@@ -239,8 +239,7 @@ fn minutes_over_the_slo_and_failing_hours_are_found() {
     assert!(over["evidence"]["share_over_slo"].as_f64().unwrap() > 0.01);
     let (hour, _) = first(&found, "availability_hour").unwrap_or_else(|| panic!("{found:?}"));
     assert_eq!(hour["evidence"]["hour_of_day_utc"], 14.0);
-    let (burn, _) = first(&found, "availability_burn").map_or((&Json::Null, 0.0), |burn| burn);
-    assert!(burn.is_null() || burn["evidence"]["burn_rate"].as_f64().unwrap() > 1.0);
+    assert!(first(&found, "availability_burn").is_none(), "six failures a day burn no budget: {found:?}");
 }
 
 #[test]
