@@ -141,17 +141,12 @@ fn again(error: &Arc<io::Error>) -> io::Error {
 
 /// The addresses in the order in which they are tried: the resolver's, with the families in turn (RFC 8305 §4).
 pub(super) fn families_in_turn(addresses: &[IpAddr], port: u16) -> Vec<SocketAddr> {
-    let (mut v4, mut v6) = (0, 0);
-    let mut turns: Vec<_> = addresses
-        .iter()
-        .map(|address| {
-            let turn = if address.is_ipv4() { &mut v4 } else { &mut v6 };
-            *turn += 1;
-            (*turn, SocketAddr::new(*address, port))
-        })
-        .collect();
-    turns.sort_by_key(|(turn, _)| *turn);
-    turns.into_iter().map(|(_, address)| address).collect()
+    let is_preferred =
+        |address: &IpAddr| addresses.first().is_some_and(|first| first.is_ipv4() == address.is_ipv4());
+    let (preferred, other): (Vec<IpAddr>, Vec<IpAddr>) =
+        addresses.iter().partition(|address| is_preferred(address));
+    let turns = (0..addresses.len()).flat_map(|turn| [preferred.get(turn), other.get(turn)]);
+    turns.flatten().map(|address| SocketAddr::new(*address, port)).collect()
 }
 
 /// How long an answer counts.

@@ -127,7 +127,7 @@ impl Report {
 }
 
 fn in_order(mut requests: Vec<Measured>) -> Vec<Measured> {
-    requests.sort_by_key(|request| request.arrived);
+    requests.sort_unstable_by_key(|request| request.arrived);
     requests
 }
 

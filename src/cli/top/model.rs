@@ -64,7 +64,7 @@ impl Table {
         };
         let turn = |at: &usize| columns.get(*at).map_or(0, |column| column.goes);
         let mut spare: Vec<usize> = (0..columns.len()).filter(|at| turn(at) > 0).collect();
-        spare.sort_by_key(turn);
+        spare.sort_unstable_by_key(|at| (turn(at), *at));
         let named = columns.iter().map(|column| (column.name, column.width));
         Self { columns: named.collect(), spare, rows: all.iter().map(row).collect(), empty }
     }
