@@ -438,10 +438,9 @@ impl Prober {
         if !self.replica.is_ready() {
             *known.lock() = None;
         }
-        if !config.engine.continues_chats()
-            || !self.pool.migrates.load(Ordering::Relaxed)
-            || known.lock().is_some()
-        {
+        // A provider's streams are never continued.
+        let may_continue = config.outside.is_none() && config.engine.continues_chats();
+        if !may_continue || !self.pool.migrates.load(Ordering::Relaxed) || known.lock().is_some() {
             return;
         }
         let models = self.replica.engine.models.load_full();
