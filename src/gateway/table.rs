@@ -127,10 +127,7 @@ impl RoutingTable {
         former: &[Arc<RouteState>],
     ) -> Self {
         let seed = ChainSeed::new(&config.routing.seed);
-        let route = |route: &Route| {
-            let namesake = former.iter().find(|known| known.config.name == route.name).map(Arc::as_ref);
-            Arc::new(RouteState::new(route, &config, &pools, &carried_over, namesake, former))
-        };
+        let route = |route: &Route| Arc::new(RouteState::new(route, &config, &pools, &carried_over, former));
         let routes: Vec<_> = config.routes.iter().map(route).collect();
         let (mut by_model, mut any) = (HashMap::new(), None);
         for (at, route) in routes.iter().enumerate() {
@@ -209,9 +206,9 @@ impl RouteState {
         config: &Config,
         pools: &[Arc<PoolState>],
         carried_over: &CarriedOver,
-        former: Option<&Self>,
         all_former: &[Arc<Self>],
     ) -> Self {
+        let former = all_former.iter().map(Arc::as_ref).find(|known| known.config.name == route.name);
         let mut wheel = PoolWheel::new(route.pools.iter().map(|weighted| weighted.weight));
         let mut shadow = None;
         if let Some(canary) = &route.canary
