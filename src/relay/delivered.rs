@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::relay::chunk::ChoiceView;
-use crate::request::continuation::{Progress, TokenIds};
+use crate::request::continuation::{Boundary, Progress, TokenIds};
 use crate::request::json::Raw;
 
 /// A place of the text, and the tokens before it.
@@ -48,6 +48,7 @@ impl Delivered {
             text: self.text.clone(),
             tokens: self.confirmed_tokens,
             all_tokens: self.tokens(),
+            boundary: self.boundary(),
             ids: is_exact.then(|| self.ids.clone()),
         }
     }
@@ -100,6 +101,13 @@ impl Delivered {
         let Some(next) = self.ahead.front() else { return tokens };
         let part = (self.chars - chars) as u128 * u128::from(next.tokens.saturating_sub(tokens));
         tokens + u64::try_from(part / (next.chars - chars) as u128).unwrap_or_default()
+    }
+
+    /// The last place whose tokens are known, where there is text behind it.
+    fn boundary(&self) -> Option<Boundary> {
+        let Mark { chars, tokens } = self.reached;
+        let (bytes, _) = self.text.char_indices().nth(chars)?;
+        Some(Boundary { bytes, tokens })
     }
 
     pub(super) fn is_too_long(&self) -> bool {

@@ -342,6 +342,13 @@ mod tests {
             pass(&mut transcript, &events("a", tokens, 0));
             let progress = transcript.progress().unwrap();
             assert_eq!(progress.all_tokens, behind, "{} characters", progress.text.len());
+            if let Some(at) = progress.boundary {
+                assert_eq!(at.bytes as u64, 4 * at.tokens, "where a token ends");
+                assert!(
+                    at.tokens == if behind < 3 { 0 } else { behind },
+                    "the first texts show no ends: {at:?}"
+                );
+            }
             let by = Continuation { body: Pieces::default(), repeats: String::new(), tokens: behind };
             transcript.continued(by);
             pass(&mut transcript, &events("b", 20, 0));

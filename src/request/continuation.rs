@@ -25,8 +25,19 @@ pub struct Progress {
     pub tokens: u64,
     /// Tokens behind the whole text.
     pub all_tokens: u64,
+    /// Where the last token ends that is known to, if that is not the end of the text.
+    pub boundary: Option<Boundary>,
     /// Token ids of prompt and text, where the engine reported all of them.
     pub ids: Option<TokenIds>,
+}
+
+/// A place in a text at which a token ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boundary {
+    /// Bytes of the text before it.
+    pub bytes: usize,
+    /// Tokens of the text before it.
+    pub tokens: u64,
 }
 
 /// Token ids as the engine reported them.
@@ -43,7 +54,8 @@ pub struct TokenIds {
 pub struct Continuation {
     /// The body to send.
     pub body: Pieces,
-    /// The end of the text that the engine will repeat: chat templates may cut white space off a message's end.
+    /// The end of the text that the engine will repeat: chat templates may cut white space off a message's end, and it may be part of a
+    /// token.
     pub repeats: String,
     /// Tokens of the answer that this request takes as given.
     pub tokens: u64,
@@ -153,6 +165,7 @@ struct Request<'a> {
     max_tokens: Option<Raw<'a>>,
     max_completion_tokens: Option<Raw<'a>>,
     min_tokens: Option<Raw<'a>>,
+    temperature: Option<Raw<'a>>,
     /// Of completions without `max_tokens`.
     default_limit: Option<u64>,
     includes_stop: bool,
@@ -186,6 +199,7 @@ impl<'a> Request<'a> {
             "max_tokens" => &mut self.max_tokens,
             "max_completion_tokens" => &mut self.max_completion_tokens,
             "min_tokens" => &mut self.min_tokens,
+            "temperature" => &mut self.temperature,
             "include_stop_str_in_output" => {
                 self.includes_stop = is_on;
                 return;
@@ -208,7 +222,8 @@ impl<'a> Request<'a> {
 
     fn chat(&self, progress: &Progress) -> Result<Growth, Obstacle> {
         let messages = self.messages.filter(|m| m.kind() == JsonKind::Array).ok_or(Obstacle::PromptShape)?;
-        let solid = progress.text.trim_end_matches(is_trimmed);
+        let (given, tokens) = self.given(progress, progress.tokens);
+        let solid = given.trim_end_matches(is_trimmed);
         if solid.is_empty() {
             return Ok((Vec::new(), progress.text.clone(), 0));
         }
@@ -234,8 +249,17 @@ impl<'a> Request<'a> {
                 edits.push(Edit::put(self.open, field.map(|raw| raw.span()), name, value));
             }
         }
-        let repeats = progress.text.get(solid.len()..).unwrap_or_default().to_owned();
-        Ok((edits, repeats, progress.tokens))
+        Ok((edits, behind(solid, progress), tokens))
+    }
+
+    /// The text that another engine is given, and its tokens, where all of it has `tokens`. A text that ends inside a token is read as
+    /// other tokens than those that were generated. Where the same are sure to come again it ends before that one; elsewhere the
+    /// engine completes the word, as other text may come.
+    fn given<'p>(&self, progress: &'p Progress, tokens: u64) -> (&'p str, u64) {
+        let is_greedy = self.temperature.is_some_and(|raw| raw.text().parse() == Ok(0.0));
+        let cut = progress.boundary.filter(|_| is_greedy);
+        let cut = cut.and_then(|at| Some((progress.text.get(..at.bytes)?, at.tokens)));
+        cut.unwrap_or((&progress.text, tokens))
     }
 
     fn has_stop(&self) -> bool {
@@ -244,8 +268,9 @@ impl<'a> Request<'a> {
 
     fn completions(&self, progress: &Progress) -> Result<Growth, Obstacle> {
         let prompt = self.prompt.and_then(Raw::non_null).ok_or(Obstacle::PromptShape)?;
-        if progress.text.is_empty() {
-            return Ok((Vec::new(), String::new(), 0));
+        let (given, tokens) = self.given(progress, progress.all_tokens);
+        if given.is_empty() {
+            return Ok((Vec::new(), progress.text.clone(), 0));
         }
         // An engine holds back what could begin a stop string, so that the text may end inside its last token.
         if let Some(ids) = progress.ids.as_ref().filter(|_| !self.has_stop()) {
@@ -253,8 +278,8 @@ impl<'a> Request<'a> {
             let edit = Edit::replace(prompt.span(), &format!("[{}]", all.join(",")));
             return Ok((vec![edit], String::new(), ids.output.len() as u64));
         }
-        let edit = append(only_text(prompt)?, &progress.text)?;
-        Ok((vec![edit], String::new(), progress.all_tokens))
+        let edit = append(only_text(prompt)?, given)?;
+        Ok((vec![edit], behind(given, progress), tokens))
     }
 
     /// The most tokens that its answer may have, where that is known.
@@ -345,6 +370,11 @@ fn only_text(prompt: Raw<'_>) -> Result<Raw<'_>, Obstacle> {
     }
 }
 
+/// What is left of the text behind `given`.
+fn behind(given: &str, progress: &Progress) -> String {
+    progress.text.get(given.len()..).unwrap_or_default().to_owned()
+}
+
 /// `text` at the end of a JSON string.
 fn append(string: Raw<'_>, text: &str) -> Result<Edit, Obstacle> {
     let quoted = serde_json::to_string(text).map_err(|_| Obstacle::Unreadable)?;
@@ -362,7 +392,7 @@ mod tests {
     use super::*;
 
     fn progress(text: &str, tokens: u64) -> Progress {
-        Progress { text: text.to_owned(), tokens, all_tokens: tokens, ids: None }
+        Progress { text: text.to_owned(), tokens, all_tokens: tokens, boundary: None, ids: None }
     }
 
     fn of(dialect: Dialect, body: &str, progress: &Progress) -> Result<(String, String, u64), Obstacle> {
@@ -433,6 +463,26 @@ mod tests {
             let (after, repeats, _) = of(Dialect::Completions, body, &progress).unwrap();
             assert_eq!((&*after, &*repeats), (&*expected, ""), "{body}");
         }
+    }
+
+    #[test]
+    fn a_text_that_ends_inside_a_token_is_given_up_to_there() {
+        let cut =
+            |bytes, tokens| Progress { boundary: Some(Boundary { bytes, tokens }), ..progress("the str", 2) };
+        let chat = r#"{"max_tokens":9,"messages":[{"role":"user","content":"hi"}],"temperature":0}"#;
+        let (after, repeats, tokens) = of(Dialect::Chat, chat, &cut(4, 1)).unwrap();
+        assert!(after.contains(r#""content":"the"}"#) && after.contains(r#""max_tokens":8"#), "{after}");
+        assert_eq!((&*repeats, tokens), (" str", 1));
+        assert_eq!(of(Dialect::Chat, chat, &cut(0, 0)).unwrap(), (chat.to_owned(), "the str".to_owned(), 0));
+        let body = r#"{"max_tokens":9,"prompt":"a","temperature":0.0}"#;
+        let expected = r#"{"max_tokens":8,"prompt":"athe","temperature":0.0}"#;
+        assert_eq!(
+            of(Dialect::Completions, body, &cut(3, 1)).unwrap(),
+            (expected.to_owned(), " str".to_owned(), 1)
+        );
+        assert_eq!(of(Dialect::Completions, body, &cut(0, 0)).unwrap().1, "the str");
+        let sampled = body.replace("0.0", "0.7");
+        assert_eq!(of(Dialect::Completions, &sampled, &cut(3, 1)).unwrap().1, "");
     }
 
     #[test]
