@@ -286,7 +286,7 @@ impl Session {
             return Err(Status::invalid_argument("the answer's head has no :status"));
         };
         let (feed, body) = fed(head.length());
-        let mut response = Response::new(ArrivingBody::Fed(body));
+        let mut response = Response::new(body);
         *response.status_mut() = status;
         response.headers_mut().clone_from(&head.headers);
         self.answer.headers = Some(head.headers);

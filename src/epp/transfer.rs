@@ -14,8 +14,8 @@ use super::proto::{Kind, Struct, Value};
 use crate::error::ReplicaFailure;
 use crate::fleet::replica::Replica;
 use crate::gateway::carrier::{Cargo, Carrier};
-use crate::request::arriving::ArrivingBody;
-use crate::upstream::connect::UpstreamBody;
+use crate::request::arriving::FedBody;
+use crate::request::pieces::Pieces;
 
 /// Envoy, as the line sees it for one request.
 #[derive(Debug)]
@@ -33,13 +33,13 @@ struct Between {
     outgoing: Option<Outgoing>,
     answer: Option<Answer>,
     /// The answer of another replica than the request was placed at.
-    taken: Option<Response<ArrivingBody>>,
+    taken: Option<Response<FedBody>>,
 }
 
 /// The head of an answer.
 #[derive(Debug)]
 struct Answer {
-    head: Response<ArrivingBody>,
+    head: Response<FedBody>,
     /// Who gave it; `None` where Envoy does not name it.
     served: Option<SocketAddr>,
 }
@@ -50,7 +50,7 @@ pub(super) struct Outgoing {
     /// `ip:port` of the chosen replica and of its fallbacks, with commas between.
     pub(super) destination: String,
     /// As the gateway itself would send it.
-    pub(super) request: Request<UpstreamBody>,
+    pub(super) request: Request<Pieces>,
 }
 
 impl Transfer {
@@ -64,7 +64,7 @@ impl Transfer {
     }
 
     /// The head of its answer has come, from this endpoint if Envoy names it.
-    pub(super) fn arrived(&self, head: Response<ArrivingBody>, served: Option<SocketAddr>) {
+    pub(super) fn arrived(&self, head: Response<FedBody>, served: Option<SocketAddr>) {
         self.between.lock().answer = Some(Answer { head, served });
         self.arrival.notify_one();
     }
@@ -74,7 +74,7 @@ impl Carrier for Transfer {
     fn carry(
         &self,
         cargo: Cargo,
-    ) -> Pin<Box<dyn Future<Output = Result<Response<ArrivingBody>, ReplicaFailure>> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Response<FedBody>, ReplicaFailure>> + Send + '_>> {
         Box::pin(async move {
             let Cargo { replica, fallbacks, request } = cargo;
             if let Some(head) = self.between.lock().taken.take() {

@@ -12,8 +12,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header, response};
-use http_body_util::BodyExt;
-use hyper::body::Body as _;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -27,11 +25,13 @@ use crate::relay::stream_state::StreamEnd;
 use crate::relay::usage::{self, AnswerFacts, EngineError};
 use crate::relay::verdict;
 use crate::relay::watch::{Deadline, StreamWatch};
-use crate::request::arriving::ArrivingBody;
 use crate::request::body_memory::AnswerBudgets;
 use crate::request::dialect::{BodyForm, Dialect};
-use crate::upstream::connect::{UpstreamBody, is_local};
+use crate::request::pieces::Pieces;
+use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::connect::is_local;
 use crate::upstream::headers;
+use crate::upstream::http1::AskError;
 use crate::upstream::pool::{CheckoutError, Lease, Reuse};
 
 /// A request on its way to one replica.
@@ -40,7 +40,7 @@ pub struct UpstreamAttempt {
     /// The chosen replica.
     pub replica: Arc<Replica>,
     /// The request with the upstream framing and headers.
-    pub request: Request<UpstreamBody>,
+    pub request: Request<Pieces>,
     /// How the response stream is scanned.
     pub shape: StreamShape,
     /// State shared with the watchdog, which enforces the deadlines.
@@ -96,9 +96,7 @@ pub enum UpstreamResponse {
         /// The bytes read so far.
         first: Bytes,
         /// The unread part of the body.
-        rest: ArrivingBody,
-        /// The connection, given back after the last byte.
-        lease: Option<Lease>,
+        rest: AnswerBody,
     },
 }
 
@@ -181,12 +179,12 @@ impl UpstreamAttempt {
     }
 
     async fn exchange(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
-        let (response, lease) = match self.carrier.take() {
+        let (head, mut body) = match self.carrier.take() {
             Some(carrier) => {
                 times.connected = Some(self.clock.now());
                 let (replica, request) = (Arc::clone(&self.replica), std::mem::take(&mut self.request));
                 let cargo = Cargo { replica, fallbacks: std::mem::take(&mut self.fallbacks), request };
-                (carrier.carry(cargo).await.map_err(failed)?, None)
+                carrier.carry(cargo).await.map_err(failed)?.map(AnswerBody::Fed).into_parts()
             }
             None => {
                 let deadline = self.clock.instant(times.start.after(self.connect));
@@ -196,30 +194,29 @@ impl UpstreamAttempt {
                 if let Some(sent) = &self.sent {
                     sent.store(true, Ordering::Relaxed);
                 }
-                let (response, lease) = self.response(lease, deadline, connected).await.map_err(failed)?;
-                (response.map(ArrivingBody::Http), Some(lease))
+                let (head, lease) = self.response(lease, deadline, connected).await.map_err(failed)?;
+                (head, AnswerBody::Leased(lease))
             }
         };
         times.head = Some(self.clock.now());
-        let (head, body) = response.into_parts();
         if let Some(what) = headers::response_fault(&head) {
             let replica = self.replica.name();
             return Err(failed(ReplicaFailure::InvalidHead { replica, what }));
         }
         let head = Box::new(head);
         if head.status.is_success() && head.status != StatusCode::RESET_CONTENT {
-            if self.is_relayed_from_head(&head, &body) {
-                return Ok(UpstreamResponse::Large { head, first: Bytes::new(), rest: body, lease });
+            if self.is_relayed_from_head(&head, body.length()) {
+                return Ok(UpstreamResponse::Large { head, first: Bytes::new(), rest: body });
             }
             if is_event_stream(&head.headers) {
-                return self.first_content(head, body, lease).await;
+                return self.first_content(head, body).await;
             }
         }
         if let Some(content_type) = self.foreign_type(&head) {
             let replica = self.replica.name();
             return Err(failed(ReplicaFailure::NotAnAnswer { replica, content_type }));
         }
-        self.whole(head, body, lease).await
+        self.whole(head, body).await
     }
 
     async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
@@ -236,26 +233,20 @@ impl UpstreamAttempt {
         mut lease: Lease,
         deadline: Instant,
         sent: Stamp,
-    ) -> Result<(http::Response<hyper::body::Incoming>, Lease), ReplicaFailure> {
-        let closed = match lease.connection() {
-            None => Closed::Unsent,
-            Some(connection) => {
-                let request = std::mem::take(&mut self.request);
-                let mut error = match connection.sender.try_send_request(request).await {
-                    Ok(response) => return Ok((response, lease)),
-                    Err(error) => error,
-                };
-                if error.take_message().is_some() {
-                    Closed::Unsent
-                } else if let Some(what) = head_fault(error.error()) {
-                    return Err(ReplicaFailure::InvalidHead { replica: self.replica.name(), what });
-                } else if lease.was_idle() && self.clock.now().since(sent) < CLOSING {
-                    drop(lease);
-                    Box::pin(self.how_closed(deadline)).await
-                } else {
-                    Closed::Asked
-                }
+    ) -> Result<(response::Parts, Lease), ReplicaFailure> {
+        let closed = match lease.ask(std::mem::take(&mut self.request)).await {
+            Ok(head) => return Ok((head, lease)),
+            Err(AskError::Unsent) => Closed::Unsent,
+            Err(AskError::Closed) if lease.is_reused() && self.clock.now().since(sent) < CLOSING => {
+                drop(lease);
+                Box::pin(self.how_closed(deadline)).await
             }
+            Err(error) => match head_fault(&error) {
+                Some(what) => {
+                    return Err(ReplicaFailure::InvalidHead { replica: self.replica.name(), what });
+                }
+                None => Closed::Asked,
+            },
         };
         Err(ReplicaFailure::ClosedBeforeHead { replica: self.replica.name(), closed })
     }
@@ -288,24 +279,23 @@ impl UpstreamAttempt {
 
     /// Whether its body may last: nothing in a stream of another dialect is a content event that we know, so there is
     /// nothing to wait for.
-    fn is_relayed_from_head(&self, head: &response::Parts, body: &ArrivingBody) -> bool {
+    fn is_relayed_from_head(&self, head: &response::Parts, length: Option<u64>) -> bool {
         let dialect = self.shape.dialect;
         if is_event_stream(&head.headers) {
             return !dialect.has_known_stream();
         }
-        dialect.body_form() == BodyForm::Opaque && body.size_hint().exact().is_none()
+        dialect.body_form() == BodyForm::Opaque && length.is_none()
     }
 
     async fn first_content(
         &self,
         head: Box<response::Parts>,
-        body: ArrivingBody,
-        lease: Option<Lease>,
+        body: AnswerBody,
     ) -> Result<UpstreamResponse, AttemptError> {
         let replica = self.replica.name();
         let shape = self.shape.clone();
         let watch = Arc::clone(&self.watch);
-        let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
+        let mut reader = Box::new(StreamReader::new(body, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
             Err(StreamEnd::Failed(error)) => match error.of_engine(&replica) {
                 Some(failure) => Err(failed(failure)),
@@ -323,24 +313,19 @@ impl UpstreamAttempt {
     async fn whole(
         &self,
         mut head: Box<response::Parts>,
-        mut body: ArrivingBody,
-        lease: Option<Lease>,
+        mut body: AnswerBody,
     ) -> Result<UpstreamResponse, AttemptError> {
-        let mut answer = AnswerBuffer::new(&self.answer_memory, body.size_hint().exact());
-        while let Some(frame) = body.frame().await {
-            let frame =
-                frame.map_err(|_| failed(ReplicaFailure::Truncated { replica: self.replica.name() }))?;
-            let Ok(data) = frame.into_data() else { continue };
+        let mut answer = AnswerBuffer::new(&self.answer_memory, body.length());
+        while let Some(data) = body.next().await {
+            let data =
+                data.map_err(|_| failed(ReplicaFailure::Truncated { replica: self.replica.name() }))?;
             if head.status == StatusCode::RESET_CONTENT {
                 // It has no content, whatever came (RFC 9110 §15.3.6).
                 continue;
             }
-            if !answer.take(data) && !body.is_end_stream() {
-                return Ok(UpstreamResponse::Large { head, first: answer.freeze(), rest: body, lease });
+            if !answer.take(data) && !body.is_end() {
+                return Ok(UpstreamResponse::Large { head, first: answer.freeze(), rest: body });
             }
-        }
-        if let Some(lease) = lease {
-            lease.give_back();
         }
         if head.status == StatusCode::RESET_CONTENT {
             headers::strip_length(&mut head.headers);
@@ -420,11 +405,11 @@ impl UpstreamResponse {
 }
 
 /// What is wrong with a response head that came and cannot be read.
-pub(super) fn head_fault(error: &hyper::Error) -> Option<&'static str> {
-    match (error.is_parse_too_large(), error.is_parse()) {
-        (true, _) => Some("answered with a head over 256 headers or 64 KiB"),
-        (false, true) => Some("answered with a head that is no valid HTTP (RFC 9112)"),
-        (false, false) => None,
+pub(super) fn head_fault(error: &AskError) -> Option<&'static str> {
+    match error {
+        AskError::HeadTooLarge => Some("answered with a head over 256 headers or 64 KiB"),
+        AskError::InvalidHead => Some("answered with a head that is no valid HTTP (RFC 9112)"),
+        AskError::Unsent | AskError::Closed | AskError::Truncated => None,
     }
 }
 

@@ -16,8 +16,8 @@ use crate::debug::debug_as;
 use crate::error::ReplicaFailure;
 use crate::fleet::replica::Replica;
 use crate::listener::{KillSwitch, Peer};
-use crate::request::arriving::ArrivingBody;
-use crate::upstream::connect::UpstreamBody;
+use crate::request::arriving::{ArrivingBody, FedBody};
+use crate::request::pieces::Pieces;
 
 /// A request with its destination.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Cargo {
     /// Where it may go instead, in this order.
     pub fallbacks: SmallVec<[Arc<Replica>; MAX_FALLBACKS]>,
     /// As the gateway itself would send it.
-    pub request: Request<UpstreamBody>,
+    pub request: Request<Pieces>,
 }
 
 /// A proxy that carries one request.
@@ -37,7 +37,7 @@ pub trait Carrier: Send + Sync {
     fn carry(
         &self,
         cargo: Cargo,
-    ) -> Pin<Box<dyn Future<Output = Result<Response<ArrivingBody>, ReplicaFailure>> + Send + '_>>;
+    ) -> Pin<Box<dyn Future<Output = Result<Response<FedBody>, ReplicaFailure>> + Send + '_>>;
 
     /// Whether the proxy lets the request go to this replica.
     fn allows(&self, replica: &Replica) -> bool;

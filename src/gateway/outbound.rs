@@ -27,7 +27,6 @@ use crate::request::dialect::Dialect;
 use crate::request::engine_priority::EnginePriority;
 use crate::request::pieces::Pieces;
 use crate::request::trace_context::{self, Trace};
-use crate::upstream::connect::UpstreamBody;
 use crate::upstream::headers::{self, Credential, EngineRank, Upstream};
 
 /// A request as its attempts see it.
@@ -181,7 +180,7 @@ impl Outbound<'_> {
     }
 
     /// The upstream request: framing and headers of the gateway, the prepared body.
-    pub(super) fn request(&self, pick: &Pick, span: u64) -> Request<UpstreamBody> {
+    pub(super) fn request(&self, pick: &Pick, span: u64) -> Request<Pieces> {
         let Identity { request_id, trace, .. } = self.identity;
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
@@ -200,18 +199,18 @@ impl Outbound<'_> {
             None => (self.body.clone(), Cow::Borrowed(&parts.headers), Cow::Borrowed(&parts.uri)),
         };
         let state = trace.state.as_deref().filter(|_| outside.is_none());
-        let has_body = !body.is_empty() || parts.method == http::Method::POST;
+        let (len, has_body) = (body.len(), !body.is_empty() || parts.method == http::Method::POST);
         let prepared = self.prepared;
         let own_id = prepared.table.own_id(self.identity.dialect, &prepared.share.tenant, request_id);
         let id = HeaderValue::from_str(own_id.as_deref().unwrap_or(request_id));
-        let mut request = Request::new(UpstreamBody::of(&body));
+        let mut request = Request::new(body);
         *request.method_mut() = parts.method.clone();
         *request.uri_mut() = target(&pick.replica.identity.endpoint.base_path, &uri);
         *request.headers_mut() = headers::upstream_request(
             &headers,
             Upstream {
                 host: &pick.replica.identity.host,
-                body_len: has_body.then_some(body.len()),
+                body_len: has_body.then_some(len),
                 request_id: &id.unwrap_or_else(|_| HeaderValue::from_static("none")),
                 traceparent: Some(trace_context::traceparent(trace, span)),
                 tracestate: state.and_then(|state| HeaderValue::from_str(state).ok()),

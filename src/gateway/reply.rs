@@ -210,7 +210,7 @@ fn relay(
             strip_length(&mut headers);
             (headers, ReplyBody::Stream(Box::new(body)))
         }
-        UpstreamResponse::Large { head, first, rest, lease } => {
+        UpstreamResponse::Large { head, first, rest } => {
             let is_stream = is_event_stream(&head.headers);
             let is_in_pieces = is_stream || is_json_lines(&head.headers);
             if is_in_pieces {
@@ -227,7 +227,7 @@ fn relay(
                 stored,
             };
             let headers = finish(guard.record(), head.headers);
-            let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick, about);
+            let body = LargeBody::new(first, rest, guard, active.watch, active.pick, about);
             (headers, ReplyBody::Large(Box::new(body)))
         }
     }

@@ -8,9 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
+use http::{Response, StatusCode, response};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -41,7 +39,7 @@ pub(super) async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> 
     // What would wait in a queue lasts: nothing predicts its end.
     exchange.prepared.rules = Rules::default();
     let result = match shake_hands(&mut exchange).await {
-        Ok(shaken) if shaken.answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+        Ok(shaken) if shaken.answer.status == StatusCode::SWITCHING_PROTOCOLS => {
             return open(&gateway, *exchange, shaken);
         }
         Ok(shaken) => refused(&gateway, &exchange, shaken).await,
@@ -56,7 +54,7 @@ pub(super) async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> 
 
 /// A replica's answer to the handshake.
 struct Shaken {
-    answer: Response<Incoming>,
+    answer: response::Parts,
     lease: Lease,
     pick: Box<Pick>,
 }
@@ -73,7 +71,7 @@ async fn shake_hands(exchange: &mut Exchange) -> Result<Shaken, Failure> {
         outside::count(&gateway, &exchange.prepared, &mut pick);
         match ask(exchange, &pick).await {
             Ok((answer, lease)) => {
-                let status = answer.status();
+                let status = answer.status;
                 let shaken = Shaken { answer, lease, pick };
                 let replica = shaken.pick.replica.name();
                 let failure = ReplicaFailure::Status { replica, status: status.as_u16() };
@@ -96,7 +94,7 @@ async fn shake_hands(exchange: &mut Exchange) -> Result<Shaken, Failure> {
 }
 
 /// One handshake: `timeouts.connect` for the connection, `timeouts.first_token` for the answer.
-async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>, Lease), Failure> {
+async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(response::Parts, Lease), Failure> {
     let clock = exchange.gateway().clock;
     let timeouts = exchange.prepared.timeouts;
     let replica = pick.replica.name();
@@ -107,17 +105,14 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
     let cause = exchange.cause();
     let identity = Identity::of(exchange.guard.record());
     let asked = async {
-        let lease = pick.replica.connections.upgradable(deadline).await;
+        let lease = pick.replica.connections.fresh(deadline).await;
         let mut lease = lease.map_err(|e| no_connection(e, Arc::clone(&replica), timeouts.connect))?;
         connected = Some(clock.now());
         let mut request = Outbound::of(&exchange.incoming, &exchange.prepared, &identity).request(pick, span);
         write_upgrade(request.headers_mut());
         let name = Arc::clone(&replica);
         let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, closed: Closed::Asked });
-        let Some(connection) = lease.connection() else { return Err(closed) };
-        let answer =
-            tokio::time::timeout(timeouts.first_token, connection.sender.send_request(request)).await;
-        match answer {
+        match tokio::time::timeout(timeouts.first_token, lease.ask(request)).await {
             Ok(Ok(answer)) => match switch_fault(&answer) {
                 None => Ok((answer, lease)),
                 Some(what) => Err(Failure::Replica(ReplicaFailure::InvalidHead { replica: name, what })),
@@ -134,7 +129,7 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
     record.at.connected = connected;
     let times = AttemptTimes { start, connected, head: result.is_ok().then_some(end) };
     record.attempts.push(Attempt {
-        status: result.as_ref().ok().map(|(answer, _)| answer.status().as_u16()),
+        status: result.as_ref().ok().map(|(answer, _)| answer.status.as_u16()),
         error: result.as_ref().err().map(Failure::code),
         ..open_entry(pick, span, cause, &times, end)
     });
@@ -142,9 +137,9 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
 }
 
 /// What is wrong with an answer that switches protocols.
-fn switch_fault(answer: &Response<Incoming>) -> Option<&'static str> {
+fn switch_fault(answer: &response::Parts) -> Option<&'static str> {
     let is_other =
-        answer.status() == StatusCode::SWITCHING_PROTOCOLS && !switches_to_websocket(answer.headers());
+        answer.status == StatusCode::SWITCHING_PROTOCOLS && !switches_to_websocket(&answer.headers);
     is_other.then_some("switched to another protocol than websocket (101)")
 }
 
@@ -154,14 +149,16 @@ async fn refused(
     exchange: &Exchange,
     shaken: Shaken,
 ) -> Result<(UpstreamResponse, ActiveAttempt), Failure> {
-    let Shaken { answer, lease, pick } = shaken;
-    let (head, body) = answer.into_parts();
+    let Shaken { answer: head, mut lease, pick } = shaken;
     let after = exchange.prepared.timeouts.first_token;
-    let read = tokio::time::timeout(after, Limited::new(body, MAX_REFUSAL).collect()).await;
-    drop(lease);
     let replica = pick.replica.name();
+    let Some(connection) = lease.connection() else {
+        return Err(Failure::Replica(ReplicaFailure::Truncated { replica }));
+    };
+    let read = tokio::time::timeout(after, connection.read_body(MAX_REFUSAL)).await;
+    drop(lease);
     let body = match read {
-        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Ok(body)) => body,
         Ok(Err(_)) => return Err(Failure::Replica(ReplicaFailure::Truncated { replica })),
         Err(_) => return Err(Failure::Timeout { timer: Timer::FirstToken, after }),
     };
@@ -190,14 +187,13 @@ fn watch(gateway: &Gateway, exchange: &Exchange, pick: &Pick) -> Arc<StreamWatch
 
 /// Answers 101 and leaves the tunnel to a task of its own.
 fn open(gateway: &Arc<Gateway>, mut exchange: Exchange, shaken: Shaken) -> Response<ReplyBody> {
-    let Shaken { mut answer, lease, pick } = shaken;
+    let Shaken { answer, lease, pick } = shaken;
     let watch = watch(gateway, &exchange, &pick);
-    let engine = hyper::upgrade::on(&mut answer);
     let Some(client) = exchange.incoming.parts.extensions.remove::<OnUpgrade>() else {
         return reply::failure(exchange.guard, &Failure::UpgradeRequired);
     };
     exchange.guard.head_sent(StatusCode::SWITCHING_PROTOCOLS.as_u16());
-    let mut headers: HeaderMap = std::mem::take(answer.headers_mut());
+    let mut headers = answer.headers;
     strip_response(&mut headers);
     write_upgrade(&mut headers);
     reply::write_own_headers(&mut headers, exchange.guard.record());
@@ -210,13 +206,12 @@ fn open(gateway: &Arc<Gateway>, mut exchange: Exchange, shaken: Shaken) -> Respo
         guard: exchange.guard,
         watch,
         pick,
-        _lease: lease,
         _connection: Arc::clone(&exchange.incoming.connection),
     };
     let guard = over.clone().drop_guard();
     gateway.tasks.spawn(async move {
         let _over = guard;
-        tunnel.run(client, engine).await;
+        tunnel.run(client, lease).await;
     });
     let mut response = Response::new(ReplyBody::own(bytes::Bytes::new()));
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -231,7 +226,6 @@ struct RealtimeTunnel {
     guard: RecordGuard,
     watch: Arc<StreamWatch>,
     pick: Box<Pick>,
-    _lease: Lease,
     /// It stays open, and counts among those that are.
     _connection: Arc<ClientConnection>,
 }
@@ -258,19 +252,20 @@ struct Passed {
 }
 
 impl RealtimeTunnel {
-    async fn run(mut self, client: OnUpgrade, engine: OnUpgrade) {
+    async fn run(mut self, client: OnUpgrade, engine: Lease) {
         // Every arm is cancel-safe: what is dropped is closed.
-        let both = tokio::select! {
-            both = async { tokio::try_join!(client, engine) } => both.ok(),
+        let client = tokio::select! {
+            client = client => client.ok(),
             () = self.kill.cancelled() => None,
         };
-        let Some((client, engine)) = both else {
+        let Some(client) = client else {
             return self.guard.settle(Outcome::Canceled, None);
         };
-        self.relay(TokioIo::new(client), TokioIo::new(engine)).await;
+        self.relay(TokioIo::new(client), engine).await;
     }
 
-    async fn relay(&mut self, client: TokioIo<Upgraded>, engine: TokioIo<Upgraded>) {
+    async fn relay(&mut self, client: TokioIo<Upgraded>, mut lease: Lease) {
+        let Some(engine) = lease.connection() else { return };
         let (mut from_client, mut to_client) = tokio::io::split(client);
         let (mut from_engine, mut to_engine) = tokio::io::split(engine);
         let (mut up, mut down) = (Passed::default(), Passed::default());
@@ -292,7 +287,7 @@ impl RealtimeTunnel {
         record.bytes_in = up.bytes;
         record.bytes_out = down.bytes;
         // A dropped connection cancels the engine's work.
-        drop((from_engine, to_engine));
+        drop(lease);
         let farewell = async {
             if let Some(failure) = failure.filter(|_| down.frames.is_between()) {
                 let code = if matches!(failure, Failure::DrainCut) { GOING_AWAY } else { INTERNAL_ERROR };

@@ -7,7 +7,8 @@ use bytes::BytesMut;
 
 use super::wire::{Socket, Wire, WireError};
 use crate::config::Endpoint;
-use crate::upstream::connect::{Connector, Stream};
+use crate::upstream::connect::Connector;
+use crate::upstream::socket::Stream;
 
 /// A replay in progress.
 #[derive(Debug)]

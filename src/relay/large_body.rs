@@ -3,13 +3,12 @@
 //! hyper drops a body as soon as it has as many bytes as `content-length` says, without asking for the end: so the answer
 //! is complete with its last byte.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::StatusCode;
-use hyper::body::{Body, Frame};
+use hyper::body::Frame;
 
 use super::aborting::{Aborted, AbortingBody, Polled};
 use super::answer_ends::AnswerEnds;
@@ -23,16 +22,14 @@ use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::Outcome;
-use crate::request::arriving::ArrivingBody;
 use crate::request::dialect::Dialect;
-use crate::upstream::pool::Lease;
+use crate::upstream::answer_body::AnswerBody;
 
 /// The body of a large unary answer.
 #[derive(Debug)]
 pub struct LargeBody {
     first: Option<Bytes>,
-    rest: ArrivingBody,
-    lease: Option<Lease>,
+    rest: AnswerBody,
     guard: RecordGuard,
     watch: Arc<StreamWatch>,
     pick: Box<Pick>,
@@ -57,11 +54,10 @@ pub struct About {
 }
 
 impl LargeBody {
-    /// What was read already, the rest with its connection, and what lives as long as the answer, whose head is sent.
+    /// What was read already, the rest, and what lives as long as the answer, whose head is sent.
     pub fn new(
         first: Bytes,
-        rest: ArrivingBody,
-        lease: Option<Lease>,
+        rest: AnswerBody,
         mut guard: RecordGuard,
         watch: Arc<StreamWatch>,
         pick: Box<Pick>,
@@ -69,7 +65,7 @@ impl LargeBody {
     ) -> Self {
         let status = StatusCode::from_u16(guard.record().status).unwrap_or_default();
         let first = Some(first).filter(|bytes| !bytes.is_empty());
-        Self { first, rest, lease, guard, watch, pick, status, about, last: None, is_ended: false }
+        Self { first, rest, guard, watch, pick, status, about, last: None, is_ended: false }
     }
 
     /// Polled by hyper: the next frame, the end, or the abort.
@@ -87,25 +83,21 @@ impl LargeBody {
         if let Poll::Ready(expiry) = self.watch.poll_expiry(cx) {
             return match self.watch.failure(expiry, self.pick.replica.name()) {
                 Failure::Replica(why) => self.replica_failed(cx, why),
-                failure => self.abort(&failure),
+                failure => {
+                    self.give_up(&failure);
+                    Poll::Ready(Some(Err(Aborted)))
+                }
             };
         }
-        loop {
-            match Pin::new(&mut self.rest).poll_frame(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(None) => {
-                    self.complete();
-                    return Poll::Ready(None);
-                }
-                Poll::Ready(Some(Err(_))) => {
-                    let replica = self.pick.replica.name();
-                    return self.replica_failed(cx, ReplicaFailure::Truncated { replica });
-                }
-                Poll::Ready(Some(Ok(frame))) => {
-                    if let Ok(data) = frame.into_data() {
-                        return self.hand(data);
-                    }
-                }
+        match ready!(self.rest.poll(cx)) {
+            Some(Ok(data)) => self.hand(data),
+            Some(Err(_)) => {
+                let replica = self.pick.replica.name();
+                self.replica_failed(cx, ReplicaFailure::Truncated { replica })
+            }
+            None => {
+                self.complete();
+                Poll::Ready(None)
             }
         }
     }
@@ -123,7 +115,7 @@ impl LargeBody {
         let now = self.guard.clock().now();
         self.watch.restart_silence(now);
         self.watch.waits_for_client(now);
-        if self.rest.is_end_stream() {
+        if self.rest.is_end() {
             self.complete();
         }
         Poll::Ready(Some(Ok(Frame::data(data))))
@@ -141,9 +133,6 @@ impl LargeBody {
         self.is_ended = true;
         self.settle();
         self.count();
-        if let Some(lease) = self.lease.take() {
-            lease.give_back();
-        }
     }
 
     /// All of it came. A stream may end with an error of long ago, which is no evidence against its replica now.
@@ -190,9 +179,8 @@ impl LargeBody {
     fn replica_failed(&mut self, cx: &mut Context<'_>, why: ReplicaFailure) -> Polled {
         self.pick.failed(&why, self.guard.clock().now());
         let failure = Failure::Replica(why);
-        let event = self.failure_event(&failure);
-        let aborted = self.abort(&failure);
-        let Some(event) = event else { return aborted };
+        let event = self.failure_event(&failure).unwrap_or_default();
+        self.give_up(&failure);
         self.guard.record().bytes_out += event.len() as u64;
         self.last.insert(AbortingBody::new(event)).poll(cx)
     }
@@ -206,14 +194,13 @@ impl LargeBody {
         Some(error_event::event(Dialect::Responses, &self.guard.shown(failure), &context))
     }
 
-    fn abort(&mut self, failure: &Failure) -> Polled {
+    fn give_up(&mut self, failure: &Failure) {
         self.is_ended = true;
         if self.has_its_end() {
             self.settle();
         }
         self.guard.fail(failure);
-        self.lease = None;
-        Poll::Ready(Some(Err(Aborted)))
+        self.rest.close();
     }
 }
 

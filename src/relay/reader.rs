@@ -4,12 +4,10 @@
 //! owns the upstream half: dropping it closes the connection, which cancels the engine's work.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hyper::body::Body;
 use smallvec::SmallVec;
 
 use super::error_event::EventContext;
@@ -21,9 +19,8 @@ use super::usage_filter::{AskedUsage, UsageFilter};
 use super::watch::StreamWatch;
 use super::whole_events::WholeEvents;
 use crate::clock::{Clock, Stamp};
-use crate::request::arriving::ArrivingBody;
 use crate::request::dialect::Dialect;
-use crate::upstream::pool::Lease;
+use crate::upstream::answer_body::AnswerBody;
 
 /// What the reader must know of a stream.
 #[derive(Clone, Debug)]
@@ -47,7 +44,7 @@ pub struct StreamShape {
 pub struct StreamReader {
     /// State shared with the watchdog.
     pub watch: Arc<StreamWatch>,
-    body: ArrivingBody,
+    body: AnswerBody,
     clock: Clock,
     looked_at: Stamp,
     /// For the client: nearly always all there is.
@@ -66,7 +63,6 @@ pub struct StreamReader {
     held: usize,
     /// Where the relayed bytes stop, if that is not where the scanner stands.
     tail: Option<LineState>,
-    lease: Option<Lease>,
 }
 
 /// The result of a poll.
@@ -80,13 +76,7 @@ pub enum Next {
 
 impl StreamReader {
     /// A stream whose head just came.
-    pub fn new(
-        body: ArrivingBody,
-        lease: Option<Lease>,
-        watch: Arc<StreamWatch>,
-        shape: StreamShape,
-        clock: Clock,
-    ) -> Self {
+    pub fn new(body: AnswerBody, watch: Arc<StreamWatch>, shape: StreamShape, clock: Clock) -> Self {
         Self {
             watch,
             body,
@@ -103,7 +93,6 @@ impl StreamReader {
             more: VecDeque::new(),
             held: 0,
             tail: None,
-            lease,
         }
     }
 
@@ -215,7 +204,7 @@ impl StreamReader {
 
     /// Closes the connection, unless the answer was read to its end. Returns what was read for the client and not taken.
     pub fn close(&mut self) -> Bytes {
-        self.lease = None;
+        self.body.close();
         self.release_finish();
         let mut left = self.take().unwrap_or_default();
         while let Some(more) = self.take() {
@@ -252,7 +241,7 @@ impl StreamReader {
 
     /// Ends the stream in order with `last`, in place of what its engine did not send any more.
     pub fn conclude(&mut self, last: Bytes) {
-        self.lease = None;
+        self.body.close();
         self.release_finish();
         self.put(last);
         self.ending = Some(StreamEnd::Complete);
@@ -267,12 +256,8 @@ impl StreamReader {
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match std::task::ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-            Some(Ok(frame)) => {
-                if let Ok(data) = frame.into_data() {
-                    self.feed(data);
-                }
-            }
+        match std::task::ready!(self.body.poll(cx)) {
+            Some(Ok(data)) => self.feed(data),
             ended => {
                 self.resume();
                 self.end(ended.is_none());
@@ -281,7 +266,7 @@ impl StreamReader {
         Poll::Ready(())
     }
 
-    /// The end of the engine's body. Only one that was read to its end leaves a reusable connection.
+    /// The end of the engine's body.
     fn end(&mut self, is_clean: bool) {
         let ending = *self.ending.get_or_insert(self.scanner.finish(is_clean));
         // What a complete stream ends with is relayed, terminated or not; half an event of a broken one is lost.
@@ -290,10 +275,6 @@ impl StreamReader {
             self.pass(rest);
         }
         self.release_finish();
-        match self.lease.take() {
-            Some(lease) if is_clean => lease.give_back(),
-            lease => drop(lease),
-        }
     }
 
     fn feed(&mut self, data: Bytes) {

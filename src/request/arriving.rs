@@ -13,7 +13,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use parking_lot::Mutex;
 use thiserror::Error;
 
-/// A body of a client's request or of an engine's answer.
+/// The body of a client's request.
 #[derive(Debug)]
 pub enum ArrivingBody {
     /// Over a connection of ours.
@@ -49,21 +49,21 @@ impl Body for ArrivingBody {
             Self::Http(body) => {
                 Pin::new(body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)))
             }
-            Self::Fed(body) => body.poll(cx),
+            Self::Fed(body) => body.poll(cx).map(|piece| piece.map(|piece| piece.map(Frame::data))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Http(body) => body.is_end_stream(),
-            Self::Fed(body) => body.0.lock().is_over(),
+            Self::Fed(body) => body.is_over(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Http(body) => body.size_hint(),
-            Self::Fed(body) => body.1.map_or_else(SizeHint::default, SizeHint::with_exact),
+            Self::Fed(body) => body.length().map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }
 }
@@ -144,11 +144,22 @@ impl Drop for Feed {
 }
 
 impl FedBody {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenBody>>> {
+    /// Whether all of it came and was read.
+    pub fn is_over(&self) -> bool {
+        self.0.lock().is_over()
+    }
+
+    /// As its head declares.
+    pub fn length(&self) -> Option<u64> {
+        self.1
+    }
+
+    /// The next piece; `None` at the end.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BrokenBody>>> {
         let mut pipe = self.0.lock();
         if let Some(piece) = pipe.pieces.pop_front() {
             pipe.unread -= piece.len();
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
+            return Poll::Ready(Some(Ok(piece)));
         }
         if pipe.has_ended {
             return Poll::Ready(None);

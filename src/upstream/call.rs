@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
 use thiserror::Error;
 
-use super::connect::{Connection, Connector, UpstreamBody, is_local};
+use super::connect::{Connector, is_local};
 use super::headers::DATA_PARALLEL_RANK;
+use super::http1::Connection;
 use crate::config::{Endpoint, Secret};
+use crate::request::pieces::Pieces;
 
 /// A request to an HTTP API below an endpoint's base path; carries `x-tokenway-probe: 1`.
 #[derive(Clone, Copy, Debug)]
@@ -171,7 +171,7 @@ impl KeptConnection {
     }
 
     fn put(&mut self, open: Connection) {
-        self.open = (!open.sender.is_closed()).then_some(open);
+        self.open = open.is_reusable().then_some(open);
     }
 }
 
@@ -184,18 +184,10 @@ pub(super) async fn connect(connector: &Connector, endpoint: &Endpoint) -> Resul
     })
 }
 
-pub(super) async fn send(
-    open: &mut Connection,
-    request: Request<Bytes>,
-) -> Result<Response<Incoming>, CallError> {
-    open.sender.ready().await.map_err(broken)?;
-    open.sender.send_request(request.map(UpstreamBody::from)).await.map_err(broken)
-}
-
 async fn ask(open: &mut Connection, request: Request<Bytes>) -> Result<Response<Bytes>, CallError> {
-    let (head, body) = send(open, request).await?.into_parts();
-    let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(broken)?;
-    Ok(Response::from_parts(head, body.to_bytes()))
+    let head = open.ask(request.map(Pieces::from)).await.map_err(broken)?;
+    let body = open.read_body(MAX_ANSWER).await.map_err(broken)?;
+    Ok(Response::from_parts(head, body))
 }
 
 pub(super) fn addressed(

@@ -1,104 +1,27 @@
-//! Opens outbound connections: TCP, TLS for https, the HTTP/1.1 handshake.
+//! Opens outbound connections: TCP, and TLS for https.
 //!
-//! HTTP/1.1 because that is what vLLM speaks (uvicorn answers an HTTP/2 preface with 400). The connection's
-//! task is spawned on a tracker and ends with the connection: a vanished client cancels the
-//! engine's work at once instead of at hyper's next poll. Of a name with several addresses the next one gets its chance after
-//! [`NEXT_ADDRESS_AFTER`], that of the other family first (RFC 8305).
+//! HTTP/1.1 because that is what vLLM speaks (uvicorn answers an HTTP/2 preface with 400). Of a name with several addresses the next
+//! one gets its chance after [`NEXT_ADDRESS_AFTER`], that of the other family first (RFC 8305).
 
-use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use bytes::Bytes;
-use hyper::body::{Body, Frame, SizeHint};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use rustls::RootCertStore;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tokio_util::task::TaskTracker;
 
+use super::http1::Connection;
 use super::resolve::{Resolver, families_in_turn};
+use super::socket::{Stream, tune};
 use crate::clock::{AtomicStamp, Clock};
 use crate::config::{Endpoint, PoolTls};
 use crate::listener::tls::{TlsError, certificates, private_key};
-use crate::request::pieces::Pieces;
-
-/// The body of a request as the upstream half sends it: in memory.
-#[derive(Debug, Default)]
-pub struct UpstreamBody {
-    next: Bytes,
-    /// Boxed: hyper keeps room for 32 requests a connection.
-    rest: Option<Box<std::vec::IntoIter<Bytes>>>,
-}
-
-impl UpstreamBody {
-    /// A body in pieces.
-    pub fn of(body: &Pieces) -> Self {
-        let mut pieces = body.iter();
-        let next = pieces.next().cloned().unwrap_or_default();
-        let rest: Vec<Bytes> = pieces.cloned().collect();
-        Self { next, rest: (!rest.is_empty()).then(|| Box::new(rest.into_iter())) }
-    }
-
-    /// Its pieces, none of them empty.
-    pub fn into_pieces(self) -> impl Iterator<Item = Bytes> {
-        let rest = self.rest.into_iter().flat_map(|rest| *rest);
-        std::iter::once(self.next).chain(rest).filter(|piece| !piece.is_empty())
-    }
-
-    /// All of it in one place.
-    pub fn whole(self) -> Bytes {
-        self.into_pieces().collect::<Pieces>().whole()
-    }
-}
-
-impl From<Bytes> for UpstreamBody {
-    fn from(next: Bytes) -> Self {
-        Self { next, rest: None }
-    }
-}
-
-impl Body for UpstreamBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let after = self.rest.as_mut().and_then(|rest| rest.next()).unwrap_or_default();
-        let piece = std::mem::replace(&mut self.next, after);
-        Poll::Ready((!piece.is_empty()).then(|| Ok(Frame::data(piece))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.next.is_empty()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let rest = self.rest.iter().flat_map(|rest| rest.as_slice());
-        SizeHint::with_exact(std::iter::once(&self.next).chain(rest).map(|piece| piece.len() as u64).sum())
-    }
-}
-
-/// An open connection; dropped it is closed.
-#[derive(Debug)]
-pub struct Connection {
-    /// Sends requests on it, one at a time.
-    pub sender: http1::SendRequest<UpstreamBody>,
-    /// Drives it, and ends with it.
-    _task: AbortOnDropHandle<()>,
-}
 
 /// The system's certificate store.
 fn system_roots() -> RootCertStore {
@@ -110,9 +33,6 @@ fn system_roots() -> RootCertStore {
     roots.add_parsable_certificates(native.certs);
     roots
 }
-
-/// A socket, with TLS for https. Boxed: a TLS session is a kilobyte, and each future on the way of a socket has room for it.
-pub type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 /// How `https` connections are secured.
 #[derive(Clone, Debug)]
@@ -145,7 +65,6 @@ impl ClientTls {
 #[derive(Clone, Debug)]
 pub struct Connector {
     tls: Arc<ArcSwap<ClientTls>>,
-    tracker: TaskTracker,
     resolver: Resolver,
     clock: Clock,
     /// When a shortage of descriptors or ports was logged last.
@@ -157,8 +76,8 @@ impl Connector {
     pub fn new(tracker: TaskTracker) -> Result<Self, rustls::Error> {
         let tls = Arc::new(ArcSwap::from_pointee(ClientTls::trusting(system_roots(), None)?));
         let clock = Clock::start();
-        let resolver = Resolver::new(clock, tracker.clone());
-        Ok(Self { tls, tracker, resolver, clock, shortage_logged: Arc::default() })
+        let resolver = Resolver::new(clock, tracker);
+        Ok(Self { tls, resolver, clock, shortage_logged: Arc::default() })
     }
 
     fn with_tls(&self, tls: ClientTls) -> Self {
@@ -221,22 +140,9 @@ impl Connector {
         self.with_tls(tls)
     }
 
-    /// Connects and shakes hands. The caller bounds the time.
+    /// A connection for requests. The caller bounds the time.
     pub async fn connect(&self, endpoint: &Endpoint) -> io::Result<Connection> {
-        match self.open(endpoint).await? {
-            Either::Left(socket) => self.handshake(TokioIo::new(socket)).await,
-            Either::Right(tls) => self.handshake(TokioIo::new(tls)).await,
-        }
-    }
-
-    /// The same, for a request whose response may switch protocols: what the connection becomes comes with the response.
-    pub async fn connect_upgradable(&self, endpoint: &Endpoint) -> io::Result<Connection> {
-        let io = TokioIo::new(self.open(endpoint).await?);
-        let (sender, connection) = http1().handshake(io).await.map_err(io::Error::other)?;
-        let task = self.tracker.spawn(async move {
-            let _ = connection.with_upgrades().await;
-        });
-        Ok(Connection { sender, _task: AbortOnDropHandle::new(task) })
+        self.open(endpoint).await.map(Connection::new)
     }
 
     /// Opens a socket and speaks TLS on it for https. The caller bounds the time.
@@ -267,24 +173,6 @@ impl Connector {
         let addresses = self.resolver.resolve(&endpoint.host).await?;
         connect_in_turn(&families_in_turn(&addresses, endpoint.port)).await
     }
-
-    async fn handshake<S>(&self, io: TokioIo<S>) -> io::Result<Connection>
-    where
-        TokioIo<S>: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
-    {
-        let (sender, connection) = http1().handshake(io).await.map_err(io::Error::other)?;
-        // Its errors also reach the request in flight, which knows what they mean.
-        let task = self.tracker.spawn(async move {
-            let _ = connection.await;
-        });
-        Ok(Connection { sender, _task: AbortOnDropHandle::new(task) })
-    }
-}
-
-fn http1() -> http1::Builder {
-    let mut http = http1::Builder::new();
-    http.max_buf_size(MAX_READ_BUFFER).max_headers(MAX_HEADERS);
-    http
 }
 
 /// A failed TLS handshake as whoever wrote the URL can mend it, where the library's words name the record that it tripped over.
@@ -339,53 +227,16 @@ pub fn is_local(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
 }
 
-/// First events must not wait for Nagle, and a vanished host must be noticed between requests.
-fn tune(socket: &TcpStream) -> io::Result<()> {
-    socket.set_nodelay(true)?;
-    let probe = TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
-    let socket = SockRef::from(socket);
-    socket.set_tcp_keepalive(&probe)?;
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
-    Ok(())
-}
-
-/// A host that acknowledges nothing for so long is gone, whether it is sent a request or a keep-alive (RFC 5482). Linux alone would
-/// try for 15 minutes.
-#[cfg(target_os = "linux")]
-const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
-
 /// After this the next address is tried beside those before it.
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 const LOG_EVERY: Duration = Duration::from_secs(10);
 // Of Linux and the BSDs alike; the standard library has no kind of its own for them.
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
-/// Bytes of an answer's head, and of a read.
-const MAX_READ_BUFFER: usize = 64 * 1024;
-/// Fields of an answer's head. hyper allocates a table of this size for each answer: 64 bytes a field.
-const MAX_HEADERS: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt as _;
-
     use super::*;
-
-    #[tokio::test]
-    async fn a_body_in_pieces_has_their_length_and_order() {
-        for pieces in [&[][..], &["a"], &["{", "\"k\":1,", "}"]] {
-            let mut body = UpstreamBody::of(&pieces.iter().copied().map(Bytes::from).collect());
-            let whole = pieces.concat();
-            assert_eq!(body.size_hint().exact(), Some(whole.len() as u64));
-            let mut sent = Vec::new();
-            while !body.is_end_stream() {
-                sent.extend_from_slice(&body.frame().await.unwrap().unwrap().into_data().unwrap());
-            }
-            assert_eq!(sent, whole.as_bytes());
-            assert!(body.frame().await.is_none());
-        }
-    }
 
     #[tokio::test]
     async fn a_replica_that_does_not_speak_tls_is_named_as_such() {

@@ -11,13 +11,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use http::{Request, response};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use super::connect::{Connection, Connector};
+use super::connect::Connector;
+use super::http1::{AskError, Connection};
 use crate::clock::{Clock, Stamp};
 use crate::config::Endpoint;
+use crate::request::pieces::Pieces;
 
 /// Idle and leased connections to one replica.
 #[derive(Debug)]
@@ -38,7 +41,7 @@ pub struct ConnectionPool {
 pub enum Reuse {
     /// Any that the engine has not closed.
     Idle,
-    /// Only those in use a moment ago, which no engine closes.
+    /// Only those in use a moment ago, which few engines close.
     Warm,
 }
 
@@ -92,21 +95,13 @@ impl ConnectionPool {
     /// # Errors
     /// [`CheckoutError`] at `deadline` or when connecting fails.
     pub async fn checkout(self: &Arc<Self>, reuse: Reuse, deadline: Instant) -> Result<Lease, CheckoutError> {
-        let mut permit = self.permit(deadline).await?;
-        while let Some(Idle { connection, since }) = self.take_idle(reuse) {
-            let was_idle = self.clock.now().since(since) >= EARLIEST_CLOSE;
-            // A lease before it is known to be usable: whoever is cancelled meanwhile closes it.
-            let mut lease = self.lease(connection, permit, was_idle);
-            if lease.is_usable().await {
-                return Ok(lease);
-            }
-            permit = match lease.permit.take() {
-                Some(permit) => permit,
-                None => self.permit(deadline).await?,
-            };
+        let permit = self.permit(deadline).await?;
+        if let Some(Idle { connection, since }) = self.take_idle(reuse) {
+            let is_reused = self.clock.now().since(since) >= EARLIEST_CLOSE;
+            return Ok(self.lease(connection, permit, is_reused));
         }
         // Boxed because it is rare and its state would be most of every request's future.
-        Box::pin(self.connected(permit, deadline, self.connector.connect(&self.endpoint))).await
+        Box::pin(self.connected(permit, deadline)).await
     }
 
     /// A new connection, whatever is idle: what shows that the replica still takes any.
@@ -115,28 +110,18 @@ impl ConnectionPool {
     /// [`CheckoutError`] at `deadline` or when connecting fails.
     pub async fn fresh(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
         let permit = self.permit(deadline).await?;
-        self.connected(permit, deadline, self.connector.connect(&self.endpoint)).await
-    }
-
-    /// A connection of its own for a request whose response may switch protocols; it never returns to the pool.
-    ///
-    /// # Errors
-    /// [`CheckoutError`] at `deadline` or when connecting fails.
-    pub async fn upgradable(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
-        let permit = self.permit(deadline).await?;
-        self.connected(permit, deadline, self.connector.connect_upgradable(&self.endpoint)).await
+        self.connected(permit, deadline).await
     }
 
     async fn connected(
         self: &Arc<Self>,
         permit: OwnedSemaphorePermit,
         deadline: Instant,
-        connect: impl Future<Output = io::Result<Connection>>,
     ) -> Result<Lease, CheckoutError> {
-        match timeout_at(deadline, connect).await {
+        match timeout_at(deadline, self.connector.connect(&self.endpoint)).await {
             Ok(Ok(connection)) => {
                 self.open.fetch_add(1, Ordering::Relaxed);
-                Ok(self.lease(connection, permit, false))
+                Ok(self.lease(Box::new(connection), permit, false))
             }
             Ok(Err(error)) => Err(CheckoutError::Io(error)),
             Err(_) => Err(CheckoutError::Timeout),
@@ -181,8 +166,8 @@ impl ConnectionPool {
         let now = self.clock.now();
         let is_taken = |idle: &mut Idle| reuse == Reuse::Idle || now.since(idle.since) < EARLIEST_CLOSE;
         loop {
-            let idle = self.idle.lock().pop_if(is_taken)?;
-            if idle.is_fresh(now) && !idle.connection.sender.is_closed() {
+            let mut idle = self.idle.lock().pop_if(is_taken)?;
+            if idle.is_fresh(now) && idle.connection.is_alive() {
                 return Some(idle);
             }
             self.close(idle.connection);
@@ -191,14 +176,14 @@ impl ConnectionPool {
 
     fn lease(
         self: &Arc<Self>,
-        connection: Connection,
+        connection: Box<Connection>,
         permit: OwnedSemaphorePermit,
-        was_idle: bool,
+        is_reused: bool,
     ) -> Lease {
-        Lease { connection: Some(connection), was_idle, pool: Arc::clone(self), permit: Some(permit) }
+        Lease { connection: Some(connection), is_reused, pool: Arc::clone(self), permit: Some(permit) }
     }
 
-    fn close(&self, connection: Connection) {
+    fn close(&self, connection: Box<Connection>) {
         drop(connection);
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -208,34 +193,37 @@ impl ConnectionPool {
 /// request.
 #[derive(Debug)]
 pub struct Lease {
-    connection: Option<Connection>,
-    was_idle: bool,
+    connection: Option<Box<Connection>>,
+    is_reused: bool,
     pool: Arc<ConnectionPool>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Lease {
     pub fn connection(&mut self) -> Option<&mut Connection> {
-        self.connection.as_mut()
+        self.connection.as_deref_mut()
     }
 
-    /// Whether hyper is done with the last exchange: the end of a response reaches its reader a moment before the connection
-    /// is ready again. One that stays busy (its response came before the request was written) is closed.
-    async fn is_usable(&mut self) -> bool {
-        let Some(connection) = &mut self.connection else { return false };
-        connection.sender.is_ready()
-            || matches!(Box::pin(tokio::time::timeout(SETTLE, connection.sender.ready())).await, Ok(Ok(())))
+    /// [`Connection::ask`].
+    ///
+    /// # Errors
+    /// [`AskError`]
+    pub async fn ask(&mut self, request: Request<Pieces>) -> Result<response::Parts, AskError> {
+        match self.connection() {
+            Some(connection) => connection.ask(request).await,
+            None => Err(AskError::Unsent),
+        }
     }
 
-    /// Whether it was idle so long before that the engine may be closing it at this moment.
-    pub fn was_idle(&self) -> bool {
-        self.was_idle
+    /// Whether it had a request before: the engine may be closing it at this moment, whatever it keeps connections for.
+    pub fn is_reused(&self) -> bool {
+        self.is_reused
     }
 
-    /// Returns the connection to the pool; only after the response was read to its end.
+    /// Returns the connection to the pool, if its answer was read to the end and it can take another request.
     pub fn give_back(mut self) {
         let Some(connection) = self.connection.take() else { return };
-        if connection.sender.is_closed() {
+        if !connection.is_reusable() {
             return self.pool.close(connection);
         }
         let since = self.pool.clock.now();
@@ -258,7 +246,7 @@ impl Drop for Lease {
 
 #[derive(Debug)]
 struct Idle {
-    connection: Connection,
+    connection: Box<Connection>,
     since: Stamp,
 }
 
@@ -268,9 +256,7 @@ impl Idle {
     }
 }
 
-const SETTLE: Duration = Duration::from_millis(20);
-
-/// No engine or sidecar that is known closes connections that were idle for less.
+/// By default no engine or sidecar that is known closes connections that were idle for less.
 const EARLIEST_CLOSE: Duration = Duration::from_millis(200);
 
 // uvicorn closes idle connections after exactly 5 s; staying below it avoids the race of our request with its FIN.

@@ -1,22 +1,22 @@
 //! Own requests whose answer may take minutes: read piece by piece, on a connection that ends with them.
 
+use std::future::poll_fn;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
 
-use super::call::{CallError, addressed, broken, connect, send};
-use super::connect::{Connection, Connector};
+use super::call::{CallError, addressed, broken, connect};
+use super::connect::Connector;
+use super::http1::Connection;
 use crate::config::Endpoint;
+use crate::request::pieces::Pieces;
 
 /// An answer that is being read; dropping it closes its connection.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
-    body: Incoming,
-    _open: Connection,
+    open: Connection,
 }
 
 /// Sends a request and waits for the head of the answer, at most `timeout`. Sets `Host`; of the URI only path and query are
@@ -33,8 +33,8 @@ pub(crate) async fn open(
     let request = addressed(request, endpoint)?;
     let answer = async {
         let mut open = connect(connector, endpoint).await?;
-        let (head, body) = send(&mut open, request).await?.into_parts();
-        Ok(Answer { status: head.status, body, _open: open })
+        let head = open.ask(request.map(Pieces::from)).await.map_err(broken)?;
+        Ok(Answer { status: head.status, open })
     };
     tokio::time::timeout(timeout, answer).await.unwrap_or(Err(CallError::Timeout))
 }
@@ -42,11 +42,6 @@ pub(crate) async fn open(
 impl Answer {
     /// The next piece of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, CallError> {
-        while let Some(frame) = self.body.frame().await {
-            if let Ok(data) = frame.map_err(broken)?.into_data() {
-                return Ok(Some(data));
-            }
-        }
-        Ok(None)
+        poll_fn(|cx| self.open.poll_body(cx)).await.transpose().map_err(broken)
     }
 }

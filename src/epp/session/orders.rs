@@ -11,7 +11,7 @@ use super::super::proto::{
 };
 use super::super::transfer::{DESTINATION, Outgoing, metadata};
 use super::End;
-use crate::upstream::connect::UpstreamBody;
+use crate::request::pieces::Pieces;
 
 /// Sends a request, which came with these fields to this path, to its destination: its head, its body as the gateway would send
 /// it, its trailers. A body that `is_buffered` waits in one message, and its head has been let pass.
@@ -47,7 +47,7 @@ pub(super) fn destination(
     }
     let mut orders = vec![of(Order::RequestHeaders(PartResponse { response: Some(common) }), metadata)];
     if end != End::Head {
-        orders.extend(request_pieces(body, end != End::Trailers));
+        orders.extend(request_pieces(&body, end != End::Trailers));
     }
     if end == End::Trailers {
         orders.push(request_trailers());
@@ -113,8 +113,8 @@ pub(super) fn pieces(mut body: Bytes, is_last: bool) -> impl Iterator<Item = Htt
     })
 }
 
-fn request_pieces(body: UpstreamBody, is_last: bool) -> impl Iterator<Item = ProcessingResponse> {
-    let mut parts = body.into_pieces().peekable();
+fn request_pieces(body: &Pieces, is_last: bool) -> impl Iterator<Item = ProcessingResponse> {
+    let mut parts = body.iter().filter(|piece| !piece.is_empty()).cloned().peekable();
     let mut parts = std::iter::from_fn(move || {
         let part = parts.next()?;
         Some((part, parts.peek().is_none()))

@@ -8,8 +8,8 @@ use tokenway::observe::{Judgement, Tap};
 use tokenway::record::{FirstToken, Gaps, Record};
 
 use super::{CHAT, PATH, UNARY};
-use crate::support::replica::Replica;
-use crate::support::{Gateway, config};
+use crate::support::replica::{Gate, Replica, Step};
+use crate::support::{Gateway, config, wire};
 
 /// Panics where it is told to, once.
 #[derive(Debug, Default)]
@@ -47,9 +47,15 @@ async fn a_panic_while_a_request_is_served_ends_it_alone_and_its_counts() {
     assert!(page.contains("tokenway_panics_total 1"), "{page}");
 
     buggy.at_gaps.store(true, Ordering::Relaxed);
-    let reply = gateway.post(PATH, CHAT).await;
-    assert_eq!(reply.status(), 200, "the head was out");
-    assert!(!reply.body.is_complete, "a broken stream must not look whole: {reply:?}");
+    let rest = Gate::new();
+    let more = ["b", "c"].map(|text| wire::event(wire::content(text)));
+    replica.next(wire::begun_then("a", [Step::Wait(rest.clone())].into_iter().chain(more)));
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    assert_eq!(client.head().await.status, 200, "the head is out");
+    rest.cancel();
+    let cut = client.rest().await;
+    assert!(!cut.is_complete, "a broken stream must not look whole: {cut:?}");
     gateway.idle().await;
 
     for body in [CHAT, UNARY] {

@@ -1,0 +1,110 @@
+//! A request on its way out: the head that we wrote, and the pieces of its body.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http::header::CONTENT_LENGTH;
+use http::{Method, Request};
+use smallvec::SmallVec;
+use tokio::io::AsyncWrite;
+
+use crate::digits;
+use crate::request::pieces::Pieces;
+
+/// What is not written yet.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    left: SmallVec<[Bytes; 4]>,
+    /// Those before are written.
+    next: usize,
+    has_begun: bool,
+}
+
+impl Outgoing {
+    pub(super) fn of(request: &Request<Pieces>) -> Self {
+        let body = request.body();
+        let mut left = SmallVec::new();
+        left.push(head(request));
+        left.extend(body.iter().filter(|piece| !piece.is_empty()).cloned());
+        Self { left, next: 0, has_begun: false }
+    }
+
+    /// Whether all of it is written.
+    pub(super) fn is_done(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    /// Whether the engine may have got any of it.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// Writes what the socket takes, all that it can in one call.
+    pub(super) fn poll_write<S: AsyncWrite + Unpin>(
+        &mut self,
+        stream: &mut S,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while let Some(pieces) = self.left.get(self.next..).filter(|pieces| !pieces.is_empty()) {
+            let mut slices = [IoSlice::new(&[]); MAX_SLICES];
+            slices.iter_mut().zip(pieces).for_each(|(slice, piece)| *slice = IoSlice::new(piece));
+            let count = pieces.len().min(MAX_SLICES);
+            let slices = slices.get(..count).unwrap_or_default();
+            let written = ready!(Pin::new(&mut *stream).poll_write_vectored(cx, slices))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.has_begun = true;
+            self.advance(written);
+        }
+        ready!(Pin::new(stream).poll_flush(cx))?;
+        self.left.clear();
+        Poll::Ready(Ok(()))
+    }
+
+    fn advance(&mut self, mut written: usize) {
+        while let Some(piece) = self.left.get_mut(self.next) {
+            if written < piece.len() {
+                return piece.advance(written);
+            }
+            written -= piece.len();
+            // Its memory is free as soon as it is written.
+            *piece = Bytes::new();
+            self.next += 1;
+        }
+    }
+}
+
+fn head(request: &Request<Pieces>) -> Bytes {
+    let headers = request.headers();
+    let mut head = BytesMut::with_capacity(USUAL_HEAD);
+    let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
+    for part in [request.method().as_str(), " ", target, " HTTP/1.1\r\n"] {
+        head.put_slice(part.as_bytes());
+    }
+    for (name, value) in headers {
+        head.reserve(name.as_str().len() + value.len() + 4);
+        head.put_slice(name.as_str().as_bytes());
+        head.put_slice(b": ");
+        head.put_slice(value.as_bytes());
+        head.put_slice(b"\r\n");
+    }
+    let length = request.body().len();
+    let owes_length = length > 0 || matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH);
+    if owes_length && !headers.contains_key(CONTENT_LENGTH) {
+        let mut digits = Vec::with_capacity(20);
+        digits::int(&mut digits, length as u64);
+        for part in [b"content-length: ", &digits[..], b"\r\n"] {
+            head.put_slice(part);
+        }
+    }
+    head.put_slice(b"\r\n");
+    head.freeze()
+}
+
+/// Bytes of a head that are written without growing.
+const USUAL_HEAD: usize = 768;
+/// Pieces of one write.
+const MAX_SLICES: usize = 8;
