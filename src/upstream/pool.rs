@@ -96,9 +96,8 @@ impl ConnectionPool {
     /// [`CheckoutError`] at `deadline` or when connecting fails.
     pub async fn checkout(self: &Arc<Self>, reuse: Reuse, deadline: Instant) -> Result<Lease, CheckoutError> {
         let permit = self.permit(deadline).await?;
-        if let Some(Idle { connection, since }) = self.take_idle(reuse) {
-            let is_reused = self.clock.now().since(since) >= EARLIEST_CLOSE;
-            return Ok(self.lease(connection, permit, is_reused));
+        if let Some(Idle { connection, .. }) = self.take_idle(reuse) {
+            return Ok(self.lease(connection, permit, true));
         }
         // Boxed because it is rare and its state would be most of every request's future.
         Box::pin(self.connected(permit, deadline)).await

@@ -17,10 +17,6 @@ use crate::support::{Gateway, config, until, wire};
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 const PATH: &str = "/v1/chat/completions";
 
-/// How long a connection is left alone before an engine may close it: what the engine in the test does then is scripted, so that
-/// a longer wait changes nothing.
-const IDLE: Duration = Duration::from_millis(300);
-
 /// A gateway whose next request goes to the first of the two replicas it returns.
 async fn pair(edit: impl FnOnce(&mut Config)) -> (Gateway, Replica, Replica) {
     let ([one, two], gateway) = Gateway::before(edit).await;
@@ -195,7 +191,6 @@ async fn a_connection_that_the_engine_closes_under_a_request_is_nobody_s_failure
             let reply = gateway.post(PATH, CHAT).await;
             assert_eq!((reply.status(), reply.body.is_complete), (200, true));
             gateway.idle().await;
-            tokio::time::sleep(IDLE).await;
         }
     }
     assert_eq!((replica.count(), gateway.state_of(&replica)), (6, ReplicaState::Ready));
@@ -212,7 +207,6 @@ async fn a_replica_that_dies_over_a_request_on_an_idle_connection_is_blamed() {
     }
     gateway.idle().await;
     let poison = CHAT.replace("hi", "die");
-    tokio::time::sleep(IDLE).await;
     assert_eq!(gateway.post(PATH, &poison).await.status(), 502);
     let dead = || gateway.replicas().iter().filter(|r| r.state == ReplicaState::Unreachable).count();
     until("both replicas are found dead", || dead() == 2).await;
