@@ -128,6 +128,19 @@ impl BufferedResponse {
         known.map_or_else(|| usage::of_unary(dialect, &self.body), |facts| *facts)
     }
 
+    /// Whether it is a JSON document that ends before its end: nothing vouches for a body that its engine's connection ended, and a
+    /// process that dies may leave half a one under a whole framing.
+    fn is_cut(&self, dialect: Dialect) -> bool {
+        if !self.head.status.is_success() || dialect.body_form() != BodyForm::Json {
+            return false;
+        }
+        match self.body.trim_ascii() {
+            [b'{', ..] if dialect.generates() => self.facts(dialect).is_cut,
+            [b'{' | b'[', .., last] => !matches!(last, b'}' | b']'),
+            other => matches!(other, [b'{' | b'[']),
+        }
+    }
+
     /// The error that its body reports under a status of success, where an answer is owed. An error is short: what is long and no text
     /// of a model is not read for one.
     pub(super) fn error_under_success(&self, dialect: Dialect, owes_answer: bool) -> Option<EngineError> {
@@ -331,6 +344,9 @@ impl UpstreamAttempt {
             headers::strip_length(&mut head.headers);
         }
         let answer = BufferedResponse::new(head, answer.freeze());
+        if self.owes_answer && answer.is_cut(self.shape.dialect) {
+            return Err(failed(ReplicaFailure::Truncated { replica: self.replica.name() }));
+        }
         if is_aborted(&answer, self.shape.dialect) {
             return Err(failed(ReplicaFailure::EngineDown {
                 replica: self.replica.name(),
@@ -456,3 +472,33 @@ const CLOSING: Duration = Duration::from_millis(100);
 const MAX_SHORT: usize = 4096;
 /// Characters of a foreign content type that an error message shows.
 const MAX_TYPE: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_that_ends_before_its_end_is_cut_whatever_its_numbers() {
+        let is_cut = |dialect, body: &'static [u8]| {
+            let (head, ()) = http::Response::new(()).into_parts();
+            BufferedResponse::new(Box::new(head), Bytes::from_static(body)).is_cut(dialect)
+        };
+        for (body, expected) in [
+            (&br#"{"choices":[{"logprobs":NaN,"message":{"content":"a"}}]}"#[..], false),
+            (br#"{"choices":[{"message":{"content":"a"#, true),
+            (br#"{"choices":[{"message":{"content":"a"}}"#, true),
+            (br#"{"id":"a\u00"#, true),
+            (br#"{"id":tru"#, true),
+            (b"{\"id\":\"\xc3", true),
+            (b"{", true),
+            (b"{} ", false),
+            (b"", false),
+            (b"OK", false),
+        ] {
+            assert_eq!(is_cut(Dialect::Chat, body), expected, "{}", String::from_utf8_lossy(body));
+        }
+        let vectors = br#"{"data":[{"embedding":[0.1,0.2]}],"usage":{}}"#;
+        assert!(!is_cut(Dialect::Embeddings, vectors) && is_cut(Dialect::Embeddings, &vectors[..30]));
+        assert!(!is_cut(Dialect::Extra, &vectors[..30]), "an opaque body may be anything");
+    }
+}

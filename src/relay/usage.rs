@@ -34,6 +34,8 @@ pub struct AnswerFacts {
     pub message: Option<Box<str>>,
     /// Whether a unary answer holds text, reasoning, a refusal or a call.
     pub has_content: bool,
+    /// Whether a unary answer is a JSON object that ends before its end.
+    pub is_cut: bool,
 }
 
 /// An error that the engine itself reported.
@@ -59,7 +61,10 @@ pub enum EngineErrorKind {
 /// Reads a unary answer (or an error body). What cannot be read stays empty.
 pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
     let mut answer = AnswerFacts::default();
-    let Ok(text) = std::str::from_utf8(body) else { return answer };
+    let text = match std::str::from_utf8(body) {
+        Ok(text) => text,
+        Err(fault) => return AnswerFacts { is_cut: fault.error_len().is_none(), ..answer },
+    };
     let (mut is_flat_error, mut is_message) = (false, false);
     // What was read before a fault is no less true.
     let read = Cursor::new(text).object(|key, value| {
@@ -72,6 +77,8 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
         }
         Ok::<_, JsonError>(())
     });
+    let is_object = text.trim_start().starts_with('{');
+    answer.is_cut = is_object && read.as_ref().is_err_and(|fault| fault.at + MAX_JSON_TOKEN > text.len());
     // vLLM leaves out what is null.
     if is_message && read.is_ok() && answer.finish_reasons.is_empty() {
         answer.note_reason(Some(ABORTED.into()));
@@ -431,6 +438,8 @@ const MAX_MESSAGE_LEN: usize = 512;
 const MAX_NAME_LEN: usize = 256;
 const MAX_REASON_LEN: usize = 64;
 const MAX_REASONS: usize = 8;
+/// Bytes of a literal or an escape of JSON, which a cut leaves unfinished.
+const MAX_JSON_TOKEN: usize = 6;
 /// The `EngineDeadError` of vLLM, and that of its former engine.
 const DEAD: &str = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
 const DEAD_V0: &str = "Background loop has errored already.";

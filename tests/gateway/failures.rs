@@ -109,6 +109,12 @@ async fn a_truncated_unary_answer_is_retried_elsewhere_and_not_seen() {
     let cases = [
         vec![Step::Raw(whole[..whole.len() - 3].to_vec()), Step::Close],
         vec![Step::Raw(chunked.to_vec()), wire::event("{\"id\""), Step::Reset],
+        // A process that died leaves half a document in a framing that is whole, or none that would show it.
+        wire::json(200, r#"{"id":"x","choices":[{"message":{"content":"ha"#),
+        vec![
+            Step::Raw(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{\"id\":\"x\"".to_vec()),
+            Step::Close,
+        ],
         // What an engine that is shut down makes of it: whole JSON of half an answer.
         wire::json(200, r#"{"id":"x","choices":[{"message":{"content":"ha"},"finish_reason":"abort"}]}"#),
     ];

@@ -277,7 +277,7 @@ async fn a_prefill_replica_that_fails_costs_the_client_nothing() {
         ("no object", wire::json(200, r#"{"id":"p"}"#), "no_params"),
         ("null", wire::json(200, r#"{"kv_transfer_params":null}"#), "no_params"),
         ("not JSON", wire::json(200, "what?"), "no_params"),
-        ("half of it", wire::json(200, r#"{"kv_transfer_params":{"a":1}"#), "no_params"),
+        ("half of it", wire::json(200, r#"{"kv_transfer_params":{"a":1}"#), "prefill_failed"),
         ("2 MiB", wire::json(200, &huge), "no_params"),
         ("a stream", wire::chat_stream(&["x"]), "no_params"),
     ] {
