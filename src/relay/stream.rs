@@ -21,6 +21,7 @@ use super::pins::ResponsePins;
 use super::pump::{Pumped, StreamPump, StreamSink, note_first_token};
 use super::reader::StreamReader;
 use super::stream_state::StreamEnd;
+use super::transcript::Transcript;
 use super::usage::EngineError;
 use super::verdict;
 use super::watch::Expiry;
@@ -30,7 +31,8 @@ use crate::fleet::pick::Pick;
 use crate::observe::StreamSeries;
 use crate::observe::metrics::StreamKey;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{Gaps, Outcome, Record};
+use crate::record::{Gaps, Outcome, Record, TokenCounts};
+use crate::request::dialect::Dialect;
 
 /// The body of a streamed answer.
 #[derive(Debug)]
@@ -260,8 +262,7 @@ impl StreamBody {
             if self.pump.reader.has_told_finish() {
                 // The answer is whole: nobody needs to be asked for its terminator.
                 self.blame(failure);
-                self.is_cut = true;
-                return self.pump.reader.conclude(Bytes::from_static(DONE));
+                return self.conclude(Transcript::end);
             }
             match self.migration.as_mut().map(|migration| migration.begin(failure, &self.pump.pick)) {
                 Some(Ok(())) => return self.leave(failure),
@@ -302,7 +303,7 @@ impl StreamBody {
         self.client.guard.record().attempts.extend(attempts);
         match next {
             Ok(Some(next)) => self.continue_with(*next),
-            Ok(None) => self.end_at_limit(),
+            Ok(None) => self.conclude(Transcript::end_at_limit),
             Err(none) => {
                 self.client.guard.record().migration_refused = Some(none.reason);
                 // It is charged already.
@@ -329,10 +330,11 @@ impl StreamBody {
         self.client.guard.observer().metrics.families.requests.migrations.inc();
     }
 
-    /// Only the finish of the answer was lost.
-    fn end_at_limit(&mut self) {
-        let dialect = self.client.guard.record().dialect;
-        let last = self.migration.as_ref().map(|migration| migration.transcript.end_at_limit(dialect));
+    /// Only the end of the answer was lost, which the transcript can write.
+    fn conclude(&mut self, end: fn(&Transcript, Dialect, TokenCounts) -> Bytes) {
+        let (dialect, tokens) = (self.client.guard.record().dialect, self.pump.facts().tokens);
+        let transcript = self.migration.as_ref().map(|migration| &migration.transcript);
+        let last = transcript.map(|transcript| end(transcript, dialect, transcript.whole(tokens)));
         self.is_cut = true;
         self.pump.reader.conclude(last.unwrap_or_default());
     }
@@ -416,5 +418,3 @@ impl Drop for StreamBody {
         self.pins.owe_usage_of(self.client.guard.record());
     }
 }
-
-const DONE: &[u8] = b"data: [DONE]\n\n";

@@ -33,6 +33,8 @@ pub struct Transcript {
     obstacle: Option<Obstacle>,
     /// The usage of chunks with choices was asked for by the gateway.
     hides_running: bool,
+    /// The client waits for a chunk with the usage of the whole.
+    owes_usage: bool,
     /// `None` until the stream was continued.
     segment: Option<Segment>,
 }
@@ -44,6 +46,11 @@ impl Transcript {
         let obstacle =
             (!matches!(dialect, Dialect::Chat | Dialect::Completions)).then_some(Obstacle::Dialect);
         Self { obstacle, hides_running, delivered: Delivered::behind(held_back), ..Self::default() }
+    }
+
+    /// Of a client that asked for a chunk with the usage.
+    pub fn owing_usage(self, owes_usage: bool) -> Self {
+        Self { owes_usage, ..self }
     }
 
     /// Takes whole events of the engine and gives what goes to the client.
@@ -89,15 +96,37 @@ impl Transcript {
         self.obstacle.map_or_else(|| Ok(self.delivered.progress()), Err)
     }
 
-    /// The end of a stream that has all the tokens that it may have, as its engine would have told it.
-    pub fn end_at_limit(&self, dialect: Dialect) -> Bytes {
-        let (object, choice) = match dialect {
-            Dialect::Completions => ("text_completion", "\"text\":\"\""),
-            _ => ("chat.completion.chunk", "\"delta\":{}"),
+    /// The end of a stream that has all the tokens that it may have, as its engine would have written it.
+    pub fn end_at_limit(&self, dialect: Dialect, tokens: TokenCounts) -> Bytes {
+        let choice = if dialect == Dialect::Completions { "\"text\":\"\"" } else { "\"delta\":{}" };
+        let choice = format!("\"choices\":[{{\"index\":0,{choice},\"finish_reason\":\"length\"}}]");
+        (self.chunk(dialect, &choice) + &self.rest(dialect, tokens)).into()
+    }
+
+    /// The end of a stream whose choices have ended.
+    pub fn end(&self, dialect: Dialect, tokens: TokenCounts) -> Bytes {
+        self.rest(dialect, tokens).into()
+    }
+
+    /// What follows the last choice: the usage that the client asked for and does not have, where that is known.
+    fn rest(&self, dialect: Dialect, tokens: TokenCounts) -> String {
+        let (Some(Tokens(input)), Some(Tokens(output)), true) =
+            (tokens.input, tokens.output, self.owes_usage)
+        else {
+            return DONE.to_owned();
         };
+        let total = input.saturating_add(output);
+        let usage = format!(
+            "\"choices\":[],\"usage\":{{\"prompt_tokens\":{input},\"total_tokens\":{total},\"completion_tokens\":{output}}}"
+        );
+        self.chunk(dialect, &usage) + DONE
+    }
+
+    fn chunk(&self, dialect: Dialect, members: &str) -> String {
+        let object =
+            if dialect == Dialect::Completions { "text_completion" } else { "chat.completion.chunk" };
         let head = self.head.as_ref().map(|head| head.members()).unwrap_or_default();
-        let finish = "\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
-        format!("data: {{{head}\"object\":\"{object}\",\"choices\":[{{\"index\":0,{choice},{finish}").into()
+        format!("data: {{{head}\"object\":\"{object}\",{members}}}\n\n")
     }
 
     /// Another engine continues the stream from here.
@@ -162,6 +191,7 @@ impl Transcript {
             self.give_up(obstacle);
         }
         let counts = chunk.usage.and_then(Usage::of).map(|usage| usage.counts()).unwrap_or_default();
+        self.owes_usage &= chunk.has_choices() || chunk.usage.is_none();
         let choice = chunk.choices.last();
         let carried_over = match &self.segment {
             Some(segment) => segment.carried_over,
@@ -201,6 +231,8 @@ impl Transcript {
         self.delivered.free();
     }
 }
+
+const DONE: &str = "data: [DONE]\n\n";
 
 /// Why a stream with this chunk cannot be continued.
 fn obstacle_in(chunk: &ChunkView<'_>) -> Option<Obstacle> {

@@ -20,6 +20,12 @@ async fn pair(script: Vec<Step>) -> Pair {
     Pair::start_with(migrating, script).await
 }
 
+/// One that migrates and asks for token counts.
+fn counting(config: &mut Config) {
+    config.routes[0].migrate = true;
+    config.routes[0].ask_usage = true;
+}
+
 /// What a replica sends that continues: its own id, a role of its own.
 fn continuing(texts: &[&str]) -> Vec<Step> {
     let own = |event: &str| event.replace("\"id\":\"c1\"", "\"id\":\"c2\"");
@@ -121,6 +127,35 @@ async fn a_stream_that_was_cut_behind_its_finish_reason_ends_without_another_rep
         let reply = pair.post(CHAT).await;
         assert_eq!((reply.text(), reply.body.is_complete), (&*whole(&["x"]), true));
         assert_eq!((pair.good_requests(), migrations(&pair.gateway)), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_lost_only_its_end_has_the_usage_that_was_asked_for() {
+    let counted = |event: &str, n: u32| {
+        event.replace(
+            "]}\n",
+            &format!(
+                "],\"usage\":{{\"prompt_tokens\":5,\"total_tokens\":{},\"completion_tokens\":{n}}}}}\n",
+                5 + n
+            ),
+        )
+    };
+    let head = "{\"id\":\"c1\",\"model\":\"tiny\",\"object\":\"chat.completion.chunk\",\"choices\":[]";
+    let usage = format!(
+        "data: {head},\"usage\":{{\"prompt_tokens\":5,\"total_tokens\":7,\"completion_tokens\":2}}}}\n\n"
+    );
+    let events =
+        [(wire::content("a"), 1), (wire::content("b"), 2)].map(|(event, n)| wire::event(counted(&event, n)));
+    for (finish, limit) in [(Some(counted(wire::FINISH, 2)), ""), (None, ",\"max_tokens\":2")] {
+        let finish = finish.map(wire::event);
+        let script =
+            [wire::sse_head(), wire::event(wire::ROLE)].into_iter().chain(events.clone()).chain(finish);
+        let pair = Pair::start_with(counting, script.chain([Step::Close]).collect()).await;
+        let asked = format!("\"stream\":true,\"stream_options\":{{\"include_usage\":true}}{limit}");
+        let reply = pair.post(&CHAT.replace("\"stream\":true", &asked)).await;
+        assert!(reply.text().ends_with(&(usage.clone() + wire::DONE)), "{}", reply.text());
+        assert!(reply.body.is_complete && pair.good_requests() == 0);
     }
 }
 
@@ -237,11 +272,7 @@ async fn several_tokens_in_one_event_are_counted_and_the_client_sees_nothing_of_
     let mut script = vec![wire::sse_head()];
     script.extend(first.iter().map(wire::event));
     script.push(Step::Close);
-    let asking = |config: &mut Config| {
-        config.routes[0].migrate = true;
-        config.routes[0].ask_usage = true;
-    };
-    let pair = Pair::start_with(asking, script).await;
+    let pair = Pair::start_with(counting, script).await;
     let last = wire::chat_events(&[" you"]);
     let mut then: Vec<String> = last
         .iter()
