@@ -222,6 +222,9 @@ impl UpstreamAttempt {
                 return Ok(UpstreamResponse::Large { head, first: Bytes::new(), rest: body });
             }
             if is_event_stream(&head.headers) {
+                if let Some(what) = headers::coding_fault(&head.headers) {
+                    return Err(failed(ReplicaFailure::InvalidHead { replica: self.replica.name(), what }));
+                }
                 return self.first_content(head, body).await;
             }
         }

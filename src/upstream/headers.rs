@@ -160,6 +160,13 @@ pub(crate) fn response_fault(head: &http::response::Parts) -> Option<&'static st
     (!is_chunked || codings.next().is_some()).then_some("answered in a transfer-encoding other than chunked")
 }
 
+/// What is wrong with a stream that has to be read: it is compressed, as a proxy before the engine may do in spite of what it was asked.
+pub(crate) fn coding_fault(headers: &HeaderMap) -> Option<&'static str> {
+    let coding = headers.get(header::CONTENT_ENCODING)?.as_bytes().trim_ascii();
+    let is_plain = coding.is_empty() || coding.eq_ignore_ascii_case(b"identity");
+    (!is_plain).then_some("compressed its event stream (content-encoding), which was not asked for")
+}
+
 /// Removes the length of a stream, which withheld or added events would break.
 pub(crate) fn strip_length(headers: &mut HeaderMap) {
     headers.remove(header::CONTENT_LENGTH);

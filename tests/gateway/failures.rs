@@ -78,6 +78,15 @@ async fn failures_before_the_first_content_are_retried_elsewhere_and_not_seen() 
         ("reset before the head", vec![Step::Reset]),
         ("half a head", vec![Step::Raw(b"HTTP/1.1 200 OK\r\ncontent-ty".to_vec()), Step::Close]),
         ("no HTTP at all", vec![Step::Raw(b"SSH-2.0-x\r\n\r\n".to_vec()), Step::Close]),
+        (
+            "a compressed stream",
+            vec![
+                Step::Raw(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n\r\n\x1f\x8b".to_vec(),
+                ),
+                Step::Close,
+            ],
+        ),
         ("closed after the role", then(&[Step::Close])),
         ("reset after the role", then(&[Step::Reset])),
         ("ended after the role", then(&[Step::End])),
