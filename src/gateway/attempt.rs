@@ -253,7 +253,7 @@ impl UpstreamAttempt {
         let closed = match lease.ask(std::mem::take(&mut self.request)).await {
             Ok(head) => return Ok((head, lease)),
             Err(AskError::Unsent) => Closed::Unsent,
-            Err(AskError::Closed) if lease.is_reused() && self.clock.now().since(sent) < CLOSING => {
+            Err(AskError::Closed) if lease.has_answered() && self.clock.now().since(sent) < CLOSING => {
                 drop(lease);
                 Box::pin(self.how_closed(deadline)).await
             }
@@ -271,7 +271,11 @@ impl UpstreamAttempt {
     /// gives no notice (RFC 9112, section 9.5), and takes new ones; one that crashed does not.
     async fn how_closed(&self, deadline: Instant) -> Closed {
         match self.replica.connections.fresh(deadline).await {
-            Ok(_) => Closed::Idle,
+            Ok(lease) => {
+                // For the next attempt: others that were left idle are as likely to be closed.
+                lease.give_back();
+                Closed::Idle
+            }
             Err(_) => Closed::Asked,
         }
     }

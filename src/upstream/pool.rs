@@ -97,7 +97,7 @@ impl ConnectionPool {
     pub async fn checkout(self: &Arc<Self>, reuse: Reuse, deadline: Instant) -> Result<Lease, CheckoutError> {
         let permit = self.permit(deadline).await?;
         if let Some(Idle { connection, .. }) = self.take_idle(reuse) {
-            return Ok(self.lease(connection, permit, true));
+            return Ok(self.lease(connection, permit));
         }
         // Boxed because it is rare and its state would be most of every request's future.
         Box::pin(self.connected(permit, deadline)).await
@@ -120,7 +120,7 @@ impl ConnectionPool {
         match timeout_at(deadline, self.connector.connect(&self.endpoint)).await {
             Ok(Ok(connection)) => {
                 self.open.fetch_add(1, Ordering::Relaxed);
-                Ok(self.lease(Box::new(connection), permit, false))
+                Ok(self.lease(Box::new(connection), permit))
             }
             Ok(Err(error)) => Err(CheckoutError::Io(error)),
             Err(_) => Err(CheckoutError::Timeout),
@@ -173,13 +173,8 @@ impl ConnectionPool {
         }
     }
 
-    fn lease(
-        self: &Arc<Self>,
-        connection: Box<Connection>,
-        permit: OwnedSemaphorePermit,
-        is_reused: bool,
-    ) -> Lease {
-        Lease { connection: Some(connection), is_reused, pool: Arc::clone(self), permit: Some(permit) }
+    fn lease(self: &Arc<Self>, connection: Box<Connection>, permit: OwnedSemaphorePermit) -> Lease {
+        Lease { connection: Some(connection), pool: Arc::clone(self), permit: Some(permit) }
     }
 
     fn close(&self, connection: Box<Connection>) {
@@ -193,7 +188,6 @@ impl ConnectionPool {
 #[derive(Debug)]
 pub struct Lease {
     connection: Option<Box<Connection>>,
-    is_reused: bool,
     pool: Arc<ConnectionPool>,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -214,9 +208,9 @@ impl Lease {
         }
     }
 
-    /// Whether it had a request before: the engine may be closing it at this moment, whatever it keeps connections for.
-    pub fn is_reused(&self) -> bool {
-        self.is_reused
+    /// [`Connection::has_answered`].
+    pub fn has_answered(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.has_answered())
     }
 
     /// Returns the connection to the pool, if its answer was read to the end and it can take another request.

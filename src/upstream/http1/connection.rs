@@ -32,6 +32,7 @@ pub struct Connection {
     is_write_closed: bool,
     /// Whether it outlives the answer.
     keeps_open: bool,
+    has_answered: bool,
 }
 
 impl Connection {
@@ -45,12 +46,18 @@ impl Connection {
             outgoing: Outgoing::default(),
             is_write_closed: false,
             keeps_open: true,
+            has_answered: false,
         }
     }
 
     /// Whether nothing of the last exchange is left, so that the next request may follow.
     pub fn is_reusable(&self) -> bool {
         self.keeps_open && self.framing == Framing::Ended && self.outgoing.is_done() && self.read.is_empty()
+    }
+
+    /// Whether it had a request that was answered: the engine may be closing it at any moment since, whatever it keeps connections for.
+    pub fn has_answered(&self) -> bool {
+        self.has_answered
     }
 
     /// Whether a reusable connection is still open, and the engine sent nothing unasked.
@@ -83,6 +90,7 @@ impl Connection {
             match answer_head::take(&mut self.read)? {
                 Some(head) if is_interim(head.status) => continue,
                 Some(head) => {
+                    self.has_answered = true;
                     self.framing = Framing::of(&head, is_bodiless).map_err(|_| AskError::InvalidHead)?;
                     self.keeps_open = answer_head::keeps_open(&head)
                         && self.framing != Framing::ToClose
@@ -220,7 +228,7 @@ fn is_interim(status: StatusCode) -> bool {
     status.is_informational() && status != StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// Bytes that a read has room for at first: an event of a stream takes a tenth.
-const MIN_READ: usize = 4 * 1024;
+/// Bytes that a read has room for at first: some events of a stream.
+const MIN_READ: usize = 2 * 1024;
 /// And at most, where reads fill it.
 const MAX_READ: usize = 64 * 1024;
