@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tokenway::diagnosis::{Diagnosis, SignalHistory, Signals, diagnose_against, diagnose_signals};
-use tokenway_sim::engine::{CostModel, Engine, EngineConfig, EngineEvent, Job, JobId};
+use tokenway_sim::engine::{CostModel, Engine, EngineConfig, EngineEvent, JobId, Work};
 use tokenway_sim::time::Stamp;
 
 /// A fault and its diagnosis.
@@ -284,8 +284,8 @@ impl Fleet {
         let replica = self.choose(prefix);
         self.minutes[replica].requests += 1.0;
         let ahead = self.awaiting(replica);
-        if let Ok(id) = self.engines[replica].submit(now, &job) {
-            let (prompt, output) = (job.prompt as u64, (job.tokens.len() - job.prompt) as u64);
+        let Work { prompt, output, .. } = job;
+        if let Ok(id) = self.engines[replica].submit(now, job) {
             let request =
                 LiveRequest { sent: now, prompt, output, last_token: None, ahead, queued: (0.0, 0.0) };
             self.live.insert((replica, id), request);
@@ -293,7 +293,7 @@ impl Fleet {
     }
 
     /// A popular prefix and a prompt of its own.
-    fn job(&mut self) -> (usize, Job) {
+    fn job(&mut self) -> (usize, Work) {
         let skewed = self.random.f64() * self.random.f64();
         let prefix = (skewed * self.prefixes.len() as f64) as usize;
         let mut tokens = self.prefixes[prefix].clone();
@@ -304,7 +304,7 @@ impl Fleet {
             self.next_token
         }));
         let prompt = tokens.len() - output;
-        (prefix, Job { tokens, prompt, root: 0 })
+        (prefix, Work::of(&tokens, prompt, 0, self.config.block_size))
     }
 
     /// The prefix's home, unless another replica has much less to do.

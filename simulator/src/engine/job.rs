@@ -4,24 +4,13 @@
 
 use crate::time::Stamp;
 
-use super::blocks::Holding;
+use super::blocks::{Holding, chain};
 
 /// Names one job of one engine; counts from 0 and goes on after a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u64);
 
 /// One prompt and the output to generate.
-#[derive(Clone, Debug)]
-pub struct Job {
-    /// Prompt tokens, then output tokens: blocks of both enter the prefix cache.
-    pub tokens: Vec<u32>,
-    /// How many of `tokens` are the prompt; the rest, at least one, is the output.
-    pub prompt: usize,
-    /// Root of the prefix chain: model or adapter name and cache salt.
-    pub root: u64,
-}
-
-/// A job for callers that have block hashes and no tokens.
 #[derive(Clone, Debug)]
 pub struct Work {
     /// Chained hashes of the full blocks of prompt and output; blocks beyond its end are never cached.
@@ -30,6 +19,16 @@ pub struct Work {
     pub prompt: u64,
     /// Output tokens, at least one.
     pub output: u64,
+}
+
+impl Work {
+    /// `prompt` tokens and those of the output after them. `root` names the model or adapter with its cache salt.
+    #[must_use]
+    pub fn of(tokens: &[u32], prompt: usize, root: u64, block_size: u64) -> Self {
+        let block = usize::try_from(block_size).unwrap_or(usize::MAX);
+        let output = tokens.len().saturating_sub(prompt) as u64;
+        Self { chain: chain(tokens, block, root), prompt: prompt as u64, output }
+    }
 }
 
 /// One token left the engine.

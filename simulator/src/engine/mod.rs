@@ -23,7 +23,7 @@ use job::Sequence;
 pub use blocks::chain;
 pub use cost::{CostModel, StepLoad};
 pub use inspect::{Gauges, Pending};
-pub use job::{EngineEvent, Job, JobId, Unservable, Work};
+pub use job::{EngineEvent, JobId, Unservable, Work};
 pub use stats::{Buckets, EngineStats, ITL_BOUNDS, TTFT_BOUNDS};
 
 /// Size and speed of an engine.
@@ -93,23 +93,12 @@ impl Engine {
     /// Queues a job. Call [`Engine::advance`] for `now` first, so that no past step schedules it.
     ///
     /// # Errors
-    /// The job does not fit into the KV cache, or has no output.
-    pub fn submit(&mut self, now: Stamp, job: &Job) -> Result<JobId, Unservable> {
-        let block = usize::try_from(self.config.block_size).unwrap_or(usize::MAX);
-        let chain = chain(&job.tokens, block, job.root);
-        let (prompt, tokens) = (job.prompt as u64, job.tokens.len() as u64);
-        self.submit_work(now, Work { chain, prompt, output: tokens.saturating_sub(prompt) })
-    }
-
-    /// Like [`Engine::submit`], for hashed blocks.
-    ///
-    /// # Errors
     /// The work does not fit into the KV cache, or has no output.
-    pub fn submit_work(&mut self, now: Stamp, work: Work) -> Result<JobId, Unservable> {
+    pub fn submit(&mut self, now: Stamp, work: Work) -> Result<JobId, Unservable> {
         self.enqueue(now, work, false)
     }
 
-    /// Like [`Engine::submit_work`], with the KV of the prompt, which another engine has computed.
+    /// Like [`Engine::submit`], with the KV of the prompt, which another engine has computed.
     ///
     /// # Errors
     /// The work does not fit into the KV cache, or has no output.
@@ -145,16 +134,10 @@ impl Engine {
         Ok(id)
     }
 
-    /// Puts blocks into the prefix cache as if a job had left them there, as far as blocks are free.
-    pub fn preload(&mut self, chain: &[u64]) {
-        self.cache.preload(chain);
-    }
-
-    /// Like [`Engine::preload`], the prompt of a job.
-    pub fn preload_prompt(&mut self, job: &Job) {
-        let block = usize::try_from(self.config.block_size).unwrap_or(usize::MAX);
-        let prompt = job.tokens.get(..job.prompt).unwrap_or(&job.tokens);
-        self.preload(&chain(prompt, block, job.root));
+    /// Puts the blocks of a prompt into the prefix cache as if a job had left them there, as far as blocks are free.
+    pub fn preload(&mut self, work: &Work) {
+        let full = usize::try_from(work.prompt / self.config.block_size).unwrap_or(usize::MAX);
+        self.cache.preload(&work.chain[..full.min(work.chain.len())]);
     }
 
     /// Drops a job, waiting or running; its slot and blocks are free for the next step.

@@ -19,9 +19,13 @@ fn config() -> EngineConfig {
     }
 }
 
-fn job(first: u32, prompt: usize, output: usize) -> Job {
-    let tokens = (first..).take(prompt + output).collect();
-    Job { tokens, prompt, root: 0 }
+fn job(first: u32, prompt: usize, output: usize) -> Work {
+    rooted(0, first, prompt, output)
+}
+
+fn rooted(root: u64, first: u32, prompt: usize, output: usize) -> Work {
+    let tokens: Vec<u32> = (first..).take(prompt + output).collect();
+    Work::of(&tokens, prompt, root, 16)
 }
 
 fn at(ms: u64) -> Stamp {
@@ -44,7 +48,7 @@ fn first_token_ms(events: &[EngineEvent], id: JobId) -> u128 {
 #[test]
 fn prefill_takes_its_tokens_and_decoding_one_step_a_token() {
     let mut engine = Engine::new(config(), 1);
-    let id = engine.submit(at(0), &job(0, 101, 3)).unwrap();
+    let id = engine.submit(at(0), job(0, 101, 3)).unwrap();
     let events = run(&mut engine);
     let times: Vec<u128> = events.iter().map(|e| e.at.since(at(0)).as_millis()).collect();
     assert_eq!(times, [110, 120, 130]);
@@ -59,7 +63,7 @@ fn the_same_seed_gives_the_same_events_and_another_seed_other_times() {
         let mut engine =
             Engine::new(EngineConfig { cost: CostModel { jitter: 0.2, ..config().cost }, ..config() }, seed);
         for n in 0..5 {
-            engine.submit(at(0), &job(n * 1_000, 200, 20)).unwrap();
+            engine.submit(at(0), job(n * 1_000, 200, 20)).unwrap();
         }
         run(&mut engine)
     };
@@ -70,7 +74,7 @@ fn the_same_seed_gives_the_same_events_and_another_seed_other_times() {
 #[test]
 fn waiting_jobs_are_served_in_order() {
     let mut engine = Engine::new(config(), 1);
-    let ids: Vec<JobId> = (0..5).map(|n| engine.submit(at(0), &job(n * 1_000, 50, 4)).unwrap()).collect();
+    let ids: Vec<JobId> = (0..5).map(|n| engine.submit(at(0), job(n * 1_000, 50, 4)).unwrap()).collect();
     let stats = engine.stats();
     assert_eq!((stats.running, stats.waiting), (1, 4), "the first step starts with whoever is there");
     let events = run(&mut engine);
@@ -81,14 +85,14 @@ fn waiting_jobs_are_served_in_order() {
 #[test]
 fn a_cached_prefix_shortens_prefill_and_another_root_does_not_hit() {
     let mut engine = Engine::new(config(), 1);
-    let first = engine.submit(at(0), &job(0, 801, 1)).unwrap();
+    let first = engine.submit(at(0), job(0, 801, 1)).unwrap();
     let miss = first_token_ms(&run(&mut engine), first);
-    let again = engine.submit(at(5_000), &job(0, 801, 1)).unwrap();
+    let again = engine.submit(at(5_000), job(0, 801, 1)).unwrap();
     let events = run(&mut engine);
     let hit = first_token_ms(&events, again) - 5_000;
     assert_eq!((miss, hit), (810, 10));
     assert_eq!(events[0].cached, 800);
-    engine.submit(at(9_000), &Job { root: 1, ..job(0, 801, 1) }).unwrap();
+    engine.submit(at(9_000), rooted(1, 0, 801, 1)).unwrap();
     assert_eq!(run(&mut engine)[0].cached, 0);
     let stats = engine.stats();
     assert_eq!((stats.prefix_queries, stats.prefix_hits), (2_403, 800));
@@ -97,30 +101,28 @@ fn a_cached_prefix_shortens_prefill_and_another_root_does_not_hit() {
 #[test]
 fn a_fetched_prompt_is_not_computed_but_takes_its_place_and_is_cached_then() {
     let mut engine = Engine::new(EngineConfig { num_blocks: 128, ..config() }, 1);
-    let job = job(0, 801, 3);
-    let work = || Work { chain: chain(&job.tokens, 16, 0), prompt: 801, output: 3 };
-    let fetched = engine.submit_fetched(at(0), work()).unwrap();
+    let fetched = engine.submit_fetched(at(0), job(0, 801, 3)).unwrap();
     let events = run(&mut engine);
     assert_eq!(first_token_ms(&events, fetched), 10, "one step");
     assert_eq!(events[0].cached, 0, "as vLLM counts it");
-    engine.submit_work(at(1_000), work()).unwrap();
+    engine.submit(at(1_000), job(0, 801, 3)).unwrap();
     assert_eq!(run(&mut engine)[0].cached, 800);
 }
 
 #[test]
 fn the_answer_of_one_turn_is_a_cached_prefix_of_the_next() {
     let mut engine = Engine::new(config(), 1);
-    engine.submit(at(0), &job(0, 100, 61)).unwrap();
+    engine.submit(at(0), job(0, 100, 61)).unwrap();
     run(&mut engine);
-    engine.submit(at(9_000), &job(0, 200, 1)).unwrap();
+    engine.submit(at(9_000), job(0, 200, 1)).unwrap();
     assert_eq!(run(&mut engine)[0].cached, 160);
 }
 
 #[test]
 fn cancel_frees_the_slot_for_the_next_in_line() {
     let mut engine = Engine::new(EngineConfig { max_num_seqs: 1, ..config() }, 1);
-    let first = engine.submit(at(0), &job(0, 10, 1_000)).unwrap();
-    let second = engine.submit(at(0), &job(5_000, 10, 2)).unwrap();
+    let first = engine.submit(at(0), job(0, 10, 1_000)).unwrap();
+    let second = engine.submit(at(0), job(5_000, 10, 2)).unwrap();
     let mut out = Vec::new();
     engine.advance(at(100), &mut out);
     assert!(out.iter().all(|e| e.job == first));
@@ -135,10 +137,10 @@ fn cancel_frees_the_slot_for_the_next_in_line() {
 #[test]
 fn a_long_prompt_is_computed_in_chunks_and_stalls_its_neighbour() {
     let mut engine = Engine::new(EngineConfig { max_batched_tokens: 101, ..config() }, 1);
-    let short = engine.submit(at(0), &job(0, 2, 50)).unwrap();
+    let short = engine.submit(at(0), job(0, 2, 50)).unwrap();
     let mut out = Vec::new();
     engine.advance(at(50), &mut out);
-    let long = engine.submit(at(50), &job(5_000, 300, 1)).unwrap();
+    let long = engine.submit(at(50), job(5_000, 300, 1)).unwrap();
     out.extend(run(&mut engine));
     let longest_gap = out.windows(2).map(|pair| pair[1].at.since(pair[0].at)).max().unwrap();
     assert_eq!(longest_gap.as_millis(), 109, "one chunk of 100 prompt tokens, not all 300");
@@ -149,8 +151,8 @@ fn a_long_prompt_is_computed_in_chunks_and_stalls_its_neighbour() {
 #[test]
 fn a_full_cache_preempts_the_youngest_which_finishes_later() {
     let mut engine = Engine::new(EngineConfig { num_blocks: 8, ..config() }, 1);
-    engine.submit(at(0), &job(0, 50, 60)).unwrap();
-    let young = engine.submit(at(0), &job(9_000, 40, 40)).unwrap();
+    engine.submit(at(0), job(0, 50, 60)).unwrap();
+    let young = engine.submit(at(0), job(9_000, 40, 40)).unwrap();
     let events = run(&mut engine);
     let stats = engine.stats();
     assert!(stats.preemptions > 0);
@@ -162,8 +164,8 @@ fn a_full_cache_preempts_the_youngest_which_finishes_later() {
 #[test]
 fn what_can_never_fit_is_refused() {
     let mut engine = Engine::new(EngineConfig { num_blocks: 2, ..config() }, 1);
-    let refused = engine.submit(at(0), &job(0, 32, 1)).unwrap_err();
+    let refused = engine.submit(at(0), job(0, 32, 1)).unwrap_err();
     assert_eq!(refused, Unservable { tokens: 33, capacity: 32 });
-    assert!(engine.submit(at(0), &job(0, 31, 0)).is_err(), "no output");
-    assert!(engine.submit(at(0), &job(0, 31, 1)).is_ok());
+    assert!(engine.submit(at(0), job(0, 31, 0)).is_err(), "no output");
+    assert!(engine.submit(at(0), job(0, 31, 1)).is_ok());
 }

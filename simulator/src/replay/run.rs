@@ -271,7 +271,7 @@ impl Fleet for Run<'_> {
         measured.send(self.now, predicted_ttft);
         measured.is_apart = false;
         let work = self.work_of(request);
-        let submitted = self.engines[replica].submit_work(self.now, work);
+        let submitted = self.engines[replica].submit(self.now, work);
         self.own(submitted, replica, Owner { request, decode: None });
     }
 
@@ -280,7 +280,7 @@ impl Fleet for Run<'_> {
         measured.send(self.now, predicted_ttft);
         measured.is_apart = true;
         let work = Work { output: 1, ..self.work_of(request) };
-        let submitted = self.engines[legs.prefill].submit_work(self.now, work);
+        let submitted = self.engines[legs.prefill].submit(self.now, work);
         self.own(submitted, legs.prefill, Owner { request, decode: Some(legs.decode) });
     }
 

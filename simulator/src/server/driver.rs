@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{Engine, EngineEvent, EngineStats, Job, JobId, Unservable};
+use crate::engine::{Engine, EngineEvent, EngineStats, JobId, Unservable, Work};
 use crate::time::{Clock, Stamp};
 
 /// One engine in real time.
@@ -85,9 +85,9 @@ impl Driver {
     }
 
     /// Queues the jobs of one request. Their ids are consecutive.
-    pub(super) fn submit(self: &Arc<Self>, jobs: &[Job]) -> Result<Submission, Unservable> {
-        let room: usize = jobs.iter().map(|job| job.tokens.len() - job.prompt.min(job.tokens.len())).sum();
-        let (sender, events) = mpsc::channel(room.max(1));
+    pub(super) fn submit(self: &Arc<Self>, jobs: Vec<Work>) -> Result<Submission, Unservable> {
+        let room: u64 = jobs.iter().map(|job| job.output).sum();
+        let (sender, events) = mpsc::channel(usize::try_from(room).unwrap_or(usize::MAX).max(1));
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.pump(now);
@@ -110,9 +110,9 @@ impl Driver {
     }
 
     /// Puts the prompts of jobs into the prefix cache.
-    pub(super) fn preload(&self, jobs: &[Job]) {
+    pub(super) fn preload(&self, jobs: &[Work]) {
         let mut state = self.state.lock();
-        jobs.iter().for_each(|job| state.engine.preload_prompt(job));
+        jobs.iter().for_each(|job| state.engine.preload(job));
     }
 
     /// Stops engine time.

@@ -157,9 +157,9 @@ fn simulate(recording: &Recording, config: &EngineConfig, overhead: f64) -> Vec<
         engine.advance(sent, &mut events);
         let blocks = (request.cached_tokens / config.block_size) as usize;
         let chain: Vec<u64> = (0..blocks as u64).map(|block| ((at as u64) << 32) | block).collect();
-        engine.preload(&chain);
         let work = Work { chain, prompt: request.prompt_tokens, output: request.output_tokens };
-        if engine.submit_work(sent, work).is_ok() {
+        engine.preload(&work);
+        if engine.submit(sent, work).is_ok() {
             owners.push(at);
         }
     }

@@ -39,7 +39,7 @@ pub(super) async fn serve(
         let mut render = render(api, &generation);
         return Ok(Reply::Events(transfer::lost_stream(api, &generation, &mut *render, &error)));
     }
-    let submission = replica.driver.submit(&generation.jobs());
+    let submission = replica.driver.submit(generation.jobs());
     let submission = submission.map_err(|unservable| ApiError::internal(&unservable.to_string()))?;
     let render = render(api, &generation);
     if generation.ask.is_stream {

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 
-use crate::engine::{EngineEvent, Job};
+use crate::engine::{EngineEvent, Work};
 use crate::server::config::SimConfig;
 use crate::server::tokens;
 
@@ -99,13 +99,13 @@ impl Generation {
     }
 
     /// One job for each choice.
-    pub(super) fn jobs(&self) -> Vec<Job> {
+    pub(super) fn jobs(&self) -> Vec<Work> {
         self.choices
             .iter()
             .filter_map(|choice| {
                 let prompt = &self.ask.prompts.get(choice.prompt)?.tokens;
                 let tokens = [prompt.as_slice(), &choice.output].concat();
-                Some(Job { tokens, prompt: prompt.len(), root: self.ask.root })
+                Some(Work::of(&tokens, prompt.len(), self.ask.root, self.block_size))
             })
             .collect()
     }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::api::Api;
-use crate::engine::Job;
+use crate::engine::Work;
 use crate::server::replica::Replica;
 
 use super::error::ApiError;
@@ -71,11 +71,13 @@ fn texts(body: &Map<String, Value>, field: &str) -> Result<Vec<Prompt>, ApiError
 
 /// A prefill and nothing after it.
 async fn compute(replica: &Arc<Replica>, inputs: &[Prompt]) -> Result<(), ApiError> {
-    let job = |p: &Prompt| Job { tokens: [&p.tokens[..], &[0]].concat(), prompt: p.tokens.len(), root: 0 };
-    let jobs: Vec<Job> = inputs.iter().map(job).collect();
-    let mut submission =
-        replica.driver.submit(&jobs).map_err(|unservable| ApiError::internal(&unservable.to_string()))?;
-    for _ in &jobs {
+    let block_size = replica.config.engine.block_size;
+    let job = |p: &Prompt| Work::of(&[&p.tokens[..], &[0]].concat(), p.tokens.len(), 0, block_size);
+    let mut submission = replica
+        .driver
+        .submit(inputs.iter().map(job).collect())
+        .map_err(|unservable| ApiError::internal(&unservable.to_string()))?;
+    for _ in inputs {
         if submission.events.recv().await.is_none() {
             return Err(ApiError::engine_dead());
         }
