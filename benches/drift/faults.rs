@@ -230,11 +230,11 @@ impl Fleet {
 
     fn scrape(&mut self) {
         for (engine, minute) in self.engines.iter().zip(&mut self.minutes) {
-            let stats = engine.stats();
-            minute.waiting += stats.waiting as f64;
-            minute.kv_cache_usage += stats.kv_cache_usage;
+            let gauges = engine.gauges();
+            minute.waiting += gauges.waiting as f64;
+            minute.kv_cache_usage += gauges.kv_cache_usage;
         }
-        let waiting: Vec<f64> = self.engines.iter().map(|engine| engine.stats().waiting as f64).collect();
+        let waiting: Vec<f64> = self.engines.iter().map(|engine| engine.gauges().waiting as f64).collect();
         let awaiting: Vec<f64> = (0..waiting.len()).map(|replica| self.awaiting(replica)).collect();
         for ((replica, _), request) in self.live.iter_mut().filter(|(_, one)| one.last_token.is_none()) {
             let share = (waiting[*replica] / awaiting[*replica]).min(1.0);

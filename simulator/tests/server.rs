@@ -203,8 +203,8 @@ async fn the_head_comes_before_the_first_token_and_a_queue_shows_in_the_metrics(
     let _other = sim.open(&chat(3)).await;
     assert_eq!(sim.get("/health").await.status, 200);
     eventually("two requests in the engine", || {
-        let stats = sim.replica.engine_stats();
-        stats.running + stats.waiting == 2
+        let gauges = sim.replica.engine_stats().gauges;
+        gauges.running + gauges.waiting == 2
     })
     .await;
     let page = sim.get("/metrics").await.text();
@@ -220,9 +220,9 @@ async fn a_client_that_leaves_cancels_its_work() {
     for stream in [true, false] {
         let body = with(chat(8000), json!({"stream": stream}));
         let client = sim.open(&body).await;
-        eventually("the request runs", || sim.replica.engine_stats().running == 1).await;
+        eventually("the request runs", || sim.replica.engine_stats().gauges.running == 1).await;
         drop(client);
-        eventually("the engine is idle", || sim.replica.engine_stats().running == 0).await;
+        eventually("the engine is idle", || sim.replica.engine_stats().gauges.running == 0).await;
     }
     eventually("both are entered as canceled", || sim.replica.stats().canceled == 2).await;
     assert_eq!(sim.replica.engine_stats().canceled, 2);

@@ -194,11 +194,7 @@ impl Engine {
     /// Counters and gauges of this moment.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
-        let mut stats = self.stats.clone();
-        stats.running = self.running.len();
-        stats.waiting = self.waiting.len();
-        stats.kv_cache_usage = self.cache.usage();
-        stats
+        EngineStats { gauges: self.gauges(), ..self.stats.clone() }
     }
 
     fn start_step(&mut self, now: Stamp) {

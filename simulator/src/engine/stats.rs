@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::inspect::Gauges;
+
 /// Upper bounds of vLLM's `time_to_first_token_seconds`.
 pub const TTFT_BOUNDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
@@ -44,12 +46,8 @@ impl Buckets {
 /// The engine's counters and gauges at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct EngineStats {
-    /// Sequences in the batch.
-    pub running: usize,
-    /// Sequences that wait for a slot or for blocks.
-    pub waiting: usize,
-    /// Share of KV blocks in use, 0 to 1.
-    pub kv_cache_usage: f64,
+    /// What was true at that moment.
+    pub gauges: Gauges,
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_queries: u64,
     /// Prompt tokens found in the prefix cache.

@@ -54,7 +54,7 @@ fn prefill_takes_its_tokens_and_decoding_one_step_a_token() {
     assert_eq!(times, [110, 120, 130]);
     assert!(events.iter().all(|e| e.job == id));
     assert_eq!(events.iter().map(|e| e.is_last).collect::<Vec<_>>(), [false, false, true]);
-    assert_eq!((engine.stats().running, engine.stats().finished), (0, 1));
+    assert_eq!((engine.gauges().running, engine.stats().finished), (0, 1));
 }
 
 #[test]
@@ -75,8 +75,8 @@ fn the_same_seed_gives_the_same_events_and_another_seed_other_times() {
 fn waiting_jobs_are_served_in_order() {
     let mut engine = Engine::new(config(), 1);
     let ids: Vec<JobId> = (0..5).map(|n| engine.submit(at(0), job(n * 1_000, 50, 4)).unwrap()).collect();
-    let stats = engine.stats();
-    assert_eq!((stats.running, stats.waiting), (1, 4), "the first step starts with whoever is there");
+    let gauges = engine.gauges();
+    assert_eq!((gauges.running, gauges.waiting), (1, 4), "the first step starts with whoever is there");
     let events = run(&mut engine);
     let order: Vec<JobId> = events.iter().filter(|e| e.index == 0).map(|e| e.job).collect();
     assert_eq!(order, ids);
@@ -131,7 +131,7 @@ fn cancel_frees_the_slot_for_the_next_in_line() {
     let after = run(&mut engine);
     assert!(after.iter().all(|e| e.job == second));
     assert_eq!(engine.stats().canceled, 1);
-    assert_eq!(engine.stats().kv_cache_usage, 0.0);
+    assert_eq!(engine.gauges().kv_cache_usage, 0.0);
 }
 
 #[test]

@@ -2,21 +2,18 @@
 
 use std::fmt::Write;
 
-use crate::engine::{Buckets, EngineStats};
+use crate::engine::{Buckets, EngineStats, Gauges};
 use crate::server::config::SimConfig;
 
 /// The page. `started` is in Unix seconds.
 pub(super) fn page(config: &SimConfig, stats: &EngineStats, started: f64) -> String {
     let mut page = Page { out: String::with_capacity(8_192), labels: labels(config), started };
     page.process();
-    page.gauge(
-        "num_requests_running",
-        "Number of requests in model execution batches.",
-        stats.running as f64,
-    );
-    page.gauge("num_requests_waiting", "Number of requests waiting to be processed.", stats.waiting as f64);
-    page.waiting_by_reason(stats.waiting);
-    page.gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", stats.kv_cache_usage);
+    let Gauges { running, waiting, kv_cache_usage, .. } = stats.gauges;
+    page.gauge("num_requests_running", "Number of requests in model execution batches.", running as f64);
+    page.gauge("num_requests_waiting", "Number of requests waiting to be processed.", waiting as f64);
+    page.waiting_by_reason(waiting);
+    page.gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", kv_cache_usage);
     page.counters(stats);
     page.finished(stats);
     page.histogram(

@@ -219,8 +219,8 @@ async fn dispatch(
         _ => {}
     }
     if let Some(max) = config.max_queued_requests {
-        let stats = replica.driver.stats();
-        if stats.running + stats.waiting >= max {
+        let gauges = replica.driver.stats().gauges;
+        if gauges.running + gauges.waiting >= max {
             return Err(ApiError::busy());
         }
     }
