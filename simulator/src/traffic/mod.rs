@@ -70,11 +70,7 @@ pub struct TrafficStats(Mutex<Tally>);
 
 #[derive(Debug)]
 struct Tally {
-    sent: u64,
-    ok: u64,
-    refused: u64,
-    failed: u64,
-    skipped: u64,
+    counts: TrafficSummary,
     ttft: Histogram<u64>,
     gaps: Histogram<u64>,
 }
@@ -105,7 +101,7 @@ pub struct TrafficSummary {
 impl Default for TrafficStats {
     fn default() -> Self {
         let (ttft, gaps) = (microseconds(), microseconds());
-        Self(Mutex::new(Tally { sent: 0, ok: 0, refused: 0, failed: 0, skipped: 0, ttft, gaps }))
+        Self(Mutex::new(Tally { counts: TrafficSummary::default(), ttft, gaps }))
     }
 }
 
@@ -115,34 +111,32 @@ impl TrafficStats {
     pub fn summary(&self) -> TrafficSummary {
         let tally = self.0.lock();
         TrafficSummary {
-            sent: tally.sent,
-            ok: tally.ok,
-            refused: tally.refused,
-            failed: tally.failed,
-            skipped: tally.skipped,
             ttft_p50: quantile(&tally.ttft, 0.5),
             ttft_p99: quantile(&tally.ttft, 0.99),
             gap_p50: quantile(&tally.gaps, 0.5),
             gap_p99: quantile(&tally.gaps, 0.99),
+            ..tally.counts
         }
     }
 
     fn sent(&self) {
-        self.0.lock().sent += 1;
+        self.0.lock().counts.sent += 1;
     }
 
     fn skipped(&self) {
-        self.0.lock().skipped += 1;
+        self.0.lock().counts.skipped += 1;
     }
 
     fn ended(&self, sent: Stamp, answer: Result<&client::Answer, &client::ClientError>) {
         let mut tally = self.0.lock();
         let answer = match answer {
             Ok(answer) => answer,
-            Err(client::ClientError::Status(StatusCode::TOO_MANY_REQUESTS)) => return tally.refused += 1,
-            Err(_) => return tally.failed += 1,
+            Err(client::ClientError::Status(StatusCode::TOO_MANY_REQUESTS)) => {
+                return tally.counts.refused += 1;
+            }
+            Err(_) => return tally.counts.failed += 1,
         };
-        tally.ok += 1;
+        tally.counts.ok += 1;
         if let Some(first) = answer.contents.first() {
             tally.ttft.saturating_record(micros(first.since(sent)));
         }
