@@ -14,28 +14,20 @@ use crate::engine::EngineConfig;
 #[serde(deny_unknown_fields, default)]
 pub struct EngineFile {
     /// Sequences in the batch at most.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_num_seqs: Option<usize>,
     /// Tokens of one step at most.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_batched_tokens: Option<u64>,
     /// Tokens that fit into the KV cache.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_tokens: Option<u64>,
     /// Seconds of an empty step.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub step_s: Option<f64>,
     /// Seconds that each sequence adds to a step.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub step_per_seq_s: Option<f64>,
     /// Seconds for each prompt token.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_s: Option<f64>,
     /// Seconds for each pair of a prompt token and a token before it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_pair_s: Option<f64>,
     /// Seconds for each token of context that a decoding sequence reads.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub context_token_s: Option<f64>,
     /// Share by which step times vary.
     #[serde(skip_serializing_if = "Option::is_none")]
