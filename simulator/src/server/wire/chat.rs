@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::chunk::{self, FINGERPRINT};
+use super::chunk;
 use super::generation::{Choice, Generation, Render, Token, ids_or_null, quote, quote_or_null};
 
 #[derive(Debug)]
@@ -72,30 +72,14 @@ impl Render for ChatRender {
     }
 
     fn whole(&self, generation: &Generation) -> String {
-        let choices: Vec<String> = generation
-            .choices
-            .iter()
-            .enumerate()
-            .map(|(index, choice)| whole_choice(generation, index, choice))
-            .collect();
-        let (prompt, output) = (generation.ask.prompt_tokens(), generation.completion_tokens());
+        let choices = generation.choices.iter().enumerate();
+        let choices: Vec<String> =
+            choices.map(|(index, choice)| whole_choice(generation, index, choice)).collect();
         let ids = generation.ask.prompts.first().map_or(&[][..], |p| &p.tokens);
-        format!(
-            "{{\"id\":{},\"object\":\"chat.completion\",\"created\":{},\"model\":{},\"choices\":[{}],\
-             \"service_tier\":null,\"system_fingerprint\":\"{FINGERPRINT}\",\"usage\":{{\"prompt_tokens\":{prompt},\
-             \"total_tokens\":{},\"completion_tokens\":{output},\"prompt_tokens_details\":{{\"cached_tokens\":{},\
-             \"created_cache_tokens\":{},\"multimodal_tokens\":null}},\"completion_tokens_details\":null}},\
-             \"prompt_logprobs\":null,\"prompt_token_ids\":{},\"prompt_text\":null,\"kv_transfer_params\":null,\
-             \"ec_transfer_params\":null,\"metrics\":null}}",
-            quote(&generation.id),
-            generation.created,
-            quote(&generation.ask.model),
-            choices.join(","),
-            prompt + output,
-            generation.cached,
-            generation.cache_written(),
-            ids_or_null(generation.ask.return_token_ids, ids),
-        )
+        let ids = ids_or_null(generation.ask.return_token_ids, ids);
+        let prompt = format!("\"prompt_logprobs\":null,\"prompt_token_ids\":{ids},\"prompt_text\":null,");
+        let written = generation.cache_written().to_string();
+        chunk::whole("chat.completion", generation, &choices, &written, &prompt)
     }
 }
 

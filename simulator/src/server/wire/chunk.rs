@@ -4,9 +4,6 @@ use bytes::Bytes;
 
 use super::generation::{Generation, quote};
 
-/// As in the recordings.
-pub(super) const FINGERPRINT: &str = "vllm-0.32.0-0f84c043";
-
 /// The end of a stream.
 pub(super) const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
@@ -47,4 +44,29 @@ pub(super) fn close(head: &str, generation: &Generation, cache_details: &str, ou
     out.push(DONE);
 }
 
+/// A whole answer of `choices`. `written` are the tokens it put into the prefix cache, `prompt` is what is shown of the prompt.
+pub(super) fn whole(
+    object: &str,
+    generation: &Generation,
+    choices: &[String],
+    written: &str,
+    prompt: &str,
+) -> String {
+    let (input, output) = (generation.ask.prompt_tokens(), generation.completion_tokens());
+    format!(
+        "{{\"id\":{},\"object\":\"{object}\",\"created\":{},\"model\":{},\"choices\":[{}],\
+         \"service_tier\":null{FINGERPRINT_FIELD},\"usage\":{{\"prompt_tokens\":{input},\
+         \"total_tokens\":{},\"completion_tokens\":{output},\"prompt_tokens_details\":{{\"cached_tokens\":{},\
+         \"created_cache_tokens\":{written},\"multimodal_tokens\":null}},\"completion_tokens_details\":null}},\
+         {prompt}\"kv_transfer_params\":null,\"ec_transfer_params\":null,\"metrics\":null}}",
+        quote(&generation.id),
+        generation.created,
+        quote(&generation.ask.model),
+        choices.join(","),
+        input + output,
+        generation.cached,
+    )
+}
+
+/// As in the recordings.
 const FINGERPRINT_FIELD: &str = r#","system_fingerprint":"vllm-0.32.0-0f84c043""#;

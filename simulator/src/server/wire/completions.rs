@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use super::chunk::{self, FINGERPRINT};
+use super::chunk;
 use super::generation::{Choice, Generation, Render, Token, ids_or_null, quote, quote_or_null};
 
 #[derive(Debug)]
@@ -50,26 +50,10 @@ impl Render for CompletionRender {
     }
 
     fn whole(&self, generation: &Generation) -> String {
-        let choices: Vec<String> = generation
-            .choices
-            .iter()
-            .enumerate()
-            .map(|(index, choice)| whole_choice(generation, index, choice))
-            .collect();
-        let (prompt, output) = (generation.ask.prompt_tokens(), generation.completion_tokens());
-        format!(
-            "{{\"id\":{},\"object\":\"text_completion\",\"created\":{},\"model\":{},\"choices\":[{}],\
-             \"service_tier\":null,\"system_fingerprint\":\"{FINGERPRINT}\",\"usage\":{{\"prompt_tokens\":{prompt},\
-             \"total_tokens\":{},\"completion_tokens\":{output},\"prompt_tokens_details\":{{\"cached_tokens\":{},\
-             \"created_cache_tokens\":null,\"multimodal_tokens\":null}},\"completion_tokens_details\":null}},\
-             \"kv_transfer_params\":null,\"ec_transfer_params\":null,\"metrics\":null}}",
-            quote(&generation.id),
-            generation.created,
-            quote(&generation.ask.model),
-            choices.join(","),
-            prompt + output,
-            generation.cached,
-        )
+        let choices = generation.choices.iter().enumerate();
+        let choices: Vec<String> =
+            choices.map(|(index, choice)| whole_choice(generation, index, choice)).collect();
+        chunk::whole("text_completion", generation, &choices, "null", "")
     }
 }
 
