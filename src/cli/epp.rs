@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use clap::Args;
 
-use super::serve::{AroundArgs, SourceArgs};
+use super::serve::SourceArgs;
 use crate::config::Overrides;
 use crate::config::load::Source;
 
@@ -17,7 +17,7 @@ pub struct EppArgs {
     #[arg(long, env = "TOKENWAY_GRPC_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:9002")]
     grpc_listen: SocketAddr,
     #[command(flatten)]
-    around: AroundArgs,
+    around: Overrides,
 }
 
 impl EppArgs {
@@ -28,6 +28,6 @@ impl EppArgs {
 
     /// Values that take precedence over the source.
     pub fn overrides(&self) -> Overrides {
-        self.around.overrides(Some(self.grpc_listen))
+        Overrides { listen: Some(self.grpc_listen), ..self.around.clone() }
     }
 }

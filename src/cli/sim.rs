@@ -15,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::replay::args::positive;
-use super::serve::secret;
 use crate::app::signals;
 use crate::config::Secret;
 
@@ -65,7 +64,7 @@ pub struct SimArgs {
     #[arg(long, env = "TOKENWAY_SIM_MAX_NUM_QUEUED_REQS", value_name = "N")]
     max_num_queued_reqs: Option<usize>,
     /// Bearer key wanted on /v1 paths
-    #[arg(long, env = "TOKENWAY_SIM_API_KEY", value_name = "KEY", hide_env_values = true, value_parser = secret)]
+    #[arg(long, env = "TOKENWAY_SIM_API_KEY", value_name = "KEY", hide_env_values = true)]
     api_key: Option<Secret>,
 }
 

@@ -149,7 +149,7 @@ fn apply(
         route_by(policy, &mut config.routes)?;
     }
     if let Some(name) = &overrides.served_model_name {
-        serve_as(name, config)?;
+        serve_as(&name.as_str().into(), config)?;
     }
     Ok(())
 }

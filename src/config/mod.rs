@@ -173,6 +173,13 @@ impl Secret {
     }
 }
 
+/// Of a flag: its text, or where it is, looked up when the configuration is loaded, so that a reload reads a file of it again.
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
 debug_as!(Secret => "***");
 
 section! {
@@ -430,28 +437,38 @@ impl ModelMatch {
     }
 }
 
-/// Values of flags and `TOKENWAY_…` variables, which take precedence over the file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Values of flags and `TOKENWAY_…` variables, which take precedence over the file; the flags' comments are their help.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// `server.listen`
+    #[arg(skip)]
     pub listen: Option<SocketAddr>,
-    /// `admin.listen`
+    /// Address of the admin port [default: the file's, else 127.0.0.1:9090]
+    #[arg(long, env = "TOKENWAY_ADMIN_LISTEN", value_name = "ADDRESS")]
     pub admin_listen: Option<SocketAddr>,
-    /// `admin.token`: its text, or where it is.
+    /// admin.token: env:NAME, file:PATH or the token itself [default: the file's]
+    #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     pub admin_token: Option<Secret>,
-    /// `admin.read_token`, likewise.
+    /// admin.read_token, which may look and change nothing; given like --admin-token [default: the file's]
+    #[arg(long, env = "TOKENWAY_ADMIN_READ_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     pub admin_read_token: Option<Secret>,
-    /// `admin.metrics_listen`
+    /// Address of a port for /metrics and health alone, without a token [default: the file's, else none]
+    #[arg(long, env = "TOKENWAY_ADMIN_METRICS_LISTEN", value_name = "ADDRESS")]
     pub admin_metrics_listen: Option<SocketAddr>,
-    /// `policy` of every route.
+    /// How every route chooses a replica [default: the file's, else latency]
+    #[arg(long, env = "TOKENWAY_POLICY", value_name = "POLICY")]
     pub policy: Option<PolicyName>,
-    /// Model name of the only route in client requests.
-    pub served_model_name: Option<Arc<str>>,
-    /// `telemetry.otlp.endpoint`, a base URL.
+    /// Model name that clients ask for [default: every name that the replicas know]
+    #[arg(long, env = "TOKENWAY_SERVED_MODEL_NAME", value_name = "NAME", value_parser = check::parse_model_name)]
+    pub served_model_name: Option<String>,
+    /// Base URL of an OpenTelemetry collector (OTLP over HTTP) that receives spans
+    #[arg(long, env = "TOKENWAY_OTLP_ENDPOINT", value_name = "URL", value_parser = check::parse_http_url)]
     pub otlp_endpoint: Option<String>,
     /// A secret or PEM file that is not on this machine is a warning: for checks on machines that have none.
+    #[arg(skip)]
     pub allow_missing_secrets: bool,
     /// A demonstration: no state is kept and no access log written, whatever the file has.
+    #[arg(skip)]
     pub leaves_nothing: bool,
 }
 
@@ -477,6 +494,16 @@ labels! {
         LeastLoaded = "least_loaded",
         /// Replicas in rotation.
         RoundRobin = "round_robin",
+    }
+}
+
+impl clap::ValueEnum for PolicyName {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Self::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(self.as_str().into())
     }
 }
 
