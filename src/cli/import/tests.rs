@@ -14,6 +14,11 @@ fn import(args: &[&str]) -> (u8, String, String) {
     printed(|outputs| run(&args, outputs))
 }
 
+/// After `--`, as they stand on a router's command line.
+fn import_flags(kind: &str, flags: &str) -> (u8, String, String) {
+    import(&[kind, "--"].into_iter().chain(flags.split_whitespace()).collect::<Vec<_>>())
+}
+
 fn import_file(kind: &str, text: &str) -> (u8, String, String) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), text).unwrap();
@@ -41,8 +46,7 @@ fn flags_of_routers_become_a_pool_and_a_route() {
                  --request-timeout-secs 600 --api-key sk-1 --retry-max-retries 3 --max-payload-size 1048576 \
                  --intra-node-data-parallel-size 2 --shutdown-grace-period-secs 45";
     for kind in ["vllm-router", "smg", "sglang-router"] {
-        let args: Vec<_> = [kind, "--", "launch"].into_iter().chain(flags.split_whitespace()).collect();
-        let (code, text, said) = import(&args);
+        let (code, text, said) = import_flags(kind, &format!("launch {flags}"));
         let config = checked(&text);
         assert_eq!((code, config.pools[0].replicas.len(), config.retry.attempts), (0, 2, 3), "{said}");
         assert_eq!((config.routes[0].policy, config.server.listen.port()), (PolicyName::Latency, 30000));
@@ -73,17 +77,14 @@ fn what_flags_write_passes_check_or_is_a_line() {
         ("--max-payload-size 2147483648", "server.body_memory"),
         ("--service-discovery", "see pool.kubernetes"),
     ] {
-        let args: Vec<_> =
-            ["smg", "--"].into_iter().chain(format!("{url} {flags}").leak().split(' ')).collect();
-        let (code, text, shown) = import(&args);
+        let (code, text, shown) = import_flags("smg", &format!("{url} {flags}"));
         assert_eq!((code, checked(&text).pools[0].replicas.len()), (1, 1), "{flags}: {shown}");
         assert!(shown.contains(left), "{flags}: {shown}");
     }
-    let (code, text, shown) = import(&["smg", "--", "--worker-urls", "http://a:1", "--port", "9090"]);
+    let (code, text, shown) = import_flags("smg", "--worker-urls http://a:1 --port 9090");
     assert!(code == 1 && text.contains("9090") && shown.contains("is taken by another port"), "{shown}");
     for (bytes, written) in [("1000000", "1000000B"), ("1048576", "1MiB"), ("1025024", "1001KiB")] {
-        let (code, text, _) =
-            import(&["smg", "--", "--worker-urls", "http://a:1", "--max-payload-size", bytes]);
+        let (code, text, _) = import_flags("smg", &format!("{url} --max-payload-size {bytes}"));
         assert!(code == 0 && text.contains(&format!("body_limit = \"{written}\"")), "{text}");
         assert_eq!(checked(&text).server.body_limit.to_string(), bytes);
     }
@@ -96,26 +97,24 @@ fn prefill_and_decode_workers_become_two_pools() {
         ("sglang-router", "--pd-disaggregation", Connector::Sglang),
         ("vllm-router", "--vllm-pd-disaggregation", Connector::Nixl),
     ] {
-        let args: Vec<_> = [kind, "--", mode].into_iter().chain(flags.split(' ')).collect();
-        let (code, text, shown) = import(&args);
+        let (code, text, shown) = import_flags(kind, &format!("{mode} {flags}"));
         let config = checked(&text);
         let replicas: Vec<_> = config.pools.iter().map(|pool| (&*pool.name, pool.replicas.len())).collect();
         assert_eq!((code, replicas), (0, vec![("prefill", 2), ("main", 2)]), "{shown}");
         let prefill = config.routes[0].prefill.as_ref().unwrap();
         assert_eq!((prefill.connector, prefill.bootstrap_port), (connector, 9001));
     }
-    let args = "smg -- --pd-disaggregation --prefill http://p:1 1 --prefill http://q:1 2 --decode http://d:1";
-    let (code, text, shown) = import(&args.split(' ').collect::<Vec<_>>());
+    let flags = "--pd-disaggregation --prefill http://p:1 1 --prefill http://q:1 2 --decode http://d:1";
+    let (code, text, shown) = import_flags("smg", flags);
     assert!(code == 1 && shown.contains("a route has one bootstrap_port"), "{shown}");
     assert_eq!(checked(&text).pools[0].replicas.len(), 2);
 }
 
 #[test]
 fn values_of_flags_are_neither_lost_nor_shown_where_they_are_secret() {
-    let args = "smg -- --worker-urls http://a:1 --disable-retries --retry-max-retries 5 --control-plane-api-keys k1:s3cret \
-                --api-key k1 k2s3cret \
-                --request-timeout-secs 1800 extra";
-    let (code, text, shown) = import(&args.split_whitespace().collect::<Vec<_>>());
+    let flags = "--worker-urls http://a:1 --disable-retries --retry-max-retries 5 --control-plane-api-keys k1:s3cret \
+                 --api-key k1 k2s3cret --request-timeout-secs 1800 extra";
+    let (code, text, shown) = import_flags("smg", flags);
     assert_eq!((code, checked(&text).retry.attempts), (1, 0), "{shown}");
     for line in [
         "--control-plane-api-keys ***: no counterpart",
@@ -128,16 +127,14 @@ fn values_of_flags_are_neither_lost_nor_shown_where_they_are_secret() {
 
 #[test]
 fn a_policy_that_keeps_clients_goes_by_another_header() {
-    let (code, text, shown) =
-        import(&["smg", "--", "--worker-urls", "http://a:1", "--policy", "consistent_hashing"]);
+    let (code, text, shown) = import_flags("smg", "--worker-urls http://a:1 --policy consistent_hashing");
     assert_eq!((code, checked(&text).routes[0].policy), (1, PolicyName::Session), "{shown}");
     assert!(shown.contains("x-session-id"), "{shown}");
 }
 
 #[test]
 fn a_flag_without_a_counterpart_is_a_line_and_the_exit_code() {
-    let (code, text, said) =
-        import(&["smg", "--", "--worker-urls", "http://a:1", "grpc://b:2", "--tokenizer-path", "x"]);
+    let (code, text, said) = import_flags("smg", "--worker-urls http://a:1 grpc://b:2 --tokenizer-path x");
     assert_eq!((code, checked(&text).pools[0].replicas.len()), (1, 1));
     assert!(
         said.contains("not mapped: replica grpc://b:2: ")
@@ -229,19 +226,6 @@ fn wildcards_are_lines_and_every_name_is_a_route() {
         let line = format!("not mapped: model {name} ({model}): a route's model is one name or \"*\"");
         assert!(shown.contains(&line), "{line}\n{shown}");
     }
-}
-
-#[test]
-fn sections_without_a_counterpart_are_lines_even_as_lists() {
-    let (code, _, shown) = import_file(
-        "litellm",
-        "include: [more.yaml]\nguardrails: [{ guardrail_name: pii }]\nmodel_list:\n  - model_name: m\n    \
-         litellm_params: { model: openai/m, api_base: \"http://a:1\" }\n",
-    );
-    assert!(
-        code == 1 && shown.contains("not mapped: include: ") && shown.contains("guardrails: "),
-        "{shown}"
-    );
 }
 
 #[test]
@@ -486,13 +470,14 @@ fn nginx_without_an_upstream_block_is_imported_and_what_it_protected_is_named() 
 }
 
 #[test]
-fn files_that_a_config_includes_are_named() {
+fn sections_without_a_counterpart_are_lines_even_as_lists() {
     let (code, _, shown) = import_file(
         "litellm",
-        "include: [more.yaml]\nrouter_settings: { model_group_alias: [x] }\n\
+        "include: [more.yaml]\nguardrails: [{ guardrail_name: pii }]\nrouter_settings: { model_group_alias: [x] }\n\
          model_list:\n- { model_name: m, litellm_params: { model: openai/m, api_base: \"http://a:1\" } }\n",
     );
-    for line in ["include: the models of the files", "model_group_alias: not a table"] {
+    let lines = ["include: the models of the files", "guardrails: ", "model_group_alias: not a table"];
+    for line in lines {
         assert!(code == 1 && shown.contains(line), "{line}\n{shown}");
     }
 }
@@ -519,10 +504,9 @@ fn no_value_of_a_flag_is_lost() {
             "--redis-url redis://h/0: no counterpart",
         ),
     ] {
-        let args: Vec<_> = ["smg", "--"].into_iter().chain(flags.split_whitespace()).collect();
-        let (code, _, shown) = import(&args);
+        let (code, _, shown) = import_flags("smg", flags);
         assert!(code == 1 && shown.contains(left) && !shown.contains("s3cret"), "{left}\n{shown}");
     }
-    let (code, _, shown) = import(&["smg", "--", "--worker-urls", "http://a:1", "--port", "30000"]);
+    let (code, _, shown) = import_flags("smg", "--worker-urls http://a:1 --port 30000");
     assert!(code == 0 && shown.contains("no --host: this machine alone"), "{shown}");
 }
