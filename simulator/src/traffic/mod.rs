@@ -24,42 +24,24 @@ use crate::time::{Clock, Stamp};
 pub struct TrafficConfig {
     /// `http://HOST:PORT` of the server.
     pub base_url: String,
-    /// Model name in requests.
-    pub model: String,
     /// Requests a second, on average.
     pub rate: f64,
     /// Seed of arrivals and texts.
     pub seed: u64,
     /// Requests in flight at most.
     pub max_in_flight: usize,
-    /// Distinct system prompts, shared by the sessions.
-    pub system_prompts: usize,
-    /// Bytes of a system prompt.
-    pub system_prompt_bytes: usize,
-    /// Turns per session.
-    pub turns: usize,
     /// Share of the requests that ask once about a document of their own.
     pub documents: f64,
-    /// Bytes of a document at least; at most half as many again.
-    pub document_bytes: usize,
-    /// Per request.
-    pub timeout: Duration,
 }
 
 impl Default for TrafficConfig {
     fn default() -> Self {
         Self {
             base_url: "http://127.0.0.1:8080".into(),
-            model: "sim".into(),
             rate: 8.0,
             seed: 1,
             max_in_flight: 256,
-            system_prompts: 6,
-            system_prompt_bytes: 6_000,
-            turns: 6,
             documents: 0.0,
-            document_bytes: 20_000,
-            timeout: Duration::from_secs(120),
         }
     }
 }
@@ -159,27 +141,26 @@ struct Session {
 
 impl Session {
     fn start(config: &TrafficConfig, random: &mut fastrand::Rng) -> Self {
-        let system = random.usize(..config.system_prompts.max(1)) as u64;
+        let system = random.usize(..SYSTEM_PROMPTS) as u64;
         let mut prompt = fastrand::Rng::with_seed(config.seed.wrapping_add(system));
-        let content = text(&mut prompt, config.system_prompt_bytes);
+        let content = text(&mut prompt, SYSTEM_PROMPT_BYTES);
         let messages = vec![json!({"role": "system", "content": content})];
         Self { messages, turns: 0, question: QUESTION, random: random.fork() }
     }
 
     /// One question about a document of its own.
-    fn about_a_document(config: &TrafficConfig, random: &mut fastrand::Rng) -> Self {
-        let (bytes, turns) = (config.document_bytes.max(1), config.turns.saturating_sub(1));
-        Self { messages: Vec::new(), turns, question: bytes..bytes * 3 / 2 + 1, random: random.fork() }
+    fn about_a_document(random: &mut fastrand::Rng) -> Self {
+        Self { messages: Vec::new(), turns: TURNS - 1, question: DOCUMENT, random: random.fork() }
     }
 
     /// Adds a question; returns the request's body.
-    fn ask(&mut self, model: &str) -> String {
+    fn ask(&mut self) -> String {
         let length = self.random.usize(self.question.clone());
         let question = text(&mut self.random, length);
         self.messages.push(json!({"role": "user", "content": question}));
         let max_tokens = self.random.u32(20..120);
         json!({
-            "model": model, "messages": self.messages, "max_tokens": max_tokens,
+            "model": "sim", "messages": self.messages, "max_tokens": max_tokens,
             "stream": true, "stream_options": {"include_usage": true},
         })
         .to_string()
@@ -235,12 +216,12 @@ pub async fn run_traffic(
     }
 }
 
-/// A document now and then, else a new session with probability 1 / `turns`, else one that waits for its next turn.
+/// A document now and then, else a new session with probability 1 / [`TURNS`], else one that waits for its next turn.
 fn choose(config: &TrafficConfig, waiting: &Mutex<Vec<Session>>, random: &mut fastrand::Rng) -> Session {
     if config.documents > 0.0 && random.f64() < config.documents {
-        return Session::about_a_document(config, random);
+        return Session::about_a_document(random);
     }
-    let (is_new, place) = (random.f64() * config.turns.max(1) as f64 <= 1.0, random.f64());
+    let (is_new, place) = (random.f64() * TURNS as f64 <= 1.0, random.f64());
     let fresh = Session::start(config, random);
     let mut waiting = waiting.lock();
     if is_new || waiting.is_empty() {
@@ -258,17 +239,17 @@ async fn turn(
     mut session: Session,
     clock: Clock,
 ) -> Option<Session> {
-    let body = session.ask(&config.model);
+    let body = session.ask();
     stats.sent();
     let sent = clock.now();
-    let answer = tokio::time::timeout(config.timeout, client::chat(&config.base_url, body, clock)).await;
+    let answer = tokio::time::timeout(TIMEOUT, client::chat(&config.base_url, body, clock)).await;
     let answer = answer.unwrap_or(Err(client::ClientError::Timeout));
     if let Err(error) = &answer {
         tracing::debug!(%error, "a demo request failed");
     }
     stats.ended(sent, answer.as_ref());
     session.reply(&answer.ok()?.text);
-    (session.turns < config.turns).then_some(session)
+    (session.turns < TURNS).then_some(session)
 }
 
 /// A histogram of microseconds up to ten minutes.
@@ -302,8 +283,16 @@ fn text(random: &mut fastrand::Rng, bytes: usize) -> String {
     out
 }
 
-/// Bytes of a question in a chat.
+/// Shared by the sessions.
+const SYSTEM_PROMPTS: usize = 6;
+const SYSTEM_PROMPT_BYTES: usize = 6_000;
+/// Of a session.
+const TURNS: usize = 6;
+/// Bytes of a question in a chat, and of one about a document.
 const QUESTION: Range<usize> = 40..400;
+const DOCUMENT: Range<usize> = 20_000..30_001;
+/// Of a request.
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Sessions that wait for their next turn.
 const WAITING_SESSIONS: usize = 64;
 
@@ -313,10 +302,10 @@ mod tests {
 
     #[test]
     fn sessions_share_system_prompts_and_repeat_under_a_seed() {
-        let config = TrafficConfig { system_prompts: 2, ..TrafficConfig::default() };
+        let config = TrafficConfig::default();
         let bodies = |seed| {
             let mut random = fastrand::Rng::with_seed(seed);
-            (0..8).map(|_| Session::start(&config, &mut random).ask("m")).collect::<Vec<_>>()
+            (0..8).map(|_| Session::start(&config, &mut random).ask()).collect::<Vec<_>>()
         };
         assert_eq!(bodies(3), bodies(3));
         assert_ne!(bodies(3), bodies(4));
@@ -325,7 +314,7 @@ mod tests {
             body["messages"][0]["content"].as_str().unwrap().to_owned()
         };
         let distinct: std::collections::BTreeSet<String> = bodies(3).iter().map(system).collect();
-        assert_eq!(distinct.len(), 2);
+        assert!(distinct.len() <= SYSTEM_PROMPTS, "of eight sessions");
     }
 
     #[test]
@@ -335,9 +324,9 @@ mod tests {
         let bodies: Vec<_> = (0..400)
             .map(|_| {
                 let mut session = choose(&config, &waiting, &mut random);
-                let is_long = session.ask("m").len() > 20_000;
+                let is_long = session.ask().len() > 20_000;
                 session.reply("yes");
-                (is_long, session.turns < config.turns)
+                (is_long, session.turns < TURNS)
             })
             .collect();
         let documents = bodies.iter().filter(|(is_long, _)| *is_long).count();
@@ -355,9 +344,9 @@ mod tests {
     #[test]
     fn each_turn_repeats_the_history() {
         let mut session = Session::start(&TrafficConfig::default(), &mut fastrand::Rng::with_seed(1));
-        let first = session.ask("m");
+        let first = session.ask();
         session.reply("yes");
-        let second = session.ask("m");
+        let second = session.ask();
         let messages = |body: &str| serde_json::from_str::<Value>(body).unwrap()["messages"].clone();
         let (first, second) = (messages(&first), messages(&second));
         assert_eq!(second.as_array().unwrap()[..2], first.as_array().unwrap()[..]);
