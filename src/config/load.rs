@@ -252,6 +252,12 @@ mod tests {
         None
     }
 
+    fn load_text(text: &str, overrides: &Overrides) -> Result<Config, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        load(&Source::File(file.path().into()), overrides, &no_env).map_err(|error| error.to_string())
+    }
+
     #[test]
     fn urls_alone_make_one_pool_and_a_route_for_every_model() {
         let source = upstreams(&["http://127.0.0.1:8001", "http://127.0.0.1:8002"]);
@@ -293,15 +299,9 @@ mod tests {
 
     #[test]
     fn a_policy_that_predicts_nothing_is_no_flag_for_a_queue() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("gateway.toml");
         let text =
             "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\n[[route]]\nmodel = \"m\"\n[route.queue]\n";
-        std::fs::write(&path, text).unwrap();
-        let with = |policy| {
-            let overrides = Overrides { policy: Some(policy), ..Overrides::default() };
-            load(&Source::File(path.clone()), &overrides, &no_env).map_err(|error| error.to_string())
-        };
+        let with = |policy| load_text(text, &Overrides { policy: Some(policy), ..Overrides::default() });
         assert!(with(PolicyName::Latency).is_ok());
         let refused = with(PolicyName::RoundRobin).unwrap_err();
         let expected = "round_robin predicts no time to first token, which queue of route \"m\" acts on";
@@ -310,31 +310,24 @@ mod tests {
 
     #[test]
     fn another_name_for_the_model_takes_the_hook_along() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("gateway.toml");
         let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\n[[route]]\nmodel = \"m\"\n\
             [hook]\nbefore = \"http://127.0.0.1:2/ask\"\nroutes = [\"m\"]\n";
-        std::fs::write(&path, text).unwrap();
         let overrides = Overrides { served_model_name: Some("mine".into()), ..Overrides::default() };
-        let config = load(&Source::File(path), &overrides, &no_env).unwrap();
+        let config = load_text(text, &overrides).unwrap();
         assert!(config.hook.unwrap().is_for(&config.routes[0].name));
     }
 
     #[test]
     fn another_name_for_the_model_takes_its_budgets_along() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("gateway.toml");
         let budget_of = |route: &str| {
             let text = format!(
                 "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\n[[route]]\nmodel = \"{route}\"\n\
                  [[tenant]]\nname = \"t\"\nkey_sha256 = []\n[[tenant.budget]]\nrequests = 2\nmodel = \"m\"\n"
             );
-            std::fs::write(&path, text).unwrap();
-            let overrides = Overrides { served_model_name: Some("mine".into()), ..Overrides::default() };
-            load(&Source::File(path.clone()), &overrides, &no_env)
+            load_text(&text, &Overrides { served_model_name: Some("mine".into()), ..Overrides::default() })
         };
         assert!(budget_of("m").unwrap().tenants[0].budgets[0].is_of("mine"));
-        let error = budget_of("*").unwrap_err().to_string();
+        let error = budget_of("*").unwrap_err();
         assert!(error.starts_with("--served-model-name: no request names model \"m\" any more"), "{error}");
     }
 
