@@ -7,11 +7,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::hours::hour_index;
-use super::table::{BurnRow, FAILING_HOUR, HOUR, LN_CHANCE, MOST, P99, REPEATED, WEEK, WORKBOOK};
+use super::table::{BurnRow, FAILING_HOUR, HOUR, LN_CHANCE, MOST, REPEATED, WEEK, WORKBOOK};
 use crate::diagnosis::figures::Count;
 use crate::stats::{Ring, ln_binomial_tail};
 
-/// Counts in slots of `SECONDS`, as far back as the longest window of its rows.
+/// Requests and the bad ones in slots of `SECONDS`: of 10 s for two hours, of a minute for the longest window of [`WORKBOOK`].
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct BadRequests<const SECONDS: i64> {
     slots: Ring<Count>,
@@ -36,8 +36,7 @@ pub(super) struct Burn {
 }
 
 impl<const SECONDS: i64> BadRequests<SECONDS> {
-    /// As many as the longest window of its rows takes: seconds are of [`P99`], minutes of [`WORKBOOK`].
-    const KEPT: i64 = if SECONDS < 60 { P99[1].long } else { WORKBOOK[2].long } / SECONDS;
+    const KEPT: i64 = if SECONDS < 60 { 2 * HOUR as i64 } else { WORKBOOK[2].long } / SECONDS;
 
     /// Without what lies after `now`, in order: it comes from a file.
     pub(super) fn up_to(mut self, now: f64) -> Self {
@@ -49,6 +48,11 @@ impl<const SECONDS: i64> BadRequests<SECONDS> {
     pub(super) fn add(&mut self, at: f64, is_bad: bool) {
         self.slots.at(slot::<SECONDS>(at), Self::KEPT).add(is_bad);
         self.is_due |= is_bad;
+    }
+
+    /// By slot, from `onset` on.
+    pub(super) fn since(&self, onset: f64) -> impl Iterator<Item = (i64, Count)> {
+        self.slots.range(slot::<SECONDS>(onset), i64::MAX).map(|(slot, count)| (slot, *count))
     }
 
     /// Judges the windows of `rows` that end now, if any request was bad since the last call; `budget` is the share that may be.
@@ -163,7 +167,7 @@ fn day_and_hour(at: f64) -> (i64, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::LATE_BUDGET;
+    use super::super::table::{LATE_BUDGET, P99};
     use super::*;
 
     /// A request every ten seconds for `days`; those for which `fails` says so.

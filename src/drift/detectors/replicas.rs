@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::blocks::BlockHistory;
+use super::burn::BadRequests;
 use super::table::{
     HOUR, HOURLY_NOISE, MOST, QUARTERS, REPEATED, REPLICA, REPLICA_REQUESTS, StepRow, USUAL_HOURS, WEEK,
 };
-use crate::diagnosis::figures::Count;
 use crate::diagnosis::table::{DIFFERS, DIFFERS_FROM_USUAL, UNMOVED};
 use crate::stats::{Counts, Histogram, MEDIAN_ERROR, Ring, median, robust};
 
@@ -33,10 +33,10 @@ pub(super) struct ReplicaHistory {
     is_slow: bool,
     /// TTFT by days, for a tail that drifts at this replica alone.
     pub(super) blocks: BlockHistory,
-    /// Attempts, and those that failed.
-    pub(super) failed: Tally,
+    /// Attempts, and those that failed: fine enough to keep them apart from what was well before it began.
+    pub(super) failed: BadRequests<10>,
     /// Requests with a bound on TTFT, and the late ones.
-    pub(super) late: Tally,
+    pub(super) late: BadRequests<10>,
     /// When it served a request last.
     pub(super) last_seen: f64,
 }
@@ -57,25 +57,6 @@ impl Quarters {
     fn hour(&self) -> Counts {
         Counts::merged(self.past.iter().map(|(_, part)| part))
     }
-}
-
-/// What went to one replica in the last two hours, and what of it was bad.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Tally(Ring<Count>);
-
-impl Tally {
-    pub(super) fn add(&mut self, at: f64, is_bad: bool) {
-        self.0.at(tally_slot(at), TALLY_SLOTS).add(is_bad);
-    }
-
-    /// By slot, from `onset` on.
-    pub(super) fn since(&self, onset: f64) -> impl Iterator<Item = (i64, Count)> {
-        self.0.range(tally_slot(onset), i64::MAX).map(|(slot, count)| (slot, *count))
-    }
-}
-
-fn tally_slot(at: f64) -> i64 {
-    (at / TALLY_SECONDS).floor() as i64
 }
 
 /// A replica that is slower than its peers.
@@ -112,8 +93,8 @@ impl ReplicaHistory {
             slow_quarters: 0,
             is_slow: false,
             blocks,
-            failed: Tally::default(),
-            late: Tally::default(),
+            failed: BadRequests::default(),
+            late: BadRequests::default(),
             last_seen: f64::NEG_INFINITY,
         }
     }
@@ -253,9 +234,6 @@ pub(super) fn quarter_index(at: f64) -> i64 {
     (at * QUARTERS as f64 / HOUR).floor() as i64
 }
 
-/// Fine enough to keep what failed apart from what was well before it began.
-const TALLY_SECONDS: f64 = 10.0;
-const TALLY_SLOTS: i64 = (2.0 * HOUR / TALLY_SECONDS) as i64;
 /// The newest hours of a week.
 const MAX_USUAL_HOURS: usize = WEEK as usize * 24;
 

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use super::Settings;
 use super::active::ActiveFinding;
-use super::burn::{BadHour, Burn};
+use super::burn::{BadHour, BadRequests, Burn};
 use super::finding::{Fact, Finding, SeriesName};
 use super::kind::{Horizon, Kind, Subject};
 use super::recent::Doubling;
-use super::replicas::{ReplicaHistory, SlowReplica, Tally};
+use super::replicas::{ReplicaHistory, SlowReplica};
 use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
@@ -387,19 +387,19 @@ impl Affected {
     }
 
     /// By their bad requests since `onset`: at least the series' share.
-    fn by_share(series: &RouteSeries, onset: f64, tally: fn(&ReplicaHistory) -> &Tally) -> Self {
+    fn by_share(series: &RouteSeries, onset: f64, bad_of: fn(&ReplicaHistory) -> &BadRequests<10>) -> Self {
         let of =
-            |replica: &ReplicaHistory| tally(replica).since(onset).map(|(_, count)| count).sum::<Count>();
+            |replica: &ReplicaHistory| bad_of(replica).since(onset).map(|(_, count)| count).sum::<Count>();
         let all: Count = series.replicas.iter().map(of).sum();
         let mut affected = Self::of(series, |_, replica| {
             let own = of(replica);
             (own.all >= 1.0).then_some(own.bad >= 1.0 && own.bad * all.all >= all.bad * own.all)
         });
         // Beside failures elsewhere only: a single one long ago makes an onset, and most since were well.
-        let slots = series.replicas.iter().flat_map(|replica| tally(replica).since(onset));
+        let slots = series.replicas.iter().flat_map(|replica| bad_of(replica).since(onset));
         let bad: HashSet<i64> = slots.filter(|(_, count)| count.bad > 0.0).map(|(slot, _)| slot).collect();
         let beside = |replica: &ReplicaHistory| {
-            let slots = tally(replica).since(onset).filter(|(slot, _)| bad.contains(slot));
+            let slots = bad_of(replica).since(onset).filter(|(slot, _)| bad.contains(slot));
             Some(slots.map(|(_, count)| count).sum::<Count>()).filter(|count| count.all >= 1.0)
         };
         let shares = series.replicas.iter().filter_map(beside).map(Count::share);
