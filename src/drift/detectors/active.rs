@@ -9,8 +9,8 @@ use super::slow::{self, TailBound};
 use crate::diagnosis::{Onset, Snapshot};
 
 /// Findings of one series that hold.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ActiveFindings(Vec<ActiveFinding>);
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(super) struct ActiveFindings(pub(super) Vec<ActiveFinding>);
 
 /// A finding that holds, with what it takes to look at it again; in the baseline file as it is.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -40,11 +40,6 @@ impl ActiveFindings {
                 self.0.push(found);
             }
         }
-    }
-
-    /// Takes up what was saved.
-    pub(super) fn restore(&mut self, found: Vec<ActiveFinding>) {
-        self.0 = found;
     }
 
     /// Renews findings of a kind that go on.
@@ -79,18 +74,6 @@ impl ActiveFindings {
     }
 
     pub(super) fn count(&self, kind: Kind) -> usize {
-        self.iter().filter(|finding| finding.kind == kind).count()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Finding> {
-        self.0.iter().map(|active| &active.finding)
-    }
-
-    pub(super) fn entries(&self) -> &[ActiveFinding] {
-        &self.0
-    }
-
-    pub(super) fn entries_mut(&mut self) -> &mut [ActiveFinding] {
-        &mut self.0
+        self.0.iter().filter(|active| active.finding.kind == kind).count()
     }
 }

@@ -26,7 +26,6 @@ pub(super) mod table;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::active::ActiveFindings;
 use self::blocks::BlockHistory;
 pub use self::finding::{Fact, Finding, SeriesName};
 pub use self::kind::Kind;
@@ -145,13 +144,13 @@ impl Detectors {
 
     /// Findings that hold now.
     pub fn active(&self) -> impl Iterator<Item = &Finding> {
-        self.series.iter().map(|series| &series.active).flat_map(ActiveFindings::iter)
+        self.series.iter().flat_map(|series| &series.active.0).map(|active| &active.finding)
     }
 
     /// Somebody knows of the finding `id`, or does no longer; `None` where it does not hold.
     pub fn acknowledge(&mut self, id: &str, is_acknowledged: bool) -> Option<Finding> {
-        let all = self.series.iter_mut().flat_map(|series| series.active.entries_mut());
-        let found = &mut all.into_iter().find(|active| active.finding.id() == id)?.finding;
+        let mut all = self.series.iter_mut().flat_map(|series| &mut series.active.0);
+        let found = &mut all.find(|active| active.finding.id() == id)?.finding;
         found.is_acknowledged = is_acknowledged;
         Some(found.clone())
     }

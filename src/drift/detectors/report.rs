@@ -263,8 +263,8 @@ pub(super) fn bad_hour(series: &mut RouteSeries, at: f64, bad: &BadHour) -> Acti
 
 /// Diagnoses what lasts anew, by the signals of now against those before it began.
 pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
-    for index in 0..series.active.entries().len() {
-        let Some(active) = series.active.entries().get(index) else { return };
+    for index in 0..series.active.0.len() {
+        let Some(active) = series.active.0.get(index) else { return };
         let kind = active.finding.kind;
         let (row, found_at) = (kind.row(), active.finding.at);
         if row.horizon == Horizon::Days || kind == Kind::ReplicaSlow || found_at >= at {
@@ -281,7 +281,7 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
         };
         let (facts, is_shared) = (affected.facts(), affected.is_shared);
         let causes = Seen::again(kind, affected, onset).diagnose(series, at, &changes);
-        if let Some(active) = series.active.entries_mut().get_mut(index) {
+        if let Some(active) = series.active.0.get_mut(index) {
             let finding = &mut active.finding;
             if is_shared && finding.diagnosis() == Diagnosis::Replica {
                 // What all replicas do by now speaks against none of them.

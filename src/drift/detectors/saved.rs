@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::active::ActiveFinding;
+use super::active::ActiveFindings;
 use super::burn::{BadRequests, HoursOfDay};
 use super::hours::{HourHistory, HourSummary};
 use super::mute::Mute;
@@ -48,7 +48,7 @@ struct SavedSeries {
     replicas: Vec<SavedReplica>,
     burn: BadRequests<60>,
     hours_of_day: HoursOfDay,
-    findings: Vec<ActiveFinding>,
+    findings: ActiveFindings,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -100,7 +100,7 @@ impl SavedSeries {
             replicas: series.replicas.iter().filter(is_kept).map(SavedReplica::of).collect(),
             burn: series.failed.clone(),
             hours_of_day: series.hours_of_day.clone(),
-            findings: series.active.entries().to_vec(),
+            findings: series.active.clone(),
         }
     }
 
@@ -116,11 +116,11 @@ impl SavedSeries {
         series.prompts = blocks(&self.prompts);
         series.failed = self.burn.up_to(now);
         series.hours_of_day = self.hours_of_day.up_to(now);
-        self.findings.truncate(MAX_FINDINGS);
-        for active in &mut self.findings {
+        self.findings.0.truncate(MAX_FINDINGS);
+        for active in &mut self.findings.0 {
             (active.finding.at, active.last_seen) = (active.finding.at.min(now), active.last_seen.min(now));
         }
-        series.active.restore(self.findings);
+        series.active = self.findings;
         // What was over before the start is not published again.
         series.active.expire(now);
         for saved in self.replicas.into_iter().take(MAX_REPLICAS) {
@@ -173,13 +173,19 @@ mod tests {
         new.iter().map(|finding| finding.kind.as_str()).collect()
     }
 
+    /// Detectors of a gateway that was restarted at `at`.
+    fn restarted(saved: &Saved, at: f64) -> Detectors {
+        let text = serde_json::to_string(saved).unwrap();
+        let mut detectors = Detectors::new(Settings::default());
+        assert_eq!(detectors.restore(serde_json::from_str(&text).unwrap(), at), 1);
+        detectors
+    }
+
     #[test]
     fn a_restarted_gateway_knows_what_is_ordinary() {
         let mut before = Detectors::new(Settings::default());
         assert_eq!(run(&mut before, 0.0, 3.0 * DAY, 1.0), [""; 0]);
-        let text = serde_json::to_string(&before.save()).unwrap();
-        let mut after = Detectors::new(Settings::default());
-        assert_eq!(after.restore(serde_json::from_str(&text).unwrap(), 3.0 * DAY), 1);
+        let mut after = restarted(&before.save(), 3.0 * DAY);
         assert_eq!(run(&mut after, 3.0 * DAY, 3.0 * DAY + 600.0, 2.0), ["ttft_doubled"]);
         let mut forgetful = Detectors::new(Settings::default());
         assert_eq!(run(&mut forgetful, 3.0 * DAY, 3.0 * DAY + 600.0, 2.0), [""; 0]);
@@ -192,13 +198,10 @@ mod tests {
         assert_eq!(run(&mut before, 3.0 * DAY, 3.0 * DAY + 600.0, 2.0), ["ttft_doubled"]);
         let id = before.active().next().unwrap().id();
         assert!(before.acknowledge(&id, true).is_some());
-        let text = serde_json::to_string(&before.save()).unwrap();
-        let mut after = Detectors::new(Settings::default());
-        after.restore(serde_json::from_str(&text).unwrap(), 3.0 * DAY + 600.0);
+        let mut after = restarted(&before.save(), 3.0 * DAY + 600.0);
         let known = after.active().next().unwrap();
         assert_eq!((known.id(), known.is_acknowledged), (id.clone(), true));
-        let mut late = Detectors::new(Settings::default());
-        late.restore(serde_json::from_str(&text).unwrap(), 3.0 * DAY + 4200.0);
+        let late = restarted(&before.save(), 3.0 * DAY + 4200.0);
         assert_eq!(late.active().count(), 0, "its half hour is over");
         let evidence = &before.active().next().unwrap().evidence;
         assert!(known.evidence.iter().map(|(name, _)| name).eq(evidence.iter().map(|(name, _)| name)));
@@ -215,10 +218,8 @@ mod tests {
         run(&mut before, 3.0 * DAY, 3.0 * DAY + 600.0, 2.0);
         let mut saved = before.save();
         let case = Case::new(Diagnosis::Replica, Tier::Alone).with("replicas_affected", 1.0);
-        saved.series[0].findings[0].finding.causes = Causes::of(vec![case.with("ratio", f64::INFINITY)]);
-        let text = serde_json::to_string(&saved).unwrap();
-        let mut after = Detectors::new(Settings::default());
-        after.restore(serde_json::from_str(&text).unwrap(), 3.0 * DAY + 600.0);
+        saved.series[0].findings.0[0].finding.causes = Causes::of(vec![case.with("ratio", f64::INFINITY)]);
+        let after = restarted(&saved, 3.0 * DAY + 600.0);
         let found = after.active().next().unwrap();
         assert_eq!(found.diagnosis(), Diagnosis::Replica);
         assert!(found.facts().any(|fact| fact == ("replicas_affected", Fact::Number(1.0))));
