@@ -12,20 +12,23 @@ use parking_lot::Mutex;
 
 use super::slo::Missed;
 use crate::clock::Stamp;
+use crate::labels::LabelHasher;
 use crate::record::{Record, Served};
 use crate::stage::Stage;
 
 /// Requests in flight that have a bound on their first token or their duration.
 #[derive(Debug, Default)]
 pub struct Overdue {
-    // Each request takes and leaves a place; shards keep the workers apart.
-    shards: [Mutex<Places>; SHARDS],
+    // By number of the request; shards keep the workers apart.
+    shards: [Arc<Shard>; SHARDS],
     next: AtomicUsize,
 }
 
+type Shard = Mutex<HashMap<usize, Waiting, LabelHasher>>;
+
 impl Overdue {
     /// Follows the bounds of a request until the guard is dropped; `None` without any.
-    pub(super) fn watch(self: &Arc<Self>, record: &Record) -> Option<BoundGuard> {
+    pub(super) fn watch(&self, record: &Record) -> Option<BoundGuard> {
         let since = record.at.read?;
         let ttft = record.slo.ttft.filter(|_| record.is_stream).map(|bound| since.after(bound));
         let e2e = record.slo.e2e.map(|bound| record.at.head.after(bound));
@@ -42,16 +45,17 @@ impl Overdue {
             e2e,
             asked: None,
         };
-        let shard = self.next.fetch_add(1, Ordering::Relaxed) % SHARDS;
-        let place = self.shards.get(shard)?.lock().take(waiting);
-        Some(BoundGuard { overdue: Arc::clone(self), shard, place })
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let shard = self.shards.get(id % SHARDS)?;
+        shard.lock().insert(id, waiting);
+        Some(BoundGuard { shard: Arc::clone(shard), id })
     }
 
     /// Those that are past a bound at `now`, by route.
     pub fn by_route(&self, now: Stamp) -> HashMap<Arc<str>, Vec<Late>> {
         let mut routes: HashMap<Arc<str>, Vec<Late>> = HashMap::new();
         for shard in &self.shards {
-            for waiting in shard.lock().taken.iter().flatten() {
+            for waiting in shard.lock().values() {
                 if let Some(late) = waiting.late(now) {
                     routes.entry(Arc::clone(&waiting.route)).or_default().push(late);
                 }
@@ -94,9 +98,8 @@ impl Late {
 /// Follows the bounds of one request while it lives.
 #[derive(Debug)]
 pub(super) struct BoundGuard {
-    overdue: Arc<Overdue>,
-    shard: usize,
-    place: usize,
+    shard: Arc<Shard>,
+    id: usize,
 }
 
 impl BoundGuard {
@@ -111,17 +114,13 @@ impl BoundGuard {
     }
 
     fn update(&self, change: impl FnOnce(&mut Waiting)) {
-        if let Some(shard) = self.overdue.shards.get(self.shard) {
-            shard.lock().taken.get_mut(self.place).and_then(Option::as_mut).map(change);
-        }
+        self.shard.lock().get_mut(&self.id).map(change);
     }
 }
 
 impl Drop for BoundGuard {
     fn drop(&mut self) {
-        if let Some(shard) = self.overdue.shards.get(self.shard) {
-            shard.lock().leave(self.place);
-        }
+        self.shard.lock().remove(&self.id);
     }
 }
 
@@ -155,30 +154,6 @@ impl Waiting {
     }
 }
 
-/// Places that are used again.
-#[derive(Debug, Default)]
-struct Places {
-    taken: Vec<Option<Waiting>>,
-    free: Vec<usize>,
-}
-
-impl Places {
-    fn take(&mut self, waiting: Waiting) -> usize {
-        let place = self.free.pop().unwrap_or(self.taken.len());
-        match self.taken.get_mut(place) {
-            Some(empty) => *empty = Some(waiting),
-            None => self.taken.push(Some(waiting)),
-        }
-        place
-    }
-
-    fn leave(&mut self, place: usize) {
-        if self.taken.get_mut(place).and_then(Option::take).is_some() {
-            self.free.push(place);
-        }
-    }
-}
-
 const SHARDS: usize = 16;
 
 #[cfg(test)]
@@ -203,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_request_is_late_from_its_bound_until_its_first_token_and_again_when_it_lasts_too_long() {
-        let (overdue, record) = (Arc::new(Overdue::default()), record());
+        let (overdue, record) = (Overdue::default(), record());
         let guard = overdue.watch(&record).unwrap();
         let missed =
             |at| of_route(&overdue, &record.route, ms(at)).pop().map(|late| (late.missed, late.stage()));
@@ -224,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_first_token_that_came_late_was_missed_and_is_no_longer_waited_for() {
-        let (overdue, record) = (Arc::new(Overdue::default()), record());
+        let (overdue, record) = (Overdue::default(), record());
         let guard = overdue.watch(&record).unwrap();
         let late = |at| {
             of_route(&overdue, &record.route, ms(at)).pop().map(|late| (late.missed, late.waits_for, late.by))
@@ -237,7 +212,7 @@ mod tests {
 
     #[test]
     fn answers_without_a_stream_have_no_first_token_to_wait_for_and_nothing_is_watched_without_a_bound() {
-        let overdue = Arc::new(Overdue::default());
+        let overdue = Overdue::default();
         let unary = Record { is_stream: false, ..record() };
         let guard = overdue.watch(&unary).unwrap();
         assert!(of_route(&overdue, &unary.route, ms(999)).is_empty());
@@ -245,15 +220,5 @@ mod tests {
         drop(guard);
         let unbound = Record { slo: SloBounds::default(), ..record() };
         assert!(overdue.watch(&unbound).is_none());
-    }
-
-    #[test]
-    fn places_are_used_again() {
-        let (overdue, record) = (Arc::new(Overdue::default()), record());
-        for _ in 0..10 * SHARDS {
-            drop(overdue.watch(&record).unwrap());
-        }
-        let places: usize = overdue.shards.iter().map(|shard| shard.lock().taken.len()).sum();
-        assert_eq!(places, SHARDS);
     }
 }

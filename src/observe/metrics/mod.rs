@@ -69,7 +69,7 @@ pub struct Metrics {
     /// Usage for the bill.
     pub usage: Usage,
     /// Requests in flight that have missed a bound already.
-    pub overdue: Arc<Overdue>,
+    pub overdue: Overdue,
     /// How late this process runs.
     pub lag: Arc<Lag>,
     registry: Registry,
@@ -115,7 +115,7 @@ impl Metrics {
         let metrics = Self {
             families: Arc::new(families),
             usage: Usage::default(),
-            overdue: Arc::default(),
+            overdue: Overdue::default(),
             lag: Arc::default(),
             registry,
             clock,
