@@ -38,8 +38,14 @@ pub(super) struct AttributeKey {
 }
 
 macro_rules! key {
-    ($name:literal) => {
-        AttributeKey { name: $name, member: concat!(",\"", $name, "\":") }
+    ($($part:literal)+) => {
+        AttributeKey { name: concat!($($part),+), member: concat!(",\"", $($part,)+ "\":") }
+    };
+}
+
+macro_rules! keys {
+    ($space:literal $($name:literal),+) => {
+        [$(key!($space $name)),+]
     };
 }
 
@@ -153,8 +159,8 @@ fn decision<'a>(record: &'a Record, emit: &mut Emit<impl FnMut(AttributeKey, Att
     if let (Some(chosen), Some(why)) = (decision.chosen(), decision.why()) {
         emit.put(key!("tokenway.decision.why"), AttributeValue::Text(why));
         emit.put(key!("tokenway.decision.cost"), AttributeValue::Number(chosen.cost.total()));
-        for (name, seconds) in chosen.cost.named().into_iter().filter(|(_, seconds)| *seconds != 0.0) {
-            emit.put(addend_key(name), AttributeValue::Number(seconds));
+        for (key, (_, seconds)) in COSTS.into_iter().zip(chosen.cost.named()) {
+            emit.put(key, Some(AttributeValue::Number(seconds)).filter(|_| seconds != 0.0));
         }
     }
 }
@@ -166,7 +172,7 @@ fn judged<'a>(
     emit: &mut Emit<impl FnMut(AttributeKey, AttributeValue<'a>)>,
 ) {
     for time in &judgement.stages {
-        emit.put(stage_key(time.stage), AttributeValue::Span(time.duration));
+        emit.put(STAGES[time.stage as usize], AttributeValue::Span(time.duration));
     }
     // Only the engine's stages can be estimates.
     let engine = judgement.stages.iter().find(|time| time.stage == Stage::Prefill);
@@ -192,36 +198,6 @@ fn judged<'a>(
     }
 }
 
-fn addend_key(name: &str) -> AttributeKey {
-    match name {
-        "wait" => key!("tokenway.decision.cost.wait"),
-        "prefill" => key!("tokenway.decision.cost.prefill"),
-        "base" => key!("tokenway.decision.cost.base"),
-        "adapter" => key!("tokenway.decision.cost.adapter"),
-        "transfer" => key!("tokenway.decision.cost.transfer"),
-        "others" => key!("tokenway.decision.cost.others"),
-        "decoding" => key!("tokenway.decision.cost.decoding"),
-        "harm" => key!("tokenway.decision.cost.harm"),
-        "late" => key!("tokenway.decision.cost.late"),
-        _ => key!("tokenway.decision.cost.failure"),
-    }
-}
-
-fn stage_key(stage: Stage) -> AttributeKey {
-    match stage {
-        Stage::Read => key!("tokenway.stage.read"),
-        Stage::Admit => key!("tokenway.stage.admit"),
-        Stage::Route => key!("tokenway.stage.route"),
-        Stage::Connect => key!("tokenway.stage.connect"),
-        Stage::EngineQueue => key!("tokenway.stage.engine_queue"),
-        Stage::Prefill => key!("tokenway.stage.prefill"),
-        Stage::KvTransfer => key!("tokenway.stage.kv_transfer"),
-        Stage::Decode => key!("tokenway.stage.decode"),
-        Stage::EngineOther => key!("tokenway.stage.engine_other"),
-        Stage::Relay => key!("tokenway.stage.relay"),
-    }
-}
-
 fn int<'a>(count: u64) -> AttributeValue<'a> {
     AttributeValue::Int(i64::try_from(count).unwrap_or(i64::MAX))
 }
@@ -231,3 +207,9 @@ const KNOWN_METHODS: [&str; 9] =
     ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
 /// Longest unknown method that is shown, in bytes: registered ones have up to 17.
 const MAX_METHOD: usize = 32;
+/// In the order of [`Addends::named`](crate::record::Addends::named).
+const COSTS: [AttributeKey; 10] = keys!("tokenway.decision.cost."
+    "wait", "prefill", "base", "adapter", "transfer", "others", "decoding", "harm", "late", "failure");
+/// In the order of [`Stage::ALL`].
+const STAGES: [AttributeKey; Stage::ALL.len()] = keys!("tokenway.stage."
+    "read", "admit", "route", "connect", "engine_queue", "prefill", "kv_transfer", "decode", "engine_other", "relay");
