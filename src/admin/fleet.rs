@@ -67,7 +67,8 @@ fn recent(part: &Part, of_pool: u32, seconds: f64, (admin, replica): (&AdminStat
     let requests = taken(part);
     let newest = Step::TenSeconds.slot(admin.observer.clock.now());
     let of = |measure| {
-        admin.observer.windows.of_replica(replica, measure, Step::TenSeconds, (newest - SLOTS, newest))
+        let (part, slots) = (Some((Dimension::Replica, replica)), (newest - SLOTS, newest));
+        admin.observer.windows.of("", part, measure, Step::TenSeconds, slots)
     };
     let (ttft, tpot) = (of(Measure::Ttft), of(Measure::Tpot));
     Recent {

@@ -49,7 +49,7 @@ pub(super) async fn history(
     let routes = wanted.map(|(name, history)| {
         let latency = |measure| -> Vec<Counts> {
             let windows = &admin.observer.windows;
-            numbers.iter().map(|number| windows.of_route(name, measure, step, *number, *number)).collect()
+            numbers.iter().map(|number| windows.of(name, None, measure, step, (*number, *number))).collect()
         };
         let figures = Figures {
             slots: by_number(history, step, &numbers, now),
@@ -59,7 +59,7 @@ pub(super) async fn history(
         };
         let of_part = |part: (Dimension, &Arc<str>), measure| {
             let slots = (newest - SLOTS + 1, newest);
-            let counts = admin.observer.windows.of_part(name, part, measure, step, slots);
+            let counts = admin.observer.windows.of(name, Some(part), measure, step, slots);
             counts.quantile(0.5).zip(counts.quantile(0.99)).map(|(p50, p99)| [p50, p99])
         };
         let parts = parts(&figures.slots, of_part);

@@ -120,7 +120,7 @@ fn figures(
     for (window, slots) in [(&mut figures.minute, IN_MINUTE), (&mut figures.five, IN_FIVE)] {
         let counts = |measure| {
             let windows = &admin.observer.windows;
-            windows.of_route(&route.name, measure, Step::TenSeconds, newest - slots, newest)
+            windows.of(&route.name, None, measure, Step::TenSeconds, (newest - slots, newest))
         };
         (window.ttft, window.itl) = (counts(Measure::Ttft), counts(Measure::Itl));
     }
@@ -150,7 +150,7 @@ fn route(
     let newest = Step::TenSeconds.slot(now);
     let oldest = newest - verdict.window.cast_signed() / Step::TenSeconds.seconds().cast_signed();
     let windows = &admin.observer.windows;
-    let tpot = windows.of_route(&route.name, Measure::Tpot, Step::TenSeconds, oldest, newest);
+    let tpot = windows.of(&route.name, None, Measure::Tpot, Step::TenSeconds, (oldest, newest));
     let tpot_bound = config.slo.get(&route.slo).and_then(|slo| slo.tpot);
     let is_bad = verdict.status == Status::Bad;
     RouteVerdict {
