@@ -214,7 +214,7 @@ fn relay(
             let is_stream = is_event_stream(&head.headers);
             let is_in_pieces = is_stream || is_json_lines(&head.headers);
             if is_in_pieces {
-                guard.answers_in_pieces();
+                guard.captures(|capture| capture.comes_in_pieces());
             }
             let has_usage = guard.record().dialect.has_own_usage() || stored.is_some();
             let is_counted = !is_in_pieces && head.status.is_success() && has_usage;

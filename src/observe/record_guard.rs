@@ -114,24 +114,10 @@ impl RecordGuard {
         self.capture = Some(capture);
     }
 
-    /// The answer's body is one of events or lines, relayed as it comes.
-    pub fn answers_in_pieces(&mut self) {
+    /// Adds to what is kept of its answer, where others read it.
+    pub(crate) fn captures(&mut self, keep: impl FnOnce(&mut Capture)) {
         if let Some(capture) = &mut self.capture {
-            capture.comes_in_pieces();
-        }
-    }
-
-    /// Bytes of an answer's body go to the client.
-    pub fn answered(&mut self, bytes: &[u8]) {
-        if let Some(capture) = &mut self.capture {
-            capture.bytes(bytes);
-        }
-    }
-
-    /// Bytes of a stream of events go to the client.
-    pub fn streamed(&mut self, bytes: &[u8]) {
-        if let Some(capture) = &mut self.capture {
-            capture.events(bytes);
+            keep(capture);
         }
     }
 

@@ -104,7 +104,7 @@ impl LargeBody {
 
     fn hand(&mut self, data: Bytes) -> Polled {
         self.guard.record().bytes_out += data.len() as u64;
-        self.guard.answered(&data);
+        self.guard.captures(|capture| capture.bytes(&data));
         if let Some(events) = &mut self.about.events {
             events.feed(&data, |_, _| {});
         }

@@ -183,7 +183,7 @@ impl StreamBody {
         self.pump.reader.timeline.pause(now);
         self.pump.reader.watch.waits_for_client(now);
         self.bytes_out += bytes.len() as u64;
-        self.client.guard.streamed(&bytes);
+        self.client.guard.captures(|capture| capture.events(&bytes));
         if let Some(pulse) = &mut self.pulse {
             pulse.sent(now);
         }

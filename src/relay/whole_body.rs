@@ -24,14 +24,14 @@ impl WholeBody {
     /// An answer of ours.
     pub fn new(bytes: Bytes, mut guard: Option<Box<RecordGuard>>) -> Self {
         if let Some(guard) = &mut guard {
-            guard.answered(&bytes);
+            guard.captures(|capture| capture.bytes(&bytes));
         }
         Self { rest: bytes, has_begun: false, guard, watch: None }
     }
 
     /// The answer of an engine, while the watch waits for its client.
     pub fn watched(bytes: Bytes, mut guard: RecordGuard, watch: Arc<StreamWatch>) -> Self {
-        guard.answered(&bytes);
+        guard.captures(|capture| capture.bytes(&bytes));
         Self { rest: bytes, has_begun: false, guard: Some(Box::new(guard)), watch: Some(watch) }
     }
 
