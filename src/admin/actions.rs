@@ -1,24 +1,26 @@
-//! Handlers that change the gateway: reload, drain, log level.
+//! Handlers that change the gateway: reload, drain, warm-up, replicas, canaries, log level.
 
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::extract::{Path, State};
 use bytes::Bytes;
 use http::StatusCode;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::AdminState;
 use super::error::AdminError;
-use crate::api::actions::{Draining, LogLevel, Reloaded, WarmingUp};
+use crate::api::canaries::CanaryAnswer;
+use crate::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange};
+use crate::rollout::plan::Action;
+use crate::rollout::service::ActError;
 
-/// POST `/api/reload`
-pub(super) async fn reload(State(admin): State<Arc<AdminState>>) -> Result<Json<Reloaded>, AdminError> {
+pub(super) async fn reload(State(admin): State<Arc<AdminState>>) -> Result<Json<Value>, AdminError> {
     // Reads files, which blocks.
     match tokio::task::spawn_blocking(move || admin.control.reload()).await {
-        Ok(Ok(restart)) => Ok(Json(Reloaded { restart, status: "reloaded" })),
+        Ok(Ok(restart)) => Ok(Json(json!({ "restart": restart, "status": "reloaded" }))),
         Ok(Err(message)) => Err(AdminError::InvalidConfig(message)),
         Err(_) => Err(AdminError::ReloadFailed),
     }
@@ -28,14 +30,14 @@ pub(super) async fn reload(State(admin): State<Arc<AdminState>>) -> Result<Json<
 pub(super) async fn drain(
     State(admin): State<Arc<AdminState>>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Draining>), AdminError> {
+) -> Result<(StatusCode, Json<Value>), AdminError> {
     let body = body.map_err(|_| AdminError::InvalidBody)?;
     if !matches!(body.trim_ascii(), b"" | b"{}") {
         return Err(AdminError::DrainsAll);
     }
     tracing::info!("drain requested on the admin port");
     admin.control.drain();
-    Ok((StatusCode::ACCEPTED, Json(Draining { status: "draining" })))
+    Ok((StatusCode::ACCEPTED, Json(json!({ "status": "draining" }))))
 }
 
 #[derive(Deserialize)]
@@ -49,7 +51,7 @@ struct WarmUpOrder {
 pub(super) async fn warm_up(
     State(admin): State<Arc<AdminState>>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<WarmingUp>), AdminError> {
+) -> Result<(StatusCode, Json<Value>), AdminError> {
     let body = body.map_err(|_| AdminError::InvalidBody)?;
     let WarmUpOrder { pool, replica } =
         serde_json::from_slice(&body).map_err(|error| AdminError::InvalidWarmUp(error.to_string()))?;
@@ -58,20 +60,19 @@ pub(super) async fn warm_up(
         return Err(AdminError::UnknownReplica("no such pool or replica; /api/fleet lists them".to_owned()));
     }
     tracing::info!(pool, ?replicas, "warm-up requested on the admin port");
-    let replicas = replicas.iter().map(|name| name.to_string()).collect();
-    Ok((StatusCode::ACCEPTED, Json(WarmingUp { replicas, status: "warming" })))
+    let replicas: Vec<&str> = replicas.iter().map(|name| &**name).collect();
+    Ok((StatusCode::ACCEPTED, Json(json!({ "replicas": replicas, "status": "warming" }))))
 }
 
-/// GET `/api/log-level`
-pub(super) async fn log_level(State(admin): State<Arc<AdminState>>) -> Json<LogLevel> {
-    Json(LogLevel { level: admin.control.log_level() })
+pub(super) async fn log_level(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+    Json(json!({ "level": admin.control.log_level() }))
 }
 
 /// POST `/api/log-level`: `{"level":"debug"}` or the bare text.
 pub(super) async fn set_log_level(
     State(admin): State<Arc<AdminState>>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<LogLevel>, AdminError> {
+) -> Result<Json<Value>, AdminError> {
     let body = body.map_err(|_| AdminError::InvalidBody)?;
     let parsed = serde_json::from_slice::<Value>(&body).ok();
     let filter = match parsed.as_ref().map(|json| &json["level"]) {
@@ -79,5 +80,62 @@ pub(super) async fn set_log_level(
         _ => std::str::from_utf8(&body).unwrap_or_default().trim(),
     };
     admin.control.set_log_level(filter).map_err(AdminError::InvalidLevel)?;
-    Ok(Json(LogLevel { level: admin.control.log_level() }))
+    Ok(log_level(State(admin)).await)
 }
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReplicaOrder {
+    action: String,
+    pool: Option<String>,
+    url: Option<String>,
+    #[serde(alias = "replica")]
+    name: Option<String>,
+    zone: Option<String>,
+}
+
+/// POST `/api/replicas`: `{"action":"add","pool":"main","url":"http://gpu-9:8000"}`
+pub(super) async fn replica(
+    State(admin): State<Arc<AdminState>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, AdminError> {
+    let body = body.map_err(|_| AdminError::InvalidBody)?;
+    let body: ReplicaOrder = serde_json::from_slice(&body)
+        .map_err(|error| AdminError::InvalidReplica(format!("{error}; {FORM}")))?;
+    let (action, status) = match body.action.as_str() {
+        "add" => (ReplicaAction::Add, "added"),
+        "drain" => (ReplicaAction::Drain, "draining"),
+        "remove" => (ReplicaAction::Remove, "removed"),
+        other => return Err(AdminError::InvalidReplica(format!("unknown action {other:?}; {FORM}"))),
+    };
+    let ReplicaOrder { pool, url, name, zone, .. } = body;
+    if url.is_none() && name.is_none() {
+        return Err(AdminError::InvalidReplica(format!("neither \"url\" nor \"name\"; {FORM}")));
+    }
+    let change = ReplicaChange { action, pool, url, name, zone };
+    let (pool, replica) = admin.control.change_replica(&change).map_err(|error| match error {
+        ChangeError::Invalid(why) => AdminError::InvalidReplica(why),
+        taken @ ChangeError::NameTaken { .. } => AdminError::NameTaken(taken.to_string()),
+        unknown => AdminError::UnknownReplica(unknown.to_string()),
+    })?;
+    let (name, url) = (&*replica.name, replica.endpoint.to_string());
+    Ok(Json(json!({ "pool": &*pool, "replica": name, "status": status, "url": url })))
+}
+
+pub(super) async fn canary(
+    State(admin): State<Arc<AdminState>>,
+    Path((route, action)): Path<(String, String)>,
+) -> Result<Json<CanaryAnswer>, AdminError> {
+    let action = Action::named(&action).ok_or(AdminError::UnknownPath)?;
+    tracing::info!(?action, route, "canary: asked for on the admin port");
+    admin.rollouts.act(&route, action).await.map_err(|error| match error {
+        ActError::NoCanary(_) => AdminError::NoCanary(error.to_string()),
+        ActError::State(message) => AdminError::CanaryState(message),
+        ActError::NotKept { .. } => AdminError::NotKept(error.to_string()),
+        ActError::NoAnswer => AdminError::Overloaded,
+    })?;
+    let canary = admin.rollouts.canaries().into_iter().find(|canary| canary.route == route);
+    Ok(Json(CanaryAnswer { canary }))
+}
+
+const FORM: &str = "send {\"action\":\"add\"|\"drain\"|\"remove\",\"pool\":\"…\",\"url\":\"http://host:port\"}, or \"name\" of a known replica";

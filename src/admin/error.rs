@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{ALLOW, HeaderValue, WWW_AUTHENTICATE};
 
-use crate::api::health::{Failure, FailureError};
+use crate::api::failure::{Failure, FailureError};
 
 macro_rules! errors {
     ($($Error:ident $(($($part:ty),+))? = $status:ident $code:literal $message:literal;)+) => {

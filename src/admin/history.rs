@@ -1,25 +1,23 @@
-//! `/api/history`: the figures of each route over the last hour, slot by slot.
+//! `/api/history`: the figures of each route over the last hour, a list for each and a value for each slot; `null` where nothing
+//! was measured.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::AdminState;
 use super::error::AdminError;
-use crate::api::history::{Heat, History, ItlColumns, PartFigures, RouteColumns, StageColumns, TtftColumns};
 use crate::clock::{Stamp, since_epoch};
-use crate::config::Route;
 use crate::observe::history::{Dimension, RouteHistory, Slot, heat, heat_edges};
 use crate::observe::latency::{Measure, SLOTS, Step};
 use crate::observe::slo::Missed;
-use crate::stage::Stage;
+use crate::stage::{Stage, StageBudget};
 use crate::stats::Counts;
 
-/// Query of `/api/history`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HistoryQuery {
@@ -27,11 +25,10 @@ pub(super) struct HistoryQuery {
     route: Option<String>,
 }
 
-/// `/api/history`
 pub(super) async fn history(
     State(admin): State<Arc<AdminState>>,
     query: Result<Query<HistoryQuery>, QueryRejection>,
-) -> Result<Json<History>, AdminError> {
+) -> Result<Json<Value>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
     let step = Step::named(query.step.as_deref().unwrap_or("1m"))
         .ok_or_else(|| AdminError::InvalidQuery("step is 10s or 1m".to_owned()))?;
@@ -51,22 +48,41 @@ pub(super) async fn history(
             let windows = &admin.observer.windows;
             numbers.iter().map(|number| windows.of(name, None, measure, step, (*number, *number))).collect()
         };
-        let figures = Figures {
-            slots: by_number(history, step, &numbers, now),
-            ttft: latency(Measure::Ttft),
-            itl: latency(Measure::Itl),
-            stages: stages(history, step, &numbers),
-        };
+        let slots = by_number(history, step, &numbers, now);
+        let (ttft, itl) = (latency(Measure::Ttft), latency(Measure::Itl));
         let of_part = |part: (Dimension, &Arc<str>), measure| {
             let slots = (newest - SLOTS + 1, newest);
             let counts = admin.observer.windows.of(name, Some(part), measure, step, slots);
             counts.quantile(0.5).zip(counts.quantile(0.99)).map(|(p50, p99)| [p50, p99])
         };
-        let parts = parts(&figures.slots, of_part);
-        let columns = figures.columns(name, config.routes.iter().find(|route| route.name == *name));
-        RouteColumns { parts, ..columns }
+        let column = |of: &dyn Fn(&Slot) -> Value| slots.iter().map(of).collect::<Value>();
+        let missed = Missed::LABELS.iter().enumerate();
+        let missed = missed.map(|(at, why)| (*why, column(&|slot| slot.missed[at].into())));
+        let budget = config.routes.iter().find(|route| route.name == *name);
+        let budget = budget.and_then(|route| route.stage_budget.as_deref()).into_iter();
+        let budget =
+            budget.flat_map(StageBudget::shares).map(|(stage, share)| (stage.as_str(), share.as_secs_f64()));
+        json!({
+            // The route's share for each stage, in seconds.
+            "budget": budget.collect::<Value>(),
+            "good": column(&|slot| slot.good.into()),
+            // Requests by slot, then by row of TTFT; the lower edge of each row.
+            "heat": { "counts": ttft.iter().map(heat).collect::<Value>(), "edges": heat_edges() },
+            "itl": quantiles(&itl, &[P50, P99]),
+            "judged": column(&|slot| slot.judged().into()),
+            "missed": missed.collect::<Value>(),
+            "missed_in": missed_in(&slots),
+            "parts": parts(&slots, of_part),
+            "requests": column(&|slot| slot.requests.into()),
+            "route": &**name,
+            "stages": stages(history, step, &numbers),
+            "ttft": quantiles(&ttft, &[P50, P95, P99]),
+            "ttft_bound": column(&|slot| slot.bound.value().into()),
+        })
     });
-    Ok(Json(History { routes: routes.collect(), step: step.seconds(), times: times.collect() }))
+    // Slots of `step` seconds, and the start of each since 1970.
+    let (routes, times) = (routes.collect::<Value>(), times.collect::<Value>());
+    Ok(Json(json!({ "routes": routes, "step": step.seconds(), "times": times })))
 }
 
 /// The slots of these numbers; empty where nothing was counted.
@@ -81,59 +97,16 @@ fn by_number(route: &RouteHistory, step: Step, numbers: &[i64], now: Stamp) -> V
     numbers.iter().map(slot_of).collect()
 }
 
-/// What one route counted, slot by slot.
-struct Figures {
-    slots: Vec<Slot>,
-    ttft: Vec<Counts>,
-    itl: Vec<Counts>,
-    stages: BTreeMap<String, StageColumns>,
+fn quantiles(slots: &[Counts], wanted: &[(&str, f64)]) -> Value {
+    let column = |at| slots.iter().map(|counts| counts.quantile(at)).collect::<Value>();
+    wanted.iter().map(|(name, at)| (*name, column(*at))).collect()
 }
 
-impl Figures {
-    /// One list for each figure, with a value for each slot.
-    fn columns(self, name: &str, route: Option<&Route>) -> RouteColumns {
-        let slots = &self.slots;
-        let missed = Missed::LABELS.iter().enumerate();
-        RouteColumns {
-            budget: budget(route),
-            good: slots.iter().map(|slot| slot.good).collect(),
-            heat: Heat { counts: self.ttft.iter().map(heat).collect(), edges: heat_edges() },
-            itl: ItlColumns { p50: quantile(&self.itl, 0.5), p99: quantile(&self.itl, 0.99) },
-            judged: slots.iter().map(Slot::judged).collect(),
-            missed: missed
-                .map(|(at, reason)| {
-                    ((*reason).to_owned(), slots.iter().map(|slot| slot.missed[at]).collect())
-                })
-                .collect(),
-            missed_in: missed_in(slots),
-            parts: Vec::new(),
-            requests: slots.iter().map(|slot| slot.requests).collect(),
-            route: name.to_owned(),
-            stages: self.stages,
-            ttft: TtftColumns {
-                p50: quantile(&self.ttft, 0.5),
-                p95: quantile(&self.ttft, 0.95),
-                p99: quantile(&self.ttft, 0.99),
-            },
-            ttft_bound: slots.iter().map(|slot| slot.bound.value()).collect(),
-        }
-    }
-}
-
-fn quantile(slots: &[Counts], quantile: f64) -> Vec<Option<f64>> {
-    slots.iter().map(|counts| counts.quantile(quantile)).collect()
-}
-
-fn budget(route: Option<&Route>) -> BTreeMap<String, f64> {
-    let Some(budget) = route.and_then(|route| route.stage_budget.as_deref()) else { return BTreeMap::new() };
-    budget.shares().map(|(stage, share)| (stage.as_str().to_owned(), share.as_secs_f64())).collect()
-}
-
-/// Revisions, tenants and classes, with their quantiles.
+/// The revisions, tenants and classes of all slots with p50 and p99, the most requests first.
 fn parts(
     slots: &[Slot],
     quantiles: impl Fn((Dimension, &Arc<str>), Measure) -> Option<[f64; 2]>,
-) -> Vec<PartFigures> {
+) -> Vec<Value> {
     let mut sum = Slot::default();
     slots.iter().for_each(|slot| sum.merge(slot));
     let mut shown = Vec::new();
@@ -142,45 +115,42 @@ fn parts(
         own.sort_by(|(a, x), (b, y)| y.requests.cmp(&x.requests).then_with(|| a.cmp(b)));
         shown.extend(own.into_iter().take(MAX_PARTS).map(|(name, part)| {
             let quantiles = |measure| quantiles((dimension, name), measure);
-            PartFigures {
-                dimension: dimension.as_str().to_owned(),
-                itl: quantiles(Measure::Itl).filter(|_| dimension == Dimension::Revision),
-                judged: part.judged,
-                missed: part.missed(),
-                name: name.to_string(),
-                requests: part.requests,
-                tpot: quantiles(Measure::Tpot),
-                ttft: quantiles(Measure::Ttft).map(|both| both.to_vec()).unwrap_or_default(),
-            }
+            json!({
+                "dimension": dimension.as_str(),
+                "itl": quantiles(Measure::Itl).filter(|_| dimension == Dimension::Revision),
+                "judged": part.judged,
+                "missed": part.missed(),
+                "name": &**name,
+                "requests": part.requests,
+                "tpot": quantiles(Measure::Tpot),
+                "ttft": quantiles(Measure::Ttft).map(Vec::from).unwrap_or_default(),
+            })
         }));
     }
     shown
 }
 
 /// Misses by stage, of each stage that was blamed.
-fn missed_in(slots: &[Slot]) -> BTreeMap<String, Vec<u32>> {
+fn missed_in(slots: &[Slot]) -> Value {
     let missed = |stage: Stage| slots.iter().map(|slot| slot.missed_in[stage]).collect();
-    let by_stage = Stage::ALL.into_iter().map(|stage| (stage.as_str().to_owned(), missed(stage)));
+    let by_stage = Stage::ALL.into_iter().map(|stage| (stage.as_str(), missed(stage)));
     by_stage.filter(|(_, counts): &(_, Vec<u32>)| counts.iter().any(|count| *count > 0)).collect()
 }
 
 /// Mean, median, p95 and p99 of each stage that occurred.
-fn stages(route: &RouteHistory, step: Step, numbers: &[i64]) -> BTreeMap<String, StageColumns> {
+fn stages(route: &RouteHistory, step: Step, numbers: &[i64]) -> Value {
     let stages = Stage::ALL.into_iter().filter_map(|stage| {
-        let slots: Vec<Counts> =
-            numbers.iter().map(|number| route.stage(stage, step, *number, *number)).collect();
-        slots.iter().any(|counts| counts.count() > 0).then(|| {
-            let columns = StageColumns {
-                mean: slots.iter().map(Counts::mean).collect(),
-                p50: quantile(&slots, 0.5),
-                p95: quantile(&slots, 0.95),
-                p99: quantile(&slots, 0.99),
-            };
-            (stage.as_str().to_owned(), columns)
-        })
+        let counts = |number: &i64| route.stage(stage, step, *number, *number);
+        let slots: Vec<Counts> = numbers.iter().map(counts).collect();
+        let mut columns = quantiles(&slots, &[P50, P95, P99]);
+        columns["mean"] = slots.iter().map(Counts::mean).collect();
+        slots.iter().any(|counts| counts.count() > 0).then(|| (stage.as_str(), columns))
     });
     stages.collect()
 }
 
+const P50: (&str, f64) = ("p50", 0.5);
+const P95: (&str, f64) = ("p95", 0.95);
+const P99: (&str, f64) = ("p99", 0.99);
 /// Of each dimension.
 const MAX_PARTS: usize = 12;

@@ -7,7 +7,6 @@
 mod access;
 mod actions;
 mod assets;
-mod canaries;
 mod control;
 mod decisions;
 mod drift;
@@ -20,10 +19,8 @@ mod live;
 mod moment;
 mod openapi;
 mod query;
-mod replicas;
 mod requests;
 mod routes;
-mod scale;
 mod slo;
 mod usage;
 mod verdict;

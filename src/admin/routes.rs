@@ -33,8 +33,8 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use super::error::AdminError;
 use super::live::Live;
 use super::{
-    AdminState, access, actions, assets, canaries, decisions, drift, fleet, history, keys, latency, openapi,
-    replicas, requests, scale, slo, usage, views,
+    AdminState, access, actions, assets, decisions, drift, fleet, history, keys, latency, openapi, requests, slo,
+    usage, views,
 };
 
 /// Every path with its handler.
@@ -103,8 +103,8 @@ fn reads() -> Router<Arc<AdminState>> {
         .route("/fleet", get(fleet::fleet))
         .route("/routes", get(views::routes))
         .route("/decisions", get(decisions::decisions))
-        .route("/canaries", get(canaries::list))
-        .route("/pools/{pool}/scale", get(scale::scale))
+        .route("/canaries", get(views::canaries))
+        .route("/pools/{pool}/scale", get(views::scale))
         .route("/drift", get(drift::findings))
         .route("/usage", get(usage::usage))
         .route("/config", get(views::config))
@@ -114,9 +114,9 @@ fn reads() -> Router<Arc<AdminState>> {
 fn actions() -> Router<Arc<AdminState>> {
     Router::new()
         .route("/reload", post(actions::reload))
-        .route("/replicas", post(replicas::change))
+        .route("/replicas", post(actions::replica))
         .route("/drain", post(actions::drain))
-        .route("/canaries/{route}/{action}", post(canaries::act))
+        .route("/canaries/{route}/{action}", post(actions::canary))
         .route("/warm-up", post(actions::warm_up))
         .route("/keys", get(keys::list).post(keys::make))
         .route("/keys/{tenant}/{name}/revoke", post(keys::revoke))

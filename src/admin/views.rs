@@ -1,38 +1,36 @@
-//! Handlers that read: health, metrics, routes and the configuration.
+//! Handlers that read: health, metrics, routes, the configuration, canaries, and what one pool should have and why.
 
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::response::IntoResponse;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, StatusCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::AdminState;
-use crate::api::health::{Alive, Ready};
-use crate::api::routes::{PrefillPool, Route, RoutePool, Routes};
+use super::error::AdminError;
+use crate::api::canaries::Canaries;
+use crate::api::scale::PoolScale;
 use crate::config::Pool;
 use crate::config::view::view;
 use crate::fleet::status::ReplicaState;
 use crate::observe::metrics::Exposition;
 
-/// `/healthz`
-pub(super) async fn alive() -> Json<Alive> {
-    Json(Alive { status: "alive" })
+pub(super) async fn alive() -> Json<Value> {
+    Json(json!({ "status": "alive" }))
 }
 
-/// `/readyz`
-pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, Json<Ready>) {
+pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, Json<Value>) {
     let reasons = admin.control.unready();
     let (code, status) = match reasons.is_empty() {
         true => (StatusCode::OK, "ready"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "not ready"),
     };
-    (code, Json(Ready { reasons, status }))
+    (code, Json(json!({ "reasons": reasons, "status": status })))
 }
 
-/// `/metrics`
 pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: HeaderMap) -> impl IntoResponse {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::wanted(accept);
@@ -41,8 +39,8 @@ pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: Heade
     ([(CONTENT_TYPE, exposition.content_type())], page)
 }
 
-/// `/api/routes`
-pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Routes> {
+/// Shares are of new requests: by the weights, and a canary's by the step that it is at.
+pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> {
     let (config, fleet) = (admin.control.config(), admin.control.replicas());
     let counted = |pool: &Pool| {
         let of_pool = || fleet.iter().filter(|status| status.pool == pool.name);
@@ -53,36 +51,54 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Routes>
         let pools = route.pools.iter().enumerate().filter_map(|(at, weighted)| {
             let pool = config.pools.get(weighted.pool)?;
             let (ready, replicas) = counted(pool);
-            Some(RoutePool {
-                pool: pool.name.to_string(),
-                ready,
-                replicas,
-                revision: pool.revision.to_string(),
-                share: shares.get(at).copied().unwrap_or_default(),
-                weight: weighted.weight,
-            })
+            Some(json!({
+                "pool": &*pool.name,
+                "ready": ready,
+                "replicas": replicas,
+                "revision": &*pool.revision,
+                "share": shares.get(at).copied().unwrap_or_default(),
+                "weight": weighted.weight,
+            }))
         });
         let prefill = route.prefill.as_ref().and_then(|keys| {
             let pool = config.pools.get(keys.pool)?;
             let (ready, replicas) = counted(pool);
-            let (pool, when) = (pool.name.to_string(), keys.when.as_str().to_owned());
-            Some(PrefillPool { pool, ready, replicas, when })
+            let (pool, when) = (&*pool.name, keys.when.as_str());
+            Some(json!({ "pool": pool, "ready": ready, "replicas": replicas, "when": when }))
         });
-        Route {
-            is_degrading: admin.control.is_degrading(&route.name),
-            model: route.model.as_str().to_owned(),
-            policy: route.policy.as_str().to_owned(),
-            pools: pools.collect(),
-            prefill,
-            required: route.required,
-            route: route.name.to_string(),
-            slo: route.slo.to_string(),
-        }
+        json!({
+            "is_degrading": admin.control.is_degrading(&route.name),
+            "model": route.model.as_str(),
+            "policy": route.policy.as_str(),
+            "pools": pools.collect::<Value>(),
+            "prefill": prefill,
+            "required": route.required,
+            "route": &*route.name,
+            "slo": &*route.slo,
+        })
     });
-    Json(Routes { routes: routes.collect() })
+    Json(json!({ "routes": routes.collect::<Value>() }))
 }
 
-/// `/api/config`
 pub(super) async fn config(State(admin): State<Arc<AdminState>>) -> Json<Value> {
     Json(view(&admin.control.config()))
+}
+
+pub(super) async fn canaries(State(admin): State<Arc<AdminState>>) -> Json<Canaries> {
+    Json(Canaries { canaries: admin.rollouts.canaries() })
+}
+
+pub(super) async fn scale(
+    State(admin): State<Arc<AdminState>>,
+    Path(pool): Path<String>,
+) -> Result<Json<PoolScale>, AdminError> {
+    let wanted = admin.scale.of(&pool).ok_or_else(|| {
+        let config = admin.control.config();
+        let names: Vec<&str> = config.pools.iter().map(|pool| &*pool.name).collect();
+        match names.contains(&&*pool) {
+            true => AdminError::NotLookedAt(pool.clone()),
+            false => AdminError::UnknownPool(pool.clone(), names.join(", ")),
+        }
+    })?;
+    Ok(Json(wanted.scale))
 }

@@ -1,4 +1,5 @@
-//! The answers of the admin API: `admin` writes these structs, `top`, `explain`, `drift` and `canary` read them.
+//! The answers of the admin API: `admin` writes these structs, `top`, `explain`, `drift` and `canary` read them. What only the page
+//! reads is written as JSON where it is made.
 //!
 //! Times are seconds. Fields stand in the order of the wire, by name. A `None` is `null` on the wire unless the field says
 //! that it is left out; a field that is missing, as from a gateway of another version, reads as its default. Words of closed
@@ -14,18 +15,14 @@ macro_rules! answers {
     )+};
 }
 
-pub(crate) mod actions;
 pub(crate) mod canaries;
 pub(crate) mod decisions;
 pub(crate) mod drift;
+pub(crate) mod failure;
 pub(crate) mod fleet;
-pub(crate) mod health;
-pub(crate) mod history;
-pub(crate) mod index;
 pub(crate) mod keys;
 pub(crate) mod latency;
 pub(crate) mod requests;
-pub(crate) mod routes;
 pub(crate) mod scale;
 pub(crate) mod slo;
 pub(crate) mod usage;

@@ -16,13 +16,11 @@ fn is_unchanged<T: Serialize + DeserializeOwned>(names: &[&str]) {
 #[test]
 fn an_answer_that_is_read_is_written_as_it_was() {
     is_unchanged::<super::fleet::Fleet>(&["fleet"]);
-    is_unchanged::<super::routes::Routes>(&["routes"]);
     is_unchanged::<super::decisions::Decisions>(&["decisions"]);
     is_unchanged::<super::requests::Requests>(&["requests"]);
     is_unchanged::<super::requests::RequestDetail>(&["request", "request_refused"]);
     is_unchanged::<super::latency::Latency>(&["latency", "latency_tenant", "latency_class", "latency_stage"]);
     is_unchanged::<super::slo::Slo>(&["slo"]);
-    is_unchanged::<super::history::History>(&["history"]);
     is_unchanged::<super::drift::Drift>(&["drift"]);
     is_unchanged::<super::canaries::Canaries>(&["canaries"]);
     is_unchanged::<super::scale::PoolScale>(&["scale", "scale_unmeasured"]);

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio_util::task::TaskTracker;
 
-use crate::api::health::{Failure, FailureError};
+use crate::api::failure::{Failure, FailureError};
 use crate::config::check::secret_of;
 use crate::config::{Endpoint, Secret, parse_endpoint};
 use crate::upstream::call::{CallError, exchange};

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what is wrong by panicking")]
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -578,6 +579,21 @@ async fn every_path_of_the_api_has_a_version_and_is_in_the_index() {
         assert_eq!(json(path).await["api"], "v1", "{path}");
     }
     let index = json("/api/v1/").await;
+/// The names of all members of an answer, each behind those around it.
+fn members(json: &serde_json::Value) -> BTreeSet<String> {
+    let within =
+        |name: &str, one| members(one).into_iter().map(move |inner| format!(".{name}{inner}")).collect();
+    let all: Vec<BTreeSet<String>> = match json {
+        serde_json::Value::Array(all) => all.iter().map(members).collect(),
+        serde_json::Value::Object(all) => {
+            let own = all.keys().map(|name| format!(".{name}")).collect();
+            all.iter().map(|(name, one)| within(name, one)).chain([own]).collect()
+        }
+        _ => Vec::new(),
+    };
+    all.into_iter().flatten().collect()
+}
+
     let document = json("/api/v1/openapi.json").await;
     assert_eq!(document["openapi"], "3.1.0");
     for endpoint in index["endpoints"].as_array().unwrap() {
@@ -705,6 +721,18 @@ async fn the_verdict_and_the_history_show_an_incident_and_the_stream_tells_it() 
     assert!(String::from_utf8_lossy(&heard).contains("content-type: text/event-stream"));
 }
 
+    // What no client in Rust reads has the members that the page knows.
+    let known: serde_json::Value = serde_json::from_str(include_str!("../fixtures/admin-api.json")).unwrap();
+    for (name, shown) in [("history", &history), ("routes", &json("/api/v1/routes").await)] {
+        let (known, shown) = (members(&known[name]), members(shown));
+        let is_named = |member: &&String| {
+            !["budget.", "missed_in.", "prefill.", "stages."].iter().any(|by| member.contains(by))
+        };
+        let missing: Vec<_> = known.difference(&shown).filter(is_named).collect();
+        assert!(missing.is_empty(), "{name} lacks {missing:?}");
+    }
+    let decode = &history["routes"][0]["stages"]["decode"];
+    assert_eq!(members(decode), BTreeSet::from(["mean", "p50", "p95", "p99"].map(|name| format!(".{name}"))));
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_events_ends_with_the_token_that_it_was_opened_with() {
     let (address, gateway, _observer) = admin(Some("s3cret")).await;

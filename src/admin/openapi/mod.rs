@@ -9,21 +9,18 @@ use serde_json::{Map, Value, json};
 
 use self::table::{ENDPOINTS, Endpoint, Parameter};
 use super::assets;
-use crate::api::index::{Index, IndexEntry};
 
-/// `/api/v1/`
-pub(super) async fn index() -> Json<Index> {
-    let endpoints = ENDPOINTS.iter().map(|endpoint| IndexEntry {
-        method: endpoint.method.to_uppercase(),
-        path: format!("{BASE}{}", endpoint.path),
-        summary: endpoint.summary,
+pub(super) async fn index() -> Json<Value> {
+    let endpoints = ENDPOINTS.iter().map(|endpoint| {
+        let (method, path) = (endpoint.method.to_uppercase(), format!("{BASE}{}", endpoint.path));
+        json!({ "method": method, "path": path, "summary": endpoint.summary })
     });
-    Json(Index {
-        api: "v1",
-        endpoints: endpoints.collect(),
-        page: assets::fingerprint(),
-        version: env!("CARGO_PKG_VERSION"),
-    })
+    Json(json!({
+        "api": "v1",
+        "endpoints": endpoints.collect::<Value>(),
+        "page": assets::fingerprint(),
+        "version": env!("CARGO_PKG_VERSION"),
+    }))
 }
 
 /// `/api/v1/openapi.json`
