@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::body::Body;
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -51,31 +53,30 @@ impl Live {
             }
         }
     }
+}
 
-    /// A stream of events, the first at once. It ends where its request would be refused by now: a reload may change the token.
-    pub(super) fn subscribe(
-        &self,
-        admin: Arc<AdminState>,
-        headers: HeaderMap,
-    ) -> Result<Response, AdminError> {
-        let permit = Arc::clone(&self.subscribers).try_acquire_owned().map_err(|_| AdminError::Overloaded)?;
-        let mut events = self.events.subscribe();
-        let (mut sender, body) = Channel::<Bytes>::new(1);
-        let (first, shutdown) = (event(&admin), self.shutdown.clone());
-        self.tracker.spawn(async move {
-            let forward = async {
-                let mut next = first;
-                let may_read =
-                    || access::check(&admin.control.config().admin, &Method::GET, &headers).is_ok();
-                while sender.send_data(next).await.is_ok() && events.changed().await.is_ok() && may_read() {
-                    next = events.borrow_and_update().clone();
-                }
-            };
-            shutdown.run_until_cancelled(forward).await;
-            drop(permit);
-        });
-        Ok(([(CONTENT_TYPE, "text/event-stream")], Body::new(body)).into_response())
-    }
+/// A stream of events, the first at once. It ends where its request would be refused by now: a reload may change the token.
+pub(super) async fn events(
+    Extension(live): Extension<Arc<Live>>,
+    State(admin): State<Arc<AdminState>>,
+    headers: HeaderMap,
+) -> Result<Response, AdminError> {
+    let permit = Arc::clone(&live.subscribers).try_acquire_owned().map_err(|_| AdminError::Overloaded)?;
+    let mut events = live.events.subscribe();
+    let (mut sender, body) = Channel::<Bytes>::new(1);
+    let (first, shutdown) = (event(&admin), live.shutdown.clone());
+    live.tracker.spawn(async move {
+        let forward = async {
+            let mut next = first;
+            let may_read = || access::check(&admin.control.config().admin, &Method::GET, &headers).is_ok();
+            while sender.send_data(next).await.is_ok() && events.changed().await.is_ok() && may_read() {
+                next = events.borrow_and_update().clone();
+            }
+        };
+        shutdown.run_until_cancelled(forward).await;
+        drop(permit);
+    });
+    Ok(([(CONTENT_TYPE, "text/event-stream")], Body::new(body)).into_response())
 }
 
 fn event(admin: &AdminState) -> Bytes {

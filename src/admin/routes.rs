@@ -12,13 +12,13 @@ use axum::error_handling::HandleErrorLayer;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{BoxError, Router};
+use axum::routing::get;
+use axum::{BoxError, Extension, Router};
+use http::StatusCode;
 use http::header::{
     ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
 };
-use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tower::ServiceBuilder;
@@ -32,10 +32,8 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use super::error::AdminError;
 use super::live::Live;
-use super::{
-    AdminState, access, actions, assets, decisions, drift, fleet, history, keys, latency, openapi, requests, slo,
-    usage, views,
-};
+use super::openapi::table::{actions, reads, streams};
+use super::{AdminState, access, assets, openapi, views};
 
 /// Every path with its handler.
 pub(super) fn router(admin: Arc<AdminState>, live: Arc<Live>) -> Router {
@@ -46,9 +44,12 @@ pub(super) fn router(admin: Arc<AdminState>, live: Arc<Live>) -> Router {
         .merge(metrics())
         .route("/api/v1/", get(openapi::index))
         .route("/api/", get(openapi::index));
+    let actions =
+        actions().layer(DefaultBodyLimit::max(MAX_BODY)).layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT));
     bounded(plain.merge(under(reads())), MAX_READS, READ_TIMEOUT)
-        .merge(bounded(under(actions()), MAX_ACTIONS, ACTION_TIMEOUT))
-        .merge(under(streams(live)))
+        .merge(bounded(under(actions), MAX_ACTIONS, ACTION_TIMEOUT))
+        // Without a timeout, and bounded by themselves.
+        .merge(under(streams().layer(Extension(live))))
         .fallback(async || AdminError::UnknownPath)
         .layer(from_fn_with_state(Arc::clone(&admin), access::guard))
         .layer(from_fn_with_state(Arc::new(Semaphore::new(MAX_RESPONSES)), under_way))
@@ -88,51 +89,6 @@ fn compression() -> CompressionLayer<impl Predicate> {
     CompressionLayer::new()
         .quality(CompressionLevel::Fastest)
         .compress_when(DefaultPredicate::new().and(SizeAbove::new(MIN_COMPRESSED)))
-}
-
-/// What only reads. Each endpoint has its line in `openapi/table.rs`.
-fn reads() -> Router<Arc<AdminState>> {
-    Router::new()
-        .route("/", get(openapi::index))
-        .route("/openapi.json", get(openapi::document))
-        .route("/slo", get(slo::slo))
-        .route("/history", get(history::history))
-        .route("/latency", get(latency::latency))
-        .route("/requests", get(requests::requests))
-        .route("/requests/{id}", get(requests::request))
-        .route("/fleet", get(fleet::fleet))
-        .route("/routes", get(views::routes))
-        .route("/decisions", get(decisions::decisions))
-        .route("/canaries", get(views::canaries))
-        .route("/pools/{pool}/scale", get(views::scale))
-        .route("/drift", get(drift::findings))
-        .route("/usage", get(usage::usage))
-        .route("/config", get(views::config))
-}
-
-/// What changes the gateway.
-fn actions() -> Router<Arc<AdminState>> {
-    Router::new()
-        .route("/reload", post(actions::reload))
-        .route("/replicas", post(actions::replica))
-        .route("/drain", post(actions::drain))
-        .route("/canaries/{route}/{action}", post(actions::canary))
-        .route("/warm-up", post(actions::warm_up))
-        .route("/keys", get(keys::list).post(keys::make))
-        .route("/keys/{tenant}/{name}/revoke", post(keys::revoke))
-        .route("/drift/mute", post(drift::mute))
-        .route("/drift/{id}/acknowledge", post(drift::acknowledge))
-        .route("/drift/{id}/reset", post(drift::reset))
-        .route("/log-level", get(actions::log_level).post(actions::set_log_level))
-        .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT))
-}
-
-/// What does not end by itself: without a timeout, bounded by [`Live`].
-fn streams(live: Arc<Live>) -> Router<Arc<AdminState>> {
-    let events =
-        async move |State(admin): State<Arc<AdminState>>, headers: HeaderMap| live.subscribe(admin, headers);
-    Router::new().route("/events", get(events))
 }
 
 /// Refuses more than `max` requests of the group at once and ends those that wait for longer than `timeout`.

@@ -169,8 +169,10 @@ struct Known {
 impl Known {
     fn read() -> Self {
         let file = |path: &str| fs::read_to_string(root().join(path)).unwrap();
-        let routes = file("src/admin/routes.rs");
-        let quoted = routes.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let routes = file("src/admin/routes.rs") + &file("src/admin/openapi/table.rs");
+        let begun =
+            [".route(\"", "  get \"", "  post \""].into_iter().flat_map(|begin| routes.split(begin).skip(1));
+        let quoted = begun.filter_map(|rest| rest.split('"').next());
         Self {
             schema: json_schema(),
             families: file("docs/metric-families.md"),
