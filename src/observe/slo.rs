@@ -126,6 +126,10 @@ mod tests {
     use crate::stage::StageBudget;
     use crate::units::Tokens;
 
+    fn blame(record: &Record, missed: Missed) -> Option<Stage> {
+        blamed(record, missed, &stages(record))
+    }
+
     /// TTFT 200 ms, 11 tokens in 1 s after that (TPOT 100 ms), 1.3 s in all.
     fn record(outcome: Outcome, ttft_ms: u64, tpot_ms: u64, e2e_ms: u64) -> Record {
         let ms = |n| Some(Duration::from_millis(n));
@@ -137,7 +141,15 @@ mod tests {
 
     #[test]
     fn verdicts() {
-        use Missed::{E2e, Error, Refused, Tpot, Ttft};
+        use Missed::{E2e, Error, Itl, Refused, Tpot, Ttft};
+        let with = |mut record: Record, change: fn(&mut Record)| {
+            change(&mut record);
+            record
+        };
+        let slow_tokens = |record| with(record, |record| record.itl_missed = Some(99));
+        let silent =
+            |record| with(record, |record| (record.at.first_token, record.at.last_token) = (None, None));
+        let unary = Record { is_stream: false, ..silent(record(Outcome::Ok, 1, 1, 2000)) };
         let table = [
             (record(Outcome::Ok, 200, 100, 2000), SloVerdict::Met),
             (record(Outcome::Ok, 199, 1, 1), SloVerdict::Missed(Ttft)),
@@ -148,6 +160,12 @@ mod tests {
             (record(Outcome::ClientError, 1, 1, 1), SloVerdict::NotCounted),
             (record(Outcome::Canceled, 200, 100, 2000), SloVerdict::NotCounted),
             (record(Outcome::Canceled, 100, 100, 2000), SloVerdict::Missed(Ttft)),
+            (slow_tokens(record(Outcome::Ok, 200, 1, 1)), SloVerdict::Missed(Itl)),
+            (slow_tokens(record(Outcome::Ok, 199, 1, 1)), SloVerdict::Missed(Ttft)),
+            // What cannot be measured does not count.
+            (unary, SloVerdict::Met),
+            // It waited past its bound and left.
+            (silent(record(Outcome::Canceled, 500, 1000, 9000)), SloVerdict::Missed(Ttft)),
         ];
         for (i, (record, expected)) in table.iter().enumerate() {
             assert_eq!(verdict(record), *expected, "case {i}");
@@ -169,18 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn a_missed_percentile_comes_after_ttft_and_before_tpot() {
-        let mut slow = record(Outcome::Ok, 200, 1, 1);
-        slow.itl_missed = Some(99);
-        assert_eq!(verdict(&slow), SloVerdict::Missed(Missed::Itl));
-        slow.slo.ttft = Some(Duration::from_millis(199));
-        assert_eq!(verdict(&slow), SloVerdict::Missed(Missed::Ttft));
-    }
-
-    #[test]
     fn a_miss_is_blamed_on_the_longest_stage_that_its_bound_covers() {
         let mut record = fixture::stream();
-        let blame = |record: &Record, missed| blamed(record, missed, &stages(record));
         assert_eq!(blame(&record, Missed::Ttft), Some(Stage::Prefill));
         assert_eq!(blame(&record, Missed::Tpot), Some(Stage::Decode));
         assert_eq!(blame(&record, Missed::E2e), Some(Stage::Decode));
@@ -221,7 +229,7 @@ mod tests {
             end: at(1200),
             ..crate::record::Moments::default()
         };
-        let blamed = blamed(&failed, Missed::Error, &stages(&failed)).unwrap();
+        let blamed = blame(&failed, Missed::Error).unwrap();
         assert!(!matches!(blamed, Stage::Read | Stage::Admit | Stage::Route), "{blamed:?}");
     }
 
@@ -230,9 +238,9 @@ mod tests {
         let mut failed = Record { outcome: Outcome::Failed, is_stream: false, ..fixture::stream() };
         (failed.at.first_token, failed.at.last_token) = (None, None);
         failed.at.end = failed.at.first_byte.unwrap().after(Duration::from_secs(1));
-        assert_eq!(blamed(&failed, Missed::Error, &stages(&failed)), Some(Stage::EngineOther));
+        assert_eq!(blame(&failed, Missed::Error), Some(Stage::EngineOther));
         failed.relay_blocked = Duration::from_secs(1);
-        assert_eq!(blamed(&failed, Missed::Error, &stages(&failed)), Some(Stage::Relay));
+        assert_eq!(blame(&failed, Missed::Error), Some(Stage::Relay));
     }
 
     #[test]
@@ -246,11 +254,11 @@ mod tests {
             ..crate::record::Moments::default()
         };
         refused.attempts = Vec::new();
-        assert_eq!(blamed(&refused, Missed::Refused, &stages(&refused)), Some(Stage::Admit));
+        assert_eq!(blame(&refused, Missed::Refused), Some(Stage::Admit));
         refused.at.admitted = Some(read);
-        assert_eq!(blamed(&refused, Missed::Refused, &stages(&refused)), Some(Stage::Admit), "while picking");
+        assert_eq!(blame(&refused, Missed::Refused), Some(Stage::Admit), "while picking");
         refused.error = Some("no_ready_replica");
-        assert_eq!(blamed(&refused, Missed::Refused, &stages(&refused)), Some(Stage::Route));
+        assert_eq!(blame(&refused, Missed::Refused), Some(Stage::Route));
     }
 
     #[test]
@@ -264,21 +272,5 @@ mod tests {
         record.relay_blocked = Duration::from_millis(2);
         record.stage_budget = Some(Arc::new(budget));
         assert_eq!(over_budget(&record, &stages(&record))[..], [Stage::Prefill, Stage::Relay]);
-    }
-
-    #[test]
-    fn bounds_that_cannot_be_measured_do_not_count() {
-        let mut unary = record(Outcome::Ok, 1, 1, 2000);
-        unary.is_stream = false;
-        unary.at.first_token = None;
-        unary.at.last_token = None;
-        assert_eq!(verdict(&unary), SloVerdict::Met);
-    }
-
-    #[test]
-    fn a_client_that_waits_past_the_bound_and_leaves_counts_as_a_miss() {
-        let mut left = record(Outcome::Canceled, 500, 1000, 9000);
-        left.at.first_token = None;
-        assert_eq!(verdict(&left), SloVerdict::Missed(Missed::Ttft));
     }
 }

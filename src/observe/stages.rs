@@ -259,6 +259,14 @@ mod tests {
         stages(record).iter().map(|s| s.duration).sum()
     }
 
+    /// An answer in one piece, whose head came 50 ms before its end.
+    fn unary() -> Record {
+        let mut record = Record { is_stream: false, ..fixture::stream() };
+        (record.at.first_token, record.at.last_token) = (None, None);
+        record.at.first_byte = Some(record.at.head.after(ms(1250)));
+        record
+    }
+
     #[test]
     fn the_stages_of_a_stream_add_up_to_its_duration() {
         let mut record = fixture::stream();
@@ -280,36 +288,43 @@ mod tests {
 
     #[test]
     fn the_wait_for_the_first_token_is_split_by_the_best_known_times() {
-        let reported = |queue, prefill, first_token| EngineTimes {
-            queue: Some(ms(queue)),
-            prefill,
-            first_token: Some(ms(first_token)),
-            generation: None,
+        let reported = |queue, prefill, first_token| {
+            let [queue, first_token] = [queue, first_token].map(|time| Some(ms(time)));
+            Some(EngineTimes { queue, prefill, first_token, generation: None })
         };
         let expected = |queue, prefill| Some(ExpectedWait { queue: ms(queue), prefill: ms(prefill) });
-        // (engine's figures, expectation; engine_queue, prefill, engine_other in ms; source), of 195 ms.
+        let pages = |queued, idle| Some(SeenWait { queued, idle });
+        // (engine's figures, expectation, by its pages, requests ahead; engine_queue, engine_other in ms; source), of 195 ms.
         let cases = [
-            (Some(reported(50, None, 150)), None, Some(50), 100, Some(45), "measured"),
-            (Some(reported(50, Some(ms(90)), 150)), expected(1, 1), Some(50), 90, Some(55), "measured"),
-            (Some(reported(500, None, 900)), None, Some(195), 0, Some(0), "measured"),
-            (Some(EngineTimes::default()), expected(0, 195), Some(0), 195, None, "estimated"),
-            (None, expected(65, 130), Some(65), 130, None, "estimated"),
-            (None, expected(130, 260), Some(65), 130, None, "estimated"),
-            (None, expected(10, 10), Some(97), 97, None, "estimated"),
-            (None, expected(0, 0), Some(0), 195, None, "estimated"),
-            (None, None, None, 195, None, "estimated"),
+            (reported(50, None, 150), None, None, 0.0, Some(50), Some(45), "measured"),
+            (reported(50, Some(ms(90)), 150), expected(1, 1), None, 0.0, Some(50), Some(55), "measured"),
+            (reported(500, None, 900), None, None, 0.0, Some(195), Some(0), "measured"),
+            (Some(EngineTimes::default()), expected(0, 195), None, 0.0, Some(0), None, "estimated"),
+            (None, expected(65, 130), None, 0.0, Some(65), None, "estimated"),
+            (None, expected(130, 260), None, 0.0, Some(65), None, "estimated"),
+            (None, expected(10, 10), None, 0.0, Some(97), None, "estimated"),
+            (None, expected(0, 0), None, 0.0, Some(0), None, "estimated"),
+            (None, expected(0, 20), None, 0.0, Some(0), None, "estimated"),
+            (None, expected(0, 20), None, 3.0, Some(123), None, "estimated"),
+            (None, expected(0, 20), pages(0.0, 0.0), 3.0, Some(0), None, "estimated"),
+            (None, expected(0, 20), pages(0.5, 0.0), 0.0, Some(97), None, "estimated"),
+            (None, expected(0, 20), pages(1.0, 0.0), 0.0, Some(195), None, "estimated"),
+            // What an idle engine did not have was with its server.
+            (None, None, pages(0.1, 0.8), 0.0, Some(3), Some(156), "estimated"),
+            // Before anything is learned those who were there first share the wait.
+            (None, None, None, 0.0, None, None, "estimated"),
+            (None, None, None, 1.0, Some(97), None, "estimated"),
+            (None, None, None, 12.0, Some(180), None, "estimated"),
         ];
-        for (case, (engine, expected, queue, prefill, other, source)) in cases.into_iter().enumerate() {
-            let mut record = fixture::stream();
-            record.engine = engine;
-            record.attempts[0].expected = expected;
-            let seen = stages(&record);
-            let of = |stage| seen.iter().find(|s| s.stage == stage);
-            let millis = |stage| of(stage).map(|s| s.duration.as_millis());
-            assert_eq!(millis(Stage::EngineQueue), queue, "case {case}");
-            assert_eq!(millis(Stage::Prefill), Some(prefill), "case {case}");
-            assert_eq!(millis(Stage::EngineOther), other, "case {case}");
-            assert_eq!(of(Stage::Prefill).unwrap().source.as_str(), source, "case {case}");
+        for (case, (engine, expected, seen, ahead, queue, other, source)) in cases.into_iter().enumerate() {
+            let mut record = Record { engine, ..fixture::stream() };
+            let made = &mut record.attempts[0];
+            (made.expected, made.seen, made.ahead) = (expected, seen, ahead);
+            let seen = names(&record);
+            let of = |name| seen.iter().find(|(stage, ..)| *stage == name);
+            let millis = |name| of(name).map(|(_, millis, _)| *millis);
+            assert_eq!((millis("engine_queue"), millis("engine_other")), (queue, other), "case {case}");
+            assert_eq!(of("prefill").unwrap().2, source, "case {case}");
             assert_eq!(sum(&record), record.duration(), "case {case}");
         }
     }
@@ -342,57 +357,6 @@ mod tests {
     }
 
     #[test]
-    fn pages_tell_how_long_a_request_was_queued_and_else_who_was_there_before_it() {
-        // (share by the pages, requests before it; engine_queue in ms), of 195 ms where 20 were expected.
-        let cases = [
-            (None, 0.0, 0),
-            (None, 3.0, 123),
-            (Some(0.0), 3.0, 0),
-            (Some(0.5), 0.0, 97),
-            (Some(1.0), 0.0, 195),
-        ];
-        for (queued, ahead, queue) in cases {
-            let mut record = fixture::stream();
-            let made = &mut record.attempts[0];
-            made.expected = Some(ExpectedWait { queue: ms(0), prefill: ms(20) });
-            made.seen = queued.map(|queued| SeenWait { queued, idle: 0.0 });
-            made.ahead = ahead;
-            let seen = stages(&record);
-            let found = seen.iter().find(|time| time.stage == Stage::EngineQueue).unwrap();
-            assert_eq!(found.duration.as_millis(), queue, "{queued:?}, {ahead} ahead");
-            assert_eq!(sum(&record), record.duration());
-        }
-    }
-
-    #[test]
-    fn what_an_idle_engine_did_not_have_was_with_its_server() {
-        let mut record = fixture::stream();
-        record.attempts[0].seen = Some(SeenWait { queued: 0.1, idle: 0.8 });
-        let seen = names(&record);
-        for stage in [
-            ("engine_queue", 3, "estimated"),
-            ("prefill", 35, "estimated"),
-            ("engine_other", 156, "estimated"),
-        ] {
-            assert!(seen.contains(&stage), "{stage:?} in {seen:?}");
-        }
-        assert_eq!(sum(&record), record.duration());
-    }
-
-    #[test]
-    fn before_anything_is_learned_those_who_waited_there_first_share_the_wait() {
-        for (ahead, queue) in [(0.0, None), (1.0, Some(97)), (12.0, Some(180))] {
-            let mut record = fixture::stream();
-            record.attempts[0].ahead = ahead;
-            let seen = stages(&record);
-            let found = seen.iter().find(|time| time.stage == Stage::EngineQueue);
-            assert_eq!(found.map(|time| time.duration.as_millis()), queue, "{ahead} ahead");
-            assert!(found.is_none_or(|time| time.source == StageSource::Estimated));
-            assert_eq!(sum(&record), record.duration());
-        }
-    }
-
-    #[test]
     fn prefill_and_decode_are_charged_and_a_whole_answer_s_time_where_they_are_not_reported() {
         let charged = |record: &Record| -> Vec<_> {
             let stages = stages(record);
@@ -404,10 +368,7 @@ mod tests {
             |prefill, generation| EngineTimes { queue: Some(ms(5)), prefill, first_token: None, generation };
         record.engine = Some(times(Some(ms(150)), None));
         assert_eq!(charged(&record), [("prefill", 150), ("decode", 1090)], "not what is neither");
-        record.is_stream = false;
-        (record.at.first_token, record.at.last_token) = (None, None);
-        record.at.first_byte = Some(record.at.head.after(ms(1250)));
-        record.engine = None;
+        record = unary();
         assert_eq!(charged(&record), [("engine_other", 1235)]);
         record.engine = Some(times(Some(ms(150)), Some(ms(900))));
         assert_eq!(charged(&record), [("prefill", 150), ("decode", 900)]);
@@ -428,11 +389,7 @@ mod tests {
 
     #[test]
     fn a_unary_response_is_one_engine_stage_or_split_by_reported_times() {
-        let mut record = fixture::stream();
-        record.is_stream = false;
-        record.at.first_token = None;
-        record.at.last_token = None;
-        record.at.first_byte = Some(record.at.head.after(ms(1250)));
+        let mut record = unary();
         let tail = |record: &Record| names(record).split_off(4);
         assert_eq!(tail(&record), [("engine_other", 1235, "measured"), ("relay", 50, "measured")]);
         record.engine = Some(EngineTimes {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use tokenway::admin::{AdminState, serve};
 use tokenway::app::observers::Observers;
 use tokenway::config::{AccessLog, ModelMatch, Secret};
@@ -277,6 +278,7 @@ async fn spans_reach_a_collector_as_one_tree() {
     let observer = observer(&config);
     let mut kept = record();
     (kept.trace.parent, kept.trace.flags_upstream) = (Some(0xc3), 1);
+    kept.longest_gap = Duration::from_secs(2);
     observer.record(&Arc::new(kept));
     observer.shutdown(Duration::from_secs(20)).await;
 
@@ -289,6 +291,12 @@ async fn spans_reach_a_collector_as_one_tree() {
     let spans = &export.resource_spans[0].scope_spans[0].spans;
     let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
     assert_eq!(names, ["chat llama", "admit", "route", "attempt", "attempt", "prefill", "decode"]);
+    use SpanKind::{Client, Internal, Server};
+    let kinds: Vec<_> = spans.iter().map(|span| span.kind()).collect();
+    assert_eq!(kinds, [Server, Internal, Internal, Client, Client, Internal, Internal]);
+    let events: Vec<_> = spans[0].events.iter().map(|event| event.name.as_str()).collect();
+    assert_eq!(events, ["first_token", "stall", "last_token"]);
+    assert_eq!((spans[0].flags, &spans[0].status), (0x301, &None), "sampled, of a parent elsewhere");
     assert_eq!(spans[0].parent_span_id, 0xc3u64.to_be_bytes());
     assert!(spans[1..5].iter().all(|span| span.parent_span_id == spans[0].span_id));
     assert!(
@@ -296,6 +304,8 @@ async fn spans_reach_a_collector_as_one_tree() {
         "below the answered attempt"
     );
     assert_eq!(spans[4].end_time_unix_nano, spans[0].end_time_unix_nano, "it lasts to the last byte");
+    assert_eq!(spans[5].end_time_unix_nano, spans[6].start_time_unix_nano);
+    assert_eq!(spans[6].end_time_unix_nano, spans[0].end_time_unix_nano);
     assert_eq!(spans[4].span_id, 0xa1u64.to_be_bytes(), "the id that went upstream");
     let keys: Vec<_> = spans[0].attributes.iter().map(|kv| kv.key.as_str()).collect();
     for key in ATTRIBUTES {
@@ -530,6 +540,9 @@ async fn the_admin_api_tells_what_happened() {
             assert_eq!(reported[figure].as_f64(), Some(value), "{figure} of {reported}");
         }
     }
+    // Gaps of 20 ms twice, of 10 ms three times.
+    let itl = fleet["replicas"][0]["recent"]["itl"].as_f64().unwrap();
+    assert!((itl / 0.014 - 1.0).abs() < 1e-9, "{fleet}");
     assert_eq!(json("/api/routes").await["routes"][0]["pools"][0]["ready"], 1);
     let latency = json("/api/latency?window=1m").await;
     let p99 = latency["series"][0]["ttft"]["p99"].as_f64().unwrap();
@@ -566,19 +579,6 @@ async fn the_admin_api_tells_what_happened() {
     assert!(!config.to_string().contains("hunter2"), "{config}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn every_path_of_the_api_has_a_version_and_is_in_the_index() {
-    let (address, _gateway, observer) = admin(None).await;
-    one_request(&observer);
-    let json = async |path: &str| -> serde_json::Value {
-        let (status, _, body) = get(address, path).await;
-        assert_eq!(status, 200, "{path}");
-        serde_json::from_str(&body).unwrap()
-    };
-    for path in ["/api/v1", "/api/v1/", "/api/"] {
-        assert_eq!(json(path).await["api"], "v1", "{path}");
-    }
-    let index = json("/api/v1/").await;
 /// The names of all members of an answer, each behind those around it.
 fn members(json: &serde_json::Value) -> BTreeSet<String> {
     let within =
@@ -594,6 +594,19 @@ fn members(json: &serde_json::Value) -> BTreeSet<String> {
     all.into_iter().flatten().collect()
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn every_path_of_the_api_has_a_version_and_is_in_the_index() {
+    let (address, _gateway, observer) = admin(None).await;
+    one_request(&observer);
+    let json = async |path: &str| -> serde_json::Value {
+        let (status, _, body) = get(address, path).await;
+        assert_eq!(status, 200, "{path}");
+        serde_json::from_str(&body).unwrap()
+    };
+    for path in ["/api/v1", "/api/v1/", "/api/"] {
+        assert_eq!(json(path).await["api"], "v1", "{path}");
+    }
+    let index = json("/api/v1/").await;
     let document = json("/api/v1/openapi.json").await;
     assert_eq!(document["openapi"], "3.1.0");
     for endpoint in index["endpoints"].as_array().unwrap() {
@@ -708,6 +721,18 @@ async fn the_verdict_and_the_history_show_an_incident_and_the_stream_tells_it() 
     assert_eq!(sum(&history["routes"][0]["judged"]), 20.0);
     assert_eq!(sum(&history["routes"][0]["missed"]["ttft"]), 12.0);
     assert_eq!(get(address, "/api/v1/history?step=1d").await.0, 400);
+    // What no client in Rust reads has the members that the page knows.
+    let known: serde_json::Value = serde_json::from_str(include_str!("../fixtures/admin-api.json")).unwrap();
+    for (name, shown) in [("history", &history), ("routes", &json("/api/v1/routes").await)] {
+        let (known, shown) = (members(&known[name]), members(shown));
+        let is_named = |member: &&String| {
+            !["budget.", "missed_in.", "prefill.", "stages."].iter().any(|by| member.contains(by))
+        };
+        let missing: Vec<_> = known.difference(&shown).filter(is_named).collect();
+        assert!(missing.is_empty(), "{name} lacks {missing:?}");
+    }
+    let decode = &history["routes"][0]["stages"]["decode"];
+    assert_eq!(members(decode), BTreeSet::from(["mean", "p50", "p95", "p99"].map(|name| format!(".{name}"))));
 
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let request = format!("GET /api/v1/events HTTP/1.1\r\nhost: {address}\r\n\r\n");
@@ -721,18 +746,6 @@ async fn the_verdict_and_the_history_show_an_incident_and_the_stream_tells_it() 
     assert!(String::from_utf8_lossy(&heard).contains("content-type: text/event-stream"));
 }
 
-    // What no client in Rust reads has the members that the page knows.
-    let known: serde_json::Value = serde_json::from_str(include_str!("../fixtures/admin-api.json")).unwrap();
-    for (name, shown) in [("history", &history), ("routes", &json("/api/v1/routes").await)] {
-        let (known, shown) = (members(&known[name]), members(shown));
-        let is_named = |member: &&String| {
-            !["budget.", "missed_in.", "prefill.", "stages."].iter().any(|by| member.contains(by))
-        };
-        let missing: Vec<_> = known.difference(&shown).filter(is_named).collect();
-        assert!(missing.is_empty(), "{name} lacks {missing:?}");
-    }
-    let decode = &history["routes"][0]["stages"]["decode"];
-    assert_eq!(members(decode), BTreeSet::from(["mean", "p50", "p95", "p99"].map(|name| format!(".{name}"))));
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_events_ends_with_the_token_that_it_was_opened_with() {
     let (address, gateway, _observer) = admin(Some("s3cret")).await;

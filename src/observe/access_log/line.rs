@@ -88,59 +88,53 @@ fn write_text(out: &mut Vec<u8>, text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value as Json;
+    use serde_json::{Value as Json, json};
 
     use super::*;
     use crate::observe::fixture;
     use crate::record::{Addends, Weighed};
 
+    fn line_of(record: &Record) -> (String, Json) {
+        let mut out = Vec::new();
+        write(&mut out, record, &Judgement::of(record), &Clock::start());
+        let line = serde_json::from_slice(&out).unwrap();
+        (String::from_utf8(out).unwrap(), line)
+    }
+
     #[test]
     fn a_line_has_the_names_of_the_span_attributes() {
-        let mut out = Vec::new();
         let record = fixture::stream();
-        write(&mut out, &record, &Judgement::of(&record), &Clock::start());
-        let line: Json = serde_json::from_slice(&out).unwrap();
-        let text = |name: &str| line[name].as_str().unwrap().to_owned();
-        assert_eq!(text("request_id"), "req-1");
-        assert_eq!(text("trace_id"), "123456789abcdef0123456789abcdef0");
-        assert_eq!(text("gen_ai.operation.name"), "chat");
-        assert_eq!(text("tokenway.replica"), "gpu-a:8000");
-        assert_eq!(text("tokenway.outcome"), "ok");
-        assert_eq!(line["http.response.status_code"], 200);
-        assert_eq!(line["gen_ai.usage.output_tokens"], 21);
-        assert_eq!(line["gen_ai.response.finish_reasons"], serde_json::json!(["stop"]));
-        assert_eq!(line["tokenway.ttft"], 0.2);
-        assert_eq!(line["tokenway.stage.prefill"], 0.195);
-        assert!(text("time").ends_with('Z'));
-        assert!(line.get("error.type").is_none());
+        let (_, line) = line_of(&record);
+        for (name, value) in [
+            ("request_id", json!("req-1")),
+            ("trace_id", json!("123456789abcdef0123456789abcdef0")),
+            ("gen_ai.operation.name", json!("chat")),
+            ("tokenway.replica", json!("gpu-a:8000")),
+            ("tokenway.outcome", json!("ok")),
+            ("http.response.status_code", json!(200)),
+            ("gen_ai.usage.output_tokens", json!(21)),
+            ("gen_ai.response.finish_reasons", json!(["stop"])),
+            ("tokenway.ttft", json!(0.2)),
+            ("error.type", Json::Null),
+        ] {
+            assert_eq!(line[name], value, "{name}");
+        }
+        assert!(line["time"].as_str().unwrap().ends_with('Z'));
+        for time in Judgement::of(&record).stages {
+            let name = format!("tokenway.stage.{}", time.stage.as_str());
+            assert_eq!(line[&name], time.duration.as_secs_f64(), "{name}");
+        }
     }
 
     #[test]
     fn each_part_of_a_cost_has_a_name_of_its_own() {
         let mut record = fixture::stream();
-        let cost = Addends {
-            wait: 1.0,
-            prefill: 2.0,
-            base: 3.0,
-            adapter: 4.0,
-            transfer: 5.0,
-            others: 6.0,
-            decoding: 7.0,
-            harm: 8.0,
-            late: 9.0,
-            failure: 10.0,
-        };
-        let weighed = |replica: &str, is_chosen| Weighed {
-            replica: replica.into(),
-            is_chosen,
-            cost,
-            ..Weighed::default()
-        };
-        record.decision.as_mut().unwrap().weighed = [weighed("a", true), weighed("b", false)].into();
-        let mut out = Vec::new();
-        write(&mut out, &record, &Judgement::of(&record), &Clock::start());
-        let text = String::from_utf8(out).unwrap();
-        let line: Json = serde_json::from_str(&text).unwrap();
+        let [wait, prefill, base, adapter, transfer] = [1.0, 2.0, 3.0, 4.0, 5.0];
+        let [others, decoding, harm, late, failure] = [6.0, 7.0, 8.0, 9.0, 10.0];
+        let cost = Addends { wait, prefill, base, adapter, transfer, others, decoding, harm, late, failure };
+        let weighed = |is_chosen| Weighed { replica: "a".into(), is_chosen, cost, ..Weighed::default() };
+        record.decision.as_mut().unwrap().weighed = [weighed(true), weighed(false)].into();
+        let (text, line) = line_of(&record);
         for (name, seconds) in cost.named() {
             let name = format!("tokenway.decision.cost.{name}");
             assert_eq!(text.matches(&format!("\"{name}\":")).count(), 1, "{name}: {text}");
@@ -161,10 +155,8 @@ mod tests {
     fn text_from_outside_cannot_break_a_line() {
         let mut record = fixture::stream();
         record.response_id = Some("a\"b\n{c".into());
-        let mut out = Vec::new();
-        write(&mut out, &record, &Judgement::of(&record), &Clock::start());
-        assert_eq!(out.iter().filter(|byte| **byte == b'\n').count(), 1);
-        let parsed: Json = serde_json::from_slice(&out).unwrap();
-        assert_eq!(parsed["gen_ai.response.id"], "a\"b\n{c");
+        let (text, line) = line_of(&record);
+        assert_eq!(text.matches('\n').count(), 1);
+        assert_eq!(line["gen_ai.response.id"], "a\"b\n{c");
     }
 }

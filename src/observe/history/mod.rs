@@ -223,20 +223,22 @@ mod tests {
     use crate::observe::fixture;
     use crate::record::Outcome;
 
-    fn ended(route: &str, seconds: u64) -> Arc<Record> {
-        let mut record = fixture::stream();
-        record.route = route.into();
+    /// Counts a good request.
+    fn end(history: &History, route: &str, seconds: u64) {
+        let mut record = Record { route: route.into(), ..fixture::stream() };
         record.at.end = at(seconds);
-        Arc::new(record)
+        count(history, record);
+    }
+
+    fn count(history: &History, record: Record) {
+        let judgement = Judgement::of(&record);
+        history.record(&Arc::new(record), &judgement);
     }
 
     #[test]
     fn slots_end_after_an_hour_and_after_ten_minutes() {
         let history = History::default();
-        for second in [0, 3000, 3599] {
-            let record = ended("chat", second);
-            history.record(&record, &Judgement::of(&record));
-        }
+        [0, 3000, 3599].into_iter().for_each(|second| end(&history, "chat", second));
         let route = history.route(&"chat".into());
         let requests = |step, n, now| -> Vec<u32> {
             route.slots(step, n, at(now)).iter().map(|(_, slot)| slot.requests).collect()
@@ -263,8 +265,7 @@ mod tests {
             (60, vec![(0, 3), (1, 1)]),
             (200, vec![(0, 3), (1, 1), (3, 1)]),
         ] {
-            let record = ended("chat", second);
-            history.record(&record, &Judgement::of(&record));
+            end(&history, "chat", second);
             assert_eq!(requests(second), expected, "{second}");
         }
         let replica = Arc::clone(&fixture::stream().attempts[0].served.replica);
@@ -281,7 +282,7 @@ mod tests {
             let mut record = fixture::stream();
             (record.route, record.tenant, record.at.end) = ("chat".into(), tenant.into(), at(seconds));
             record.slo.ttft = Some(Duration::from_millis(bound));
-            history.record(&Arc::new(record.clone()), &Judgement::of(&record));
+            count(&history, record);
         };
         (0..300).for_each(|seconds| record(seconds, "acme", 500));
         (300..9000).for_each(|seconds| record(seconds, "flood", 1));
@@ -294,26 +295,10 @@ mod tests {
     }
 
     #[test]
-    fn gaps_count_once_for_each_token() {
-        let (history, replica) = (History::default(), Arc::<str>::from("r1"));
-        let route = history.route(&"chat".into());
-        let gap = crate::record::Gap { length: Duration::from_millis(40), tokens: Some(2) };
-        route.gaps(&replica, &Gaps { gaps: &[gap], late_itl: &[(Duration::from_millis(30), 3)] }, at(5));
-        let slots = route.slots(Step::Minute, 1, at(5));
-        let part = &slots[0].1.parts[&(Dimension::Replica, replica)];
-        assert_eq!(part.itl.count, 5.0);
-        assert!((part.itl.value().unwrap() / 0.014 - 1.0).abs() < 1e-9, "{part:?}");
-    }
-
-    #[test]
     fn routes_are_bounded_and_no_route_is_none() {
         let history = History::default();
-        for i in 0..300 {
-            let record = ended(&format!("r{i}"), 1);
-            history.record(&record, &Judgement::of(&record));
-        }
-        let record = ended("none", 1);
-        history.record(&record, &Judgement::of(&record));
+        (0..300).for_each(|i| end(&history, &format!("r{i}"), 1));
+        end(&history, "none", 1);
         let routes = history.routes();
         assert_eq!(routes.len(), MAX_ROUTES);
         assert!(routes.iter().all(|(name, _)| !["none", ""].contains(&&**name)));
@@ -327,14 +312,10 @@ mod tests {
     #[test]
     fn the_failed_are_kept_with_the_slow_newest_first() {
         let history = History::default();
-        let good = ended("chat", 5);
-        let mut failed = fixture::stream();
-        failed.outcome = Outcome::Failed;
+        end(&history, "chat", 5);
+        let mut failed = Record { outcome: Outcome::Failed, ..fixture::stream() };
         failed.at.end = at(6);
-        let failed = Arc::new(failed);
-        for record in [&good, &failed] {
-            history.record(record, &Judgement::of(record));
-        }
+        count(&history, failed);
         let kept = history.kept(at(7));
         let why: Vec<_> = kept.iter().map(|kept| kept.why).collect();
         assert_eq!(why, [Why::Failed, Why::Slow]);

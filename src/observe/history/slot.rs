@@ -450,6 +450,19 @@ fn add(count: &mut u32, by: i32) {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+    /// What is counted of these.
+    fn slot_of<const N: usize>(records: [&Record; N]) -> Slot {
+        let mut slot = Slot::default();
+        records.into_iter().for_each(|record| slot.record(record, &Judgement::of(record)));
+        slot
+    }
+
+    /// Its first token is late.
+    fn late() -> Record {
+        let slo = SloBounds { ttft: Some(Duration::from_millis(100)), ..SloBounds::default() };
+        Record { slo, ..fixture::stream() }
+    }
+
 
     use super::*;
     use crate::observe::fixture;
@@ -457,15 +470,8 @@ mod tests {
 
     #[test]
     fn a_miss_is_counted_for_the_route_and_for_everyone_who_took_part() {
-        let mut slot = Slot::default();
-        let mut late = fixture::stream();
-        late.slo = SloBounds { ttft: Some(Duration::from_millis(100)), ..SloBounds::default() };
-        slot.record(&late, &Judgement::of(&late));
-        let good = fixture::stream();
-        slot.record(&good, &Judgement::of(&good));
-        let mut left = fixture::stream();
-        left.outcome = Outcome::ClientError;
-        slot.record(&left, &Judgement::of(&left));
+        let left = Record { outcome: Outcome::ClientError, ..fixture::stream() };
+        let slot = slot_of([&late(), &fixture::stream(), &left]);
         assert_eq!((slot.requests, slot.judged(), slot.good), (3, 2, 1));
         assert_eq!(slot.missed[Missed::Ttft as usize], 1);
         assert_eq!(slot.missed_in[Stage::Prefill], 1);
@@ -495,14 +501,13 @@ mod tests {
 
     #[test]
     fn a_failed_attempt_is_charged_to_its_replica_though_another_answered() {
-        let mut slot = Slot::default();
         let mut retried = fixture::stream();
         let mut failed = retried.attempts[0].clone();
         failed.served.replica = "gpu-b:8000".into();
         failed.error = Some("connect_refused");
         failed.end = failed.start;
         retried.attempts.insert(0, failed);
-        slot.record(&retried, &Judgement::of(&retried));
+        let slot = slot_of([&retried]);
         let replica = |name: &str| slot.parts[&(Dimension::Replica, name.into())].clone();
         assert_eq!((replica("gpu-b:8000").failures, replica("gpu-b:8000").requests), (1, 0));
         assert_eq!((replica("gpu-a:8000").failures, replica("gpu-a:8000").requests), (0, 1));
@@ -510,29 +515,23 @@ mod tests {
 
     #[test]
     fn a_stream_that_breaks_off_is_a_failure_and_no_answer() {
-        let (mut slot, mut broken) = (Slot::default(), fixture::stream());
-        broken.outcome = Outcome::Failed;
-        slot.record(&broken, &Judgement::of(&broken));
-        slot.record(&fixture::stream(), &Judgement::of(&fixture::stream()));
+        let broken = Record { outcome: Outcome::Failed, ..fixture::stream() };
+        let slot = slot_of([&broken, &fixture::stream()]);
         let part = slot.of(Dimension::Replica, &"gpu-a:8000".into()).unwrap();
         assert_eq!((part.requests, part.failures, part.answers), (2, 1, 1));
     }
 
     #[test]
     fn what_a_hedge_waited_for_is_not_the_winner_s_connect() {
-        let mut slot = Slot::default();
-        let mut hedged = fixture::stream();
-        hedged.slo = SloBounds { ttft: Some(Duration::from_millis(100)), ..SloBounds::default() };
+        let mut hedged = late();
         let mut overtaken = hedged.attempts[0].clone();
         overtaken.served.replica = "gpu-b:8000".into();
         overtaken.end = overtaken.start.after(Duration::from_millis(1));
         hedged.attempts[0].start = overtaken.end;
         hedged.attempts.insert(0, overtaken);
-        let connected = hedged.at.first_token.unwrap();
-        hedged.at.connected = Some(connected);
-        let judgement = Judgement::of(&hedged);
-        assert_eq!(judgement.blamed, Some(Stage::Connect));
-        slot.record(&hedged, &judgement);
+        hedged.at.connected = hedged.at.first_token;
+        assert_eq!(Judgement::of(&hedged).blamed, Some(Stage::Connect));
+        let slot = slot_of([&hedged]);
         let part = |dimension, name: &str| slot.parts[&(dimension, name.into())].clone();
         let winner = part(Dimension::Replica, "gpu-a:8000");
         assert_eq!((winner.requests, winner.missed(), winner.mean(Stage::Connect)), (1, 0, None));
@@ -542,14 +541,14 @@ mod tests {
 
     #[test]
     fn a_prompt_that_was_computed_for_another_replica_counts_where_it_was() {
-        let (mut slot, mut record) = (Slot::default(), fixture::stream());
+        let mut record = fixture::stream();
         let mut leg = record.attempts[0].clone();
         (leg.cause, leg.status, leg.served.replica) = (AttemptCause::Prefill, Some(200), "prefill-1".into());
         // It took longer than the head of the answer, and the answer's gaps were too long.
         leg.end = leg.start.after(Duration::from_secs(2));
         record.attempts.insert(0, leg);
         record.itl_missed = Some(99);
-        slot.record(&record, &Judgement::of(&record));
+        let slot = slot_of([&record]);
         let part = |name: &str| slot.of(Dimension::Replica, &name.into()).unwrap();
         let (own, decoder) = (part("prefill-1"), part("gpu-a:8000"));
         assert_eq!((own.prefills, own.requests, own.judged, own.missed()), (1, 0, 1, 0));

@@ -131,18 +131,4 @@ mod tests {
         assert_eq!(count(Step::TenSeconds, 0, 12), 0, "ten minutes");
         assert_eq!(series.counts(Measure::Itl, Step::Minute, 0, 99), Counts::default());
     }
-
-    #[test]
-    fn gaps_count_once_for_each_token() {
-        let (series, ms) = (LatencySeries::default(), Duration::from_millis);
-        let gap = crate::record::Gap { length: ms(40), tokens: Some(2) };
-        series.gaps(&Gaps { gaps: &[gap], late_itl: &[(ms(30), 3)] }, Stamp::default());
-        for (measure, count, quantile, seconds) in
-            [(Measure::Itl, 5, 0.99, 0.02), (Measure::Icl, 1, 0.5, 0.04)]
-        {
-            let counts = series.window(measure, Window::Minute, Stamp::default());
-            assert_eq!(counts.count(), count);
-            assert!((counts.quantile(quantile).unwrap() / seconds - 1.0).abs() < 0.004);
-        }
-    }
 }

@@ -239,45 +239,6 @@ mod tests {
     use crate::observe::fixture;
     use crate::record::Ways;
 
-    #[test]
-    fn a_request_becomes_a_tree_whose_attempt_has_the_id_that_went_upstream() {
-        let mut record = fixture::stream();
-        record.trace.parent = Some(0xc3);
-        record.longest_gap = Duration::from_secs(2);
-        let clock = Clock::start();
-        let spans = spans(&record, &clock);
-        let names: Vec<_> = spans.iter().map(|span| (&*span.name, span.kind())).collect();
-        assert_eq!(
-            names,
-            [
-                ("chat llama", SpanKind::Server),
-                ("admit", SpanKind::Internal),
-                ("route", SpanKind::Internal),
-                ("attempt", SpanKind::Client),
-                ("prefill", SpanKind::Internal),
-                ("decode", SpanKind::Internal),
-            ]
-        );
-        let id = |id: u64| id.to_be_bytes().to_vec();
-        let below = id(record.attempts[0].span);
-        assert!(spans[4..].iter().all(|span| span.parent_span_id == below));
-        assert_eq!(
-            spans[3].end_time_unix_nano, spans[0].end_time_unix_nano,
-            "the attempt lasts to the last byte"
-        );
-        assert_eq!(spans[4].end_time_unix_nano, spans[5].start_time_unix_nano);
-        assert_eq!(spans[5].end_time_unix_nano, spans[0].end_time_unix_nano);
-        assert_eq!(spans.len() as u64, span_count(&record));
-        assert_eq!(spans[0].parent_span_id, id(0xc3));
-        assert_eq!(spans[0].flags, 0x301, "sampled, of a parent elsewhere");
-        assert!(spans[1..4].iter().all(|span| span.parent_span_id == id(0xb2)));
-        assert_eq!(spans[3].span_id, id(0xa1));
-        let events: Vec<_> = spans[0].events.iter().map(|event| &*event.name).collect();
-        assert_eq!(events, ["first_token", "stall", "last_token"]);
-        assert_eq!(spans[0].start_time_unix_nano, nanos(clock.wall(record.at.head)));
-        assert_eq!(spans[0].status, None);
-    }
-
     /// Names of the spans of stages, from when to when in milliseconds from the head, and the attempts' ids.
     fn stage_spans(record: &Record) -> Vec<(String, u64, u64, u64)> {
         let spans = spans(record, &Clock::start());

@@ -63,17 +63,8 @@ mod tests {
         Sampling { routine, max_per_second: u32::MAX, keep }
     }
 
-    fn kept(record: &Record, is_tail: bool, sampling: &Sampling) -> bool {
-        let seen = Seen { is_tail, ..Seen::default() };
+    fn kept(record: &Record, seen: Seen, sampling: &Sampling) -> bool {
         keep(record, &Judgement::of(record), seen, sampling)
-    }
-
-    #[test]
-    fn what_drifts_is_kept_where_that_is_asked_for() {
-        let (good, seen) = (fixture::stream(), Seen { is_drifting: true, ..Seen::default() });
-        for (all, expected) in [(true, true), (false, false)] {
-            assert_eq!(keep(&good, &Judgement::of(&good), seen, &rules(0.0, all)), expected);
-        }
     }
 
     #[test]
@@ -92,21 +83,24 @@ mod tests {
             let leg = Attempt { cause: AttemptCause::Prefill, ..r.attempts[0].clone() };
             r.attempts.insert(0, leg);
         });
+        let none = Seen::default();
         let table = [
-            (&good, false, false, false),
-            (&two_legs, false, false, false),
-            (&good, true, false, true),
-            (&sampled, false, true, true),
-            (&unsampled, false, false, false),
-            (&stranger, false, false, false),
-            (&failed, false, false, true),
-            (&late, false, false, true),
-            (&retried, false, false, true),
+            (&good, none, false, false),
+            (&two_legs, none, false, false),
+            (&good, Seen { is_tail: true, ..none }, false, true),
+            (&good, Seen { is_drifting: true, ..none }, false, true),
+            (&good, Seen { is_canary: true, ..none }, false, true),
+            (&sampled, none, true, true),
+            (&unsampled, none, false, false),
+            (&stranger, none, false, false),
+            (&failed, none, false, true),
+            (&late, none, false, true),
+            (&retried, none, false, true),
         ];
-        for (i, (record, is_tail, by_none, by_all)) in table.into_iter().enumerate() {
-            assert_eq!(kept(record, is_tail, &rules(0.0, false)), by_none, "case {i}");
-            assert_eq!(kept(record, is_tail, &rules(0.0, true)), by_all, "case {i}");
-            assert!(kept(record, is_tail, &rules(1.0, false)), "case {i}");
+        for (i, (record, seen, by_none, by_all)) in table.into_iter().enumerate() {
+            assert_eq!(kept(record, seen, &rules(0.0, false)), by_none, "case {i}");
+            assert_eq!(kept(record, seen, &rules(0.0, true)), by_all, "case {i}");
+            assert!(kept(record, seen, &rules(1.0, false)), "case {i}");
         }
     }
 
@@ -114,7 +108,7 @@ mod tests {
     fn the_share_is_taken_from_the_low_bits() {
         let half = rules(0.5, false);
         let id = |trace_id| with(|r| r.trace.trace_id = trace_id);
-        assert!(kept(&id(0xffff_ffff_ffff_ffff_ff00_0000_0000_0001), false, &half));
-        assert!(!kept(&id(0x0000_0000_0000_0001_0080_0000_0000_0000), false, &half));
+        assert!(kept(&id(0xffff_ffff_ffff_ffff_ff00_0000_0000_0001), Seen::default(), &half));
+        assert!(!kept(&id(0x0000_0000_0000_0001_0080_0000_0000_0000), Seen::default(), &half));
     }
 }

@@ -487,11 +487,18 @@ mod tests {
     use super::*;
     use crate::rollout::fixture;
 
+    fn judge(bounds: &str) -> Judge {
+        Judge::new(&fixture::canary(bounds), &SavedEvidence::default())
+    }
+
+    fn evidence(judge: &Judge, test: &str) -> Evidence {
+        judge.evidence().into_iter().find(|evidence| evidence.test == test).unwrap()
+    }
+
     #[test]
     fn a_canary_that_is_faster_ends_its_steps_as_soon_as_one_that_is_alike() {
-        let canary = fixture::canary("max_ttft_ratio = { p50 = 1.1 }\nmax_itl_ratio = {}\n");
         for speed in [1.0, 0.6] {
-            let mut judge = Judge::new(&canary, &SavedEvidence::default());
+            let mut judge = judge("max_ttft_ratio = { p50 = 1.1 }\nmax_itl_ratio = {}\n");
             let mut random = fastrand::Rng::with_seed(1);
             for request in 0..6000_u32 {
                 let now = f64::from(request) / 100.0;
@@ -499,16 +506,15 @@ mod tests {
                 let ttft = 0.02 * (1.0 + 0.1 * random.f64());
                 judge.observe(now, Measure::Ttft, Class::Short, Observed::of(arm, speed * ttft));
             }
-            let evidence = judge.evidence().into_iter().find(|test| test.test == "ttft_p50").unwrap();
+            let evidence = evidence(&judge, "ttft_p50");
             assert!(evidence.share < 0.1 && evidence.trial >= Some(1.0), "{speed}: {evidence:?}");
         }
     }
 
     #[test]
     fn no_step_ends_while_the_baseline_is_too_cold_to_be_compared_with() {
-        let mut judge = Judge::new(&fixture::canary(""), &SavedEvidence::default());
-        let trial =
-            |judge: &Judge| judge.evidence().into_iter().find(|test| test.test == "ttft_p50").unwrap().trial;
+        let mut judge = judge("");
+        let trial = |judge: &Judge| evidence(judge, "ttft_p50").trial;
         judge.observe(1.0, Measure::Ttft, Class::Short, Observed::of(Arm::Canary, 0.35));
         assert_eq!(trial(&judge), None, "the baseline has none to wait for");
         judge.expects(Measure::Ttft);
@@ -522,13 +528,12 @@ mod tests {
         for increase in [0.01, 0.25, 0.4, 0.8, 1.0] {
             let bounds =
                 format!("max_error_ratio_increase = {increase}\nmax_goodput_decrease = {increase}\n");
-            let mut judge = Judge::new(&fixture::canary(&bounds), &SavedEvidence::default());
+            let mut judge = judge(&bounds);
             for request in 0..4000_u32 {
                 let arm = [Arm::Canary, Arm::Baseline][request as usize % 2];
                 judge.attempt(f64::from(request) / 20.0, Class::Short, arm, None, false);
             }
-            let evidence = judge.evidence();
-            let errors = evidence.iter().find(|test| test.test == "errors").unwrap();
+            let errors = evidence(&judge, "errors");
             assert!(errors.trial.is_none_or(|trial| trial >= 1.0), "{increase}: {errors:?}");
             assert_eq!(errors.trial.is_none(), increase == 1.0, "no share of failed requests is above it");
         }
@@ -536,8 +541,7 @@ mod tests {
 
     #[test]
     fn a_breach_has_what_was_measured_on_both_sides() {
-        let canary = fixture::canary("max_ttft_ratio = { p50 = 1.1, p99 = 1.2 }\n");
-        let mut judge = Judge::new(&canary, &SavedEvidence::default());
+        let mut judge = judge("max_ttft_ratio = { p50 = 1.1, p99 = 1.2 }\n");
         for request in 0..2000_u32 {
             let (now, arm) = (f64::from(request) / 20.0, [Arm::Canary, Arm::Baseline][request as usize % 2]);
             for (class, canary_ttft) in [(Class::Short, 0.2), (Class::Long, 1.5)] {
@@ -555,8 +559,7 @@ mod tests {
     /// Whether a step ends, after how many answers of the canary, of which a share takes six times as long; 24 requests a second,
     /// half of them the canary's, which differ little.
     fn ends(seed: u64, slow: f64) -> Option<u32> {
-        let canary = fixture::canary("max_ttft_ratio = { p50 = 1.1, p99 = 1.2 }\nmax_itl_ratio = {}\n");
-        let mut judge = Judge::new(&canary, &SavedEvidence::default());
+        let mut judge = judge("max_ttft_ratio = { p50 = 1.1, p99 = 1.2 }\nmax_itl_ratio = {}\n");
         let mut random = fastrand::Rng::with_seed(seed);
         for request in 0..8000_u32 {
             let arm = [Arm::Canary, Arm::Baseline][request as usize % 2];
