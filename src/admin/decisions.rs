@@ -18,7 +18,6 @@ use crate::observe::stages::Stage;
 use crate::observe::{Observer, rfc3339};
 use crate::record::{DecisionSummary, Record, Served, Weighed};
 
-/// Query of `/api/decisions`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DecisionsQuery {
@@ -26,7 +25,6 @@ pub(super) struct DecisionsQuery {
     limit: Option<String>,
 }
 
-/// `/api/decisions`
 pub(super) async fn decisions(
     State(admin): State<Arc<AdminState>>,
     query: Result<Query<DecisionsQuery>, QueryRejection>,
@@ -94,7 +92,6 @@ fn way(record: &Record) -> Option<Way> {
     })
 }
 
-/// A candidate of a decision.
 fn candidate(weighed: &Weighed) -> Candidate {
     let cost = weighed.cost.named().into_iter().map(|(name, seconds)| (name.to_owned(), seconds));
     Candidate {

@@ -17,7 +17,6 @@ use crate::drift::detectors::{Finding, Kind, Mute};
 use crate::drift::service::Busy;
 use crate::observe::rfc3339;
 
-/// GET `/drift`
 pub(super) async fn findings(State(admin): State<Arc<AdminState>>) -> Json<Drift> {
     let found = admin.drift.board().read();
     let now = admin.drift.now();
@@ -61,7 +60,6 @@ pub(super) async fn acknowledge(
     answer(&admin, admin.drift.acknowledge(&id, !request.undo).await)
 }
 
-/// POST `/drift/{id}/reset`
 pub(super) async fn reset(
     State(admin): State<Arc<AdminState>>,
     Path(id): Path<String>,

@@ -17,7 +17,6 @@ use crate::observe::history::{Dimension, Part};
 use crate::observe::latency::{Measure, Step};
 use crate::routing::EngineSignals;
 
-/// `/api/fleet`
 pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
     let calibrations = admin.control.calibrations();
     let pool = |pool: &PoolCalibration| FleetPool { calibration: pool.whole, pool: pool.pool.to_string() };

@@ -20,14 +20,12 @@ use crate::identity::{KeyError, KeyStore};
 use crate::observe::rfc3339;
 use crate::request::api_keys::ApiKey;
 
-/// Query of GET `/keys`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct KeysQuery {
     tenant: Option<String>,
 }
 
-/// GET `/keys`
 pub(super) async fn list(
     State(admin): State<Arc<AdminState>>,
     query: Result<Query<KeysQuery>, QueryRejection>,
@@ -39,7 +37,6 @@ pub(super) async fn list(
     Ok(Json(Keys { keys: keys.iter().filter(is_asked).map(|key| shown(key, &config, now)).collect() }))
 }
 
-/// POST `/keys`
 pub(super) async fn make(
     State(admin): State<Arc<AdminState>>,
     body: Result<Bytes, BytesRejection>,
@@ -56,7 +53,6 @@ pub(super) async fn make(
     Ok((StatusCode::CREATED, Json(KeyMade { key, kept, secret: secret.reveal().to_owned() })))
 }
 
-/// POST `/keys/{tenant}/{name}/revoke`
 pub(super) async fn revoke(
     State(admin): State<Arc<AdminState>>,
     Path((tenant, name)): Path<(String, String)>,

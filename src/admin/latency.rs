@@ -14,7 +14,6 @@ use crate::observe::latency::{Measure, Window};
 use crate::observe::windows::{SeriesView, SplitBy};
 use crate::stats::Counts;
 
-/// Query of `/api/latency`.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LatencyQuery {
@@ -28,7 +27,6 @@ pub(super) struct LatencyQuery {
     stage: Option<String>,
 }
 
-/// `/api/latency`
 pub(super) async fn latency(
     State(admin): State<Arc<AdminState>>,
     query: Result<Query<LatencyQuery>, QueryRejection>,

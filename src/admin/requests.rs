@@ -23,7 +23,6 @@ use crate::observe::stages::Stage;
 use crate::observe::{Observer, rfc3339};
 use crate::record::{self, AttemptCause, Outcome, Record, SloBounds};
 
-/// Query of `/api/requests`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RequestsQuery {
@@ -38,7 +37,6 @@ pub(super) struct RequestsQuery {
     after: Option<String>,
 }
 
-/// `/api/requests`
 pub(super) async fn requests(
     State(admin): State<Arc<AdminState>>,
     query: Result<Query<RequestsQuery>, QueryRejection>,
@@ -67,7 +65,6 @@ pub(super) async fn requests(
     Ok(Json(Requests { next, requests }))
 }
 
-/// `/api/requests/{id}`
 pub(super) async fn request(
     State(admin): State<Arc<AdminState>>,
     Path(id): Path<String>,

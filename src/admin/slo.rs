@@ -22,7 +22,6 @@ use crate::observe::rfc3339;
 use crate::observe::slo::Missed;
 use crate::stats::Counts;
 
-/// `/api/slo`
 pub(super) async fn slo(State(admin): State<Arc<AdminState>>) -> Json<Slo> {
     Json(summary(&admin))
 }

@@ -16,7 +16,6 @@ use crate::clock::wall_second;
 use crate::observe::rfc3339;
 use crate::observe::usage::{Payer, Used};
 
-/// Query of `/usage`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct UsageQuery {
@@ -25,7 +24,6 @@ pub(super) struct UsageQuery {
     by: Option<String>,
 }
 
-/// GET `/usage`
 pub(super) async fn usage(
     State(admin): State<Arc<AdminState>>,
     query: Result<Query<UsageQuery>, QueryRejection>,

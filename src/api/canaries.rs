@@ -3,7 +3,6 @@
 use serde_json::Value;
 
 answers! {
-    /// `/canaries`
     struct Canaries {
         canaries: Vec<Canary>,
     }
@@ -13,7 +12,6 @@ answers! {
         canary: Option<Canary>,
     }
 
-    /// A canary.
     struct Canary {
         pool: String,
         /// Why it is in its state.
@@ -36,7 +34,6 @@ answers! {
         weight: f64,
     }
 
-    /// Numbers of requests.
     struct CanaryRequests {
         baseline: u64,
         /// Those that failed there and were answered by the baseline count on both sides.
@@ -45,7 +42,6 @@ answers! {
         shadow: u64,
     }
 
-    /// A test of a canary.
     struct CanaryTest {
         bound: f64,
         /// As a share of what stops it: 1 is a breach.

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 answers! {
-    /// `/drift`
     struct Drift {
         /// Those that hold.
         active: Vec<Finding>,

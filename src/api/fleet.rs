@@ -5,21 +5,18 @@ use std::collections::BTreeMap;
 use crate::routing::Calibration;
 
 answers! {
-    /// `/fleet`
     struct Fleet {
         pools: Vec<FleetPool>,
         replicas: Vec<Replica>,
         sources: Vec<Source>,
     }
 
-    /// A pool.
     struct FleetPool {
         /// Over all its replicas.
         calibration: Option<Calibration>,
         pool: String,
     }
 
-    /// A replica.
     struct Replica {
         /// Figures that its engine's profile expects and its page does not have.
         absent_figures: Vec<String>,

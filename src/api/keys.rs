@@ -3,7 +3,6 @@
 use serde_json::Value;
 
 answers! {
-    /// `/keys`
     struct Keys {
         keys: Vec<Key>,
     }
@@ -35,7 +34,6 @@ answers! {
         tenant: String,
     }
 
-    /// A key that was made.
     struct KeyMade {
         key: Key,
         /// Whether it outlasts a restart.

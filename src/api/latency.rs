@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 answers! {
-    /// `/latency`
     struct Latency {
         series: Vec<LatencySeries>,
         /// `1m`, `5m` or `1h`.

@@ -12,7 +12,6 @@ answers! {
         requests: Vec<Request>,
     }
 
-    /// An ended request.
     struct Request {
         attempts: usize,
         class: String,
@@ -69,7 +68,6 @@ answers! {
         trace_id: String,
     }
 
-    /// SLO bounds of a request.
     struct Bounds {
         e2e: Option<f64>,
         /// By percentile: `p50`, …

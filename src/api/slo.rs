@@ -34,7 +34,6 @@ answers! {
         state: String,
     }
 
-    /// The verdict over a route.
     struct RouteVerdict {
         bound: BoundMeans,
         burn: Burn,

@@ -21,7 +21,6 @@ use crate::observe::lag::Lateness;
 use crate::stage::Stage;
 use crate::stats::{Counts, upper_quantile};
 
-/// Figures of one route.
 #[derive(Default)]
 pub(crate) struct RouteFigures {
     /// Label `route`.
@@ -52,7 +51,6 @@ pub(crate) struct RouteFigures {
     pub(crate) lateness: Lateness,
 }
 
-/// Figures of one route in one window.
 #[derive(Clone, Default)]
 pub(crate) struct WindowFigures {
     pub(crate) slot: Slot,

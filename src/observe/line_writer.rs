@@ -164,7 +164,6 @@ struct LineQueue {
     wake: Condvar,
 }
 
-/// Work for the writer.
 #[derive(Debug, Default)]
 struct WriterWork {
     lines: LineBatch,

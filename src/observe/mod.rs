@@ -331,7 +331,7 @@ impl Observer {
             content.reopen();
         }
         if let Some(log) = &self.settled.access_log {
-            log.reopen();
+            log.lines.reopen();
         }
     }
 
@@ -352,7 +352,7 @@ impl Observer {
                 content.flush(limit);
             }
             if let Some(log) = &observer.settled.access_log {
-                log.flush(limit);
+                log.lines.flush(limit);
             }
         });
         let spans = async {

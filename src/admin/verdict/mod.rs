@@ -41,7 +41,6 @@ pub(super) struct Verdict {
     pub(super) outliers: Vec<Outlier>,
 }
 
-/// Judges one route.
 pub(super) fn judge(figures: &RouteFigures) -> Verdict {
     let status = status(figures);
     let (of_window, window) = window(figures);

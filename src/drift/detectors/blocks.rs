@@ -58,11 +58,6 @@ impl BlockHistory {
         self.aged().map(|(age, _)| age + 1).max().unwrap_or(0)
     }
 
-    /// The last closed part that had values.
-    pub(super) fn last_closed(&self) -> Option<i64> {
-        self.past.newest()
-    }
-
     /// Closed parts, for the baseline file.
     pub(super) fn parts(&self) -> &Ring<Counts> {
         &self.past
@@ -91,7 +86,7 @@ mod tests {
         for second in 0..600 {
             blocks.add(f64::from(second), 0.1);
         }
-        assert_eq!(blocks.last_closed(), Some(58), "59 parts were closed");
+        assert_eq!(blocks.parts().newest(), Some(58), "59 parts were closed");
         assert_eq!(blocks.age(), 3);
         let newest: u64 = blocks.aged().filter(|(age, _)| *age == 0).map(|(_, part)| part.count()).sum();
         assert_eq!(newest, 60);

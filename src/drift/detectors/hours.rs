@@ -202,7 +202,6 @@ fn summary(index: i64, values: &Counts, minutes: u64) -> Option<HourSummary> {
     })
 }
 
-/// Hours of a day.
 const DAY: usize = 24;
 /// Hours that are kept: those of a week, and the day being judged.
 const MAX_HOURS: i64 = (WEEK + 1) * 24;

@@ -95,7 +95,7 @@ fn days(series: &mut RouteSeries, at: f64, settings: &Settings, out: &mut Vec<Fi
     let route = [&mut series.ttft.blocks, &mut series.prompts, &mut series.itl.blocks];
     let replicas = series.replicas.iter_mut().map(|replica| &mut replica.blocks);
     route.into_iter().chain(replicas).for_each(|blocks| blocks.advance(at));
-    let part = series.ttft.blocks.last_closed();
+    let part = series.ttft.blocks.parts().newest();
     if part == series.judged.part {
         return;
     }

@@ -81,7 +81,6 @@ pub(super) enum Horizon {
     Days,
 }
 
-/// A kind of finding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KindRow {
     pub(super) subject: Subject,

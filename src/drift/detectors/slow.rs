@@ -48,7 +48,6 @@ pub(super) struct SlowDrift {
     pub(super) median: MedianMove,
     /// Median of the last blocks over that of the baseline.
     pub(super) median_ratio: f64,
-    /// Blocks in the baseline.
     pub(super) baseline_blocks: usize,
 }
 

@@ -40,7 +40,6 @@ pub(super) type Order = Box<dyn FnOnce(&mut DriftService) + Send>;
 #[error("drift detection is busy")]
 pub struct Busy;
 
-/// One ended request.
 #[derive(Clone, Debug)]
 pub(super) struct EndedRequest {
     record: Arc<Record>,

@@ -37,7 +37,6 @@ impl Told {
         self.mutes.iter().any(|mute| mute.covers(finding, now))
     }
 
-    /// A new finding.
     pub(super) fn found(&self, finding: &Finding, now: f64) {
         self.metrics.families.control.drift_findings.inc(finding.labels());
         if self.is_muted(finding, now) {

@@ -10,7 +10,6 @@ mod text;
 use std::cell::Cell;
 use std::io;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use super::judgement::Judgement;
 use super::line_writer::{LineWriter, LogOutput};
@@ -22,7 +21,7 @@ use crate::record::Record;
 
 /// Formats lines and queues them for the writer, which ends when this is dropped.
 pub(super) struct AccessLogger {
-    lines: LineWriter,
+    pub(super) lines: LineWriter,
     clock: Clock,
     metrics: Arc<Metrics>,
     is_terminal: bool,
@@ -80,16 +79,6 @@ impl AccessLogger {
         if is_queued != Ok(true) {
             self.metrics.families.process.access_log_dropped.inc();
         }
-    }
-
-    /// Reopens the file, for rotation; pending lines go to the new one.
-    pub(super) fn reopen(&self) {
-        self.lines.reopen();
-    }
-
-    /// Blocks until queued lines are written, at most for `limit`.
-    pub(super) fn flush(&self, limit: Duration) {
-        self.lines.flush(limit);
     }
 }
 

@@ -17,7 +17,6 @@ pub(super) struct Figures {
     pub(super) trace: u128,
     /// Span id of the attempt that caused it.
     pub(super) attempt: u64,
-    /// The engine's times.
     pub(super) times: EngineTimes,
 }
 
@@ -26,7 +25,6 @@ pub(super) fn count(export: &ExportTraceServiceRequest) -> u64 {
     export.resource_spans.iter().flat_map(|r| &r.scope_spans).map(|s| s.spans.len() as u64).sum()
 }
 
-/// The figures in an export.
 pub(super) fn figures(export: &ExportTraceServiceRequest) -> impl Iterator<Item = Figures> {
     let scopes = export.resource_spans.iter().flat_map(|resource| &resource.scope_spans);
     scopes.flat_map(|scope| &scope.spans).filter_map(of_span)

@@ -96,7 +96,7 @@ impl RouteHistory {
         let mut sum = Mean::default();
         gaps.itl().for_each(|(itl, tokens)| sum.add_times(itl.as_secs_f64(), f64::from(tokens)));
         if sum.count > 0.0 {
-            self.rings.lock().at(now).add_itl(replica, sum);
+            self.rings.lock().at(now).part(Dimension::Replica, replica).itl += sum;
         }
     }
 

@@ -228,11 +228,6 @@ impl Slot {
         self.bound += other.bound;
     }
 
-    /// Adds inter-token latencies of a replica.
-    pub(super) fn add_itl(&mut self, replica: &Arc<str>, itl: Mean) {
-        self.part(Dimension::Replica, replica).itl += itl;
-    }
-
     pub(super) fn record(&mut self, record: &Record, judgement: &Judgement) {
         self.requests += 1;
         self.empty += u32::from(record.empty.is_some());
@@ -327,7 +322,7 @@ impl Slot {
     }
 
     /// The part of that name; past [`Dimension::most`] new ones share [`OTHER`].
-    fn part(&mut self, dimension: Dimension, name: &Arc<str>) -> &mut Part {
+    pub(super) fn part(&mut self, dimension: Dimension, name: &Arc<str>) -> &mut Part {
         let mut key = (dimension, Arc::clone(name));
         if !self.parts.contains_key(&key) {
             let names = &mut self.names[dimension as usize];
@@ -450,6 +445,11 @@ fn add(count: &mut u32, by: i32) {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use super::*;
+    use crate::observe::fixture;
+    use crate::record::{Outcome, SloBounds};
+
     /// What is counted of these.
     fn slot_of<const N: usize>(records: [&Record; N]) -> Slot {
         let mut slot = Slot::default();
@@ -462,11 +462,6 @@ mod tests {
         let slo = SloBounds { ttft: Some(Duration::from_millis(100)), ..SloBounds::default() };
         Record { slo, ..fixture::stream() }
     }
-
-
-    use super::*;
-    use crate::observe::fixture;
-    use crate::record::{Outcome, SloBounds};
 
     #[test]
     fn a_miss_is_counted_for_the_route_and_for_everyone_who_took_part() {

@@ -14,7 +14,6 @@ pub(in crate::observe) trait Newest: Default {
     fn newest(&self) -> i64;
 }
 
-/// Series by key.
 pub(in crate::observe) struct SeriesMap<K, V> {
     all: DashMap<K, Arc<V>, LabelHasher>,
     /// Calls of [`SeriesMap::has_room`] that found the map full.

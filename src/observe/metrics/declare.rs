@@ -111,17 +111,14 @@ pub(super) trait Group {
     /// Each of them.
     fn families(&self) -> Vec<&dyn Handle>;
 
-    /// As [`Handle::start`].
     fn start(&self, key: &[&str], foreseen: &Foreseen) {
         self.families().iter().for_each(|family| family.start(key, foreseen));
     }
 
-    /// As [`Handle::forget`].
     fn forget(&self, key: &[&str]) {
         self.families().iter().for_each(|family| family.forget(key));
     }
 
-    /// As [`Handle::forget_revisions`].
     fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
         self.families().iter().for_each(|family| family.forget_revisions(is_kept));
     }

@@ -238,7 +238,6 @@ impl<const N: usize> Family<GaugeVec, N> {
 }
 
 impl<const N: usize> Family<CounterVec, N> {
-    /// Adds an amount.
     pub(super) fn add(&self, values: [&str; N], amount: f64) {
         self.get(values).inc_by(amount);
     }

@@ -20,7 +20,6 @@ use crate::observe::stages::{Stage, StageSource};
 use crate::record::{Gaps, Outcome, Record, Served};
 use crate::request::class::Class;
 
-/// Labels of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct RequestKey {
     pub(super) route: Arc<str>,
@@ -271,7 +270,6 @@ fn known_finish_reason(reason: &str) -> &'static str {
     FINISH_REASONS.iter().find(|known| **known == reason).copied().unwrap_or("other")
 }
 
-/// Handles of one replica.
 pub(super) struct ReplicaSeries {
     pub(super) ttft: Histogram,
     pub(super) itl: Histogram,

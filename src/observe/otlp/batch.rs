@@ -13,7 +13,6 @@ use crate::observe::metrics::DropReason;
 
 /// What becomes of what is queued.
 pub(crate) trait Batch: Send + 'static {
-    /// What is queued.
     type Queued: Send;
     /// A span, a log record.
     type Part: Send;

@@ -18,7 +18,6 @@ use crate::fleet::status::FleetView;
 use crate::observe::Surroundings;
 use crate::observe::metrics::{DeliveryResult, Metrics, since};
 
-/// The running export.
 pub(crate) struct MetricsExport {
     closing: CancellationToken,
     done: CancellationToken,

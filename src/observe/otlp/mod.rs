@@ -85,7 +85,6 @@ impl Collector {
         self.resource.clone()
     }
 
-    /// An exporter of spans.
     pub(super) fn spans(&self) -> Result<Exporter, CollectorError> {
         self.traces.exporter("spans", is_gzip("TRACES_"))
     }

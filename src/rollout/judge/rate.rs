@@ -9,7 +9,6 @@ use super::wealth::{Conversations, EVEN, Restarts, STAKES, Wealth};
 use super::{Arm, CLASSES};
 use crate::diagnosis::figures::Count;
 
-/// A running test.
 #[derive(Clone, Debug)]
 pub(super) struct RateTest {
     increase: f64,

@@ -87,7 +87,6 @@ impl Stall {
     }
 }
 
-/// A running test.
 #[derive(Clone, Debug)]
 pub(super) struct TailTest {
     bound: Bound,

@@ -21,7 +21,6 @@ use crate::rollout::judge::fleet::{FleetWatch, ReplicaSeen};
 use crate::rollout::judge::{Arm, Evidence, Judge, Measure, Observed, SavedEvidence, rate_trial_share};
 use crate::rollout::plan::{Action, Plan, RolloutState};
 
-/// A rollout of one route.
 pub(super) struct Rollout {
     pub(super) route: Arc<str>,
     pub(super) pool: Arc<str>,

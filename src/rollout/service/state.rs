@@ -47,7 +47,6 @@ impl Former {
     }
 }
 
-/// A file of states.
 #[derive(Default, Deserialize, Serialize)]
 struct StateFile {
     routes: BTreeMap<String, Saved>,
