@@ -6,10 +6,10 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::AdminState;
 use super::error::AdminError;
-use crate::api::latency::{Latency, LatencySeries, PercentileSeconds, Percentiles};
 use crate::observe::latency::{Measure, Window};
 use crate::observe::windows::{SeriesView, SplitBy};
 use crate::stats::Counts;
@@ -30,14 +30,14 @@ pub(super) struct LatencyQuery {
 pub(super) async fn latency(
     State(admin): State<Arc<AdminState>>,
     query: Result<Query<LatencyQuery>, QueryRejection>,
-) -> Result<Json<Latency>, AdminError> {
+) -> Result<Json<Value>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
     let window = Window::named(query.window.as_deref().unwrap_or("5m")).ok_or(AdminError::InvalidWindow)?;
     let split = query.split()?;
     let (observer, now) = (&admin.observer, admin.observer.clock.now());
     let all = observer.windows.read(split, window, now);
-    let series = all.iter().filter(|view| query.wants(view)).map(|view| shown(split, view)).collect();
-    Ok(Json(Latency { series, window: window.as_str().to_owned() }))
+    let series = all.iter().filter(|view| query.wants(view)).map(|view| shown(split, view));
+    Ok(Json(json!({ "series": series.collect::<Value>(), "window": window.as_str() })))
 }
 
 impl LatencyQuery {
@@ -73,34 +73,30 @@ impl LatencyQuery {
     }
 }
 
-fn shown(by: Option<SplitBy>, view: &SeriesView) -> LatencySeries {
-    let part = |split| view.part.as_deref().filter(|_| by == Some(split)).map(str::to_owned);
-    let of = |is_kept: bool, counts: &Counts| is_kept.then(|| percentiles(counts));
-    let (is_whole, has_tokens) = (by.is_none(), by != Some(SplitBy::Stage));
-    LatencySeries {
-        class: part(SplitBy::Class),
-        duration: percentiles(view.of(Measure::Duration)),
-        icl: of(is_whole, view.of(Measure::Icl)),
-        itl: of(is_whole, view.of(Measure::Itl)),
-        model: view.key.model.to_string(),
-        revision: view.key.revision.to_string(),
-        route: view.key.route.to_string(),
-        stage: part(SplitBy::Stage),
-        tenant: part(SplitBy::Tenant),
-        tpot: of(has_tokens, view.of(Measure::Tpot)),
-        ttft: of(has_tokens, view.of(Measure::Ttft)),
+/// Of stages only the duration is measured, and gaps only of the whole.
+fn shown(by: Option<SplitBy>, view: &SeriesView) -> Value {
+    let key = &view.key;
+    let mut shown = json!({ "model": &*key.model, "revision": &*key.revision, "route": &*key.route });
+    if let (Some(by), Some(part)) = (by, &view.part) {
+        shown[by.as_str()] = (**part).into();
     }
+    let measures = match by {
+        None => &Measure::ALL[..],
+        Some(SplitBy::Stage) => &[Measure::Duration],
+        Some(_) => &[Measure::Duration, Measure::Tpot, Measure::Ttft],
+    };
+    for measure in measures {
+        shown[measure.as_str()] = percentiles(view.of(*measure));
+    }
+    shown
 }
 
-fn percentiles(counts: &Counts) -> Percentiles {
-    let at = |quantile| counts.quantile(quantile).unwrap_or_default();
-    let of = PercentileSeconds {
-        max: at(1.0),
-        p50: at(0.5),
-        p90: at(0.9),
-        p95: at(0.95),
-        p99: at(0.99),
-        p999: at(0.999),
-    };
-    Percentiles { count: counts.count(), of: Some(of).filter(|_| counts.count() > 0) }
+/// A number of values and, where there are any, their percentiles.
+fn percentiles(counts: &Counts) -> Value {
+    let known = |(name, quantile)| Some((name, Value::from(counts.quantile(quantile)?)));
+    let count = [("count", counts.count().into())];
+    PERCENTILES.into_iter().filter_map(known).chain(count).collect()
 }
+
+const PERCENTILES: [(&str, f64); 6] =
+    [("max", 1.0), ("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99.9", 0.999)];

@@ -21,7 +21,6 @@ pub(crate) mod drift;
 pub(crate) mod failure;
 pub(crate) mod fleet;
 pub(crate) mod keys;
-pub(crate) mod latency;
 pub(crate) mod requests;
 pub(crate) mod scale;
 pub(crate) mod slo;

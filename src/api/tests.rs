@@ -19,7 +19,6 @@ fn an_answer_that_is_read_is_written_as_it_was() {
     is_unchanged::<super::decisions::Decisions>(&["decisions"]);
     is_unchanged::<super::requests::Requests>(&["requests"]);
     is_unchanged::<super::requests::RequestDetail>(&["request", "request_refused"]);
-    is_unchanged::<super::latency::Latency>(&["latency", "latency_tenant", "latency_class", "latency_stage"]);
     is_unchanged::<super::slo::Slo>(&["slo"]);
     is_unchanged::<super::drift::Drift>(&["drift"]);
     is_unchanged::<super::canaries::Canaries>(&["canaries"]);
