@@ -4,6 +4,12 @@
 {{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
+{{/* What the names of Roles in a namespace begin with: in a foreign one a release of the same name elsewhere may have its own. */}}
+{{- define "tokenway.reader" -}}
+{{- $root := index . 0 }}{{ include "tokenway.name" $root }}
+{{- if ne (index . 1) $root.Release.Namespace }}-{{ $root.Release.Namespace }}{{ end }}
+{{- end }}
+
 {{- define "tokenway.selector" -}}
 app.kubernetes.io/name: tokenway
 app.kubernetes.io/instance: {{ .Release.Name }}
