@@ -109,6 +109,7 @@ async fn accept(listener: TcpListener, admin: &AdminState, shutdown: Cancellatio
         keep_alive: KEEP_ALIVE,
         tls_handshake_timeout: HEADER_TIMEOUT,
         user_timeout: WRITE_TIMEOUT,
+        is_behind_proxy: false,
     };
     let panics = admin.observer.metrics.families.process.panics.clone();
     let serving = Serving::new(limits, clock, connections.clone(), shutdown, panics);

@@ -251,6 +251,7 @@ fn accept(front: Front, gateway: &Arc<Gateway>, acceptor: Acceptor, mut serving:
         Front::EndpointPicker => {
             // Envoy keeps its connections, and closing one that it is about to use fails a request.
             serving.limits.keep_alive = PROXY_KEEP_ALIVE;
+            serving.limits.is_behind_proxy = true;
             tracker.spawn(async {
                 probed.await;
                 listener::accept_loop(acceptor, serving, Boxed::new(EndpointPicker::new(gateway))).await;

@@ -12,6 +12,7 @@ mod first_bytes;
 pub mod framing;
 mod independently_woken;
 mod lingering_close;
+mod mishaps;
 mod panics;
 mod phase;
 mod port;
@@ -153,6 +154,9 @@ pub struct ConnectionLimits {
     pub tls_handshake_timeout: Duration,
     /// Longest time without an acknowledgement of what was sent (TCP_USER_TIMEOUT).
     pub user_timeout: Duration,
+    /// Whether peers are proxies of ours alone. What HTTP/2 bounds for a connection would be reached by their clients together, and cut
+    /// all of them.
+    pub is_behind_proxy: bool,
 }
 
 impl ConnectionLimits {
@@ -166,6 +170,7 @@ impl ConnectionLimits {
             keep_alive: server.keep_alive,
             tls_handshake_timeout: server.tls_handshake_timeout,
             user_timeout: stall + USER_TIMEOUT_BEYOND_STALL,
+            is_behind_proxy: false,
         }
     }
 }
@@ -217,6 +222,7 @@ struct Accepted<H: Handler> {
     kill: KillSwitch,
     /// Of its certificate (mutual TLS).
     client: Option<ClientNames>,
+    address: Option<IpAddr>,
     _permit: OwnedSemaphorePermit,
     connection: H::Connection,
 }
@@ -230,6 +236,7 @@ impl<H: Handler> Accepted<H> {
             phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now(), panics)),
             kill: KillSwitch::default(),
             client: None,
+            address: peer.address,
             _permit,
             connection: handler.opened(peer),
         }
@@ -274,7 +281,7 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepte
 /// Serves one connection to its end. Its task is this one future: each level of futures around it would cost every
 /// event of its streams a cache line.
 async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted<H>) {
-    let Accepted { serving, handler, phase, kill, client, _permit, connection: shared } = accepted;
+    let Accepted { serving, handler, phase, kill, client, address, _permit, connection: shared } = accepted;
     let rejecting = handler.clone();
     let explain = Arc::new(move |fault| rejecting.reject(fault));
     let go_on = ContinueSignal::default();
@@ -321,9 +328,7 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
     });
     let streams = StreamExecutor { tracker: serving.tracker.clone(), limits: serving.limits };
     // Owned: borrowed, the builder would stay as long as the connection does, which needs it for its first bytes only.
-    let connection = builder(streams, serving.limits.user_timeout)
-        .serve_connection_with_upgrades(io, service)
-        .into_owned();
+    let connection = builder(streams).serve_connection_with_upgrades(io, service).into_owned();
     tokio::pin!(connection);
     // A connection accepted after the drain delay gets a 503, which closes it.
     let mut announced = Announced { goaway: false, close: serving.closing.is_cancelled() };
@@ -331,7 +336,10 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
         let mut interruption =
             IndependentlyWoken::new(interruption(&serving, &phase, &kill, &go_on, announced));
         let happened = poll_fn(|cx| match connection.as_mut().poll(cx) {
-            Poll::Ready(_) => Poll::Ready(Interruption::End),
+            Poll::Ready(ended) => {
+                let _ = ended.inspect_err(|error| mishaps::note_flood(&**error, address));
+                Poll::Ready(Interruption::End)
+            }
             Poll::Pending => interruption.poll(cx),
         });
         match happened.await {
@@ -443,7 +451,8 @@ async fn interruption(
 }
 
 /// A PING waits behind what the client has not read, and is answered by one that reads: as long as the socket waits for it.
-fn builder(streams: StreamExecutor, user_timeout: Duration) -> auto::Builder<StreamExecutor> {
+fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
+    let ConnectionLimits { user_timeout, is_behind_proxy, .. } = streams.limits;
     let mut builder = auto::Builder::new(streams);
     builder
         .http1()
@@ -455,13 +464,13 @@ fn builder(streams: StreamExecutor, user_timeout: Duration) -> auto::Builder<Str
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_STREAMS)
+        .max_concurrent_streams(if is_behind_proxy { u32::MAX } else { MAX_STREAMS })
         .max_header_list_size(MAX_HEADER_LIST)
         .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_connection_window_size(if is_behind_proxy { PROXY_WINDOW } else { CONNECTION_WINDOW })
         .max_send_buf_size(BUFFER)
-        .max_pending_accept_reset_streams(Some(MAX_RESETS))
-        .max_local_error_reset_streams(Some(MAX_RESETS))
+        .max_pending_accept_reset_streams(Some(if is_behind_proxy { usize::MAX } else { MAX_RESETS }))
+        .max_local_error_reset_streams((!is_behind_proxy).then_some(MAX_STREAM_ERRORS))
         .keep_alive_interval(Some(Duration::from_secs(20)))
         .keep_alive_timeout(user_timeout);
     builder
@@ -497,11 +506,19 @@ where
 
 const BUFFER: usize = 64 * 1024;
 const MAX_HEADER_LIST: u32 = 32 * 1024;
-const MAX_STREAMS: u32 = 250;
+/// Of one connection at a time, which may be that of a proxy with many clients. Costs memory only where streams are open.
+const MAX_STREAMS: u32 = 4096;
 /// Bytes of an upload that a client may send ahead, on a stream and on all of a connection.
 const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
-const MAX_RESETS: usize = 100;
+/// Of a proxy's connection: streams whose bytes wait must not stop the others. h2 ends a connection once the overhead of unread small frames
+/// is half of this.
+const PROXY_WINDOW: u32 = 16 * 1024 * 1024;
+/// Streams that were reset before a read of the connection was over: more than a proxy's clients are that leave at once.
+const MAX_RESETS: usize = MAX_STREAMS as usize;
+/// Streams that h2 refuses or resets while a connection lives, half a kilobyte each if the peer reads none of the resets. Bytes that come
+/// for a stream after its refusal count, and a proxy's connection lives for weeks.
+const MAX_STREAM_ERRORS: usize = 65_536;
 /// Within it a first request has come that was on the way.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
 const USER_TIMEOUT_BEYOND_STALL: Duration = Duration::from_secs(15);

@@ -4,6 +4,9 @@
 mod codec;
 mod destination;
 mod envoy;
+#[allow(dead_code, reason = "not all of it is used here")]
+#[path = "../listener_support/frames.rs"]
+mod frames;
 mod own_answers;
 #[path = "../../src/epp/proto.rs"]
 mod proto;
@@ -20,12 +23,13 @@ use tokenway::record::{Outcome, Record};
 use tonic::Code;
 
 use self::envoy::{DUPLEX, Envoy, Placed, changed, destination_of, fields, health, post};
+use self::frames::Connection;
 use self::proto::{
     BodySendMode, HttpHeaders, HttpTrailers, Kind, ListValue, Metadata, Mutation, Order, ProcessingRequest,
     Seen, Struct, Value,
 };
 use crate::support::replica::Replica;
-use crate::support::{Gateway, config, until, wire};
+use crate::support::{Gateway, config, soon, until, wire};
 
 const BODY: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hello"}]}"#;
 const WHOLE: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hello"}]}"#;
@@ -329,6 +333,33 @@ async fn a_body_in_one_message_over_the_limit_is_refused_as_one_in_pieces() {
         assert!(envoy.next().await.unwrap().is_none());
         let record = picker.end().await;
         assert_eq!((record.outcome, record.status), (Outcome::ClientError, 413), "{modes:?} {size}");
+    }
+}
+
+/// All clients of a worker of Envoy share its connection to the picker.
+#[tokio::test]
+async fn clients_that_come_or_leave_by_the_thousand_do_not_end_the_connection_of_envoy() {
+    let ([_replica], picker) = Picker::before(|_| {}).await;
+    let mut envoy = Connection::open(picker.gateway.app.data).await;
+    let fields = [("content-type", "application/grpc"), ("te", "trailers")];
+    let head = |stream, path| frames::headers(stream, "POST", path, &fields, false);
+    let leave = |stream| [head(stream, "/a/Process"), frames::reset(stream)].concat();
+    envoy.send(&(1..20_001).step_by(2).map(leave).collect::<Vec<_>>().concat()).await;
+    let process = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+    envoy
+        .send(&(20_001..30_001).step_by(2).map(|stream| head(stream, process)).collect::<Vec<_>>().concat())
+        .await;
+    envoy.send(&head(30_001, "/grpc.health.v1.Health/Check")).await;
+    envoy.send(&frames::frame(frames::DATA, 1, 30_001, &[0; 5])).await;
+    loop {
+        let frame = envoy.next().await.expect("the connection stays open");
+        // One that was answered before it left is reset as its answer has it.
+        let is_cut = frame.kind == frames::RST_STREAM && frame.stream > 20_000;
+        assert!(!is_cut && frame.kind != frames::GOAWAY, "{frame:?}");
+        if frame.stream == 30_001 && frame.kind == frames::DATA {
+            assert_eq!(frame.payload, [0, 0, 0, 0, 2, 8, 1], "SERVING");
+            break;
+        }
     }
 }
 

@@ -5,6 +5,7 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
     keep_alive: Duration::from_secs(75),
     tls_handshake_timeout: Duration::from_secs(10),
     user_timeout: Duration::from_secs(10),
+    is_behind_proxy: false,
 };
 
 fn begun() -> ConnectionPhase {

@@ -59,6 +59,7 @@ pub(super) async fn serve(
         keep_alive: IDLE_LIMIT,
         tls_handshake_timeout: IDLE_LIMIT,
         user_timeout: IDLE_LIMIT,
+        is_behind_proxy: false,
     };
     let [draining, closing, cut_off] = [stop.clone(), stop.clone(), stop.clone()];
     let serving =
