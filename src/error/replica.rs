@@ -56,6 +56,9 @@ pub enum ReplicaFailure {
     /// The stream was silent, and the replica refused a connect or did not answer a probe.
     #[error("replica {replica} went silent and does not answer any more")]
     Silent { replica: Arc<str> },
+    /// Streams that a proxy carries end half way more often than at its peers; of one alone it is not known who ended it.
+    #[error("streams of replica {replica} end half way more often than those of its pool's others")]
+    EndsEarly { replica: Arc<str> },
     /// The answer was whole and had no content, where another replica's answer to the same prompt has some.
     #[error("replica {replica} answered with no text what another answered with some")]
     EmptyAnswer { replica: Arc<str> },
@@ -129,7 +132,7 @@ impl ReplicaFailure {
             Self::ConnectTimeout { .. } => "timeout_connect",
             Self::Unreachable { .. } => "connect_failed",
             Self::ClosedBeforeHead { .. } => "closed_before_head",
-            Self::Truncated { .. } => "truncated",
+            Self::Truncated { .. } | Self::EndsEarly { .. } => "truncated",
             Self::EngineDown { .. } => "engine_down",
             Self::ErrorEvent { .. } => "error_event",
             Self::Status { status: 502, .. } => "status_502",

@@ -93,6 +93,20 @@ impl Pick {
         usual.is_some_and(|usual| fails_alone(own, usual, answers.is_on_trial()))
     }
 
+    /// A stream that a proxy carries ended, whole or half way. Where its client leaves the proxy does the same as where its replica breaks:
+    /// one says nothing, a share beyond that of the pool's others is a failure.
+    pub fn carried_to_end(&self, is_cut: bool, now: Stamp) {
+        let answers = &self.replica.health.answers;
+        if !answers.ended(is_cut, self.assignment.at(), now) || !is_cut {
+            return;
+        }
+        let own = answers.cut_rate().unwrap_or_default();
+        let usual = self.usual_of_peers(|other| other.health.answers.cut_rate());
+        if usual.is_some_and(|usual| fails_alone(own, usual, false)) {
+            self.failed(&ReplicaFailure::EndsEarly { replica: self.replica.name() }, now);
+        }
+    }
+
     /// An answer goes to the client: one without content is a sign of life, and no proof.
     pub fn shows_life(&self, now: Stamp) {
         self.pool.dispatcher.answered(now);

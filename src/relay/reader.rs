@@ -45,6 +45,8 @@ pub struct StreamReader {
     /// State shared with the watchdog.
     pub watch: Arc<StreamWatch>,
     body: AnswerBody,
+    /// A proxy has the answer, and shows it.
+    pub(super) is_carried: bool,
     clock: Clock,
     looked_at: Stamp,
     /// For the client: nearly always all there is.
@@ -79,6 +81,7 @@ impl StreamReader {
     pub fn new(body: AnswerBody, watch: Arc<StreamWatch>, shape: StreamShape, clock: Clock) -> Self {
         Self {
             watch,
+            is_carried: matches!(body, AnswerBody::Fed(_)),
             body,
             clock,
             looked_at: clock.now(),

@@ -229,6 +229,9 @@ impl StreamBody {
         let now = self.client.guard.clock().now();
         self.is_settled = true;
         self.client.guard.settle(Outcome::Ok, None);
+        if self.pump.reader.is_carried {
+            self.pump.pick.carried_to_end(false, now);
+        }
         if self.is_cut {
             return;
         }
@@ -388,6 +391,8 @@ impl Drop for StreamBody {
             }
         } else if let Some(expiry) = expiry {
             self.charge(&self.pump.failure_of_expiry(expiry));
+        } else if !self.is_settled && self.pump.reader.is_carried && self.pump.has_first_token() {
+            self.pump.pick.carried_to_end(true, now);
         } else if !self.is_settled && !is_pending && !self.pump.has_first_token() {
             // Its head was passed on, and its client left before any content.
             if let Some(sent) = self.client.guard.record().attempts.last().and_then(|made| made.connected) {

@@ -15,9 +15,11 @@ mod served;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokenway::config::{Config, Tenant, TenantLimits};
+use tokenway::config::{Config, PolicyName, Tenant, TenantLimits};
+use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::{Judgement, Tap};
 use tokenway::record::{Outcome, Record};
 use tonic::Code;
@@ -403,6 +405,45 @@ async fn an_envoy_that_leaves_holds_nothing() {
             let record = picker.end().await;
             assert_eq!(record.outcome, Outcome::Canceled, "{stage} {is_reset}");
         }
+    }
+}
+
+/// One after the other, until a replica is ejected; those in `cuts` break off half way, which Envoy does not blame on anybody.
+async fn ejected(picker: &Picker, replicas: &[Replica; 2], cuts: [bool; 2]) -> Option<usize> {
+    let mut ended = [0; 2];
+    while ended[0] < 20 {
+        let request = ended[0] + ended[1];
+        let body = BODY.replace("hello", &format!("prompt {request}"));
+        let (mut envoy, placed) = picker.placed(&body).await;
+        envoy.answer_head("200", SSE).await;
+        envoy.answer_body(&[wire::ROLE, &wire::content("a")].concat(), false).await;
+        envoy.answered().await;
+        envoy.order().await;
+        let at = usize::from(placed.endpoints()[0] == replicas[1].name());
+        if !cuts[at] {
+            envoy.answer_body(wire::DONE, true).await;
+            while !envoy.answer().await.contains("[DONE]") {}
+        }
+        drop(envoy);
+        picker.gateway.idle().await;
+        ended[at] += 1;
+        let left = replicas.iter().position(|one| picker.gateway.state_of(one) != ReplicaState::Ready);
+        if left.is_some() {
+            return left;
+        }
+    }
+    None
+}
+
+#[tokio::test]
+async fn a_replica_whose_streams_end_half_way_more_often_than_its_peer_s_is_ejected() {
+    for (cuts, expected) in [([true, false], Some(0)), ([true, true], None)] {
+        let (replicas, picker) = Picker::before(|config| {
+            config.routes[0].policy = PolicyName::RoundRobin;
+            config.pools[0].probe.interval = Duration::from_secs(10);
+        })
+        .await;
+        assert_eq!(ejected(&picker, &replicas, cuts).await, expected, "{cuts:?}");
     }
 }
 

@@ -37,6 +37,10 @@ struct Recent {
     has_answered: bool,
     /// The prompt that was answered so last.
     last_empty: Option<u64>,
+    /// Carried streams that ended half way as a fraction of all, exponentially weighted by end.
+    cut_rate: f64,
+    /// Of the last one that counted.
+    last_end: Option<Stamp>,
     /// The prompt that failed last, and when.
     last_failed: Option<(u64, Stamp)>,
     /// Whether that failure does not count yet.
@@ -77,6 +81,24 @@ impl Answers {
     pub(crate) fn empty_rate(&self) -> Option<f64> {
         let recent = *self.recent.lock();
         recent.has_answered.then_some(recent.empty_rate)
+    }
+
+    /// A carried stream that began at `begin` ended, half way or whole; whether that counts. Streams that run at once may end at once, with
+    /// one client that has all of them: only one counts that began after the last end.
+    pub(crate) fn ended(&self, is_cut: bool, begin: Stamp, now: Stamp) -> bool {
+        let mut recent = self.recent.lock();
+        let counts = recent.last_end.is_none_or(|last| begin >= last);
+        if counts {
+            recent.last_end = Some(now);
+            recent.cut_rate += LEARNED * (f64::from(u8::from(is_cut)) - recent.cut_rate);
+        }
+        counts
+    }
+
+    /// Fraction of carried streams that ended half way; `None` where none has ended.
+    pub(crate) fn cut_rate(&self) -> Option<f64> {
+        let recent = *self.recent.lock();
+        recent.last_end.map(|_| recent.cut_rate)
     }
 
     /// A request with this prompt failed there. Returns the failures in a row that count.
