@@ -38,8 +38,16 @@ use crate::listener::{HeadFault, KillSwitch, Port, PortBody, port_body};
 #[derive(Debug)]
 pub struct EndpointPicker {
     gateway: Arc<Gateway>,
-    /// A configuration of Envoy that hides answers was logged.
-    has_warned: Arc<AtomicBool>,
+    warned: Arc<Warned>,
+}
+
+/// What was logged of Envoy's configuration, which is the same for every request.
+#[derive(Debug, Default)]
+struct Warned {
+    /// It hides answers.
+    of_answers: AtomicBool,
+    /// No request can be placed with it.
+    of_requests: AtomicBool,
 }
 
 impl EndpointPicker {
@@ -52,13 +60,13 @@ impl EndpointPicker {
                 idle.join(", ")
             );
         }
-        Self { gateway, has_warned: Arc::default() }
+        Self { gateway, warned: Arc::default() }
     }
 
     async fn process(&self, request: Request<Incoming>, kill: KillSwitch) -> Response<Body> {
         let limit = self.gateway.table.load().config.server.body_limit.saturating_add(ENVELOPE);
         let open = |messages: tonic::Request<Streaming<ProcessingRequest>>| {
-            let warned = Arc::clone(&self.has_warned);
+            let warned = Arc::clone(&self.warned);
             let session =
                 Session::new(Arc::clone(&self.gateway), messages.into_inner(), kill.clone(), warned);
             std::future::ready(Ok::<_, Status>(tonic::Response::new(session)))

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use http::{HeaderMap, Response, Uri};
@@ -18,6 +18,7 @@ use hyper::body::Body as _;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
 
+use super::Warned;
 use super::fields::{self, Head};
 use super::metadata;
 use super::proto::{
@@ -35,7 +36,7 @@ use crate::request::arriving::{ArrivingBody, Feed, fed};
 pub(super) struct Session {
     gateway: Arc<Gateway>,
     kill: KillSwitch,
-    has_warned: Arc<AtomicBool>,
+    warned: Arc<Warned>,
     /// `None` once Envoy has no more to send.
     messages: Option<Streaming<ProcessingRequest>>,
     out: VecDeque<ProcessingResponse>,
@@ -98,12 +99,12 @@ impl Session {
         gateway: Arc<Gateway>,
         messages: Streaming<ProcessingRequest>,
         kill: KillSwitch,
-        has_warned: Arc<AtomicBool>,
+        warned: Arc<Warned>,
     ) -> Self {
         Self {
             gateway,
             kill,
-            has_warned,
+            warned,
             messages: Some(messages),
             out: VecDeque::new(),
             failure: None,
@@ -127,6 +128,7 @@ impl Session {
             Poll::Pending => return false,
             Poll::Ready(Some(Ok(message))) => {
                 if let Err(status) = self.take(message) {
+                    self.note_misconfigured(&status);
                     self.fail(status);
                 }
             }
@@ -155,6 +157,13 @@ impl Session {
         }
     }
 
+    fn note_misconfigured(&self, status: &Status) {
+        let is_of_config = status.code() == Code::FailedPrecondition;
+        if is_of_config && !self.warned.of_requests.swap(true, Ordering::Relaxed) {
+            tracing::warn!("ext_proc is configured so that no request can be placed: {}", status.message());
+        }
+    }
+
     fn give_up(&mut self) {
         (self.messages, self.line) = (None, Line::Over);
     }
@@ -175,14 +184,14 @@ impl Session {
         let is_first = matches!(self.line, Line::Unstarted);
         match seen {
             Seen::RequestHeaders(head) if is_first => {
-                self.set_modes(protocol_config)?;
+                self.set_modes(protocol_config, head.end_of_stream)?;
                 self.begin(head, metadata::subset_of(metadata_context.as_ref()));
             }
             Seen::RequestHeaders(_) => return Err(Status::invalid_argument("a second request head")),
             Seen::ResponseHeaders(head) if is_first => {
                 // Of a filter before us, or Envoy itself, which refuses a request that is not ours to place.
                 self.line = Line::Over;
-                self.set_modes(protocol_config)?;
+                self.set_modes(protocol_config, true)?;
                 self.answered(head, None)?;
             }
             _ if is_first => {
@@ -215,8 +224,8 @@ impl Session {
         Ok(())
     }
 
-    /// As the first message has them; without any they are the defaults.
-    fn set_modes(&mut self, config: Option<ProtocolConfiguration>) -> Result<(), Status> {
+    /// As the first message has them; without any they are the defaults. `is_whole`: no body follows the request's head.
+    fn set_modes(&mut self, config: Option<ProtocolConfiguration>, is_whole: bool) -> Result<(), Status> {
         let Some(config) = config else { return Ok(()) };
         let (request, response) = (config.request_body_mode(), config.response_body_mode());
         self.modes = Modes {
@@ -227,12 +236,16 @@ impl Session {
                     ));
                 }
                 BodySendMode::Buffered => true,
-                // What sends no configuration of its own speaks full duplex.
+                BodySendMode::Unsent if !is_whole => {
+                    return Err(Status::failed_precondition(
+                        "request_body_mode is NONE: it must be FULL_DUPLEX_STREAMED or BUFFERED, or no body comes to decide on",
+                    ));
+                }
                 BodySendMode::Unsent | BodySendMode::FullDuplexStreamed => false,
             },
             is_duplex: response == BodySendMode::FullDuplexStreamed,
         };
-        if response == BodySendMode::Unsent && !self.has_warned.swap(true, Ordering::Relaxed) {
+        if response == BodySendMode::Unsent && !self.warned.of_answers.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 "Envoy sends no answers to the endpoint picker: latencies and loads stay unknown; set response_body_mode to FULL_DUPLEX_STREAMED"
             );

@@ -471,6 +471,12 @@ async fn a_stream_that_makes_no_sense_ends_with_a_clear_status() {
     assert_eq!(ends(envoy).await, Code::InvalidArgument, "two heads");
     let envoy = Envoy::request(app, post(&[]), [BodySendMode::Streamed, DUPLEX[0]]).await;
     assert_eq!(ends(envoy).await, Code::FailedPrecondition, "a body that would be decided on by halves");
+    let envoy = Envoy::request(app, post(&[]), [BodySendMode::Unsent, DUPLEX[0]]).await;
+    assert_eq!(ends(envoy).await, Code::FailedPrecondition, "a body that never comes");
+    let models = Some(fields(&[(":method", "GET"), (":path", "/v1/models"), (":authority", "a")]));
+    let head = HttpHeaders { headers: models, end_of_stream: true };
+    let mut envoy = Envoy::request(app, head, [BodySendMode::Unsent, DUPLEX[0]]).await;
+    assert_eq!(envoy.immediate().await.0, 200, "what has none needs no mode");
     let envoy = Envoy::open(app).await;
     let seen = Some(Seen::RequestHeaders(post(&[])));
     envoy.send_message(ProcessingRequest { seen, observability_mode: true, ..Default::default() }).await;
