@@ -382,7 +382,7 @@ fn slice(version: &str, pods: &[(u8, Value)]) -> Value {
     json!({
         "metadata": { "name": "vllm-abc", "resourceVersion": version },
         "addressType": "IPv4",
-        "ports": [{ "name": "http", "port": 1 }],
+        "ports": null,
         "endpoints": pods.iter().map(endpoint).collect::<Vec<_>>(),
     })
 }

@@ -77,7 +77,11 @@ impl Slices {
     /// Where the endpoints of a slice listen.
     fn port(&self, slice: &Slice) -> Option<u16> {
         match &self.port {
-            ServicePort::Number(port) => Some(*port),
+            // A slice without ports has all of them.
+            ServicePort::Number(port) => {
+                let has = |listed: &SlicePort| listed.port.is_none_or(|listed| listed == *port);
+                (slice.ports.is_empty() || slice.ports.iter().any(has)).then_some(*port)
+            }
             ServicePort::Named(name) => {
                 slice.ports.iter().find(|port| port.name.as_deref() == Some(name)).and_then(|port| port.port)
             }
@@ -111,8 +115,11 @@ impl Slices {
     /// Of endpoints none of which has the port, where these have others.
     fn missing(&self, others: &BTreeSet<String>) -> String {
         let missing = match &self.port {
+            ServicePort::Number(port) => {
+                format!("no endpoint has port {port}: it is the pods' port, not the Service's")
+            }
             ServicePort::Named(name) => format!("no endpoint has a port named {name:?}"),
-            _ => "no port is configured and no slice has just one".to_owned(),
+            ServicePort::Only => "no port is configured and no slice has just one".to_owned(),
         };
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
         format!("{missing}; there are {}", if others.is_empty() { "none".into() } else { others.join(", ") })
@@ -127,7 +134,7 @@ impl Slices {
                 entries.extend(slice.endpoints.iter().filter_map(|one| self.entry(slice, one, port)));
             } else {
                 has_no_port = true;
-                others.extend(slice.ports.iter().filter_map(SlicePort::shown));
+                others.extend(slice.ports.iter().filter_map(|port| port.shown(&self.port)));
             }
         }
         if has_no_port && entries.is_empty() {
@@ -153,9 +160,10 @@ impl Slices {
 }
 
 impl SlicePort {
-    /// As it may be configured.
-    fn shown(&self) -> Option<String> {
+    /// As it may be configured: by number where that is asked for.
+    fn shown(&self, by: &ServicePort) -> Option<String> {
         let name = self.name.clone().filter(|name| !name.is_empty());
+        let name = name.filter(|_| !matches!(by, ServicePort::Number(_)));
         name.or_else(|| Some(self.port?.to_string()))
     }
 }
@@ -229,7 +237,8 @@ mod tests {
     #[test]
     fn the_port_is_a_number_a_name_or_the_only_one() {
         for (port, expected) in [
-            (ServicePort::Number(7), Some(7)),
+            (ServicePort::Number(8000), Some(8000)),
+            (ServicePort::Number(80), None),
             (ServicePort::Named("metrics".into()), Some(9000)),
             (ServicePort::Named("grpc".into()), None),
             (ServicePort::Only, None),
@@ -238,6 +247,16 @@ mod tests {
             assert_eq!(found.ok().map(|found| found[0].spec.endpoint.port), expected, "{port:?}");
             assert!(targets(&port, &[slice("IPv4", &[])]).unwrap().is_empty(), "no endpoint lacks it");
         }
+    }
+
+    #[test]
+    fn a_service_s_port_in_place_of_the_pods_is_named() {
+        let found = targets(&ServicePort::Number(80), &[slice("IPv4", &[pod("a", "10.0.0.1", Value::Null)])]);
+        let expected =
+            "no endpoint has port 80: it is the pods' port, not the Service's; there are 8000, 9000";
+        assert_eq!(found.unwrap_err(), expected);
+        let all = json!({ "metadata": { "name": "s" }, "ports": null, "endpoints": [{ "addresses": ["10.0.0.1"] }] });
+        assert_eq!(targets(&ServicePort::Number(80), &[all]).unwrap()[0].spec.endpoint.port, 80);
     }
 
     #[test]
@@ -262,7 +281,7 @@ mod tests {
         let bare = json!({ "addresses": ["10.1.1.1"], "conditions": null });
         let twice = [slice("IPv4", std::slice::from_ref(&bare)), slice("IPv4", &[bare])];
         assert_eq!(shown(&twice), ["10.1.1.1:8000 10.1.1.1:8000"]);
-        let of = |slices: &[Value]| targets(&ServicePort::Number(80), slices).unwrap().remove(0);
+        let of = |slices: &[Value]| targets(&ServicePort::Number(8000), slices).unwrap().remove(0);
         assert_eq!((of(&twice).instance, of(&twice).spec.zone), (None, None));
         let of_pod = of(&[slice("IPv4", &[pod("a", "10.0.0.1", Value::Null)])]);
         assert_eq!(of_pod.spec.zone.as_deref(), Some("eu-1a"));
