@@ -51,6 +51,11 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
                 server(&mut draft.pools[at], address, rest, notes);
             }
             (_, words, Block::Upstream(at)) => upstream_directive(&mut draft, at, words, notes),
+            (_, ["rewrite", ..], Block::Location(at)) => {
+                // What is sent on no longer begins with the location.
+                locations[at].clear();
+                notes.left(format_args!("line {line}: rewrite"), OTHER_PATHS);
+            }
             (_, ["proxy_pass", url], Block::Other | Block::Location(_)) => {
                 let location = match block {
                     Block::Location(at) => locations.get(at).map_or("", String::as_str),
@@ -203,13 +208,26 @@ fn straight(draft: &mut Draft, passes: &[Pass], notes: &mut Notes) {
             );
             continue;
         }
+        let url = format!("{scheme}://{host}{base}");
+        let of_host = |known: &String| known.strip_prefix(&format!("{scheme}://{host}")).is_some_and(is_path);
+        if let Some(pool) = draft.pools.iter().find(|pool| pool.replicas.iter().any(of_host)) {
+            notes.left(
+                format_args!("proxy_pass {url}"),
+                &format!("its host is a replica of pool {}", pool.name),
+            );
+            continue;
+        }
         let name = draft.free_name(&[name_of(host)]);
         let mut pool = DraftPool { name: name.clone(), ..DraftPool::default() };
-        notes.add_replica(&mut pool.replicas, &format!("{scheme}://{host}{base}"));
+        notes.add_replica(&mut pool.replicas, &url);
         if !pool.replicas.is_empty() {
             add(draft, &name, pool);
         }
     }
+}
+
+fn is_path(rest: &str) -> bool {
+    rest.is_empty() || rest.starts_with('/')
 }
 
 /// Servers have `https://` and the path in their URLs with which `proxy_pass` asks them.

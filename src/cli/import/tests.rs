@@ -348,6 +348,11 @@ fn nginx_replaces_the_prefix_of_a_path() {
         ("location / { proxy_pass http://vllm/custom/path; }", "what it makes of a path"),
         ("location /llm { proxy_pass http://vllm/; }", "what it makes of a path"),
         ("location /metrics { proxy_pass http://vllm; }", "what it makes of a path"),
+        (
+            "location /llm/ { rewrite ^/llm/(.*) /$1 break; proxy_pass http://vllm; }",
+            "rewrite: what it makes of a path",
+        ),
+        ("location /metrics { proxy_pass http://a:1/metrics; }", "its host is a replica of pool vllm"),
         ("location ~ /v1 { proxy_pass http://vllm/$1; }", "what it makes of a path"),
         (
             "location /a/ { proxy_pass http://vllm/; } location /b/ { proxy_pass http://vllm/; }",
@@ -358,8 +363,9 @@ fn nginx_replaces_the_prefix_of_a_path() {
             "proxy_pass to vllm/x: another one is taken",
         ),
     ] {
-        let (code, _, _, shown) = passed(locations);
+        let (code, _, urls, shown) = passed(locations);
         assert!(code == 1 && shown.contains(why), "{locations}: {shown}");
+        assert!(!urls.contains(['l', ' ']), "{locations}: {urls}");
     }
 }
 
