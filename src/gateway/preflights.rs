@@ -171,7 +171,10 @@ fn question_alone(given: &HeaderMap) -> HeaderMap {
 
 /// Headers of one answer alone.
 fn is_ours(name: &HeaderName) -> bool {
-    headers::is_ours(name) || *name == X_REQUEST_ID || *name == "server-timing" || *name == header::DATE
+    headers::is_ours(name)
+        || *name == X_REQUEST_ID
+        || *name == "server-timing"
+        || matches!(*name, header::DATE | header::SET_COOKIE)
 }
 
 /// How long an answer holds.

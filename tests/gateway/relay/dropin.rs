@@ -160,8 +160,7 @@ async fn a_trusted_header_counts_on_every_path_and_a_preflight_needs_no_key() {
 #[tokio::test]
 async fn preflights_reach_an_engine_seldom_and_without_what_is_not_their_question() {
     let replica = Replica::start().await;
-    let allowed =
-        "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\nvary: Origin\r\ncontent-length: 2\r\n\r\nOK";
+    let allowed = "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\nvary: Origin\r\nset-cookie: lb=1\r\ncontent-length: 2\r\n\r\nOK";
     replica.always(vec![Step::Raw(allowed.into())]);
     let mut config = config::of(&[&replica]);
     config.tenants = tenants();
@@ -177,12 +176,13 @@ async fn preflights_reach_an_engine_seldom_and_without_what_is_not_their_questio
         ];
         call(&gateway, "OPTIONS", path, &headers, b"").await
     };
-    for _ in 0..20 {
+    for n in 0..20 {
         let reply = ask(CHAT, "https://app.example").await;
         assert_eq!((reply.status(), reply.text()), (200, "OK"));
         assert_eq!(reply.head.header("access-control-allow-origin"), Some("*"));
         assert_eq!(reply.head.header("vary"), Some("Origin"));
         assert!(reply.head.header("x-request-id").is_some());
+        assert_eq!(reply.head.header("set-cookie").is_some(), n == 0, "of the client that the engine saw");
     }
     let sent = replica.only();
     assert_eq!(sent.header("origin"), Some("https://app.example"));
