@@ -34,8 +34,9 @@ impl Moment {
         }
         // A date with a time and no offset would be read as a date alone.
         let day = Some(text).filter(|text| text.len() == DATE).and_then(|text| text.parse::<Date>().ok());
-        if let Some(day) = day.and_then(meant).and_then(|day| day.to_zoned(TimeZone::UTC).ok()) {
-            return Ok(Self::At(day.timestamp().into()));
+        if let Some(day) = day {
+            let at = meant(day).and_then(|day| day.to_zoned(TimeZone::UTC).ok());
+            return Ok(Self::At(at.map_or(NEVER, |at| at.timestamp()).into()));
         }
         let duration = parse_duration(text).map(Self::Away);
         duration.map_err(|error| {
@@ -46,6 +47,8 @@ impl Moment {
     }
 }
 
+/// For dates past the last moment that there is, with room for a second's rest.
+const NEVER: Timestamp = Timestamp::constant(253_402_207_200, 0);
 /// Bytes of `2026-11-24`.
 const DATE: usize = 10;
 
@@ -63,6 +66,8 @@ mod tests {
         assert_eq!(Moment::parse("2026-11-24T01:00:00+01:00"), at(1_795_478_400));
         assert_eq!(Moment::parse_end("2026-11-24"), at(1_795_564_800), "of that day");
         assert_eq!(Moment::parse_end("2026-11-24T00:00:00Z"), at(1_795_478_400));
+        let last = Ok(Moment::At(NEVER.into()));
+        assert_eq!([Moment::parse("9999-12-31"), Moment::parse_end("9999-12-31")], [last.clone(), last]);
         for wrong in ["", "soon", "30", "2026-13-01", "2026-11-24T01:00:00"] {
             assert!(Moment::parse(wrong).is_err(), "{wrong}");
         }

@@ -58,13 +58,13 @@ pub(super) fn drift(root: &Section<'_>) -> Drift {
     drift
 }
 
-/// A path, `false` for none, or `true` for the usual one.
+/// A path, `false` or `"off"` for none, or `true` for the usual one.
 fn state(item: &Item<'_>) -> Option<DriftState> {
     item.accepts([Kind::Boolean, Kind::Text { hint: "" }]);
-    match item.value.as_bool() {
-        Some(true) => Some(DriftState::Default),
-        Some(false) => Some(DriftState::Off),
-        None => item.path().map(DriftState::At),
+    match (item.value.as_bool(), item.value.as_str()) {
+        (Some(true), _) => Some(DriftState::Default),
+        (Some(false), _) | (_, Some("off")) => Some(DriftState::Off),
+        _ => item.path().map(DriftState::At),
     }
 }
 
@@ -87,3 +87,23 @@ const TARGETS: std::ops::RangeInclusive<f64> = 0.5..=0.999_999;
 const MIN_BLOCK: Duration = Duration::from_secs(60);
 const MIN_BLOCKS: f64 = 3.0;
 const MAX_BLOCKS: f64 = 100.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    #[test]
+    fn no_file_of_state_is_named_off() {
+        for (written, expected) in [
+            ("false", DriftState::Off),
+            ("\"off\"", DriftState::Off),
+            ("\"/tmp/off\"", DriftState::At("/tmp/off".into())),
+        ] {
+            let text = format!(
+                "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\n[[route]]\nmodel = \"m\"\npools = [\"p\"]\n[drift]\nstate = {written}\n"
+            );
+            assert_eq!(check_str("f.toml", &text, &|_| None).unwrap().drift.state, expected, "{written}");
+        }
+    }
+}
