@@ -40,7 +40,7 @@ use crate::relay::verdict;
 use crate::relay::whole_body::WholeBody;
 use crate::request::dialect::{Computes, Dialect};
 use crate::units::whole_seconds;
-use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
+use crate::upstream::headers::{X_REQUEST_ID, redirect_through, strip_length, strip_response};
 
 /// Runs an exchange and builds its response; with a heartbeat the head may be sent before the engine answers.
 pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
@@ -187,8 +187,13 @@ fn relay(
     let server = &table.config.server;
     let is_stored = guard.record().dialect == Dialect::StoredResponse;
     let stored = is_stored.then(|| stored::answer(gateway, incoming.parts.uri.path()));
+    let is_hidden_redirect = answer.status().is_redirection() && table.tenants.ask_for_keys();
+    let redirecting = is_hidden_redirect.then(|| Arc::clone(&active.pick.replica.identity.url));
     let finish = |record: &Record, mut headers: HeaderMap| {
         strip_response(&mut headers);
+        if let Some(replica) = &redirecting {
+            redirect_through(&mut headers, replica, &server.root_path);
+        }
         headers.reserve(OWN_HEADERS);
         write_own_headers(&mut headers, record);
         if server.route_info_headers {

@@ -145,6 +145,17 @@ pub(crate) fn strip_response(headers: &mut HeaderMap) {
     }
 }
 
+/// Leads a redirect of a replica to itself through the gateway: its address is not for tenants, and their keys are not for it.
+pub(crate) fn redirect_through(headers: &mut HeaderMap, replica: &str, root_path: &str) {
+    let Some(location) = headers.get(header::LOCATION).and_then(|location| location.to_str().ok()) else {
+        return;
+    };
+    let path = location.strip_prefix(replica).filter(|path| path.starts_with('/'));
+    if let Some(Ok(own)) = path.map(|path| HeaderValue::try_from(format!("{root_path}{path}"))) {
+        headers.insert(header::LOCATION, own);
+    }
+}
+
 /// Why a replica's response head must not be relayed, if so: what it does, for the error message. A body with two framings, or
 /// in a coding that was not asked for, has two readings (RFC 9112 §6.3); nothing was asked to switch protocols.
 pub(crate) fn response_fault(head: &http::response::Parts) -> Option<&'static str> {

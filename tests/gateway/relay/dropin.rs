@@ -202,6 +202,29 @@ async fn preflights_reach_an_engine_seldom_and_without_what_is_not_their_questio
 }
 
 #[tokio::test]
+async fn a_replica_s_redirect_to_itself_leads_tenants_through_the_gateway() {
+    for (has_tenants, elsewhere) in [(false, false), (true, false), (true, true)] {
+        let replica = Replica::start().await;
+        let host =
+            if elsewhere { "http://example.com".to_owned() } else { format!("http://{}", replica.name()) };
+        let moved = format!(
+            "HTTP/1.1 307 Temporary Redirect\r\nlocation: {host}/v1/embeddings/\r\ncontent-length: 0\r\n\r\n"
+        );
+        replica.always(vec![Step::Raw(moved.into())]);
+        let mut config = config::of(&[&replica]);
+        config.server.root_path = "/llm".into();
+        config.tenants = if has_tenants { tenants() } else { Vec::new() };
+        let gateway = Gateway::start(config).await;
+        let key = [("authorization", "Bearer ka"), ("content-type", "application/json")];
+        let body = br#"{"model":"tiny","input":"hi"}"#;
+        let reply = call(&gateway, "POST", "/v1/embeddings", &key, body).await;
+        let shown = if has_tenants && !elsewhere { "/llm".to_owned() } else { host };
+        let location = format!("{shown}/v1/embeddings/");
+        assert_eq!((reply.status(), reply.head.header("location")), (307, Some(&*location)));
+    }
+}
+
+#[tokio::test]
 async fn configured_origins_are_answered_and_marked_by_the_gateway() {
     let replica = Replica::start().await;
     let marked = "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\ncontent-length: 2\r\n\r\n{}";
