@@ -318,6 +318,9 @@ fn whole(
     } else if status.is_success() && (stored.is_some() || record.dialect.has_own_usage()) {
         // It is charged and not learned from: vectors and scores show nothing of how fast text is written.
         let tokens = answer_ends::tokens(&answer.body);
+        if record.dialect == Dialect::ChatBatch {
+            record_facts(record, answer.take_facts(record.dialect));
+        }
         record.tokens = stored.map_or(tokens, |stored| stored.take_owed(&record.tenant, tokens));
         active.pick.used(record.tokens);
     }

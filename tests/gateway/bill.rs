@@ -306,6 +306,22 @@ async fn a_hard_budget_holds_against_many_prompts_and_lets_a_usual_answer_in_whi
     assert_eq!(billed(&gateway).requests, 2, "refused ones are not billed");
 }
 
+#[tokio::test]
+async fn the_reasons_for_which_chats_of_a_batch_ended_are_counted() {
+    let ([replica], gateway) = start(budget()).await;
+    let choice = r#"{"index":0,"message":{"content":"x"},"finish_reason":"length"}"#;
+    let answer = format!(
+        r#"{{"id":"batch-1","model":"tiny","choices":[{choice},{choice}],"usage":{{"prompt_tokens":2}}}}"#
+    );
+    replica.next(wire::json(200, &answer));
+    let chats =
+        r#"{"model":"tiny","messages":[[{"role":"user","content":"x"}],[{"role":"user","content":"y"}]]}"#;
+    let reply = posting(&gateway, "/v1/chat/completions/batch", chats).await.reply().await;
+    assert_eq!((reply.status(), reply.text()), (200, &*answer));
+    gateway.idle().await;
+    assert_eq!(gateway.sum("tokenway_finish_reasons_total", &[r#"reason="length""#]), 1.0);
+}
+
 const RESPONSES: &str = "/v1/responses";
 
 /// Reads `/v1/responses/resp_1`.
