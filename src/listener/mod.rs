@@ -25,6 +25,7 @@ use std::future::poll_fn;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -125,6 +126,8 @@ pub struct Serving {
     pub stopped: CancellationToken,
     /// Every connection closes now.
     pub cut_off: CancellationToken,
+    /// A client that speaks TLS to a port in clear text was logged.
+    pub has_met_tls: Arc<AtomicBool>,
     /// Requests whose handling or whose response body panicked.
     pub panics: IntCounter,
 }
@@ -139,7 +142,8 @@ impl Serving {
         panics: IntCounter,
     ) -> Self {
         let [draining, closing, cut_off] = Default::default();
-        Self { limits, tls: None, clock, tracker, draining, closing, stopped, cut_off, panics }
+        let has_met_tls = Arc::default();
+        Self { limits, tls: None, clock, tracker, draining, closing, stopped, cut_off, has_met_tls, panics }
     }
 }
 
@@ -351,6 +355,7 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
         }
         connection.as_mut().graceful_shutdown();
     }
+    mishaps::note_tls(&serving, &phase, address);
     if phase.is_cut() && !serving.cut_off.is_cancelled() {
         // A reset overtakes what is under way: let the error event arrive first.
         tokio::time::sleep(BEFORE_RESET).await;

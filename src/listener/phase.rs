@@ -39,6 +39,8 @@ pub(super) struct ConnectionPhase {
     http2: CancellationToken,
     /// Its first bytes were no HTTP/2 preface.
     is_http1: AtomicBool,
+    /// They begin a TLS handshake, which no HTTP does.
+    is_tls: AtomicBool,
     is_closing: AtomicBool,
     /// Start of the current phase.
     since: AtomicStamp,
@@ -72,6 +74,7 @@ impl ConnectionPhase {
             is_reading_head: AtomicBool::new(true),
             http2: CancellationToken::new(),
             is_http1: AtomicBool::new(false),
+            is_tls: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             since: AtomicStamp::new(accepted),
             total: AtomicU64::new(0),
@@ -102,6 +105,11 @@ impl ConnectionPhase {
         }
         let is_ambiguous = number == this.ambiguous.load(Ordering::Relaxed);
         Busy { phase: Arc::clone(this), is_ambiguous }
+    }
+
+    /// Whether its client tried to begin TLS, in what is read here as clear text.
+    pub(super) fn is_tls(&self) -> bool {
+        self.is_tls.load(Ordering::Relaxed)
     }
 
     /// The response closes the connection while its client may still be sending.
@@ -192,8 +200,8 @@ impl ConnectionPhase {
             // `FirstBytes` brings a preface in one read.
             if !self.is_http1() && bytes.starts_with(PREFACE) {
                 self.http2.cancel();
-            } else {
-                self.is_http1.store(true, Ordering::Relaxed);
+            } else if !self.is_http1.swap(true, Ordering::Relaxed) {
+                self.is_tls.store(bytes.first() == Some(&TLS_HANDSHAKE), Ordering::Relaxed);
             }
         } else if !self.is_reading_head.swap(true, Ordering::Relaxed) {
             self.since.store(self.clock.now());
@@ -468,6 +476,8 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
     }
 }
 
+/// Content type of the record that a ClientHello comes in (RFC 8446 §5.1).
+const TLS_HANDSHAKE: u8 = 22;
 /// How often a connection with a request under way is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -91,6 +91,24 @@ fn a_stream_comes_through_is_measured_and_is_logged_without_its_secrets() {
         assert!(!text.contains(PROMPT), "the prompt is in {log}: {text}");
         assert!(!text.contains(KEY), "the key is in {log}: {text}");
     }
+}
+
+#[test]
+fn a_tls_handshake_at_a_port_in_clear_text_is_logged_once() {
+    let fleet = Fleet::start(&[]);
+    let mut gateway = Gateway::in_front_of(&fleet, &[]);
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(&gateway.data).unwrap();
+        // A record of a handshake with the beginning of a ClientHello.
+        client.write_all(&[22, 3, 1, 0, 5, 1, 0, 0, 1, 3, b'\r', b'\n', b'\r', b'\n']).unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    }
+    gateway.process.err.line_with("a client speaks TLS to a port in clear text");
+    gateway.process.signal("INT");
+    assert_eq!(gateway.process.exit_code(), 0);
+    assert_eq!(gateway.process.err.rest().matches("speaks TLS").count(), 1);
 }
 
 #[test]
