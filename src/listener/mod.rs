@@ -515,10 +515,11 @@ const MAX_HEADER_LIST: u32 = 32 * 1024;
 const MAX_STREAMS: u32 = 4096;
 /// Bytes of an upload that a client may send ahead, on a stream and on all of a connection.
 const STREAM_WINDOW: u32 = 64 * 1024;
-const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// Of a proxy's connection: streams whose bytes wait must not stop the others. h2 ends a connection once the overhead of unread small frames
-/// is half of this.
-const PROXY_WINDOW: u32 = 16 * 1024 * 1024;
+/// h2 ends a connection, with all that a proxy's clients have there, once the overhead of unread small frames is half of its window: here
+/// 8,000 of a byte. It is also what a connection may make us keep unread.
+const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
+/// The most that there is: what each stream may send ahead bounds it.
+const PROXY_WINDOW: u32 = (1 << 31) - 1;
 /// Streams that were reset before a read of the connection was over: more than a proxy's clients are that leave at once.
 const MAX_RESETS: usize = MAX_STREAMS as usize;
 /// Streams that h2 refuses or resets while a connection lives, half a kilobyte each if the peer reads none of the resets. Bytes that come

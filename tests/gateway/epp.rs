@@ -4,7 +4,7 @@
 mod codec;
 mod destination;
 mod envoy;
-#[allow(dead_code, reason = "not all of it is used here")]
+#[allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
 #[path = "../listener_support/frames.rs"]
 mod frames;
 mod own_answers;
@@ -508,7 +508,7 @@ async fn an_answer_that_is_an_engine_s_death_becomes_an_error_while_its_head_is_
 #[tokio::test]
 async fn an_engine_that_is_silent_is_given_up_in_time() {
     let ([_replica], picker) = Picker::before(|config| {
-        config.routes[0].timeouts.first_token = std::time::Duration::from_millis(200);
+        config.routes[0].timeouts.first_token = Duration::from_millis(200);
     })
     .await;
     let (mut envoy, _) = picker.placed(BODY).await;

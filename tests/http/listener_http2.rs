@@ -154,19 +154,21 @@ async fn a_stream_that_its_client_resets_is_over_at_the_replica_too() {
 
 /// A proxy's clients share one connection: what some of them do must not end the others' streams.
 #[tokio::test]
-async fn a_thousand_clients_of_a_proxy_that_leave_or_come_at_once_cut_nobody() {
+async fn clients_of_a_proxy_that_leave_come_or_send_by_the_thousand_cut_nobody() {
     let gateway = Gateway::start().await;
     let mut proxy = Connection::open(gateway.addr()).await;
     proxy.post(1, "gated", STREAM).await;
     proxy.until(DATA, 1).await;
+    let upload = headers(4003, "POST", CHAT_PATH, &[("content-type", "application/json")], false);
     let left = (3..2003).step_by(2).map(|stream| {
         let head = headers(stream, "POST", CHAT_PATH, &[("content-type", "application/json")], false);
         [head, reset(stream)].concat()
     });
     proxy.send(&left.collect::<Vec<_>>().concat()).await;
     let at_once = (2003..4003).step_by(2);
-    let asked = at_once.clone().map(|stream| headers(stream, "GET", "/version", &[], true));
+    let asked = at_once.clone().map(|stream| headers(stream, "GET", "/health", &[], true));
     proxy.send(&asked.collect::<Vec<_>>().concat()).await;
+    proxy.send(&[upload, frame(DATA, 0, 4003, b" ").repeat(6000)].concat()).await;
     let mut answered = 0;
     while answered < at_once.len() {
         let frame = proxy.next().await.expect("the connection stays open");
