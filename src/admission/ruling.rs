@@ -4,7 +4,7 @@
 //! ours, and what was sent keeps its prediction. Where no route of the pool has a `[route.queue]` only our own prompts are waited
 //! for, and nobody is refused: who cannot meet its bound any more waits as best effort, with the requests that have none. Where one
 //! has, who would miss its bound because of those before it is refused, and who would miss it on an idle replica as well is best effort. Predictions must be falsifiable: a pool without a first token for [`memories::CONFIRMED_WITHIN`] that has
-//! an idle replica gets the request whatever is predicted; otherwise one bad observation would close the route for good.
+//! an idle replica, or was sent nothing for as long, gets the request whatever is predicted; otherwise one bad observation would close the route for good.
 
 use std::time::Duration;
 
@@ -161,10 +161,12 @@ fn lookahead(rules: &Rules, step: Duration) -> Duration {
     by_bound.max(step.saturating_mul(prices::FILLED_STEPS)).min(prices::MAX_LOOKAHEAD)
 }
 
-/// Whether the pool is due for a request that tests its predictions: silent for [`memories::CONFIRMED_WITHIN`], one replica idle.
+/// Whether the pool is due for a request that tests its predictions: silent for [`memories::CONFIRMED_WITHIN`], and one replica idle, or
+/// nothing sent for as long.
 fn is_unproved(judged: &Judged<'_>) -> bool {
-    judged.silence().is_some_and(|silence| silence >= memories::CONFIRMED_WITHIN)
-        && judged.candidates.iter().any(|candidate| candidate.requests < 1.0)
+    let is_long = |span: Option<Duration>| span.is_some_and(|span| span >= memories::CONFIRMED_WITHIN);
+    let is_idle = || judged.candidates.iter().any(|candidate| candidate.requests < 1.0);
+    is_long(judged.silence()) && (is_long(judged.pause()) || is_idle())
 }
 
 fn span_nanos(span: Duration) -> u64 {
@@ -175,3 +177,45 @@ fn span_nanos(span: Duration) -> u64 {
 const MIN_LOOKAHEAD: Duration = Duration::from_millis(10);
 /// Fraction of its bound up to which a request counts as in time; the rest is a margin for prediction error.
 const IN_TIME: f64 = 1.0 - priors::ERROR;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::queue::WaitQueue;
+    use crate::clock::{millis, seconds as at};
+    use crate::config::PolicyName;
+    use crate::routing::policies::named;
+    use crate::routing::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, TimingSample, Work};
+    use crate::units::Tokens;
+
+    #[test]
+    fn a_pool_that_has_lost_what_it_was_sent_is_sent_another_request_and_those_lost_are_waited_for_no_more() {
+        let (dispatcher, target, tried) = (Dispatcher::new(1), Target::new(0, 1), SlotSet::new());
+        for n in 0..200 {
+            let (tokens, busy) = (100 * (1 + n % 7), millis(20 + 10 * (1 + n % 7)).since(millis(0)));
+            let work = Work::of(Tokens(tokens), Tokens(0));
+            let sample = TimingSample { work, busy, was_idle: false, context: 0, at: at(1) };
+            dispatcher.model.observe(0, &sample);
+        }
+        dispatcher.answered(at(1));
+        let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: Some(64) };
+        let policy = named(PolicyName::Latency);
+        let prompt = Prompt { chain: &[], block_end: &|_| 0, bytes: 16_000, tokens: Tokens(4000) };
+        let ask = Ask::of(prompt, &tried);
+        let judged = |now| dispatcher.judge(&*policy, &ask, &limits, now, std::iter::once(&target)).unwrap();
+        let is_sent = |now| {
+            let mut line = WaitQueue::<u64>::default();
+            rule(&Rules::default(), &judged(now), false, &mut line, |_| None) == Ruling::Place
+        };
+        assert!(is_sent(at(1)));
+        let lost = [0, 1].map(|_| judged(at(1)).assign().unwrap());
+        assert!(!is_sent(at(2)) && !is_sent(at(10)) && is_sent(at(11)));
+        let mut answered = judged(at(11)).assign().unwrap();
+        assert!(!is_sent(at(12)) && !is_sent(at(20)), "one at a time");
+        answered.first_token(at(12));
+        let targets = || std::iter::once(&target);
+        dispatcher.refresh(targets(), targets(), &limits, at(12));
+        assert!(is_sent(at(12)), "it overtook those that were lost");
+        drop(lost);
+    }
+}

@@ -39,6 +39,8 @@ pub struct Dispatcher {
     pub model: PoolModel,
     /// When a replica of the pool last answered.
     last_answer: AtomicStamp,
+    /// When a request was last sent to one.
+    last_sent: AtomicStamp,
     /// Whether answers name their cached tokens.
     answers_tell_cached: AtomicBool,
     /// Where decisions are published for other gateways, and the pool's name there.
@@ -67,6 +69,7 @@ impl Dispatcher {
             index: PrefixIndex::new(slots),
             model: PoolModel::new(slots),
             last_answer: AtomicStamp::default(),
+            last_sent: AtomicStamp::default(),
             answers_tell_cached: AtomicBool::new(false),
             outbox: OnceLock::new(),
             reports: ArcSwapOption::empty(),
@@ -245,6 +248,11 @@ impl<'a> Judged<'a> {
         self.dispatcher.silence(self.query.aim.now)
     }
 
+    /// How long nothing was sent to any replica of the pool; `None` where nothing ever was.
+    pub fn pause(&self) -> Option<Duration> {
+        self.dispatcher.last_sent.get().map(|last| self.query.aim.now.since(last))
+    }
+
     /// The candidates that came closest, the cheapest first: what a log can hold of a decision.
     pub fn cheapest(&self) -> SmallVec<[(&Candidate<'a>, Terms); super::MAX_LOGGED]> {
         let Verdict::Place(decision) = &self.verdict else { return SmallVec::new() };
@@ -283,6 +291,7 @@ impl<'a> Judged<'a> {
         let pending = reports.map(|reports| Box::new(Pending::sent(reports, chosen, &prompt, turn, aim.now)));
         let load = LoadGuard::reserve(chosen.load, placement);
         if !is_past_engine {
+            self.dispatcher.last_sent.store(aim.now);
             self.dispatcher.index.note_longest(longest, aim.now);
             self.dispatcher.index.insert(decision.slot, &prompt);
         }

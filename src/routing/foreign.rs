@@ -2,7 +2,8 @@
 //!
 //! Our own work is known to the microsecond, the engine's figures are as old as the last scrape: so they only
 //! tell of other gateways and direct clients. A dead scrape is nothing known after [`MAX_AGE`](super::target::MAX_AGE);
-//! it never marks a replica saturated, and a replica that reports too little cannot hide the work that we gave it.
+//! it never marks a replica saturated, and a replica that reports too little cannot hide the work that we gave it, unless that is
+//! overdue ([`ReplicaLoad::counted`](super::ReplicaLoad)).
 
 use super::float::fast_max;
 use super::load::LoadView;

@@ -134,7 +134,11 @@ impl Target {
     pub fn scraped(&self, page: EnginePage, now: Stamp) {
         let page = page.sane();
         let mut seen = self.seen.lock();
-        (seen.at, seen.page) = (now, Some(page));
+        let since = std::mem::replace(&mut seen.at, now);
+        seen.page = Some(page);
+        if let Some((running, waiting)) = page.running.zip(page.waiting) {
+            self.load.counted(running + waiting, since);
+        }
         let own = self.load.view();
         let foreign = Foreign::beyond(page.running, page.waiting, &own);
         if page.waiting.is_some_and(|waiting| waiting > 0.0) {

@@ -602,6 +602,43 @@ async fn without_a_section_requests_are_ordered_and_none_is_refused_not_even_by_
     assert_eq!(gateway.sum("tokenway_queue_requests", &[]), 0.0);
 }
 
+/// A gateway with this scrape interval whose replica has shown a queue and got prompts that it never answers; what it was sent so far.
+async fn with_lost_prompts(scrape_interval: Duration, lost: usize) -> (Gateway, Replica, Vec<Client>) {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.pools[0].scrape_interval = scrape_interval;
+    config.routes[0].policy = PolicyName::Latency;
+    let page = |waiting: u32| {
+        format!(
+            "vllm:num_requests_running{{engine=\"0\"}} 0\nvllm:num_requests_waiting{{engine=\"0\"}} {waiting}\n"
+        )
+    };
+    replica.show_page(Some(&page(1)));
+    let gateway = Gateway::start(config).await;
+    taught(&gateway, &replica).await;
+    let waits = || gateway.replicas()[0].signals.is_some_and(|signals| signals.page.waiting == Some(1.0));
+    until("its page shows one that waits", waits).await;
+    replica.show_page(Some(&page(0)));
+    let before = replica.count();
+    let mut open = Vec::new();
+    for n in 0..lost {
+        replica.next(vec![Step::Hang]);
+        open.push(sent(&gateway, &chat("tiny", &format!("lost {n} {}", "word ".repeat(400)))).await);
+        replica.got(before + n + 1).await;
+    }
+    (gateway, replica, open)
+}
+
+#[tokio::test]
+async fn prompts_that_an_engine_lost_hold_up_no_other_once_its_page_shows_that_they_are_not_there() {
+    let (gateway, replica, lost) = with_lost_prompts(Duration::from_millis(50), 2).await;
+    for n in 0..20 {
+        let reply = soon("an answer", gateway.post(PATH, &chat("tiny", &format!("later {n}")))).await;
+        assert_eq!(reply.status(), 200);
+    }
+    assert_eq!(replica.busy(), lost.len(), "those it lost are with it still");
+}
+
 /// Requests at five times what an engine of two places can do, which tells nobody of them: how many were answered, and how many of
 /// these in time.
 async fn at_five_times_the_load(answer: Vec<Step>, is_stream: bool) -> (usize, usize) {

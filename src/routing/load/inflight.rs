@@ -98,6 +98,10 @@ pub struct Refreshed {
 pub(super) struct InflightLedger {
     next_id: u64,
     waiting: VecDeque<Waiting>,
+    /// Overdue ones that are ahead of no other: see [`Self::pass_overdue`].
+    overtaken: Vec<Waiting>,
+    /// Waiting ones with a lower id are not among the requests on the engine's page.
+    unseen_below: u64,
     streams: Vec<Stream>,
     /// Tokens in the context of running streams, as far as they had come at the last refresh.
     context: u64,
@@ -133,10 +137,12 @@ struct Group {
     since_end: Option<Duration>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Waiting {
     id: u64,
     placement: Placement,
+    /// A prompt that was sent after it had its first token before.
+    is_overtaken: bool,
 }
 
 #[derive(Debug)]
@@ -165,7 +171,7 @@ impl InflightLedger {
     pub(super) fn enter(&mut self, placement: &Placement) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.waiting.push_back(Waiting { id, placement: *placement });
+        self.waiting.push_back(Waiting { id, placement: *placement, is_overtaken: false });
         id
     }
 
@@ -187,8 +193,8 @@ impl InflightLedger {
 
     /// Since when the request of this gateway that is longest without a token has been so.
     pub(super) fn quiet_since(&self) -> Option<Stamp> {
-        let waiting =
-            self.waiting.iter().filter(|one| !one.placement.is_followed).map(|one| one.placement.at);
+        let waiting = self.waiting.iter().chain(&self.overtaken);
+        let waiting = waiting.filter(|one| !one.placement.is_followed).map(|one| one.placement.at);
         let last =
             |stream: &Stream| stream.first.max(Stamp::from_nanos(stream.progress.at.load(Ordering::Relaxed)));
         waiting.chain(self.streams.iter().filter(|stream| !stream.is_followed).map(last)).min()
@@ -205,6 +211,12 @@ impl InflightLedger {
         let context = self.context;
         let mut computed = Computed::new();
         let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
+            if let Some(Waiting { placement, .. }) = self.take_overtaken(id) {
+                // The engine was at it, and not at what is behind it in the queue.
+                self.is_disturbed = true;
+                self.last_first_token = self.last_first_token.max(now);
+                self.begin(id, now, progress, &placement);
+            }
             return computed;
         };
         if let Some(placement) = self.waiting.get(at).map(|own| own.placement).filter(|own| own.is_elsewhere)
@@ -220,8 +232,9 @@ impl InflightLedger {
             self.waiting.iter().take(at).any(|one| one.placement.is_followed && one.placement.is_stream);
         let was_disturbed = std::mem::take(&mut self.is_disturbed) || is_behind_others;
         let mut ahead = 0;
-        self.waiting.retain(|waiting| {
+        self.waiting.retain_mut(|waiting| {
             let is_computed = ahead <= at && (waiting.id == id || !waiting.placement.is_stream);
+            waiting.is_overtaken |= ahead < at;
             ahead += 1;
             if is_computed {
                 computed.push(waiting.placement);
@@ -232,7 +245,7 @@ impl InflightLedger {
         self.unary += u32::try_from(computed.len() - 1).unwrap_or(u32::MAX);
         // An engine that runs all it can turns to a prompt when another sequence ends.
         let since = placement.at.max(self.last_first_token).max(self.last_free);
-        let own = Waiting { id, placement };
+        let own = Waiting { id, placement, is_overtaken: false };
         match &mut self.group {
             // The same step: the engine computed them side by side.
             Some(Group { sample, open, since_end, .. })
@@ -317,6 +330,9 @@ impl InflightLedger {
 
     /// A request waits no longer, whatever became of it.
     pub(super) fn leave(&mut self, id: u64) -> Option<Placement> {
+        if self.take_overtaken(id).is_some() {
+            return None;
+        }
         let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
             self.unary = self.unary.saturating_sub(1);
             return None;
@@ -327,6 +343,32 @@ impl InflightLedger {
         let gone = self.waiting.remove(at)?.placement;
         self.note_rest();
         Some(gone)
+    }
+
+    fn take_overtaken(&mut self, id: u64) -> Option<Waiting> {
+        let at = self.overtaken.iter().position(|one| one.id == id)?;
+        Some(self.overtaken.swap_remove(at))
+    }
+
+    /// The engine's page shows so many requests; the one before it was read at `since`. What was sent before that and is not answered
+    /// must be among them: as many of the oldest prompts as are missing are not in the engine's queue.
+    pub(super) fn counted(&mut self, shown: usize, since: Stamp) {
+        let moved = |stream: &Stream| Stamp::from_nanos(stream.progress.at.load(Ordering::Relaxed));
+        let runs = |stream: &&Stream| !stream.is_followed && stream.first < since && moved(stream) >= since;
+        let sent = self.waiting.iter().take_while(|one| one.placement.at < since).count();
+        let running = self.streams.iter().filter(runs).count();
+        let missing = (running + sent).saturating_sub(shown).min(sent);
+        if missing > 0 {
+            let below = self.waiting.get(missing).map_or(self.next_id, |one| one.id);
+            self.unseen_below = self.unseen_below.max(below);
+        } else if shown >= self.waiting.len() + self.running() as usize {
+            self.unseen_below = 0;
+        }
+    }
+
+    /// Waiting ones that are not in the engine's queue by its page.
+    pub(super) fn unseen(&self) -> u64 {
+        self.waiting.partition_point(|one| one.id < self.unseen_below) as u64
     }
 
     /// A stream ended.
@@ -392,6 +434,7 @@ impl InflightLedger {
     pub(super) fn refresh(&mut self, now: Stamp, known: &Known<'_>) -> (Curve, Refreshed) {
         let mut curve = Curve::default();
         let mut found = Refreshed { computed: self.take_unary(now, known.seconds), ..Refreshed::default() };
+        self.pass_overdue(now, known.seconds, &mut found.computed);
         self.estimate_followed(now, known);
         let context = self.count_context(known.per_event);
         for stream in &mut self.streams {
@@ -462,6 +505,24 @@ impl InflightLedger {
         }
         self.context = context;
         context
+    }
+
+    /// Engines begin on prompts in the order in which they came. One that others have overtaken, or that their page does not show, and
+    /// that is overdue is lost or held back there for a reason of its own: no other one waits for it.
+    fn pass_overdue(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64, passed: &mut Computed) {
+        let (overtaken, unseen_below) = (&mut self.overtaken, self.unseen_below);
+        self.waiting.retain(|one| {
+            let due = || span(priors::OUTLIER * seconds(&one.placement.work)).max(memories::CONFIRMED_WITHIN);
+            let is_passed = (one.is_overtaken || one.id < unseen_below)
+                && !one.placement.is_elsewhere
+                && now.since(one.placement.at) > due();
+            if is_passed {
+                passed.push(one.placement);
+                overtaken.push(*one);
+            }
+            !is_passed
+        });
+        self.note_rest();
     }
 
     /// An answer without a stream shows nothing until its end: its prompt is taken to be computed when its time is over.

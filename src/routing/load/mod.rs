@@ -50,6 +50,8 @@ pub struct ReplicaLoad {
     limit: AtomicU32,
     /// Sequences that ran at once so far.
     peak: AtomicU32,
+    /// Those of the awaiting that the engine's page does not show.
+    unseen: AtomicU32,
     ledger: Mutex<InflightLedger>,
     /// Hits that its requests were promised, for the comparison with the engine's counters.
     pub(super) promises: CacheCounters,
@@ -62,6 +64,8 @@ pub struct LoadView {
     pub inflight: u64,
     /// Those of them that have no first token yet.
     pub awaiting: u64,
+    /// Those of the awaiting that are not in the engine's queue, by its page.
+    pub unseen: u64,
     /// Those whose time per token is bounded and that the harm of a stall does not count yet: they await their first token,
     /// or got it a moment ago.
     pub bounded: u64,
@@ -132,6 +136,7 @@ impl ReplicaLoad {
         LoadView {
             inflight: count(&self.inflight),
             awaiting: count(&self.awaiting),
+            unseen: count(&self.unseen),
             bounded: count(&self.bounded) + count(&self.fresh),
             waiting: Work { tokens: read(&self.tokens), attention: read(&self.attention) },
             head: Work { tokens: count(&self.head_tokens), attention: read(&self.head_attention) },
@@ -186,6 +191,13 @@ impl ReplicaLoad {
         ledger.forget_concurrency();
         self.publish(&ledger);
         self.promises.restarted();
+    }
+
+    /// The engine's page shows so many requests; the one before it was read at `since`.
+    pub(super) fn counted(&self, shown: f64, since: Stamp) {
+        let mut ledger = self.ledger.lock();
+        ledger.counted(shown as usize, since);
+        self.publish(&ledger);
     }
 
     /// Running streams that a stall of `more` seconds would push over their bound, on top of one that comes `anyway`.
@@ -245,6 +257,7 @@ impl ReplicaLoad {
         self.fresh.store(ledger.fresh(), Ordering::Relaxed);
         self.limit.store(ledger.concurrency().limit(), Ordering::Relaxed);
         self.peak.store(ledger.concurrency().peak(), Ordering::Relaxed);
+        count(&self.unseen, ledger.unseen());
     }
 }
 

@@ -326,3 +326,59 @@ fn first_tokens_that_wait_for_ends_show_how_many_run_and_teach_no_slowness() {
     assert_eq!(after(9, 500, 900), (None, vec![400; 9]), "slow whoever ended");
     assert_eq!(after(9, 510, 500), (None, vec![500; 9]), "nobody made room");
 }
+
+#[test]
+fn a_prompt_that_was_overtaken_is_ahead_of_no_other_once_it_is_overdue() {
+    let load = ReplicaLoad::new();
+    let mut lost = LoadGuard::reserve(&load, placed(100, 700));
+    let behind = answered(&load, [(50, 200), (60, 300)]);
+    refresh(&load, 10_100);
+    assert_eq!(counts(&load), (3, 1, 700), "it may have taken long to reach the engine");
+    assert_eq!(load.view().head.tokens, 700);
+    refresh(&load, 10_101);
+    assert_eq!((counts(&load), load.view().head.tokens), ((3, 0, 0), 0));
+    assert_eq!(load.quiet(ms(10_101)), ms(10_101).since(ms(100)), "it is silent all the same");
+    lost.first_token(ms(11_000));
+    assert_eq!((counts(&load), load.view().context), ((3, 0, 0), 700 + 50 + 60 + 3));
+    drop((lost, behind));
+    assert_eq!((counts(&load), load.view().context), ((0, 0, 0), 0));
+    let first = LoadGuard::reserve(&load, placed(12_000, 700));
+    let mut long = LoadGuard::reserve(&load, placed(12_000, 100_000));
+    drop(answered(&load, [(50, 12_200)]));
+    refresh(&load, 32_000);
+    assert_eq!(counts(&load), (2, 1, 100_000), "a long prompt has twice its time");
+    drop(first);
+    long.first_token(ms(33_000));
+    assert_eq!(counts(&load), (1, 0, 0));
+}
+
+#[test]
+fn what_the_page_does_not_show_is_not_in_the_engines_queue() {
+    let load = ReplicaLoad::new();
+    let unseen = |shown, since| {
+        load.counted(shown, ms(since));
+        (load.view().awaiting, load.view().unseen)
+    };
+    let running = answered(&load, [(50, 200), (60, 300)]);
+    let lost = [400, 450].map(|at| LoadGuard::reserve(&load, placed(at, 700)));
+    running.iter().for_each(|stream| stream.progress(9, ms(1400)));
+    assert_eq!(unseen(2.0, 400), (2, 0), "the page may be older than the requests");
+    let young = LoadGuard::reserve(&load, placed(1500, 80));
+    assert_eq!(unseen(4.0, 1000), (3, 0));
+    assert_eq!(unseen(3.0, 1000), (3, 1));
+    assert_eq!(unseen(2.0, 1000), (3, 2));
+    assert_eq!(unseen(2.0, 3000), (3, 2), "these streams do not move: perhaps their clients are slow");
+    assert_eq!(unseen(0.0, 3000), (3, 3));
+    assert_eq!(unseen(1.0, 3000), (3, 3), "it may be another's");
+    assert_eq!(unseen(5.0, 3000), (3, 0), "all of them are there");
+    assert_eq!(unseen(0.0, 3000), (3, 3));
+    drop(young);
+    assert_eq!(load.view().unseen, 2);
+    refresh(&load, 10_000);
+    assert_eq!(counts(&load), (4, 2, 1400));
+    refresh(&load, 10_451);
+    assert_eq!(counts(&load), (4, 0, 0), "for as long they count for predictions");
+    drop(lost);
+    let _next = LoadGuard::reserve(&load, placed(11_000, 80));
+    assert_eq!((load.view().awaiting, load.view().unseen), (1, 0));
+}

@@ -227,9 +227,9 @@ impl Estimate {
         let step = self.slowness * nominal;
         let is_idle = own.awaiting == 0;
         let head = if is_idle { 0.0 } else { step + self.slowness * pool.work(&own.head) };
-        // Overdue: it is slower than it was, and how much so shows before it answers. Unless it waits for room.
+        // Overdue: it is slower than it was, and how much so shows before it answers. Unless it waits for room, or is not even there.
         let due = priors::OUTLIER * head + priors::JITTER;
-        let is_late = !is_idle && queue.head_age > due && !queue.is_full();
+        let is_late = own.awaiting > own.unseen && queue.head_age > due && !queue.is_full();
         let lag = if is_late { queue.head_age / due } else { 1.0 };
         let in_a_step = 1.0 + float(others.tokens) * (1.0 / priors::STEP_TOKENS as f64);
         let steps = fast_min(float(own.awaiting) + queue.foreign.waiting, in_a_step);
@@ -261,17 +261,20 @@ impl Estimate {
     #[inline]
     fn own_wait(&self, pool: &PoolView, queue: &Queue<'_>, served: Served) -> f64 {
         let own = queue.own;
-        if own.awaiting == 0 {
+        // What is not in the engine's queue need not be waited for.
+        let awaiting = float(own.awaiting.saturating_sub(own.unseen));
+        if awaiting <= 0.0 {
             return 0.0;
         }
+        let part = awaiting / float(own.awaiting);
         let Served { lag, head, in_place } = served;
         let places = queue.batch_limit.filter(|limit| *limit > 0 && queue.is_full());
         let per_place = places.map_or(0.0, |limit| in_place / float(limit));
         let in_a_step = 1.0 + float(own.waiting.tokens) * (1.0 / priors::STEP_TOKENS as f64);
-        let steps = fast_min(float(own.awaiting), in_a_step) * pool.step(own.context);
+        let steps = fast_min(awaiting, in_a_step) * pool.step(own.context);
         let begun = fast_min(queue.head_age, lag * head);
-        let ahead = lag * self.slowness * (steps + pool.work(&own.waiting)) - begun;
-        let ours = fast_max(ahead, float(own.awaiting) * per_place);
+        let ahead = lag * self.slowness * (steps + part * pool.work(&own.waiting)) - begun;
+        let ours = fast_max(ahead, awaiting * per_place);
         let waiting = queue.foreign.waiting;
         let theirs = fast_max(lag * self.slowness * pool.work(&pool.work_of(waiting)), waiting * per_place);
         if ours * prices::FOREIGN_PART > theirs { fast_max(ours, 0.0) } else { 0.0 }
