@@ -28,6 +28,8 @@ struct Recent {
     rate: f64,
     /// The same with τ = 10 s: what lowers its share.
     demotion_rate: f64,
+    /// The part of it that its peers had as well: it fades and is displaced by answers as the whole is.
+    shared_rate: f64,
     at: Stamp,
     is_known: bool,
     failures_in_a_row: u32,
@@ -186,6 +188,23 @@ impl Answers {
         recent.is_known.then(|| unless_rare(recent.demotion_rate_at(now)))
     }
 
+    /// The part of it that says nothing about this replica: its peers failed alike then. They may have shown since that they are well.
+    pub(crate) fn shared_rate(&self, now: Stamp) -> f64 {
+        let recent = *self.recent.lock();
+        recent.demotion_faded(recent.shared_rate, now)
+    }
+
+    /// Its peers' demotion rate now.
+    pub(crate) fn beside(&self, peers: f64, now: Stamp) {
+        if peers <= 0.0 {
+            return;
+        }
+        let mut recent = self.recent.lock();
+        // As of the last answer, like the rate that it is part of.
+        let peers = peers / recent.demotion_faded(1.0, now);
+        recent.shared_rate = recent.demotion_rate.min(peers).max(recent.shared_rate);
+    }
+
     /// A replica that traffic proved sick takes requests again: few at first.
     pub(crate) fn begin_trial(&self) {
         *self.recent.lock() = Recent::default();
@@ -236,6 +255,7 @@ impl Recent {
     fn note_demotion(&mut self, now: Stamp, failure: f64) {
         let demotion = self.demotion_rate_at(now);
         self.demotion_rate = demotion + LEARNED * (failure - demotion);
+        self.shared_rate = (1.0 - LEARNED) * self.demotion_faded(self.shared_rate, now);
         self.at = now;
         self.is_known = true;
     }
@@ -250,7 +270,11 @@ impl Recent {
     }
 
     fn demotion_rate_at(&self, now: Stamp) -> f64 {
-        faded(self.demotion_rate, now.since(self.at), DEMOTION_FADES_IN)
+        self.demotion_faded(self.demotion_rate, now)
+    }
+
+    fn demotion_faded(&self, rate: f64, now: Stamp) -> f64 {
+        faded(rate, now.since(self.at), DEMOTION_FADES_IN)
     }
 }
 

@@ -28,9 +28,13 @@ pub(crate) fn compare(members: &[Member<'_>], model: &PoolModel, now: Stamp, mut
     let usual = Peers::of(failing.iter().copied().flatten());
     let ttfts = Peers::of(speeds.iter().filter_map(|speeds| speeds.ttft));
     let itls = Peers::of(speeds.iter().filter_map(|speeds| speeds.itl));
+    // What those that were ejected would answer now, they do not show.
+    let ready = members.iter().zip(&failing).filter(|(member, _)| member.is_ready());
+    let usual_now = Peers::of(ready.filter_map(|(_, failing)| *failing));
     for (place, member) in members.iter().enumerate().filter(|(_, member)| member.is_ready()) {
         let own = failing.get(place).copied().flatten();
         member.health.beside(usual.beside(own).unwrap_or_default());
+        member.health.answers.beside(usual_now.beside(own).unwrap_or_default(), now);
         let slowness = speeds.get(place).map_or(1.0, |speeds| speeds.beside(&ttfts, &itls));
         if member.health.warmth.looked(slowness, now) {
             is_warm(place);
@@ -69,3 +73,59 @@ pub(crate) const COMPARE_EVERY: Duration = Duration::from_millis(200);
 /// Absolute floors in seconds: a multiple of less is no difference.
 const NEGLIGIBLE_TTFT: f64 = 0.02;
 const NEGLIGIBLE_ITL: f64 = 0.002;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::millis as at;
+    use crate::fleet::health::Health;
+    use crate::fleet::life::ReplicaState;
+    use crate::routing::Target;
+
+    struct Pool([(Health, Target); 4]);
+
+    impl Pool {
+        fn look(&self, millis: u64) {
+            let state = ReplicaState::Ready;
+            let members: Vec<_> = self
+                .0
+                .iter()
+                .map(|(health, target)| Member { health, target, state, is_held: false })
+                .collect();
+            compare(&members, &PoolModel::new(4), at(millis), |_| {});
+        }
+
+        fn shares(&self) -> [f64; 4] {
+            self.0.each_ref().map(|(_, target)| target.share())
+        }
+    }
+
+    #[test]
+    fn what_failed_when_all_did_costs_nothing_once_some_have_shown_that_they_are_well() {
+        let pool = Pool([0, 1, 2, 3].map(|slot| (Health::default(), Target::new(slot, 0))));
+        let answers = |slot: usize| &pool.0[slot].0.answers;
+        for step in 0..40 {
+            (0..4).for_each(|slot| _ = answers(slot).failed(step, at(200 * step)));
+            pool.look(200 * step);
+        }
+        assert_eq!(pool.shares(), [1.0; 4]);
+        for step in 40..50 {
+            (0..2).for_each(|slot| _ = answers(slot).good(at(200 * step)));
+            pool.look(200 * step);
+        }
+        assert!(
+            answers(2).demotion_rate(at(10_000)).unwrap()
+                > 2.0 * answers(0).demotion_rate(at(10_000)).unwrap()
+        );
+        assert!(pool.shares().iter().all(|share| *share > 0.99), "{:?}", pool.shares());
+        for step in 50..60 {
+            answers(3).failed(step, at(200 * step));
+            pool.look(200 * step);
+        }
+        assert!(
+            pool.shares()[2] > 0.99 && pool.shares()[3] < 0.2,
+            "alone it is its own doing: {:?}",
+            pool.shares()
+        );
+    }
+}

@@ -123,7 +123,8 @@ impl Member<'_> {
     }
 
     fn standing(&self, warmth: f64, now: Stamp) -> Standing {
-        standing(self.health.answers.demotion_rate(now), self.health.peers.load(), warmth)
+        let Health { answers, peers, .. } = self.health;
+        standing(answers.demotion_rate(now), peers.load().max(answers.shared_rate(now)), warmth)
     }
 
     /// It was chosen for a request: in slow start one trial at a time.
