@@ -47,6 +47,14 @@ async fn pods(count: u8) -> Vec<Replica> {
     }
 }
 
+async fn pods_anywhere(count: usize) -> Vec<Replica> {
+    let mut pods = Vec::new();
+    for _ in 0..count {
+        pods.push(Replica::start().await);
+    }
+    pods
+}
+
 fn host(at: u8) -> Ipv4Addr {
     Ipv4Addr::new(127, 0, 0, at)
 }
@@ -277,6 +285,31 @@ async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_
         "{}",
         refused.text()
     );
+}
+
+#[tokio::test]
+async fn each_successor_that_is_ready_takes_the_place_of_one_that_left() {
+    let (old, new) = (pods_anywhere(3).await, pods_anywhere(3).await);
+    for late in &new {
+        late.stop_listening().await;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("replicas.json");
+    let all = |pods: &[Replica]| write(&path, &pods.iter().collect::<Vec<_>>());
+    all(&old);
+    let discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
+    let gateway = Gateway::start_unready(discovering(discovery));
+    has(&gateway, &[&old[0].name(), &old[1].name(), &old[2].name()]).await;
+    all(&new);
+    for (at, late) in new.iter().enumerate() {
+        late.listen_again().await;
+        let is_among = || names(&gateway).contains(&late.name());
+        until("it is ready", is_among).await;
+        let of_old = || old.iter().filter(|pod| names(&gateway).contains(&pod.name())).count();
+        until("one that left goes", || of_old() <= 2 - at).await;
+        assert_eq!((of_old(), names(&gateway).len()), (2 - at, 3));
+    }
+    assert_eq!(source(&gateway, "file").kept, 0);
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
-//! Replicas that left a pool and serve until a new one is ready.
+//! Replicas that left a pool and serve until new ones are ready.
 //!
-//! Sources never take the last replicas that answer: they serve until a new one is ready, until they answer no more, or until an
-//! operator says so. A canary has a baseline for that: replicas of another revision never serve in its name.
+//! Sources never take the last replicas that answer: they serve until new ones are ready, until they answer no more, or until an
+//! operator says so. Each that is ready takes the place of one: the first alone would get the load of all. A canary has a baseline
+//! for that: replicas of another revision never serve in its name.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,7 +36,7 @@ impl Membership {
         self.pool.replicas.load().iter().filter(|replica| leaving.slots.contains(replica.slot())).count()
     }
 
-    /// Stores the new list; those that left drain, at once or when one of the others is ready.
+    /// Stores the new list; those that left drain, at once or one for each of the others that is ready.
     pub(super) fn publish(
         self: &Arc<Self>,
         before: &[Arc<Replica>],
@@ -44,51 +45,67 @@ impl Membership {
     ) {
         let stays: SlotSet = after.iter().map(|replica| replica.slot()).collect();
         let gone: Vec<_> = before.iter().filter(|old| !stays.contains(old.slot())).cloned().collect();
-        let (mut at_once, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|old| match cause {
+        let former = self.leaving.load();
+        let has_successor = has_ready(&after);
+        let (mut at_once, mut gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|old| match cause {
             Cause::Ordered { taken_out: Some(url) } if *url == old.identity.endpoint => true,
+            _ if has_successor && !former.slots.contains(old.slot()) => true,
             _ => self.is_of_another_revision(old),
         });
-        let leaving = self.leaving.load();
-        let may_serve = |old: &Arc<Replica>| old.is_ready() || leaving.slots.contains(old.slot());
         // What a reload does not touch goes on as it was: the source that named them no more is still there.
-        let is_kept = leaving.slots != SlotSet::default()
-            && !leaving.is_configured
+        let is_kept = former.slots != SlotSet::default()
+            && !former.is_configured
             && Source::all(&self.pool.config().discovery).next().is_some();
-        let is_bridged = gone.iter().any(may_serve)
-            && !has_ready(&after)
-            && match cause {
-                Cause::HandedOver => false,
-                Cause::Configured { .. } => !after.is_empty() || is_kept,
-                Cause::Changed | Cause::Ordered { .. } => true,
-            };
-        if is_bridged {
-            let slots: SlotSet = gone.iter().map(|replica| replica.slot()).collect();
-            let is_configured = match cause {
+        let may_serve = match cause {
+            Cause::Configured { .. } => !after.is_empty() || is_kept,
+            Cause::Changed | Cause::Ordered { .. } | Cause::HandedOver => true,
+        };
+        let is_news = gone.iter().any(|old| !former.slots.contains(old.slot()));
+        let mut leaving = Leaving {
+            slots: SlotSet::default(),
+            count: if is_news { gone.len() } else { former.count },
+            is_configured: match cause {
                 Cause::Configured { .. } => !is_kept,
-                _ => leaving.is_configured,
-            };
-            let is_news = leaving.slots != slots;
-            let since = if is_news { self.deps.clock.now() } else { leaving.since };
-            self.leaving.store(Arc::new(Leaving { slots, is_configured, since }));
-            if is_news && !is_configured {
-                let (pool, kept, named) = (&*self.pool.name, gone.len(), after.len());
-                tracing::warn!(
-                    pool,
-                    kept,
-                    named,
-                    "the sources of a pool name no replica that is ready: those that are serve on"
-                );
-            }
-            after.extend(gone);
-        } else {
-            self.leaving.store(Arc::default());
-            at_once.extend(gone);
+                _ => former.is_configured,
+            },
+            since: if is_news { self.deps.clock.now() } else { former.since },
+        };
+        let is_bridged =
+            may_serve && gone.iter().any(|old| old.is_ready() || former.slots.contains(old.slot()));
+        let serve_on = if is_bridged { self.serve_on(&leaving, &gone, &after) } else { 0 };
+        gone.sort_by_key(|old| !old.is_ready());
+        at_once.extend(gone.split_off(serve_on));
+        leaving.slots = gone.iter().map(|replica| replica.slot()).collect();
+        if is_news && serve_on > 0 && !leaving.is_configured {
+            let (pool, kept, named) = (&*self.pool.name, gone.len(), after.len());
+            tracing::warn!(
+                pool,
+                kept,
+                named,
+                "the sources of a pool name no replica that is ready: those that are serve on"
+            );
         }
+        self.leaving.store(Arc::new(if gone.is_empty() { Leaving::default() } else { leaving }));
+        after.extend(gone);
         self.pool.replicas.store(Arc::new(after));
         self.pool.drain(at_once);
-        if is_bridged && !self.is_handing_over.swap(true, Ordering::AcqRel) {
+        if serve_on > 0 && !self.is_handing_over.swap(true, Ordering::AcqRel) {
             let task = Arc::clone(self).hand_over();
             self.deps.background.spawn(task);
+        }
+    }
+
+    /// How many of those that left serve on: one less for each successor that is ready, none once all are. After [`HAND_OVER`] none where
+    /// a successor is ready, where none of theirs answers any more, or if the configuration dropped them.
+    fn serve_on(&self, leaving: &Leaving, old: &[Arc<Replica>], new: &[Arc<Replica>]) -> usize {
+        let ready = new.iter().filter(|replica| replica.is_ready()).count();
+        let has_time = self.deps.clock.now().since(leaving.since) < HAND_OVER;
+        let is_over = !has_time && (ready > 0 || leaving.is_configured || !has_ready(old));
+        match ready {
+            _ if is_over => 0,
+            0 => old.len(),
+            ready if ready == new.len() => 0,
+            ready => leaving.count.saturating_sub(ready).min(old.len()),
         }
     }
 
@@ -98,26 +115,19 @@ impl Membership {
         is_canary && replica.identity.began_as != self.pool.config().revision
     }
 
-    /// Lets those that left go once one of the others is ready; after [`HAND_OVER`] also when they answer no more, or if the
-    /// configuration dropped them.
+    /// Lets those that left go as [`Self::serve_on`] has it.
     async fn hand_over(self: Arc<Self>) {
-        let is_over = || {
-            let leaving = self.leaving.load();
-            let replicas = self.pool.replicas.load();
-            let is_old = |replica: &&Arc<Replica>| leaving.slots.contains(replica.slot());
-            let mut old = replicas.iter().filter(is_old).peekable();
-            let mut new = replicas.iter().filter(|replica| !is_old(replica));
-            let has_time = self.deps.clock.now().since(leaving.since) < HAND_OVER;
-            old.peek().is_none()
-                || new.any(|replica| replica.is_ready())
-                || !has_time && (leaving.is_configured || !old.any(|replica| replica.is_ready()))
-        };
         loop {
             {
                 let mut roster = self.roster.lock();
-                if is_over() {
-                    self.is_handing_over.store(false, Ordering::Release);
-                    return self.match_roster(&mut roster, Cause::HandedOver);
+                let (leaving, replicas) = (self.leaving.load_full(), self.pool.replicas.load_full());
+                let (old, new): (Vec<_>, Vec<_>) =
+                    replicas.iter().cloned().partition(|replica| leaving.slots.contains(replica.slot()));
+                if self.serve_on(&leaving, &old, &new) < old.len() {
+                    self.match_roster(&mut roster, Cause::HandedOver);
+                }
+                if old.is_empty() || self.leaving.load().slots == SlotSet::default() {
+                    return self.is_handing_over.store(false, Ordering::Release);
                 }
             }
             tokio::time::sleep(LOOK_EVERY).await;

@@ -36,10 +36,12 @@ pub(crate) struct Membership {
     of_other_role: AtomicUsize,
 }
 
-/// Replicas that left and serve until a new one is ready.
+/// Replicas that left and serve until new ones are ready.
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
     pub(super) slots: SlotSet,
+    /// How many they were when they left.
+    pub(super) count: usize,
     /// The configuration dropped them: they go after [`HAND_OVER`], whether they answer or not.
     pub(super) is_configured: bool,
     /// Since when they are these.
