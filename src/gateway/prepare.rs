@@ -24,7 +24,7 @@ use crate::error::{Failure, Timer};
 use crate::listener::ContinueSignal;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{MAX_MODEL_NAME, Record, cut};
-use crate::request::body::{self, BodyLimits, HeldBody};
+use crate::request::body::{self, HeldBody};
 use crate::request::cache_salt::Isolation;
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::fields::{self, FieldError, Fields};
@@ -47,17 +47,11 @@ pub async fn prepare(
     check(gateway, parts, carrier.is_some(), guard.record())?;
     let tenant =
         if is_preflight { TenantRef::anonymous() } else { identify(gateway, &table, guard, parts).await? };
-    let server = &table.config.server;
-    let limits = BodyLimits {
-        size: server.body_limit,
-        stall: default_stall(&table),
-        timeout: server.body_timeout,
-        min_rate: server.body_min_rate,
-    };
+    let limits = table.body_limits;
     let payer = table.tenants.ask_for_keys().then(|| tenant.name());
     let charge = gateway.memory.open(Some(&connection.bodies), payer);
     if let Some(signal) = parts.extensions.get::<ContinueSignal>()
-        && body.as_ref().is_some_and(|body| body.size_hint().lower() <= server.body_limit as u64)
+        && body.as_ref().is_some_and(|body| body.size_hint().lower() <= limits.size as u64)
     {
         signal.send();
     }
@@ -489,11 +483,6 @@ fn seconds(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Duration>, F
 
 fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<Cow<'h, str>> {
     headers.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()))
-}
-
-/// Client stall timeout while the body is read: the route is unknown then, so the longest of all routes.
-fn default_stall(table: &RoutingTable) -> Duration {
-    table.config.routes.iter().map(|r| r.timeouts.client_stall).max().unwrap_or(Duration::from_secs(60))
 }
 
 /// Of a request without one.

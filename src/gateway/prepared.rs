@@ -217,8 +217,8 @@ impl Prepared {
 
     /// Sets the bounds of an SLO class.
     pub(super) fn apply_slo(&mut self, class: &str) {
-        self.rules.base_ttft = self.table.slo(class, Tokens(0)).ttft.unwrap_or_default();
         self.slo = self.table.slo(class, self.tokens);
+        self.rules.base_ttft = self.slo.ttft_base.unwrap_or_default();
     }
 }
 

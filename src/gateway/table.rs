@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -16,8 +17,10 @@ use crate::config::{ColdWait, Config, ModelMatch, Route, Slo, WeightedPool};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
+use crate::labels::LabelHasher;
 use crate::record::SloBounds;
 use crate::request::api_keys::ApiKeys;
+use crate::request::body::BodyLimits;
 use crate::request::cache_salt::SaltKey;
 use crate::request::chain::ChainSeed;
 use crate::request::dialect::Dialect;
@@ -42,7 +45,9 @@ pub struct RoutingTable {
     pub seed: ChainSeed,
     /// A pool follows KV events: only then the turns of a conversation are told apart.
     pub follows_kv_events: bool,
-    by_model: HashMap<Arc<str>, usize>,
+    /// Of every body; its route is unknown while it is read, so that the stall timeout is the longest of all.
+    pub body_limits: BodyLimits,
+    by_model: HashMap<Arc<str>, usize, LabelHasher>,
     any: Option<usize>,
     /// What all tables share.
     pub carried_over: CarriedOver,
@@ -129,7 +134,7 @@ impl RoutingTable {
         let seed = ChainSeed::new(&config.routing.seed);
         let route = |route: &Route| Arc::new(RouteState::new(route, &config, &pools, &carried_over, former));
         let routes: Vec<_> = config.routes.iter().map(route).collect();
-        let (mut by_model, mut any) = (HashMap::new(), None);
+        let (mut by_model, mut any) = (HashMap::default(), None);
         for (at, route) in routes.iter().enumerate() {
             match &route.config.model {
                 ModelMatch::Any => any = any.or(Some(at)),
@@ -142,7 +147,25 @@ impl RoutingTable {
         let (made, tokens) = (Arc::clone(&carried_over.api_keys), Arc::clone(&carried_over.tokens));
         let tenants = Tenants::new(&config.tenants, salt_key).beside(made, tokens);
         let follows_kv_events = config.pools.iter().any(|pool| pool.kv_events.is_some());
-        Self { config, pools, routes, tenants, seed, follows_kv_events, by_model, any, carried_over }
+        let stall = config.routes.iter().map(|route| route.timeouts.client_stall).max();
+        let body_limits = BodyLimits {
+            size: config.server.body_limit,
+            stall: stall.unwrap_or(Duration::from_secs(60)),
+            timeout: config.server.body_timeout,
+            min_rate: config.server.body_min_rate,
+        };
+        Self {
+            config,
+            pools,
+            routes,
+            tenants,
+            seed,
+            follows_kv_events,
+            body_limits,
+            by_model,
+            any,
+            carried_over,
+        }
     }
 
     /// The route of a model, else the route `*`.
