@@ -218,10 +218,11 @@ impl UpstreamAttempt {
         }
         let head = Box::new(head);
         if head.status.is_success() && head.status != StatusCode::RESET_CONTENT {
-            if self.is_relayed_from_head(&head, body.length()) {
+            let is_stream = is_event_stream(&head.headers);
+            if self.is_relayed_from_head(is_stream, body.length()) {
                 return Ok(UpstreamResponse::Large { head, first: Bytes::new(), rest: body });
             }
-            if is_event_stream(&head.headers) {
+            if is_stream {
                 if let Some(what) = headers::coding_fault(&head.headers) {
                     return Err(failed(ReplicaFailure::InvalidHead { replica: self.replica.name(), what }));
                 }
@@ -299,9 +300,9 @@ impl UpstreamAttempt {
 
     /// Whether its body may last: nothing in a stream of another dialect is a content event that we know, so there is
     /// nothing to wait for.
-    fn is_relayed_from_head(&self, head: &response::Parts, length: Option<u64>) -> bool {
+    fn is_relayed_from_head(&self, is_stream: bool, length: Option<u64>) -> bool {
         let dialect = self.shape.dialect;
-        if is_event_stream(&head.headers) {
+        if is_stream {
             return !dialect.has_known_stream();
         }
         dialect.body_form() == BodyForm::Opaque && length.is_none()

@@ -18,6 +18,7 @@ use crate::fleet::replica::Replica;
 use crate::listener::{KillSwitch, Peer};
 use crate::request::arriving::{ArrivingBody, FedBody};
 use crate::request::pieces::Pieces;
+use crate::request::rare::Rare;
 
 /// A request with its destination.
 #[derive(Debug)]
@@ -62,7 +63,8 @@ impl IncomingRequest {
         carrier: Arc<dyn Carrier>,
     ) -> Box<Self> {
         let connection = ClientConnection::of(&gateway, peer, None);
-        Box::new(Self { gateway, parts, body, kill, connection, carrier: Some(carrier) })
+        let rare = Rare::of(&parts.headers);
+        Box::new(Self { gateway, parts, rare, body, kill, connection, carrier: Some(carrier) })
     }
 }
 

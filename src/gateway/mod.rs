@@ -53,7 +53,7 @@ use std::time::SystemTime;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response};
+use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use hyper::body::Body as _;
 use hyper::upgrade::OnUpgrade;
 use tokio::sync::Notify;
@@ -84,6 +84,7 @@ use crate::request::arriving::ArrivingBody;
 use crate::request::body;
 use crate::request::body_memory::{BodyBudget, BodyMemory};
 use crate::request::dialect::Dialect;
+use crate::request::rare::Rare;
 use crate::stats::PerSecond;
 use crate::upstream::headers::{self, X_REQUEST_ID};
 
@@ -199,6 +200,7 @@ pub struct ClientConnection {
 pub struct IncomingRequest {
     gateway: Arc<Gateway>,
     parts: Parts,
+    rare: Rare,
     /// `None` once it is read.
     body: Option<ArrivingBody>,
     kill: KillSwitch,
@@ -221,8 +223,8 @@ impl IncomingRequest {
             (self.parts.method.clone(), self.parts.uri.clone(), self.parts.version);
         parts.headers.clone_from(&self.parts.headers);
         let connection = ClientConnection::of(&self.gateway, self.connection.peer, None);
-        let (gateway, kill) = (Arc::clone(&self.gateway), KillSwitch::default());
-        Box::new(Self { gateway, parts, body: None, kill, connection, carrier: None })
+        let (gateway, rare, kill) = (Arc::clone(&self.gateway), self.rare, KillSwitch::default());
+        Box::new(Self { gateway, parts, rare, body: None, kill, connection, carrier: None })
     }
 
     /// Serves one request, from its head to its response.
@@ -230,7 +232,7 @@ impl IncomingRequest {
         let gateway = Arc::clone(&self.gateway);
         let is_http1 = self.parts.version < http::Version::HTTP_2;
         let is_http10 = self.parts.version == http::Version::HTTP_10;
-        let is_expecting = self.parts.headers.contains_key(http::header::EXPECT);
+        let is_expecting = self.rare.has(Rare::EXPECT);
         let head = gateway.clock.now();
         let table = gateway.table.load_full();
         strip_root(&mut self.parts.uri, &table.config.server.root_path);
@@ -238,13 +240,13 @@ impl IncomingRequest {
         let mut unread = None;
         let (asked, begun) = if cors.is_none() && cors::is_preflight(&self.parts) {
             // Boxed: few requests are preflights.
-            Box::pin(gateway.begin_preflight(&table, &mut self.parts, head)).await
+            Box::pin(gateway.begin_preflight(&table, &mut self.parts, self.rare, head)).await
         } else {
             if models::is_path(self.parts.uri.path()) {
                 let tenant = prepare::tenant_of(&table, &self.parts, gateway.wall_now());
                 prepare::renew_keys(&table, &tenant).await;
             }
-            (None, gateway.begin(&table, &self.parts, cors.as_ref(), head))
+            (None, gateway.begin(&table, &self.parts, self.rare, cors.as_ref(), head))
         };
         let mut response = match begun {
             Err(response) => {
@@ -318,6 +320,7 @@ impl Gateway {
         &self,
         table: &RoutingTable,
         parts: &Parts,
+        rare: Rare,
         cors: Option<&CorsGrant>,
         head: crate::clock::Stamp,
     ) -> Result<RecordGuard, Box<Response<ReplyBody>>> {
@@ -337,11 +340,11 @@ impl Gateway {
                 return Err(Box::new(reply::local(answer, parts)));
             }
             // The engines decide, also for paths that we answer.
-            (true, None) if is_own => return Ok(self.open_record(parts, path, Dialect::Extra, head)),
+            (true, None) if is_own => return Ok(self.open_record(parts, rare, path, Dialect::Extra, head)),
             _ => {}
         }
         match found {
-            Some((pattern, dialect)) if !is_own => Ok(self.open_record(parts, pattern, dialect, head)),
+            Some((pattern, dialect)) if !is_own => Ok(self.open_record(parts, rare, pattern, dialect, head)),
             _ => Err(Box::new(reply::local(self.answer_locally(table, parts), parts))),
         }
     }
@@ -351,10 +354,11 @@ impl Gateway {
         &self,
         table: &RoutingTable,
         parts: &mut Parts,
+        rare: Rare,
         head: crate::clock::Stamp,
     ) -> (Option<Asked<'_>>, Result<RecordGuard, Box<Response<ReplyBody>>>) {
         let answer = match self.preflights.ask(table, parts, self.clock).await {
-            Ok(asked) => return (asked, self.begin(table, parts, None, head)),
+            Ok(asked) => return (asked, self.begin(table, parts, rare, None, head)),
             Err(Preflight::Known(answer)) => answer,
             Err(Preflight::Refused) => {
                 let failure = Preflight::too_many();
@@ -397,13 +401,15 @@ impl Gateway {
     fn open_record(
         &self,
         parts: &Parts,
+        rare: Rare,
         pattern: &str,
         dialect: Dialect,
         head: crate::clock::Stamp,
     ) -> RecordGuard {
+        let (none, headers) = (HeaderMap::new(), &parts.headers);
         let opening = Opening {
-            request_id: request_id(&parts.headers),
-            trace: self.observer.trace_of(&parts.headers),
+            request_id: request_id(if rare.has(Rare::REQUEST_ID) { headers } else { &none }),
+            trace: self.observer.trace_of(if rare.has(Rare::TRACEPARENT) { headers } else { &none }),
             dialect,
             path: pattern.into(),
             client: ClientInfo::of(parts),
@@ -432,7 +438,7 @@ fn strip_root(uri: &mut http::Uri, root: &str) {
 }
 
 /// The client's `x-request-id` if it is harmless, else a random one.
-pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
+pub fn request_id(headers: &HeaderMap) -> Arc<str> {
     match given_request_id(headers) {
         Some(id) => id.into(),
         None => str::from_utf8(&digits::hex_digits(fastrand::u128(1..))).unwrap_or_default().into(),
@@ -440,7 +446,7 @@ pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
 }
 
 /// The client's `x-request-id`, if it is harmless.
-fn given_request_id(headers: &http::HeaderMap) -> Option<&str> {
+fn given_request_id(headers: &HeaderMap) -> Option<&str> {
     headers.get(X_REQUEST_ID).and_then(|v| v.to_str().ok()).filter(|id| is_harmless_id(id))
 }
 
@@ -475,7 +481,7 @@ mod tests {
     #[test]
     fn a_harmful_request_id_is_replaced() {
         let id = |value: &'static str| {
-            let mut headers = http::HeaderMap::new();
+            let mut headers = HeaderMap::new();
             headers.insert(X_REQUEST_ID, HeaderValue::from_static(value));
             request_id(&headers)
         };

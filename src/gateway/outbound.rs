@@ -226,6 +226,7 @@ impl Outbound<'_> {
                     None if config.data_parallel.is_left_to_the_engine() => EngineRank::Client,
                     None => EngineRank::Unnamed,
                 },
+                rare: self.incoming.rare,
             },
         );
         request

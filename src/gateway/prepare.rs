@@ -29,8 +29,9 @@ use crate::request::cache_salt::Isolation;
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::fields::{self, FieldError, Fields};
 use crate::request::multipart;
+use crate::request::rare::Rare;
 use crate::request::tenant::{AuthError, TenantRef};
-use crate::upstream::headers::{X_VLLM_PRIORITY, is_looping, is_websocket};
+use crate::upstream::headers::{is_looping, is_websocket};
 
 /// Reads the body, then identifies, classifies and admits the request.
 ///
@@ -41,10 +42,11 @@ pub async fn prepare(
     table: Arc<RoutingTable>,
     guard: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
-    let IncomingRequest { gateway, parts, body, connection, carrier, .. } = incoming;
+    let IncomingRequest { gateway, parts, rare, body, connection, carrier, .. } = incoming;
+    let rare = *rare;
     let is_preflight = cors::is_preflight(parts);
     guard.hides_replicas(table.tenants.ask_for_keys());
-    check(gateway, parts, carrier.is_some(), guard.record())?;
+    check(gateway, parts, rare, carrier.is_some(), guard.record())?;
     let tenant =
         if is_preflight { TenantRef::anonymous() } else { identify(gateway, &table, guard, parts).await? };
     let limits = table.body_limits;
@@ -68,15 +70,17 @@ pub async fn prepare(
     record.at.read = Some(read);
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
-    let boundary = multipart::boundary(&parts.headers).filter(|_| dialect.body_form() != BodyForm::Json);
+    let is_json = dialect.body_form() == BodyForm::Json;
+    let boundary = if is_json { None } else { multipart::boundary(&parts.headers) };
+    let slo_class = if rare.has(Rare::SLO_CLASS) { text(&parts.headers, &X_SLO_CLASS) } else { None };
     let request = ReadRequest {
         gateway: Arc::clone(gateway),
         table,
         tenant: tenant.clone(),
         dialect,
         uri: parts.uri.clone(),
-        slo_class: text(&parts.headers, &X_SLO_CLASS).map(|class| class.into()),
-        has_priority: parts.headers.contains_key(X_VLLM_PRIORITY),
+        slo_class: slo_class.map(|class| class.into()),
+        has_priority: rare.has(Rare::VLLM_PRIORITY),
         boundary: boundary.map(str::to_owned),
         is_preflight,
         carrier: carrier.clone(),
@@ -110,11 +114,11 @@ pub async fn prepare(
     prepared.read = read;
     if is_preflight {
         prepared.timeouts.total = prepared.timeouts.total.min(preflights::MAX_TIME);
-        return admit(gateway, prepared, guard, &tenant, &parts.headers).await;
+        return admit(gateway, prepared, guard, &tenant, &parts.headers, rare).await;
     }
     prepared.is_sent_once |= dialect == Dialect::Extra && !parts.method.is_safe();
     hook::capture(gateway, &prepared, guard);
-    let prepared = admit(gateway, prepared, guard, &tenant, &parts.headers).await?;
+    let prepared = admit(gateway, prepared, guard, &tenant, &parts.headers, rare).await?;
     hook::ask(gateway, &prepared, guard, parts).await?;
     Ok(prepared)
 }
@@ -239,15 +243,25 @@ fn degrade_rule(route: &RouteState, table: &RoutingTable, tenant: &TenantRef) ->
     other.is_visible_to(tenant).then_some(DegradeRule { to, over })
 }
 
-fn check(gateway: &Gateway, parts: &Parts, is_carried: bool, record: &Record) -> Result<(), Failure> {
+fn check(
+    gateway: &Gateway,
+    parts: &Parts,
+    rare: Rare,
+    is_carried: bool,
+    record: &Record,
+) -> Result<(), Failure> {
     let allow = record.dialect.allowed(&record.path);
     let mut allowed = allow.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     if !allowed.any(|method| method == parts.method.as_str().as_bytes()) {
         return Err(Failure::MethodNotAllowed { allow });
     }
-    body::check_head(parts.version, &parts.uri, &parts.headers)?;
+    body::check_host(parts.version, &parts.uri, &parts.headers)?;
+    if rare.has(Rare::CODINGS) {
+        body::check_codings(parts.version, &parts.headers)?;
+    }
     // HTTP/1.0 has no upgrades (RFC 9110 §7.8).
-    let upgrades = parts.version >= Version::HTTP_11 && is_websocket(&parts.headers);
+    let upgrades =
+        rare.has(Rare::CONNECTION) && parts.version >= Version::HTTP_11 && is_websocket(&parts.headers);
     match (record.dialect, upgrades) {
         (Dialect::Realtime, _) if is_carried && !cors::is_preflight(parts) => {
             return Err(Failure::UpgradeNotCarried);
@@ -256,7 +270,7 @@ fn check(gateway: &Gateway, parts: &Parts, is_carried: bool, record: &Record) ->
         (Dialect::Realtime, _) | (_, false) => {}
         (_, true) => return Err(Failure::UpgradeNotSupported),
     }
-    if is_looping(&parts.headers, &gateway.via) {
+    if rare.has(Rare::VIA) && is_looping(&parts.headers, &gateway.via) {
         return Err(Failure::Loop);
     }
     if gateway.drain.refuses() { Err(Failure::Draining) } else { Ok(()) }
@@ -268,7 +282,8 @@ async fn identify(
     guard: &mut RecordGuard,
     parts: &Parts,
 ) -> Result<TenantRef, Failure> {
-    let mut tenant = tenant_of(table, parts, gateway.wall_now());
+    let head = gateway.clock.wall(guard.record().at.head);
+    let mut tenant = tenant_of(table, parts, head);
     if renew_keys(table, &tenant).await {
         tenant = tenant_of(table, parts, gateway.wall_now());
     }
@@ -382,6 +397,7 @@ async fn admit(
     guard: &mut RecordGuard,
     tenant: &TenantRef,
     headers: &HeaderMap,
+    rare: Rare,
 ) -> Result<Box<Prepared>, Failure> {
     let route = Arc::clone(&prepared.route);
     if route.config.client_may.timeout
@@ -417,7 +433,8 @@ async fn admit(
     record.stage_budget.clone_from(&route.config.stage_budget);
     guard.watch_bounds();
     let scope = tenant.isolation().map_or(0, Isolation::scope);
-    prepared.session = headers.get(X_SESSION_ID).map(|v| prepared.table.seed.hash(v.as_bytes()) ^ scope);
+    let session = if rare.has(Rare::SESSION_ID) { headers.get(X_SESSION_ID) } else { None };
+    prepared.session = session.map(|id| prepared.table.seed.hash(id.as_bytes()) ^ scope);
     guard.record().conversation = prepared.conversation();
     let mut now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();

@@ -12,6 +12,7 @@ use crate::listener::tls::HandshakeFault;
 use crate::listener::{ClientStream, Handler, HeadFault, KillSwitch, Peer};
 use crate::relay::body::ReplyBody;
 use crate::request::arriving::ArrivingBody;
+use crate::request::rare::Rare;
 use crate::upstream::headers::X_REQUEST_ID;
 
 /// The listener's handler.
@@ -37,7 +38,8 @@ impl Handler for Service {
         // A future is copied whole when it is first polled: box its state.
         let (gateway, connection) = (Arc::clone(&self.0), Arc::clone(connection));
         let body = Some(ArrivingBody::Http(body));
-        Box::new(IncomingRequest { gateway, parts, body, kill, connection, carrier: None }).answer()
+        let rare = Rare::of(&parts.headers);
+        Box::new(IncomingRequest { gateway, parts, rare, body, kill, connection, carrier: None }).answer()
     }
 
     fn reject(&self, fault: HeadFault) -> Response<Bytes> {

@@ -122,6 +122,11 @@ pub async fn discard(mut body: ArrivingBody) {
 /// 400, 415 or 417 with what is wrong.
 pub fn check_head(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> Result<(), Failure> {
     check_host(version, uri, headers)?;
+    check_codings(version, headers)
+}
+
+/// The part of it that is of `Transfer-Encoding`, `Content-Encoding` and `Expect`.
+pub(crate) fn check_codings(version: http::Version, headers: &HeaderMap) -> Result<(), Failure> {
     if version < http::Version::HTTP_2 {
         let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
         if let Some(coding) = codings.next()
@@ -144,7 +149,12 @@ pub fn check_head(version: http::Version, uri: &http::Uri, headers: &HeaderMap) 
     Ok(())
 }
 
-fn check_host(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> Result<(), Failure> {
+/// The part of it that is of `Host`.
+pub(crate) fn check_host(
+    version: http::Version,
+    uri: &http::Uri,
+    headers: &HeaderMap,
+) -> Result<(), Failure> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let wrong = |what: &str| Err(Failure::bad_request(what, None));
     match (hosts.next(), hosts.next()) {

@@ -23,6 +23,7 @@ pub mod multipart;
 pub mod pieces;
 pub mod prompt;
 pub mod prompt_size;
+pub(crate) mod rare;
 pub mod ratio;
 pub mod splice;
 pub mod tenant;

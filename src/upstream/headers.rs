@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::config::Secret;
 use crate::request::engine_priority::EnginePriority;
+use crate::request::rare::Rare;
 use crate::request::trace_context::{TRACEPARENT, TRACESTATE};
 
 /// Fields that the gateway sets in an upstream request.
@@ -32,6 +33,8 @@ pub(crate) struct Upstream<'a> {
     pub priority: EnginePriority,
     /// What becomes of the client's `x-data-parallel-rank`.
     pub rank: EngineRank,
+    /// What the client's headers may be looked through for.
+    pub rare: Rare,
 }
 
 /// Which engine behind a URL is asked for.
@@ -60,7 +63,7 @@ pub(crate) enum Credential<'a> {
 pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> HeaderMap {
     let mut out = HeaderMap::with_capacity(client.len() + 6);
     out.insert(header::HOST, ours.host.clone());
-    let nominated = nominated(client);
+    let nominated = if ours.rare.has(Rare::CONNECTION) { nominated(client) } else { SmallVec::new() };
     for (name, value) in client {
         let is_priority = *name == X_VLLM_PRIORITY && ours.priority != EnginePriority::Client;
         let is_rank = *name == DATA_PARALLEL_RANK && ours.rank != EngineRank::Client;
@@ -69,7 +72,9 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
             out.append(name, value.clone());
         }
     }
-    join_cookies(&mut out);
+    if ours.rare.has(Rare::COOKIE) {
+        join_cookies(&mut out);
+    }
     out.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     if let Some(len) = ours.body_len {
         out.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
@@ -260,6 +265,7 @@ mod tests {
                 via: &via,
                 priority: EnginePriority::None,
                 rank: EngineRank::Unnamed,
+                rare: Rare::of(client),
             },
         )
     }
