@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use crate::clock::Clock;
 use crate::digits;
-use crate::observe::attributes::{self, AttributeValue};
+use crate::observe::attributes::{self, AttributeKey, AttributeValue, Sink};
 use crate::observe::judgement::Judgement;
 use crate::observe::rfc3339;
 use crate::record::Record;
@@ -22,13 +22,21 @@ pub(super) fn write(out: &mut Vec<u8>, record: &Record, judgement: &Judgement, c
     out.extend_from_slice(b",\"trace_id\":\"");
     digits::hex(out, record.trace.trace_id, 32);
     out.push(b'"');
-    attributes::each(record, judgement, |key, value| {
-        out.extend_from_slice(key.member.as_bytes());
-        write_value(out, &value);
-    });
+    attributes::each(record, judgement, &mut Line(out));
     out.extend_from_slice(b"}\n");
 }
 
+struct Line<'o>(&'o mut Vec<u8>);
+
+impl<'a> Sink<'a> for Line<'_> {
+    #[inline(always)]
+    fn take(&mut self, key: AttributeKey, value: AttributeValue<'a>) {
+        self.0.extend_from_slice(key.member.as_bytes());
+        write_value(self.0, &value);
+    }
+}
+
+#[inline(always)]
 fn write_value(out: &mut Vec<u8>, value: &AttributeValue<'_>) {
     match value {
         AttributeValue::Str(text) => write_text(out, text),

@@ -11,7 +11,7 @@ use super::{fields, messages};
 use crate::clock::Clock;
 use crate::observe::attributes;
 use crate::observe::judgement::Judgement;
-use crate::observe::otlp::{attribute, event, key_value, structured, text};
+use crate::observe::otlp::{attribute, event, structured, text};
 use crate::observe::rfc3339;
 use crate::record::Record;
 
@@ -52,9 +52,7 @@ impl<'a> Entry<'a> {
     pub(super) fn event(self, clock: &Clock) -> LogRecord {
         let record = self.record;
         let mut attributes = Vec::new();
-        attributes::each(record, &Judgement::of(record), |key, value| {
-            attributes.push(key_value(key.name, value));
-        });
+        attributes::each(record, &Judgement::of(record), &mut attributes);
         attributes.push(text("tokenway.request_id", &*record.request_id));
         for (name, is_cut) in [
             ("tokenway.content.is_request_cut", self.is_request_cut),

@@ -21,7 +21,6 @@ use tonic::transport::Channel;
 pub(crate) use self::batch::{Batch, BatchQueue};
 pub(crate) use self::exporter::Exporter;
 use self::exporter::{Headers, Health, Http, Transport};
-pub(super) use self::proto::key_value;
 pub(crate) use self::proto::{attribute, event, logs, nanos, scope, structured, text, texts};
 use super::Surroundings;
 use crate::background::Background;

@@ -12,7 +12,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use serde_json::Value as Json;
 
 use crate::clock::since_epoch;
-use crate::observe::attributes::AttributeValue;
+use crate::observe::attributes::{AttributeKey, AttributeValue, Sink};
 
 pub(crate) fn attribute(key: impl Into<String>, value: Value) -> KeyValue {
     let value = Some(AnyValue { value: Some(value) });
@@ -24,8 +24,14 @@ pub(crate) fn text(key: impl Into<String>, value: impl Into<String>) -> KeyValue
     attribute(key, Value::StringValue(value.into()))
 }
 
+impl<'a> Sink<'a> for Vec<KeyValue> {
+    fn take(&mut self, key: AttributeKey, value: AttributeValue<'a>) {
+        self.push(key_value(key.name, value));
+    }
+}
+
 /// An attribute of a request.
-pub(in crate::observe) fn key_value(name: &'static str, value: AttributeValue<'_>) -> KeyValue {
+fn key_value(name: &'static str, value: AttributeValue<'_>) -> KeyValue {
     let value = match value {
         AttributeValue::Str(text) => Value::StringValue(text.to_owned()),
         AttributeValue::Text(text) => Value::StringValue(text),

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use crate::clock::{Clock, Stamp};
 use crate::observe::attributes;
 use crate::observe::judgement::Judgement;
-use crate::observe::otlp::{attribute, key_value, nanos, text};
+use crate::observe::otlp::{attribute, nanos, text};
 use crate::observe::stages::{Stage, StageTime, by_leg};
 use crate::record::{Attempt, AttemptCause, Original, Outcome, Record};
 use crate::request::trace_context::new_span_id;
@@ -113,9 +113,7 @@ impl Build<'_> {
         if record.trace.parent.is_some() {
             span.flags |= SpanFlags::ContextIsRemoteMask as u32;
         }
-        attributes::each(record, &Judgement::of(record), |key, value| {
-            span.attributes.push(key_value(key.name, value));
-        });
+        attributes::each(record, &Judgement::of(record), &mut span.attributes);
         span.attributes.push(text("tokenway.request_id", &*record.request_id));
         if let Some(original) = &record.shadow_of {
             span.set_kind(SpanKind::Internal);
