@@ -15,6 +15,7 @@ use crate::clock::{Stamp, since_epoch};
 use crate::observe::history::{Dimension, RouteHistory, Slot, heat, heat_edges};
 use crate::observe::latency::{Measure, SLOTS, Step};
 use crate::observe::slo::Missed;
+use crate::observe::windows::Series;
 use crate::stage::{Stage, StageBudget};
 use crate::stats::Counts;
 
@@ -75,7 +76,7 @@ pub(super) async fn history(
             "parts": parts(&slots, of_part),
             "requests": column(&|slot| slot.requests.into()),
             "route": &**name,
-            "stages": stages(history, step, &numbers),
+            "stages": stages(history, &admin.observer.windows.all_of(name), step, &numbers),
             "ttft": quantiles(&ttft, &[P50, P95, P99]),
             "ttft_bound": column(&|slot| slot.bound.value().into()),
         })
@@ -138,10 +139,13 @@ fn missed_in(slots: &[Slot]) -> Value {
 }
 
 /// Mean, median, p95 and p99 of each stage that occurred.
-fn stages(route: &RouteHistory, step: Step, numbers: &[i64]) -> Value {
+fn stages(route: &RouteHistory, served: &[Arc<Series>], step: Step, numbers: &[i64]) -> Value {
+    let read = |stage, number: &i64| {
+        let all = served.iter().map(|series| series.stage(stage, step, *number, *number));
+        Counts::merged(&all.chain([route.stage(stage, step, *number, *number)]).collect::<Vec<_>>())
+    };
     let stages = Stage::ALL.into_iter().filter_map(|stage| {
-        let counts = |number: &i64| route.stage(stage, step, *number, *number);
-        let slots: Vec<Counts> = numbers.iter().map(counts).collect();
+        let slots: Vec<Counts> = numbers.iter().map(|number| read(stage, number)).collect();
         let mut columns = quantiles(&slots, &[P50, P95, P99]);
         columns["mean"] = slots.iter().map(Counts::mean).collect();
         slots.iter().any(|counts| counts.count() > 0).then(|| (stage.as_str(), columns))

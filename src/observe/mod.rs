@@ -293,8 +293,9 @@ impl Observer {
         judgement: &Judgement,
         charge: Option<EngineCharge>,
     ) {
+        let (series, is_tail) = self.windows.record(record).unzip();
         let seen = Seen {
-            is_tail: self.windows.record(record),
+            is_tail: is_tail.unwrap_or_default(),
             is_drifting: self.taps.iter().any(|tap| tap.wants_trace(record)),
             is_canary: self.taps.iter().any(|tap| tap.is_canary(record)),
         };
@@ -305,7 +306,7 @@ impl Observer {
             self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep, charge));
         self.metrics.record(record, judgement, !waits);
         if !waits {
-            self.settled.keep(record, judgement, None);
+            self.settled.keep(record, judgement, None, series.as_deref());
         }
         if keep && !waits {
             self.settled.export(record);

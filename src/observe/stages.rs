@@ -38,6 +38,9 @@ pub(crate) type StageTimes = SmallVec<[StageTime; 12]>;
 
 /// The stages that a request reached, in order. Of two legs each has the time of both.
 pub(crate) fn stages(record: &Record) -> StageTimes {
+    if record.prefill_leg().is_none() {
+        return by_leg(record);
+    }
     let mut stages = StageTimes::new();
     for time in by_leg(record) {
         match stages.iter_mut().find(|before| before.stage == time.stage) {

@@ -14,7 +14,7 @@ use crate::clock::Stamp;
 use crate::labels::{OTHER, labels};
 use crate::record::Record;
 use crate::request::class::Class;
-use crate::stage::ByStage;
+use crate::stage::{ByStage, Stage};
 use crate::stats::Counts;
 
 labels! {
@@ -110,6 +110,18 @@ impl Newest for Series {
 }
 
 impl Series {
+    /// Adds the times in the stages of a request that ended `now`.
+    pub fn add_stages(&self, stages: &[StageTime], now: Stamp) {
+        for time in stages {
+            self.stages[time.stage].observe(Measure::Duration, [time.duration], now);
+        }
+    }
+
+    /// Times in a stage in the slots from `oldest` to `newest`, both included.
+    pub fn stage(&self, stage: Stage, step: Step, oldest: i64, newest: i64) -> Counts {
+        self.stages[stage].counts(Measure::Duration, step, oldest, newest)
+    }
+
     /// Its parts by their names, where every series has them; else the whole.
     fn parts(&self, by: Option<SplitBy>) -> Vec<(Option<&'static str>, &LatencySeries)> {
         match by {
@@ -136,9 +148,14 @@ impl Windows {
         })
     }
 
-    /// Adds an ended request to its series, its tenant, its class and its replica; whether it is beyond the p99 of its series.
-    pub fn record(&self, record: &Record) -> bool {
-        let Some(key) = WindowKey::of(record) else { return false };
+    /// The series of an ended request; none of one that no replica served.
+    pub fn series_of(&self, record: &Record) -> Option<Arc<Series>> {
+        Some(self.series(&WindowKey::of(record)?))
+    }
+
+    /// Adds an ended request to its series, its tenant, its class and its replica; its series, and whether it is beyond the p99 of it.
+    pub fn record(&self, record: &Record) -> Option<(Arc<Series>, bool)> {
+        let key = WindowKey::of(record)?;
         let (now, duration, ttft, tpot) = (record.at.end, record.duration(), record.ttft(), record.tpot());
         let (series, tenant) = (self.series(&key), self.tenant(&key, &record.tenant));
         let is_tail = series.whole.is_beyond_p99(ttft, duration);
@@ -158,16 +175,12 @@ impl Windows {
             series.observe(Measure::Ttft, ttft.filter(|_| record.is_first(begun)), now);
             series.observe(Measure::Tpot, tpot.filter(|_| record.migrations == 0), now);
         }
-        is_tail
+        Some((series, is_tail))
     }
 
-    /// Adds the times in the stages of an ended request.
-    pub fn stages(&self, record: &Record, stages: &[StageTime]) {
-        let Some(key) = WindowKey::of(record) else { return };
-        let series = self.series(&key);
-        for time in stages {
-            series.stages[time.stage].observe(Measure::Duration, [time.duration], record.at.end);
-        }
+    /// The series of a route, of all its models and revisions.
+    pub fn all_of(&self, route: &str) -> Vec<Arc<Series>> {
+        self.series.collect(|key| *key.route == *route).into_iter().map(|(_, series)| series).collect()
     }
 
     /// Values of a route, of all its models and revisions, in the slots from `oldest` to `newest`, both included; or of one
@@ -327,8 +340,8 @@ mod tests {
     #[test]
     fn a_request_counts_for_its_tenant_its_class_and_each_of_its_stages() {
         let (windows, record) = (Windows::default(), fixture::stream());
-        windows.record(&record);
-        windows.stages(&record, &stages(&record));
+        let (series, _) = windows.record(&record).unwrap();
+        series.add_stages(&stages(&record), record.at.end);
         let read = |by| windows.read(Some(by), Window::Minute, record.at.end);
         let [tenant] = &read(SplitBy::Tenant)[..] else { panic!("one tenant") };
         assert_eq!(

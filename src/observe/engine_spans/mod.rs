@@ -31,7 +31,7 @@ use super::metrics::{JoinResult, Metrics};
 use super::otlp::{Collector, CollectorError};
 use super::spans::Spans;
 use super::stages;
-use super::windows::Windows;
+use super::windows::{Series, Windows};
 use crate::admission::EngineCharge;
 use crate::clock::Clock;
 use crate::record::Record;
@@ -87,12 +87,20 @@ impl Settled {
 
     fn settle(&self, record: &Arc<Record>, judgement: &Judgement, before: Option<&Judgement>) {
         self.metrics.settled(record, judgement);
-        self.keep(record, judgement, before);
+        self.keep(record, judgement, before, self.windows.series_of(record).as_deref());
     }
 
-    /// Adds its times by stage, in place of those that were estimated `before`, and writes its line.
-    pub(super) fn keep(&self, record: &Arc<Record>, judgement: &Judgement, before: Option<&Judgement>) {
-        self.windows.stages(record, &judgement.stages);
+    /// Adds its times by stage to its series, in place of those that were estimated `before`, and writes its line.
+    pub(super) fn keep(
+        &self,
+        record: &Arc<Record>,
+        judgement: &Judgement,
+        before: Option<&Judgement>,
+        series: Option<&Series>,
+    ) {
+        if let Some(series) = series {
+            series.add_stages(&judgement.stages, record.at.end);
+        }
         self.history.settled(record, judgement, before);
         if let Some(log) = &self.access_log {
             log.record(record, judgement);

@@ -53,13 +53,17 @@ impl History {
         }
     }
 
-    /// Adds a counted request's times in its stages: as its engine measured them where they were estimated `before`.
+    /// Corrects a counted request's times in its stages as its engine measured them where they were estimated `before`, and adds those
+    /// of one that no replica served: the others are in the windows.
     pub(super) fn settled(&self, record: &Arc<Record>, judgement: &Judgement, before: Option<&Judgement>) {
-        if record.has_no_route() {
+        let is_unserved = record.served().is_none();
+        if record.has_no_route() || (before.is_none() && !is_unserved) {
             return;
         }
         let route = self.route(&record.route);
-        route.stages(record, judgement);
+        if is_unserved {
+            route.stages(record, judgement);
+        }
         if let Some(before) = before {
             route.rings.lock().correct(record, before, judgement);
             route.worst.lock().correct(record);
@@ -80,6 +84,7 @@ impl History {
 #[derive(Default)]
 pub struct RouteHistory {
     rings: Mutex<Rings>,
+    /// Of requests that no replica served.
     stages: ByStage<Mutex<LatencySlots>>,
     worst: Mutex<Worst>,
 }
@@ -134,7 +139,7 @@ impl RouteHistory {
         (sum, rings.calm.len() as f64 * Step::TenSeconds.seconds() as f64)
     }
 
-    /// Times in a stage in the slots from `oldest` to `newest`, both included.
+    /// Times in a stage of requests that no replica served, in the slots from `oldest` to `newest`, both included.
     pub fn stage(&self, stage: Stage, step: Step, oldest: i64, newest: i64) -> Counts {
         self.stages[stage].lock().counts(step, oldest, newest)
     }
