@@ -128,7 +128,7 @@ impl Waits {
                 (None, true) => "held",
                 (None, false) => "ready",
             };
-            gateway.observer.metrics.families.requests.admissions.inc(["admit", reason]);
+            gateway.observer.metrics.admitted(reason);
         }
     }
 

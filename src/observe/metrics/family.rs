@@ -11,7 +11,7 @@ use std::hash::BuildHasher as _;
 
 use parking_lot::RwLock;
 use prometheus::core::{MetricVec, MetricVecBuilder};
-use prometheus::{CounterVec, GaugeVec, IntCounterVec};
+use prometheus::{GaugeVec, IntCounterVec};
 
 use super::declare::{Build, Handle, Maker};
 use super::declared::Declared;
@@ -234,12 +234,6 @@ impl<const N: usize> Family<GaugeVec, N> {
             set.metric
                 .set(value(std::array::from_fn(|at| set.values.get(at).map_or(OTHER, |value| &**value))));
         }
-    }
-}
-
-impl<const N: usize> Family<CounterVec, N> {
-    pub(super) fn add(&self, values: [&str; N], amount: f64) {
-        self.get(values).inc_by(amount);
     }
 }
 

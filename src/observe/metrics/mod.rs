@@ -58,7 +58,7 @@ use crate::labels::{LabelHasher, OTHER};
 use crate::observe::judgement::Judgement;
 use crate::observe::lag::{self, Lag};
 use crate::observe::overdue::Overdue;
-use crate::observe::stages::{self, StageTime};
+use crate::observe::stages::StageTime;
 use crate::observe::usage::Usage;
 use crate::record::{Attempt, AttemptCause, FirstToken, Outcome, Record};
 
@@ -81,6 +81,7 @@ pub struct Metrics {
     by_stream: DashMap<StreamKey, Arc<StreamHistograms>, LabelHasher>,
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, LabelHasher>,
     decisions: Memo<(&'static str, &'static str), IntCounter>,
+    admitted: Memo<&'static str, IntCounter>,
     prefix_tokens: Memo<&'static str, IntCounter>,
     known_replicas: Mutex<KnownReplicas>,
     /// Of the configuration's pools.
@@ -125,6 +126,7 @@ impl Metrics {
             by_stream: DashMap::default(),
             by_replica: DashMap::default(),
             decisions: Memo::default(),
+            admitted: Memo::default(),
             prefix_tokens: Memo::default(),
             known_replicas: Mutex::default(),
             revisions: Mutex::default(),
@@ -178,8 +180,7 @@ impl Metrics {
         series.record(record, judgement);
         series.count_tenant_tokens(record);
         if is_settled {
-            series.settled(judgement);
-            self.count_engine_seconds(record, judgement);
+            series.settled(record, judgement);
         }
         if let Some(all) = &self.exponentials {
             let series = all.series(&ExponentialKey::of_record(record));
@@ -200,16 +201,8 @@ impl Metrics {
 
     /// Observes times by stage, once the engine's times have arrived or are overdue.
     pub fn settled(&self, record: &Record, judgement: &Judgement) {
-        self.request_series(key_of(record)).settled(judgement);
-        self.count_engine_seconds(record, judgement);
+        self.request_series(key_of(record)).settled(record, judgement);
         self.usage.count_engine(record, &judgement.stages, self.clock.wall(record.at.end));
-    }
-
-    fn count_engine_seconds(&self, record: &Record, judgement: &Judgement) {
-        for time in stages::charged(record, &judgement.stages) {
-            let labels = [&*record.route, &record.model, &record.tenant, time.stage.as_str()];
-            self.families.requests.tenant_seconds.add(labels, time.duration.as_secs_f64());
-        }
     }
 
     fn count_attempts(&self, record: &Record) {
@@ -260,6 +253,11 @@ impl Metrics {
         for (kind, tokens) in prefix {
             self.prefix_tokens.get(kind, || requests.prefix_tokens.get([kind])).inc_by(tokens.0);
         }
+    }
+
+    /// Counts a request that was let in.
+    pub fn admitted(&self, reason: &'static str) {
+        self.admitted.get(reason, || self.families.requests.admissions.get(["admit", reason])).inc();
     }
 
     /// Counts a reload, and whether it succeeded.

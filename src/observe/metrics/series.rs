@@ -6,7 +6,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use prometheus::{Histogram, HistogramVec, IntCounter};
+use prometheus::{Counter, Histogram, HistogramVec, IntCounter};
 
 use super::declare::Handle as _;
 use super::exponential::{ExponentialKey, ExponentialSeries};
@@ -16,7 +16,7 @@ use super::memo::Memo;
 use super::table::{ByRoute, Families, Replicas};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::{Missed, SloVerdict};
-use crate::observe::stages::{Stage, StageSource};
+use crate::observe::stages::{self, Stage, StageSource};
 use crate::record::{Gaps, Outcome, Record, Served};
 use crate::request::class::Class;
 
@@ -116,6 +116,7 @@ struct Handles {
     stages: Memo<(Stage, StageSource), Histogram>,
     tokens: Memo<&'static str, IntCounter>,
     tenant_tokens: Memo<&'static str, IntCounter>,
+    engine_seconds: Memo<Stage, Counter>,
     finish_reasons: Memo<&'static str, IntCounter>,
 }
 
@@ -143,7 +144,8 @@ impl RequestSeries {
     }
 
     /// Observes times by stage and what is blamed on stages.
-    pub(super) fn settled(&self, judgement: &Judgement) {
+    pub(super) fn settled(&self, record: &Record, judgement: &Judgement) {
+        self.count_engine_seconds(record, judgement);
         for time in &judgement.stages {
             self.stage(time.stage, time.source).observe(time.duration.as_secs_f64());
         }
@@ -221,6 +223,18 @@ impl RequestSeries {
             let handle = || family.get([&*record.route, &record.model, &record.tenant, kind]);
             let handle = if is_own { self.handles.tenant_tokens.get(kind, handle) } else { handle() };
             handle.inc_by(tokens.0);
+        }
+    }
+
+    /// The same of seconds at the engine.
+    fn count_engine_seconds(&self, record: &Record, judgement: &Judgement) {
+        let family = &self.families.requests.tenant_seconds;
+        let is_own = *self.key.tenant == *record.tenant;
+        for time in stages::charged(record, &judgement.stages) {
+            let labels = [&*record.route, &record.model, &record.tenant, time.stage.as_str()];
+            let handle = || family.get(labels);
+            let handle = if is_own { self.handles.engine_seconds.get(time.stage, handle) } else { handle() };
+            handle.inc_by(time.duration.as_secs_f64());
         }
     }
 
