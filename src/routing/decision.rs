@@ -96,22 +96,30 @@ impl Decision {
 pub fn cheapest<'c, 'a>(
     query: &Query<'_>,
     candidates: &'c [Candidate<'a>],
-    chosen: usize,
+    decision: &Decision,
 ) -> SmallVec<[(&'c Candidate<'a>, Terms); MAX_LOGGED]> {
-    let stakes = Stakes::of(query, candidates);
+    let mut stakes = None;
+    let mut terms = |one: &Candidate<'_>| {
+        let is_chosen = one.slot == decision.slot;
+        if is_chosen {
+            decision.terms
+        } else {
+            stakes.get_or_insert_with(|| Stakes::of(query, candidates)).terms(one)
+        }
+    };
     let mut best: SmallVec<[(&Candidate<'_>, Terms); MAX_LOGGED]> = SmallVec::new();
     for candidate in candidates {
         let at = best.partition_point(|(other, _)| other.cost <= candidate.cost);
         if at < MAX_LOGGED {
             best.truncate(MAX_LOGGED - 1);
-            best.insert(at, (candidate, stakes.terms(candidate)));
+            best.insert(at, (candidate, terms(candidate)));
         }
     }
-    if let Some(chosen) = candidates.get(chosen)
+    if let Some(chosen) = candidates.get(decision.at)
         && best.iter().all(|(one, _)| one.slot != chosen.slot)
     {
         best.pop();
-        best.push((chosen, stakes.terms(chosen)));
+        best.push((chosen, decision.terms));
     }
     best
 }

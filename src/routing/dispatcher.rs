@@ -256,7 +256,7 @@ impl<'a> Judged<'a> {
     /// The candidates that came closest, the cheapest first: what a log can hold of a decision.
     pub fn cheapest(&self) -> SmallVec<[(&Candidate<'a>, Terms); super::MAX_LOGGED]> {
         let Verdict::Place(decision) = &self.verdict else { return SmallVec::new() };
-        cheapest(&self.query, &self.candidates, decision.at)
+        cheapest(&self.query, &self.candidates, decision)
     }
 
     /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.

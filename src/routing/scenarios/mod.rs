@@ -85,7 +85,7 @@ impl Fleet {
         self.ask(text, |policy, query, candidates| {
             let decision = decide(policy, query, candidates)?;
             if policy.predicts() {
-                for (candidate, terms) in cheapest(query, candidates, decision.at) {
+                for (candidate, terms) in cheapest(query, candidates, &decision) {
                     let sum: f64 = terms.cost.named().iter().map(|(_, seconds)| seconds).sum();
                     assert!((sum - candidate.cost).abs() < 1e-9 * sum.abs().max(1.0), "{terms:?}");
                 }
