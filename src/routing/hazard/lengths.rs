@@ -12,6 +12,8 @@ use crate::routing::tuning::{memories, priors};
 pub(in crate::routing) struct Lengths {
     recent: Vec<u8>,
     next: usize,
+    /// Answers since [`Lengths::changed`] found some.
+    unseen: usize,
     /// Answers that reach each bin.
     reached: [u32; BINS + 1],
     /// Tokens of all answers, each taken for the middle of its bin and without its first one. Exact: edges are short binary fractions.
@@ -37,7 +39,15 @@ impl Default for Lengths {
         // The area under the survival function.
         let area = |bin: usize| (edge(bin + 1) - edge(bin)) * f32::midpoint(prior[bin], prior[bin + 1]);
         let prior_tokens = (0..BINS).map(|bin| f64::from(area(bin))).sum();
-        Self { recent: Vec::new(), next: 0, reached: [0; BINS + 1], tokens: 0.0, prior, prior_tokens }
+        Self {
+            recent: Vec::new(),
+            next: 0,
+            unseen: 0,
+            reached: [0; BINS + 1],
+            tokens: 0.0,
+            prior,
+            prior_tokens,
+        }
     }
 }
 
@@ -48,6 +58,7 @@ impl Lengths {
         // There are fewer bins than a byte has values.
         let bin = u8::try_from(bin).unwrap_or(u8::MAX);
         self.add(bin);
+        self.unseen += 1;
         if self.recent.len() < memories::ANSWERS {
             self.recent.push(bin);
             return;
@@ -81,6 +92,15 @@ impl Lengths {
             lengths.recent.push(*bin);
         }
         lengths
+    }
+
+    /// What is known now, once enough is new: one answer in a thousand moves a curve by less than it takes to make it anew.
+    pub(in crate::routing) fn changed(&mut self) -> Option<Survival> {
+        let is_due = self.unseen * PARTS >= self.recent.len();
+        is_due.then(|| {
+            self.unseen = 0;
+            self.survival()
+        })
     }
 
     /// What is known now.
@@ -128,6 +148,8 @@ fn middle(bin: usize) -> f64 {
     f64::midpoint(edge(bin).into(), edge(bin + 1).into()) - 1.0
 }
 
+/// New answers are enough where they are one in this many of those that count.
+const PARTS: usize = 32;
 /// Bins of a quarter of an octave: finer ones would be empty.
 const SUB_BITS: usize = 2;
 /// Answers of up to a million tokens.

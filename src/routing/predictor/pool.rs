@@ -232,9 +232,11 @@ impl PoolCell {
     pub fn observe_output(&self, output: Tokens) {
         let mut learner = self.learner.lock();
         learner.lengths.observe(output.0);
-        let survival = learner.lengths.survival();
+        let changed = learner.lengths.changed();
         drop(learner);
-        self.publish_fresh(&survival);
+        if let Some(survival) = changed {
+            self.publish_fresh(&survival);
+        }
     }
 
     pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
