@@ -118,6 +118,9 @@ impl Snapshot {
 
     fn take(&self, kept: &Kept) {
         let (now, pools) = (self.clock.now(), self.fleet.pools());
+        // Sizes of caches in text are known by these.
+        let taken = pools.iter().filter_map(|pool| pool.take_speeds(kept.speeds.get(&*pool.name)?, now));
+        let replicas: usize = taken.sum();
         let places = Places::known(&pools);
         let oldest = self.wall().saturating_sub(KEPT);
         let mut before = Entries::default();
@@ -131,8 +134,6 @@ impl Snapshot {
             }
         }
         self.entries.lock().follow(before);
-        let taken = pools.iter().filter_map(|pool| pool.take_speeds(kept.speeds.get(&*pool.name)?, now));
-        let replicas: usize = taken.sum();
         if decisions + replicas > 0 {
             tracing::info!(
                 decisions,

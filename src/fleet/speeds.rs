@@ -1,4 +1,4 @@
-//! What was learned of the speed of a pool and its replicas, for another gateway or the next start.
+//! What was learned of the speed of a pool and its replicas, with the length of its tokens, for another gateway or the next start.
 
 use std::collections::HashMap;
 
@@ -18,6 +18,9 @@ pub struct PoolSpeeds {
     version: Version<1>,
     pool: SavedPool,
     replicas: Vec<ReplicaSpeed>,
+    /// Bytes per token; none in what former versions kept.
+    #[serde(default)]
+    ratio: Vec<(f32, f32)>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -44,7 +47,7 @@ impl PoolState {
             })
         };
         let replicas = self.replicas().iter().filter_map(|replica| of(replica)).collect();
-        Some(PoolSpeeds { version: Version, pool: model.pool.save(), replicas })
+        Some(PoolSpeeds { version: Version, pool: model.pool.save(), replicas, ratio: self.ratio.save() })
     }
 
     /// Takes over what was learned elsewhere or before, but of replicas that restarted since; returns of how many it did. A pool that
@@ -54,10 +57,13 @@ impl PoolState {
         if !model.pool.is_young() || !model.pool.restore(&speeds.pool) {
             return None;
         }
+        self.ratio.restore(&speeds.ratio);
+        let bytes_per_token = self.ratio.bytes_per_token();
         let known: HashMap<u64, &ReplicaSpeed> =
             speeds.replicas.iter().map(|known| (known.place, known)).collect();
         let mut taken = 0;
         for replica in self.replicas().iter() {
+            self.dispatcher.learn_cache(&replica.target, bytes_per_token);
             let Some(known) = known.get(&place(&self.name, replica.target.identity)) else { continue };
             let is_another = known
                 .start

@@ -78,6 +78,32 @@ impl TokenRatio {
         f64::from(self.mean.ratio())
     }
 
+    /// What was learned, to be kept: each ratio with its weight.
+    pub fn save(&self) -> Vec<(f32, f32)> {
+        self.all()
+            .map(|one| Learned::unpack(one.0.load(Ordering::Relaxed)))
+            .map(|one| (one.ratio, one.weight))
+            .collect()
+    }
+
+    /// Takes over what was kept, unless it has learned itself or that is nothing it may have learned.
+    pub fn restore(&self, saved: &[(f32, f32)]) {
+        let is_sound = |&(ratio, weight): &(f32, f32)| {
+            ratio > 0.0 && ratio < MOST_MEDIA && (0.0..=RATIO.memory).contains(&weight)
+        };
+        let has_learned = Learned::unpack(self.mean.0.load(Ordering::Relaxed)).weight > 0.0;
+        if has_learned || saved.len() != KINDS + 2 || !saved.iter().all(is_sound) {
+            return;
+        }
+        for (one, &(ratio, weight)) in self.all().zip(saved) {
+            one.0.store(Learned { ratio, weight }.pack(), Ordering::Relaxed);
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Learning> {
+        self.kinds.iter().chain([&self.mean, &self.medium])
+    }
+
     fn tokens(&self, text: &Makeup) -> f64 {
         let each = self.kinds.iter().zip(text.kinds());
         each.map(|(learning, bytes)| *bytes as f64 / f64::from(learning.ratio())).sum()
@@ -152,6 +178,9 @@ const RATIO: Pace = Pace { prior: 1.0, memory: 50.0 };
 /// Tokens of a medium until one was counted.
 const UNSEEN_MEDIUM: f32 = 1024.0;
 
+/// Tokens that no medium takes.
+const MOST_MEDIA: f32 = 1e7;
+
 const MEDIA: Pace = Pace { prior: 0.0, memory: 10.0 };
 
 #[cfg(test)]
@@ -190,6 +219,21 @@ mod tests {
             ratio.observe(&letters(10_000), Tokens(2000));
         }
         assert!(near(10_000, 2000) && (ratio.bytes_per_token() - 5.0).abs() < 0.05, "{ratio:?}");
+    }
+
+    #[test]
+    fn what_was_learned_is_kept_and_takes_the_place_of_nothing_else() {
+        let ratio = TokenRatio::default();
+        (0..100).for_each(|_| ratio.observe(&letters(10_000), Tokens(2000)));
+        let (saved, next) = (ratio.save(), TokenRatio::default());
+        for absurd in [&saved[1..], &[(0.0, 1.0); KINDS + 2], &[(f32::NAN, 1.0); KINDS + 2]] {
+            next.restore(absurd);
+            assert_eq!(next.estimate(&letters(10_000)), Tokens(2500));
+        }
+        next.restore(&saved);
+        assert_eq!(next.estimate(&letters(10_000)), ratio.estimate(&letters(10_000)));
+        next.restore(&TokenRatio::default().save());
+        assert_eq!(next.save(), saved);
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Dispatcher {
     /// A prompt is cached at `target`, whoever sent it.
     pub fn remember(&self, target: &Target, placed: &Placed, at: Stamp) {
         self.index.note_longest(&[placed.prefix.fork][usize::from(placed.prefix.fork == 0)..], at);
-        self.index.insert_end(target.slot, &placed.prefix);
+        self.index.insert_end(target.slot, &placed.prefix, placed.prompt.saturating_sub(placed.uncached));
     }
 }
 
@@ -204,6 +204,22 @@ mod tests {
         };
         [7, 8, 9].into_iter().for_each(sent);
         assert_eq!([7, 8, 9].map(|tail| gateway.depth(0, &[tail])), [0, 1, 1]);
+        // The same prompt again, of which all was cached.
+        let again = |tail: u64| {
+            let prefix = crate::routing::notice::Prefix { tail, held: tail, ..Default::default() };
+            let placed = Placed { prefix, prompt: Tokens(2560), ..Placed::default() };
+            drop(gateway.dispatcher.follow(&gateway.targets[0], &placed, at(2)));
+        };
+        again(9);
+        again(8);
+        sent(7);
+        assert_eq!([7, 8, 9].map(|tail| gateway.depth(0, &[tail])), [1, 1, 0], "it fills as much as before");
+        again(9);
+        assert_eq!(
+            [7, 8, 9].map(|tail| gateway.depth(0, &[tail])),
+            [1, 0, 1],
+            "and where it was forgotten here"
+        );
         gateway.dispatcher.forget(0);
         assert_eq!([7, 8, 9].map(|tail| gateway.depth(0, &[tail])), [0; 3]);
     }

@@ -10,6 +10,7 @@ use super::*;
 use crate::clock::millis as at;
 use crate::config::PolicyName;
 use crate::kv_events::batch::{Block, Medium, Stored};
+use crate::routing::notice::{self, Notice, decisions};
 use crate::routing::prefix_index::Turn;
 use crate::routing::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, policies};
 use crate::units::Tokens;
@@ -69,6 +70,8 @@ struct Scene {
     ledger: Ledger,
     reports: Receiver<PromptReport>,
     engine: Engine,
+    /// What it has published, to be replayed.
+    published: Vec<(Stamp, Event)>,
     now: u64,
 }
 
@@ -80,7 +83,32 @@ impl Scene {
         let mut ledger = Ledger::default();
         ledger.open(0, &dispatcher.index);
         let engine = Engine { capacity, used: HashMap::new(), clock: 0 };
-        Self { dispatcher, target: Target::new(0, 1), ledger, reports: receiver, engine, now: 1 }
+        let (target, published) = (Target::new(0, 1), Vec::new());
+        Self { dispatcher, target, ledger, reports: receiver, engine, published, now: 1 }
+    }
+
+    /// The index holds as much as the engine does.
+    fn resize(&mut self, follows_events: bool) {
+        if !follows_events {
+            self.ledger.close(0, &self.dispatcher.index);
+        }
+        self.dispatcher.index.set_capacity(0, self.engine.capacity * BLOCK / TEXT);
+    }
+
+    /// The gateway starts again, with its decisions of before, and all events are replayed.
+    fn restart(&mut self, decided: impl Iterator<Item = Notice>, follows_events: bool) {
+        let before = std::mem::replace(self, Self::new(self.engine.capacity));
+        (self.engine, self.published, self.now) = (before.engine, before.published, before.now);
+        self.resize(follows_events);
+        for notice in decided {
+            if let notice::Event::Placed(placed) = notice.event {
+                self.dispatcher.remember(&self.target, &placed, at(self.now));
+            }
+        }
+        for (at, event) in self.published.iter().filter(|_| follows_events) {
+            self.ledger.take(0, event, *at, &self.dispatcher.index);
+        }
+        self.resize(follows_events);
     }
 
     fn name(tokens: &[u32]) -> u64 {
@@ -146,8 +174,9 @@ impl Scene {
         let judged = self.dispatcher.judge(&*policy, &ask, &LIMITS, at(self.now), targets).unwrap();
         let mut assignment = judged.assign().unwrap();
         let (cached, events) = self.engine.serve(prompt, answer);
-        for event in &events {
-            self.ledger.take(0, event, at(self.now + 1), &self.dispatcher.index);
+        for event in events {
+            self.ledger.take(0, &event, at(self.now + 1), &self.dispatcher.index);
+            self.published.push((at(self.now + 1), event));
         }
         assignment.answer_counted(Some(Tokens(answer.len() as u64)));
         assignment.prompt_reported(Some(Tokens(prompt.len() as u64)), Some(Tokens(cached as u64)));
@@ -195,6 +224,28 @@ fn what_is_predicted_under_pressure_is_what_the_engine_finds() {
         }
         assert!(right * 100 >= all * 99, "seed {seed}: {right} of {all}");
     }
+}
+
+#[test]
+fn what_is_predicted_after_a_restart_is_what_the_engine_finds() {
+    let mut right = [0; 2];
+    for (seed, follows_events) in (0..4).flat_map(|seed| [(seed, true), (seed, false)]) {
+        let (mut random, mut scene) = (fastrand::Rng::with_seed(seed), Scene::new(560));
+        scene.resize(follows_events);
+        let (outbox, notices) = decisions(1000);
+        scene.dispatcher.announce(&outbox, "p");
+        // More than the engine holds.
+        let prompts: Vec<_> = (0..12).map(|n| tokens(&mut random, 700 + 90 * n)).collect();
+        for _ in 0..48 {
+            scene.ask(&prompts[random.usize(..12)], None, &[7; 10]);
+        }
+        scene.restart(notices.try_iter(), follows_events);
+        for _ in 0..24 {
+            let (predicted, cached) = scene.ask(&prompts[random.usize(..12)], None, &[7; 10]);
+            right[usize::from(follows_events)] += usize::from(predicted.abs_diff(cached) <= 128);
+        }
+    }
+    assert!(right.iter().all(|right| *right >= 88), "of 96 without and with events: {right:?}");
 }
 
 #[test]

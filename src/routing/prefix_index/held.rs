@@ -14,6 +14,8 @@ pub(super) struct Held {
     /// Weights by hash, least recently used first.
     blocks: LinkedHashMap<u64, u32, BuildSame>,
     weight: u64,
+    /// Of them, ends.
+    ends: usize,
     capacity: u64,
 }
 
@@ -29,7 +31,7 @@ pub(super) enum Entry {
 impl Held {
     pub(super) fn new(capacity: u64) -> Self {
         let blocks = LinkedHashMap::with_hasher(BuildSame::default());
-        Self { blocks, weight: 0, capacity: capacity.min(MAX_WEIGHT) }
+        Self { blocks, weight: 0, ends: 0, capacity: capacity.min(MAX_WEIGHT) }
     }
 
     pub(super) fn capacity(&self) -> u64 {
@@ -65,6 +67,7 @@ impl Held {
     pub(super) fn evict(&mut self) -> Option<Entry> {
         let (key, weight) = self.blocks.pop_front()?;
         self.weight -= u64::from(weight & WEIGHT);
+        self.ends -= usize::from(weight & END != 0);
         Some(if weight & END == 0 { Entry::Block(key) } else { Entry::End(key ^ END_KEY) })
     }
 
@@ -83,7 +86,20 @@ impl Held {
         }
         self.blocks.insert(key, END | weight & WEIGHT);
         self.weight += u64::from(weight & WEIGHT);
+        self.ends += 1;
         true
+    }
+
+    pub(super) fn has(&self, hash: u64) -> bool {
+        self.blocks.contains_key(&hash)
+    }
+
+    pub(super) fn has_end(&self, hash: u64) -> bool {
+        self.has(hash ^ END_KEY)
+    }
+
+    pub(super) fn has_ends(&self) -> bool {
+        self.ends > 0
     }
 
     /// Leaves an end that is continued a weight of one; returns the rest of it.
@@ -99,6 +115,7 @@ impl Held {
     pub(super) fn remove_end(&mut self, hash: u64) -> bool {
         let Some(weight) = self.blocks.remove(&(hash ^ END_KEY)) else { return false };
         self.weight -= u64::from(weight & WEIGHT);
+        self.ends -= 1;
         true
     }
 }

@@ -135,16 +135,23 @@ impl PrefixIndex {
         }
     }
 
-    /// Notes that another gateway sent a replica a prompt that ends so.
-    pub fn insert_end(&self, slot: usize, prefix: &Prefix) {
+    /// Notes that another gateway sent a replica a prompt that ends so, of which it had so many tokens.
+    pub fn insert_end(&self, slot: usize, prefix: &Prefix, cached: Tokens) {
         let Some(held) = self.replicas.get(slot).filter(|_| prefix.tail != 0) else { return };
         self.used.fetch_max(slot + 1, Ordering::AcqRel);
         let mut held = held.lock();
         if held.blocks.capacity() == 0 {
             return;
         }
+        // A prompt that comes again keeps its weight. What is known here by no end takes its place all the same.
+        let inherited = match prefix.held {
+            0 => 0,
+            known if held.blocks.has_end(known) && known == prefix.tail => 0,
+            known if held.blocks.has_end(known) => held.blocks.lighten_end(known),
+            known if held.blocks.has(known) => 0,
+            _ => u32::try_from(cached.0 / BLOCK_TOKENS).unwrap_or(MAX_ADDED).min(MAX_ADDED),
+        };
         // The engine evicts a prompt's tail before what it forks from: the root is touched last.
-        let inherited = held.blocks.lighten_end(prefix.held);
         let added = prefix.added.min(MAX_ADDED).saturating_add(inherited);
         for (hash, weight) in [(prefix.tail, added), (prefix.landmark, 1), (prefix.fork, 1), (prefix.held, 1)]
         {
@@ -170,9 +177,14 @@ impl PrefixIndex {
 
     /// Sets how many blocks a replica's cache holds; see [`capacity_of`].
     pub fn set_capacity(&self, slot: usize, blocks: usize) {
-        // Events take out what is evicted: what the list forgets on its own must not come first.
-        let blocks = if self.exact.is_followed(slot) { blocks.saturating_mul(2) } else { blocks };
-        self.change(slot, |replica| replica.blocks.set_capacity(blocks as u64));
+        let is_followed = self.exact.is_followed(slot);
+        self.change(slot, |replica| {
+            // Events take out what is evicted, but no end, of which only the text is known: what the list forgets on its own must not
+            // come first.
+            let is_left_to_them = is_followed && !replica.blocks.has_ends();
+            let blocks = if is_left_to_them { blocks.saturating_mul(2) } else { blocks };
+            replica.blocks.set_capacity(blocks as u64);
+        });
     }
 
     /// Tokens that engines usually find cached beyond the blocks that a lookup finds.
@@ -329,6 +341,8 @@ const MAX_ADDED: u32 = 1 << 16;
 pub const DEFAULT_CAPACITY: usize = 32_768;
 /// Bytes of prompt in a fine block of the prefix chain.
 const BLOCK_BYTES: f64 = 256.0;
+/// Tokens in it, more or less.
+const BLOCK_TOKENS: u64 = 64;
 
 #[cfg(test)]
 mod tests {
