@@ -266,10 +266,10 @@ impl Scraper {
         }
     }
 
-    /// Says once what the engine does not tell.
+    /// Says once what the engine does not tell. Pages of several API servers have their figures with the first answer.
     fn note_absent(&self, absent: &[&'static str]) {
         let replica = &self.replica;
-        if **replica.engine.absent.load() == absent {
+        if **replica.engine.absent.load() == absent || !absent.is_empty() && !replica.is_ready() {
             return;
         }
         replica.engine.absent.store(Arc::new(absent.into()));
@@ -277,7 +277,8 @@ impl Scraper {
         let (pool, name) = (&served.pool, &served.replica);
         if absent.is_empty() {
             tracing::info!(%pool, replica = %name, "engine tells every expected figure");
-        } else {
+        } else if absent != [Figure::ProcessStart.as_str()] {
+            // Nor have they ever a start, and that is no wrong profile.
             let figures = absent.join(", ");
             tracing::warn!(%pool, replica = %name, figures, "engine does not tell these figures; check pool.engine and [pool.engine_profile]");
         }

@@ -13,7 +13,7 @@ use tokenway::observe::{Judgement, Tap};
 use tokenway::record::Record;
 
 use crate::support::client::Reply;
-use crate::support::replica::{Gate, Replica, Step};
+use crate::support::replica::{Gate, Probes, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
 
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -356,7 +356,7 @@ async fn figures_come_by_the_engines_names_and_what_is_missing_is_said_and_never
     let signals = status().signals.unwrap();
     assert_eq!((signals.page.running, signals.page.waiting), (Some(162.0), Some(2826.0)));
     assert_eq!((signals.page.kv_cache_usage, signals.page.total_blocks), (Some(0.28), None));
-    assert_eq!(*status().absent, ["kv_blocks", "process_start"]);
+    until("what is missing is known", || *status().absent == ["kv_blocks", "process_start"]).await;
     for (page, running, absent) in [
         ("sglang:num_queue_reqs 3\n", None, "running"),
         ("sglang:num_running_reqs -4\nsglang:num_queue_reqs NaN\n", None, "waiting"),
@@ -372,6 +372,21 @@ async fn figures_come_by_the_engines_names_and_what_is_missing_is_said_and_never
     until("a scrape failed", || status().failures.scrapes > 0).await;
     until("all is absent", || status().absent.len() == EngineKind::Sglang.profile().sources.len()).await;
     assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+}
+
+#[tokio::test]
+async fn figures_that_come_with_the_first_answer_are_not_missed_before_it() {
+    let replica = Replica::start().await;
+    replica.probes(Probes::CompletionsUnanswered);
+    replica.show_page(Some("vllm:num_requests_running 0\n"));
+    let mut config = config::of(&[&replica]);
+    config.pools[0].scrape_interval = Duration::from_millis(20);
+    let gateway = Gateway::start_unready(config);
+    let status = || gateway.replicas().remove(0);
+    until("the page was read", || status().signals.is_some()).await;
+    assert_eq!(*status().absent, [""; 0]);
+    replica.probes(Probes::Answered);
+    until("it is ready, and they are missing", || status().absent.contains(&"waiting")).await;
 }
 
 /// A responses answer with this id, unary or as a stream.
