@@ -15,6 +15,7 @@ mod lingering_close;
 mod mishaps;
 mod panics;
 mod phase;
+mod polled_again;
 mod port;
 mod socket;
 mod taking;
@@ -47,6 +48,7 @@ pub use self::continues::ContinueSignal;
 use self::independently_woken::IndependentlyWoken;
 use self::panics::catching;
 use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseIo};
+use self::polled_again::PolledAgain;
 pub use self::port::{Boxed, Port, PortBody, port_body};
 pub use self::socket::ClientStream;
 use self::taking::Taking;
@@ -333,13 +335,14 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
     let streams = StreamExecutor { tracker: serving.tracker.clone(), limits: serving.limits };
     // Owned: borrowed, the builder would stay as long as the connection does, which needs it for its first bytes only.
     let connection = builder(streams).serve_connection_with_upgrades(io, service).into_owned();
-    tokio::pin!(connection);
+    let connection = pin!(connection);
+    let mut connection = PolledAgain::new(connection);
     // A connection accepted after the drain delay gets a 503, which closes it.
     let mut announced = Announced { goaway: false, close: serving.closing.is_cancelled() };
     loop {
         let mut interruption =
             IndependentlyWoken::new(interruption(&serving, &phase, &kill, &go_on, announced));
-        let happened = poll_fn(|cx| match connection.as_mut().poll(cx) {
+        let happened = poll_fn(|cx| match connection.poll(cx) {
             Poll::Ready(ended) => {
                 let _ = ended.inspect_err(|error| mishaps::note_flood(&**error, address));
                 Poll::Ready(Interruption::End)
@@ -353,7 +356,7 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
             // Polled again, the connection flushes, which adds the frame or looks after the client.
             Interruption::Continue | Interruption::Look => continue,
         }
-        connection.as_mut().graceful_shutdown();
+        connection.inner().graceful_shutdown();
     }
     mishaps::note_tls(&serving, &phase, address);
     if phase.is_cut() && !serving.cut_off.is_cancelled() {

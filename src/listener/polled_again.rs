@@ -1,0 +1,116 @@
+//! A future that is polled again at once where it was woken while it was polled.
+//!
+//! hyper wakes the task of an HTTP/1 connection from within: when a handler asks for the body of its request, and when that body is
+//! handed over. Through the scheduler each of these wakes another worker, which takes the connection along to another core.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use atomic_waker::AtomicWaker;
+
+/// Passes wake-ups on to its task, but for those from within a poll.
+pub(super) struct PolledAgain<F> {
+    future: F,
+    state: Arc<State>,
+    waker: Waker,
+}
+
+/// [`POLLING`] and [`WOKEN`].
+#[derive(Default)]
+struct State {
+    flags: AtomicU8,
+    task: AtomicWaker,
+}
+
+const POLLING: u8 = 1;
+const WOKEN: u8 = 2;
+/// Polls in a row: the head, the body, and what the body's coming woke. A future that goes on to wake itself lets others run.
+const MAX_POLLS: u32 = 3;
+
+impl<F> PolledAgain<F> {
+    pub(super) fn new(future: F) -> Self {
+        let state = Arc::<State>::default();
+        Self { future, waker: Waker::from(Arc::clone(&state)), state }
+    }
+}
+
+impl<F: Future> PolledAgain<Pin<&mut F>> {
+    /// The future itself.
+    pub(super) fn inner(&mut self) -> Pin<&mut F> {
+        self.future.as_mut()
+    }
+
+    pub(super) fn poll(&mut self, cx: &Context<'_>) -> Poll<F::Output> {
+        self.state.task.register(cx.waker());
+        let mut own = Context::from_waker(&self.waker);
+        for _ in 0..MAX_POLLS {
+            self.state.flags.store(POLLING, Ordering::Release);
+            if let Poll::Ready(output) = self.future.as_mut().poll(&mut own) {
+                return Poll::Ready(output);
+            }
+            // Whoever wakes from here on wakes the task.
+            if self.state.flags.fetch_and(!POLLING, Ordering::AcqRel) & WOKEN == 0 {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl Wake for State {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.flags.fetch_or(WOKEN, Ordering::AcqRel) == 0 {
+            self.task.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::sync::atomic::AtomicU32;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Polls of a future that wakes itself in each of its first `wakes`, and of the task around it.
+    async fn polls(wakes: u32) -> (u32, u32) {
+        let (inner, outer) = (AtomicU32::new(0), AtomicU32::new(0));
+        let future = poll_fn(|cx| {
+            if inner.fetch_add(1, Ordering::Relaxed) < wakes {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Poll::Ready(())
+        });
+        let future = pin!(future);
+        let mut again = PolledAgain::new(future);
+        poll_fn(|cx| {
+            outer.fetch_add(1, Ordering::Relaxed);
+            again.poll(cx)
+        })
+        .await;
+        (inner.into_inner(), outer.into_inner())
+    }
+
+    #[tokio::test]
+    async fn wake_ups_from_within_need_no_scheduler_unless_they_go_on() {
+        assert_eq!(polls(2).await, (3, 1));
+        assert_eq!(polls(7).await, (8, 3), "others run in between");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn wake_ups_from_without_reach_the_task() {
+        let sleep = pin!(tokio::time::sleep(Duration::from_secs(5)));
+        let mut again = PolledAgain::new(sleep);
+        poll_fn(|cx| again.poll(cx)).await;
+    }
+}
