@@ -32,7 +32,7 @@ use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::connect::is_local;
 use crate::upstream::headers;
 use crate::upstream::http1::AskError;
-use crate::upstream::pool::{CheckoutError, Lease, Reuse};
+use crate::upstream::pool::{CheckoutError, Lease};
 
 /// A request on its way to one replica.
 #[derive(Debug)]
@@ -237,8 +237,12 @@ impl UpstreamAttempt {
     }
 
     async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
-        let reuse = if self.takes_idle { Reuse::Idle } else { Reuse::Warm };
-        let lease = self.replica.connections.checkout(reuse, deadline).await;
+        let connections = &self.replica.connections;
+        let lease = match self.takes_idle {
+            true => connections.checkout(deadline).await,
+            // Boxed: few requests need one, and all would have room for it.
+            false => Box::pin(connections.fresh(deadline)).await,
+        };
         lease.map_err(|error| match no_connection(error, self.replica.name(), self.connect) {
             Failure::Replica(failure) => failed(failure),
             ours => AttemptError::Ours(ours),
@@ -273,7 +277,6 @@ impl UpstreamAttempt {
     async fn how_closed(&self, deadline: Instant) -> Closed {
         match self.replica.connections.fresh(deadline).await {
             Ok(lease) => {
-                // For the next attempt: others that were left idle are as likely to be closed.
                 lease.give_back();
                 Closed::Idle
             }
@@ -433,7 +436,7 @@ pub(super) fn head_fault(error: &AskError) -> Option<&'static str> {
     match error {
         AskError::HeadTooLarge => Some("answered with a head over 256 headers or 64 KiB"),
         AskError::InvalidHead => Some("answered with a head that is no valid HTTP (RFC 9112)"),
-        AskError::Unsent | AskError::Closed | AskError::Truncated => None,
+        AskError::Unsent | AskError::Closed | AskError::Truncated | AskError::Tls(_) => None,
     }
 }
 

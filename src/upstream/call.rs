@@ -84,6 +84,7 @@ impl Call<'_> {
         let request = || addressed(self.request().map_err(broken)?, self.endpoint);
         let answer = async {
             if let Some(mut open) = kept.open.take()
+                && open.is_alive()
                 && let Ok(answer) = ask(&mut open, request()?).await
             {
                 kept.put(open);
@@ -214,6 +215,8 @@ const TURNS: u32 = 20;
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     #[test]
@@ -224,6 +227,42 @@ mod tests {
             let call = Call { path, body: Some("{}"), ..Call::to(&endpoint, Duration::from_secs(1)) };
             assert_eq!(call.request().unwrap().uri(), asked);
         }
+    }
+
+    #[tokio::test]
+    async fn what_came_on_a_kept_connection_unasked_is_no_answer() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let endpoint = Endpoint {
+            is_tls: false,
+            host: at.ip().to_string().into(),
+            port: at.port(),
+            base_path: "".into(),
+        };
+        let engine = async || {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                assert!(socket.read_buf(&mut head).await.unwrap() > 0);
+            }
+            socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+            socket
+        };
+        let connector = Connector::new(tokio_util::task::TaskTracker::new()).unwrap();
+        let mut kept = KeptConnection::default();
+        let mut asked = async || {
+            let call = Call::to(&endpoint, Duration::from_secs(5));
+            let (answer, mut socket) = tokio::join!(call.send_on(&connector, &mut kept), engine());
+            let (status, body) = answer.unwrap();
+            assert_eq!((status, &*body), (StatusCode::OK, &b"ok"[..]));
+            let unasked = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n";
+            socket.write_all(unasked).await.unwrap();
+            while kept.open.as_mut().unwrap().is_alive() {
+                tokio::task::yield_now().await;
+            }
+            socket
+        };
+        let (_first, _second) = (asked().await, asked().await);
     }
 
     #[tokio::test(start_paused = true)]

@@ -36,15 +36,6 @@ pub struct ConnectionPool {
     open: AtomicU64,
 }
 
-/// Which connections a checkout may reuse.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reuse {
-    /// Any that the engine has not closed.
-    Idle,
-    /// Only those in use a moment ago, which few engines close.
-    Warm,
-}
-
 /// Why no connection could be leased.
 #[derive(Debug)]
 pub enum CheckoutError {
@@ -94,16 +85,16 @@ impl ConnectionPool {
     ///
     /// # Errors
     /// [`CheckoutError`] at `deadline` or when connecting fails.
-    pub async fn checkout(self: &Arc<Self>, reuse: Reuse, deadline: Instant) -> Result<Lease, CheckoutError> {
+    pub async fn checkout(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
         let permit = self.permit(deadline).await?;
-        if let Some(Idle { connection, .. }) = self.take_idle(reuse) {
+        if let Some(Idle { connection, .. }) = self.take_idle() {
             return Ok(self.lease(connection, permit));
         }
         // Boxed because it is rare and its state would be most of every request's future.
         Box::pin(self.connected(permit, deadline)).await
     }
 
-    /// A new connection, whatever is idle: what shows that the replica still takes any.
+    /// A new connection, whatever is idle: the engine may be about to close that.
     ///
     /// # Errors
     /// [`CheckoutError`] at `deadline` or when connecting fails.
@@ -161,11 +152,10 @@ impl ConnectionPool {
         self.open.load(Ordering::Relaxed)
     }
 
-    fn take_idle(&self, reuse: Reuse) -> Option<Idle> {
+    fn take_idle(&self) -> Option<Idle> {
         let now = self.clock.now();
-        let is_taken = |idle: &mut Idle| reuse == Reuse::Idle || now.since(idle.since) < EARLIEST_CLOSE;
         loop {
-            let mut idle = self.idle.lock().pop_if(is_taken)?;
+            let mut idle = self.idle.lock().pop()?;
             if idle.is_fresh(now) && idle.connection.is_alive() {
                 return Some(idle);
             }
@@ -213,14 +203,21 @@ impl Lease {
         self.connection.as_ref().is_some_and(|connection| connection.has_answered())
     }
 
-    /// Returns the connection to the pool, if its answer was read to the end and it can take another request.
+    /// Returns the connection to the pool, if its answer was read to the end and it can take another request. Idle ones count against the
+    /// pool's limit, too: beyond it the oldest goes.
     pub fn give_back(mut self) {
         let Some(connection) = self.connection.take() else { return };
         if !connection.is_reusable() {
             return self.pool.close(connection);
         }
         let since = self.pool.clock.now();
-        self.pool.idle.lock().push(Idle { connection, since });
+        let is_too_many = self.pool.open() > *self.pool.max.lock() as u64;
+        let mut idle = self.pool.idle.lock();
+        idle.push(Idle { connection, since });
+        if is_too_many {
+            let oldest = idle.remove(0);
+            self.pool.close(oldest.connection);
+        }
     }
 }
 
@@ -248,9 +245,6 @@ impl Idle {
         now.since(self.since) < IDLE_BELOW_ENGINE_KEEP_ALIVE
     }
 }
-
-/// By default no engine or sidecar that is known closes connections that were idle for less.
-const EARLIEST_CLOSE: Duration = Duration::from_millis(200);
 
 // uvicorn closes idle connections after exactly 5 s; staying below it avoids the race of our request with its FIN.
 const IDLE_BELOW_ENGINE_KEEP_ALIVE: Duration = Duration::from_secs(4);
