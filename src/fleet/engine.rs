@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -24,6 +24,8 @@ pub struct EngineFacts {
     pub models: ArcSwap<Vec<EngineModel>>,
     /// It was asked for its models and has no such list.
     pub(super) has_no_list: AtomicBool,
+    /// Its list needs a key, of which there is none but the clients'.
+    refuses_list: AtomicBool,
     /// Promised models that it does not list.
     pub(super) lacks: ArcSwap<Vec<Arc<str>>>,
     /// Adapters that it was asked to load since it was proved last, whether it did or not.
@@ -65,6 +67,17 @@ pub struct EngineModel {
 }
 
 impl EngineFacts {
+    /// Takes note of an answer to the question for its models.
+    pub(super) fn note_list(&self, has_none: bool, is_refused: bool) {
+        self.has_no_list.store(has_none, Ordering::Relaxed);
+        self.refuses_list.store(is_refused, Ordering::Relaxed);
+    }
+
+    /// Whether it lists its models to clients with a key alone.
+    pub fn refuses_list(&self) -> bool {
+        self.refuses_list.load(Ordering::Relaxed)
+    }
+
     /// Whether it lists the model.
     pub fn lists(&self, model: &str) -> bool {
         self.models.load().iter().any(|known| &*known.id == model)

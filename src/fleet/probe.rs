@@ -487,14 +487,14 @@ impl Prober {
                     self.pool.settle_names();
                 }
                 let has_none = self.replica.engine.models.load().is_empty();
-                self.replica.engine.has_no_list.store(has_none, Ordering::Relaxed);
+                self.replica.engine.note_list(has_none, false);
                 Ok(())
             }
             Ok((StatusCode::SERVICE_UNAVAILABLE, _)) | Err(CallError::Broken(_)) => Ok(()),
             Ok((status, _)) => {
                 // Clients may have the key that it asks for.
                 let may_list = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-                self.replica.engine.has_no_list.store(!may_list, Ordering::Relaxed);
+                self.replica.engine.note_list(!may_list, may_list && config.engine_api_key.is_none());
                 self.spoke();
                 Ok(())
             }

@@ -341,6 +341,9 @@ impl Gateway {
             }
             // The engines decide, also for paths that we answer.
             (true, None) if is_own => return Ok(self.open_record(parts, rare, path, Dialect::Extra, head)),
+            _ if models::is_relayed(table, parts) => {
+                return Ok(self.open_record(parts, rare, models::LIST, Dialect::Extra, head));
+            }
             _ => {}
         }
         match found {

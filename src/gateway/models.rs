@@ -5,9 +5,11 @@
 //! with the route's name for its id.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::request::Parts;
+use http::{Method, Response, StatusCode};
 use serde_json::json;
 
 use super::local::json_response;
@@ -15,6 +17,7 @@ use super::table::{RouteState, RoutingTable};
 use crate::config::{ModelMatch, percent_decoded};
 use crate::error::Failure;
 use crate::fleet::engine::EngineModel;
+use crate::fleet::pool::PoolState;
 use crate::request::tenant::TenantRef;
 
 /// The list of models, and one of them.
@@ -40,7 +43,23 @@ pub(super) fn respond(
 
 /// Whether the path is one of these two.
 pub(super) fn is_path(path: &str) -> bool {
-    path == "/v1/models" || path.strip_prefix(PREFIX).is_some_and(|id| !id.is_empty())
+    path == LIST || path.strip_prefix(PREFIX).is_some_and(|id| !id.is_empty())
+}
+
+/// The route whose engine answers in place of the gateway: its list needs a key, which clients may have and the gateway does not.
+pub(super) fn relayed_by(table: &RoutingTable) -> Option<&Arc<RouteState>> {
+    let [route] = &*table.routes else { return None };
+    let is_theirs = route.config.model == ModelMatch::Any && !table.tenants.ask_for_keys();
+    let is_refused =
+        |pool: &Arc<PoolState>| pool.replicas().iter().any(|replica| replica.engine.refuses_list());
+    (is_theirs && route.pools.iter().any(is_refused)).then_some(route)
+}
+
+/// Whether a client's look is passed on to that engine.
+pub(super) fn is_relayed(table: &RoutingTable, parts: &Parts) -> bool {
+    is_path(parts.uri.path())
+        && matches!(parts.method, Method::GET | Method::HEAD)
+        && relayed_by(table).is_some()
 }
 
 /// One entry of the list.
@@ -120,4 +139,5 @@ pub(super) fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&percent_decoded(text)).into_owned()
 }
 
+pub(super) const LIST: &str = "/v1/models";
 const PREFIX: &str = "/v1/models/";

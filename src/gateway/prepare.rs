@@ -12,7 +12,7 @@ use hyper::body::Body as _;
 use super::apart;
 use super::carrier::Carrier;
 use super::classify::{Client, classify};
-use super::models::unescaped;
+use super::models::{self, unescaped};
 use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable, shortened};
 use super::{
@@ -183,6 +183,9 @@ impl ReadRequest {
             .map(|id| (&*id).into());
         let (route, stored) = match dialect {
             _ if self.is_preflight => (table.some_route().ok_or(Failure::Internal)?, None),
+            Dialect::Extra if models::is_path(self.uri.path()) => {
+                (table.some_route().ok_or(Failure::Internal)?, None)
+            }
             Dialect::StoredResponse => {
                 let (route, replica) = stored::of_path(gateway, tenant, table, self.uri.path())?;
                 (route, Some(replica))

@@ -97,7 +97,7 @@ pub enum Probes {
     Scripted,
     /// 200 with this content type and body, whatever is asked for by POST.
     Says(&'static str, &'static str),
-    /// This status, whatever is asked for by POST.
+    /// This status, whatever is asked for by POST; where a key is missing, for its list of models too.
     Refused(u16),
 }
 
@@ -338,6 +338,10 @@ async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
         let is_page = request.line().starts_with("GET /metrics");
         state.probed.fetch_add(usize::from(!is_page), Ordering::SeqCst);
         return closed(socket).await;
+    }
+    if probes == Probes::Refused(401) && request.line().starts_with("GET /v1/") {
+        let _ = socket.write_all(&wire::whole(401, "application/json", "{}")).await;
+        return;
     }
     if request.line().starts_with("POST") {
         state.probed.fetch_add(1, Ordering::SeqCst);

@@ -1,13 +1,14 @@
 //! What a client of a bare vLLM expects: every path, its own models, its stream, forms, WebSockets, web pages.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokenway::config::Tenant;
+use tokenway::config::{ProbeKind, Tenant};
 
 use crate::admission::{chat, one_at_a_time, sent, taught, waiting};
 use crate::support::client::{Client, Reply};
-use crate::support::replica::{Gate, Received, Replica, Step};
+use crate::support::replica::{Gate, Probes, Received, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -72,6 +73,22 @@ async fn extra_paths_take_names_and_are_opaque_but_for_their_model() {
 }
 
 #[tokio::test]
+async fn what_may_not_be_repeated_takes_no_connection_that_the_engine_may_be_about_to_close() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.server.extra_paths = vec!["/v1/things".into()];
+    config.pools[0].max_connections = NonZeroUsize::new(2).unwrap();
+    let gateway = Gateway::start(config).await;
+    for count in 1..=6 {
+        assert_eq!(call(&gateway, "POST", "/v1/things", &[], b"{}").await.status(), 200);
+        gateway.idle().await;
+        assert_eq!(replica.connections(), count);
+    }
+    assert_eq!(gateway.replicas()[0].connections, 2, "idle ones count, too");
+}
+
+#[tokio::test]
 async fn a_stream_that_we_do_not_understand_is_relayed_from_its_head_on() {
     let ([replica], gateway) =
         Gateway::before(|config| config.server.extra_paths = vec!["/v1/custom".into()]).await;
@@ -120,6 +137,27 @@ async fn models_are_the_engines_own_objects_with_base_models_first() {
     let unknown = gateway.call("GET", "/v1/models/nobody").await;
     assert_eq!((unknown.status(), &*unknown.code()), (404, "model_not_found"));
     assert_eq!(gateway.call("DELETE", "/v1/models/zeta").await.status(), 405);
+}
+
+#[tokio::test]
+async fn an_engine_with_a_key_lists_its_models_to_who_has_it() {
+    const LIST: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+    let replica = Replica::start().await;
+    replica.probes(Probes::Refused(401));
+    replica.answers(|request| match request.header("authorization") {
+        Some("Bearer sk-engine") => wire::json(200, LIST),
+        _ => wire::json(401, r#"{"error":"Unauthorized"}"#),
+    });
+    let mut config = config::of(&[&replica]);
+    config.pools[0].probe.kind = ProbeKind::Auto;
+    let gateway = Gateway::start(config).await;
+    let keyed = [("authorization", "Bearer sk-engine")];
+    let list = call(&gateway, "GET", "/v1/models", &keyed, b"").await;
+    assert_eq!((list.status(), list.text()), (200, LIST));
+    assert_eq!(call(&gateway, "GET", "/v1/models", &[], b"").await.status(), 401);
+    assert_eq!(call(&gateway, "DELETE", "/v1/models", &keyed, b"").await.status(), 405);
+    assert_eq!(replica.received()[0].line(), "GET /v1/models HTTP/1.1");
+    assert_eq!(replica.count(), 2);
 }
 
 #[tokio::test]
