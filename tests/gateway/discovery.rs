@@ -228,6 +228,28 @@ async fn a_file_that_is_rewritten_under_traffic_fails_no_request() {
 }
 
 #[tokio::test]
+async fn replicas_whose_source_changes_serve_on_as_they_are() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("replicas.json");
+    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    let all = [&*one.name(), &*two.name()];
+    let probes = one.probed();
+    let discovered = discovering(Discovery { file: Some(path.clone()), ..Discovery::default() });
+    gateway.app.reload(Arc::new(discovered)).unwrap();
+    until("the file is missed", || source(&gateway, "file").failing.is_some()).await;
+    has(&gateway, &all).await;
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+
+    write(&path, &[&one, &two]);
+    until("the file is read", || source(&gateway, "file").targets == 2).await;
+    has(&gateway, &all).await;
+    assert_eq!(one.probed(), probes, "it is the replica that it was");
+    write(&path, &[&two]);
+    has(&gateway, &all[1..]).await;
+}
+
+#[tokio::test]
 async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_an_operator_or_a_successor() {
     let (one, two) = (Replica::start().await, Replica::start().await);
     let directory = tempfile::tempdir().unwrap();

@@ -246,6 +246,10 @@ impl Membership {
             News::Absent(error) => self.absent(kind, error),
             News::Objectives(priorities) => self.pool.objectives.set(priorities),
         }
+        let mut roster = self.roster.lock();
+        if roster.has_settled() {
+            self.match_roster(&mut roster, Cause::Changed);
+        }
     }
 
     fn named(self: &Arc<Self>, kind: SourceKind, targets: Vec<Found>) {

@@ -114,6 +114,8 @@ impl Order {
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
     sources: HashMap<SourceKind, SourceState>,
+    /// What the sources of the configuration before named: part of the pool until those that took their place have answered.
+    former: Arc<[Found]>,
     /// What operators made of URLs, whatever sources name.
     orders: HashMap<Endpoint, Order>,
     /// Names that were given last.
@@ -144,6 +146,8 @@ impl Roster {
     /// Takes over a configuration: its list, and how ranks are told.
     pub(crate) fn configure(&mut self, replicas: &[ReplicaSpec], data_parallel: DataParallel, now: Stamp) {
         self.data_parallel = data_parallel;
+        let named = self.sources.values().flat_map(|state| state.targets.iter());
+        self.former = named.chain(&*self.former).cloned().collect();
         let targets: Arc<[Found]> = replicas.iter().cloned().map(Found::from).collect();
         // Whoever writes the file means it: what leaves it and comes back takes part.
         let was_dropped = |endpoint: &Endpoint| {
@@ -171,9 +175,23 @@ impl Roster {
         self.sources.remove(&kind);
     }
 
-    /// A source is configured; until it answers, replicas of the source that stood in its place stay.
+    /// A source is configured; until it answers, replicas of those that stood in its place stay.
     pub(crate) fn open(&mut self, kind: SourceKind) {
         self.sources.entry(kind).or_default();
+    }
+
+    /// Whether a source is to answer for the first time. One that fails is waited for only where no other names a replica.
+    fn awaits(&self) -> bool {
+        let names_none = self.sources.values().all(|state| state.targets.is_empty());
+        let is_awaited = |state: &SourceState| {
+            state.answered.is_none() && state.targets.is_empty() && (state.failing.is_none() || names_none)
+        };
+        self.sources.values().any(is_awaited)
+    }
+
+    /// Whether what the sources before named is a part of the pool no more.
+    pub(crate) fn has_settled(&self) -> bool {
+        !self.former.is_empty() && !self.awaits()
     }
 
     /// A good answer. Returns whether it differs from the one before.
@@ -276,8 +294,11 @@ impl Roster {
         let mut seen: HashSet<&Endpoint> = HashSet::new();
         let mut target_set = TargetSet::default();
         let mut targets = 0;
-        for kind in SourceKind::ALL {
-            let Some(state) = self.sources.get(&kind) else { continue };
+        if self.has_settled() {
+            self.former = Arc::default();
+        }
+        let named = SourceKind::ALL.iter().filter_map(|kind| Some(&self.sources.get(kind)?.targets));
+        for list in named.chain([&self.former]) {
             let takes = |found: &Found| found.role.is_none_or(|role| self.role.takes(role));
             let order = |found: &Found| {
                 let given = self.orders.get(&found.spec.endpoint)?;
@@ -285,8 +306,8 @@ impl Roster {
             };
             // Where none of the pool's own serves, by their orchestrator, our probes decide: under overload all of its fail at once.
             let any_serves =
-                state.targets.iter().any(|found| found.is_serving && takes(found) && order(found).is_none());
-            for found in state.targets.iter() {
+                list.iter().any(|found| found.is_serving && takes(found) && order(found).is_none());
+            for found in list.iter() {
                 let order = order(found);
                 if !seen.insert(&found.spec.endpoint) || order == Some(Override::Removed) {
                     continue;
@@ -410,6 +431,31 @@ mod tests {
         }
         assert!(roster.answered(SourceKind::Dns, vec![], at(80)));
         assert!(shown(&mut roster).is_empty());
+    }
+
+    #[test]
+    fn what_sources_named_stays_until_those_in_their_place_have_answered() {
+        let replicas = [spec("a", "h1"), spec("b", "h2")];
+        let moved = |kept: &[ReplicaSpec]| {
+            let mut roster = Roster::default();
+            roster.configure(&replicas, DataParallel::Auto, at(0));
+            roster.configure(kept, DataParallel::Auto, at(1));
+            roster.open(SourceKind::Dns);
+            roster
+        };
+        let mut roster = moved(&[]);
+        assert_eq!(shown(&mut roster), ["a@h1", "b@h2"]);
+        roster.failed(SourceKind::Dns, "no such name", at(2));
+        assert_eq!(shown(&mut roster), ["a@h1", "b@h2"], "nothing else is named");
+        roster.answered(SourceKind::Dns, vec![found("b", "h2")], at(3));
+        assert_eq!(shown(&mut roster), ["b@h2"]);
+        roster.forget(SourceKind::Dns);
+        assert!(shown(&mut roster).is_empty(), "what was settled does not come back");
+
+        let mut roster = moved(&replicas[..1]);
+        assert_eq!(shown(&mut roster), ["a@h1", "b@h2"], "it may be named in a moment");
+        roster.failed(SourceKind::Dns, "no such name", at(2));
+        assert_eq!(shown(&mut roster), ["a@h1"]);
     }
 
     #[test]
