@@ -132,12 +132,16 @@ impl Promised {
         let of_promise = |promise: &Promise| {
             let mut votes: Vec<(&Arc<str>, usize)> = Vec::new();
             let lists_it = |list: &List| list.iter().any(|model| model.id == promise.name);
-            let is_own = former.get(&promise.name) == Some(&promise.name) || lists.iter().any(lists_it);
+            let was_own = former.get(&promise.name) == Some(&promise.name);
+            let is_own = was_own || lists.iter().any(lists_it);
             let is_of_another = |name: &Arc<str>| {
                 *name != promise.name && self.models.iter().any(|other| other.name == *name)
             };
             let named = lists.iter().filter_map(|list| name_in(list, &promise.name));
-            for name in named.filter(|name| !(is_own && is_of_another(name))) {
+            // Where its engines had it, what they list after a restart is another model.
+            let is_other =
+                |name: &Arc<str>| was_own && *name != promise.name || is_own && is_of_another(name);
+            for name in named.filter(|name| !is_other(name)) {
                 match votes.iter_mut().find(|(known, _)| *known == name) {
                     Some((_, count)) => *count += 1,
                     None => votes.push((name, 1)),
@@ -313,6 +317,7 @@ mod tests {
             (&["other", "m"], None, Some("other")),
             (&["other", "chat"], Some("other"), Some("chat")),
             (&["other", "other", "chat"], None, Some("other")),
+            (&["other", "other"], Some("chat"), Some("chat")),
             (&[], Some("m"), None),
         ] {
             assert_eq!(chosen(lists, former).as_deref(), expected, "{lists:?} {former:?}");

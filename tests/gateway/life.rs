@@ -289,6 +289,26 @@ async fn a_replica_that_comes_back_with_another_model_gets_nothing_and_changes_n
 }
 
 #[tokio::test]
+async fn a_pool_that_comes_back_with_another_model_altogether_answers_for_it_in_no_other_name() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.routes = vec![config::route("tiny", &[0])];
+    config.pools[0].probe.interval = Duration::from_millis(50);
+    let gateway = Gateway::start(config).await;
+    ask(&gateway, 1).await;
+    replica.stop_listening().await;
+    until("its process is gone", || gateway.state_of(&replica) == ReplicaState::Unreachable).await;
+    replica.lists(&listing("other"));
+    replica.listen_again().await;
+    until("its list is read", || status(&gateway, &replica).reason.contains("serves other")).await;
+    let body = r#"{"model":"tiny","messages":[{"role":"user","content":"x"}]}"#;
+    assert_eq!(gateway.post("/v1/chat/completions", body).await.status(), 503);
+    replica.lists(&listing("tiny"));
+    gateway.ready().await;
+    ask(&gateway, 1).await;
+}
+
+#[tokio::test]
 async fn a_reload_that_promises_what_an_engine_lacks_takes_it_out() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
