@@ -313,14 +313,14 @@ impl PoolState {
         if !matches!(replica.state(), ReplicaState::Warming | ReplicaState::Ready) {
             return;
         }
-        let cold = replica.health.warmth.cold();
+        let (cold, slow_start) = (replica.health.warmth.cold(), self.config.load().warmup.slow_start);
         let served_before = |other: &Arc<Replica>| {
-            let before =
-                other.health.warmth.warm_since().zip(cold).is_some_and(|(warm, cold)| warm <= cold.since);
+            let both = other.health.warmth.warm_since().zip(cold);
+            let before = both.is_some_and(|(warm, cold)| cold.comes_after(warm, slow_start));
             other.slot() != replica.slot() && other.is_ready() && before
         };
         let joins = self.replicas.load().iter().any(served_before);
-        let took = replica.health.warmth.warmed(now, joins, self.config.load().warmup.slow_start);
+        let took = replica.health.warmth.warmed(now, joins, slow_start);
         replica.member().publish(now);
         replica.apply(Event::Warmed, reason);
         if let Some(took) = took {

@@ -150,7 +150,7 @@ impl Replica {
     pub(crate) fn apply(&self, event: Event, reason: &str) {
         let now = self.clock.now();
         if matches!(event, Event::Refused | Event::Unproved) {
-            self.health.warmth.not_yet();
+            self.health.warmth.not_yet(now);
         }
         let Some(change) = self.life.apply(event, reason, now) else { return };
         match change.to {

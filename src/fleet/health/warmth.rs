@@ -33,15 +33,23 @@ struct Inner {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cold {
     /// It was discovered, or connects were refused first.
-    pub(crate) since: Stamp,
-    /// It was seen loading or gone: it did not run before we came.
-    was_awaited: bool,
+    since: Stamp,
+    /// When it was last seen loading or gone: it did not run before we came.
+    absent: Option<Stamp>,
+}
+
+impl Cold {
+    /// Whether another that has been warm since then served before it: already when it was first missed, or for a whole slow start by
+    /// the time it came.
+    pub(crate) fn comes_after(self, warm: Stamp, slow_start: Duration) -> bool {
+        warm <= self.since || self.absent.is_some_and(|absent| warm.after(slow_start) <= absent)
+    }
 }
 
 impl Warmth {
     /// A replica that is discovered now.
     pub(crate) fn new(now: Stamp) -> Self {
-        let cold = Some(Cold { since: now, was_awaited: false });
+        let cold = Some(Cold { since: now, absent: None });
         Self { inner: Mutex::new(Inner { cold, ..Inner::default() }), ..Self::default() }
     }
 
@@ -56,16 +64,16 @@ impl Warmth {
     }
 
     /// An own request found nobody, or no working engine.
-    pub(crate) fn not_yet(&self) {
+    pub(crate) fn not_yet(&self, now: Stamp) {
         if let Some(cold) = &mut self.inner.lock().cold {
-            cold.was_awaited = true;
+            cold.absent = Some(now);
         }
     }
 
     /// Its process is gone, or another one.
     pub(crate) fn lost(&self, since: Stamp) {
         let mut inner = self.inner.lock();
-        inner.cold.get_or_insert(Cold { since, was_awaited: true });
+        inner.cold.get_or_insert(Cold { since, absent: Some(since) });
         (inner.warm_since, inner.slow_start) = (None, None);
         self.is_slow.store(false, Ordering::Relaxed);
     }
@@ -84,7 +92,7 @@ impl Warmth {
         inner.warm_since = Some(now);
         inner.slow_start = if joins { SlowStart::begin(now, span) } else { None };
         self.is_slow.store(inner.slow_start.is_some(), Ordering::Relaxed);
-        let took = cold.filter(|cold| joins || cold.was_awaited).map(|cold| now.since(cold.since))?;
+        let took = cold.filter(|cold| joins || cold.absent.is_some()).map(|cold| now.since(cold.since))?;
         self.fresh_until.store(now.after(span));
         inner.cold_starts.note(took);
         Some(took)
@@ -131,10 +139,20 @@ mod tests {
     use crate::clock::seconds as at;
 
     #[test]
+    fn one_that_comes_long_after_others_comes_after_them_however_early_it_was_known() {
+        let span = Duration::from_secs(30);
+        let late = Warmth::new(at(10));
+        let comes_after = |warm| late.cold().unwrap().comes_after(at(warm), span);
+        assert!(comes_after(10) && !comes_after(11));
+        late.not_yet(at(60));
+        assert!(comes_after(30) && !comes_after(31), "those that loaded together share evenly");
+    }
+
+    #[test]
     fn first_answers_after_a_cold_start_are_cold_even_without_a_slow_start() {
         let span = Duration::from_secs(30);
         let first = Warmth::new(at(1));
-        first.not_yet();
+        first.not_yet(at(19));
         assert_eq!(first.warmed(at(20), false, span), Some(Duration::from_secs(19)));
         assert!(!first.is_in_slow_start() && first.is_cold(at(49)) && !first.is_cold(at(50)));
 
