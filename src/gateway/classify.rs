@@ -111,6 +111,7 @@ pub(super) fn classify(
         session: None,
         sampling,
         pinned: None,
+        may_be_silent: fields.hides_reasoning || fields.prompt.tools.is_some(),
         is_sent_once: dialect.is_stateful() && fields.has_effects(),
         not_copied: why_not_copied(dialect, fields),
         stays: route.prefill.as_ref().and_then(|_| apart::obstacle(dialect, fields, choices > 1)),

@@ -125,6 +125,7 @@ impl Outbound<'_> {
             client_stall: self.prepared.timeouts.client_stall,
             patience: patience(&self.deadlines, pick.decision.predicted_ttft),
             first_token: self.deadlines.first_token,
+            may_be_silent: self.prepared.may_be_silent,
             total: self.deadlines.total,
             total_timer: self.prepared.total_timer,
         };

@@ -80,6 +80,8 @@ pub struct Prepared {
     pub sampling: Sampling,
     /// The replica that stores `previous_response_id`: the only one that can serve it.
     pub pinned: Option<Arc<Replica>>,
+    /// Whether its engine may hold the text of tokens back for long: it has tools, or its client wants no reasoning.
+    pub may_be_silent: bool,
     /// Sent twice it would act twice: a stored or background response, one with tools of the server, a POST on
     /// `server.extra_paths` (RFC 9110 §9.2.2). It is retried only where it is known not to have been sent, and never hedged.
     pub is_sent_once: bool,

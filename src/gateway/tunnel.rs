@@ -175,6 +175,7 @@ fn watch(gateway: &Gateway, exchange: &Exchange, pick: &Pick) -> Arc<StreamWatch
         client_stall: timeouts.client_stall,
         patience: timeouts.total,
         first_token: None,
+        may_be_silent: false,
         total: exchange.prepared.deadlines().total,
         total_timer: exchange.prepared.total_timer,
     };

@@ -67,9 +67,9 @@ fn read_choice<'a>(
     let counts = Counts { ids: choice.token_ids.and_then(array_len), usage: running };
     let values = choice.values();
     let mut is_content = values.is_content();
-    let mut tokens = None;
+    let (mut tokens, mut has_tokens) = (None, choice.logprobs.and_then(|it| it.non_null()).is_some());
     if let Some(choice_state) = state.choice(index) {
-        choice_state.count(counts);
+        has_tokens |= choice_state.count(counts);
         is_content = is_content && choice_state.is_generated(&values);
         if is_content {
             tokens = choice_state.take_tokens(counts);
@@ -78,6 +78,8 @@ fn read_choice<'a>(
     if is_content {
         state.text_bytes += values.bytes();
         emit(Event::Content { choice: index, tokens });
+    } else if has_tokens {
+        emit(Event::HeldBack);
     }
     let finish = choice.finish_reason();
     if let Some(reason) = finish {

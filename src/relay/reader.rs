@@ -290,7 +290,8 @@ impl StreamReader {
         }
         let tail = self.scanner.tail();
         let timeline = &mut self.timeline;
-        let (mut has_content, mut is_done, mut broken, mut before, mut at) = (false, false, None, 0, 0);
+        let (mut has_content, mut has_moved, mut is_done) = (false, false, false);
+        let (mut broken, mut before, mut at) = (None, 0, 0);
         let fed = self.scanner.feed(&data, |event, end| {
             // An event may have several facts: one that ends with an error is held back with all that it has.
             if end != at {
@@ -299,8 +300,9 @@ impl StreamReader {
             match event {
                 Event::Content { choice, tokens } if broken.is_none() => {
                     timeline.content(now, choice, tokens);
-                    has_content = true;
+                    (has_content, has_moved) = (true, true);
                 }
+                Event::HeldBack => has_moved = true,
                 Event::Done => is_done = true,
                 Event::Error(error) => {
                     // What the engine blames on the request is the client's to read.
@@ -310,7 +312,7 @@ impl StreamReader {
                 _ => {}
             }
         });
-        if has_content {
+        if has_moved {
             self.watch.progressed(now);
         }
         if is_done {

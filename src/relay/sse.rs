@@ -374,7 +374,7 @@ mod tests {
         for stream in [by_ids, by_usage] {
             let events = scan(Completions, Echo::Off, &stream).1;
             let content = |tokens| Event::Content { choice: 0, tokens: Some(tokens) };
-            assert_eq!(events, [content(1), Event::Other, content(3)], "{stream}");
+            assert_eq!(events, [content(1), Event::HeldBack, content(3)], "{stream}");
         }
     }
 

@@ -25,6 +25,8 @@ pub enum Event {
     Done,
     /// The engine reported an error inside the stream.
     Error(EngineError),
+    /// Tokens whose text the engine's parser holds back.
+    HeldBack,
     /// Nothing of the above: role-only, ping, empty delta, finish reason, token counts, unknown.
     Other,
 }
@@ -209,10 +211,12 @@ pub(super) struct ChoiceState {
 }
 
 impl ChoiceState {
-    /// Notes the counts that came with an event.
-    pub(super) fn count(&mut self, counts: Counts) {
+    /// Notes the counts that came with an event; whether they show more tokens.
+    pub(super) fn count(&mut self, counts: Counts) -> bool {
+        let before = (self.ids, self.total);
         self.ids = self.ids.saturating_add(counts.ids.unwrap_or(0));
         self.total = counts.usage.unwrap_or(self.total);
+        self.ids > before.0 || self.total > before.1
     }
 
     /// Whether the text is generated, not the prompt's echo.

@@ -68,6 +68,9 @@ pub struct StreamDeadlines {
     pub patience: Duration,
     /// When the first content event is overdue (streams).
     pub first_token: Option<Deadline>,
+    /// Whether its engine may be silent in health, for as long as its parser holds a call of a tool or the reasoning back: the two
+    /// deadlines of silence then count only while nothing moves there, neither its own counters nor another stream.
+    pub may_be_silent: bool,
     /// When the request is over.
     pub total: Deadline,
     /// Whose end that is: the route's, or the client's own.
@@ -187,11 +190,13 @@ impl StreamWatch {
         let is_decoding = self.is_decoding.load(Ordering::Acquire);
         let stood_still = Duration::from_nanos(self.stood_still.load(Ordering::Relaxed));
         let is_past = |deadline: Deadline| now >= deadline.at.after(stood_still);
+        let is_excused = self.is_excused(now);
         let expiry = if drain_over {
             Some(Expiry::DrainOver)
         } else if is_past(self.deadlines.total) {
             Some(Expiry::Deadline(self.deadlines.total_timer))
-        } else if is_waiting && !is_decoding && self.deadlines.first_token.is_some_and(is_past) {
+        } else if is_waiting && !is_decoding && !is_excused && self.deadlines.first_token.is_some_and(is_past)
+        {
             // Not while the client is waited for: the token may have come, behind what it does not take.
             Some(Expiry::Deadline(Timer::FirstToken))
         } else if is_waiting {
@@ -210,6 +215,13 @@ impl StreamWatch {
         }
     }
 
+    /// Whether silence is no fault of it: others move there.
+    fn is_excused(&self, now: Stamp) -> bool {
+        let limits = &self.deadlines;
+        limits.may_be_silent
+            && limits.inter_token.is_some_and(|bound| now.since(self.vitals.last_sign()) < bound)
+    }
+
     fn check_silence(&self, now: Stamp, is_decoding: bool) -> Option<Expiry> {
         let inter_token = self.deadlines.inter_token?;
         let silence = now.since(self.moved.load());
@@ -220,7 +232,7 @@ impl StreamWatch {
         if self.is_told.load(Ordering::Acquire) {
             return (silence >= QUIET).then_some(Expiry::Deadline(Timer::InterToken));
         }
-        if is_decoding && silence >= inter_token {
+        if is_decoding && silence >= inter_token && !self.is_excused(now) {
             return Some(Expiry::Deadline(Timer::InterToken));
         }
         let refused_for = if is_decoding { REFUSED_TWICE } else { REFUSED_FOR_GOOD };
@@ -365,17 +377,25 @@ mod tests {
     use super::*;
     use crate::clock::seconds as at;
 
-    fn watched(inter_token: u64) -> (Arc<Watchdog>, Arc<StreamWatch>, Arc<Vitals>, KillSwitch) {
-        let dog = Watchdog::new(Clock::start());
-        let (vitals, kill) = (Arc::new(Vitals::default()), KillSwitch::default());
-        let deadlines = StreamDeadlines {
+    fn deadlines(inter_token: u64) -> StreamDeadlines {
+        StreamDeadlines {
             inter_token: Some(Duration::from_secs(inter_token)),
             client_stall: Duration::from_secs(60),
             patience: Duration::from_secs(40),
             first_token: Some(Deadline { at: at(300), after: Duration::from_secs(299) }),
+            may_be_silent: false,
             total: Deadline { at: at(1000), after: Duration::from_secs(999) },
             total_timer: Timer::Total,
-        };
+        }
+    }
+
+    fn watched(inter_token: u64) -> (Arc<Watchdog>, Arc<StreamWatch>, Arc<Vitals>, KillSwitch) {
+        watched_by(deadlines(inter_token))
+    }
+
+    fn watched_by(deadlines: StreamDeadlines) -> (Arc<Watchdog>, Arc<StreamWatch>, Arc<Vitals>, KillSwitch) {
+        let dog = Watchdog::new(Clock::start());
+        let (vitals, kill) = (Arc::new(Vitals::default()), KillSwitch::default());
         let watch = dog.watch(Arc::clone(&vitals), kill.clone(), deadlines, at(1));
         (dog, watch, vitals, kill)
     }
@@ -384,6 +404,25 @@ mod tests {
     fn found(watch: &StreamWatch, at: Stamp) -> Option<Expiry> {
         watch.check(at, false);
         watch.expiry()
+    }
+
+    #[test]
+    fn a_stream_that_may_be_silent_is_so_as_long_as_its_engine_moves() {
+        let may_be_silent = || watched_by(StreamDeadlines { may_be_silent: true, ..deadlines(10) });
+        let (_dog, watch, vitals, _) = may_be_silent();
+        watch.decodes(at(2));
+        for second in [5, 14, 23, 32] {
+            vitals.engine_moved(at(second));
+            assert_eq!(found(&watch, at(second + 9)), None, "{second}");
+        }
+        assert_eq!(found(&watch, at(42)), Some(Expiry::Deadline(Timer::InterToken)));
+        let (_dog, first, vitals, _) = may_be_silent();
+        vitals.engine_moved(at(299));
+        assert_eq!(found(&first, at(305)), None);
+        assert_eq!(found(&first, at(309)), Some(Expiry::Deadline(Timer::FirstToken)));
+        let (_dog, total, vitals, _) = may_be_silent();
+        vitals.engine_moved(at(1000));
+        assert_eq!(found(&total, at(1000)), Some(Expiry::Deadline(Timer::Total)));
     }
 
     #[test]

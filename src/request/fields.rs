@@ -33,6 +33,8 @@ pub struct Fields<'a> {
     pub max_tokens: Option<u64>,
     /// `echo`: the prompt comes back in front of the completion.
     pub echo: bool,
+    /// `include_reasoning` is false: what the model thinks is not sent.
+    pub hides_reasoning: bool,
     /// `cache_salt` as it stands in the body, `null` included: part of the engine's prefix identity.
     pub cache_salt: Option<Raw<'a>>,
     /// `priority` as it stands in the body, `null` included: the engine's, where it schedules by it.
@@ -275,6 +277,7 @@ impl<'a> Fields<'a> {
             key if limits.contains(&key) => {
                 self.max_tokens = whole_number(&value).max(self.max_tokens);
             }
+            "include_reasoning" => self.hides_reasoning = truth(&value) == Some(false),
             "echo" => self.echo = truth(&value) == Some(true),
             "cache_salt" => self.cache_salt = Some(value),
             "priority" => self.priority = Some(value),
