@@ -146,17 +146,29 @@ impl<'s> PromptWalk<'s> {
     }
 
     fn system(&mut self, text: Option<Raw<'_>>) -> Result<(), JsonError> {
-        text.map_or(Ok(()), |text| self.said_by("system", text))
+        let Some(text) = text else { return Ok(()) };
+        if text.kind() != JsonKind::Array {
+            return self.said_by("system", text);
+        }
+        self.begin_turn("system");
+        text.cursor().array(|cursor| {
+            let block = cursor.value()?;
+            if is_attribution(block) { Ok(()) } else { self.content(&mut block.cursor()) }
+        })
     }
 
     /// The same bytes as `{"role": role, "content": content}` gives.
     fn said_by(&mut self, role: &str, content: Raw<'_>) -> Result<(), JsonError> {
+        self.begin_turn(role);
+        self.content(&mut content.cursor())
+    }
+
+    fn begin_turn(&mut self, role: &str) {
         self.mark(MESSAGE);
         self.key("role");
         for piece in ["\"", role, "\""] {
             self.text(piece);
         }
-        self.content(&mut content.cursor())
     }
 
     fn message(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
@@ -364,6 +376,12 @@ impl<'s> PromptWalk<'s> {
 }
 
 /// Whether a document's `source` holds its text (`{"type":"text","data":…}`) rather than a file.
+/// Whether a block of `system` is the line that Claude Code puts first, with a hash of the request: vLLM leaves it out of the prompt.
+fn is_attribution(block: Raw<'_>) -> bool {
+    let [text] = block.members(["text"]);
+    text.is_some_and(|text| text.text().starts_with("\"x-anthropic-billing-header"))
+}
+
 fn is_text_source(source: Raw<'_>) -> Result<bool, JsonError> {
     let mut is_text = false;
     if source.kind() == JsonKind::Object {

@@ -246,6 +246,18 @@ mod tests {
     }
 
     #[test]
+    fn the_line_that_claude_code_puts_first_is_no_part_of_a_prompt() {
+        let of = |system: Value| {
+            let body = json!({"system": system, "messages": turns()});
+            read(Dialect::Messages, &body).chain
+        };
+        let rules = json!({"type": "text", "text": long("rules")});
+        let line = json!({"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1f"});
+        assert_eq!(of(json!([line, rules])).hashes(), of(json!([rules])).hashes());
+        assert_ne!(of(json!([rules, rules])).hashes(), of(json!([rules])).hashes());
+    }
+
+    #[test]
     fn token_ids_are_counted_exactly() {
         let ids: Vec<u32> = (0..200).collect();
         for (prompt, exact, blocks) in [
