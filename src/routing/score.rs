@@ -152,6 +152,8 @@ impl<'a> Stakes<'a> {
         let late = self.late.missed(used);
         terms.late = late.chance;
         let copy = terms.prefill * terms.shared;
+        // What many share is opened on behalf of all of them: who opens it is late by its own part.
+        let late = if copy > 0.0 { self.late.missed(used - copy * self.per_bound) } else { late };
         // A slow replica's second is not the fleet's: what others could have had of it is work, at the pool's usual speed.
         let usual = self.usual * self.pool.work(&work) * (1.0 - terms.shared);
         terms.cost = Addends {
