@@ -13,7 +13,7 @@ use tokio_util::io::poll_read_buf;
 
 use super::answer_head;
 use super::error::{AskError, BodyError};
-use super::framing::{Decoded, Framing};
+use super::framing::{self, Decoded, Framing};
 use super::outgoing::Outgoing;
 use crate::request::pieces::Pieces;
 use crate::upstream::socket::Stream;
@@ -89,8 +89,9 @@ impl Connection {
         loop {
             match answer_head::take(&mut self.read)? {
                 Some(head) if is_interim(head.status) => continue,
-                Some(head) => {
+                Some(mut head) => {
                     self.has_answered = true;
+                    framing::declare_length_once(&mut head.headers).map_err(|_| AskError::InvalidHead)?;
                     self.framing = Framing::of(&head, is_bodiless).map_err(|_| AskError::InvalidHead)?;
                     self.keeps_open = answer_head::keeps_open(&head)
                         && self.framing != Framing::ToClose
@@ -99,13 +100,15 @@ impl Connection {
                 }
                 None => {}
             }
-            if !matches!(ready!(self.poll_fill(cx)), Ok(1..)) {
-                return Poll::Ready(Err(match (self.outgoing.has_begun(), self.read.is_empty()) {
-                    (false, _) => AskError::Unsent,
-                    (true, true) => AskError::Closed,
-                    (true, false) => AskError::Truncated,
-                }));
-            }
+            let error = match ready!(self.poll_fill(cx)) {
+                Ok(1..) => continue,
+                // The words of TLS: a server refuses a certificate only after the handshake.
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => AskError::Tls(error),
+                _ if !self.outgoing.has_begun() => AskError::Unsent,
+                _ if self.read.is_empty() => AskError::Closed,
+                _ => AskError::Truncated,
+            };
+            return Poll::Ready(Err(error));
         }
     }
 

@@ -18,6 +18,9 @@ pub enum AskError {
     /// It ended within the head.
     #[error("the connection was closed within the head of the answer")]
     Truncated,
+    /// The engine ended it with an alert, or broke the protocol.
+    #[error(transparent)]
+    Tls(io::Error),
     /// Over 256 fields or 64 KiB.
     #[error("the head of the answer is too large")]
     HeadTooLarge,

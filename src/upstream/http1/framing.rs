@@ -2,7 +2,7 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
-use http::{HeaderValue, StatusCode, Version, response};
+use http::{HeaderMap, HeaderValue, StatusCode, Version, response};
 use httparse::Status;
 
 /// How the rest of a body is framed.
@@ -51,10 +51,7 @@ impl Framing {
                 _ => Ok(Self::ToClose),
             };
         }
-        let mut lengths = head.headers.get_all(CONTENT_LENGTH).iter().flat_map(lengths).peekable();
-        let Some(first) = lengths.peek().copied() else { return Ok(Self::ToClose) };
-        let is_one = lengths.all(|length| length == first);
-        first.filter(|_| is_one).map(Self::with_length).ok_or(Malformed)
+        Ok(declared_length(&head.headers)?.map_or(Self::ToClose, Self::with_length))
     }
 
     fn with_length(length: u64) -> Self {
@@ -105,6 +102,23 @@ impl Framing {
     }
 }
 
+/// Leaves a length that is declared several times there once, as those behind us may refuse the head for it (RFC 9110 §8.6).
+pub(super) fn declare_length_once(headers: &mut HeaderMap) -> Result<(), Malformed> {
+    let mut fields = headers.get_all(CONTENT_LENGTH).iter();
+    let is_once = fields.next().is_none_or(|one| !one.as_bytes().contains(&b',')) && fields.next().is_none();
+    if !is_once && let Some(length) = declared_length(headers)? {
+        headers.insert(CONTENT_LENGTH, length.into());
+    }
+    Ok(())
+}
+
+fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter().flat_map(lengths).peekable();
+    let Some(first) = lengths.peek().copied() else { return Ok(None) };
+    let is_one = lengths.all(|length| length == first);
+    first.filter(|_| is_one).map(Some).ok_or(Malformed)
+}
+
 /// Whether an answer of this status has none, whatever its head declares.
 fn has_no_body(status: StatusCode) -> bool {
     status.is_informational() || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED
@@ -132,7 +146,9 @@ fn chunk_size(read: &mut BytesMut) -> Result<Option<u64>, Malformed> {
             let line = read.split_to(line);
             // A bare line feed in an extension ends the line for other readers (RFC 9112 §2.2).
             let feeds = memchr::memchr_iter(b'\n', &line).count();
-            (feeds == 1 && line.first() != Some(&b'\r')).then_some(Some(size)).ok_or(Malformed)
+            (feeds == 1 && line.first().is_some_and(u8::is_ascii_hexdigit))
+                .then_some(Some(size))
+                .ok_or(Malformed)
         }
     }
 }
@@ -200,6 +216,26 @@ mod tests {
     }
 
     #[test]
+    fn a_length_that_is_declared_twice_is_passed_on_once() {
+        for (fields, declared) in [
+            (&["5"][..], Ok("5")),
+            (&["5, 5"], Ok("5")),
+            (&["5", "5"], Ok("5")),
+            (&["5", "6"], Err(Malformed)),
+            (&["5,x"], Err(Malformed)),
+        ] {
+            let mut headers = HeaderMap::new();
+            for field in fields {
+                headers.append(CONTENT_LENGTH, HeaderValue::from_static(field));
+            }
+            let left = declare_length_once(&mut headers)
+                .map(|()| headers.get_all(CONTENT_LENGTH).iter().cloned().collect::<Vec<_>>());
+            let declared = declared.map(|length| vec![HeaderValue::from_static(length)]);
+            assert_eq!(left, declared, "{fields:?}");
+        }
+    }
+
+    #[test]
     fn what_is_no_chunk_ends_the_answer() {
         for wire in [
             &b"5\r\nhelloX\r\n"[..],
@@ -207,6 +243,8 @@ mod tests {
             b"-5\r\nhello\r\n",
             b"5 5\r\nhello\r\n",
             b"\r\nhello\r\n",
+            b";x\r\nhello\r\n",
+            b" \r\nhello\r\n",
             b"1;a\nb\r\nx\r\n",
             b"11111111111111111\r\n",
             b"x\r\n",
