@@ -123,7 +123,7 @@ impl DecisionSummary {
         let less = other.cost.total() - chosen.cost.total();
         // Where the one with more of the prompt is not the cheapest, it won a tie.
         let is_near = less < 0.0 && -less <= NEAR.0.max(NEAR.1 * chosen.predicted_ttft.as_secs_f64());
-        if self.reason == "tie" || self.reason == "prefix" && is_near {
+        if self.reason == "tie" || self.reason == "prefix" && is_near || less.abs() < SHOWN {
             let less = in_time(less.abs());
             return Some([here, " over ", there, ": a tie, their costs differ by ", &less].concat());
         }
@@ -158,6 +158,8 @@ fn in_time(seconds: f64) -> String {
     String::from_utf8(text).unwrap_or_default()
 }
 
+/// The least number of seconds that a sentence does not show as zero.
+const SHOWN: f64 = 0.000_05;
 /// Seconds, and part of a TTFT, by which equal costs may differ: the tolerance of routing.
 const NEAR: (f64, f64) = (0.005, 0.1);
 
@@ -201,7 +203,10 @@ mod tests {
             "r1, though r2 costs 1.8 s less: r2 takes part of its traffic only"
         );
         let tied = vec![weighed("r2", false, near), weighed("r1", true, near)];
-        assert_eq!(why("tie", tied).unwrap(), "r1 over r2: a tie, their costs differ by 0.0 ms");
+        for reason in ["tie", "load"] {
+            let sentence = why(reason, tied.clone()).unwrap();
+            assert_eq!(sentence, "r1 over r2: a tie, their costs differ by 0.0 ms");
+        }
         let nearly = Addends { wait: 0.12, ..near };
         let held = vec![weighed("r2", false, near), weighed("r1", true, nearly)];
         assert_eq!(why("prefix", held).unwrap(), "r1 over r2: a tie, their costs differ by 20 ms");
