@@ -94,7 +94,7 @@ pub struct Compared {
 #[derive(Clone, Debug)]
 pub struct Judge {
     tails: Vec<Tail>,
-    rates: [Rate; 2],
+    rates: [Rate; 3],
     /// By measure.
     baseline: [Baseline; MEASURES],
     /// The canary's, by measure and group.
@@ -168,12 +168,13 @@ impl Judge {
             is_used: false,
             seen: Default::default(),
         };
-        let [errors, goodput] = RATE_WEIGHTS;
+        let [errors, goodput, cut] = RATE_WEIGHTS;
         Self {
             tails: bounds.into_iter().map(tail).collect(),
             rates: [
                 rate("errors", canary.max_error_ratio_increase, errors),
                 rate(GOODPUT, canary.max_goodput_decrease, goodput),
+                rate("length", MAX_LENGTH_INCREASE, cut),
             ],
             baseline: Default::default(),
             canary: Default::default(),
@@ -258,6 +259,11 @@ impl Judge {
     /// A request was judged by its SLO.
     pub fn slo(&mut self, now: f64, class: Class, arm: Arm, conversation: Option<u64>, is_missed: bool) {
         self.share(now, 1, (class, arm, conversation), is_missed);
+    }
+
+    /// A generated answer ended, at its limit of tokens or not.
+    pub fn end(&mut self, now: f64, class: Class, arm: Arm, conversation: Option<u64>, is_at_limit: bool) {
+        self.share(now, 2, (class, arm, conversation), is_at_limit);
     }
 
     fn share(
@@ -479,8 +485,10 @@ const MAX_BREVITY: f64 = 3.0;
 const TAIL_WEIGHT: f64 = 5.0;
 const MEDIAN_WEIGHT: f64 = 1.0;
 const BREVITY_WEIGHT: f64 = 0.5;
-/// Of errors and of goodput.
-const RATE_WEIGHTS: [f64; 2] = [2.0, 1.0];
+/// Of errors, of goodput and of answers that end at their limit.
+const RATE_WEIGHTS: [f64; 3] = [2.0, 1.0, 0.5];
+/// A model that does not find its end runs to the limit each time; one that only writes more does so now and then.
+const MAX_LENGTH_INCREASE: f64 = 0.25;
 
 #[cfg(test)]
 mod tests {
@@ -521,6 +529,22 @@ mod tests {
         assert!(trial(&judge).is_some_and(|trial| trial < 1.0));
         judge.begin_step();
         assert_eq!(trial(&judge), None);
+    }
+
+    #[test]
+    fn a_canary_whose_answers_run_to_their_limit_is_stopped_and_one_that_writes_more_is_not() {
+        for (share, is_stopped) in [(0.1, false), (0.25, false), (0.6, true), (1.0, true)] {
+            let mut judge = judge("");
+            let mut random = fastrand::Rng::with_seed(1);
+            for request in 0..2000_u32 {
+                let arm = [Arm::Canary, Arm::Baseline][request as usize % 2];
+                let is_at_limit = random.f64() < if arm == Arm::Canary { share } else { 0.1 };
+                judge.end(f64::from(request) / 20.0, Class::Short, arm, None, is_at_limit);
+            }
+            let evidence = evidence(&judge, "length");
+            assert_eq!(evidence.share >= 1.0, is_stopped, "{share}: {evidence:?}");
+            assert!(evidence.trial >= Some(1.0), "{share}: {evidence:?}");
+        }
     }
 
     #[test]

@@ -83,6 +83,8 @@ pub(super) struct Ended {
     pub(super) answer_time: Option<f64>,
     /// One over its output tokens.
     pub(super) brevity: Option<f64>,
+    /// Whether a generated answer ended at its limit of tokens.
+    pub(super) is_at_limit: Option<bool>,
     pub(super) is_slo_missed: Option<bool>,
     pub(super) error: Option<&'static str>,
     /// Hash of the replica that served it.
@@ -244,6 +246,7 @@ impl Tap for Feed {
             censored: if is_open && !is_cold && !is_retried { waited() } else { None },
             answer_time: answer_time.map(|answer| per_token(answer.end.since(answer.start).as_secs_f64())),
             brevity: brevity(record).filter(|_| record.outcome == Outcome::Ok),
+            is_at_limit: is_at_limit(record).filter(|_| record.outcome == Outcome::Ok),
             is_slo_missed: match judgement.verdict {
                 SloVerdict::Met => Some(false),
                 SloVerdict::Missed(_) => Some(true),
@@ -291,6 +294,13 @@ fn brevity(record: &Record) -> Option<f64> {
     let events = record.is_stream.then_some(record.content_events);
     let tokens = record.tokens.output.map(|tokens| tokens.0).or(events)?;
     record.dialect.generates().then(|| 1.0 / (tokens as f64).max(0.5))
+}
+
+/// Whether a generated answer with a known reason ended at its limit of tokens, by any API's word.
+fn is_at_limit(record: &Record) -> Option<bool> {
+    let reasons = Some(&record.finish_reasons).filter(|reasons| !reasons.is_empty())?;
+    let is_limit = |reason: &str| matches!(reason, "length" | "max_tokens" | "max_output_tokens");
+    record.dialect.generates().then(|| reasons.iter().any(|reason| is_limit(reason)))
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -270,6 +270,9 @@ impl Rollout {
         for (arm, is_failed) in &ended.attempts {
             self.judge.attempt(now, class, *arm, conversation, *is_failed);
         }
+        if let Some(is_at_limit) = ended.is_at_limit {
+            self.judge.end(now, class, arm, conversation, is_at_limit);
+        }
         if let Some(is_missed) = ended.is_slo_missed {
             self.judge.slo(now, class, ended.dealt, conversation, is_missed);
         }
