@@ -24,6 +24,8 @@ pub struct EventContext<'a> {
     pub model: Option<&'a str>,
     /// The next sequence number (responses only).
     pub sequence_number: u64,
+    /// What the engine said of its own error, which is held back: its client may be the one who can mend the request.
+    pub engine_words: Option<&'a str>,
 }
 
 impl<'a> EventContext<'a> {
@@ -35,6 +37,7 @@ impl<'a> EventContext<'a> {
             response_id: state.answer.id.as_deref(),
             model: state.answer.model.as_deref(),
             sequence_number: state.next_sequence,
+            engine_words: state.answer.message.as_deref(),
         }
     }
 }
@@ -42,7 +45,11 @@ impl<'a> EventContext<'a> {
 /// The error event that ends a stream, of a failure as it may be shown.
 pub fn event(dialect: Dialect, failure: &Failure, at: &EventContext<'_>) -> Bytes {
     let kind = failure.kind(dialect.error_shape());
-    event_of(dialect, [kind, &failure.to_string(), failure.code()], at)
+    let mut message = failure.to_string();
+    if let Some(words) = at.engine_words {
+        message.extend([": ", words]);
+    }
+    event_of(dialect, [kind, &message, failure.code()], at)
 }
 
 fn event_of(dialect: Dialect, [kind, message, code]: [&str; 3], at: &EventContext<'_>) -> Bytes {
