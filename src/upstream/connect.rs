@@ -89,9 +89,14 @@ impl Connector {
         self.resolver.known(host)
     }
 
+    /// The addresses of a name, as far as they are known; looks them up again where that was long ago.
+    pub(super) fn addresses(&self, host: &Arc<str>) -> Option<Arc<[IpAddr]>> {
+        self.resolver.addresses(host)
+    }
+
     /// Connects to a host by these addresses, which another name server than the system's knows, for as long as they are repeated.
-    pub(crate) fn tell(&self, host: &Arc<str>, addresses: Arc<[IpAddr]>) {
-        self.resolver.tell(host, addresses);
+    pub(crate) fn set_addresses(&self, host: &Arc<str>, addresses: Arc<[IpAddr]>) {
+        self.resolver.set_addresses(host, addresses);
     }
 
     /// A connector that is secured by itself from now on.

@@ -6,7 +6,7 @@
 //! keep-alive ends.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connect::Connector;
 use super::http1::{AskError, Connection};
-use crate::clock::{Clock, Stamp};
+use crate::clock::{AtomicStamp, Clock, Stamp};
 use crate::config::Endpoint;
 use crate::request::pieces::Pieces;
 
@@ -34,6 +34,10 @@ pub struct ConnectionPool {
     /// Permits in use that are not given back: the limit was lowered meanwhile.
     surplus: AtomicUsize,
     open: AtomicU64,
+    /// What its name led to when that was looked at last.
+    addresses: Mutex<Arc<[IpAddr]>>,
+    /// Connections that were opened before take no further request.
+    outdated: AtomicStamp,
 }
 
 /// Why no connection could be leased.
@@ -59,6 +63,8 @@ impl ConnectionPool {
             max: Mutex::new(max_connections),
             surplus: AtomicUsize::new(0),
             open: AtomicU64::new(0),
+            addresses: Mutex::new(Arc::default()),
+            outdated: AtomicStamp::new(Stamp::default()),
         })
     }
 
@@ -87,8 +93,8 @@ impl ConnectionPool {
     /// [`CheckoutError`] at `deadline` or when connecting fails.
     pub async fn checkout(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
         let permit = self.permit(deadline).await?;
-        if let Some(Idle { connection, .. }) = self.take_idle() {
-            return Ok(self.lease(connection, permit));
+        if let Some(Idle { connection, opened, .. }) = self.take_idle() {
+            return Ok(self.lease(connection, opened, permit));
         }
         // Boxed because it is rare and its state would be most of every request's future.
         Box::pin(self.connected(permit, deadline)).await
@@ -108,10 +114,11 @@ impl ConnectionPool {
         permit: OwnedSemaphorePermit,
         deadline: Instant,
     ) -> Result<Lease, CheckoutError> {
+        let opened = self.clock.now();
         match timeout_at(deadline, self.connector.connect(&self.endpoint)).await {
             Ok(Ok(connection)) => {
                 self.open.fetch_add(1, Ordering::Relaxed);
-                Ok(self.lease(Box::new(connection), permit))
+                Ok(self.lease(Box::new(connection), opened, permit))
             }
             Ok(Err(error)) => Err(CheckoutError::Io(error)),
             Err(_) => Err(CheckoutError::Timeout),
@@ -129,16 +136,26 @@ impl ConnectionPool {
             .ok_or(CheckoutError::NoFree)
     }
 
-    /// Closes all idle connections.
+    /// Closes all idle connections, and those in use behind their requests.
     pub fn drain(&self) {
+        self.outdated.store(self.clock.now());
         self.idle.lock().drain(..).for_each(|idle| self.close(idle.connection));
     }
 
-    /// Closes connections idle for longer than [`IDLE_BELOW_ENGINE_KEEP_ALIVE`].
+    /// Closes connections idle for longer than [`IDLE_BELOW_ENGINE_KEEP_ALIVE`], and all where their name leads to an address no more.
     pub fn reap(&self) {
+        if self.has_moved() {
+            return self.drain();
+        }
         let now = self.clock.now();
         let mut idle = self.idle.lock();
         idle.extract_if(.., |idle| !idle.is_fresh(now)).for_each(|idle| self.close(idle.connection));
+    }
+
+    fn has_moved(&self) -> bool {
+        let Some(addresses) = self.connector.addresses(&self.endpoint.host) else { return false };
+        let before = std::mem::replace(&mut *self.addresses.lock(), Arc::clone(&addresses));
+        before.iter().any(|address| !addresses.contains(address))
     }
 
     /// Where its connections lead: of a name the address that was looked up last.
@@ -163,8 +180,13 @@ impl ConnectionPool {
         }
     }
 
-    fn lease(self: &Arc<Self>, connection: Box<Connection>, permit: OwnedSemaphorePermit) -> Lease {
-        Lease { connection: Some(connection), pool: Arc::clone(self), permit: Some(permit) }
+    fn lease(
+        self: &Arc<Self>,
+        connection: Box<Connection>,
+        opened: Stamp,
+        permit: OwnedSemaphorePermit,
+    ) -> Lease {
+        Lease { connection: Some(connection), opened, pool: Arc::clone(self), permit: Some(permit) }
     }
 
     fn close(&self, connection: Box<Connection>) {
@@ -178,6 +200,7 @@ impl ConnectionPool {
 #[derive(Debug)]
 pub struct Lease {
     connection: Option<Box<Connection>>,
+    opened: Stamp,
     pool: Arc<ConnectionPool>,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -207,13 +230,13 @@ impl Lease {
     /// pool's limit, too: beyond it the oldest goes.
     pub fn give_back(mut self) {
         let Some(connection) = self.connection.take() else { return };
-        if !connection.is_reusable() {
+        if !connection.is_reusable() || self.opened < self.pool.outdated.load() {
             return self.pool.close(connection);
         }
         let since = self.pool.clock.now();
         let is_too_many = self.pool.open() > *self.pool.max.lock() as u64;
         let mut idle = self.pool.idle.lock();
-        idle.push(Idle { connection, since });
+        idle.push(Idle { connection, opened: self.opened, since });
         if is_too_many {
             let oldest = idle.remove(0);
             self.pool.close(oldest.connection);
@@ -237,6 +260,7 @@ impl Drop for Lease {
 #[derive(Debug)]
 struct Idle {
     connection: Box<Connection>,
+    opened: Stamp,
     since: Stamp,
 }
 
@@ -248,3 +272,39 @@ impl Idle {
 
 // uvicorn closes idle connections after exactly 5 s; staying below it avoids the race of our request with its FIN.
 const IDLE_BELOW_ENGINE_KEEP_ALIVE: Duration = Duration::from_secs(4);
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_leave_an_address_that_their_name_has_left() {
+        let old = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = old.local_addr().unwrap().port();
+        let new = TcpListener::bind(("127.0.0.2", port)).await.unwrap();
+        let connector = Connector::new(TaskTracker::new()).unwrap();
+        let host: Arc<str> = "engine.test".into();
+        let leads_to = |address: [u8; 4]| connector.set_addresses(&host, Arc::new([IpAddr::from(address)]));
+        leads_to([127, 0, 0, 1]);
+        let endpoint = Endpoint { is_tls: false, host: Arc::clone(&host), port, base_path: "".into() };
+        let clock = Clock::start();
+        let pool = ConnectionPool::new(endpoint, connector.clone(), clock, 8);
+        let deadline = clock.instant(clock.now().after(Duration::from_secs(5)));
+        let lease = async || pool.checkout(deadline).await.unwrap();
+        let (first, second) = (lease().await, lease().await);
+        let _ends = (old.accept().await.unwrap(), old.accept().await.unwrap());
+        first.give_back();
+        pool.reap();
+        assert_eq!(pool.open(), 2, "nothing has changed");
+        leads_to([127, 0, 0, 2]);
+        pool.reap();
+        assert_eq!(pool.open(), 1, "what is idle goes at once");
+        second.give_back();
+        assert_eq!(pool.open(), 0, "what is in use goes behind its request");
+        let _third = lease().await;
+        new.accept().await.unwrap();
+    }
+}

@@ -87,9 +87,19 @@ impl Resolver {
         answer.as_ref()?.result.as_ref().ok()?.first().copied()
     }
 
+    /// The addresses of a name, as far as they are known. A look-up runs beside where the last one was long ago.
+    pub(super) fn addresses(&self, host: &Arc<str>) -> Option<Arc<[IpAddr]>> {
+        let entry = self.hosts.lock().get(host).cloned()?;
+        let known = entry.answer.borrow().clone()?;
+        if self.clock.now().since(known.at) >= LOOKED_AT_AGAIN && !known.is_of_source {
+            self.ask(host, &entry);
+        }
+        known.result.ok()
+    }
+
     /// The addresses of a name, by a name server that the system does not ask. The source repeats them with each of its own
     /// answers; of one that was dropped the system is asked again, and they stay where it does not know the name.
-    pub(super) fn tell(&self, host: &Arc<str>, addresses: Arc<[IpAddr]>) {
+    pub(super) fn set_addresses(&self, host: &Arc<str>, addresses: Arc<[IpAddr]>) {
         let answer = Answer { at: self.clock.now(), result: Ok(addresses), is_of_source: true };
         self.entry(host).answer.send_replace(Some(answer));
     }
@@ -151,6 +161,8 @@ pub(super) fn families_in_turn(addresses: &[IpAddr], port: u16) -> Vec<SocketAdd
 
 /// How long an answer counts.
 const FRESH_FOR: Duration = Duration::from_secs(10);
+/// After how long an answer is asked for anew that no connect asks for: where a name leads elsewhere, its old host may go on.
+const LOOKED_AT_AGAIN: Duration = Duration::from_secs(30);
 /// How long it is used while newer look-ups run or fail.
 const STALE_FOR: Duration = Duration::from_secs(300);
 /// A source that still has a name repeats its addresses within this: its longest TTL, and as much for a server that is slow.
@@ -172,7 +184,7 @@ mod tests {
         assert!(Arc::ptr_eq(&one.unwrap(), &two.unwrap()), "two look-ups for one name");
         let unknown: Arc<str> = "no-such-name.invalid".into();
         assert!(resolver.resolve(&unknown).await.is_err());
-        resolver.tell(&unknown, Arc::new([IpAddr::from([127, 0, 0, 9])]));
+        resolver.set_addresses(&unknown, Arc::new([IpAddr::from([127, 0, 0, 9])]));
         assert_eq!(*resolver.resolve(&unknown).await.unwrap(), [IpAddr::from([127, 0, 0, 9])]);
     }
 

@@ -27,7 +27,7 @@ pub(super) async fn run(source: DnsSource, report: Report) {
     loop {
         let answer = asking.ask().await;
         for (host, addresses) in &asking.targets {
-            report.connector.tell(host, Arc::clone(addresses));
+            report.connector.set_addresses(host, Arc::clone(addresses));
         }
         let pause = match answer {
             Ok(Answer { targets, ttl }) => {
